@@ -1,0 +1,224 @@
+"""Every development task. `nox` runs the checks of a change, `nox -s demo` the main job, `nox -l` lists the rest."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+from nox.project import dependency_groups, load_toml
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "uv|venv"
+nox.options.error_on_missing_interpreters = True
+
+ROOT = Path(__file__).parent
+DIRECTORIES = {
+    "octavo-core": "packages/core",
+    "octavo-numerics": "packages/numerics",
+    "octavo-registry": "registry",
+    "octavo-torch": "packages/torch",
+    "octavo-jax": "packages/jax",
+    "octavo-conformance": "packages/conformance",
+    "octavo": "packages/cli",
+}
+TEMPLATE = "docs/examples/acme-octavo"
+BACKENDS = {"torch-reference": "octavo-torch", "jax-reference": "octavo-jax"}
+TOOLS = ("ruff==0.17.5", "mypy==2.4.1")
+
+# uv reads no pip settings; an index mirror or a folder of wheels that pip was told of serves both.
+if "PIP_FIND_LINKS" in os.environ:
+    os.environ.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
+if "PIP_INDEX_URL" in os.environ:
+    os.environ.setdefault("UV_DEFAULT_INDEX", os.environ["PIP_INDEX_URL"])
+os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")
+
+
+def _project(distribution: str) -> dict[str, object]:
+    return load_toml(ROOT / DIRECTORIES[distribution] / "pyproject.toml")
+
+
+def _ours(requirements: list[str]) -> list[str]:
+    names = (re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0] for requirement in requirements)
+    return [name for name in names if name in DIRECTORIES]
+
+
+def _closure(distributions: list[str], extras: bool = False) -> list[str]:
+    """These distributions of the workspace and every one that they need, so that none is sought on an index."""
+    found: dict[str, None] = {}
+    queue = list(distributions)
+    while queue:
+        name = queue.pop()
+        if name in found:
+            continue
+        found[name] = None
+        project = _project(name)["project"]
+        queue += _ours(project.get("dependencies", []))
+        if extras:
+            queue += _ours(sum(project.get("optional-dependencies", {}).values(), []))
+    return list(found)
+
+
+def _install(session: nox.Session, *distributions: str, extra: tuple[str, ...] = ()) -> None:
+    """Install workspace packages, editable, in one command: in two, the second half is sought on an index."""
+    workspace = _closure([*distributions, *_ours(list(extra))])
+    editable = [part for name in workspace for part in ("-e", str(ROOT / DIRECTORIES[name]))]
+    outside = [requirement for requirement in extra if not _ours([requirement])]
+    session.install("-c", str(ROOT / "constraints.txt"), *editable, *outside)
+
+
+def _test_group(distribution: str) -> tuple[str, ...]:
+    pyproject = load_toml(ROOT / DIRECTORIES[distribution] / "pyproject.toml")
+    return tuple(dependency_groups(pyproject, "test"))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Format and lint."""
+    session.install(*TOOLS[:1])
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy --strict over every package and the plugin template."""
+    _install(session, *DIRECTORIES, extra=(*TOOLS[1:], "flax"))
+    for directory in (*DIRECTORIES.values(), TEMPLATE):
+        session.run("mypy", str(Path(directory, "src")))
+
+
+@nox.session
+@nox.parametrize("package", list(DIRECTORIES), ids=list(DIRECTORIES))
+def tests(session: nox.Session, package: str) -> None:
+    """One package's tests, with its declared dependencies alone."""
+    _install(session, package, extra=_test_group(package))
+    session.run("pytest", DIRECTORIES[package], *session.posargs)
+
+
+@nox.session
+@nox.parametrize("backend", list(BACKENDS), ids=list(BACKENDS))
+def conformance(session: nox.Session, backend: str) -> None:
+    """The conformance suite on one reference backend."""
+    _install(session, BACKENDS[backend], "octavo-conformance")
+    Path("reports").mkdir(exist_ok=True)
+    report = f"--octavo-report=reports/{backend}.json"
+    session.run("pytest", "--pyargs", "octavo_conformance.suite", "--octavo-backend", backend, report, *session.posargs)
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """What needs several packages: the arrows, both frameworks' bits, the README's code."""
+    _install(session, *DIRECTORIES, extra=("pytest", "sybil", "flax"))
+    session.run("pytest", "tests", *session.posargs)
+
+
+@nox.session
+def third_party(session: nox.Session) -> None:
+    """Make a plugin from the template, take it out of the tree, install it from wheels, put it through the suite."""
+    dist = Path(session.create_tmp()).resolve() / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    away = dist.parent / "away"
+    shutil.rmtree(away, ignore_errors=True)
+    away.mkdir()
+    _install(session, "octavo", extra=("build[uv]",))
+    session.run("octavo", "new", "zenith", "--out", str(away))
+    needed = _closure(["octavo-torch", "octavo-conformance"])
+    _build(session, dist, *(DIRECTORIES[name] for name in needed), str(away / "zenith-octavo"))
+    session.run("uv" if shutil.which("uv") else "python", *_uninstall(_closure(["octavo"])), external=True, silent=True)
+    wheels = sorted(str(wheel) for wheel in dist.glob("*.whl"))
+    session.install("-c", "constraints.txt", *wheels, "pytest")
+    with session.chdir(away):
+        session.run("octavo", "conform", "zenith", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a warning is an error."""
+    _install(session, *DIRECTORIES, extra=("sphinx>=8", "myst-parser>=4", "furo", "sphinx-copybutton", "flax"))
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html", *session.posargs)
+
+
+@nox.session(default=False)
+def demo(session: nox.Session) -> None:
+    """The main job: train a small mixture-of-experts model in four recipes and write demo-output/."""
+    _install(session, "octavo", "octavo-torch", "octavo-jax")
+    session.run("octavo", "train", *session.posargs)
+
+
+@nox.session(default=False)
+@nox.parametrize("package", list(DIRECTORIES), ids=list(DIRECTORIES))
+def slow(session: nox.Session, package: str) -> None:
+    """Everything that takes minutes: exhaustive casts, training gates, whole tables."""
+    _install(session, package, extra=_test_group(package))
+    session.run("pytest", DIRECTORIES[package], "--slow", *session.posargs, success_codes=[0, 5])
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Every benchmark file; numbers are reported, not judged."""
+    _install(session, *DIRECTORIES, extra=("pytest", "pytest-benchmark"))
+    files = [str(path) for name in DIRECTORIES.values() for path in sorted(Path(name).glob("benchmarks/bench_*.py"))]
+    session.run("pytest", "--benchmark-only", "-o", "python_files=bench_*.py", *files, *session.posargs)
+
+
+@nox.session(default=False)
+@nox.parametrize("package", list(DIRECTORIES), ids=list(DIRECTORIES))
+def minimums(session: nox.Session, package: str) -> None:
+    """One package's tests with the oldest direct dependencies that it declares (needs uv)."""
+    workspace = _closure([package, *_ours(list(_test_group(package)))])
+    editable = [part for name in workspace for part in ("-e", str(ROOT / DIRECTORIES[name]))]
+    outside = [requirement for requirement in _test_group(package) if not _ours([requirement])]
+    session.install("--resolution", "lowest-direct", *editable, *outside)
+    session.run("pytest", DIRECTORIES[package], *session.posargs)
+
+
+def _build(session: nox.Session, dist: Path, *directories: str) -> None:
+    for directory in directories:
+        session.run(
+            "python", "-m", "build", "--installer", "uv", "--wheel", "--outdir", str(dist), directory, silent=True
+        )
+
+
+def _uninstall(names: list[str]) -> list[str]:
+    head = ["pip", "uninstall"] if shutil.which("uv") else ["-m", "pip", "uninstall", "--yes"]
+    return [*head, *names]
+
+
+@nox.session(default=False)
+def wheels(session: nox.Session) -> None:
+    """Build every package into dist/, then install one plugin from there alone into an empty environment."""
+    shutil.rmtree("dist", ignore_errors=True)
+    session.install("build[uv]", "virtualenv")
+    _build(session, Path("dist"), *DIRECTORIES.values())
+    plugin = session.posargs[0] if session.posargs else "octavo-torch"
+    environment = Path(session.create_tmp()).resolve() / "empty"
+    shutil.rmtree(environment, ignore_errors=True)
+    session.run("virtualenv", str(environment), silent=True)
+    python = str(environment / ("Scripts" if sys.platform == "win32" else "bin") / "python")
+    ours = _closure([plugin])
+    outside = [
+        requirement
+        for name in ours
+        for requirement in _project(name)["project"].get("dependencies", [])
+        if not _ours([requirement])
+    ]
+    pip = (python, "-m", "pip", "install", "--quiet")
+    session.run(*pip, "-c", "constraints.txt", *outside, external=True)
+    session.run(*pip, "--no-index", "--find-links", "dist", plugin, external=True)
+    session.run(python, "-m", "octavo_registry", "doctor", external=True)
+
+
+@nox.session(default=False)
+def gpu(session: nox.Session) -> None:
+    """The conformance suite on a CUDA device, with the frameworks that are installed already (needs one)."""
+    session.run("python", "-c", "import octavo_conformance, torch; assert torch.cuda.is_available()", external=True)
+    for backend in session.posargs or ["torch-reference"]:
+        session.run(
+            *("python", "-m", "pytest", "--pyargs", "octavo_conformance.suite"),
+            *("--octavo-backend", backend, "--octavo-device", "cuda"),
+            external=True,
+        )

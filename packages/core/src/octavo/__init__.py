@@ -1,0 +1,37 @@
+"""Octavo's schemas: recipes, quantizer specs and grouped tensor specs.
+
+Values only: this package reads no environment and imports neither numpy, torch, jax nor pluggy.
+"""
+
+from octavo.difference import Difference, diff
+from octavo.errors import NoBackendError, OctavoError, RecipeError
+from octavo.grouped_tensor import GroupedTensorSpec, block_bound, check_group_sizes
+from octavo.presets import PRESETS, load_recipe, recipe
+from octavo.quantizer import QuantizerSpec
+from octavo.recipe_base import Recipe
+from octavo.recipes import MXFP8, NVFP4, BlockScaling, CurrentScaling, DelayedScaling, HighPrecision, RowScaling
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MXFP8",
+    "NVFP4",
+    "PRESETS",
+    "BlockScaling",
+    "CurrentScaling",
+    "DelayedScaling",
+    "Difference",
+    "GroupedTensorSpec",
+    "HighPrecision",
+    "NoBackendError",
+    "OctavoError",
+    "QuantizerSpec",
+    "Recipe",
+    "RecipeError",
+    "RowScaling",
+    "block_bound",
+    "check_group_sizes",
+    "diff",
+    "load_recipe",
+    "recipe",
+]

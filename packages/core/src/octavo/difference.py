@@ -1,0 +1,35 @@
+"""What differs between two recipes, for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.recipe_base import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field that two recipes do not share; None stands for "has no such field"."""
+
+    field: str
+    left: str | None
+    right: str | None
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.left or '(no such field)'} -> {self.right or '(no such field)'}"
+
+
+def _shown(recipe: Recipe, field: str) -> str | None:
+    if field not in type(recipe).model_fields:
+        return None
+    value = getattr(recipe, field)
+    if isinstance(value, frozenset):
+        return "{" + ", ".join(sorted(value)) + "}"
+    return str(value)
+
+
+def diff(left: Recipe, right: Recipe) -> tuple[Difference, ...]:
+    """The fields in which the recipes differ, in field order: empty where the fingerprints are equal."""
+    fields = dict.fromkeys([*type(left).model_fields, *type(right).model_fields])
+    rows = (Difference(field, _shown(left, field), _shown(right, field)) for field in fields)
+    return tuple(row for row in rows if row.left != row.right)

@@ -1,0 +1,112 @@
+"""QuantizerSpec: how one operand becomes codes and scales."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from octavo.formats import Format, ScaleFormat
+from octavo.schema import Schema
+
+Scaling = Literal["delayed", "current", "row", "block", "mxfp8", "nvfp4"]
+Orientation = Literal["rowwise", "columnwise", "both"]
+Direction = Literal["rowwise", "columnwise"]
+Operand = Literal["x", "w", "dy"]
+Rounding = Literal["nearest", "stochastic"]
+
+BLOCK_SIZE: dict[Scaling, int | None] = {
+    "delayed": None,
+    "current": None,
+    "row": None,
+    "block": 128,
+    "mxfp8": 32,
+    "nvfp4": 16,
+}
+"""Elements that share one scale along the blocked axis; None where a scale covers a row or a group."""
+
+HADAMARD_SIZE = 16
+"""Rows that one Hadamard transform mixes; a group is zero-padded to a multiple of it."""
+
+DEFAULT_CHECKPOINT_NAME = "quantization"
+"""The name that MaxText's remat policies save."""
+
+
+class QuantizerSpec(Schema):
+    """How one operand is quantized. `docs/numerics` defines each combination bit for bit.
+
+    format           payload format
+    scaling          which elements share a scale and how the scale is made; a recipe's kind
+    orientation      rowwise: blocks along the last axis; columnwise: blocks along rows, restarting at each group
+    role             the operand it is for; also the Philox operand number of stochastic rounding
+    square           blocks span rows and columns alike (128x128, 32x32, 16x16); the column data is then the
+                     transpose of the same codes
+    rounding         stochastic rounding is defined for E2M1 and needs a seed
+    power_of_two     fp32 scales are powers of two ("delayed" never; E8M0 always is)
+    amax_epsilon     floor of amax before the scale is made
+    hadamard         NVFP4 column data go through a 16-point Hadamard transform along rows first
+    checkpoint_name  the name that `jax.checkpoint` policies see; no part of a recipe's fingerprint
+    """
+
+    format: Format
+    scaling: Scaling
+    orientation: Orientation = "both"
+    role: Operand = "x"
+    square: bool = False
+    rounding: Rounding = "nearest"
+    power_of_two: bool = False
+    amax_epsilon: float = Field(default=0.0, ge=0.0)
+    hadamard: bool = False
+    checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.format == "e2m1") != (self.scaling == "nvfp4"):
+            raise ValueError(
+                f"format={self.format!r} does not go with scaling={self.scaling!r}; e2m1 and nvfp4 go together"
+            )
+        if self.square and self.block_size is None:
+            raise ValueError(f"square=True needs blocks and scaling={self.scaling!r} has none; leave it False")
+        if self.rounding == "stochastic" and self.format != "e2m1":
+            raise ValueError(
+                f"rounding='stochastic' is defined for e2m1 and the format is {self.format!r}; use 'nearest'"
+            )
+        if self.hadamard and self.scaling != "nvfp4":
+            raise ValueError(f"hadamard=True is defined for nvfp4 and the scaling is {self.scaling!r}; leave it False")
+        if self.hadamard and self.square:
+            raise ValueError("hadamard=True transforms rows and square blocks are shared by both directions; drop one")
+        if self.hadamard and self.role == "w":
+            raise ValueError("hadamard=True is for x and dy, the operands of wgrad; role is 'w'")
+        if self.power_of_two and self.scaling in ("delayed", "mxfp8", "nvfp4"):
+            raise ValueError(f"power_of_two=True is an option of fp32 scales; scaling={self.scaling!r} fixes its own")
+        if self.amax_epsilon and self.scaling in ("delayed", "mxfp8", "nvfp4"):
+            raise ValueError(
+                f"amax_epsilon={self.amax_epsilon!r} is an option of current, row and block; "
+                f"scaling={self.scaling!r} takes 0"
+            )
+        return self
+
+    @property
+    def block_size(self) -> int | None:
+        """Elements along the blocked axis that share a scale, or None."""
+        return BLOCK_SIZE[self.scaling]
+
+    @property
+    def scale_format(self) -> ScaleFormat:
+        """What the decode scales are stored in."""
+        return "e8m0" if self.scaling == "mxfp8" else "e4m3" if self.scaling == "nvfp4" else "fp32"
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """The directions in which data are produced: rowwise first."""
+        return ("rowwise", "columnwise") if self.orientation == "both" else (self.orientation,)
+
+    @property
+    def shares_codes(self) -> bool:
+        """True where column data are the transpose of the row codes (per tensor, square blocks)."""
+        return self.square or self.scaling in ("delayed", "current")
+
+    @property
+    def stochastic(self) -> bool:
+        """True where quantizing needs a seed."""
+        return self.rounding == "stochastic"

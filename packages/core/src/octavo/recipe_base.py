@@ -1,0 +1,152 @@
+"""Recipe: the base of every recipe, its JSON, its fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Self
+
+from octavo.errors import RecipeError
+from octavo.formats import DType
+from octavo.quantizer import DEFAULT_CHECKPOINT_NAME, Operand, Orientation, QuantizerSpec
+from octavo.schema import Schema
+
+Gemm = Literal["fprop", "dgrad", "wgrad"]
+Slot = Literal["quantized", "high_precision"]
+
+GEMMS: tuple[Gemm, ...] = ("fprop", "dgrad", "wgrad")
+
+_USES: dict[Operand, tuple[Gemm, Gemm]] = {"x": ("fprop", "wgrad"), "w": ("fprop", "dgrad"), "dy": ("dgrad", "wgrad")}
+"""The GEMM that reads an operand's rowwise plane, then the one that reads its columnwise plane."""
+
+
+class Recipe(Schema):
+    """How the three GEMMs of a grouped linear layer compute: a frozen, hashable value.
+
+    Each GEMM has a slot, so "quantized forward, high-precision backward" is a recipe too. A subclass sets
+    `kind` to a `Literal` of its own name and says in `_spec` how each operand is quantized; defining it makes
+    the kind known to `Recipe.from_json`.
+
+    fprop, dgrad, wgrad   "quantized", or "high_precision": that GEMM multiplies the unquantized operands
+    output_dtype          dtype of y and dx; None: the dtype of x (of dy for dx)
+    wgrad_dtype           dtype of dw; None: float32 into a main_grad, else the weight's dtype
+    """
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    _kinds: ClassVar[dict[str, type[Recipe]]] = {}
+
+    kind: str
+    fprop: Slot = "quantized"
+    dgrad: Slot = "quantized"
+    wgrad: Slot = "quantized"
+    output_dtype: DType | None = None
+    wgrad_dtype: DType | None = None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        kind = cls.model_fields["kind"].default
+        if not isinstance(kind, str):
+            return
+        known = Recipe._kinds.setdefault(kind, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise RecipeError(
+                f"{cls.__qualname__}.kind: {kind!r} belongs to {known.__module__}.{known.__qualname__}; take another"
+            )
+        Recipe._kinds[kind] = cls
+
+    @staticmethod
+    def kinds() -> Mapping[str, type[Recipe]]:
+        """Every recipe class that has been defined, by kind."""
+        return MappingProxyType(Recipe._kinds)
+
+    def quantizer(
+        self, operand: Operand, *, checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
+    ) -> QuantizerSpec | None:
+        """How `operand` ("x", "w", "dy") is quantized, in the planes its GEMMs read; None: not at all."""
+        row_gemm, column_gemm = _USES[operand]
+        row, column = self.quantizes(row_gemm), self.quantizes(column_gemm)
+        if not (row or column):
+            return None
+        orientation: Orientation = "both" if row and column else "rowwise" if row else "columnwise"
+        return self._spec(operand, orientation, checkpoint_name)
+
+    def _spec(self, operand: Operand, orientation: Orientation, checkpoint_name: str | None) -> QuantizerSpec:
+        raise TypeError(f"{type(self).__name__} defines no quantizers; override _spec or set every slot high_precision")
+
+    def quantizes(self, gemm: Gemm) -> bool:
+        """True where `gemm` multiplies quantized operands."""
+        return bool(getattr(self, gemm) == "quantized")
+
+    @property
+    def stateful(self) -> bool:
+        """True where scales come from history that the caller keeps (delayed scaling)."""
+        return False
+
+    @cached_property
+    def stochastic(self) -> bool:
+        """True where some operand is rounded stochastically, so that a seed is needed."""
+        operands: tuple[Operand, ...] = ("x", "w", "dy")
+        return any(spec is not None and spec.stochastic for spec in map(self.quantizer, operands))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """First 16 hex digits of the SHA-256 of the canonical JSON: equal where the content means the same."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        """Canonical JSON: sorted keys, kind and schema version included, no white space."""
+        content = {"schema_version": self.SCHEMA_VERSION, **self.model_dump(mode="json")}
+        for name, value in content.items():
+            if isinstance(getattr(self, name, None), frozenset):
+                content[name] = sorted(value)
+        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The recipe that `to_json` wrote; `RecipeError` for anything else."""
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RecipeError(f"not a recipe: this is no JSON ({error})") from None
+        return cls._from_content(content)
+
+    @classmethod
+    def from_toml(cls, text: str) -> Self:
+        """The recipe in a TOML document; `kind` is required, the schema version is not."""
+        try:
+            content = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RecipeError(f"not a recipe: this is no TOML ({error})") from None
+        return cls._from_content({"schema_version": cls.SCHEMA_VERSION, **content})
+
+    @classmethod
+    def _from_content(cls, content: Any) -> Self:
+        if not isinstance(content, dict):
+            raise RecipeError(f"not a recipe: got {type(content).__name__}; a recipe is an object of fields")
+        fields = dict(content)
+        version = fields.pop("schema_version", None)
+        if version != cls.SCHEMA_VERSION:
+            raise RecipeError(
+                f"schema_version: got {version!r}; this octavo-core reads {cls.SCHEMA_VERSION}. "
+                "Install the octavo-core that wrote the recipe, or write it again"
+            )
+        kind = fields.get("kind")
+        recipe_class = Recipe._kinds.get(kind) if isinstance(kind, str) else None
+        if recipe_class is None:
+            raise RecipeError(f"kind: got {kind!r}; known kinds are {', '.join(sorted(Recipe._kinds))}")
+        if not issubclass(recipe_class, cls):
+            raise RecipeError(f"kind: got {kind!r}, which is {recipe_class.__name__}; {cls.__name__} was asked for")
+        return recipe_class(**fields)
+
+    def for_gemm(self, gemm: Gemm) -> Recipe:
+        """The recipe that this GEMM's backend sees: itself, or `HighPrecision` where the slot says so."""
+        from octavo.recipes import HighPrecision
+
+        if self.quantizes(gemm) or isinstance(self, HighPrecision):
+            return self
+        return HighPrecision(output_dtype=self.output_dtype, wgrad_dtype=self.wgrad_dtype)

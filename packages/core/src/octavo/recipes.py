@@ -1,0 +1,180 @@
+"""The seven recipes. `docs/numerics` defines each bit for bit."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from octavo.quantizer import Operand, Orientation, QuantizerSpec, Scaling
+from octavo.recipe_base import Gemm, Recipe, Slot
+
+Fp8Format = Literal["e4m3", "e5m2"]
+AmaxEpsilon = Annotated[float, Field(ge=0.0)]
+
+
+class HighPrecision(Recipe):
+    """No quantization: bf16, fp16 or fp32 operands, fp32 accumulation."""
+
+    kind: Literal["high_precision"] = "high_precision"
+    fprop: Literal["high_precision"] = "high_precision"
+    dgrad: Literal["high_precision"] = "high_precision"
+    wgrad: Literal["high_precision"] = "high_precision"
+
+
+class _Quantized(Recipe):
+    """What the quantizing recipes share: which format each operand takes."""
+
+    forward_format: Fp8Format = "e4m3"
+    gradient_format: Fp8Format = "e4m3"
+    fast_accumulation: frozenset[Gemm] = frozenset()
+
+    def _format(self, operand: Operand) -> Fp8Format:
+        return self.gradient_format if operand == "dy" else self.forward_format
+
+
+class DelayedScaling(_Quantized):
+    """FP8 with one scale a group, made from the amax history of earlier steps.
+
+    Source: Micikevicius et al., arXiv 2209.05433, section 4; NVIDIA's "delayed scaling".
+
+    history     steps remembered, at least 2
+    algorithm   "max" of the history, or its "most_recent" entry
+    margin      the scale is divided by 2^margin
+    """
+
+    kind: Literal["delayed"] = "delayed"
+    gradient_format: Fp8Format = "e5m2"
+    history: Annotated[int, Field(ge=2, le=1 << 20)] = 1024
+    algorithm: Literal["max", "most_recent"] = "max"
+    margin: Annotated[int, Field(ge=-64, le=64)] = 0
+
+    @property
+    def stateful(self) -> bool:
+        """True: scales come from history."""
+        return True
+
+    def _spec(self, operand: Operand, orientation: Orientation, checkpoint_name: str | None) -> QuantizerSpec:
+        return QuantizerSpec(
+            format=self._format(operand),
+            scaling="delayed",
+            orientation=orientation,
+            role=operand,
+            checkpoint_name=checkpoint_name,
+        )
+
+
+class _Fp32Scaled(_Quantized):
+    """FP8 with fp32 scales made from the tensor's own amax."""
+
+    power_of_two: bool = True
+    amax_epsilon: AmaxEpsilon = 0.0
+
+    def _fp32_spec(
+        self, scaling: Scaling, operand: Operand, orientation: Orientation, checkpoint_name: str | None, square: bool
+    ) -> QuantizerSpec:
+        return QuantizerSpec(
+            format=self._format(operand),
+            scaling=scaling,
+            orientation=orientation,
+            role=operand,
+            square=square,
+            power_of_two=self.power_of_two,
+            amax_epsilon=self.amax_epsilon,
+            checkpoint_name=checkpoint_name,
+        )
+
+
+class CurrentScaling(_Fp32Scaled):
+    """FP8 with one scale a group, made from the group's own amax."""
+
+    kind: Literal["current"] = "current"
+    gradient_format: Fp8Format = "e5m2"
+    power_of_two: bool = False
+
+    def _spec(self, operand: Operand, orientation: Orientation, checkpoint_name: str | None) -> QuantizerSpec:
+        return self._fp32_spec("current", operand, orientation, checkpoint_name, square=False)
+
+
+class RowScaling(_Fp32Scaled):
+    """FP8 with one scale a row; column data have one a (group, column)."""
+
+    kind: Literal["row"] = "row"
+
+    def _spec(self, operand: Operand, orientation: Orientation, checkpoint_name: str | None) -> QuantizerSpec:
+        return self._fp32_spec("row", operand, orientation, checkpoint_name, square=False)
+
+
+class BlockScaling(_Fp32Scaled):
+    """FP8 with 1x128 blocks for activations and gradients, 128x128 for weights.
+
+    Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 3.3.2.
+    """
+
+    kind: Literal["block"] = "block"
+
+    def _spec(self, operand: Operand, orientation: Orientation, checkpoint_name: str | None) -> QuantizerSpec:
+        return self._fp32_spec("block", operand, orientation, checkpoint_name, square=operand == "w")
+
+
+class MXFP8(_Quantized):
+    """FP8 with E8M0 scales on blocks of 32, rounded up so that no block saturates.
+
+    Source: OCP Microscaling Formats specification v1.0, section 5; Mishra et al., arXiv 2506.08027 (round-up rule).
+
+    square_weights   32x32 weight blocks, whose column data are the transpose of the same codes
+    """
+
+    kind: Literal["mxfp8"] = "mxfp8"
+    square_weights: bool = False
+
+    def _spec(self, operand: Operand, orientation: Orientation, checkpoint_name: str | None) -> QuantizerSpec:
+        return QuantizerSpec(
+            format=self._format(operand),
+            scaling="mxfp8",
+            orientation=orientation,
+            role=operand,
+            square=self.square_weights and operand == "w",
+            checkpoint_name=checkpoint_name,
+        )
+
+
+class NVFP4(Recipe):
+    """E2M1 with E4M3 scales on blocks of 16 and an fp32 second level a group.
+
+    Source: NVIDIA, "Pretraining Large Language Models with NVFP4" (arXiv 2509.25149), section 4.
+
+    square_weights         16x16 weight blocks; else 1x16 and again 16x1
+    stochastic_gradients   dY is rounded stochastically; the caller gives a seed
+    hadamard               X and dY column data go through a 16-point Hadamard transform along rows
+    """
+
+    kind: Literal["nvfp4"] = "nvfp4"
+    square_weights: bool = True
+    stochastic_gradients: bool = True
+    hadamard: bool = True
+
+    def _spec(self, operand: Operand, orientation: Orientation, checkpoint_name: str | None) -> QuantizerSpec:
+        return QuantizerSpec(
+            format="e2m1",
+            scaling="nvfp4",
+            orientation=orientation,
+            role=operand,
+            square=self.square_weights and operand == "w",
+            rounding="stochastic" if self.stochastic_gradients and operand == "dy" else "nearest",
+            hadamard=self.hadamard and operand != "w",
+            checkpoint_name=checkpoint_name,
+        )
+
+
+__all__ = [
+    "MXFP8",
+    "NVFP4",
+    "BlockScaling",
+    "CurrentScaling",
+    "DelayedScaling",
+    "Fp8Format",
+    "HighPrecision",
+    "RowScaling",
+    "Slot",
+]

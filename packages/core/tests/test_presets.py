@@ -1,0 +1,80 @@
+"""Recipes by name and from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import octavo
+
+
+@pytest.mark.parametrize("name", [*octavo.PRESETS, "high_precision", "delayed", "current", "row", "block"])
+def test_a_name_gives_a_recipe(name: str) -> None:
+    """Command lines and config files say recipes by name: presets, and kinds with their defaults."""
+    assert octavo.recipe(name) == octavo.recipe(name)
+    assert octavo.Recipe.from_json(octavo.recipe(name).to_json()) == octavo.recipe(name)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    """A typing error is mended from the message alone."""
+    with pytest.raises(octavo.RecipeError, match=r"got 'mxfp'; known names are .*mxfp8"):
+        octavo.recipe("mxfp")
+
+
+@pytest.mark.parametrize("suffix", [".json", ".toml"])
+def test_a_file_gives_the_recipe_that_was_written(tmp_path: Path, suffix: str) -> None:
+    """A recipe can be kept beside a training script."""
+    file = tmp_path / f"recipe{suffix}"
+    recipe = octavo.MXFP8(wgrad="high_precision")
+    file.write_text(recipe.to_json() if suffix == ".json" else 'kind = "mxfp8"\nwgrad = "high_precision"\n')
+    assert octavo.load_recipe(file) == recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("recipe.yaml", b"", "ends in .json or .toml"),
+        ("absent.json", None, "cannot be read"),
+        ("cut.json", b'{"kind": "mx', "no JSON"),
+        ("binary.json", b"\xff\xfe\x00", "not UTF-8"),
+        ("wrong.toml", b"kind = ", "no TOML"),
+        ("huge.json", b" " * (1 << 20) + b"{}", "larger than"),
+        ("field.toml", b'kind = "row"\nfprop = "no"', "RowScaling.fprop: got 'no'"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_fault(tmp_path: Path, name: str, content: bytes | None, reason: str) -> None:
+    """Bad input: a one-line error with the file, the cause and the fix."""
+    file = tmp_path / name
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(octavo.RecipeError, match=reason) as caught:
+        octavo.load_recipe(file)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
+    """A hostile checkpoint cannot run code through a recipe file (faults: malicious checkpoint)."""
+    import pickle
+
+    canary = tmp_path / "canary"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[Path, str]]:
+            return Path.write_text, (canary, "boom")
+
+    file = tmp_path / "recipe.json"
+    file.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(octavo.RecipeError):
+        octavo.load_recipe(file)
+    assert not canary.exists()
+
+
+def test_a_difference_reads_as_a_sentence() -> None:
+    """`octavo recipes diff` prints these rows."""
+    rows = octavo.diff(octavo.MXFP8(), octavo.MXFP8(dgrad="high_precision", square_weights=True))
+    assert [str(row) for row in rows] == ["dgrad: quantized -> high_precision", "square_weights: False -> True"]
+    kinds = {row.field: str(row) for row in octavo.diff(octavo.MXFP8(), octavo.NVFP4())}
+    assert kinds["kind"] == "kind: mxfp8 -> nvfp4"
+    assert kinds["hadamard"] == "hadamard: (no such field) -> True"

@@ -1,0 +1,51 @@
+"""Each package stands alone: its version, changelog, marker of types, licence."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+from workspace import ROOT, packages
+
+every_package = pytest.mark.parametrize("name", sorted(packages()))
+
+
+@every_package
+def test_a_package_is_complete(name: str) -> None:
+    """Whoever opens one package finds what it is, what changed, its tests, and types that checkers read."""
+    package = packages()[name]
+    assert (package.source / "py.typed").exists()
+    assert list((package.directory / "tests").glob("test_*.py"))
+    assert package.project["license"] == "Apache-2.0"
+    assert package.project["requires-python"] == ">=3.11"
+    assert (package.directory / "README.md").stat().st_size > 100
+    assert f"## {package.project['version']}" in (package.directory / "CHANGELOG.md").read_text()
+
+
+@every_package
+def test_the_version_is_one(name: str) -> None:
+    """`pip show` and `__version__` tell the same, or a bug report names a version that never was."""
+    package = packages()[name]
+    assert importlib.import_module(package.import_name).__version__ == package.project["version"]
+
+
+@every_package
+def test_requirements_on_ours_have_a_floor_and_no_ceiling(name: str) -> None:
+    """Plugins ask for octavo-registry>=X: incompatibility is an API level, decided at run time (architecture.md)."""
+    package = packages()[name]
+    for line in package.project.get("dependencies", []):
+        if re.match(r"octavo\b", line):
+            assert re.fullmatch(r"octavo[a-z-]*(\[[a-z,]+\])?>=[0-9.]+", line), line
+
+
+def test_the_repository_speaks_of_the_project_alone() -> None:
+    """No path of one machine and no host of a package registry stands in what users read or run."""
+    machine = re.compile(r"/(?:work|opt|root|home)/|/tmp/[a-z]|files\.pythonhosted|pypi\.org/simple")
+    texts = (".py", ".md", ".toml", ".txt", ".json", ".yml", ".html", ".css")
+    skipped = {".nox", ".venv", ".git", "demo-output", "reports", "_build", "dist", "build"}
+    for file in ROOT.rglob("*"):
+        relative = file.relative_to(ROOT)
+        if file.suffix in texts and not skipped & set(relative.parts) and relative.name != "test_packages.py":
+            found = machine.search(file.read_text(errors="replace"))
+            assert not found, f"{relative}: {found and found.group()}"
