@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import nox
 from nox.project import dependency_groups, load_toml
@@ -37,8 +38,8 @@ if "PIP_INDEX_URL" in os.environ:
 os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")
 
 
-def _project(distribution: str) -> dict[str, object]:
-    return load_toml(ROOT / DIRECTORIES[distribution] / "pyproject.toml")
+def _project(distribution: str) -> dict[str, Any]:
+    return dict(load_toml(ROOT / DIRECTORIES[distribution] / "pyproject.toml")["project"])
 
 
 def _ours(requirements: list[str]) -> list[str]:
@@ -46,19 +47,15 @@ def _ours(requirements: list[str]) -> list[str]:
     return [name for name in names if name in DIRECTORIES]
 
 
-def _closure(distributions: list[str], extras: bool = False) -> list[str]:
+def _closure(distributions: list[str]) -> list[str]:
     """These distributions of the workspace and every one that they need, so that none is sought on an index."""
     found: dict[str, None] = {}
     queue = list(distributions)
     while queue:
         name = queue.pop()
-        if name in found:
-            continue
-        found[name] = None
-        project = _project(name)["project"]
-        queue += _ours(project.get("dependencies", []))
-        if extras:
-            queue += _ours(sum(project.get("optional-dependencies", {}).values(), []))
+        if name not in found:
+            found[name] = None
+            queue += _ours(_project(name).get("dependencies", []))
     return list(found)
 
 
@@ -112,26 +109,23 @@ def conformance(session: nox.Session, backend: str) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """What needs several packages: the arrows, both frameworks' bits, the README's code."""
-    _install(session, *DIRECTORIES, extra=("pytest", "sybil", "flax"))
+    _install(session, *DIRECTORIES, extra=("pytest", "sybil", "flax", "-e", TEMPLATE))
     session.run("pytest", "tests", *session.posargs)
 
 
 @nox.session
 def third_party(session: nox.Session) -> None:
-    """Make a plugin from the template, take it out of the tree, install it from wheels, put it through the suite."""
-    dist = Path(session.create_tmp()).resolve() / "dist"
-    shutil.rmtree(dist, ignore_errors=True)
-    away = dist.parent / "away"
-    shutil.rmtree(away, ignore_errors=True)
-    away.mkdir()
-    _install(session, "octavo", extra=("build[uv]",))
-    session.run("octavo", "new", "zenith", "--out", str(away))
-    needed = _closure(["octavo-torch", "octavo-conformance"])
-    _build(session, dist, *(DIRECTORIES[name] for name in needed), str(away / "zenith-octavo"))
-    session.run("uv" if shutil.which("uv") else "python", *_uninstall(_closure(["octavo"])), external=True, silent=True)
-    wheels = sorted(str(wheel) for wheel in dist.glob("*.whl"))
-    session.install("-c", "constraints.txt", *wheels, "pytest")
-    with session.chdir(away):
+    """A plugin made from the template, out of the tree, installed from wheels with all it needs, through the suite."""
+    folder = Path(session.create_tmp()).resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    ours = _closure(["octavo", "octavo-torch", "octavo-conformance"])
+    session.install("build[uv]")
+    _build(session, folder / "dist", *(DIRECTORIES[name] for name in ours))
+    session.install("-c", "constraints.txt", *map(str, sorted((folder / "dist").glob("*.whl"))))
+    with session.chdir(folder):
+        session.run("octavo", "new", "zenith")
+        _build(session, folder / "plugin", "zenith-octavo")
+        session.install(*map(str, (folder / "plugin").glob("*.whl")))
         session.run("octavo", "conform", "zenith", *session.posargs)
 
 
@@ -178,14 +172,7 @@ def minimums(session: nox.Session, package: str) -> None:
 
 def _build(session: nox.Session, dist: Path, *directories: str) -> None:
     for directory in directories:
-        session.run(
-            "python", "-m", "build", "--installer", "uv", "--wheel", "--outdir", str(dist), directory, silent=True
-        )
-
-
-def _uninstall(names: list[str]) -> list[str]:
-    head = ["pip", "uninstall"] if shutil.which("uv") else ["-m", "pip", "uninstall", "--yes"]
-    return [*head, *names]
+        session.run("pyproject-build", "--installer", "uv", "--wheel", "--outdir", str(dist), directory, silent=True)
 
 
 @nox.session(default=False)
@@ -203,7 +190,7 @@ def wheels(session: nox.Session) -> None:
     outside = [
         requirement
         for name in ours
-        for requirement in _project(name)["project"].get("dependencies", [])
+        for requirement in _project(name).get("dependencies", [])
         if not _ours([requirement])
     ]
     pip = (python, "-m", "pip", "install", "--quiet")

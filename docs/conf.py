@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
 project = "Octavo"
 author = "The Octavo developers"
 copyright = "2026, The Octavo developers"
 release = "0.1.0"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton", "contracts"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "examples/*/README.md", "examples/*/CHANGELOG.md", "examples/*/tests"]
 
@@ -18,6 +23,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_class_signature = "mixed"
 autodoc_default_options = {"exclude-members": "model_config, __init__, __new__"}
+autodoc_inherit_docstrings = False
 
 html_theme = "furo"
 html_title = "Octavo"

@@ -1,0 +1,40 @@
+"""The executable definition of Octavo's recipes, in numpy and ml_dtypes."""
+
+from octavo_numerics.arrays import PLANES, QuantizedArray
+from octavo_numerics.casts import cast, decode, round_bfloat16
+from octavo_numerics.delayed import DelayedState, init_delayed, record_amax, update_delayed
+from octavo_numerics.dequantize import dequantize, plane_sizes, valid
+from octavo_numerics.error_bound import BoundReport, ErrorBound, error_bound
+from octavo_numerics.gemm import grouped_dgrad, grouped_matmul, grouped_wgrad
+from octavo_numerics.hadamard import hadamard
+from octavo_numerics.philox import philox4x32
+from octavo_numerics.quantize import quantize
+from octavo_numerics.stats import TensorStats, tensor_stats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PLANES",
+    "BoundReport",
+    "DelayedState",
+    "ErrorBound",
+    "QuantizedArray",
+    "TensorStats",
+    "cast",
+    "decode",
+    "dequantize",
+    "error_bound",
+    "grouped_dgrad",
+    "grouped_matmul",
+    "grouped_wgrad",
+    "hadamard",
+    "init_delayed",
+    "philox4x32",
+    "plane_sizes",
+    "quantize",
+    "record_amax",
+    "round_bfloat16",
+    "tensor_stats",
+    "update_delayed",
+    "valid",
+]

@@ -1,0 +1,111 @@
+"""tensor_stats: what a quantizer does to a tensor, group by group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo import QuantizerSpec
+from octavo.formats import Format
+from octavo.quantizer import Direction
+from octavo_numerics import checks
+from octavo_numerics.dequantize import decode_plane
+from octavo_numerics.groups import units_of
+from octavo_numerics.quantize import prepare, quantize_plane
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+_PAST_LARGEST: dict[Format, float] = {"e4m3": 464.0, "e5m2": 61440.0, "e2m1": 7.0}
+"""Half a unit past the largest value: from here on it is saturation, not rounding, that changes a value."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorStats:
+    """One entry a group, all [G].
+
+    elements    elements quantized (the padded rows of Hadamard data included)
+    amax        largest magnitude of what was quantized, NaN winning; 0 without elements
+    non_finite  elements that decode to NaN or infinity
+    saturated   finite elements cut to the largest value: scaled, they lie half a unit past it or further
+    underflow   finite elements that are not zero and decode to zero
+    signal      sum of x^2, and noise the sum of (decoded - x)^2, over elements finite on both sides
+    """
+
+    elements: I64
+    amax: F64
+    non_finite: I64
+    saturated: I64
+    underflow: I64
+    signal: F64
+    noise: F64
+
+    @property
+    def sqnr_db(self) -> F64:
+        """10 log10(signal / noise): Inf where nothing was lost, NaN where there was no signal."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return 10 * np.log10(self.signal / self.noise)
+
+    def total(self) -> TensorStats:
+        """The groups taken together, as one."""
+        sums = {
+            name: getattr(self, name).sum(keepdims=True)
+            for name in ("elements", "non_finite", "saturated", "underflow", "signal", "noise")
+        }
+        return TensorStats(amax=self.amax.max(keepdims=True), **sums)
+
+
+def tensor_stats(
+    x: Any,
+    spec: QuantizerSpec,
+    group_sizes: Any = None,
+    *,
+    direction: Direction | None = None,
+    seed: SupportsIndex | None = None,
+    scale: Any = None,
+) -> TensorStats:
+    """Quantize `x` as `quantize` does and count what was lost.
+
+    direction   "rowwise" or "columnwise"; None: the first that `spec.orientation` names. Hadamard column data are
+                judged in the Hadamard domain
+
+    Other arguments, and errors, are those of `quantize`.
+    """
+    call = prepare(x, spec, group_sizes, seed=seed, scale=scale)
+    direction = spec.directions[0] if direction is None else checks.check_direction(direction)
+    made: Direction = "rowwise" if spec.shares_codes else direction
+    plane = quantize_plane(call.valid, spec, call.groups, made, call.scale, call.random)
+    groups = call.groups.padded() if spec.hadamard and made == "columnwise" else call.groups
+    units = units_of(spec, made, groups, plane.source.shape[1])
+    decoded = decode_plane(plane.codes, plane.scales, plane.factor, spec, units)
+
+    source = plane.source
+    finite = np.isfinite(source)
+    kept = finite & np.isfinite(decoded)
+    part = groups.whole
+    edges = np.append(part.start, groups.rows)
+
+    def summed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        rows: npt.NDArray[Any] = values.sum(axis=1)
+        return np.array([rows[first:last].sum() for first, last in pairwise(edges)], dtype=values.dtype)
+
+    def counted(mask: npt.NDArray[np.bool_]) -> I64:
+        return summed(mask.astype(np.int64))
+
+    with np.errstate(all="ignore"):
+        clipped = finite & (np.abs(plane.scaled) > np.float32(_PAST_LARGEST[spec.format]))
+        wide, error = source.astype(np.float64), decoded.astype(np.float64) - source.astype(np.float64)
+        amax = part.maximum(np.abs(source)).max(axis=1, initial=0).astype(np.float64)
+    return TensorStats(
+        elements=groups.sizes * source.shape[1],
+        amax=amax,
+        non_finite=counted(~np.isfinite(decoded)),
+        saturated=counted(clipped),
+        underflow=counted(kept & (source != 0) & (decoded == 0)),
+        signal=summed(np.where(kept, wide**2, 0.0)),
+        noise=summed(np.where(kept, error**2, 0.0)),
+    )

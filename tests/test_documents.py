@@ -1,0 +1,90 @@
+"""Every code block of the README and of the docs works: Python runs, commands exist with their options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sybil import Sybil
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+from workspace import ROOT
+
+import octavo
+
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
+IN_TREE = [path for path in DOCUMENTS if "_build" not in path.parts]
+QUICK = ("doctor", "why", "recipes")
+
+every_document = pytest.mark.parametrize("path", IN_TREE, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def _read_toml(example: object) -> None:
+    octavo.Recipe.from_toml(example.parsed)  # type: ignore[attr-defined]
+
+
+PYTHON = Sybil(parsers=[PythonCodeBlockParser()], patterns=["*.md"])
+RECIPES = Sybil(parsers=[CodeBlockParser("toml", _read_toml)], patterns=["*.md"])
+
+
+def _commands(path: Path) -> Iterator[list[str]]:
+    for block in re.findall(r"```console\n(.*?)```", path.read_text(), flags=re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                yield shlex.split(line[2:], comments=True)
+
+
+@every_document
+def test_python_blocks_run(path: Path) -> None:
+    """A reader pastes the blocks of a page in order, and they work."""
+    for example in PYTHON.parse(path).examples():
+        example.evaluate()
+
+
+@every_document
+def test_toml_blocks_are_recipes(path: Path) -> None:
+    """A recipe in the docs is one that Octavo reads; a pyproject excerpt says so by its `[project` header."""
+    for example in RECIPES.parse(path).examples():
+        if not example.parsed.lstrip().startswith("[project"):
+            example.evaluate()
+
+
+@every_document
+def test_octavo_commands_exist(path: Path) -> None:
+    """A command in the docs has that name and those options; the quick ones run."""
+    for command in _commands(path):
+        if command[0] != "octavo" or command[1].startswith("-"):
+            continue
+        arguments = command[1:] if command[1] in QUICK else [*command[1:], "--help"]
+        done = subprocess.run([sys.executable, "-m", "octavo_registry", *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, f"{shlex.join(command)}: {done.stderr or done.stdout}"
+
+
+@every_document
+def test_nox_sessions_exist(path: Path) -> None:
+    """A session in the docs is in the noxfile."""
+    sessions = set(re.findall(r"^def ([a-z]\w*)\(session", (ROOT / "noxfile.py").read_text(), flags=re.MULTILINE))
+    for command in _commands(path):
+        if command[0] == "nox" and "-s" in command:
+            asked = command[command.index("-s") + 1]
+            assert asked.split("(")[0] in sessions, f"{shlex.join(command)}: noxfile.py has {sorted(sessions)}"
+
+
+@every_document
+def test_links_to_files_lead_somewhere(path: Path) -> None:
+    """A relative link in a page names a file of the repository."""
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text()):
+        if not re.match(r"[a-z]+:", target):
+            assert (path.parent / target).exists(), f"{path.relative_to(ROOT)} links to {target}"
+
+
+@every_document
+def test_tests_that_are_named_exist(path: Path) -> None:
+    """A promise names the test behind it; a renamed test takes the page along."""
+    for file, function in re.findall(r"`([\w/-]+\.py)::(test_\w+)`", path.read_text()):
+        place = ROOT / file.replace("suite/", "packages/conformance/src/octavo_conformance/suite/", 1)
+        assert re.search(rf"^def {function}\(", place.read_text(), flags=re.MULTILINE), f"{file} has no {function}"

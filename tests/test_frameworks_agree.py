@@ -1,0 +1,50 @@
+"""The promise that needs both frameworks in one process: one recipe, one set of bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import octavo
+import octavo_numerics
+import octavo_registry
+from octavo_registry.frameworks import PLANES
+
+RECIPES = [name for name, recipe in octavo.PRESETS.items() if recipe.quantizer("x") is not None]
+SIZES = np.array([33, 0, 17, 64, 1, 13], dtype=np.int64)
+ROWS = 144  # 128 rows in groups, 16 in the tail
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("operand", ["x", "w", "dy"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_framework_gives_the_bits_of_the_definition(name: str, operand: str, rng: np.random.Generator) -> None:
+    """Promise 5: a trainer in one framework and a sampler in another hold the same weights, byte for byte."""
+    spec = octavo.recipe(name).quantizer(operand)
+    if spec is None:
+        pytest.skip(f"{name} does not quantize {operand}")
+    stacked = operand == "w"
+    shape = (len(SIZES), 48, 80) if stacked else (ROWS, 80)
+    numbers = (rng.standard_normal(shape) * np.exp2(rng.integers(-8, 8, shape))).astype(np.float32)
+    if not stacked:
+        numbers[SIZES.sum() :] = np.nan
+    scale = np.exp2(rng.integers(-4, 5, len(SIZES))).astype(np.float32) if spec.scaling == "delayed" else None
+    sizes = None if stacked else SIZES
+    want = octavo_numerics.valid(octavo_numerics.quantize(numbers, spec, sizes, seed=7, scale=scale))
+    for framework in map(octavo_registry.framework, ("torch", "jax")):
+        given = [None if a is None else framework.from_numpy(a) for a in (numbers, sizes, scale)]
+        got = framework.quantize(given[0], spec, given[1], seed=7, scale=given[2])
+        planes = {p: framework.to_numpy(getattr(got, p)) for p in PLANES if getattr(got, p) is not None}
+        array = octavo_numerics.QuantizedArray(
+            **{plane: planes.get(plane) for plane in PLANES}, group_sizes=sizes, spec=got.spec
+        )
+        have = octavo_numerics.valid(array)
+        assert have.keys() == want.keys()
+        for plane, value in want.items():
+            assert have[plane].tobytes() == value.tobytes(), f"{framework.name}: {plane} of {operand} in {name}"
