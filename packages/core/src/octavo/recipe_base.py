@@ -20,7 +20,7 @@ Slot = Literal["quantized", "high_precision"]
 
 GEMMS: tuple[Gemm, ...] = ("fprop", "dgrad", "wgrad")
 
-_USES: dict[Operand, tuple[Gemm, Gemm]] = {"x": ("fprop", "wgrad"), "w": ("fprop", "dgrad"), "dy": ("dgrad", "wgrad")}
+READERS: dict[Operand, tuple[Gemm, Gemm]] = {"x": ("fprop", "wgrad"), "w": ("fprop", "dgrad"), "dy": ("dgrad", "wgrad")}
 """The GEMM that reads an operand's rowwise plane, then the one that reads its columnwise plane."""
 
 
@@ -68,7 +68,7 @@ class Recipe(Schema):
         self, operand: Operand, *, checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
     ) -> QuantizerSpec | None:
         """How `operand` ("x", "w", "dy") is quantized, in the planes its GEMMs read; None: not at all."""
-        row_gemm, column_gemm = _USES[operand]
+        row_gemm, column_gemm = READERS[operand]
         row, column = self.quantizes(row_gemm), self.quantizes(column_gemm)
         if not (row or column):
             return None

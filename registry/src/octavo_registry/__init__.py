@@ -1,0 +1,150 @@
+"""The plugin registry of Octavo: discovers backends at first use, picks one for each request and says why.
+
+Importing this package loads no plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo import QuantizerSpec, Recipe
+from octavo.formats import DType
+from octavo_registry.bridges import (
+    FrameworkRecord,
+    framework,
+    framework_names,
+    framework_record,
+    framework_records,
+    frameworks,
+)
+from octavo_registry.cards import ALL_DTYPES, Accumulation, BackendCard, Capability, QuantizerCard
+from octavo_registry.compose import LayerPlan
+from octavo_registry.frameworks import PLANES, Device, Framework, LayerResult
+from octavo_registry.hookspecs import API_LEVEL, HookSpecs, hookimpl
+from octavo_registry.loader import PluginRecord
+from octavo_registry.preference import UnknownBackendError, mirror_preference, prefer, state_token
+from octavo_registry.preference import current as current_preference
+from octavo_registry.records import OLDEST_API_LEVEL, BackendRecord
+from octavo_registry.registry import Registry
+from octavo_registry.request import Backend, Bound, Decision, Op, Plan, Refused, Request, Verdict
+
+__version__ = "0.1.0"
+
+_registry = Registry()
+
+
+def plan(request: Request, *, backend: str | Sequence[str] | None = None) -> Plan:
+    """The best backend for `request`, bound once and cached.
+
+    backend   a name or a list of names, best first, closed unless it holds "*"; overrides `prefer` and OCTAVO_BACKEND
+
+    Raises NoBackendError with one verdict a backend where nothing serves it, UnknownBackendError (a ValueError, too)
+    where the preference names a backend that is not installed.
+    """
+    return _registry.plan(request, backend=backend)
+
+
+def explain(request: Request, *, backend: str | Sequence[str] | None = None) -> tuple[Decision, ...]:
+    """One verdict a backend, in the order in which they are considered: what `plan` decides, and why."""
+    return _registry.explain(request, backend=backend)
+
+
+def plan_layer(
+    request: Request, *, backend: str | Sequence[str] | None = None, wgrad_dtype: DType | None = None
+) -> LayerPlan:
+    """The GEMMs of a grouped linear layer and the quantizers that feed them, each in the layouts that the GEMMs want.
+
+    request       the layer's fprop request, with the whole recipe
+    wgrad_dtype   dtype of dw; None: the recipe's, else the request's in_dtype
+
+    Operations may come from different backends. Raises as `plan` does, for the operation that nothing serves.
+    """
+    return _registry.plan_layer(request, backend=backend, wgrad_dtype=wgrad_dtype)
+
+
+def plugins() -> tuple[PluginRecord, ...]:
+    """Every plugin that was found, broken ones with the reason, by name."""
+    return _registry.plugins()
+
+
+def backends() -> tuple[BackendRecord, ...]:
+    """Every backend, with what stands against it whatever the request; broken plugins last."""
+    return _registry.backends()
+
+
+def register(plugin: object, name: str) -> PluginRecord:
+    """Add a plugin of this process: a module or an object with hooks. Plans that were made before are stale.
+
+    Raises OctavoError, and adds nothing, where the plugin is broken or a name is taken.
+    """
+    return _registry.register(plugin, name)
+
+
+def unregister(name: str) -> None:
+    """Remove the plugin called `name`. Plans that were made before are stale."""
+    _registry.unregister(name)
+
+
+def recipe(name: str) -> Recipe:
+    """`octavo.recipe(name)`, with the recipes that plugins add known by their kinds."""
+    return _registry.recipe(name)
+
+
+def recipes() -> tuple[Recipe, ...]:
+    """The recipes that plugins add."""
+    return _registry.recipes()
+
+
+def quantizer(name: str) -> QuantizerSpec:
+    """The quantizer that a plugin calls `name`; OctavoError lists those there are."""
+    return _registry.quantizer(name)
+
+
+__all__ = [
+    "ALL_DTYPES",
+    "API_LEVEL",
+    "OLDEST_API_LEVEL",
+    "PLANES",
+    "Accumulation",
+    "Backend",
+    "BackendCard",
+    "BackendRecord",
+    "Bound",
+    "Capability",
+    "Decision",
+    "Device",
+    "Framework",
+    "FrameworkRecord",
+    "HookSpecs",
+    "LayerPlan",
+    "LayerResult",
+    "Op",
+    "Plan",
+    "PluginRecord",
+    "QuantizerCard",
+    "Refused",
+    "Registry",
+    "Request",
+    "UnknownBackendError",
+    "Verdict",
+    "backends",
+    "current_preference",
+    "explain",
+    "framework",
+    "framework_names",
+    "framework_record",
+    "framework_records",
+    "frameworks",
+    "hookimpl",
+    "mirror_preference",
+    "plan",
+    "plan_layer",
+    "plugins",
+    "prefer",
+    "quantizer",
+    "recipe",
+    "recipes",
+    "register",
+    "state_token",
+    "unregister",
+]

@@ -1,0 +1,82 @@
+"""What a plugin says about itself without importing anything heavy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from octavo import QuantizerSpec
+from octavo.formats import DType
+from octavo.grouped_tensor import PLAIN
+from octavo.schema import Schema
+from octavo_registry.request import Op
+
+Arch = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
+Accumulation = Literal["fp32", "hopper_bf16", "hopper_fp8_promoted", "hopper_fp8"]
+
+ALL_DTYPES: frozenset[DType] = frozenset({"bfloat16", "float16", "float32"})
+
+
+class Capability(Schema):
+    """One row of a backend's support table: any of these ops with any of these recipes, under these conditions.
+
+    recipes       recipe kinds; a quantizer's scaling counts as the kind
+    min_arch      lowest and highest compute capability, inclusive; None: no bound
+    sizes         where group sizes may live
+    graph_safe    no host sync, no data-dependent allocation: may be captured into a CUDA graph
+    sharding      mesh-axis roles that the backend partitions over
+    orientations  planes that a quantizer produces
+    layouts       layouts that a quantizer can produce; what a GEMM takes is in `Bound.layouts`
+    accumulation  how a GEMM sums, which decides its error bound (docs/numerics)
+    emulated      how a recipe that the device has no instructions for is computed; None: it is not emulated
+    """
+
+    ops: frozenset[Op] = Field(min_length=1)
+    recipes: frozenset[str] = Field(min_length=1)
+    framework: str
+    device: str
+    in_dtypes: frozenset[DType] = ALL_DTYPES
+    out_dtypes: frozenset[DType] = ALL_DTYPES
+    min_arch: Arch | None = None
+    max_arch: Arch | None = None
+    sizes: frozenset[Literal["host", "device"]] = frozenset({"host", "device"})
+    graph_safe: bool = False
+    sharding: frozenset[Literal["dp", "fsdp", "tp", "ep"]] = frozenset()
+    orientations: frozenset[Literal["rowwise", "columnwise"]] = frozenset({"rowwise", "columnwise"})
+    layouts: frozenset[str] = frozenset({PLAIN})
+    accumulation: Accumulation = "fp32"
+    emulated: str | None = None
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> Self:
+        if self.min_arch and self.max_arch and self.min_arch > self.max_arch:
+            raise ValueError(f"min_arch={self.min_arch} is above max_arch={self.max_arch}; swap them")
+        return self
+
+
+class BackendCard(Schema):
+    """A backend's name, contract level, needs and support table.
+
+    name       unique among installed backends
+    api_level  the contract it was written against (`octavo_registry.API_LEVEL`)
+    priority   reference -100, portable 0, tuned for one architecture +100
+    needs      requirement strings, checked against installed metadata and never imported
+    summary    one sentence for `octavo doctor`
+    """
+
+    name: Name
+    api_level: PositiveInt
+    priority: int = 0
+    needs: tuple[str, ...] = ()
+    capabilities: tuple[Capability, ...] = Field(min_length=1)
+    summary: str = ""
+
+
+class QuantizerCard(Schema):
+    """A quantizer that a plugin names, so that config files and command lines can ask for it."""
+
+    name: Name
+    spec: QuantizerSpec
+    summary: str = ""

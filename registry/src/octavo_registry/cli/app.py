@@ -1,0 +1,95 @@
+"""The root of the `octavo` command: a group whose commands are loaded when they are called, and its errors."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from octavo_registry.cli.commands import Command, find_commands
+from octavo_registry.cli.errors import fail
+from octavo_registry.cli.output import fancy
+
+
+class Commands(TyperGroup):
+    """A group that knows its commands' names and help lines without importing them, so that help is quick."""
+
+    @cached_property
+    def found(self) -> dict[str, Command]:
+        """Commands by name."""
+        return find_commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the help."""
+        return list(self.found)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in with the line of help; `resolve_command` loads the command itself."""
+        command = self.found.get(cmd_name)
+        if command is None:
+            return None
+        line = command.help + (" (broken)" if command.fault else "")
+        return TyperCommand(cmd_name, help=line, short_help=line)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command that `args` begin with, loaded."""
+        name = args[0]
+        command = self.found.get(name)
+        if command is not None:
+            return name, command.load_or_fail(), args[1:]
+        close = difflib.get_close_matches(name, self.found, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(self.found)}"
+        return ctx.fail(f"there is no command {name!r}; {hint}")  # type: ignore[no-any-return]
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run; in standalone mode exit with 0, 1 or 2 after at most one line on stderr."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        try:
+            result = super().main(arguments or ["--help"], "octavo", complete_var, False, windows_expand_args, **extra)
+        except Exception as error:
+            if not standalone_mode:
+                raise
+            fail(error, arguments)
+        if not standalone_mode:
+            return result
+        sys.exit(result if isinstance(result, int) and not isinstance(result, bool) else 0)
+
+
+app = typer.Typer(
+    name="octavo",
+    cls=Commands,
+    help="Low-precision grouped linear layers: what runs here, in which recipe, and why.",
+    rich_markup_mode="rich" if fancy() else None,
+    pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 fine; 1 what was asked about is broken or unserved; 2 bad input.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from octavo_registry import __version__
+
+        typer.echo(f"octavo-registry {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""

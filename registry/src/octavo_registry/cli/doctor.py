@@ -1,0 +1,223 @@
+"""`octavo doctor`: what is installed, what of it works, and a self-test."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import typer
+
+import octavo_registry
+from octavo_registry.bridges import FrameworkRecord
+from octavo_registry.cli import selftest
+from octavo_registry.cli.commands import external_commands
+from octavo_registry.cli.errors import BROKEN
+from octavo_registry.cli.output import Json, print_json, print_line, print_table
+from octavo_registry.frameworks import Device, Framework
+from octavo_registry.guard import Fault, guard
+from octavo_registry.needs import installed_version
+from octavo_registry.preference import ENVIRONMENT, REST
+from octavo_registry.report import FRONT_ENDS
+
+DISTRIBUTIONS = (
+    "octavo",
+    "octavo-core",
+    "octavo-registry",
+    "octavo-numerics",
+    "octavo-torch",
+    "octavo-jax",
+    "octavo-native",
+    "octavo-torch-native",
+    "octavo-torch-cudagraph",
+    "octavo-jax-native",
+    "octavo-conformance",
+    "torch",
+    "jax",
+    "jaxlib",
+    "numpy",
+    "ml_dtypes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that doctor finds out, as rows; `broken` holds one sentence for each thing that does not work."""
+
+    environment: dict[str, str]
+    versions: dict[str, str | None]
+    plugins: list[dict[str, Any]]
+    backends: list[dict[str, Any]]
+    frameworks: list[dict[str, Any]]
+    commands: list[dict[str, Any]]
+    selftest: list[dict[str, Any]]
+    broken: list[str]
+
+
+def _devices(record: FrameworkRecord) -> tuple[Sequence[Device], str, str]:
+    """Devices, version and fault of a front end."""
+    if record.bridge is None:
+        return (), "", record.reason
+    try:
+        return tuple(guard(record.bridge.devices)), guard(record.bridge.version), ""
+    except Fault as fault:
+        return (), "", str(fault)
+
+
+def _preference_fault() -> str:
+    """What is wrong with OCTAVO_BACKEND; "" where nothing is. Every plan of a process would raise it."""
+    try:
+        preference = octavo_registry.current_preference() or ()
+    except octavo_registry.UnknownBackendError as error:
+        return str(error)
+    known = {record.name for record in octavo_registry.backends()}
+    unknown = [name for name in preference if name != REST and name not in known]
+    if unknown:
+        installed = ", ".join(sorted(known)) or "none is installed"
+        return f"{ENVIRONMENT}: there is no backend {unknown[0]!r}; known names are {installed}"
+    return ""
+
+
+def examine() -> Report:
+    """Load everything that is installed, in guards, and try it."""
+    broken: list[str] = []
+    if fault := _preference_fault():
+        broken.append(fault)
+    plugins = octavo_registry.plugins()
+    broken += [f"plugin {p.name} of {p.origin}: {p.reason}" for p in plugins if p.status == "broken"]
+    records = [record for record in octavo_registry.backends() if record.card is not None]
+    broken += [f"backend {r.name} of {r.distribution}: {r.reason}" for r in records if r.verdict == "broken"]
+    working: list[Framework] = []
+    frameworks = []
+    for front_end in octavo_registry.framework_records():
+        devices, version, fault = _devices(front_end)
+        if fault:
+            broken.append(f"front end {front_end.name} of {front_end.distribution}: {fault}")
+        elif front_end.bridge is not None:
+            working.append(front_end.bridge)
+        frameworks.append(
+            {
+                "name": front_end.name,
+                "status": "broken" if fault else "ok",
+                "version": version,
+                "distribution": front_end.distribution,
+                "devices": [
+                    {"kind": d.kind, "arch": list(d.arch) if d.arch else None, "label": d.label} for d in devices
+                ],
+                "reason": fault,
+            }
+        )
+    commands = []
+    for command in external_commands():
+        reason = ""
+        try:
+            command.load()
+        except Fault as error:
+            reason = str(error)
+            broken.append(f"command {command.name} of {command.distribution}: {reason}")
+        commands.append(
+            {
+                "name": command.name,
+                "status": "broken" if reason else "ok",
+                "distribution": command.distribution,
+                "version": command.version,
+                "reason": reason,
+            }
+        )
+    outcomes = selftest.run(working)
+    broken += [f"self-test of {o.backend} on {o.device}: {o.detail}" for o in outcomes if o.status == "broken"]
+    return Report(
+        environment={
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "executable": sys.executable,
+            ENVIRONMENT: os.environ.get(ENVIRONMENT, ""),
+        },
+        versions={name: installed_version(name) for name in DISTRIBUTIONS},
+        plugins=[asdict(plugin) for plugin in plugins],
+        backends=[
+            {
+                "name": r.name,
+                "status": r.verdict or "ok",
+                "priority": r.card.priority if r.card else None,
+                "distribution": r.distribution,
+                "version": r.version,
+                "reason": r.reason,
+                "summary": r.card.summary if r.card else "",
+            }
+            for r in records
+        ],
+        frameworks=frameworks,
+        commands=commands,
+        selftest=[asdict(outcome) for outcome in outcomes],
+        broken=broken,
+    )
+
+
+def doctor(as_json: Json = False) -> None:
+    """What is installed, what of it works, and a self-test of every backend.
+
+    Exits with 1 where something that is installed is broken.
+    """
+    report = examine()
+    if as_json:
+        print_json({"healthy": not report.broken, **asdict(report)})
+    else:
+        _show(report)
+    if report.broken:
+        raise typer.Exit(BROKEN)
+
+
+def _show(report: Report) -> None:
+    installed = {name: version for name, version in report.versions.items() if version}
+    rows = [*report.environment.items(), *installed.items()]
+    print_table("Environment", ("what", "value"), [(name, value or "(not set)") for name, value in rows])
+    print_table(
+        "Plugins",
+        ("plugin", "status", "from", "what"),
+        [
+            (p["name"], p["status"], f"{p['distribution']} {p['version']}", p["reason"] or "backends " + _names(p))
+            for p in report.plugins
+        ],
+    )
+    print_table(
+        "Backends",
+        ("backend", "status", "priority", "what"),
+        [(b["name"], b["status"], b["priority"], b["reason"] or b["summary"]) for b in report.backends],
+    )
+    print_table(
+        "Front ends",
+        ("framework", "status", "version", "what"),
+        [
+            (f["name"], f["status"], f["version"], f["reason"] or ", ".join(d["label"] for d in f["devices"]))
+            for f in report.frameworks
+        ],
+    )
+    if not report.frameworks:
+        print_line("  " + " or ".join(f"pip install {name}" for name in FRONT_ENDS.values()))
+    print_table(
+        "Commands of other packages",
+        ("command", "status", "from", "what"),
+        [(c["name"], c["status"], f"{c['distribution']} {c['version']}", c["reason"]) for c in report.commands],
+    )
+    if report.versions["octavo-numerics"] is None:
+        print_line("Self-test: skipped; pip install octavo-numerics to compare bits with the definition")
+    else:
+        print_table(
+            "Self-test",
+            ("backend", "status", "where", "what"),
+            [(t["backend"], t["status"], f"{t['framework']}, {t['device']}", t["detail"]) for t in report.selftest],
+        )
+    if report.broken:
+        print_line(f"{len(report.broken)} broken:")
+        for sentence in report.broken:
+            print_line(f"  {sentence}")
+    else:
+        print_line("Nothing is broken.")
+
+
+def _names(plugin: dict[str, Any]) -> str:
+    return ", ".join(plugin["backends"]) or "none"

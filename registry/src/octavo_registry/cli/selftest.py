@@ -1,0 +1,110 @@
+"""Doctor's self-test: each backend quantizes one small tensor, and the bits are compared with the definition."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import octavo_registry
+from octavo.presets import recipe as core_recipe
+from octavo_registry.cards import BackendCard
+from octavo_registry.frameworks import PLANES, Device, Framework
+from octavo_registry.guard import Fault, describe, guard
+
+SHAPE = (128, 128)
+"""One group of whole blocks in every recipe, so that no element of any plane is left undefined."""
+
+_PREFERRED = ("mxfp8", "block", "current", "row", "nvfp4")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one backend did on one device: "ok", "broken", or "skipped" where it quantizes nothing there."""
+
+    backend: str
+    framework: str
+    device: str
+    status: str
+    detail: str
+
+
+def definition() -> Any | None:
+    """The module `octavo_numerics`, or None where it is not installed. Looked up by name: it is no dependency."""
+    if importlib.util.find_spec("octavo_numerics") is None:
+        return None
+    return importlib.import_module("octavo_numerics")
+
+
+def kinds(card: BackendCard, framework: str, device: Device) -> set[str]:
+    """Recipe kinds in which `card` quantizes on a device."""
+    return {
+        kind
+        for row in card.capabilities
+        if "quantize" in row.ops and row.framework == framework and row.device == device.kind
+        for kind in row.recipes
+    }
+
+
+def run(frameworks: Iterable[Framework]) -> list[Outcome]:
+    """One outcome a backend and device; [] where the definition is not installed."""
+    try:
+        numerics = guard(definition)
+    except Fault as fault:
+        return [Outcome("octavo-numerics", "", "", "broken", str(fault))]
+    if numerics is None:
+        return []
+    outcomes = []
+    cards = [record.card for record in octavo_registry.backends() if record.card is not None and not record.verdict]
+    for framework in frameworks:
+        for device in framework.devices():
+            for card in cards:
+                served = [kind for kind in _PREFERRED if kind in kinds(card, framework.name, device)]
+                if served:
+                    outcomes.append(_one(numerics, framework, device, card.name, served[0]))
+    return outcomes
+
+
+def _one(numerics: Any, framework: Framework, device: Device, backend: str, kind: str) -> Outcome:
+    try:
+        fault = guard(_compare, numerics, framework, device, backend, kind)
+    except Fault as error:
+        fault = str(error) if error.__cause__ is None else describe(error.__cause__)
+    status, detail = ("broken", fault) if fault else ("ok", f"quantizes {kind}, bits equal the definition")
+    return Outcome(backend, framework.name, device.label, status, detail)
+
+
+def _compare(numerics: Any, framework: Framework, device: Device, backend: str, kind: str) -> str:
+    """The first difference as a sentence; "" where there is none."""
+    import numpy as np
+
+    spec = core_recipe(kind).quantizer("x")
+    assert spec is not None
+    rows, columns = SHAPE
+    x = (np.arange(rows * columns, dtype=np.float32).reshape(SHAPE) % 251.0 - 125.0) / 16.0
+    sizes = np.array([rows], dtype=np.int32)
+    wanted = numerics.quantize(x, spec, sizes)
+    got = framework.quantize(
+        framework.from_numpy(x, device.kind), spec, framework.from_numpy(sizes, device.kind), backend=backend
+    )
+    for plane in PLANES:
+        right, ours = getattr(wanted, plane), getattr(got, plane)
+        if right is None or ours is None:
+            if right is not ours:
+                return f"{kind}: plane {plane} is {'missing' if ours is None else 'there and should not be'}"
+            continue
+        right, ours = np.asarray(right), framework.to_numpy(ours)
+        if right.shape != ours.shape or right.dtype != ours.dtype:
+            return f"{kind}: {plane} is {ours.dtype}{list(ours.shape)}, the definition {right.dtype}{list(right.shape)}"
+        differ = np.argwhere(_bits(right) != _bits(ours))
+        if len(differ):
+            return f"{kind}: {plane} differs from the definition in {len(differ)} bytes, first at {differ[0].tolist()}"
+    return ""
+
+
+def _bits(array: Any) -> Any:
+    import numpy as np
+
+    return np.ascontiguousarray(array).view(np.uint8)

@@ -1,0 +1,246 @@
+"""`octavo why`: every backend's verdict on an operation, and the layer that the operation belongs to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, get_args
+
+import typer
+
+import octavo_registry
+from octavo import NoBackendError, Recipe
+from octavo.formats import DType
+from octavo.quantizer import Operand
+from octavo.recipe_base import GEMMS
+from octavo_registry.bridges import framework_record
+from octavo_registry.cli.errors import BROKEN, BadInput
+from octavo_registry.cli.output import Json, print_json, print_line, print_table
+from octavo_registry.cli.recipes import complete_recipe, find_recipe
+from octavo_registry.compose import LayerPlan, gemm_request, operand_spec, quantize_request
+from octavo_registry.guard import Fault, guard
+from octavo_registry.report import FRONT_ENDS, describe_request, layer_rows
+from octavo_registry.request import Decision, Op, Request
+
+LAYER = "layer"
+OPERATIONS: tuple[str, ...] = (*get_args(Op), LAYER)
+_OPERAND_OF: dict[str, Operand] = {"act_quantize": "x", "norm_quantize": "x", "dact_quantize": "dy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A parsed `why`: the operation, and the fprop request of its layer."""
+
+    op: str
+    operand: Operand
+    layer: Request
+    recipe: Recipe
+
+    def request(self) -> Request:
+        """The request of the operation itself."""
+        if self.op in GEMMS:
+            gemm = next(gemm for gemm in GEMMS if gemm == self.op)
+            return gemm_request(self.layer, self.recipe, gemm, None)
+        if self.op in ("mlp", LAYER):
+            op: Op = "mlp" if self.op == "mlp" else "fprop"
+            return replace(self.layer, op=op)
+        operand = _OPERAND_OF.get(self.op, self.operand)
+        spec = operand_spec(self.recipe, operand, self.layer.training)
+        if spec is None:
+            raise BadInput(f"--recipe: {self.recipe.kind} does not quantize {operand}; there is nothing to {self.op}")
+        made = quantize_request(self.layer, spec, operand, ("plain", "plain"))
+        return replace(made, op=next(op for op in get_args(Op) if op == self.op))
+
+
+def parse_shape(text: str) -> tuple[int, int, int, int]:
+    """M, K, N and G of `--shape`."""
+    parts = text.replace("x", ",").split(",")
+    if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
+        raise BadInput(f"--shape: got {text!r}; give M,K,N,G (rows, in-features, out-features, groups)")
+    m, k, n, g = (int(part) for part in parts)
+    if min(k, n, g) < 1:
+        raise BadInput(f"--shape: got {text!r}; K, N and G are 1 or more")
+    return m, k, n, g
+
+
+def parse_arch(text: str) -> tuple[int, int]:
+    """A compute capability written as 9.0, sm_90 or 90."""
+    match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[a-z]?", text.strip().lower())
+    if match is None:
+        raise BadInput(f"--arch: got {text!r}; write a compute capability as 9.0 or sm_90")
+    return int(match[1]), int(match[2])
+
+
+def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
+    """`value`, where it is allowed."""
+    if value not in allowed:
+        raise BadInput(f"{option}: got {value!r}; one of {', '.join(allowed)}")
+    return value
+
+
+def _default_framework() -> str:
+    names = octavo_registry.framework_names()
+    return "torch" if "torch" in names or not names else names[0]
+
+
+def _device(framework: str, device: str | None, arch: str | None) -> tuple[str, tuple[int, int] | None]:
+    """The device to ask for: the first accelerator that the framework sees, where none is named."""
+    if device == "cpu" or (device is not None and arch is not None):
+        return device, parse_arch(arch) if arch else None
+    record = framework_record(framework)
+    devices: Sequence[Any] = ()
+    if record is not None and record.bridge is not None:
+        try:
+            devices = guard(record.bridge.devices)
+        except Fault as fault:
+            raise BadInput(f"--device: {framework} cannot list its devices ({fault}); name one") from fault
+    if device is None:
+        device = next((d.kind for d in devices if d.kind != "cpu"), "cpu")
+    seen = next((d.arch for d in devices if d.kind == device), None)
+    return device, parse_arch(arch) if arch else seen
+
+
+def layer_json(layer: LayerPlan) -> dict[str, Any]:
+    """A composition as JSON."""
+    parts = ("quantize_x", "quantize_w", "quantize_dy", "fprop", "dgrad", "wgrad")
+    plans = {name: getattr(layer, name) for name in parts}
+    return {
+        name: plan
+        and {
+            "backend": plan.backend,
+            "recipe": plan.request.kind,
+            "layouts": dict(zip(("rowwise", "columnwise"), plan.request.layouts, strict=True))
+            if name.startswith("quantize")
+            else dict(plan.layouts),
+            "note": plan.note,
+        }
+        for name, plan in plans.items()
+    }
+
+
+def request_json(request: Request) -> dict[str, Any]:
+    """A request as JSON."""
+    return {
+        "op": request.op,
+        "recipe": request.kind,
+        "framework": request.framework,
+        "device": request.device,
+        "arch": list(request.arch) if request.arch else None,
+        "in_dtype": request.in_dtype,
+        "out_dtype": request.out_dtype,
+        "k": request.k,
+        "n": request.n,
+        "groups": request.groups,
+        "sizes": request.sizes,
+        "graph_safe": request.graph_safe,
+        "sharding": sorted(request.sharding),
+        "training": request.training,
+    }
+
+
+def decision_json(decision: Decision) -> dict[str, str]:
+    """A verdict as JSON."""
+    return {
+        "backend": decision.backend,
+        "distribution": decision.distribution,
+        "version": decision.version,
+        "verdict": decision.verdict,
+        "reason": decision.reason,
+    }
+
+
+def why(
+    op: Annotated[str, typer.Argument(metavar="OP", help=f"One of {', '.join(OPERATIONS)}.")],
+    recipe: Annotated[str, typer.Option(help="A recipe's name or file.", autocompletion=complete_recipe)],
+    shape: Annotated[str, typer.Option(metavar="M,K,N,G", help="Rows, in-features, out-features, groups.")],
+    framework: Annotated[str | None, typer.Option(help="torch, jax or another; the installed one by default.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda; this machine's accelerator by default.")] = None,
+    arch: Annotated[str | None, typer.Option(help="Compute capability, such as 9.0; the device's by default.")] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    operand: Annotated[str, typer.Option(help="The operand to quantize: x, w or dy.")] = "x",
+    sizes: Annotated[str, typer.Option(help="Where group sizes live: host or device.")] = "device",
+    sharding: Annotated[str, typer.Option(help="Mesh-axis roles, such as ep,fsdp.")] = "",
+    graph: Annotated[bool, typer.Option("--graph", help="Only plans that a CUDA graph may capture.")] = False,
+    inference: Annotated[bool, typer.Option("--inference", help="Forward only: no gradients.")] = False,
+    backend: Annotated[
+        list[str] | None, typer.Option(help="Ask with this closed preference; repeat, or separate by commas.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Every backend's verdict on an operation, with the reason.
+
+    For a GEMM, `layer` and `mlp` it also shows which backends the whole layer would be composed of.
+    Exits with 1 where nothing serves the operation.
+    """
+    one_of("OP", op, OPERATIONS)
+    _, k, n, groups = parse_shape(shape)
+    chosen = find_recipe(recipe)
+    name = framework or _default_framework()
+    kind, capability = _device(name, device, arch)
+    roles = [role for role in sharding.split(",") if role]
+    for role in roles:
+        one_of("--sharding", role, ("dp", "fsdp", "tp", "ep"))
+    in_dtype: DType = next(d for d in get_args(DType) if d == one_of("--dtype", dtype, get_args(DType)))
+    layer = Request(
+        op="fprop",
+        framework=name,
+        device=kind,
+        in_dtype=in_dtype,
+        out_dtype=chosen.output_dtype or in_dtype,
+        recipe=chosen,
+        arch=capability,
+        k=k,
+        n=n,
+        groups=groups,
+        sizes="host" if one_of("--sizes", sizes, ("host", "device")) == "host" else "device",
+        graph_safe=graph,
+        sharding=frozenset(roles),
+        training=not inference,
+    )
+    which = next(o for o in get_args(Operand) if o == one_of("--operand", operand, get_args(Operand)))
+    question = Question(op, which, layer, chosen)
+    names = tuple(part.strip() for text in backend or () for part in text.split(",")) or None
+    _answer(question, names, as_json)
+
+
+def _answer(question: Question, backend: Sequence[str] | None, as_json: bool) -> None:
+    request = question.request()
+    decisions = octavo_registry.explain(request, backend=backend)
+    served = any(decision.verdict == "chosen" for decision in decisions)
+    layer: LayerPlan | None = None
+    obstacle = ""
+    if question.op in (*GEMMS, LAYER):
+        try:
+            layer = octavo_registry.plan_layer(question.layer, backend=backend)
+        except NoBackendError as error:
+            obstacle = str(error)
+        if question.op == LAYER:
+            served = layer is not None
+    if as_json:
+        print_json(
+            {
+                "request": request_json(request),
+                "served": served,
+                "decisions": [decision_json(decision) for decision in decisions],
+                "layer": layer_json(layer) if layer is not None else None,
+                "layer_error": obstacle or None,
+            }
+        )
+    else:
+        _show(request, decisions, layer, obstacle)
+    if not served:
+        raise typer.Exit(BROKEN)
+
+
+def _show(request: Request, decisions: Sequence[Decision], layer: LayerPlan | None, obstacle: str) -> None:
+    rows = [(d.backend, d.verdict, f"{d.distribution} {d.version}".strip(), d.reason) for d in decisions]
+    print_table(describe_request(request), ("backend", "verdict", "from", "reason"), rows)
+    if not rows and request.framework in FRONT_ENDS:
+        print_line(f"  no backend is installed: pip install {FRONT_ENDS[request.framework]}")
+    if layer is not None:
+        print_line()
+        print_table("The layer", ("operation", "backend", "recipe", "layouts"), layer_rows(layer))
+    elif obstacle:
+        print_line()
+        print_line(f"The layer cannot be composed: {obstacle}")

@@ -1,0 +1,103 @@
+"""What a front end tells the packages that must work with every framework and import none.
+
+A front end (octavo-torch, octavo-jax, another's) publishes one object under the entry-point group
+`octavo.frameworks`; the conformance suite, `octavo doctor` and `octavo train` reach arrays through it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PLANES = (
+    "rowwise",
+    "rowwise_scale",
+    "rowwise_global",
+    "columnwise",
+    "columnwise_scale",
+    "columnwise_global",
+)
+"""Array fields that every GroupedTensor has, absent ones None: payload, decode scales, NVFP4's second level [G]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device that a framework sees: kind ("cpu", "cuda"), compute capability, a name for people."""
+
+    kind: str
+    arch: tuple[int, int] | None
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayerResult:
+    """Arrays of the framework; a gradient that was not asked for is None."""
+
+    y: Any
+    dx: Any = None
+    dw: Any = None
+    db: Any = None
+
+
+class Framework(Protocol):
+    """How to reach a framework's arrays and Octavo's functions for them. Weights are [G, N, K] here, everywhere."""
+
+    name: str
+
+    def version(self) -> str:
+        """The framework's version."""
+
+    def devices(self) -> Sequence[Device]:
+        """Devices of this process, one row a distinct kind and capability."""
+
+    def from_numpy(self, array: np.ndarray, device: str = "cpu") -> Any:
+        """A framework array with the same bits; ml_dtypes' bfloat16 and float8 types included."""
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        """The same bits as a numpy array."""
+
+    def grouped_tensor(self, spec: GroupedTensorSpec, group_sizes: Any, arrays: Mapping[str, Any]) -> Any:
+        """A GroupedTensor from framework arrays, named as in `PLANES`."""
+
+    def quantize(
+        self,
+        x: Any,
+        spec: QuantizerSpec,
+        group_sizes: Any = None,
+        *,
+        seed: int | None = None,
+        operand: str | None = None,
+        group_offset: int = 0,
+        scale: Any = None,
+        backend: str | Sequence[str] | None = None,
+    ) -> Any:
+        """The front end's public `quantize`: a GroupedTensor with fields `PLANES`, `group_sizes` and `spec`."""
+
+    def grouped_linear(
+        self,
+        x: Any,
+        w: Any,
+        group_sizes: Any,
+        dy: Any = None,
+        *,
+        recipe: Recipe,
+        bias: Any = None,
+        seed: int | None = None,
+        scales: Mapping[str, Any] | None = None,
+        group_offset: int = 0,
+        backend: str | Sequence[str] | None = None,
+        compiled: bool = False,
+    ) -> LayerResult:
+        """The front end's public grouped linear, forward, and backward where `dy` is given.
+
+        scales: delayed scaling's encode scales by operand, each [G]; compiled: under jit or torch.compile.
+        """
+
+    def host_reads(self, function: Callable[..., Any], *arrays: Any) -> Sequence[str]:
+        """Names of the operations by which `function(*arrays)` waits for values of an array: empty when none does."""

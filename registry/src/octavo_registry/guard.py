@@ -1,0 +1,39 @@
+"""Calls into code that is not ours: what it raises becomes text, and the process lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LONGEST = 300
+
+
+class Fault(Exception):
+    """Foreign code failed; the message is its error's type and text on one line."""
+
+
+def describe(error: BaseException) -> str:
+    """`ModuleNotFoundError: No module named 'acme'`: one line, shortened where it is very long."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # a foreign __str__ may raise, too
+        text = "(its text cannot be shown)"
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."
+
+
+def guard(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """`function(*args, **kwargs)`, whose errors are raised as `Fault`.
+
+    BaseException rather than Exception: a plugin may call `sys.exit` while it is imported, and a panic of a
+    Rust extension (pyo3's PanicException) is no Exception. What the user or the interpreter asked for passes.
+    """
+    try:
+        return function(*args, **kwargs)
+    except (KeyboardInterrupt, GeneratorExit, Fault):
+        raise
+    except BaseException as error:
+        raise Fault(describe(error)) from error

@@ -1,0 +1,50 @@
+"""A card's `needs`, checked against installed metadata: nothing is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import metadata
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_requirement(text: str) -> str:
+    """`text` itself; ValueError where it is no requirement string (PEP 508)."""
+    from packaging.requirements import InvalidRequirement, Requirement  # here, not above: 15 ms that few imports need
+
+    try:
+        Requirement(text)
+    except InvalidRequirement as error:
+        raise ValueError(f"needs {text!r}, which is no requirement string ({str(error).splitlines()[0]})") from None
+    return text
+
+
+def unmet(needs: Iterable[str]) -> str | None:
+    """The sentence for the first need that is not met, or None.
+
+    A pre-release or a local build of the right number counts (torch's nightlies and "+cu130" wheels).
+    """
+    from packaging.requirements import Requirement
+    from packaging.version import InvalidVersion, Version
+
+    for text in needs:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue
+        version = installed_version(requirement.name)
+        wanted = f"{requirement.name}{requirement.specifier}"
+        if version is None:
+            return f"needs {wanted}, which is not installed; pip install '{wanted}'"
+        try:
+            Version(version)
+        except InvalidVersion:
+            return f"needs {wanted}, and the version of {requirement.name} is {version!r}, which is none; reinstall it"
+        if not requirement.specifier.contains(version, prereleases=True):
+            return f"needs {wanted}, {requirement.name} {version} is installed; pip install '{wanted}'"
+    return None

@@ -1,0 +1,137 @@
+"""Which backends a caller wants: argument > `prefer(...)` > OCTAVO_BACKEND > none. And the state token."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
+
+from octavo import NoBackendError
+
+ENVIRONMENT = "OCTAVO_BACKEND"
+REST = "*"
+"""In a preference: every backend that is not named, after those that are."""
+
+Preference = tuple[str, ...]
+Mirror = Callable[[Preference | None], AbstractContextManager[object]]
+
+_NAME = re.compile(r"\*|[a-z0-9][a-z0-9._-]{0,63}")
+
+
+class UnknownBackendError(NoBackendError, ValueError):
+    """A preference names a backend that is not installed, or is no name at all."""
+
+
+class _Scope:
+    """One preference value of this process. `token` is replaced whenever plans made under it may be stale."""
+
+    __slots__ = ("names", "token")
+
+    def __init__(self, names: Preference | None) -> None:
+        self.names = names
+        self.token = object()
+
+
+_NO_PREFERENCE = _Scope(None)
+_scopes: dict[Preference | None, _Scope] = {None: _NO_PREFERENCE}
+_current: ContextVar[_Scope] = ContextVar("octavo_preference", default=_NO_PREFERENCE)
+_open_blocks: ContextVar[tuple[tuple[Preference, ExitStack], ...]] = ContextVar("octavo_prefer_blocks", default=())
+_mirrors: list[Mirror] = []
+_lock = threading.Lock()
+_environment: list[Preference | None] = []
+
+_get_current = _current.get
+
+
+def state_token() -> object:
+    """An object whose identity changes whenever a plan that was made before may no longer be the right one.
+
+    It changes with the preference of this context (`prefer`) and with the set of registered plugins; equal
+    preferences share one token, so a block that is entered again finds its plans valid. Read it before planning,
+    keep it beside the plan, and compare with `is`. Costs about one ContextVar lookup.
+    """
+    return _get_current().token
+
+
+def renew_tokens() -> None:
+    """Make every token stale: the set of plugins has changed."""
+    with _lock:
+        for scope in _scopes.values():
+            scope.token = object()
+
+
+def parse(names: Sequence[str], source: str) -> Preference:
+    """`names` without repetitions, checked; `source` says in errors where they came from."""
+    for name in names:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise UnknownBackendError(
+                f"{source}: got {name!r}; a backend's name has lower-case letters, digits, '.', '_' and '-', "
+                "and '*' stands for the rest"
+            )
+    if not names:
+        raise UnknownBackendError(f"{source}: got no name; name a backend, or leave the preference out")
+    return tuple(dict.fromkeys(names))
+
+
+def from_argument(backend: str | Sequence[str] | None) -> Preference | None:
+    """The preference in a `backend=` argument."""
+    if backend is None:
+        return None
+    return parse((backend,) if isinstance(backend, str) else tuple(backend), "backend")
+
+
+def from_environment() -> Preference | None:
+    """The preference in OCTAVO_BACKEND, a comma list, which is read once per process."""
+    if not _environment:
+        text = os.environ.get(ENVIRONMENT, "")
+        names = [part.strip() for part in text.split(",")] if text.strip() else []
+        _environment.append(parse(names, ENVIRONMENT) if names else None)
+    return _environment[0]
+
+
+def current() -> Preference | None:
+    """The preference of this context: the innermost `prefer`, else OCTAVO_BACKEND, else None."""
+    names = _current.get().names
+    return from_environment() if names is None else names
+
+
+def source_of(backend: str | Sequence[str] | None) -> str:
+    """Where the preference in force comes from, for errors."""
+    if backend is not None:
+        return "backend"
+    return "prefer" if _current.get().names is not None else ENVIRONMENT
+
+
+@contextmanager
+def prefer(*names: str) -> Iterator[None]:
+    """In this block only the named backends serve, in this order; `"*"` lets the rest in, after them.
+
+    Belongs to the context: asyncio tasks inherit it, a new thread starts without it (run it in
+    `contextvars.copy_context()`), and plans that were made outside are not touched. The innermost block wins whole.
+    Raises `UnknownBackendError` for text that is no name; whether a name is installed is checked at the first plan.
+    """
+    wanted = parse(names, "prefer")
+    with _lock:
+        scope = _scopes.setdefault(wanted, _Scope(wanted))
+    with ExitStack() as stack:
+        set_scope = _current.set(scope)
+        stack.callback(_current.reset, set_scope)
+        set_blocks = _open_blocks.set((*_open_blocks.get(), (wanted, stack)))
+        stack.callback(_open_blocks.reset, set_blocks)
+        for mirror in _mirrors:
+            stack.enter_context(mirror(wanted))
+        yield
+
+
+def mirror_preference(mirror: Mirror) -> None:
+    """Have `mirror(names)` entered and left with every `prefer` block, for a framework that caches by its own context.
+
+    octavo-jax passes its `jax.make_user_context` here, so that a jitted function is traced again under another
+    preference. Blocks that are open in this context are entered at once.
+    """
+    _mirrors.append(mirror)
+    for names, stack in _open_blocks.get():
+        stack.enter_context(mirror(names))

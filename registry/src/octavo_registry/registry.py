@@ -1,0 +1,200 @@
+"""Registry: the plugins of one process, discovered at first use, and what they add."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from octavo import OctavoError, QuantizerSpec, Recipe
+from octavo.formats import DType
+from octavo.presets import PRESETS
+from octavo.presets import recipe as core_recipe
+from octavo_registry import loader
+from octavo_registry.compose import LayerPlan
+from octavo_registry.dispatch import Dispatcher
+from octavo_registry.entry_points import Published, published
+from octavo_registry.loader import Plugin, PluginRecord
+from octavo_registry.names import RESERVED, Claim, void_claims
+from octavo_registry.preference import renew_tokens
+from octavo_registry.records import BackendRecord, backend_records
+from octavo_registry.request import Decision, Plan, Request
+
+Find = Callable[[], Iterable[Published]]
+
+
+class Registry:
+    """A set of plugins. The module-level functions of `octavo_registry` use one; tests make their own.
+
+    Discovery runs once, at the first question, in whichever thread asks it; other threads wait.
+    """
+
+    def __init__(
+        self,
+        find: Find = lambda: published(loader.GROUP),
+        *,
+        reserved: Mapping[str, str] = RESERVED,
+    ) -> None:
+        self._find = find
+        self._reserved = reserved
+        self._lock = threading.RLock()
+        self._plugins: list[Plugin] | None = None
+        self._broken: list[PluginRecord] = []
+        self._manager = loader.manager()
+        self._dispatcher: Dispatcher | None = None
+
+    @classmethod
+    def from_plugins(cls, plugins: Mapping[str, object]) -> Registry:
+        """A registry of these modules or objects by plugin name, which never looks at what is installed."""
+        registry = cls(find=tuple, reserved=MappingProxyType({}))
+        loaded = [
+            loader.load(plugin, name=name, distribution=loader.THIS_PROCESS, version="", value=_value(plugin))
+            for name, plugin in plugins.items()
+        ]
+        with registry._lock:
+            registry._adopt(loaded)
+        return registry
+
+    # ---- plugins
+
+    def plugins(self) -> tuple[PluginRecord, ...]:
+        """Every plugin that was found, broken ones too, by name."""
+        with self._lock:
+            records = [plugin.record() for plugin in self._discovered()] + self._broken
+        return tuple(sorted(records, key=lambda record: (record.name, record.distribution)))
+
+    def backends(self) -> tuple[BackendRecord, ...]:
+        """Every backend by name, with what stands against it whatever the request; broken plugins last."""
+        records = self._dispatch().records
+        return tuple(sorted(records, key=lambda record: (record.card is None, record.name, record.distribution)))
+
+    def register(self, plugin: object, name: str) -> PluginRecord:
+        """Add a plugin of this process; every plan that was made before is stale.
+
+        Raises OctavoError where it is broken, or where its name or one of its backends' is taken: nothing is added.
+        """
+        with self._lock:
+            present = self._discovered()
+            loaded = loader.load(plugin, name=name, distribution=loader.THIS_PROCESS, version="", value=_value(plugin))
+            if isinstance(loaded, PluginRecord):
+                raise OctavoError(f"plugin {name}: {loaded.reason}")
+            taken = {known.name: known.distribution for known in present}
+            if name in taken:
+                raise OctavoError(f"plugin {name}: {taken[name]} has a plugin of that name; give this one another")
+            owners = dict(self._reserved) | {
+                record.name: record.distribution for record in self._dispatch().records if record.card is not None
+            }
+            for card in loaded.cards:
+                if card.name in owners:
+                    raise OctavoError(f"plugin {name}: backend {card.name!r} belongs to {owners[card.name]}; rename it")
+            self._adopt([loaded])
+            return loaded.record()
+
+    def unregister(self, name: str) -> None:
+        """Remove the plugin called `name`; every plan that was made before is stale. OctavoError: no such plugin."""
+        with self._lock:
+            for plugin in self._discovered():
+                if plugin.name == name:
+                    self._manager.unregister(plugin.module)
+                    self._plugins = [other for other in self._discovered() if other is not plugin]
+                    self._changed()
+                    return
+        raise OctavoError(f"plugin {name}: no plugin of that name is registered")
+
+    def _discovered(self) -> list[Plugin]:
+        if self._plugins is None:
+            self._plugins = []
+            found = list(self._find())
+            void = void_claims([entry.claim for entry in found], self._reserved)
+            # a plugin whose name is contested is not imported either: whose code it is cannot be told
+            loaded = [
+                loader.broken(entry, void[i]) if i in void else loader.load_published(entry)
+                for i, entry in enumerate(found)
+            ]
+            self._adopt(loaded)
+        return self._plugins
+
+    def _adopt(self, loaded: Sequence[Plugin | PluginRecord]) -> None:
+        adopted = self._plugins = list(self._plugins or ())
+        for item in loaded:
+            if isinstance(item, PluginRecord):
+                self._broken.append(item)
+            elif self._manager.is_registered(item.module):
+                first = next(plugin for plugin in adopted if plugin.module is item.module)
+                reason = (
+                    f"{item.value} is the plugin {first.name} of {first.distribution} already; remove one entry point"
+                )
+                self._broken.append(
+                    PluginRecord(item.name, item.distribution, item.version, item.value, "broken", reason)
+                )
+            else:
+                self._manager.register(item.module, item.name)
+                adopted.append(item)
+        self._changed()
+
+    def _changed(self) -> None:
+        self._dispatcher = None
+        renew_tokens()
+
+    def _dispatch(self) -> Dispatcher:
+        made = self._dispatcher
+        if made is None:
+            with self._lock:
+                present = self._discovered()
+                made = self._dispatcher
+                if made is None:
+                    records = backend_records(present, self._broken, self._reserved)
+                    made = self._dispatcher = Dispatcher(records, present, self._manager, self._lock)
+        return made
+
+    # ---- plans
+
+    def plan(self, request: Request, *, backend: str | Sequence[str] | None = None) -> Plan:
+        """See `octavo_registry.plan`."""
+        return self._dispatch().plan(request, backend)
+
+    def explain(self, request: Request, *, backend: str | Sequence[str] | None = None) -> tuple[Decision, ...]:
+        """See `octavo_registry.explain`."""
+        return self._dispatch().explain(request, backend)
+
+    def plan_layer(
+        self, request: Request, *, backend: str | Sequence[str] | None = None, wgrad_dtype: DType | None = None
+    ) -> LayerPlan:
+        """See `octavo_registry.plan_layer`."""
+        return self._dispatch().plan_layer(request, backend, wgrad_dtype)
+
+    # ---- recipes and quantizers
+
+    def recipe(self, name: str) -> Recipe:
+        """`octavo.recipe(name)`, with the recipes of plugins known; Octavo's own names load no plugin."""
+        if name not in PRESETS:
+            with self._lock:
+                self._discovered()
+        return core_recipe(name)
+
+    def recipes(self) -> tuple[Recipe, ...]:
+        """The recipes that plugins add."""
+        with self._lock:
+            return tuple(recipe for plugin in self._discovered() for recipe in plugin.recipes)
+
+    def quantizer(self, name: str) -> QuantizerSpec:
+        """The quantizer that a plugin names `name`; OctavoError lists those there are."""
+        with self._lock:
+            claims = [
+                (Claim(card.name, plugin.name, plugin.distribution, plugin.version), card)
+                for plugin in self._discovered()
+                for card in plugin.quantizers
+            ]
+        void = void_claims([claim for claim, _ in claims], {})
+        for position, (claim, card) in enumerate(claims):
+            if claim.name == name:
+                if position in void:
+                    raise OctavoError(f"quantizer {void[position]}")
+                return card.spec
+        known = ", ".join(sorted({claim.name for claim, _ in claims})) or "none; no plugin names one"
+        raise OctavoError(f"quantizer: got {name!r}; known names are {known}")
+
+
+def _value(plugin: Any) -> str:
+    return str(getattr(plugin, "__name__", type(plugin).__qualname__))

@@ -1,0 +1,133 @@
+"""What a front end asks for, and what a backend answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from octavo import OctavoError, QuantizerSpec, Recipe
+from octavo.formats import DType
+from octavo.grouped_tensor import PLAIN
+
+if TYPE_CHECKING:
+    from octavo_registry.cards import Capability
+
+Op = Literal[
+    "quantize", "dequantize", "fprop", "dgrad", "wgrad", "act_quantize", "dact_quantize", "norm_quantize", "mlp"
+]
+Verdict = Literal["chosen", "eligible", "refused", "broken"]
+
+
+class Refused(OctavoError):
+    """A backend cannot serve a request that its card admits; the message is a sentence with both values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One operation that somebody wants to run, with everything a backend needs to accept or refuse it.
+
+    recipe      of a GEMM; `HighPrecision` where the recipe's slot for this GEMM is high precision
+    quantizer   of "quantize" and "dequantize"
+    in_dtype    dtype of the unquantized operand; out_dtype of the result (of dequantize's output, too)
+    arch        compute capability of a CUDA device, (9, 0) for Hopper; None elsewhere
+    k, n        in-features and out-features; a quantizer sees its columns as k; None: any
+    groups      number of groups; None: any
+    stacked     "quantize" of [G, N, K] matrices rather than ragged [M, K] rows
+    sizes       where group sizes live: "host" or "device"
+    graph_safe  no host sync, no data-dependent allocation, pointer-stable: may be captured
+    sharding    mesh-axis roles over which operands are sharded: subset of {"dp", "fsdp", "tp", "ep"}
+    layouts     the (rowwise, columnwise) layouts that a quantizer must produce
+    """
+
+    op: Op
+    framework: str
+    device: str
+    in_dtype: DType
+    out_dtype: DType
+    recipe: Recipe | None = None
+    quantizer: QuantizerSpec | None = None
+    arch: tuple[int, int] | None = None
+    k: int | None = None
+    n: int | None = None
+    groups: int | None = None
+    stacked: bool = False
+    sizes: Literal["host", "device"] = "device"
+    graph_safe: bool = False
+    sharding: frozenset[str] = frozenset()
+    training: bool = True
+    layouts: tuple[str, str] = (PLAIN, PLAIN)
+
+    @property
+    def kind(self) -> str:
+        """The recipe kind that a capability row is matched with."""
+        if self.recipe is not None:
+            return self.recipe.kind
+        return self.quantizer.scaling if self.quantizer is not None else "high_precision"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A backend's answer: the function to call on the hot path, and what it expects.
+
+    run              by op, arrays of the framework:
+                     quantize(x, group_sizes, *, seed, operand, group_offset, scale, out) -> GroupedTensor
+                     dequantize(q) -> array
+                     fprop(x, w, group_sizes, *, bias, bias_scales, out) -> y
+                     dgrad(dy, w, group_sizes, *, out) -> dx
+                     wgrad(x, dy, group_sizes, *, out, accumulate) -> dw
+                     An operand is a GroupedTensor, or a plain array where the recipe is high precision.
+                     `operand` is "x", "w" or "dy"; every keyword has a default that means "not given".
+    layouts          layout in which each quantized operand ("x", "w", "dy") must arrive; absent: plain
+    workspace_bytes  scratch that the caller provides
+    note             one clause for people, such as "emulated: bf16 products of dequantized operands"
+    """
+
+    run: Callable[..., Any]
+    layouts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    workspace_bytes: int = 0
+    note: str = ""
+
+
+class Backend(Protocol):
+    """What `octavo_load` returns."""
+
+    def refuses(self, request: Request) -> str | None:
+        """The reason why this machine cannot serve `request`, or None; the card has admitted it already."""
+
+    def bind(self, request: Request) -> Bound:
+        """The function that serves `request`; may raise `Refused`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One backend's verdict on a request."""
+
+    backend: str
+    distribution: str
+    version: str
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request bound to the backend that serves it. `run` is the hot path; nothing else here is. Printable.
+
+    capability   the row of the backend's card that admitted the request: how it accumulates, what it emulates
+    """
+
+    request: Request
+    backend: str
+    run: Callable[..., Any]
+    layouts: Mapping[str, str]
+    workspace_bytes: int
+    note: str
+    decisions: tuple[Decision, ...]
+    capability: Capability | None = None
+
+    def __str__(self) -> str:
+        from octavo_registry.report import describe_plan
+
+        return describe_plan(self)

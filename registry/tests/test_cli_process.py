@@ -1,0 +1,101 @@
+"""The `octavo` command as its own process: exit codes, pipes, colours, start-up time."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo_registry import __version__
+
+START = "from octavo_registry.cli import main; main()"
+HELP_BUDGET = 0.4
+"""Seconds for `octavo --help` (issue 2, Speed)."""
+
+
+def octavo(
+    *arguments: str, path: Path | None = None, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """One run of the command."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("OCTAVO_BACKEND", "NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    if path is not None:
+        clean["PYTHONPATH"] = str(path)
+    return subprocess.run(
+        [sys.executable, "-c", START, *arguments],
+        capture_output=True,
+        text=True,
+        env={**clean, **(environment or {})},
+        timeout=60,
+        check=False,
+    )
+
+
+def test_exit_codes_reach_the_shell() -> None:
+    """0 fine, 2 bad input; stdout and stderr are apart."""
+    fine = octavo("recipes", "show", "mxfp8", "--json")
+    assert (fine.returncode, fine.stderr) == (0, "")
+    assert json.loads(fine.stdout)["kind"] == "mxfp8"
+    bad = octavo("why", "fprop", "--recipe", "mxfp8", "--shape", "1,2", "--json")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert json.loads(bad.stderr)["error"]["type"] == "BadInput"
+    assert octavo("--version").stdout == f"octavo-registry {__version__}\n"
+
+
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}, {"COLUMNS": "20"}, {"TERM": "dumb"}])
+def test_a_pipe_gets_plain_lines_that_do_not_wrap(environment: dict[str, str]) -> None:
+    """However narrow the terminal is said to be, one row is one line, without an escape sequence."""
+    done = octavo("recipes", "diff", "mxfp8", "nvfp4", environment=environment)
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    assert len(done.stdout.splitlines()) == 9
+    assert max(map(len, done.stdout.splitlines())) > 40
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    """`octavo recipes show mxfp8 | head -1` ends quietly."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", START, "recipes", "show", "mxfp8"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writer)
+    assert "Traceback" not in done.stderr
+
+
+def test_completion_knows_the_commands() -> None:
+    """Typer's completion: command names and recipe names, without loading a plugin."""
+    complete = {"_OCTAVO_COMPLETE": "complete_bash", "COMP_WORDS": "octavo rec", "COMP_CWORD": "1"}
+    assert octavo(environment=complete).stdout.split() == ["recipes"]
+    complete |= {"COMP_WORDS": "octavo recipes show mxfp8-", "COMP_CWORD": "3"}
+    assert octavo(environment=complete).stdout.split() == ["mxfp8-forward-only", "mxfp8-square"]
+
+
+def test_a_broken_command_package_does_not_break_the_command(install: Any, tmp_path: Path) -> None:
+    """A command whose module ends the interpreter is reported when it is called, and only then."""
+    install("test-bad", {"oct_bad": "raise SystemExit(9)"}, {"octavo.commands": {"bad": "oct_bad:app"}})
+    site = tmp_path / "site"
+    assert octavo("--help", path=site).returncode == 0
+    assert octavo("recipes", "show", "mxfp8", path=site).returncode == 0
+    called = octavo("bad", path=site)
+    assert called.returncode == 1
+    assert called.stderr == (
+        "octavo: bad: the command of test-bad 1.0 is broken: SystemExit: 9; upgrade or uninstall test-bad\n"
+    )
+
+
+def test_help_is_quick() -> None:
+    """The best of several runs, in processor time of the child: other processes share the machine's clock."""
+    spent = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert octavo("--help").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        if spent[-1] < HELP_BUDGET:
+            return
+    raise AssertionError(f"octavo --help took {min(spent):.3f} s at best; the budget is {HELP_BUDGET} s")
