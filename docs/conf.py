@@ -12,7 +12,14 @@ author = "The Octavo developers"
 copyright = "2026, The Octavo developers"
 release = "0.1.0"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton", "contracts"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "contracts",
+    "fault_table",
+]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "examples/*/README.md", "examples/*/CHANGELOG.md", "examples/*/tests"]
 
@@ -28,3 +35,4 @@ autodoc_inherit_docstrings = False
 html_theme = "furo"
 html_title = "Octavo"
 html_static_path = ["_static"]
+html_css_files = ["octavo.css"]
