@@ -1,0 +1,154 @@
+"""Checks of arguments: ValueError sentences that say what was given, what is needed and what to do."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from octavo import QuantizerSpec, Recipe
+from octavo.quantizer import Direction, Operand
+from octavo_torch.delayed import DelayedState
+from octavo_torch.dtypes import DTYPE_NAMES, name_of
+from octavo_torch.layer import Layer
+from octavo_torch.operands import check_tensor
+from octavo_torch.seeds import Seed, check_seed
+
+NEEDS_SEED = (
+    "seed is None and the recipe rounds stochastically; give an integer or an integer scalar tensor, "
+    "another one each step"
+)
+
+
+def check_call(
+    layer: Layer,
+    x: Tensor,
+    bias: Tensor | None,
+    bias_scales: Tensor | None,
+    seed: Seed,
+    state: DelayedState | None,
+    out: Tensor | None,
+    grad_input: Tensor | None,
+) -> None:
+    """The arguments beside x and weight fit them and the recipe."""
+    groups, rows = layer.groups, x.shape[0]
+    width = int(layer.weight_shape[1])
+    if bias is not None:
+        _check_like("bias", bias, (groups, width), x)
+    if bias_scales is not None:
+        if bias is None:
+            raise ValueError("bias_scales was given without a bias; give both or neither")
+        _check_like("bias_scales", bias_scales, (rows,), x)
+    if seed is not None:
+        check_seed(seed)
+    elif layer.needs_seed:
+        raise ValueError(NEEDS_SEED)
+    if layer.stateful or state is not None:
+        check_state(layer.recipe, state, x, groups)
+    if out is not None:
+        _check_buffer("out", out, (rows, width), layer.row_dtype, x.device)
+    if grad_input is not None:
+        _check_buffer("grad_input", grad_input, (rows, x.shape[1]), x.dtype, x.device)
+
+
+def check_state(recipe: Recipe, state: DelayedState | None, like: Tensor, groups: int | None = None) -> None:
+    """`state` is there where the recipe needs one, and fits it."""
+    if not recipe.stateful:
+        if state is not None:
+            raise ValueError(f"state was given and {type(recipe).__name__} keeps none; leave it out")
+        return
+    if state is None:
+        raise ValueError(
+            f"state is None and {type(recipe).__name__} takes its scales from history; "
+            "give a DelayedState, DelayedState.create(recipe, num_groups, device) makes one"
+        )
+    needed = like.shape[0] if groups is None else groups
+    if state.groups != needed:
+        raise ValueError(f"state holds {state.groups} groups and the weight {needed}; give one made for {needed}")
+    if state.scale.device != like.device:
+        raise ValueError(f"state is on {state.scale.device} and the tensors on {like.device}; move it there")
+
+
+def _check_like(name: str, value: Any, shape: tuple[int, ...], x: Tensor) -> None:
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+        given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{name} has shape {given}; give {list(shape)}")
+    if value.dtype not in DTYPE_NAMES:
+        raise ValueError(f"{name} has dtype {name_of(value.dtype)}; give bfloat16, float16 or float32")
+    if value.device != x.device:
+        raise ValueError(f"{name} is on {value.device} and x on {x.device}; move it there")
+
+
+def _check_buffer(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    if tuple(value.shape) != shape or value.dtype is not dtype or value.device != device:
+        raise ValueError(
+            f"{name} is {name_of(value.dtype)} {list(value.shape)} on {value.device}; "
+            f"give {name_of(dtype)} {list(shape)} on {device}"
+        )
+    if value.requires_grad:
+        raise ValueError(f"{name} requires a gradient; give a plain buffer that the call may overwrite")
+
+
+def check_quantize(x: Any, spec: Any, group_sizes: Any, seed: Any, scale: Any, group_offset: Any) -> None:
+    """The arguments of `quantize` that do not depend on the number of groups."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"x is a {type(x).__name__}; give a tensor [M, K] or [G, N, K]")
+    if x.dim() not in (2, 3):
+        raise ValueError(f"x has shape {list(x.shape)}; give rows [M, K] or stacked matrices [G, N, K]")
+    if x.dtype not in DTYPE_NAMES:
+        raise ValueError(f"x has dtype {name_of(x.dtype)}; give bfloat16, float16 or float32")
+    if not isinstance(spec, QuantizerSpec):
+        raise ValueError(f"spec is a {type(spec).__name__}; give a QuantizerSpec, recipe.quantizer('x') makes one")
+    if x.dim() == 3:
+        if group_sizes is not None:
+            raise ValueError("group_sizes was given with stacked matrices [G, N, K]; leave it out: each is a group")
+        if not x.shape[0]:
+            raise ValueError(f"x has shape {list(x.shape)}; give at least one matrix")
+        if spec.hadamard:
+            raise ValueError("spec.hadamard is True and x holds stacked matrices; take it off, or give rows [M, K]")
+    check_seed(seed)
+    if spec.stochastic and seed is None:
+        raise ValueError(NEEDS_SEED)
+    if not isinstance(group_offset, int) or not 0 <= group_offset < 1 << 32:
+        raise ValueError(f"group_offset is {group_offset!r}; give the number of the first group, from 0 to 2^32 - 1")
+    if spec.scaling == "delayed" and scale is None:
+        raise ValueError("scale is None and delayed scaling takes its scales from history; give [G] encode scales")
+    if spec.scaling != "delayed" and scale is not None:
+        raise ValueError(f"scale was given and {spec.scaling} scaling makes its own; leave it out")
+
+
+def check_scale(scale: Any, groups: int, spec: QuantizerSpec) -> None:
+    """Delayed scaling's encode scales: [G] float32."""
+    if scale is None:
+        return
+    if not isinstance(scale, Tensor) or scale.dtype is not torch.float32 or tuple(scale.shape) != (groups,):
+        given = f"{name_of(scale.dtype)} {list(scale.shape)}" if isinstance(scale, Tensor) else type(scale).__name__
+        raise ValueError(f"scale is {given}; give float32 [{groups}], the encode scale of each group")
+
+
+def check_grouped_mm(a: Any, b: Any, offs: Any, out_dtype: Any) -> None:
+    """a [M, K], b [G, K, N], cumulative ends as torch's grouped_mm takes them, a high-precision result dtype."""
+    check_tensor("a", a, "[M, K]")
+    check_tensor("b", b, "[G, K, N]")
+    if a.shape[1] != b.shape[1]:
+        raise ValueError(f"a has {a.shape[1]} columns and b has shape {list(b.shape)}; give [G, K, N] with that K")
+    if not isinstance(offs, Tensor) or offs.dim() != 1 or offs.dtype not in (torch.int32, torch.int64):
+        given = f"{name_of(offs.dtype)} {list(offs.shape)}" if isinstance(offs, Tensor) else type(offs).__name__
+        raise ValueError(f"offs is {given}; give int32 [G], the cumulative end of each group")
+    if out_dtype is not None and out_dtype not in DTYPE_NAMES:
+        raise ValueError(f"out_dtype is {out_dtype}; give torch.bfloat16, torch.float16 or torch.float32")
+
+
+def operand_name(operand: Any) -> Operand | None:
+    """`operand`, or ValueError."""
+    if operand not in (None, "x", "w", "dy"):
+        raise ValueError(f"operand is {operand!r}; give 'x', 'w' or 'dy'")
+    return cast(Operand | None, operand)
+
+
+def direction_name(direction: Any) -> Direction:
+    """`direction`, or ValueError."""
+    if direction not in ("rowwise", "columnwise"):
+        raise ValueError(f"direction is {direction!r}; give 'rowwise' or 'columnwise'")
+    return cast(Direction, direction)

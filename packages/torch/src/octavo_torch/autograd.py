@@ -1,0 +1,214 @@
+"""The forward and backward of a grouped linear layer, composed from one Layer's bound functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from octavo import GroupedTensorSpec
+from octavo.quantizer import Operand
+from octavo_torch.delayed import DelayedState
+from octavo_torch.grouped_tensor import PLANES, GroupedTensor
+from octavo_torch.layer import Layer, Run
+from octavo_torch.reference import ops
+from octavo_torch.seeds import Seed, SeedCounter
+from octavo_torch.tracing import is_plain
+
+_COLUMN_PLANES = PLANES[3:]
+
+
+class Call:
+    """What backward needs of one call beside the saved tensors."""
+
+    __slots__ = ("grad_input", "group_offset", "layer", "record", "seed", "sizes", "state")
+
+    def __init__(
+        self,
+        layer: Layer,
+        sizes: Tensor,
+        seed: Seed,
+        state: DelayedState | None,
+        record: bool,
+        group_offset: int,
+        grad_input: Tensor | None,
+    ) -> None:
+        self.layer, self.sizes, self.seed, self.state = layer, sizes, seed, state
+        self.record, self.group_offset, self.grad_input = record, group_offset, grad_input
+
+
+def _quantize(
+    run: Run,
+    value: Tensor,
+    operand: Operand,
+    sizes: Tensor | None,
+    seed: Any,
+    state: DelayedState | None,
+    record: bool,
+    group_offset: int,
+) -> Any:
+    """`value` quantized; with delayed scaling its amax is recorded and its scale comes from the state."""
+    if state is None:
+        return run(value, sizes, seed=seed, operand=operand, group_offset=group_offset)
+    if record:
+        state.record(operand, ops.group_amax_of(value, sizes))
+    scale = state.encode_scale(operand)
+    return run(value, sizes, seed=seed, operand=operand, group_offset=group_offset, scale=scale)
+
+
+def run_forward(
+    layer: Layer,
+    sizes: Tensor,
+    x: Tensor,
+    w: Tensor,
+    w_codes: GroupedTensor | None,
+    bias: Tensor | None,
+    bias_scales: Tensor | None,
+    seed: Seed,
+    state: DelayedState | None,
+    record: bool,
+    group_offset: int,
+    out: Tensor | None,
+) -> tuple[Tensor, Any, Any]:
+    """y, and x and w as backward saves them: quantized where a GEMM reads codes."""
+    rows: Any = x
+    matrices: Any = w
+    drawn: Any = None
+    if layer.stochastic_forward:
+        drawn = seed.current() if isinstance(seed, SeedCounter) else seed
+    if layer.quantize_x is not None:
+        rows = _quantize(layer.quantize_x, x, "x", sizes, drawn, state, record, group_offset)
+    if layer.quantize_w is not None:
+        matrices = w_codes
+        if w_codes is None:
+            matrices = _quantize(layer.quantize_w, w, "w", None, drawn, state, record, group_offset)
+    if layer.quantized_fprop:
+        y = layer.fprop(rows, matrices, sizes, bias=bias, bias_scales=bias_scales, out=out)
+    else:
+        y = layer.fprop(x, w, sizes, bias=bias, bias_scales=bias_scales, out=out)
+    return y, rows, matrices
+
+
+class _Saved:
+    """Where an operand's saved tensors stand in ctx.saved_tensors, and how to put it together again."""
+
+    def __init__(self, value: Tensor | GroupedTensor, tensors: list[Tensor | None]) -> None:
+        self.start = len(tensors)
+        self.spec: GroupedTensorSpec | None = None
+        if isinstance(value, GroupedTensor):
+            self.spec = value.spec
+            tensors.append(value.group_sizes)
+            tensors.extend(getattr(value, name) for name in _COLUMN_PLANES)
+        else:
+            tensors.append(value)
+
+    def load(self, tensors: tuple[Any, ...]) -> Tensor | GroupedTensor:
+        """The operand: unquantized, or with its column planes alone."""
+        if self.spec is None:
+            value: Tensor = tensors[self.start]
+            return value
+        sizes, *planes = tensors[self.start : self.start + 1 + len(_COLUMN_PLANES)]
+        return GroupedTensor(self.spec, sizes, **dict(zip(_COLUMN_PLANES, planes, strict=True)))
+
+
+class GroupedLinearFunction(torch.autograd.Function):
+    """grouped_linear with gradients of x, weight, bias and bias_scales; each is computed only where it is asked for.
+
+    Saves x's and the weight's column codes (the unquantized tensor where the slot is high precision), the sizes, and
+    bias and bias_scales where the other one's gradient needs them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        call: Call,
+        w_codes: GroupedTensor | None,
+        out: Tensor | None,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        bias_scales: Tensor | None,
+    ) -> Tensor:
+        """y [M, N], which is `out` where that is given."""
+        layer = call.layer
+        y, rows, matrices = run_forward(
+            layer, call.sizes, x, weight, w_codes, bias, bias_scales, call.seed, call.state, call.record,
+            call.group_offset, out,
+        )  # fmt: skip
+        tensors: list[Tensor | None] = [call.sizes, None, None]
+        if bias_scales is not None:
+            tensors[1:] = [bias, bias_scales]
+        if layer.need_dw:
+            ctx.x = _Saved(rows if layer.quantized_wgrad else x, tensors)
+        if layer.need_dx:
+            ctx.w = _Saved(matrices if layer.quantized_dgrad else weight, tensors)
+        ctx.save_for_backward(*tensors)
+        ctx.call = call
+        ctx.dtypes = [None if value is None else value.dtype for value in (x, weight, bias, bias_scales)]
+        if out is not None:
+            ctx.mark_dirty(out)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients in the order of forward's arguments."""
+        with torch.no_grad():
+            grads = _backward(ctx, dy)
+        if torch.is_grad_enabled() and is_plain(dy):
+            grads = [None if grad is None else _refuse_second_derivative(grad, dy) for grad in grads]
+        return (None, None, None, *grads)
+
+
+def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
+    call: Call = ctx.call
+    layer = call.layer
+    tensors = ctx.saved_tensors
+    sizes, bias, bias_scales = tensors[:3]
+    need_x, need_w, need_b, need_s = ctx.needs_input_grad[3:]
+    dx = dw = db = ds = None
+    if dy.dtype is not layer.row_dtype:
+        dy = dy.to(layer.row_dtype)
+    if need_b or need_s:
+        sums = ops.bias_grads(dy, ops.bound_sizes(sizes, dy.shape[0], dy), bias, bias_scales)
+        db = sums[0] if need_b else None
+        ds = sums[1] if need_s else None
+    if need_x or need_w:
+        gradient: Any = dy
+        if layer.quantize_dy is not None:
+            seed = call.seed.take() if isinstance(call.seed, SeedCounter) else call.seed
+            gradient = _quantize(layer.quantize_dy, dy, "dy", sizes, seed, call.state, call.record, call.group_offset)
+        if need_x and layer.dgrad is not None:
+            rows = gradient if layer.quantized_dgrad else dy
+            dx = layer.dgrad(rows, ctx.w.load(tensors), sizes, out=call.grad_input)
+        if need_w and layer.wgrad is not None:
+            rows = gradient if layer.quantized_wgrad else dy
+            dw = layer.wgrad(ctx.x.load(tensors), rows, sizes)
+    grads = [dx, dw, db, ds]
+    return [
+        grad if grad is None or dtype is None or grad.dtype is dtype else grad.to(dtype)
+        for grad, dtype in zip(grads, ctx.dtypes, strict=True)
+    ]
+
+
+class _NoSecondDerivative(torch.autograd.Function):
+    """The identity, whose derivative is refused with a sentence."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, grad: Tensor, _: Tensor) -> Tensor:
+        """`grad` itself."""
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *_: Tensor) -> Any:
+        """Raises NotImplementedError."""
+        raise NotImplementedError(
+            "grouped_linear has no second derivative: quantization is a step function, whose derivative is zero or "
+            "undefined; compute this term with torch.nn.functional.linear per group instead"
+        )
+
+
+_refuse_second_derivative: Callable[[Tensor, Tensor], Tensor] = _NoSecondDerivative.apply
+grouped_linear_function: Callable[..., Tensor] = GroupedLinearFunction.apply

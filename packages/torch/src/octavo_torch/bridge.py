@@ -1,0 +1,171 @@
+"""BRIDGE: how packages that import no framework reach torch's arrays and Octavo's functions for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
+from octavo_registry.frameworks import Device, LayerResult
+from octavo_torch import functional, sizes
+from octavo_torch.delayed import OPERANDS, DelayedState
+from octavo_torch.grouped_tensor import GroupedTensor
+from octavo_torch.host_reads import watch_host_reads
+from octavo_torch.tracing import register_constants
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# numpy has no such types of its own: ml_dtypes' arrays cross as integers of the same width
+_BY_NAME: dict[str, tuple[torch.dtype, str]] = {
+    "bfloat16": (torch.bfloat16, "int16"),
+    "float8_e4m3fn": (torch.float8_e4m3fn, "uint8"),
+    "float8_e5m2": (torch.float8_e5m2, "uint8"),
+    "float8_e8m0fnu": (torch.uint8, "uint8"),
+}
+
+
+class TorchFramework:
+    """octavo_registry.frameworks.Framework for torch. Needs numpy and ml_dtypes where arrays cross."""
+
+    name = "torch"
+
+    def version(self) -> str:
+        """torch's version."""
+        return str(torch.__version__)
+
+    def devices(self) -> Sequence[Device]:
+        """The CPU, and one row for each kind of CUDA device."""
+        found = {("cpu", None): Device("cpu", None, "CPU")}
+        if torch.cuda.is_available():
+            for index in range(torch.cuda.device_count()):
+                arch = torch.cuda.get_device_capability(index)
+                found.setdefault(("cuda", arch), Device("cuda", arch, torch.cuda.get_device_name(index)))  # type: ignore[arg-type]
+        return list(found.values())
+
+    def from_numpy(self, array: np.ndarray, device: str = "cpu") -> Tensor:
+        """A tensor with the same bits; ml_dtypes' types included."""
+        import numpy as np
+
+        # a copy: torch would share, and warn about, memory that numpy calls read-only
+        array = np.array(array, order="C")
+        crossing = _BY_NAME.get(array.dtype.name)
+        if crossing is None:
+            return torch.from_numpy(array).to(device)
+        dtype, carrier = crossing
+        return torch.from_numpy(array.view(carrier)).view(dtype).to(device)
+
+    def to_numpy(self, array: Tensor) -> np.ndarray:
+        """The same bits; bfloat16 and float8 as ml_dtypes' types."""
+        import ml_dtypes
+        import numpy as np
+
+        host = array.detach().contiguous().cpu()
+        for name, (dtype, carrier) in _BY_NAME.items():
+            if host.dtype is dtype and dtype is not torch.uint8:
+                raw = host.view(getattr(torch, carrier)).numpy()
+                return np.ascontiguousarray(raw).view(np.dtype(getattr(ml_dtypes, name)))
+        return np.ascontiguousarray(host.numpy())
+
+    def grouped_tensor(self, spec: GroupedTensorSpec, group_sizes: Any, arrays: Mapping[str, Any]) -> GroupedTensor:
+        """A GroupedTensor of these planes."""
+        rows = spec.shape[0]
+        planes = {name: value for name, value in arrays.items() if value is not None}
+        if spec.ragged_axis is None:
+            return GroupedTensor(spec, None, **planes)
+        like = next(iter(planes.values()))
+        checked, _ = sizes.as_sizes([rows] if group_sizes is None else group_sizes, rows, spec.groups, like)
+        return GroupedTensor(spec, checked.to(like.device, torch.int64), **planes)
+
+    def quantize(
+        self,
+        x: Any,
+        spec: QuantizerSpec,
+        group_sizes: Any = None,
+        *,
+        seed: int | None = None,
+        operand: str | None = None,
+        group_offset: int = 0,
+        scale: Any = None,
+        backend: str | Sequence[str] | None = None,
+    ) -> GroupedTensor:
+        """octavo_torch.quantize."""
+        return functional.quantize(
+            x,
+            spec,
+            group_sizes,
+            seed=seed,
+            operand=operand,
+            group_offset=group_offset,
+            scale=scale,
+            backend=backend,
+        )
+
+    def grouped_linear(
+        self,
+        x: Any,
+        w: Any,
+        group_sizes: Any,
+        dy: Any = None,
+        *,
+        recipe: Recipe,
+        bias: Any = None,
+        seed: int | None = None,
+        scales: Mapping[str, Any] | None = None,
+        group_offset: int = 0,
+        backend: str | Sequence[str] | None = None,
+        compiled: bool = False,
+    ) -> LayerResult:
+        """octavo_torch.grouped_linear, with gradients of x, w and bias where `dy` is given."""
+        state = None
+        if recipe.stateful:
+            state = _state_of(recipe, scales or {}, w)
+        leaves = [value if value is None else value.detach().requires_grad_(dy is not None) for value in (x, w, bias)]
+
+        def layer(x: Tensor, w: Tensor, sizes: Any, bias: Tensor | None) -> Tensor:
+            return functional.grouped_linear(
+                x,
+                w,
+                sizes,
+                recipe=recipe,
+                bias=bias,
+                seed=seed,
+                state=state,
+                group_offset=group_offset,
+                backend=backend,
+            )
+
+        register_constants()
+        call: Callable[..., Tensor] = torch.compile(layer, fullgraph=True) if compiled else layer
+        y = call(leaves[0], leaves[1], group_sizes, leaves[2])
+        if dy is None:
+            return LayerResult(y)
+        torch.autograd.backward(y, dy)
+        grads = [None if leaf is None else leaf.grad for leaf in leaves]
+        return LayerResult(y.detach(), *grads)
+
+    def host_reads(self, function: Callable[..., Any], *arrays: Any) -> Sequence[str]:
+        """Operations by which `function(*arrays)` waits for values of a tensor.
+
+        Tensors are treated as if they were on an accelerator, wherever they are: a read that a CPU gives away for
+        nothing is reported too.
+        """
+        with watch_host_reads() as reads:
+            function(*arrays)
+        return reads
+
+
+def _state_of(recipe: Any, scales: Mapping[str, Any], w: Tensor) -> DelayedState:
+    state = DelayedState.create(recipe, w.shape[0], w.device)
+    for index, operand in enumerate(OPERANDS):
+        if operand in scales:
+            state.scale[index].copy_(scales[operand])
+    return state
+
+
+BRIDGE = TorchFramework()
+
+__all__ = ["BRIDGE", "TorchFramework"]

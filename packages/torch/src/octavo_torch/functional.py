@@ -1,0 +1,192 @@
+"""The public functions: quantize, dequantize, quantize_weight, grouped_linear, grouped_mm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from octavo import HighPrecision, QuantizerSpec, Recipe
+from octavo_torch import arguments
+from octavo_torch.delayed import DelayedState
+from octavo_torch.dtypes import DTYPE_NAMES
+from octavo_torch.grouped_tensor import GroupedTensor
+from octavo_torch.layer import layer_for, quantizer_for
+from octavo_torch.linear import apply, traced
+from octavo_torch.operands import check_weight
+from octavo_torch.reference import backend as reference
+from octavo_torch.reference import ops
+from octavo_torch.sizes import as_sizes
+from octavo_torch.weights import QuantizedWeight
+
+_HIGH_PRECISION = HighPrecision()
+_is_compiling = torch.compiler.is_compiling
+
+Backend = str | Sequence[str] | None
+
+
+@torch.no_grad()
+def quantize(
+    x: Tensor,
+    spec: QuantizerSpec,
+    group_sizes: Any = None,
+    *,
+    seed: int | Tensor | None = None,
+    operand: str | None = None,
+    group_offset: int = 0,
+    scale: Tensor | None = None,
+    backend: Backend = None,
+) -> GroupedTensor:
+    """Codes and decode scales of `x`, in the directions that `spec` asks for.
+
+    x             [M, K] rows in group order, or [G, N, K] stacked matrices; bf16, fp16 or fp32
+    group_sizes   [G] integers on the host or on x's device, sum <= M; None: one group of M rows. Not with matrices
+    seed          integer or integer scalar tensor, modulo 2^64; needed by stochastic rounding
+    operand       "x", "w" or "dy": part of the random bits' position; None: the spec's role
+    group_offset  number of the first group, likewise
+    scale         [G] fp32 encode scales, needed by delayed scaling
+    backend       a name or a closed list of names
+
+    Not differentiable. Rows past the sum are not read. Raises ValueError for arguments that do not fit,
+    NoBackendError where no installed backend serves the request.
+    """
+    arguments.check_quantize(x, spec, group_sizes, seed, scale, group_offset)
+    named = arguments.operand_name(operand)
+    if x.dim() == 3:
+        run = quantizer_for(spec, x, x.shape[0], x.is_cpu, _names(backend))
+        sizes = None
+        arguments.check_scale(scale, x.shape[0], spec)
+    else:
+        sizes, at_host = as_sizes([x.shape[0]] if group_sizes is None else group_sizes, x.shape[0], None, x)
+        arguments.check_scale(scale, sizes.shape[0], spec)
+        run = quantizer_for(spec, x, sizes.shape[0], at_host, _names(backend))
+    result: GroupedTensor = run(x, sizes, seed=seed, operand=named or spec.role, group_offset=group_offset, scale=scale)
+    return result
+
+
+@torch.no_grad()
+def dequantize(q: GroupedTensor, direction: Literal["rowwise", "columnwise"] = "rowwise") -> Tensor:
+    """fp32 values of one direction, in the logical shape; rows past the sum are +0.
+
+    Hadamard column data come back in the Hadamard domain, [block_bound(M, G, 16) * 16, K]. Plain layouts only.
+    """
+    if not isinstance(q, GroupedTensor):
+        raise ValueError(f"q is a {type(q).__name__}; give the GroupedTensor that quantize returned")
+    return reference.dequantize(q, arguments.direction_name(direction))
+
+
+@torch.no_grad()
+def quantize_weight(
+    w: Tensor,
+    recipe: Recipe,
+    *,
+    seed: int | Tensor | None = None,
+    state: DelayedState | None = None,
+    backend: Backend = None,
+) -> QuantizedWeight:
+    """`w` [G, N, K] quantized for `recipe`, to be given to `grouped_linear` in the weight's place.
+
+    Do it once an optimizer step and every microbatch reuses the codes. Both directions are made where w requires a
+    gradient. `state` is needed by delayed scaling: w's amax is recorded in it.
+    """
+    check_weight(w)
+    arguments.check_state(recipe, state, w)
+    layer = layer_for(recipe, w, w, w.is_cpu, w.requires_grad, w.requires_grad, _names(backend))
+    codes = None
+    if layer.quantize_w is not None:
+        if layer.stochastic_forward and seed is None:
+            raise ValueError(arguments.NEEDS_SEED)
+        scale = None
+        if state is not None:
+            state.record("w", ops.group_amax_of(w, None))
+            scale = state.encode_scale("w")
+        codes = layer.quantize_w(w, None, seed=seed, operand="w", scale=scale)
+    return QuantizedWeight(w, codes, recipe, layer.w_layouts, w._version)
+
+
+def grouped_linear(
+    x: Tensor,
+    weight: Tensor | QuantizedWeight,
+    group_sizes: Any,
+    *,
+    recipe: Recipe | None,
+    bias: Tensor | None = None,
+    bias_scales: Tensor | None = None,
+    seed: int | Tensor | None = None,
+    state: DelayedState | None = None,
+    group_offset: int = 0,
+    backend: Backend = None,
+    out: Tensor | None = None,
+    grad_input: Tensor | None = None,
+) -> Tensor:
+    """y[r] = x[r] @ weight[g].T + bias[g] for every row r of group g.
+
+    x             [M, K]     bf16, fp16 or fp32; rows of one group stand together, in group order
+    weight        [G, N, K]  x's dtype; or what `quantize_weight` made of it
+    group_sizes   [G]        integers: a list, numpy or a CPU tensor (checked), or a tensor on x's device (never read)
+    recipe                   None: HighPrecision
+    bias          [G, N]     optional; bias_scales [M] multiplies it row by row
+    seed                     of stochastic rounding: an integer or an integer scalar tensor, another one each step
+    state                    of delayed scaling: amax of x and w is recorded in forward, of dy in backward
+    group_offset             number of the first group, where a call computes some of the groups
+    out, grad_input          buffers for y [M, N] and for dx [M, K]
+    Returns       [M, N]     rows past the sum are zero and x is not read there
+
+    Differentiable in x, weight, bias and bias_scales, once. Raises ValueError for shapes, dtypes or host sizes that do
+    not fit; NoBackendError when no installed backend serves the request. Device sizes whose sum passes M write
+    nothing out of bounds and set the flag that `check_errors()` reads.
+    """
+    if recipe is None:
+        recipe = _HIGH_PRECISION
+    if backend is not None and type(backend) is not str:
+        backend = tuple(backend)
+    run = traced if _is_compiling() else apply
+    return run(
+        x, weight, group_sizes, recipe, backend, bias, bias_scales, seed, state, True, group_offset, out, grad_input
+    )
+
+
+def grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor,
+    *,
+    recipe: Recipe | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """torch's grouped_mm with a recipe: rows of `a` between offs[g - 1] and offs[g] times b[g].
+
+    a      [M, K]
+    b      [G, K, N], any strides
+    offs   [G] int32 cumulative ends, on the host or on a's device; rows past the last one are zero in the result
+    bias   [G, N], optional
+    """
+    arguments.check_grouped_mm(a, b, offs, out_dtype)
+    # the operands are checked first: a transposed view of something else would be blamed in other words
+    sizes = torch.diff(offs, prepend=offs.new_zeros(1))
+    chosen = _HIGH_PRECISION if recipe is None else recipe
+    if out_dtype is not None and out_dtype is not a.dtype:
+        chosen = _with_output_dtype(chosen, out_dtype)
+    return grouped_linear(a, b.transpose(1, 2), sizes, recipe=chosen, bias=bias)
+
+
+_rerounded: dict[tuple[int, torch.dtype], tuple[Recipe, Recipe]] = {}
+
+
+def _with_output_dtype(recipe: Recipe, dtype: torch.dtype) -> Recipe:
+    """`recipe` with another output dtype, one object for each pair so that its layers are found again."""
+    known = _rerounded.get((id(recipe), dtype))
+    if known is not None and known[0] is recipe:
+        return known[1]
+    if len(_rerounded) >= 256:
+        _rerounded.clear()
+    made = type(recipe)(**{**recipe.model_dump(), "output_dtype": DTYPE_NAMES[dtype]})
+    _rerounded[id(recipe), dtype] = (recipe, made)
+    return made
+
+
+def _names(backend: Backend) -> str | tuple[str, ...] | None:
+    return backend if backend is None or isinstance(backend, str) else tuple(backend)

@@ -1,0 +1,182 @@
+"""A grouped linear layer resolved through the registry: bound functions and the conditions they hold under."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import octavo_registry as registry
+from octavo import QuantizerSpec, Recipe
+from octavo_registry.request import Plan, Request
+from octavo_torch.dtypes import DTYPE_NAMES, DTYPES
+from octavo_torch.tracing import register_constants
+
+Run = Callable[..., Any]
+Names = str | Sequence[str] | None
+
+
+class Layer:
+    """What one call of a grouped linear runs, for one dtype, device, weight shape and set of wanted gradients.
+
+    token       the registry's state when it was resolved
+    wants_more  a seed or a state has to come with each call
+    quantize_*  bound quantizers making just the planes that the wanted GEMMs read; None: that operand stays as it is
+    """
+
+    __slots__ = (
+        "at_host",
+        "backend",
+        "columns",
+        "device",
+        "dgrad",
+        "dtype",
+        "fprop",
+        "groups",
+        "need_dw",
+        "need_dx",
+        "needs_seed",
+        "on_cpu",
+        "plan",
+        "quantize_dy",
+        "quantize_w",
+        "quantize_x",
+        "quantized_dgrad",
+        "quantized_fprop",
+        "quantized_wgrad",
+        "recipe",
+        "row_dtype",
+        "stateful",
+        "stochastic_forward",
+        "token",
+        "w_layouts",
+        "wants_more",
+        "weight_shape",
+        "wgrad",
+    )
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        dtype: torch.dtype,
+        device: torch.device,
+        weight_shape: torch.Size,
+        at_host: bool,
+        need_dx: bool,
+        need_dw: bool,
+        backend: Names,
+    ) -> None:
+        register_constants()
+        self.token = registry.state_token()
+        self.recipe, self.dtype, self.device, self.weight_shape = recipe, dtype, device, weight_shape
+        self.need_dx, self.need_dw, self.backend = need_dx, need_dw, backend
+        self.groups, self.columns = int(weight_shape[0]), int(weight_shape[2])
+        self.at_host = at_host
+        self.on_cpu = device.type == "cpu"
+        self.stateful = recipe.stateful
+        name = DTYPE_NAMES[dtype]
+        request = Request(
+            op="fprop",
+            framework="torch",
+            device=device.type,
+            in_dtype=name,
+            out_dtype=recipe.output_dtype or name,
+            recipe=recipe,
+            arch=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+            k=int(weight_shape[2]),
+            n=int(weight_shape[1]),
+            groups=self.groups,
+            sizes="host" if at_host else "device",
+            training=need_dx or need_dw,
+        )
+        plan = self.plan = registry.plan_layer(request, backend=backend, wgrad_dtype=recipe.wgrad_dtype or name)
+        self.row_dtype = DTYPES[request.out_dtype]
+        self.fprop: Run = plan.fprop.run
+        self.dgrad: Run | None = plan.dgrad.run if need_dx and plan.dgrad else None
+        self.wgrad: Run | None = plan.wgrad.run if need_dw and plan.wgrad else None
+        self.w_layouts = plan.quantize_w.request.layouts if plan.quantize_w else None
+        self.quantized_fprop, self.quantized_dgrad = recipe.quantizes("fprop"), recipe.quantizes("dgrad")
+        self.quantized_wgrad = recipe.quantizes("wgrad")
+        row_dy, column = need_dx and self.quantized_dgrad, need_dw and self.quantized_wgrad
+        self.quantize_x = self._quantizer(plan.quantize_x, self.quantized_fprop, column)
+        self.quantize_w = self._quantizer(plan.quantize_w, self.quantized_fprop, row_dy)
+        self.quantize_dy = self._quantizer(plan.quantize_dy, row_dy, column)
+        self.stochastic_forward = any(
+            made is not None and made.request.quantizer is not None and made.request.quantizer.stochastic
+            for made in (plan.quantize_x, plan.quantize_w)
+        )
+        self.needs_seed = self.stochastic_forward or (self.quantize_dy is not None and recipe.stochastic)
+        self.wants_more = self.needs_seed or self.stateful
+
+    def _quantizer(self, plan: Plan | None, row: bool, column: bool) -> Run | None:
+        """`plan` for fewer planes where fewer are read: codes that nobody reads are not made."""
+        if plan is None or not (row or column):
+            return None
+        spec = plan.request.quantizer
+        assert spec is not None
+        orientation = "both" if row and column else "rowwise" if row else "columnwise"
+        if spec.orientation == orientation:
+            return plan.run
+        narrow = QuantizerSpec(**{**dict(spec), "orientation": orientation})
+        return registry.plan(replace(plan.request, quantizer=narrow), backend=self.backend).run
+
+
+_state_token = registry.state_token
+_layers: dict[tuple[Any, ...], Layer] = {}
+_MOST_LAYERS = 1024
+
+
+def layer_for(
+    recipe: Recipe,
+    x: Tensor,
+    w: Tensor,
+    at_host: bool,
+    need_dx: bool,
+    need_dw: bool,
+    backend: str | tuple[str, ...] | None,
+) -> Layer:
+    """The resolved layer for operands that fit together, kept by the recipe's identity: a recipe does not change."""
+    dtype, shape = x.dtype, w.shape
+    key = (id(recipe), dtype, shape, at_host, need_dx, need_dw, backend)
+    layer = _layers.get(key)
+    if layer is not None and layer.token is _state_token() and layer.recipe is recipe and x.device == layer.device:
+        return layer
+    if len(_layers) >= _MOST_LAYERS:
+        _layers.clear()
+    layer = _layers[key] = Layer(recipe, dtype, x.device, shape, at_host, need_dx, need_dw, backend)
+    return layer
+
+
+_quantizers: dict[tuple[Any, ...], tuple[object, QuantizerSpec, Run]] = {}
+
+
+def quantizer_for(spec: QuantizerSpec, x: Tensor, groups: int, at_host: bool, backend: Names) -> Run:
+    """The bound function that quantizes tensors like `x` by `spec`."""
+    key = (id(spec), x.dtype, x.device, x.dim(), x.shape[-1], groups, at_host, backend)
+    token = registry.state_token()
+    known = _quantizers.get(key)
+    if known is not None and known[0] is token and known[1] is spec:
+        return known[2]
+    if len(_quantizers) >= _MOST_LAYERS:
+        _quantizers.clear()
+    name = DTYPE_NAMES[x.dtype]
+    request = Request(
+        op="quantize",
+        framework="torch",
+        device=x.device.type,
+        in_dtype=name,
+        out_dtype=name,
+        quantizer=spec,
+        arch=torch.cuda.get_device_capability(x.device) if x.is_cuda else None,
+        k=int(x.shape[-1]),
+        n=int(x.shape[1]) if x.dim() == 3 else None,
+        groups=groups,
+        stacked=x.dim() == 3,
+        sizes="host" if at_host else "device",
+    )
+    run = registry.plan(request, backend=backend).run
+    _quantizers[key] = (token, spec, run)
+    return run

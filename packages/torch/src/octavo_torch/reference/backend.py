@@ -1,0 +1,158 @@
+"""ReferenceBackend: binds requests to the functions of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from octavo.quantizer import HADAMARD_SIZE, Direction
+from octavo_registry.request import Bound, Request
+from octavo_torch.grouped_tensor import GroupedTensor
+from octavo_torch.reference import ops
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class ReferenceBackend:
+    """Serves everything that its card admits."""
+
+    def refuses(self, request: Request) -> str | None:
+        """None, but for a CUDA request in a process whose torch sees no CUDA device."""
+        if request.device == "cuda" and not torch.cuda.is_available():
+            return "device is cuda and this torch sees no CUDA device; install a CUDA build of torch or use the CPU"
+        return None
+
+    def bind(self, request: Request) -> Bound:
+        """The function for `request.op`; see octavo_registry.Bound for the calls."""
+        if request.op == "quantize":
+            assert request.quantizer is not None
+            return Bound(run=_quantizer(ops.quantizer_text(request.quantizer), request.quantizer.role))
+        if request.op == "dequantize":
+            return Bound(run=dequantize)
+        return Bound(run=_GEMMS[request.op](_DTYPES[request.out_dtype]))
+
+
+def _quantizer(quantizer: str, role: str) -> Callable[..., GroupedTensor]:
+    def quantize(
+        x: Tensor,
+        group_sizes: Tensor | None = None,
+        *,
+        seed: Tensor | int | None = None,
+        operand: str | None = None,
+        group_offset: int = 0,
+        scale: Tensor | None = None,
+        out: GroupedTensor | None = None,
+    ) -> GroupedTensor:
+        sizes = None if group_sizes is None else ops.bound_sizes(group_sizes, x.shape[0], x)
+        if sizes is None and x.dim() == 2:
+            sizes = torch.full((1,), x.shape[0], dtype=torch.int64, device=x.device)
+        key = seed_tensor(seed, x.device)
+        planes = ops.quantize_planes(x, sizes, quantizer, key, operand or role, group_offset, scale)
+        result = ops.assembled(ops.layout_of(x, sizes, quantizer), sizes, planes)
+        return result if out is None else result.copy_into(out)
+
+    return quantize
+
+
+def seed_tensor(seed: Tensor | int | None, device: torch.device) -> Tensor | None:
+    """A seed as a 0-dimensional int64 tensor on `device`, its bits those of the seed modulo 2^64."""
+    if seed is None:
+        return None
+    if isinstance(seed, Tensor):
+        return seed.reshape(()).to(device, torch.int64)
+    wrapped = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+    return torch.full((), wrapped, dtype=torch.int64, device=device)
+
+
+def dequantize(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:
+    """fp32 values of one plane."""
+    codes, scale, factor = q.plane(direction)
+    layout = q.spec
+    text = ops.quantizer_text(layout.quantizer)
+    value: Tensor = ops.dequantize_plane(
+        codes, scale, factor, q.group_sizes, text, list(layout.shape), layout.groups, direction
+    )
+    return value
+
+
+def _operand(value: GroupedTensor | Tensor, direction: Direction) -> Tensor:
+    return dequantize(value, direction) if isinstance(value, GroupedTensor) else value
+
+
+def _row_sizes(rows: GroupedTensor | Tensor, group_sizes: Tensor) -> Tensor:
+    """Bounded sizes of the ragged operand, which a quantized one carries."""
+    if isinstance(rows, GroupedTensor) and rows.group_sizes is not None:
+        return rows.group_sizes
+    assert isinstance(rows, Tensor)
+    sizes: Tensor = ops.bound_sizes(group_sizes, rows.shape[0], rows)
+    return sizes
+
+
+def _into(out: Tensor | None, result: Tensor) -> Tensor:
+    return result if out is None else out.copy_(result)
+
+
+def _result_dtype(out: Tensor | None, dtype: torch.dtype) -> torch.dtype:
+    return dtype if out is None else out.dtype
+
+
+def _fprop(dtype: torch.dtype) -> Callable[..., Tensor]:
+    def fprop(
+        x: GroupedTensor | Tensor,
+        w: GroupedTensor | Tensor,
+        group_sizes: Tensor,
+        *,
+        bias: Tensor | None = None,
+        bias_scales: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        sizes = _row_sizes(x, group_sizes)
+        rows, matrices = _operand(x, "rowwise"), _operand(w, "rowwise")
+        return _into(out, ops.fprop(rows, matrices, sizes, bias, bias_scales, _result_dtype(out, dtype)))
+
+    return fprop
+
+
+def _dgrad(dtype: torch.dtype) -> Callable[..., Tensor]:
+    def dgrad(
+        dy: GroupedTensor | Tensor, w: GroupedTensor | Tensor, group_sizes: Tensor, *, out: Tensor | None = None
+    ) -> Tensor:
+        sizes = _row_sizes(dy, group_sizes)
+        rows, matrices = _operand(dy, "rowwise"), _operand(w, "columnwise")
+        return _into(out, ops.dgrad(rows, matrices, sizes, _result_dtype(out, dtype)))
+
+    return dgrad
+
+
+def _wgrad(dtype: torch.dtype) -> Callable[..., Tensor]:
+    def wgrad(
+        x: GroupedTensor | Tensor,
+        dy: GroupedTensor | Tensor,
+        group_sizes: Tensor,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        sizes = _row_sizes(x, group_sizes)
+        left, right = _operand(x, "columnwise"), _operand(dy, "columnwise")
+        # Hadamard column data have each group padded to 16 rows, which take part in the product
+        if isinstance(x, GroupedTensor) and x.spec.quantizer.hadamard:
+            product_sizes = (sizes + (HADAMARD_SIZE - 1)) // HADAMARD_SIZE * HADAMARD_SIZE
+        else:
+            product_sizes = sizes
+        if out is None or not accumulate:
+            return _into(out, ops.wgrad(left, right, product_sizes, _result_dtype(out, dtype)))
+        added = out.float() + ops.wgrad(left, right, product_sizes, torch.float32)
+        # the accumulator of a group without rows keeps its bits, a negative zero and a NaN included
+        return out.copy_(torch.where((sizes > 0)[:, None, None], added.to(out.dtype), out))
+
+    return wgrad
+
+
+_GEMMS: dict[str, Callable[[torch.dtype], Callable[..., Tensor]]] = {
+    "fprop": _fprop,
+    "dgrad": _dgrad,
+    "wgrad": _wgrad,
+}

@@ -1,0 +1,36 @@
+"""How torch.compile takes Octavo's values: recipes and specs are constants, and values of tensors are not read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
+
+_registered: set[type] = set()
+
+
+def register_constants() -> None:
+    """Make every recipe class that exists by now, and the specs, pytree constants.
+
+    dynamo asks when it first meets an object, before any code of ours runs, so this runs at import, and again wherever
+    a recipe is first used in a module or eagerly: a plugin's recipe class may come later than this package.
+    """
+    values: list[type] = [QuantizerSpec, GroupedTensorSpec, *Recipe._kinds.values()]
+    for known in values:
+        if known not in _registered:
+            pytree.register_constant(known)
+            _registered.add(known)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """False for a tensor that stands for another: a fake or functional one of a compiler, a wrapper subclass.
+
+    Asked instead of torch.compiler.is_compiling(), which some stages of some torch versions answer with no.
+    """
+    kind = type(tensor)
+    return kind is Tensor or kind is torch.nn.Parameter
+
+
+register_constants()
