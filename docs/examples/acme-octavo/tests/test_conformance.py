@@ -8,6 +8,7 @@ import sys
 
 def test_the_conformance_suite_passes() -> None:
     """Every capability that the card declares is tested; what it does not declare is skipped with the reason."""
-    command = [sys.executable, "-m", "pytest", "-q", "--pyargs", "octavo_conformance.suite", "--octavo-backend", "acme"]
+    program = "from octavo_registry.cli import main; main()"
+    command = [sys.executable, "-c", program, "conform", "acme"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,161 @@
+"""The main job: train every recipe, compare the bits, write the report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from octavo import Recipe
+from octavo_cli.errors import InputError, RunError
+from octavo_cli.train.config import QUICK, TrainConfig, parse_recipes, pick_framework
+from octavo_cli.train.data import read_corpus
+from octavo_cli.train.live import LossTable, print_summary
+from octavo_cli.train.loop import ModelFactory, train_all
+from octavo_cli.train.model import Model
+from octavo_cli.train.output import output_folder
+from octavo_cli.train.results import Results
+from octavo_registry.cli.output import print_json, print_line
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the command line asked for; `sizes` are those options that were given, `fixed` those with a default."""
+
+    recipes: str
+    text: Path | None
+    out: Path
+    framework: str | None
+    device: str
+    quick: bool
+    as_json: bool
+    fixed: Mapping[str, int]
+    sizes: Mapping[str, int]
+
+
+def installed_frameworks() -> tuple[str, ...]:
+    """Those of torch and jax whose front end and framework are both installed; neither is imported."""
+    return tuple(
+        name
+        for name in ("torch", "jax")
+        if importlib.util.find_spec(name) is not None and importlib.util.find_spec(f"octavo_{name}") is not None
+    )
+
+
+def run_demo(choices: Choices) -> None:
+    """Check everything, train, compare, write; prints a summary or, with `as_json`, the results."""
+    start = time.perf_counter()
+    recipes = parse_recipes(choices.recipes)
+    config = TrainConfig(**{**(QUICK if choices.quick else {}), **choices.fixed, **choices.sizes})
+    frameworks = installed_frameworks()
+    framework = pick_framework(choices.framework, frameworks)
+    corpus = read_corpus(choices.text, config.context)
+    console = Console(quiet=choices.as_json)
+    with output_folder(choices.out) as folder:
+        make = model_factory(framework, choices.device)
+        console.print(
+            f"{config.experts} experts, top {config.top_k}, width {config.width}; {corpus.source}, "
+            f"{len(corpus.train) + len(corpus.held_out):,} bytes; {framework} on {choices.device}"
+        )
+        with LossTable(console, config, recipes) as table:
+            runs = train_all(config, recipes, corpus, make, table)
+        console.print("Comparing the quantized weights ...")
+        from octavo_cli.train.bits import compare_bits
+
+        first = {run.recipe: run.weights for run in reversed(runs)}
+        bits = compare_bits(recipes, first, frameworks)
+        results = Results(
+            config=config,
+            framework=framework,
+            device=choices.device,
+            recipes={name: _recipe_facts(recipe) for name, recipe in recipes.items()},
+            versions=versions(frameworks),
+            text={"source": corpus.source, "sha256": corpus.sha256, "bytes": len(corpus.train) + len(corpus.held_out)},
+            unigram_loss=corpus.unigram_loss(corpus.evaluation(config.held_out, config.context)),
+            runs=runs,
+            bits=bits,
+            seconds=time.perf_counter() - start,
+        )
+        write_report(results, folder, command_line())
+    _tell(choices, results)
+    if not bits.agree:
+        raise RunError(f"the frameworks quantize to different bits; {choices.out / 'curves.json'} says where")
+
+
+def model_factory(framework: str, device: str) -> ModelFactory:
+    """How to make a model in `framework` on `device`; `InputError` where the device is absent."""
+    if framework == "torch":
+        import torch
+
+        from octavo_cli.train.torch_model import TorchModel
+
+        present = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+        made: Any = TorchModel
+        if device == "cpu":
+            # Tensors this small gain nothing from threads, and threads that spin for a core lose minutes where the
+            # machine is shared.
+            torch.set_num_threads(1)
+    else:
+        import jax
+
+        from octavo_cli.train.jax_model import JaxModel
+
+        present = sorted({"cpu", *("cuda" if item.platform == "gpu" else item.platform for item in jax.devices())})
+        made = JaxModel
+    if device not in present:
+        raise InputError(f"--device is {device!r}; {framework} sees {' and '.join(present)} here")
+
+    def make(config: TrainConfig, recipe: Recipe, vocabulary: int, seed: int) -> Model:
+        model: Model = made(config, recipe, vocabulary, seed, device)
+        return model
+
+    return make
+
+
+def write_report(results: Results, folder: Path, command: str) -> None:
+    """curves.json, loss.png, expert_load.png and index.html into `folder`."""
+    from octavo_cli.train.page import render_page
+    from octavo_cli.train.plots import DARK, LIGHT, load_figure, loss_figure
+
+    loss = (loss_figure(results, LIGHT), loss_figure(results, DARK))
+    load = (load_figure(results, LIGHT), load_figure(results, DARK))
+    (folder / "curves.json").write_text(json.dumps(results.as_dict(), indent=1, allow_nan=False) + "\n")
+    (folder / "loss.png").write_bytes(loss[0])
+    (folder / "expert_load.png").write_bytes(load[0])
+    (folder / "index.html").write_text(render_page(results, command, loss, load), encoding="utf-8")
+
+
+def command_line() -> str:
+    """The command as it was typed."""
+    return shlex.join(["octavo", *sys.argv[1:]])
+
+
+def _recipe_facts(recipe: Recipe) -> dict[str, Any]:
+    return {"fingerprint": recipe.fingerprint, **json.loads(recipe.to_json())}
+
+
+def versions(frameworks: tuple[str, ...]) -> dict[str, str]:
+    """Versions of Python, of our packages and of the frameworks."""
+    names = ["octavo", "octavo-numerics", *(f"octavo-{name}" for name in frameworks), *frameworks, "numpy"]
+    return {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        **{name: importlib.metadata.version(name) for name in names},
+    }
+
+
+def _tell(choices: Choices, results: Results) -> None:
+    if choices.as_json:
+        print_json(results.as_dict())
+        return
+    print_line()
+    print_summary(results)
+    print_line(f"Wrote {choices.out / 'index.html'}, the figures and curves.json beside it; {results.seconds:.0f} s.")

@@ -1,0 +1,109 @@
+"""The training gates: held-out loss of each recipe against bf16 over paired seeds, with a limit on the mean gap.
+
+    python -m octavo_cli.train.gates --out benchmarks/results/training-gates.json
+
+A gate sees gross faults only: paired seeds spread by some tenths of a per cent, so it cannot see missing stochastic
+rounding, a missing Hadamard transform or a wrong rounding rule; the bit-for-bit suite does. Faults that it must see
+are planted (`planted`) and have to fail. Runs in torch on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from octavo_cli.train.config import TrainConfig, parse_recipes
+from octavo_cli.train.data import read_corpus
+from octavo_cli.train.demo import model_factory, versions
+from octavo_cli.train.loop import train_one
+from octavo_cli.train.planted import FAULTS, planted
+from octavo_cli.train.results import Gap, Run, gap_at
+
+LIMITS: dict[str, float] = {"fp8-block": 1.0, "mxfp8": 1.0, "nvfp4": 2.0}
+"""Largest mean gap to bf16 in per cent, by preset."""
+
+CONFIG = TrainConfig(steps=200, seeds=3, experts=8, top_k=2, width=128, hidden=256)
+FAULTY_RECIPE = "fp8-block"
+
+
+class _Printer:
+    def stepped(self, run: Run) -> None:
+        """Nothing: a step is not worth a line."""
+
+    def evaluated(self, run: Run) -> None:
+        """Nothing: neither is an evaluation."""
+
+    def finished(self, run: Run) -> None:
+        typer.echo(f"{run.recipe:<14} seed {run.seed}  held out {run.final.loss:.4f}  {run.seconds:.0f} s")
+
+
+def measure(
+    config: TrainConfig = CONFIG, recipes: Sequence[str] = tuple(LIMITS), faults: Sequence[str] = tuple(FAULTS)
+) -> dict[str, Any]:
+    """Train everything and judge it; the result is what the file holds. `passed` is the verdict on all of it."""
+    corpus = read_corpus(None, config.context)
+    known = parse_recipes(",".join(recipes))
+    make = model_factory("torch", "cpu")
+    jobs = [(name, name, None) for name in known] + [(fault, FAULTY_RECIPE, fault) for fault in faults]
+    runs = []
+    for seed in config.all_seeds:
+        for label, recipe, fault in jobs:
+            chosen = known[recipe] if fault is None else parse_recipes(recipe)[recipe]
+            with nullcontext() if fault is None else planted(fault):
+                runs.append(train_one(config, label, chosen, seed, corpus, make, _Printer()))
+    gates = [_judged(gap_at(runs, name), LIMITS[name], must_pass=True) for name in recipes]
+    caught = [_judged(gap_at(runs, name), LIMITS[FAULTY_RECIPE], must_pass=False) for name in faults]
+    return {
+        "schema_version": 1,
+        "command": "python -m octavo_cli.train.gates",
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
+        "versions": versions(("torch",)),
+        "text": {"source": corpus.source, "sha256": corpus.sha256},
+        "config": config.as_dict(),
+        "passed": all(row["as_expected"] for row in [*gates, *caught]),
+        "gates": gates,
+        "planted_faults": caught,
+        "runs": [
+            {
+                "recipe": run.recipe,
+                "seed": run.seed,
+                "held_out_loss": round(run.final.loss, 6),
+                "held_out": [round(item.loss, 6) for item in run.evaluations],
+                "seconds": round(run.seconds, 1),
+            }
+            for run in runs
+        ],
+    }
+
+
+def _judged(gap: Gap, limit: float, *, must_pass: bool) -> dict[str, Any]:
+    within = abs(gap.percent) <= limit
+    return {**gap.as_dict(), "limit_percent": limit, "within": within, "as_expected": within is must_pass}
+
+
+def main(out: Annotated[Path, typer.Option(help="JSON file to write.")]) -> None:
+    """Run the training gates and write their numbers; exit code 1 where one is not as expected."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    result = measure()
+    draft = out.with_name(f".{out.name}.part")
+    draft.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    draft.replace(out)
+    for row in [*result["gates"], *result["planted_faults"]]:
+        typer.echo(
+            f"{row['recipe']:<14} gap {row['percent']:+.2f} % ± {row['spread_percent']:.2f} over {row['spread_over']}, "
+            f"limit {row['limit_percent']} %: {'as expected' if row['as_expected'] else 'NOT AS EXPECTED'}"
+        )
+    raise typer.Exit(0 if result["passed"] else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,184 @@
+"""The demo's model in JAX; `model` says what it computes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from numpy.typing import NDArray
+
+from octavo import DelayedScaling, Recipe
+from octavo_cli.train.config import HEAD_WIDTH, TrainConfig
+from octavo_cli.train.data import Tokens
+from octavo_cli.train.model import (
+    ADAM,
+    NORM_EPSILON,
+    TAPS,
+    Array,
+    StepResult,
+    expert_names,
+    initial_parameters,
+    learning_rate,
+    rounding_seed,
+)
+from octavo_jax import DelayedState, grouped_dense, init_delayed, update_delayed
+
+Parameters = dict[str, jax.Array]
+Delayed = dict[str, DelayedState]
+"""Delayed scaling's state by grouped layer; empty for other recipes."""
+
+
+def rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Each row over its root mean square, times `weight`."""
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + NORM_EPSILON) * weight
+
+
+def mixing(x: jax.Array, taps: jax.Array, qkv: jax.Array, projection: jax.Array) -> jax.Array:
+    """Causal multi-head attention beside a short causal convolution, over [batch, context, width]."""
+    batch, context, width = x.shape
+    heads = (x @ qkv.T).reshape(batch, context, 3, width // HEAD_WIDTH, HEAD_WIDTH)
+    q, k, v = heads[:, :, 0], heads[:, :, 1], heads[:, :, 2]
+    mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    padded = jnp.pad(x, ((0, 0), (TAPS - 1, 0), (0, 0)))
+    near = sum((padded[:, tap : tap + context] * taps[tap] for tap in range(TAPS)), start=jnp.zeros_like(x))
+    return near + mixed.reshape(batch, context, width) @ projection.T
+
+
+def experts(
+    x: jax.Array, p: Parameters, delayed: Delayed, prefix: str, config: TrainConfig, recipe: Recipe, seeds: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Router and experts over [tokens, width]: the mixed outputs, the balance loss, the rows an expert got."""
+    tokens, width = x.shape
+    probabilities = jax.nn.softmax(x @ p[f"{prefix}.router"].T)
+    kept, chosen = jax.lax.top_k(probabilities, config.top_k)
+    kept = kept / kept.sum(axis=-1, keepdims=True)
+    order = jnp.argsort(chosen.reshape(-1), stable=True)
+    sizes = jnp.bincount(chosen.reshape(-1), length=config.experts).astype(jnp.int32)
+
+    def grouped(rows: jax.Array, name: str, index: int) -> jax.Array:
+        name = f"{prefix}.{name}"
+        kernel = p[name].swapaxes(1, 2).astype(jnp.bfloat16)
+        state = delayed.get(name)
+        result = grouped_dense(rows.astype(jnp.bfloat16), kernel, sizes, recipe=recipe, seed=seeds[index], state=state)
+        # The new state is not threaded on: each layer's comes back as the state's own cotangent.
+        y: jax.Array = result if state is None else result[0]
+        return y.astype(jnp.float32)
+
+    gate, up = jnp.split(grouped(x[order // config.top_k], "fc1", 0), 2, axis=-1)
+    outputs = grouped(jax.nn.silu(gate) * up, "fc2", 1)
+
+    outputs = outputs[jnp.argsort(order)].reshape(tokens, config.top_k, width)
+    share = sizes / (tokens * config.top_k)
+    balance = config.experts * (share * probabilities.mean(axis=0)).sum()
+    return (outputs * kept[..., None]).sum(axis=1), balance, sizes
+
+
+def losses(
+    p: Parameters, delayed: Delayed, tokens: jax.Array, seeds: jax.Array, config: TrainConfig, recipe: Recipe
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Cross entropy [batch, context] of [batch, context + 1] tokens, the balance loss, loads [layers, experts]."""
+    x = p["embedding"][tokens[:, :-1]] + p["position"][: tokens.shape[1] - 1]
+    balances, loads = [], []
+    for layer in range(config.layers):
+        prefix = f"layer{layer}"
+        normed = rms_norm(x, p[f"{prefix}.mixing_norm"])
+        x = x + mixing(normed, p[f"{prefix}.taps"], p[f"{prefix}.qkv"], p[f"{prefix}.projection"])
+        normed = rms_norm(x, p[f"{prefix}.expert_norm"]).reshape(-1, config.width)
+        mixed, balance, sizes = experts(normed, p, delayed, prefix, config, recipe, seeds[layer])
+        x = x + mixed.reshape(x.shape)
+        balances.append(balance)
+        loads.append(sizes)
+    logits = jax.nn.log_softmax(rms_norm(x, p["final_norm"]) @ p["logits"].T)
+    nats = -jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
+    return nats, jnp.stack(balances).mean(), jnp.stack(loads)
+
+
+def adam(p: Parameters, grads: Parameters, state: Any, step: jax.Array, rate: jax.Array) -> tuple[Parameters, Any]:
+    """One step of Adam with bias correction (Kingma and Ba 2015, algorithm 1); `step` counts from 0."""
+    beta1, beta2, epsilon = ADAM
+    mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state[0], grads)
+    square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state[1], grads)
+    correct1, correct2 = 1 - beta1 ** (step + 1.0), 1 - beta2 ** (step + 1.0)
+    p = jax.tree.map(lambda w, m, v: w - rate * (m / correct1) / (jnp.sqrt(v / correct2) + epsilon), p, mean, square)
+    return p, (mean, square)
+
+
+@partial(jax.jit, static_argnames=("config", "recipe"), donate_argnums=(0, 1, 2))
+def _train_step(
+    p: Parameters,
+    moments: Any,
+    delayed: Delayed,
+    tokens: jax.Array,
+    seeds: jax.Array,
+    step: jax.Array,
+    rate: jax.Array,
+    config: TrainConfig,
+    recipe: Recipe,
+) -> tuple[Parameters, Any, Delayed, jax.Array, jax.Array, jax.Array]:
+    def objective(p: Parameters, delayed: Delayed) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+        nats, balance, load = losses(p, delayed, tokens, seeds, config, recipe)
+        return nats.mean() + config.balance * balance, (nats.mean(), balance, load)
+
+    (grads, delayed), (loss, balance, load) = jax.grad(objective, argnums=(0, 1), has_aux=True)(p, delayed)
+    if isinstance(recipe, DelayedScaling):
+        delayed = {name: update_delayed(state, recipe) for name, state in delayed.items()}
+    p, moments = adam(p, grads, moments, step, rate)
+    return p, moments, delayed, loss, balance, load
+
+
+@partial(jax.jit, static_argnames=("config", "recipe"))
+def _sequence_losses(
+    p: Parameters, delayed: Delayed, tokens: jax.Array, seeds: jax.Array, config: TrainConfig, recipe: Recipe
+) -> jax.Array:
+    return losses(p, delayed, tokens, seeds, config, recipe)[0].mean(axis=1)
+
+
+class JaxModel:
+    """Parameters and optimizer state: what the loop drives."""
+
+    def __init__(self, config: TrainConfig, recipe: Recipe, vocabulary: int, seed: int, device: str) -> None:
+        self._config, self._recipe, self._seed = config, recipe, seed
+        self._device = jax.devices(device)[0]
+        self._parameters = jax.device_put(initial_parameters(config, vocabulary, seed), self._device)
+        zeros = jax.tree.map(jnp.zeros_like, self._parameters)
+        self._moments: Any = (zeros, jax.tree.map(jnp.zeros_like, self._parameters))
+        self._delayed: Delayed = {}
+        if isinstance(recipe, DelayedScaling):
+            self._delayed = {name: init_delayed(recipe, config.experts) for name in expert_names(config)}
+            self._delayed = jax.device_put(self._delayed, self._device)
+
+    def step(self, tokens: Tokens, step: int) -> StepResult:
+        """One Adam step on [batch, context + 1] tokens."""
+        rate = np.float32(learning_rate(self._config, step))
+        self._parameters, self._moments, self._delayed, loss, balance, load = _train_step(
+            self._parameters,
+            self._moments,
+            self._delayed,
+            tokens,
+            self._seeds(step),
+            np.float32(step),
+            rate,
+            config=self._config,
+            recipe=self._recipe,
+        )
+        return StepResult(float(loss), float(balance), np.asarray(load, np.int64))
+
+    def evaluate(self, tokens: Tokens) -> NDArray[np.float64]:
+        """[sequences] mean cross entropy of each sequence."""
+        seeds = self._seeds(self._config.steps)
+        result = _sequence_losses(
+            self._parameters, self._delayed, tokens, seeds, config=self._config, recipe=self._recipe
+        )
+        return np.asarray(result, np.float64)
+
+    def expert_weights(self) -> dict[str, Array]:
+        """The grouped layers' weights [experts, out, in]."""
+        return {name: np.asarray(self._parameters[name]) for name in expert_names(self._config)}
+
+    def _seeds(self, step: int) -> NDArray[np.uint32]:
+        """[layers, 2, 2]: for each layer's fc1 and fc2 the low and the high word."""
+        seeds = [[rounding_seed(self._seed, step, layer, i) for i in range(2)] for layer in range(self._config.layers)]
+        return np.array(seeds, "<u8").view("<u4").reshape(-1, 2, 2).astype(np.uint32)

@@ -1,0 +1,88 @@
+"""`octavo new`: the template under another name, whole or not at all."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from octavo_cli.errors import InputError
+from octavo_cli.new import create, template_folder
+
+
+def test_the_name_is_everywhere_in_the_form_that_each_place_needs(tmp_path: Path) -> None:
+    """Distribution, import, backend and class names; no trace of the template's."""
+    folder = create("my-chip", tmp_path)
+    assert folder == tmp_path / "my-chip-octavo"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) >= 8
+    for path in files:
+        assert "acme" not in str(path.relative_to(tmp_path)).lower()
+        text = path.read_text(encoding="utf-8")
+        assert "acme" not in text.lower(), path
+        if path.suffix == ".py":
+            ast.parse(text)
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert project["project"]["name"] == "my-chip-octavo"
+    assert project["project"]["entry-points"]["octavo.backends"] == {"my-chip": "my_chip_octavo.plugin"}
+    card = (folder / "src" / "my_chip_octavo" / "plugin.py").read_text()
+    assert 'NAME = "my-chip"' in card
+    assert "MyChipBackend" in card
+
+
+def test_the_copy_is_a_plugin_whose_card_imports_no_framework(tmp_path: Path) -> None:
+    """Its card loads in a fresh process with torch and jax made unimportable."""
+    source = create("zenith", tmp_path) / "src"
+    program = (
+        f"import sys; sys.path.insert(0, {str(source)!r}); sys.modules.update(torch=None, jax=None);"
+        "from zenith_octavo import plugin; print(*(card.name for card in plugin.octavo_backends()))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.stdout.strip() == "zenith", result.stderr
+
+
+def test_build_leavings_are_not_copied(tmp_path: Path) -> None:
+    """Caches and built packages of a checkout stay there."""
+    names = {part for path in create("zenith", tmp_path).rglob("*") for part in path.parts}
+    assert not {name for name in names if name == "__pycache__" or name.endswith((".pyc", ".egg-info"))}
+
+
+@pytest.mark.parametrize(
+    "name", ["", "My-Chip", "my_chip", "-chip", "chip-", "a--b", "2fast", "../up", "x" * 41, "a b"]
+)
+def test_a_name_that_no_package_can_have_is_refused(name: str, tmp_path: Path) -> None:
+    """Before anything is written."""
+    with pytest.raises(InputError, match="NAME is"):
+        create(name, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["torch-reference", "jax-native"])
+def test_a_name_that_is_taken_is_refused(name: str, tmp_path: Path) -> None:
+    """Two backends of one name serve nobody."""
+    with pytest.raises(InputError, match="belongs to another backend"):
+        create(name, tmp_path)
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
+    """Work that somebody has begun is not written over."""
+    (tmp_path / "zenith-octavo").mkdir()
+    with pytest.raises(InputError, match="exists already"):
+        create("zenith", tmp_path)
+    assert not list((tmp_path / "zenith-octavo").iterdir())
+
+
+def test_a_parent_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    """One line, nothing half-written."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written to"):
+        create("zenith", tmp_path / "file")
+
+
+def test_the_template_is_found() -> None:
+    """In the tree (an editable install) or inside the package (a wheel)."""
+    assert (template_folder() / "src" / "acme_octavo" / "plugin.py").is_file()

@@ -1,0 +1,13 @@
+"""The conformance suite: what an Octavo backend must do, as tests that any backend can run.
+
+`pytest --pyargs octavo_conformance.suite --octavo-backend NAME`, or `octavo conform NAME`.
+"""
+
+__version__ = "0.1.0"
+
+
+class UndeclaredCapability(UserWarning):
+    """A backend does something right that its card does not declare, so nobody will ever be given it."""
+
+
+__all__ = ["UndeclaredCapability"]

@@ -1,0 +1,1 @@
+"""The tests: `pytest --pyargs octavo_conformance.suite --octavo-backend NAME`."""

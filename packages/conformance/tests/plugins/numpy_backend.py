@@ -1,0 +1,220 @@
+"""A backend made of the definition and numpy's fp32 products, honest or with one fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import octavo_numerics
+from octavo.quantizer import Direction
+from octavo_numerics import QuantizedArray
+from octavo_registry.request import Bound, Request
+
+DTYPES: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
+_calls = 0
+
+
+def clamp(sizes: Any, rows: int) -> Any:
+    """[G] int64: no size below 0, none past the rows that are left."""
+    ends = np.minimum(np.cumsum(np.maximum(np.asarray(sizes, dtype=np.int64), 0)), rows)
+    return np.diff(ends, prepend=0)
+
+
+def nudge(x: Any, away: bool) -> Any:
+    """Values beside the largest ones, moved one ulp from zero: a tie is no tie any more."""
+    wide = x.astype(np.float32)
+    small = np.abs(wide) < np.abs(np.nan_to_num(wide)).max(initial=0) / 2
+    moved = np.nextafter(wide, np.sign(wide) * np.float32(np.inf)) if away else np.zeros_like(wide)
+    return np.where(small & (wide != 0), moved, wide)
+
+
+class NumpyBackend:
+    """`fault` names what it does wrong; None: nothing."""
+
+    def __init__(self, fault: str | None = None) -> None:
+        self.fault = fault
+
+    def refuses(self, request: Request) -> str | None:
+        """Nothing."""
+        return None
+
+    def bind(self, request: Request) -> Bound:
+        """The function of the request's operation."""
+        op = request.op
+
+        def run(*operands: Any, **rest: Any) -> Any:
+            return getattr(self, op)(request, *operands, **rest)
+
+        return Bound(run)
+
+    # Quantizers
+
+    def quantize(self, request: Request, x: Any, sizes: Any, **rest: Any) -> QuantizedArray:
+        """The definition, then the fault."""
+        assert request.quantizer is not None
+        spec, fault = request.quantizer, self.fault
+        rest.pop("out", None)
+        given = None if sizes is None else clamp(sizes, len(x))
+        if fault == "syncs" and sizes is not None:
+            sizes.tolist()
+        if fault == "half-away":
+            x = nudge(x, away=True)
+        if fault == "flushes":
+            tiny = (np.abs(x.astype(np.float32)) < np.finfo(np.float32).tiny) & (x != 0)
+            x = np.where(tiny, x.dtype.type(0), x)
+        if fault == "no-group-offset":
+            rest["group_offset"] = 0
+        if fault == "one-seed" and rest.get("seed") is not None:
+            rest["seed"] = 0
+        if fault == "leaks-tail" and given is not None:
+            tail = x[int(given.sum()) :].astype(np.float32)
+            x = x.copy()
+            if tail.size and not np.isfinite(tail).all():
+                x[0, 0] = np.nan
+        q = octavo_numerics.quantize(x, spec, given, **rest)
+        if fault == "floor-e8m0" and spec.scaling == "mxfp8":
+            q = _floor(x, q, given)
+        if fault == "empty-shift" and given is not None and spec.scaling in ("current", "delayed"):
+            packed = np.zeros_like(q.rowwise_scale if q.rowwise_scale is not None else q.columnwise_scale)
+            for name in ("rowwise_scale", "columnwise_scale"):
+                scale = getattr(q, name)
+                if scale is not None:
+                    packed = np.concatenate([scale[given > 0], scale[given == 0]])
+                    q = replace(q, **{name: packed})
+        if fault == "no-saturation" and spec.scaling == "delayed" and spec.format == "e4m3" and q.rowwise is not None:
+            bytes_ = q.rowwise.view(np.uint8).copy()
+            bytes_[(bytes_ & 0x7F) == 0x7E] |= 0x01
+            q = replace(q, rowwise=bytes_.view(q.rowwise.dtype))
+        if (
+            fault == "wrong-column-scale"
+            and q.columnwise_scale is not None
+            and spec.scaling == "block"
+            and not spec.square
+        ):
+            q = replace(q, columnwise_scale=np.ascontiguousarray(q.columnwise_scale[:, ::-1]))
+        return q
+
+    def dequantize(self, request: Request, q: QuantizedArray) -> Any:
+        """The definition."""
+        return octavo_numerics.dequantize(q)
+
+    # GEMMs
+
+    def _values(self, q: Any, direction: Direction) -> Any:
+        if not isinstance(q, QuantizedArray):
+            return q.astype(np.float32)
+        if q.group_sizes is not None:
+            q = replace(q, group_sizes=clamp(q.group_sizes, q.spec.shape[0]))
+        return octavo_numerics.dequantize(q, direction)
+
+    def _plan(self, sizes: Any, rows: int) -> tuple[Any, Any]:
+        if self.fault == "syncs":
+            sizes.tolist()
+        counts = clamp(sizes, rows)
+        return counts, np.concatenate([[0], np.cumsum(counts)])
+
+    def _product(self, a: Any, b: Any) -> Any:
+        global _calls
+        _calls += 1
+        if self.fault == "varies" and _calls % 2:
+            half = a.shape[1] // 2
+            return a[:, half:] @ b[:, half:].T + a[:, :half] @ b[:, :half].T
+        return a @ b.T
+
+    def _result(self, values: Any, request: Request) -> Any:
+        if self.fault == "truncates" and request.out_dtype == "bfloat16":
+            return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).astype(ml_dtypes.bfloat16)
+        return values.astype(DTYPES[request.out_dtype])
+
+    def _by_rows(self, request: Request, rows: Any, matrices: Any, sizes: Any, start: Any) -> Any:
+        counts, bounds = self._plan(sizes, len(rows))
+        out = np.zeros((len(rows), matrices.shape[1]), dtype=np.float32) if start is None else start
+        for group in np.flatnonzero(counts):
+            span = slice(bounds[group], bounds[group + 1])
+            out[span] = self._product(rows[span], matrices[group])
+            if self.fault == "stale-tile" and counts[group] >= 16 and out.shape[1] >= 16:
+                out[bounds[group] : bounds[group] + 8, :8] = out[bounds[group] + 8 : bounds[group] + 16, :8]
+        if self.fault == "drops-tail":
+            out[bounds[-1] :] = 1.0
+        if self.fault == "leaks-tail" or self.fault == "reads-payload-tail":
+            out[bounds[-1] :] += 0 * rows[bounds[-1] :, :1]
+        return out
+
+    def fprop(
+        self,
+        request: Request,
+        x: Any,
+        w: Any,
+        sizes: Any,
+        *,
+        bias: Any = None,
+        bias_scales: Any = None,
+        out: Any = None,
+    ) -> Any:
+        """y = x w^T + s b."""
+        rows = _raw(x) if self.fault == "reads-payload-tail" else self._values(x, "rowwise")
+        y = self._by_rows(request, rows, self._values(w, "rowwise"), sizes, self._start(out))
+        if bias is not None and self.fault != "no-bias":
+            counts, bounds = self._plan(sizes, len(rows))
+            for group in np.flatnonzero(counts):
+                span = slice(bounds[group], bounds[group + 1])
+                scale = 1 if bias_scales is None else np.asarray(bias_scales)[span, None]
+                y[span] += scale * bias[group].astype(np.float32)
+        return self._result(y, request)
+
+    def dgrad(self, request: Request, dy: Any, w: Any, sizes: Any, *, out: Any = None) -> Any:
+        """dx = dy w."""
+        matrices = self._values(w, "columnwise").transpose(0, 2, 1)
+        return self._result(
+            self._by_rows(request, self._values(dy, "rowwise"), matrices, sizes, self._start(out)), request
+        )
+
+    def wgrad(self, request: Request, x: Any, dy: Any, sizes: Any, *, out: Any = None, accumulate: bool = False) -> Any:
+        """dw = dy^T x of each group."""
+        a, b = self._values(dy, "columnwise"), self._values(x, "columnwise")
+        counts, _ = self._plan(sizes, x.spec.shape[0] if isinstance(x, QuantizedArray) else len(x))
+        if isinstance(x, QuantizedArray) and x.spec.quantizer.hadamard:
+            counts = -(-counts // 16) * 16
+        bounds = np.concatenate([[0], np.cumsum(counts)])
+        dw = np.zeros((len(counts), a.shape[1], b.shape[1]), dtype=np.float32)
+        for group in np.flatnonzero(counts):
+            span = slice(bounds[group], bounds[group + 1])
+            dw[group] = self._product(a[span].T, b[span].T)
+        if self.fault == "empty-dw":
+            dw[counts == 0] = 1e-3
+        if accumulate and self.fault != "no-accumulate":
+            dw = np.where((counts > 0)[:, None, None], dw + out.astype(np.float32), out.astype(np.float32))
+        return self._result(dw, request)
+
+    def _start(self, out: Any) -> Any:
+        return out.astype(np.float32) if out is not None and self.fault == "uses-out" else None
+
+
+def _raw(q: Any) -> Any:
+    """Dequantized rows with the unspecified ones as they are."""
+    if not isinstance(q, QuantizedArray):
+        return q.astype(np.float32)
+    values = octavo_numerics.dequantize(q)
+    total = int(np.asarray(q.group_sizes).sum())
+    assert q.rowwise is not None
+    if q.rowwise.dtype != np.uint8:
+        values[total:] = q.rowwise[total:].astype(np.float32)
+    return values
+
+
+def _floor(x: Any, q: QuantizedArray, sizes: Any) -> QuantizedArray:
+    """OCP's floor rule: one exponent less wherever the mantissa of amax is past the format's."""
+    quantizer = q.spec.quantizer
+    if q.rowwise_scale is None or q.rowwise is None or quantizer.square or quantizer.format != "e4m3" or sizes is None:
+        return q
+    lower = np.maximum(q.rowwise_scale.astype(np.int64) - 1, 0).astype(np.uint8)
+    total = int(sizes.sum())
+    spread = np.repeat(lower, 32, axis=1)[:, : x.shape[1]].astype(np.int64)
+    with np.errstate(all="ignore"):
+        scaled = x[:total].astype(np.float32) * np.exp2(127.0 - spread[:total]).astype(np.float32)
+    codes = q.rowwise.view(np.uint8).copy()
+    codes[:total] = octavo_numerics.cast(scaled.astype(np.float32), "e4m3")
+    return replace(q, rowwise=codes.view(q.rowwise.dtype), rowwise_scale=lower)

@@ -1,0 +1,58 @@
+"""Cards of the honest numpy backend and of one backend a fault."""
+
+from __future__ import annotations
+
+from octavo_registry.cards import BackendCard, Capability
+
+KINDS = frozenset({"high_precision", "delayed", "current", "row", "block", "mxfp8", "nvfp4"})
+
+FAULTS = (
+    "half-away",
+    "drops-tail",
+    "empty-shift",
+    "no-bias",
+    "leaks-tail",
+    "syncs",
+    "floor-e8m0",
+    "no-saturation",
+    "stale-tile",
+    "truncates",
+    "varies",
+    "empty-dw",
+    "no-group-offset",
+    "flushes",
+    "no-accumulate",
+    "uses-out",
+    "wrong-column-scale",
+    "reads-payload-tail",
+    "one-seed",
+    "undeclared",
+)
+
+
+def card(name: str) -> BackendCard:
+    """The whole support table; "numpy-undeclared" keeps NVFP4 to itself."""
+    recipes = KINDS - {"nvfp4"} if name == "numpy-undeclared" else KINDS
+    row = Capability(
+        ops=frozenset({"quantize", "dequantize", "fprop", "dgrad", "wgrad"}),
+        recipes=recipes,
+        framework="numpy",
+        device="cpu",
+        graph_safe=True,
+    )
+    return BackendCard(name=name, api_level=1, capabilities=(row,))
+
+
+def octavo_backends() -> list[BackendCard]:
+    """The honest one, then the wrong ones."""
+    return [card(f"numpy-{name}") for name in ("honest", *FAULTS)]
+
+
+def octavo_load(name: str) -> object | None:
+    """The backend with the fault that its name says."""
+    fault = name.removeprefix("numpy-")
+    if fault not in ("honest", *FAULTS):
+        return None
+    from numpy_backend import NumpyBackend
+
+    return NumpyBackend() if fault == "honest" else NumpyBackend(fault)

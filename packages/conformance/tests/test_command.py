@@ -1,0 +1,71 @@
+"""`octavo conform`: exit codes that mean something, JSON and nothing else on request, a light import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+_RUN = "import typer; from octavo_conformance.command import conform; typer.run(conform)"
+
+
+@pytest.fixture
+def command(plugins_environment: dict[str, str]) -> Command:
+    """`command(*arguments)`: the command on the plugins of this folder."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", _RUN, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=plugins_environment,
+        )
+
+    return run
+
+
+def test_importing_the_command_is_light() -> None:
+    """`octavo --help` must stay quick: typer and the standard library."""
+    code = (
+        "import sys, octavo_conformance.command\n"
+        "print(sorted({'numpy', 'pytest', 'hypothesis', 'octavo', 'octavo_registry'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_pass_and_json(command: Command, tmp_path: Path) -> None:
+    """Exit code 0, the JSON report alone on stdout, and the same in a file."""
+    file = tmp_path / "r.json"
+    run = command("numpy-honest", "--json", "--report", str(file), "-k", "test_all_groups_empty and row", "--seed", "3")
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    assert report == json.loads(file.read_text())
+    assert report["seed"] == 3
+    assert report["counts"] == {"passed": 3, "failed": 0, "skipped": 0, "gap": 0, "undeclared": 0}
+
+
+def test_failure_is_1(command: Command) -> None:
+    """A declared capability that fails."""
+    run = command("numpy-empty-dw", "-k", "test_all_groups_empty and row.wgrad")
+    assert run.returncode == 1
+    assert "1 failed" in run.stdout
+
+
+def test_bad_input_is_2(command: Command) -> None:
+    """An unknown backend, a report of no known kind, and an expression that matches nothing."""
+    unknown = command("no-such", "--json")
+    assert unknown.returncode == 2
+    assert unknown.stdout == ""
+    assert "backend 'no-such' is not installed" in unknown.stderr
+    assert command("numpy-honest", "--report", "r.txt").returncode == 2
+    nothing = command("numpy-honest", "-k", "no_such_test")
+    assert nothing.returncode == 2
+    assert "no test matches -k 'no_such_test'" in nothing.stderr

@@ -1,0 +1,112 @@
+"""Each planted fault fails the test that is meant for it, and the honest backend fails none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Planted:
+    """The tests that a fault must fail, tests that it must leave alone, and words of the cases that are run."""
+
+    fails: set[str]
+    spares: set[str]
+    cases: str
+
+
+BITS = "quantizer::test_bits"
+SUBNORMAL = "quantizer::test_bits_of_subnormal_inputs"
+PRODUCT = "gemm::test_product_is_within_its_bound"
+REPEATS = "gemm::test_gemm_repeats_bitwise"
+EMPTY = "gemm::test_all_groups_empty"
+BIAS = "gemm::test_bias_is_added"
+ZERO_TAIL = "tails::test_rows_past_the_sum_are_zero"
+ORDER = "properties::test_order_and_empty_groups"
+ALONE = "properties::test_a_group_alone_with_its_offset"
+POSITION = "quantizer::test_stochastic_bits_for_any_seed_operand_and_group"
+POISON = "tails::test_nan_past_the_sum_changes_no_bit"
+CODES_POISON = "properties::test_poisoned_tail_changes_no_bit"
+GEMM_READS = "host_sync::test_gemm_reads_no_value"
+QUANTIZE_READS = "host_sync::test_quantize_reads_no_value"
+
+FAULTS: dict[str, Planted] = {
+    "half-away": Planted({BITS}, {BIAS, REPEATS}, "mxfp8"),
+    "flushes": Planted({SUBNORMAL}, {BITS}, "row"),
+    "floor-e8m0": Planted({BITS, "properties::test_mx_blocks_do_not_saturate"}, {BIAS}, "mxfp8"),
+    "no-saturation": Planted({BITS}, {EMPTY, ZERO_TAIL}, "delayed"),
+    "wrong-column-scale": Planted({BITS}, {EMPTY, ZERO_TAIL}, "block"),
+    "empty-shift": Planted({BITS, ORDER}, {EMPTY, REPEATS}, "current"),
+    "no-group-offset": Planted({POSITION, ALONE}, {"quantizer::test_same_seed_same_bits", EMPTY}, "nvfp4"),
+    "one-seed": Planted({"quantizer::test_same_seed_same_bits", POSITION}, {ORDER, EMPTY}, "nvfp4"),
+    "leaks-tail": Planted({CODES_POISON, POISON}, {BITS, BIAS}, "row"),
+    "drops-tail": Planted({ZERO_TAIL, PRODUCT}, {BITS, QUANTIZE_READS}, "block"),
+    "reads-payload-tail": Planted({"gemm::test_unspecified_rows_are_not_read"}, {BITS}, "row"),
+    "no-bias": Planted({BIAS, "gemm::test_bias_is_scaled_by_row"}, {BITS, PRODUCT, REPEATS}, "row or mxfp8"),
+    "stale-tile": Planted({PRODUCT}, {BITS, ZERO_TAIL, REPEATS}, "block"),
+    "truncates": Planted({PRODUCT}, {BITS, ZERO_TAIL, REPEATS}, "block"),
+    "varies": Planted({REPEATS}, {BITS, EMPTY, PRODUCT}, "bf16 or current"),
+    "empty-dw": Planted({PRODUCT, EMPTY, "layer::test_group_size_edges"}, {BITS, REPEATS}, "block"),
+    "no-accumulate": Planted({"gemm::test_wgrad_accumulates"}, {PRODUCT, REPEATS}, "mxfp8"),
+    "uses-out": Planted({"gemm::test_poisoned_out_is_overwritten"}, {PRODUCT, EMPTY}, "block"),
+    "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
+}
+
+
+GAPS = Path(__file__).parent / "plugins" / "numpy.gaps.toml"
+
+
+def _expression(fault: str, planted: Planted) -> str:
+    """pytest's -k for one backend: the named tests, each once or twice."""
+    names = sorted(name.partition("::")[2] for name in planted.fails | planted.spares)
+    return f"(numpy-{fault}- and ({planted.cases}) and ({' or '.join(f'{name}[' for name in names)}))"
+
+
+@pytest.fixture(scope="module")
+def wrong(suite: Any) -> Any:
+    """All wrong backends in one process, on the tests that the table names."""
+    chosen = " or ".join(_expression(fault, planted) for fault, planted in FAULTS.items())
+    backends = [argument for fault in FAULTS for argument in ("--octavo-backend", f"numpy-{fault}")]
+    return suite(*backends, "-k", chosen, "--tb=no")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_fails_its_test(wrong: Any, fault: str) -> None:
+    """The tests named in the table fail, with a reason in the report, and tests of other things pass."""
+    backend, planted = f"numpy-{fault}", FAULTS[fault]
+    failed = wrong.ids("failed", backend)
+    assert planted.fails <= failed, f"{fault} is not found by {sorted(planted.fails - failed)}"
+    assert not planted.spares & failed, f"{fault} also fails {sorted(planted.spares & failed)}"
+    assert planted.spares <= wrong.ids("passed", backend)
+    rows = [row for row in wrong.report["rows"] if row["backend"] == backend and row["outcome"] == "failed"]
+    assert all(row["reason"] for row in rows)
+
+
+def test_the_honest_backend_passes_everything(suite: Any) -> None:
+    """Every test, on inputs of a fresh seed; its one gap is declared, with the reason."""
+    run = suite("--octavo-backend", "numpy-honest", "--octavo-gaps", str(GAPS), "--tb=short")
+    assert run.code == 0, run.output[-6000:]
+    assert not run.ids("failed")
+    assert run.ids("gap") == {"host_sync::test_no_forbidden_frame_in_quantize"}
+    assert not run.report["unused_gaps"]
+
+
+def test_an_undeclared_capability_is_a_warning(suite: Any) -> None:
+    """NVFP4 works and is not on the card: the probe says so, and tests of it skip with the registry's reason."""
+    run = suite("--octavo-backend", "numpy-undeclared", "-k", "nothing_works_undeclared or test_bits[")
+    assert run.code == 0, run.output[-6000:]
+    assert run.ids("undeclared") == {"undeclared::test_nothing_works_undeclared"}
+    assert "UndeclaredCapability" in run.output
+    skipped = [row for row in run.report["rows"] if row["outcome"] == "skipped"]
+    assert skipped
+    assert all("nvfp4" in row["reason"] and row["capability"]["recipe"] == "nvfp4" for row in skipped)
+
+
+def test_a_heavy_card_is_found(suite: Any) -> None:
+    """A plugin module that imports numpy fails the card part."""
+    run = suite("--octavo-backend", "numpy-heavy", "-k", "test_card")
+    assert run.ids("failed") == {"card::test_the_card_imports_no_framework"}
+    assert "numpy" in next(row["reason"] for row in run.report["rows"] if row["outcome"] == "failed")

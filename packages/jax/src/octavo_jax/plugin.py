@@ -1,0 +1,48 @@
+"""The card of "jax-reference". Imports no framework: `octavo_load` does, at first use."""
+
+from __future__ import annotations
+
+from octavo_registry.cards import BackendCard, Capability
+from octavo_registry.hookspecs import hookimpl
+from octavo_registry.request import Backend, Op
+
+NAME = "jax-reference"
+
+_RECIPES = frozenset({"high_precision", "delayed", "current", "row", "block", "mxfp8", "nvfp4"})
+_OPS: frozenset[Op] = frozenset({"quantize", "dequantize", "fprop", "dgrad", "wgrad"})
+
+CARD = BackendCard(
+    name=NAME,
+    api_level=1,
+    priority=-100,
+    needs=("jax>=0.10.2",),
+    summary="every recipe in plain jnp, jit-able with traced sizes; exact to the bit, not fast",
+    capabilities=tuple(
+        Capability(
+            ops=_OPS,
+            recipes=_RECIPES,
+            framework="jax",
+            device=device,
+            graph_safe=True,
+            accumulation="fp32",
+            emulated="fp32 products of dequantized operands",
+        )
+        for device in ("cpu", "cuda")
+    ),
+)
+
+
+@hookimpl
+def octavo_backends() -> tuple[BackendCard, ...]:
+    """The reference backend alone."""
+    return (CARD,)
+
+
+@hookimpl
+def octavo_load(name: str) -> Backend | None:
+    """The reference backend, which imports JAX."""
+    if name != NAME:
+        return None
+    from octavo_jax.reference.backend import ReferenceBackend
+
+    return ReferenceBackend()

@@ -1,0 +1,29 @@
+"""Policies for `jax.checkpoint` that keep quantized arrays instead of quantizing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+
+Policy = Callable[..., Any]
+
+
+def save_quantized(*names: str, base: Policy | None = None) -> Policy:
+    """Save what quantizers name, whatever else carries one of `names`, and whatever `base` saves.
+
+    names   checkpoint names of quantizers and of other arrays; none: "quantization", every quantizer's default.
+            Add the `output_checkpoint_name` of a layer to keep its y and so not run its GEMM again either
+    base    another policy; None: nothing else is saved
+
+    A saved operand costs one byte an element and plane (half of bf16), and the backward pass then runs no quantizer
+    of x and of the kernel.
+    """
+    saved: Policy = jax.checkpoint_policies.save_only_these_names(*(names or (DEFAULT_CHECKPOINT_NAME,)))
+    if base is None:
+        return saved
+    both: Policy = jax.checkpoint_policies.save_from_both_policies(base, saved)
+    return both

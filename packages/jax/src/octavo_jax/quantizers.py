@@ -1,0 +1,86 @@
+"""Quantizers of a layer's operands as pytrees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import jax
+from jax import Array
+
+from octavo import DelayedScaling, QuantizerSpec, Recipe
+from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.delayed import DelayedState, ScalingHistory, init_delayed
+from octavo_jax.dispatch import Names
+from octavo_jax.grouped_tensor import GroupedTensor
+from octavo_jax.quantizing import quantize
+from octavo_jax.sizes import GroupSizes
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Quantizer:
+    """How one operand is quantized, and its history where the recipe keeps one.
+
+    spec    static: format, scaling, planes, checkpoint name
+    state   leaves of delayed scaling, else None
+    """
+
+    spec: QuantizerSpec = field(metadata={"static": True})
+    state: ScalingHistory | None = None
+
+    def __call__(
+        self,
+        x: Array,
+        group_sizes: GroupSizes | None = None,
+        *,
+        seed: int | Array | None = None,
+        group_offset: int | Array = 0,
+        backend: Names = None,
+    ) -> GroupedTensor:
+        """`octavo_jax.quantize` with this spec and scale."""
+        scale = None if self.state is None else self.state.scale
+        return quantize(x, self.spec, group_sizes, seed=seed, group_offset=group_offset, scale=scale, backend=backend)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class QuantizerSet:
+    """Quantizers of x, of the kernel as [G, N, K], and of dy; None where no GEMM reads that operand quantized."""
+
+    x: Quantizer | None
+    kernel: Quantizer | None
+    grad: Quantizer | None
+
+
+def quantizer_set(
+    recipe: Recipe, *, groups: int | None = None, checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
+) -> QuantizerSet:
+    """The quantizers of `recipe`'s operands.
+
+    groups            needed by delayed scaling, whose fresh state has one column a group
+    checkpoint_name   what each quantizer names its outputs; None: nothing
+    """
+    histories: tuple[ScalingHistory | None, ...] = (None, None, None)
+    if isinstance(recipe, DelayedScaling):
+        if groups is None:
+            raise ValueError(f"groups is None and the recipe {recipe.kind!r} keeps state a group; give their number")
+        state = init_delayed(recipe, groups)
+        histories = (state.x, state.kernel, state.grad)
+
+    specs = [recipe.quantizer(operand, checkpoint_name=checkpoint_name) for operand in ("x", "w", "dy")]
+    return QuantizerSet(
+        *(None if spec is None else Quantizer(spec, history) for spec, history in zip(specs, histories, strict=True))
+    )
+
+
+def with_state(quantizers: QuantizerSet, state: DelayedState) -> QuantizerSet:
+    """The same quantizers with the histories and scales of `state`."""
+
+    def renewed(quantizer: Quantizer | None, history: ScalingHistory) -> Quantizer | None:
+        return None if quantizer is None else replace(quantizer, state=history)
+
+    return QuantizerSet(
+        renewed(quantizers.x, state.x),
+        renewed(quantizers.kernel, state.kernel),
+        renewed(quantizers.grad, state.grad),
+    )

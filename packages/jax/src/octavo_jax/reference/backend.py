@@ -1,0 +1,230 @@
+"""The backend object: binds a request to jitted functions of this folder.
+
+Every function is a `jax.jit` with a name that starts with `octavo_`, so that a jaxpr tells how often it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo.quantizer import Direction, Operand
+from octavo_jax.grouped_tensor import GroupedTensor
+from octavo_jax.reference import gemm
+from octavo_jax.reference.dequantize import dequantize, padded_sizes
+from octavo_jax.reference.quantize import OPERAND_NUMBER, Plane, Random, quantize_plane
+from octavo_jax.reference.rows import RaggedRows, Rows, StackedRows
+from octavo_jax.seeds import seed_words
+from octavo_jax.sizes import one_group
+from octavo_registry.request import Bound, Request
+
+GemmOperand = GroupedTensor | Array
+
+
+def _named(function: Callable[..., Any], name: str, **options: Any) -> Callable[..., Any]:
+    function.__name__ = function.__qualname__ = name
+    return jax.jit(function, **options)
+
+
+def _no_out(out: Any) -> None:
+    if out is not None:
+        raise ValueError("out was given; JAX arrays are immutable, so take the returned array instead")
+
+
+def _bind_quantize(spec: QuantizerSpec) -> Callable[..., GroupedTensor]:
+    specs: dict[tuple[tuple[int, ...], int], GroupedTensorSpec] = {}
+
+    def octavo_quantize(
+        x: Array, group_sizes: Array | None, seed: Array | None, group_offset: Array, scale: Array | None, operand: int
+    ) -> dict[str, Plane]:
+        rows: Rows = StackedRows(*x.shape[:2]) if group_sizes is None else RaggedRows(group_sizes, x.shape[0])
+        random = None if seed is None else Random(seed, operand, group_offset)
+        wanted: tuple[Direction, ...] = ("rowwise",) if spec.shares_codes else spec.directions
+        return {direction: quantize_plane(x, rows, spec, direction, scale=scale, random=random) for direction in wanted}
+
+    compiled = _named(octavo_quantize, f"octavo_quantize_{spec.scaling}", static_argnames="operand")
+
+    def run(
+        x: Array,
+        group_sizes: Array | None = None,
+        *,
+        seed: int | Array | None = None,
+        operand: Operand | None = None,
+        group_offset: int | Array = 0,
+        scale: Array | None = None,
+        out: None = None,
+    ) -> GroupedTensor:
+        _no_out(out)
+        if group_sizes is None and x.ndim == 2:
+            group_sizes = one_group(x.shape[0])
+        groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
+        shape = (x.shape, groups)
+        tensor = specs.get(shape)
+        if tensor is None:
+            ragged = None if group_sizes is None else 0
+            tensor = GroupedTensorSpec(shape=x.shape, groups=groups, quantizer=spec, ragged_axis=ragged)  # type: ignore[arg-type]
+            specs[shape] = tensor
+        words = None
+        if spec.stochastic:
+            if seed is None:
+                raise ValueError("seed is None and the quantizer rounds stochastically; give an integer seed")
+            words = seed_words(seed)
+        number = OPERAND_NUMBER[operand or spec.role]
+        planes = compiled(x, group_sizes, words, _offset(group_offset), scale, operand=number)
+        first = planes.get("rowwise")
+        row = first if spec.orientation != "columnwise" else None
+        column = first if spec.shares_codes else planes.get("columnwise")
+        if spec.orientation == "rowwise":
+            column = None
+        return GroupedTensor(tensor, group_sizes, *_fields(row), *_fields(column))
+
+    return run
+
+
+def _offset(group_offset: int | Array) -> Array | np.uint32:
+    if isinstance(group_offset, jax.Array):
+        return group_offset.astype(jnp.uint32)
+    return np.uint32(int(group_offset) % (1 << 32))
+
+
+def _fields(plane: Plane | None) -> tuple[Array | None, Array | None, Array | None]:
+    return (None, None, None) if plane is None else (plane.payload, plane.scale, plane.second_level)
+
+
+def _values(operand: GemmOperand, direction: Direction) -> Array:
+    """fp32 values of a GEMM operand."""
+    if isinstance(operand, GroupedTensor):
+        return dequantize(operand, direction)
+    return operand
+
+
+def _in_hadamard_domain(operand: GemmOperand) -> bool:
+    return isinstance(operand, GroupedTensor) and operand.spec.row_alignment > 1
+
+
+def _bind_fprop(out_dtype: Any) -> Callable[..., Array]:
+    def octavo_gemm_fprop(
+        x: GemmOperand, w: GemmOperand, group_sizes: Array, bias: Array | None, bias_scales: Array | None
+    ) -> Array:
+        y = gemm.rows_times_matrices(_values(x, "rowwise"), _values(w, "rowwise"), group_sizes, contract=2)
+        if bias is not None:
+            y = gemm.add_bias(y, bias, group_sizes, bias_scales)
+        return y.astype(out_dtype)
+
+    compiled = _named(octavo_gemm_fprop, "octavo_gemm_fprop")
+
+    def run(
+        x: GemmOperand,
+        w: GemmOperand,
+        group_sizes: Array,
+        *,
+        bias: Array | None = None,
+        bias_scales: Array | None = None,
+        out: None = None,
+    ) -> Array:
+        _no_out(out)
+        y: Array = compiled(_gemm_plane(x, "rowwise"), _gemm_plane(w, "rowwise"), group_sizes, bias, bias_scales)
+        return y
+
+    return run
+
+
+def _bind_dgrad(out_dtype: Any) -> Callable[..., Array]:
+    def octavo_gemm_dgrad(dy: GemmOperand, w: GemmOperand, group_sizes: Array) -> Array:
+        dx = gemm.rows_times_matrices(_values(dy, "rowwise"), _values(w, "columnwise"), group_sizes, contract=1)
+        return dx.astype(out_dtype)
+
+    compiled = _named(octavo_gemm_dgrad, "octavo_gemm_dgrad")
+
+    def run(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: None = None) -> Array:
+        _no_out(out)
+        dx: Array = compiled(_gemm_plane(dy, "rowwise"), _gemm_plane(w, "columnwise"), group_sizes)
+        return dx
+
+    return run
+
+
+def _bind_wgrad(out_dtype: Any) -> Callable[..., Array]:
+    def octavo_wgrad(x: GemmOperand, dy: GemmOperand, group_sizes: Array, accumulator: Array | None) -> Array:
+        sizes = group_sizes
+        if _in_hadamard_domain(x) != _in_hadamard_domain(dy):
+            raise ValueError("one operand of wgrad is in the Hadamard domain and the other is not; quantize both alike")
+        if isinstance(x, GroupedTensor) and _in_hadamard_domain(x):
+            sizes = padded_sizes(group_sizes, x.spec.shape[0], x.spec.row_alignment)
+        dw = gemm.matrices_from_rows(_values(dy, "columnwise"), _values(x, "columnwise"), sizes)
+        if accumulator is None:
+            return dw.astype(out_dtype)
+        # Adding 0 would turn an accumulator's -0 into +0; a group without rows leaves it as it is.
+        untouched = (group_sizes <= 0)[:, None, None]
+        return jnp.where(untouched, accumulator, (accumulator.astype(jnp.float32) + dw).astype(accumulator.dtype))
+
+    compiled = _named(octavo_wgrad, "octavo_wgrad")
+
+    def run(
+        x: GemmOperand, dy: GemmOperand, group_sizes: Array, *, out: Array | None = None, accumulate: bool = False
+    ) -> Array:
+        if accumulate != (out is not None):
+            raise ValueError(
+                f"accumulate={accumulate} and out is {'not ' if out is None else ''}given; "
+                "give both (the sum is returned) or neither"
+            )
+        dw: Array = compiled(_gemm_plane(x, "columnwise"), _gemm_plane(dy, "columnwise"), group_sizes, out)
+        return dw
+
+    return run
+
+
+def _gemm_plane(operand: GemmOperand, direction: Direction) -> GemmOperand:
+    """The operand without the plane that this GEMM does not read."""
+    if not isinstance(operand, GroupedTensor):
+        return operand
+    payload, scale, second = operand.plane(direction)
+    if direction == "rowwise":
+        return GroupedTensor(operand.spec, operand.group_sizes, payload, scale, second)
+    return GroupedTensor(
+        operand.spec,
+        operand.group_sizes,
+        columnwise=payload,
+        columnwise_scale=scale,
+        columnwise_global=second,
+    )
+
+
+def _bind_dequantize(out_dtype: Any) -> Callable[..., Array]:
+    def octavo_dequantize(q: GroupedTensor, direction: Direction) -> Array:
+        return dequantize(q, direction).astype(out_dtype)
+
+    compiled = _named(octavo_dequantize, "octavo_dequantize", static_argnames="direction")
+
+    def run(q: GroupedTensor, direction: Direction = "rowwise") -> Array:
+        return compiled(q, direction=direction)  # type: ignore[no-any-return]
+
+    return run
+
+
+class ReferenceBackend:
+    """Serves every recipe on every device of JAX; nothing is refused that the card admits."""
+
+    def refuses(self, request: Request) -> str | None:
+        """None: plain jnp needs nothing from the machine."""
+        return None
+
+    def bind(self, request: Request) -> Bound:
+        """The jitted function for `request`, in the plain layout."""
+        if request.op == "quantize":
+            if request.quantizer is None:
+                raise ValueError("a quantize request names no quantizer; give Request.quantizer")
+            return Bound(_bind_quantize(request.quantizer))
+        binders = {
+            "fprop": _bind_fprop,
+            "dgrad": _bind_dgrad,
+            "wgrad": _bind_wgrad,
+            "dequantize": _bind_dequantize,
+        }
+        return Bound(binders[request.op](jnp.dtype(request.out_dtype)), note="fp32 products of dequantized operands")

@@ -1,0 +1,35 @@
+"""Seeds of stochastic rounding: a host integer or a device value, as two 32-bit words."""
+
+from __future__ import annotations
+
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+
+def seed_words(seed: int | Array | np.ndarray) -> Array:
+    """uint32 [2], low word first, of a seed modulo 2^64.
+
+    seed   a host integer of any size; an integer scalar array, traced or not (a negative one is taken modulo 2^64);
+           or uint32 [2] words, as this function returns them
+    """
+    if isinstance(seed, jax.Array | np.ndarray):
+        seed = jnp.asarray(seed)
+        if seed.dtype == jnp.uint32 and seed.shape == (2,):
+            return seed
+        if seed.ndim != 0 or not jnp.issubdtype(seed.dtype, jnp.integer):
+            raise ValueError(
+                f"seed has shape {list(seed.shape)} and dtype {seed.dtype}; give an integer scalar, or uint32 [2] words"
+            )
+        if seed.dtype.itemsize == 8:
+            return jnp.stack([seed.astype(jnp.uint32), (seed >> 32).astype(jnp.uint32)])
+        high = jnp.where(seed < 0, np.uint32(0xFFFFFFFF), np.uint32(0))
+        return jnp.stack([seed.astype(jnp.int32).astype(jnp.uint32) if seed.dtype != jnp.uint32 else seed, high])
+    try:
+        value = operator.index(seed) % (1 << 64)
+    except TypeError:
+        raise ValueError(f"seed is {seed!r}; give an integer or an integer scalar array") from None
+    return jnp.asarray(np.array([value & 0xFFFFFFFF, value >> 32], np.uint32))

@@ -1,0 +1,135 @@
+"""Delayed scaling's state: recorded through forward and backward, updated once a step, equal to the definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import octavo
+import octavo_jax
+import octavo_numerics
+from octavo_jax import DelayedState, ScalingHistory
+
+G, M, K, N = 3, 24, 16, 8
+RECIPE = octavo.DelayedScaling(history=4, margin=1)
+
+
+def _definition(state: ScalingHistory) -> octavo_numerics.DelayedState:
+    return octavo_numerics.DelayedState(np.array(state.history), np.array(state.scale))
+
+
+def _equal(state: ScalingHistory, expected: octavo_numerics.DelayedState) -> bool:
+    pairs = ((state.history, expected.history), (state.scale, expected.scale))
+    return all(np.array_equal(np.asarray(a).view(np.uint32), b.view(np.uint32)) for a, b in pairs)
+
+
+def _amax(x: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    ends = np.cumsum(sizes)
+    return np.array([np.abs(x[e - s : e]).max(initial=0) for e, s in zip(ends, sizes, strict=True)], np.float32)
+
+
+def _step(x: Any, kernel: Any, sizes: Any, dy: Any, state: DelayedState) -> tuple[Any, DelayedState, DelayedState]:
+    """(y, the second result, the state's "gradient")."""
+
+    def loss(state: DelayedState) -> tuple[Any, Any]:
+        y, recorded = octavo_jax.grouped_dense(x, kernel, sizes, recipe=RECIPE, state=state)
+        return jnp.sum(y * dy), (y, recorded)
+
+    gradient, (y, recorded) = jax.grad(loss, has_aux=True)(state)
+    return y, recorded, gradient
+
+
+def test_five_steps_of_two_microbatches_equal_the_definition(rng: np.random.Generator) -> None:
+    """Scales and histories of x, kernel and dy; a group without tokens keeps its own; two microbatches take a maximum.
+
+    Overwriting the state with its gradient after each microbatch is gradient accumulation done right.
+    """
+    step, update = jax.jit(_step), jax.jit(lambda state: octavo_jax.update_delayed(state, RECIPE))
+    state = octavo_jax.init_delayed(RECIPE, G)
+    expected = {name: octavo_numerics.init_delayed(G, RECIPE.history) for name in ("x", "kernel", "grad")}
+    formats = {"x": RECIPE.forward_format, "kernel": RECIPE.forward_format, "grad": RECIPE.gradient_format}
+    for sizes in ([8, 0, 10], [5, 5, 5], [0, 0, 24], [0, 0, 0], [24, 0, 0]):
+        for _ in range(2):
+            counts = np.array(sizes, np.int32)
+            x, dy = (rng.standard_normal((M, columns)).astype(np.float32) for columns in (K, N))
+            x[counts.sum() :] = dy[counts.sum() :] = np.nan
+            kernel = rng.standard_normal((G, K, N)).astype(np.float32)
+            _, recorded, state = step(x, kernel, counts, dy, state)
+            record = octavo_numerics.record_amax
+            expected["x"] = record(expected["x"], _amax(x, counts))
+            expected["kernel"] = record(expected["kernel"], np.abs(kernel).max((1, 2)))
+            assert _equal(recorded.x, expected["x"])
+            assert _equal(recorded.kernel, expected["kernel"])
+            assert _equal(recorded.grad, expected["grad"])
+            expected["grad"] = record(expected["grad"], _amax(dy, counts))
+            assert _equal(state.x, expected["x"])
+            assert _equal(state.grad, expected["grad"])
+        state = update(state)
+        for name, fmt in formats.items():
+            expected[name] = octavo_numerics.update_delayed(expected[name], fmt, margin=RECIPE.margin)
+            assert _equal(getattr(state, name), expected[name]), f"{name} after sizes {sizes}"
+
+
+@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
+def test_update_of_any_amax(algorithm: Any, rng: np.random.Generator) -> None:
+    """Subnormal, infinite, NaN and zero amaxes, with margins that make scales subnormal (faults.md 47)."""
+    with np.errstate(all="ignore"):
+        for margin in (-64, 0, 64):
+            recipe = octavo.DelayedScaling(history=3, algorithm=algorithm, margin=margin)
+            state = ScalingHistory(jnp.zeros((3, 64), jnp.float32), jnp.ones(64, jnp.float32))
+            expected = _definition(state)
+            for _ in range(4):
+                amax = (rng.integers(0, 0x7FA00000, 64) * (rng.random(64) < 0.8)).astype(np.uint32).view(np.float32)
+                state = octavo_jax.record_amax(state, jnp.asarray(amax))
+                state = octavo_jax.update_delayed(DelayedState(state, state, state), recipe).x
+                expected = octavo_numerics.record_amax(expected, amax)
+                expected = octavo_numerics.update_delayed(expected, "e4m3", algorithm=algorithm, margin=margin)
+                assert _equal(state, expected)
+
+
+def test_calls_that_thread_the_state_take_a_maximum(rng: np.random.Generator) -> None:
+    """Two calls in one differentiated function: the first state's gradient holds both calls' amaxes."""
+    kernel, sizes = rng.standard_normal((G, K, N)).astype(np.float32), jnp.array([8, 8, 8])
+    xs, dys = rng.standard_normal((2, M, K)).astype(np.float32), rng.standard_normal((2, M, N)).astype(np.float32)
+
+    def loss(state: DelayedState) -> Any:
+        total: Any = 0.0
+        for x, dy in zip(xs, dys, strict=True):
+            y, state = octavo_jax.grouped_dense(x, kernel, sizes, recipe=RECIPE, state=state)
+            total = total + jnp.sum(y * dy)
+        return total
+
+    state = jax.jit(jax.grad(loss))(octavo_jax.init_delayed(RECIPE, G))
+    for slot, values in ((state.x, xs), (state.grad, dys)):
+        wanted = np.maximum(*(_amax(v, np.array([8, 8, 8])) for v in values))
+        assert np.array_equal(slot.history[0], wanted)
+
+
+def test_amaxes_are_reduced_over_named_axes() -> None:
+    """A member without tokens takes part and gets the others' maximum (faults.md 54, 55)."""
+    state = octavo_jax.init_delayed(RECIPE, 2)
+    amax = jnp.array([[3.0, 0.0], [0.0, 0.0], [7.0, 2.0]])
+
+    def member(amax: Any) -> Any:
+        slot = octavo_jax.record_amax(state.x, amax)
+        return octavo_jax.update_delayed(DelayedState(slot, slot, slot), RECIPE, axis_name="ranks").x.history[-1]
+
+    assert np.array_equal(jax.jit(jax.vmap(member, axis_name="ranks"))(amax), [[7, 2]] * 3)
+
+
+def test_a_quantizer_set_carries_the_state() -> None:
+    """quantizer_set is a pytree with the state as leaves and specs static; it says when groups are missing."""
+    quantizers = octavo_jax.quantizer_set(RECIPE, groups=G, checkpoint_name="mine")
+    assert len(jax.tree.leaves(quantizers)) == 6
+    doubled = jax.tree.map(lambda leaf: leaf * 2, quantizers)
+    assert doubled.x.spec.checkpoint_name == "mine"
+    assert np.array_equal(doubled.grad.state.scale, [2, 2, 2])
+    q = doubled.x(jnp.ones((M, K)), jnp.array([8, 8, 8]))
+    assert np.array_equal(q.rowwise_scale, [0.5, 0.5, 0.5])
+    with pytest.raises(ValueError, match="groups is None"):
+        octavo_jax.quantizer_set(RECIPE)
+    assert octavo_jax.quantizer_set(octavo.recipe("bf16")).x is None

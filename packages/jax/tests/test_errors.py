@@ -1,0 +1,75 @@
+"""What does not fit is refused in one line that says what was given, what is needed and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import octavo
+import octavo_jax
+from octavo import NoBackendError
+
+X, KERNEL = np.ones((8, 16), np.float32), np.ones((2, 16, 4), np.float32)
+MX = octavo.recipe("mxfp8")
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "negative": ({"group_sizes": [-1, 4]}, r"group_sizes\[0\] is -1"),
+    "sum past M": ({"group_sizes": np.array([5, 4])}, "sum to 9 and the tensor has 8 rows"),
+    "count": ({"group_sizes": [1, 2, 3]}, "3 entries and kernel 2 matrices"),
+    "float sizes": ({"group_sizes": jnp.ones(2)}, "one integer a group"),
+    "orientation": ({"kernel": np.ones((2, 4, 16), np.float32)}, "swapaxes"),
+    "rank": ({"x": np.ones(8, np.float32)}, r"\[M, K\] and \[G, K, N\]"),
+    "dtype": ({"x": np.ones((8, 16), np.int8)}, "x has dtype int8"),
+    "bias": ({"bias": np.ones(4, np.float32)}, r"needs \[G, N\] = \[2, 4\]"),
+    "seed": ({"recipe": octavo.recipe("nvfp4")}, "seed is None"),
+    "seed type": ({"recipe": octavo.recipe("nvfp4"), "seed": 1.5}, "seed is 1.5"),
+    "state": ({"recipe": octavo.recipe("fp8-delayed")}, "init_delayed"),
+    "offset": ({"group_offset": -1}, "group_offset is -1"),
+    "sharding": ({"sharding": "fsdp"}, "needs its own release"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_grouped_dense(case: str) -> None:
+    """Each argument that does not fit raises ValueError before anything is computed."""
+    changes, message = CASES[case]
+    arguments: dict[str, Any] = {"x": X, "kernel": KERNEL, "group_sizes": [3, 5], "recipe": MX} | changes
+    with pytest.raises(ValueError, match=message) as caught:
+        octavo_jax.grouped_dense(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_state_for_a_recipe_without_one() -> None:
+    """A state that nothing reads is an error, not a silent argument."""
+    state = octavo_jax.init_delayed(octavo.DelayedScaling(), 2)
+    with pytest.raises(ValueError, match="keeps none"):
+        octavo_jax.grouped_dense(X, KERNEL, [3, 5], recipe=MX, state=state)
+
+
+def test_quantize() -> None:
+    """The quantizer's own arguments."""
+    delayed, current = octavo.DelayedScaling().quantizer("x"), octavo.CurrentScaling().quantizer("x")
+    assert delayed is not None
+    assert current is not None
+    with pytest.raises(ValueError, match="stacked matrices take none"):
+        octavo_jax.quantize(KERNEL, current, [1, 1])
+    with pytest.raises(ValueError, match="scale is None"):
+        octavo_jax.quantize(X, delayed)
+    with pytest.raises(ValueError, match="makes its own"):
+        octavo_jax.quantize(X, current, scale=np.ones(1, np.float32))
+    with pytest.raises(ValueError, match="finite and more than 0"):
+        octavo_jax.quantize(X, delayed, scale=np.zeros(1, np.float32))
+    forward = octavo.MXFP8(dgrad="high_precision", wgrad="high_precision").quantizer("x")
+    assert forward is not None
+    q = octavo_jax.quantize(X, forward)
+    with pytest.raises(ValueError, match="plane was not made"):
+        octavo_jax.dequantize(q, "columnwise")
+
+
+def test_nothing_serves_a_closed_preference() -> None:
+    """NoBackendError tells why each backend was refused; an unknown name is an error too (faults.md 57)."""
+    with pytest.raises(NoBackendError):
+        octavo_jax.grouped_dense(X, KERNEL, [3, 5], recipe=MX, backend="torch-reference")
