@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -125,3 +126,20 @@ def test_host_sizes_are_checked() -> None:
         check_group_sizes([5, -2], 8)
     with pytest.raises(ValueError, match="sum to 9 and the tensor has 8 rows"):
         check_group_sizes([5, 4], 8)
+
+
+def test_comparing_and_hashing_runs_no_pydantic() -> None:
+    """Specs are keys of plans and of jit caches: a forward compares and hashes them, and may run no pydantic."""
+    spec = GroupedTensorSpec(shape=(4, 8), groups=2, quantizer=_spec("block"))
+    again = GroupedTensorSpec(shape=(4, 8), groups=2, quantizer=_spec("block"))
+    other = GroupedTensorSpec(shape=(4, 8), groups=3, quantizer=_spec("block"))
+    files: set[str] = set()
+    sys.setprofile(lambda frame, event, arg: files.add(frame.f_code.co_filename))
+    try:
+        equal, differs, same_hash = spec == again, spec != other, hash(spec) == hash(again)
+    finally:
+        sys.setprofile(None)
+    assert equal
+    assert differs
+    assert same_hash
+    assert not [file for file in files if "pydantic" in file]

@@ -27,7 +27,8 @@ T2, the norm of each row, column, 8x8 tile and the whole, for zero-mean data:
     nor are tiles for K < 8, which a few numbers of A and B decide.
 
 T2 finds what T1 cannot: a scale wrong by 2 %, an output rounded toward zero, a tile of the previous step. It presumes
-data of zero mean and comparable magnitude; `zero_mean=False` leaves it out.
+data of zero mean and comparable magnitude and independent products, about 64 of them or more: a Hadamard run with one
+real row is 16 equal products, and honest sums of it pass 1.8 times the bound. `zero_mean=False` leaves T2 out.
 
 Both allow half of the least subnormal of the output type for each element with S > 0 (underflow has an absolute
 error). Where S is 0 the result must be 0. Where |C| may pass the output's (or S the accumulator's) largest value, an

@@ -71,8 +71,9 @@ def dequantize(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:
     codes, scale, factor = q.plane(direction)
     layout = q.spec
     text = ops.quantizer_text(layout.quantizer)
+    sizes = None if q.group_sizes is None else ops.bound_sizes(q.group_sizes, layout.shape[0], codes)
     value: Tensor = ops.dequantize_plane(
-        codes, scale, factor, q.group_sizes, text, list(layout.shape), layout.groups, direction
+        codes, scale, factor, sizes, text, list(layout.shape), layout.groups, direction
     )
     return value
 
@@ -82,11 +83,13 @@ def _operand(value: GroupedTensor | Tensor, direction: Direction) -> Tensor:
 
 
 def _row_sizes(rows: GroupedTensor | Tensor, group_sizes: Tensor) -> Tensor:
-    """Bounded sizes of the ragged operand, which a quantized one carries."""
+    """Bounded sizes of the ragged operand. A quantized one may come from another backend, which has bounded nothing."""
+    like: Tensor | None = (
+        rows if isinstance(rows, Tensor) else rows.columnwise if rows.rowwise is None else rows.rowwise
+    )
     if isinstance(rows, GroupedTensor) and rows.group_sizes is not None:
-        return rows.group_sizes
-    assert isinstance(rows, Tensor)
-    sizes: Tensor = ops.bound_sizes(group_sizes, rows.shape[0], rows)
+        group_sizes = rows.group_sizes
+    sizes: Tensor = ops.bound_sizes(group_sizes, rows.shape[0], like)
     return sizes
 
 
