@@ -18,9 +18,9 @@ import octavo_jax
 import octavo_registry
 from octavo import HighPrecision
 from octavo_jax.dispatch import layer_for
-from octavo_registry.cards import BackendCard, Capability
+from octavo_registry.cards import BackendCard, Capability, Op
 from octavo_registry.hookspecs import hookimpl
-from octavo_registry.request import Bound, Op, Request
+from octavo_registry.request import Bound, Request
 
 M, K, N, G = 8, 32, 16, 4
 RECIPE = HighPrecision()

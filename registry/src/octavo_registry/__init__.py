@@ -17,7 +17,7 @@ from octavo_registry.bridges import (
     framework_records,
     frameworks,
 )
-from octavo_registry.cards import ALL_DTYPES, Accumulation, BackendCard, Capability, QuantizerCard
+from octavo_registry.cards import ALL_DTYPES, Accumulation, BackendCard, Capability, Op, QuantizerCard
 from octavo_registry.compose import LayerPlan
 from octavo_registry.frameworks import PLANES, Device, Framework, LayerResult
 from octavo_registry.hookspecs import API_LEVEL, HookSpecs, hookimpl
@@ -26,7 +26,7 @@ from octavo_registry.preference import UnknownBackendError, mirror_preference, p
 from octavo_registry.preference import current as current_preference
 from octavo_registry.records import OLDEST_API_LEVEL, BackendRecord
 from octavo_registry.registry import Registry
-from octavo_registry.request import Backend, Bound, Decision, Op, Plan, Refused, Request, Verdict
+from octavo_registry.request import Backend, Bound, Decision, Plan, Refused, Request, Verdict
 
 __version__ = "0.1.0"
 

@@ -10,8 +10,10 @@ from octavo import QuantizerSpec
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.schema import Schema
-from octavo_registry.request import Op
 
+Op = Literal[
+    "quantize", "dequantize", "fprop", "dgrad", "wgrad", "act_quantize", "dact_quantize", "norm_quantize", "mlp"
+]
 Arch = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
 Accumulation = Literal["fp32", "hopper_bf16", "hopper_fp8_promoted", "hopper_fp8"]

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from octavo import OctavoError, QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
+from octavo_registry.cards import Capability, Op
 
-if TYPE_CHECKING:
-    from octavo_registry.cards import Capability
-
-Op = Literal[
-    "quantize", "dequantize", "fprop", "dgrad", "wgrad", "act_quantize", "dact_quantize", "norm_quantize", "mlp"
-]
 Verdict = Literal["chosen", "eligible", "refused", "broken"]
 
 

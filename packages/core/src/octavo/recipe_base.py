@@ -1,4 +1,4 @@
-"""Recipe: the base of every recipe, its JSON, its fingerprint."""
+"""Recipe: the base of every recipe, its JSON, its fingerprint; and the recipe that quantizes nothing."""
 
 from __future__ import annotations
 
@@ -145,8 +145,15 @@ class Recipe(Schema):
 
     def for_gemm(self, gemm: Gemm) -> Recipe:
         """The recipe that this GEMM's backend sees: itself, or `HighPrecision` where the slot says so."""
-        from octavo.recipes import HighPrecision
-
         if self.quantizes(gemm) or isinstance(self, HighPrecision):
             return self
         return HighPrecision(output_dtype=self.output_dtype, wgrad_dtype=self.wgrad_dtype)
+
+
+class HighPrecision(Recipe):
+    """No quantization: bf16, fp16 or fp32 operands, fp32 accumulation."""
+
+    kind: Literal["high_precision"] = "high_precision"
+    fprop: Literal["high_precision"] = "high_precision"
+    dgrad: Literal["high_precision"] = "high_precision"
+    wgrad: Literal["high_precision"] = "high_precision"

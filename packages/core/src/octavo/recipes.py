@@ -7,19 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from octavo.quantizer import Operand, Orientation, QuantizerSpec, Scaling
-from octavo.recipe_base import Gemm, Recipe, Slot
+from octavo.recipe_base import Gemm, HighPrecision, Recipe
 
 Fp8Format = Literal["e4m3", "e5m2"]
 AmaxEpsilon = Annotated[float, Field(ge=0.0)]
-
-
-class HighPrecision(Recipe):
-    """No quantization: bf16, fp16 or fp32 operands, fp32 accumulation."""
-
-    kind: Literal["high_precision"] = "high_precision"
-    fprop: Literal["high_precision"] = "high_precision"
-    dgrad: Literal["high_precision"] = "high_precision"
-    wgrad: Literal["high_precision"] = "high_precision"
 
 
 class _Quantized(Recipe):
@@ -176,5 +167,4 @@ __all__ = [
     "Fp8Format",
     "HighPrecision",
     "RowScaling",
-    "Slot",
 ]

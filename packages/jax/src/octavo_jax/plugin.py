@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from octavo_registry.cards import BackendCard, Capability
+from octavo_registry.cards import BackendCard, Capability, Op
 from octavo_registry.hookspecs import hookimpl
-from octavo_registry.request import Backend, Op
+from octavo_registry.request import Backend
 
 NAME = "jax-reference"
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
-from octavo_registry.cards import BackendCard, Capability
+from octavo_registry.cards import BackendCard, Capability, Op
 from octavo_registry.hookspecs import hookimpl
-from octavo_registry.request import Op
 
 if TYPE_CHECKING:
     from octavo_registry.request import Backend

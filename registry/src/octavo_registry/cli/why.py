@@ -15,13 +15,14 @@ from octavo.formats import DType
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS
 from octavo_registry.bridges import framework_record
+from octavo_registry.cards import Op
 from octavo_registry.cli.errors import BROKEN, BadInput
 from octavo_registry.cli.output import Json, print_json, print_line, print_table
 from octavo_registry.cli.recipes import complete_recipe, find_recipe
 from octavo_registry.compose import LayerPlan, gemm_request, operand_spec, quantize_request
 from octavo_registry.guard import Fault, guard
 from octavo_registry.report import FRONT_ENDS, describe_request, layer_rows
-from octavo_registry.request import Decision, Op, Request
+from octavo_registry.request import Decision, Request
 
 LAYER = "layer"
 OPERATIONS: tuple[str, ...] = (*get_args(Op), LAYER)
