@@ -60,7 +60,7 @@ def use(monkeypatch: pytest.MonkeyPatch, registry: Registry) -> None:
 
 
 def test_why_shows_every_verdict_and_the_layer() -> None:
-    """api.md: `why` prints every backend's verdict, and for a GEMM the composition of its layer."""
+    """command.md: `why` prints every backend's verdict, and for a GEMM the composition of its layer."""
     run = Run(*WHY)
     assert run.code == 0
     assert run.err == ""
@@ -159,7 +159,7 @@ def test_why_takes_a_recipe_file_and_a_capability(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
-    """issue 2, bad input: cause and fix on one line of stderr, nothing on stdout; under --json the line is JSON."""
+    """Bad input: cause and fix on one line of stderr, nothing on stdout; under --json the line is JSON."""
     run = Run(*arguments)
     assert (run.code, run.out) == (2, "")
     assert run.err.count("\n") == 1
@@ -173,7 +173,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], message: st
 
 
 def test_a_corrupt_recipe_file_names_itself(tmp_path: Path) -> None:
-    """issue 2, bad input: a recipe file that is none."""
+    """Bad input: a recipe file that is none."""
     file = tmp_path / "recipe.json"
     for content in (b"{", b"\xff\xfe", b"[]", b'{"kind": "mxfp9", "schema_version": 1}', b'{"kind": "mxfp8"}'):
         file.write_bytes(content)

@@ -16,7 +16,7 @@ from octavo_registry import __version__
 
 START = "from octavo_registry.cli import main; main()"
 HELP_BUDGET = 0.4
-"""Seconds for `octavo --help` (issue 2, Speed)."""
+"""Seconds for `octavo --help`."""
 
 
 def octavo(

@@ -68,7 +68,7 @@ def test_gemms_of_two_backends_wish_different_layouts_of_one_operand(fakes: Any)
 
 
 def test_a_gemm_whose_layout_nobody_makes_is_passed_over_with_the_reason(fakes: Any) -> None:
-    """product.md, promise 4: a better GEMM that cannot be fed is a refusal in the plan's decisions, nothing silent."""
+    """contract.md, promise 4: a better GEMM that cannot be fed is a refusal in the plan's decisions, nothing silent."""
     registry = fakes.registry(
         gemm(fakes, "fast", {"fprop", "wgrad"}, {"x": "panels"}, priority=100),
         gemm(fakes, "slow", {"fprop", "dgrad", "wgrad"}, {}, priority=-100),
@@ -216,7 +216,7 @@ def test_the_missing_operation_is_named(fakes: Any) -> None:
 
 
 def test_a_layer_logs_one_line(fakes: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """product.md, promise 4: the first use of a recipe says what runs, in one line for the whole layer."""
+    """contract.md, promise 4: the first use of a recipe says what runs, in one line for the whole layer."""
     registry = fakes.registry(fakes.plugin("a"))
     with caplog.at_level(logging.INFO, "octavo"):
         for k in (32, 64):

@@ -171,7 +171,7 @@ def test_a_device_without_a_backend_names_its_capability(fakes: Any) -> None:
 
 
 def test_a_plan_prints(fakes: Any) -> None:
-    """api.md: `plan` is printable: what runs, how operands arrive, every verdict."""
+    """A plan is printable: what runs, how operands arrive, every verdict."""
     backend = fakes.Backend(answer=Bound(run=print, layouts={"x": "panels"}, workspace_bytes=64))
     rows = [fakes.row(emulated="bf16 products")]
     plan = fakes.registry(fakes.plugin("a", backend, rows=rows, priority=1), fakes.plugin("b")).plan(fakes.request())
@@ -188,7 +188,7 @@ def test_a_plan_prints(fakes: Any) -> None:
 
 
 def test_the_first_use_of_a_recipe_logs_one_line(fakes: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """product.md, promise 4: once a recipe, operation, framework and device; a shape more is no new line."""
+    """contract.md, promise 4: once a recipe, operation, framework and device; a shape more is no new line."""
     registry = fakes.registry(fakes.plugin("a"))
     with caplog.at_level(logging.INFO, "octavo"):
         for k, op in itertools.product((32, 64), ("fprop", "dgrad")):

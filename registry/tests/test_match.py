@@ -48,7 +48,7 @@ CASES = [
 
 @pytest.mark.parametrize(("row", "request_", "sentence"), CASES)
 def test_each_refusal_has_both_values(fakes: Any, row: Any, request_: Any, sentence: str) -> None:
-    """product.md, promise 4; faults.md 57: no refusal without what was needed and what was given."""
+    """contract.md, promise 4; faults.md 57: no refusal without what was needed and what was given."""
     assert match(fakes.card(rows=[fakes.row(**row)]), fakes.request(**request_)) == sentence
 
 

@@ -54,7 +54,7 @@ def test_the_environment_is_read_once(three: Registry, fakes: Any, monkeypatch: 
 
 
 def test_a_list_is_closed_and_the_star_opens_it(three: Registry, fakes: Any) -> None:
-    """product.md, promise 4: a preference is a closed list; each backend outside it says so."""
+    """contract.md, promise 4: a preference is a closed list; each backend outside it says so."""
     mxfp8_only = fakes.plugin("d", rows=[fakes.row(recipes={"mxfp8"})])
     three.register(mxfp8_only, "fourth")
     with prefer("d"):

@@ -67,7 +67,7 @@ def test_recipes_start_from_the_same_parameters_and_data(demo: Demo) -> None:
 
 
 def test_both_frameworks_quantize_the_trained_weights_to_the_same_bytes(demo: Demo) -> None:
-    """Payload and scales, byte for byte, against the definition (product.md, promise 5)."""
+    """Payload and scales, byte for byte, against the definition (contract.md, promise 5)."""
     framework, _, printed = demo
     bits = printed["bits"]
     assert bits["frameworks"] == ["torch", "jax"]

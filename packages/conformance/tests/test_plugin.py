@@ -68,6 +68,13 @@ def test_reports_and_seed(suite: Any, tmp_path: Path) -> None:
     assert {row["id"]: row for row in again.report["rows"]} == rows
 
 
+def test_xdist_is_optional(suite: Any) -> None:
+    """A third party installs the suite alone: its hooks for xdist must be unknown to pytest without harm."""
+    run = suite("--octavo-backend", "numpy-honest", "-k", "test_the_card_is_plain_data", "-p", "no:xdist")
+    assert run.code == 0
+    assert [row["outcome"] for row in run.report["rows"]] == ["passed"]
+
+
 def test_a_failure_names_the_seed_and_the_element(suite: Any) -> None:
     """What failed, where, both values, and how to see it again."""
     run = suite("--octavo-backend", "numpy-wrong-column-scale", "-k", "test_bits[ and block.e4m3.pow2", "--tb=short")

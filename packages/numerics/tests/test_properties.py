@@ -232,5 +232,5 @@ def test_one_direction_alone_gives_the_same_plane(tensor: Tensor, spec: Quantize
 @COMMON
 @given(tensors(), specs())
 def test_the_same_call_gives_the_same_bits(tensor: Tensor, spec: QuantizerSpec) -> None:
-    """Deterministic (product.md, promise 11; faults.md 22, 32)."""
+    """Deterministic (contract.md, promise 11; faults.md 22, 32)."""
     assert same(run(tensor.x, spec, tensor.sizes), run(tensor.x.copy(), spec, tensor.sizes))

@@ -80,7 +80,7 @@ def test_stacked_matrices_are_groups_of_their_own(case: Any, rng: np.random.Gene
 
 @pytest.mark.parametrize("key", SPECS)
 def test_the_tail_is_not_read_and_dequantizes_to_zero(key: str, rng: np.random.Generator) -> None:
-    """NaN rows past the sum change nothing and come back as +0 (product.md, promise 2; faults.md 8, 12, 14)."""
+    """NaN rows past the sum change nothing and come back as +0 (contract.md, promise 2; faults.md 8, 12, 14)."""
     spec = SPECS[key]
     x = rng.standard_normal((60, 40)).astype(np.float32)
     exact = run(x[:53], spec, [20, 0, 33])

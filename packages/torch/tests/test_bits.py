@@ -1,4 +1,4 @@
-"""Quantized tensors equal the executable definition, octavo_numerics, bit for bit (product.md, promise 5)."""
+"""Quantized tensors equal the executable definition, octavo_numerics, bit for bit (contract.md, promise 5)."""
 
 from __future__ import annotations
 

@@ -5,6 +5,9 @@
 
 __version__ = "0.1.0"
 
+SEED_KEY = "octavo_seed"
+"""Under this name pytest-xdist's controller hands the seed to its workers."""
+
 
 class UndeclaredCapability(UserWarning):
     """A backend does something right that its card does not declare, so nobody will ever be given it."""

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from octavo_conformance import SEED_KEY
+
 SUITE = "octavo_conformance.suite"
-SEED_KEY = "octavo_seed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,10 +11,10 @@ import hypothesis
 import numpy as np
 import pytest
 
+from octavo_conformance import SEED_KEY
 from octavo_conformance.case import Case, Examples, Measure
 from octavo_conformance.gaps import Gap, GapsError, read_gaps
 from octavo_conformance.needs import Need
-from octavo_conformance.plugin import SEED_KEY
 from octavo_conformance.report import Report, Row, write
 from octavo_conformance.table import render
 from octavo_conformance.targets import Target, UnknownBackend, find_targets
@@ -62,6 +62,7 @@ class Session:
         tested = ", ".join(f"{target.id} {target.version}" for target in self.targets)
         return [f"octavo: {tested}; {level}; rerun these inputs with --octavo-seed {self.seed}"]
 
+    @pytest.hookimpl(optionalhook=True)  # xdist's hook: pytest knows it only where xdist is installed
     def pytest_configure_node(self, node: Any) -> None:
         """xdist: hand the seed to a worker."""
         node.workerinput[SEED_KEY] = self.seed
