@@ -105,7 +105,8 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str) -> None:
     """One package's tests, with its declared dependencies alone."""
     _install(session, package, extra=(*_test_group(package), "pytest-xdist"))
-    _pytest(session, DIRECTORIES[package])
+    # by module, so that a module's fixture (a whole training run) is made once and not once a worker
+    _pytest(session, "--dist", "loadscope", DIRECTORIES[package])
 
 
 @nox.session

@@ -26,7 +26,7 @@ def _models(recipe: Recipe, vocabulary: int, seed: int) -> tuple[Model, Model]:
     return TorchModel(CONFIG, recipe, vocabulary, seed, "cpu"), JaxModel(CONFIG, recipe, vocabulary, seed, "cpu")
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ["bf16", "fp8-delayed", pytest.param("nvfp4", marks=pytest.mark.slow)])
 def test_both_frameworks_train_the_same_model(name: str, text_file: Path, seed: int) -> None:
     """Loss, balance and load of three steps and an evaluation; stateful and stochastic recipes included.
 
