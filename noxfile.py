@@ -69,14 +69,17 @@ def _install(session: nox.Session, *distributions: str, extra: tuple[str, ...] =
 
 
 def _pytest(session: nox.Session, *arguments: str) -> None:
-    """pytest with a worker a core; what XLA compiles is kept, because compiling is most of the JAX tests' time."""
+    """pytest with a worker a core; what XLA compiles is kept, because compiling is most of the JAX tests' time.
+
+    Work is dealt by module: a module's fixture (a whole training run) is made once, and not once a worker.
+    """
     workers = str(min(os.cpu_count() or 1, 8))
     settings = {
         "OMP_NUM_THREADS": "1",  # beside workers, torch's threads only wait for each other
         "JAX_COMPILATION_CACHE_DIR": str(session.cache_dir.resolve() / "xla"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    session.run("pytest", "-n", workers, *arguments, *session.posargs, env=settings)
+    session.run("pytest", "-n", workers, "--dist", "loadscope", *arguments, *session.posargs, env=settings)
 
 
 def _test_group(distribution: str) -> tuple[str, ...]:
@@ -96,8 +99,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy --strict over every package and the plugin template."""
     _install(session, *DIRECTORIES, extra=(*TOOLS[1:], "flax"))
-    for directory in (*DIRECTORIES.values(), TEMPLATE):
-        session.run("mypy", str(Path(directory, "src")))
+    session.run("mypy", *(str(Path(directory, "src")) for directory in (*DIRECTORIES.values(), TEMPLATE)))
 
 
 @nox.session
@@ -105,8 +107,7 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str) -> None:
     """One package's tests, with its declared dependencies alone."""
     _install(session, package, extra=(*_test_group(package), "pytest-xdist"))
-    # by module, so that a module's fixture (a whole training run) is made once and not once a worker
-    _pytest(session, "--dist", "loadscope", DIRECTORIES[package])
+    _pytest(session, DIRECTORIES[package])
 
 
 @nox.session
