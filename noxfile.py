@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,11 +26,20 @@ DIRECTORIES = {
     "octavo-registry": "registry",
     "octavo-torch": "packages/torch",
     "octavo-jax": "packages/jax",
+    "octavo-native": "native",
+    "octavo-torch-native": "packages/torch-native",
+    "octavo-jax-native": "packages/jax-native",
     "octavo-conformance": "packages/conformance",
     "octavo": "packages/cli",
 }
 TEMPLATE = "docs/examples/acme-octavo"
-BACKENDS = {"torch-reference": "octavo-torch", "jax-reference": "octavo-jax"}
+NATIVE = "octavo-native"
+BACKENDS = {
+    "torch-reference": "octavo-torch",
+    "jax-reference": "octavo-jax",
+    "torch-native": "octavo-torch-native",
+    "jax-native": "octavo-jax-native",
+}
 SLOW = ["octavo-numerics", "octavo"]  # packages with tests that take minutes
 TOOLS = ("ruff==0.17.5", "mypy==2.4.1")
 
@@ -60,12 +72,60 @@ def _closure(distributions: list[str]) -> list[str]:
     return list(found)
 
 
+def _local(session: nox.Session, distributions: list[str]) -> list[str]:
+    """Arguments that install these packages from here: editable, and octavo-native as its one wheel."""
+    pure = [name for name in distributions if name != NATIVE]
+    editable = [part for name in pure for part in ("-e", str(ROOT / DIRECTORIES[name]))]
+    return editable if NATIVE not in distributions else [*editable, str(_native_wheel(session)[0])]
+
+
 def _install(session: nox.Session, *distributions: str, extra: tuple[str, ...] = ()) -> None:
-    """Install workspace packages, editable, in one command: in two, the second half is sought on an index."""
+    """Install workspace packages in one command: in two, the second half is sought on an index."""
     workspace = _closure([*distributions, *_ours(list(extra))])
-    editable = [part for name in workspace for part in ("-e", str(ROOT / DIRECTORIES[name]))]
     outside = [requirement for requirement in extra if not _ours([requirement])]
-    session.install("-c", str(ROOT / "constraints.txt"), *editable, *outside)
+    session.install("-c", str(ROOT / "constraints.txt"), *_local(session, workspace), *outside)
+
+
+def _nvcc() -> str | None:
+    return os.environ.get("CUDACXX") or shutil.which("nvcc")
+
+
+def _native_sources() -> list[Path]:
+    """Every file that the wheel of octavo-native is made from."""
+    native = ROOT / DIRECTORIES[NATIVE]
+    files = [native / name for name in ("pyproject.toml", "CMakeLists.txt", "README.md")]
+    files += [path for part in ("cmake", "include", "lib", "src") for path in (native / part).rglob("*")]
+    return sorted(path for path in files if path.is_file() and path.suffix not in (".pyc", ".so"))
+
+
+def _native_wheel(session: nox.Session) -> tuple[Path, Path]:
+    """The wheel of octavo-native and the log of its build, made once for all sessions and again when a source changes.
+
+    The CUDA kernels take minutes to compile, and one artifact serves every Python from 3.11 on.
+    """
+    nvcc = _nvcc()
+    compiler = subprocess.run([nvcc, "--version"], capture_output=True, check=True).stdout if nvcc else b""
+    digest = hashlib.sha256(compiler + platform.platform().encode())
+    for path in _native_sources():
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    folder = session.cache_dir.resolve() / "native" / digest.hexdigest()[:16]
+    log = folder / "build.log"
+    if not list(folder.glob("*.whl")):
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        folder.mkdir(parents=True)
+        cuda = f"cmake.define.OCTAVO_CUDA={'ON' if nvcc else 'OFF'}"
+        if session.venv_backend == "uv":
+            build = ("uv", "build", "--python", sys.executable, "--wheel", "-C", cuda, "--out-dir", str(folder))
+        else:
+            build = ("python", "-m", "pip", "wheel", "-v", "--no-deps", "-C", cuda, "--wheel-dir", str(folder))
+        session.log(f"octavo-native: compiling {'with' if nvcc else 'without'} CUDA kernels; output in {log}")
+        with log.open("w") as output:
+            source = str(ROOT / DIRECTORIES[NATIVE])
+            session.run(*build, source, stdout=output, stderr=subprocess.STDOUT, success_codes=range(256))
+        if not list(folder.glob("*.whl")):
+            session.error("octavo-native does not build:\n" + log.read_text(errors="replace")[-8000:])
+    (wheel,) = folder.glob("*.whl")
+    return wheel, log
 
 
 def _pytest(session: nox.Session, *arguments: str) -> None:
@@ -96,10 +156,21 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def native(session: nox.Session) -> None:
+    """Compile octavo-native, which every other session then installs; what ptxas says of its kernels is a gate."""
+    wheel, log = _native_wheel(session)
+    session.log(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
+    if _nvcc() is None:
+        session.skip("there is no nvcc (PATH or CUDACXX): kernels are built for the CPU alone, and ptxas says nothing")
+    session.run("python", "native/tools/ptxas_report.py", str(log), "--check")
+
+
+@nox.session
 def types(session: nox.Session) -> None:
-    """mypy --strict over every package and the plugin template."""
+    """mypy --strict over every package, the plugin template and the tools."""
     _install(session, *DIRECTORIES, extra=(*TOOLS[1:], "flax"))
-    session.run("mypy", *(str(Path(directory, "src")) for directory in (*DIRECTORIES.values(), TEMPLATE)))
+    sources = (str(Path(directory, "src")) for directory in (*DIRECTORIES.values(), TEMPLATE))
+    session.run("mypy", *sources, "native/tools")
 
 
 @nox.session
@@ -113,7 +184,7 @@ def tests(session: nox.Session, package: str) -> None:
 @nox.session
 @nox.parametrize("backend", list(BACKENDS), ids=list(BACKENDS))
 def conformance(session: nox.Session, backend: str) -> None:
-    """The conformance suite on one reference backend."""
+    """The conformance suite on one backend of ours."""
     _install(session, BACKENDS[backend], "octavo-conformance", extra=("pytest-xdist",))
     Path("reports").mkdir(exist_ok=True)
     suite = ("--pyargs", "octavo_conformance.suite", "--octavo-backend", backend)
@@ -178,39 +249,69 @@ def bench(session: nox.Session) -> None:
 def minimums(session: nox.Session, package: str) -> None:
     """One package's tests with the oldest direct dependencies that it declares (needs uv)."""
     workspace = _closure([package, *_ours(list(_test_group(package)))])
-    editable = [part for name in workspace for part in ("-e", str(ROOT / DIRECTORIES[name]))]
     outside = [requirement for requirement in _test_group(package) if not _ours([requirement])]
-    session.install("--resolution", "lowest-direct", *editable, *outside)
+    if NATIVE in workspace:  # what a wheel requires is no direct requirement
+        outside += _project(NATIVE)["dependencies"]
+    session.install("--resolution", "lowest-direct", *_local(session, workspace), *outside)
     session.run("pytest", DIRECTORIES[package], *session.posargs)
 
 
 def _build(session: nox.Session, dist: Path, *directories: str) -> None:
     for directory in directories:
-        session.run("pyproject-build", "--installer", "uv", "--wheel", "--outdir", str(dist), directory, silent=True)
+        if directory == DIRECTORIES[NATIVE]:
+            dist.mkdir(parents=True, exist_ok=True)
+            shutil.copy(_native_wheel(session)[0], dist)
+        else:
+            session.run(
+                "pyproject-build", "--installer", "uv", "--wheel", "--outdir", str(dist), directory, silent=True
+            )
 
 
 @nox.session(default=False)
 def wheels(session: nox.Session) -> None:
-    """Build every package into dist/, then install one plugin from there alone into an empty environment."""
+    """Build every package into dist/, then install one plugin from there alone into an empty environment.
+
+    Installing finds no compiler and takes no sources. The one wheel of octavo-native keeps to the stable ABI, and every
+    other Python that is found here must import it, too.
+    """
     shutil.rmtree("dist", ignore_errors=True)
-    session.install("build[uv]", "virtualenv")
+    session.install("build[uv]", "virtualenv", "abi3audit")
     _build(session, Path("dist"), *DIRECTORIES.values())
-    plugin = session.posargs[0] if session.posargs else "octavo-torch"
-    environment = Path(session.create_tmp()).resolve() / "empty"
-    shutil.rmtree(environment, ignore_errors=True)
-    session.run("virtualenv", str(environment), silent=True)
-    python = str(environment / ("Scripts" if sys.platform == "win32" else "bin") / "python")
+    session.run("abi3audit", "--strict", *map(str, Path("dist").glob("octavo_native-*.whl")))
+    plugin = session.posargs[0] if session.posargs else "octavo-torch-native"
     ours = _closure([plugin])
-    outside = [
-        requirement
-        for name in ours
-        for requirement in _project(name).get("dependencies", [])
-        if not _ours([requirement])
-    ]
-    pip = (python, "-m", "pip", "install", "--quiet")
+    outside = _outside(ours)
+    python, pip = _empty_environment(session, sys.executable)
     session.run(*pip, "-c", "constraints.txt", *outside, external=True)
-    session.run(*pip, "--no-index", "--find-links", "dist", plugin, external=True)
+    no_compiler = {"PATH": str(Path(python).parent), "CC": "false", "CXX": "false"}
+    session.run(*pip, "--no-index", "--find-links", "dist", plugin, external=True, env=no_compiler)
     session.run(python, "-m", "octavo_registry", "doctor", external=True)
+    for version in ("3.11", "3.12", "3.13"):
+        found = shutil.which(f"python{version}")
+        if version == "{}.{}".format(*sys.version_info):
+            continue
+        if found is None:
+            session.log(f"python{version} is not here: its import of octavo-native is not tried")
+            continue
+        python, pip = _empty_environment(session, found)
+        session.run(*pip, *_outside([NATIVE]), external=True)
+        session.run(*pip, "--no-index", "--find-links", "dist", NATIVE, external=True)
+        session.run(python, "-c", "import octavo_native; print(octavo_native.build_info())", external=True)
+
+
+def _outside(distributions: list[str]) -> list[str]:
+    """What these packages of the workspace require of others."""
+    required = [requirement for name in distributions for requirement in _project(name).get("dependencies", [])]
+    return [requirement for requirement in required if not _ours([requirement])]
+
+
+def _empty_environment(session: nox.Session, interpreter: str) -> tuple[str, tuple[str, ...]]:
+    """Python of a new environment and its command to install wheels."""
+    folder = Path(session.create_tmp()).resolve() / Path(interpreter).name
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("virtualenv", "--python", interpreter, str(folder), silent=True)
+    python = str(folder / ("Scripts" if sys.platform == "win32" else "bin") / "python")
+    return python, (python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:")
 
 
 @nox.session(default=False, venv_backend="none")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import octavo
 import octavo_registry
 from octavo_registry import Registry, bridges, entry_points
-from octavo_registry.cli import app, commands, selftest
+from octavo_registry.cli import app, commands, notes, selftest
 from octavo_registry.frameworks import Device
 
 WHY = ["why", "fprop", "--recipe", "mxfp8", "--shape", "64,128,32,4", "--framework", "torch", "--device", "cpu"]
@@ -48,6 +48,7 @@ def _only_of_this_test(monkeypatch: pytest.MonkeyPatch, fakes: Any) -> None:
     monkeypatch.setattr(bridges, "published", published)
     monkeypatch.setattr(bridges, "_records", {})
     monkeypatch.setattr(commands, "published", published)
+    monkeypatch.setattr(notes, "published", published)
     monkeypatch.setattr(selftest, "definition", lambda: None)
     use(monkeypatch, fakes.registry(fakes.plugin("a", priority=5), fakes.plugin("b", rows=[fakes.row(device="cuda")])))
 
@@ -256,6 +257,44 @@ def test_doctor_tells_what_is_broken(
     kinds = [sentence.split()[0] for sentence in answer.json["broken"]]
     assert kinds == ["plugin", "front", "command"]
     assert all("OSError: libacme.so.2" in sentence for sentence in answer.json["broken"])
+
+
+def test_doctor_shows_what_packages_say_of_themselves(install: Any) -> None:
+    """A compiled package tells which kernels it has; no card or hook could, and the registry imports none of them."""
+    install(
+        "test-kernels",
+        {"oct_kernels": "def lines():\n    return ['kernels for the CPU alone', 'run: make kernels']"},
+        {"octavo.doctor": {"test-kernels": "oct_kernels:lines"}},
+        version="2.1",
+    )
+    run = Run("doctor")
+    assert run.code == 0
+    assert [line.split(maxsplit=1)[1] for line in run.out.splitlines() if line.strip().startswith("test-kernels")] == [
+        "kernels for the CPU alone",
+        "run: make kernels",
+    ]
+    (note,) = Run("doctor", "--json").json["notes"]
+    assert (note["distribution"], note["version"], note["reason"]) == ("test-kernels", "2.1", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("raise OSError('libacme.so.2 not found')", "OSError: libacme.so.2 not found"),
+        ("def lines():\n    raise SystemExit(3)", "SystemExit: 3"),
+        ("def lines():\n    return [7]", "a function of octavo.doctor returns strings"),
+        ("lines = 7", "TypeError: 'int' object is not callable"),
+    ],
+)
+def test_a_note_that_fails_is_broken_and_breaks_nothing(install: Any, body: str, reason: str) -> None:
+    """Import, call and answer are guarded alike; the exit code is 1."""
+    install("test-bad", {"oct_note": body}, {"octavo.doctor": {"sick": "oct_note:lines"}})
+    run = Run("doctor", "--json")
+    assert run.code == 1
+    (sentence,) = run.json["broken"]
+    assert sentence.startswith("note sick of test-bad: ")
+    assert reason in sentence
+    assert "sick" in Run("doctor").out
 
 
 def test_doctor_reports_a_bad_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:

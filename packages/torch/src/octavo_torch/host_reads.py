@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo_torch.reference.ops import IMPLEMENTATIONS, NAMESPACE
+from octavo_torch.operators import IMPLEMENTATIONS
 
 # operators whose result, or the shape of it, depends on values
 _WAITING_OPERATORS = frozenset(
@@ -71,7 +71,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.reads.append(f"{name} to {(kwargs or {})['device']}")
         elif name == "aten::index" and any(index is not None and index.dtype is torch.bool for index in args[1]):
             self.reads.append(f"{name} by a mask")
-        implementation = _own(name)
+        implementation = IMPLEMENTATIONS.get(name)
         if implementation is not None:
             # an operator hides what it does from the modes, which are off inside it
             with self, _Methods(self.reads):
@@ -81,11 +81,6 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _leaves_device(source: torch.Tensor, device: Any) -> bool:
     return device is not None and torch.device(device).type == "cpu" and not source.is_cpu
-
-
-def _own(name: str) -> Callable[..., Any] | None:
-    namespace, _, operator = name.partition("::")
-    return IMPLEMENTATIONS.get(operator) if namespace == NAMESPACE else None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import octavo_registry as registry
 from octavo import QuantizerSpec, Recipe
+from octavo.grouped_tensor import PLAIN
 from octavo_registry.request import Plan, Request
 from octavo_torch.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.tracing import register_constants
@@ -153,9 +154,16 @@ def layer_for(
 _quantizers: dict[tuple[Any, ...], tuple[object, QuantizerSpec, Run]] = {}
 
 
-def quantizer_for(spec: QuantizerSpec, x: Tensor, groups: int, at_host: bool, backend: Names) -> Run:
-    """The bound function that quantizes tensors like `x` by `spec`."""
-    key = (id(spec), x.dtype, x.device, x.dim(), x.shape[-1], groups, at_host, backend)
+def quantizer_for(
+    spec: QuantizerSpec,
+    x: Tensor,
+    groups: int,
+    at_host: bool,
+    backend: Names,
+    layouts: tuple[str, str] = (PLAIN, PLAIN),
+) -> Run:
+    """The bound function that quantizes tensors like `x` by `spec` to the (rowwise, columnwise) `layouts`."""
+    key = (id(spec), x.dtype, x.device, x.dim(), x.shape[-1], groups, at_host, backend, layouts)
     token = registry.state_token()
     known = _quantizers.get(key)
     if known is not None and known[0] is token and known[1] is spec:
@@ -176,6 +184,7 @@ def quantizer_for(spec: QuantizerSpec, x: Tensor, groups: int, at_host: bool, ba
         groups=groups,
         stacked=x.dim() == 3,
         sizes="host" if at_host else "device",
+        layouts=layouts,
     )
     run = registry.plan(request, backend=backend).run
     _quantizers[key] = (token, spec, run)

@@ -16,6 +16,7 @@ from octavo_registry.bridges import FrameworkRecord
 from octavo_registry.cli import selftest
 from octavo_registry.cli.commands import external_commands
 from octavo_registry.cli.errors import BROKEN
+from octavo_registry.cli.notes import notes
 from octavo_registry.cli.output import Json, print_json, print_line, print_table
 from octavo_registry.frameworks import Device, Framework
 from octavo_registry.guard import Fault, guard
@@ -53,6 +54,7 @@ class Report:
     backends: list[dict[str, Any]]
     frameworks: list[dict[str, Any]]
     commands: list[dict[str, Any]]
+    notes: list[dict[str, Any]]
     selftest: list[dict[str, Any]]
     broken: list[str]
 
@@ -127,6 +129,8 @@ def examine() -> Report:
                 "reason": reason,
             }
         )
+    remarks = notes()
+    broken += [f"note {n.name} of {n.distribution}: {n.reason}" for n in remarks if n.reason]
     outcomes = selftest.run(working)
     broken += [f"self-test of {o.backend} on {o.device}: {o.detail}" for o in outcomes if o.status == "broken"]
     return Report(
@@ -152,13 +156,14 @@ def examine() -> Report:
         ],
         frameworks=frameworks,
         commands=commands,
+        notes=[asdict(note) for note in remarks],
         selftest=[asdict(outcome) for outcome in outcomes],
         broken=broken,
     )
 
 
 def doctor(as_json: Json = False) -> None:
-    """What is installed, what of it works, and a self-test of every backend.
+    """What is installed, what of it works, what packages say of their builds, and a self-test of every backend.
 
     Exits with 1 where something that is installed is broken.
     """
@@ -203,6 +208,12 @@ def _show(report: Report) -> None:
         ("command", "status", "from", "what"),
         [(c["name"], c["status"], f"{c['distribution']} {c['version']}", c["reason"]) for c in report.commands],
     )
+    if report.notes:
+        print_table(
+            "Notes of packages",
+            ("package", "what"),
+            [(n["name"], line) for n in report.notes for line in n["lines"] or ("broken: " + n["reason"],)],
+        )
     if report.versions["octavo-numerics"] is None:
         print_line("Self-test: skipped; pip install octavo-numerics to compare bits with the definition")
     else:

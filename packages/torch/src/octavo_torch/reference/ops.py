@@ -1,12 +1,7 @@
-"""The reference computations as functions of tensors, and as custom operators `octavo_torch::*` for torch.compile.
-
-Eager calls run the Python function itself; a compiler gets the operator, whose inside it does not see: bits must not
-depend on how a compiler rewrites a division or keeps a subnormal. The fake kernels give shapes from static bounds.
-"""
+"""The reference computations as functions of tensors, and as custom operators `octavo_torch::*` for torch.compile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -16,34 +11,14 @@ from torch import Tensor
 from octavo import GroupedTensorSpec, QuantizerSpec, check_group_sizes
 from octavo.quantizer import Direction
 from octavo_torch.grouped_tensor import GroupedTensor
+from octavo_torch.operators import Operators
 from octavo_torch.reference import bias, gemm
 from octavo_torch.reference.casts import FP8_DTYPE
 from octavo_torch.reference.groups import RowGroups, bounded_sizes
 from octavo_torch.reference.quantize import dequantize_reference, group_amax, quantize_reference
 from octavo_torch.status import flag_bad_sizes
-from octavo_torch.tracing import is_plain
 
-NAMESPACE = "octavo_torch"
-
-IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
-"""The eager function behind each operator, by name."""
-
-_library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
-
-
-def _operator(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Define `octavo_torch::<schema>`; returns what callers call."""
-    name = schema.split("(", 1)[0]
-    _library.define(schema)
-    _library.impl(name, function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
-    IMPLEMENTATIONS[name] = function
-    operator = getattr(getattr(torch.ops, NAMESPACE), name).default
-
-    def call(*args: Any) -> Any:
-        return function(*args) if is_plain(args[0]) and not torch.compiler.is_compiling() else operator(*args)
-
-    return call
+_operator = Operators("octavo_torch").define
 
 
 # ---- sizes

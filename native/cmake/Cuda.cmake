@@ -1,0 +1,39 @@
+# OCTAVO_HAS_CUDA, OCTAVO_CUDA_ARCHS and octavo_cuda_options(target): the CUDA kernels where there is an nvcc.
+set(OCTAVO_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON or OFF")
+set_property(CACHE OCTAVO_CUDA PROPERTY STRINGS AUTO ON OFF)
+
+set(OCTAVO_HAS_CUDA OFF)
+set(OCTAVO_CUDA_ARCHS "")
+if(NOT OCTAVO_CUDA STREQUAL "OFF")
+  # Hopper's wgmma and setmaxnreg exist in sm_90a alone, not in sm_90.
+  set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    set(OCTAVO_HAS_CUDA ON)
+    set(OCTAVO_CUDA_ARCHS sm_90a)
+  elseif(OCTAVO_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "OCTAVO_CUDA=ON needs nvcc 12.8 or newer on the PATH, or CUDACXX; none was found")
+  else()
+    message(STATUS "No nvcc: octavo-native is built for CPUs alone")
+  endif()
+endif()
+
+if(OCTAVO_HAS_CUDA AND CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
+  message(FATAL_ERROR "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is too old: 12.8 or newer is needed; upgrade the CUDA "
+    "toolkit, or build for CPUs alone with OCTAVO_CUDA=OFF")
+endif()
+
+# -fmad=false: as -ffp-contract=off on the host. -v: native/tools/ptxas_report.py reads what ptxas prints.
+# --compress-mode=size: kernels in a wheel take a third of the room (nvcc 12.8 and newer).
+function(octavo_cuda_options target)
+  if(SKBUILD)
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>")
+  endif()
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CUDA>:-O3;-fmad=false;--expt-relaxed-constexpr;-Xcompiler=-ffp-contract=off;-Xcompiler=-fvisibility=hidden;SHELL:-Xptxas -v,-warn-spills,-warn-lmem-usage>")
+endfunction()

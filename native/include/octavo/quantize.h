@@ -1,0 +1,99 @@
+// Grouped quantization: one call makes every plane that is asked for.
+#pragma once
+
+#include "octavo/plan.h"
+#include "octavo/types.h"
+
+namespace octavo {
+
+struct QuantizerSpec {
+  Format format = Format::e4m3;
+  Scaling scaling = Scaling::block;
+  Operand operand = Operand::x;  // part of the Philox counter
+  bool square = false;
+  bool stochastic = false;
+  bool hadamard = false;         // columnwise data only
+  bool power_of_two = false;
+  float amax_epsilon = 0.0f;
+
+  // True where columnwise data are the transpose of the rowwise codes.
+  bool shares_codes() const { return square || scaling == Scaling::delayed || scaling == Scaling::current; }
+};
+
+// Rows [rows, cols] of a ragged operand (matrix_rows 0; `plan` says where groups begin), or `groups` stacked matrices
+// of matrix_rows rows each (rows = groups * matrix_rows; no plan).
+struct Input {
+  const void* data = nullptr;
+  DType dtype = DType::bf16;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t row_stride = 0;  // elements
+  int64_t groups = 0;
+  int64_t matrix_rows = 0;
+  const int64_t* plan = nullptr;
+};
+
+enum class PrologueKind : int32_t { none = 0, activation = 1, activation_grad = 2, norm = 3 };
+
+// What happens to the input before it is quantized: computed in fp32, rounded once to the input's dtype.
+//
+// activation       input [M, F], or [M, 2 F] with gate first where gated -> act(x) (* up) (* probs[row])
+// activation_grad  input as above, dy [M, F] -> gradient of the input, [M, F] or [M, 2 F]
+// norm             input [M, C] -> (x - mean) * rstd * gamma + beta; RMSNorm has neither mean nor beta
+struct Prologue {
+  PrologueKind kind = PrologueKind::none;
+  Activation activation = Activation::silu;
+  Norm norm = Norm::rms;
+  const void* dy = nullptr;
+  int64_t dy_stride = 0;
+  const float* probs = nullptr;  // [M] or null
+  const void* gamma = nullptr;   // [C], dtype of the input
+  const void* beta = nullptr;    // [C] or null
+  float epsilon = 0.0f;
+  float* mean = nullptr;         // [M], written (LayerNorm)
+  float* rstd = nullptr;         // [M], written
+};
+
+struct Plane {
+  void* codes = nullptr;  // null: the plane is not wanted
+  void* scales = nullptr;
+  float* global = nullptr;  // [G], NVFP4's second-level decode factor
+  Layout layout = Layout::plain;
+};
+
+struct QuantizeArgs {
+  QuantizerSpec spec;
+  Input input;
+  Prologue prologue;
+  Plane rowwise;
+  Plane columnwise;
+  const float* encode_scales = nullptr;  // [G], delayed scaling alone
+  float* amax = nullptr;                 // [G] or null: max |.| of what was quantized, NaN winning
+  void* dequantized = nullptr;           // bf16 [M, C] or null: rowwise codes times their scales, rounded to bf16
+  void* activated = nullptr;             // [M, C] of the input's dtype or null: what was quantized
+  float* dbias = nullptr;                // [G, C] or null: fp32 column sums of what was quantized, in a fixed order
+  const uint32_t* seed = nullptr;        // two words, low first, on the device of the call
+  uint32_t group_offset = 0;
+  const uint32_t* group_offset_device = nullptr;  // added to group_offset where given
+  const int32_t* unchanged = nullptr;    // on the device; not 0: every output is left as it is
+  void* workspace = nullptr;             // 256-byte aligned, undefined at entry
+  size_t workspace_bytes = 0;
+};
+
+// Columns of what is quantized, which the prologue may change.
+inline int64_t output_cols(const QuantizeArgs& args) {
+  const bool halves = args.prologue.kind == PrologueKind::activation && is_gated(args.prologue.activation);
+  return halves ? args.input.cols / 2 : args.input.cols;
+}
+
+// The checks that both devices share: shapes, alignment, combinations. quantize_* call it first.
+Error check_quantize(const QuantizeArgs& args);
+
+// On the CPU the result does not depend on `threads`. threads 0: one, and the loops that every processor of the
+// architecture runs, for tests to compare with those chosen at run time.
+size_t quantize_workspace_cpu(const QuantizeArgs& args);
+size_t quantize_workspace_cuda(const QuantizeArgs& args);
+Error quantize_cpu(const QuantizeArgs& args, int threads);
+Error quantize_cuda(const QuantizeArgs& args, void* stream);
+
+}  // namespace octavo

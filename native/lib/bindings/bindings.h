@@ -1,0 +1,20 @@
+// The parts of the module, one file each.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace octavo::bindings {
+
+void bind_names(nanobind::module_& m);        // names.cpp
+void bind_plan(nanobind::module_& m);         // plan.cpp
+void bind_quantizer(nanobind::module_& m);    // quantizer.cpp
+void bind_conversions(nanobind::module_& m);  // conversions.cpp
+
+}  // namespace octavo::bindings
+
+namespace octavo {
+
+// Handlers for XLA by platform ("cpu", "CUDA") and target name (ffi.cpp).
+nanobind::dict ffi_targets();
+
+}  // namespace octavo

@@ -1,0 +1,114 @@
+// octavo_dequantize: one plane to values. The attributes give the logical shape, which the native layouts pad.
+//
+// operands  codes, scales; global f32[G] (nvfp4); plan (ragged operands)
+// results   out, of f32, f16 or bf16
+#include "octavo/dequantize.h"
+
+#include "ffi_handler.h"
+
+namespace octavo {
+
+struct DequantizeAttributes {
+  std::string_view operands;
+  int64_t format;
+  int64_t scaling;
+  bool square;
+  bool hadamard;
+  int64_t direction;
+  int64_t layout;
+  int64_t out_layout;
+  int64_t rows;
+  int64_t cols;
+  int64_t groups;
+  int64_t matrix_rows;
+  int64_t threads;
+};
+
+}  // namespace octavo
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    octavo::DequantizeAttributes, ::xla::ffi::StructMember<std::string_view>("operands"),
+    ::xla::ffi::StructMember<int64_t>("format"), ::xla::ffi::StructMember<int64_t>("scaling"),
+    ::xla::ffi::StructMember<bool>("square"), ::xla::ffi::StructMember<bool>("hadamard"),
+    ::xla::ffi::StructMember<int64_t>("direction"), ::xla::ffi::StructMember<int64_t>("layout"),
+    ::xla::ffi::StructMember<int64_t>("out_layout"), ::xla::ffi::StructMember<int64_t>("rows"),
+    ::xla::ffi::StructMember<int64_t>("cols"), ::xla::ffi::StructMember<int64_t>("groups"),
+    ::xla::ffi::StructMember<int64_t>("matrix_rows"), ::xla::ffi::StructMember<int64_t>("threads"));
+
+namespace octavo {
+namespace {
+
+constexpr const char* NAME = "octavo_dequantize";
+constexpr int64_t MAX_COLS = int64_t{1} << 31;
+
+void read_extent(const DequantizeAttributes& given, Buffers& operands, Extent& extent) {
+  extent = {given.rows, given.cols, given.groups, given.matrix_rows};
+  const bool fits = given.rows >= 0 && given.cols >= 0 && given.cols <= MAX_COLS && given.groups >= 1 &&
+                    given.groups <= MAX_GROUPS && given.matrix_rows >= 0;
+  const bool agrees = given.matrix_rows == 0 ? given.rows <= MAX_ROWS
+                                             : given.matrix_rows <= given.rows &&
+                                                   given.rows % given.matrix_rows == 0 &&
+                                                   given.rows / given.matrix_rows == given.groups;
+  if (!fits || !agrees) {
+    operands.refuse("rows " + std::to_string(given.rows) + ", cols " + std::to_string(given.cols) + ", groups " +
+                    std::to_string(given.groups) + " and matrix_rows " + std::to_string(given.matrix_rows) +
+                    " are no operand; rows is 0 to 2^30, or groups * matrix_rows");
+  }
+}
+
+ffi::Error dequantize(const Launch& launch, ffi::RemainingArgs given_operands, ffi::RemainingRets given_results,
+                      const DequantizeAttributes& given) {
+  Buffers operands(NAME, "operand"), results(NAME, "result");
+  operands.read(given.operands, given_operands);
+  results.read("out", given_results);
+  DequantizeArgs args;
+  args.spec.format = enum_from<Format>(given.format, Format::e2m1, "format", operands);
+  args.spec.scaling = enum_from<Scaling>(given.scaling, Scaling::nvfp4, "scaling", operands);
+  args.spec.square = given.square;
+  args.spec.hadamard = given.hadamard;
+  args.direction = enum_from<Direction>(given.direction, Direction::columnwise, "direction", operands);
+  args.plane.layout = enum_from<Layout>(given.layout, Layout::native, "layout", operands);
+  args.out_layout = enum_from<Layout>(given.out_layout, Layout::native, "out_layout", operands);
+  Extent extent;
+  read_extent(given, operands, extent);
+  if (ffi::Error error = operands.checked(); error.failure()) return error;
+
+  args.rows = extent.rows;
+  args.cols = extent.cols;
+  args.groups = extent.groups;
+  args.matrix_rows = extent.matrix_rows;
+  for (const char* needed : {"codes", "scales"}) operands.need(needed);
+  args.plane.codes = operands.take("codes", codes_type(args.spec.format),
+                                   codes_dims(args.spec, args.direction, args.plane.layout, extent));
+  args.plane.scales = operands.take("scales", scales_type(args.spec.scaling),
+                                    scales_dims(args.spec, args.direction, args.plane.layout, extent));
+  if (args.spec.scaling == Scaling::nvfp4) {
+    operands.need("global");
+    args.plane.global = operands.take<float>("global", ffi::F32, {extent.groups});
+  }
+  if (!extent.stacked()) {
+    operands.need("plan");
+    args.plan = operands.take<const int64_t>("plan", ffi::S32, {2 * plan_words(extent.rows, extent.groups)});
+  }
+  results.need("out");
+  if (const ffi::AnyBuffer* out = results.take("out")) {
+    if (!dtype_of(out->element_type(), args.out_dtype)) {
+      results.refuse("result out is " + text(*out) + " and must be f32, f16 or bf16");
+    }
+    // Values have the shape of plain one-byte codes, or of native ones.
+    QuantizerSpec unpacked = args.spec;
+    unpacked.format = Format::e4m3;
+    args.out = results.take("out", out->element_type(),
+                            codes_dims(unpacked, args.direction, args.out_layout, extent));
+  }
+  if (ffi::Error error = operands.finish(); error.failure()) return error;
+  if (ffi::Error error = results.finish(); error.failure()) return error;
+  const int threads = static_cast<int>(std::clamp<int64_t>(given.threads, 1, 1024));
+  return as_ffi(launch.cuda() ? dequantize_cuda(args, launch.stream) : dequantize_cpu(args, threads), NAME);
+}
+
+}  // namespace
+
+std::vector<Target> dequantize_targets() { return {target<DequantizeAttributes, dequantize>(NAME)}; }
+
+}  // namespace octavo

@@ -1,0 +1,12 @@
+// octavo_native._native: the library for Python, as addresses and numbers. No framework, no numpy.
+#include "bindings.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_native, m) {
+  octavo::bindings::bind_names(m);
+  octavo::bindings::bind_plan(m);
+  octavo::bindings::bind_quantizer(m);
+  octavo::bindings::bind_conversions(m);
+  m.def("ffi_targets", &octavo::ffi_targets, "Handlers for XLA: platform (cpu, CUDA) to target name to capsule.");
+}

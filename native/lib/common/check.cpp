@@ -1,0 +1,323 @@
+// What both devices refuse, and why. Pointers are looked at, never followed.
+#include <cmath>
+
+#include "octavo/dequantize.h"
+#include "octavo/plan.h"
+#include "octavo/quantize.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr int64_t MAX_ROWS = int64_t{1} << 30, MAX_COLS = int64_t{1} << 30, MAX_STRIDE = int64_t{1} << 32;
+constexpr int64_t MAX_GROUPS = 65536, PLAN_ALIGNMENT = 32;
+
+constexpr const char* HADAMARD_STACKED =
+    "hadamard is for ragged rows and matrix_rows says stacked matrices; take hadamard off their quantizer";
+
+bool aligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+
+template <typename Enum>
+bool named(Enum value, Enum last) {
+  return static_cast<int32_t>(value) >= 0 && value <= last;
+}
+
+Error check_spec(const QuantizerSpec& spec) {
+  if (!named(spec.format, Format::e2m1)) return invalid("format is no Format; give e4m3, e5m2 or e2m1 (0 to 2)");
+  if (!named(spec.scaling, Scaling::nvfp4)) return invalid("scaling is no Scaling; give a number from 0 to 5");
+  if (!named(spec.operand, Operand::dy)) return invalid("operand is no Operand; give x, w or dy (0 to 2)");
+  if ((spec.format == Format::e2m1) != (spec.scaling == Scaling::nvfp4)) {
+    return invalid("format and scaling do not go together; e2m1 goes with nvfp4 and nothing else does with either");
+  }
+  if (spec.square && block_size(spec.scaling) == 0) {
+    return invalid("square needs blocks; leave it false where scaling is delayed, current or row");
+  }
+  if (spec.stochastic && spec.format != Format::e2m1) {
+    return invalid("stochastic rounding is defined for e2m1; leave stochastic false with other formats");
+  }
+  if (spec.hadamard && spec.scaling != Scaling::nvfp4) {
+    return invalid("hadamard is defined for nvfp4; leave it false with other scalings");
+  }
+  if (spec.hadamard && spec.square) {
+    return invalid("hadamard transforms rows and square blocks are shared by both directions; drop one of them");
+  }
+  const Scaling scaling = spec.scaling;
+  const bool fp32_scales = scaling == Scaling::current || scaling == Scaling::row || scaling == Scaling::block;
+  if (spec.power_of_two && !fp32_scales) {
+    return invalid("power_of_two is an option of current, row and block scaling; leave it false with others");
+  }
+  if (!(spec.amax_epsilon >= 0.0f) || !std::isfinite(spec.amax_epsilon)) {
+    return invalid("amax_epsilon is negative, infinite or NaN; give 0 or a finite floor");
+  }
+  if (spec.amax_epsilon != 0.0f && !fp32_scales) {
+    return invalid("amax_epsilon is an option of current, row and block scaling; give 0 with others");
+  }
+  return {};
+}
+
+Error check_counts(int64_t rows, int64_t groups) {
+  if (rows < 0) return invalid("rows is negative; give the rows of the operand, 0 or more");
+  if (rows > MAX_ROWS) return invalid("rows is past 2^30, the most that row numbers hold; split the operand");
+  if (groups < 1) return invalid("groups is less than 1; give the number of groups, 1 where there is one operand");
+  if (groups > MAX_GROUPS) return invalid("groups is past 65536; split the call");
+  return {};
+}
+
+Error check_shape(int64_t rows, int64_t cols, int64_t groups, int64_t matrix_rows, const int64_t* plan) {
+  if (const Error error = check_counts(rows, groups)) return error;
+  if (cols < 0) return invalid("cols is negative; give the columns of the operand, 0 or more");
+  if (cols > MAX_COLS) return invalid("cols is past 2^30; split the operand");
+  if (matrix_rows < 0) return invalid("matrix_rows is negative; give 0 for ragged rows, or the rows of each matrix");
+  if (matrix_rows > rows) {
+    return invalid("matrix_rows is more than rows; stacked matrices have rows = groups * matrix_rows");
+  }
+  if (matrix_rows > 0 && rows != groups * matrix_rows) {
+    return invalid("rows is not groups * matrix_rows; stacked matrices all have matrix_rows rows");
+  }
+  if (matrix_rows > 0 && plan != nullptr) {
+    return invalid("plan was given with stacked matrices; leave it null, or give matrix_rows 0 for ragged rows");
+  }
+  if (matrix_rows == 0 && rows > 0 && plan == nullptr) {
+    return invalid("plan is null and the rows are ragged; make one from the group sizes with plan_cpu or plan_cuda");
+  }
+  if (!aligned(plan, PLAN_ALIGNMENT)) return invalid("plan is not aligned to 32 bytes; allocate it so");
+  return {};
+}
+
+bool wide_scales(const QuantizerSpec& spec) { return spec.scaling != Scaling::mxfp8 && spec.scaling != Scaling::nvfp4; }
+
+// `elements` of the payload: an operand without any may have null arrays.
+Error check_plane(const QuantizerSpec& spec, const Plane& plane, int64_t elements) {
+  if (!named(plane.layout, Layout::native)) {
+    return invalid("a plane's layout is no Layout; give plain or native (0, 1)");
+  }
+  if (wide_scales(spec) && !aligned(plane.scales, 4)) {
+    return invalid("a plane's scales are not aligned to 4 bytes; they are fp32");
+  }
+  if (!aligned(plane.global, 4)) return invalid("a plane's global is not aligned to 4 bytes; it is fp32");
+  if (elements == 0) return {};
+  if (plane.codes == nullptr && (plane.scales != nullptr || plane.global != nullptr)) {
+    return invalid("a plane has scales and no codes; give both, or neither where the plane is not wanted");
+  }
+  if (plane.codes != nullptr && plane.scales == nullptr) {
+    return invalid("a plane has codes and no scales; give both, or neither where the plane is not wanted");
+  }
+  if (plane.codes != nullptr && spec.scaling == Scaling::nvfp4 && plane.global == nullptr) {
+    return invalid("a plane of nvfp4 has no global; give [groups] fp32 for the second-level factors");
+  }
+  return {};
+}
+
+Error check_activation(const QuantizeArgs& args) {
+  const Prologue& prologue = args.prologue;
+  const int64_t elements = args.input.rows * args.input.cols;
+  if (!named(prologue.activation, Activation::geglu_tanh)) {
+    return invalid("activation is no Activation; give a number from 0 to 6");
+  }
+  const bool gated = is_gated(prologue.activation);
+  if (gated && args.input.cols % 2 != 0) {
+    return invalid("cols is odd and the activation is gated; the input holds gate and up side by side, [rows, 2 F]");
+  }
+  if (!aligned(prologue.probs, 4)) return invalid("probs is not aligned to 4 bytes; it is fp32 [rows]");
+  if (prologue.kind == PrologueKind::activation) return {};
+  if (prologue.dy == nullptr && elements > 0) {
+    return invalid("dy is null and the prologue is activation_grad; give the gradient of the activation's output");
+  }
+  if (!aligned(prologue.dy, dtype_bytes(args.input.dtype))) {
+    return invalid("dy is not aligned to its elements; it has the dtype of the input");
+  }
+  if (prologue.dy_stride < (gated ? args.input.cols / 2 : args.input.cols)) {
+    return invalid("dy_stride is less than the columns of dy; give the elements from one row to the next");
+  }
+  if (prologue.dy_stride > MAX_STRIDE) return invalid("dy_stride is past 2^32 elements; copy dy closer together");
+  return {};
+}
+
+Error check_norm(const QuantizeArgs& args) {
+  const Prologue& prologue = args.prologue;
+  const int bytes = dtype_bytes(args.input.dtype);
+  if (!named(prologue.norm, Norm::layer)) return invalid("norm is no Norm; give rms or layer (0, 1)");
+  if (prologue.gamma == nullptr && args.input.cols > 0) {
+    return invalid("gamma is null and the prologue is norm; give the weights [cols], ones for none");
+  }
+  if (prologue.norm == Norm::rms && prologue.beta != nullptr) {
+    return invalid("beta was given with RMSNorm, which has none; leave it null");
+  }
+  if (!aligned(prologue.gamma, bytes) || !aligned(prologue.beta, bytes)) {
+    return invalid("gamma or beta is not aligned to its elements; they have the dtype of the input");
+  }
+  if (!(prologue.epsilon >= 0.0f) || !std::isfinite(prologue.epsilon)) {
+    return invalid("epsilon is negative, infinite or NaN; give the norm's small constant, 0 or more");
+  }
+  if (prologue.probs != nullptr) {
+    return invalid("probs was given with a norm prologue; it belongs to activations, so leave it null");
+  }
+  if (!aligned(prologue.mean, 4) || !aligned(prologue.rstd, 4)) {
+    return invalid("mean or rstd is not aligned to 4 bytes; they are fp32 [rows]");
+  }
+  return {};
+}
+
+Error check_prologue(const QuantizeArgs& args) {
+  switch (args.prologue.kind) {
+    case PrologueKind::none:
+      return {};
+    case PrologueKind::activation:
+    case PrologueKind::activation_grad:
+      return check_activation(args);
+    case PrologueKind::norm:
+      return check_norm(args);
+  }
+  return invalid("prologue is no PrologueKind; give a number from 0 to 3");
+}
+
+Error check_input(const Input& input) {
+  if (!named(input.dtype, DType::bf16)) return invalid("dtype is no DType; give f32, f16 or bf16 (0 to 2)");
+  const Error shape = check_shape(input.rows, input.cols, input.groups, input.matrix_rows, input.plan);
+  if (shape) return shape;
+  if (input.data == nullptr && input.rows * input.cols > 0) {
+    return invalid("the input is null; give the address of its first element");
+  }
+  if (!aligned(input.data, dtype_bytes(input.dtype))) {
+    return invalid("the input is not aligned to its elements; give an address that is a multiple of their size");
+  }
+  if (input.row_stride < input.cols) {
+    return invalid("row_stride is less than cols; give the elements from one row to the next, rows being contiguous");
+  }
+  if (input.row_stride > MAX_STRIDE) return invalid("row_stride is past 2^32 elements; copy the rows closer together");
+  return {};
+}
+
+Error check_outputs(const QuantizeArgs& args) {
+  if (!aligned(args.amax, 4)) return invalid("amax is not aligned to 4 bytes; it is fp32 [groups]");
+  if (!aligned(args.dbias, 4)) return invalid("dbias is not aligned to 4 bytes; it is fp32 [groups, cols]");
+  if (!aligned(args.dequantized, 2)) return invalid("dequantized is not aligned to 2 bytes; it is bf16 [rows, cols]");
+  if (!aligned(args.activated, dtype_bytes(args.input.dtype))) {
+    return invalid("activated is not aligned to its elements; it has the dtype of the input");
+  }
+  if (args.dequantized != nullptr && args.rowwise.codes == nullptr) {
+    return invalid("dequantized holds rowwise data and no rowwise plane is wanted; give its codes and scales too");
+  }
+  return {};
+}
+
+Error check_scalars(const QuantizeArgs& args) {
+  const bool delayed = args.spec.scaling == Scaling::delayed;
+  if (delayed && args.encode_scales == nullptr) {
+    return invalid("encode_scales is null and scaling is delayed; give the encode scales [groups] of its state");
+  }
+  if (!delayed && args.encode_scales != nullptr) {
+    return invalid("encode_scales was given and the scaling makes its own; leave it null unless scaling is delayed");
+  }
+  if (!aligned(args.encode_scales, 4)) return invalid("encode_scales is not aligned to 4 bytes; it is fp32 [groups]");
+  if (args.spec.stochastic && args.seed == nullptr) {
+    return invalid("seed is null and rounding is stochastic; give two uint32 words, another seed each step");
+  }
+  if (!aligned(args.seed, 4) || !aligned(args.group_offset_device, 4) || !aligned(args.unchanged, 4)) {
+    return invalid("seed, group_offset_device or unchanged is not aligned to 4 bytes; they are 32-bit words");
+  }
+  // What every allocator on the CPU gives; quantize_cuda asks for the 256 bytes of its own.
+  if (!aligned(args.workspace, 16)) return invalid("workspace is not aligned to 16 bytes; allocate it so");
+  return {};
+}
+
+}  // namespace
+
+Error check_plan(const PlanArgs& args) {
+  if (const Error error = check_counts(args.rows, args.groups)) return error;
+  if (args.sizes == nullptr) return invalid("sizes is null; give the group sizes [groups], int32 or int64");
+  if (!aligned(args.sizes, args.sizes_are_64 ? 8 : 4)) {
+    return invalid("sizes is not aligned to its integers; give an address that is a multiple of their size");
+  }
+  if (args.plan == nullptr) return invalid("plan is null; give plan_words(rows, groups) words of 8 bytes");
+  if (!aligned(args.plan, PLAN_ALIGNMENT)) return invalid("plan is not aligned to 32 bytes; allocate it so");
+  if (!aligned(args.status, 4)) return invalid("status is not aligned to 4 bytes; it is one int32");
+  return {};
+}
+
+Error check_quantize(const QuantizeArgs& args) {
+  if (const Error error = check_spec(args.spec)) return error;
+  if (const Error error = check_input(args.input)) return error;
+  if (const Error error = check_prologue(args)) return error;
+  const int64_t elements = args.input.rows * output_cols(args);
+  if (const Error error = check_plane(args.spec, args.rowwise, elements)) return error;
+  if (const Error error = check_plane(args.spec, args.columnwise, elements)) return error;
+  if (elements > 0 && args.rowwise.codes == nullptr && args.columnwise.codes == nullptr) {
+    return invalid("no plane is wanted; give codes and scales of the rowwise plane, the columnwise one, or both");
+  }
+  if (args.spec.hadamard && args.input.matrix_rows > 0 && args.columnwise.codes != nullptr) {
+    return invalid(HADAMARD_STACKED);
+  }
+  if (const Error error = check_outputs(args)) return error;
+  return check_scalars(args);
+}
+
+Error check_dequantize(const DequantizeArgs& args) {
+  if (const Error error = check_spec(args.spec)) return error;
+  if (const Error error = check_shape(args.rows, args.cols, args.groups, args.matrix_rows, args.plan)) return error;
+  if (!named(args.direction, Direction::columnwise)) return invalid("direction is no Direction; give 0 or 1");
+  if (!named(args.out_dtype, DType::bf16)) return invalid("out_dtype is no DType; give f32, f16 or bf16 (0 to 2)");
+  if (!named(args.out_layout, Layout::native)) return invalid("out_layout is no Layout; give plain or native (0, 1)");
+  if (args.spec.hadamard && args.direction == Direction::columnwise && args.matrix_rows > 0) {
+    return invalid(HADAMARD_STACKED);
+  }
+  const int64_t elements = args.rows * args.cols;
+  if (const Error error = check_plane(args.spec, args.plane, elements)) return error;
+  if (elements > 0 && args.plane.codes == nullptr) return invalid("the plane is null; give its codes and scales");
+  if (args.out_layout == Layout::native && args.direction == Direction::rowwise) {
+    return invalid("out_layout is native and the plane is rowwise; values in panels are columnwise, so ask for plain");
+  }
+  if (elements > 0 && args.out == nullptr) return invalid("out is null; give the address of the values");
+  if (!aligned(args.out, dtype_bytes(args.out_dtype))) {
+    return invalid("out is not aligned to its elements; give an address that is a multiple of their size");
+  }
+  return {};
+}
+
+Error check_convert(const ConvertArgs& args) {
+  if (const Error error = check_spec(args.spec)) return error;
+  if (const Error error = check_shape(args.rows, args.cols, args.groups, args.matrix_rows, args.plan)) return error;
+  if (!named(args.direction, Direction::columnwise)) return invalid("direction is no Direction; give 0 or 1");
+  if (!named(args.to, Layout::native)) return invalid("to is no Layout; give plain or native (0, 1)");
+  if (args.into.layout != args.to || args.from.layout == args.to) {
+    return invalid("the planes' layouts do not fit `to`; into.layout is `to` and from.layout the other one");
+  }
+  if (args.spec.hadamard && args.direction == Direction::columnwise && args.matrix_rows > 0) {
+    return invalid(HADAMARD_STACKED);
+  }
+  const int64_t elements = args.rows * args.cols;
+  const Plane* const planes[] = {&args.from, &args.into};
+  for (const Plane* plane : planes) {
+    if (!aligned(plane->scales, wide_scales(args.spec) ? 4 : 1)) {
+      return invalid("a plane's scales are not aligned to 4 bytes; they are fp32");
+    }
+    if (elements > 0 && (plane->codes == nullptr || plane->scales == nullptr)) {
+      return invalid("a plane lacks codes or scales; give both of the plane read and both of the plane written");
+    }
+  }
+  return {};
+}
+
+Error check_swizzle(const SwizzleArgs& args) {
+  if (args.outer < 0 || args.blocks < 0) return invalid("outer or blocks is negative; give the shape [outer, blocks]");
+  if (args.outer > (int64_t{1} << 40) || args.blocks > MAX_COLS) {
+    return invalid("outer is past 2^40 or blocks past 2^30; split the scales");
+  }
+  if (args.outer * args.blocks > 0 && (args.from == nullptr || args.into == nullptr)) {
+    return invalid("from or into is null; give the address of both arrays of scales");
+  }
+  return {};
+}
+
+Error check_pack(const PackArgs& args) {
+  if (args.rows < 0 || args.cols < 0) return invalid("rows or cols is negative; give the codes' shape [rows, cols]");
+  if (args.rows > (int64_t{1} << 32) || args.cols > MAX_COLS) {
+    return invalid("rows is past 2^32 or cols past 2^30; split the codes");
+  }
+  if (args.rows * args.cols > 0 && (args.from == nullptr || args.into == nullptr)) {
+    return invalid("from or into is null; give the address of both arrays of codes");
+  }
+  return {};
+}
+
+}  // namespace octavo

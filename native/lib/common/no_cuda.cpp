@@ -1,0 +1,26 @@
+// What a build without nvcc has in place of lib/cuda.
+#include "octavo/dequantize.h"
+#include "octavo/plan.h"
+#include "octavo/quantize.h"
+
+namespace octavo {
+
+namespace {
+
+Error absent() {
+  return unsupported(
+      "this build has no CUDA kernels: nvcc was not found when octavo-native was built; install the CUDA toolkit and "
+      "build again with: pip install --no-binary octavo-native --force-reinstall octavo-native");
+}
+
+}  // namespace
+
+Error plan_cuda(const PlanArgs&, void*) { return absent(); }
+size_t quantize_workspace_cuda(const QuantizeArgs&) { return 0; }
+Error quantize_cuda(const QuantizeArgs&, void*) { return absent(); }
+Error dequantize_cuda(const DequantizeArgs&, void*) { return absent(); }
+Error convert_cuda(const ConvertArgs&, void*) { return absent(); }
+Error swizzle_scales_cuda(const SwizzleArgs&, void*) { return absent(); }
+Error pack_e2m1_cuda(const PackArgs&, void*) { return absent(); }
+
+}  // namespace octavo

@@ -1,0 +1,36 @@
+// A tile's values in fp32: what every pass quantizes.
+#include <algorithm>
+
+#include "job.h"
+
+namespace octavo::cpu {
+
+void load_tile(const Job& job, const Tile& tile, Scratch& scratch) {
+  const Input& input = job.args.input;
+  const int dtype = static_cast<int>(input.dtype), bytes = dtype_bytes(input.dtype);
+  const auto* data = static_cast<const uint8_t*>(input.data);
+  for (int r = 0; r < tile.rows; ++r) {
+    const int64_t row = tile.panel.row0 + tile.row + r;
+    float* values = scratch.values + r * tile.stride;
+    if (job.args.prologue.kind == PrologueKind::none) {
+      job.loops.load(dtype, data + (row * input.row_stride + tile.col) * bytes, values, tile.cols);
+    } else {
+      prologue_row(job, tile, row, values, scratch);
+      job.loops.round(dtype, values, tile.cols);
+    }
+    std::fill(values + tile.cols, values + tile.padded_cols(), 0.0f);
+  }
+}
+
+Tile transform(const Job& job, const Tile& tile, Scratch& scratch) {
+  Tile padded = tile;
+  padded.rows = static_cast<int>(round_up(tile.rows, 16));
+  for (int r = 0; r < padded.rows; r += 16) {
+    const int64_t from = r * tile.stride;
+    job.loops.hadamard(scratch.values + from, std::min(tile.rows - r, 16), tile.cols, tile.stride,
+                       scratch.transformed + from);
+  }
+  return padded;
+}
+
+}  // namespace octavo::cpu

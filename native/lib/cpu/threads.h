@@ -1,0 +1,36 @@
+// Work over a range on several threads, and the floating-point mode that the definition needs.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace octavo::cpu {
+
+// While it lives, subnormals are kept and rounding is to nearest: frameworks' threads may have set FTZ and DAZ.
+class FloatMode {
+ public:
+  FloatMode();
+  ~FloatMode();
+  FloatMode(const FloatMode&) = delete;
+  FloatMode& operator=(const FloatMode&) = delete;
+
+ private:
+  uint64_t saved_;
+};
+
+using Piece = void (*)(void* body, int64_t first, int64_t last);
+void split_pieces(int64_t count, int64_t bytes_each, int threads, Piece piece, void* body);
+
+// body(first, last) over [0, count) in at most `threads` contiguous pieces, each under a FloatMode. One piece where
+// all the work, count * bytes_each, is less than 1 MiB; the calling thread takes the pieces that no thread could be
+// started for. The pieces' results never overlap, so they do not depend on `threads`.
+template <typename Body>
+void split(int64_t count, int64_t bytes_each, int threads, Body&& body) {
+  // not std::function, which allocates and may throw
+  const Piece piece = [](void* given, int64_t first, int64_t last) {
+    (*static_cast<std::remove_reference_t<Body>*>(given))(first, last);
+  };
+  split_pieces(count, bytes_each, threads, piece, &body);
+}
+
+}  // namespace octavo::cpu

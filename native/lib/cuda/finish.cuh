@@ -1,0 +1,52 @@
+// Between the amax pass and the tiles: small arrays of amaxes become scales.
+#pragma once
+
+#include "scales.cuh"
+
+namespace octavo::cuda {
+
+__global__ void clear(uint32_t* words, int64_t count, const int32_t* unchanged) {
+  if (unchanged && *unchanged) return;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) words[i] = 0;
+}
+
+// Amax bits to encode scales in place, and to stored decode scales; `amax` is a copy for the caller. Null: not wanted.
+__global__ void finish_scales(uint32_t* bits_to_encode, int64_t count, Format format, ScaleOptions options,
+                              float* first, float* second, float* amax, const int32_t* unchanged) {
+  if (unchanged && *unchanged) return;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const uint32_t bits = bits_to_encode[i];
+  const float encode = fp32_scale(bits, format_max(format), options.epsilon, options.power_of_two);
+  bits_to_encode[i] = bits_of(encode);
+  const float stored = decode_scale(encode);
+  if (first) first[i] = stored;
+  if (second) second[i] = stored;
+  if (amax) amax[i] = canonical(float_of(bits));
+}
+
+// Encode scales that the caller gave to stored decode scales.
+__global__ void store_decode_scales(const float* encode, int64_t count, float* first, float* second,
+                                    const int32_t* unchanged) {
+  if (unchanged && *unchanged) return;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const float stored = decode_scale(encode[i]);
+  if (first) first[i] = stored;
+  if (second) second[i] = stored;
+}
+
+__global__ void finish_levels(const uint32_t* bits, int64_t count, SecondLevel* levels, float* first, float* second,
+                              float* amax, const int32_t* unchanged) {
+  if (unchanged && *unchanged) return;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const float global = nvfp4_global(bits[i]), factor = decode_scale(global);
+  levels[i] = {nvfp4_sixth(global), factor};
+  if (first) first[i] = factor;
+  if (second) second[i] = factor;
+  if (amax) amax[i] = canonical(float_of(bits[i]));
+}
+
+}  // namespace octavo::cuda

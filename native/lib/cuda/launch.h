@@ -1,0 +1,25 @@
+// What a launch reports.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "octavo/types.h"
+
+namespace octavo::cuda {
+
+// The error of the launch just made, if any; it is cleared, and nothing waits for the kernel.
+inline Error launched() {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? Error{} : Error{ErrorCode::cuda, cudaGetErrorString(error)};
+}
+
+inline cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+constexpr int64_t MAX_GRID_Y = 65535;
+
+// Blocks for a loop whose stride is the whole grid, where a launch of one block a unit could be too large.
+inline unsigned grid_for(int64_t units, int64_t most = 1 << 20) {
+  return static_cast<unsigned>(units < 1 ? 1 : units < most ? units : most);
+}
+
+}  // namespace octavo::cuda

@@ -1,0 +1,57 @@
+"""Kernels of Octavo for CPUs and Hopper GPUs: grouped quantization over addresses and a stream.
+
+This is what backends are made of (octavo-torch-native, octavo-jax-native), not what a model calls. Arrays are passed as
+addresses, kinds as numbers (`FORMATS["e4m3"]`); a CUDA call puts its work on the stream that it is given and neither
+waits nor allocates. `layouts` has the shape of every array. Importing this package imports no framework and no numpy.
+
+Raises ValueError with the reason where arguments do not fit or this build cannot serve them, RuntimeError with the
+CUDA runtime's text where a launch fails.
+"""
+
+from __future__ import annotations
+
+from octavo_native import layouts
+from octavo_native._native import (
+    ABI_LEVEL,
+    ACTIVATIONS,
+    DIRECTIONS,
+    DTYPES,
+    FORMATS,
+    HAS_CUDA,
+    LAYOUTS,
+    NORMS,
+    OPERANDS,
+    PROLOGUES,
+    SCALINGS,
+    Quantizer,
+    build_info,
+    ffi_targets,
+    pack_e2m1,
+    plan,
+    plan_words,
+    swizzle_scales,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ABI_LEVEL",
+    "ACTIVATIONS",
+    "DIRECTIONS",
+    "DTYPES",
+    "FORMATS",
+    "HAS_CUDA",
+    "LAYOUTS",
+    "NORMS",
+    "OPERANDS",
+    "PROLOGUES",
+    "SCALINGS",
+    "Quantizer",
+    "build_info",
+    "ffi_targets",
+    "layouts",
+    "pack_e2m1",
+    "plan",
+    "plan_words",
+    "swizzle_scales",
+]

@@ -1,0 +1,156 @@
+from collections.abc import Mapping
+from typing import Final, TypedDict, final
+
+ABI_LEVEL: Final[int]
+HAS_CUDA: Final[bool]
+DTYPES: Final[Mapping[str, int]]
+FORMATS: Final[Mapping[str, int]]
+SCALINGS: Final[Mapping[str, int]]
+OPERANDS: Final[Mapping[str, int]]
+DIRECTIONS: Final[Mapping[str, int]]
+LAYOUTS: Final[Mapping[str, int]]
+ACTIVATIONS: Final[Mapping[str, int]]
+NORMS: Final[Mapping[str, int]]
+PROLOGUES: Final[Mapping[str, int]]
+
+class BuildInfo(TypedDict):
+    cuda: bool
+    nvcc: str | None
+    archs: tuple[str, ...]
+    compiler: str
+    avx2: bool
+
+def build_info() -> BuildInfo: ...
+def plan_words(rows: int, groups: int) -> int: ...
+def plan(
+    *,
+    cuda: bool,
+    sizes: int,
+    sizes_are_64: bool,
+    groups: int,
+    rows: int,
+    plan: int,
+    stream: int = 0,
+    status: int = 0,
+) -> None: ...
+
+@final
+class Quantizer:
+    def __init__(
+        self,
+        *,
+        format: int,
+        scaling: int,
+        operand: int = 0,
+        square: bool = False,
+        stochastic: bool = False,
+        hadamard: bool = False,
+        power_of_two: bool = False,
+        amax_epsilon: float = 0.0,
+    ) -> None: ...
+    def workspace_bytes(
+        self,
+        *,
+        cuda: bool,
+        dtype: int,
+        rows: int,
+        cols: int,
+        groups: int,
+        rowwise: bool,
+        columnwise: bool,
+        matrix_rows: int = 0,
+        prologue: int = 0,
+        activation: int = 0,
+        norm: int = 0,
+        amax: bool = False,
+        dbias: bool = False,
+    ) -> int: ...
+    def run(
+        self,
+        *,
+        cuda: bool,
+        x: int,
+        dtype: int,
+        rows: int,
+        cols: int,
+        row_stride: int,
+        groups: int,
+        matrix_rows: int = 0,
+        plan: int = 0,
+        row_codes: int = 0,
+        row_scales: int = 0,
+        row_global: int = 0,
+        row_layout: int = 0,
+        col_codes: int = 0,
+        col_scales: int = 0,
+        col_global: int = 0,
+        col_layout: int = 0,
+        encode_scales: int = 0,
+        amax: int = 0,
+        dequantized: int = 0,
+        activated: int = 0,
+        dbias: int = 0,
+        seed: int = 0,
+        group_offset: int = 0,
+        group_offset_device: int = 0,
+        unchanged: int = 0,
+        prologue: int = 0,
+        activation: int = 0,
+        norm: int = 0,
+        dy: int = 0,
+        dy_stride: int = 0,
+        probs: int = 0,
+        gamma: int = 0,
+        beta: int = 0,
+        epsilon: float = 0.0,
+        mean: int = 0,
+        rstd: int = 0,
+        workspace: int = 0,
+        workspace_bytes: int = 0,
+        stream: int = 0,
+        threads: int = 1,
+    ) -> None: ...
+    def dequantize(
+        self,
+        *,
+        cuda: bool,
+        direction: int,
+        codes: int,
+        scales: int,
+        rows: int,
+        cols: int,
+        groups: int,
+        out: int,
+        out_dtype: int,
+        global_: int = 0,
+        layout: int = 0,
+        matrix_rows: int = 0,
+        plan: int = 0,
+        out_layout: int = 0,
+        stream: int = 0,
+        threads: int = 1,
+    ) -> None: ...
+    def convert(
+        self,
+        *,
+        cuda: bool,
+        direction: int,
+        to: int,
+        codes: int,
+        scales: int,
+        into_codes: int,
+        into_scales: int,
+        rows: int,
+        cols: int,
+        groups: int,
+        matrix_rows: int = 0,
+        plan: int = 0,
+        stream: int = 0,
+        threads: int = 1,
+    ) -> None: ...
+
+def swizzle_scales(
+    *, cuda: bool, from_: int, into: int, outer: int, blocks: int, to_swizzled: bool, stream: int = 0
+) -> None: ...
+def pack_e2m1(*, cuda: bool, from_: int, into: int, rows: int, cols: int, pack: bool, stream: int = 0) -> None: ...
+def ffi_targets() -> dict[str, dict[str, object]]: ...

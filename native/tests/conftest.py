@@ -1,0 +1,16 @@
+"""Fresh random inputs from a seed that a failing test prints."""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A generator with a new seed each run."""
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")  # shown by pytest where the test fails
+    return np.random.default_rng(seed)

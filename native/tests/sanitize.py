@@ -1,0 +1,377 @@
+"""Every kernel once on small problems, each array allocated exactly, for compute-sanitizer to watch.
+
+    compute-sanitizer --tool memcheck  python native/tests/sanitize.py
+    compute-sanitizer --tool racecheck python native/tests/sanitize.py
+    compute-sanitizer --tool initcheck python native/tests/sanitize.py --tail unwritten
+    compute-sanitizer --tool synccheck python native/tests/sanitize.py
+
+Results are compared with the CPU kernels bit for bit, in the regions that the layouts define. Outputs are filled
+before each call; workspaces are not, since their content at entry is undefined. `--tail unwritten` leaves the rows
+past the sum without a value, so that initcheck sees whoever reads them; otherwise they are NaN. `--device cpu`
+compares three threads with one instead, where there is no GPU.
+
+What is run is every scaling and format, row, column and both planes, both layouts, three input dtypes, ragged and
+stacked operands, every prologue, dequantize, convert, swizzle, pack and plan; shapes, sizes and dtypes take turns
+rather than being multiplied out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that
+are negative, past the rows or near the ends of int64.
+"""
+
+from __future__ import annotations
+
+import os
+
+# without it torch hands out parts of larger blocks, and an overrun hits memory that is allocated
+os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+
+import argparse
+import itertools
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+from problems import (
+    ACTIVATIONS,
+    COLS,
+    DIRECTIONS,
+    DTYPES,
+    NATIVE_LAYOUT,
+    POISON,
+    SIZES,
+    SPECS,
+    Extras,
+    Place,
+    Plane,
+    Shape,
+    address,
+    filled,
+    new_plane,
+    quantize,
+    quantizer,
+    valid,
+)
+from torch import Tensor
+
+import octavo_native as native
+from octavo_native import layouts
+
+SHOWN = 30
+"""Faults that are printed."""
+
+
+class Check:
+    """Counts comparisons and keeps what differs."""
+
+    def __init__(self, place: Place, reference: Place, tail: str) -> None:
+        self.place, self.reference, self.tail = place, reference, tail
+        self.equal = 0
+        self.faults: list[str] = []
+        self.refusals: Counter[str] = Counter()
+        self.draw = torch.Generator().manual_seed(20)
+
+    def rows(self, shape: Shape, cols: int, dtype: str, place: Place, values: Tensor, gap: int = 0) -> Tensor:
+        """`values` in the used rows of an array on `place`, the tail as `--tail` says; `gap` elements between rows."""
+        x = torch.empty(shape.rows, cols + gap, dtype=DTYPES[dtype], device=place.device)[:, :cols]
+        x[: shape.used] = values[: shape.used].to(place.device)
+        if self.tail == "nan" or not place.cuda:
+            x[shape.used :] = torch.nan
+        return x
+
+    def values(self, shape: Shape, cols: int, dtype: str) -> Tensor:
+        """Normal values of several magnitudes, with zeros and a block of zeros."""
+        values = (
+            torch.randn(shape.rows, cols, generator=self.draw) * torch.exp2(torch.arange(shape.rows) % 9 - 4.0)[:, None]
+        )
+        values[shape.rows // 2, : cols // 2] = 0
+        return values.to(DTYPES[dtype])
+
+    def same(self, what: str, ours: np.ndarray, theirs: np.ndarray) -> None:
+        """Bit for bit, or a fault with the first difference."""
+        different = np.flatnonzero(np.ascontiguousarray(ours).reshape(-1) != np.ascontiguousarray(theirs).reshape(-1))
+        if not different.size:
+            self.equal += 1
+            return
+        first = int(different[0])
+        one, other = (int(np.ascontiguousarray(part).reshape(-1)[first]) for part in (ours, theirs))
+        self.faults.append(
+            f"{what}: {different.size} of {ours.size} bytes differ, the first is byte {first}: "
+            f"{one:#x}, and {other:#x} on one CPU thread"
+        )
+
+    def both(self, what: str, run: Any) -> tuple[Any, Any] | None:
+        """`run(place)` on both; None where they refuse the arguments. One that refuses alone is a fault."""
+        results, errors = [], []
+        for place in (self.reference, self.place):
+            try:
+                results.append(run(place))
+            except ValueError as error:
+                errors.append(str(error))
+        if len(errors) == 1:
+            self.faults.append(f"{what}: one device refuses what the other runs: {errors[0]}")
+            return None
+        if errors:
+            self.refusals[errors[0]] += 1
+            return None
+        return results[1], results[0]
+
+    def planes(self, what: str, spec: dict[str, Any], shape: Shape, ours: list[Plane], theirs: list[Plane]) -> None:
+        """Every plane's defined bytes."""
+        for one, other in zip(ours, theirs, strict=True):
+            names = ("codes", "scales", "factors")
+            for name, a, b in zip(names, valid(spec, shape, one), valid(spec, shape, other), strict=False):
+                self.same(f"{what} {one.direction} {one.layout} {name}", a, b)
+
+    def plans(self) -> None:
+        """Good and bad sizes, both widths, one group and many."""
+        many = tuple(7 * i % 13 for i in range(1024))
+        for sizes in (*SIZES, many):
+            shape = Shape(sizes, 16)
+            for wide in (True, False):
+                made = [shape.plan(place, wide) for place in (self.place, self.reference)]
+                ours, theirs = (value.cpu().numpy().view(np.uint8) for value in made)
+                self.same(f"plan of {len(sizes)} groups {sizes[:8]}", ours, theirs)
+
+    def quantizers(self) -> None:
+        """Every spec, planes and layouts; sizes, columns and dtypes in turn. Dequantize and convert what was made."""
+        turn = itertools.count()
+        for spec, which, native_layout, dtype in itertools.product(SPECS, (1, 2, 3), (False, True), DTYPES):
+            number = next(turn)
+            shape = Shape(SIZES[number % len(SIZES)], COLS[number % len(COLS)])
+            wanted = [direction for bit, direction in enumerate(DIRECTIONS) if which >> bit & 1]
+            planes = {name: NATIVE_LAYOUT[name] if native_layout else layouts.PLAIN for name in wanted}
+            extras = Extras(wanted=("amax", "dequantized") if which & 1 and number % 4 == 0 else ("amax",))
+            self._quantized(spec, shape, dtype, planes, extras, number)
+
+    def unchanged(self) -> None:
+        """With the flag set no output is written."""
+        for number, spec in enumerate(SPECS):
+            shape = Shape(SIZES[0], COLS[number % len(COLS)])
+            x = self.rows(shape, shape.cols, "bfloat16", self.place, self.values(shape, shape.cols, "bfloat16"))
+            flag = Extras(tensors={"unchanged": torch.ones(1, dtype=torch.int32)}, wanted=("amax", "activated"))
+            planes, extra = quantize(spec, shape, x, "bfloat16", NATIVE_LAYOUT, self.place, flag)
+            made = [array for plane in planes for array in (plane.codes, plane.scales, plane.factor)]
+            for array in (*made, *extra.values()):
+                if array is not None:
+                    kept = array.cpu().numpy()
+                    self.same(f"unchanged {spec}", kept, np.full_like(kept, POISON))
+
+    def stacks(self) -> None:
+        """Stacked matrices, square blocks and not."""
+        for number, (spec, native_layout) in enumerate(itertools.product(SPECS, (False, True))):
+            if spec.get("hadamard"):
+                continue
+            shape = Shape((0, 0, 0), COLS[number % len(COLS)], matrix_rows=(129, 48, 17)[number % 3])
+            planes = {name: NATIVE_LAYOUT[name] if native_layout else layouts.PLAIN for name in DIRECTIONS}
+            self._quantized({**spec, "operand": "w"}, shape, tuple(DTYPES)[number % 3], planes, Extras(), number)
+
+    def _quantized(
+        self, spec: dict[str, Any], shape: Shape, dtype: str, planes: dict[str, str], extras: Extras, number: int
+    ) -> None:
+        values = self.values(shape, shape.cols, dtype)
+        what = f"quantize {spec} {dtype} sizes {shape.sizes} cols {shape.cols} matrix rows {shape.matrix_rows}"
+
+        def run(place: Place) -> tuple[list[Plane], dict[str, Tensor]]:
+            x = self.rows(
+                shape, shape.cols, dtype, place, values, gap=0 if shape.matrix_rows else (0, 8, 3)[number % 3]
+            )
+            return quantize(spec, shape, x, dtype, planes, place, extras)
+
+        made = self.both(what, run)
+        if made is None:
+            return
+        (ours, extra), (theirs, other) = made
+        self.planes(what, spec, shape, ours, theirs)
+        for name in extra:
+            end = 2 * shape.used * shape.cols if name == "dequantized" else None
+            self.same(f"{what} {name}", extra[name].cpu().numpy()[:end], other[name].cpu().numpy()[:end])
+        for one, reference in zip(ours, theirs, strict=True):
+            self._dequantized(what, spec, shape, one, reference, tuple(DTYPES)[number % 3])
+            self._converted(what, spec, shape, one, reference)
+
+    def _dequantized(
+        self, what: str, spec: dict[str, Any], shape: Shape, ours: Plane, theirs: Plane, dtype: str
+    ) -> None:
+        columnwise = ours.direction == "columnwise"
+        to_panels = ours.layout == layouts.NATIVE_COLUMNS
+        plain_rows = shape.rows
+        if columnwise and spec.get("hadamard"):
+            plain_rows = layouts.block_bound(shape.rows, len(shape.sizes), 16) * 16
+        bound = layouts.panel_bound(shape.rows, len(shape.sizes), shape.matrix_rows)
+        element = DTYPES[dtype].itemsize
+        for into_panels in (False, True) if to_panels else (False,):
+            count = bound * 128 * shape.cols if into_panels else plain_rows * shape.cols
+
+            def run(place: Place, into: bool = into_panels, size: int = count) -> Tensor:
+                plane = ours if place is self.place else theirs
+                out = filled((size,), element, place)
+                plan = shape.plan(place)
+                quantizer(spec).dequantize(
+                    **place.common,
+                    **shape.arguments,
+                    direction=native.DIRECTIONS[plane.direction],
+                    codes=address(plane.codes),
+                    scales=address(plane.scales),
+                    global_=address(plane.factor),
+                    layout=int(plane.layout != layouts.PLAIN),
+                    cols=shape.cols,
+                    plan=address(plan),
+                    out=address(out),
+                    out_dtype=native.DTYPES[dtype],
+                    out_layout=int(into),
+                )
+                return out
+
+            made = self.both(f"dequantize of {what}", run)
+            if made is not None:
+                panels = sum(-(-size // 128) for size in shape.real)
+                end = element * panels * 128 * shape.cols if into_panels else None
+                one, other = (value.cpu().numpy()[:end] for value in made)
+                self.same(f"dequantize {ours.direction} {ours.layout} to {dtype} of {what}", one, other)
+
+    def _converted(self, what: str, spec: dict[str, Any], shape: Shape, ours: Plane, theirs: Plane) -> None:
+        to_native = ours.layout == layouts.PLAIN
+        layout = NATIVE_LAYOUT[ours.direction] if to_native else layouts.PLAIN
+
+        def run(place: Place) -> Plane:
+            plane = ours if place is self.place else theirs
+            into = new_plane(spec, shape, plane.direction, layout, place)
+            plan = shape.plan(place)
+            quantizer(spec).convert(
+                **place.common,
+                **shape.arguments,
+                direction=native.DIRECTIONS[plane.direction],
+                to=int(to_native),
+                codes=address(plane.codes),
+                scales=address(plane.scales),
+                into_codes=address(into.codes),
+                into_scales=address(into.scales),
+                cols=shape.cols,
+                plan=address(plan),
+            )
+            return Plane(into.direction, into.layout, into.codes, into.scales, None)
+
+        made = self.both(f"convert of {what}", run)
+        if made is not None:
+            self.planes(f"convert of {what}", spec, shape, [made[0]], [made[1]])
+
+    def prologues(self) -> None:
+        """Activations, their derivatives and norms. Codes are compared with those of the rounded values quantized
+        alone on the CPU: it is the quantizer that is exact."""
+        kinds = [("activation", name) for name in ACTIVATIONS]
+        kinds += [("activation_grad", name) for name in ACTIVATIONS]
+        kinds += [("norm", name) for name in native.NORMS]
+        specs = [SPECS[0], SPECS[2], SPECS[4], SPECS[6], SPECS[9], SPECS[12], SPECS[14]]
+        for number, (kind, name) in enumerate(kinds * 2):
+            self._fused(specs[number % len(specs)], kind, name, tuple(DTYPES)[number % 3], number)
+
+    def _fused(self, spec: dict[str, Any], kind: str, name: str, dtype: str, number: int) -> None:
+        gated = native.ACTIVATIONS.get(name, 0) >= native.ACTIVATIONS["swiglu"]
+        inner = (64, 38)[number % 2]
+        out_cols = 2 * inner if kind == "activation_grad" and gated else inner
+        in_cols = 2 * inner if gated and kind != "norm" else inner
+        shape = Shape(SIZES[number % 4], out_cols)
+        values = self.values(shape, in_cols, dtype)
+        prologue = {"prologue": native.PROLOGUES[kind]}
+        prologue |= {"norm": native.NORMS[name]} if kind == "norm" else {"activation": native.ACTIVATIONS[name]}
+        tensors: dict[str, Tensor] = {}
+        wanted = ["amax", "activated"]
+        if kind == "norm":
+            tensors["gamma"] = torch.randn(in_cols, generator=self.draw).to(DTYPES[dtype])
+            wanted += ["rstd"]
+            if name == "layer":
+                tensors["beta"] = torch.randn(in_cols, generator=self.draw).to(DTYPES[dtype])
+                wanted += ["mean"]
+        elif number % 2:
+            tensors["probs"] = torch.rand(shape.rows, generator=self.draw)
+        if kind == "activation_grad":
+            tensors["dy"] = self.values(shape, inner, dtype)
+            wanted += ["dbias"]
+        planes = {direction: NATIVE_LAYOUT[direction] for direction in DIRECTIONS}
+        what = f"{kind} {name} + {spec} {dtype}"
+
+        def run(place: Place) -> Any:
+            x = self.rows(shape, in_cols, dtype, place, values)
+            held = Extras(prologue, dict(tensors), tuple(wanted), 1e-5)
+            if "dy" in tensors:
+                held.tensors["dy"] = self.rows(shape, inner, dtype, place, tensors["dy"])
+            return quantize(spec, shape, x, dtype, planes, place, held)
+
+        made = self.both(what, run)
+        if made is None:
+            return
+        ours, extra = made[0]
+        activated = extra["activated"].cpu().view(DTYPES[dtype]).view(shape.rows, out_cols)
+        alone = self.rows(shape, out_cols, dtype, self.reference, activated)
+        theirs, other = quantize(spec, shape, alone, dtype, planes, self.reference, Extras(wanted=("amax",)))
+        self.planes(what, spec, shape, ours, theirs)
+        self.same(f"{what} amax", extra["amax"].cpu().numpy(), other["amax"].numpy())
+        for name_of in ("mean", "rstd"):
+            if name_of in extra and not extra[name_of].cpu().view(torch.float32)[: shape.used].isfinite().all():
+                self.faults.append(f"{what}: {name_of} has values that are not finite")
+        if "dbias" in extra:
+            self._summed(what, shape, activated.double(), extra["dbias"].cpu().view(torch.float32))
+
+    def _summed(self, what: str, shape: Shape, values: Tensor, dbias: Tensor) -> None:
+        """fp32 sums of n terms in any order are within n * 2^-24 of the sum of magnitudes."""
+        start = 0
+        for group, size in enumerate(shape.real):
+            rows = values[start : start + size]
+            wrong = (dbias.view(len(shape.sizes), -1)[group].double() - rows.sum(0)).abs()
+            if (wrong > size * 2.0**-24 * rows.abs().sum(0)).any():
+                self.faults.append(f"{what}: dbias of group {group} is off by {wrong.max().item()}")
+            start += size
+        self.equal += 1
+
+    def reshuffles(self) -> None:
+        """Swizzled scales and packed E2M1, there and back."""
+        for outer, blocks in ((1, 1), (128, 4), (130, 9), (257, 3)):
+            tiles = layouts.round_up(outer, 128) * layouts.round_up(blocks, 4)
+            sides = {"outer": outer, "blocks": blocks}
+            self._there_and_back(native.swizzle_scales, "to_swizzled", sides, outer * blocks, tiles, most=256)
+        for rows, cols in ((1, 1), (3, 37), (130, 64)):
+            halves = rows * layouts.ceil_div(cols, 2)
+            self._there_and_back(native.pack_e2m1, "pack", {"rows": rows, "cols": cols}, rows * cols, halves, most=16)
+
+    def _there_and_back(self, call: Any, flag: str, sides: dict[str, int], count: int, other: int, most: int) -> None:
+        values = torch.randint(0, most, (count,), generator=self.draw, dtype=torch.uint8)
+        what = f"{call.__name__} {sides}"
+
+        def run(place: Place) -> tuple[Tensor, Tensor]:
+            there, back, source = filled((other,), 1, place), filled((count,), 1, place), values.to(place.device)
+            call(cuda=place.cuda, from_=address(source), into=address(there), **sides, **{flag: True})
+            call(cuda=place.cuda, from_=address(there), into=address(back), **sides, **{flag: False})
+            return there.cpu(), back.cpu()
+
+        made = self.both(what, run)
+        if made is None:
+            return
+        (there, back), (reference, _) = made
+        self.same(what, there.numpy(), reference.numpy())
+        self.same(f"{what} and back", back.numpy(), values.numpy())
+
+
+def main() -> int:
+    """Run everything; 1 where something differs."""
+    parser = argparse.ArgumentParser(description="Every native kernel once, compared with the CPU's.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tail", choices=("nan", "unwritten"), default="nan")
+    chosen = parser.parse_args()
+    if chosen.device == "cuda" and not (torch.cuda.is_available() and native.HAS_CUDA):
+        print("sanitize: no CUDA device, or octavo-native was built without CUDA; use --device cpu", file=sys.stderr)
+        return 2
+    place = Place(True) if chosen.device == "cuda" else Place(False, threads=3)
+    check = Check(place, Place(False), chosen.tail)
+    for part in (check.plans, check.quantizers, check.unchanged, check.stacks, check.prologues, check.reshuffles):
+        part()
+        print(f"{part.__name__}: {check.equal} arrays equal, {len(check.faults)} faults so far", flush=True)
+    for fault in check.faults[:SHOWN]:
+        print(f"FAULT {fault}")
+    for reason, count in check.refusals.items():
+        print(f"refused by both, {count} times: {reason}")
+    print(f"{check.equal} arrays equal to the CPU's, {len(check.faults)} faults")
+    return 1 if check.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

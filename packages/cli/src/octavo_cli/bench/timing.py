@@ -1,0 +1,89 @@
+"""Clocks: CUDA events around calls that are queued without a pause, graph replays, and the host's own clock."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Call = Callable[[], Any]
+
+MOST_COPIES = 64
+"""Input sets that are rotated at most; smaller problems than a 64th of three caches are measured partly from cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Microseconds: the median, and the tenth and ninetieth percentile, which say what difference is noise."""
+
+    median: float
+    low: float
+    high: float
+
+
+def summary(times: Sequence[float]) -> Times:
+    """Median and spread of single times in microseconds."""
+    ordered = sorted(times)
+    last = len(ordered) - 1
+    return Times(statistics.median(ordered), ordered[round(0.1 * last)], ordered[round(0.9 * last)])
+
+
+def input_copies(nbytes: int, cache: int) -> int:
+    """Copies of an input of `nbytes` whose sum exceeds three caches of `cache` bytes: each call then finds it cold."""
+    return min(MOST_COPIES, max(1, math.ceil(3 * cache / max(nbytes, 1))))
+
+
+def cuda_times(calls: Sequence[Call], repeats: int, warm_ms: float = 20.0) -> Times:
+    """Device time of one call. `calls` are the same work on different buffers, taken in turn.
+
+    Everything is queued before the one synchronization, so the device never waits for the host where a call takes
+    longer on the device than to launch. `warm_ms` of the same calls come first: an idle GPU's clocks are low.
+    """
+    import torch
+
+    warm_until = time.perf_counter() + warm_ms / 1e3
+    while True:
+        for call in calls[:10]:
+            call()
+        torch.cuda.synchronize()
+        if time.perf_counter() > warm_until:
+            break
+    event: Any = torch.cuda.Event  # torch leaves its constructor untyped
+    starts = [event(enable_timing=True) for _ in range(repeats)]
+    ends = [event(enable_timing=True) for _ in range(repeats)]
+    for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        call = calls[index % len(calls)]
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return summary([1e3 * start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)])
+
+
+def cuda_graph_times(call: Call, repeats: int, launches: int = 20) -> Times:
+    """Device time of a call too short to launch one by one: `launches` of it in a captured graph, replayed."""
+    import torch
+
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(launches):
+            call()
+    times = cuda_times([graph.replay], repeats)
+    return Times(times.median / launches, times.low / launches, times.high / launches)
+
+
+def host_times(call: Call, repeats: int, warmup: int = 3) -> Times:
+    """Host time of one call; on a GPU that is the launch, since nothing waits for the device."""
+    for _ in range(warmup):
+        call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter_ns()
+        call()
+        times.append((time.perf_counter_ns() - start) / 1e3)
+    return summary(times)

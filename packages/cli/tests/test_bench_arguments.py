@@ -1,0 +1,73 @@
+"""`octavo bench quantize`: what is wrong is one line that names the option, and nothing heavy is imported for help."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo_cli.bench import command
+from octavo_cli.bench.report import check_output
+from octavo_cli.errors import InputError
+
+TABLE = [
+    (["--recipes", "mxfp9"], "mxfp9"),
+    (["--recipes", "block,block"], "twice"),
+    (["--shapes", "32768"], "ROWSxCOLUMNS"),
+    (["--shapes", "64x17"], "multiple of 16"),
+    (["--groups", "0"], "--groups is 0"),
+    (["--ragged-groups", "-2"], "--ragged-groups is -2"),
+    (["--repeats", "0"], "--repeats is 0"),
+    (["--dtype", "fp8"], "bf16, fp16 or fp32"),
+    (["--device", "tpu"], "cpu or cuda"),
+    (["--seed", "-1"], "--seed is -1"),
+    (["--groups", "many"], "--groups"),
+]
+
+
+def _octavo(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-c", "from octavo_registry.cli import main; main()", *arguments]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(("arguments", "named"), TABLE, ids=[" ".join(row[0]) for row in TABLE])
+def test_a_wrong_argument_is_one_line_and_exit_code_2(arguments: list[str], named: str, tmp_path: Path) -> None:
+    """Before anything is imported that the command needs, and before anything is written."""
+    result = _octavo("bench", "quantize", *arguments, "--output", "out.json", folder=tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert named in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_lists_the_subcommand(tmp_path: Path) -> None:
+    """`octavo bench` is a group: what it times has a name of its own."""
+    result = _octavo("bench", "--help", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "quantize" in result.stdout
+
+
+def test_the_command_imports_no_framework() -> None:
+    """`octavo --help` and the checks of arguments stay quick."""
+    code = "import sys, octavo_cli.bench.command; print([m for m in ('torch', 'numpy', 'jax') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == "[]"
+
+
+def test_what_is_missing_is_said_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the plugin nothing can be timed."""
+    monkeypatch.setattr(command, "_NEEDED", ("octavo_cli", "octavo_absent"))
+    with pytest.raises(InputError, match=r'octavo-absent.*pip install "octavo\[torch-native\]"'):
+        command._check_installed()
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    """A folder, or a file in a folder that is not there."""
+    check_output(None)
+    check_output(tmp_path / "new.json")
+    with pytest.raises(InputError, match="this is a folder"):
+        check_output(tmp_path)
+    with pytest.raises(InputError, match="there is no folder"):
+        check_output(tmp_path / "absent" / "new.json")

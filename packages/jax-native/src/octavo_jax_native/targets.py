@@ -1,0 +1,57 @@
+"""The kernels as targets of XLA's custom calls: their names, and their registration, once a process."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jaxlib
+
+import octavo_native
+
+ABI_LEVEL = 1
+"""The level of octavo-native that this package is written for: numbers of enums, names and attributes of targets."""
+
+OLDEST_JAXLIB = (0, 6, 2)
+"""The first jaxlib with version 0.1 of XLA's FFI, which the kernels are built against."""
+
+PLAN = "octavo_plan"
+DEQUANTIZE = "octavo_dequantize"
+
+QUANTIZE = {
+    scaling: f"octavo_quantize_{scaling}" for scaling in ("delayed", "current", "row", "block", "mxfp8", "nvfp4")
+}
+"""The target that quantizes, by scaling."""
+
+TARGETS = (PLAN, *QUANTIZE.values(), DEQUANTIZE)
+"""Every target's name: what `jax.export` must be told to let pass, as `DisabledSafetyCheck.custom_call(name)`."""
+
+_lock = threading.Lock()
+_registered: set[tuple[str, str]] = set()
+
+
+def refusal() -> str | None:
+    """Why the kernels that are installed cannot be handed to the JAX that is installed, or None."""
+    if octavo_native.ABI_LEVEL != ABI_LEVEL:
+        return (
+            f"octavo-native has ABI level {octavo_native.ABI_LEVEL}, octavo-jax-native needs {ABI_LEVEL}; "
+            "install versions of the two that were released together"
+        )
+    version = jaxlib.version.__version_info__
+    if version < OLDEST_JAXLIB:
+        oldest = ".".join(map(str, OLDEST_JAXLIB))
+        return f"jaxlib is {jaxlib.version.__version__}, the kernels need {oldest} or newer, which has XLA FFI 0.1"
+    return None
+
+
+def register() -> None:
+    """Register every target for the platforms that the build of octavo-native has; done once, whoever asks how often.
+
+    Call it only where `refusal()` is None.
+    """
+    with _lock:
+        for platform, handlers in octavo_native.ffi_targets().items():
+            for name, capsule in handlers.items():
+                if (platform, name) not in _registered:
+                    jax.ffi.register_ffi_target(name, capsule, platform=platform, api_version=1)
+                    _registered.add((platform, name))

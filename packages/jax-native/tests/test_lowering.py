@@ -1,0 +1,77 @@
+"""Programs for CUDA, made on a machine without a GPU: the targets and their attributes are in the text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import Array
+
+import octavo_jax
+import octavo_registry
+from octavo import QuantizerSpec
+from octavo_registry import Request
+
+M, K, G = 64, 96, 3
+
+
+def _text(function: Any, *arguments: Any, platform: str = "cuda") -> str:
+    return str(jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text())
+
+
+@pytest.mark.parametrize("platform", ["cuda", "cpu"])
+def test_targets_and_attributes(one_a_scaling: QuantizerSpec, platform: str) -> None:
+    """One plan, one quantize call with both planes, one dequantize call; nothing of the host in between."""
+    arguments: dict[str, Any] = {"seed": 5} if one_a_scaling.stochastic else {}
+    if one_a_scaling.scaling == "delayed":
+        arguments["scale"] = jnp.ones(G)
+
+    def run(x: Array, sizes: Array) -> tuple[Any, Array]:
+        q = octavo_jax.quantize(x, one_a_scaling, sizes, backend="jax-native", **arguments)
+        return jax.tree.leaves(q), octavo_jax.dequantize(q, backend="jax-native")
+
+    text = _text(run, jnp.ones((M, K), jnp.bfloat16), jnp.zeros(G, jnp.int32), platform=platform)
+    target = f"@octavo_quantize_{one_a_scaling.scaling}("
+    assert text.count(f"custom_call {target}") == 1
+    assert text.count("custom_call @octavo_dequantize(") == 1
+    (call,) = (line for line in text.splitlines() if f"custom_call {target}" in line)
+    names = {"x", "plan"}
+    if one_a_scaling.stochastic:
+        names |= {"seed", "group_offset"}
+    if one_a_scaling.scaling == "delayed":
+        names |= {"encode_scales"}
+    assert set(call.split('operands = "')[1].split('"')[0].split(",")) == names
+    for attribute in (f"groups = {G} : i64", f"hadamard = {str(one_a_scaling.hadamard).lower()}", "amax_epsilon = 0.0"):
+        assert attribute in call, attribute
+    assert "has_side_effect = true" not in text
+    assert "callback" not in text
+
+
+def test_native_layouts_are_attributes() -> None:
+    """Layout numbers and the shapes that layouts.h gives them."""
+    spec = QuantizerSpec(format="e4m3", scaling="block", power_of_two=True)
+    request = Request(
+        "quantize", "jax", "cpu", "bfloat16", "bfloat16", quantizer=spec, groups=G, layouts=("rows", "panels")
+    )
+    run = octavo_registry.plan(request, backend="jax-native").run
+    text = _text(lambda x, s: jax.tree.leaves(run(x, s)), jnp.ones((M, K), jnp.bfloat16), jnp.zeros(G, jnp.int32))
+    (call,) = (line for line in text.splitlines() if "custom_call @octavo_quantize_block(" in line)
+    assert "row_layout = 1 : i64" in call
+    assert "col_layout = 1 : i64" in call
+    panels = (M + 127 * G) // 128
+    for shape in (f"{M}x{K}xf8E4M3FN", f"1x{M}xf32", f"{panels}x{K}x128xf8E4M3FN", f"{panels}x{K}xf32"):
+        assert f"tensor<{shape}>" in call, shape
+
+
+def test_one_program_for_both_platforms() -> None:
+    """A program for CPU and CUDA holds each call once: the same targets are registered for both."""
+    spec = QuantizerSpec(format="e4m3", scaling="mxfp8")
+
+    def run(x: Array, sizes: Array) -> Any:
+        return jax.tree.leaves(octavo_jax.quantize(x, spec, sizes, backend="jax-native"))
+
+    traced = jax.jit(run).trace(jnp.ones((M, K)), jnp.zeros(G, jnp.int32))
+    text = traced.lower(lowering_platforms=("cpu", "cuda")).as_text()
+    assert text.count("custom_call @octavo_quantize_mxfp8(") == 1

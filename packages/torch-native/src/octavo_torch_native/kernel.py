@@ -1,0 +1,258 @@
+"""Kernel: a Work bound to octavo_native, and the shapes of what it makes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import octavo_native
+from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo.formats import ScaleFormat
+from octavo.grouped_tensor import PLAIN
+from octavo.quantizer import Direction, Operand
+from octavo_native import layouts as native_layouts
+from octavo_torch.dtypes import DTYPE_NAMES
+from octavo_torch.grouped_tensor import GroupedTensor
+from octavo_torch.reference.casts import FP8_DTYPE
+from octavo_torch.reference.ops import quantizer_from
+from octavo_torch.tracing import is_plain
+from octavo_torch_native.launch import address, as_rows, submit, workspace
+from octavo_torch_native.work import Work, work_from
+
+Shape = tuple[int, ...]
+
+DTYPE_NUMBERS: dict[torch.dtype, int] = {dtype: octavo_native.DTYPES[name] for dtype, name in DTYPE_NAMES.items()}
+SCALE_DTYPE: dict[ScaleFormat, torch.dtype] = {
+    "fp32": torch.float32,
+    "e8m0": torch.uint8,
+    "e4m3": torch.float8_e4m3fn,
+}
+_PREFIX: dict[Direction, str] = {"rowwise": "row", "columnwise": "col"}
+_MOST_FRAMES = 1024
+
+
+def native_quantizer(spec: QuantizerSpec, operand: Operand) -> octavo_native.Quantizer:
+    """The spec in octavo_native's numbers."""
+    return octavo_native.Quantizer(
+        format=octavo_native.FORMATS[spec.format],
+        scaling=octavo_native.SCALINGS[spec.scaling],
+        operand=octavo_native.OPERANDS[operand],
+        square=spec.square,
+        stochastic=spec.stochastic,
+        hadamard=spec.hadamard,
+        power_of_two=spec.power_of_two,
+        amax_epsilon=spec.amax_epsilon,
+    )
+
+
+@lru_cache(maxsize=256)
+def quantizer_of(text: str) -> octavo_native.Quantizer:
+    """What dequantizes and converts for the spec of this text."""
+    spec = quantizer_from(text)
+    return native_quantizer(spec, spec.role)
+
+
+def layout_number(layout: str) -> int:
+    """A layout's name in octavo_native's numbers."""
+    number: int = octavo_native.LAYOUTS["plain" if layout == PLAIN else "native"]
+    return number
+
+
+def codes_dtype(spec: QuantizerSpec) -> torch.dtype:
+    """A float8 type; uint8 for E2M1, which torch has no arithmetic for."""
+    return torch.uint8 if spec.format == "e2m1" else FP8_DTYPE[spec.format]
+
+
+def plane_shapes(layout: GroupedTensorSpec, direction: Direction, name: str) -> tuple[Shape, Shape]:
+    """Shapes of a plane's codes and scales in the layout of that name."""
+    if name == PLAIN:
+        return layout.payload_shape(direction), layout.scale_shape(direction)
+    spec = layout.quantizer
+    of_plane: dict[str, Any] = {
+        "format": spec.format,
+        "scaling": spec.scaling,
+        "square": spec.square,
+        "hadamard": spec.hadamard,
+        "layout": name,
+        "direction": direction,
+        "groups": layout.groups,
+        **geometry(layout.shape),
+    }
+    return native_layouts.codes_shape(**of_plane), native_layouts.scales_shape(**of_plane)
+
+
+def geometry(shape: Shape) -> dict[str, int]:
+    """rows, cols and matrix_rows of an operand of this shape, as octavo_native counts them."""
+    if len(shape) == 2:
+        return {"rows": shape[0], "cols": shape[1], "matrix_rows": 0}
+    groups, rows, cols = shape
+    return {"rows": groups * rows, "cols": cols, "matrix_rows": rows}
+
+
+class Frame:
+    """What a kernel makes of inputs of one shape: every output's shape and dtype, and how much scratch it takes."""
+
+    __slots__ = ("geometry", "layout", "outputs", "workspace")
+
+    def __init__(
+        self,
+        layout: GroupedTensorSpec,
+        outputs: tuple[tuple[Shape, torch.dtype], ...],
+        geometry: dict[str, int],
+        workspace: int,
+    ) -> None:
+        self.layout, self.outputs, self.geometry, self.workspace = layout, outputs, geometry, workspace
+
+
+class Kernel:
+    """One Work's launches.
+
+    fields    GroupedTensor's planes, each with the number of the output that holds it; shared codes have one output
+    extras    names of the outputs after the planes
+    """
+
+    def __init__(self, work: Work) -> None:
+        spec = work.quantizer
+        self.work = work
+        self.extras = [name for name in ("amax", "dequantized", "activated", "dbias") if getattr(work, name)]
+        if work.prologue == "norm":
+            self.extras += ["mean", "rstd"] if work.norm == "layer" else ["rstd"]
+        self._native = native_quantizer(spec, work.operand)
+        self._layouts = dict(zip(_PREFIX, work.layouts, strict=True))
+        self._frames: dict[tuple[Any, ...], Frame] = {}
+        directions = spec.directions
+        # plain shared codes and their scales are one array, whichever direction it is read in: the row data
+        self._shared = spec.shares_codes and all(self._layouts[direction] == PLAIN for direction in directions)
+        self._made: tuple[Direction, ...] = ("rowwise",) if self._shared else directions
+        self._parts = ("", "_scale", "_global") if spec.scaling == "nvfp4" else ("", "_scale")
+        made = {direction: number for number, direction in enumerate(self._made)}
+        self.fields: list[tuple[str, int]] = [
+            (direction + part, made["rowwise" if self._shared else direction] * len(self._parts) + number)
+            for direction in directions
+            for number, part in enumerate(self._parts)
+        ]
+        words = {"": "_codes", "_scale": "_scales", "_global": "_global"}
+        self._arguments = [_PREFIX[direction] + words[part] for direction in self._made for part in self._parts]
+        self._arguments += self.extras
+        self._constants: dict[str, Any] = {
+            "prologue": octavo_native.PROLOGUES[work.prologue],
+            "activation": octavo_native.ACTIVATIONS[work.activation],
+            "norm": octavo_native.NORMS[work.norm],
+        }
+        if work.prologue == "norm":
+            self._constants["epsilon"] = work.epsilon
+        for direction in self._made:
+            self._constants[f"{_PREFIX[direction]}_layout"] = layout_number(self._layouts[direction])
+
+    def frame(self, x: Tensor, groups: int) -> Frame:
+        """The frame for inputs like `x` in this many groups; kept, because making one takes longer than launching."""
+        # sizes that a compiler traces are symbols, which are no keys
+        shape = x.shape if is_plain(x) else tuple([int(size) for size in x.shape])
+        key = (shape, groups, x.dtype, x.is_cuda)
+        frame = self._frames.get(key)
+        if frame is None:
+            if len(self._frames) >= _MOST_FRAMES:
+                self._frames.clear()
+            frame = self._frames[key] = self._new_frame(tuple(shape), groups, x)
+        return frame
+
+    def _new_frame(self, shape: Shape, groups: int, x: Tensor) -> Frame:
+        work, spec = self.work, self.work.quantizer
+        made = (*shape[:-1], shape[-1] // 2) if work.halves else shape
+        row_layout, column_layout = (
+            self._layouts[direction] if direction in spec.directions else PLAIN for direction in _PREFIX
+        )
+        layout = GroupedTensorSpec(
+            shape=made,
+            groups=groups,
+            ragged_axis=0 if len(shape) == 2 else None,
+            quantizer=spec,
+            rowwise_layout=row_layout,
+            columnwise_layout=column_layout,
+        )
+        outputs: list[tuple[Shape, torch.dtype]] = []
+        for direction in self._made:
+            codes, scales = plane_shapes(layout, direction, self._layouts[direction])
+            outputs += [(codes, codes_dtype(spec)), (scales, SCALE_DTYPE[spec.scale_format])]
+            if spec.scaling == "nvfp4":
+                outputs.append(((groups,), torch.float32))
+        extras = {
+            "amax": ((groups,), torch.float32),
+            "dequantized": (made, torch.bfloat16),
+            "activated": (made, x.dtype),
+            "dbias": ((groups, made[-1]), torch.float32),
+            "mean": (shape[:-1], torch.float32),
+            "rstd": (shape[:-1], torch.float32),
+        }
+        outputs += [extras[name] for name in self.extras]
+        size = self._native.workspace_bytes(
+            cuda=x.is_cuda,
+            dtype=DTYPE_NUMBERS[x.dtype],
+            groups=groups,
+            rowwise="rowwise" in self._made,
+            columnwise="columnwise" in self._made,
+            amax=work.amax,
+            dbias=work.dbias,
+            **{name: self._constants[name] for name in ("prologue", "activation", "norm")},
+            **geometry(shape),
+        )
+        return Frame(layout, tuple(outputs), geometry(shape), size)
+
+    def run(
+        self,
+        frame: Frame,
+        outputs: list[Tensor],
+        x: Tensor,
+        plan: Tensor | None,
+        seed: Tensor | None,
+        group_offset: int,
+        scale: Tensor | None,
+        dy: Tensor | None = None,
+        probs: Tensor | None = None,
+        gamma: Tensor | None = None,
+        beta: Tensor | None = None,
+        unchanged: Tensor | None = None,
+    ) -> None:
+        """Write `outputs`, which are as the frame says, from `x`."""
+        rows, stride = as_rows(x)
+        arguments = dict(zip(self._arguments, map(address, outputs), strict=True))
+        arguments |= self._constants
+        arguments |= frame.geometry
+        arguments["x"], arguments["row_stride"] = address(rows), stride
+        arguments["dtype"], arguments["groups"] = DTYPE_NUMBERS[x.dtype], frame.layout.groups
+        if plan is not None:
+            arguments["plan"] = plan.data_ptr()
+        if seed is not None:
+            arguments["seed"], arguments["group_offset"] = seed.data_ptr(), group_offset
+        if scale is not None:
+            scale = scale.contiguous()
+            arguments["encode_scales"] = scale.data_ptr()
+        if dy is not None:
+            dy, arguments["dy_stride"] = as_rows(dy)
+            arguments["dy"] = address(dy)
+        if probs is not None:
+            probs = probs.contiguous()
+            arguments["probs"] = address(probs)
+        if gamma is not None:
+            gamma, beta = gamma.contiguous(), None if beta is None else beta.contiguous()
+            arguments["gamma"], arguments["beta"] = address(gamma), address(beta)
+        if unchanged is not None:
+            arguments["unchanged"] = unchanged.data_ptr()
+        # held until the launch: torch reuses memory in stream order, so afterwards it may go
+        memory, arguments["workspace"] = workspace(frame.workspace, x)
+        arguments["workspace_bytes"] = frame.workspace
+        submit(self._native.run, x, arguments)
+        del memory
+
+    def tensor(self, frame: Frame, group_sizes: Tensor | None, outputs: list[Tensor]) -> GroupedTensor:
+        """The GroupedTensor of a launch's outputs."""
+        return GroupedTensor(frame.layout, group_sizes, **{field: outputs[number] for field, number in self.fields})
+
+
+@lru_cache(maxsize=1024)
+def kernel_of(text: str) -> Kernel:
+    """The kernel of the Work of this text."""
+    return Kernel(work_from(text))

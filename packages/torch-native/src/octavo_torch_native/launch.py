@@ -1,0 +1,71 @@
+"""From tensors to octavo_native's calls: addresses, row strides, streams, workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 16  # what one load of a kernel takes; rows that stand otherwise take the slow way, or a copy
+_WORKSPACE_ALIGNMENT = 256
+
+# An array without elements has no memory, and address 0 means "not given" to octavo_native. Nothing is read here.
+_NOWHERE = 256
+
+_threads = torch.get_num_threads
+
+
+def address(tensor: Tensor | None) -> int:
+    """The tensor's first byte; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr() or _NOWHERE
+
+
+def as_rows(x: Tensor) -> tuple[Tensor, int]:
+    """`x` [M, K] or [G, N, K] as rows of K elements side by side, and the row stride in elements.
+
+    x itself where its rows stand at one stride of whole 16-byte pieces, or where nothing stands between them; else a
+    contiguous copy (a transposed or expanded view, rows that begin between such pieces).
+    """
+    if x.is_contiguous():
+        return x, x.shape[-1]
+    stride: int = x.stride(-2)
+    if (
+        x.stride(-1) != 1
+        or stride < x.shape[-1]
+        or (x.dim() == 3 and x.stride(0) != stride * x.shape[1])
+        or (stride * x.element_size()) % _ALIGNMENT
+        or x.data_ptr() % _ALIGNMENT
+    ):
+        return x.contiguous(), x.shape[-1]
+    return x, stride
+
+
+def workspace(size: int, like: Tensor) -> tuple[Tensor | None, int]:
+    """`size` bytes on `like`'s device and current stream, and their aligned address; (None, 0) for none.
+
+    From torch's allocator at each call: it belongs to this call, whatever other streams and threads do.
+    """
+    if not size:
+        return None, 0
+    # the CPU's allocator aligns to less than kernels ask for
+    spare = 0 if like.is_cuda else _WORKSPACE_ALIGNMENT
+    memory = torch.empty(size + spare, dtype=torch.uint8, device=like.device)
+    return memory, -(-memory.data_ptr() // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
+
+
+def submit(call: Callable[..., None], like: Tensor, arguments: dict[str, Any], *, threaded: bool = True) -> None:
+    """`call` on `like`'s device: on the current stream of a GPU, on torch's number of threads on a CPU."""
+    if not like.is_cuda:
+        if threaded:
+            arguments["threads"] = _threads()
+        call(cuda=False, **arguments)
+        return
+    device = like.device
+    arguments["stream"] = torch.cuda.current_stream(device).cuda_stream
+    if torch.cuda.current_device() == device.index:
+        call(cuda=True, **arguments)
+        return
+    with torch.cuda.device(device):
+        call(cuda=True, **arguments)

@@ -1,0 +1,57 @@
+"""Quantizer: the bound function of a "quantize" request, and the launch that every function of this package makes."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from octavo import QuantizerSpec
+from octavo.grouped_tensor import PLAIN
+from octavo.quantizer import Operand
+from octavo_torch.grouped_tensor import GroupedTensor
+from octavo_torch.reference.backend import seed_tensor
+from octavo_torch_native import ops
+from octavo_torch_native.buffers import planes_of, write_sizes
+from octavo_torch_native.kernel import Kernel, kernel_of
+from octavo_torch_native.rows import RowPlan, plan_of
+from octavo_torch_native.work import Work, text_of
+
+_OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
+
+
+class Quantizer:
+    """One spec, in the layouts of its request. Calls are as octavo_registry.Bound says; sizes may also be a RowPlan."""
+
+    def __init__(self, spec: QuantizerSpec, layouts: tuple[str, str] = (PLAIN, PLAIN)) -> None:
+        self._stochastic = spec.stochastic
+        self._by_operand: dict[str | None, tuple[str, Kernel]] = {}
+        for operand in _OPERANDS:
+            text = text_of(Work(spec, operand, layouts))
+            self._by_operand[operand] = text, kernel_of(text)
+        self._by_operand[None] = self._by_operand[spec.role]
+
+    def __call__(
+        self,
+        x: Tensor,
+        group_sizes: Tensor | RowPlan | None = None,
+        *,
+        seed: Tensor | int | None = None,
+        operand: str | None = None,
+        group_offset: int = 0,
+        scale: Tensor | None = None,
+        out: GroupedTensor | None = None,
+    ) -> GroupedTensor:
+        """`x` in the planes of the spec; `seed`, `operand` and `group_offset` tell where random bits come from."""
+        text, kernel = self._by_operand[operand]
+        plan = plan_of(x.shape, group_sizes, x)
+        if plan is None:
+            groups, words, sizes = x.shape[0], None, None
+        else:
+            groups, words, sizes = plan.groups, plan.words, plan.group_sizes
+        key = seed_tensor(seed, x.device) if self._stochastic else None
+        inputs = (x, words, groups, text, key, group_offset, scale, None, None, None, None)
+        frame = kernel.frame(x, groups)
+        if out is None:
+            return kernel.tensor(frame, sizes, ops.quantize(*inputs))
+        ops.quantize_into(*inputs, None, planes_of(out, kernel, frame, x.device))
+        write_sizes(out, sizes)
+        return out

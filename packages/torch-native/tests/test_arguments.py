@@ -1,0 +1,148 @@
+"""Arguments that do not fit raise ValueError: what was given, what is needed, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import octavo_native
+import octavo_torch_native as native
+from octavo import GroupedTensorSpec, NoBackendError, QuantizerSpec
+from octavo_torch import GroupedTensor
+
+X = torch.zeros(8, 32)
+SPEC = QuantizerSpec(scaling="mxfp8", format="e4m3")
+NVFP4 = QuantizerSpec(scaling="nvfp4", format="e2m1", rounding="stochastic")
+DELAYED = QuantizerSpec(scaling="delayed", format="e4m3")
+COLUMNS = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="columnwise")
+
+
+def quantize(x: Any = X, spec: Any = SPEC, sizes: Any = (4, 4), **rest: Any) -> Callable[[], Any]:
+    return lambda: native.quantize(x, spec, sizes, **rest)
+
+
+def act(x: Any = X, **rest: Any) -> Callable[[], Any]:
+    return lambda: native.act_quantize(x, SPEC, [4, 4], **rest)
+
+
+def dact(dy: Any, x: Any = X, **rest: Any) -> Callable[[], Any]:
+    return lambda: native.dact_quantize(dy, x, SPEC, [4, 4], **rest)
+
+
+def norm(gamma: Any, beta: Any = None, **rest: Any) -> Callable[[], Any]:
+    return lambda: native.norm_quantize(X, gamma, beta, SPEC, [4, 4], **rest)
+
+
+def foreign() -> GroupedTensor:
+    spec = GroupedTensorSpec(shape=(8, 32), groups=1, quantizer=SPEC, rowwise_layout="acme-tiles")
+    return GroupedTensor(spec, torch.tensor([8]), rowwise=X, rowwise_scale=X)
+
+
+ONES = torch.ones(32)
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "x type": (quantize([1.0]), "x is a list; give a tensor"),
+    "x dtype": (quantize(X.double()), "x has dtype float64; give bfloat16, float16 or float32"),
+    "x rank": (quantize(torch.zeros(8)), r"x has shape \[8\]"),
+    "spec": (quantize(spec="mxfp8"), "spec is a str; give a QuantizerSpec"),
+    "sum": (quantize(sizes=[4, 5]), "sum to 9 and the tensor has 8 rows"),
+    "negative": (quantize(sizes=torch.tensor([9, -1])), r"group_sizes\[1\] is -1"),
+    "huge": (quantize(sizes=torch.tensor([1 << 62, 1 << 62])), "sum to 9223372036854775808"),
+    "sizes dtype": (quantize(sizes=torch.tensor([4.0, 4.0])), "group_sizes has dtype float32"),
+    "sizes of matrices": (quantize(torch.zeros(2, 4, 8)), "group_sizes was given with stacked matrices"),
+    "seed": (quantize(spec=NVFP4), "seed is None and the recipe rounds stochastically"),
+    "seed type": (quantize(spec=NVFP4, seed=1.5), "seed is 1.5; give an integer"),
+    "scale missing": (quantize(spec=DELAYED), "scale is None and delayed scaling"),
+    "scale shape": (quantize(spec=DELAYED, scale=torch.ones(3)), r"scale is float32 \[3\]; give float32 \[2\]"),
+    "scale unasked": (quantize(scale=torch.ones(2)), "scale was given and mxfp8 scaling makes its own"),
+    "scale elsewhere": (quantize(spec=DELAYED, scale=torch.ones(2, device="meta")), "scale is on meta and x on cpu"),
+    "operand": (quantize(operand="y"), "operand is 'y'; give 'x', 'w' or 'dy'"),
+    "group_offset": (quantize(group_offset=-1), "group_offset is -1"),
+    "layouts": (quantize(layouts="panels"), "layouts is 'panels'; give two names"),
+    "copy of columns": (quantize(spec=COLUMNS, dequantized=True), "dequantized=True copies row data"),
+    "unchanged alone": (quantize(unchanged=torch.zeros(1, dtype=torch.int32)), "unchanged was given without out"),
+    "unchanged dtype": (
+        lambda: native.quantize(X, SPEC, [8], out=native.quantize(X, SPEC, [8]), unchanged=torch.zeros(1)),
+        r"unchanged is float32 \[1\]; give an int32 tensor",
+    ),
+    "activation": (act(activation="tanh"), "activation is 'tanh'; give one of silu, gelu"),
+    "odd columns": (act(torch.zeros(8, 31)), "x has 31 columns and swiglu reads a gate and an up projection"),
+    "activation of matrices": (act(torch.zeros(2, 4, 8)), r"x has shape \[2, 4, 8\]; give \[M, K\]"),
+    "probs shape": (act(probs=torch.ones(7)), r"probs is float32 \[7\]; give float32 \[8\]"),
+    "probs dtype": (act(probs=torch.ones(8).half()), r"probs is float16 \[8\]; give float32 \[8\]"),
+    "dy width": (dact(torch.zeros(8, 32)), r"dy is float32 \[8, 32\]; give float32 \[8, 16\]"),
+    "dy dtype": (dact(torch.zeros(8, 16).bfloat16()), r"dy is bfloat16 \[8, 16\]; give float32 \[8, 16\]"),
+    "dy elsewhere": (dact(torch.zeros(8, 16, device="meta")), "dy is on meta and x on cpu"),
+    "norm": (norm(ONES, norm="batch"), "norm is 'batch'; give 'rms' or 'layer'"),
+    "beta of rms": (norm(ONES, ONES), "beta was given and RMSNorm has no shift"),
+    "gamma missing": (norm(None), r"gamma is None; give the weight of the normalization, \[32\]"),
+    "gamma shape": (norm(torch.ones(8)), r"gamma is float32 \[8\]; give float32 \[32\]"),
+    "gamma dtype": (norm(ONES.bfloat16()), r"gamma is bfloat16 \[32\]; give float32 \[32\]"),
+    "beta shape": (norm(ONES, torch.ones(8), norm="layer"), r"beta is float32 \[8\]"),
+    "epsilon": (norm(ONES, epsilon=-1.0), "epsilon is -1.0; give a number of zero or more"),
+    "epsilon NaN": (norm(ONES, epsilon=float("nan")), "epsilon is nan"),
+    "rows of a plan": (lambda: native.plan([1], -1), "rows is -1; give the number of rows"),
+    "sizes of a plan": (lambda: native.plan([5, 5], 8), "sum to 10 and the tensor has 8 rows"),
+    "no sizes": (lambda: native.plan([], 8), "group_sizes is empty"),
+    "dequantize type": (lambda: native.dequantize(X), "q is a Tensor; give the GroupedTensor"),  # type: ignore[arg-type]
+    "dequantize dtype": (
+        lambda: native.dequantize(native.quantize(X, SPEC).codes, dtype=torch.float64),
+        "dtype is torch.float64; give torch.float32",
+    ),
+    "direction": (
+        lambda: native.dequantize(native.quantize(X, SPEC).codes, "diagonal"),  # type: ignore[arg-type]
+        "direction is 'diagonal'",
+    ),
+    "direction not made": (
+        lambda: native.dequantize(native.quantize(X, COLUMNS).codes, "rowwise"),
+        "this tensor holds columnwise data only",
+    ),
+    "foreign layout": (lambda: native.dequantize(foreign()), "rowwise data are in layout 'acme-tiles'; torch-native"),
+    "convert": (
+        lambda: native.convert(native.quantize(X, SPEC).codes, ("panels", "plain")),
+        "layouts has 'panels' for rowwise data; give 'plain' or 'rows'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments(name: str) -> None:
+    """One line each: the argument, its value, the fix."""
+    call, message = WRONG[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_layout_that_is_not_made_is_refused_by_the_registry() -> None:
+    """NoBackendError with the backend's own sentence."""
+    with pytest.raises(NoBackendError, match="panels was asked for"):
+        native.quantize(X, SPEC, [8], layouts=("panels", "plain"))
+    with pytest.raises(NoBackendError, match="makes layouts panels, plain, rows"):
+        native.quantize(X, SPEC, [8], layouts=("acme-tiles", "plain"))
+
+
+def test_the_kernels_check_again() -> None:
+    """A wrong address or shape comes back as ValueError, whoever calls; nothing aborts."""
+    plan = native.plan([8], 8)
+    codes, scales = torch.empty(8, 32, dtype=torch.uint8), torch.empty(8, 1, dtype=torch.uint8)
+    quantizer = octavo_native.Quantizer(format=octavo_native.FORMATS["e4m3"], scaling=octavo_native.SCALINGS["mxfp8"])
+    good: dict[str, Any] = {
+        "cuda": False,
+        "x": X.data_ptr(),
+        "dtype": octavo_native.DTYPES["float32"],
+        "rows": 8,
+        "cols": 32,
+        "row_stride": 32,
+        "groups": 1,
+        "plan": plan.words.data_ptr(),
+        "row_codes": codes.data_ptr(),
+        "row_scales": scales.data_ptr(),
+    }
+    quantizer.run(**good)
+    wrong = {"x": 0, "dtype": 7, "rows": -1, "row_stride": 31, "groups": 0, "plan": 8, "row_scales": 0, "row_layout": 5}
+    for name, value in wrong.items():
+        with pytest.raises(ValueError, match=r"; "):
+            quantizer.run(**{**good, name: value})

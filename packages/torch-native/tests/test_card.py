@@ -1,0 +1,124 @@
+"""The card, and what the backend refuses beside it: a sentence with both values each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import octavo_native
+import octavo_registry
+from octavo import NoBackendError, QuantizerSpec
+from octavo_native import layouts
+from octavo_registry.match import match
+from octavo_registry.request import Request
+from octavo_torch_native import plugin
+from octavo_torch_native.backend import ABI_LEVEL, NativeBackend
+
+SPEC = QuantizerSpec(scaling="block", format="e4m3")
+
+
+def request(**fields: Any) -> Request:
+    base: dict[str, Any] = {
+        "op": "quantize",
+        "framework": "torch",
+        "device": "cpu",
+        "in_dtype": "bfloat16",
+        "out_dtype": "bfloat16",
+        "quantizer": SPEC,
+    }
+    return Request(**(base | fields))
+
+
+def on_hopper(**fields: Any) -> Request:
+    return request(device="cuda", arch=(9, 0), **fields)
+
+
+def test_the_card_imports_neither_torch_nor_the_kernels() -> None:
+    """Discovery reads every card (architecture.md); public names are there all the same."""
+    code = (
+        "import sys, octavo_torch_native.plugin as plugin;"
+        "print(plugin.CARD.name, 'torch' in sys.modules, 'octavo_native' in sys.modules, 'numpy' in sys.modules);"
+        "import octavo_torch_native as n; print(all(callable(getattr(n, name)) for name in n.__all__))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["torch-native", "False", "False", "False", "True"]
+
+
+def test_the_registry_finds_it_before_the_reference() -> None:
+    """Tuned for one architecture, so first in line wherever it serves; the CPU included."""
+    record = next(record for record in octavo_registry.backends() if record.name == "torch-native")
+    assert record.card == plugin.CARD
+    assert record.verdict is None, record.reason
+    assert octavo_registry.plan(request()).backend == "torch-native"
+
+
+def test_layouts_have_the_names_of_the_kernels() -> None:
+    """The card may not import octavo_native, so it writes the names again."""
+    assert (plugin.ROWS, plugin.PANELS) == (layouts.NATIVE_ROWS, layouts.NATIVE_COLUMNS)
+    assert layouts.PLAIN in plugin.CARD.capabilities[0].layouts
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (request(device="cuda", arch=(8, 0)), "needs sm_90, this device is sm_80"),
+        (request(device="cuda", arch=(10, 0)), "needs sm_90, this device is sm_100"),
+        (request(graph_safe=True), "graph_safe=True was asked for"),
+        (on_hopper(graph_safe=True, sizes="host"), "sizes are on the host"),
+        (request(framework="jax"), "serves torch, the framework is jax"),
+        (request(layouts=("swizzled", "plain")), "makes layouts panels, plain, rows"),
+        (request(op="fprop"), "the operation is fprop"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_card_refuses(asked: Request, reason: str) -> None:
+    """What no row covers."""
+    verdict = match(plugin.CARD, asked)
+    assert isinstance(verdict, str)
+    assert reason in verdict
+
+
+def test_device_sizes_may_be_captured() -> None:
+    """Device sizes on Hopper are graph-safe in every recipe."""
+    for scaling in ("delayed", "current", "row", "block", "mxfp8"):
+        spec = QuantizerSpec(scaling=scaling, format="e4m3")  # type: ignore[arg-type]
+        assert not isinstance(match(plugin.CARD, on_hopper(quantizer=spec, graph_safe=True)), str)
+    nvfp4 = QuantizerSpec(scaling="nvfp4", format="e2m1", hadamard=True, rounding="stochastic")
+    assert not isinstance(match(plugin.CARD, on_hopper(quantizer=nvfp4, graph_safe=True)), str)
+
+
+def test_a_build_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU-only kernels serve CPUs, and say what to install for more."""
+    monkeypatch.setattr(octavo_native, "HAS_CUDA", False)
+    assert "without CUDA kernels; install" in (NativeBackend().refuses(on_hopper()) or "")
+    assert NativeBackend().refuses(request()) is None
+
+
+def test_no_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA request in a process whose torch sees no device."""
+    monkeypatch.setattr(octavo_native, "HAS_CUDA", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "sees no CUDA device" in (NativeBackend().refuses(on_hopper()) or "")
+
+
+def test_another_abi_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal with both levels, never an ImportError (architecture.md, "Versions")."""
+    monkeypatch.setattr(octavo_native, "ABI_LEVEL", ABI_LEVEL + 1)
+    sentence = NativeBackend().refuses(request()) or ""
+    assert f"level {ABI_LEVEL + 1} and octavo-torch-native calls level {ABI_LEVEL}" in sentence
+
+
+def test_a_layout_of_the_other_direction_is_refused() -> None:
+    """The card has one set of layouts for both directions; panels hold columns and nothing else."""
+    refuses = NativeBackend().refuses
+    assert refuses(request(layouts=("rows", "panels"))) is None
+    assert "rowwise data in layouts plain and rows, panels was" in (refuses(request(layouts=("panels", "plain"))) or "")
+    assert "columnwise data in layouts plain and panels" in (refuses(request(layouts=("plain", "rows"))) or "")
+    only_rows = QuantizerSpec(scaling="block", format="e4m3", orientation="rowwise")
+    assert refuses(request(quantizer=only_rows, layouts=("rows", "rows"))) is None
+    with pytest.raises(NoBackendError, match="panels was asked for"):
+        octavo_registry.plan(request(layouts=("panels", "plain")), backend="torch-native")
