@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -314,9 +315,39 @@ def _empty_environment(session: nox.Session, interpreter: str) -> tuple[str, tup
     return python, (python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:")
 
 
+SANITIZERS = {  # tool of compute-sanitizer: arguments of native/tests/sanitize.py
+    "memcheck": (),
+    "racecheck": (),
+    "initcheck": ("--tail", "unwritten"),  # rows past the sum have no value, so whoever reads them is seen
+    "synccheck": (),
+}
+
+
 @nox.session(default=False, venv_backend="none")
 def gpu(session: nox.Session) -> None:
-    """The conformance suite on a CUDA device, in the environment that runs nox: drivers and frameworks are its own."""
-    suite = (sys.executable, "-m", "pytest", "--pyargs", "octavo_conformance.suite", "-k", "cuda")
-    for backend in session.posargs or BACKENDS:
-        session.run(*suite, "--octavo-backend", backend)
+    """What needs a CUDA device, in the environment that runs nox: drivers and frameworks are its own.
+
+    The kernels' tests, both native plugins' CUDA tests, the conformance suite on every installed backend, then each
+    tool of compute-sanitizer over every kernel, where it is on PATH. Positional arguments choose backends.
+    """
+    pytest = (sys.executable, "-m", "pytest")
+    session.run(*pytest, "native/tests", "-k", "cuda")
+    for directory in ("packages/torch-native", "packages/jax-native"):
+        session.run(*pytest, f"{directory}/tests/test_cuda.py")
+    for backend in session.posargs or [name for name, owner in BACKENDS.items() if _is_installed(owner)]:
+        session.run(*pytest, "--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend", backend)
+    session.run(sys.executable, "native/tests/sanitize.py")
+    if shutil.which("compute-sanitizer") is None:
+        session.warn("compute-sanitizer is not on PATH, so its four tools did not run; it comes with the CUDA toolkit")
+        return
+    for tool, arguments in SANITIZERS.items():
+        watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--print-limit", "20")
+        session.run(*watch, sys.executable, "native/tests/sanitize.py", *arguments, external=True)
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

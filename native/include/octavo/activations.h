@@ -339,9 +339,9 @@ OCTAVO_HD float norm_rstd(float mean_square, float epsilon) {
 #endif
 }
 
-// fl(fl(fl(fl(x - mean) * rstd) * gamma) + beta)
-OCTAVO_HD float layer_norm(float x, float mean, float rstd, float gamma, float beta) {
-  return ((x - mean) * rstd) * gamma + beta;
+// fl(fl(fl(fl(fl(x - mean) - rest) * rstd) * gamma) + beta); `rest` is what the rounding of the mean left over.
+OCTAVO_HD float layer_norm(float x, float mean, float rest, float rstd, float gamma, float beta) {
+  return (((x - mean) - rest) * rstd) * gamma + beta;
 }
 
 // fl(fl(x * rstd) * gamma)

@@ -9,7 +9,7 @@ namespace octavo::cuda {
 // (group, column)'s.
 enum class Amax { group, hadamard, rows_and_columns };
 
-// All arrays hold fp32 bits and are zeroed before: an integer maximum orders magnitudes, NaN wins, order does not matter.
+// All arrays hold fp32 bits and are zeroed before: an integer maximum orders magnitudes, NaN wins, order is no matter.
 template <class Source>
 struct AmaxArgs {
   Source source;
@@ -25,7 +25,7 @@ struct AmaxArgs {
 
 template <class S, Amax A, bool WIDE>
 constexpr int amax_ctas() {
-  return ctas<S, A != Amax::group, A == Amax::hadamard, WIDE>();
+  return ctas<S, A != Amax::group, A == Amax::hadamard ? 1 : 0, WIDE>();
 }
 
 template <class S, Amax A, bool WIDE>
@@ -35,24 +35,33 @@ __global__ void __launch_bounds__(THREADS, amax_ctas<S, A, WIDE>())
   constexpr int LANES = A == Amax::group ? ROW_LANES : COLUMN_LANES;
   __shared__ uint32_t partial[TILE_COLS];
   if (args.unchanged && *args.unchanged) return;
-  const bool leader = threadIdx.x % 32 == 0;
+  // one atomic a CTA: with many groups, those of one address queue up
+  const auto raise_group = [&](uint32_t* most, uint32_t bits) {
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = bits;
+    __syncthreads();
+    if (threadIdx.x < WARPS) {
+      bits = __reduce_max_sync((1u << WARPS) - 1u, partial[threadIdx.x]);
+      if (threadIdx.x == 0) raise(most, bits);
+    }
+    __syncthreads();
+  };
   const auto work = [&](const Place& place, Pack<T>(&values)[8]) {
     if constexpr (A != Amax::rows_and_columns) {
-      const uint32_t bits = warp_maximum(values);
-      if (leader && args.group) raise(args.group + place.panel.group, bits);
+      if (args.group) raise_group(args.group + place.panel.group, warp_maximum(values));
     }
     if constexpr (A == Amax::hadamard) {
       Pack<BF16> transformed[8];
       hadamard_rows(values, transformed);
-      const uint32_t bits = warp_maximum(transformed);
-      if (leader) raise(args.hadamard + place.panel.group, bits);
+      raise_group(args.hadamard + place.panel.group, warp_maximum(transformed));
     }
     if constexpr (A == Amax::rows_and_columns) {
       if (args.rows) {
         const RowMaxima<T> maxima = row_maxima<16>(values);
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-          if (threadIdx.x % 16 == i && i < place.live_rows()) raise(args.rows + place.first_row() + i, maxima.fp32_bits(i));
+        constexpr int per_word = Pack<T>::per_word;
+        const int mine = static_cast<int>(threadIdx.x % 16);
+        const uint32_t word = pick(maxima.word, mine / per_word % (8 / per_word));
+        if (mine < place.live_rows())
+          raise(args.rows + place.first_row() + mine, Pack<T>::fp32_bits(word, mine % per_word));
       }
       if (args.columns) {
         if (threadIdx.x < TILE_COLS) partial[threadIdx.x] = 0;
@@ -60,10 +69,12 @@ __global__ void __launch_bounds__(THREADS, amax_ctas<S, A, WIDE>())
         uint32_t words[Pack<T>::words];
         column_maxima(values, words);
         if (threadIdx.x % 32 < 16) {
+          uint32_t* const mine = partial + threadIdx.x % 16 * 8;
 #pragma unroll
-          for (int j = 0; j < 8; ++j)
-            atomicMax(partial + threadIdx.x % 16 * 8 + j,
-                      Pack<T>::fp32_bits(words[j / Pack<T>::per_word], j % Pack<T>::per_word));
+          for (int k = 0; k < Pack<T>::words; ++k)
+#pragma unroll
+            for (int half = 0; half < Pack<T>::per_word; ++half)
+              atomicMax(mine + k * Pack<T>::per_word + half, Pack<T>::fp32_bits(words[k], half));
         }
         __syncthreads();
         const int64_t col = place.col0 + threadIdx.x;

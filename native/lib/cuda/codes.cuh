@@ -30,8 +30,9 @@ __device__ __forceinline__ uint32_t fp8_pair(float first, float second) {
   return pair;
 }
 
-// E2M1 as in numerics.h, in fewer steps. A magnitude of binade k (1, 2, 4: k = 0, 1, 2) plus a power of two whose ulp is
-// the binade's step has the number of steps in its low bits; with 2 k put into those bits beforehand, they are the code.
+// E2M1 as in numerics.h, in fewer steps. A magnitude of binade k (1, 2, 4: k = 0, 1, 2) plus a power of two whose ulp
+// is the binade's step has the number of steps in its low bits; with 2 k put into those bits beforehand, they are the
+// code.
 // A NaN here comes from a scale, has no sign, and becomes 6, which is E2M1's code for it.
 __device__ __forceinline__ float e2m1_clamped(float scaled) { return fminf(fabsf(scaled), 6.0f); }
 
@@ -45,22 +46,24 @@ __device__ __forceinline__ uint32_t with_sign_of(float value, uint32_t rest) {
   return result;
 }
 
-// The code, sign included, in the top four bits; the others are anything.
+// The code less 2 modulo 8 and its sign, in the top four bits; the others are anything.
 __device__ __forceinline__ uint32_t e2m1_top(float scaled) {
   const float magnitude = e2m1_clamped(scaled);
   const uint32_t binade = e2m1_binade(magnitude);
-  const uint32_t magic = binade + (binade >> 22) + ((22u << 23) - (0x3F800000u >> 22));
-  const uint32_t sum = bits_of(magnitude + float_of(magic));
+  // the shifted exponent is 2 (127 + k): modulo 8 it is 2 k - 2
+  const uint32_t sum = bits_of(fmaf(float_of(binade | binade >> 22), 4194304.0f, magnitude));
   return with_sign_of(scaled, sum << 28);
 }
 
-// The same with 16 more bits below the step, cut off, to which the draw is added.
+// Stochastically rounded: the draw is added below the one mantissa bit that is kept, and carries into it. A magnitude
+// below 1 has a fixed step, so 1 is added to it first (towards zero: of what is cut off nothing counts). The bits of
+// that 1 stand, modulo 8, for the 2 by which its codes are lower. The code less 4 modulo 8 and its sign, in the top
+// four bits.
 __device__ __forceinline__ uint32_t e2m1_top_stochastic(float scaled, uint32_t draw) {
   const float magnitude = e2m1_clamped(scaled);
-  const uint32_t binade = e2m1_binade(magnitude);
-  const uint32_t magic = binade + (binade >> 6) + ((6u << 23) - (0x3F800000u >> 6));
-  const uint32_t sum = bits_of(__fadd_rz(magnitude, float_of(magic))) + draw;
-  return with_sign_of(scaled, sum << 12);
+  const float one = magnitude < 1.0f ? 1.0f : 0.0f;
+  const uint32_t sum = bits_of(__fadd_rz(magnitude, one)) + (draw * 64u + bits_of(one));
+  return with_sign_of(scaled, sum << 6);
 }
 
 template <Format F>
@@ -69,7 +72,8 @@ __device__ __forceinline__ Codes<F> encode8(const float (&scaled)[8]) {
     uint32_t word = 0;
 #pragma unroll
     for (int i = 7; i >= 0; --i) word = __funnelshift_l(e2m1_top(scaled[i]), word, 4);
-    return {word};
+    const uint32_t codes = (word & 0x77777777u) + 0x22222222u;  // no code's carry leaves its four bits
+    return {(word & 0x88888888u) | (codes & 0x77777777u)};
   } else {
     return {fp8_pair<F>(scaled[0], scaled[1]) | fp8_pair<F>(scaled[2], scaled[3]) << 16,
             fp8_pair<F>(scaled[4], scaled[5]) | fp8_pair<F>(scaled[6], scaled[7]) << 16};
@@ -80,7 +84,7 @@ __device__ __forceinline__ Codes<Format::e2m1> encode8_stochastic(const float (&
   uint32_t word = 0;
 #pragma unroll
   for (int i = 7; i >= 0; --i) word = __funnelshift_l(e2m1_top_stochastic(scaled[i], draw(words, i)), word, 4);
-  return {word};
+  return {word ^ 0x44444444u};
 }
 
 // Code i as a byte.
@@ -129,12 +133,6 @@ __device__ __forceinline__ void transpose(Codes<F> (&codes)[8]) {
       codes[i + 4].low = swapped;
     }
   }
-}
-
-// fp32 value of an FP8 code by the device's own conversion; exact, and NaN stays NaN.
-template <Format F>
-__device__ __forceinline__ float value_of_code(uint8_t code) {
-  return value_of(F, code);
 }
 
 }  // namespace octavo::cuda

@@ -19,30 +19,33 @@ inline uint32_t multiprocessors() {
   return static_cast<uint32_t>(count);
 }
 
-// As many CTAs as the device holds at once, each with the slots for its next tile.
+// A CTA a tile, or as many as the device holds at once, each with the slots for its next tile.
 template <int LANES, bool WIDE, class Args>
-void launch_persistent(void (*kernel)(Args), Args args, int ctas, cudaStream_t stream) {
+void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t stream) {
   using Source = decltype(args.source);
   args.tiles.col_blocks = static_cast<uint32_t>(ceil_div(args.cols, tile_cols<LANES>()));
   args.tiles.down = static_cast<uint32_t>(args.panels * (PANEL_ROWS / tile_rows<LANES>()));
   const uint32_t count = args.tiles.down * args.tiles.col_blocks;
-  const uint32_t most = multiprocessors() * static_cast<uint32_t>(WIDE ? ctas : 2), grid = count < most ? count : most;
+  constexpr bool persistent = is_persistent<Source, WIDE>;
+  const uint32_t most = persistent ? multiprocessors() * static_cast<uint32_t>(ctas) : count;
+  const uint32_t grid = count < most ? count : most;
   args.tiles.step_down = grid / args.tiles.col_blocks;
   args.tiles.step_across = grid % args.tiles.col_blocks;
-  const int slots = WIDE ? Slots<Source>::bytes : 0;
-  if (WIDE) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, slots);
+  const int slots = persistent ? Slots<Source>::bytes : 0;
+  if (persistent) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, slots);
   kernel<<<grid, THREADS, slots, stream>>>(args);
 }
 
 template <Kind K, Format F, bool COLUMNS, bool STOCHASTIC, bool HADAMARD, bool WIDE, class S>
 void launch_one(const TileArgs<S>& args, cudaStream_t stream) {
-  launch_persistent<COLUMNS ? COLUMN_LANES : ROW_LANES, WIDE>(quantize_tile<S, K, F, COLUMNS, STOCHASTIC, HADAMARD, WIDE>,
-                                                              args, ctas<S, COLUMNS, STOCHASTIC || HADAMARD, WIDE>(), stream);
+  constexpr int heavy = (STOCHASTIC ? 1 : 0) + (HADAMARD ? 1 : 0);
+  launch_on_tiles<COLUMNS ? COLUMN_LANES : ROW_LANES, WIDE>(
+      quantize_tile<S, K, F, COLUMNS, STOCHASTIC, HADAMARD, WIDE>, args, ctas<S, COLUMNS, heavy, WIDE>(), stream);
 }
 
 template <Kind K, Format F, bool COLUMNS, bool STOCHASTIC, bool WIDE, class S>
 void launch_one_square(const TileArgs<S>& args, cudaStream_t stream) {
-  launch_persistent<COLUMN_LANES, WIDE>(quantize_square<S, K, F, COLUMNS, STOCHASTIC, WIDE>, args, 2, stream);
+  launch_on_tiles<COLUMN_LANES, WIDE>(quantize_square<S, K, F, COLUMNS, STOCHASTIC, WIDE>, args, 2, stream);
 }
 
 template <Kind K, Format F, bool WIDE, class S>
@@ -131,11 +134,14 @@ void launch_amax(const AmaxArgs<S>& args, Amax what, bool wide, cudaStream_t str
   const auto launch = [&](auto is_wide) {
     constexpr bool WIDE = decltype(is_wide)::value;
     if (what == Amax::group) {
-      launch_persistent<ROW_LANES, WIDE>(amax_tile<S, Amax::group, WIDE>, args, amax_ctas<S, Amax::group, WIDE>(), stream);
+      launch_on_tiles<ROW_LANES, WIDE>(amax_tile<S, Amax::group, WIDE>, args, amax_ctas<S, Amax::group, WIDE>(),
+                                 stream);
     } else if (what == Amax::hadamard) {
-      launch_persistent<COLUMN_LANES, WIDE>(amax_tile<S, Amax::hadamard, WIDE>, args, amax_ctas<S, Amax::hadamard, WIDE>(), stream);
+      launch_on_tiles<COLUMN_LANES, WIDE>(amax_tile<S, Amax::hadamard, WIDE>, args, amax_ctas<S, Amax::hadamard, WIDE>(),
+                                 stream);
     } else if constexpr (is_plain<S>) {
-      launch_persistent<COLUMN_LANES, WIDE>(amax_tile<S, Amax::rows_and_columns, WIDE>, args, amax_ctas<S, Amax::rows_and_columns, WIDE>(), stream);
+      launch_on_tiles<COLUMN_LANES, WIDE>(amax_tile<S, Amax::rows_and_columns, WIDE>, args, amax_ctas<S, Amax::rows_and_columns, WIDE>(),
+                                 stream);
     }
   };
   if constexpr (is_plain<S>) {
@@ -158,7 +164,7 @@ template <class S>
 void launch_materialize(const TileArgs<S>& args, bool wide, cudaStream_t stream) {
   with_bool(wide, [&](auto is_wide) {
     constexpr bool WIDE = decltype(is_wide)::value;
-    launch_persistent<ROW_LANES, WIDE>(materialize_tile<S, WIDE>, args, 1, stream);
+    launch_on_tiles<ROW_LANES, WIDE>(materialize_tile<S, WIDE>, args, 1, stream);
   });
 }
 

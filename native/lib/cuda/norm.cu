@@ -1,7 +1,7 @@
 // Row statistics of RMSNorm and LayerNorm.
 //
 //   reads   x          [M, C], once from device memory; LayerNorm's second pass finds the row in the cache
-//   writes  mean, rstd [M] fp32
+//   writes  mean, what its rounding left over, rstd [M] fp32
 //   bound   device memory: 2 B/element in 16 bits
 //
 // A row belongs to one warp, or to a CTA where it is long. Each thread sums in fp32 eight strands of 1/8 of its
@@ -23,6 +23,7 @@ struct Job {
   int64_t rows, cols, row_stride;
   float epsilon;
   float* mean;
+  float* rest;
   float* rstd;
   const int64_t* plan;
   const int32_t* unchanged;
@@ -135,14 +136,17 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(const __grid_constant__ J
     if constexpr (with_mean) mean = row_sums<LANES>(thread_sums<D, LANES>(job, at, lane, 0.0f), scratch).first / count;
     const Sums sums = row_sums<LANES>(thread_sums<D, LANES>(job, at, lane, mean), scratch);
     float mean_square = sums.second / count;
+    float rest = 0.0f;
     if constexpr (with_mean) {
-      // what the rounding of the mean left over
-      const float rest = sums.first / count;
+      rest = sums.first / count;
       const float corrected = fmaf(-rest, rest, mean_square);
       mean_square = corrected < 0.0f ? 0.0f : corrected;  // NaN stays
     }
     if (lane == 0) {
-      if constexpr (with_mean) job.mean[row] = mean;
+      if constexpr (with_mean) {
+        job.mean[row] = mean;
+        job.rest[row] = rest;
+      }
       job.rstd[row] = norm_rstd(mean_square, job.epsilon);
     }
   }
@@ -169,16 +173,16 @@ Error launch_norm(const Job& job, Norm norm, cudaStream_t stream) {
 }  // namespace
 
 Error norm_statistics(const void* x, DType dtype, int64_t rows, int64_t cols, int64_t row_stride, Norm norm,
-                      float epsilon, float* mean, float* rstd, const int64_t* plan, const int32_t* unchanged,
-                      cudaStream_t stream) {
+                      float epsilon, float* mean, float* rest, float* rstd, const int64_t* plan,
+                      const int32_t* unchanged, cudaStream_t stream) {
   if (rstd == nullptr) return invalid("rstd is null and the prologue is norm; give [rows] fp32 for it");
-  if (norm == Norm::layer && mean == nullptr) {
+  if (norm == Norm::layer && (mean == nullptr || rest == nullptr)) {
     return invalid("mean is null and the prologue is LayerNorm; give [rows] fp32 for it");
   }
   if (rows == 0 || cols == 0) return {};
   const bool vectors =
       reinterpret_cast<uintptr_t>(x) % 16 == 0 && (row_stride * dtype_bytes(dtype)) % 16 == 0;
-  const Job job = {x, rows, cols, row_stride, epsilon, mean, rstd, plan, unchanged, vectors};
+  const Job job = {x, rows, cols, row_stride, epsilon, mean, rest, rstd, plan, unchanged, vectors};
   switch (dtype) {
     case DType::f32: return launch_norm<DType::f32>(job, norm, stream);
     case DType::f16: return launch_norm<DType::f16>(job, norm, stream);

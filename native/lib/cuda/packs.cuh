@@ -97,10 +97,24 @@ __device__ __forceinline__ void store_pack(void* at, const Pack<T>& pack) {
     to[i] = {pack.word[4 * i], pack.word[4 * i + 1], pack.word[4 * i + 2], pack.word[4 * i + 3]};
 }
 
+// values[index] of an array in registers, by halves: a chain of comparisons would be turned into an array in memory.
+template <int N, class T>
+__device__ __forceinline__ T pick(const T (&values)[N], int index) {
+  T left[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) left[i] = values[i];
+#pragma unroll
+  for (int bit = 1; bit < N; bit *= 2)
+#pragma unroll
+    for (int i = 0; i < N; i += 2 * bit) left[i] = index & bit ? left[i + bit] : left[i];
+  return left[0];
+}
+
 // Every NaN as the canonical one: 0x7FC0 (bf16), 0x7E00 (fp16), 0x7FC00000.
 template <class T>
 __device__ __forceinline__ void make_canonical(Pack<T>& pack) {
-  constexpr uint32_t inf = std::is_same_v<T, BF16> ? 0x7F80u : 0x7C00u, nan = std::is_same_v<T, BF16> ? 0x7FC0u : 0x7E00u;
+  constexpr bool is_bf16 = std::is_same_v<T, BF16>;
+  constexpr uint32_t inf = is_bf16 ? 0x7F80u : 0x7C00u, nan = is_bf16 ? 0x7FC0u : 0x7E00u;
 #pragma unroll
   for (uint32_t& word : pack.word) {
     if constexpr (std::is_same_v<T, F32>) {

@@ -72,7 +72,7 @@ Route route_of(const QuantizeArgs& args) {
 // Offsets into the workspace, in bytes; the arrays that must be zeroed stand together, first.
 struct Workspace {
   size_t group, hadamard, rows, columns, cleared;
-  size_t row_levels, col_levels, mean, rstd, partial_sums, materialized, bytes;
+  size_t row_levels, col_levels, mean, rest, rstd, partial_sums, materialized, bytes;
 };
 
 Workspace workspace_of(const QuantizeArgs& args, const Route& route) {
@@ -93,6 +93,7 @@ Workspace workspace_of(const QuantizeArgs& args, const Route& route) {
   space.col_levels = take(route.hadamard_amax, groups * sizeof(SecondLevel));
   const bool norm = args.prologue.kind == PrologueKind::norm;
   space.mean = take(norm && args.prologue.norm == Norm::layer && !args.prologue.mean, rows * 4);
+  space.rest = take(norm && args.prologue.norm == Norm::layer, rows * 4);
   space.rstd = take(norm && !args.prologue.rstd, rows * 4);
   space.partial_sums = take(args.dbias, panel_bound(rows, groups, args.input.matrix_rows) * cols * 4);
   space.materialized = take(route.materialize && !args.activated, rows * cols * dtype_bytes(args.input.dtype));
@@ -158,7 +159,8 @@ class Call {
     if (args_.prologue.kind != PrologueKind::norm) return {};
     const Input& input = args_.input;
     return norm_statistics(input.data, input.dtype, input.rows, input.cols, input.row_stride, args_.prologue.norm,
-                           args_.prologue.epsilon, mean(), rstd(), input.plan, args_.unchanged, stream_);
+                           args_.prologue.epsilon, mean(), mean() ? at<float>(space_.rest) : nullptr, rstd(),
+                           input.plan, args_.unchanged, stream_);
   }
 
   template <class T>
@@ -173,6 +175,10 @@ class Call {
       case PrologueKind::none:
         return quantize(plain<T>());
       case PrologueKind::activation:
+        if constexpr (std::is_same_v<T, BF16>) {
+          if (route_.fused && prologue.activation == Activation::swiglu)
+            return quantize(Swiglu<T>{plain<T>(), prologue.probs, cols_});
+        }
         return prepare(Activated<T>{plain<T>(), prologue.probs, cols_, prologue.activation});
       case PrologueKind::activation_grad:
         return prepare(ActivationGrad<T>{plain<T>(),
@@ -181,7 +187,8 @@ class Call {
                                          is_gated(prologue.activation) ? cols_ / 2 : cols_,
                                          prologue.activation});
       case PrologueKind::norm:
-        return prepare(Normalized<T>{plain<T>(), prologue.gamma, prologue.beta, mean(), rstd()});
+        return prepare(Normalized<T>{plain<T>(), prologue.gamma, prologue.beta, mean(),
+                                     at<float>(space_.rest), rstd()});
     }
   }
 

@@ -31,7 +31,7 @@ __device__ __forceinline__ uint32_t block_maximum(const Pack<T> (&values)[8], ui
 }
 
 template <class S, Kind K, Format F, bool COLUMNS, bool STOCHASTIC, bool WIDE>
-__global__ void __launch_bounds__(THREADS, WIDE && Pack<typename S::Type>::bytes == 2 ? 2 : 1)
+__global__ void __launch_bounds__(THREADS, WIDE && !STOCHASTIC && Pack<typename S::Type>::bytes == 2 ? 2 : 1)
     quantize_square(const __grid_constant__ TileArgs<S> args) {
   using T = typename S::Type;
   constexpr int B = unit_size(K);
@@ -43,7 +43,8 @@ __global__ void __launch_bounds__(THREADS, WIDE && Pack<typename S::Type>::bytes
     SecondLevel level{};
     if constexpr (K == Kind::nvfp4) level = args.row_levels[place.panel.group];
     typename Scale<K>::Stored stored;
-    const float scale = Scale<K>::template encode_any<F>(block_maximum<B>(values, partial), args.options, level, stored);
+    const uint32_t amax = block_maximum<B>(values, partial);
+    const float scale = Scale<K>::template encode_any<F>(amax, args.options, level, stored);
     if (place.row() % B == 0 && place.col() % B == 0 && place.row() < place.panel.rows && place.col() < args.cols) {
       const int64_t first = B == 128 ? place.panel_index : B == 32 ? place.panel.first32 : place.panel.first16;
       const int64_t at = (first + place.row() / B) * ceil_div(args.cols, B) + place.col() / B;
@@ -52,9 +53,10 @@ __global__ void __launch_bounds__(THREADS, WIDE && Pack<typename S::Type>::bytes
       if (args.columnwise.codes && (!args.rowwise.codes || args.columnwise.scales != args.rowwise.scales))
         static_cast<Stored*>(args.columnwise.scales)[at] = stored;
     }
+    const Draws of_tile = draws_of<STOCHASTIC>(args, place);
     Codes<F> codes[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) codes[i] = encode_row<F, STOCHASTIC>(args, place, i, values[i], scale);
+    for (int i = 0; i < 8; ++i) codes[i] = encode_row<F, STOCHASTIC>(of_tile, place, i, values[i], scale);
     store_rows<WIDE>(args, place, codes, decode_of<K>(stored, level));
     if constexpr (COLUMNS) {
       if (args.columnwise.codes) store_transposed(args, place, shared, codes);

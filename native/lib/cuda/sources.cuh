@@ -1,4 +1,5 @@
-// What a tile quantizes: the input itself, or what a prologue makes of it, in fp32 and rounded once to the input's dtype.
+// What a tile quantizes: the input itself, or what a prologue makes of it, in fp32 and rounded once to the input's
+// dtype.
 #pragma once
 
 #include "octavo/activations.h"
@@ -7,8 +8,9 @@
 
 namespace octavo::cuda {
 
-// A source has `Type`; `inputs`, the arrays it reads, and `address(input, row, col)` in them of eight values from a column
-// that is a multiple of eight, `row_bytes(input)` from one row to the next; where it `computes`, `make(inputs, row, col)` of what was read; and `value(row, col)`.
+// A source has `Type`; `inputs`, the arrays it reads; `address(input, row, col)` in them of eight values from a column
+// that is a multiple of eight, and `row_bytes(input)` from one row to the next; where it `computes`,
+// `make(inputs, row, col)` of what was read; and `value(row, col)`, one value. Swiglu has a load of its own.
 template <class T>
 struct Plain {
   using Type = T;
@@ -82,8 +84,6 @@ struct Activated {
   }
   __device__ Pack<T> make(const Pack<T> (&in)[2], int64_t row, int64_t) const {
     const float prob = probs ? __ldg(probs + row) : 1.0f;  // a product with 1 is exact
-    if (activation == Activation::swiglu && moderate(in[0]))
-      return made_by<T>([&](int i) { return silu_moderate(in[0].value(i)) * in[1].value(i) * prob; });
     return with_activation(activation, [&](auto name) {
       return made_by<T>([&](int i) { return forward(name(), in[0].value(i), in[1].value(i), prob); });
     });
@@ -95,6 +95,19 @@ struct Activated {
   static __device__ float forward(Activation name, float gate, float up, float prob) {
     return (is_gated(name) ? gated_forward(name, gate, up) : act_forward(name, gate)) * prob;
   }
+};
+
+// Activated with SwiGLU, straight from registers (tile.cuh): the one that the kernels are tuned for.
+template <class T>
+struct Swiglu {
+  using Type = T;
+  static constexpr int inputs = 2;
+  static constexpr bool computes = false;
+  Plain<T> x;
+  const float* probs;
+  int64_t features;
+
+  __device__ float probability(int64_t row, bool live) const { return probs && live ? __ldg(probs + row) : 1.0f; }
 };
 
 // Columns below F are the gate's gradient (or all there is), those from F on the up projection's.
@@ -145,6 +158,7 @@ struct Normalized {
   const void* gamma;
   const void* beta;
   const float* mean;  // null: RMSNorm
+  const float* rest;  // what the mean's rounding left over: x - mean may cancel
   const float* rstd;
 
   __device__ int64_t row_bytes(int) const { return x.row_bytes(0); }
@@ -152,16 +166,18 @@ struct Normalized {
   __device__ Pack<T> make(const Pack<T> (&in)[1], int64_t row, int64_t col) const {
     const Pack<T> scale = load_pack<T>(static_cast<const char*>(gamma) + col * Pack<T>::bytes);
     const Pack<T> shift = beta ? load_pack<T>(static_cast<const char*>(beta) + col * Pack<T>::bytes) : zeros<T>();
-    const float center = mean ? __ldg(mean + row) : 0.0f, spread = __ldg(rstd + row);
-    return made_by<T>([&](int i) { return forward(in[0].value(i), center, spread, scale.value(i), shift.value(i)); });
+    const float center = mean ? __ldg(mean + row) : 0.0f, left = mean ? __ldg(rest + row) : 0.0f;
+    const float spread = __ldg(rstd + row);
+    return made_by<T>(
+        [&](int i) { return forward(in[0].value(i), center, left, spread, scale.value(i), shift.value(i)); });
   }
   __device__ float value(int64_t row, int64_t col) const {
-    return forward(x.value(row, col), mean ? __ldg(mean + row) : 0.0f, __ldg(rstd + row), load_value<T>(gamma, col),
-                   beta ? load_value<T>(beta, col) : 0.0f);
+    return forward(x.value(row, col), mean ? __ldg(mean + row) : 0.0f, mean ? __ldg(rest + row) : 0.0f,
+                   __ldg(rstd + row), load_value<T>(gamma, col), beta ? load_value<T>(beta, col) : 0.0f);
   }
-  __device__ float forward(float in, float center, float spread, float scale, float shift) const {
+  __device__ float forward(float in, float center, float left, float spread, float scale, float shift) const {
     if (!mean) return rms_norm(in, spread, scale);
-    return beta ? layer_norm(in, center, spread, scale, shift) : ((in - center) * spread) * scale;
+    return layer_norm(in, center, left, spread, scale, shift);
   }
 };
 

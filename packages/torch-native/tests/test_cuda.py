@@ -445,19 +445,28 @@ def test_memory_stays_flat(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("name", ["mxfp8.e4m3", "nvfp4.stochastic.hadamard"])
 def test_reduce_overhead(name: str, rng: np.random.Generator) -> None:
-    """torch.compile(mode="reduce-overhead") captures the operators; other sizes, the bits of eager."""
+    """torch.compile(mode="reduce-overhead") captures the operators; other sizes, the bits of eager.
+
+    Dynamo of torch 2.11 takes no dequantize of a plane that the same graph has made, so there the codes are compared.
+    """
+    dequantizes = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 12)
     spec = RAGGED[name]
     options = given(spec)
 
-    def run(x: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    def run(x: Tensor, sizes: Tensor) -> tuple[Tensor | None, ...]:
         q = native.quantize(x * 2, spec, sizes, **options).codes
+        if not dequantizes:
+            return q.rowwise, q.columnwise
         return native.dequantize(q), native.dequantize(q, "columnwise")
 
     compiled = torch.compile(run, fullgraph=True, mode="reduce-overhead")
     for split in SPLITS:
         x, sizes = rows(sizes=split), torch.tensor(split, device="cuda")
         for ours, theirs in zip(compiled(x, sizes), run(x, sizes), strict=True):
-            assert torch.equal(raw(ours.clone()), raw(theirs)), split
+            assert ours is not None
+            assert theirs is not None
+            defined = len(ours) if dequantizes else sum(split)  # codes of rows past the sum are anything
+            assert torch.equal(raw(ours.clone())[:defined], raw(theirs)[:defined]), split
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one device")

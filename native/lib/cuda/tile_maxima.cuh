@@ -1,0 +1,108 @@
+// Largest magnitudes of rows, columns and warps, and the Hadamard transform along rows.
+#pragma once
+
+#include "tile.cuh"
+
+namespace octavo::cuda {
+
+// Largest magnitudes of the eight rows among neighbouring threads, two rows a word where values have 16 bits.
+template <class T>
+struct RowMaxima {
+  uint32_t word[8 / Pack<T>::per_word];
+
+  __device__ uint32_t fp32_bits(int row) const {
+    return Pack<T>::fp32_bits(word[row / Pack<T>::per_word], row % Pack<T>::per_word);
+  }
+};
+
+// Among `Lanes` threads (16: the tile's 128 columns), which all get the result.
+template <int Lanes, class T>
+__device__ __forceinline__ RowMaxima<T> row_maxima(const Pack<T> (&values)[8]) {
+  using P = Pack<T>;
+  uint32_t rows[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    uint32_t most = P::magnitudes(values[i].word[0]);
+#pragma unroll
+    for (int k = 1; k < P::words; ++k) most = P::maximum(most, P::magnitudes(values[i].word[k]));
+    rows[i] = P::across(most);
+  }
+  RowMaxima<T> result;
+#pragma unroll
+  for (int k = 0; k < 8 / P::per_word; ++k) {
+    uint32_t most = P::per_word == 2 ? __byte_perm(rows[2 * k % 8], rows[(2 * k + 1) % 8], 0x5410) : rows[k];
+#pragma unroll
+    for (int step = 1; step < Lanes; step *= 2) most = P::maximum(most, __shfl_xor_sync(~0u, most, step));
+    result.word[k] = most;
+  }
+  return result;
+}
+
+// Largest magnitudes of the thread's columns over the warp's 16 rows, as words.
+template <class T>
+__device__ __forceinline__ void column_maxima(const Pack<T> (&values)[8], uint32_t (&words)[Pack<T>::words]) {
+  using P = Pack<T>;
+#pragma unroll
+  for (int k = 0; k < P::words; ++k) {
+    uint32_t most = P::magnitudes(values[0].word[k]);
+#pragma unroll
+    for (int i = 1; i < 8; ++i) most = P::maximum(most, P::magnitudes(values[i].word[k]));
+    words[k] = P::maximum(most, __shfl_xor_sync(~0u, most, 16));
+  }
+}
+
+// fp32 bits of the warp's largest magnitude, NaN as NAN_BITS.
+template <class T>
+__device__ __forceinline__ uint32_t warp_maximum(const Pack<T> (&values)[8]) {
+  using P = Pack<T>;
+  uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int k = 0; k < P::words; ++k) most = P::maximum(most, P::magnitudes(values[i].word[k]));
+  const uint32_t bits = __reduce_max_sync(~0u, P::fp32_bits(P::across(most), 0));
+  return bits > INF_BITS ? NAN_BITS : bits;
+}
+
+// An atomic only where it would change something: after the first tiles of a group almost none does.
+__device__ __forceinline__ void raise(uint32_t* most, uint32_t bits) {
+  if (bits > *static_cast<volatile uint32_t*>(most)) atomicMax(most, bits);
+}
+
+// The Hadamard transform along rows: runs of 16 rows are the two half warps' eight each. The result holds bf16 values.
+template <class T>
+__device__ __forceinline__ void hadamard_rows(const Pack<T> (&values)[8], Pack<BF16> (&out)[8]) {
+  const bool second_half = threadIdx.x & 16;
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    float column[2][8];
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      float(&x)[8] = column[which];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float value = rounded<BF16>(values[i].value(2 * pair + which));
+        const uint32_t negate = HADAMARD_SIGNS >> (second_half ? 8 + i : i) & 1u;
+        x[i] = float_of(bits_of(value) ^ negate << 31);
+      }
+#pragma unroll
+      for (int step = 1; step < 8; step *= 2)
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          if (!(i & step)) {
+            const float a = x[i], b = x[i + step];
+            x[i] = a + b;
+            x[i + step] = a - b;
+          }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float other = __shfl_xor_sync(~0u, x[i], 16);
+        x[i] = (second_half ? other - x[i] : x[i] + other) * 0.25f;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out[i].set(pair, column[0][i], column[1][i]);
+  }
+}
+
+}  // namespace octavo::cuda

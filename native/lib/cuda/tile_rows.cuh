@@ -1,0 +1,234 @@
+// A tile's rows: scales, codes, their stores, and the dequantized copy.
+#pragma once
+
+#include "tile_args.cuh"
+
+namespace octavo::cuda {
+
+// Codes of one row of eight values that start at `col`, one by one where they are not aligned.
+template <bool WIDE, Format F>
+__device__ __forceinline__ void store_row_codes(const Plane& plane, int64_t row, int64_t col, int64_t cols,
+                                                const Codes<F>& codes) {
+  if (F == Format::e2m1 && plane.layout == Layout::native) {
+    uint8_t* to = static_cast<uint8_t*>(plane.codes) + row * ((cols + 1) / 2) + col / 2;
+    if constexpr (WIDE) {
+      *reinterpret_cast<uint32_t*>(to) = codes.low;
+    } else {
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair) {
+        const bool second = col + 2 * pair + 1 < cols;
+        const uint32_t byte = code_at(codes, 2 * pair) | (second ? code_at(codes, 2 * pair + 1) << 4 : 0);
+        if (col + 2 * pair < cols) to[pair] = static_cast<uint8_t>(byte);
+      }
+    }
+    return;
+  }
+  uint8_t* to = static_cast<uint8_t*>(plane.codes) + row * cols + col;
+  if constexpr (WIDE && F != Format::e2m1) {
+    *reinterpret_cast<uint2*>(to) = {codes.low, codes.high};
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (col + i < cols) to[i] = code_at(codes, i);
+  }
+}
+
+// Row codes of a thread's eight rows. Aligned ones go to an address that grows by a row, under one condition each.
+template <bool WIDE, Format F>
+class RowCodes {
+ public:
+  template <class S>
+  __device__ RowCodes(const TileArgs<S>& args, const Place& place)
+      : place_(place), plane_(args.rowwise), cols_(args.cols), live_(place.col() < args.cols ? place.live_rows() : 0) {
+    direct_ = WIDE && (F != Format::e2m1 || plane_.layout == Layout::native);
+    constexpr int codes_a_byte = F == Format::e2m1 ? 2 : 1;
+    stride_ = args.cols / codes_a_byte;
+    to_ = static_cast<uint8_t*>(plane_.codes) + place.first_row() * stride_ + place.col() / codes_a_byte;
+  }
+
+  __device__ void store(int i, const Codes<F>& codes) {
+    if (direct_) {
+      if (i < live_) {
+        if constexpr (F == Format::e2m1) {
+          *reinterpret_cast<uint32_t*>(to_) = codes.low;
+        } else {
+          *reinterpret_cast<uint2*>(to_) = {codes.low, codes.high};
+        }
+      }
+      to_ += stride_;
+    } else if (i < live_) {
+      store_row_codes<false>(plane_, place_.first_row() + i, place_.col(), cols_, codes);
+    }
+  }
+
+ private:
+  const Place& place_;
+  const Plane& plane_;
+  int64_t cols_, stride_;
+  uint8_t* to_;
+  int live_;
+  bool direct_;
+};
+
+// bf16 of code times stored scale: the row the GEMM would see.
+template <bool WIDE, Format F>
+__device__ __forceinline__ void store_dequantized(void* out, int64_t row, int64_t col, int64_t cols,
+                                                  const Codes<F>& codes, float decode) {
+  Pack<BF16> pack;
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair)
+    pack.set(pair, value_of(F, code_at(codes, 2 * pair)) * decode, value_of(F, code_at(codes, 2 * pair + 1)) * decode);
+  make_canonical(pack);
+  uint16_t* to = static_cast<uint16_t*>(out) + row * cols + col;
+  if constexpr (WIDE) {
+    store_pack(to, pack);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (col + i < cols) to[i] = static_cast<uint16_t>(pack.word[i / 2] >> (16 * (i % 2)));
+  }
+}
+
+// Codes of one of the thread's rows (stochastic: with the row data's draws).
+template <Format F, bool STOCHASTIC, class T>
+__device__ __forceinline__ Codes<F> encode_row(Draws of_tile, const Place& place, int i, const Pack<T>& values,
+                                               float encode) {
+  float scaled[8];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) scaled[j] = values.value(j) * encode;
+  if constexpr (STOCHASTIC) {
+    in_turn(of_tile);
+    const uint32_t row = static_cast<uint32_t>(place.panel.local * PANEL_ROWS + place.row() + i);
+    const uint32_t col = static_cast<uint32_t>(place.col());
+    return encode8_stochastic(scaled, draws(row, col / 16, Direction::rowwise, static_cast<int>(col / 8 % 2),
+                                            of_tile.operand, of_tile.group, of_tile.key));
+  } else {
+    return encode8<F>(scaled);
+  }
+}
+
+// Infinities as NaN, where a scale from history would let them saturate.
+template <class T>
+__device__ __forceinline__ void poison_infinities(Pack<T> (&values)[8]) {
+  using P = Pack<T>;
+  uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int k = 0; k < P::words; ++k) most = P::maximum(most, P::magnitudes(values[i].word[k]));
+  if (P::fp32_bits(P::across(most), 0) < INF_BITS) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      const float a = values[i].value(2 * pair), b = values[i].value(2 * pair + 1), nan = float_of(NAN_BITS);
+      values[i].set(pair, abs_bits(a) < INF_BITS ? a : nan, abs_bits(b) < INF_BITS ? b : nan);
+    }
+}
+
+template <Kind K>
+__device__ __forceinline__ float decode_of(typename Scale<K>::Stored stored, const SecondLevel& level) {
+  if constexpr (K == Kind::block) return stored;
+  if constexpr (K == Kind::mxfp8) return e8m0_value(stored);
+  return e4m3_value(stored) * level.factor;
+}
+
+// Rows whose scales a thread makes at a time: as many as there are lanes that share a block, which then store one each.
+template <Kind K>
+constexpr int rows_at_once() {
+  return K == Kind::mxfp8 ? 4 : K == Kind::nvfp4 ? 2 : 8;
+}
+
+// What is kept of the scales of rows `first` and following: a row of each chunk is this lane's.
+template <Kind K, class S>
+__device__ __forceinline__ void store_row_scales(const TileArgs<S>& args, const Place& place, int first,
+                                                 const typename Scale<K>::Stored (&stored)[rows_at_once<K>()],
+                                                 const float (&encode)[rows_at_once<K>()]) {
+  constexpr int lanes = unit_size(K) / 8;
+  using Stored = typename Scale<K>::Stored;
+  const int lane = static_cast<int>(threadIdx.x % lanes);
+  Stored mine;
+  if constexpr (K == Kind::block) {
+    mine = decode_scale(pick(encode, lane % 8));  // one reciprocal instead of eight
+  } else {
+    mine = pick(stored, lane);
+  }
+  // the lane's own columns may be past the last one where its block's first are not
+  const int64_t block = place.col() / unit_size(K);
+  if (lane >= rows_at_once<K>() || first + lane >= place.live_rows() || block * unit_size(K) >= args.cols) return;
+  const bool transposed = K == Kind::block && args.rowwise.layout == Layout::native;
+  const int64_t row_step = transposed ? 1 : ceil_div(args.cols, unit_size(K));
+  const int64_t block_step = transposed ? round_up(args.rows, 4) : 1;
+  const int64_t row = place.first_row() + first + lane;
+  static_cast<Stored*>(args.rowwise.scales)[row * row_step + block * block_step] = mine;
+}
+
+// Calls `use(i, encode, decode)` on the thread's eight rows in order. STORE: what is kept of the scales goes to memory.
+template <Kind K, Format F, bool STORE, class S, class Use>
+__device__ __forceinline__ void for_each_row(const TileArgs<S>& args, const Place& place,
+                                             const Pack<typename S::Type> (&values)[8], const Use& use) {
+  if constexpr (K == Kind::rows) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float encode = i < place.live_rows() ? __ldg(args.encode_rows + place.first_row() + i) : 1.0f;
+      use(i, encode, STORE ? 0.0f : decode_scale(encode));
+    }
+  } else {
+    constexpr int chunk = rows_at_once<K>();
+    SecondLevel level{};
+    if constexpr (K == Kind::nvfp4) level = args.row_levels[place.panel.group];
+    const auto maxima = row_maxima<unit_size(K) / 8>(values);
+#pragma unroll
+    for (int first = 0; first < 8; first += chunk) {
+      typename Scale<K>::Stored stored[chunk];
+      float encode[chunk];
+      with_options<K>(args.options, [&](auto power_of_two) {
+#pragma unroll
+        for (int k = 0; k < chunk; ++k)
+          encode[k] = Scale<K>::template encode<F, power_of_two()>(maxima.fp32_bits(first + k), args.options, level,
+                                                                   stored[k]);
+      });
+      if constexpr (STORE) store_row_scales<K>(args, place, first, stored, encode);
+#pragma unroll
+      for (int k = 0; k < chunk; ++k) use(first + k, encode[k], STORE ? 0.0f : decode_of<K>(stored[k], level));
+    }
+  }
+}
+
+template <bool WIDE, Kind K, Format F, bool STOCHASTIC, class S>
+__device__ __forceinline__ void quantize_rows(const TileArgs<S>& args, const Place& place,
+                                              const Pack<typename S::Type> (&values)[8], const Draws& of_tile) {
+  if (!is_live(place)) return;
+  if (args.rowwise.codes) {
+    RowCodes<WIDE, F> rows(args, place);
+    for_each_row<K, F, true>(args, place, values, [&](int i, float encode, float) {
+      rows.store(i, encode_row<F, STOCHASTIC>(of_tile, place, i, values[i], encode));
+    });
+  }
+  if (args.dequantized) {
+    for_each_row<K, F, false>(args, place, values, [&](int i, float encode, float decode) {
+      if (i < place.live_rows() && place.col() < args.cols)
+        store_dequantized<WIDE>(args.dequantized, place.first_row() + i, place.col(), args.cols,
+                                encode_row<F, STOCHASTIC>(of_tile, place, i, values[i], encode), decode);
+    });
+  }
+}
+
+// Rows of codes that columns share.
+template <bool WIDE, Format F, class S>
+__device__ __forceinline__ void store_rows(const TileArgs<S>& args, const Place& place, const Codes<F> (&codes)[8],
+                                           float decode) {
+  if (args.rowwise.codes) {
+    RowCodes<WIDE, F> rows(args, place);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) rows.store(i, codes[i]);
+  }
+  if (args.dequantized) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (i < place.live_rows() && place.col() < args.cols)
+        store_dequantized<WIDE>(args.dequantized, place.first_row() + i, place.col(), args.cols, codes[i], decode);
+  }
+}
+
+}  // namespace octavo::cuda
