@@ -15,8 +15,8 @@ extern __shared__ __align__(16) unsigned char dynamic_shared[];
 template <class S, bool COLUMNS, int HEAVY, bool WIDE>
 constexpr int ctas() {
   if (!WIDE || Pack<typename S::Type>::bytes == 4 || S::inputs == 3) return 1;
-  if (S::computes && S::inputs == 2) return HEAVY ? 1 : 2;
-  constexpr int left = (COLUMNS ? 3 : 4) - HEAVY - (S::computes || S::inputs == 2 ? 1 : 0);
+  if (S::inputs == 2) return HEAVY && (S::computes || HEAVY > 1) ? 1 : 2;
+  constexpr int left = (COLUMNS ? 3 : 4) - HEAVY - (S::computes ? 1 : 0);
   return left < 1 ? 1 : left;
 }
 

@@ -93,47 +93,42 @@ __device__ __forceinline__ void load(const Plain<T>& source, const Place& place,
   for (int i = 0; i < 8; ++i, from += stride) values[i] = i < live ? load_pack<T>(from) : zeros<T>();
 }
 
+// All rows' inputs are asked for before the first is used: with fewer in flight memory is not kept busy.
 template <class T>
 __device__ __forceinline__ void load(const Swiglu<T>& source, const Place& place, int64_t cols, Pack<T> (&values)[8]) {
   const int live = place.col() < cols ? place.live_rows() : 0;
   const char* from = source.x.address(0, place.first_row(), place.col());
   const int64_t stride = source.x.row_bytes(0), to_up = source.features * Pack<T>::bytes;
-  constexpr int AT_ONCE = 2;  // rows whose inputs are held: more would not leave the registers for what follows
+  Pack<T> up[8];
 #pragma unroll
-  for (int first = 0; first < 8; first += AT_ONCE) {
-    Pack<T> gate[AT_ONCE], up[AT_ONCE];
-    bool all_moderate = true;
+  for (int i = 0; i < 8; ++i, from += stride) {
+    values[i] = i < live ? load_pack<T>(from) : zeros<T>();
+    up[i] = i < live ? load_pack<T>(from + to_up) : zeros<T>();
+  }
+  bool all_moderate = true;
 #pragma unroll
-    for (int k = 0; k < AT_ONCE; ++k, from += stride) {
-      gate[k] = first + k < live ? load_pack<T>(from) : zeros<T>();
-      up[k] = first + k < live ? load_pack<T>(from + to_up) : zeros<T>();
+  for (int i = 0; i < 8; ++i) all_moderate &= moderate(values[i]);
+  if (all_moderate) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float prob = source.probability(place.first_row() + i, i < live);
+      values[i] = made_by<T>([&](int k) { return silu_moderate(values[i].value(k)) * up[i].value(k) * prob; });
     }
-#pragma unroll
-    for (int k = 0; k < AT_ONCE; ++k) all_moderate &= moderate(gate[k]);
-    if (all_moderate) {
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; ++k) {
-        const float prob = source.probability(place.first_row() + first + k, first + k < live);
-        gate[k] = made_by<T>([&](int i) { return silu_moderate(gate[k].value(i)) * up[k].value(i) * prob; });
-      }
-    } else {
-      // rolled, because it is rare and long: the row is picked from the registers and put back
+    return;
+  }
+  // rolled, because it is rare and long: the row is picked from the registers and put back
 #pragma unroll 1
-      for (int row = 0; row < AT_ONCE; ++row) {
-        Pack<T> one = gate[0], other = up[0];
+  for (int row = 0; row < 8; ++row) {
+    Pack<T> gate = values[0], other = up[0];
 #pragma unroll
-        for (int k = 1; k < AT_ONCE; ++k)
-          if (row == k) one = gate[k], other = up[k];
-        const float prob = source.probability(place.first_row() + first + row, first + row < live);
-        const Pack<T> made = made_by<T>(
-            [&](int i) { return gated_forward(Activation::swiglu, one.value(i), other.value(i)) * prob; });
+    for (int k = 1; k < 8; ++k)
+      if (row == k) gate = values[k], other = up[k];
+    const float prob = source.probability(place.first_row() + row, row < live);
+    const Pack<T> made = made_by<T>(
+        [&](int i) { return gated_forward(Activation::swiglu, gate.value(i), other.value(i)) * prob; });
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k)
-          if (row == k) gate[k] = made;
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < AT_ONCE; ++k) values[first + k] = gate[k];
+    for (int k = 0; k < 8; ++k)
+      if (row == k) values[k] = made;
   }
 }
 
