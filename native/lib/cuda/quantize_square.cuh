@@ -8,13 +8,7 @@ namespace octavo::cuda {
 // fp32 bits of the largest magnitude of this thread's block.
 template <int B, class T>
 __device__ __forceinline__ uint32_t block_maximum(const Pack<T> (&values)[8], uint32_t (&partial)[WARPS * 4]) {
-  using P = Pack<T>;
-  uint32_t most = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i)
-#pragma unroll
-    for (int k = 0; k < P::words; ++k) most = P::maximum(most, P::magnitudes(values[i].word[k]));
-  uint32_t bits = P::fp32_bits(P::across(most), 0);
+  uint32_t bits = thread_maximum(values);
   // the block's columns among the half warp's lanes, then the warp's two half warps
 #pragma unroll
   for (int step = 1; step < B / 8; step *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, step));

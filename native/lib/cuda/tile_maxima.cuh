@@ -51,16 +51,22 @@ __device__ __forceinline__ void column_maxima(const Pack<T> (&values)[8], uint32
   }
 }
 
-// fp32 bits of the warp's largest magnitude, NaN as NAN_BITS.
+// fp32 bits of the thread's largest magnitude.
 template <class T>
-__device__ __forceinline__ uint32_t warp_maximum(const Pack<T> (&values)[8]) {
+__device__ __forceinline__ uint32_t thread_maximum(const Pack<T> (&values)[8]) {
   using P = Pack<T>;
   uint32_t most = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i)
 #pragma unroll
     for (int k = 0; k < P::words; ++k) most = P::maximum(most, P::magnitudes(values[i].word[k]));
-  const uint32_t bits = __reduce_max_sync(~0u, P::fp32_bits(P::across(most), 0));
+  return P::fp32_bits(P::across(most), 0);
+}
+
+// Of the warp's, NaN as NAN_BITS.
+template <class T>
+__device__ __forceinline__ uint32_t warp_maximum(const Pack<T> (&values)[8]) {
+  const uint32_t bits = __reduce_max_sync(~0u, thread_maximum(values));
   return bits > INF_BITS ? NAN_BITS : bits;
 }
 

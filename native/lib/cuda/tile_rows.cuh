@@ -110,13 +110,7 @@ __device__ __forceinline__ Codes<F> encode_row(Draws of_tile, const Place& place
 // Infinities as NaN, where a scale from history would let them saturate.
 template <class T>
 __device__ __forceinline__ void poison_infinities(Pack<T> (&values)[8]) {
-  using P = Pack<T>;
-  uint32_t most = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i)
-#pragma unroll
-    for (int k = 0; k < P::words; ++k) most = P::maximum(most, P::magnitudes(values[i].word[k]));
-  if (P::fp32_bits(P::across(most), 0) < INF_BITS) return;
+  if (thread_maximum(values) < INF_BITS) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i)
 #pragma unroll
