@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from octavo import OctavoError
 
@@ -23,7 +24,9 @@ def status_word(device: torch.device) -> Tensor:
     """The int32 [1] status word of `device`: a fixed address, made at first use, to which backends add flags."""
     word = _words.get(device)
     if word is None:
-        word = _words[device] = torch.zeros(1, dtype=torch.int32, device=device)
+        # the first call may come from a compiler's trace, whose tensors have no memory
+        with _disable_current_modes():
+            word = _words[device] = torch.zeros(1, dtype=torch.int32, device=device)
     return word
 
 
