@@ -333,7 +333,7 @@ def gpu(session: nox.Session) -> None:
     pytest = (sys.executable, "-m", "pytest")
     session.run(*pytest, "native/tests", "-k", "cuda")
     for directory in ("packages/torch-native", "packages/jax-native"):
-        session.run(*pytest, f"{directory}/tests/test_cuda.py")
+        session.run(*pytest, *map(str, sorted(Path(directory, "tests").glob("test_cuda*.py"))))
     for backend in session.posargs or [name for name, owner in BACKENDS.items() if _is_installed(owner)]:
         session.run(*pytest, "--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend", backend)
     session.run(sys.executable, "native/tests/sanitize.py")

@@ -1,4 +1,5 @@
-"""Fresh random inputs from a seed that a failing test prints."""
+"""Fresh random inputs from a seed that a failing test prints; hypothesis without a deadline, because a machine that
+others share may pause any example."""
 
 from __future__ import annotations
 
@@ -6,6 +7,10 @@ import secrets
 
 import numpy as np
 import pytest
+from hypothesis import settings
+
+settings.register_profile("octavo", deadline=None)
+settings.load_profile("octavo")
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ past the sum without a value, so that initcheck sees whoever reads them; otherwi
 compares three threads with one instead, where there is no GPU.
 
 What is run is every scaling and format, row, column and both planes, both layouts, three input dtypes, ragged and
-stacked operands, every prologue, dequantize, convert, swizzle, pack and plan; shapes, sizes and dtypes take turns
-rather than being multiplied out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that
+stacked operands, every prologue, dequantize, convert, swizzle, pack and plan, and every tile of every GEMM, on values
+whose sums are exact in any order; shapes, sizes and dtypes take turns rather than being multiplied out, so that a tool
+is done in seconds. Sizes hold empty groups, tails, and values that
 are negative, past the rows or near the ends of int64.
 """
 
@@ -31,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gemm_launches import KINDS, Launch
 from problems import (
     ACTIVATIONS,
     COLS,
@@ -266,7 +268,7 @@ class Check:
             self._fused(specs[number % len(specs)], kind, name, tuple(DTYPES)[number % 3], number)
 
     def _fused(self, spec: dict[str, Any], kind: str, name: str, dtype: str, number: int) -> None:
-        gated = native.ACTIVATIONS.get(name, 0) >= native.ACTIVATIONS["swiglu"]
+        gated = name in native.GATED
         inner = (64, 38)[number % 2]
         out_cols = 2 * inner if kind == "activation_grad" and gated else inner
         in_cols = 2 * inner if gated and kind != "norm" else inner
@@ -333,6 +335,19 @@ class Check:
             halves = rows * layouts.ceil_div(cols, 2)
             self._there_and_back(native.pack_e2m1, "pack", {"rows": rows, "cols": cols}, rows * cols, halves, most=16)
 
+    def gemms(self) -> None:
+        """Every kind of GEMM on every tile; sizes, sides, biases and accumulators in turn."""
+        for number, kind in enumerate(KINDS):
+            launch = Launch(kind, number, self.draw)
+            for tile in (-1, *range(launch.tiles)):
+
+                def run(place: Place, launch: Launch = launch, tile: int = tile) -> Tensor:
+                    return launch.run(place, tile, unwritten=self.tail == "unwritten" and place.cuda)
+
+                made = self.both(f"{launch} tile {tile}", run)
+                if made is not None:
+                    self.same(f"{launch} tile {tile}", *(value.cpu().numpy() for value in made))
+
     def _there_and_back(self, call: Any, flag: str, sides: dict[str, int], count: int, other: int, most: int) -> None:
         values = torch.randint(0, most, (count,), generator=self.draw, dtype=torch.uint8)
         what = f"{call.__name__} {sides}"
@@ -362,7 +377,15 @@ def main() -> int:
         return 2
     place = Place(True) if chosen.device == "cuda" else Place(False, threads=3)
     check = Check(place, Place(False), chosen.tail)
-    for part in (check.plans, check.quantizers, check.unchanged, check.stacks, check.prologues, check.reshuffles):
+    for part in (
+        check.plans,
+        check.quantizers,
+        check.unchanged,
+        check.stacks,
+        check.prologues,
+        check.reshuffles,
+        check.gemms,
+    ):
         part()
         print(f"{part.__name__}: {check.equal} arrays equal, {len(check.faults)} faults so far", flush=True)
     for fault in check.faults[:SHOWN]:

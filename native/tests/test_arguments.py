@@ -167,7 +167,10 @@ def test_a_build_for_the_cpu_says_so(call: Call) -> None:
 
 
 def test_other_threads_run_beside_the_kernels() -> None:
-    """The interpreter is free while the CPU works: another thread reads the clock in the middle of one long call."""
+    """The interpreter is free while the CPU works: another thread reads the clock in the middle of one long call.
+
+    A loaded machine may give that thread no core during one call; without the interpreter it has none in any.
+    """
     rows, cols = 4096, 8192
     source = np.zeros(rows * cols, np.uint16)
     codes = aligned(rows * cols, np.uint8)
@@ -182,10 +185,7 @@ def test_other_threads_run_beside_the_kernels() -> None:
             started.set()
             time.sleep(0.001)
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    started.wait()
-    try:
+    def call() -> tuple[float, float]:
         start = time.perf_counter()
         quantizer.run(
             cuda=False,
@@ -199,8 +199,17 @@ def test_other_threads_run_beside_the_kernels() -> None:
             row_codes=codes.ctypes.data,
             row_scales=scales.ctypes.data,
         )
-        length = time.perf_counter() - start
+        return start, time.perf_counter() - start
+
+    def is_watched() -> bool:
+        start, length = call()
+        return any(0.25 * length < stamp - start < 0.75 * length for stamp in stamps)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    started.wait()
+    try:
+        assert any(is_watched() for _ in range(20))
     finally:
         done.set()
         thread.join()
-    assert any(0.25 * length < stamp - start < 0.75 * length for stamp in stamps)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import octavo_native
-from octavo_native import _native, doctor
+from octavo_native import _native, doctor, gemms, layouts
 
 SOURCE = Path(octavo_native.__file__).parent
 README = Path(__file__).resolve().parent.parent / "README.md"
@@ -27,6 +27,7 @@ ENUMS = {
     "Activation": {},
     "Norm": {},
     "PrologueKind": {},
+    "Gemm": {},
 }
 DICTS = {
     "DType": octavo_native.DTYPES,
@@ -38,13 +39,15 @@ DICTS = {
     "Activation": octavo_native.ACTIVATIONS,
     "Norm": octavo_native.NORMS,
     "PrologueKind": octavo_native.PROLOGUES,
+    "Gemm": octavo_native.GEMMS,
 }
+CLASSES = {"Quantizer": _native.Quantizer, "Gemm": _native.Gemm}
 
 
 @pytest.mark.parametrize("enum", sorted(DICTS))
 def test_numbers_are_those_of_the_header(enum: str) -> None:
     """The numbers are the ABI: a plugin passes them, the FFI attributes carry them."""
-    text = "".join((TYPES / name).read_text() for name in ("types.h", "quantize.h"))
+    text = "".join((TYPES / name).read_text() for name in ("types.h", "quantize.h", "gemm.h"))
     body = re.search(rf"enum class {enum} : int32_t {{([^}}]*)}}", text)
     assert body is not None
     members = {name: int(number) for name, number in re.findall(r"(\w+) = (\d+)", body[1])}
@@ -69,8 +72,8 @@ def _stubbed() -> dict[str, list[str]]:
     for node in ast.parse((SOURCE / "_native.pyi").read_text()).body:
         functions = [node] if isinstance(node, ast.FunctionDef) else []
         prefix = ""
-        if isinstance(node, ast.ClassDef) and node.name == "Quantizer":
-            functions, prefix = [item for item in node.body if isinstance(item, ast.FunctionDef)], "Quantizer."
+        if isinstance(node, ast.ClassDef) and node.name in CLASSES:
+            functions, prefix = [item for item in node.body if isinstance(item, ast.FunctionDef)], f"{node.name}."
         for function in functions:
             arguments = function.args
             found[prefix + function.name] = [a.arg for a in (*arguments.args, *arguments.kwonlyargs)]
@@ -81,11 +84,40 @@ def _stubbed() -> dict[str, list[str]]:
 def test_the_stub_has_the_parameters_of_the_module(name: str, parameters: list[str]) -> None:
     """Type checkers read the stub, calls go to the module: a keyword of one alone fails at run time."""
     owner, _, method = name.rpartition(".")
-    function = getattr(_native.Quantizer if owner else _native, method)
+    function = getattr(CLASSES[owner] if owner else _native, method)
     ((signature, *_),) = function.__nb_signature__
     node = ast.parse(re.sub(r"\\\d+", "...", signature) + ": ...").body[0]
     assert isinstance(node, ast.FunctionDef)
     assert [a.arg for a in (*node.args.args, *node.args.kwonlyargs)] == parameters
+
+
+def test_gemms_of_the_same_names_are_one_object() -> None:
+    """A layer asks for its GEMM at every call."""
+    names = {"gemm": "wgrad", "scaling": "block", "left_format": "e5m2"}
+    assert gemms.gemm_named(**names) is gemms.gemm_named(**names)
+    assert gemms.gemm_named(**names) is not gemms.gemm_named(**names, accumulate=True)
+
+
+def test_every_tile_of_a_gemm_is_a_choice_and_the_models_comes_first() -> None:
+    """`octavo why --kernels` prints them; what the model takes by itself is the one with the least time."""
+    gemm = gemms.gemm_named(gemm="fprop", scaling="block")
+    choices = gemms.gemm_choices(gemm, rows=4096, n=2048, k=1024, groups=8)
+    assert sorted(choice.tile for choice in choices) == list(range(len(gemm.tiles())))
+    assert [gemm.tiles()[choice.tile] for choice in choices] == [choice.name for choice in choices]
+    assert [choice.chosen for choice in choices] == [True] + [False] * (len(choices) - 1)
+    times = [choice.microseconds for choice in choices]
+    assert times == sorted(times)
+    assert all(choice.tiles > 0 and choice.waves > 0 and 0 < choice.filled <= 1 for choice in choices)
+
+
+def test_layouts_of_gemms_are_those_of_the_planes_that_they_read() -> None:
+    """Rowwise planes are rows, columnwise ones panels; every GEMM reads two of x, w and dy."""
+    known = {layouts.NATIVE_ROWS, layouts.NATIVE_COLUMNS}
+    assert set(gemms.LAYOUTS_OF_GEMM) == set(octavo_native.GEMMS)
+    for read in gemms.LAYOUTS_OF_GEMM.values():
+        assert len(read) == 2
+        assert set(read) <= set(octavo_native.OPERANDS)
+        assert set(read.values()) <= known
 
 
 def test_importing_imports_no_framework() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import timeit
-from types import FrameType
+from contextvars import ContextVar
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ import pytest
 from octavo_registry import prefer, state_token
 
 FOREIGN = ("pydantic", "pluggy", "inspect", "os", "importlib", "octavo.")
-TOKEN_BUDGET = 150e-9
-"""Seconds for one `state_token`."""
+TOKEN_RATIO = 2.0
+"""Time of one `state_token` in that of one ContextVar lookup in a function of its own; 0.7 was measured."""
 
 
 class Layer:
@@ -73,13 +74,26 @@ def test_a_layer_plans_again_only_when_it_must(fakes: Any) -> None:
 
 @pytest.mark.parametrize("names", [(), ("a",)])
 def test_the_token_is_cheap(names: tuple[str, ...]) -> None:
-    """Less than 150 ns; the best of many runs, because other processes share the machine."""
+    """It costs what it says: about one ContextVar lookup. The best of many short runs that take turns, because other
+    processes share the machine."""
+    variable: ContextVar[Any] = ContextVar("lookup")
+    variable.set(SimpleNamespace(token=object()))
+    lookup = variable.get
 
-    def best() -> float:
-        return min(timeit.repeat(state_token, number=5000, repeat=40)) / 5000
+    def floor() -> Any:
+        return lookup().token
+
+    def fits() -> bool:
+        best = {state_token: float("inf"), floor: float("inf")}
+        for _ in range(400):
+            for function, seconds in best.items():
+                best[function] = min(seconds, timeit.timeit(function, number=500))
+            if best[state_token] < TOKEN_RATIO * best[floor]:
+                return True
+        return False
 
     if names:
         with prefer(*names):
-            assert best() < TOKEN_BUDGET
+            assert fits()
     else:
-        assert best() < TOKEN_BUDGET
+        assert fits()

@@ -91,5 +91,5 @@ def test_a_foreign_api_level_is_a_refusal_and_others_live(
     assert plan.backend == "good"
     verdict = next(d for d in plan.decisions if d.backend == "future")
     assert verdict.verdict == "refused"
-    assert "API level 7, this octavo-registry honours 1" in verdict.reason
+    assert "API level 7, this octavo-registry honours 1 and 2" in verdict.reason
     assert OLDEST_API_LEVEL == 1

@@ -1,11 +1,13 @@
-// Shapes of the native layouts. octavo.GroupedTensorSpec defines the plain ones; octavo_native.layouts says both in Python.
+// Shapes of the native layouts. octavo.GroupedTensorSpec defines the plain ones; octavo_native.layouts says both in
+// Python.
 //
 // Rowwise, native: codes [M, C] as in plain, E2M1 two a byte [M, ceil(C / 2)], the even column in the low four bits.
 //   Scales: `block` fp32 transposed, [ceil(C / 128)][M rounded up to 4]; all others plain.
 //
 // Columnwise, native ("K-panels"): codes [P][C][128], E2M1 [P][C][64]: each panel holds 128 rows of one group, column
 //   after column, the rows of a column side by side; rows past the group's end are zero codes. P = panel_bound for
-//   ragged rows, G * ceil(N / 128) for stacked matrices, whose panels restart at each matrix. Unused panels are not written.
+//   ragged rows, G * ceil(N / 128) for stacked matrices, whose panels restart at each matrix. Unused panels are not
+//   written.
 //   Scales by scaling: delayed, current [G]; row [G, C]; block fp32 [P][C rounded up to 4]; mxfp8 [P][C][4];
 //   nvfp4 [P][C][8] E4M3. Blocks past the group's end have scale codes of a zero block. Square blocks: the plain array.
 //   Hadamard data pad each group to 16 rows, and the padded rows are written.

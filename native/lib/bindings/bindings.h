@@ -8,6 +8,7 @@ namespace octavo::bindings {
 void bind_names(nanobind::module_& m);        // names.cpp
 void bind_plan(nanobind::module_& m);         // plan.cpp
 void bind_quantizer(nanobind::module_& m);    // quantizer.cpp
+void bind_gemm(nanobind::module_& m);         // gemm.cpp
 void bind_conversions(nanobind::module_& m);  // conversions.cpp
 
 }  // namespace octavo::bindings

@@ -4,6 +4,7 @@
 // results   out, of f32, f16 or bf16
 #include "octavo/dequantize.h"
 
+#include "ffi_extent.h"
 #include "ffi_handler.h"
 
 namespace octavo {
@@ -39,22 +40,6 @@ namespace octavo {
 namespace {
 
 constexpr const char* NAME = "octavo_dequantize";
-constexpr int64_t MAX_COLS = int64_t{1} << 31;
-
-void read_extent(const DequantizeAttributes& given, Buffers& operands, Extent& extent) {
-  extent = {given.rows, given.cols, given.groups, given.matrix_rows};
-  const bool fits = given.rows >= 0 && given.cols >= 0 && given.cols <= MAX_COLS && given.groups >= 1 &&
-                    given.groups <= MAX_GROUPS && given.matrix_rows >= 0;
-  const bool agrees = given.matrix_rows == 0 ? given.rows <= MAX_ROWS
-                                             : given.matrix_rows <= given.rows &&
-                                                   given.rows % given.matrix_rows == 0 &&
-                                                   given.rows / given.matrix_rows == given.groups;
-  if (!fits || !agrees) {
-    operands.refuse("rows " + std::to_string(given.rows) + ", cols " + std::to_string(given.cols) + ", groups " +
-                    std::to_string(given.groups) + " and matrix_rows " + std::to_string(given.matrix_rows) +
-                    " are no operand; rows is 0 to 2^30, or groups * matrix_rows");
-  }
-}
 
 ffi::Error dequantize(const Launch& launch, ffi::RemainingArgs given_operands, ffi::RemainingRets given_results,
                       const DequantizeAttributes& given) {
@@ -69,8 +54,7 @@ ffi::Error dequantize(const Launch& launch, ffi::RemainingArgs given_operands, f
   args.direction = enum_from<Direction>(given.direction, Direction::columnwise, "direction", operands);
   args.plane.layout = enum_from<Layout>(given.layout, Layout::native, "layout", operands);
   args.out_layout = enum_from<Layout>(given.out_layout, Layout::native, "out_layout", operands);
-  Extent extent;
-  read_extent(given, operands, extent);
+  const Extent extent = extent_of(given, operands);
   if (ffi::Error error = operands.checked(); error.failure()) return error;
 
   args.rows = extent.rows;
@@ -103,8 +87,8 @@ ffi::Error dequantize(const Launch& launch, ffi::RemainingArgs given_operands, f
   }
   if (ffi::Error error = operands.finish(); error.failure()) return error;
   if (ffi::Error error = results.finish(); error.failure()) return error;
-  const int threads = static_cast<int>(std::clamp<int64_t>(given.threads, 1, 1024));
-  return as_ffi(launch.cuda() ? dequantize_cuda(args, launch.stream) : dequantize_cpu(args, threads), NAME);
+  if (launch.cuda()) return as_ffi(dequantize_cuda(args, launch.stream), NAME);
+  return as_ffi(dequantize_cpu(args, thread_count(given.threads)), NAME);
 }
 
 }  // namespace

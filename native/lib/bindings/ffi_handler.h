@@ -1,4 +1,5 @@
-// One handler function a device from one body: `ffi::Error body(const Launch&, RemainingArgs, RemainingRets, Attributes)`.
+// One handler function a device from one body:
+// `ffi::Error body(const Launch&, RemainingArgs, RemainingRets, Attributes)`.
 #pragma once
 
 #include <exception>
@@ -60,6 +61,9 @@ XLA_FFI_Error* handler(XLA_FFI_CallFrame* frame) {
   }
 }
 
+// The attribute `threads` as the CPU calls take it, whatever it says.
+inline int thread_count(int64_t threads) { return static_cast<int>(std::clamp<int64_t>(threads, 1, 1024)); }
+
 using Handler = XLA_FFI_Error* (*)(XLA_FFI_CallFrame*);
 
 // What a source file adds to the table of ffi.cpp.
@@ -82,5 +86,7 @@ Target target(const char* name) {
 std::vector<Target> plan_targets();
 std::vector<Target> quantize_targets();
 std::vector<Target> dequantize_targets();
+std::vector<Target> convert_targets();
+std::vector<Target> gemm_targets();
 
 }  // namespace octavo

@@ -4,15 +4,8 @@
 //           of a prologue: dy, probs f32[M], gamma, beta
 // results   row_codes, row_scales, row_global; col_codes, col_scales, col_global; amax f32[G]; dequantized bf16;
 //           activated; dbias f32[G, C]; mean, rstd f32[M]; workspace u8[any size]
-//
-// The workspace is a result rather than scratch of the call: XLA gives scratch back when the handler returns, and a
-// command buffer that recorded the launch would write there again at every replay. A buffer that XLA assigned is the
-// command buffer's own. CPU handlers, which nothing records, take memory of their own where it is missing or small.
-#include <cstddef>
-#include <memory>
-#include <new>
-
 #include "ffi_handler.h"
+#include "ffi_workspace.h"
 #include "octavo/quantize.h"
 
 namespace octavo {
@@ -53,8 +46,6 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
 namespace octavo {
 namespace {
 
-constexpr size_t WORKSPACE_ALIGNMENT = 256;
-
 constexpr const char* NAMES[] = {"octavo_quantize_delayed", "octavo_quantize_current", "octavo_quantize_row",
                                  "octavo_quantize_block",   "octavo_quantize_mxfp8",   "octavo_quantize_nvfp4"};
 
@@ -62,10 +53,6 @@ template <Scaling scaling>
 constexpr const char* name() {
   return NAMES[static_cast<int>(scaling)];
 }
-
-struct FreeAligned {
-  void operator()(void* memory) const { ::operator delete(memory, std::align_val_t(WORKSPACE_ALIGNMENT)); }
-};
 
 // The attributes' numbers as the library's enums.
 void read_attributes(const QuantizeAttributes& given, Buffers& operands, QuantizeArgs& args) {
@@ -180,21 +167,6 @@ void read_results(Buffers& results, QuantizeArgs& args, ffi::DataType type, cons
   }
 }
 
-ffi::Error read_workspace(Buffers& results, QuantizeArgs& args) {
-  const ffi::AnyBuffer* workspace = results.take("workspace");
-  if (workspace == nullptr) return ffi::Error::Success();
-  if (workspace->element_type() != ffi::U8 || workspace->dimensions().size() != 1) {
-    return ffi::Error::InvalidArgument("result workspace is " + text(*workspace) + " and must be u8[bytes]");
-  }
-  void* memory = workspace->untyped_data();
-  size_t bytes = workspace->size_bytes();
-  if (memory != nullptr && std::align(WORKSPACE_ALIGNMENT, 1, memory, bytes)) {
-    args.workspace = memory;
-    args.workspace_bytes = bytes;
-  }
-  return ffi::Error::Success();
-}
-
 template <Scaling scaling>
 ffi::Error quantize(const Launch& launch, ffi::RemainingArgs given_operands, ffi::RemainingRets given_results,
                     const QuantizeAttributes& given) {
@@ -210,19 +182,15 @@ ffi::Error quantize(const Launch& launch, ffi::RemainingArgs given_operands, ffi
     read_operands(operands, args, type, out);
     read_results(results, args, type, out);
   }
+  Workspace workspace;
+  workspace.read(results);
   if (ffi::Error error = operands.finish(); error.failure()) return error;
-  if (ffi::Error error = read_workspace(results, args); error.failure()) return error;
   if (ffi::Error error = results.finish(); error.failure()) return error;
+  if (!launch.cuda()) workspace.grow(quantize_workspace_cpu(args));
+  args.workspace = workspace.memory();
+  args.workspace_bytes = workspace.bytes();
   if (launch.cuda()) return as_ffi(quantize_cuda(args, launch.stream), name<scaling>());
-
-  std::unique_ptr<void, FreeAligned> own;
-  if (const size_t bytes = quantize_workspace_cpu(args); bytes > args.workspace_bytes) {
-    own.reset(::operator new(bytes, std::align_val_t(WORKSPACE_ALIGNMENT)));
-    args.workspace = own.get();
-    args.workspace_bytes = bytes;
-  }
-  const int threads = static_cast<int>(std::clamp<int64_t>(given.threads, 1, 1024));
-  return as_ffi(quantize_cpu(args, threads), name<scaling>());
+  return as_ffi(quantize_cpu(args, thread_count(given.threads)), name<scaling>());
 }
 
 template <Scaling scaling>

@@ -29,7 +29,8 @@ inline Dims with_rows(const Extent& e, int64_t ragged_rows, int64_t stacked_rows
 
 inline Dims codes_dims(const QuantizerSpec& spec, Direction direction, Layout layout, const Extent& e) {
   const bool packed = spec.format == Format::e2m1 && layout == Layout::native;
-  if (direction == Direction::rowwise) return with_rows(e, e.rows, e.matrix_rows, packed ? ceil_div(e.cols, 2) : e.cols);
+  if (direction == Direction::rowwise)
+    return with_rows(e, e.rows, e.matrix_rows, packed ? ceil_div(e.cols, 2) : e.cols);
   if (layout == Layout::native) return {e.panels(), e.cols, packed ? PANEL_ROWS / 2 : PANEL_ROWS};
   if (spec.hadamard) return {block_bound(e.rows, e.groups, 16) * 16, e.cols};
   return with_rows(e, e.rows, e.matrix_rows, e.cols);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "bindings.h"
+#include "octavo/gemm.h"
 #include "octavo/quantize.h"
 
 namespace octavo::bindings {
@@ -45,18 +46,21 @@ void bind_names(nb::module_& m) {
   m.attr("DIRECTIONS") =
       numbers<Direction>({{"rowwise", Direction::rowwise}, {"columnwise", Direction::columnwise}});
   m.attr("LAYOUTS") = numbers<Layout>({{"plain", Layout::plain}, {"native", Layout::native}});
-  m.attr("ACTIVATIONS") = numbers<Activation>({{"silu", Activation::silu},
-                                               {"gelu", Activation::gelu},
-                                               {"gelu_tanh", Activation::gelu_tanh},
-                                               {"relu2", Activation::relu2},
-                                               {"swiglu", Activation::swiglu},
-                                               {"geglu", Activation::geglu},
-                                               {"geglu_tanh", Activation::geglu_tanh}});
+  const std::initializer_list<std::pair<const char*, Activation>> activations = {
+      {"silu", Activation::silu},     {"gelu", Activation::gelu},   {"gelu_tanh", Activation::gelu_tanh},
+      {"relu2", Activation::relu2},   {"swiglu", Activation::swiglu}, {"geglu", Activation::geglu},
+      {"geglu_tanh", Activation::geglu_tanh}};
+  m.attr("ACTIVATIONS") = numbers<Activation>(activations);
+  nb::list gated;
+  for (const auto& [name, value] : activations)
+    if (is_gated(value)) gated.append(name);
+  m.attr("GATED") = nb::steal(PyFrozenSet_New(gated.ptr()));
   m.attr("NORMS") = numbers<Norm>({{"rms", Norm::rms}, {"layer", Norm::layer}});
   m.attr("PROLOGUES") = numbers<PrologueKind>({{"none", PrologueKind::none},
                                                {"activation", PrologueKind::activation},
                                                {"activation_grad", PrologueKind::activation_grad},
                                                {"norm", PrologueKind::norm}});
+  m.attr("GEMMS") = numbers<Gemm>({{"fprop", Gemm::fprop}, {"dgrad", Gemm::dgrad}, {"wgrad", Gemm::wgrad}});
   m.def("build_info", &build_info,
         "What this build is made of: cuda (bool), nvcc (version or None), archs (tuple), compiler, avx2 (bool).");
 }

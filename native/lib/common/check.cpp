@@ -1,6 +1,7 @@
 // What both devices refuse, and why. Pointers are looked at, never followed.
 #include <cmath>
 
+#include "check.h"
 #include "octavo/dequantize.h"
 #include "octavo/plan.h"
 #include "octavo/quantize.h"
@@ -9,18 +10,8 @@ namespace octavo {
 
 namespace {
 
-constexpr int64_t MAX_ROWS = int64_t{1} << 30, MAX_COLS = int64_t{1} << 30, MAX_STRIDE = int64_t{1} << 32;
-constexpr int64_t MAX_GROUPS = 65536, PLAN_ALIGNMENT = 32;
-
 constexpr const char* HADAMARD_STACKED =
     "hadamard is for ragged rows and matrix_rows says stacked matrices; take hadamard off their quantizer";
-
-bool aligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
-
-template <typename Enum>
-bool named(Enum value, Enum last) {
-  return static_cast<int32_t>(value) >= 0 && value <= last;
-}
 
 Error check_spec(const QuantizerSpec& spec) {
   if (!named(spec.format, Format::e2m1)) return invalid("format is no Format; give e4m3, e5m2 or e2m1 (0 to 2)");
@@ -52,14 +43,6 @@ Error check_spec(const QuantizerSpec& spec) {
   if (spec.amax_epsilon != 0.0f && !fp32_scales) {
     return invalid("amax_epsilon is an option of current, row and block scaling; give 0 with others");
   }
-  return {};
-}
-
-Error check_counts(int64_t rows, int64_t groups) {
-  if (rows < 0) return invalid("rows is negative; give the rows of the operand, 0 or more");
-  if (rows > MAX_ROWS) return invalid("rows is past 2^30, the most that row numbers hold; split the operand");
-  if (groups < 1) return invalid("groups is less than 1; give the number of groups, 1 where there is one operand");
-  if (groups > MAX_GROUPS) return invalid("groups is past 65536; split the call");
   return {};
 }
 

@@ -1,5 +1,6 @@
 // What a build without nvcc has in place of lib/cuda.
 #include "octavo/dequantize.h"
+#include "octavo/gemm.h"
 #include "octavo/plan.h"
 #include "octavo/quantize.h"
 
@@ -22,5 +23,7 @@ Error dequantize_cuda(const DequantizeArgs&, void*) { return absent(); }
 Error convert_cuda(const ConvertArgs&, void*) { return absent(); }
 Error swizzle_scales_cuda(const SwizzleArgs&, void*) { return absent(); }
 Error pack_e2m1_cuda(const PackArgs&, void*) { return absent(); }
+size_t gemm_workspace_cuda(const GemmArgs&) { return 0; }
+Error gemm_cuda(const GemmArgs&, void*) { return absent(); }
 
 }  // namespace octavo

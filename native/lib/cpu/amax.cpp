@@ -1,6 +1,5 @@
 // What must be known before the first code is written: amaxes of groups, and of the columns of a group.
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "job.h"
@@ -43,56 +42,45 @@ void copy_scales(const Plane& plane, const float* decode, int64_t groups) {
 }  // namespace
 
 bool panel_amax_pass(const Job& job) {
-  std::atomic<bool> good = true;
-  split(job.panels.used(), job.panel_bytes(), job.threads, [&](int64_t first, int64_t last) {
-    const auto scratch = new_scratch();
-    if (!scratch) {
-      good = false;
-      return;
-    }
-    for (int64_t index = first; index < last; ++index) {
-      int32_t amax = 0, transformed = 0;
-      begin_panel(job, job.panels.at(index), *scratch);
-      const bool wide = job.transformed_amax == nullptr;
-      each_tile(job, index, wide, 0, job.cols, *scratch, [&](const Tile& tile) {
-        amax = std::max(amax, tile_amax(job, tile, scratch->values));
-        if (job.transformed_amax == nullptr) return;
-        const Tile padded = transform(job, tile, *scratch);
-        transformed = std::max(transformed, tile_amax(job, padded, scratch->transformed));
+  const bool wide = job.transformed_amax == nullptr;
+  return split_with<Scratch>(
+      job.panels.used(), job.panel_bytes(), job.threads, [&](int64_t first, int64_t last, Scratch& scratch) {
+        for (int64_t index = first; index < last; ++index) {
+          int32_t amax = 0, transformed = 0;
+          begin_panel(job, job.panels.at(index), scratch);
+          each_tile(job, index, wide, 0, job.cols, scratch, [&](const Tile& tile) {
+            amax = std::max(amax, tile_amax(job, tile, scratch.values));
+            if (job.transformed_amax == nullptr) return;
+            const Tile padded = transform(job, tile, scratch);
+            transformed = std::max(transformed, tile_amax(job, padded, scratch.transformed));
+          });
+          job.panel_amax[index] = amax;
+          if (job.transformed_amax != nullptr) job.transformed_amax[index] = transformed;
+        }
       });
-      job.panel_amax[index] = amax;
-      if (job.transformed_amax != nullptr) job.transformed_amax[index] = transformed;
-    }
-  });
-  return good;
 }
 
 bool column_amax_pass(const Job& job) {
   const int64_t cols = job.cols, all = job.groups() * cols;
   auto* scales = static_cast<float*>(job.args.columnwise.scales);
-  std::atomic<bool> good = true;
   // Threads take columns, so that no two of them reduce into the same element.
-  split(ceil_div(cols, 128), job.args.input.rows * 128 * dtype_bytes(job.args.input.dtype), job.threads,
-        [&](int64_t first, int64_t last) {
-          const int64_t begin = first * 128, end = std::min(last * 128, cols);
-          const auto scratch = new_scratch();
-          if (!scratch) {
-            good = false;
-            return;
-          }
-          for (int64_t g = 0; g < job.groups(); ++g) {
-            std::fill(job.column_amax + g * cols + begin, job.column_amax + g * cols + end, 0);
-          }
-          for (int64_t index = 0; index < job.panels.used(); ++index) {
-            begin_panel(job, job.panels.at(index), *scratch);
-            each_tile(job, index, true, begin, end, *scratch, [&](const Tile& tile) {
-              int32_t* amax = job.column_amax + tile.panel.group * cols + tile.col;
-              for (int r = 0; r < tile.rows; ++r) {
-                job.loops.amax_columns(scratch->values + r * tile.stride, tile.cols, amax);
-              }
-            });
-          }
-        });
+  const int64_t bytes_each = job.args.input.rows * 128 * dtype_bytes(job.args.input.dtype);
+  const bool good = split_with<Scratch>(
+      ceil_div(cols, 128), bytes_each, job.threads, [&](int64_t first, int64_t last, Scratch& scratch) {
+        const int64_t begin = first * 128, end = std::min(last * 128, cols);
+        for (int64_t g = 0; g < job.groups(); ++g) {
+          std::fill(job.column_amax + g * cols + begin, job.column_amax + g * cols + end, 0);
+        }
+        for (int64_t index = 0; index < job.panels.used(); ++index) {
+          begin_panel(job, job.panels.at(index), scratch);
+          each_tile(job, index, true, begin, end, scratch, [&](const Tile& tile) {
+            int32_t* amax = job.column_amax + tile.panel.group * cols + tile.col;
+            for (int r = 0; r < tile.rows; ++r) {
+              job.loops.amax_columns(scratch.values + r * tile.stride, tile.cols, amax);
+            }
+          });
+        }
+      });
   // The encode scales are made again where they are used: [G, C] of them would not fit beside the amaxes.
   constexpr int64_t CHUNK = 1024;
   float encode[CHUNK];

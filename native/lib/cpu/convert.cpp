@@ -1,9 +1,6 @@
 // convert_cpu: one plane between the plain and the native layout. Only what the groups hold is read and written.
 #include <algorithm>
-#include <atomic>
 #include <cstring>
-#include <memory>
-#include <new>
 
 #include "octavo/dequantize.h"
 #include "operand.h"
@@ -159,15 +156,10 @@ Error convert_cpu(const ConvertArgs& args, int threads) {
   if (const Error error = check_convert(args)) return error;
   if (threads < 0) return invalid("threads is negative; give 1 or more");
   const cpu::Converter converter(args, octavo_loops::loops_for(threads));
-  std::atomic<bool> good = true;
-  cpu::split(converter.panels(), PANEL_ROWS * args.cols, threads, [&](int64_t first, int64_t last) {
-    const auto buffers = std::unique_ptr<cpu::Buffers>(new (std::nothrow) cpu::Buffers);
-    if (!buffers) {
-      good = false;
-      return;
-    }
-    for (int64_t index = first; index < last; ++index) converter.convert_panel(index, *buffers);
-  });
+  const bool good = cpu::split_with<cpu::Buffers>(
+      converter.panels(), PANEL_ROWS * args.cols, threads, [&](int64_t first, int64_t last, cpu::Buffers& buffers) {
+        for (int64_t index = first; index < last; ++index) converter.convert_panel(index, buffers);
+      });
   if (!good) return {ErrorCode::unsupported, "no memory for a thread's tile (about 0.1 MB); free some"};
   converter.copy_shared_scales();
   return {};

@@ -1,8 +1,6 @@
 // One call of quantize_cpu: its arguments, what they come to, and the arrays in its workspace.
 #pragma once
 
-#include <memory>
-#include <new>
 
 #include "loops.h"
 #include "octavo/numerics.h"
@@ -93,9 +91,6 @@ struct Job {
 
 // Assigns the workspace's arrays and returns its size; with a null base only the size is right.
 size_t lay_out_workspace(Job& job, void* base);
-
-// Memory for a piece of work, or null.
-inline std::unique_ptr<Scratch> new_scratch() { return std::unique_ptr<Scratch>(new (std::nothrow) Scratch); }
 
 // ---- prologue.cpp
 

@@ -58,6 +58,14 @@ struct Loops {
   // to[i] = from[2 i] | from[2 i + 1] << 4, and back; n bytes of `to`, of `from`
   void (*pack)(const uint8_t* from, int64_t n, uint8_t* to);
   void (*unpack)(const uint8_t* from, int64_t n, uint8_t* to);
+
+  // out[r][c] += the sum over d < depth of left[d][r] * right[d][c], each sum from d = 0 on and added once; every row
+  // of an array is its stride long. Reads and writes rows and columns up to the next multiples of 6 and 16.
+  void (*multiply)(const float* left, int64_t left_stride, const float* right, int64_t right_stride, int64_t depth,
+                   int64_t rows, int64_t cols, float* out, int64_t out_stride);
+  // to[c * to_stride + r] = from[r * stride + c], rows and columns up to the next multiples of 8
+  void (*transpose_values)(const float* from, int64_t stride, int64_t rows, int64_t cols, float* to,
+                           int64_t to_stride);
 };
 
 const Loops& plain_loops();

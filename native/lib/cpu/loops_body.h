@@ -11,6 +11,7 @@
 #include "loops_bytes.h"
 #include "loops_casts.h"
 #include "loops_draws.h"
+#include "loops_products.h"
 #include "loops_scales.h"
 #include "loops_values.h"
 
@@ -22,7 +23,8 @@ const octavo_loops::Loops& table() {
       load,        store,           round,           amax_blocks, amax_columns, amax_all,
       fp32_scales, e8m0_scales,     nvfp4_scales,    e8m0_values, nvfp4_values, spread,
       cast,        cast_stochastic, mark_non_finite, decode,      draws_row,    draws_columns,
-      hadamard,    add,             transpose,       pack,        unpack};
+      hadamard,    add,             transpose,       pack,        unpack,
+      multiply,     transpose_values};
   return loops;
 }
 

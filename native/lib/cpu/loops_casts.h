@@ -6,8 +6,8 @@
 namespace octavo {
 namespace {
 
-// fp8_code in fewer operations: adding a power of two whose ulp is the format's step in the value's binade rounds to
-// it, as e2m1_magnitude does. `top` is the bits of the largest value. Equal for all 2^32 arguments.
+// Nearest even, saturating, -0 kept, NaN to 0x7F: adding a power of two whose ulp is the format's step in the value's
+// binade rounds to it. `top` is the bits of the largest value.
 template <int mantissa, int bias, uint32_t top>
 int32_t fp8_cast(float value) {
   constexpr auto least = static_cast<int32_t>(static_cast<uint32_t>(128 - bias) << 23);  // the least normal number
@@ -26,7 +26,7 @@ int32_t fp8_cast(float value) {
 int32_t e4m3_cast(float value) { return fp8_cast<3, 7, 0x43E00000u>(value); }
 int32_t e5m2_cast(float value) { return fp8_cast<2, 15, 0x47600000u>(value); }
 
-// e2m1_code and e2m1_code_stochastic with signed comparisons and a clamp that vectorise everywhere.
+// Signed comparisons and a clamp, which vectorise everywhere.
 int32_t e2m1_signed(uint32_t bits, int32_t rest, int32_t code) {
   return rest > static_cast<int32_t>(INF_BITS) ? 0x7 : code | static_cast<int32_t>((bits >> 28) & 8u);
 }

@@ -1,6 +1,7 @@
 // Loops that make amaxes and scales. Part of loops_body.h, whose rules hold.
 #pragma once
 
+#include "loops_casts.h"
 #include "loops_values.h"
 #include "octavo/numerics.h"
 
@@ -54,9 +55,10 @@ void e8m0_scales(int format, const int32_t* amax, int64_t n, float* encode, uint
 
 void nvfp4_scales(const int32_t* amax, int64_t n, float sixth, float factor, float* encode, uint8_t* codes) {
   for (int64_t i = 0; i < n; ++i) {
-    // nvfp4_scale and nvfp4_encode, with choices that vectorise
+    // minima as choices, which vectorise
     const float wanted = float_of(static_cast<uint32_t>(amax[i])) * sixth;
-    const uint8_t code = e4m3_code(float_of(bits_of(wanted) == INF_BITS ? 0x7F7FFFFFu : bits_of(wanted)));
+    const auto code =
+        static_cast<uint8_t>(e4m3_cast(float_of(bits_of(wanted) == INF_BITS ? 0x7F7FFFFFu : bits_of(wanted))));
     codes[i] = code;
     const uint32_t bits = bits_of(1.0f / (e4m3_decoded(code) * factor));
     encode[i] = float_of(bits == INF_BITS ? 0x7F7FFFFFu : bits);

@@ -3,7 +3,6 @@
 #include "octavo/quantize.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "job.h"
 #include "threads.h"
@@ -107,15 +106,10 @@ Error run(const Job& job) {
   if (job.needs_group_amax() && !panel_amax_pass(job)) return no_memory;
   group_scales(job);
   if (job.column_amax != nullptr && !column_amax_pass(job)) return no_memory;
-  std::atomic<bool> good = true;
-  split(job.panels.used(), job.panel_bytes(), job.threads, [&](int64_t first, int64_t last) {
-    const auto scratch = new_scratch();
-    if (!scratch) {
-      good = false;
-      return;
-    }
-    for (int64_t index = first; index < last; ++index) quantize_panel(job, index, *scratch);
-  });
+  const bool good = split_with<Scratch>(
+      job.panels.used(), job.panel_bytes(), job.threads, [&](int64_t first, int64_t last, Scratch& scratch) {
+        for (int64_t index = first; index < last; ++index) quantize_panel(job, index, scratch);
+      });
   if (!good) return no_memory;
   if (job.args.amax != nullptr) write_amax(job);
   if (job.args.dbias != nullptr) sum_panels(job);

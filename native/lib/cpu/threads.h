@@ -1,7 +1,10 @@
 // Work over a range on several threads, and the floating-point mode that the definition needs.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <type_traits>
 
 namespace octavo::cpu {
@@ -31,6 +34,22 @@ void split(int64_t count, int64_t bytes_each, int threads, Body&& body) {
     (*static_cast<std::remove_reference_t<Body>*>(given))(first, last);
   };
   split_pieces(count, bytes_each, threads, piece, &body);
+}
+
+// split, each piece with a Scratch of its own: body(first, last, scratch). False where a thread had no memory for one;
+// its piece is not done then.
+template <typename Scratch, typename Body>
+[[nodiscard]] bool split_with(int64_t count, int64_t bytes_each, int threads, const Body& body) {
+  std::atomic<bool> good = true;
+  split(count, bytes_each, threads, [&](int64_t first, int64_t last) {
+    const auto scratch = std::unique_ptr<Scratch>(new (std::nothrow) Scratch);
+    if (scratch) {
+      body(first, last, *scratch);
+    } else {
+      good = false;
+    }
+  });
+  return good;
 }
 
 }  // namespace octavo::cpu

@@ -7,6 +7,8 @@
 // One kernel a pair of orders in memory, since neighbouring threads must read and write neighbouring addresses: from
 // rows and from panels, to rows and to panels. A CTA owns some columns of one panel; where the order changes, the codes
 // pass through shared memory as bytes, which is a quarter or half of what the values would take.
+#include "dequantize.h"
+
 #include "code_tile.cuh"
 #include "launch.h"
 
@@ -311,33 +313,37 @@ Error launch_as(const DequantizeArgs& args, const Job& job, cudaStream_t stream)
 }
 
 }  // namespace
-}  // namespace cuda
 
-Error dequantize_cuda(const DequantizeArgs& args, void* stream) {
-  if (const Error error = check_dequantize(args)) return error;
+Error launch_dequantize(const DequantizeArgs& args, cudaStream_t stream) {
   const QuantizerSpec& spec = args.spec;
-  cuda::Job job = {};
+  Job job = {};
   job.codes = static_cast<const uint8_t*>(args.plane.codes);
   job.scales = args.plane.scales;
   job.global = spec.scaling == Scaling::nvfp4 ? args.plane.global : nullptr;
   job.out = args.out;
   job.panels = {args.rows, args.groups, args.matrix_rows, args.plan};
-  job.map = cuda::scale_map(spec, args.direction, args.plane.layout, args.rows, args.cols);
+  job.map = scale_map(spec, args.direction, args.plane.layout, args.rows, args.cols);
   job.cols = args.cols;
-  job.padded = cuda::pads_groups(spec, args.direction);
+  job.padded = pads_groups(spec, args.direction);
   job.packed = spec.format == Format::e2m1 && args.plane.layout == Layout::native;
   job.each_column = job.map.per_col != 0 && job.map.col_shift == 0;
-  const cudaStream_t on = cuda::stream_of(stream);
   const bool mx = spec.scaling == Scaling::mxfp8;
   switch (spec.format) {
-    case Format::e2m1: return cuda::launch_as<Format::e2m1, cuda::Stored::e4m3>(args, job, on);
+    case Format::e2m1: return launch_as<Format::e2m1, Stored::e4m3>(args, job, stream);
     case Format::e5m2:
-      return mx ? cuda::launch_as<Format::e5m2, cuda::Stored::e8m0>(args, job, on)
-                : cuda::launch_as<Format::e5m2, cuda::Stored::f32>(args, job, on);
+      return mx ? launch_as<Format::e5m2, Stored::e8m0>(args, job, stream)
+                : launch_as<Format::e5m2, Stored::f32>(args, job, stream);
     default:
-      return mx ? cuda::launch_as<Format::e4m3, cuda::Stored::e8m0>(args, job, on)
-                : cuda::launch_as<Format::e4m3, cuda::Stored::f32>(args, job, on);
+      return mx ? launch_as<Format::e4m3, Stored::e8m0>(args, job, stream)
+                : launch_as<Format::e4m3, Stored::f32>(args, job, stream);
   }
+}
+
+}  // namespace cuda
+
+Error dequantize_cuda(const DequantizeArgs& args, void* stream) {
+  if (const Error error = check_dequantize(args)) return error;
+  return cuda::launch_dequantize(args, cuda::stream_of(stream));
 }
 
 }  // namespace octavo

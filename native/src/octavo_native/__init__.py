@@ -1,8 +1,9 @@
-"""Kernels of Octavo for CPUs and Hopper GPUs: grouped quantization over addresses and a stream.
+"""Kernels of Octavo for CPUs and Hopper GPUs: grouped quantization and GEMMs over addresses and a stream.
 
 This is what backends are made of (octavo-torch-native, octavo-jax-native), not what a model calls. Arrays are passed as
 addresses, kinds as numbers (`FORMATS["e4m3"]`); a CUDA call puts its work on the stream that it is given and neither
-waits nor allocates. `layouts` has the shape of every array. Importing this package imports no framework and no numpy.
+waits nor allocates. `layouts` has the shape of every array, `gemms` makes GEMMs from names. Importing this package
+imports no framework and no numpy.
 
 Raises ValueError with the reason where arguments do not fit or this build cannot serve them, RuntimeError with the
 CUDA runtime's text where a launch fails.
@@ -10,19 +11,22 @@ CUDA runtime's text where a launch fails.
 
 from __future__ import annotations
 
-from octavo_native import layouts
+from octavo_native import gemms, layouts
 from octavo_native._native import (
     ABI_LEVEL,
     ACTIVATIONS,
     DIRECTIONS,
     DTYPES,
     FORMATS,
+    GATED,
+    GEMMS,
     HAS_CUDA,
     LAYOUTS,
     NORMS,
     OPERANDS,
     PROLOGUES,
     SCALINGS,
+    Gemm,
     Quantizer,
     build_info,
     ffi_targets,
@@ -40,15 +44,19 @@ __all__ = [
     "DIRECTIONS",
     "DTYPES",
     "FORMATS",
+    "GATED",
+    "GEMMS",
     "HAS_CUDA",
     "LAYOUTS",
     "NORMS",
     "OPERANDS",
     "PROLOGUES",
     "SCALINGS",
+    "Gemm",
     "Quantizer",
     "build_info",
     "ffi_targets",
+    "gemms",
     "layouts",
     "pack_e2m1",
     "plan",

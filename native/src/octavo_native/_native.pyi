@@ -10,6 +10,8 @@ OPERANDS: Final[Mapping[str, int]]
 DIRECTIONS: Final[Mapping[str, int]]
 LAYOUTS: Final[Mapping[str, int]]
 ACTIVATIONS: Final[Mapping[str, int]]
+GATED: Final[frozenset[str]]
+GEMMS: Final[Mapping[str, int]]
 NORMS: Final[Mapping[str, int]]
 PROLOGUES: Final[Mapping[str, int]]
 
@@ -19,6 +21,14 @@ class BuildInfo(TypedDict):
     archs: tuple[str, ...]
     compiler: str
     avx2: bool
+
+class TileExpectation(TypedDict):
+    name: str
+    tile: int
+    tiles: int
+    waves: float
+    filled: float
+    microseconds: float
 
 def build_info() -> BuildInfo: ...
 def plan_words(rows: int, groups: int) -> int: ...
@@ -148,6 +158,56 @@ class Quantizer:
         stream: int = 0,
         threads: int = 1,
     ) -> None: ...
+
+@final
+class Gemm:
+    def __init__(
+        self,
+        *,
+        gemm: int,
+        quantized: bool,
+        dtype: int = 2,
+        scaling: int = 0,
+        left_format: int = 0,
+        right_format: int = 0,
+        right_square: bool = False,
+        hadamard: bool = False,
+        out_dtype: int = 2,
+        accumulate: bool = False,
+        fast_accumulation: bool = False,
+    ) -> None: ...
+    def workspace_bytes(self, *, cuda: bool, rows: int, n: int, k: int, groups: int, tile: int = -1) -> int: ...
+    def run(
+        self,
+        *,
+        cuda: bool,
+        rows: int,
+        n: int,
+        k: int,
+        groups: int,
+        plan: int,
+        left: int,
+        right: int,
+        out: int,
+        left_scales: int = 0,
+        left_global: int = 0,
+        left_stride: int = 0,
+        right_scales: int = 0,
+        right_global: int = 0,
+        right_stride: int = 0,
+        out_row_stride: int = 0,
+        out_group_stride: int = 0,
+        bias: int = 0,
+        bias_dtype: int = 2,
+        bias_scales: int = 0,
+        tile: int = -1,
+        workspace: int = 0,
+        workspace_bytes: int = 0,
+        stream: int = 0,
+        threads: int = 1,
+    ) -> None: ...
+    def tiles(self) -> tuple[str, ...]: ...
+    def tile(self, *, rows: int, n: int, k: int, groups: int, sms: int = 132, tile: int = -1) -> TileExpectation: ...
 
 def swizzle_scales(
     *, cuda: bool, from_: int, into: int, outer: int, blocks: int, to_swizzled: bool, stream: int = 0

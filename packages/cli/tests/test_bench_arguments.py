@@ -1,4 +1,4 @@
-"""`octavo bench quantize`: what is wrong is one line that names the option, and nothing heavy is imported for help."""
+"""`octavo bench`: what is wrong is one line that names the option, and nothing heavy is imported for help."""
 
 from __future__ import annotations
 
@@ -8,9 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from octavo_cli.bench import command
+from octavo_cli.bench.options import check_installed, recorded_command
 from octavo_cli.bench.report import check_output
 from octavo_cli.errors import InputError
+
+COMMANDS = ("quantize", "gemm", "step", "tiles")
+
+OTHERS = [
+    (["gemm", "--shape", "8,4096,28672"], "G,K,N,M"),
+    (["gemm", "--shape", "8,4096,28671,16"], "multiples of 16"),
+    (["gemm", "--shape", "2000,64,64,16"], "G is 1 to 1024"),
+    (["gemm", "--shape", "2,64,64,16", "--shape", "2,64,64,16"], "names 2,64,64,16 twice"),
+    (["gemm", "--ops", "fprob"], "--ops names 'fprob'"),
+    (["gemm", "--kinds", "fp8"], "--kinds names 'fp8'"),
+    (["gemm", "--sizes", "uneven"], "--sizes names 'uneven'"),
+    (["gemm", "--framework", "flax"], "torch or jax"),
+    (["gemm", "--device", "tpu"], "cpu or cuda"),
+    (["gemm", "--repeats", "0"], "--repeats is 0"),
+    (["step", "--seed", "-1"], "--seed is -1"),
+    (["step", "--framework", "jax", "--reuse-weights"], "--reuse-weights is torch's"),
+    (["step", "--kinds", "block,block"], "'block' twice"),
+    (["tiles", "--ops", "quantize"], "--ops names 'quantize'"),
+]
 
 TABLE = [
     (["--recipes", "mxfp9"], "mxfp9"),
@@ -32,21 +51,24 @@ def _octavo(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.parametrize(("arguments", "named"), TABLE, ids=[" ".join(row[0]) for row in TABLE])
+ALL = [*((["quantize", *arguments], named) for arguments, named in TABLE), *OTHERS]
+
+
+@pytest.mark.parametrize(("arguments", "named"), ALL, ids=[" ".join(row[0]) for row in ALL])
 def test_a_wrong_argument_is_one_line_and_exit_code_2(arguments: list[str], named: str, tmp_path: Path) -> None:
     """Before anything is imported that the command needs, and before anything is written."""
-    result = _octavo("bench", "quantize", *arguments, "--output", "out.json", folder=tmp_path)
+    result = _octavo("bench", *arguments, "--output", "out.json", folder=tmp_path)
     assert result.returncode == 2, result.stderr
     assert named in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_help_lists_the_subcommand(tmp_path: Path) -> None:
+def test_help_lists_the_subcommands(tmp_path: Path) -> None:
     """`octavo bench` is a group: what it times has a name of its own."""
     result = _octavo("bench", "--help", folder=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "quantize" in result.stdout
+    assert [name for name in COMMANDS if name in result.stdout] == list(COMMANDS)
 
 
 def test_the_command_imports_no_framework() -> None:
@@ -56,11 +78,25 @@ def test_the_command_imports_no_framework() -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_what_is_missing_is_said_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_said_with_the_command_that_installs_it() -> None:
     """Without the plugin nothing can be timed."""
-    monkeypatch.setattr(command, "_NEEDED", ("octavo_cli", "octavo_absent"))
-    with pytest.raises(InputError, match=r'octavo-absent.*pip install "octavo\[torch-native\]"'):
-        command._check_installed()
+    check_installed("quantize", ("octavo_cli",), "torch-native")
+    with pytest.raises(InputError, match=r'bench gemm needs octavo-absent.*pip install "octavo\[torch-native\]"'):
+        check_installed("gemm", ("octavo_cli", "octavo_absent"), "torch-native")
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [
+        (["--output", "/data/runs/a.json", "--quick"], "octavo bench gemm --output a.json --quick"),
+        (["--output=/data/runs/a.json"], "octavo bench gemm --output=a.json"),
+        (["--seed", "3", "--output", "a b.json"], "octavo bench gemm --seed 3 --output 'a b.json'"),
+        (["--json"], "octavo bench gemm --json"),
+    ],
+)
+def test_a_recorded_command_names_a_file_without_its_folders(given: list[str], recorded: str) -> None:
+    """Result files are published: where they were written on one machine is nobody's business."""
+    assert recorded_command(["bench", "gemm", *given]) == recorded
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_every_case_is_there_and_equals_the_definition(content: dict[str, Any]) 
     from octavo_cli.bench.cases import CASES
 
     assert content["schema_version"] == 1
+    assert content["command"].endswith("--output quantize.json")
     assert content["failures"] == []
     labels = [case.label for case in CASES]
     assert [row["case"] for row in content["rows"] if row["grouping"] == "2 even"] == labels

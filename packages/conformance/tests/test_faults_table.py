@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from octavo_conformance.faults import faults, markdown
+import pytest
+
+from octavo_conformance.faults import faults, markdown, numbers_in
 
 
 def test_every_row_has_tests_or_a_reason() -> None:
@@ -26,3 +28,16 @@ def test_the_table_is_markdown() -> None:
     lines = markdown().splitlines()
     assert len(lines) == 67
     assert all(re.fullmatch(r"\| \d+ \|.*\| .+ \|", line) for line in lines[2:])
+
+
+@pytest.mark.parametrize(
+    ("docstring", "rows"),
+    [
+        ("Tails (fault 8).", (8,)),
+        ("Empty groups (faults 1, 3 and\n7: they are zero), and (fault 34).", (1, 3, 7, 34)),
+        ("Offsets (faults.md 26 to 29, 61).", (26, 27, 28, 29, 61)),
+        ("2 faults, 3 fault lines, default 4", ()),
+    ],
+)
+def test_rows_that_a_docstring_names(docstring: str, rows: tuple[int, ...]) -> None:
+    assert numbers_in(docstring) == rows

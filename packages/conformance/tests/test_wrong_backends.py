@@ -78,8 +78,9 @@ def test_a_fault_fails_its_test(wrong: Any, fault: str) -> None:
     """The tests named in the table fail, with a reason in the report, and tests of other things pass."""
     backend, planted = f"numpy-{fault}", FAULTS[fault]
     failed = wrong.ids("failed", backend)
-    assert planted.fails <= failed, f"{fault} is not found by {sorted(planted.fails - failed)}"
-    assert not planted.spares & failed, f"{fault} also fails {sorted(planted.spares & failed)}"
+    seed = f"on the inputs of --octavo-seed {wrong.report['seed']}"
+    assert planted.fails <= failed, f"{fault} is not found by {sorted(planted.fails - failed)} {seed}"
+    assert not planted.spares & failed, f"{fault} also fails {sorted(planted.spares & failed)} {seed}"
     assert planted.spares <= wrong.ids("passed", backend)
     rows = [row for row in wrong.report["rows"] if row["backend"] == backend and row["outcome"] == "failed"]
     assert all(row["reason"] for row in rows)

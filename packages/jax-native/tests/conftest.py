@@ -1,18 +1,33 @@
-"""Fresh random inputs from a seed that a failing test prints, quantizer specs, and comparison with the definition."""
+"""Fresh random inputs from a seed that a failing test prints, quantizer specs, recipes, and comparison with the
+definition: quantizers bit for bit, GEMMs within their error bound."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
 import octavo_numerics
-from octavo import QuantizerSpec
+from octavo import (
+    MXFP8,
+    NVFP4,
+    BlockScaling,
+    CurrentScaling,
+    DelayedScaling,
+    HighPrecision,
+    QuantizerSpec,
+    Recipe,
+    RowScaling,
+)
+from octavo.quantizer import Direction, Operand
+from octavo.recipe_base import READERS, Gemm
 from octavo_jax import GroupedTensor
 
 SPECS = {
@@ -32,6 +47,23 @@ SPECS = {
         format="e2m1", scaling="nvfp4", rounding="stochastic", hadamard=True, role="dy"
     ),
 }
+
+RECIPES: dict[str, Recipe] = {
+    "bf16": HighPrecision(),
+    "delayed": DelayedScaling(),
+    "current": CurrentScaling(),
+    "current-fast": CurrentScaling(fast_accumulation=frozenset({"fprop", "dgrad"})),
+    "row": RowScaling(),
+    "block": BlockScaling(),
+    "block-fp32": BlockScaling(power_of_two=False),
+    "mxfp8": MXFP8(),
+    "mxfp8-square-e5m2": MXFP8(square_weights=True, gradient_format="e5m2"),
+    "nvfp4": NVFP4(),
+    "nvfp4-plain": NVFP4(square_weights=False, stochastic_gradients=False, hadamard=False),
+}
+
+SEED = 20_261_122
+"""Of stochastic rounding."""
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -181,3 +213,126 @@ def equations() -> Callable[..., int]:
 
 def _holds_equations(value: Any) -> bool:
     return hasattr(value, "eqns") or hasattr(value, "jaxpr")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A grouped linear layer's inputs: x [M, K], w [G, N, K], dy [M, N], sizes [G], bias [G, N], and the encode scales
+    [G] that delayed scaling takes of each operand. Rows past the sum are NaN."""
+
+    x: np.ndarray
+    w: np.ndarray
+    dy: np.ndarray
+    sizes: np.ndarray
+    bias: np.ndarray
+    scales: dict[str, np.ndarray]
+
+    @property
+    def total(self) -> int:
+        """Rows that belong to a group."""
+        return int(self.sizes.sum())
+
+    def quantized(self, recipe: Recipe, operand: Operand) -> octavo_numerics.QuantizedArray:
+        """An operand as the definition quantizes it."""
+        spec = recipe.quantizer(operand)
+        assert spec is not None
+        return octavo_numerics.quantize(
+            getattr(self, operand),
+            spec,
+            None if operand == "w" else self.sizes,
+            seed=SEED if spec.stochastic else None,
+            scale=self.scales[operand] if spec.scaling == "delayed" else None,
+        )
+
+    def values(self, recipe: Recipe, gemm: Gemm, operand: Operand) -> np.ndarray:
+        """What a GEMM multiplies, in float64."""
+        if not recipe.quantizes(gemm):
+            return np.asarray(getattr(self, operand), np.float64)
+        direction: Direction = "rowwise" if READERS[operand][0] == gemm else "columnwise"
+        return octavo_numerics.dequantize(self.quantized(recipe, operand), direction).astype(np.float64)
+
+    def operand(self, recipe: Recipe, gemm: Gemm, operand: Operand) -> Any:
+        """What a bound GEMM takes: the definition's planes in the plain layout, or the array."""
+        if not recipe.quantizes(gemm):
+            return jnp.asarray(getattr(self, operand))
+        q = self.quantized(recipe, operand)
+        planes = {n: None if getattr(q, n) is None else jnp.asarray(getattr(q, n)) for n in octavo_numerics.PLANES}
+        return GroupedTensor(q.spec, None if operand == "w" else jnp.asarray(self.sizes), **planes)
+
+
+@pytest.fixture(scope="session", params=RECIPES)
+def recipe(request: pytest.FixtureRequest) -> Recipe:
+    """Each recipe, and options that reach the GEMMs."""
+    return RECIPES[request.param]
+
+
+@pytest.fixture(scope="session")
+def layer_of(sizes_of: Any) -> Callable[..., Layer]:
+    """A layer of (M, K, N, G) with drawn or given sizes."""
+
+    def draw(
+        rng: np.random.Generator,
+        shape: tuple[int, int, int, int],
+        dtype: str = "bfloat16",
+        sizes: np.ndarray | None = None,
+    ) -> Layer:
+        m, k, n, g = shape
+        sizes = sizes_of(rng, g, m) if sizes is None else sizes
+        x, dy = (rng.standard_normal((m, c)).astype(np.float32) for c in (k, n))
+        for rows in (x, dy):
+            rows[int(sizes.sum()) :] = np.nan
+        w = rng.standard_normal((g, n, k)).astype(np.float32) / np.float32(np.sqrt(k))
+        bias = rng.standard_normal((g, n)).astype(np.float32)
+        scales = {name: np.exp2(rng.uniform(4, 6, g)).astype(np.float32) for name in ("x", "w", "dy")}
+        return Layer(*(a.astype(DTYPES[dtype]) for a in (x, w, dy)), sizes, bias.astype(DTYPES[dtype]), scales)
+
+    return draw
+
+
+@pytest.fixture(scope="session")
+def assert_product() -> Callable[..., None]:
+    """Fails where a GEMM's result is outside its bound, a row past the sum or an empty group's dw not +0."""
+
+    def check(
+        layer: Layer,
+        recipe: Recipe,
+        gemm: Gemm,
+        actual: Any,
+        *,
+        bias: np.ndarray | None = None,
+        start: np.ndarray | None = None,
+        accumulation: Any = "fp32",
+    ) -> None:
+        actual = np.asarray(actual)
+        left, right = (layer.values(recipe, gemm, name) for name in _OPERANDS[gemm])
+        padded = 16 if gemm == "wgrad" and recipe.quantizes(gemm) and getattr(recipe, "hadamard", False) else 1
+        rows = np.concatenate([[0], np.cumsum(layer.sizes)])
+        inner = np.concatenate([[0], np.cumsum(-(-layer.sizes // padded) * padded)])
+        for g in range(len(layer.sizes)):
+            here, summed = slice(*rows[g : g + 2]), slice(*inner[g : g + 2])
+            if gemm == "wgrad":
+                a, b, mine = left[summed].T, right[summed].T, actual[g]
+                extra = None if start is None else (np.eye(len(a)), start[g].T)
+            else:
+                a, b, mine = left[here], right[g] if gemm == "fprop" else right[g].T, actual[here]
+                extra = None if bias is None else (np.ones((len(a), 1)), bias[g][:, None])
+            if extra is not None:
+                # One more product of each element: its sum ends with it.
+                a, b = np.hstack([a, extra[0]]), np.hstack([b, extra[1].astype(np.float64)])
+            bound = octavo_numerics.error_bound(
+                recipe.for_gemm(gemm),
+                a.shape[1],
+                gemm=gemm,
+                out_dtype=mine.dtype.name,
+                accumulation=accumulation,
+            )
+            report = bound.check(mine, a, b, zero_mean=False)
+            assert report.passed, f"{gemm} of group {g}: {report.describe()}"
+        bits = actual[layer.total :] if gemm != "wgrad" else actual[layer.sizes == 0]
+        if start is None:
+            assert not bits.view(np.uint8).any(), "a row past the sum, or an empty group's dw, is not +0"
+
+    return check
+
+
+_OPERANDS: dict[Gemm, tuple[Operand, Operand]] = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def test_the_conformance_suite_passes(tmp_path: Path) -> None:
-    """What the card declares is tested, nothing works undeclared; GEMMs and layers are skipped with the reason."""
+    """What the card declares is tested, nothing works undeclared."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"]
     suite = ["--pyargs", "octavo_conformance.suite", "--octavo-backend", "jax-native"]
     result = subprocess.run([*command, *suite], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -14,7 +14,8 @@ import pytest
 import octavo_numerics
 from octavo import QuantizerSpec
 from octavo_jax_native import Extras, act_quantize, dact_quantize, norm_quantize
-from octavo_jax_native.functional import ACTIVATIONS, GATED
+from octavo_jax_native.functional import ACTIVATIONS
+from octavo_native import GATED
 
 M, F = 90, 48
 SIZES = np.array([40, 0, 33], np.int32)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax import Array
 
+import octavo
 import octavo_jax
 import octavo_registry
 from octavo import QuantizerSpec
@@ -75,3 +76,77 @@ def test_one_program_for_both_platforms() -> None:
     traced = jax.jit(run).trace(jnp.ones((M, K)), jnp.zeros(G, jnp.int32))
     text = traced.lower(lowering_platforms=("cpu", "cuda")).as_text()
     assert text.count("custom_call @octavo_quantize_mxfp8(") == 1
+
+
+@pytest.mark.parametrize("kind", ["bf16", "block", "nvfp4"])
+@pytest.mark.parametrize("gemm", ["fprop", "dgrad", "wgrad"])
+@pytest.mark.parametrize("platform", ["cuda", "cpu"])
+def test_a_gemm_is_one_call_and_one_plan(kind: str, gemm: Any, platform: str) -> None:
+    """Its attributes, its operands by name, and nothing that touches the sizes on the host."""
+    recipe, n = octavo.recipe(kind), 48
+    shapes = {"x": (M, K), "w": (G, n, K), "dy": (M, n)}
+    request = Request(gemm, "jax", "cpu", "bfloat16", "float32", recipe=recipe.for_gemm(gemm))
+    plan = octavo_registry.plan(request, backend="jax-native")
+    order = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("x", "dy")}[gemm]
+    sizes, arrays = jnp.zeros(G, jnp.int32), [jnp.ones(shapes[name], jnp.bfloat16) for name in order]
+
+    def run(first: Array, second: Array, sizes: Array) -> Any:
+        operands: list[Any] = [first, second]
+        if recipe.quantizes(gemm):
+            for i, name in enumerate(order):
+                layouts = ("rows", "panels")
+                wanted = Request(
+                    "quantize", "jax", "cpu", "bfloat16", "bfloat16", quantizer=recipe.quantizer(name), layouts=layouts
+                )
+                quantize = octavo_registry.plan(wanted, backend="jax-native").run
+                seed = 7 if wanted.quantizer.stochastic else None  # type: ignore[union-attr]
+                operands[i] = quantize(operands[i], None if name == "w" else sizes, seed=seed, operand=name)
+        return plan.run(*operands, sizes)
+
+    text = _text(run, *arrays, sizes, platform=platform)
+    (call,) = (line for line in text.splitlines() if "custom_call @octavo_gemm(" in line)
+    names = {"left", "right", "plan"}
+    if kind != "bf16":
+        names |= {"left_scales", "right_scales"}
+    if kind == "nvfp4":
+        names |= {"left_global", "right_global"}
+    assert set(call.split('operands = "')[1].split('"')[0].split(",")) == names
+    number = {"fprop": 0, "dgrad": 1, "wgrad": 2}[gemm]
+    hadamard, square = kind == "nvfp4" and gemm == "wgrad", kind != "bf16" and gemm != "wgrad"
+    for attribute in (
+        f"gemm = {number} : i64",
+        f"rows = {M} : i64",
+        f"n = {n} : i64",
+        f"k = {K} : i64",
+        f"groups = {G} : i64",
+        f"quantized = {str(kind != 'bf16').lower()}",
+        f"hadamard = {str(hadamard).lower()}",
+        f"right_square = {str(square).lower()}",
+        "accumulate = false",
+        "fast_accumulation = false",
+    ):
+        assert attribute in call, attribute
+    assert "octavo_convert" not in text
+    assert "callback" not in text
+    assert "has_side_effect = true" not in text
+
+
+def test_fast_accumulation_is_an_attribute_where_scales_allow_it() -> None:
+    """Of the GEMMs that the recipe names; block scales are applied to promoted sums and leave nothing to leave out."""
+    fast: Any = frozenset({"fprop"})
+    x, kernel = jnp.ones((M, K), jnp.bfloat16), jnp.ones((G, K, 48), jnp.bfloat16)
+    for recipe, expected in (
+        (octavo.CurrentScaling(fast_accumulation=fast), ["true", "false", "false"]),
+        (octavo.RowScaling(fast_accumulation=fast), ["true", "false", "false"]),
+        (octavo.BlockScaling(fast_accumulation=fast), ["false"] * 3),
+        (octavo.MXFP8(fast_accumulation=fast), ["false"] * 3),
+    ):
+
+        def loss(x: Array, kernel: Array, sizes: Array, recipe: octavo.Recipe = recipe) -> Array:
+            y = octavo_jax.grouped_dense(x, kernel, sizes, recipe=recipe, backend="jax-native")
+            return jnp.sum(jnp.tanh(y))
+
+        text = _text(jax.grad(loss, (0, 1)), x, kernel, jnp.zeros(G, jnp.int32))
+        calls = [line for line in text.splitlines() if "custom_call @octavo_gemm(" in line]
+        found = {line.split("gemm = ")[1][0]: line.split("fast_accumulation = ")[1].split(",")[0] for line in calls}
+        assert [found[number] for number in "012"] == expected, recipe.kind

@@ -11,7 +11,8 @@ import torch
 
 import octavo_native
 import octavo_registry
-from octavo import NoBackendError, QuantizerSpec
+from octavo import MXFP8, PRESETS, CurrentScaling, HighPrecision, NoBackendError, QuantizerSpec, Recipe
+from octavo.recipe_base import GEMMS, Gemm
 from octavo_native import layouts
 from octavo_registry.match import match
 from octavo_registry.request import Request
@@ -31,6 +32,13 @@ def request(**fields: Any) -> Request:
         "quantizer": SPEC,
     }
     return Request(**(base | fields))
+
+
+HOPPER: dict[str, Any] = {"device": "cuda", "arch": (9, 0)}
+
+
+def gemm(op: Gemm, recipe: Recipe, **fields: Any) -> Request:
+    return request(op=op, recipe=recipe.for_gemm(op), quantizer=None, **fields)
 
 
 def on_hopper(**fields: Any) -> Request:
@@ -71,7 +79,10 @@ def test_layouts_have_the_names_of_the_kernels() -> None:
         (on_hopper(graph_safe=True, sizes="host"), "sizes are on the host"),
         (request(framework="jax"), "serves torch, the framework is jax"),
         (request(layouts=("swizzled", "plain")), "makes layouts panels, plain, rows"),
-        (request(op="fprop"), "the operation is fprop"),
+        (request(op="norm_quantize"), "the operation is norm_quantize"),
+        (gemm("fprop", HighPrecision(), in_dtype="float32", **HOPPER), "takes bfloat16, float16, the input is float32"),
+        (gemm("fprop", MXFP8(), graph_safe=True, sizes="host", **HOPPER), "sizes are on the host"),
+        (gemm("fprop", MXFP8(), device="cuda", arch=(8, 0)), "needs sm_90, this device is sm_80"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -122,3 +133,64 @@ def test_a_layout_of_the_other_direction_is_refused() -> None:
     assert refuses(request(quantizer=only_rows, layouts=("rows", "rows"))) is None
     with pytest.raises(NoBackendError, match="panels was asked for"):
         octavo_registry.plan(request(layouts=("panels", "plain")), backend="torch-native")
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the kernels and a device were there."""
+    monkeypatch.setattr(octavo_native, "HAS_CUDA", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+@pytest.mark.parametrize("op", GEMMS)
+@pytest.mark.parametrize("recipe", PRESETS.values(), ids=PRESETS)
+def test_gemms_of_every_recipe_may_be_captured(op: Gemm, recipe: Recipe, hopper: None) -> None:
+    """Admitted on both devices, graph-safe on Hopper; what sums in which way follows from the recipe."""
+    row = match(plugin.CARD, gemm(op, recipe, sizes="device", graph_safe=True, k=64, n=32, **HOPPER))
+    assert not isinstance(row, str)
+    kind = recipe.for_gemm(op).kind
+    eights = kind in ("delayed", "current", "row", "block")
+    assert row.accumulation == ("hopper_fp8" if eights else "hopper_bf16")
+    assert (row.emulated is not None) == (kind in ("mxfp8", "nvfp4"))
+    assert NativeBackend().refuses(gemm(op, recipe, k=64, n=32, groups=3, **HOPPER)) is None
+    row = match(plugin.CARD, gemm(op, recipe))
+    assert not isinstance(row, str)
+    assert row.accumulation == "fp32"
+    assert NativeBackend().refuses(gemm(op, recipe, k=33, n=7)) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (gemm("fprop", MXFP8(), k=40, n=32, **HOPPER), "k is 40, and its cuda GEMMs take multiples of 16"),
+        (gemm("wgrad", HighPrecision(), k=64, n=8, **HOPPER), "n is 8, and its cuda GEMMs take multiples of 16"),
+        (gemm("dgrad", MXFP8(), k=0), "k is 0, and its cpu GEMMs take multiples of 1 from 1 on"),
+        (
+            gemm("wgrad", HighPrecision(output_dtype="float32"), **HOPPER),
+            "x is bfloat16 and dy float32; its cuda GEMMs multiply unquantized operands of one dtype",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_gemms_are_refused(asked: Request, reason: str, hopper: None) -> None:
+    """What the card cannot say."""
+    assert reason in (NativeBackend().refuses(asked) or "")
+
+
+def test_emulation_is_told() -> None:
+    """A plan says in a clause how its recipe is computed where the device has no instructions for it."""
+    plan = octavo_registry.plan(gemm("fprop", MXFP8()), backend="torch-native")
+    assert plan.note == "emulated: fp32 products of dequantized operands"
+    assert octavo_registry.plan(gemm("fprop", HighPrecision()), backend="torch-native").note == ""
+
+
+def test_kernels_of_a_gemm() -> None:
+    """The tiles of the CUDA kernels and what the model expects of each; nothing where nothing is chosen."""
+    backend = NativeBackend()
+    for recipe in (HighPrecision(), CurrentScaling(), MXFP8()):
+        choices = backend.kernels(gemm("fprop", recipe, k=7168, n=2048, groups=32, **HOPPER), 16384)
+        assert [choice.chosen for choice in choices] == [True] + [False] * (len(choices) - 1)
+        assert all(choice.tiles > 0 and choice.microseconds > 0 and 0 < choice.filled <= 1 for choice in choices)
+    assert backend.kernels(gemm("fprop", MXFP8(), k=64, n=32, groups=3), 64) == ()
+    assert backend.kernels(gemm("fprop", MXFP8(), **HOPPER), 64) == ()
+    assert backend.kernels(on_hopper(), 64) == ()

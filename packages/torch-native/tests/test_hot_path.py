@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import octavo_torch
 import octavo_torch_native as native
+from octavo import NVFP4, BlockScaling, HighPrecision
 from octavo_conformance.variants import RAGGED
+from octavo_torch_native.gemm import Dgrad, Fprop, Wgrad
 from octavo_torch_native.quantizer import Quantizer
 
 FORBIDDEN = ("pydantic", "pydantic_core", "pluggy", "inspect", "os", "posixpath", "importlib", "json", "functools")
@@ -45,6 +48,35 @@ def calls(name: str) -> dict[str, Callable[[], Any]]:
         "native": lambda: native.quantize(x, spec, plan, amax=True, **given),
         "fused": lambda: native.act_quantize(x, spec, SIZES, activated=True, **given),
         "dequantize": lambda: native.dequantize(held),
+    }
+
+
+GEMM_RECIPES = {"bf16": HighPrecision(), "block": BlockScaling(), "nvfp4": NVFP4(stochastic_gradients=False)}
+
+
+def gemm_calls(name: str) -> dict[str, Callable[[], Any]]:
+    """The bound GEMMs on native operands: with sizes, with a plan, into a buffer; a layer of the front end."""
+    recipe, plan = GEMM_RECIPES[name], native.plan(SIZES, 8)
+    values = {"x": torch.randn(8, 32), "w": torch.randn(3, 16, 32), "dy": torch.randn(8, 16)}
+    operands: dict[str, Any] = {}
+    for operand, value in values.items():
+        spec = recipe.quantizer(operand)  # type: ignore[arg-type]
+        sizes = None if operand == "w" else plan
+        operands[operand] = (
+            value if spec is None else native.quantize(value, spec, sizes, layouts=("rows", "panels")).codes
+        )
+    x, w, dy = operands.values()
+    fprop, dgrad, wgrad = Fprop("float32"), Dgrad("float32"), Wgrad("bfloat16")
+    main_grad = torch.zeros(3, 16, 32)
+    bias, scales = torch.randn(3, 16), torch.randn(8)
+    return {
+        "fprop": lambda: fprop(x, w, SIZES),
+        "fprop, planned": lambda: fprop(x, w, plan),
+        "fprop, bias": lambda: fprop(x, w, plan, bias=bias, bias_scales=scales),
+        "dgrad": lambda: dgrad(dy, w, plan),
+        "wgrad": lambda: wgrad(x, dy, plan),
+        "wgrad, accumulate": lambda: wgrad(x, dy, plan, out=main_grad, accumulate=True),
+        "layer": lambda: octavo_torch.grouped_linear(values["x"], values["w"], SIZES, recipe=recipe),
     }
 
 
@@ -98,6 +130,69 @@ def test_nothing_is_kept(name: str) -> None:
             # an object kept by each call would be 16 bytes at the least
             assert grown < 500 * 8, f"{what}: 500 calls keep {grown} bytes"
             assert len(gc.get_objects()) - objects < 100, what
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", GEMM_RECIPES)
+def test_gemms_enter_no_foreign_frame(name: str) -> None:
+    """The same for the GEMMs and a layer around them."""
+    for what, call in gemm_calls(name).items():
+        call()
+
+        def many(call: Callable[[], Any] = call) -> None:
+            for _ in range(300):
+                call()
+
+        seen = frames_of(many)
+        foreign = {module: count for module, count in seen.items() if module.split(".")[0] in FORBIDDEN}
+        assert not foreign, what
+        assert seen["octavo_torch_native.launch"] >= 300, what
+
+
+class Operations(TorchDispatchMode):
+    """The operators that calls run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(function.overloadpacket))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", GEMM_RECIPES)
+def test_a_planned_gemm_allocates_its_result_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One torch.empty, two where the kernel wants scratch: no copy, no fill, nothing that would wait."""
+    monkeypatch.undo()  # of poisoned memory, which fills
+    for what, call in gemm_calls(name).items():
+        if what in ("fprop", "layer"):
+            continue
+        call()
+        with Operations() as operations:
+            call()
+        made = Counter(operations.seen)
+        assert set(made) <= {"aten.empty"}, f"{what}: {dict(made)}"
+        assert made["aten.empty"] <= (1 if "accumulate" in what else 2), what
+
+
+@pytest.mark.parametrize("name", GEMM_RECIPES)
+def test_gemms_keep_nothing(name: str) -> None:
+    """Memory after 200 calls is that after 20 (faults 52, 53)."""
+    for what, call in gemm_calls(name).items():
+        for _ in range(20):
+            call()
+        gc.collect()
+        tracemalloc.start()
+        try:
+            call()
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(200):
+                call()
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - before
+            assert grown < 200 * 8, f"{what}: 200 calls keep {grown} bytes"
         finally:
             tracemalloc.stop()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import octavo_registry
 import octavo_torch
 import octavo_torch_native as native
-from octavo import PRESETS, QuantizerSpec
+from octavo import QuantizerSpec
 from octavo_conformance.variants import RAGGED, STACKED
 from octavo_registry.request import Request
 from octavo_torch import GroupedTensor
@@ -240,19 +240,6 @@ def test_unchanged_weights_are_left_alone(name: str, rng: np.random.Generator) -
             assert torch.equal(native.dequantize(made.codes, direction), native.dequantize(fresh.codes, direction))
         assert torch.equal(made.amax, fresh.amax)
         assert torch.equal(made.dequantized, fresh.dequantized)
-
-
-@pytest.mark.parametrize("name", [name for name, recipe in PRESETS.items() if not recipe.stateful])
-def test_layers_use_it(name: str, rng: np.random.Generator) -> None:
-    """grouped_linear quantizes here and multiplies in the reference: the reference's own bits, gradients included."""
-    recipe = PRESETS[name]
-    x, w, dy = torch.randn(60, 48), torch.randn(3, 32, 48), torch.randn(60, 32)
-    results = []
-    for backend in (["torch-native", "torch-reference"], ["torch-reference"]):
-        a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
-        y = octavo_torch.grouped_linear(a, b, SIZES, recipe=recipe, seed=5, backend=backend)
-        results.append([y, *torch.autograd.grad(y, (a, b), dy)])
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
 
 
 def test_results_pickle_and_copy(rng: np.random.Generator) -> None:

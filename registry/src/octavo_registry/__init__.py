@@ -21,6 +21,7 @@ from octavo_registry.cards import ALL_DTYPES, Accumulation, BackendCard, Capabil
 from octavo_registry.compose import LayerPlan
 from octavo_registry.frameworks import PLANES, Device, Framework, LayerResult
 from octavo_registry.hookspecs import API_LEVEL, HookSpecs, hookimpl
+from octavo_registry.kernels import KernelChoice, KernelModel
 from octavo_registry.loader import PluginRecord
 from octavo_registry.preference import UnknownBackendError, mirror_preference, prefer, state_token
 from octavo_registry.preference import current as current_preference
@@ -60,6 +61,17 @@ def plan_layer(
     Operations may come from different backends. Raises as `plan` does, for the operation that nothing serves.
     """
     return _registry.plan_layer(request, backend=backend, wgrad_dtype=wgrad_dtype)
+
+
+def kernel_choices(
+    request: Request, *, rows: int, backend: str | Sequence[str] | None = None
+) -> tuple[str, tuple[KernelChoice, ...] | None]:
+    """The backend that serves a GEMM, and the kernels that it chooses from for `rows` rows in equal groups.
+
+    The second result is None where the backend has no model of its kernels. Raises as `plan` does, and OctavoError
+    where the backend's model is broken.
+    """
+    return _registry.kernel_choices(request, rows=rows, backend=backend)
 
 
 def plugins() -> tuple[PluginRecord, ...]:
@@ -116,6 +128,8 @@ __all__ = [
     "Framework",
     "FrameworkRecord",
     "HookSpecs",
+    "KernelChoice",
+    "KernelModel",
     "LayerPlan",
     "LayerResult",
     "Op",
@@ -136,6 +150,7 @@ __all__ = [
     "framework_records",
     "frameworks",
     "hookimpl",
+    "kernel_choices",
     "mirror_preference",
     "plan",
     "plan_layer",

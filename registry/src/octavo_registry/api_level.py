@@ -15,6 +15,7 @@ from typing import Any
 from octavo_registry.cards import BackendCard, QuantizerCard
 from octavo_registry.frameworks import PLANES
 from octavo_registry.hookspecs import API_LEVEL, HookSpecs
+from octavo_registry.kernels import KernelChoice, KernelModel
 from octavo_registry.request import Backend, Bound, Request
 
 _PROSE = ("title", "description")
@@ -58,9 +59,11 @@ def contract() -> dict[str, Any]:
         "api_level": API_LEVEL,
         "hooks": _signatures(HookSpecs),
         "backend": _signatures(Backend),
+        "backend_optional": _signatures(KernelModel),
         "cards": {"BackendCard": _card(BackendCard), "QuantizerCard": _card(QuantizerCard)},
         "request": _fields(Request),
         "bound": _fields(Bound),
+        "kernel_choice": _fields(KernelChoice),
         "grouped_tensor": [*PLANES, "group_sizes", "spec"],
     }
 

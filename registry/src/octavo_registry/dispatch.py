@@ -14,6 +14,7 @@ from octavo.formats import DType
 from octavo_registry.candidates import Candidate, Candidates, filter_cards
 from octavo_registry.compose import LayerPlan, compose
 from octavo_registry.guard import Fault, guard
+from octavo_registry.kernels import KernelChoice, ask_kernels
 from octavo_registry.loader import Plugin, call
 from octavo_registry.names import RESERVED
 from octavo_registry.preference import REST, Preference, UnknownBackendError, current, from_argument, source_of
@@ -80,6 +81,15 @@ class Dispatcher:
             with self._lock:
                 layer = self._layers[key] = self._compose(request, recipe, preference, wgrad_dtype)
         return layer
+
+    def kernel_choices(
+        self, request: Request, rows: int, backend: Names
+    ) -> tuple[str, tuple[KernelChoice, ...] | None]:
+        """The backend that serves `request`, and what it says of its kernels; None: it has no model."""
+        name = self.plan(request, backend).backend
+        record = next(record for record in self.records if record.name == name and record.verdict is None)
+        with self._lock:
+            return name, ask_kernels(self._load(record), name, request, rows)
 
     # ---- who may serve
 

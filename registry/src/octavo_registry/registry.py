@@ -15,6 +15,7 @@ from octavo_registry import loader
 from octavo_registry.compose import LayerPlan
 from octavo_registry.dispatch import Dispatcher
 from octavo_registry.entry_points import Published, published
+from octavo_registry.kernels import KernelChoice
 from octavo_registry.loader import Plugin, PluginRecord
 from octavo_registry.names import RESERVED, Claim, void_claims
 from octavo_registry.preference import renew_tokens
@@ -163,6 +164,12 @@ class Registry:
     ) -> LayerPlan:
         """See `octavo_registry.plan_layer`."""
         return self._dispatch().plan_layer(request, backend, wgrad_dtype)
+
+    def kernel_choices(
+        self, request: Request, *, rows: int, backend: str | Sequence[str] | None = None
+    ) -> tuple[str, tuple[KernelChoice, ...] | None]:
+        """See `octavo_registry.kernel_choices`."""
+        return self._dispatch().kernel_choices(request, rows, backend)
 
     # ---- recipes and quantizers
 

@@ -86,7 +86,11 @@ class Bound:
 
 
 class Backend(Protocol):
-    """What `octavo_load` returns."""
+    """What `octavo_load` returns.
+
+    Optional, since API level 2: `kernels(request, rows) -> tuple[KernelChoice, ...]`, as
+    `octavo_registry.kernels.KernelModel` has it, for `octavo why --kernels`.
+    """
 
     def refuses(self, request: Request) -> str | None:
         """The reason why this machine cannot serve `request`, or None; the card has admitted it already."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -132,7 +132,12 @@ _BEYOND: dict[int, str] = {
 }
 """Rows that no test of the suite covers, and why."""
 
-_NAMED = re.compile(r"\bfaults? (\d+(?:(?:, | and )\d+)*)")
+_NAMED = re.compile(r"\bfaults?(?:\.md)? (\d+(?:(?:, | and | to )\d+)*)")
+_RANGE = re.compile(r"(\d+)(?: to (\d+))?")
+
+
+Test = tuple[Path, str]
+"""A file and a function of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +166,31 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-@cache
-def _covered() -> dict[int, tuple[str, ...]]:
-    """Row to tests, from the docstrings; nothing of the suite is imported."""
-    found: defaultdict[int, list[str]] = defaultdict(list)
-    for test, docstring in _docstrings():
-        for numbers in _NAMED.findall(" ".join(docstring.split())):
-            for number in re.findall(r"\d+", numbers):
-                found[int(number)].append(test)
+def numbers_in(docstring: str) -> tuple[int, ...]:
+    """The rows that a docstring names: "(faults 8, 14)", "(fault 3)", "(faults.md 1 to 6 and 61)"."""
+    found: list[int] = []
+    for named in _NAMED.findall(" ".join(docstring.split())):
+        for first, last in _RANGE.findall(named):
+            found += range(int(first), int(last or first) + 1)
+    return tuple(found)
+
+
+def named_by_tests(files: Iterable[Path]) -> dict[int, tuple[Test, ...]]:
+    """Row to the tests that name it in their docstrings; nothing is imported."""
+    found: defaultdict[int, list[Test]] = defaultdict(list)
+    for file in files:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                for number in numbers_in(ast.get_docstring(node) or ""):
+                    found[number].append((file, node.name))
     return {number: tuple(dict.fromkeys(tests)) for number, tests in found.items()}
 
 
-def _docstrings() -> Iterator[tuple[str, str]]:
-    for file in sorted((Path(__file__).parent / "suite").glob("test_*.py")):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                yield f"{file.stem.removeprefix('test_')}::{node.name}", ast.get_docstring(node) or ""
+@cache
+def _covered() -> dict[int, tuple[str, ...]]:
+    """Row to tests of the suite."""
+    files = sorted((Path(__file__).parent / "suite").glob("test_*.py"))
+    return {
+        number: tuple(f"{file.stem.removeprefix('test_')}::{name}" for file, name in tests)
+        for number, tests in named_by_tests(files).items()
+    }

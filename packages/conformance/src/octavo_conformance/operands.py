@@ -139,6 +139,7 @@ def gemm_call(case: Case, problem: Problem, **fields: Any) -> tuple[Callable[...
 def _swizzled(case: Case, problem: Problem, operand: Operand, spec: QuantizerSpec, layout: str) -> Any:
     """A layout of the backend's own can only come from its own quantizer, whose bits the quantize part checks."""
     x = problem.of(operand)
+    read = READS[case.gemm][operand]
     quantizer = case.plan(
         "quantize",
         recipe=None,
@@ -147,7 +148,7 @@ def _swizzled(case: Case, problem: Problem, operand: Operand, spec: QuantizerSpe
         out_dtype=case.dtype,
         k=x.shape[-1],
         groups=len(problem.sizes),
-        layouts=(layout, layout),
+        layouts=(layout, PLAIN) if read == "rowwise" else (PLAIN, layout),
     )
     scale = case.array(problem.scales[operand]) if spec.scaling == "delayed" else None
     sizes = None if operand == "w" else case.sizes(problem.sizes)

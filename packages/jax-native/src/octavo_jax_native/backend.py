@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import octavo_native
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
+from octavo.recipe_base import GEMMS
 from octavo_jax_native import targets
+from octavo_jax_native.plugin import EMULATED, EMULATED_RECIPES
 from octavo_registry.request import Bound, Request
+
+if TYPE_CHECKING:
+    from octavo_registry.kernels import KernelChoice
 
 LAYOUTS: dict[Direction, tuple[str, str]] = {"rowwise": (PLAIN, "rows"), "columnwise": (PLAIN, "panels")}
 """The layouts that a plane may have."""
@@ -24,7 +31,8 @@ class NativeBackend:
             targets.register()
 
     def refuses(self, request: Request) -> str | None:
-        """Versions that do not go together, a build without CUDA kernels, a layout of the other direction."""
+        """Versions that do not go together, a build without CUDA kernels, a layout of the other direction, and GEMMs
+        whose sides or dtypes the CUDA kernels do not take."""
         if self._unfit is not None:
             return self._unfit
         if request.device == "cuda" and not octavo_native.HAS_CUDA:
@@ -32,6 +40,10 @@ class NativeBackend:
                 "this octavo-native was built without CUDA kernels; install a build with them, or build it where "
                 "nvcc is found (octavo doctor shows what was built)"
             )
+        if request.device == "cuda" and request.op in GEMMS:
+            from octavo_jax_native.gemm_call import cuda_refusal
+
+            return cuda_refusal(None if _quantized(request) else request.in_dtype, request.n, request.k)
         if request.quantizer is not None:
             for (direction, known), layout in zip(LAYOUTS.items(), request.layouts, strict=True):
                 if direction in request.quantizer.directions and layout not in known:
@@ -42,10 +54,31 @@ class NativeBackend:
         """The jitted function for `request`; see `octavo_registry.Bound` for the calls."""
         # here, because the modules below use names that another ABI level may not have
         from octavo_jax_native.dequantizing import bind_dequantize
+        from octavo_jax_native.gemm import bind_gemm
         from octavo_jax_native.quantizing import bind_quantize
+        from octavo_native.gemms import LAYOUTS_OF_GEMM
 
+        if request.op in GEMMS:
+            emulated = request.device == "cuda" and request.kind in EMULATED_RECIPES
+            return Bound(
+                bind_gemm(request),
+                layouts=LAYOUTS_OF_GEMM[request.op] if _quantized(request) else {},
+                note=f"emulated: {EMULATED}" if emulated else "",
+            )
         if request.quantizer is None:
             raise ValueError(f"a {request.op} request names no quantizer; give Request.quantizer")
         if request.op == "dequantize":
             return Bound(bind_dequantize(request.out_dtype))
         return Bound(bind_quantize(request.quantizer, request.layouts))
+
+    def kernels(self, request: Request, rows: int) -> tuple[KernelChoice, ...]:
+        """The tiles in which a CUDA GEMM of M = `rows` could be cut, the chosen one first; () for other requests."""
+        if self.refuses(request) is not None or request.device != "cuda" or request.op not in GEMMS:
+            return ()
+        from octavo_jax_native.tiles import kernel_choices
+
+        return kernel_choices(request, rows)
+
+
+def _quantized(request: Request) -> bool:
+    return request.recipe is not None and request.op in GEMMS and request.recipe.quantizes(request.op)

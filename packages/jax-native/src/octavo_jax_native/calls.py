@@ -20,19 +20,35 @@ from octavo_jax_native.planes import Extent, array, layout_number
 Results = Mapping[str, jax.ShapeDtypeStruct]
 
 _WORKSPACE_ALIGNMENT = 256
-_CPU_THREADS = 1  # XLA:CPU runs calls side by side on threads of its own
+CPU_THREADS = 1
+"""XLA:CPU runs calls side by side on threads of its own."""
 
 
-def _call(target: str, results: Results, operands: Mapping[str, Array], attributes: Mapping[str, Any]) -> list[Array]:
-    call = jax.ffi.ffi_call(target, list(results.values()), vmap_method="sequential")
-    made: list[Array] = list(call(*operands.values(), **attributes))
+def call(
+    target: str,
+    results: Results,
+    operands: Mapping[str, Array],
+    attributes: Mapping[str, Any],
+    aliases: Mapping[int, int] | None = None,
+) -> list[Array]:
+    """One custom call; `aliases` says by number which operand's memory a result takes over."""
+    function = jax.ffi.ffi_call(
+        target, list(results.values()), vmap_method="sequential", input_output_aliases=dict(aliases or {})
+    )
+    made: list[Array] = list(function(*operands.values(), **attributes))
     return made
+
+
+def workspace_result(needed: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The workspace as a result, so that XLA owns it: `needed` bytes from an aligned address on, or none."""
+    # XLA aligns buffers to less than the kernels ask of a workspace.
+    return {"workspace": array((needed + _WORKSPACE_ALIGNMENT,), jnp.uint8)} if needed else {}
 
 
 def make_plan(group_sizes: Array, rows: int) -> Array:
     """The plan of ragged rows: int32, two a word, because JAX has no int64 unless it is turned on.
 
-    A call of its own, so that XLA makes one plan for all quantizers of the same sizes and rows.
+    A call of its own, so that XLA makes one plan for all quantizers and GEMMs of the same sizes and rows.
     """
     if group_sizes.dtype not in (jnp.int32, jnp.int64):
         if group_sizes.dtype in (jnp.uint32, jnp.uint64):
@@ -41,7 +57,7 @@ def make_plan(group_sizes: Array, rows: int) -> Array:
         group_sizes = group_sizes.astype(jnp.int32)
     words = octavo_native.plan_words(rows, group_sizes.shape[0])
     result = {"plan": array((2 * words,), jnp.int32)}
-    return _call(targets.PLAN, result, {"sizes": group_sizes}, {"rows": rows})[0]
+    return call(targets.PLAN, result, {"sizes": group_sizes}, {"rows": rows})[0]
 
 
 @dataclass(frozen=True)
@@ -70,9 +86,7 @@ class QuantizeCall:
     def run(self, *operands: Array) -> list[Array]:
         """The results, in order."""
         asked = {name: array(shape, dtype) for name, shape, dtype in self.results}
-        workspace = self._workspace_bytes()
-        if workspace:
-            asked["workspace"] = array((workspace,), jnp.uint8)
+        asked |= workspace_result(self._workspace_bytes())
         spec = self.spec
         attributes = {
             "operands": ",".join(self.operands),
@@ -88,10 +102,10 @@ class QuantizeCall:
             "row_layout": layout_number(self.layouts[0]),
             "col_layout": layout_number(self.layouts[1]),
             "epsilon": np.float32(self.epsilon),
-            "threads": _CPU_THREADS,
+            "threads": CPU_THREADS,
             **self._prologue_numbers(),
         }
-        made = _call(targets.QUANTIZE[spec.scaling], asked, dict(zip(self.operands, operands, strict=True)), attributes)
+        made = call(targets.QUANTIZE[spec.scaling], asked, dict(zip(self.operands, operands, strict=True)), attributes)
         return made[: len(self.results)]
 
     def _prologue_numbers(self) -> dict[str, int]:
@@ -117,7 +131,7 @@ class QuantizeCall:
             amax_epsilon=spec.amax_epsilon,
         )
         names = {name for name, _, _ in self.results}
-        needed = quantizer.workspace_bytes(
+        return quantizer.workspace_bytes(
             cuda=True,
             dtype=octavo_native.DTYPES[jnp.dtype(self.dtype).name],
             rows=extent.rows,
@@ -130,8 +144,6 @@ class QuantizeCall:
             dbias="dbias" in names,
             **self._prologue_numbers(),
         )
-        # XLA aligns buffers to less than the kernels ask of a workspace.
-        return needed + _WORKSPACE_ALIGNMENT if needed else 0
 
 
 def dequantize_call(
@@ -157,6 +169,34 @@ def dequantize_call(
         "cols": extent.cols,
         "groups": extent.groups,
         "matrix_rows": extent.matrix_rows,
-        "threads": _CPU_THREADS,
+        "threads": CPU_THREADS,
     }
-    return _call(targets.DEQUANTIZE, {"out": out}, operands, attributes)[0]
+    return call(targets.DEQUANTIZE, {"out": out}, operands, attributes)[0]
+
+
+def convert_call(
+    spec: QuantizerSpec,
+    operands: Mapping[str, Array],
+    results: Results,
+    *,
+    direction: Direction,
+    layout: str,
+    extent: Extent,
+) -> list[Array]:
+    """Codes and scales of one plane in `layout`, from the other one, as in native/lib/bindings/ffi_convert.cpp."""
+    attributes = {
+        "operands": ",".join(operands),
+        "results": ",".join(results),
+        "format": octavo_native.FORMATS[spec.format],
+        "scaling": octavo_native.SCALINGS[spec.scaling],
+        "square": spec.square,
+        "hadamard": spec.hadamard,
+        "direction": octavo_native.DIRECTIONS[direction],
+        "to": layout_number(layout),
+        "rows": extent.rows,
+        "cols": extent.cols,
+        "groups": extent.groups,
+        "matrix_rows": extent.matrix_rows,
+        "threads": CPU_THREADS,
+    }
+    return call(targets.CONVERT, results, operands, attributes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +23,13 @@ from octavo_jax.sizes import GroupSizes, as_group_sizes, one_group
 from octavo_jax_native import arguments, targets
 from octavo_jax_native.planes import array, tensor_of
 from octavo_jax_native.quantizing import planes_of, tensor_spec
+from octavo_native import GATED
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu", "geglu_tanh"]
 Norm = Literal["rms", "layer"]
 Layouts = tuple[str, str]
 
-ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu", "geglu_tanh")
-GATED = frozenset({"swiglu", "geglu", "geglu_tanh"})
-"""Activations that read a gate and an up projection side by side, [M, 2 F], and give [M, F]."""
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 
 class Extras(NamedTuple):

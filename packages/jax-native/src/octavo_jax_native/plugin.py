@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+from octavo.formats import DType
 from octavo_registry.cards import BackendCard, Capability, Op
 from octavo_registry.hookspecs import hookimpl
 from octavo_registry.request import Backend
 
 NAME = "jax-native"
 
-_RECIPES = frozenset({"delayed", "current", "row", "block", "mxfp8", "nvfp4"})
-_OPS: frozenset[Op] = frozenset({"quantize", "dequantize"})
+EMULATED = "bf16 products of exact dequantized copies"
+"""How the GEMMs of a recipe are computed whose formats Hopper has no instructions for."""
+
+EMULATED_RECIPES = frozenset({"mxfp8", "nvfp4"})
+
+_FP8_RECIPES = frozenset({"delayed", "current", "row", "block"})
+_QUANTIZED = _FP8_RECIPES | EMULATED_RECIPES
+_HIGH_PRECISION = frozenset({"high_precision"})
+_QUANTIZE: frozenset[Op] = frozenset({"quantize", "dequantize"})
+_GEMMS: frozenset[Op] = frozenset({"fprop", "dgrad", "wgrad"})
+_HALVES: frozenset[DType] = frozenset({"bfloat16", "float16"})
 _LAYOUTS = frozenset({"plain", "rows", "panels"})  # octavo_native.layouts says what the last two are
 
 
-def _row(device: str, **conditions: Any) -> Capability:
-    return Capability(
-        ops=_OPS,
-        recipes=_RECIPES,
-        framework="jax",
-        device=device,
-        graph_safe=True,
-        layouts=_LAYOUTS,
-        **conditions,
-    )
+def _row(ops: frozenset[Op], recipes: frozenset[str], device: str = "cpu", **conditions: Any) -> Capability:
+    return Capability(ops=ops, recipes=recipes, framework="jax", device=device, graph_safe=True, **conditions)
+
+
+def _on_hopper(ops: frozenset[Op], recipes: frozenset[str], **conditions: Any) -> Capability:
+    return _row(ops, recipes, "cuda", min_arch=(9, 0), max_arch=(9, 0), **conditions)
 
 
 CARD = BackendCard(
@@ -32,8 +38,15 @@ CARD = BackendCard(
     api_level=1,
     priority=100,
     needs=("jax>=0.10.2", "octavo-native>=0.1"),
-    summary="quantizers of every recipe as compiled kernels, for CPUs and for Hopper GPUs",
-    capabilities=(_row("cpu"), _row("cuda", min_arch=(9, 0), max_arch=(9, 0))),
+    summary="quantizers and grouped GEMMs of every recipe as compiled kernels, for CPUs and for Hopper GPUs",
+    capabilities=(
+        _row(_QUANTIZE, _QUANTIZED, layouts=_LAYOUTS),
+        _row(_GEMMS, _QUANTIZED | _HIGH_PRECISION),
+        _on_hopper(_QUANTIZE, _QUANTIZED, layouts=_LAYOUTS),
+        _on_hopper(_GEMMS, _HIGH_PRECISION, in_dtypes=_HALVES, accumulation="hopper_bf16"),
+        _on_hopper(_GEMMS, _FP8_RECIPES, accumulation="hopper_fp8"),
+        _on_hopper(_GEMMS, EMULATED_RECIPES, accumulation="hopper_bf16", emulated=EMULATED),
+    ),
 )
 
 

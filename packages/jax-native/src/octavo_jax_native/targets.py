@@ -17,13 +17,15 @@ OLDEST_JAXLIB = (0, 6, 2)
 
 PLAN = "octavo_plan"
 DEQUANTIZE = "octavo_dequantize"
+CONVERT = "octavo_convert"
+GEMM = "octavo_gemm"
 
 QUANTIZE = {
     scaling: f"octavo_quantize_{scaling}" for scaling in ("delayed", "current", "row", "block", "mxfp8", "nvfp4")
 }
 """The target that quantizes, by scaling."""
 
-TARGETS = (PLAN, *QUANTIZE.values(), DEQUANTIZE)
+TARGETS = (PLAN, *QUANTIZE.values(), DEQUANTIZE, CONVERT, GEMM)
 """Every target's name: what `jax.export` must be told to let pass, as `DisabledSafetyCheck.custom_call(name)`."""
 
 _lock = threading.Lock()

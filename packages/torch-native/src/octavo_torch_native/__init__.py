@@ -1,4 +1,4 @@
-"""Octavo's native backend for PyTorch: grouped quantization on CPUs and on Hopper, fused with what comes before it.
+"""Octavo's native backend for PyTorch: grouped GEMMs, and quantization fused with what comes before it.
 
 Importing this package imports no torch: a registry that only reads the backend's card (`octavo_torch_native.plugin`)
 pays nothing for it. The first use of a public name does.

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from octavo import QuantizerSpec
+from octavo_native import GATED
 from octavo_torch.dtypes import name_of
 from octavo_torch.operands import check_tensor
-from octavo_torch_native.work import GATED, Activation, Norm, Work
+from octavo_torch_native.work import Activation, Norm, Work
 
 _ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 _NORMS: tuple[str, ...] = get_args(Norm)

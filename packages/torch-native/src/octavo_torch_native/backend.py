@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 import octavo_native
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
+from octavo.recipe_base import GEMMS
 from octavo_registry.request import Bound, Request
 from octavo_torch.dtypes import DTYPES
 from octavo_torch.status import status_word
 from octavo_torch_native.plugin import PANELS, ROWS
+
+if TYPE_CHECKING:
+    from octavo_registry.kernels import KernelChoice
 
 ABI_LEVEL = 1
 """The level of octavo-native's calls that this package makes."""
@@ -18,12 +24,15 @@ ABI_LEVEL = 1
 LAYOUTS: dict[Direction, tuple[str, str]] = {"rowwise": (PLAIN, ROWS), "columnwise": (PLAIN, PANELS)}
 """The layouts that a plane may have."""
 
+_CUDA_SIDES = 16
+_SMS_OF_AN_H100 = 132
+
 
 class NativeBackend:
     """Serves what its card admits, where octavo-native was built for the device."""
 
     def refuses(self, request: Request) -> str | None:
-        """A mismatch of ABI levels, a build without CUDA, no device, a layout of the other direction."""
+        """Another ABI level, a build without CUDA, no device, a layout of the other direction, sides of a GEMM."""
         if octavo_native.ABI_LEVEL != ABI_LEVEL:
             return (
                 f"octavo-native has ABI level {octavo_native.ABI_LEVEL} and octavo-torch-native calls level "
@@ -41,18 +50,72 @@ class NativeBackend:
             for (direction, known), layout in zip(LAYOUTS.items(), request.layouts, strict=True):
                 if direction in request.quantizer.directions and layout not in known:
                     return f"makes {direction} data in layouts {' and '.join(known)}, {layout} was asked for"
+        if request.op in GEMMS:
+            return _gemm_refusal(request)
         return None
 
     def bind(self, request: Request) -> Bound:
         """The function for `request.op`; see octavo_registry.Bound for the calls."""
         # here, because the modules below use names that another ABI level may not have
+        from octavo_native.gemms import LAYOUTS_OF_GEMM
         from octavo_torch_native.dequantizer import Dequantizer
+        from octavo_torch_native.gemm import BOUND
+        from octavo_torch_native.product import product_of
         from octavo_torch_native.quantizer import Quantizer
 
-        assert request.quantizer is not None  # part of the contract of both operations
         if request.device == "cuda":
             # made now: a word that is born while a graph is captured would be zeroed by every replay
             status_word(torch.device("cuda", torch.cuda.current_device()))
+        if request.op in GEMMS:
+            product = product_of(request)
+            run = BOUND[request.op](request.out_dtype, fast_accumulation=product.fast_accumulation)
+            return Bound(run=run, layouts=LAYOUTS_OF_GEMM[request.op] if product.scaling else {})
+        assert request.quantizer is not None  # part of the contract of both other operations
         if request.op == "dequantize":
             return Bound(run=Dequantizer(DTYPES[request.out_dtype]))
         return Bound(run=Quantizer(request.quantizer, request.layouts))
+
+    def kernels(self, request: Request, rows: int) -> tuple[KernelChoice, ...]:
+        """The tiles in which the CUDA kernels can cut a GEMM of `rows` rows in equal groups, the chosen one first.
+
+        Empty for other operations and devices, and where the request leaves k, n or groups open.
+        """
+        k, n, groups = request.k, request.n, request.groups
+        if request.device != "cuda" or request.op not in GEMMS or k is None or n is None or groups is None:
+            return ()
+        from octavo_native.gemms import gemm_choices, gemm_named
+        from octavo_registry.kernels import KernelChoice
+        from octavo_torch_native.product import product_of
+
+        product = product_of(request)
+        here = torch.cuda.get_device_properties() if torch.cuda.is_available() else None
+        sms = _SMS_OF_AN_H100 if here is None else here.multi_processor_count
+        choices = gemm_choices(gemm_named(**vars(product)), rows=rows, n=n, k=k, groups=groups, sms=sms)
+        return tuple(
+            KernelChoice(choice.name, choice.tiles, choice.waves, choice.filled, choice.microseconds, choice.chosen)
+            for choice in choices
+        )
+
+
+def _gemm_refusal(request: Request) -> str | None:
+    """What octavo_native refuses of the GEMM, and on CUDA operands of two dtypes."""
+    from octavo_native.gemms import gemm_named
+    from octavo_torch_native.product import product_of
+
+    recipe, cuda = request.recipe, request.device == "cuda"
+    assert recipe is not None  # part of the contract of the GEMMs
+    step = _CUDA_SIDES if cuda else 1
+    for name, side in (("k", request.k), ("n", request.n)):
+        if side is not None and (side < 1 or side % step):
+            return f"{name} is {side}, and its {request.device} GEMMs take multiples of {step} from {step} on"
+    if cuda and request.op == "wgrad" and not recipe.quantizes("wgrad"):
+        dy = recipe.output_dtype or request.in_dtype
+        if dy != request.in_dtype:
+            return f"x is {request.in_dtype} and dy {dy}; its cuda GEMMs multiply unquantized operands of one dtype"
+    product = product_of(request)
+    sides = {"rows": 1, "n": request.n or step, "k": request.k or step, "groups": request.groups or 1}
+    try:
+        gemm_named(**vars(product)).workspace_bytes(cuda=cuda, **sides)
+    except ValueError as error:
+        return str(error)
+    return None

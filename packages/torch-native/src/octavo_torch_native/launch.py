@@ -42,6 +42,36 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
     return x, stride
 
 
+def aligned_rows(x: Tensor) -> tuple[Tensor, int]:
+    """`as_rows` for kernels that read nothing but whole pieces: on a GPU x begins at one, or is copied."""
+    rows, stride = as_rows(x)
+    if rows.is_cuda and rows.data_ptr() % _ALIGNMENT:
+        return rows.clone(), stride
+    return rows, stride
+
+
+def writable_strides(out: Tensor) -> tuple[int, int] | None:
+    """Elements between the rows and, for [G, N, K], between the matrices of `out`.
+
+    None where no kernel writes it in place: elements of a row stand apart, rows overlap, or on a GPU begin between
+    16-byte pieces.
+    """
+    columns = out.shape[-1]
+    if out.is_contiguous():
+        row, group = columns, columns * out.shape[-2]
+    else:
+        row = columns if out.shape[-2] == 1 else out.stride(-2)
+        inner = row * out.shape[-2]
+        group = inner if out.dim() == 2 or out.shape[0] == 1 else out.stride(0)
+        if (columns > 1 and out.stride(-1) != 1) or row < columns or group < inner:
+            return None
+    if out.is_cuda:
+        size = out.element_size()
+        if out.data_ptr() % _ALIGNMENT or row * size % _ALIGNMENT or group * size % _ALIGNMENT:
+            return None
+    return row, group
+
+
 def workspace(size: int, like: Tensor) -> tuple[Tensor | None, int]:
     """`size` bytes on `like`'s device and current stream, and their aligned address; (None, 0) for none.
 

@@ -28,7 +28,8 @@ from octavo_torch_native.kernel import (
 )
 from octavo_torch_native.launch import address, submit
 
-_define = Operators("octavo_torch_native").define
+define = Operators("octavo_torch_native").define
+"""Defines an operator of this package's namespace; one object, which lives as long as the operators."""
 
 _ROW_START = 16  # words of a plan before row_start[G + 1]: octavo/plan.h, ABI level 1
 
@@ -67,7 +68,7 @@ def _plan_fake(sizes: Tensor, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return like.new_empty((words,), dtype=torch.int64), like.new_empty(sizes.shape, dtype=torch.int64)
 
 
-plan = _define("plan(Tensor sizes, SymInt rows, Tensor like) -> (Tensor, Tensor)", _plan, _plan_fake)
+plan = define("plan(Tensor sizes, SymInt rows, Tensor like) -> (Tensor, Tensor)", _plan, _plan_fake)
 """The plan of `rows` rows on `like`'s device, and int64 sizes that fit into them: see rows.RowPlan."""
 
 
@@ -93,7 +94,7 @@ _INPUTS = (
     "Tensor? probs, Tensor? gamma, Tensor? beta"
 )
 
-quantize = _define(f"quantize({_INPUTS}) -> Tensor[]", _quantize, _quantize_fake)
+quantize = define(f"quantize({_INPUTS}) -> Tensor[]", _quantize, _quantize_fake)
 """The outputs of the Work of text `work`, in the order of its Kernel's fields and extras."""
 
 
@@ -103,7 +104,7 @@ def _quantize_into(x: Tensor, plan: Tensor | None, groups: int, work: str, *rest
     kernel.run(kernel.frame(x, groups), out, x, plan, *rest[:-1])
 
 
-quantize_into = _define(f"quantize_into({_INPUTS}, Tensor? unchanged, Tensor(a!)[] out) -> ()", _quantize_into)
+quantize_into = define(f"quantize_into({_INPUTS}, Tensor? unchanged, Tensor(a!)[] out) -> ()", _quantize_into)
 """The same into the caller's tensors, which are left as they are where int32 `unchanged` is not 0."""
 
 
@@ -151,7 +152,7 @@ def _dequantize_fake(
     return codes.new_empty(plain.payload_shape(direction), dtype=dtype)
 
 
-dequantize = _define(
+dequantize = define(
     "dequantize(Tensor codes, Tensor scale, Tensor? factor, Tensor? plan, str quantizer, SymInt[] shape, int groups,"
     " str direction, str layout, ScalarType dtype) -> Tensor",
     _dequantize,
@@ -201,7 +202,7 @@ def _convert_fake(codes: Tensor, scale: Tensor, plan: Tensor | None, *rest: Any)
     return first, second
 
 
-convert = _define(
+convert = define(
     "convert(Tensor codes, Tensor scale, Tensor? plan, str quantizer, SymInt[] shape, int groups, str direction,"
     " str to) -> (Tensor, Tensor)",
     _convert,

@@ -10,14 +10,12 @@ from typing import Literal
 from octavo import QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
+from octavo_native import GATED
 from octavo_torch.reference.ops import quantizer_from, quantizer_text
 
 Prologue = Literal["none", "activation", "activation_grad", "norm"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu", "geglu_tanh"]
 Norm = Literal["rms", "layer"]
-
-GATED = frozenset({"swiglu", "geglu", "geglu_tanh"})
-"""Activations that read a gate and an up projection side by side, [M, 2 F], and give [M, F]."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from octavo_registry.cards import Op
 from octavo_registry.cli.errors import BROKEN, BadInput
 from octavo_registry.cli.output import Json, print_json, print_line, print_table
 from octavo_registry.cli.recipes import complete_recipe, find_recipe
+from octavo_registry.cli.why_kernels import Kernels, ask, kernels_json, show_kernels
 from octavo_registry.compose import LayerPlan, gemm_request, operand_spec, quantize_request
 from octavo_registry.guard import Fault, guard
 from octavo_registry.report import FRONT_ENDS, describe_request, layer_rows
@@ -37,6 +38,15 @@ class Question:
     operand: Operand
     layer: Request
     recipe: Recipe
+
+    def gemm_requests(self) -> dict[str, Request]:
+        """The GEMMs that the operation is or consists of, by name; BadInput for one without GEMMs."""
+        if self.op in GEMMS:
+            return {self.op: self.request()}
+        if self.op != LAYER:
+            raise BadInput(f"--kernels: {self.op} is no GEMM; ask for one of {', '.join((*GEMMS, LAYER))}")
+        gemms = GEMMS if self.layer.training else GEMMS[:1]
+        return {gemm: gemm_request(self.layer, self.recipe, gemm, None) for gemm in gemms}
 
     def request(self) -> Request:
         """The request of the operation itself."""
@@ -167,15 +177,22 @@ def why(
     backend: Annotated[
         list[str] | None, typer.Option(help="Ask with this closed preference; repeat, or separate by commas.")
     ] = None,
+    kernels: Annotated[bool, typer.Option("--kernels", help="Also the kernels or tiles of each GEMM.")] = False,
+    rows: Annotated[int | None, typer.Option(help="M for --kernels.", show_default="M of --shape")] = None,
     as_json: Json = False,
 ) -> None:
     """Every backend's verdict on an operation, with the reason.
 
-    For a GEMM, `layer` and `mlp` it also shows which backends the whole layer would be composed of.
+    For a GEMM, `layer` and `mlp` it also shows which backends the whole layer would be composed of. With `--kernels`
+    it shows what the backend chooses from for each GEMM, with the time that its model expects.
     Exits with 1 where nothing serves the operation.
     """
     one_of("OP", op, OPERATIONS)
-    _, k, n, groups = parse_shape(shape)
+    m, k, n, groups = parse_shape(shape)
+    if rows is not None and not kernels:
+        raise BadInput("--rows is for --kernels; give both, or neither")
+    if rows is not None and rows < 0:
+        raise BadInput(f"--rows: got {rows}; 0 or more")
     chosen = find_recipe(recipe)
     name = framework or _default_framework()
     kind, capability = _device(name, device, arch)
@@ -202,11 +219,12 @@ def why(
     which = next(o for o in get_args(Operand) if o == one_of("--operand", operand, get_args(Operand)))
     question = Question(op, which, layer, chosen)
     names = tuple(part.strip() for text in backend or () for part in text.split(",")) or None
-    _answer(question, names, as_json)
+    _answer(question, names, (m if rows is None else rows) if kernels else None, as_json)
 
 
-def _answer(question: Question, backend: Sequence[str] | None, as_json: bool) -> None:
+def _answer(question: Question, backend: Sequence[str] | None, rows: int | None, as_json: bool) -> None:
     request = question.request()
+    gemms = {} if rows is None else question.gemm_requests()
     decisions = octavo_registry.explain(request, backend=backend)
     served = any(decision.verdict == "chosen" for decision in decisions)
     layer: LayerPlan | None = None
@@ -218,6 +236,7 @@ def _answer(question: Question, backend: Sequence[str] | None, as_json: bool) ->
             obstacle = str(error)
         if question.op == LAYER:
             served = layer is not None
+    kernels: list[Kernels] = [] if rows is None else ask(gemms, rows, backend)
     if as_json:
         print_json(
             {
@@ -226,10 +245,12 @@ def _answer(question: Question, backend: Sequence[str] | None, as_json: bool) ->
                 "decisions": [decision_json(decision) for decision in decisions],
                 "layer": layer_json(layer) if layer is not None else None,
                 "layer_error": obstacle or None,
+                **({} if rows is None else {"kernels": kernels_json(kernels)}),
             }
         )
     else:
         _show(request, decisions, layer, obstacle)
+        show_kernels(kernels)
     if not served:
         raise typer.Exit(BROKEN)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import secrets
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +10,10 @@ import typer
 
 from octavo.formats import DType
 from octavo_cli.bench.cases import check_counts, chosen_cases, parse_shapes
+from octavo_cli.bench.command_gemm import gemm
+from octavo_cli.bench.command_step import step
+from octavo_cli.bench.command_tiles import tiles
+from octavo_cli.bench.options import check_installed, one_of, recorded_command, seed_of
 from octavo_cli.errors import InputError, RunError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -27,10 +28,14 @@ _SHAPES = {
 _REPEATS = {("cuda", False): 50, ("cuda", True): 15, ("cpu", False): 5, ("cpu", True): 3}
 _NEEDED = ("torch", "octavo_torch", "octavo_native", "octavo_torch_native")
 
+app.command()(gemm)
+app.command()(step)
+app.command()(tiles)
+
 
 @app.callback()
 def bench() -> None:
-    """Time Octavo's kernels beside the memory's speed and beside torch's own."""
+    """Time Octavo's kernels beside the hardware's limits and beside the frameworks' own."""
 
 
 @app.command()
@@ -68,11 +73,10 @@ def quantize(
     sides = None if shapes is None else parse_shapes(shapes)
     if dtype not in _DTYPES:
         raise InputError(f"--dtype is {dtype!r}; it is bf16, fp16 or fp32")
-    if device not in (None, "cpu", "cuda"):
-        raise InputError(f"--device is {device!r}; it is cpu or cuda")
-    if seed is not None and not 0 <= seed < 2**31:
-        raise InputError(f"--seed is {seed}; it is 0 to 2^31 - 1")
-    _check_installed()
+    if device is not None:
+        one_of("--device", device, ("cpu", "cuda"))
+    chosen_seed = seed_of(seed)
+    check_installed("quantize", _NEEDED, "torch-native")
     from octavo_cli.bench.quantize import Choices, bench_quantize
     from octavo_cli.bench.report import check_output, print_results, write_json
     from octavo_registry.cli.output import print_json, print_line
@@ -87,11 +91,10 @@ def quantize(
         cases=chosen,
         dtype=_DTYPES[dtype],
         repeats=repeats or _REPEATS[where, quick],
-        seed=secrets.randbits(31) if seed is None else seed,
+        seed=chosen_seed,
         peers=not quick,
     )
-    command = shlex.join(["octavo", *sys.argv[1:]])
-    results = bench_quantize(choices, command, (lambda _: None) if as_json else print_line)
+    results = bench_quantize(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
     if output is not None:
         write_json(results, output)
     if as_json:
@@ -103,13 +106,6 @@ def quantize(
             f"{len(results.differing)} rows differ from the definition and {len(results.failures)} failed; "
             "the match column and the lines with FAILED say which"
         )
-
-
-def _check_installed() -> None:
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        names = ", ".join(name.replace("_", "-") for name in missing)
-        raise InputError(f'bench quantize needs {names}, not installed here; pip install "octavo[torch-native]"')
 
 
 def _device(wanted: str | None) -> str:

@@ -12,7 +12,7 @@ from octavo_cli.bench.cases import Case, Grouping, even, ragged
 from octavo_cli.bench.match import check_match
 from octavo_cli.bench.measure import copy_rate, measured_on_cpu, measured_on_cuda
 from octavo_cli.bench.problem import TORCH_DTYPES, Setting
-from octavo_cli.bench.results import Failure, Results, Row, machine, versions
+from octavo_cli.bench.results import Failure, Results, Row, machine, told, versions
 
 Shape = tuple[int, ...]
 
@@ -55,7 +55,7 @@ def bench_quantize(choices: Choices, command: str, say: Callable[[str], None]) -
             try:
                 rows.append(_row(case, where, grouping, shape, choices, copies.get(name), matches[case]))
             except Exception as error:  # the other rows are worth having, and the command fails at its end
-                failures.append(Failure(case.label, shape, grouping.label, _told(error)))
+                failures.append(Failure(case.label, shape, grouping.label, told(error)))
     return Results(
         command=command,
         device=choices.device,
@@ -79,12 +79,8 @@ def _matches(choices: Choices, failures: list[Failure]) -> dict[Case, str]:
         try:
             matches[case] = check_match(case, choices.dtype, choices.device, choices.seed)
         except Exception as error:  # as above
-            failures.append(Failure(case.label, (), "match", _told(error)))
+            failures.append(Failure(case.label, (), "match", told(error)))
     return matches
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
 def _tables(choices: Choices) -> Iterator[tuple[tuple[int, int], Grouping]]:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from itertools import groupby
 from pathlib import Path
+from typing import Any, Protocol
 
 from octavo_cli.bench.results import Results, Row
 from octavo_cli.bench.timing import Times
@@ -14,6 +15,13 @@ from octavo_registry.cli.output import print_line, print_table
 
 _CUDA = ("case", "B/element", "us", "TB/s", "predicted", "ratio", "goal", "host us", "compile", "codes", "match")
 _CPU = ("case", "B/element", "us, 1 core", "GB/s in", "GB/s moved", "goal", "us, all", "host us", "match")
+
+
+class Written(Protocol):
+    """What has a JSON form."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of the file."""
 
 
 def print_results(results: Results) -> None:
@@ -43,7 +51,7 @@ def check_output(path: Path | None) -> None:
         raise InputError(f"--output {path}: there is no folder {path.parent}; make it or name another")
 
 
-def write_json(results: Results, path: Path) -> None:
+def write_json(results: Written, path: Path) -> None:
     """The results beside their place, then moved there in one step."""
     draft = path.with_name(f".{path.name}.part")
     draft.write_text(json.dumps(results.as_dict(), indent=1, allow_nan=False) + "\n")

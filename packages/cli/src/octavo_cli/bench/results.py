@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import subprocess
@@ -21,7 +22,8 @@ EQUAL = "equal"
 
 _DISTRIBUTIONS = (
     *("octavo", "octavo-core", "octavo-registry", "octavo-numerics", "octavo-torch"),
-    *("octavo-native", "octavo-torch-native", "torch", "triton", "numpy"),
+    *("octavo-native", "octavo-torch-native", "octavo-jax", "octavo-jax-native"),
+    *("torch", "triton", "jax", "jaxlib", "numpy"),
 )
 
 
@@ -116,7 +118,7 @@ class Row:
             "bytes_read": self.bytes_read,
             "bytes_written": self.bytes_written,
             "bytes_per_element": round(self.bytes_total / self.elements, 4),
-            "us": _rounded(self.times),
+            "us": rounded(self.times),
             "threads": self.threads,
             "input_copies": self.input_copies,
             "tb_per_s": round(self.tb_per_s, 4),
@@ -127,8 +129,8 @@ class Row:
             "goal": self.goal,
             "passed": self.passed,
             "all_cores_us": _round(self.all_cores_us),
-            "host_us": _rounded(self.host),
-            "peer_us": _rounded(self.peer),
+            "host_us": rounded(self.host),
+            "peer_us": rounded(self.peer),
             "peer_ratio": _round(self.peer_ratio),
             "peer_codes_equal": _round(self.peer_codes_equal, 6),
             "match": self.match,
@@ -146,9 +148,9 @@ class Failure:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """A whole run. `groupings` holds every vector of sizes by name, so that the bytes can be counted again."""
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What every result file says of its run: a row has `repeats` timed calls at most."""
 
     command: str
     device: str
@@ -156,21 +158,11 @@ class Results:
     seed: int
     repeats: int
     machine: dict[str, Any]
-    copy_tb_per_s: dict[str, float]
-    groupings: dict[str, list[int]]
-    rows: Sequence[Row]
-    failures: Sequence[Failure]
     seconds: float
     versions: dict[str, str | None]
 
-    @property
-    def differing(self) -> list[Row]:
-        """Rows whose bits are not the definition's."""
-        return [row for row in self.rows if row.match.startswith("differs")]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The content of the JSON file."""
-        judged = [row.passed for row in self.rows if row.passed is not None]
+    def document(self, *, judged: Sequence[bool], match: dict[str, int], **parts: Any) -> dict[str, Any]:
+        """The content of a result file: what all of them have, then `parts`."""
         return {
             "schema_version": SCHEMA_VERSION,
             "command": self.command,
@@ -181,17 +173,47 @@ class Results:
             "dtype": self.dtype,
             "seed": self.seed,
             "repeats": self.repeats,
-            "copy_tb_per_s": {name: round(rate, 4) for name, rate in self.copy_tb_per_s.items()},
             "goals": {"reached": sum(judged), "of": len(judged)},
-            "match": {
-                "equal": sum(row.match == EQUAL for row in self.rows),
-                "differs": len(self.differing),
-            },
-            "groupings": self.groupings,
-            "failures": [{**asdict(failure), "shape": list(failure.shape)} for failure in self.failures],
-            "rows": [row.as_dict() for row in self.rows],
+            "match": match,
+            **parts,
             "seconds": round(self.seconds, 1),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results(Facts):
+    """A whole run. `groupings` holds every vector of sizes by name, so that the bytes can be counted again."""
+
+    copy_tb_per_s: dict[str, float]
+    groupings: dict[str, list[int]]
+    rows: Sequence[Row]
+    failures: Sequence[Failure]
+
+    @property
+    def differing(self) -> list[Row]:
+        """Rows whose bits are not the definition's."""
+        return [row for row in self.rows if row.match.startswith("differs")]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of the JSON file."""
+        return self.document(
+            judged=[row.passed for row in self.rows if row.passed is not None],
+            match={"equal": sum(row.match == EQUAL for row in self.rows), "differs": len(self.differing)},
+            copy_tb_per_s={name: round(rate, 4) for name, rate in self.copy_tb_per_s.items()},
+            groupings=self.groupings,
+            failures=failure_dicts(self.failures),
+            rows=[row.as_dict() for row in self.rows],
+        )
+
+
+def failure_dicts(failures: Sequence[Failure]) -> list[dict[str, Any]]:
+    """Failures as plain values for JSON."""
+    return [{**asdict(failure), "shape": list(failure.shape)} for failure in failures]
+
+
+def told(error: Exception) -> str:
+    """An error on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
 def versions() -> dict[str, str | None]:
@@ -205,17 +227,20 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def machine(device: str) -> dict[str, Any]:
-    """The processor, or the GPU with its driver, and how the native library was built."""
-    import octavo_native
-
+def machine(device: str, framework: str = "torch") -> dict[str, Any]:
+    """The processor, or the GPU with its driver, and how the native library was built; None: it is not installed."""
     facts: dict[str, Any] = {
         "system": platform.system(),
         "processor": platform.machine(),
         "cores": cores(),
-        "native_build": {name: _plain(value) for name, value in octavo_native.build_info().items()},
+        "native_build": _native_build(),
     }
-    if device == "cuda":
+    if device == "cuda" and framework == "jax":
+        import jax
+
+        first = jax.devices("gpu")[0]
+        facts |= {"gpu": first.device_kind, "driver": _driver()}
+    elif device == "cuda":
         import torch
 
         properties = torch.cuda.get_device_properties(0)
@@ -229,6 +254,14 @@ def machine(device: str) -> dict[str, Any]:
             "torch_cuda": torch.version.cuda,
         }
     return facts
+
+
+def _native_build() -> dict[str, Any] | None:
+    if importlib.util.find_spec("octavo_native") is None:
+        return None
+    import octavo_native
+
+    return {name: _plain(value) for name, value in octavo_native.build_info().items()}
 
 
 def cores() -> int:
@@ -253,5 +286,5 @@ def _round(value: float | None, digits: int = 4) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def _rounded(times: Times | None) -> dict[str, float] | None:
+def rounded(times: Times | None) -> dict[str, float] | None:
     return None if times is None else {name: round(value, 3) for name, value in asdict(times).items()}

@@ -36,6 +36,11 @@ def input_copies(nbytes: int, cache: int) -> int:
     return min(MOST_COPIES, max(1, math.ceil(3 * cache / max(nbytes, 1))))
 
 
+def affordable(repeats: int, microseconds: float, budget_ms: float) -> int:
+    """Calls of this length that fit into the budget: `repeats` at most, and never fewer than three."""
+    return max(3, min(repeats, int(1e3 * budget_ms / max(microseconds, 1e-3))))
+
+
 def cuda_times(calls: Sequence[Call], repeats: int, warm_ms: float = 20.0) -> Times:
     """Device time of one call. `calls` are the same work on different buffers, taken in turn.
 

@@ -209,15 +209,28 @@ def test_poisoned_out_is_overwritten(case: Case, rng: Rng) -> None:
     assert_same_bits(actual, fresh, f"{case.gemm} into a poisoned out")
 
 
+def _long_problem(case: Case, rng: Rng, length: int, others: tuple[int, int]) -> Problem:
+    """A problem whose GEMM sums over `length`."""
+    K, N = others
+    if case.gemm == "wgrad":
+        return draw_problem(rng, case.dtype, (length, K, N, 2), np.array([length - 30, 17], dtype=np.int32))
+    shape = (80, length, N, 2) if case.gemm == "fprop" else (80, K, length, 2)
+    return draw_problem(rng, case.dtype, shape, np.array([41, 30], dtype=np.int32))
+
+
 @needs("gemm", variants.mx_gemms)
 def test_long_sums(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
-    """K far past one tile, no multiple of one (faults 20, 21, 24, 25); 16 384 in the full selection."""
-    length = 16_401 if full else 1_057
-    shape = (80, length, 33, 2) if case.gemm == "fprop" else (80, 33, length, 2)
-    sizes = np.array([41, 30], dtype=np.int32)
-    if case.gemm == "wgrad":
-        shape, sizes = (length, 40, 33, 2), np.array([length - 30, 17], dtype=np.int32)
-    problem = draw_problem(rng, case.dtype, shape, sizes)
+    """A sum far longer than one tile, a multiple of 16 and of no tile, as kernels that refuse odd columns serve
+    (faults 20, 21, 24, 25); more than 16 384 in the full selection."""
+    problem = _long_problem(case, rng, 16_432 if full else 1_072, (48, 80))
+    quantized = _quantized(case, problem)
+    _check(case, problem, _run(case, _plan(case, problem), problem, quantized), quantized, measure)
+
+
+@needs("gemm", variants.mx_gemms)
+def test_long_odd_sums(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
+    """The same of odd length, between odd sides (faults 24, 25)."""
+    problem = _long_problem(case, rng, 16_401 if full else 1_057, (41, 33))
     quantized = _quantized(case, problem)
     _check(case, problem, _run(case, _plan(case, problem), problem, quantized), quantized, measure)
 

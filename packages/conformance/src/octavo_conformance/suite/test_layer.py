@@ -63,12 +63,24 @@ def test_any_group_sizes(case: Case, rng: Rng, measure: Measure, examples: Examp
 
 
 @needs("layer", variants.mx_recipe)
-def test_odd_shapes(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
-    """K and N that are no multiple of any tile, one group, few rows (faults 13, 17, 19, 20, 24, 25)."""
-    shapes = [(33, 45, 77, 1)]
+def test_shapes_between_tiles(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
+    """K and N that are multiples of 16 and of no tile, as kernels that refuse odd columns serve; few rows, one group
+    (faults 13, 17, 19, 20, 24, 25)."""
+    shapes = [(33, 80, 144, 1)]
     if full:
         shapes += [(M, 96, 80, 3) for M in (1, 2, 7, 31, 63, 64, 65, 130)]
-        shapes += [(65, K, 48, 2) for K in (1, 15, 16, 17, 127, 544, 768)]
+        shapes += [(65, K, 48, 2) for K in (16, 528, 544, 768)]
+    for shape in shapes:
+        problem = draw_problem(rng, case.dtype, shape)
+        assert_layer(case, problem, run_layer(case, problem), measure)
+
+
+@needs("layer", variants.mx_recipe)
+def test_odd_shapes(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
+    """K and N that are no multiple of anything (faults 24, 25)."""
+    shapes = [(33, 45, 77, 1)]
+    if full:
+        shapes += [(65, K, 48, 2) for K in (1, 15, 17, 127)]
     for shape in shapes:
         problem = draw_problem(rng, case.dtype, shape)
         assert_layer(case, problem, run_layer(case, problem), measure)

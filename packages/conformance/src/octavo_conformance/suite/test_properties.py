@@ -7,7 +7,7 @@ import numpy as np
 from octavo_conformance import variants
 from octavo_conformance.case import Case
 from octavo_conformance.checks import assert_same_bits
-from octavo_conformance.inputs import Array, Rng, draw, offsets
+from octavo_conformance.inputs import Array, Rng, draw, draw_sizes, offsets
 from octavo_conformance.needs import needs
 from octavo_conformance.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, decoded, quantized, sizes_for
 from octavo_numerics import valid
@@ -115,7 +115,8 @@ def test_order_and_empty_groups(case: Case, rng: Rng) -> None:
     (fault 6)."""
     x = draw(rng, (ROWS, COLUMNS), case.dtype)
     arguments = arguments_for(case.spec, rng, GROUPS)
-    order = rng.permutation(GROUPS)
+    busy, empty = rng.permutation(np.flatnonzero(SIZES)), np.flatnonzero(SIZES == 0)
+    order = np.concatenate([empty, busy] if rng.random() < 0.5 else [busy, empty])  # SIZES has its empty group inside
     starts = offsets(SIZES)
     moved_x = x.copy()
     moved_x[:TOTAL] = np.concatenate([x[int(starts[g]) : int(starts[g + 1])] for g in order])
@@ -177,7 +178,7 @@ def test_mx_blocks_do_not_saturate(case: Case, rng: Rng) -> None:
 @needs("quantize", variants.one_a_scaling)
 def test_poisoned_tail_changes_no_bit(case: Case, rng: Rng) -> None:
     """NaN and Inf past the sum enter no amax and no code (product, promise 2; faults 8, 14)."""
-    sizes = sizes_for(rng)
+    sizes = draw_sizes(rng, GROUPS, ROWS - 31)
     total = int(sizes.sum())
     clean = draw(rng, (ROWS, COLUMNS), case.dtype)
     clean[total:] = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo import QuantizerSpec
@@ -180,7 +180,9 @@ def test_stochastic_bits_for_any_seed_operand_and_group(case: Case, rng: Rng, ex
 
     operand = str(rng.choice(["x", "w", "dy"]))
 
-    @given(seed=st.integers(0, 2**64 - 1), group_offset=st.integers(0, 2**32 - GROUPS))
+    # Hypothesis is fond of zeros, with which a seed or an offset that is lost makes no difference.
+    @example(seed=0, group_offset=0)
+    @given(seed=st.integers(1, 2**64 - 1), group_offset=st.integers(1, 2**32 - GROUPS))
     def check(seed: int, group_offset: int) -> None:
         assert_same_tensor(case, *pair(case, x, sizes, seed=seed, operand=operand, group_offset=group_offset))
 

@@ -1,0 +1,259 @@
+// From the sums of a tile to the result: scales that cover whole dot products, bias, one rounding, stores.
+//
+// Straight from registers: four lanes hold eight neighbouring columns of a row, two each, so values are turned among
+// them by shuffles until each lane has 16 bytes of the result side by side. No shared memory is used, so the copies of
+// the next tile are not held up by this one's stores.
+//
+// A tile's epilogue is straight-line code that runs once, and what does not stay in the instruction cache costs more
+// than what it does: each way to finish is compiled by itself, and the usual ones are short.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "gemm_params.h"
+#include "gemm_pipeline.cuh"
+#include "gemm_schedule.cuh"
+
+namespace octavo::cuda {
+
+template <DType D>
+__device__ __forceinline__ uint32_t packed(float low, float high) {
+  uint32_t word;
+  if constexpr (D == DType::bf16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  }
+  return word;
+}
+
+template <DType D>
+__device__ __forceinline__ float2 unpacked(uint32_t word) {
+  if constexpr (D == DType::bf16) {
+    return {__uint_as_float(word << 16), __uint_as_float(word & 0xFFFF0000u)};
+  } else {
+    return __half22float2(*reinterpret_cast<const __half2*>(&word));
+  }
+}
+
+// Of each two lanes, word `first` of the odd one and word `second` of the even one change places. `by` 2: of each two
+// pairs of lanes.
+__device__ __forceinline__ void exchange(uint32_t& first, uint32_t& second, bool odd, int by) {
+  const uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, odd ? first : second, by);
+  first = odd ? got : first;
+  second = odd ? second : got;
+}
+
+// Word `i` of lane `q` of four becomes word `q` of lane `i`.
+__device__ __forceinline__ void turn(uint32_t (&words)[4], int lane) {
+  exchange(words[0], words[1], lane & 1, 1);
+  exchange(words[2], words[3], lane & 1, 1);
+  exchange(words[0], words[2], lane & 2, 2);
+  exchange(words[1], words[3], lane & 2, 2);
+}
+
+__device__ __forceinline__ void add_four(float* at, const uint32_t (&words)[4]) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(__uint_as_float(words[0])),
+               "f"(__uint_as_float(words[1])), "f"(__uint_as_float(words[2])), "f"(__uint_as_float(words[3]))
+               : "memory");
+}
+
+__device__ __forceinline__ float load_one(const void* data, DType dtype, int64_t index) {
+  if (dtype == DType::f32) return __ldg(static_cast<const float*>(data) + index);
+  const uint16_t half = __ldg(static_cast<const uint16_t*>(data) + index);
+  return dtype == DType::bf16 ? unpacked<DType::bf16>(half).x : unpacked<DType::f16>(half).x;
+}
+
+// 128 threads wait for each other.
+__device__ __forceinline__ void warpgroup_sync() {
+  asm volatile("bar.sync %0, 128;" ::"r"(threadIdx.x / 128) : "memory");
+}
+
+// What a tile's results are multiplied by beside its block scales: fetched before the products, used behind them.
+template <class Config>
+class GemmFactors {
+ public:
+  __device__ GemmFactors(const GemmParams& params, const GemmTileAt& tile, int row, GemmPipeline<Config>& pipeline) {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      rows_[i] = left(params, tile, tile.m + row + i % 2 * 8 + i / 2 * Config::PART_ROW_STEP);
+    }
+    if (params.right_use == Factor::group) {
+      const float right = __ldg(params.right_factor + tile.group);
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i) rows_[i] *= right;
+    }
+    if (params.right_use == Factor::column) {
+      warpgroup_sync();  // the last tile's have been read
+      const int last = min(Config::TILE_N, params.width - tile.n);
+      const float* const from = params.right_factor + static_cast<int64_t>(tile.group) * params.width + tile.n;
+      for (int i = threadIdx.x % 128; i < last; i += 128) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(pipeline.columns() + i)),
+                     "l"(from + i)
+                     : "memory");
+      }
+    }
+  }
+
+  __device__ static void wait(const GemmParams& params) {
+    if (params.right_use != Factor::column) return;
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    warpgroup_sync();
+  }
+
+  __device__ float row(int part, int below) const {
+    return rows_[(Config::PART_ROW_STEP ? 2 * part : 0) + below];
+  }
+
+ private:
+  static constexpr int ROWS = Config::PART_ROW_STEP ? 2 * Config::PARTS : 2;
+
+  __device__ static float left(const GemmParams& params, const GemmTileAt& tile, int local) {
+    switch (params.left_use) {
+      case Factor::group: return __ldg(params.left_factor + tile.group);
+      case Factor::row: return local < tile.rows ? __ldg(params.left_factor + tile.start + local) : 0.0f;
+      case Factor::column:
+        return local < params.height ? __ldg(params.left_factor + static_cast<int64_t>(tile.group) * params.height + local)
+                                     : 0.0f;
+      default: return 1.0f;
+    }
+  }
+
+  float rows_[ROWS];
+};
+
+// One thread's two rows of a part of a tile.
+class GemmStore {
+ public:
+  __device__ GemmStore(const GemmParams& params, const GemmTileAt& tile, int row, int col)
+      : params_(params),
+        tile_(tile),
+        lane_(static_cast<int>(threadIdx.x) % 4),
+        row_(tile.m + row),
+        col_(tile.n + col) {
+    const int64_t first = params.k_grouped ? 0 : tile.start;
+    const int64_t group = params.k_grouped ? tile.group * params.out_group_stride : 0;
+    const int limit = params.k_grouped ? params.height : tile.rows;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int local = row_ + 8 * i;
+      inside_[i] = local < limit;
+      offset_[i] = group + (first + local) * params.out_row_stride;
+    }
+  }
+
+  // `columns`: factors of this part's columns in shared memory.
+  template <Finish F, DType D, int N>
+  __device__ void store(float (&sums)[N], float upper, float lower, const float* columns) const {
+#pragma unroll
+    for (int piece = 0; piece < N / 16; ++piece) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float values[8];
+#pragma unroll
+        for (int v = 0; v < 8; ++v) values[v] = sums[16 * piece + 4 * (v / 2) + 2 * i + v % 2] * (i ? lower : upper);
+        if constexpr (F == Finish::columns) scale(values, columns + 32 * piece);
+        if constexpr (F == Finish::general) {
+          if (params_.right_use == Factor::column) scale(values, columns + 32 * piece);
+          if (params_.bias) add_bias(values, i, col_ + 32 * piece);
+        }
+        if constexpr (D == DType::f32) {
+          store_f32<F>(values, i, col_ + 32 * piece);
+        } else {
+          store_16<F, D>(values, i, col_ + 32 * piece);
+        }
+      }
+    }
+  }
+
+  // Zeros in this thread's share of `cols` columns.
+  __device__ void store_zeros(int cols) const {
+    const int bytes = dtype_bytes(params_.out_dtype), piece = 16 / bytes;
+    const int end = min(col_ + cols, params_.width);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (!inside_[i]) continue;
+      for (int at = col_ + lane_ * piece; at < end; at += 4 * piece) {
+        *reinterpret_cast<uint4*>(static_cast<uint8_t*>(params_.out) + (offset_[i] + at) * bytes) = {};
+      }
+    }
+  }
+
+ private:
+  __device__ void scale(float (&values)[8], const float* columns) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 factor = *reinterpret_cast<const float2*>(columns + 8 * j + 2 * lane_);
+      values[2 * j] *= factor.x;
+      values[2 * j + 1] *= factor.y;
+    }
+  }
+
+  __device__ void add_bias(float (&values)[8], int i, int col) const {
+    const float factor = params_.bias_scales && inside_[i]
+                             ? __ldg(params_.bias_scales + tile_.start + row_ + 8 * i)
+                             : 1.0f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int at = col + 8 * j + 2 * lane_;
+      if (at >= params_.width) continue;
+      const int64_t index = static_cast<int64_t>(tile_.group) * params_.width + at;
+      values[2 * j] = fmaf(factor, load_one(params_.bias, params_.bias_dtype, index), values[2 * j]);
+      values[2 * j + 1] = fmaf(factor, load_one(params_.bias, params_.bias_dtype, index + 1), values[2 * j + 1]);
+    }
+  }
+
+  // Lanes of a pair exchange halves: the even ones then have four columns of the first block of 8, the odd ones of the
+  // second.
+  template <Finish F>
+  __device__ void store_f32(const float (&values)[8], int i, int col) const {
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+      uint32_t words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) words[w] = __float_as_uint(values[2 * j + w]);
+      exchange(words[0], words[2], lane_ & 1, 1);
+      exchange(words[1], words[3], lane_ & 1, 1);
+      const int at = col + 8 * (j + lane_ % 2) + 4 * (lane_ / 2);
+      if (!inside_[i] || at >= params_.width) continue;
+      float* const into = static_cast<float*>(params_.out) + offset_[i] + at;
+      if (F == Finish::adds || (F == Finish::general && params_.accumulate)) {
+        add_four(into, words);
+      } else {
+        *reinterpret_cast<uint4*>(into) = {words[0], words[1], words[2], words[3]};
+      }
+    }
+  }
+
+  template <Finish F, DType D>
+  __device__ void store_16(float (&values)[8], int i, int col) const {
+    uint16_t* const out = static_cast<uint16_t*>(params_.out) + offset_[i];
+    if (F == Finish::general && params_.accumulate) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int at = col + 8 * j + 2 * lane_;
+        if (!inside_[i] || at >= params_.width) continue;
+        const float2 old = unpacked<D>(*reinterpret_cast<const uint32_t*>(out + at));
+        values[2 * j] += old.x;
+        values[2 * j + 1] += old.y;
+      }
+    }
+    uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = packed<D>(values[2 * j], values[2 * j + 1]);
+    turn(words, lane_);
+    const int at = col + 8 * lane_;
+    if (inside_[i] && at < params_.width) {
+      *reinterpret_cast<uint4*>(out + at) = {words[0], words[1], words[2], words[3]};
+    }
+  }
+
+  const GemmParams& params_;
+  const GemmTileAt& tile_;
+  const int lane_, row_, col_;
+  bool inside_[2];
+  int64_t offset_[2];
+};
+
+}  // namespace octavo::cuda

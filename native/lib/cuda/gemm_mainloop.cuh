@@ -1,0 +1,194 @@
+// The products of one tile, summed over its K-blocks in registers of a warpgroup.
+#pragma once
+
+#include "gemm_pipeline.cuh"
+#include "wgmma.cuh"
+
+namespace octavo::cuda {
+
+// When a warpgroup adds the tensor cores' sums to its own fp32 ones, and what they are scaled by.
+enum class Promotion : int32_t {
+  none = 0,     // never: 16-bit operands, fast accumulation
+  plain = 1,    // every K-block of 128
+  square = 2,   // with a scale a row of the left and a scale a 128 x 128 block of the right operand
+  vectors = 3,  // with a scale a row of the left and a scale a column of the right operand
+};
+
+// A warpgroup's sums: PARTS of 64 rows x PART_COLS columns, PART_COLS / 2 sums a thread in each. Thread t of the
+// warpgroup has of a part, for j < PART_COLS / 8, at 4 j row 16 (t / 32) + t % 32 / 4, columns 8 j + 2 (t % 4) and one
+// more; at 4 j + 2 the row 8 below.
+template <class Config>
+class GemmMath {
+ public:
+  using Sums = float[Config::PARTS][Config::PART_COLS / 2];
+
+  __device__ GemmMath(const GemmParams& params, GemmPipeline<Config>& pipeline)
+      : params_(params), pipeline_(pipeline) {
+    const int thread = static_cast<int>(threadIdx.x) % 128, warpgroup = static_cast<int>(threadIdx.x) / 128 - 1;
+    row_ = Config::SPLITS_ROWS * warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;
+    col_ = Config::SPLITS_COLS * warpgroup * Config::PART_COLS;
+  }
+
+  // Of the thread's first sum of a part, within the tile.
+  __device__ int row(int part) const { return row_ + part * Config::PART_ROW_STEP; }
+  __device__ int col(int part) const { return col_ + part * Config::PART_COL_STEP; }
+
+  __device__ void run(const GemmTileAt& tile, Sums& sums) {
+    if constexpr (Config::PROMOTION == Promotion::none) {
+      run_fast(tile.k_blocks, sums);
+    } else {
+      run_promoted(tile, sums);
+    }
+  }
+
+ private:
+  static constexpr Element L = Config::LEFT, R = Config::RIGHT;
+  static constexpr bool LT = Config::LEFT_TRANSPOSED, RT = Config::RIGHT_TRANSPOSED;
+  static constexpr int PARTS = Config::PARTS, STEPS = 4;  // wgmmas along a K-block
+  // 32 bytes along K, or 16 rows of a transposed box
+  static constexpr int LEFT_STEP = LT ? 16 * SWIZZLE_BYTES : 32, RIGHT_STEP = RT ? 16 * SWIZZLE_BYTES : 32;
+
+  __device__ void multiply(float (&sums)[Config::PART_COLS / 2], int stage, int part, bool adds) const {
+    const uint64_t a = matrix_descriptor(pipeline_.left(stage) + row(part) / 64 * BLOCK_BYTES);
+    const uint64_t b = matrix_descriptor(pipeline_.right(stage) + col(part) * SWIZZLE_BYTES);
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+      wgmma<L, R, LT, RT>(sums, advanced(a, step * LEFT_STEP), advanced(b, step * RIGHT_STEP), adds || step > 0);
+    }
+  }
+
+  // The next stage, once it is full; behind the last one of a tile the other warpgroup's turn comes.
+  __device__ int wait_block(bool last) {
+    const int stage = pipeline_.wait_full();
+    if (Config::TAKES_TURNS && last) pipeline_.pass_turn();
+    return stage;
+  }
+
+  __device__ int multiply_all(Sums& sums, bool adds, bool last) {
+    const int stage = wait_block(last);
+    wgmma_begin();
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) multiply(sums[part], stage, part, adds);
+    wgmma_commit();
+    return stage;
+  }
+
+  // Sums that are in flight where a loop begins again would be waited for after each wgmma (ptxas C7514).
+  __device__ void run_fast(int k_blocks, Sums& sums) {
+    constexpr int UNROLL = 4;
+    int block = 0;
+    for (; block + UNROLL <= k_blocks; block += UNROLL) {
+      int last = 0;
+#pragma unroll
+      for (int i = 0; i < UNROLL; ++i) {
+        const int stage = multiply_all(sums, block + i > 0, block + i + 1 == k_blocks);
+        if (i > 0) {
+          wgmma_wait<1>();
+          pipeline_.release(last);
+        }
+        last = stage;
+      }
+      wgmma_wait<0>();
+      pipeline_.release(last);
+    }
+    for (; block < k_blocks; ++block) {
+      const int stage = multiply_all(sums, block > 0, block + 1 == k_blocks);
+      wgmma_wait<0>();
+      pipeline_.release(stage);
+    }
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) hold(sums[part]);
+  }
+
+  // One part after the other: the tensor cores' sums of one take 64 registers beside the fp32 ones of all. The other
+  // warpgroup multiplies while this one adds.
+  __device__ void run_promoted(const GemmTileAt& tile, Sums& sums) {
+    static_assert(Config::PART_COLS == 128);
+    constexpr int SQUARES = Config::PART_COL_STEP ? PARTS : 1;  // 128-column blocks of the right operand
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+#pragma unroll
+      for (int i = 0; i < 64; ++i) sums[part][i] = 0.0f;
+    }
+    int32_t at[SQUARES];
+    float next[SQUARES] = {};
+    if constexpr (Config::PROMOTION == Promotion::square) {
+#pragma unroll
+      for (int i = 0; i < SQUARES; ++i) {
+        at[i] = square_at(tile, col(i));
+        next[i] = __ldg(params_.square + at[i]);
+      }
+    }
+    const int k_blocks = tile.k_blocks;
+    const int first_scale = params_.left_walk == Walk::rows ? tile.start % SCALE_BOX_EXTRA : 0;
+    for (int block = 0; block < k_blocks; ++block) {
+      const int stage = wait_block(block + 1 == k_blocks);
+      float square[SQUARES];
+#pragma unroll
+      for (int i = 0; i < SQUARES; ++i) {
+        square[i] = next[i];
+        if (Config::PROMOTION == Promotion::square && block + 1 < k_blocks) {
+          next[i] = __ldg(params_.square + (at[i] += params_.square_k));
+        }
+      }
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part) {
+        float upper = 1.0f, lower = 1.0f;
+        if constexpr (Config::PROMOTION >= Promotion::square) {
+          const float* const scales = pipeline_.left_scales(stage) + first_scale + row(part);
+          upper = scales[0];
+          lower = scales[8];
+        }
+        float products[64];
+        hold(products);
+        wgmma_begin();
+        multiply(products, stage, part, false);
+        wgmma_commit();
+        wgmma_wait<0>();
+        hold(products);
+        if (Config::PROMOTION != Promotion::vectors && part == PARTS - 1) pipeline_.release(stage);
+        if constexpr (Config::PROMOTION == Promotion::vectors) {
+          add_scaled(products, sums[part], upper, lower, pipeline_.right_scales(stage) + col(part));
+        } else {
+          add(products, sums[part], upper, lower, square[SQUARES > 1 ? part : 0]);
+        }
+      }
+      if constexpr (Config::PROMOTION == Promotion::vectors) pipeline_.release(stage);
+    }
+  }
+
+  __device__ static void add(const float (&products)[64], float (&sums)[64], float upper, float lower, float square) {
+    if constexpr (Config::PROMOTION == Promotion::plain) {
+#pragma unroll
+      for (int i = 0; i < 64; ++i) sums[i] += products[i];
+    } else {
+      const float above = upper * square, below = lower * square;
+#pragma unroll
+      for (int i = 0; i < 64; ++i) sums[i] = fmaf(products[i], i % 4 < 2 ? above : below, sums[i]);
+    }
+  }
+
+  __device__ static void add_scaled(const float (&products)[64], float (&sums)[64], float upper, float lower,
+                                    const float* scales) {
+    scales += threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const float2 column = *reinterpret_cast<const float2*>(scales + 8 * j);
+      sums[4 * j] = fmaf(products[4 * j], upper * column.x, sums[4 * j]);
+      sums[4 * j + 1] = fmaf(products[4 * j + 1], upper * column.y, sums[4 * j + 1]);
+      sums[4 * j + 2] = fmaf(products[4 * j + 2], lower * column.x, sums[4 * j + 2]);
+      sums[4 * j + 3] = fmaf(products[4 * j + 3], lower * column.y, sums[4 * j + 3]);
+    }
+  }
+
+  // The first scale of 128 columns. Those past the matrix take its last one, and nobody stores them.
+  __device__ int32_t square_at(const GemmTileAt& tile, int col) const {
+    return tile.group * params_.square_group + min(tile.n + col, params_.width - 1) / 128 * params_.square_column;
+  }
+
+  const GemmParams& params_;
+  GemmPipeline<Config>& pipeline_;
+  int row_, col_;
+};
+
+}  // namespace octavo::cuda

@@ -1,0 +1,96 @@
+"""`octavo bench step`: the command line. Importing this module imports neither numpy nor a framework."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from octavo_cli.bench.cases import check_counts
+from octavo_cli.bench.gemm_cases import KINDS
+from octavo_cli.bench.options import (
+    Backend,
+    Device,
+    Framework,
+    Output,
+    Quiet,
+    Repeats,
+    Seed,
+    Sizes,
+    backend_of,
+    check_framework,
+    device_of,
+    names_of,
+    recorded_command,
+    seed_of,
+)
+from octavo_cli.bench.shapes import MODELS, SIZES, SMALL, parse_shapes
+from octavo_cli.errors import InputError, RunError
+
+_REPEATS = {("cuda", False): 15, ("cuda", True): 6, ("cpu", False): 2, ("cpu", True): 1}
+
+
+def step(
+    framework: Framework = "torch",
+    device: Device = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(metavar="G,K,N,M", help="Your own shape; repeat for more.", show_default="published models'"),
+    ] = None,
+    sizes: Sizes = "even,skewed",
+    kinds: Annotated[str, typer.Option(help=f"{', '.join(KINDS)}, with commas.", show_default="all")] = "",
+    reuse_weights: Annotated[
+        bool, typer.Option("--reuse-weights", help="Also with weights quantized once, outside the step (torch).")
+    ] = False,
+    backend: Backend = None,
+    repeats: Repeats = None,
+    seed: Seed = None,
+    output: Output = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two shapes, even groups, few repeats: seconds.")] = False,
+    as_json: Quiet = False,
+) -> None:
+    """A whole grouped linear layer, forward and backward, in each recipe, beside the framework's own bf16.
+
+    bf16 parameters, gradients in bf16, weights quantized every step. Figures of TransformerEngine are quoted, labelled
+    as recorded. Exit code 1 where a step fails or nothing ran; a goal that is missed is reported and no failure.
+    """
+    check_framework(framework)
+    chosen_kinds = names_of("--kinds", kinds, KINDS)
+    wanted_sizes = names_of("--sizes", sizes, SIZES)
+    own = parse_shapes(shape or [])
+    if repeats is not None:
+        check_counts(repeats=repeats)
+    if reuse_weights and framework == "jax":
+        raise InputError("--reuse-weights is torch's; octavo_jax.grouped_dense quantizes its kernel in each call")
+    chosen_seed = seed_of(seed)
+    where = device_of("step", framework, device)
+    from octavo_cli.bench.report import check_output, write_json
+    from octavo_cli.bench.step import Choices, bench_step
+    from octavo_cli.bench.step_report import print_results
+    from octavo_registry.cli.output import print_json, print_line
+
+    check_output(output)
+    shapes = SMALL if where == "cpu" else MODELS[1:3] if quick else MODELS
+    choices = Choices(
+        framework=framework,
+        device=where,
+        shapes=own or shapes,
+        sizes=wanted_sizes[:1] if quick and not own else wanted_sizes,
+        kinds=chosen_kinds,
+        reuse=reuse_weights,
+        backend=backend_of(backend, framework, where),
+        repeats=repeats or _REPEATS[where, quick],
+        seed=chosen_seed,
+    )
+    results = bench_step(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
+    if output is not None:
+        write_json(results, output)
+    if as_json:
+        print_json(results.as_dict())
+    else:
+        print_results(results)
+    if results.failures:
+        raise RunError(f"{len(results.failures)} steps failed; the lines with FAILED say which")
+    if not any(row.backends for row in results.rows):
+        raise RunError("no backend serves any of these layers; the notes say why, and so does `octavo why layer`")

@@ -1,0 +1,58 @@
+"""One training step of octavo_jax.grouped_dense, and of jax.lax.ragged_dot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import octavo_jax
+from octavo import DelayedScaling
+from octavo_cli.bench.engine import Engine
+from octavo_cli.bench.gemm_cases import recipe_of
+from octavo_cli.bench.gemm_problem import Data, Names
+from octavo_cli.bench.step_results import PEER
+from octavo_cli.bench.timing import Call
+
+
+def jax_steps(engine: Engine, data: Data, sizes: Sequence[int], kind: str, backend: Names) -> list[Call]:
+    """Calls that return the gradients of x and the kernel [G, K, N], one a set of buffers."""
+    held = engine.array(list(sizes), "int64")
+    step = jax.jit(_own if kind == PEER else _ours(kind, backend, data.shape.groups))
+    turned = jax.jit(lambda w: jnp.swapaxes(w, 1, 2))
+    return [_call(step, arrays["x"], turned(arrays["w"]), arrays["dy"], held) for arrays in data.sets]
+
+
+def _call(step: Any, x: Any, kernel: Any, dy: Any, sizes: Any) -> Call:
+    return lambda: step(x, kernel, dy, sizes)
+
+
+def _own(x: Any, kernel: Any, dy: Any, sizes: Any) -> Any:
+    return jax.vjp(lambda x, kernel: jax.lax.ragged_dot(x, kernel, sizes), x, kernel)[1](dy)
+
+
+def _ours(kind: str, backend: Names, groups: int) -> Any:
+    recipe = recipe_of(kind)
+    more: dict[str, Any] = {"seed": 1} if recipe.stochastic else {}
+    if not isinstance(recipe, DelayedScaling):
+
+        def stateless(x: Any, kernel: Any, dy: Any, sizes: Any) -> Any:
+            def layer(x: Any, kernel: Any) -> Any:
+                return octavo_jax.grouped_dense(x, kernel, sizes, recipe=recipe, backend=backend, **more)
+
+            return jax.vjp(layer, x, kernel)[1](dy)
+
+        return stateless
+    fresh = octavo_jax.init_delayed(recipe, groups)
+
+    def stateful(x: Any, kernel: Any, dy: Any, sizes: Any) -> Any:
+        def layer(x: Any, kernel: Any, state: Any) -> Any:
+            return octavo_jax.grouped_dense(x, kernel, sizes, recipe=recipe, state=state, backend=backend)
+
+        (_, state), gradients = jax.vjp(layer, x, kernel, fresh)
+        *weights, recorded = gradients((dy, jax.tree.map(jnp.zeros_like, state)))
+        return (*weights, octavo_jax.update_delayed(recorded, recipe))
+
+    return stateful

@@ -1,0 +1,98 @@
+"""What `octavo bench step` leaves: a row a step, and its JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_cli.bench.goals import Goal
+from octavo_cli.bench.recorded import LABEL, STEP_MS
+from octavo_cli.bench.results import Facts, Failure, failure_dicts, rounded
+from octavo_cli.bench.shapes import Shape
+from octavo_cli.bench.timing import Times
+
+PEER = "framework's bf16"
+"""The kind of the framework's own grouped GEMM under its own autograd."""
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """Forward and backward of one layer.
+
+    reuse      weights were quantized once, outside the step
+    backends   that serve its operations; empty for the framework's own
+    """
+
+    shape: Shape
+    sizes: str
+    kind: str
+    reuse: bool
+    backends: tuple[str, ...]
+    times: Times
+    goals: tuple[Goal, ...] = ()
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds."""
+        return self.times.median / 1e3
+
+    @property
+    def label(self) -> str:
+        """The row's name."""
+        return f"{self.kind}{', weights reused' if self.reuse else ''}"
+
+    @property
+    def tflops(self) -> float:
+        """The rate of three GEMMs in this time."""
+        return 3 * self.shape.tflops(self.times.median)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "weights_reused": self.reuse,
+            "shape": list(self.shape.key),
+            "name": self.shape.name,
+            "sizes": self.sizes,
+            "backends": list(self.backends),
+            "us": rounded(self.times),
+            "ms": round(self.ms, 4),
+            "goals": [goal.as_dict() for goal in self.goals],
+        }
+
+
+def recorded_ms(shape: Shape) -> dict[str, float]:
+    """Figures of other libraries at this shape with even groups; empty where there are none."""
+    known = STEP_MS.get(shape.key)
+    return {} if known is None else known._asdict()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResults(Facts):
+    """A whole run."""
+
+    framework: str
+    copy_tb_per_s: float | None
+    groupings: dict[str, list[int]]
+    rows: Sequence[StepRow]
+    notes: Sequence[str]
+    failures: Sequence[Failure]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of the JSON file."""
+        shapes = dict.fromkeys(row.shape for row in self.rows)
+        return self.document(
+            judged=[goal.passed for row in self.rows for goal in row.goals],
+            match={},
+            framework=self.framework,
+            copy_tb_per_s=None if self.copy_tb_per_s is None else round(self.copy_tb_per_s, 4),
+            groupings=self.groupings,
+            failures=failure_dicts(self.failures),
+            rows=[row.as_dict() for row in self.rows],
+            recorded={
+                "label": LABEL,
+                "ms": [{"shape": list(shape.key), **recorded_ms(shape)} for shape in shapes if recorded_ms(shape)],
+            },
+            notes=list(self.notes),
+        )

@@ -1,0 +1,43 @@
+"""The tiles of the CUDA kernels that a GEMM request could run in: what `octavo why --kernels` shows."""
+
+from __future__ import annotations
+
+from octavo import HighPrecision
+from octavo.recipe_base import GEMMS
+from octavo_jax_native.gemm_call import SIDES, GemmCall, sums_fast
+from octavo_native.gemms import gemm_choices
+from octavo_registry.kernels import KernelChoice
+from octavo_registry.request import Request
+
+
+def kernel_choices(request: Request, rows: int) -> tuple[KernelChoice, ...]:
+    """Every tile for M = `rows` in equal groups, the chosen one first; () where K, N or the groups are not named."""
+    if request.op not in GEMMS or request.n is None or request.k is None or request.groups is None:
+        return ()
+    recipe = request.recipe or HighPrecision()
+    quantized = recipe.quantizes(request.op)
+    left, right = (recipe.quantizer(operand) if quantized else None for operand in SIDES[request.op])
+    call = GemmCall(
+        request.op,
+        rows=rows,
+        n=request.n,
+        k=request.k,
+        groups=request.groups,
+        out_dtype=request.out_dtype,
+        dtype=request.in_dtype,
+        left=left,
+        right=right,
+        fast_accumulation=sums_fast(recipe, request.op),
+    )
+    choices = gemm_choices(call.kernel(), rows=rows, n=call.n, k=call.k, groups=call.groups)
+    return tuple(
+        KernelChoice(
+            name=one.name,
+            tiles=one.tiles,
+            waves=one.waves,
+            filled=one.filled,
+            microseconds=one.microseconds,
+            chosen=one.chosen,
+        )
+        for one in choices
+    )

@@ -1,0 +1,173 @@
+"""The handlers of GEMMs and conversions check what they are given: a wrong call is an error, never a crash.
+
+Here the custom calls are made without this package's own checks, as a hand-written or an edited exported program would.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import octavo_native
+from octavo_jax_native.backend import NativeBackend
+
+M, K, N, G = 40, 64, 48, 3
+WORDS = octavo_native.plan_words(M, G)
+PANELS = octavo_native.layouts.panel_bound(M, G)
+
+Arrays = dict[str, Any]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered() -> None:
+    NativeBackend()
+
+
+def _struct(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _plan() -> Any:
+    return jax.ffi.ffi_call("octavo_plan", _struct((2 * WORDS,), jnp.int32))(jnp.array([20, 0, 15]), rows=M)
+
+
+def _call(target: str, given: Arrays, asked: Arrays, attributes: Arrays, aliases: Any = None) -> Any:
+    given = {name: value for name, value in given.items() if value is not None}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    call = jax.ffi.ffi_call(target, list(asked.values()), input_output_aliases=aliases)
+    names = {"operands": ",".join(given), "results": ",".join(asked)}
+    return jax.block_until_ready(call(*given.values(), **{**names, **attributes}))
+
+
+GEMM: Arrays = {
+    "gemm": 0,
+    "quantized": False,
+    "scaling": 0,
+    "left_format": 0,
+    "right_format": 0,
+    "right_square": False,
+    "hadamard": False,
+    "accumulate": False,
+    "fast_accumulation": False,
+    "rows": M,
+    "n": N,
+    "k": K,
+    "groups": G,
+    "threads": 1,
+}
+
+
+def _operands() -> Arrays:
+    return {"left": jnp.ones((M, K)), "right": jnp.ones((G, N, K)), "plan": _plan()}
+
+
+def test_the_right_gemm_call_is_none() -> None:
+    """What the wrong calls below are changed from; a workspace of any size serves the CPU."""
+    for room in (None, 0, 8, 1 << 16):
+        results = {"out": _struct((M, N), jnp.float32)}
+        if room is not None:
+            results["workspace"] = _struct((room,), jnp.uint8)
+        out = np.asarray(_call("octavo_gemm", _operands(), results, GEMM)[0])
+        np.testing.assert_array_equal(out, np.where(np.arange(M)[:, None] < 35, np.float32(K), np.float32(0)) + 0 * out)
+
+
+@pytest.mark.parametrize(
+    ("operands", "results", "attributes", "message"),
+    [
+        ({"left": jnp.ones((M, K), jnp.int32)}, {}, {}, r"operand left is s32\[40, 64\] and must be f32, f16 or bf16"),
+        ({"left": jnp.ones((M, K + 1))}, {}, {}, r"operand left is f32\[40, 65\] and must be f32\[40, 64\]"),
+        ({"right": jnp.ones((G, N, K), jnp.bfloat16)}, {}, {}, "operand right is bf16.* must be f32"),
+        ({"right": None}, {}, {}, "operand right is missing"),
+        ({"plan": None}, {}, {}, "operand plan is missing"),
+        ({"plan": jnp.zeros(8, jnp.int32)}, {}, {}, r"operand plan is s32\[8\]"),
+        ({"left_scales": jnp.ones(G)}, {}, {}, "operand left_scales is none that this call has"),
+        ({"bias": jnp.ones((G, N + 1))}, {}, {}, r"operand bias is f32\[3, 49\]"),
+        ({"bias_scales": jnp.ones(M)}, {}, {}, "operand bias_scales is none that this call has"),
+        ({"out": jnp.ones((M, N))}, {}, {}, "operand out is none that this call has"),
+        ({}, {"out": _struct((M, N), jnp.int32)}, {}, "result out is s32"),
+        ({}, {"out": _struct((M, K), jnp.float32)}, {}, r"result out is f32\[40, 64\] and must be f32\[40, 48\]"),
+        ({}, {"workspace": _struct((4, 4), jnp.uint8)}, {}, "result workspace is u8"),
+        ({}, {"other": _struct((4,), jnp.uint8)}, {}, "result other is none that this call has"),
+        ({}, {}, {"gemm": 3}, "attribute gemm is 3; it takes 0 to 2"),
+        ({}, {}, {"scaling": 6}, "attribute scaling is 6"),
+        ({}, {}, {"rows": -1}, "rows -1"),
+        ({}, {}, {"rows": 1 << 40}, "rows 1099511627776"),
+        ({}, {}, {"n": 0}, "n 0"),
+        ({}, {}, {"k": 1 << 50}, "are no GEMM"),
+        ({}, {}, {"groups": 0}, "groups 0"),
+        ({}, {}, {"hadamard": True}, "octavo_gemm: "),
+        ({}, {}, {"accumulate": True}, "operand out is missing"),
+        ({}, {}, {"quantized": True}, "operand left is f32.* must be f8e4m3fn"),
+        ({}, {}, {"n": np.float32(1)}, "expected S64 but got F32"),
+        ({}, {}, {"operands": "left,left,plan"}, "operand left is named twice"),
+    ],
+)
+def test_a_wrong_gemm_call_is_an_error(operands: Arrays, results: Arrays, attributes: Arrays, message: str) -> None:
+    """Missing, surplus, wrongly typed and wrongly sized operands and results; numbers that are no enum."""
+    asked = {"out": _struct((M, N), jnp.float32), **results}
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        _call("octavo_gemm", {**_operands(), **operands}, asked, {**GEMM, **attributes})
+
+
+def test_an_accumulator_that_is_not_aliased_is_an_error() -> None:
+    """The kernel adds to the result's memory; without the alias that holds nothing."""
+    given = {"left": jnp.ones((M, N)), "right": jnp.ones((M, K)), "plan": _plan(), "out": jnp.ones((G, N, K))}
+    asked, attributes = {"out": _struct((G, N, K), jnp.float32)}, {**GEMM, "gemm": 2, "accumulate": True}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="alias the two with input_output_aliases"):
+        _call("octavo_gemm", given, asked, attributes)
+    (out,) = _call("octavo_gemm", given, asked, attributes, {3: 0})
+    assert np.asarray(out)[:, 0, 0].tolist() == [21, 1, 16]
+
+
+CONVERT: Arrays = {
+    "format": 0,
+    "scaling": 4,
+    "square": False,
+    "hadamard": False,
+    "direction": 1,
+    "to": 1,
+    "rows": M,
+    "cols": K,
+    "groups": G,
+    "matrix_rows": 0,
+    "threads": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("operands", "results", "attributes", "message"),
+    [
+        ({}, {}, {}, None),
+        ({"codes": jnp.zeros((M, K), jnp.uint8)}, {}, {}, "operand codes is u8.* must be f8e4m3fn"),
+        ({"scales": jnp.zeros((M, 1), jnp.uint8)}, {}, {}, r"operand scales is u8\[40, 1\]"),
+        ({"plan": None}, {}, {}, "operand plan is missing"),
+        ({}, {"codes": _struct((M, K), jnp.float8_e4m3fn)}, {}, r"result codes is f8e4m3fn\[40, 64\]"),
+        ({}, {"scales": None}, {}, "result scales is missing"),
+        ({}, {}, {"to": 2}, "attribute to is 2"),
+        ({}, {}, {"direction": 2}, "attribute direction is 2"),
+        ({}, {}, {"rows": 1 << 50}, "are no operand"),
+        ({}, {}, {"matrix_rows": 7}, "are no operand"),
+    ],
+)
+def test_convert_calls(operands: Arrays, results: Arrays, attributes: Arrays, message: str | None) -> None:
+    """The right call, and wrong ones that are changed from it."""
+    blocks = octavo_native.layouts.block_bound(M, G, 32)
+    given = {
+        "codes": jnp.zeros((M, K), jnp.float8_e4m3fn),
+        "scales": jnp.zeros((blocks, K), jnp.uint8),
+        "plan": _plan(),
+    }
+    asked = {
+        "codes": _struct((PANELS, K, 128), jnp.float8_e4m3fn),
+        "scales": _struct((PANELS, K, 4), jnp.uint8),
+    }
+    arguments = ({**given, **operands}, {**asked, **results}, {**CONVERT, **attributes})
+    if message is None:
+        _call("octavo_convert", *arguments)
+        return
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        _call("octavo_convert", *arguments)

@@ -1,0 +1,300 @@
+"""Whole layers of this backend alone: gradients against the definition, and what JAX's transformations make of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array, export
+
+import octavo_jax
+from octavo import MXFP8, CurrentScaling, DelayedScaling, HighPrecision, Recipe, RowScaling
+from octavo_jax.policies import save_quantized
+from octavo_jax_native import TARGETS
+
+BACKEND = "jax-native"
+SHAPE = (200, 96, 48, 4)
+SIZES = np.array([100, 0, 50, 7], np.int32)
+SEED = 20_261_122
+
+Dense = Callable[..., Array]
+
+
+def _dense(recipe: Recipe, layer: Any = None, **arguments: Any) -> Dense:
+    """y of x [M, K], kernel [G, K, N], sizes and bias, with the layer's scales where the recipe takes some."""
+    state = None
+    if recipe.stateful:
+        assert isinstance(recipe, DelayedScaling)
+        state = octavo_jax.init_delayed(recipe, SHAPE[3])
+        if layer is not None:
+            made = {"x": state.x, "w": state.kernel, "dy": state.grad}
+            scaled = [type(one)(one.history, jnp.asarray(layer.scales[name])) for name, one in made.items()]
+            state = type(state)(*scaled)
+
+    def run(x: Array, kernel: Array, sizes: Any, bias: Array | None = None) -> Array:
+        y = octavo_jax.grouped_dense(
+            x,
+            kernel,
+            sizes,
+            recipe=recipe,
+            bias=bias,
+            seed=SEED if recipe.stochastic else None,
+            state=state,
+            backend=BACKEND,
+            **arguments,
+        )
+        return y if state is None else y[0]  # type: ignore[no-any-return]
+
+    return run
+
+
+def _inputs(rng: Any, dtype: Any = jnp.bfloat16) -> tuple[Array, Array]:
+    m, k, n, g = SHAPE
+    return jnp.asarray(rng.standard_normal((m, k)), dtype), jnp.asarray(rng.standard_normal((g, k, n)) / 8, dtype)
+
+
+def _gradients(dense: Dense) -> Callable[..., tuple[Array, Array]]:
+    def loss(x: Array, kernel: Array, sizes: Array) -> Array:
+        return jnp.sum(jnp.tanh(dense(x, kernel, sizes).astype(jnp.float32)))
+
+    return jax.grad(loss, (0, 1))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+def test_gradients_are_the_definitions(
+    compiled: bool, recipe: Recipe, rng: Any, layer_of: Any, assert_product: Any
+) -> None:
+    """y, dx and dw of the definition's codes, in float64, within the GEMMs' bounds; db sums dy's rows; nothing of the
+    NaN tail is seen (faults.md 2, 4, 9, 11, 12, 38, 65)."""
+    layer = layer_of(rng, SHAPE)
+    dense = _dense(recipe, layer)
+
+    def both(x: Array, kernel: Array, sizes: Array, bias: Array, dy: Array) -> tuple[Array, ...]:
+        y, pull = jax.vjp(lambda x, kernel, bias: dense(x, kernel, sizes, bias), x, kernel, bias)
+        return y, *pull(dy)
+
+    run = jax.jit(both) if compiled else both
+    kernel = jnp.swapaxes(jnp.asarray(layer.w), 1, 2)
+    y, dx, dkernel, db = run(
+        jnp.asarray(layer.x), kernel, *(jnp.asarray(a) for a in (layer.sizes, layer.bias, layer.dy))
+    )
+    assert_product(layer, recipe, "fprop", y, bias=layer.bias)
+    assert_product(layer, recipe, "dgrad", dx)
+    assert_product(layer, recipe, "wgrad", jnp.swapaxes(dkernel, 1, 2))
+    rows = np.split(layer.dy.astype(np.float64), np.cumsum(layer.sizes))[:-1]
+    np.testing.assert_allclose(np.asarray(db, np.float64), [r.sum(0) for r in rows], rtol=2**-8, atol=1e-4)
+
+
+def test_wide_results_of_narrow_operands(rng: Any, layer_of: Any, assert_product: Any) -> None:
+    """preferred_element_type float32 with bf16 x and kernel: dy is fp32 in dgrad and wgrad too."""
+    layer = layer_of(rng, SHAPE)
+    kernel = jnp.swapaxes(jnp.asarray(layer.w), 1, 2)
+    for recipe in (HighPrecision(), MXFP8()):
+        dense = _dense(recipe, preferred_element_type=jnp.float32)
+        y, pull = jax.vjp(lambda x, kernel, run=dense: run(x, kernel, layer.sizes), jnp.asarray(layer.x), kernel)
+        dx, dw = pull(jnp.asarray(layer.dy).astype(jnp.float32))
+        assert (y.dtype, dx.dtype, dw.dtype) == (jnp.float32, jnp.bfloat16, jnp.bfloat16)
+        assert_product(layer, recipe, "fprop", y)
+
+
+def test_one_program_for_every_size_vector(recipe: Recipe, rng: Any, sizes_of: Any, same_bits: Any) -> None:
+    """Sizes are values: traced once, and the same bits as with these sizes alone (faults.md 36)."""
+    x, kernel = _inputs(rng)
+    gradients = _gradients(_dense(recipe))
+    traced = jax.jit(gradients)
+    for _ in range(3):
+        sizes = jnp.asarray(sizes_of(rng, SHAPE[3], SHAPE[0]))
+        for mine, alone in zip(
+            traced(x, kernel, sizes), jax.jit(_gradients(_dense(recipe)))(x, kernel, sizes), strict=True
+        ):
+            same_bits(mine, alone, str(sizes))
+    assert traced._cache_size() == 1
+
+
+def _calls(text: str, target: str) -> int:
+    return text.count(f"custom_call @{target}(") or text.count(f'custom_call_target="{target}"')
+
+
+def test_a_training_step_makes_one_plan(recipe: Recipe) -> None:
+    """GEMMs and quantizers of the same sizes share it after XLA's common-subexpression pass; three GEMMs, no more, and
+    as many quantizers as operands."""
+    x, kernel = jnp.ones(SHAPE[:2], jnp.bfloat16), jnp.ones((SHAPE[3], *SHAPE[1:3]), jnp.bfloat16)
+    text = jax.jit(_gradients(_dense(recipe))).lower(x, kernel, jnp.asarray(SIZES)).compile().as_text()
+    assert _calls(text, "octavo_plan") == 1
+    assert _calls(text, "octavo_gemm") == 3
+    assert text.count('custom_call_target="octavo_quantize_') == (0 if recipe.kind == "high_precision" else 3)
+    assert _calls(text, "octavo_convert") == 0
+
+
+def test_what_nobody_reads_is_not_computed() -> None:
+    """A forward pass makes row data and one GEMM, the gradient of x alone no weight gradient, nor its operands."""
+    x, kernel, sizes = jnp.ones(SHAPE[:2]), jnp.ones((SHAPE[3], *SHAPE[1:3])), jnp.asarray(SIZES)
+    dense = _dense(MXFP8())
+    text = jax.jit(dense).lower(x, kernel, sizes).as_text()
+    assert _calls(text, "octavo_gemm") == 1
+    assert "col_codes" not in text
+    gradient = jax.jit(lambda *a: _gradients(dense)(*a)[0]).lower(x, kernel, sizes).as_text()
+    assert _calls(gradient, "octavo_gemm") == 2
+    # Of w both planes are read, of x and dy the row data alone.
+    assert gradient.count("col_codes") == 1
+    assert _calls(jax.jit(lambda *a: dense(*a).shape[0] + a[0]).lower(x, kernel, sizes).as_text(), "octavo_gemm") == 0
+
+
+def test_forward_in_fprop_slots_that_are_high_precision(rng: Any, layer_of: Any, assert_product: Any) -> None:
+    """Quantized forward, unquantized backward: plain arrays where the slot says so."""
+    recipe = RowScaling(wgrad="high_precision", dgrad="high_precision")
+    layer = layer_of(rng, SHAPE)
+    kernel = jnp.swapaxes(jnp.asarray(layer.w), 1, 2)
+    y, pull = jax.vjp(lambda x, kernel: _dense(recipe)(x, kernel, layer.sizes), jnp.asarray(layer.x), kernel)
+    dx, dkernel = pull(jnp.asarray(layer.dy))
+    assert_product(layer, recipe, "fprop", y)
+    assert_product(layer, recipe, "dgrad", dx)
+    assert_product(layer, recipe, "wgrad", jnp.swapaxes(dkernel, 1, 2))
+
+
+def test_eval_shape_and_lowering_for_cuda(recipe: Recipe) -> None:
+    """Shapes without computing; a program for CUDA on a machine that has no GPU."""
+    x, kernel, sizes = jnp.ones(SHAPE[:2], jnp.bfloat16), jnp.ones((SHAPE[3], *SHAPE[1:3]), jnp.bfloat16), SIZES
+    gradients = _gradients(_dense(recipe))
+    dx, dw = jax.eval_shape(gradients, x, kernel, sizes)
+    assert (dx.shape, dx.dtype, dw.shape, dw.dtype) == (x.shape, x.dtype, kernel.shape, kernel.dtype)
+    text = str(jax.jit(gradients).trace(x, kernel, jnp.asarray(sizes)).lower(lowering_platforms=("cuda",)).as_text())
+    assert _calls(text, "octavo_gemm") == 3
+    assert "callback" not in text
+    assert "has_side_effect = true" not in text
+
+
+@pytest.mark.parametrize("policy", [None, save_quantized()], ids=["nothing saved", "saved"])
+def test_recomputation_has_the_bits(policy: Any, recipe: Recipe, rng: Any, same_bits: Any) -> None:
+    """jax.checkpoint changes when things are computed, not what (faults.md 42, 43)."""
+    x, kernel = _inputs(rng)
+    dense = _dense(recipe)
+    again = jax.jit(_gradients(jax.checkpoint(dense, policy=policy)))(x, kernel, jnp.asarray(SIZES))
+    for mine, kept in zip(again, jax.jit(_gradients(dense))(x, kernel, jnp.asarray(SIZES)), strict=True):
+        same_bits(mine, kept, "recomputed")
+
+
+def test_scan_over_layers(rng: Any, same_bits: Any) -> None:
+    """Stacked kernels in lax.scan, forward and backward, have the bits of the layers in a row."""
+    m, k, _, g = SHAPE
+    x = jnp.asarray(rng.standard_normal((m, k)), jnp.bfloat16)
+    kernels = jnp.asarray(rng.standard_normal((3, g, k, k)) / 8, jnp.bfloat16)
+    dense = _dense(MXFP8())
+
+    def scanned(x: Array, kernels: Array) -> Array:
+        return jax.lax.scan(lambda x, kernel: (dense(x, kernel, SIZES), None), x, kernels)[0]
+
+    def unrolled(x: Array, kernels: Array) -> Array:
+        for kernel in kernels:
+            x = dense(x, kernel, SIZES)
+        return x
+
+    def both(function: Callable[..., Array]) -> Any:
+        return jax.jit(jax.value_and_grad(lambda *a: jnp.sum(function(*a).astype(jnp.float32) ** 2), (0, 1)))(
+            x, kernels
+        )
+
+    (_, (dx, dw)), (_, (dx_unrolled, dw_unrolled)) = both(scanned), both(unrolled)
+    same_bits(dx, dx_unrolled, "dx")
+    same_bits(dw, dw_unrolled, "dw")
+
+
+def test_vmap_over_tokens_and_sizes(recipe: Recipe, rng: Any, sizes_of: Any, same_bits: Any) -> None:
+    """A batch of layers with their own sizes, one after the other, with gradients; the kernel shared."""
+    _, kernel = _inputs(rng)
+    x = jnp.asarray(rng.standard_normal((3, *SHAPE[:2])), jnp.bfloat16)
+    sizes = jnp.asarray(np.stack([sizes_of(rng, SHAPE[3], SHAPE[0]) for _ in range(3)]))
+    gradients = _gradients(_dense(recipe))
+    batched = jax.jit(jax.vmap(gradients, in_axes=(0, None, 0)))(x, kernel, sizes)
+    for i in range(3):
+        for many, one in zip(batched, jax.jit(gradients)(x[i], kernel, sizes[i]), strict=True):
+            same_bits(many[i], one, f"batch {i}")
+
+
+def test_vmap_over_accumulators(rng: Any, same_bits: Any) -> None:
+    """Accumulating into a batch of arrays."""
+    import octavo_registry
+    from octavo_registry import Request
+
+    m, k, n, g = SHAPE
+    request = Request("wgrad", "jax", "cpu", "float32", "float32", recipe=HighPrecision())
+    run = octavo_registry.plan(request, backend=BACKEND).run
+    x, dy, out = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((2, m, k), (2, m, n), (2, g, n, k)))
+
+    def add(x: Array, dy: Array, out: Array) -> Array:
+        return run(x, dy, jnp.asarray(SIZES), out=out, accumulate=True)  # type: ignore[no-any-return]
+
+    batched = jax.jit(jax.vmap(add))(x, dy, out)
+    for i in range(2):
+        same_bits(batched[i], add(x[i], dy[i], out[i]), f"batch {i}")
+
+
+def test_repeats_and_threads_change_no_bit(recipe: Recipe, rng: Any, same_bits: Any) -> None:
+    """The same call, the same bits (faults.md 22, 41)."""
+    x, kernel = _inputs(rng)
+    gradients = jax.jit(_gradients(_dense(recipe)))
+    first = gradients(x, kernel, jnp.asarray(SIZES))
+    for _ in range(3):
+        for mine, other in zip(gradients(x, kernel, jnp.asarray(SIZES)), first, strict=True):
+            same_bits(mine, other, "repeated")
+
+
+def test_ragged_dot_uses_it(rng: Any, same_bits: Any) -> None:
+    """jax.lax.ragged_dot's signature, the same layer."""
+    x, kernel = _inputs(rng)
+    y = octavo_jax.ragged_dot(x, kernel, SIZES, recipe=MXFP8(), backend=BACKEND)
+    same_bits(y, _dense(MXFP8())(x, kernel, SIZES), "ragged_dot")
+
+
+def test_jvp_is_refused(rng: Any) -> None:
+    """Reverse mode alone, with a sentence of JAX's own."""
+    x, kernel = _inputs(rng)
+    with pytest.raises(TypeError, match="custom_vjp"):
+        jax.jvp(lambda x: _dense(MXFP8())(x, kernel, SIZES), (x,), (x,))
+
+
+def test_export_of_a_step(rng: Any, same_bits: Any) -> None:
+    """Serialized and read again."""
+    x, kernel = _inputs(rng)
+    gradients, sizes = jax.jit(_gradients(_dense(CurrentScaling()))), jnp.asarray(SIZES)
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in TARGETS]
+    exported = export.export(gradients, disabled_checks=checks)(x, kernel, sizes)
+    again = export.deserialize(exported.serialize()).call(x, kernel, sizes)
+    for mine, other in zip(again, gradients(x, kernel, sizes), strict=True):
+        same_bits(mine, other, "exported")
+
+
+def test_inside_shard_map() -> None:
+    """Expert parallel on eight virtual devices: each holds two experts and their tokens, gradients included."""
+    program = """
+import jax, jax.numpy as jnp, numpy as np, octavo, octavo_jax
+from jax.sharding import PartitionSpec as P
+mesh = jax.make_mesh((8,), ("ep",), axis_types=(jax.sharding.AxisType.Auto,))
+rng = np.random.default_rng(1)
+x = jnp.asarray(rng.standard_normal((8 * 40, 32)), jnp.bfloat16)
+kernel = jnp.asarray(rng.standard_normal((16, 32, 48)) / 6, jnp.bfloat16)
+sizes = jnp.asarray(rng.multinomial(35, [0.5, 0.5], 8).reshape(-1), jnp.int32)
+def local(x, kernel, sizes):
+    y = octavo_jax.grouped_dense(x, kernel, sizes, recipe=octavo.recipe("mxfp8"), backend="jax-native")
+    return y
+run = jax.shard_map(local, mesh=mesh, in_specs=(P("ep"), P("ep"), P("ep")), out_specs=P("ep"), check_vma=False)
+def gradients(run, *arrays):
+    loss = lambda x, kernel: jnp.sum(jnp.tanh(run(x, kernel, arrays[2]).astype(jnp.float32)))
+    return jax.jit(jax.grad(loss, (0, 1)))(*arrays[:2])
+dx, dw = gradients(run, x, kernel, sizes)
+for i in range(8):
+    mine = slice(40 * i, 40 * i + 40), slice(2 * i, 2 * i + 2)
+    part = gradients(local, x[mine[0]], kernel[mine[1]], sizes[mine[1]])
+    for whole, one, here in zip((dx, dw), part, mine):
+        assert np.asarray(whole[here]).tobytes() == np.asarray(one).tobytes()
+"""
+    settings = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    result = subprocess.run([sys.executable, "-c", program], env=settings, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]

@@ -1,0 +1,19 @@
+"""Faults that users of other grouped GEMMs met: the native packages have a test of their own for each."""
+
+from __future__ import annotations
+
+from workspace import ROOT
+
+from octavo_conformance.faults import named_by_tests
+
+FOLDERS = ("native/tests", "packages/torch-native/tests", "packages/jax-native/tests")
+EMPTY, TAILS, SHAPES = {1, 2, 3, 4, 5, 6, 7}, {8, 12}, {13, 15, 16, 17, 19, 20, 21, 24, 25}
+REPEATS, OVERFLOW = {22, 30, 32, 33}, {26, 27, 28, 29}
+STREAMS, GRAPHS, STRIDES, BOUNDS = {34}, {35, 36}, {58, 59}, {61}
+
+
+def test_kernels_are_tested_for_every_fault_of_grouped_gemms() -> None:
+    """On a device: empty groups, tails, small and odd sizes, equal bits, 2^31 elements, streams, replays, strides."""
+    named = named_by_tests(file for folder in FOLDERS for file in sorted((ROOT / folder).glob("test_cuda*.py")))
+    wanted = EMPTY | TAILS | SHAPES | REPEATS | OVERFLOW | STREAMS | GRAPHS | STRIDES | BOUNDS
+    assert wanted <= set(named), f"no test_cuda*.py of {', '.join(FOLDERS)} names rows {sorted(wanted - set(named))}"
