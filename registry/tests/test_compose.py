@@ -182,7 +182,15 @@ def test_shapes_and_dtypes_of_the_parts(fakes: Any) -> None:
     assert (layer.quantize_dy.request.k, layer.quantize_dy.request.in_dtype) == (32, "float32")
     assert (layer.quantize_w.request.k, layer.quantize_w.request.n) == (64, 32)
     assert (layer.dgrad.request.in_dtype, layer.dgrad.request.out_dtype) == ("float32", "float32")
+    assert layer.dgrad.request.other_dtype is None
     assert layer.wgrad.request.out_dtype == "bfloat16"
+    assert registry.plan_layer(fakes.request(recipe=octavo.HighPrecision())).wgrad.request.other_dtype is None
+    mixed = registry.plan_layer(fakes.request(recipe=octavo.HighPrecision(), in_dtype="float16"))
+    assert [(plan.request.in_dtype, plan.request.other_dtype) for plan in mixed.plans] == [
+        ("float16", None),
+        ("bfloat16", "float16"),  # dy, w
+        ("float16", "bfloat16"),  # x, dy
+    ]
     accumulated = registry.plan_layer(request, wgrad_dtype="float32")
     assert accumulated.wgrad is not None
     assert accumulated.wgrad.request.out_dtype == "float32"

@@ -56,6 +56,19 @@ def test_a_plan_is_bound_once_and_cached_by_request_and_preference(fakes: Any) -
     assert registry.plan(fakes.request()).backend == "b"
 
 
+def test_a_plan_has_what_was_bound(fakes: Any) -> None:
+    """`prepare` goes from the Bound to the plan as it is; no Bound needs one."""
+
+    def prepare(group_sizes: Any, rows: int, like: Any) -> Any:
+        return group_sizes
+
+    bound = Bound(run=print, layouts={"x": "rows"}, workspace_bytes=3, note="n", prepare=prepare)
+    plan = fakes.registry(fakes.plugin("a", fakes.Backend(answer=bound))).plan(fakes.request())
+    assert (plan.run, dict(plan.layouts), plan.workspace_bytes, plan.note) == (print, {"x": "rows"}, 3, "n")
+    assert plan.prepare is prepare
+    assert fakes.registry(fakes.plugin("a")).plan(fakes.request()).prepare is None
+
+
 REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "refuses": ({"refusal": "needs the driver 580, 570 is installed"}, "refused", "needs the driver 580, 570"),
     "Refused": ({"answer": Refused("needs 4 GiB, 1 GiB is free")}, "refused", "needs 4 GiB, 1 GiB is free"),
@@ -64,6 +77,11 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "refuses raises": ({"refusal": OSError("libacme.so.2 not found")}, "broken", "OSError: libacme.so.2 not found"),
     "no Bound": ({"answer": "a string"}, "broken", "bind returned a str; it returns a Bound"),
     "no layouts": ({"answer": Bound(run=print, layouts=None)}, "broken", "`run` and `layouts`"),  # type: ignore[arg-type]
+    "no function": (
+        {"answer": Bound(run=print, prepare=3)},  # type: ignore[arg-type]
+        "broken",
+        "a Bound whose `prepare` is of type int; give a function or None",
+    ),
     "no run": ({"answer": Bound(run=None)}, "broken", "it returns a Bound with `run`"),  # type: ignore[arg-type]
 }
 

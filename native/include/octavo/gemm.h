@@ -60,11 +60,11 @@ struct GemmArgs {
   size_t workspace_bytes = 0;
 };
 
-// One way in which the CUDA kernels cut a product: `rows` x `cols` outputs a tile, `depth` bytes of K a step, `cluster`
-// CTAs side by side that share the left operand.
+// One way in which the CUDA kernels cut a product: `rows` x `cols` outputs a tile, `stages` K-blocks of 128 bytes in
+// flight.
 struct GemmTile {
   const char* name;
-  int rows, cols, stages, cluster;
+  int rows, cols, stages;
 };
 
 // What the model of gemm_tile expects of a tile on a problem.

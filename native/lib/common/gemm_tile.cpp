@@ -10,27 +10,32 @@ namespace octavo {
 
 namespace {
 
-// Measured on an H200 (docs/performance.md says how): what a multiprocessor does, per microsecond.
-constexpr double FP8_FLOPS = 10.5e6, BF16_FLOPS = 5.6e6;   // tensor cores at the clock that power allows
-constexpr double L2_BYTES = 55.0e3;                        // from L2 into shared memory
-constexpr double MEMORY_BYTES = 4.2e6;                     // of the whole device
-constexpr double TILE_START = 0.9;                         // microseconds until a CTA's first K-block has come
-constexpr double LAUNCH = 3.0;
-// Part of the rate that a tile's instructions reach: narrow ones read the left operand more often.
-constexpr double REACHED[] = {1.0, 0.93, 0.90};
+// Fitted to measurements on an H200 (benchmarks/results has them): microseconds, and what one of its 132
+// multiprocessors does in one.
+constexpr double FAST_FLOPS = 12.5e6, PROMOTED_FLOPS = 10.5e6, BF16_FLOPS = 6.5e6;
+constexpr double MEMORY_BYTES = 32.0e3;  // a multiprocessor's share of device memory
+constexpr double LAUNCH = 4.0, TILE_START = 1.0;
+// Part of the rate that a tile reaches: smaller ones load more for a product, and 128x128 has fewer bytes in flight.
+constexpr double REACHED[GEMM_TILE_COUNT] = {1.0, 0.5, 0.78};
+constexpr int STAGED = 1;  // sums that are added to fp32 leave beside the next tile's products
 
 constexpr int K_BLOCK_BYTES = 128;
 
-double microseconds(const GemmSpec& spec, const GemmTile& tile, double reached, int64_t tiles, int64_t k_blocks,
-                    double bytes, int sms) {
-  const bool fp8 = multiplies_fp8(spec);
-  const double depth = K_BLOCK_BYTES / (fp8 ? 1.0 : 2.0);
-  const double math = 2.0 * tile.rows * tile.cols * depth / ((fp8 ? FP8_FLOPS : BF16_FLOPS) * reached);
-  const double load = (tile.rows + tile.cols) * double{K_BLOCK_BYTES} / L2_BYTES;
+double flops(const GemmSpec& spec) {
+  if (!multiplies_fp8(spec)) return BF16_FLOPS;
+  return spec.fast_accumulation ? FAST_FLOPS : PROMOTED_FLOPS;
+}
+
+double microseconds(const GemmSpec& spec, int number, int64_t tiles, int64_t k_blocks, double bytes, int sms) {
+  const GemmTile& tile = GEMM_TILES[number];
+  const double depth = K_BLOCK_BYTES / (multiplies_fp8(spec) ? 1.0 : 2.0);
+  const double math = k_blocks * 2.0 * tile.rows * tile.cols * depth / (flops(spec) * REACHED[number]);
   const double store = double(tile.rows) * tile.cols * dtype_bytes(spec.out_dtype) * (spec.accumulate ? 2 : 1);
-  const double one = k_blocks * std::max(math, load) + TILE_START + store / L2_BYTES;
+  const bool beside = number == STAGED && spec.accumulate && spec.out_dtype == DType::f32;
+  const double left = store / MEMORY_BYTES;
+  const double one = TILE_START + (beside ? std::max(math, left) : math + left);
   const double waves = static_cast<double>(ceil_div(tiles, sms));
-  return LAUNCH + std::max(waves * one, bytes / MEMORY_BYTES);
+  return LAUNCH + std::max(waves * one, bytes / (MEMORY_BYTES * sms));
 }
 
 }  // namespace
@@ -63,7 +68,7 @@ GemmTileChoice gemm_tile(const GemmSpec& spec, int64_t rows, int64_t n, int64_t 
     choice.tiles = in_use;
     choice.waves = static_cast<double>(in_use) / sms;
     choice.filled = in_use == 0 ? 1.0 : double(groups) * out_rows * out_cols / (double(in_use) * one.rows * one.cols);
-    choice.microseconds = microseconds(spec, one, REACHED[number], in_use, k_blocks, bytes, sms);
+    choice.microseconds = microseconds(spec, number, in_use, k_blocks, bytes, sms);
     if (best.tile < 0 || choice.microseconds < best.microseconds) best = choice;
   }
   return best;

@@ -6,9 +6,9 @@
 namespace octavo {
 
 constexpr GemmTile GEMM_TILES[] = {
-    {"128x256", 128, 256, 4, 1},
-    {"128x128", 128, 128, 6, 1},
-    {"64x256", 64, 256, 5, 1},
+    {"128x256", 128, 256, 4},
+    {"128x128", 128, 128, 4},
+    {"64x256", 64, 256, 5},
 };
 constexpr int GEMM_TILE_COUNT = 3;
 

@@ -53,9 +53,9 @@ __device__ __forceinline__ void turn(uint32_t (&words)[4], int lane) {
   exchange(words[1], words[3], lane & 2, 2);
 }
 
-__device__ __forceinline__ void add_four(float* at, const uint32_t (&words)[4]) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(__uint_as_float(words[0])),
-               "f"(__uint_as_float(words[1])), "f"(__uint_as_float(words[2])), "f"(__uint_as_float(words[3]))
+__device__ __forceinline__ void add_four(float* at, float4 values) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(values.x), "f"(values.y),
+               "f"(values.z), "f"(values.w)
                : "memory");
 }
 
@@ -75,14 +75,12 @@ template <class Config>
 class GemmFactors {
  public:
   __device__ GemmFactors(const GemmParams& params, const GemmTileAt& tile, int row, GemmPipeline<Config>& pipeline) {
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      rows_[i] = left(params, tile, tile.m + row + i % 2 * 8 + i / 2 * Config::PART_ROW_STEP);
-    }
+    upper_ = left(params, tile, tile.m + row);
+    lower_ = left(params, tile, tile.m + row + 8);
     if (params.right_use == Factor::group) {
       const float right = __ldg(params.right_factor + tile.group);
-#pragma unroll
-      for (int i = 0; i < ROWS; ++i) rows_[i] *= right;
+      upper_ *= right;
+      lower_ *= right;
     }
     if (params.right_use == Factor::column) {
       warpgroup_sync();  // the last tile's have been read
@@ -102,13 +100,11 @@ class GemmFactors {
     warpgroup_sync();
   }
 
-  __device__ float row(int part, int below) const {
-    return rows_[(Config::PART_ROW_STEP ? 2 * part : 0) + below];
-  }
+  // Of the thread's two rows.
+  __device__ float upper() const { return upper_; }
+  __device__ float lower() const { return lower_; }
 
  private:
-  static constexpr int ROWS = Config::PART_ROW_STEP ? 2 * Config::PARTS : 2;
-
   __device__ static float left(const GemmParams& params, const GemmTileAt& tile, int local) {
     switch (params.left_use) {
       case Factor::group: return __ldg(params.left_factor + tile.group);
@@ -120,7 +116,7 @@ class GemmFactors {
     }
   }
 
-  float rows_[ROWS];
+  float upper_, lower_;
 };
 
 // One thread's two rows of a part of a tile.
@@ -150,21 +146,37 @@ class GemmStore {
     for (int piece = 0; piece < N / 16; ++piece) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
+        const int col = col_ + 32 * piece;
         float values[8];
 #pragma unroll
         for (int v = 0; v < 8; ++v) values[v] = sums[16 * piece + 4 * (v / 2) + 2 * i + v % 2] * (i ? lower : upper);
         if constexpr (F == Finish::columns) scale(values, columns + 32 * piece);
         if constexpr (F == Finish::general) {
           if (params_.right_use == Factor::column) scale(values, columns + 32 * piece);
-          if (params_.bias) add_bias(values, i, col_ + 32 * piece);
+          if (params_.bias) add_bias(values, i, col);
         }
         if constexpr (D == DType::f32) {
-          store_f32<F>(values, i, col_ + 32 * piece);
+          store_f32<F>(values, i, col);
         } else {
-          store_16<F, D>(values, i, col_ + 32 * piece);
+          store_16<F, D>(values, i, col);
         }
       }
     }
+  }
+
+  // Brings what will be added to into L2: a row of the tile a thread.
+  template <class Config>
+  __device__ static void prefetch(const GemmParams& params, const GemmTileAt& tile) {
+    const int thread = threadIdx.x % 128, warpgroup = threadIdx.x / 128 - 1;
+    const int row = tile.m + thread + (Config::SPLITS_ROWS ? 64 * warpgroup : 0);
+    const int col = tile.n + (Config::SPLITS_ROWS ? 0 : Config::COLS * warpgroup);
+    const int bytes = min(Config::COLS, params.width - col) * dtype_bytes(params.out_dtype);
+    if (thread >= 64 || row >= params.height || bytes <= 0) return;
+    const int64_t at = tile.group * params.out_group_stride + row * params.out_row_stride + col;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(static_cast<const uint8_t*>(params.out) +
+                                                                    at * dtype_bytes(params.out_dtype)),
+                 "r"(bytes)
+                 : "memory");
   }
 
   // Zeros in this thread's share of `cols` columns.
@@ -215,13 +227,15 @@ class GemmStore {
       for (int w = 0; w < 4; ++w) words[w] = __float_as_uint(values[2 * j + w]);
       exchange(words[0], words[2], lane_ & 1, 1);
       exchange(words[1], words[3], lane_ & 1, 1);
+      const float4 four = {__uint_as_float(words[0]), __uint_as_float(words[1]), __uint_as_float(words[2]),
+                           __uint_as_float(words[3])};
       const int at = col + 8 * (j + lane_ % 2) + 4 * (lane_ / 2);
       if (!inside_[i] || at >= params_.width) continue;
       float* const into = static_cast<float*>(params_.out) + offset_[i] + at;
       if (F == Finish::adds || (F == Finish::general && params_.accumulate)) {
-        add_four(into, words);
+        add_four(into, four);
       } else {
-        *reinterpret_cast<uint4*>(into) = {words[0], words[1], words[2], words[3]};
+        *reinterpret_cast<float4*>(into) = four;
       }
     }
   }
@@ -255,5 +269,38 @@ class GemmStore {
   bool inside_[2];
   int64_t offset_[2];
 };
+
+// Adds a tile of fp32 sums to the result by way of shared memory: the copy engine adds while the next tile's products
+// are made. 64 x 128 sums a warpgroup, a row of them a copy.
+template <class Config, int N>
+__device__ __forceinline__ void add_staged(const GemmParams& params, const GemmTileAt& tile, int row, float upper,
+                                           float lower, const GemmPipeline<Config>& pipeline, float (&sums)[N]) {
+  static_assert(N == 64 && Config::SPLITS_ROWS);
+  const int thread = threadIdx.x % 128, col = threadIdx.x % 4 * 2;
+  // those who asked for the last tile's copies wait until its sums were read
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  warpgroup_sync();
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    *reinterpret_cast<float2*>(pipeline.staged(row) + 8 * j + col) = {sums[4 * j] * upper, sums[4 * j + 1] * upper};
+    *reinterpret_cast<float2*>(pipeline.staged(row + 8) + 8 * j + col) = {sums[4 * j + 2] * lower,
+                                                                          sums[4 * j + 3] * lower};
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  warpgroup_sync();
+  const int own = (threadIdx.x / 128 - 1) * 64 + thread, at = tile.m + own;
+  if (thread < 64 && at < params.height) {
+    float* const into = static_cast<float*>(params.out) + tile.group * params.out_group_stride +
+                        at * params.out_row_stride + tile.n;
+    const int bytes = min(Config::TILE_N, params.width - tile.n) * 4;
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(into),
+                 "r"(shared_address(pipeline.staged(own))), "r"(bytes)
+                 : "memory");
+  }
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Before the kernel ends, and its shared memory with it.
+__device__ __forceinline__ void wait_added() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 }  // namespace octavo::cuda

@@ -19,25 +19,24 @@ namespace octavo::cuda {
 constexpr int PRODUCER_REGISTERS = 56, MATH_REGISTERS = 224;  // 128 and 256 threads: 64 512 of 65 536
 constexpr int32_t RAGGED_ROWS = 1 << 30;
 
-// One kernel. The warpgroups share a tile, 64 rows or half of the columns each, or take turns with a tile each: one
-// stores while the other multiplies.
-template <int M, int N, int STAGE_COUNT, bool TURNS, Element L, Element R, bool LT, bool RT, Promotion P>
+// One kernel. Of a tile each warpgroup has 64 rows, or half of the columns where there are no more rows.
+template <int M, int N, int STAGE_COUNT, Element L, Element R, bool LT, bool RT, Promotion P>
 struct GemmConfig {
   static constexpr int TILE_M = M, TILE_N = N, STAGES = STAGE_COUNT;
-  static constexpr bool TAKES_TURNS = TURNS;
   static constexpr Element LEFT = L, RIGHT = R;
   static constexpr bool LEFT_TRANSPOSED = LT, RIGHT_TRANSPOSED = RT;
   static constexpr Promotion PROMOTION = P;
-  static constexpr bool SPLITS_ROWS = !TURNS && M == 128, SPLITS_COLS = !TURNS && M == 64;
-  // a warpgroup's parts: 64 x 256 without promotion, else 64 x 128, beside or below each other
-  static constexpr int PART_COLS = SPLITS_ROWS && P == Promotion::none ? N : 128;
-  static constexpr int PARTS = (TURNS ? M * N : M * N / MATH_WARPGROUPS) / (64 * PART_COLS);
-  static constexpr int PART_ROW_STEP = TURNS ? 64 : 0, PART_COL_STEP = TURNS ? 0 : PART_COLS;
+  static constexpr bool SPLITS_ROWS = M == 64 * MATH_WARPGROUPS;
+  static constexpr int COLS = SPLITS_ROWS ? N : N / MATH_WARPGROUPS;  // of a warpgroup
+  // promoted, 128 at a time: the tensor cores' sums take 64 registers beside the fp32 ones of all
+  static constexpr int PART_COLS = P == Promotion::none ? COLS : 128, PARTS = COLS / PART_COLS;
+  // fp32 sums that are added to the result leave by way of shared memory where there is room for a tile of them
+  static constexpr bool STAGED = M == 128 && N == 128 && P != Promotion::square;
   static constexpr bool LEFT_SCALES = P >= Promotion::square, RIGHT_SCALES = P == Promotion::vectors;
   static constexpr uint32_t STAGE_BYTES =
       (M + N) * SWIZZLE_BYTES + (LEFT_SCALES ? 4 * (M + SCALE_BOX_EXTRA) : 0) + (RIGHT_SCALES ? 4 * N : 0);
   static_assert(P == Promotion::none || (L <= Element::e5m2 && R <= Element::e5m2));
-  static_assert(TURNS ? M == 128 && N == 128 : N == 256);
+  static_assert(M == 64 || SPLITS_ROWS);
 };
 
 // The copies of one K-block of an operand: ROWS rows of 128 bytes, or boxes of 64 x 64 of a transposed one.
@@ -98,67 +97,70 @@ __device__ void produce(const GemmParams& params, GemmPipeline<Config>& pipeline
   }
 }
 
-template <class Config, Finish F, DType D>
-__device__ __forceinline__ void store(const GemmParams& params, const GemmTileAt& tile, const GemmMath<Config>& math,
-                                      const GemmFactors<Config>& factors, const float* columns,
-                                      typename GemmMath<Config>::Sums& sums) {
-#pragma unroll
-  for (int part = 0; part < Config::PARTS; ++part) {
-    GemmStore(params, tile, math.row(part), math.col(part))
-        .template store<F, D>(sums[part], factors.row(part, 0), factors.row(part, 1), columns + math.col(part));
-  }
-}
-
+// All that the end of a tile needs.
 template <class Config>
-__device__ __forceinline__ void finish(const GemmParams& params, const GemmTileAt& tile, const GemmMath<Config>& math,
-                                       const GemmFactors<Config>& factors, const float* columns,
-                                       typename GemmMath<Config>::Sums& sums) {
-  const auto as = [&]<Finish F, DType D>() { store<Config, F, D>(params, tile, math, factors, columns, sums); };
-  if (params.finish == Finish::plain && params.out_dtype == DType::bf16) {
-    as.template operator()<Finish::plain, DType::bf16>();
-  } else if (params.finish == Finish::columns && params.out_dtype == DType::bf16) {
-    as.template operator()<Finish::columns, DType::bf16>();
-  } else if (params.finish == Finish::adds) {
-    as.template operator()<Finish::adds, DType::f32>();
-  } else if (params.finish == Finish::plain && params.out_dtype == DType::f32) {
-    as.template operator()<Finish::plain, DType::f32>();
-  } else if (params.out_dtype == DType::f32) {
-    as.template operator()<Finish::general, DType::f32>();
-  } else if (params.out_dtype == DType::bf16) {
-    as.template operator()<Finish::general, DType::bf16>();
-  } else {
-    as.template operator()<Finish::general, DType::f16>();
+struct GemmEnd {
+  const GemmParams& params;
+  const GemmTileAt& tile;
+  const GemmMath<Config>& math;
+  const GemmFactors<Config>& factors;
+  const GemmPipeline<Config>& pipeline;
+
+  template <Finish F, DType D>
+  __device__ __forceinline__ void store(typename GemmMath<Config>::Sums& sums) const {
+#pragma unroll
+    for (int part = 0; part < Config::PARTS; ++part) {
+      GemmStore(params, tile, math.row(), math.col(part))
+          .template store<F, D>(sums[part], factors.upper(), factors.lower(), pipeline.columns() + math.col(part));
+    }
   }
-}
+
+  __device__ __forceinline__ void add(typename GemmMath<Config>::Sums& sums) const {
+    if constexpr (Config::STAGED) {
+      add_staged<Config>(params, tile, math.row(), factors.upper(), factors.lower(), pipeline, sums[0]);
+    } else if constexpr (Config::PROMOTION != Promotion::square) {  // square blocks are weights', which no wgrad reads
+      store<Finish::adds, DType::f32>(sums);
+    }
+  }
+
+  __device__ __forceinline__ void run(typename GemmMath<Config>::Sums& sums) const {
+    if (params.finish == Finish::plain && params.out_dtype == DType::bf16) {
+      store<Finish::plain, DType::bf16>(sums);
+    } else if (params.finish == Finish::columns && params.out_dtype == DType::bf16) {
+      store<Finish::columns, DType::bf16>(sums);
+    } else if (params.finish == Finish::adds) {
+      add(sums);
+    } else if (params.finish == Finish::plain && params.out_dtype == DType::f32) {
+      store<Finish::plain, DType::f32>(sums);
+    } else if (params.out_dtype == DType::f32) {
+      store<Finish::general, DType::f32>(sums);
+    } else if (params.out_dtype == DType::bf16) {
+      store<Finish::general, DType::bf16>(sums);
+    } else {
+      store<Finish::general, DType::f16>(sums);
+    }
+  }
+};
 
 template <class Config>
 __device__ void multiply(const GemmParams& params, GemmPipeline<Config>& pipeline) {
   GemmMath<Config> math(params, pipeline);
-  const uint32_t turn = threadIdx.x / 128 - 1;
   for (uint32_t number = 0;; ++number) {
     const GemmTileAt& tile = pipeline.take_tile(number);
-    if (tile.k_blocks < 0) return;
-    const bool mine = !Config::TAKES_TURNS || number % MATH_WARPGROUPS == turn;
-    if (Config::TAKES_TURNS && mine) {
-      pipeline.wait_turn(number);
-      if (tile.k_blocks == 0) pipeline.pass_turn();
-    }
-    if (!mine) {
-      pipeline.skip(tile.k_blocks);
-    } else if (tile.k_blocks > 0) {
-      const GemmFactors<Config> factors(params, tile, math.row(0), pipeline);
+    if (tile.k_blocks < 0) break;
+    if (tile.k_blocks > 0) {
+      const GemmFactors<Config> factors(params, tile, math.row(), pipeline);
+      if (params.accumulate) GemmStore::prefetch<Config>(params, tile);
       typename GemmMath<Config>::Sums sums;
       math.run(tile, sums);
       factors.wait(params);
-      finish(params, tile, math, factors, pipeline.columns(), sums);
+      GemmEnd<Config>{params, tile, math, factors, pipeline}.run(sums);
     } else if (!params.accumulate) {
-#pragma unroll
-      for (int part = 0; part < Config::PARTS; ++part) {
-        GemmStore(params, tile, math.row(part), math.col(part)).store_zeros(Config::PART_COLS);
-      }
+      GemmStore(params, tile, math.row(), math.col(0)).store_zeros(Config::COLS);
     }
     pipeline.release_tile(number);
   }
+  if constexpr (Config::STAGED) wait_added();
 }
 
 template <class Config>

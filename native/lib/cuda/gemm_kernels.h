@@ -20,7 +20,7 @@ GemmKernel f16_kernel(bool left_transposed, bool right_transposed);  // tile 0
 template <Element L, Element R, bool LT, bool RT, Promotion P, int TILE>
 GemmKernel gemm_kernel_as() {
   constexpr GemmTile tile = GEMM_TILES[TILE];
-  using Config = GemmConfig<tile.rows, tile.cols, tile.stages, tile.rows * tile.cols < 128 * 256 && tile.rows == 128, L, R, LT, RT, P>;
+  using Config = GemmConfig<tile.rows, tile.cols, tile.stages, L, R, LT, RT, P>;
   constexpr size_t bytes = gemm_shared_bytes<Config>();
   static_assert(bytes <= 232448, "a Hopper CTA has 227 KiB of shared memory");
   return {reinterpret_cast<const void*>(&gemm_kernel<Config>), static_cast<int>(bytes)};
@@ -28,7 +28,6 @@ GemmKernel gemm_kernel_as() {
 
 template <Element L, Element R, bool LT, bool RT, Promotion P>
 GemmKernel gemm_kernel_of(int tile) {
-  static_assert(GEMM_TILE_COUNT == 3);
   switch (tile) {
     case 0: return gemm_kernel_as<L, R, LT, RT, P, 0>();
     case 1: return gemm_kernel_as<L, R, LT, RT, P, 1>();

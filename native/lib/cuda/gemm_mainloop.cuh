@@ -14,7 +14,7 @@ enum class Promotion : int32_t {
   vectors = 3,  // with a scale a row of the left and a scale a column of the right operand
 };
 
-// A warpgroup's sums: PARTS of 64 rows x PART_COLS columns, PART_COLS / 2 sums a thread in each. Thread t of the
+// A warpgroup's sums: PARTS of 64 rows x PART_COLS columns side by side, PART_COLS / 2 sums a thread in each. Thread t of the
 // warpgroup has of a part, for j < PART_COLS / 8, at 4 j row 16 (t / 32) + t % 32 / 4, columns 8 j + 2 (t % 4) and one
 // more; at 4 j + 2 the row 8 below.
 template <class Config>
@@ -25,13 +25,13 @@ class GemmMath {
   __device__ GemmMath(const GemmParams& params, GemmPipeline<Config>& pipeline)
       : params_(params), pipeline_(pipeline) {
     const int thread = static_cast<int>(threadIdx.x) % 128, warpgroup = static_cast<int>(threadIdx.x) / 128 - 1;
-    row_ = Config::SPLITS_ROWS * warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;
-    col_ = Config::SPLITS_COLS * warpgroup * Config::PART_COLS;
+    row_ = (Config::SPLITS_ROWS ? warpgroup * 64 : 0) + thread / 32 * 16 + thread % 32 / 4;
+    col_ = Config::SPLITS_ROWS ? 0 : warpgroup * Config::COLS;
   }
 
-  // Of the thread's first sum of a part, within the tile.
-  __device__ int row(int part) const { return row_ + part * Config::PART_ROW_STEP; }
-  __device__ int col(int part) const { return col_ + part * Config::PART_COL_STEP; }
+  // Of the thread's first sum within the tile, and where the columns of a part begin.
+  __device__ int row() const { return row_; }
+  __device__ int col(int part) const { return col_ + part * Config::PART_COLS; }
 
   __device__ void run(const GemmTileAt& tile, Sums& sums) {
     if constexpr (Config::PROMOTION == Promotion::none) {
@@ -49,7 +49,7 @@ class GemmMath {
   static constexpr int LEFT_STEP = LT ? 16 * SWIZZLE_BYTES : 32, RIGHT_STEP = RT ? 16 * SWIZZLE_BYTES : 32;
 
   __device__ void multiply(float (&sums)[Config::PART_COLS / 2], int stage, int part, bool adds) const {
-    const uint64_t a = matrix_descriptor(pipeline_.left(stage) + row(part) / 64 * BLOCK_BYTES);
+    const uint64_t a = matrix_descriptor(pipeline_.left(stage) + row_ / 64 * BLOCK_BYTES);
     const uint64_t b = matrix_descriptor(pipeline_.right(stage) + col(part) * SWIZZLE_BYTES);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -57,15 +57,8 @@ class GemmMath {
     }
   }
 
-  // The next stage, once it is full; behind the last one of a tile the other warpgroup's turn comes.
-  __device__ int wait_block(bool last) {
+  __device__ int multiply_all(Sums& sums, bool adds) {
     const int stage = pipeline_.wait_full();
-    if (Config::TAKES_TURNS && last) pipeline_.pass_turn();
-    return stage;
-  }
-
-  __device__ int multiply_all(Sums& sums, bool adds, bool last) {
-    const int stage = wait_block(last);
     wgmma_begin();
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) multiply(sums[part], stage, part, adds);
@@ -81,7 +74,7 @@ class GemmMath {
       int last = 0;
 #pragma unroll
       for (int i = 0; i < UNROLL; ++i) {
-        const int stage = multiply_all(sums, block + i > 0, block + i + 1 == k_blocks);
+        const int stage = multiply_all(sums, block + i > 0);
         if (i > 0) {
           wgmma_wait<1>();
           pipeline_.release(last);
@@ -92,7 +85,7 @@ class GemmMath {
       pipeline_.release(last);
     }
     for (; block < k_blocks; ++block) {
-      const int stage = multiply_all(sums, block > 0, block + 1 == k_blocks);
+      const int stage = multiply_all(sums, block > 0);
       wgmma_wait<0>();
       pipeline_.release(stage);
     }
@@ -104,38 +97,35 @@ class GemmMath {
   // warpgroup multiplies while this one adds.
   __device__ void run_promoted(const GemmTileAt& tile, Sums& sums) {
     static_assert(Config::PART_COLS == 128);
-    constexpr int SQUARES = Config::PART_COL_STEP ? PARTS : 1;  // 128-column blocks of the right operand
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
 #pragma unroll
       for (int i = 0; i < 64; ++i) sums[part][i] = 0.0f;
     }
-    int32_t at[SQUARES];
-    float next[SQUARES] = {};
+    const int k_blocks = tile.k_blocks;
+    int32_t at[PARTS];
+    float square[PARTS], next[PARTS];
     if constexpr (Config::PROMOTION == Promotion::square) {
 #pragma unroll
-      for (int i = 0; i < SQUARES; ++i) {
-        at[i] = square_at(tile, col(i));
-        next[i] = __ldg(params_.square + at[i]);
+      for (int part = 0; part < PARTS; ++part) {
+        at[part] = square_at(tile, col(part));
+        square[part] = next[part] = __ldg(params_.square + at[part]);
       }
     }
-    const int k_blocks = tile.k_blocks;
     const int first_scale = params_.left_walk == Walk::rows ? tile.start % SCALE_BOX_EXTRA : 0;
     for (int block = 0; block < k_blocks; ++block) {
-      const int stage = wait_block(block + 1 == k_blocks);
-      float square[SQUARES];
+      const int stage = pipeline_.wait_full();
 #pragma unroll
-      for (int i = 0; i < SQUARES; ++i) {
-        square[i] = next[i];
+      for (int part = 0; part < PARTS; ++part) {
         if (Config::PROMOTION == Promotion::square && block + 1 < k_blocks) {
-          next[i] = __ldg(params_.square + (at[i] += params_.square_k));
+          next[part] = __ldg(params_.square + (at[part] += params_.square_k));
         }
       }
 #pragma unroll
       for (int part = 0; part < PARTS; ++part) {
         float upper = 1.0f, lower = 1.0f;
         if constexpr (Config::PROMOTION >= Promotion::square) {
-          const float* const scales = pipeline_.left_scales(stage) + first_scale + row(part);
+          const float* const scales = pipeline_.left_scales(stage) + first_scale + row_;
           upper = scales[0];
           lower = scales[8];
         }
@@ -150,11 +140,21 @@ class GemmMath {
         if constexpr (Config::PROMOTION == Promotion::vectors) {
           add_scaled(products, sums[part], upper, lower, pipeline_.right_scales(stage) + col(part));
         } else {
-          add(products, sums[part], upper, lower, square[SQUARES > 1 ? part : 0]);
+          add(products, sums[part], upper, lower, Config::PROMOTION == Promotion::square ? square[part] : 1.0f);
         }
+      }
+      if constexpr (Config::PROMOTION == Promotion::square) {
+        // not before the sums: the move would wait for the load above
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) asm volatile("mov.b32 %0, %1;" : "=f"(square[part]) : "f"(next[part]));
       }
       if constexpr (Config::PROMOTION == Promotion::vectors) pipeline_.release(stage);
     }
+  }
+
+  // The first scale of 128 columns. Those past the matrix take its last one, and nobody stores them.
+  __device__ int32_t square_at(const GemmTileAt& tile, int col) const {
+    return tile.group * params_.square_group + min(tile.n + col, params_.width - 1) / 128 * params_.square_column;
   }
 
   __device__ static void add(const float (&products)[64], float (&sums)[64], float upper, float lower, float square) {
@@ -179,11 +179,6 @@ class GemmMath {
       sums[4 * j + 2] = fmaf(products[4 * j + 2], lower * column.x, sums[4 * j + 2]);
       sums[4 * j + 3] = fmaf(products[4 * j + 3], lower * column.y, sums[4 * j + 3]);
     }
-  }
-
-  // The first scale of 128 columns. Those past the matrix take its last one, and nobody stores them.
-  __device__ int32_t square_at(const GemmTileAt& tile, int col) const {
-    return tile.group * params_.square_group + min(tile.n + col, params_.width - 1) / 128 * params_.square_column;
   }
 
   const GemmParams& params_;

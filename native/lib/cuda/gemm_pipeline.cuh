@@ -16,6 +16,9 @@ constexpr uint32_t TILE_SLOTS = 4;  // tiles that the producer may be ahead
 // Row scales are fetched from a multiple of 4 before the tile's first row: a copy begins at 16 bytes.
 constexpr int SCALE_BOX_EXTRA = 4, SCALE_ROOM_EXTRA = 32;
 
+// Floats from one staged row to the next: eight rows of eight words each then meet all banks twice, and no more.
+constexpr int STAGED_PITCH = 128 + 8;
+
 template <class Config>
 struct GemmShared {
   alignas(1024) uint8_t left[Config::STAGES][Config::TILE_M * SWIZZLE_BYTES];
@@ -23,10 +26,10 @@ struct GemmShared {
   alignas(128) float left_scales[Config::LEFT_SCALES ? Config::STAGES : 1][Config::TILE_M + SCALE_ROOM_EXTRA];
   alignas(128) float right_scales[Config::RIGHT_SCALES ? Config::STAGES : 1][Config::TILE_N];
   alignas(16) float columns[MATH_WARPGROUPS][Config::TILE_N];  // factors of the result's columns
+  alignas(128) float staged[Config::STAGED ? Config::TILE_M : 1][Config::STAGED ? STAGED_PITCH : 4];
   alignas(16) GemmTileAt tiles[TILE_SLOTS];
   uint64_t full[Config::STAGES], empty[Config::STAGES];
   uint64_t tile_full[TILE_SLOTS], tile_empty[TILE_SLOTS];
-  uint64_t turn[MATH_WARPGROUPS];
 };
 
 // A position in a ring of SIZE barriers and the parity of its phase.
@@ -41,16 +44,9 @@ struct Ring {
       parity ^= 1;
     }
   }
-
-  __device__ void skip(int count) {
-    const int to = at + count;
-    parity ^= to / SIZE & 1;
-    at = to % SIZE;
-  }
 };
 
-// One side's view of the stages. Both sides walk the same K-blocks of the same tiles, in order; of two warpgroups that
-// take turns, each skips the other's tiles.
+// One side's view of the stages. Both sides walk the same K-blocks of the same tiles, in order.
 template <class Config>
 class GemmPipeline {
  public:
@@ -59,13 +55,12 @@ class GemmPipeline {
   __device__ static void init(GemmShared<Config>& shared) {
     for (int stage = 0; stage < Config::STAGES; ++stage) {
       barrier_init(&shared.full[stage], 1);
-      barrier_init(&shared.empty[stage], Config::TAKES_TURNS ? MATH_WARPS / MATH_WARPGROUPS : MATH_WARPS);
+      barrier_init(&shared.empty[stage], MATH_WARPS);
     }
     for (uint32_t slot = 0; slot < TILE_SLOTS; ++slot) {
       barrier_init(&shared.tile_full[slot], 1);
       barrier_init(&shared.tile_empty[slot], MATH_WARPS);
     }
-    for (uint64_t& turn : shared.turn) barrier_init(&turn, MATH_WARPS / MATH_WARPGROUPS);
     barrier_init_fence();
   }
 
@@ -73,6 +68,7 @@ class GemmPipeline {
   __device__ uint8_t* right(int stage) const { return shared_.right[stage]; }
   __device__ float* left_scales(int stage) const { return shared_.left_scales[stage]; }
   __device__ float* right_scales(int stage) const { return shared_.right_scales[stage]; }
+  __device__ float* staged(int row) const { return shared_.staged[row]; }
   __device__ float* columns() const { return shared_.columns[threadIdx.x / 128 - 1]; }
 
   // Producer: the next stage, once it is empty, with `bytes` announced at the barrier that is returned.
@@ -95,20 +91,6 @@ class GemmPipeline {
   // Math: the stage was read. Once a warp.
   __device__ void release(int stage) {
     if (threadIdx.x % 32 == 0) barrier_arrive(&shared_.empty[stage]);
-  }
-
-  // Math, in turns: the next K-blocks are the other warpgroup's.
-  __device__ void skip(int k_blocks) { read_.skip(k_blocks); }
-
-  // Math, in turns: returns when all K-blocks of the tiles before `number` have come. A stage's phase is told by its
-  // parity alone, so a warpgroup must not look at stages whose last phase may still be the other's.
-  __device__ void wait_turn(uint32_t number) {
-    if (number > 0) barrier_wait(&shared_.turn[(number - 1) % MATH_WARPGROUPS], (number - 1) / MATH_WARPGROUPS % 2);
-  }
-
-  // Math, in turns: all K-blocks of this warpgroup's tile, and of those before, have come. Once a warp.
-  __device__ void pass_turn() {
-    if (threadIdx.x % 32 == 0) barrier_arrive(&shared_.turn[threadIdx.x / 128 - 1]);
   }
 
   // Producer: hands a tile to the math warpgroups. All lanes of the warp together.

@@ -166,8 +166,12 @@ def test_gemms_of_every_recipe_may_be_captured(op: Gemm, recipe: Recipe, hopper:
         (gemm("wgrad", HighPrecision(), k=64, n=8, **HOPPER), "n is 8, and its cuda GEMMs take multiples of 16"),
         (gemm("dgrad", MXFP8(), k=0), "k is 0, and its cpu GEMMs take multiples of 1 from 1 on"),
         (
-            gemm("wgrad", HighPrecision(output_dtype="float32"), **HOPPER),
+            gemm("wgrad", HighPrecision(output_dtype="float32"), other_dtype="float32", **HOPPER),
             "x is bfloat16 and dy float32; its cuda GEMMs multiply unquantized operands of one dtype",
+        ),
+        (
+            gemm("dgrad", HighPrecision(output_dtype="bfloat16"), other_dtype="float16", **HOPPER),
+            "dy is bfloat16 and w float16; its cuda GEMMs multiply unquantized operands of one dtype",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

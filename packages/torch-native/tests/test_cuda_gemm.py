@@ -344,6 +344,39 @@ def test_host_sizes_and_plans(rng: np.random.Generator) -> None:
         assert torch.equal(raw(run(*operands, form)), raw(expected))
 
 
+@pytest.mark.parametrize("name", ["bf16", "mxfp8"])
+def test_device_sizes_overwritten_before_backward(name: str, rng: np.random.Generator) -> None:
+    """A router's buffer that holds the next step's sizes already: one plan a step, and backward has forward's."""
+    w = torch.randn(G, N, K, device="cuda").bfloat16().requires_grad_()
+    x, dy, sizes = inputs_of(SPLITS[0])
+    results = []
+    for overwrite in (False, True):
+        leaf, held = x.clone().requires_grad_(), sizes.clone()
+        y = grouped_linear(leaf, w, held, recipe=PRESETS[name], backend="torch-native")
+        if overwrite:
+            held.copy_(held.flip(0))
+        results.append((y.detach(), *torch.autograd.grad(y, (leaf, w), dy)))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(raw(ours), raw(theirs))
+
+
+def test_operands_of_two_dtypes_go_to_another_backend(rng: np.random.Generator) -> None:
+    """dy of a fp16 layer with bf16 results is bf16: dgrad and wgrad are planned elsewhere, and the layer trains."""
+    w = torch.randn(G, N, K, device="cuda").half().requires_grad_()
+    x, dy, sizes = inputs_of(SPLITS[0])
+    recipe = HighPrecision(output_dtype="bfloat16")
+    leaf = x.half().requires_grad_()
+    y = grouped_linear(leaf, w, sizes, recipe=recipe)
+    assert y.dtype is torch.bfloat16
+    dx, dw = torch.autograd.grad(y, (leaf, w), dy)
+    used = sum(SPLITS[0])
+    assert (dx.dtype, dw.dtype) == (torch.float16, torch.float16)
+    assert dx[:used].isfinite().all()
+    assert dw.isfinite().all()
+    with pytest.raises(NoBackendError, match="dy is bfloat16 and w float16"):
+        grouped_linear(leaf, w, sizes, recipe=recipe, backend="torch-native")
+
+
 def test_what_cuda_refuses(rng: np.random.Generator) -> None:
     """fp32 operands and odd sides are another backend's, with a reason; nothing is refused while a layer runs."""
     with pytest.raises(NoBackendError, match="takes bfloat16, float16, the input is float32"):

@@ -15,6 +15,8 @@ from octavo import PRESETS, HighPrecision, Recipe
 from octavo.recipe_base import GEMMS
 from octavo_torch import DelayedState, GroupedLinear, grouped_linear, grouped_mm, quantize_weight
 from octavo_torch_native import ops
+from octavo_torch_native.backend import NativeBackend
+from octavo_torch_native.plugin import CARD
 
 BACKEND = "torch-native"
 SPLIT = [33, 0, 1, 70, 16]
@@ -217,12 +219,89 @@ def test_fake_kernels(name: str, rng: np.random.Generator, monkeypatch: pytest.M
         assert fake.dtype is out.dtype
 
 
-def test_plans_of_a_step(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many plans a step makes is counted, so that it is seen when it changes."""
-    layer = draw_layer(rng, PRESETS["mxfp8"], sizes=SPLIT)
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows of each plan that is launched from here on."""
     made: list[int] = []
     real = ops.plan
-    monkeypatch.setattr(ops, "plan", lambda *given: (made.append(1), real(*given))[1])
-    step(layer)
-    # quantizers of x and dy, three GEMMs; a front end that makes one plan and hands it on would have one
-    assert len(made) in (1, 5)
+    monkeypatch.setattr(ops, "plan", lambda sizes, rows, like: (made.append(rows), real(sizes, rows, like))[1])
+    return made
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_one_plan_a_step(name: str, rng: np.random.Generator, plans: list[int]) -> None:
+    """Quantizers of x and dy and three GEMMs share the layer's plan; so do the sums of the bias."""
+    layer = draw_layer(rng, PRESETS[name], sizes=SPLIT)
+    step(layer, bias=torch.zeros(layer.problem.w.shape[:2], dtype=torch.bfloat16, requires_grad=True))
+    assert plans == [len(layer.problem.x)]
+
+
+@pytest.mark.parametrize("name", ["bf16", "mxfp8", "fp8-delayed"])
+def test_sizes_overwritten_before_backward(name: str, rng: np.random.Generator) -> None:
+    """A router's buffer that holds the next step's sizes already: gradients are those of the sizes of forward."""
+    layer = draw_layer(rng, PRESETS[name], sizes=SPLIT)
+    expected = step(layer)
+    x, w, sizes = layer.array("x").requires_grad_(), layer.array("w").requires_grad_(), layer.sizes.long()
+    y = grouped_linear(x, w, sizes, recipe=layer.recipe, seed=SEED, state=state_of(layer), backend=BACKEND)
+    sizes.copy_(sizes.flip(0))
+    dx, dw = torch.autograd.grad(y, (x, w), layer.array("dy"))
+    for gemm, value in zip(GEMMS, (y, dx, dw), strict=True):
+        assert torch.equal(value, expected[gemm]), gemm
+
+
+def test_no_shared_plan_with_other_backends(rng: np.random.Generator, plans: list[int]) -> None:
+    """The reference's GEMMs take sizes, not plans: quantizers of this backend each make their own beside them."""
+    import octavo_registry
+    from octavo_registry.request import Request
+
+    class Quantizers:
+        """This backend without its GEMMs."""
+
+        def octavo_backends(self) -> list[Any]:
+            rows = [row for row in CARD.capabilities if "quantize" in row.ops and row.device == "cpu"]
+            rows = [row.model_copy(update={"ops": frozenset({"quantize"})}) for row in rows]
+            return [CARD.model_copy(update={"name": "native-quantizers", "capabilities": tuple(rows)})]
+
+        def octavo_load(self, name: str) -> Any:
+            return NativeBackend()
+
+    layer = draw_layer(rng, PRESETS["mxfp8"], sizes=SPLIT)
+    x, w = layer.array("x").requires_grad_(), layer.array("w").requires_grad_()
+    octavo_registry.register(Quantizers(), "native-quantizers")
+    try:
+        both = ("native-quantizers", "torch-reference")
+        request = Request(
+            op="fprop", framework="torch", device="cpu", in_dtype="bfloat16", out_dtype="bfloat16", recipe=layer.recipe
+        )
+        assert {part.backend for part in octavo_registry.plan_layer(request, backend=both).plans} == set(both)
+        y = grouped_linear(x, w, layer.sizes, recipe=layer.recipe, backend=both)
+        dx, dw = torch.autograd.grad(y, (x, w), layer.array("dy"))
+    finally:
+        octavo_registry.unregister("native-quantizers")
+    assert len(plans) == 2
+    for gemm, value in zip(GEMMS, (y.detach(), dx, dw), strict=True):
+        layer.check(gemm, value)
+
+
+def test_one_plan_in_a_graph(rng: np.random.Generator, fresh_compiler: None) -> None:
+    """Compiled, forward and backward hold one plan together: backward takes it from forward."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    seen: list[list[str]] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        seen.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return make_boxed_func(graph.forward)
+
+    x, w = torch.randn(70, 64, requires_grad=True), torch.randn(3, 32, 64, requires_grad=True)
+    sizes = torch.tensor([20, 0, 40])
+
+    def run(x: Tensor, sizes: Tensor) -> Tensor:
+        return grouped_linear(x, w, sizes, recipe=PRESETS["mxfp8"], backend=BACKEND)
+
+    compiled = torch.compile(run, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+    torch.autograd.grad(compiled(x, sizes), (x, w), torch.randn(70, 32))
+    assert len(seen) == 2
+    for name, expected in (("plan", [1, 0]), ("gemm", [1, 2])):
+        assert [graph.count(f"octavo_torch_native.{name}.default") for graph in seen] == expected, name

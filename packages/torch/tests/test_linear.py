@@ -83,8 +83,10 @@ def test_gemms_stay_within_the_bounds(name: str, dtype: torch.dtype, rng: np.ran
         check(x.grad[rows], ops["dy"][rows], ops["w column"][g].T, recipe, "dgrad")
         column = slice(start, start + -(-SIZES[g] // 16) * 16) if padded else rows
         start = column.stop
-        # a run of 16 that holds one real row has 16 equal products after the transform: no independent terms
-        check(w.grad[g], ops["dy column"][column].T, ops["x column"][column].T, recipe, "wgrad", zero_mean=not padded)
+        # few products of codes have few distinct values, which all round alike; and a run of 16 that holds one real row
+        # has 16 equal products after the transform: no independent terms
+        many = SIZES[g] >= 64 and not padded
+        check(w.grad[g], ops["dy column"][column].T, ops["x column"][column].T, recipe, "wgrad", zero_mean=many)
 
 
 def test_bias_and_its_scales(rng: np.random.Generator) -> None:

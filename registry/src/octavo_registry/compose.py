@@ -52,12 +52,20 @@ def gemm_request(layer: Request, recipe: Recipe, gemm: Gemm, wgrad_dtype: DType 
     y has the request's out_dtype, and so has dy; dx has the recipe's output_dtype, else dy's dtype; dw has
     `wgrad_dtype`, else the recipe's, else x's dtype.
     """
-    in_dtype, out_dtype = layer.in_dtype, layer.out_dtype
+    in_dtype, out_dtype, other = layer.in_dtype, layer.out_dtype, layer.in_dtype
     if gemm == "dgrad":
         in_dtype, out_dtype = layer.out_dtype, recipe.output_dtype or layer.out_dtype
     elif gemm == "wgrad":
-        out_dtype = wgrad_dtype or recipe.wgrad_dtype or layer.in_dtype
-    return replace(layer, op=gemm, recipe=recipe.for_gemm(gemm), quantizer=None, in_dtype=in_dtype, out_dtype=out_dtype)
+        out_dtype, other = wgrad_dtype or recipe.wgrad_dtype or layer.in_dtype, layer.out_dtype
+    return replace(
+        layer,
+        op=gemm,
+        recipe=recipe.for_gemm(gemm),
+        quantizer=None,
+        in_dtype=in_dtype,
+        out_dtype=out_dtype,
+        other_dtype=None if recipe.quantizes(gemm) or other == in_dtype else other,
+    )
 
 
 def operand_spec(recipe: Recipe, operand: Operand, training: bool) -> QuantizerSpec | None:

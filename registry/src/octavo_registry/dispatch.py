@@ -176,6 +176,10 @@ class Dispatcher:
             return record.decision(
                 "broken", f"bind returned a {type(bound).__name__}; it returns a Bound with `run` and `layouts`"
             )
+        prepare: object = bound.prepare
+        if prepare is not None and not callable(prepare):
+            what = f"bind returned a Bound whose `prepare` is of type {type(prepare).__name__}"
+            return record.decision("broken", f"{what}; give a function or None")
         return bound
 
     # ---- what was decided
@@ -206,6 +210,7 @@ class Dispatcher:
             note=bound.note or (f"emulated: {emulated}" if emulated else ""),
             decisions=candidates.decisions(index, passed_over),
             capability=candidate.row,
+            prepare=bound.prepare,
         )
         if index == 0:
             self._plans[key] = plan

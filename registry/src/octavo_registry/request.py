@@ -26,6 +26,7 @@ class Request:
     recipe      of a GEMM; `HighPrecision` where the recipe's slot for this GEMM is high precision
     quantizer   of "quantize" and "dequantize"
     in_dtype    dtype of the unquantized operand; out_dtype of the result (of dequantize's output, too)
+    other_dtype dtype of dgrad's w and of wgrad's dy where these are unquantized and not of in_dtype; None: they are
     arch        compute capability of a CUDA device, (9, 0) for Hopper; None elsewhere
     k, n        in-features and out-features; a quantizer sees its columns as k; None: any
     groups      number of groups; None: any
@@ -53,6 +54,7 @@ class Request:
     sharding: frozenset[str] = frozenset()
     training: bool = True
     layouts: tuple[str, str] = (PLAIN, PLAIN)
+    other_dtype: DType | None = None
 
     @property
     def kind(self) -> str:
@@ -77,12 +79,16 @@ class Bound:
     layouts          layout in which each quantized operand ("x", "w", "dy") must arrive; absent: plain
     workspace_bytes  scratch that the caller provides
     note             one clause for people, such as "emulated: bf16 products of dequantized operands"
+    prepare          (group_sizes, rows, like) -> what `run` may be given in the sizes' place; its `group_sizes` are
+                     int64 [G] on `like`'s device, cut to `rows`, in memory of their own. A front end calls it once for
+                     a layer's call where all operations on rows have an equal one. None: sizes as they are
     """
 
     run: Callable[..., Any]
     layouts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     workspace_bytes: int = 0
     note: str = ""
+    prepare: Callable[..., Any] | None = None
 
 
 class Backend(Protocol):
@@ -115,6 +121,7 @@ class Plan:
     """A request bound to the backend that serves it. `run` is the hot path; nothing else here is. Printable.
 
     capability   the row of the backend's card that admitted the request: how it accumulates, what it emulates
+    prepare      the Bound's: makes of group sizes what `run` takes in their place, for a whole call of a layer
     """
 
     request: Request
@@ -125,6 +132,7 @@ class Plan:
     note: str
     decisions: tuple[Decision, ...]
     capability: Capability | None = None
+    prepare: Callable[..., Any] | None = None
 
     def __str__(self) -> str:
         from octavo_registry.report import describe_plan

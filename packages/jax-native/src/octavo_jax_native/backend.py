@@ -43,6 +43,12 @@ class NativeBackend:
         if request.device == "cuda" and request.op in GEMMS:
             from octavo_jax_native.gemm_call import cuda_refusal
 
+            if request.other_dtype not in (None, request.in_dtype):
+                first, other = ("dy", "w") if request.op == "dgrad" else ("x", "dy")
+                return (
+                    f"its CUDA kernels multiply unquantized operands of one dtype, {first} is {request.in_dtype} and "
+                    f"{other} {request.other_dtype}"
+                )
             return cuda_refusal(None if _quantized(request) else request.in_dtype, request.n, request.k)
         if request.quantizer is not None:
             for (direction, known), layout in zip(LAYOUTS.items(), request.layouts, strict=True):

@@ -62,6 +62,7 @@ class NativeBackend:
         from octavo_torch_native.gemm import BOUND
         from octavo_torch_native.product import product_of
         from octavo_torch_native.quantizer import Quantizer
+        from octavo_torch_native.rows import plan_rows
 
         if request.device == "cuda":
             # made now: a word that is born while a graph is captured would be zeroed by every replay
@@ -69,11 +70,11 @@ class NativeBackend:
         if request.op in GEMMS:
             product = product_of(request)
             run = BOUND[request.op](request.out_dtype, fast_accumulation=product.fast_accumulation)
-            return Bound(run=run, layouts=LAYOUTS_OF_GEMM[request.op] if product.scaling else {})
+            return Bound(run=run, layouts=LAYOUTS_OF_GEMM[request.op] if product.scaling else {}, prepare=plan_rows)
         assert request.quantizer is not None  # part of the contract of both other operations
         if request.op == "dequantize":
             return Bound(run=Dequantizer(DTYPES[request.out_dtype]))
-        return Bound(run=Quantizer(request.quantizer, request.layouts))
+        return Bound(run=Quantizer(request.quantizer, request.layouts), prepare=plan_rows)
 
     def kernels(self, request: Request, rows: int) -> tuple[KernelChoice, ...]:
         """The tiles in which the CUDA kernels can cut a GEMM of `rows` rows in equal groups, the chosen one first.
@@ -108,10 +109,12 @@ def _gemm_refusal(request: Request) -> str | None:
     for name, side in (("k", request.k), ("n", request.n)):
         if side is not None and (side < 1 or side % step):
             return f"{name} is {side}, and its {request.device} GEMMs take multiples of {step} from {step} on"
-    if cuda and request.op == "wgrad" and not recipe.quantizes("wgrad"):
-        dy = recipe.output_dtype or request.in_dtype
-        if dy != request.in_dtype:
-            return f"x is {request.in_dtype} and dy {dy}; its cuda GEMMs multiply unquantized operands of one dtype"
+    if cuda and request.other_dtype not in (None, request.in_dtype):
+        first, other = ("dy", "w") if request.op == "dgrad" else ("x", "dy")
+        return (
+            f"{first} is {request.in_dtype} and {other} {request.other_dtype}; its cuda GEMMs multiply unquantized "
+            "operands of one dtype"
+        )
     product = product_of(request)
     sides = {"rows": 1, "n": request.n or step, "k": request.k or step, "groups": request.groups or 1}
     try:

@@ -22,14 +22,14 @@ _COLUMN_PLANES = PLANES[3:]
 
 
 class Call:
-    """What backward needs of one call beside the saved tensors."""
+    """What backward needs of one call beside the saved tensors; `sizes` are int [G], or what layer.prepare made."""
 
     __slots__ = ("grad_input", "group_offset", "layer", "record", "seed", "sizes", "state")
 
     def __init__(
         self,
         layer: Layer,
-        sizes: Tensor,
+        sizes: Any,
         seed: Seed,
         state: DelayedState | None,
         record: bool,
@@ -44,7 +44,7 @@ def _quantize(
     run: Run,
     value: Tensor,
     operand: Operand,
-    sizes: Tensor | None,
+    sizes: Any,
     seed: Any,
     state: DelayedState | None,
     record: bool,
@@ -54,14 +54,14 @@ def _quantize(
     if state is None:
         return run(value, sizes, seed=seed, operand=operand, group_offset=group_offset)
     if record:
-        state.record(operand, ops.group_amax_of(value, sizes))
+        state.record(operand, ops.group_amax_of(value, getattr(sizes, "group_sizes", sizes)))
     scale = state.encode_scale(operand)
     return run(value, sizes, seed=seed, operand=operand, group_offset=group_offset, scale=scale)
 
 
 def run_forward(
     layer: Layer,
-    sizes: Tensor,
+    sizes: Any,
     x: Tensor,
     w: Tensor,
     w_codes: GroupedTensor | None,
@@ -117,8 +117,8 @@ class _Saved:
 class GroupedLinearFunction(torch.autograd.Function):
     """grouped_linear with gradients of x, weight, bias and bias_scales; each is computed only where it is asked for.
 
-    Saves x's and the weight's column codes (the unquantized tensor where the slot is high precision), the sizes, and
-    bias and bias_scales where the other one's gradient needs them.
+    Saves x's and the weight's column codes (the unquantized tensor where the slot is high precision), bias and
+    bias_scales where the other one's gradient needs them, and the sizes unless a backend prepared them.
     """
 
     @staticmethod
@@ -138,7 +138,8 @@ class GroupedLinearFunction(torch.autograd.Function):
             layer, call.sizes, x, weight, w_codes, bias, bias_scales, call.seed, call.state, call.record,
             call.group_offset, out,
         )  # fmt: skip
-        tensors: list[Tensor | None] = [call.sizes, None, None]
+        # prepared sizes are the call's own: the caller's may change before backward, these do not
+        tensors: list[Tensor | None] = [None if layer.prepare is not None else call.sizes, None, None]
         if bias_scales is not None:
             tensors[1:] = [bias, bias_scales]
         if layer.need_dw:
@@ -167,12 +168,17 @@ def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
     layer = call.layer
     tensors = ctx.saved_tensors
     sizes, bias, bias_scales = tensors[:3]
+    bounded = None
+    if layer.prepare is not None:
+        sizes, bounded = call.sizes, call.sizes.group_sizes
     need_x, need_w, need_b, need_s = ctx.needs_input_grad[3:]
     dx = dw = db = ds = None
     if dy.dtype is not layer.row_dtype:
         dy = dy.to(layer.row_dtype)
     if need_b or need_s:
-        sums = ops.bias_grads(dy, ops.bound_sizes(sizes, dy.shape[0], dy), bias, bias_scales)
+        if bounded is None:
+            bounded = ops.bound_sizes(sizes, dy.shape[0], dy)
+        sums = ops.bias_grads(dy, bounded, bias, bias_scales)
         db = sums[0] if need_b else None
         ds = sums[1] if need_s else None
     if need_x or need_w:

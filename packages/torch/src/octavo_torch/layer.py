@@ -42,6 +42,7 @@ class Layer:
         "needs_seed",
         "on_cpu",
         "plan",
+        "prepare",
         "quantize_dy",
         "quantize_w",
         "quantize_x",
@@ -102,9 +103,16 @@ class Layer:
         self.quantized_fprop, self.quantized_dgrad = recipe.quantizes("fprop"), recipe.quantizes("dgrad")
         self.quantized_wgrad = recipe.quantizes("wgrad")
         row_dy, column = need_dx and self.quantized_dgrad, need_dw and self.quantized_wgrad
-        self.quantize_x = self._quantizer(plan.quantize_x, self.quantized_fprop, column)
-        self.quantize_w = self._quantizer(plan.quantize_w, self.quantized_fprop, row_dy)
-        self.quantize_dy = self._quantizer(plan.quantize_dy, row_dy, column)
+        x = self._quantizer(plan.quantize_x, self.quantized_fprop, column)
+        w = self._quantizer(plan.quantize_w, self.quantized_fprop, row_dy)
+        dy = self._quantizer(plan.quantize_dy, row_dy, column)
+        self.quantize_x: Run | None = x.run if x else None
+        self.quantize_w: Run | None = w.run if w else None
+        self.quantize_dy: Run | None = dy.run if dy else None
+        read_sizes = (plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None, x, dy)
+        prepares = [part.prepare for part in read_sizes if part is not None]
+        # sizes that one backend prepared are nothing to another
+        self.prepare: Run | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
         self.stochastic_forward = any(
             made is not None and made.request.quantizer is not None and made.request.quantizer.stochastic
             for made in (plan.quantize_x, plan.quantize_w)
@@ -112,7 +120,7 @@ class Layer:
         self.needs_seed = self.stochastic_forward or (self.quantize_dy is not None and recipe.stochastic)
         self.wants_more = self.needs_seed or self.stateful
 
-    def _quantizer(self, plan: Plan | None, row: bool, column: bool) -> Run | None:
+    def _quantizer(self, plan: Plan | None, row: bool, column: bool) -> Plan | None:
         """`plan` for fewer planes where fewer are read: codes that nobody reads are not made."""
         if plan is None or not (row or column):
             return None
@@ -120,9 +128,9 @@ class Layer:
         assert spec is not None
         orientation = "both" if row and column else "rowwise" if row else "columnwise"
         if spec.orientation == orientation:
-            return plan.run
+            return plan
         narrow = QuantizerSpec(**{**dict(spec), "orientation": orientation})
-        return registry.plan(replace(plan.request, quantizer=narrow), backend=self.backend).run
+        return registry.plan(replace(plan.request, quantizer=narrow), backend=self.backend)
 
 
 _state_token = registry.state_token

@@ -86,6 +86,8 @@ def apply(
     extra = bias_scales is not None or seed is not None or state is not None
     if extra or layer.wants_more or bias is not None or out is not None or grad_input is not None:
         arguments.check_call(layer, x, bias, bias_scales, seed, state, out, grad_input)
+    if layer.prepare is not None:
+        sizes = layer.prepare(sizes, rows, x)
     codes = None
     if w is not weight:
         assert isinstance(weight, QuantizedWeight)
