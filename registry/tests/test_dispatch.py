@@ -57,16 +57,18 @@ def test_a_plan_is_bound_once_and_cached_by_request_and_preference(fakes: Any) -
 
 
 def test_a_plan_has_what_was_bound(fakes: Any) -> None:
-    """`prepare` goes from the Bound to the plan as it is; no Bound needs one."""
+    """`prepare` and `run_with_amax` go from the Bound to the plan as they are; no Bound needs them."""
 
     def prepare(group_sizes: Any, rows: int, like: Any) -> Any:
         return group_sizes
 
-    bound = Bound(run=print, layouts={"x": "rows"}, workspace_bytes=3, note="n", prepare=prepare)
+    bound = Bound(run=print, layouts={"x": "rows"}, workspace_bytes=3, note="n", prepare=prepare, run_with_amax=repr)
     plan = fakes.registry(fakes.plugin("a", fakes.Backend(answer=bound))).plan(fakes.request())
     assert (plan.run, dict(plan.layouts), plan.workspace_bytes, plan.note) == (print, {"x": "rows"}, 3, "n")
     assert plan.prepare is prepare
-    assert fakes.registry(fakes.plugin("a")).plan(fakes.request()).prepare is None
+    assert plan.run_with_amax is repr
+    bare = fakes.registry(fakes.plugin("a")).plan(fakes.request())
+    assert (bare.prepare, bare.run_with_amax) == (None, None)
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -81,6 +83,11 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
         {"answer": Bound(run=print, prepare=3)},  # type: ignore[arg-type]
         "broken",
         "a Bound whose `prepare` is of type int; give a function or None",
+    ),
+    "no amax": (
+        {"answer": Bound(run=print, run_with_amax=True)},  # type: ignore[arg-type]
+        "broken",
+        "a Bound whose `run_with_amax` is of type bool; give a function or None",
     ),
     "no run": ({"answer": Bound(run=None)}, "broken", "it returns a Bound with `run`"),  # type: ignore[arg-type]
 }

@@ -24,10 +24,9 @@
 namespace octavo {
 namespace activation {
 
-// ---- 2^x and quotients: the two operations that the device does better by approximation and repair
+// ---- 2^x on [-1, 1] and quotients: the two operations that the device does better by approximation and repair
 
-// |x| <= 126
-OCTAVO_HD float exp2_approximate(float x) {
+OCTAVO_HD float exp2_fraction(float x) {
 #if defined(__CUDA_ARCH__)
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -101,7 +100,7 @@ struct Logistic {
 OCTAVO_HD Logistic logistic(const Power& power) {
   const int32_t n = whole(power), bounded = n < 125 ? n : 125;
   Logistic result;
-  result.e = times_two_to(exp2_approximate(power.rest), bounded);
+  result.e = times_two_to(exp2_fraction(power.rest), bounded);
   result.denominator = 1.0f + result.e;
   result.inverse = reciprocal(result.denominator);
   result.shift = two_to(bounded - n);
@@ -208,7 +207,7 @@ OCTAVO_HD Normal normal_tail(float x) {
   const float ratio = sum * inverse;
   const float residue = fmaf(-denominator, ratio, sum) + fmaf(-denominator_rest, ratio, sum_rest);
   result.ratio = fmaf(residue, inverse, ratio);
-  result.p = exp2_approximate(power.rest);
+  result.p = exp2_fraction(power.rest);
   result.n = whole(power);
   return result;
 }
@@ -271,6 +270,17 @@ OCTAVO_HD ValueAndSlope activation_parts(Activation name, float x) {
   return result;
 }
 
+// 2^x by the device's approximation, for |x| <= 126.
+OCTAVO_HD float exp2_approximate(float x) {
+#if defined(__CUDA_ARCH__)
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  return std::exp2(x);
+#endif
+}
+
 // silu for |x| <= SILU_MODERATE, where nothing over- or underflows: the same bound in half the steps, for the kernels
 // that run at the speed of memory.
 constexpr float SILU_MODERATE = 80.0f;
@@ -293,9 +303,13 @@ OCTAVO_HD float act_derivative(Activation name, float x) {
   return activation_parts<false, true>(name, x).slope;
 }
 
-// fl(act(gate) * up). With probabilities the caller multiplies the result, or act_forward's, by the row's.
+// fl(fl(act(gate) * up) * prob); without a gate fl(act(x) * prob); without probabilities the last product is left out.
 OCTAVO_HD float gated_forward(Activation name, float gate, float up) {
   return act_forward(name, gate) * up;
+}
+
+OCTAVO_HD float gated_forward(Activation name, float gate, float up, float prob) {
+  return gated_forward(name, gate, up) * prob;
 }
 
 // Without a gate: fl(dy * act'(x)). With probabilities the caller passes fl(dy * prob) as dy.

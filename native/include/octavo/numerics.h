@@ -1,4 +1,4 @@
-// docs/numerics in code: scales, values of codes, Philox. One source for the host and for the device.
+// docs/numerics in code: casts, scales, Philox, stochastic rounding. One source for the host and for the device.
 //
 // Every operation is one IEEE binary32 operation: compile with -ffp-contract=off, nvcc with -fmad=false, never with
 // fast-math, and run with subnormals kept. An amax is held as the bits of |x| in fp32, so that an integer maximum
@@ -87,7 +87,57 @@ OCTAVO_HD uint16_t f16_of(float value) {
 #endif
 }
 
-// ---- codes. The casts are the devices' own: lib/cuda/codes.cuh, lib/cpu/loops_casts.h.
+// ---- casts to codes: nearest even, saturating, -0 kept, NaN to 0x7F (E2M1: 0x7)
+
+// An 8-bit format with `mantissa` bits, smallest exponent 1 - bias, and largest finite code `top`.
+template <int mantissa, int bias, uint32_t top>
+OCTAVO_HD uint8_t fp8_code(float value) {
+  const uint32_t bits = bits_of(value), sign = (bits >> 24) & 0x80u, rest = bits & ABS_BITS;
+  constexpr uint32_t smallest_normal = static_cast<uint32_t>(128 - bias) << 23;
+  constexpr int shift = 23 - mantissa;
+  // Below the normal range: adding a power of two whose ulp is the format's smallest step rounds to it.
+  constexpr uint32_t magic = static_cast<uint32_t>(128 - bias - mantissa + 23) << 23;
+  const uint32_t small = bits_of(float_of(rest < smallest_normal ? rest : 0u) + float_of(magic)) - magic;
+  const uint32_t rounded = (rest + ((1u << (shift - 1)) - 1u) + ((rest >> shift) & 1u)) >> shift;
+  const uint32_t normal = rounded - (static_cast<uint32_t>(127 - bias) << mantissa);
+  uint32_t code = rest < smallest_normal ? small : normal;
+  code = code > top ? top : code;
+  return rest > INF_BITS ? 0x7F : static_cast<uint8_t>(sign | code);
+}
+
+OCTAVO_HD uint8_t e4m3_code(float value) { return fp8_code<3, 7, 0x7E>(value); }
+OCTAVO_HD uint8_t e5m2_code(float value) { return fp8_code<2, 15, 0x7B>(value); }
+
+// Code of |value| on E2M1's grid: the step of its binade doubles from 0.5 below 2. `magnitude` is at most 6.
+OCTAVO_HD uint32_t e2m1_magnitude(float magnitude) {
+  const uint32_t bits = bits_of(magnitude) & INF_BITS;
+  const uint32_t binade = bits > 0x3F800000u ? bits : 0x3F800000u;  // 1, 2 or 4
+  const uint32_t magic = binade + (22u << 23);                      // its ulp is the step, binade / 2
+  return bits_of(magnitude + float_of(magic)) - magic + ((binade - 0x3F800000u) >> 22);
+}
+
+OCTAVO_HD uint8_t e2m1_code(float value) {
+  const uint32_t bits = bits_of(value), rest = bits & ABS_BITS;
+  const float magnitude = rest < 0x40C00000u ? float_of(rest) : 6.0f;
+  return rest > INF_BITS ? 0x7 : static_cast<uint8_t>(((bits >> 28) & 8u) | e2m1_magnitude(magnitude));
+}
+
+// Stochastic rounding: up in magnitude where floor(2^16 (v - lo) / (hi - lo)) + draw >= 2^16. `draw` has 16 bits.
+OCTAVO_HD uint8_t e2m1_code_stochastic(float value, uint32_t draw) {
+  const uint32_t bits = bits_of(value), rest = bits & ABS_BITS;
+  const float magnitude = rest < 0x40C00000u ? float_of(rest) : 6.0f;
+  const uint32_t exponent = bits_of(magnitude) & INF_BITS;
+  const uint32_t binade = exponent > 0x3F800000u ? exponent : 0x3F800000u;
+  // 2^16 / step = 2^17 / binade: an exact power of two
+  const float scaled = magnitude * float_of((static_cast<uint32_t>(254 + 17) << 23) - binade);
+  const uint32_t steps = (static_cast<uint32_t>(scaled) + draw) >> 16;
+  const uint32_t code = steps + ((binade - 0x3F800000u) >> 22);
+  return rest > INF_BITS ? 0x7 : static_cast<uint8_t>(((bits >> 28) & 8u) | code);
+}
+
+OCTAVO_HD uint8_t code_of(Format format, float value) {
+  return format == Format::e4m3 ? e4m3_code(value) : format == Format::e5m2 ? e5m2_code(value) : e2m1_code(value);
+}
 
 OCTAVO_HD uint8_t nan_code(Format format) { return format == Format::e2m1 ? 0x7 : 0x7F; }
 
@@ -107,8 +157,7 @@ OCTAVO_HD float e4m3_value(uint8_t code) {
 
 OCTAVO_HD float e5m2_value(uint8_t code) {
   const uint32_t rest = code & 0x7Fu;
-  if (rest == 0x7Cu) return float_of(static_cast<uint32_t>(code & 0x80u) << 24 | INF_BITS);
-  if (rest > 0x7Cu) return float_of(NAN_BITS);
+  if (rest >= 0x7Cu) return rest == 0x7Cu ? float_of(static_cast<uint32_t>(code & 0x80u) << 24 | INF_BITS) : float_of(NAN_BITS);
   return fp8_value<2, 15>(code);
 }
 
@@ -174,7 +223,19 @@ OCTAVO_HD float nvfp4_global(uint32_t group_amax_bits) {
   return not_finite(group_amax_bits) ? float_of(NAN_BITS) : global;
 }
 
+// E4M3 code of a block's decode scale; `sixth` is fl(S * fl(1 / 6)).
+OCTAVO_HD uint8_t nvfp4_scale(uint32_t block_amax_bits, float sixth) {
+  const float wanted = float_of(block_amax_bits) * sixth;
+  return e4m3_code(wanted > FLOAT_MAX ? FLOAT_MAX : wanted);
+}
+
 OCTAVO_HD float nvfp4_sixth(float global) { return global * (1.0f / 6.0f); }
+
+// Encode scale of a block with this decode code; `factor` is the group's stored factor. NaN where either is.
+OCTAVO_HD float nvfp4_encode(uint8_t code, float factor) {
+  const float encode = 1.0f / (e4m3_value(code) * factor);
+  return encode > FLOAT_MAX ? FLOAT_MAX : encode;
+}
 
 // ---- Hadamard
 
@@ -215,8 +276,6 @@ OCTAVO_HD Words draws(uint32_t outer, uint32_t block, Direction direction, int h
   return philox(outer, block, stream, group, key[0], key[1]);
 }
 
-OCTAVO_HD uint32_t draw(const Words& words, int element) {
-  return (words.word[element / 2] >> (16 * (element & 1))) & 0xFFFFu;
-}
+OCTAVO_HD uint32_t draw(const Words& words, int element) { return (words.word[element / 2] >> (16 * (element & 1))) & 0xFFFFu; }
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// Eight codes at a time: the casts in the instructions that the device has.
+// Eight codes at a time: the casts in the instructions that the device has, bit for bit those of numerics.h.
 #pragma once
 
 #include "octavo/numerics.h"
@@ -30,7 +30,7 @@ __device__ __forceinline__ uint32_t fp8_pair(float first, float second) {
   return pair;
 }
 
-// E2M1 by additions. A magnitude of binade k (1, 2, 4: k = 0, 1, 2) plus a power of two whose ulp
+// E2M1 as in numerics.h, in fewer steps. A magnitude of binade k (1, 2, 4: k = 0, 1, 2) plus a power of two whose ulp
 // is the binade's step has the number of steps in its low bits; with 2 k put into those bits beforehand, they are the
 // code.
 // A NaN here comes from a scale, has no sign, and becomes 6, which is E2M1's code for it.

@@ -1,8 +1,9 @@
 // From the sums of a tile to the result: scales that cover whole dot products, bias, one rounding, stores.
 //
 // Straight from registers: four lanes hold eight neighbouring columns of a row, two each, so values are turned among
-// them by shuffles until each lane has 16 bytes of the result side by side. No shared memory is used, so the copies of
-// the next tile are not held up by this one's stores.
+// them by shuffles until each lane has 16 bytes of the result side by side. The copies of the next tile are in flight
+// meanwhile. One way leads through shared memory: fp32 sums of small tiles that are added to the result, which reads
+// and writes more than a tile's products take; the copy engine adds them beside the next tile.
 //
 // A tile's epilogue is straight-line code that runs once, and what does not stay in the instruction cache costs more
 // than what it does: each way to finish is compiled by itself, and the usual ones are short.

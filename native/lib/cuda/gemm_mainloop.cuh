@@ -14,9 +14,9 @@ enum class Promotion : int32_t {
   vectors = 3,  // with a scale a row of the left and a scale a column of the right operand
 };
 
-// A warpgroup's sums: PARTS of 64 rows x PART_COLS columns side by side, PART_COLS / 2 sums a thread in each. Thread t of the
-// warpgroup has of a part, for j < PART_COLS / 8, at 4 j row 16 (t / 32) + t % 32 / 4, columns 8 j + 2 (t % 4) and one
-// more; at 4 j + 2 the row 8 below.
+// A warpgroup's sums: PARTS of 64 rows x PART_COLS columns side by side, PART_COLS / 2 sums a thread in each. Thread t
+// of the warpgroup has of a part, for j < PART_COLS / 8, at 4 j row 16 (t / 32) + t % 32 / 4, columns 8 j + 2 (t % 4)
+// and one more; at 4 j + 2 the row 8 below.
 template <class Config>
 class GemmMath {
  public:

@@ -129,22 +129,19 @@ void launch_tiles(const TileArgs<S>& args, const Choice& choice, cudaStream_t st
   }
 }
 
-template <Amax A, bool WIDE, class S>
-void launch_one_amax(const AmaxArgs<S>& args, cudaStream_t stream) {
-  launch_on_tiles<A == Amax::group ? ROW_LANES : COLUMN_LANES, WIDE>(amax_tile<S, A, WIDE>, args,
-                                                                     amax_ctas<S, A, WIDE>(), stream);
-}
-
 template <class S>
 void launch_amax(const AmaxArgs<S>& args, Amax what, bool wide, cudaStream_t stream) {
   const auto launch = [&](auto is_wide) {
     constexpr bool WIDE = decltype(is_wide)::value;
     if (what == Amax::group) {
-      launch_one_amax<Amax::group, WIDE>(args, stream);
+      launch_on_tiles<ROW_LANES, WIDE>(amax_tile<S, Amax::group, WIDE>, args, amax_ctas<S, Amax::group, WIDE>(),
+                                 stream);
     } else if (what == Amax::hadamard) {
-      launch_one_amax<Amax::hadamard, WIDE>(args, stream);
+      launch_on_tiles<COLUMN_LANES, WIDE>(amax_tile<S, Amax::hadamard, WIDE>, args, amax_ctas<S, Amax::hadamard, WIDE>(),
+                                 stream);
     } else if constexpr (is_plain<S>) {
-      launch_one_amax<Amax::rows_and_columns, WIDE>(args, stream);
+      launch_on_tiles<COLUMN_LANES, WIDE>(amax_tile<S, Amax::rows_and_columns, WIDE>, args, amax_ctas<S, Amax::rows_and_columns, WIDE>(),
+                                 stream);
     }
   };
   if constexpr (is_plain<S>) {

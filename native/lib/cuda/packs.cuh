@@ -67,15 +67,6 @@ struct Pack<F32> {
   }
 };
 
-// The largest magnitude of each half of the pack's words (fp32: of all words), as a word.
-template <class T>
-__device__ __forceinline__ uint32_t largest(const Pack<T>& pack) {
-  uint32_t most = Pack<T>::magnitudes(pack.word[0]);
-#pragma unroll
-  for (int k = 1; k < Pack<T>::words; ++k) most = Pack<T>::maximum(most, Pack<T>::magnitudes(pack.word[k]));
-  return most;
-}
-
 template <class T>
 __device__ __forceinline__ Pack<T> zeros() {
   Pack<T> pack;

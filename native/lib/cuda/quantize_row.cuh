@@ -28,8 +28,11 @@ __global__ void __launch_bounds__(ROW_THREADS, 12) quantize_row(const __grid_con
   uint32_t most = 0;
   if constexpr (WIDE) {
 #pragma unroll 4
-    for (int64_t col = threadIdx.x * 8; col < args.cols; col += ROW_THREADS * 8)
-      most = P::maximum(most, largest(args.source.load(row, col)));
+    for (int64_t col = threadIdx.x * 8; col < args.cols; col += ROW_THREADS * 8) {
+      const P pack = args.source.load(row, col);
+#pragma unroll
+      for (int k = 0; k < P::words; ++k) most = P::maximum(most, P::magnitudes(pack.word[k]));
+    }
     most = P::fp32_bits(P::across(most), 0);
   } else {
     for (int64_t col = threadIdx.x; col < args.cols; col += ROW_THREADS)

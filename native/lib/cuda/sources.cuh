@@ -58,15 +58,14 @@ __device__ __forceinline__ auto with_activation(Activation activation, const Bod
   }
 }
 
-// What a row's result is multiplied by; a product with 1 is exact. probs [M] or null.
-__device__ __forceinline__ float probability(const float* probs, int64_t row) {
-  return probs ? __ldg(probs + row) : 1.0f;
-}
-
 // True where silu_moderate serves all eight values.
 template <class T>
 __device__ __forceinline__ bool moderate(const Pack<T>& values) {
-  return Pack<T>::fp32_bits(Pack<T>::across(largest(values)), 0) <= bits_of(SILU_MODERATE);
+  using P = Pack<T>;
+  uint32_t most = P::magnitudes(values.word[0]);
+#pragma unroll
+  for (int k = 1; k < P::words; ++k) most = P::maximum(most, P::magnitudes(values.word[k]));
+  return P::fp32_bits(P::across(most), 0) <= bits_of(SILU_MODERATE);
 }
 
 template <class T>
@@ -84,14 +83,14 @@ struct Activated {
     return x.address(0, row, input && is_gated(activation) ? features + col : col);
   }
   __device__ Pack<T> make(const Pack<T> (&in)[2], int64_t row, int64_t) const {
-    const float prob = probability(probs, row);
+    const float prob = probs ? __ldg(probs + row) : 1.0f;  // a product with 1 is exact
     return with_activation(activation, [&](auto name) {
       return made_by<T>([&](int i) { return forward(name(), in[0].value(i), in[1].value(i), prob); });
     });
   }
   __device__ float value(int64_t row, int64_t col) const {
     const float gate = x.value(row, col), up = is_gated(activation) ? x.value(row, features + col) : gate;
-    return forward(activation, gate, up, probability(probs, row));
+    return forward(activation, gate, up, probs ? __ldg(probs + row) : 1.0f);
   }
   static __device__ float forward(Activation name, float gate, float up, float prob) {
     return (is_gated(name) ? gated_forward(name, gate, up) : act_forward(name, gate)) * prob;
@@ -107,6 +106,8 @@ struct Swiglu {
   Plain<T> x;
   const float* probs;
   int64_t features;
+
+  __device__ float probability(int64_t row, bool live) const { return probs && live ? __ldg(probs + row) : 1.0f; }
 };
 
 // Columns below F are the gate's gradient (or all there is), those from F on the up projection's.
@@ -129,7 +130,7 @@ struct ActivationGrad {
   }
   __device__ Pack<T> make(const Pack<T> (&in)[3], int64_t row, int64_t col) const {
     const bool is_up = col >= features;
-    const float prob = probability(probs, row);
+    const float prob = probs ? __ldg(probs + row) : 1.0f;
     return with_activation(activation, [&](auto name) {
       return made_by<T>(
           [&](int i) { return backward(name(), in[0].value(i), in[1].value(i), in[2].value(i) * prob, is_up); });
@@ -139,7 +140,7 @@ struct ActivationGrad {
     const bool is_up = col >= features;
     const int64_t at = is_up ? col - features : col;
     const float gate = x.value(row, at), up = is_gated(activation) ? x.value(row, features + at) : gate;
-    return backward(activation, gate, up, dy.value(row, at) * probability(probs, row), is_up);
+    return backward(activation, gate, up, dy.value(row, at) * (probs ? __ldg(probs + row) : 1.0f), is_up);
   }
   static __device__ float backward(Activation name, float gate, float up, float grad, bool is_up) {
     if (!is_gated(name)) return act_backward(name, gate, grad);

@@ -90,10 +90,7 @@ __device__ __forceinline__ Rows panel_at(const Groups& groups, int index) {
 class Walk {
  public:
   __device__ Walk(const Tiles& tiles, bool reverse)
-      : tiles_(tiles),
-        reverse_(reverse),
-        down_(blockIdx.x / tiles.col_blocks),
-        across_(blockIdx.x % tiles.col_blocks) {}
+      : tiles_(tiles), reverse_(reverse), down_(blockIdx.x / tiles.col_blocks), across_(blockIdx.x % tiles.col_blocks) {}
 
   __device__ bool done() const { return down_ >= tiles_.down; }
 

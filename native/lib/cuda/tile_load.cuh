@@ -111,7 +111,7 @@ __device__ __forceinline__ void load(const Swiglu<T>& source, const Place& place
   if (all_moderate) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float prob = i < live ? probability(source.probs, place.first_row() + i) : 1.0f;
+      const float prob = source.probability(place.first_row() + i, i < live);
       values[i] = made_by<T>([&](int k) { return silu_moderate(values[i].value(k)) * up[i].value(k) * prob; });
     }
     return;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void load(const Swiglu<T>& source, const Place& place
 #pragma unroll
     for (int k = 1; k < 8; ++k)
       if (row == k) gate = values[k], other = up[k];
-    const float prob = row < live ? probability(source.probs, place.first_row() + row) : 1.0f;
+    const float prob = source.probability(place.first_row() + row, row < live);
     const Pack<T> made = made_by<T>(
         [&](int i) { return gated_forward(Activation::swiglu, gate.value(i), other.value(i)) * prob; });
 #pragma unroll

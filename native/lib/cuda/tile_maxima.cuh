@@ -21,7 +21,12 @@ __device__ __forceinline__ RowMaxima<T> row_maxima(const Pack<T> (&values)[8]) {
   using P = Pack<T>;
   uint32_t rows[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) rows[i] = P::across(largest(values[i]));
+  for (int i = 0; i < 8; ++i) {
+    uint32_t most = P::magnitudes(values[i].word[0]);
+#pragma unroll
+    for (int k = 1; k < P::words; ++k) most = P::maximum(most, P::magnitudes(values[i].word[k]));
+    rows[i] = P::across(most);
+  }
   RowMaxima<T> result;
 #pragma unroll
   for (int k = 0; k < 8 / P::per_word; ++k) {
@@ -50,9 +55,11 @@ __device__ __forceinline__ void column_maxima(const Pack<T> (&values)[8], uint32
 template <class T>
 __device__ __forceinline__ uint32_t thread_maximum(const Pack<T> (&values)[8]) {
   using P = Pack<T>;
-  uint32_t most = largest(values[0]);
+  uint32_t most = 0;
 #pragma unroll
-  for (int i = 1; i < 8; ++i) most = P::maximum(most, largest(values[i]));
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int k = 0; k < P::words; ++k) most = P::maximum(most, P::magnitudes(values[i].word[k]));
   return P::fp32_bits(P::across(most), 0);
 }
 
@@ -80,7 +87,9 @@ __device__ __forceinline__ void hadamard_rows(const Pack<T> (&values)[8], Pack<B
       float(&x)[8] = column[which];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        x[i] = hadamard_sign(rounded<BF16>(values[i].value(2 * pair + which)), second_half ? 8 + i : i);
+        const float value = rounded<BF16>(values[i].value(2 * pair + which));
+        const uint32_t negate = HADAMARD_SIGNS >> (second_half ? 8 + i : i) & 1u;
+        x[i] = float_of(bits_of(value) ^ negate << 31);
       }
 #pragma unroll
       for (int step = 1; step < 8; step *= 2)

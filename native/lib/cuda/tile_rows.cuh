@@ -5,16 +5,6 @@
 
 namespace octavo::cuda {
 
-// To an address that a store of eight codes may take.
-template <Format F>
-__device__ __forceinline__ void store_together(uint8_t* to, const Codes<F>& codes) {
-  if constexpr (F == Format::e2m1) {
-    *reinterpret_cast<uint32_t*>(to) = codes.low;
-  } else {
-    *reinterpret_cast<uint2*>(to) = {codes.low, codes.high};
-  }
-}
-
 // Codes of one row of eight values that start at `col`, one by one where they are not aligned.
 template <bool WIDE, Format F>
 __device__ __forceinline__ void store_row_codes(const Plane& plane, int64_t row, int64_t col, int64_t cols,
@@ -22,7 +12,7 @@ __device__ __forceinline__ void store_row_codes(const Plane& plane, int64_t row,
   if (F == Format::e2m1 && plane.layout == Layout::native) {
     uint8_t* to = static_cast<uint8_t*>(plane.codes) + row * ((cols + 1) / 2) + col / 2;
     if constexpr (WIDE) {
-      store_together(to, codes);
+      *reinterpret_cast<uint32_t*>(to) = codes.low;
     } else {
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
@@ -35,7 +25,7 @@ __device__ __forceinline__ void store_row_codes(const Plane& plane, int64_t row,
   }
   uint8_t* to = static_cast<uint8_t*>(plane.codes) + row * cols + col;
   if constexpr (WIDE && F != Format::e2m1) {
-    store_together(to, codes);
+    *reinterpret_cast<uint2*>(to) = {codes.low, codes.high};
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
@@ -58,7 +48,13 @@ class RowCodes {
 
   __device__ void store(int i, const Codes<F>& codes) {
     if (direct_) {
-      if (i < live_) store_together(to_, codes);
+      if (i < live_) {
+        if constexpr (F == Format::e2m1) {
+          *reinterpret_cast<uint32_t*>(to_) = codes.low;
+        } else {
+          *reinterpret_cast<uint2*>(to_) = {codes.low, codes.high};
+        }
+      }
       to_ += stride_;
     } else if (i < live_) {
       store_row_codes<false>(plane_, place_.first_row() + i, place_.col(), cols_, codes);

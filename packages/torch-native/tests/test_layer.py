@@ -14,8 +14,11 @@ from torch import Tensor
 from octavo import PRESETS, HighPrecision, Recipe
 from octavo.recipe_base import GEMMS
 from octavo_torch import DelayedState, GroupedLinear, grouped_linear, grouped_mm, quantize_weight
+from octavo_torch.linear import apply
+from octavo_torch.reference import ops as reference_ops
 from octavo_torch_native import ops
 from octavo_torch_native.backend import NativeBackend
+from octavo_torch_native.kernel import kernel_of
 from octavo_torch_native.plugin import CARD
 
 BACKEND = "torch-native"
@@ -217,6 +220,118 @@ def test_fake_kernels(name: str, rng: np.random.Generator, monkeypatch: pytest.M
             fake = space.gemm(*given)
         assert fake.shape == out.shape
         assert fake.dtype is out.dtype
+
+
+def recorded(layer: Layer, backend: str, *, frozen: bool = False, weights: bool = False) -> DelayedState:
+    """The state after one step with NaN, Inf and poisoned tails."""
+    state = state_of(layer)
+    assert state is not None
+    x, w, dy = layer.array("x"), layer.array("w"), layer.array("dy")
+    x[33, 3], x[50, 1], dy[0, 0] = torch.inf, -300.0, torch.nan
+    x.requires_grad_(not frozen)
+    w.requires_grad_()
+    matrices: Any = quantize_weight(w, layer.recipe, state=state, backend=backend) if weights else w
+    y = grouped_linear(x, matrices, layer.sizes, recipe=layer.recipe, state=state, backend=backend)
+    torch.autograd.grad(y, (w,) if frozen else (x, w), dy)
+    return state
+
+
+@pytest.fixture
+def amax_calls(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """What the reference takes the amax of from here on."""
+    calls: list[Tensor] = []
+    real = reference_ops.group_amax_of
+    monkeypatch.setattr(reference_ops, "group_amax_of", lambda x, sizes: (calls.append(x), real(x, sizes))[1])
+    return calls
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("rest", [{}, {"frozen": True}, {"weights": True}], ids=["all", "no dx", "quantize_weight"])
+def test_amax_comes_with_the_codes(
+    dtype: str, rest: dict[str, bool], rng: np.random.Generator, amax_calls: list[Tensor]
+) -> None:
+    """Delayed scaling records bit for bit what the reference records, and no operand is read once more for it."""
+    layer = draw_layer(rng, PRESETS["fp8-delayed"], dtype, sizes=SPLIT)
+    state = recorded(layer, BACKEND, **rest)
+    assert not amax_calls
+    expected = recorded(layer, "torch-reference", **rest)
+    assert len(amax_calls) == 3
+    assert torch.equal(state.history.view(torch.int32), expected.history.view(torch.int32))
+    assert torch.equal(state.scale, expected.scale)
+    assert state.history[0, 0, 2].isinf()
+    assert not state.history[:, 0, 1][[0, 2]].any()
+
+
+def test_no_amax_where_nothing_is_recorded(
+    rng: np.random.Generator, amax_calls: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation's launches make codes alone, and the state stays as it is."""
+    layer = draw_layer(rng, PRESETS["fp8-delayed"], sizes=SPLIT)
+    state = state_of(layer)
+    assert state is not None
+    x, w = layer.array("x"), layer.array("w")
+    works: list[str] = []
+    real = ops.quantize
+    monkeypatch.setattr(ops, "quantize", lambda *given: (works.append(given[3]), real(*given))[1])
+    apply(x, w, layer.sizes, layer.recipe, state=state, backend=BACKEND, record=False)
+    assert not amax_calls
+    assert not state.history.any()
+    assert [kernel_of(work).extras for work in works] == [[], []]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_with_amax_is_the_reference(dtype: torch.dtype) -> None:
+    """Codes of `run`, amax of the reference: NaN wins over Inf, empty groups have 0, tails are not read."""
+    import octavo_registry
+    from octavo import QuantizerSpec
+    from octavo_registry.request import Request
+
+    name = str(dtype).removeprefix("torch.")
+    x = torch.randn(130, 48).to(dtype)
+    x[40, 5], x[41, 6], x[45, 1], x[120:] = torch.inf, -torch.nan, -torch.inf, torch.nan
+    sizes = torch.tensor([33, 0, 9, 70, 8])
+    for orientation in ("rowwise", "columnwise", "both"):
+        spec = QuantizerSpec(scaling="delayed", format="e4m3", orientation=orientation)
+        request = Request(op="quantize", framework="torch", device="cpu", in_dtype=name, out_dtype=name, quantizer=spec)
+        plan = octavo_registry.plan(request, backend=BACKEND)
+        assert plan.run_with_amax is not None
+        codes, amax = plan.run_with_amax(x, sizes, scale=torch.ones(5))
+        expected = reference_ops.group_amax_of(x, sizes)
+        assert expected[2].isnan()
+        assert torch.equal(amax.view(torch.int32), expected.view(torch.int32))
+        plain = plan.run(x, sizes, scale=torch.ones(5))
+        for plane in ("rowwise", "rowwise_scale", "columnwise", "columnwise_scale"):
+            made, wanted = getattr(codes, plane), getattr(plain, plane)
+            assert (made is None) == (wanted is None)
+            assert made is None or torch.equal(made.view(torch.uint8), wanted.view(torch.uint8))
+
+
+def test_compiled_amax(rng: np.random.Generator, fresh_compiler: None) -> None:
+    """One graph without the reference's operator; the history of an eager step."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    layer = draw_layer(rng, PRESETS["fp8-delayed"], sizes=SPLIT)
+    targets: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        targets.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph.forward)
+
+    def run(x: Tensor, w: Tensor, sizes: Tensor, state: DelayedState) -> Tensor:
+        return grouped_linear(x, w, sizes, recipe=layer.recipe, state=state, backend=BACKEND)
+
+    states = []
+    for call in (run, torch.compile(run, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))):
+        state = state_of(layer)
+        assert state is not None
+        x, w = layer.array("x").requires_grad_(), layer.array("w").requires_grad_()
+        torch.autograd.grad(call(x, w, layer.sizes, state), (x, w), layer.array("dy"))
+        states.append(state)
+    assert torch.equal(states[0].history, states[1].history)
+    assert states[0].history[:, 0].any(1).all()
+    assert targets.count("octavo_torch_native.quantize.default") == 3
+    assert "octavo_torch.group_amax.default" not in targets
 
 
 @pytest.fixture

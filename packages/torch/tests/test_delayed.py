@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import octavo_numerics
+import octavo_registry
 from octavo import DelayedScaling
+from octavo_registry import BackendCard, Bound, Request
 from octavo_torch import DelayedState, grouped_linear
+from octavo_torch.plugin import CARD
+from octavo_torch.reference.backend import ReferenceBackend
 
 SIZES = [5, 0, 9]
 
@@ -66,3 +72,44 @@ def test_shapes_that_do_not_fit() -> None:
     made = DelayedState.create(DelayedScaling(history=3), 2)
     with pytest.raises(ValueError, match=r"give \[3, 4, G\] and \[3, G\]"):
         DelayedState(DelayedScaling(history=4), made.history, made.scale)
+
+
+class Measuring(ReferenceBackend):
+    """The reference, whose quantizers return a made-up amax beside the codes."""
+
+    def bind(self, request: Request) -> Bound:
+        bound = super().bind(request)
+
+        def run_with_amax(x: Tensor, group_sizes: Tensor | None = None, **rest: Any) -> tuple[Any, Tensor]:
+            return bound.run(x, group_sizes, **rest), torch.tensor([1.0, 0.0, torch.nan])
+
+        return replace(bound, run_with_amax=run_with_amax) if request.op == "quantize" else bound
+
+
+class Plugin:
+    """One backend that measures."""
+
+    def octavo_backends(self) -> list[BackendCard]:
+        return [CARD.model_copy(update={"name": "measuring", "priority": -1000})]
+
+    def octavo_load(self, name: str) -> ReferenceBackend:
+        return Measuring()
+
+
+def test_a_quantizer_that_returns_amax() -> None:
+    """What it returns is what is recorded, for every operand; values and gradients are those of its codes."""
+    x, w, dy = torch.randn(16, 32), torch.randn(3, 16, 32), torch.randn(16, 16)
+    states, results = [], []
+    octavo_registry.register(Plugin(), "test-measuring")
+    try:
+        for backend in ("measuring", "torch-reference"):
+            state = DelayedState.create(DelayedScaling(), 3)
+            leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+            y = grouped_linear(*leaves, SIZES, recipe=state.recipe, state=state, backend=backend)
+            results.append([y.detach(), *torch.autograd.grad(y, leaves, dy)])
+            states.append(state)
+    finally:
+        octavo_registry.unregister("test-measuring")
+    assert states[0].history[:, 0].tolist() == [[1.0, 0.0, 0.0]] * 3
+    assert (states[1].history[:, 0, 0] > 1).all()
+    assert all(torch.equal(made, expected) for made, expected in zip(*results, strict=True))

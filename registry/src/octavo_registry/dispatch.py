@@ -176,10 +176,11 @@ class Dispatcher:
             return record.decision(
                 "broken", f"bind returned a {type(bound).__name__}; it returns a Bound with `run` and `layouts`"
             )
-        prepare: object = bound.prepare
-        if prepare is not None and not callable(prepare):
-            what = f"bind returned a Bound whose `prepare` is of type {type(prepare).__name__}"
-            return record.decision("broken", f"{what}; give a function or None")
+        optional: dict[str, object] = {"prepare": bound.prepare, "run_with_amax": bound.run_with_amax}
+        for name, function in optional.items():
+            if function is not None and not callable(function):
+                what = f"bind returned a Bound whose `{name}` is of type {type(function).__name__}"
+                return record.decision("broken", f"{what}; give a function or None")
         return bound
 
     # ---- what was decided
@@ -211,6 +212,7 @@ class Dispatcher:
             decisions=candidates.decisions(index, passed_over),
             capability=candidate.row,
             prepare=bound.prepare,
+            run_with_amax=bound.run_with_amax,
         )
         if index == 0:
             self._plans[key] = plan

@@ -82,6 +82,9 @@ class Bound:
     prepare          (group_sizes, rows, like) -> what `run` may be given in the sizes' place; its `group_sizes` are
                      int64 [G] on `like`'s device, cut to `rows`, in memory of their own. A front end calls it once for
                      a layer's call where all operations on rows have an equal one. None: sizes as they are
+    run_with_amax    of "quantize": as `run` without `out`, returning the GroupedTensor and fp32 [G] max |x| of each
+                     group: NaN where it holds one, 0 where it is empty. Delayed scaling records it. None: the front
+                     end reads the operand once more for it
     """
 
     run: Callable[..., Any]
@@ -89,6 +92,7 @@ class Bound:
     workspace_bytes: int = 0
     note: str = ""
     prepare: Callable[..., Any] | None = None
+    run_with_amax: Callable[..., Any] | None = None
 
 
 class Backend(Protocol):
@@ -122,6 +126,7 @@ class Plan:
 
     capability   the row of the backend's card that admitted the request: how it accumulates, what it emulates
     prepare      the Bound's: makes of group sizes what `run` takes in their place, for a whole call of a layer
+    run_with_amax  the Bound's: quantizes and returns the groups' amax, too
     """
 
     request: Request
@@ -133,6 +138,7 @@ class Plan:
     decisions: tuple[Decision, ...]
     capability: Capability | None = None
     prepare: Callable[..., Any] | None = None
+    run_with_amax: Callable[..., Any] | None = None
 
     def __str__(self) -> str:
         from octavo_registry.report import describe_plan

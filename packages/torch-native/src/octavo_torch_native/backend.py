@@ -74,7 +74,9 @@ class NativeBackend:
         assert request.quantizer is not None  # part of the contract of both other operations
         if request.op == "dequantize":
             return Bound(run=Dequantizer(DTYPES[request.out_dtype]))
-        return Bound(run=Quantizer(request.quantizer, request.layouts), prepare=plan_rows)
+        quantizer = Quantizer(request.quantizer, request.layouts)
+        delayed = request.quantizer.scaling == "delayed"
+        return Bound(run=quantizer, prepare=plan_rows, run_with_amax=quantizer.with_amax if delayed else None)
 
     def kernels(self, request: Request, rows: int) -> tuple[KernelChoice, ...]:
         """The tiles in which the CUDA kernels can cut a GEMM of `rows` rows in equal groups, the chosen one first.

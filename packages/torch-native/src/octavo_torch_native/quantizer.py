@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from octavo import QuantizerSpec
@@ -11,7 +13,7 @@ from octavo_torch.grouped_tensor import GroupedTensor
 from octavo_torch.reference.backend import seed_tensor
 from octavo_torch_native import ops
 from octavo_torch_native.buffers import planes_of, write_sizes
-from octavo_torch_native.kernel import Kernel, kernel_of
+from octavo_torch_native.kernel import Frame, Kernel, kernel_of
 from octavo_torch_native.rows import RowPlan, plan_of
 from octavo_torch_native.work import Work, text_of
 
@@ -24,10 +26,16 @@ class Quantizer:
     def __init__(self, spec: QuantizerSpec, layouts: tuple[str, str] = (PLAIN, PLAIN)) -> None:
         self._stochastic = spec.stochastic
         self._by_operand: dict[str | None, tuple[str, Kernel]] = {}
+        self._with_amax: dict[str | None, tuple[str, Kernel]] = {}
         for operand in _OPERANDS:
             text = text_of(Work(spec, operand, layouts))
             self._by_operand[operand] = text, kernel_of(text)
+            if spec.scaling == "delayed":
+                text = text_of(Work(spec, operand, layouts, amax=True))
+                self._with_amax[operand] = text, kernel_of(text)
         self._by_operand[None] = self._by_operand[spec.role]
+        if self._with_amax:
+            self._with_amax[None] = self._with_amax[spec.role]
 
     def __call__(
         self,
@@ -42,6 +50,40 @@ class Quantizer:
     ) -> GroupedTensor:
         """`x` in the planes of the spec; `seed`, `operand` and `group_offset` tell where random bits come from."""
         text, kernel = self._by_operand[operand]
+        inputs, frame, sizes = self._launch(text, kernel, x, group_sizes, seed, group_offset, scale)
+        if out is None:
+            return kernel.tensor(frame, sizes, ops.quantize(*inputs))
+        ops.quantize_into(*inputs, None, planes_of(out, kernel, frame, x.device))
+        write_sizes(out, sizes)
+        return out
+
+    def with_amax(
+        self,
+        x: Tensor,
+        group_sizes: Tensor | RowPlan | None = None,
+        *,
+        seed: Tensor | int | None = None,
+        operand: str | None = None,
+        group_offset: int = 0,
+        scale: Tensor | None = None,
+    ) -> tuple[GroupedTensor, Tensor]:
+        """The same in one launch with x's amax by group, fp32 [G]. Delayed scaling's alone."""
+        text, kernel = self._with_amax[operand]
+        inputs, frame, sizes = self._launch(text, kernel, x, group_sizes, seed, group_offset, scale)
+        outputs = ops.quantize(*inputs)
+        return kernel.tensor(frame, sizes, outputs), outputs[-1]
+
+    def _launch(
+        self,
+        text: str,
+        kernel: Kernel,
+        x: Tensor,
+        group_sizes: Tensor | RowPlan | None,
+        seed: Tensor | int | None,
+        group_offset: int,
+        scale: Tensor | None,
+    ) -> tuple[tuple[Any, ...], Frame, Tensor | None]:
+        """The operator's arguments, the frame and int64 sizes."""
         plan = plan_of(x.shape, group_sizes, x)
         if plan is None:
             groups, words, sizes = x.shape[0], None, None
@@ -49,9 +91,4 @@ class Quantizer:
             groups, words, sizes = plan.groups, plan.words, plan.group_sizes
         key = seed_tensor(seed, x.device) if self._stochastic else None
         inputs = (x, words, groups, text, key, group_offset, scale, None, None, None, None)
-        frame = kernel.frame(x, groups)
-        if out is None:
-            return kernel.tensor(frame, sizes, ops.quantize(*inputs))
-        ops.quantize_into(*inputs, None, planes_of(out, kernel, frame, x.device))
-        write_sizes(out, sizes)
-        return out
+        return inputs, kernel.frame(x, groups), sizes

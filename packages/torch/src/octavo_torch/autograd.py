@@ -40,7 +40,8 @@ class Call:
         self.record, self.group_offset, self.grad_input = record, group_offset, grad_input
 
 
-def _quantize(
+def quantize_operand(
+    layer: Layer,
     run: Run,
     value: Tensor,
     operand: Operand,
@@ -53,9 +54,14 @@ def _quantize(
     """`value` quantized; with delayed scaling its amax is recorded and its scale comes from the state."""
     if state is None:
         return run(value, sizes, seed=seed, operand=operand, group_offset=group_offset)
+    scale = state.encode_scale(operand)
+    with_amax = layer.with_amax.get(operand) if record else None
+    if with_amax is not None:
+        codes, amax = with_amax(value, sizes, seed=seed, operand=operand, group_offset=group_offset, scale=scale)
+        state.record(operand, amax)
+        return codes
     if record:
         state.record(operand, ops.group_amax_of(value, getattr(sizes, "group_sizes", sizes)))
-    scale = state.encode_scale(operand)
     return run(value, sizes, seed=seed, operand=operand, group_offset=group_offset, scale=scale)
 
 
@@ -80,11 +86,11 @@ def run_forward(
     if layer.stochastic_forward:
         drawn = seed.current() if isinstance(seed, SeedCounter) else seed
     if layer.quantize_x is not None:
-        rows = _quantize(layer.quantize_x, x, "x", sizes, drawn, state, record, group_offset)
+        rows = quantize_operand(layer, layer.quantize_x, x, "x", sizes, drawn, state, record, group_offset)
     if layer.quantize_w is not None:
         matrices = w_codes
         if w_codes is None:
-            matrices = _quantize(layer.quantize_w, w, "w", None, drawn, state, record, group_offset)
+            matrices = quantize_operand(layer, layer.quantize_w, w, "w", None, drawn, state, record, group_offset)
     if layer.quantized_fprop:
         y = layer.fprop(rows, matrices, sizes, bias=bias, bias_scales=bias_scales, out=out)
     else:
@@ -185,7 +191,9 @@ def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
         gradient: Any = dy
         if layer.quantize_dy is not None:
             seed = call.seed.take() if isinstance(call.seed, SeedCounter) else call.seed
-            gradient = _quantize(layer.quantize_dy, dy, "dy", sizes, seed, call.state, call.record, call.group_offset)
+            gradient = quantize_operand(
+                layer, layer.quantize_dy, dy, "dy", sizes, seed, call.state, call.record, call.group_offset
+            )
         if need_x and layer.dgrad is not None:
             rows = gradient if layer.quantized_dgrad else dy
             dx = layer.dgrad(rows, ctx.w.load(tensors), sizes, out=call.grad_input)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo import HighPrecision, QuantizerSpec, Recipe
 from octavo_torch import arguments
+from octavo_torch.autograd import quantize_operand
 from octavo_torch.delayed import DelayedState
 from octavo_torch.dtypes import DTYPE_NAMES
 from octavo_torch.grouped_tensor import GroupedTensor
@@ -17,7 +18,6 @@ from octavo_torch.layer import layer_for, quantizer_for
 from octavo_torch.linear import apply, traced
 from octavo_torch.operands import check_weight
 from octavo_torch.reference import backend as reference
-from octavo_torch.reference import ops
 from octavo_torch.sizes import as_sizes
 from octavo_torch.weights import QuantizedWeight
 
@@ -98,11 +98,7 @@ def quantize_weight(
     if layer.quantize_w is not None:
         if layer.stochastic_forward and seed is None:
             raise ValueError(arguments.NEEDS_SEED)
-        scale = None
-        if state is not None:
-            state.record("w", ops.group_amax_of(w, None))
-            scale = state.encode_scale("w")
-        codes = layer.quantize_w(w, None, seed=seed, operand="w", scale=scale)
+        codes = quantize_operand(layer, layer.quantize_w, w, "w", None, seed, state, True, 0)
     return QuantizedWeight(w, codes, recipe, layer.w_layouts, w._version)
 
 

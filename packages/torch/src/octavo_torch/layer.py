@@ -12,6 +12,7 @@ from torch import Tensor
 import octavo_registry as registry
 from octavo import QuantizerSpec, Recipe
 from octavo.grouped_tensor import PLAIN
+from octavo.quantizer import Operand
 from octavo_registry.request import Plan, Request
 from octavo_torch.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.tracing import register_constants
@@ -26,6 +27,7 @@ class Layer:
     token       the registry's state when it was resolved
     wants_more  a seed or a state has to come with each call
     quantize_*  bound quantizers making just the planes that the wanted GEMMs read; None: that operand stays as it is
+    with_amax   those operands' quantizers that return the groups' amax beside the codes, where the backend has one
     """
 
     __slots__ = (
@@ -58,6 +60,7 @@ class Layer:
         "wants_more",
         "weight_shape",
         "wgrad",
+        "with_amax",
     )
 
     def __init__(
@@ -109,13 +112,15 @@ class Layer:
         self.quantize_x: Run | None = x.run if x else None
         self.quantize_w: Run | None = w.run if w else None
         self.quantize_dy: Run | None = dy.run if dy else None
+        made: dict[Operand, Plan | None] = {"x": x, "w": w, "dy": dy}
+        self.with_amax = {name: part.run_with_amax for name, part in made.items() if part and part.run_with_amax}
         read_sizes = (plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None, x, dy)
         prepares = [part.prepare for part in read_sizes if part is not None]
         # sizes that one backend prepared are nothing to another
         self.prepare: Run | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
         self.stochastic_forward = any(
-            made is not None and made.request.quantizer is not None and made.request.quantizer.stochastic
-            for made in (plan.quantize_x, plan.quantize_w)
+            part is not None and part.request.quantizer is not None and part.request.quantizer.stochastic
+            for part in (plan.quantize_x, plan.quantize_w)
         )
         self.needs_seed = self.stochastic_forward or (self.quantize_dy is not None and recipe.stochastic)
         self.wants_more = self.needs_seed or self.stateful
