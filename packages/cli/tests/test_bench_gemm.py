@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -39,6 +40,24 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert "the others against bf16" in result.stdout
     written: dict[str, Any] = json.loads(target.read_text())
     return written
+
+
+def test_a_match_does_not_depend_on_the_magnitude_of_rows(seed: int) -> None:
+    """Rows of an operand from 2^-6 to 2^6: right results are in bound, and an old tile among small rows is not."""
+    from octavo_cli.bench.gemm_match import Pending, Sample
+    from octavo_numerics import error_bound
+
+    rng = np.random.default_rng(seed)
+    bound = error_bound(GemmCase("bf16", "fprop").recipe, 256)
+    for _ in range(20):
+        a = rng.normal(size=(32, 256)) * np.exp2(rng.integers(-6, 7, (32, 1)))
+        a, b = a.astype(np.float32), rng.normal(size=(64, 256)).astype(np.float32)
+        exact = a.astype(np.float64) @ b.T.astype(np.float64)
+        right = exact.astype(ml_dtypes.bfloat16).astype(np.float32)
+        assert Pending((Sample(0, right, a, b),), (bound,)).judged().startswith("in bound")
+        old = right.copy()
+        old[8:16, 8:16] *= np.float32(1.01)
+        assert Pending((Sample(0, old, a, b),), (bound,)).judged().startswith("differs")
 
 
 def test_every_gemm_is_there_and_within_its_bound(content: dict[str, Any]) -> None:

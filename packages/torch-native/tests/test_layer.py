@@ -308,7 +308,7 @@ def test_with_amax_is_the_reference(dtype: torch.dtype) -> None:
 
 def test_compiled_amax(rng: np.random.Generator, fresh_compiler: None) -> None:
     """One graph without the reference's operator; the history of an eager step."""
-    from functorch.compile import make_boxed_func
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
     layer = draw_layer(rng, PRESETS["fp8-delayed"], sizes=SPLIT)
@@ -321,8 +321,15 @@ def test_compiled_amax(rng: np.random.Generator, fresh_compiler: None) -> None:
     def run(x: Tensor, w: Tensor, sizes: Tensor, state: DelayedState) -> Tensor:
         return grouped_linear(x, w, sizes, recipe=layer.recipe, state=state, backend=BACKEND)
 
+    # as inductor: without these torch cannot split a graph whose backward changes an input
+    compiler = aot_autograd(
+        fw_compiler=keep,
+        bw_compiler=keep,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
     states = []
-    for call in (run, torch.compile(run, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))):
+    for call in (run, torch.compile(run, fullgraph=True, backend=compiler)):
         state = state_of(layer)
         assert state is not None
         x, w = layer.array("x").requires_grad_(), layer.array("w").requires_grad_()
