@@ -8,6 +8,7 @@
 // FP8 tensor cores take operands whose K is innermost, which columnwise data in K-panels are; unquantized operands stay
 // as they are and are multiplied with their rows along K. MXFP8 and NVFP4 values, without the latter's second level,
 // are bf16 numbers: each operand is dequantized once into the workspace, and the product is bf16's.
+#include "../common/check.h"
 #include "../common/gemm_strides.h"
 #include "dequantize.h"
 #include "gemm_kernels.h"
@@ -281,6 +282,9 @@ Error gemm_cuda(const GemmArgs& given, void* on) {
     const size_t first = cuda::copy_bytes_of(left, args), bytes = first + cuda::copy_bytes_of(right, args);
     if (args.workspace_bytes < bytes || args.workspace == nullptr) {
       return {ErrorCode::workspace_too_small, "the workspace is smaller than gemm_workspace_cuda says"};
+    }
+    if (!aligned(args.workspace, cuda::COPY_ALIGNMENT)) {
+      return invalid("the workspace is not aligned to 256 bytes; allocate it so");
     }
     uint8_t* const memory = static_cast<uint8_t*>(args.workspace);
     if (const Error error = cuda::copy_side(args, left, true, memory, stream)) return error;
