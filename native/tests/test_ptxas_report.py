@@ -117,6 +117,7 @@ def test_the_table_is_written_and_compared(tool: ModuleType, tmp_path: Path) -> 
         ("void octavo::(anonymous namespace)::cast<(octavo::DType)2, 4, false>(octavo::Args)", "cast<bf16, 4, false>"),
         ("octavo::_GLOBAL__N__1f2e_7_plan_cu_aa::make(long const*)", "make"),
         ("void octavo::rows<octavo::Policy<(octavo::Other)3> >(void (*)(int))", "rows<Policy<Other 3> >"),
+        ("void octavo::cuda::f<(octavo::cuda::Kind)2, (octavo::cuda::Promotion)3>(int)", "cuda::f<block, vectors>"),
     ],
 )
 def test_names_are_those_of_the_source(tool: ModuleType, name: str, short: str) -> None:
