@@ -110,6 +110,39 @@ def test_out_and_grad_input(name: str, rng: np.random.Generator) -> None:
     assert torch.equal(grad_input, expected["dgrad"])
 
 
+@pytest.mark.parametrize("mode", ["accumulate", "overwrite"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_main_grad_is_written_in_place(name: str, mode: str, rng: np.random.Generator) -> None:
+    """fp32 dw goes into a strided main_grad: with the bits of out=, empty groups keep theirs or are +0 (issue 7)."""
+    layer = draw_layer(rng, PRESETS[name], sizes=SPLIT)
+    groups, n, k = layer.shape("wgrad")
+    memory = torch.full((groups, n + 1, k + 16), 3.0)
+    buffer = memory[:, :n, :k]
+    start = torch.zeros(groups, n, k)
+    start[1] = 5.0
+    buffer.copy_(start)
+    x, w = layer.array("x"), layer.array("w").requires_grad_()
+    w.main_grad = buffer  # type: ignore[attr-defined]
+    made = []
+    for _ in range(2):
+        y = grouped_linear(
+            x, w, layer.sizes, recipe=layer.recipe, seed=SEED, state=state_of(layer), backend=BACKEND, main_grad=mode
+        )  # type: ignore[call-overload]
+        y.backward(layer.array("dy"))
+        made.append(buffer.clone())
+    full = SPLIT.index(0)
+    assert torch.equal(made[0][full], start[full] if mode == "accumulate" else torch.zeros(n, k))
+    first = made[0].clone()
+    first[full] = 0.0
+    layer.check("wgrad", first)
+    assert torch.equal(made[1], 2 * first + start if mode == "accumulate" else first)
+    assert bool((memory[:, n:] == 3.0).all())
+    assert bool((memory[:, :, k:] == 3.0).all())
+    assert w.grad_added_to_main_grad  # type: ignore[attr-defined]
+    assert w.grad is not None
+    assert not w.grad.any()
+
+
 @pytest.mark.parametrize("name", ["bf16", "fp8-block", "nvfp4"])
 def test_quantized_weights_are_used_again(name: str, rng: np.random.Generator) -> None:
     """quantize_weight once, the same bits in every microbatch; no conversion on the way."""

@@ -14,6 +14,7 @@ from octavo.quantizer import Operand
 from octavo_torch.delayed import DelayedState
 from octavo_torch.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.layer import Layer, Run
+from octavo_torch.main_grad import MainGrad, write_main_grad
 from octavo_torch.reference import ops
 from octavo_torch.seeds import Seed, SeedCounter
 from octavo_torch.tracing import is_plain
@@ -22,9 +23,16 @@ _COLUMN_PLANES = PLANES[3:]
 
 
 class Call:
-    """What backward needs of one call beside the saved tensors; `sizes` are int [G], or what layer.prepare made."""
+    """What backward needs of one call beside the saved tensors; `sizes` are int [G], or what layer.prepare made.
 
-    __slots__ = ("grad_input", "group_offset", "layer", "record", "seed", "sizes", "state")
+    main_grad   how wgrad goes into weight's buffer; None: the gradient is autograd's
+    weight      the tensor that has the buffer, only with main_grad: saved tensors may come back as other objects
+    """
+
+    __slots__ = ("grad_input", "group_offset", "layer", "main_grad", "record", "seed", "sizes", "state", "weight")
+
+    main_grad: MainGrad | None
+    weight: Tensor | None
 
     def __init__(
         self,
@@ -38,6 +46,7 @@ class Call:
     ) -> None:
         self.layer, self.sizes, self.seed, self.state = layer, sizes, seed, state
         self.record, self.group_offset, self.grad_input = record, group_offset, grad_input
+        self.main_grad = self.weight = None
 
 
 def quantize_operand(
@@ -199,12 +208,27 @@ def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
             dx = layer.dgrad(rows, ctx.w.load(tensors), sizes, out=call.grad_input)
         if need_w and layer.wgrad is not None:
             rows = gradient if layer.quantized_wgrad else dy
-            dw = layer.wgrad(ctx.x.load(tensors), rows, sizes)
+            if call.main_grad is None:
+                dw = layer.wgrad(ctx.x.load(tensors), rows, sizes)
+            elif _is_wanted(ctx, call.weight):
+                assert call.weight is not None
+                dw = write_main_grad(layer.wgrad, ctx.x.load(tensors), rows, sizes, call.weight, call.main_grad)
     grads = [dx, dw, db, ds]
     return [
         grad if grad is None or dtype is None or grad.dtype is dtype else grad.to(dtype)
         for grad, dtype in zip(grads, ctx.dtypes, strict=True)
     ]
+
+
+def _is_wanted(ctx: Any, leaf: Tensor | None) -> bool:
+    """False where this backward computes gradients of other inputs alone, which needs_input_grad does not say."""
+    for node, _ in ctx.next_functions:
+        if node is not None and getattr(node, "variable", None) is leaf:
+            try:
+                return bool(torch._C._will_engine_execute_node(node))
+            except RuntimeError:  # says that torch.autograd.grad was asked for this very leaf
+                return True
+    return True
 
 
 class _NoSecondDerivative(torch.autograd.Function):

@@ -116,6 +116,7 @@ def grouped_linear(
     backend: Backend = None,
     out: Tensor | None = None,
     grad_input: Tensor | None = None,
+    main_grad: Literal["accumulate", "overwrite"] | None = None,
 ) -> Tensor:
     """y[r] = x[r] @ weight[g].T + bias[g] for every row r of group g.
 
@@ -128,11 +129,21 @@ def grouped_linear(
     state                    of delayed scaling: amax of x and w is recorded in forward, of dy in backward
     group_offset             number of the first group, where a call computes some of the groups
     out, grad_input          buffers for y [M, N] and for dx [M, K]
+    main_grad                "accumulate" adds the weight's gradient to `weight.main_grad` [G, N, K] in backward,
+                             "overwrite" stores it there; autograd gets zeros for the weight. See below
     Returns       [M, N]     rows past the sum are zero and x is not read there
 
     Differentiable in x, weight, bias and bias_scales, once. Raises ValueError for shapes, dtypes or host sizes that do
     not fit; NoBackendError when no installed backend serves the request. Device sizes whose sum passes M write
     nothing out of bounds and set the flag that `check_errors()` reads.
+
+    With `main_grad`, what `weight.get_main_grad()` returns in backward takes the place of `weight.main_grad` where the
+    weight has that method; `weight.overwrite_main_grad`, where true, means "overwrite" for this backward; and
+    `weight.grad_added_to_main_grad` is True once the work is enqueued. The buffer is float32, bfloat16 or float16,
+    whatever the recipe's `wgrad_dtype`, on the weight's device, and written in place: its rows of K are contiguous,
+    rows and groups may stand apart. The weight is a leaf. Where its gradient is not wanted nothing is read or written.
+    torch.autograd.grad asked for the weight writes the buffer, too, and returns the zeros. torch.compile leaves such a
+    call out of its graph, and refuses it under fullgraph=True.
     """
     if recipe is None:
         recipe = _HIGH_PRECISION
@@ -140,8 +151,9 @@ def grouped_linear(
         backend = tuple(backend)
     run = traced if _is_compiling() else apply
     return run(
-        x, weight, group_sizes, recipe, backend, bias, bias_scales, seed, state, True, group_offset, out, grad_input
-    )
+        x, weight, group_sizes, recipe, backend, bias, bias_scales, seed, state, True, group_offset, out, grad_input,
+        None, main_grad,
+    )  # fmt: skip
 
 
 def grouped_mm(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from octavo_torch import arguments
 from octavo_torch.autograd import Call, grouped_linear_function, run_forward
 from octavo_torch.delayed import DelayedState
 from octavo_torch.layer import Layer, layer_for
+from octavo_torch.main_grad import MainGrad, check_main_grad, check_mode
 from octavo_torch.operands import check_operands
 from octavo_torch.seeds import Seed
 from octavo_torch.sizes import as_sizes
@@ -43,6 +45,7 @@ def apply(
     out: Tensor | None = None,
     grad_input: Tensor | None = None,
     held: Held | None = None,
+    main_grad: MainGrad | None = None,
 ) -> Tensor:
     """`grouped_linear`, where a seed may also be a SeedCounter; `record` False leaves the state's amax alone.
 
@@ -88,6 +91,10 @@ def apply(
         arguments.check_call(layer, x, bias, bias_scales, seed, state, out, grad_input)
     if layer.prepare is not None:
         sizes = layer.prepare(sizes, rows, x)
+    if main_grad is not None:
+        check_mode(main_grad)
+        if need_dw:
+            check_main_grad(w)
     codes = None
     if w is not weight:
         assert isinstance(weight, QuantizedWeight)
@@ -95,6 +102,8 @@ def apply(
         codes = weight.codes
     if need_any:
         call = Call(layer, sizes, seed, state, record, group_offset, grad_input)
+        if main_grad is not None and need_dw:
+            call.main_grad, call.weight = main_grad, w
         return grouped_linear_function(call, codes, out, x, w, bias, bias_scales)
     return run_forward(layer, sizes, x, w, codes, bias, bias_scales, seed, state, record, group_offset, out)[0]
 
@@ -106,12 +115,21 @@ def _bias_wants_grad(bias: Tensor | None, bias_scales: Tensor | None) -> bool:
 # dynamo sees one call; what happens inside is traced below it, where registry, caches and autograd are plain Python
 _apply_in_graph = torch._dynamo.nonstrict_trace(apply)
 
+_apply_beside_graph: Callable[..., Tensor] = torch.compiler.disable(  # type: ignore[no-untyped-call]
+    apply,
+    reason="main_grad was given, and a traced backward cannot write into a parameter's attribute; leave it out under "
+    "torch.compile(fullgraph=True), or compile with fullgraph=False, which runs this call beside the graph",
+)
+
 _NAMES = (
     "backend", "bias", "bias_scales", "seed", "state", "record", "group_offset", "out", "grad_input", "held",
+    "main_grad",
 )  # fmt: skip
 
 
 def traced(x: Tensor, weight: Tensor | QuantizedWeight, group_sizes: Any, recipe: Recipe, *rest: Any) -> Tensor:
     """`apply` under torch.compile, where a call out of the traced code takes no None."""
+    if len(rest) == len(_NAMES) and rest[-1] is not None:
+        return _apply_beside_graph(x, weight, group_sizes, recipe, *rest)
     given = {name: value for name, value in zip(_NAMES, rest, strict=False) if value is not None and name != "held"}
     return _apply_in_graph(x, weight, group_sizes, recipe, **given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from octavo import HighPrecision, Recipe
 from octavo_torch import functional
 from octavo_torch.delayed import DelayedState
 from octavo_torch.linear import Held, apply, traced
+from octavo_torch.main_grad import MainGrad, check_mode
 from octavo_torch.seeds import SeedCounter
 from octavo_torch.tracing import register_constants
 from octavo_torch.weights import QuantizedWeight
@@ -40,6 +41,7 @@ class GroupedLinear(nn.Module):
     seed_counter: Tensor
     amax_history: Tensor
     encode_scale: Tensor
+    main_grad: MainGrad | None = None
 
     def __init__(
         self,
@@ -53,15 +55,22 @@ class GroupedLinear(nn.Module):
         dtype: torch.dtype | None = None,
         backend: str | Sequence[str] | None = None,
         seed: int | None = None,
+        main_grad: Literal["accumulate", "overwrite"] | None = None,
     ) -> None:
-        """seed: base of stochastic rounding's seeds; None draws one from torch's generator."""
+        """seed: base of stochastic rounding's seeds; None draws one from torch's generator.
+
+        main_grad: "accumulate" or "overwrite" writes the weight's gradient into `weight.main_grad`, see grouped_linear.
+        """
         super().__init__()
         for name, value in (("num_groups", num_groups), ("in_features", in_features), ("out_features", out_features)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}; give an integer of at least 1")
         if recipe is not None and not isinstance(recipe, Recipe):
             raise ValueError(f"recipe is {recipe!r}; give a Recipe, octavo.recipe(name) makes one from a name")
+        if main_grad is not None:
+            check_mode(main_grad)
         register_constants()
+        self.main_grad = main_grad
         self.num_groups, self.in_features, self.out_features = num_groups, in_features, out_features
         self.recipe = HighPrecision() if recipe is None else recipe
         self._held: Held = {}
@@ -142,6 +151,7 @@ class GroupedLinear(nn.Module):
             out,
             grad_input,
             self._held,
+            self.main_grad,
         )
 
     def quantize_weight(self) -> QuantizedWeight:
