@@ -78,8 +78,8 @@ def quantize(
     chosen_seed = seed_of(seed)
     check_installed("quantize", _NEEDED, "torch-native")
     from octavo_cli.bench.quantize import Choices, bench_quantize
-    from octavo_cli.bench.report import check_output, print_results, write_json
-    from octavo_registry.cli.output import print_json, print_line
+    from octavo_cli.bench.report import check_output, deliver, print_results
+    from octavo_registry.cli.output import print_line
 
     check_output(output)
     where = _device(device)
@@ -95,12 +95,7 @@ def quantize(
         peers=not quick,
     )
     results = bench_quantize(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
-    if output is not None:
-        write_json(results, output)
-    if as_json:
-        print_json(results.as_dict())
-    else:
-        print_results(results)
+    deliver(results, output, as_json, print_results)
     if results.differing or results.failures:
         raise RunError(
             f"{len(results.differing)} rows differ from the definition and {len(results.failures)} failed; "

@@ -7,21 +7,24 @@ from typing import Annotated
 
 import typer
 
-from octavo.recipe_base import GEMMS
 from octavo_cli.bench.cases import check_counts
 from octavo_cli.bench.gemm_cases import KINDS, chosen_cases
 from octavo_cli.bench.options import (
     Backend,
     Device,
     Framework,
+    Kinds,
+    Ops,
     Output,
     Quiet,
     Repeats,
     Seed,
+    Shapes,
     Sizes,
     backend_of,
     check_framework,
     device_of,
+    gemms_of,
     names_of,
     recorded_command,
     seed_of,
@@ -36,13 +39,10 @@ _REPEATS = {("cuda", False): 20, ("cuda", True): 8, ("cpu", False): 3, ("cpu", T
 def gemm(
     framework: Framework = "torch",
     device: Device = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(metavar="G,K,N,M", help="Your own shape; repeat for more.", show_default="published models'"),
-    ] = None,
+    shape: Shapes = None,
     sizes: Sizes = "even,skewed",
-    ops: Annotated[str, typer.Option(help="fprop, dgrad, wgrad, with commas.", show_default="all")] = "",
-    kinds: Annotated[str, typer.Option(help=f"{', '.join(KINDS)}, with commas.", show_default="all")] = "",
+    ops: Ops = "",
+    kinds: Kinds = "",
     fast: Annotated[
         bool, typer.Option("--fast/--no-fast", help="Also FP8 without promotion, against peers without it.")
     ] = True,
@@ -60,7 +60,7 @@ def gemm(
     is reported and no failure.
     """
     check_framework(framework)
-    gemms = tuple(name for name in GEMMS if name in names_of("--ops", ops, GEMMS))
+    gemms = gemms_of(ops)
     chosen_kinds = names_of("--kinds", kinds, KINDS)
     wanted_sizes = names_of("--sizes", sizes, SIZES)
     own = parse_shapes(shape or [])
@@ -70,8 +70,8 @@ def gemm(
     where = device_of("gemm", framework, device)
     from octavo_cli.bench.gemm import Choices, Work, bench_gemm
     from octavo_cli.bench.gemm_report import print_results
-    from octavo_cli.bench.report import check_output, write_json
-    from octavo_registry.cli.output import print_json, print_line
+    from octavo_cli.bench.report import check_output, deliver
+    from octavo_registry.cli.output import print_line
 
     check_output(output)
     # JAX gets no buffers to add to, so an accumulator would be copied first
@@ -92,12 +92,7 @@ def gemm(
         peers=True,
     )
     results = bench_gemm(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
-    if output is not None:
-        write_json(results, output)
-    if as_json:
-        print_json(results.as_dict())
-    else:
-        print_results(results)
+    deliver(results, output, as_json, print_results)
     if results.differing or results.failures:
         raise RunError(
             f"{len(results.differing)} GEMMs are outside their error bound and {len(results.failures)} failed; "

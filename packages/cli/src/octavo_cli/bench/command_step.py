@@ -13,10 +13,12 @@ from octavo_cli.bench.options import (
     Backend,
     Device,
     Framework,
+    Kinds,
     Output,
     Quiet,
     Repeats,
     Seed,
+    Shapes,
     Sizes,
     backend_of,
     check_framework,
@@ -34,12 +36,9 @@ _REPEATS = {("cuda", False): 15, ("cuda", True): 6, ("cpu", False): 2, ("cpu", T
 def step(
     framework: Framework = "torch",
     device: Device = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(metavar="G,K,N,M", help="Your own shape; repeat for more.", show_default="published models'"),
-    ] = None,
+    shape: Shapes = None,
     sizes: Sizes = "even,skewed",
-    kinds: Annotated[str, typer.Option(help=f"{', '.join(KINDS)}, with commas.", show_default="all")] = "",
+    kinds: Kinds = "",
     reuse_weights: Annotated[
         bool, typer.Option("--reuse-weights", help="Also with weights quantized once, outside the step (torch).")
     ] = False,
@@ -65,10 +64,10 @@ def step(
         raise InputError("--reuse-weights is torch's; octavo_jax.grouped_dense quantizes its kernel in each call")
     chosen_seed = seed_of(seed)
     where = device_of("step", framework, device)
-    from octavo_cli.bench.report import check_output, write_json
+    from octavo_cli.bench.report import check_output, deliver
     from octavo_cli.bench.step import Choices, bench_step
     from octavo_cli.bench.step_report import print_results
-    from octavo_registry.cli.output import print_json, print_line
+    from octavo_registry.cli.output import print_line
 
     check_output(output)
     shapes = SMALL if where == "cpu" else MODELS[1:3] if quick else MODELS
@@ -84,12 +83,7 @@ def step(
         seed=chosen_seed,
     )
     results = bench_step(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
-    if output is not None:
-        write_json(results, output)
-    if as_json:
-        print_json(results.as_dict())
-    else:
-        print_results(results)
+    deliver(results, output, as_json, print_results)
     if results.failures:
         raise RunError(f"{len(results.failures)} steps failed; the lines with FAILED say which")
     if not any(row.backends for row in results.rows):

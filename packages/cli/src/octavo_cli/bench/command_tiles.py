@@ -7,18 +7,20 @@ from typing import Annotated
 
 import typer
 
-from octavo.recipe_base import GEMMS
 from octavo_cli.bench.cases import check_counts
 from octavo_cli.bench.gemm_cases import KINDS
 from octavo_cli.bench.options import (
     Device,
+    Ops,
     Output,
     Quiet,
     Repeats,
     Seed,
+    Shapes,
     Sizes,
     check_installed,
     device_of,
+    gemms_of,
     names_of,
     recorded_command,
     seed_of,
@@ -32,12 +34,9 @@ _REPEATS = {("cuda", False): 10, ("cuda", True): 6, ("cpu", False): 2, ("cpu", T
 
 def tiles(
     device: Device = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(metavar="G,K,N,M", help="Your own shape; repeat for more.", show_default="published models'"),
-    ] = None,
+    shape: Shapes = None,
     sizes: Sizes = "even",
-    ops: Annotated[str, typer.Option(help="fprop, dgrad, wgrad, with commas.", show_default="all")] = "",
+    ops: Ops = "",
     kinds: Annotated[str, typer.Option(help=f"{', '.join(KINDS)}, with commas.")] = _KINDS,
     repeats: Repeats = None,
     seed: Seed = None,
@@ -50,7 +49,7 @@ def tiles(
     The chosen tile is to be within 3 % of the fastest; predicted times stand beside measured ones. Exit code 1 where a
     tile fails or gives another result; a choice that is worse is reported and no failure.
     """
-    gemms = tuple(name for name in GEMMS if name in names_of("--ops", ops, GEMMS))
+    gemms = gemms_of(ops)
     chosen_kinds = names_of("--kinds", kinds, KINDS)
     wanted_sizes = names_of("--sizes", sizes, SIZES)
     own = parse_shapes(shape or [])
@@ -59,10 +58,10 @@ def tiles(
     chosen_seed = seed_of(seed)
     check_installed("tiles", ("torch", "octavo_torch", "octavo_native", "octavo_torch_native"), "torch-native")
     where = device_of("tiles", "torch", device)
-    from octavo_cli.bench.report import check_output, write_json
+    from octavo_cli.bench.report import check_output, deliver
     from octavo_cli.bench.tiles import Choices, bench_tiles
     from octavo_cli.bench.tiles_report import print_results
-    from octavo_registry.cli.output import print_json, print_line
+    from octavo_registry.cli.output import print_line
 
     check_output(output)
     published = MODELS[1:3] if quick else tuple({one.key: one for one in (*MODELS, *DEEPGEMM)}.values())
@@ -76,12 +75,7 @@ def tiles(
         seed=chosen_seed,
     )
     results = bench_tiles(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
-    if output is not None:
-        write_json(results, output)
-    if as_json:
-        print_json(results.as_dict())
-    else:
-        print_results(results)
+    deliver(results, output, as_json, print_results)
     if results.differing or results.failures:
         raise RunError(
             f"{len(results.differing)} sweeps have a tile with another result and {len(results.failures)} failed; "

@@ -11,7 +11,7 @@ import octavo_registry as registry
 from octavo import Recipe
 from octavo.formats import FORMAT_MAX
 from octavo.quantizer import Direction, Operand
-from octavo.recipe_base import GEMMS, Gemm
+from octavo.recipe_base import Gemm
 from octavo_cli.bench.engine import Engine
 from octavo_cli.bench.gemm_cases import GemmCase
 from octavo_cli.bench.shapes import Shape
@@ -183,8 +183,3 @@ def _quantizer(engine: Engine, plan: Plan) -> Any:
     if spec.stochastic:
         more["seed"] = 1
     return engine.compiled(lambda x, sizes, scale: plan.run(x, sizes, scale=scale, **more))
-
-
-def wanted_gemms(names: Sequence[str]) -> tuple[Gemm, ...]:
-    """The GEMMs of these names, in their order."""
-    return tuple(gemm for gemm in GEMMS if gemm in names)

@@ -8,6 +8,7 @@ from octavo_cli.bench.advice import wasted_rows
 from octavo_cli.bench.gemm_results import GemmResults, GemmRow, Table
 from octavo_cli.bench.goals import rate_text, verdict
 from octavo_cli.bench.recorded import DEEPGEMM_TFLOPS, LABEL
+from octavo_cli.bench.report import print_end, print_failures
 from octavo_registry.cli.output import print_line, print_table
 
 _HEADER = ("case", "gemm", "us", "TFLOP/s", "of grouped", "of dense", "goal", "backend", "match")
@@ -24,11 +25,9 @@ def print_results(results: GemmResults) -> None:
         print_line(line)
     for note, count in Counter(note for table in results.tables for note in table.notes).items():
         print_line(f"note, {count} tables: {note}")
-    for failure in results.failures:
-        print_line(f"FAILED: {failure.case}, {failure.shape}, {failure.grouping}: {failure.error}")
+    print_failures(results.failures)
     judged = [goal.passed for row in results.rows for goal in row.goals]
-    reached = f"Goals reached: {sum(judged)} of {len(judged)}" if judged else "No goals on this device"
-    print_line(f"{reached}; seed {results.seed}; {results.seconds:.0f} s.")
+    print_end(results, judged, "Goals reached", "No goals on this device")
 
 
 def _cells(row: GemmRow) -> list[str]:

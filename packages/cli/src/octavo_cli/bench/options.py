@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from octavo.recipe_base import GEMMS, Gemm
+from octavo_cli.bench.gemm_cases import KINDS
 from octavo_cli.errors import InputError
 
 FRAMEWORKS: dict[str, tuple[str, ...]] = {
@@ -23,6 +25,12 @@ Framework = Annotated[str, typer.Option(help="torch or jax.")]
 Device = Annotated[
     str | None, typer.Option(help="cuda or cpu.", show_default="cuda where the framework sees a GPU, else cpu")
 ]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(metavar="G,K,N,M", help="Your own shape; repeat for more.", show_default="published models'"),
+]
+Ops = Annotated[str, typer.Option(help="fprop, dgrad, wgrad, with commas.", show_default="all")]
+Kinds = Annotated[str, typer.Option(help=f"{', '.join(KINDS)}, with commas.", show_default="all")]
 Sizes = Annotated[str, typer.Option(help="even, skewed (Dirichlet(0.5), one group empty), or both with a comma.")]
 Backend = Annotated[
     str | None,
@@ -72,6 +80,12 @@ def names_of(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise InputError(f"{option} names {name!r} twice; give each once")
     return tuple(names) or tuple(allowed)
+
+
+def gemms_of(ops: str) -> tuple[Gemm, ...]:
+    """The GEMMs of `--ops`, in the order of a training step."""
+    wanted = names_of("--ops", ops, GEMMS)
+    return tuple(gemm for gemm in GEMMS if gemm in wanted)
 
 
 def seed_of(seed: int | None) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from octavo_cli.bench.results import Results, Row
+from octavo_cli.bench.results import Facts, Failure, Results, Row
 from octavo_cli.bench.timing import Times
 from octavo_cli.errors import InputError
-from octavo_registry.cli.output import print_line, print_table
+from octavo_registry.cli.output import print_json, print_line, print_table
 
 _CUDA = ("case", "B/element", "us", "TB/s", "predicted", "ratio", "goal", "host us", "compile", "codes", "match")
 _CPU = ("case", "B/element", "us, 1 core", "GB/s in", "GB/s moved", "goal", "us, all", "host us", "match")
@@ -22,6 +23,31 @@ class Written(Protocol):
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the file."""
+
+
+W = TypeVar("W", bound=Written)
+
+
+def deliver(results: W, output: Path | None, as_json: bool, show: Callable[[W], None]) -> None:
+    """To the file that was asked for, and to the terminal: as JSON, or as `show` prints them."""
+    if output is not None:
+        write_json(results, output)
+    if as_json:
+        print_json(results.as_dict())
+    else:
+        show(results)
+
+
+def print_failures(failures: Sequence[Failure]) -> None:
+    """A line each."""
+    for failure in failures:
+        print_line(f"FAILED: {failure.case}, {failure.shape}, {failure.grouping}: {failure.error}")
+
+
+def print_end(run: Facts, judged: Sequence[bool], what: str, none: str) -> None:
+    """The last line: how many of `judged` are `what`, or `none` where nothing is judged; seed and seconds."""
+    reached = f"{what}: {sum(judged)} of {len(judged)}" if judged else none
+    print_line(f"{reached}; seed {run.seed}; {run.seconds:.0f} s.")
 
 
 def print_results(results: Results) -> None:

@@ -6,6 +6,7 @@ from itertools import groupby
 
 from octavo_cli.bench.goals import rate_text, verdict
 from octavo_cli.bench.recorded import LABEL
+from octavo_cli.bench.report import print_end, print_failures
 from octavo_cli.bench.step_results import PEER, StepResults, StepRow, recorded_ms
 from octavo_registry.cli.output import print_line, print_table
 
@@ -25,11 +26,9 @@ def print_results(results: StepResults) -> None:
         print_line()
     for note in results.notes:
         print_line(f"note: {note}")
-    for failure in results.failures:
-        print_line(f"FAILED: {failure.case}, {failure.shape}, {failure.grouping}: {failure.error}")
+    print_failures(results.failures)
     judged = [goal.passed for row in results.rows for goal in row.goals]
-    reached = f"Goals reached: {sum(judged)} of {len(judged)}" if judged else "No goals on this device"
-    print_line(f"{reached}; seed {results.seed}; {results.seconds:.0f} s.")
+    print_end(results, judged, "Goals reached", "No goals on this device")
 
 
 def _cells(row: StepRow, rows: list[StepRow]) -> list[str]:

@@ -20,7 +20,7 @@ from octavo_cli.bench.results import Failure, machine, told, versions
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.tiles_results import Sweep, TileRow, TilesResults
 from octavo_cli.bench.timing import Call
-from octavo_native.gemms import TileChoice, gemm_choices, gemm_named
+from octavo_native.gemms import TileChoice, gemm_choices, gemm_named, names_of
 
 BACKEND = "torch-native"
 H200_SMS = 132
@@ -113,11 +113,7 @@ def native_gemm(prepared: Prepared, case: GemmCase) -> octavo_native.Gemm:
         return gemm_named(gemm=case.gemm, out_dtype=case.out_dtype, accumulate=case.accumulate)
     return gemm_named(
         gemm=case.gemm,
-        scaling=left.scaling,
-        left_format=left.format,
-        right_format=right.format,
-        right_square=right.square,
-        hadamard=left.hadamard and case.gemm == "wgrad",
+        **names_of(case.gemm, left, right),
         out_dtype=case.out_dtype,
         accumulate=case.accumulate,
         fast_accumulation=case.fast,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from itertools import groupby
 
+from octavo_cli.bench.report import print_end, print_failures
 from octavo_cli.bench.tiles_results import Sweep, TileRow, TilesResults
 from octavo_registry.cli.output import print_line, print_table
 
@@ -19,17 +20,14 @@ def print_results(results: TilesResults) -> None:
     for sweep in results.differing:
         wrong = ", ".join(f"{tile.name} by {tile.difference:.2g}" for tile in sweep.tiles if not tile.same)
         print_line(f"DIFFERS: {sweep.shape.label}, {sweep.sizes}, {sweep.case.label} {sweep.case.gemm}: {wrong}")
-    for failure in results.failures:
-        print_line(f"FAILED: {failure.case}, {failure.shape}, {failure.grouping}: {failure.error}")
+    print_failures(results.failures)
     ratios = [sweep.chosen.predicted_us / sweep.chosen.times.median for sweep in results.sweeps]
     if ratios and results.judged:
         print_line(
             f"Predicted over measured for the chosen tiles: median {statistics.median(ratios):.2f}, "
             f"{min(ratios):.2f} to {max(ratios):.2f}."
         )
-    judged = results.judged
-    reached = f"Choices within 3 %: {sum(judged)} of {len(judged)}" if judged else "No tiles to choose on this device"
-    print_line(f"{reached}; seed {results.seed}; {results.seconds:.0f} s.")
+    print_end(results, results.judged, "Choices within 3 %", "No tiles to choose on this device")
 
 
 def _cells(sweep: Sweep, judged: bool) -> list[str]:
