@@ -41,39 +41,22 @@ namespace {
 
 constexpr const char* NAME = "octavo_convert";
 
-void read_plane(Buffers& buffers, const QuantizerSpec& spec, Direction direction, const Extent& extent, Plane& plane) {
-  for (const char* needed : {"codes", "scales"}) buffers.need(needed);
-  plane.codes = buffers.take("codes", codes_type(spec.format), codes_dims(spec, direction, plane.layout, extent));
-  plane.scales = buffers.take("scales", scales_type(spec.scaling), scales_dims(spec, direction, plane.layout, extent));
-}
-
 ffi::Error convert(const Launch& launch, ffi::RemainingArgs given_operands, ffi::RemainingRets given_results,
                    const ConvertAttributes& given) {
   Buffers operands(NAME, "operand"), results(NAME, "result");
   operands.read(given.operands, given_operands);
   results.read(given.results, given_results);
   ConvertArgs args;
-  args.spec.format = enum_from<Format>(given.format, Format::e2m1, "format", operands);
-  args.spec.scaling = enum_from<Scaling>(given.scaling, Scaling::nvfp4, "scaling", operands);
-  args.spec.square = given.square;
-  args.spec.hadamard = given.hadamard;
-  args.direction = enum_from<Direction>(given.direction, Direction::columnwise, "direction", operands);
+  read_spec(given, operands, args);
   args.to = enum_from<Layout>(given.to, Layout::native, "to", operands);
-  const Extent extent = extent_of(given, operands);
+  const Extent extent = read_extent(given, operands, args);
   if (ffi::Error error = operands.checked(); error.failure()) return error;
 
-  args.rows = extent.rows;
-  args.cols = extent.cols;
-  args.groups = extent.groups;
-  args.matrix_rows = extent.matrix_rows;
   args.into.layout = args.to;
   args.from.layout = args.to == Layout::native ? Layout::plain : Layout::native;
-  read_plane(operands, args.spec, args.direction, extent, args.from);
-  read_plane(results, args.spec, args.direction, extent, args.into);
-  if (!extent.stacked()) {
-    operands.need("plan");
-    args.plan = operands.take<const int64_t>("plan", ffi::S32, {2 * plan_words(extent.rows, extent.groups)});
-  }
+  read_codes(operands, args.spec, args.direction, extent, args.from);
+  read_codes(results, args.spec, args.direction, extent, args.into);
+  args.plan = read_plan(operands, extent);
   if (ffi::Error error = operands.finish(); error.failure()) return error;
   if (ffi::Error error = results.finish(); error.failure()) return error;
   return as_ffi(launch.cuda() ? convert_cuda(args, launch.stream) : convert_cpu(args, thread_count(given.threads)),

@@ -47,33 +47,18 @@ ffi::Error dequantize(const Launch& launch, ffi::RemainingArgs given_operands, f
   operands.read(given.operands, given_operands);
   results.read("out", given_results);
   DequantizeArgs args;
-  args.spec.format = enum_from<Format>(given.format, Format::e2m1, "format", operands);
-  args.spec.scaling = enum_from<Scaling>(given.scaling, Scaling::nvfp4, "scaling", operands);
-  args.spec.square = given.square;
-  args.spec.hadamard = given.hadamard;
-  args.direction = enum_from<Direction>(given.direction, Direction::columnwise, "direction", operands);
+  read_spec(given, operands, args);
   args.plane.layout = enum_from<Layout>(given.layout, Layout::native, "layout", operands);
   args.out_layout = enum_from<Layout>(given.out_layout, Layout::native, "out_layout", operands);
-  const Extent extent = extent_of(given, operands);
+  const Extent extent = read_extent(given, operands, args);
   if (ffi::Error error = operands.checked(); error.failure()) return error;
 
-  args.rows = extent.rows;
-  args.cols = extent.cols;
-  args.groups = extent.groups;
-  args.matrix_rows = extent.matrix_rows;
-  for (const char* needed : {"codes", "scales"}) operands.need(needed);
-  args.plane.codes = operands.take("codes", codes_type(args.spec.format),
-                                   codes_dims(args.spec, args.direction, args.plane.layout, extent));
-  args.plane.scales = operands.take("scales", scales_type(args.spec.scaling),
-                                    scales_dims(args.spec, args.direction, args.plane.layout, extent));
+  read_codes(operands, args.spec, args.direction, extent, args.plane);
   if (args.spec.scaling == Scaling::nvfp4) {
     operands.need("global");
     args.plane.global = operands.take<float>("global", ffi::F32, {extent.groups});
   }
-  if (!extent.stacked()) {
-    operands.need("plan");
-    args.plan = operands.take<const int64_t>("plan", ffi::S32, {2 * plan_words(extent.rows, extent.groups)});
-  }
+  args.plan = read_plan(operands, extent);
   results.need("out");
   if (const ffi::AnyBuffer* out = results.take("out")) {
     if (!dtype_of(out->element_type(), args.out_dtype)) {

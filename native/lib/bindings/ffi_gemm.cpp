@@ -8,6 +8,7 @@
 // Quantized operands are in the native layout; their codes and panels do not tell M, N and K, so the attributes do.
 #include "octavo/gemm.h"
 
+#include "../common/check.h"
 #include "../common/gemm_strides.h"
 #include "ffi_handler.h"
 #include "ffi_workspace.h"
@@ -50,7 +51,6 @@ namespace octavo {
 namespace {
 
 constexpr const char* NAME = "octavo_gemm";
-constexpr int64_t MAX_SIDE = int64_t{1} << 30;
 
 // How an operand is laid out: x [M, K], dy [M, N], w [G, N, K], and the direction in which this GEMM reads it.
 struct Side {
@@ -76,8 +76,8 @@ void read_attributes(const GemmAttributes& given, Buffers& operands, GemmArgs& a
   args.n = given.n;
   args.k = given.k;
   args.groups = given.groups;
-  if (given.rows < 0 || given.rows > MAX_ROWS || given.n < 1 || given.n > MAX_SIDE || given.k < 1 ||
-      given.k > MAX_SIDE || given.groups < 1 || given.groups > MAX_GROUPS) {
+  if (given.rows < 0 || given.rows > MAX_ROWS || given.n < 1 || given.n > MAX_COLS || given.k < 1 ||
+      given.k > MAX_COLS || given.groups < 1 || given.groups > MAX_GROUPS) {
     operands.refuse("rows " + std::to_string(given.rows) + ", n " + std::to_string(given.n) + ", k " +
                     std::to_string(given.k) + " and groups " + std::to_string(given.groups) +
                     " are no GEMM; rows is 0 to 2^30, n and k 1 to 2^30, groups 1 to 65536");

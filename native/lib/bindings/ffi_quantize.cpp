@@ -4,6 +4,7 @@
 //           of a prologue: dy, probs f32[M], gamma, beta
 // results   row_codes, row_scales, row_global; col_codes, col_scales, col_global; amax f32[G]; dequantized bf16;
 //           activated; dbias f32[G, C]; mean, rstd f32[M]; workspace u8[any size]
+#include "../common/check.h"
 #include "ffi_handler.h"
 #include "ffi_workspace.h"
 #include "octavo/quantize.h"

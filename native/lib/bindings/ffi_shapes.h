@@ -9,9 +9,6 @@ namespace octavo {
 
 using Dims = std::vector<int64_t>;
 
-constexpr int64_t MAX_ROWS = int64_t{1} << 30;  // of a plan
-constexpr int64_t MAX_GROUPS = 65536;
-
 // An operand's size: ragged [rows, cols] (matrix_rows 0), or stacked [groups, matrix_rows, cols].
 struct Extent {
   int64_t rows = 0;

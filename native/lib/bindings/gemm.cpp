@@ -43,12 +43,7 @@ class GroupedGemm {
            Address right_global, int64_t right_stride, int64_t out_row_stride, int64_t out_group_stride, Address bias,
            int bias_dtype, Address bias_scales, int tile, Address workspace, size_t workspace_bytes, Address stream,
            int threads) const {
-    GemmArgs args;
-    args.spec = spec_;
-    args.rows = rows;
-    args.n = n;
-    args.k = k;
-    args.groups = groups;
+    GemmArgs args = sides(rows, n, k, groups);
     args.plan = pointer<const int64_t>(plan);
     args.left = {pointer<const void>(left), pointer<const void>(left_scales), pointer<const float>(left_global),
                  left_stride};
@@ -95,14 +90,19 @@ class GroupedGemm {
   }
 
  private:
-  // A call of these sides, its arrays contiguous and all there.
-  GemmArgs anywhere(int64_t rows, int64_t n, int64_t k, int64_t groups) const {
+  GemmArgs sides(int64_t rows, int64_t n, int64_t k, int64_t groups) const {
     GemmArgs args;
     args.spec = spec_;
     args.rows = rows;
     args.n = n;
     args.k = k;
     args.groups = groups;
+    return args;
+  }
+
+  // A call of these sides, its arrays contiguous and all there.
+  GemmArgs anywhere(int64_t rows, int64_t n, int64_t k, int64_t groups) const {
+    GemmArgs args = sides(rows, n, k, groups);
     args.plan = somewhere<const int64_t>();
     args.left.data = args.right.data = somewhere<const void>();
     if (spec_.quantized) {

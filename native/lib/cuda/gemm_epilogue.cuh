@@ -9,25 +9,14 @@
 // than what it does: each way to finish is compiled by itself, and the usual ones are short.
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "gemm_params.h"
 #include "gemm_pipeline.cuh"
 #include "gemm_schedule.cuh"
+#include "values.cuh"
 
 namespace octavo::cuda {
-
-template <DType D>
-__device__ __forceinline__ uint32_t packed(float low, float high) {
-  uint32_t word;
-  if constexpr (D == DType::bf16) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  }
-  return word;
-}
 
 template <DType D>
 __device__ __forceinline__ float2 unpacked(uint32_t word) {
@@ -256,7 +245,7 @@ class GemmStore {
     }
     uint32_t words[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) words[j] = packed<D>(values[2 * j], values[2 * j + 1]);
+    for (int j = 0; j < 4; ++j) words[j] = round_pair<D>(values[2 * j], values[2 * j + 1], false);
     turn(words, lane_);
     const int at = col + 8 * lane_;
     if (inside_[i] && at < params_.width) {

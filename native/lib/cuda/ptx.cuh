@@ -72,10 +72,6 @@ __device__ __forceinline__ void copy_box(const CUtensorMap& map, void* into, uin
       : "memory");
 }
 
-__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 // A warpgroup's share of the register file, in registers a thread.
 template <int registers>
 __device__ __forceinline__ void give_up_registers() {
