@@ -13,10 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, Literal, Protocol
 
 from octavo_native._native import DTYPES, FORMATS, GEMMS, SCALINGS, Gemm
 from octavo_native.layouts import NATIVE_COLUMNS, NATIVE_ROWS
+
+GemmName = Literal["fprop", "dgrad", "wgrad"]
+OperandName = Literal["x", "w", "dy"]
+
+OPERANDS_OF_GEMM: Final[Mapping[GemmName, tuple[OperandName, OperandName]]] = MappingProxyType(
+    {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
+)
+"""The left and the right operand of each GEMM."""
 
 LAYOUTS_OF_GEMM: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
@@ -26,6 +34,37 @@ LAYOUTS_OF_GEMM: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     }
 )
 """Layout of the plane that each quantized operand of a GEMM is read from (octavo_native.layouts)."""
+
+
+class Quantized(Protocol):
+    """What `names_of` reads of octavo.QuantizerSpec: names of SCALINGS and FORMATS, and two ways to quantize."""
+
+    @property
+    def scaling(self) -> str:
+        """Of codes and scales."""
+
+    @property
+    def format(self) -> str:
+        """Of the codes."""
+
+    @property
+    def square(self) -> bool:
+        """Scales of square blocks."""
+
+    @property
+    def hadamard(self) -> bool:
+        """Columnwise data in the Hadamard domain."""
+
+
+def names_of(gemm: GemmName, left: Quantized, right: Quantized) -> dict[str, Any]:
+    """The arguments of `gemm_named` that follow from how its operands are quantized, both in one scaling."""
+    return {
+        "scaling": left.scaling,
+        "left_format": left.format,
+        "right_format": right.format,
+        "right_square": right.square,
+        "hadamard": left.hadamard and gemm == "wgrad",
+    }
 
 
 @lru_cache(maxsize=1024)

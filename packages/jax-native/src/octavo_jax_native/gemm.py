@@ -13,8 +13,9 @@ from octavo_jax import GroupedTensor
 from octavo_jax_native import arguments
 from octavo_jax_native.calls import make_plan
 from octavo_jax_native.converting import native_plane
-from octavo_jax_native.gemm_call import SIDES, GemmCall, direction_of
+from octavo_jax_native.gemm_call import GemmCall, direction_of
 from octavo_jax_native.gemm_checks import Arrays, GemmOperand, Wanted, call_of, checked_bias, checked_out, planes_of
+from octavo_native.gemms import OPERANDS_OF_GEMM
 from octavo_registry.request import Request
 
 Specs = tuple[GroupedTensorSpec | None, GroupedTensorSpec | None]
@@ -60,7 +61,7 @@ def bind_gemm(request: Request) -> Callable[..., Array]:
 def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays], Array]:
     """The function of the left and the right operand, checked, with the traced part jitted."""
     gemm = how.gemm
-    sides = SIDES[gemm]
+    sides = OPERANDS_OF_GEMM[gemm]
     directions = [direction_of(gemm, operand) for operand in sides]
 
     def traced(left: Arrays, right: Arrays, group_sizes: Array, more: Arrays, call: GemmCall, specs: Specs) -> Array:

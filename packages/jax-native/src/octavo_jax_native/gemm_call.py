@@ -16,10 +16,7 @@ from octavo.recipe_base import READERS, Gemm
 from octavo_jax_native import targets
 from octavo_jax_native.calls import CPU_THREADS, call, workspace_result
 from octavo_jax_native.planes import array
-from octavo_native.gemms import gemm_named
-
-SIDES: dict[Gemm, tuple[Operand, Operand]] = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
-"""The left and the right operand of the kernels."""
+from octavo_native.gemms import gemm_named, names_of
 
 CUDA_MULTIPLE = 16
 """What K and N are multiples of on CUDA (gemm.h)."""
@@ -55,7 +52,7 @@ class GemmCall:
     """One GEMM but for its arrays.
 
     rows, n, k    M, out-features and in-features, whichever GEMM it is
-    left, right   how the operands of `SIDES` were quantized; None: they are arrays of `dtype`
+    left, right   how the operands of OPERANDS_OF_GEMM were quantized; None: they are arrays of `dtype`
     accumulate    wgrad: the operand `out` is added to, in its own memory
     """
 
@@ -87,16 +84,10 @@ class GemmCall:
         """The same as the kernels' own object, for workspaces and tiles."""
         quantized = {}
         if self.left is not None and self.right is not None:
-            quantized = {
-                "scaling": self.left.scaling,
-                "left_format": self.left.format,
-                "right_format": self.right.format,
-                "right_square": self.right.square,
-            }
+            quantized = names_of(self.gemm, self.left, self.right)
         return gemm_named(
             gemm=self.gemm,
             dtype=self.dtype,
-            hadamard=self.hadamard,
             out_dtype=self.out_dtype,
             accumulate=self.accumulate,
             fast_accumulation=self.fast_accumulation,

@@ -12,12 +12,13 @@ from jax import Array
 from octavo import HighPrecision, QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.quantizer import Operand
-from octavo.recipe_base import Gemm
+from octavo.recipe_base import GEMMS, Gemm
 from octavo_jax import GroupedTensor
 from octavo_jax.dispatch import dtype_name
 from octavo_jax_native import arguments
-from octavo_jax_native.gemm_call import SIDES, GemmCall, cuda_refusal, direction_of, sums_fast
+from octavo_jax_native.gemm_call import GemmCall, cuda_refusal, direction_of, sums_fast
 from octavo_jax_native.tensors import checked_plane
+from octavo_native.gemms import OPERANDS_OF_GEMM
 from octavo_registry.request import Request
 
 GemmOperand = GroupedTensor | Array
@@ -38,7 +39,7 @@ class Wanted:
     @classmethod
     def of(cls, request: Request) -> Wanted:
         """Of a request of one of the three GEMMs."""
-        assert request.op in SIDES
+        assert request.op in GEMMS
         return cls(request.op, request.recipe or HighPrecision(), request.out_dtype, request.device == "cuda")
 
 
@@ -66,7 +67,7 @@ def planes_of(how: Wanted, name: Operand, operand: Any) -> Arrays:
 
 def call_of(how: Wanted, left: GemmOperand, right: GemmOperand, groups: int) -> GemmCall:
     """The static part of the call; ValueError where shapes, dtypes or transforms of the two do not go together."""
-    names = SIDES[how.gemm]
+    names = OPERANDS_OF_GEMM[how.gemm]
     shapes = {name: _shape(operand) for name, operand in zip(names, (left, right), strict=True)}
     of_tensors = {operand.spec.groups for operand in (left, right) if isinstance(operand, GroupedTensor)}
     rows, n, k = _sides(how.gemm, shapes, {groups, *of_tensors})

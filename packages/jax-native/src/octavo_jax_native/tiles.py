@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from octavo import HighPrecision
 from octavo.recipe_base import GEMMS
-from octavo_jax_native.gemm_call import SIDES, GemmCall, sums_fast
-from octavo_native.gemms import gemm_choices
+from octavo_jax_native.gemm_call import GemmCall, sums_fast
+from octavo_native.gemms import OPERANDS_OF_GEMM, gemm_choices
 from octavo_registry.kernels import KernelChoice
 from octavo_registry.request import Request
 
@@ -16,7 +16,7 @@ def kernel_choices(request: Request, rows: int) -> tuple[KernelChoice, ...]:
         return ()
     recipe = request.recipe or HighPrecision()
     quantized = recipe.quantizes(request.op)
-    left, right = (recipe.quantizer(operand) if quantized else None for operand in SIDES[request.op])
+    left, right = (recipe.quantizer(operand) if quantized else None for operand in OPERANDS_OF_GEMM[request.op])
     call = GemmCall(
         request.op,
         rows=rows,

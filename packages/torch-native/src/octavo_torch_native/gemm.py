@@ -12,13 +12,14 @@ from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
+from octavo_native.gemms import OPERANDS_OF_GEMM
 from octavo_torch.dtypes import DTYPE_NAMES, DTYPES, name_of
 from octavo_torch.grouped_tensor import GroupedTensor
 from octavo_torch.reference.ops import quantizer_text
 from octavo_torch_native import gemm_ops, ops
 from octavo_torch_native.backend import LAYOUTS
 from octavo_torch_native.dequantizer import layout_of
-from octavo_torch_native.product import LEFT_RIGHT, Product, product_text, quantized_product
+from octavo_torch_native.product import Product, product_text, quantized_product
 from octavo_torch_native.rows import RowPlan, plan_of
 
 GroupSizes = Tensor | RowPlan
@@ -52,7 +53,7 @@ class GroupedGemm:
     direction: ClassVar[tuple[Direction, Direction]]
 
     def __init__(self, dtype: DType, *, fast_accumulation: bool = False) -> None:
-        self.left, self.right = LEFT_RIGHT[self.gemm]
+        self.left, self.right = OPERANDS_OF_GEMM[self.gemm]
         self._dtype = DTYPES[dtype]
         self._fast = fast_accumulation
         self._pairs: dict[tuple[int, int, torch.dtype, bool], _Pair] = {}

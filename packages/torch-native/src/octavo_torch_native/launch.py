@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo_torch.strides import row_strides
+
 _ALIGNMENT = 16  # what one load of a kernel takes; rows that stand otherwise take the slow way, or a copy
 _WORKSPACE_ALIGNMENT = 256
 
@@ -51,25 +53,13 @@ def aligned_rows(x: Tensor) -> tuple[Tensor, int]:
 
 
 def writable_strides(out: Tensor) -> tuple[int, int] | None:
-    """Elements between the rows and, for [G, N, K], between the matrices of `out`.
-
-    None where no kernel writes it in place: elements of a row stand apart, rows overlap, or on a GPU begin between
-    16-byte pieces.
-    """
-    columns = out.shape[-1]
-    if out.is_contiguous():
-        row, group = columns, columns * out.shape[-2]
-    else:
-        row = columns if out.shape[-2] == 1 else out.stride(-2)
-        inner = row * out.shape[-2]
-        group = inner if out.dim() == 2 or out.shape[0] == 1 else out.stride(0)
-        if (columns > 1 and out.stride(-1) != 1) or row < columns or group < inner:
-            return None
-    if out.is_cuda:
+    """`row_strides` of `out`; None, too, where its rows on a GPU begin between 16-byte pieces."""
+    strides = row_strides(out)
+    if strides is not None and out.is_cuda:
         size = out.element_size()
-        if out.data_ptr() % _ALIGNMENT or row * size % _ALIGNMENT or group * size % _ALIGNMENT:
+        if out.data_ptr() % _ALIGNMENT or any(stride * size % _ALIGNMENT for stride in strides):
             return None
-    return row, group
+    return strides
 
 
 def workspace(size: int, like: Tensor) -> tuple[Tensor | None, int]:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from octavo import QuantizerSpec
 from octavo.formats import DType, Format
-from octavo.quantizer import Operand, Scaling
+from octavo.quantizer import Scaling
 from octavo.recipe_base import Gemm
-from octavo_native.gemms import gemm_named
+from octavo_native.gemms import OPERANDS_OF_GEMM, gemm_named, names_of
 from octavo_registry.request import Request
 from octavo_torch.dtypes import DTYPES
 from octavo_torch_native.kernel import DTYPE_NUMBERS, Shape
@@ -46,21 +46,13 @@ class Product:
     fast_accumulation: bool = False
 
 
-LEFT_RIGHT: dict[str, tuple[Operand, Operand]] = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
-"""The left and the right operand of each GEMM."""
-
-
 def quantized_product(
     gemm: Gemm, left: QuantizerSpec, right: QuantizerSpec, out_dtype: DType, fast_accumulation: bool, accumulate: bool
 ) -> Product:
     """The product of operands that are quantized like this."""
     return Product(
         gemm=gemm,
-        scaling=left.scaling,
-        left_format=left.format,
-        right_format=right.format,
-        right_square=right.square,
-        hadamard=left.hadamard and gemm == "wgrad",
+        **names_of(gemm, left, right),
         out_dtype=out_dtype,
         accumulate=accumulate,
         # sums of blocks are promoted at each, whatever a recipe allows
@@ -72,7 +64,7 @@ def product_of(request: Request) -> Product:
     """What the request of a GEMM asks for."""
     gemm, recipe = cast(Gemm, request.op), request.recipe
     assert recipe is not None  # part of the contract of the GEMMs
-    left, right = (recipe.quantizer(operand) for operand in LEFT_RIGHT[gemm])
+    left, right = (recipe.quantizer(operand) for operand in OPERANDS_OF_GEMM[gemm])
     if left is None or right is None or not recipe.quantizes(gemm):
         return Product(gemm=gemm, dtype=request.in_dtype, out_dtype=request.out_dtype)
     fast = gemm in getattr(recipe, "fast_accumulation", ())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_torch.dtypes import DTYPE_NAMES, name_of
+from octavo_torch.strides import row_strides
 from octavo_torch.tracing import is_plain
 
 MainGrad = Literal["accumulate", "overwrite"]
@@ -75,21 +76,13 @@ def _check_buffer(name: str, buffer: Any, weight: Tensor) -> None:
         )
     if buffer.requires_grad:
         raise ValueError(f"{name} requires a gradient; give a plain buffer that backward may write")
-    if not buffer.is_contiguous() and not _in_row_order(buffer):
+    if row_strides(buffer) is None:
         raise ValueError(
             f"{name} has shape {list(shape)} and strides {list(buffer.stride())}, which cannot be written in place; "
             "give a buffer whose last stride is 1 and whose rows and groups follow one another without overlap"
         )
     if buffer.is_cuda:
         check_pieces(name, buffer)
-
-
-def _in_row_order(buffer: Tensor) -> bool:
-    """Rows of K are contiguous, and neither rows nor groups overlap or interleave."""
-    groups, rows, columns = buffer.shape
-    row = columns if rows == 1 else buffer.stride(1)
-    group = row * rows if groups == 1 else buffer.stride(0)
-    return (columns == 1 or buffer.stride(2) == 1) and row >= columns and group >= row * rows
 
 
 def check_pieces(name: str, buffer: Tensor) -> None:
