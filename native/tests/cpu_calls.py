@@ -33,6 +33,14 @@ SCALE_DTYPE = {"fp32": np.dtype(np.float32), "e8m0": np.dtype(np.uint8), "e4m3":
 NATIVE = {"rowwise": layouts.NATIVE_ROWS, "columnwise": layouts.NATIVE_COLUMNS}
 
 
+def aligned(count: int, dtype: npt.DTypeLike, to: int = 256) -> Array:
+    """A zeroed array whose address is a multiple of `to`."""
+    size = np.dtype(dtype).itemsize
+    raw = np.zeros(count * size + to, np.uint8)
+    start = -raw.ctypes.data % to
+    return raw[start : start + count * size].view(dtype)
+
+
 class Guarded:
     """Poisoned bytes of an array, aligned to 256, with guards on both sides."""
 

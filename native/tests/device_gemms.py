@@ -16,27 +16,11 @@ from problems import NATIVE_LAYOUT, Place, Shape, address, new_plane
 from torch import Tensor
 
 import octavo_native as native
-from octavo_native import gemms, layouts
+from octavo_native import layouts
 
 GUARD = 256
 UNWRITTEN = 0xFF
 """Bytes of what no call has written: NaN in every floating-point type of results, codes and scales but E2M1."""
-
-
-def gemm_of(case: Case) -> Any:
-    """The native GEMM of a case."""
-    return gemms.gemm_named(
-        gemm=case.gemm,
-        dtype=case.dtype,
-        scaling=case.scaling,
-        left_format=case.left_format,
-        right_format=case.right_format,
-        right_square=case.right_square,
-        hadamard=case.hadamard,
-        out_dtype=case.out_dtype,
-        accumulate=case.accumulate,
-        fast_accumulation=case.fast_accumulation,
-    )
 
 
 def stream_of(place: Place) -> int:
@@ -124,7 +108,7 @@ class Prepared:
     def __init__(self, problem: Problem, place: Place, *, gap: int = 0, group_gap: int = 0, threads: int = 1) -> None:
         self.problem, self.place = problem, place
         case, groups = problem.case, len(problem.sizes)
-        self.gemm = gemm_of(case)
+        self.gemm = case.native
         self.sizes = torch.tensor(problem.sizes, dtype=torch.int64, device=place.device)
         self.plan = Guarded(8 * native.plan_words(problem.rows, groups), place)
         native.plan(
@@ -289,7 +273,7 @@ class Chain:
             ChainOperand(case, name, values, place, self.plan, groups)
             for name, values in (("left", left), ("right", right))
         ]
-        self.gemm = gemm_of(case)
+        self.gemm = case.native
         shape = {"fprop": (rows, n), "dgrad": (rows, k), "wgrad": (groups, n, k)}[case.gemm]
         self.out = torch.empty(shape, dtype=getattr(torch, case.out_dtype), device=place.device)
         self.workspace = unwritten(self.gemm.workspace_bytes(cuda=place.cuda, **self.sides), place)

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from cpu_calls import DTYPE, NATIVE, Operand, expected
 
 from octavo import HighPrecision, QuantizerSpec, Recipe
+from octavo_native import Gemm
+from octavo_native.gemms import gemm_named
 from octavo_numerics import ErrorBound, dequantize, error_bound, quantize
 
 Array = npt.NDArray[Any]
@@ -78,6 +80,12 @@ class Case:
         kind = self.dtype if self.scaling is None else f"{self.scaling}-{self.left_format}-{self.right_format}"
         flags = ("right_square", "hadamard", "power_of_two", "accumulate", "fast_accumulation")
         return "-".join([self.gemm, kind, *(name for name in flags if getattr(self, name)), f"to_{self.out_dtype}"])
+
+    @property
+    def native(self) -> Gemm:
+        """The native GEMM."""
+        fields = {name: value for name, value in vars(self).items() if name != "power_of_two"}
+        return gemm_named(**fields)
 
     @property
     def recipe(self) -> Recipe:

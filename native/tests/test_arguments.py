@@ -8,18 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cpu_calls import aligned
 
 import octavo_native as native
 
 ROWS, COLS, GROUPS = 40, 64, 3
-
-
-def aligned(count: int, dtype: Any, to: int = 256) -> np.ndarray:
-    """A zeroed array whose address is a multiple of `to`."""
-    size = np.dtype(dtype).itemsize
-    raw = np.zeros(count * size + to, np.uint8)
-    start = -raw.ctypes.data % to
-    return raw[start : start + count * size].view(dtype)
 
 
 class Call:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cpu_calls import aligned
 
 import octavo_native as native
 from octavo_native import gemms
@@ -14,14 +15,6 @@ ROWS, N, K, GROUPS = 40, 48, 32, 3
 SIDES = {"rows": ROWS, "n": N, "k": K, "groups": GROUPS}
 MORE = 4096
 """Elements that every array has beyond those of the call, for the calls that ask for more."""
-
-
-def aligned(count: int, dtype: Any, to: int = 256) -> np.ndarray:
-    """A zeroed array whose address is a multiple of `to`."""
-    size = np.dtype(dtype).itemsize
-    raw = np.zeros(count * size + to, np.uint8)
-    start = -raw.ctypes.data % to
-    return raw[start : start + count * size].view(dtype)
 
 
 class Call:

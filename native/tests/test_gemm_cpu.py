@@ -26,7 +26,6 @@ from gemm_problems import (
 )
 
 import octavo_native as native
-from octavo_native.gemms import gemm_named
 
 COLUMNS = (1, 2, 15, 16, 17, 37, 64, 127, 128, 129, 160, 255, 256, 257, 272)
 SAMPLES: tuple[Case, ...] = (
@@ -65,18 +64,7 @@ def run(problem: Problem, *, threads: int = 1, out_row_stride: int = 0, out_grou
     if problem.accumulator is not None:
         part(out.array)[:] = problem.accumulator
     before = {name: array.bytes.copy() for name, array in inputs.items()}
-    gemm = gemm_named(
-        gemm=case.gemm,
-        dtype=case.dtype,
-        scaling=case.scaling,
-        left_format=case.left_format,
-        right_format=case.right_format,
-        right_square=case.right_square,
-        hadamard=case.hadamard,
-        out_dtype=case.out_dtype,
-        accumulate=case.accumulate,
-        fast_accumulation=case.fast_accumulation,
-    )
+    gemm = case.native
     needed = gemm.workspace_bytes(cuda=False, **problem.sides)
     workspace = Guarded((needed,), np.uint8)
     gemm.run(

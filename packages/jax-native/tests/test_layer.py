@@ -89,6 +89,8 @@ def test_gradients_are_the_definitions(
     assert_product(layer, recipe, "dgrad", dx)
     assert_product(layer, recipe, "wgrad", jnp.swapaxes(dkernel, 1, 2))
     rows = np.split(layer.dy.astype(np.float64), np.cumsum(layer.sizes))[:-1]
+    # error_bound's terms of a sum of at most 200 normals: 2^-8, its one rounding to bf16; 1e-4, twenty times its alpha,
+    # 0.4247 2^-24 sqrt(201), times the norm sqrt(200)
     np.testing.assert_allclose(np.asarray(db, np.float64), [r.sum(0) for r in rows], rtol=2**-8, atol=1e-4)
 
 

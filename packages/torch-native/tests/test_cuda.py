@@ -6,15 +6,14 @@ Skipped where torch sees no Hopper device or octavo-native was built without CUD
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cuda_device import MARKS, SPLITS, no_sync
 from torch import Tensor
 
-import octavo_native
 import octavo_numerics
 import octavo_torch
 import octavo_torch_native as native
@@ -25,36 +24,12 @@ from octavo_torch.bridge import BRIDGE
 from octavo_torch.grouped_tensor import PLANES
 from octavo_torch.status import DeviceSizesError
 
-
-def _reason() -> str | None:
-    if not torch.cuda.is_available():
-        return "torch sees no CUDA device"
-    if torch.cuda.get_device_capability() != (9, 0):
-        return "the kernels are for sm_90a and this device is another"
-    return None if octavo_native.HAS_CUDA else "this octavo-native was built without CUDA kernels"
-
-
-pytestmark = [
-    pytest.mark.skipif(_reason() is not None, reason=_reason() or ""),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-]
+pytestmark = MARKS
 
 GB = 1 << 30
 G, M, K = 6, 700, 272
-SPLITS = ([33, 0, 150, 70, 1, 129], [0, 700, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6], [0] * 6, [128, 128, 128, 128, 128, 60])
 LAYOUTS = (("plain", "plain"), ("rows", "panels"))
 Arguments = dict[str, Any]
-
-
-@contextmanager
-def no_sync() -> Iterator[None]:
-    """Any wait for the device raises."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.fixture(autouse=True)

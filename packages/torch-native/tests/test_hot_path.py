@@ -96,20 +96,25 @@ def frames_of(call: Callable[[], Any]) -> Counter[str]:
     return seen
 
 
+def assert_no_foreign_frame(what: str, call: Callable[[], Any], times: int) -> None:
+    """Of `times` runs after the first, each of which launches."""
+    call()
+
+    def many() -> None:
+        for _ in range(times):
+            call()
+
+    seen = frames_of(many)
+    foreign = {module: count for module, count in seen.items() if module.split(".")[0] in FORBIDDEN}
+    assert not foreign, what
+    assert seen["octavo_torch_native.launch"] >= times, what
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_thousand_calls_enter_no_foreign_frame(name: str) -> None:
     """sys.setprofile over 1 000 runs, after the first (architecture.md, "The hot path")."""
     for what, call in calls(name).items():
-        call()
-
-        def many(call: Callable[[], Any] = call) -> None:
-            for _ in range(1000):
-                call()
-
-        seen = frames_of(many)
-        foreign = {module: count for module, count in seen.items() if module.split(".")[0] in FORBIDDEN}
-        assert not foreign, what
-        assert seen["octavo_torch_native.launch"] >= 1000, what
+        assert_no_foreign_frame(what, call, 1000)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -138,16 +143,7 @@ def test_nothing_is_kept(name: str) -> None:
 def test_gemms_enter_no_foreign_frame(name: str) -> None:
     """The same for the GEMMs and a layer around them."""
     for what, call in gemm_calls(name).items():
-        call()
-
-        def many(call: Callable[[], Any] = call) -> None:
-            for _ in range(300):
-                call()
-
-        seen = frames_of(many)
-        foreign = {module: count for module, count in seen.items() if module.split(".")[0] in FORBIDDEN}
-        assert not foreign, what
-        assert seen["octavo_torch_native.launch"] >= 300, what
+        assert_no_foreign_frame(what, call, 300)
 
 
 class Operations(TorchDispatchMode):
