@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -55,9 +56,9 @@ class Layer:
         for operand in ("x", "w", "dy"):
             self.quantized[operand] = by_definition(self.problem, self.recipe, operand, seed=SEED)
 
-    @property
+    @cached_property
     def sizes(self) -> Tensor:
-        """int32 [G] on the device."""
+        """int32 [G] on the device; copied there once, because a copy from the host waits."""
         return torch.from_numpy(self.problem.sizes.astype(np.int32)).to(self.device)
 
     def array(self, operand: Operand) -> Tensor:
