@@ -161,7 +161,7 @@ class Problem:
     k: int
     left: Side
     right: Side
-    bias: Array | None = None  # [G, N]
+    bias: Array | None = None  # [G, N], or [G, K] of dgrad
     bias_scales: Array | None = None  # [M] fp32
     accumulator: Array | None = None  # [G, N, K], what `out` holds before the call
     real: tuple[int, ...] = field(init=False)
@@ -309,7 +309,7 @@ def make_problem(
 ) -> Problem:
     """A problem on random values, or on `left` and `right` ([M, C] or [G, N, K]) where given; the tail is NaN.
 
-    bias         dtype of a bias [G, N], None for none
+    bias         dtype of a bias [G, N] (dgrad: [G, K]), None for none
     bias_scales  with a random factor for each row
     Strides count elements and are for unquantized operands; 0 means contiguous.
     """
@@ -335,7 +335,7 @@ def make_problem(
         _side(case, "right", values_of(RIGHT[case.gemm], right), real, right_stride, scale[::-1].copy()),
     )
     if bias is not None:
-        problem.bias = random_values(rng, (groups, n), bias)
+        problem.bias = random_values(rng, (groups, problem.out_shape[1]), bias)
     if bias_scales:
         problem.bias_scales = rng.standard_normal(rows).astype(np.float32)
     if case.accumulate:

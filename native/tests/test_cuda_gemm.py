@@ -42,8 +42,12 @@ DTYPES_16 = ("bfloat16", "float16")
 RAGGED = (0, 1, 17, 130, 0, 96, 300)
 """Groups without rows, of less than a tile, of more than one, and not a multiple of anything."""
 
-ODD_SIDES = ((144, 272), (16, 16), (80, 528), (272, 144), (768, 48), (48, 768), (640, 384), (32, 2064))
-"""(N, K): multiples of 16 that are none of 64, 128 or 256, and of 128 alone; one below a tile, one step past one."""
+ODD_SIDES = (
+    *((144, 272), (16, 16), (80, 528), (272, 144), (768, 48), (48, 768), (640, 384), (32, 2064)),
+    *((48, 4240), (4240, 48)),
+)
+"""(N, K): multiples of 16 that are none of 64, 128 or 256, and of 128 alone; one below a tile, one step past one; more
+K-blocks than a warp has lanes."""
 
 
 def kinds(gemm: GemmName) -> list[Case]:
@@ -168,11 +172,14 @@ def test_weight_gradients_are_added_to_what_there_is(rng: np.random.Generator, c
 
 @pytest.mark.parametrize("bias_scales", [False, True])
 @pytest.mark.parametrize("bias", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("case", kinds("fprop"), ids=str)
+@pytest.mark.parametrize("case", kinds("fprop") + kinds("dgrad"), ids=str)
 def test_biases_are_added_before_the_rounding(
     rng: np.random.Generator, case: Case, bias: str, bias_scales: bool
 ) -> None:
-    """Each group's own bias, times the row's scale where there are scales; the tail stays +0."""
+    """Each group's own bias, times the row's scale where there are scales; the tail stays +0.
+
+    dgrad's is the bias of a layer whose weight lies as [G, K, N].
+    """
     problem = make_problem(rng, case, RAGGED, 144, 80, tail=21, bias=bias, bias_scales=bias_scales)
     if problem.bias_scales is not None:
         problem.bias_scales[sum(problem.real) :] = np.nan

@@ -158,8 +158,12 @@ def test_long_sums(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("bias", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("bias_scales", [False, True])
 def test_bias(bias: str, bias_scales: bool, rng: np.random.Generator) -> None:
-    """The bias of the row's group, times the row's factor; rows past the sum stay +0."""
-    for case in (Case(gemm="fprop"), Case(gemm="fprop", scaling="mxfp8", out_dtype="float32")):
+    """The bias of the row's group, times the row's factor; rows past the sum stay +0. dgrad makes y of [G, K, N]."""
+    for case in (
+        Case(gemm="fprop"),
+        Case(gemm="fprop", scaling="mxfp8", out_dtype="float32"),
+        Case(gemm="dgrad", scaling="row"),
+    ):
         check(make_problem(rng, case, (0, 130, 9), 270, 50, tail=4, bias=bias, bias_scales=bias_scales))
 
 

@@ -4,6 +4,9 @@
 //   dgrad  dx[M, K]     = dy[M, N] w[g]       left dy rowwise,    right w columnwise
 //   wgrad  dw[G, N, K]  = dy_g^T x_g          left dy columnwise, right x columnwise
 //
+// A weight that lies as [G, K, N] is one of these with N and K exchanged: dgrad then makes y, with its bias, fprop dx,
+// and wgrad of x on the left and dy on the right dw as it lies.
+//
 // Rows past the plan's sum are not read and come back as +0; a group without rows has dw +0, or the accumulator's bits.
 #pragma once
 
@@ -52,7 +55,7 @@ struct GemmArgs {
   void* out = nullptr;
   int64_t out_row_stride = 0;          // elements between rows of y, dx, or of one dw[g]
   int64_t out_group_stride = 0;        // elements between the matrices of dw
-  const void* bias = nullptr;          // fprop: [G, N] or null
+  const void* bias = nullptr;          // fprop: [G, N] or null; dgrad: [G, K] or null
   DType bias_dtype = DType::bf16;
   const float* bias_scales = nullptr;  // [M] or null: y[r] = ... + bias_scales[r] * bias[g]
   int tile = -1;                       // number of a tile of gemm_tiles; -1: chosen by gemm_tile

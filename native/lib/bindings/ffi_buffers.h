@@ -127,6 +127,12 @@ class Buffers {
     return static_cast<T*>(take(name, type, dims));
   }
 
+  // Operands `start_<result>`: XLA lets a result take over their memory, so that what a kernel leaves unwritten has
+  // their values. The kernels do not read them.
+  void take_starts() {
+    for (Entry& entry : entries_) entry.taken = entry.taken || entry.name.substr(0, 6) == "start_";
+  }
+
   // An empty buffer may have no address, and null means "not there" in the native calls.
   static void* address(const ffi::AnyBuffer& buffer) {
     alignas(256) static char nothing[256];

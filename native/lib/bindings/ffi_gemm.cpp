@@ -1,7 +1,7 @@
 // octavo_gemm: one grouped GEMM of a linear layer (gemm.h), fprop, dgrad or wgrad.
 //
 // operands  left, right; plan; of quantized ones left_scales, right_scales; of nvfp4 left_global, right_global f32[G];
-//           fprop: bias [G, N] of f32, f16 or bf16, and with it bias_scales f32[M];
+//           fprop, dgrad: bias [G, N], [G, K] of f32, f16 or bf16, and with it bias_scales f32[M];
 //           wgrad with accumulate: out, what is added to, aliased with the result
 // results   out [M, N], [M, K] or [G, N, K] of f32, f16 or bf16; workspace u8[any size]
 //
@@ -139,12 +139,12 @@ void read_operands(Buffers& operands, GemmArgs& args) {
   }
   operands.need("plan");
   args.plan = operands.take<const int64_t>("plan", ffi::S32, {2 * plan_words(args.rows, args.groups)});
-  if (gemm != Gemm::fprop) return;
+  if (gemm == Gemm::wgrad) return;
   if (const ffi::AnyBuffer* bias = operands.take("bias")) {
     if (!dtype_of(bias->element_type(), args.bias_dtype)) {
       operands.refuse("operand bias is " + text(*bias) + " and must be f32, f16 or bf16");
     }
-    args.bias = operands.take("bias", bias->element_type(), {args.groups, args.n});
+    args.bias = operands.take("bias", bias->element_type(), {args.groups, out_cols(args)});
     args.bias_scales = operands.take<const float>("bias_scales", ffi::F32, {args.rows});
   }
 }

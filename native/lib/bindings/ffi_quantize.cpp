@@ -1,7 +1,7 @@
 // octavo_quantize_<scaling>: x, ragged [M, C] with a plan or stacked [G, N, C], to the planes that `results` lists.
 //
 // operands  x; plan; seed u32[2]; group_offset u32[]; encode_scales f32[G] (delayed);
-//           of a prologue: dy, probs f32[M], gamma, beta
+//           of a prologue: dy, probs f32[M], gamma, beta; start_<result>s that results are aliased with
 // results   row_codes, row_scales, row_global; col_codes, col_scales, col_global; amax f32[G]; dequantized bf16;
 //           activated; dbias f32[G, C]; mean, rstd f32[M]; workspace u8[any size]
 #include "../common/check.h"
@@ -183,6 +183,7 @@ ffi::Error quantize(const Launch& launch, ffi::RemainingArgs given_operands, ffi
     read_operands(operands, args, type, out);
     read_results(results, args, type, out);
   }
+  operands.take_starts();
   Workspace workspace;
   workspace.read(results);
   if (ffi::Error error = operands.finish(); error.failure()) return error;

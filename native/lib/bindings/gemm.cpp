@@ -144,8 +144,8 @@ void bind_gemm(nb::module_& m) {
            "stream"_a = 0, "threads"_a = 1,
            "Write the product to `out`: rows M, n out-features, k in-features. Strides are elements, 0: contiguous.\n\n"
            "Rows past the plan's sum are not read and come back as +0. wgrad of a group without rows is +0, or with\n"
-           "accumulate what `out` holds. bias [G, N] and bias_scales [M] belong to fprop: y[r] = ... +\n"
-           "bias_scales[r] * bias[g]. tile: a number of `tiles`, -1 for the model's choice (CUDA).")
+           "accumulate what `out` holds. bias [G, N] of fprop, [G, K] of dgrad: y[r] = ... +\n"
+           "bias_scales[r] * bias[g], with bias_scales [M]. tile: a number of `tiles`, -1 for the model's choice (CUDA).")
       .def("tiles", &GroupedGemm::tiles, "Names of the tiles that the CUDA kernels of this GEMM come in, by number.")
       .def("tile", &GroupedGemm::tile, nb::kw_only(), "rows"_a, "n"_a, "k"_a, "groups"_a, "sms"_a = 132,
            "tile"_a = -1,

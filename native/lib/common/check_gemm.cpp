@@ -163,11 +163,11 @@ Error check_out(const GemmArgs& args, bool cuda) {
 Error check_bias(const GemmArgs& args) {
   if (args.bias == nullptr) {
     if (args.bias_scales != nullptr) {
-      return invalid("bias_scales was given without a bias; give the bias [groups, n] too, or leave both null");
+      return invalid("bias_scales was given without a bias; give the bias too, or leave both null");
     }
     return {};
   }
-  if (args.spec.gemm != Gemm::fprop) return invalid("bias was given and the GEMM is not fprop; leave it null");
+  if (args.spec.gemm == Gemm::wgrad) return invalid("bias was given and the GEMM is wgrad; leave it null");
   if (!named(args.bias_dtype, DType::bf16)) return invalid("bias_dtype is no DType; give f32, f16 or bf16 (0 to 2)");
   if (!aligned(args.bias, dtype_bytes(args.bias_dtype))) {
     return invalid("bias is not aligned to its elements; give an address that is a multiple of their size");

@@ -151,7 +151,7 @@ class GroupedGemm {
     float* other = scratch.buffers.values;  // of a row: the bias, or what is accumulated
     if (args_.bias != nullptr) {
       const auto* bias = static_cast<const uint8_t*>(args_.bias);
-      const int64_t element = tile.group * args_.n + tile.col;
+      const int64_t element = tile.group * out_cols(args_) + tile.col;
       loops_.load(static_cast<int>(args_.bias_dtype), bias + element * dtype_bytes(args_.bias_dtype), other, tile.cols);
     }
     for (int64_t r = 0; r < tile.rows; ++r) {

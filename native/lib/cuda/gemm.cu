@@ -89,6 +89,18 @@ Error encode_side(const Side& side, const GemmArgs& args, int span, CUtensorMap*
   }
 }
 
+// Boxes of a warp's 16 rows of a bf16 result, 128 bytes wide.
+Error encode_out(const GemmArgs& args, CUtensorMap* map) {
+  const uint64_t cols = out_cols(args), bytes = 2;
+  if (args.spec.gemm != Gemm::wgrad) {
+    return encode(ragged_boxes(args.out, 2, cols, args.out_row_stride, SWIZZLE_BYTES / bytes, 16), map);
+  }
+  return encode({args.out, 2, 3,
+                 {cols, static_cast<uint64_t>(args.n), static_cast<uint64_t>(args.groups)},
+                 {args.out_row_stride * bytes, args.out_group_stride * bytes},
+                 {SWIZZLE_BYTES / bytes, 16, 1}, true}, map);
+}
+
 // Scales of 1 x 128 blocks: [K-blocks or panels][rows or columns up to 4] fp32.
 Error encode_scales(const void* scales, int64_t width, int64_t blocks, int span, CUtensorMap* map) {
   const uint64_t pitch = round_up(width, 4);
@@ -196,12 +208,10 @@ Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cud
   params.k_grouped = k_grouped;
   params.height = static_cast<int32_t>(args.n);
   params.width = static_cast<int32_t>(out_cols(args));
-  params.k_elements = SWIZZLE_BYTES / left.element_bytes;
-  params.k_blocks = static_cast<int32_t>(ceil_div(left.cols, params.k_elements));
+  params.k_blocks = static_cast<int32_t>(ceil_div(left.cols, SWIZZLE_BYTES / left.element_bytes));
   params.left_walk = left.walk;
   params.right_walk = right.walk;
   params.panels_each = right.walk == Walk::stacked ? static_cast<int32_t>(ceil_div(args.n, PANEL_ROWS)) : 0;
-  params.halves = PANEL_ROWS / params.k_elements;
   set_epilogue(args, params);
 
   const int64_t down = k_grouped ? args.groups * ceil_div(args.n, tile.rows)
@@ -209,15 +219,17 @@ Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cud
   const int64_t tiles = down * ceil_div(params.width, tile.cols);
   if (tiles > INT32_MAX - 65536) return unsupported("the result has more than 2^31 tiles; split the call");
   if (tiles == 0) return {};
+  const GemmKernel kernel = kernel_of(args.spec, number);
+  if (kernel.entry == nullptr) return unsupported("the CUDA kernels have no tile of this number for the formats");
   // Without rows there are no operands, and every tile is zero: the maps stay undefined and are not used.
   if (args.rows > 0) {
     if (const Error error = encode_side(left, args, tile.rows, &params.left)) return error;
     if (const Error error = encode_side(right, args, tile.cols, &params.right)) return error;
     if (const Error error = set_scales(args, left, right, tile, params)) return error;
+    if (kernel.boxes && params.finish <= Finish::columns && args.spec.out_dtype == DType::bf16) {
+      if (const Error error = encode_out(args, &params.boxes)) return error;
+    }
   }
-
-  const GemmKernel kernel = kernel_of(args.spec, number);
-  if (kernel.entry == nullptr) return unsupported("the CUDA kernels have no tile of this number for the formats");
   cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
   void* arguments[] = {&params};
   const unsigned ctas = static_cast<unsigned>(tiles < sms ? tiles : sms);

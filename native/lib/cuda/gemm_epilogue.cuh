@@ -1,9 +1,9 @@
 // From the sums of a tile to the result: scales that cover whole dot products, bias, one rounding, stores.
 //
-// Straight from registers: four lanes hold eight neighbouring columns of a row, two each, so values are turned among
-// them by shuffles until each lane has 16 bytes of the result side by side. The copies of the next tile are in flight
-// meanwhile. One way leads through shared memory: fp32 sums of small tiles that are added to the result, which reads
-// and writes more than a tile's products take; the copy engine adds them beside the next tile.
+// bf16 results are put into boxes in shared memory, from where the copy engine writes them while the next tile is
+// multiplied. So are fp32 sums of small tiles that are added to the result, which reads and writes more than a tile's
+// products take. All else goes straight from registers: four lanes hold eight neighbouring columns of a row, two each,
+// and values are turned among them by shuffles until each lane has 16 bytes of the result side by side.
 //
 // A tile's epilogue is straight-line code that runs once, and what does not stay in the instruction cache costs more
 // than what it does: each way to finish is compiled by itself, and the usual ones are short.
@@ -60,6 +60,14 @@ __device__ __forceinline__ void warpgroup_sync() {
   asm volatile("bar.sync %0, 128;" ::"r"(threadIdx.x / 128) : "memory");
 }
 
+// Four 8 x 8 blocks of 16-bit values, of which each lane has a word a block. Lane l gives the address of row l % 8 of
+// block l / 8.
+__device__ __forceinline__ void store_matrices(void* row, const uint32_t (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
 // What a tile's results are multiplied by beside its block scales: fetched before the products, used behind them.
 template <class Config>
 class GemmFactors {
@@ -67,11 +75,7 @@ class GemmFactors {
   __device__ GemmFactors(const GemmParams& params, const GemmTileAt& tile, int row, GemmPipeline<Config>& pipeline) {
     upper_ = left(params, tile, tile.m + row);
     lower_ = left(params, tile, tile.m + row + 8);
-    if (params.right_use == Factor::group) {
-      const float right = __ldg(params.right_factor + tile.group);
-      upper_ *= right;
-      lower_ *= right;
-    }
+    right_ = params.right_use == Factor::group ? __ldg(params.right_factor + tile.group) : 1.0f;
     if (params.right_use == Factor::column) {
       warpgroup_sync();  // the last tile's have been read
       const int last = min(Config::TILE_N, params.width - tile.n);
@@ -90,9 +94,9 @@ class GemmFactors {
     warpgroup_sync();
   }
 
-  // Of the thread's two rows.
-  __device__ float upper() const { return upper_; }
-  __device__ float lower() const { return lower_; }
+  // Of the thread's two rows. Multiplied here, not where they are loaded, which would wait for the loads.
+  __device__ float upper() const { return upper_ * right_; }
+  __device__ float lower() const { return lower_ * right_; }
 
  private:
   __device__ static float left(const GemmParams& params, const GemmTileAt& tile, int local) {
@@ -106,7 +110,7 @@ class GemmFactors {
     }
   }
 
-  float upper_, lower_;
+  float upper_, lower_, right_;
 };
 
 // One thread's two rows of a part of a tile.
@@ -268,7 +272,7 @@ __device__ __forceinline__ void add_staged(const GemmParams& params, const GemmT
   static_assert(N == 64 && Config::SPLITS_ROWS);
   const int thread = threadIdx.x % 128, col = threadIdx.x % 4 * 2;
   // those who asked for the last tile's copies wait until its sums were read
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  bulk_wait_read<0>();
   warpgroup_sync();
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
@@ -276,7 +280,7 @@ __device__ __forceinline__ void add_staged(const GemmParams& params, const GemmT
     *reinterpret_cast<float2*>(pipeline.staged(row + 8) + 8 * j + col) = {sums[4 * j + 2] * lower,
                                                                           sums[4 * j + 3] * lower};
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  copies_fence();
   warpgroup_sync();
   const int own = (threadIdx.x / 128 - 1) * 64 + thread, at = tile.m + own;
   if (thread < 64 && at < params.height) {
@@ -287,10 +291,52 @@ __device__ __forceinline__ void add_staged(const GemmParams& params, const GemmT
                  "r"(shared_address(pipeline.staged(own))), "r"(bytes)
                  : "memory");
   }
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  bulk_commit();
 }
 
-// Before the kernel ends, and its shared memory with it.
-__device__ __forceinline__ void wait_added() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// Stores a warp's 16 rows of a part of a tile by way of shared memory, 64 columns at a time: the copy engine writes them
+// while the next tile is multiplied, and leaves out rows past the group's end and columns past the result's.
+template <class Config, Finish F, int N>
+__device__ __forceinline__ void store_boxes(const GemmParams& params, const GemmTileAt& tile, int row, int col,
+                                            const GemmFactors<Config>& factors, const GemmPipeline<Config>& pipeline,
+                                            float (&sums)[N]) {
+  static_assert(N / 32 % Config::OUT_BOXES == 0);
+  const int lane = threadIdx.x % 32, first = tile.m + row - lane / 4;
+  const float upper = factors.upper(), lower = factors.lower();
+#pragma unroll
+  for (int box = 0; box < N / 32; ++box) {
+    uint8_t* const staged = pipeline.box(box);
+    if (lane == 0) bulk_wait_read<Config::OUT_BOXES - 1>();  // what it held before was read
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      uint32_t words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const float* const two = sums + 32 * box + 8 * j + 2 * w;
+        float left = two[0] * (w % 2 ? lower : upper), right = two[1] * (w % 2 ? lower : upper);
+        if constexpr (F == Finish::columns) {
+          const int at = col + 64 * box + 16 * j + 8 * (w / 2) + lane % 4 * 2;
+          const float2 column = *reinterpret_cast<const float2*>(pipeline.columns() + at);
+          left *= column.x;
+          right *= column.y;
+        }
+        words[w] = round_pair<DType::bf16>(left, right, false);
+      }
+      store_matrices(staged + lane % 16 * SWIZZLE_BYTES + ((2 * j + lane / 16) ^ lane % 8) * 16, words);
+    }
+    copies_fence();
+    __syncwarp();
+    if (lane == 0) {
+      const int32_t at = tile.n + col + 64 * box;
+      if (params.k_grouped) {
+        store_box(params.boxes, staged, at, first, tile.group);
+      } else {
+        store_box(params.boxes, staged, at, RAGGED_ROWS - tile.rows + first, tile.start + tile.rows, RAGGED_ROWS);
+      }
+      bulk_commit();
+    }
+  }
+}
 
 }  // namespace octavo::cuda

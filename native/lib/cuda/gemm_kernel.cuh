@@ -17,7 +17,6 @@
 namespace octavo::cuda {
 
 constexpr int PRODUCER_REGISTERS = 56, MATH_REGISTERS = 224;  // 128 and 256 threads: 64 512 of 65 536
-constexpr int32_t RAGGED_ROWS = 1 << 30;
 
 // One kernel. Of a tile each warpgroup has 64 rows, or half of the columns where there are no more rows.
 template <int M, int N, int STAGE_COUNT, Element L, Element R, bool LT, bool RT, Promotion P>
@@ -33,6 +32,9 @@ struct GemmConfig {
   // fp32 sums that are added to the result leave by way of shared memory where there is room for a tile of them
   static constexpr bool STAGED = M == 128 && N == 128 && P != Promotion::square;
   static constexpr bool LEFT_SCALES = P >= Promotion::square, RIGHT_SCALES = P == Promotion::vectors;
+  // boxes of a bf16 result that a warp has room for
+  static constexpr int OUT_BOXES = M == 64 ? 0 : RIGHT_SCALES ? 1 : 2;
+  static constexpr int K_ELEMENTS = SWIZZLE_BYTES / (L <= Element::e5m2 ? 1 : 2);  // of a K-block
   static constexpr uint32_t STAGE_BYTES =
       (M + N) * SWIZZLE_BYTES + (LEFT_SCALES ? 4 * (M + SCALE_BOX_EXTRA) : 0) + (RIGHT_SCALES ? 4 * N : 0);
   static_assert(P == Promotion::none || (L <= Element::e5m2 && R <= Element::e5m2));
@@ -40,10 +42,9 @@ struct GemmConfig {
 };
 
 // The copies of one K-block of an operand: ROWS rows of 128 bytes, or boxes of 64 x 64 of a transposed one.
-template <int ROWS, bool TRANSPOSED>
-__device__ __forceinline__ void copy_operand(const GemmParams& params, const CUtensorMap& map, Walk walk,
-                                             const GemmTileAt& tile, int first, int block, uint8_t* into,
-                                             uint64_t* barrier) {
+template <class Config, int ROWS, bool TRANSPOSED>
+__device__ __forceinline__ void copy_operand(const CUtensorMap& map, Walk walk, const GemmTileAt& tile, int first,
+                                             int block, uint8_t* into, uint64_t* barrier) {
   const int32_t before = RAGGED_ROWS - tile.rows, end = tile.start + tile.rows;
   if constexpr (TRANSPOSED) {
 #pragma unroll
@@ -56,18 +57,18 @@ __device__ __forceinline__ void copy_operand(const GemmParams& params, const CUt
       }
     }
   } else if (walk == Walk::rows) {
-    copy_box(map, into, barrier, block * params.k_elements, before + first, end, RAGGED_ROWS);
+    copy_box(map, into, barrier, block * Config::K_ELEMENTS, before + first, end, RAGGED_ROWS);
   } else if (walk == Walk::matrices) {
-    copy_box(map, into, barrier, block * params.k_elements, first, tile.group);
+    copy_box(map, into, barrier, block * Config::K_ELEMENTS, first, tile.group);
   } else {
-    const int half = params.halves == 2 ? block & 1 : 0;
-    copy_box(map, into, barrier, half * params.k_elements, first, tile.panel + block / params.halves);
+    constexpr int EACH = PANEL_ROWS / Config::K_ELEMENTS;  // K-blocks of a panel
+    copy_box(map, into, barrier, block % EACH * Config::K_ELEMENTS, first, tile.panel + block / EACH);
   }
 }
 
 template <class Config>
 __device__ void produce(const GemmParams& params, GemmPipeline<Config>& pipeline) {
-  GemmSchedule<Config::TILE_M, Config::TILE_N> schedule(params);
+  GemmSchedule<Config> schedule(params);
   const bool asks = threadIdx.x % 32 == 0;
   uint32_t number = 0;
   for (int32_t index = blockIdx.x;; index += gridDim.x, ++number) {
@@ -77,10 +78,10 @@ __device__ void produce(const GemmParams& params, GemmPipeline<Config>& pipeline
     for (int block = 0; asks && block < tile.k_blocks; ++block) {
       int stage;
       uint64_t* const full = pipeline.begin_fill(stage, Config::STAGE_BYTES);
-      copy_operand<Config::TILE_M, Config::LEFT_TRANSPOSED>(params, params.left, params.left_walk, tile, tile.m, block,
-                                                            pipeline.left(stage), full);
-      copy_operand<Config::TILE_N, Config::RIGHT_TRANSPOSED>(params, params.right, params.right_walk, tile, tile.n,
-                                                             block, pipeline.right(stage), full);
+      copy_operand<Config, Config::TILE_M, Config::LEFT_TRANSPOSED>(params.left, params.left_walk, tile, tile.m, block,
+                                                                    pipeline.left(stage), full);
+      copy_operand<Config, Config::TILE_N, Config::RIGHT_TRANSPOSED>(params.right, params.right_walk, tile, tile.n,
+                                                                     block, pipeline.right(stage), full);
       if constexpr (Config::LEFT_SCALES) {
         const bool panels = params.left_walk == Walk::panels;
         const int32_t row = panels ? tile.m : tile.start + tile.m;
@@ -115,6 +116,18 @@ struct GemmEnd {
     }
   }
 
+  template <Finish F>
+  __device__ __forceinline__ void store_bf16(typename GemmMath<Config>::Sums& sums) const {
+    if constexpr (Config::OUT_BOXES == 0) {
+      store<F, DType::bf16>(sums);
+    } else {
+#pragma unroll
+      for (int part = 0; part < Config::PARTS; ++part) {
+        store_boxes<Config, F>(params, tile, math.row(), math.col(part), factors, pipeline, sums[part]);
+      }
+    }
+  }
+
   __device__ __forceinline__ void add(typename GemmMath<Config>::Sums& sums) const {
     if constexpr (Config::STAGED) {
       add_staged<Config>(params, tile, math.row(), factors.upper(), factors.lower(), pipeline, sums[0]);
@@ -125,9 +138,9 @@ struct GemmEnd {
 
   __device__ __forceinline__ void run(typename GemmMath<Config>::Sums& sums) const {
     if (params.finish == Finish::plain && params.out_dtype == DType::bf16) {
-      store<Finish::plain, DType::bf16>(sums);
+      store_bf16<Finish::plain>(sums);
     } else if (params.finish == Finish::columns && params.out_dtype == DType::bf16) {
-      store<Finish::columns, DType::bf16>(sums);
+      store_bf16<Finish::columns>(sums);
     } else if (params.finish == Finish::adds) {
       add(sums);
     } else if (params.finish == Finish::plain && params.out_dtype == DType::f32) {
@@ -160,14 +173,13 @@ __device__ void multiply(const GemmParams& params, GemmPipeline<Config>& pipelin
     }
     pipeline.release_tile(number);
   }
-  if constexpr (Config::STAGED) wait_added();
+  bulk_wait();  // shared memory, from which they read, ends with the kernel
 }
 
 template <class Config>
 __global__ void __launch_bounds__(GEMM_THREADS, 1) gemm_kernel(const __grid_constant__ GemmParams params) {
-  extern __shared__ uint8_t memory[];
-  const uint32_t begins = shared_address(memory);
-  GemmShared<Config>& shared = *reinterpret_cast<GemmShared<Config>*>(memory + ((begins + 1023) / 1024 * 1024 - begins));
+  extern __shared__ __align__(1024) uint8_t memory[];
+  GemmShared<Config>& shared = *reinterpret_cast<GemmShared<Config>*>(memory);
   if (threadIdx.x == 0) GemmPipeline<Config>::init(shared);
   __syncthreads();
   GemmPipeline<Config> pipeline(shared);
@@ -182,7 +194,7 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) gemm_kernel(const __grid_cons
 
 template <class Config>
 constexpr size_t gemm_shared_bytes() {
-  return sizeof(GemmShared<Config>) + 1024;
+  return sizeof(GemmShared<Config>);
 }
 
 }  // namespace octavo::cuda

@@ -8,6 +8,7 @@ namespace octavo::cuda {
 struct GemmKernel {
   const void* entry = nullptr;  // null: there is none
   int shared_bytes = 0;
+  bool boxes = false;  // bf16 results leave through GemmParams::boxes
 };
 
 // `tile` is a number of GEMM_TILES; 16-bit kernels differ by the operands whose rows lie along K.
@@ -23,7 +24,7 @@ GemmKernel gemm_kernel_as() {
   using Config = GemmConfig<tile.rows, tile.cols, tile.stages, L, R, LT, RT, P>;
   constexpr size_t bytes = gemm_shared_bytes<Config>();
   static_assert(bytes <= 232448, "a Hopper CTA has 227 KiB of shared memory");
-  return {reinterpret_cast<const void*>(&gemm_kernel<Config>), static_cast<int>(bytes)};
+  return {reinterpret_cast<const void*>(&gemm_kernel<Config>), static_cast<int>(bytes), Config::OUT_BOXES > 0};
 }
 
 template <Element L, Element R, bool LT, bool RT, Promotion P>

@@ -103,52 +103,58 @@ class GemmMath {
       for (int i = 0; i < 64; ++i) sums[part][i] = 0.0f;
     }
     const int k_blocks = tile.k_blocks;
-    int32_t at[PARTS];
-    float square[PARTS], next[PARTS];
-    if constexpr (Config::PROMOTION == Promotion::square) {
+    const int scale = row_ + (params_.left_walk == Walk::rows ? tile.start % SCALE_BOX_EXTRA : 0);
+    if constexpr (Config::PROMOTION != Promotion::square) {
+      for (int block = 0; block < k_blocks; ++block) add_block(scale, nullptr, 0, sums);
+    } else {
+      // a lane keeps the scales of one block in 32, and fetches those of the next 32 meanwhile
+      float squares[PARTS], next[PARTS];
+      load_squares(tile, 0, next);
+      for (int first = 0; first < k_blocks; first += 32) {
 #pragma unroll
-      for (int part = 0; part < PARTS; ++part) {
-        at[part] = square_at(tile, col(part));
-        square[part] = next[part] = __ldg(params_.square + at[part]);
+        for (int part = 0; part < PARTS; ++part) squares[part] = next[part];
+        load_squares(tile, first + 32, next);
+        const int here = min(k_blocks - first, 32);
+        for (int block = 0; block < here; ++block) add_block(scale, squares, block, sums);
       }
     }
-    const int first_scale = params_.left_walk == Walk::rows ? tile.start % SCALE_BOX_EXTRA : 0;
-    for (int block = 0; block < k_blocks; ++block) {
-      const int stage = pipeline_.wait_full();
+  }
+
+  // A K-block's products, scaled and added. `scale`: of this thread's row, among the left scales. `squares`: of the
+  // parts of the K-blocks of lane numbers.
+  __device__ __forceinline__ void add_block(int scale, const float* squares, int block, Sums& sums) {
+    const int stage = pipeline_.wait_full();
 #pragma unroll
-      for (int part = 0; part < PARTS; ++part) {
-        if (Config::PROMOTION == Promotion::square && block + 1 < k_blocks) {
-          next[part] = __ldg(params_.square + (at[part] += params_.square_k));
-        }
+    for (int part = 0; part < PARTS; ++part) {
+      float upper = 1.0f, lower = 1.0f, square = 1.0f;
+      if constexpr (Config::PROMOTION >= Promotion::square) {
+        upper = pipeline_.left_scales(stage)[scale];
+        lower = pipeline_.left_scales(stage)[scale + 8];
       }
+      if constexpr (Config::PROMOTION == Promotion::square) square = __shfl_sync(0xFFFFFFFFu, squares[part], block);
+      float products[64];
+      hold(products);
+      wgmma_begin();
+      multiply(products, stage, part, false);
+      wgmma_commit();
+      wgmma_wait<0>();
+      hold(products);
+      if (Config::PROMOTION != Promotion::vectors && part == PARTS - 1) pipeline_.release(stage);
+      if constexpr (Config::PROMOTION == Promotion::vectors) {
+        add_scaled(products, sums[part], upper, lower, pipeline_.right_scales(stage) + col(part));
+      } else {
+        add(products, sums[part], upper, lower, square);
+      }
+    }
+    if constexpr (Config::PROMOTION == Promotion::vectors) pipeline_.release(stage);
+  }
+
+  // This lane's of the scales of 32 K-blocks, from `first` on. Past the last block it is that one's.
+  __device__ void load_squares(const GemmTileAt& tile, int first, float (&squares)[PARTS]) const {
+    const int block = min(first + static_cast<int>(threadIdx.x) % 32, tile.k_blocks - 1);
 #pragma unroll
-      for (int part = 0; part < PARTS; ++part) {
-        float upper = 1.0f, lower = 1.0f;
-        if constexpr (Config::PROMOTION >= Promotion::square) {
-          const float* const scales = pipeline_.left_scales(stage) + first_scale + row_;
-          upper = scales[0];
-          lower = scales[8];
-        }
-        float products[64];
-        hold(products);
-        wgmma_begin();
-        multiply(products, stage, part, false);
-        wgmma_commit();
-        wgmma_wait<0>();
-        hold(products);
-        if (Config::PROMOTION != Promotion::vectors && part == PARTS - 1) pipeline_.release(stage);
-        if constexpr (Config::PROMOTION == Promotion::vectors) {
-          add_scaled(products, sums[part], upper, lower, pipeline_.right_scales(stage) + col(part));
-        } else {
-          add(products, sums[part], upper, lower, Config::PROMOTION == Promotion::square ? square[part] : 1.0f);
-        }
-      }
-      if constexpr (Config::PROMOTION == Promotion::square) {
-        // not before the sums: the move would wait for the load above
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part) asm volatile("mov.b32 %0, %1;" : "=f"(square[part]) : "f"(next[part]));
-      }
-      if constexpr (Config::PROMOTION == Promotion::vectors) pipeline_.release(stage);
+    for (int part = 0; part < PARTS; ++part) {
+      squares[part] = __ldg(params_.square + square_at(tile, col(part)) + block * params_.square_k);
     }
   }
 

@@ -9,6 +9,9 @@
 
 namespace octavo::cuda {
 
+// Where the ragged tensor maps have each group's end (tensor_map.h).
+constexpr int32_t RAGGED_ROWS = 1 << 30;
+
 // How an operand's tiles are found in its tensor map. E elements of K make one K-block, 128 bytes.
 enum class Walk : int32_t {
   rows = 0,       // ragged [M, C], K along C:     {c, 2^30 - size + row, start + size, 2^30} of the ragged map
@@ -37,6 +40,7 @@ enum class Finish : int32_t {
 
 struct GemmParams {
   CUtensorMap left, right, left_scales, right_scales;
+  CUtensorMap boxes;  // of a bf16 result: 16 rows, 128 bytes
   const int64_t* plan;
   int64_t rows;
   int32_t groups;
@@ -45,10 +49,8 @@ struct GemmParams {
   int32_t height;     // rows of each group's result where k_grouped
   int32_t width;      // columns of the result
   int32_t k_blocks;   // where not k_grouped
-  int32_t k_elements;  // of a K-block: 128 or 64
   Walk left_walk, right_walk;
   int32_t panels_each;  // stacked: panels of a matrix
-  int32_t halves;       // K-blocks of a panel: 1, or 2 of 16-bit values
   int32_t right_rows;   // columns of the result in a matrix of right_scales; 0: its rows are panels
 
   const float* square;  // [G][..][..] scales of 128 x 128 blocks of the right operand

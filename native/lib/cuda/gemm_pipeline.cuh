@@ -19,14 +19,22 @@ constexpr int SCALE_BOX_EXTRA = 4, SCALE_ROOM_EXTRA = 32;
 // Floats from one staged row to the next: eight rows of eight words each then meet all banks twice, and no more.
 constexpr int STAGED_PITCH = 128 + 8;
 
+// Rounded results on their way out: boxes of a warp's 16 rows and 128 bytes, swizzled.
+constexpr int OUT_BOX_BYTES = 16 * SWIZZLE_BYTES;
+
 template <class Config>
 struct GemmShared {
   alignas(1024) uint8_t left[Config::STAGES][Config::TILE_M * SWIZZLE_BYTES];
   alignas(1024) uint8_t right[Config::STAGES][Config::TILE_N * SWIZZLE_BYTES];
-  alignas(128) float left_scales[Config::LEFT_SCALES ? Config::STAGES : 1][Config::TILE_M + SCALE_ROOM_EXTRA];
-  alignas(128) float right_scales[Config::RIGHT_SCALES ? Config::STAGES : 1][Config::TILE_N];
-  alignas(16) float columns[MATH_WARPGROUPS][Config::TILE_N];  // factors of the result's columns
-  alignas(128) float staged[Config::STAGED ? Config::TILE_M : 1][Config::STAGED ? STAGED_PITCH : 4];
+  union {  // a launch uses one of them
+    alignas(1024) uint8_t boxes[MATH_WARPS][Config::OUT_BOXES * OUT_BOX_BYTES + (Config::OUT_BOXES == 0)];
+    alignas(128) float staged[Config::STAGED ? Config::TILE_M : 1][Config::STAGED ? STAGED_PITCH : 4];
+  };
+  alignas(128) float left_scales[Config::LEFT_SCALES ? Config::STAGES : 1]
+                                [Config::LEFT_SCALES ? Config::TILE_M + SCALE_ROOM_EXTRA : 1];
+  alignas(128) float right_scales[Config::RIGHT_SCALES ? Config::STAGES : 1][Config::RIGHT_SCALES ? Config::TILE_N : 1];
+  // factors of the result's columns
+  alignas(16) float columns[MATH_WARPGROUPS][Config::LEFT_SCALES ? 1 : Config::TILE_N];
   alignas(16) GemmTileAt tiles[TILE_SLOTS];
   uint64_t full[Config::STAGES], empty[Config::STAGES];
   uint64_t tile_full[TILE_SLOTS], tile_empty[TILE_SLOTS];
@@ -69,6 +77,9 @@ class GemmPipeline {
   __device__ float* left_scales(int stage) const { return shared_.left_scales[stage]; }
   __device__ float* right_scales(int stage) const { return shared_.right_scales[stage]; }
   __device__ float* staged(int row) const { return shared_.staged[row]; }
+  __device__ uint8_t* box(int number) const {
+    return shared_.boxes[threadIdx.x / 32 - 4] + number % Config::OUT_BOXES * OUT_BOX_BYTES;
+  }
   __device__ float* columns() const { return shared_.columns[threadIdx.x / 128 - 1]; }
 
   // Producer: the next stage, once it is empty, with `bytes` announced at the barrier that is returned.

@@ -22,7 +22,7 @@ struct GemmTileAt {
   int32_t panel;    // the group's first panel
 };
 
-template <int TILE_M, int TILE_N>
+template <class Config>
 class GemmSchedule {
  public:
   __device__ explicit GemmSchedule(const GemmParams& params)
@@ -35,6 +35,7 @@ class GemmSchedule {
   __device__ GemmTileAt at(int32_t index) { return params_.k_grouped ? k_grouped(index) : m_grouped(index); }
 
  private:
+  static constexpr int TILE_M = Config::TILE_M, TILE_N = Config::TILE_N;
   static constexpr int HEIGHT = TILE_M == 64 ? 2 : HEIGHT_128;
   static_assert(TILE_HEIGHTS[HEIGHT] == TILE_M);
 
@@ -84,7 +85,7 @@ class GemmSchedule {
     tile.start = word(plan_.row_start() + tile.group);
     tile.rows = word(plan_.row_start() + tile.group + 1) - tile.start;
     tile.panel = word(plan_.block_start(HEIGHT_128) + tile.group);
-    tile.k_blocks = (tile.rows + params_.k_elements - 1) / params_.k_elements;
+    tile.k_blocks = (tile.rows + Config::K_ELEMENTS - 1) / Config::K_ELEMENTS;
     return tile;
   }
 

@@ -72,6 +72,35 @@ __device__ __forceinline__ void copy_box(const CUtensorMap& map, void* into, uin
       : "memory");
 }
 
+// A box from shared memory to a tensor; what lies outside of the tensor is left out. One of the thread's bulk copies.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* from, int32_t c0, int32_t c1, int32_t c2) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+               "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* from, int32_t c0, int32_t c1, int32_t c2,
+                                          int32_t c3) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+               "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
+}
+
+// Makes a group of the thread's bulk copies from shared memory since the last group.
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until at most `pending` groups still read shared memory.
+template <int pending>
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+// Waits until all groups have ended.
+__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// What the thread has written to shared memory is seen by bulk copies that are begun behind a barrier.
+__device__ __forceinline__ void copies_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // A warpgroup's share of the register file, in registers a thread.
 template <int registers>
 __device__ __forceinline__ void give_up_registers() {

@@ -30,6 +30,10 @@ Error encode(const Boxes& boxes, CUtensorMap* map) {
   if (encode_tiled == nullptr) {
     return {ErrorCode::cuda, "the CUDA driver has no cuTensorMapEncodeTiled; install a driver of CUDA 12.0 or newer"};
   }
+  // The driver wants a context in this thread, where no call of the runtime may have made one current yet.
+  int device = 0;
+  cudaGetDevice(&device);
+  cudaSetDevice(device);
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const CUresult result = encode_tiled(
       map, type_of(boxes.element_bytes), static_cast<cuuint32_t>(boxes.rank), const_cast<void*>(boxes.data), boxes.dims,
@@ -38,7 +42,7 @@ Error encode(const Boxes& boxes, CUtensorMap* map) {
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return {ErrorCode::cuda,
-          "the CUDA driver refused a tensor map of a GEMM's operand; its address, strides or sizes are out of range"};
+          "the CUDA driver refused a tensor map of a GEMM's operand or result; its address, strides or sizes are out of range"};
 }
 
 Boxes ragged_boxes(const void* data, int element_bytes, int64_t cols, int64_t row_stride, uint32_t box_cols,
