@@ -29,6 +29,7 @@ DIRECTORIES = {
     "octavo-jax": "packages/jax",
     "octavo-native": "native",
     "octavo-torch-native": "packages/torch-native",
+    "octavo-torch-cudagraph": "packages/torch-cudagraph",
     "octavo-jax-native": "packages/jax-native",
     "octavo-conformance": "packages/conformance",
     "octavo": "packages/cli",
@@ -39,9 +40,11 @@ BACKENDS = {
     "torch-reference": "octavo-torch",
     "jax-reference": "octavo-jax",
     "torch-native": "octavo-torch-native",
+    "torch-cudagraph": "octavo-torch-cudagraph",
     "jax-native": "octavo-jax-native",
 }
-SLOW = ["octavo-numerics", "octavo"]  # packages with tests that take minutes
+ON_CUDA = ["torch-cudagraph"]  # backends that serve nothing else
+SLOW = ["octavo-numerics", "octavo-jax", "octavo"]  # packages with tests that take minutes
 TOOLS = ("ruff==0.17.5", "mypy==2.4.1")
 
 # uv reads no pip settings; an index mirror or a folder of wheels that pip was told of serves both.
@@ -186,6 +189,8 @@ def tests(session: nox.Session, package: str) -> None:
 @nox.parametrize("backend", list(BACKENDS), ids=list(BACKENDS))
 def conformance(session: nox.Session, backend: str) -> None:
     """The conformance suite on one backend of ours."""
+    if backend in ON_CUDA and shutil.which("nvidia-smi") is None:
+        session.skip(f"{backend} serves CUDA devices alone, and there is none here; nox -s gpu runs its suite")
     _install(session, BACKENDS[backend], "octavo-conformance", extra=("pytest-xdist",))
     Path("reports").mkdir(exist_ok=True)
     suite = ("--pyargs", "octavo_conformance.suite", "--octavo-backend", backend)
@@ -213,6 +218,15 @@ def third_party(session: nox.Session) -> None:
         _build(session, folder / "plugin", "zenith-octavo")
         session.install(*map(str, (folder / "plugin").glob("*.whl")))
         session.run("octavo", "conform", "zenith", *session.posargs)
+
+
+@nox.session
+def adapters(session: nox.Session) -> None:
+    """octavo_jax.adapters inside the libraries that they are for, in the versions that they were written for."""
+    _install(
+        session, "octavo-jax", extra=(*_test_group("octavo-jax"), "pytest-xdist", "qwix==0.1.8", "tokamax==0.0.12")
+    )
+    _pytest(session, *map(str, sorted(Path(DIRECTORIES["octavo-jax"], "tests").glob("test_adapters_*.py"))))
 
 
 @nox.session
@@ -327,12 +341,12 @@ SANITIZERS = {  # tool of compute-sanitizer: arguments of native/tests/sanitize.
 def gpu(session: nox.Session) -> None:
     """What needs a CUDA device, in the environment that runs nox: drivers and frameworks are its own.
 
-    The kernels' tests, both native plugins' CUDA tests, the conformance suite on every installed backend, then each
+    The kernels' tests, the native plugins' CUDA tests, the conformance suite on every installed backend, then each
     tool of compute-sanitizer over every kernel, where it is on PATH. Positional arguments choose backends.
     """
     pytest = (sys.executable, "-m", "pytest")
     session.run(*pytest, "native/tests", "-k", "cuda")
-    for directory in ("packages/torch-native", "packages/jax-native"):
+    for directory in ("packages/torch-native", "packages/torch-cudagraph", "packages/jax-native"):
         session.run(*pytest, *map(str, sorted(Path(directory, "tests").glob("test_cuda*.py"))))
     for backend in session.posargs or [name for name, owner in BACKENDS.items() if _is_installed(owner)]:
         session.run(*pytest, "--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend", backend)

@@ -19,6 +19,7 @@ extensions = [
     "sphinx_copybutton",
     "contracts",
     "fault_table",
+    "demotions",
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "examples/*/README.md", "examples/*/CHANGELOG.md", "examples/*/tests"]

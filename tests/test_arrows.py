@@ -19,11 +19,15 @@ MAY_NEED: dict[str, set[str]] = {
     "octavo-jax": {"octavo-core", "octavo-registry"},
     "octavo-native": set(),
     "octavo-torch-native": {"octavo-core", "octavo-registry", "octavo-torch", "octavo-native"},
+    "octavo-torch-cudagraph": {
+        *("octavo-core", "octavo-registry", "octavo-torch", "octavo-native", "octavo-torch-native"),
+    },
     "octavo-jax-native": {"octavo-core", "octavo-registry", "octavo-jax", "octavo-native"},
     "octavo-conformance": {"octavo-core", "octavo-numerics", "octavo-registry"},
     "octavo": {
         *("octavo-core", "octavo-numerics", "octavo-registry", "octavo-conformance"),
-        *("octavo-torch", "octavo-jax", "octavo-native", "octavo-torch-native", "octavo-jax-native"),
+        *("octavo-torch", "octavo-jax", "octavo-native"),
+        *("octavo-torch-native", "octavo-torch-cudagraph", "octavo-jax-native"),
     },
 }
 CORE_MAY_NOT_IMPORT = {"torch", "jax", "numpy", "pluggy"}

@@ -1,6 +1,6 @@
 """`{faults}`: the table of faults seen elsewhere, from the conformance suite's own list.
 
-`{native-faults}`: the tests of the native packages that name rows of it.
+`{native-faults}`, `{front-end-faults}`: the tests of the native packages, and of the front ends, that name rows of it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).parents[2]
-NATIVE_TESTS = ("native/tests", "packages/torch-native/tests", "packages/jax-native/tests")
+NATIVE_TESTS = (
+    "native/tests", "packages/torch-native/tests", "packages/torch-cudagraph/tests", "packages/jax-native/tests",
+)  # fmt: skip
+
+FRONT_END_TESTS = ("packages/torch/tests", "packages/jax/tests")
 
 
-def native_markdown() -> str:
-    """A line a row of the faults that a native package's own tests name."""
+def packages_markdown(folders: tuple[str, ...]) -> str:
+    """A line a row of the faults that packages' own tests name."""
     from octavo_conformance.faults import faults, named_by_tests
 
-    files = [file for folder in NATIVE_TESTS for file in sorted((ROOT / folder).glob("test_*.py"))]
+    files = [file for folder in folders for file in sorted((ROOT / folder).glob("test_*.py"))]
     named = named_by_tests(files)
     lines = ["| # | fault | tests |", "|---|---|---|"]
     for row in faults():
@@ -45,13 +49,21 @@ class FaultTable(SphinxDirective):
 
 
 class NativeFaultTable(FaultTable):
-    """Parse `native_markdown()` in place."""
+    """Parse the native packages' rows in place."""
 
     def markdown(self) -> str:
-        return native_markdown()
+        return packages_markdown(NATIVE_TESTS)
+
+
+class FrontEndFaultTable(FaultTable):
+    """Parse the front ends' rows in place."""
+
+    def markdown(self) -> str:
+        return packages_markdown(FRONT_END_TESTS)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("faults", FaultTable)
     app.add_directive("native-faults", NativeFaultTable)
+    app.add_directive("front-end-faults", FrontEndFaultTable)
     return {"parallel_read_safe": True}

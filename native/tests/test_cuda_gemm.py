@@ -8,6 +8,7 @@ device.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -225,6 +226,18 @@ def test_streams_beside_each_other(rng: np.random.Generator) -> None:
                 flag |= one.differs(want)
     torch.cuda.synchronize()
     assert [str(case) for case, flag in zip(cases, flags, strict=True) if flag.item()] == []
+
+
+def test_a_thread_that_has_not_used_cuda(rng: np.random.Generator) -> None:
+    """A GEMM may be the first that a thread does with CUDA, as in autograd's: the driver then has no context there."""
+    case = next(case for case in KINDS if case.scaling is None)
+    prepared = Prepared(make_problem(rng, case, RAGGED, 272, 400, tail=21), CUDA)
+    prepared.out.refill()
+    stream = torch.cuda.current_stream().cuda_stream
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(prepared.gemm.run, **prepared.arguments, stream=stream).result()
+    complaints = prepared.problem.complaints(prepared.out.result(), accumulation(case))
+    assert not complaints, complaints[0]
 
 
 # ---- behind the native quantizers

@@ -15,7 +15,7 @@ from octavo_registry.cards import BackendCard
 
 CARD = BackendCard(
     name="bench",
-    api_level=1,
+    api_level=3,
     capabilities=(
         Capability(
             ops=frozenset({"quantize", "fprop", "dgrad", "wgrad"}),

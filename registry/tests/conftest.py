@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import octavo
-from octavo_registry import Bound, Capability, Registry, Request, preference
+from octavo_registry import API_LEVEL, Bound, Capability, Registry, Request, preference
 from octavo_registry.cards import BackendCard
 from octavo_registry.entry_points import Published, published
 from octavo_registry.loader import GROUP
@@ -74,7 +74,9 @@ class _Fakes:
 
     @classmethod
     def card(cls, name: str = "a", rows: Iterable[Capability] | None = None, **fields: Any) -> BackendCard:
-        return BackendCard(**{"name": name, "api_level": 1, "capabilities": tuple(rows or [cls.row()]), **fields})
+        return BackendCard(
+            **{"name": name, "api_level": API_LEVEL, "capabilities": tuple(rows or [cls.row()]), **fields}
+        )
 
     @classmethod
     def plugin(cls, name: str = "a", backend: Any = None, **card: Any) -> FakePlugin:
@@ -197,7 +199,7 @@ def octavo_load(name):
 def source() -> Callable[..., str]:
     """source(name): the source of a small plugin module, whose backend is called `name`."""
 
-    def make(name: str, api_level: int = 1, needs: tuple[str, ...] = (), extra: str = "") -> str:
+    def make(name: str, api_level: int = API_LEVEL, needs: tuple[str, ...] = (), extra: str = "") -> str:
         return PLUGIN.format(name=name, api_level=api_level, needs=needs) + extra
 
     return make

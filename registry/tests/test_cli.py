@@ -73,6 +73,33 @@ def test_why_shows_every_verdict_and_the_layer() -> None:
     assert re.search(r"^  wgrad +a +mxfp8", run.out, re.MULTILINE)
 
 
+def test_why_shows_the_eager_and_the_graph_safe_choice(monkeypatch: pytest.MonkeyPatch, fakes: Any) -> None:
+    """torch.md: `why` shows both plans and why one was chosen; of equal ones the request decides."""
+    row = fakes.row(device="cuda")
+    both = [row, row.model_copy(update={"graph_safe": True})]
+    registry = fakes.registry(
+        fakes.plugin("eager", rows=both, priority=5), fakes.plugin("captures", rows=both[1:], priority=5)
+    )
+    use(monkeypatch, registry)
+    asked = [*WHY, "--device", "cuda", "--arch", "9.0"]
+    expected = [
+        "Eagerly: eager (priority 5; of equal ones it is made for eager calls, too)",
+        "In a CUDA graph: captures (priority 5; of equal ones it is made for CUDA graphs)",
+    ]
+    for graph, chosen in ((False, "eager"), (True, "captures")):
+        run = Run(*asked, *(["--graph"] if graph else []))
+        start = run.out.splitlines().index(expected[0])
+        assert run.out.splitlines()[start : start + 2] == expected
+        assert re.search(rf"^  wgrad +{chosen} +mxfp8", run.out, re.MULTILINE)
+    assert Run(*asked, "--json").json["ways"] == {"eager": "eager", "graph": "captures"}
+    assert Run(*WHY, "--json").json["ways"] == {}
+    # a preference says where each stands, whatever the request
+    with octavo_registry.prefer("captures", "eager"):
+        assert "Eagerly: captures (priority 5)" in Run(*asked).out
+    use(monkeypatch, fakes.registry(fakes.plugin("eager", rows=[row])))
+    assert "In a CUDA graph: nothing serves it" in Run(*asked).out
+
+
 def test_why_in_json() -> None:
     """Every reporting command prints one JSON document under --json."""
     answer = Run(*WHY, "--json").json
@@ -121,7 +148,22 @@ def test_why_of_other_operations(fakes: Any) -> None:
     run = Run("why", "mlp", *rest)
     assert run.code == 1
     assert "the operation is mlp" in run.out
-    assert Run("why", "dact_quantize", *rest).code == 1
+
+
+def test_why_of_fused_quantizers(fakes: Any) -> None:
+    """An activation or a normalization is part of the question: `--activation`, `--norm`, swiglu and rms by default."""
+    rest = WHY[2:]
+    for op, options, words in (
+        ("act_quantize", (), "act_quantize of swiglu in mxfp8 for torch on cpu, x both"),
+        ("dact_quantize", ("--activation", "gelu"), "dact_quantize of gelu in mxfp8 for torch on cpu, dy both"),
+        ("norm_quantize", ("--norm", "layer"), "norm_quantize of layer in mxfp8 for torch on cpu, x both"),
+    ):
+        run = Run("why", op, *rest, *options)
+        assert run.code == 1
+        assert run.out.startswith(words)
+        assert f"the operation is {op}" in run.out
+    asked = Run("why", "act_quantize", *rest, "--json").json["request"]
+    assert (asked["activation"], asked["norm"]) == ("swiglu", None)
 
 
 def test_why_takes_a_recipe_file_and_a_capability(tmp_path: Path) -> None:
@@ -154,6 +196,7 @@ def test_why_takes_a_recipe_file_and_a_capability(tmp_path: Path) -> None:
         (["why", "quantize", "--recipe", "bf16", *WHY[4:]], "high_precision does not quantize x"),
         (["why", "fprop"], "Missing option '--recipe'"),
         ([*WHY, "--grap"], "No such option: --grap"),
+        (["why", "act_quantize", *WHY[2:], "--activation", "mish"], "--activation: got 'mish'; one of silu, "),
         (["whi"], "there is no command 'whi'; did you mean why?"),
         (["recipes", "show", "absent"], "recipe: got 'absent'"),
         (["recipes", "diff", "mxfp8"], "Missing argument 'right'"),

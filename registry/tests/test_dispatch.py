@@ -31,6 +31,19 @@ def test_order_is_preference_then_priority_then_name(fakes: Any, rng: random.Ran
     assert [d.backend for d in decisions if d.verdict != "refused"] == preferred
 
 
+def test_of_equal_priority_the_request_decides(fakes: Any) -> None:
+    """architecture.md, Dispatch 4: a card of graph-safe rows alone is first for graph-safe requests, last for others;
+    priority and preference come before that."""
+    both = [fakes.row(), fakes.row(graph_safe=True)]
+    for priority, eager, graph in ((0, "b", "a"), (1, "a", "a"), (-1, "b", "b")):
+        registry = fakes.registry(fakes.plugin("a", rows=both[1:], priority=priority), fakes.plugin("b", rows=both))
+        assert registry.plan(fakes.request()).backend == eager
+        assert registry.plan(fakes.request(graph_safe=True)).backend == graph
+        for order in (["a", "b"], ["b", "a"]):
+            for safe in (False, True):
+                assert registry.plan(fakes.request(graph_safe=safe), backend=order).backend == order[0]
+
+
 def test_a_backend_is_loaded_at_the_first_bind_and_once(fakes: Any) -> None:
     """architecture.md: octavo_load may import a framework, so only the backend that is tried is loaded."""
     first, second = fakes.plugin("a", priority=1), fakes.plugin("b")

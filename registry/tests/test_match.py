@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import octavo
+from octavo_registry import QUANTIZERS
 from octavo_registry.match import match
 
 SPEC = octavo.MXFP8().quantizer("x")
@@ -43,6 +44,21 @@ CASES = [
         {"op": "quantize", "recipe": None, "quantizer": SPEC, "layouts": ("plain", "panels")},
         "makes layouts plain, panels, plain was asked for",
     ),
+    (
+        {"ops": {"act_quantize"}},
+        {"op": "act_quantize", "recipe": None, "quantizer": SPEC, "layouts": ("plain", "panels")},
+        "makes layouts plain, panels, plain was asked for",
+    ),
+    (
+        {"ops": {"dact_quantize"}, "activations": {"silu", "gelu"}},
+        {"op": "dact_quantize", "recipe": None, "quantizer": SPEC, "activation": "relu2"},
+        "computes gelu, silu, the activation is relu2",
+    ),
+    (
+        {"ops": {"norm_quantize"}, "norms": {"rms"}},
+        {"op": "norm_quantize", "recipe": None, "quantizer": SPEC, "norm": "layer"},
+        "computes rms normalization, the norm is layer",
+    ),
 ]
 
 
@@ -55,7 +71,13 @@ def test_each_refusal_has_both_values(fakes: Any, row: Any, request_: Any, sente
 @pytest.mark.parametrize(("row", "request_", "sentence"), CASES)
 def test_a_row_that_fits_is_found_behind_one_that_does_not(fakes: Any, row: Any, request_: Any, sentence: str) -> None:
     """Any row of the table may admit; the first that does is the plan's capability."""
-    wide = fakes.row(graph_safe=True, sharding={"ep", "fsdp", "tp"}, layouts={"plain", "panels"}, emulated="everything")
+    wide = fakes.row(
+        ops={"fprop", *QUANTIZERS},
+        graph_safe=True,
+        sharding={"ep", "fsdp", "tp"},
+        layouts={"plain", "panels"},
+        emulated="everything",
+    )
     found = match(fakes.card(rows=[fakes.row(**row), wide]), fakes.request(**request_))
     assert found == wide
 

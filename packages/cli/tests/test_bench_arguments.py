@@ -12,7 +12,7 @@ from octavo_cli.bench.options import check_installed, recorded_command
 from octavo_cli.bench.report import check_output
 from octavo_cli.errors import InputError
 
-COMMANDS = ("quantize", "gemm", "step", "tiles")
+COMMANDS = ("quantize", "gemm", "step", "tiles", "mlp", "remat")
 
 OTHERS = [
     (["gemm", "--shape", "8,4096,28672"], "G,K,N,M"),
@@ -28,6 +28,9 @@ OTHERS = [
     (["step", "--seed", "-1"], "--seed is -1"),
     (["step", "--framework", "jax", "--reuse-weights"], "--reuse-weights is torch's"),
     (["step", "--kinds", "block,block"], "'block' twice"),
+    (["step", "--framework", "torch,flax"], "--framework names 'flax'"),
+    (["step", "--framework", "torch,jax", "--backend", "torch-native"], "--backend names backends of one framework"),
+    (["remat", "--layers", "0"], "--layers is 0"),
     (["tiles", "--ops", "quantize"], "--ops names 'quantize'"),
 ]
 

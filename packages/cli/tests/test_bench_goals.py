@@ -110,9 +110,9 @@ def test_cases_are_every_kind_with_its_variants() -> None:
     assert chosen_cases(("bf16",), ("fprop",), fast=True, accumulate=True) == [GemmCase("bf16", "fprop")]
 
 
-def _step(kind: str, ms: float, sizes: str = "even", *, reuse: bool = False, shape: Shape = DSV3) -> StepRow:
+def _step(kind: str, ms: float, sizes: str = "even", *, reuse: bool = False, framework: str = "torch") -> StepRow:
     us = 1e3 * ms
-    return StepRow(shape, sizes, kind, reuse, () if kind == PEER else ("torch-native",), Times(us, us, us))
+    return StepRow(framework, DSV3, sizes, kind, reuse, () if kind == PEER else ("some-native",), Times(us, us, us))
 
 
 def test_absolute_step_goals() -> None:
@@ -134,8 +134,11 @@ def test_step_goals_of_a_run() -> None:
         _step("block", 6.4, "skewed"),
         _step("mxfp8", 9.0),
     )
-    near = StepNeighbours(rows, 4.27, True, "torch")
+    near = StepNeighbours(rows, 4.27, True)
     told = [[f"{goal.name}: {'pass' if goal.passed else 'MISS'}" for goal in step_goals(row, near)] for row in rows]
     assert told == [[], [], ["6.10 ms: pass"], ["1.06 of even: MISS"], ["1.1 of bf16 + bytes: pass"]]
+    jax = tuple(_step("block", ms, framework="jax") for ms in (6.17, 6.19))
+    found = [[goal.passed for goal in step_goals(row, StepNeighbours((*rows, row), 4.27, True))] for row in jax]
+    assert found == [[True, True], [True, False]]  # 6.283 ms; 1.03 of torch's 6.0
     # x, w and dy at 4.06 bytes an element: 0.22, 0.88 and 0.13 ms of the recorded floor
     assert quantize_ms(DSV3, "mxfp8", 4.27) == pytest.approx(1.24, abs=0.02)

@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
+from octavo_cli.bench import step_jax
 from octavo_cli.bench.gemm_cases import KINDS
 from octavo_cli.bench.step_results import PEER
+from octavo_jax.counting import count_runs
 
 MAIN = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "step", "--device", "cpu"]
 
@@ -43,7 +46,19 @@ def test_jax_runs_a_stateful_and_a_stochastic_recipe(tmp_path: Path, kind: str) 
     content, _ = _run(tmp_path, "--framework", "jax", "--backend", "jax-reference", "--kinds", kind, "--sizes", "even")
     assert [row["kind"] for row in content["rows"]] == [PEER, kind]
     assert content["failures"] == []
+    assert all("over_torch" not in row for row in content["rows"])
     assert content["rows"][1]["backends"] == ["jax-reference"]
+
+
+def test_both_frameworks_in_one_run(tmp_path: Path) -> None:
+    """A row each of the same step, and how the times compare; peers are left out where nobody asks for them."""
+    content, out = _run(tmp_path, "--framework", "jax,torch", "--kinds", "current", "--sizes", "even", "--no-peers")
+    assert [(row["framework"], row["kind"]) for row in content["rows"]] == [("torch", "current"), ("jax", "current")]
+    first, second = content["rows"]
+    assert second["over_torch"] == pytest.approx(second["ms"] / first["ms"], rel=1e-2)
+    assert "over_torch" not in first
+    assert content["frameworks"] == ["torch", "jax"]
+    assert "in torch and jax" in out
 
 
 def test_a_step_gives_the_layers_gradients(seed: int) -> None:
@@ -69,3 +84,11 @@ def test_a_step_gives_the_layers_gradients(seed: int) -> None:
             # E4M3 rounds each operand by up to 2^-4; bf16 results by 2^-9
             limit = 2.0**-3 if kind == "block" else 2.0**-7
             assert torch.linalg.vector_norm((ours - theirs).float()) <= limit * torch.linalg.vector_norm(theirs.float())
+
+
+@pytest.mark.parametrize("kind", ["current", "delayed"])
+def test_a_jax_step_runs_all_three_gemms(kind: str) -> None:
+    """The forward pass, too: XLA leaves out whatever the results do not need, and a step is timed whole."""
+    x, kernel, dy = jnp.ones((150, 48)), jnp.ones((3, 48, 80)), jnp.ones((150, 80))
+    runs = count_runs(step_jax.ours(kind, "jax-reference", 3), x, kernel, dy, jnp.array([50, 50, 50]))
+    assert (runs.quantize, runs.fprop, runs.dgrad, runs.wgrad) == (3, 1, 1, 1)

@@ -30,6 +30,9 @@ ALONE = "properties::test_a_group_alone_with_its_offset"
 POSITION = "quantizer::test_stochastic_bits_for_any_seed_operand_and_group"
 POISON = "tails::test_nan_past_the_sum_changes_no_bit"
 CODES_POISON = "properties::test_poisoned_tail_changes_no_bit"
+ACT = "fused::test_activation_and_quantize"
+GRADIENT = "fused::test_gradient_and_quantize"
+NORM = "fused::test_normalization_and_quantize"
 GEMM_READS = "host_sync::test_gemm_reads_no_value"
 QUANTIZE_READS = "host_sync::test_quantize_reads_no_value"
 
@@ -52,6 +55,10 @@ FAULTS: dict[str, Planted] = {
     "empty-dw": Planted({PRODUCT, EMPTY, "layer::test_group_size_edges"}, {BITS, REPEATS}, "block"),
     "no-accumulate": Planted({"gemm::test_wgrad_accumulates"}, {PRODUCT, REPEATS}, "mxfp8"),
     "uses-out": Planted({"gemm::test_poisoned_out_is_overwritten"}, {PRODUCT, EMPTY}, "block"),
+    "unrounded": Planted({ACT}, {BITS}, "mxfp8"),
+    "no-probs": Planted({ACT}, {GRADIENT, BITS}, "mxfp8"),
+    "tail-in-dbias": Planted({GRADIENT}, {ACT, NORM}, "mxfp8"),
+    "no-epsilon": Planted({NORM}, {ACT, GRADIENT}, "mxfp8"),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

@@ -19,7 +19,7 @@ from octavo_jax_native.backend import LAYOUTS, NativeBackend
 from octavo_jax_native.plugin import CARD
 from octavo_jax_native.tiles import kernel_choices
 from octavo_registry import Request
-from octavo_registry.cards import Capability
+from octavo_registry.cards import QUANTIZERS, Capability
 from octavo_registry.match import match
 
 HEAVY = ("jax", "jaxlib", "numpy", "octavo_native", "octavo_jax_native.targets")
@@ -37,12 +37,12 @@ def test_the_card_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_recipe_on_both_devices(device: str) -> None:
-    """Six scalings quantized and dequantized, plain and native; three GEMMs of these and of unquantized operands; CUDA
-    on sm_90 alone; all of it graph-safe."""
+    """Six scalings quantized, after a function too, and dequantized, plain and native; three GEMMs of these and of
+    unquantized operands; CUDA on sm_90 alone; all of it graph-safe."""
     rows = [row for row in CARD.capabilities if row.device == device]
     served = {(op, recipe) for row in rows for op in row.ops for recipe in row.recipes}
     scalings = set(octavo_native.SCALINGS)
-    assert served == {(op, kind) for op in ("quantize", "dequantize") for kind in scalings} | {
+    assert served == {(op, kind) for op in QUANTIZERS | {"dequantize"} for kind in scalings} | {
         (op, kind) for op in GEMMS for kind in scalings | {"high_precision"}
     }
     for row in rows:

@@ -13,8 +13,8 @@ import pytest
 
 import octavo_numerics
 from octavo import QuantizerSpec
+from octavo_jax.activations import ACTIVATIONS
 from octavo_jax_native import Extras, act_quantize, dact_quantize, norm_quantize
-from octavo_jax_native.functional import ACTIVATIONS
 from octavo_native import GATED
 
 M, F = 90, 48
@@ -240,7 +240,7 @@ BLOCK = QuantizerSpec(format="e4m3", scaling="block")
     ("call", "message"),
     [
         (lambda: act_quantize(X, BLOCK, activation="tanh"), "activation is 'tanh'"),  # type: ignore[arg-type]
-        (lambda: act_quantize(X[:, :31], BLOCK, activation="swiglu"), r"x has shape \[8, 31\]; swiglu needs"),
+        (lambda: act_quantize(X[:, :31], BLOCK, activation="swiglu"), r"x \[8, 31\] has 31 columns; swiglu needs"),
         (lambda: act_quantize(X, BLOCK, activation="silu", probs=jnp.ones(7)), r"probs has shape \[7\]"),
         (lambda: act_quantize(X, BLOCK, [9], activation="silu"), "group_sizes sum to 9"),
         (lambda: act_quantize(jnp.ones((2, 8, 32)), BLOCK, activation="silu"), r"x has shape \[2, 8, 32\]"),

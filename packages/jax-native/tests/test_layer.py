@@ -15,6 +15,7 @@ import pytest
 from jax import Array, export
 
 import octavo_jax
+import octavo_registry
 from octavo import MXFP8, CurrentScaling, DelayedScaling, HighPrecision, Recipe, RowScaling
 from octavo_jax.policies import save_quantized
 from octavo_jax_native import TARGETS
@@ -141,7 +142,8 @@ def test_what_nobody_reads_is_not_computed() -> None:
     dense = _dense(MXFP8())
     text = jax.jit(dense).lower(x, kernel, sizes).as_text()
     assert _calls(text, "octavo_gemm") == 1
-    assert "col_codes" not in text
+    # Rows of x, columns of the kernel, which lies as [G, K, N].
+    assert (text.count("row_codes"), text.count("col_codes")) == (1, 1)
     gradient = jax.jit(lambda *a: _gradients(dense)(*a)[0]).lower(x, kernel, sizes).as_text()
     assert _calls(gradient, "octavo_gemm") == 2
     # Of w both planes are read, of x and dy the row data alone.
@@ -222,7 +224,6 @@ def test_vmap_over_tokens_and_sizes(recipe: Recipe, rng: Any, sizes_of: Any, sam
 
 def test_vmap_over_accumulators(rng: Any, same_bits: Any) -> None:
     """Accumulating into a batch of arrays."""
-    import octavo_registry
     from octavo_registry import Request
 
     m, k, n, g = SHAPE
@@ -255,8 +256,23 @@ def test_ragged_dot_uses_it(rng: Any, same_bits: Any) -> None:
     same_bits(y, _dense(MXFP8())(x, kernel, SIZES), "ragged_dot")
 
 
+def test_a_preference_that_ends_before_the_backward_pass(rng: Any, same_bits: Any) -> None:
+    """What was planned with the forward pass runs the backward pass: its planes have that plan's layouts."""
+    x, kernel = _inputs(rng)
+
+    def layer(x: Array, kernel: Array) -> Array:
+        y: Array = octavo_jax.grouped_dense(x, kernel, SIZES, recipe=RowScaling())
+        return y
+
+    with octavo_registry.prefer("jax-reference"):
+        y, pull = jax.vjp(layer, x, kernel)
+        inside = pull(y)
+    for mine, other in zip(pull(y), inside, strict=True):
+        same_bits(mine, other, "outside")
+
+
 def test_jvp_is_refused(rng: Any) -> None:
-    """Reverse mode alone, with a sentence of JAX's own."""
+    """Reverse mode alone, with a sentence of ours."""
     x, kernel = _inputs(rng)
     with pytest.raises(TypeError, match="custom_vjp"):
         jax.jvp(lambda x: _dense(MXFP8())(x, kernel, SIZES), (x,), (x,))

@@ -11,8 +11,10 @@ from jax import Array
 
 import octavo
 import octavo_jax
+import octavo_native
 import octavo_registry
 from octavo import QuantizerSpec
+from octavo_jax.policies import save_quantized
 from octavo_registry import Request
 
 M, K, G = 64, 96, 3
@@ -149,4 +151,43 @@ def test_fast_accumulation_is_an_attribute_where_scales_allow_it() -> None:
         text = _text(jax.grad(loss, (0, 1)), x, kernel, jnp.zeros(G, jnp.int32))
         calls = [line for line in text.splitlines() if "custom_call @octavo_gemm(" in line]
         found = {line.split("gemm = ")[1][0]: line.split("fast_accumulation = ")[1].split(",")[0] for line in calls}
-        assert [found[number] for number in "012"] == expected, recipe.kind
+        # Of a kernel that lies as [G, K, N] the kernels' dgrad (1) makes y.
+        assert [found[number] for number in "102"] == expected, recipe.kind
+
+
+@pytest.mark.parametrize("policy", ["plain", "save_quantized"])
+def test_a_scan_of_remat_layers_for_cuda(policy: str) -> None:
+    """Five layers forward and backward are two loops of our calls: typed FFI, nothing of the host, sizes into the plan
+    alone, and remat's second quantization only where no policy saves the first (faults.md 36, 42)."""
+    layers, recipe = 5, octavo.recipe("mxfp8")
+    kernels, x, sizes = (
+        jnp.ones((layers, G, K, K), jnp.bfloat16),
+        jnp.ones((M, K), jnp.bfloat16),
+        jnp.zeros(G, jnp.int32),
+    )
+
+    def layer(x: Array, kernel: Array, sizes: Array) -> Array:
+        return jnp.tanh(octavo_jax.grouped_dense(x, kernel, sizes, recipe=recipe, backend="jax-native"))
+
+    def loss(x: Array, kernels: Array, sizes: Array) -> Array:
+        under = jax.checkpoint(layer, policy=save_quantized() if policy == "save_quantized" else None)
+        return jnp.sum(jax.lax.scan(lambda x, kernel: (under(x, kernel, sizes), None), x, kernels)[0])
+
+    text = _text(jax.grad(loss, (0, 1)), x, kernels, sizes)
+    calls = [line for line in text.splitlines() if "stablehlo.custom_call @" in line]
+    targets = [line.split("custom_call @")[1].split("(")[0] for line in calls]
+    assert set(targets) == {"octavo_plan", "octavo_quantize_mxfp8", "octavo_gemm"}
+    # x and the kernel forward, dy backward; plain remat makes both again, in the planes that the backward pass reads
+    assert targets.count("octavo_quantize_mxfp8") == (3 if policy == "save_quantized" else 5)
+    assert targets.count("octavo_gemm") == 4  # tanh wants y, so fprop runs again under either policy
+    assert text.count("stablehlo.while") == 2
+    for line in calls:
+        # a dictionary: the typed FFI, whose handlers may say that CUDA graphs can record them; the old one has a string
+        assert "backend_config = {" in line
+        assert "has_side_effect = true" not in line
+        workspace = "workspace" in line.split('results = "')[1].split('"')[0] if 'results = "' in line else False
+        assert workspace <= octavo_native.HAS_CUDA  # a result, so that XLA owns it; CPU builds cannot tell its size
+    plans = [line for line in calls if "@octavo_plan(" in line]
+    assert all(f"(tensor<{G}xi32>) -> tensor" in line for line in plans)
+    for word in ("callback", "infeed", "outfeed", "send", "recv", "_xla_host"):
+        assert word not in text, word

@@ -34,7 +34,7 @@ class NoOp:
         """A card that admits everything the benchmark asks."""
         gemms: frozenset[Op] = frozenset({"fprop", "dgrad", "wgrad"})
         row = Capability(ops=gemms, recipes=frozenset({"high_precision"}), framework="jax", device="cpu")
-        return (BackendCard(name="noop", api_level=1, capabilities=(row,)),)
+        return (BackendCard(name="noop", api_level=3, capabilities=(row,)),)
 
     @hookimpl
     def octavo_load(self, name: str) -> NoOp | None:

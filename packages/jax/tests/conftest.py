@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -132,32 +131,3 @@ def sizes_of() -> Callable[[np.random.Generator, int, int], np.ndarray]:
         return sizes.astype(np.int32)
 
     return draw
-
-
-@pytest.fixture(scope="session")
-def equations() -> Callable[..., int]:
-    """How often a program runs a quantizer or a GEMM of the reference backend, scans weighted by their length."""
-
-    def count(jaxpr: Any, prefix: str) -> int:
-        total = 0
-        for equation in jaxpr.eqns:
-            name = str(equation.params.get("name", ""))
-            if name.startswith(prefix):
-                # A scan hoists tables that depend on sizes alone out of the function: that part runs no quantizer.
-                total += any(_is_payload(out.aval) for out in equation.outvars) or "dot_general" in str(equation)
-                continue
-            weight = equation.params["length"] if equation.primitive.name == "scan" else 1
-            for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_holds_equations):
-                if _holds_equations(value):
-                    total += weight * count(getattr(value, "jaxpr", value), prefix)
-        return total
-
-    return count
-
-
-def _is_payload(aval: Any) -> bool:
-    return len(aval.shape) > 1 and aval.dtype.itemsize == 1 and aval.dtype != bool
-
-
-def _holds_equations(value: Any) -> bool:
-    return hasattr(value, "eqns") or hasattr(value, "jaxpr")

@@ -1,9 +1,10 @@
-"""The linen and nnx modules: parameters, seeds, delayed scaling's collection, checkpoint names."""
+"""Both flavours' modules are the functions of their parameters: results, names of parameters, checkpoint names."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,12 +16,19 @@ from flax import nnx
 import octavo
 import octavo_jax
 from octavo_jax import linen as octavo_linen
+from octavo_jax import moe
 from octavo_jax import nnx as octavo_nnx
+from octavo_jax.counting import count_runs
+from octavo_jax.grouped import grouped_dense
+from octavo_jax.mlp import grouped_mlp, layernorm_mlp
+from octavo_jax.normalized_dense import layernorm_dense
+from octavo_jax.plain import dense
 
-M, K, N, G = 32, 16, 8, 3
+M, K, N, G, F = 32, 16, 8, 3, 4
 SIZES = jnp.array([10, 0, 15])
-STOCHASTIC = octavo.NVFP4(hadamard=False)
-DELAYED = octavo.DelayedScaling(history=4)
+DELAYED = octavo.DelayedScaling(history=2)
+STATE = octavo_jax.init_delayed(DELAYED, 1)
+GROUPED_STATE = octavo_jax.init_delayed(DELAYED, G)
 
 
 @pytest.fixture
@@ -31,82 +39,144 @@ def x(rng: np.random.Generator) -> Any:
     return jnp.asarray(rows)
 
 
-def test_linen_equals_the_function(x: Any) -> None:
-    """The module is grouped_dense of its parameters, seed drawn from the stream "quantization"."""
-    module: Any = octavo_linen.GroupedDense(G, N, recipe=STOCHASTIC, use_bias=True, dtype=jnp.bfloat16)
-    keys = {"params": jax.random.key(0), "quantization": jax.random.key(1)}
-    variables = module.init(keys, x, SIZES)
-    assert variables["params"]["kernel"].shape == (G, K, N)
-    assert variables["params"]["kernel"].dtype == jnp.float32
-    kernel, bias = (variables["params"][name].astype(jnp.bfloat16) for name in ("kernel", "bias"))
-    wanted = octavo_jax.grouped_dense(x.astype(jnp.bfloat16), kernel, SIZES, recipe=STOCHASTIC, bias=bias, seed=0)
-    assert np.array_equal(module.apply(variables, x, SIZES, seed=0), wanted)
-
-    @jax.jit
-    def gradient(key: int) -> Any:
-        rngs = {"quantization": jax.random.key(key)}
-        return jax.grad(lambda v: jnp.sum(module.apply(v, x, SIZES, rngs=rngs)[:25] ** 2))(variables)
-
-    first, again, other = (gradient(key)["params"]["kernel"] for key in (2, 2, 3))
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
-    assert not np.asarray(first)[1].any()
+def _grouped(x: Any, p: Any, **common: Any) -> Any:
+    return grouped_dense(x, p["kernel"], SIZES, bias=p["bias"], **common)[0]
 
 
-def test_linen_keeps_delayed_scaling_in_flax_collection(x: Any) -> None:
-    """The collection's gradient is its new value; update_state turns it into the next step's scales."""
-    module: Any = octavo_linen.GroupedDense(G, N, recipe=DELAYED)
-    variables = module.init(jax.random.key(0), x, SIZES)
-    collection = octavo_linen.STATE_COLLECTION
-    gradient = jax.jit(jax.grad(lambda v: jnp.sum(module.apply(v, x, SIZES)[:25] ** 2)))(variables)
-    state = octavo_linen.update_state(gradient[collection], DELAYED)["state"]
-    amax = np.abs(np.asarray(x))[:10].max()
-    assert state.x.history[-1, 0] == amax
-    assert state.x.scale[0] == np.float32(448) / amax
-    assert state.grad.scale[1] == 1
-    assert state.grad.history[-1, 0] > 0
-    _, recorded = module.apply(variables, x, SIZES, mutable=[collection])
-    assert recorded[collection]["state"].x.history[0, 0] == amax
+def _dense(x: Any, p: Any, **common: Any) -> Any:
+    return dense(x, p["kernel"], bias=p["bias"], **common)[0]
 
 
-def test_nnx_trains_with_its_own_seed_and_state(x: Any) -> None:
-    """Gradients of parameters and state through nnx.grad; each call of a stochastic recipe takes another seed."""
-    wrt = nnx.DiffState(0, nnx.Any(nnx.Param, octavo_nnx.ScalingState))
+def _layernorm_dense(x: Any, p: Any, **common: Any) -> Any:
+    return layernorm_dense(x, p["kernel"], p["scale"], p["norm_bias"], norm="layer", bias=p["bias"], **common)[0]
 
-    @nnx.jit
-    def step(module: Any) -> Any:
-        return nnx.grad(lambda m: jnp.sum(m(x, SIZES)[:25] ** 2), argnums=wrt)(module)
 
-    stochastic: Any = octavo_nnx.GroupedLinear(G, K, N, recipe=STOCHASTIC, use_bias=True, rngs=nnx.Rngs(0))
-    first, second = (step(stochastic)["kernel"][...] for _ in range(2))
-    assert first.shape == (G, K, N)
-    assert not np.array_equal(first, second)
-    assert int(stochastic.calls[...]) == 2
-    delayed: Any = octavo_nnx.GroupedLinear(G, K, N, recipe=DELAYED, rngs=nnx.Rngs(0))
-    state = step(delayed)["delayed"].get_value()
-    assert state.grad.history[0, 0] > 0
-    delayed.delayed.set_value(octavo_jax.update_delayed(state, DELAYED))
-    assert delayed.delayed.get_value().x.history[-1, 0] == np.abs(np.asarray(x))[:10].max()
+def _grouped_mlp(x: Any, p: Any, **common: Any) -> Any:
+    return grouped_mlp(x, p["wi"], p["wo"], SIZES, bi=p["wi_bias"], bo=p["wo_bias"], **common)[0]
+
+
+def _layernorm_mlp(x: Any, p: Any, **common: Any) -> Any:
+    return layernorm_mlp(x, p["scale"], p["wi"], p["wo"], activation="relu2", **common)[0]
+
+
+def _moe(x: Any, p: Any, **common: Any) -> Any:
+    return moe.moe_mlp(x, p["router"], p["wi"], p["wo"], k=2, **common)[0]
+
+
+Case = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], tuple[Any, ...], Any, dict[str, Any]]
+
+CASES: dict[str, Case] = {
+    "grouped": (
+        partial(octavo_linen.GroupedDense, G, N, use_bias=True),
+        partial(octavo_nnx.GroupedLinear, G, K, N, use_bias=True),
+        _grouped,
+        (SIZES,),
+        GROUPED_STATE,
+        {"kernel": (G, K, N), "bias": (G, N)},
+    ),
+    "dense": (
+        partial(octavo_linen.DenseGeneral, N),
+        partial(octavo_nnx.Linear, K, N),
+        _dense,
+        (),
+        STATE,
+        {"kernel": (K, N), "bias": (N,)},
+    ),
+    "layernorm_dense": (
+        partial(octavo_linen.LayerNormDenseGeneral, N, norm="layer"),
+        partial(octavo_nnx.LayerNormLinear, K, N, norm="layer"),
+        _layernorm_dense,
+        (),
+        STATE,
+        {"kernel": (K, N), "bias": (N,), "scale": (K,), "norm_bias": (K,)},
+    ),
+    "grouped_mlp": (
+        partial(octavo_linen.GroupedMLP, num_groups=G, hidden=F, features=N, use_bias=True),
+        partial(octavo_nnx.GroupedMLP, G, K, F, out_features=N, use_bias=True),
+        _grouped_mlp,
+        (SIZES,),
+        (GROUPED_STATE, GROUPED_STATE),
+        {"wi": (G, K, 2 * F), "wo": (G, F, N), "wi_bias": (G, 2 * F), "wo_bias": (G, N)},
+    ),
+    "layernorm_mlp": (
+        partial(octavo_linen.LayerNormMLP, hidden=F, activation="relu2"),
+        partial(octavo_nnx.LayerNormMLP, K, F, activation="relu2"),
+        _layernorm_mlp,
+        (),
+        (STATE, STATE),
+        {"scale": (K,), "wi": (K, F), "wo": (F, K)},
+    ),
+    "moe": (
+        partial(octavo_linen.MoE, num_experts=G, hidden=F, k=2),
+        partial(octavo_nnx.MoE, G, K, F, k=2),
+        _moe,
+        (),
+        (GROUPED_STATE, GROUPED_STATE),
+        {"router": (K, G), "wi": (G, K, 2 * F), "wo": (G, F, K)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_modules_are_the_functions(name: str, x: Any) -> None:
+    """Equal bits from the same parameters, delayed scaling's state passed; parameters have Flax's names and shapes."""
+    linen_module, nnx_module, function, arguments, state, shapes = CASES[name]
+    x = x if arguments else jnp.nan_to_num(x)
+    module = linen_module(recipe=DELAYED)
+    variables = jax.jit(module.init)(jax.random.key(0), x, *arguments)
+    assert jax.tree.map(jnp.shape, variables["params"]) == shapes
+    assert jax.tree.structure(variables[octavo_linen.STATE_COLLECTION]["state"]) == jax.tree.structure(state)
+    other = nnx_module(recipe=DELAYED, rngs=nnx.Rngs(0))
+    for key, value in variables["params"].items():
+        getattr(other, key).set_value(value)
+    # Not inside one jit: the function's own is compiled once for the three of them.
+    results = (
+        module.apply(variables, x, *arguments),
+        other(x, *arguments),
+        function(x, variables["params"], recipe=DELAYED, state=state),
+    )
+    *made, wanted = [result[0] if isinstance(result, tuple) else result for result in results]
+    for y in made:
+        assert np.array_equal(y, wanted)
+    assert np.asarray(wanted).any()
+
+
+def test_fields_that_are_no_names_are_refused() -> None:
+    """A misspelt keyword raises TypeError in both flavours and is not swallowed on its way to the base class."""
+    with pytest.raises(TypeError, match="recepie"):
+        octavo_linen.MoE(num_experts=2, hidden=F, k=1, recepie=None)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="recepie"):
+        octavo_nnx.MoE(2, K, F, k=1, recepie=None, rngs=nnx.Rngs(0))  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="activation is 'tanh'; it is one of silu"):
+        octavo_nnx.GroupedMLP(2, K, F, activation="tanh", rngs=nnx.Rngs(0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("flavour", ["linen", "nnx"])
-def test_modules_name_what_they_quantize(flavour: str, x: Any, equations: Callable[..., int]) -> None:
-    """quantization_checkpoint_name reaches the quantizers: under its policy nothing is quantized twice."""
-    recipe = octavo.recipe("mxfp8")
+@pytest.mark.parametrize("name", CASES)
+def test_modules_name_what_they_quantize(flavour: str, name: str) -> None:
+    """quantization_checkpoint_name reaches every quantizer: under its policy nothing is quantized twice (promise 7)."""
+    recipe, x = octavo.CurrentScaling(), jnp.ones((M, K))
+    linen_module, nnx_module, _, arguments, _, _ = CASES[name]
     argument: Any
     if flavour == "linen":
-        module: Any = octavo_linen.GroupedDense(G, N, recipe=recipe, quantization_checkpoint_name="mine")
-        variables = module.init(jax.random.key(0), x, SIZES)
-        call, argument = lambda v: jnp.tanh(module.apply(v, x, SIZES)), variables
+        module = linen_module(recipe=recipe, quantization_checkpoint_name="mine")
+        argument = jax.eval_shape(partial(module.init, jax.random.key(0)), x, *arguments)
+        apply = module.apply
     else:
-        graph, params = nnx.split(
-            octavo_nnx.GroupedLinear(G, K, N, recipe=recipe, quantization_checkpoint_name="mine", rngs=nnx.Rngs(0))
-        )
-        call, argument = lambda p: jnp.tanh(nnx.merge(graph, p)(x, SIZES)), params
-    for name, count in (("mine", 3), ("quantization", 5)):
-        kept = jax.checkpoint(call, policy=octavo_jax.policies.save_quantized(name))
-        program = jax.make_jaxpr(jax.grad(lambda a, f=kept: jnp.sum(f(a)[:25])))(argument)
-        assert equations(program.jaxpr, "octavo_quantize") == count
+        graph, argument = nnx.split(nnx_module(recipe=recipe, quantization_checkpoint_name="mine", rngs=nnx.Rngs(0)))
+
+        def apply(values: Any, *arguments: Any) -> Any:
+            return nnx.merge(graph, values)(*arguments)
+
+    def call(values: Any) -> Any:
+        y = apply(values, x, *arguments)
+        return jnp.tanh(y[0] if isinstance(y, tuple) else y)
+
+    forward = 4 if isinstance(CASES[name][4], tuple) else 2  # operands of two layers or of one
+    for policy, count in (("mine", forward + forward // 2), ("quantization", 2 * forward + forward // 2)):
+        kept = jax.checkpoint(call, policy=octavo_jax.policies.save_quantized(policy))
+        runs = count_runs(jax.value_and_grad(lambda a, f=kept: jnp.sum(f(a)[:25])), argument)
+        assert runs.quantize == count, policy
 
 
 def test_pytrees_survive_pickle_and_flatten(rng: np.random.Generator) -> None:

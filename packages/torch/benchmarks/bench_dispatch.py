@@ -34,7 +34,7 @@ class NoOp:
         return (
             BackendCard(
                 name="noop",
-                api_level=1,
+                api_level=3,
                 capabilities=(Capability(ops=_OPS, recipes=kinds, framework="torch", device="cpu"),),
             ),
         )

@@ -17,7 +17,21 @@ from octavo_registry.bridges import (
     framework_records,
     frameworks,
 )
-from octavo_registry.cards import ALL_DTYPES, Accumulation, BackendCard, Capability, Op, QuantizerCard
+from octavo_registry.cards import (
+    ALL_ACTIVATIONS,
+    ALL_DTYPES,
+    ALL_NORMS,
+    GATED,
+    QUANTIZERS,
+    Accumulation,
+    Activation,
+    BackendCard,
+    Capability,
+    Norm,
+    Op,
+    QuantizerCard,
+    Weight,
+)
 from octavo_registry.compose import LayerPlan
 from octavo_registry.frameworks import PLANES, Device, Framework, LayerResult
 from octavo_registry.hookspecs import API_LEVEL, HookSpecs, hookimpl
@@ -51,16 +65,34 @@ def explain(request: Request, *, backend: str | Sequence[str] | None = None) -> 
 
 
 def plan_layer(
-    request: Request, *, backend: str | Sequence[str] | None = None, wgrad_dtype: DType | None = None
+    request: Request,
+    *,
+    backend: str | Sequence[str] | None = None,
+    wgrad_dtype: DType | None = None,
+    dgrad_dtype: DType | None = None,
+    w_dtype: DType | None = None,
+    product_dtype: DType | None = None,
 ) -> LayerPlan:
     """The GEMMs of a grouped linear layer and the quantizers that feed them, each in the layouts that the GEMMs want.
 
-    request       the layer's fprop request, with the whole recipe
-    wgrad_dtype   dtype of dw; None: the recipe's, else the request's in_dtype
+    request        the layer's fprop request, with the whole recipe
+    wgrad_dtype    dtype of dw; None: the recipe's, else the request's in_dtype
+    dgrad_dtype    dtype of dx; None: the recipe's output_dtype, else the request's out_dtype
+    w_dtype        dtype of w; None: the request's in_dtype
+    product_dtype  dtype that operands have which no slot quantizes, because the front end casts them; None: their own
 
-    Operations may come from different backends. Raises as `plan` does, for the operation that nothing serves.
+    A request with weight "kn" is served as it lies where the backends that would serve "nk" take that; else the plans
+    are those of "nk", and `LayerPlan.transposes` says so. Operations may come from different backends. Raises as
+    `plan` does, for the operation that nothing serves.
     """
-    return _registry.plan_layer(request, backend=backend, wgrad_dtype=wgrad_dtype)
+    return _registry.plan_layer(
+        request,
+        backend=backend,
+        wgrad_dtype=wgrad_dtype,
+        dgrad_dtype=dgrad_dtype,
+        w_dtype=w_dtype,
+        product_dtype=product_dtype,
+    )
 
 
 def kernel_choices(
@@ -113,11 +145,16 @@ def quantizer(name: str) -> QuantizerSpec:
 
 
 __all__ = [
+    "ALL_ACTIVATIONS",
     "ALL_DTYPES",
+    "ALL_NORMS",
     "API_LEVEL",
+    "GATED",
     "OLDEST_API_LEVEL",
     "PLANES",
+    "QUANTIZERS",
     "Accumulation",
+    "Activation",
     "Backend",
     "BackendCard",
     "BackendRecord",
@@ -132,6 +169,7 @@ __all__ = [
     "KernelModel",
     "LayerPlan",
     "LayerResult",
+    "Norm",
     "Op",
     "Plan",
     "PluginRecord",
@@ -141,6 +179,7 @@ __all__ = [
     "Request",
     "UnknownBackendError",
     "Verdict",
+    "Weight",
     "backends",
     "current_preference",
     "explain",

@@ -42,8 +42,12 @@ def position(preference: Preference | None, name: str) -> int | None:
 def filter_cards(
     records: Sequence[BackendRecord], request: Request, preference: Preference | None
 ) -> tuple[list[Candidate], list[Decision]]:
-    """Candidates by preference, priority and name; and the verdicts on all other backends, broken ones last."""
-    eligible: list[tuple[tuple[int, int, str], Candidate]] = []
+    """Candidates by preference, priority, fitness and name; and the verdicts on all other backends, broken ones last.
+
+    Of two with one priority a card of graph-safe rows alone comes first where the request is graph-safe, and last
+    where it is not: the other one serves eager calls in more ways.
+    """
+    eligible: list[tuple[tuple[int, int, bool, str], Candidate]] = []
     refused: list[Decision] = []
     broken: list[Decision] = []
     for record in sorted(records, key=lambda r: (-(r.card.priority if r.card else 0), r.name, r.distribution)):
@@ -65,9 +69,15 @@ def filter_cards(
                 record.decision("refused", f"the preference is closed and names {named}; name {record.name} or add '*'")
             )
         else:
-            eligible.append(((place, -record.card.priority, record.name), Candidate(record, row)))
+            unfit = for_graphs(record) != request.graph_safe
+            eligible.append(((place, -record.card.priority, unfit, record.name), Candidate(record, row)))
     eligible.sort(key=lambda pair: pair[0])
     return [candidate for _, candidate in eligible], refused + broken
+
+
+def for_graphs(record: BackendRecord) -> bool:
+    """True where every row of the backend's card is graph-safe."""
+    return record.card is not None and all(row.graph_safe for row in record.card.capabilities)
 
 
 class Candidates:
@@ -119,4 +129,13 @@ class Candidates:
 
     def _chosen_reason(self, candidate: Candidate) -> str:
         card = candidate.record.card
-        return f"priority {card.priority}" if card is not None else ""
+        if card is None:
+            return ""
+        reason = f"priority {card.priority}"
+        equals = [other for other in self._order if other.record.card and other.record.card.priority == card.priority]
+        if len({for_graphs(other.record) for other in equals}) < 2:
+            return reason
+        if for_graphs(candidate.record) != self.request.graph_safe:
+            return reason  # a preference put it there
+        what = "made for CUDA graphs" if self.request.graph_safe else "made for eager calls, too"
+        return f"{reason}; of equal ones it is {what}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -17,8 +17,19 @@ Op = Literal[
 Arch = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
 Accumulation = Literal["fp32", "hopper_bf16", "hopper_fp8_promoted", "hopper_fp8"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu", "geglu_tanh"]
+Norm = Literal["rms", "layer"]
+Weight = Literal["nk", "kn"]
 
 ALL_DTYPES: frozenset[DType] = frozenset({"bfloat16", "float16", "float32"})
+ALL_ACTIVATIONS: frozenset[Activation] = frozenset(get_args(Activation))
+ALL_NORMS: frozenset[Norm] = frozenset(get_args(Norm))
+
+GATED: frozenset[Activation] = frozenset({"swiglu", "geglu", "geglu_tanh"})
+"""Activations that take [M, 2 F], the gate first, and give [M, F]."""
+
+QUANTIZERS: frozenset[Op] = frozenset({"quantize", "act_quantize", "dact_quantize", "norm_quantize"})
+"""Operations whose result is a quantized operand: a request for one names a quantizer and layouts."""
 
 
 class Capability(Schema):
@@ -31,6 +42,9 @@ class Capability(Schema):
     sharding      mesh-axis roles that the backend partitions over
     orientations  planes that a quantizer produces
     layouts       layouts that a quantizer can produce; what a GEMM takes is in `Bound.layouts`
+    weights       of GEMMs: how w and dw may lie in memory, "nk" as [G, N, K] and "kn" as [G, K, N]
+    activations   of "act_quantize" and "dact_quantize"
+    norms         of "norm_quantize"
     accumulation  how a GEMM sums, which decides its error bound (docs/numerics)
     emulated      how a recipe that the device has no instructions for is computed; None: it is not emulated
     """
@@ -48,6 +62,9 @@ class Capability(Schema):
     sharding: frozenset[Literal["dp", "fsdp", "tp", "ep"]] = frozenset()
     orientations: frozenset[Literal["rowwise", "columnwise"]] = frozenset({"rowwise", "columnwise"})
     layouts: frozenset[str] = frozenset({PLAIN})
+    weights: frozenset[Weight] = frozenset({"nk"})
+    activations: frozenset[Activation] = ALL_ACTIVATIONS
+    norms: frozenset[Norm] = ALL_NORMS
     accumulation: Accumulation = "fp32"
     emulated: str | None = None
 

@@ -6,14 +6,16 @@ import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from octavo import QuantizerSpec, Recipe
-from octavo.formats import DType
+from octavo import Recipe
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
-from octavo.recipe_base import GEMMS, READERS, Gemm
+from octavo.recipe_base import GEMMS, Gemm
 from octavo_registry.candidates import Candidates
+from octavo_registry.cards import Weight
+from octavo_registry.layer_requests import OWN_DTYPES, LayerDtypes, gemm_request, operand_spec, quantize_request
 from octavo_registry.report import describe_layer, describe_request
 from octavo_registry.request import Bound, Plan, Request
+from octavo_registry.weights import as_it_lies, readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class LayerPlan:
     quantize_*    one plan an operand, asking for exactly the planes that the GEMMs above read, each in the layout
                   that its GEMM wants: the spec is `plan.request.quantizer`, the layouts are `plan.request.layouts`;
                   None where no GEMM reads the operand quantized
+    weight        how the caller's w lies in memory; `transposes` where the plans take it the other way
     """
 
     recipe: Recipe
@@ -35,6 +38,12 @@ class LayerPlan:
     quantize_x: Plan | None
     quantize_w: Plan | None
     quantize_dy: Plan | None
+    weight: Weight = "nk"
+
+    @property
+    def transposes(self) -> bool:
+        """True where the front end hands w over with its last two axes swapped, and swaps dw back."""
+        return self.fprop.request.weight != self.weight
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -46,55 +55,6 @@ class LayerPlan:
         return describe_layer(self)
 
 
-def gemm_request(layer: Request, recipe: Recipe, gemm: Gemm, wgrad_dtype: DType | None) -> Request:
-    """The request of one GEMM of a layer, from the layer's fprop request with the whole recipe.
-
-    y has the request's out_dtype, and so has dy; dx has the recipe's output_dtype, else dy's dtype; dw has
-    `wgrad_dtype`, else the recipe's, else x's dtype.
-    """
-    in_dtype, out_dtype, other = layer.in_dtype, layer.out_dtype, layer.in_dtype
-    if gemm == "dgrad":
-        in_dtype, out_dtype = layer.out_dtype, recipe.output_dtype or layer.out_dtype
-    elif gemm == "wgrad":
-        out_dtype, other = wgrad_dtype or recipe.wgrad_dtype or layer.in_dtype, layer.out_dtype
-    return replace(
-        layer,
-        op=gemm,
-        recipe=recipe.for_gemm(gemm),
-        quantizer=None,
-        in_dtype=in_dtype,
-        out_dtype=out_dtype,
-        other_dtype=None if recipe.quantizes(gemm) or other == in_dtype else other,
-    )
-
-
-def operand_spec(recipe: Recipe, operand: Operand, training: bool) -> QuantizerSpec | None:
-    """How `operand` is quantized, in the planes that the layer's GEMMs read; None: not at all."""
-    spec = recipe.quantizer(operand)
-    if training or spec is None:
-        return spec
-    if operand == "dy" or not recipe.quantizes("fprop"):
-        return None
-    return QuantizerSpec(**{**dict(spec), "orientation": "rowwise"})
-
-
-def quantize_request(layer: Request, spec: QuantizerSpec, operand: Operand, layouts: tuple[str, str]) -> Request:
-    """The request of one operand's quantizer."""
-    in_dtype = layer.out_dtype if operand == "dy" else layer.in_dtype
-    return replace(
-        layer,
-        op="quantize",
-        recipe=None,
-        quantizer=spec,
-        in_dtype=in_dtype,
-        out_dtype=in_dtype,
-        k=layer.n if operand == "dy" else layer.k,
-        n=layer.n if operand == "w" else None,
-        stacked=operand == "w",
-        layouts=layouts,
-    )
-
-
 @dataclass(slots=True)
 class Composition:
     """Which candidate serves each operation, by index, and why better ones were passed over."""
@@ -103,8 +63,16 @@ class Composition:
     quantizers: dict[Operand, Candidates]
     passed_over: dict[Gemm, dict[int, str]] = field(default_factory=dict)
 
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Names by operation: GEMMs, then quantizers."""
+        found = [candidates.at(index) for candidates, index in self.gemms.values()]
+        found += [candidates.at(0) for candidates in self.quantizers.values()]
+        return tuple(pair[0].name for pair in found if pair is not None)
+
 
 Find = Callable[[Request], Candidates]
+OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
 
 def _bound(candidates: Candidates, index: int) -> Bound | None:
@@ -112,14 +80,27 @@ def _bound(candidates: Candidates, index: int) -> Bound | None:
     return found[1] if found is not None else None
 
 
-def compose(layer: Request, recipe: Recipe, wgrad_dtype: DType | None, find: Find) -> Composition | Candidates:
+def compose(layer: Request, recipe: Recipe, find: Find, dtypes: LayerDtypes = OWN_DTYPES) -> Composition | Candidates:
+    """The best combination of backends, or the candidates of the operation that nothing serves.
+
+    A kernel that lies as [G, K, N] is taken so where the same backends serve that as would serve its transposed copy;
+    else the front end transposes: where w lies decides how a layer runs, not who runs it.
+    """
+    turned = _compose(replace(layer, weight="nk"), recipe, find, dtypes)
+    if layer.weight == "nk" or isinstance(turned, Candidates):
+        return turned
+    as_is = _compose(layer, recipe, find, dtypes)
+    return as_is if isinstance(as_is, Composition) and as_is.backends == turned.backends else turned
+
+
+def _compose(layer: Request, recipe: Recipe, find: Find, dtypes: LayerDtypes) -> Composition | Candidates:
     """The best combination of backends, or the candidates of the operation that nothing serves.
 
     GEMMs take their best candidates unless nothing quantizes an operand to the layouts that these want; then
     combinations are tried by the sum of their places in the order, those that keep the fprop before others.
     """
     gemms: tuple[Gemm, ...] = GEMMS if layer.training else ("fprop",)
-    candidates = {gemm: find(gemm_request(layer, recipe, gemm, wgrad_dtype)) for gemm in gemms}
+    candidates = {gemm: find(gemm_request(layer, recipe, gemm, dtypes)) for gemm in gemms}
     for found in candidates.values():
         if found.at(0) is None:
             return found
@@ -137,13 +118,13 @@ def compose(layer: Request, recipe: Recipe, wgrad_dtype: DType | None, find: Fin
                 break
             layouts[gemm] = bound.layouts
         else:
-            quantizers, failed = _quantizers(layer, recipe, layouts, find)
+            quantizers, failed = _quantizers(layer, recipe, layouts, find, dtypes)
             if failed is None:
                 kept = {g: {i: why for i, why in passed_over[g].items() if i < chosen[g]} for g in gemms}
                 return Composition({g: (candidates[g], chosen[g]) for g in gemms}, quantizers, kept)
             operand, nobody = failed
             first_failure = first_failure or nobody
-            for gemm in READERS[operand]:
+            for gemm in readers(operand, layer.weight):
                 if gemm not in chosen or not recipe.quantizes(gemm):
                     continue
                 wanted = layouts[gemm].get(operand, PLAIN)
@@ -164,19 +145,20 @@ def _asked(request: Request) -> str:
 
 
 def _quantizers(
-    layer: Request, recipe: Recipe, layouts: Mapping[Gemm, Mapping[str, str]], find: Find
+    layer: Request, recipe: Recipe, layouts: Mapping[Gemm, Mapping[str, str]], find: Find, dtypes: LayerDtypes
 ) -> tuple[dict[Operand, Candidates], tuple[Operand, Candidates] | None]:
     """Candidates for each operand, and the first operand for which there are none."""
     found: dict[Operand, Candidates] = {}
-    for operand, readers in READERS.items():
+    for operand in OPERANDS:
         spec = operand_spec(recipe, operand, layer.training)
         if spec is None:
             continue
         row, column = (
             layouts[gemm].get(operand, PLAIN) if gemm in layouts and recipe.quantizes(gemm) else PLAIN
-            for gemm in readers
+            for gemm in readers(operand, layer.weight)
         )
-        found[operand] = find(quantize_request(layer, spec, operand, (row, column)))
+        spec = as_it_lies(spec, operand, layer.weight)
+        found[operand] = find(quantize_request(layer, spec, operand, (row, column), dtypes))
         if found[operand].at(0) is None:
             return found, (operand, found[operand])
     return found, None

@@ -10,11 +10,12 @@ from types import MappingProxyType
 import pluggy
 
 from octavo import NoBackendError, Recipe
-from octavo.formats import DType
 from octavo_registry.candidates import Candidate, Candidates, filter_cards
+from octavo_registry.cards import QUANTIZERS
 from octavo_registry.compose import LayerPlan, compose
 from octavo_registry.guard import Fault, guard
 from octavo_registry.kernels import KernelChoice, ask_kernels
+from octavo_registry.layer_requests import OWN_DTYPES, LayerDtypes
 from octavo_registry.loader import Plugin, call
 from octavo_registry.names import RESERVED
 from octavo_registry.preference import REST, Preference, UnknownBackendError, current, from_argument, source_of
@@ -44,7 +45,7 @@ class Dispatcher:
         self._loaded: dict[str, Backend | Fault] = {}
         self._candidates_of: dict[tuple[Request, Preference | None], Candidates] = {}
         self._plans: dict[tuple[Request, Preference | None], Plan] = {}
-        self._layers: dict[tuple[Request, Preference | None, DType | None], LayerPlan] = {}
+        self._layers: dict[tuple[Request, Preference | None, LayerDtypes], LayerPlan] = {}
         self._told: set[object] = set()
 
     # ---- the three questions
@@ -66,7 +67,7 @@ class Dispatcher:
             candidates = self._candidates(request, preference)
             return candidates.decisions(0 if candidates.at(0) is not None else None)
 
-    def plan_layer(self, request: Request, backend: Names, wgrad_dtype: DType | None = None) -> LayerPlan:
+    def plan_layer(self, request: Request, backend: Names, dtypes: LayerDtypes = OWN_DTYPES) -> LayerPlan:
         """The cached composition, or a new one; NoBackendError of the operation that nothing serves."""
         recipe = request.recipe
         if request.op != "fprop" or recipe is None:
@@ -75,11 +76,11 @@ class Dispatcher:
                 f"recipe={'None' if recipe is None else recipe.kind}"
             )
         preference = self._preference(backend)
-        key = (request, preference, wgrad_dtype)
+        key = (request, preference, dtypes)
         layer = self._layers.get(key)
         if layer is None:
             with self._lock:
-                layer = self._layers[key] = self._compose(request, recipe, preference, wgrad_dtype)
+                layer = self._layers[key] = self._compose(request, recipe, preference, dtypes)
         return layer
 
     def kernel_choices(
@@ -200,7 +201,8 @@ class Dispatcher:
         if found is None:
             raise self._nobody(candidates)
         candidate, bound = found
-        quantizes = candidates.request.op in ("quantize", "dequantize")  # bits are bits: only products are emulated
+        # bits are bits: only products are emulated
+        quantizes = candidates.request.op in QUANTIZERS or candidates.request.op == "dequantize"
         emulated = None if quantizes else candidate.row.emulated
         plan = Plan(
             request=candidates.request,
@@ -228,9 +230,9 @@ class Dispatcher:
         return NoBackendError(explain_failure(candidates.request, decisions, self.records), decisions)
 
     def _compose(
-        self, request: Request, recipe: Recipe, preference: Preference | None, wgrad_dtype: DType | None
+        self, request: Request, recipe: Recipe, preference: Preference | None, dtypes: LayerDtypes
     ) -> LayerPlan:
-        found = compose(request, recipe, wgrad_dtype, lambda wanted: self._candidates(wanted, preference))
+        found = compose(request, recipe, lambda wanted: self._candidates(wanted, preference), dtypes)
         if isinstance(found, Candidates):
             raise self._nobody(found)
         gemms = {
@@ -246,6 +248,7 @@ class Dispatcher:
             quantize_x=operands.get("x"),
             quantize_w=operands.get("w"),
             quantize_dy=operands.get("dy"),
+            weight=request.weight,
         )
         parts = [f"quantize {operand} {plan.backend}" for operand, plan in operands.items()]
         parts += [f"{gemm} {plan.backend}{_noted(plan)}" for gemm, plan in gemms.items()]

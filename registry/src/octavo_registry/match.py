@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from octavo_registry.cards import Arch, BackendCard, Capability
+from octavo.recipe_base import GEMMS
+from octavo_registry.cards import QUANTIZERS, Arch, BackendCard, Capability
 from octavo_registry.request import Request
+from octavo_registry.weights import WEIGHT_SHAPES
 
 Rows = Sequence[Capability]
 
@@ -61,14 +63,18 @@ def _sizes_sentence(rows: Rows, request: Request) -> str:
     return "sizes are on the device; it takes them on the host (a list)"
 
 
+def _weights(rows: Rows) -> str:
+    return " or ".join(shape for weight, shape in WEIGHT_SHAPES.items() if any(weight in row.weights for row in rows))
+
+
 def _wanted_orientations(request: Request) -> frozenset[str]:
-    if request.op != "quantize" or request.quantizer is None:
+    if request.op not in QUANTIZERS or request.quantizer is None:
         return frozenset()
     return frozenset(request.quantizer.directions)
 
 
 def wanted_layouts(request: Request) -> frozenset[str]:
-    """The layouts of the planes that a "quantize" request asks for; empty for other operations."""
+    """The layouts of the planes that a quantizer's request asks for; empty for other operations."""
     wanted = _wanted_orientations(request)
     return frozenset(
         layout
@@ -112,7 +118,7 @@ _CHECKS: tuple[Check, ...] = (
         lambda rows, r: f"takes {_union(rows, 'in_dtypes')}, the input is {r.in_dtype}",
     ),
     Check(
-        lambda row, r: r.op == "quantize" or r.out_dtype in row.out_dtypes,
+        lambda row, r: r.op in QUANTIZERS or r.out_dtype in row.out_dtypes,
         lambda rows, r: f"returns {_union(rows, 'out_dtypes')}, the result is to be {r.out_dtype}",
     ),
     Check(
@@ -122,6 +128,18 @@ _CHECKS: tuple[Check, ...] = (
     Check(
         lambda row, r: wanted_layouts(r) <= row.layouts,
         lambda rows, r: f"makes layouts {_union(rows, 'layouts')}, {listed(wanted_layouts(r))} was asked for",
+    ),
+    Check(
+        lambda row, r: r.op not in GEMMS or r.weight in row.weights,
+        lambda rows, r: f"takes w as {_weights(rows)}, it lies in memory as {WEIGHT_SHAPES[r.weight]}",
+    ),
+    Check(
+        lambda row, r: r.activation is None or r.activation in row.activations,
+        lambda rows, r: f"computes {_union(rows, 'activations')}, the activation is {r.activation}",
+    ),
+    Check(
+        lambda row, r: r.norm is None or r.norm in row.norms,
+        lambda rows, r: f"computes {_union(rows, 'norms')} normalization, the norm is {r.norm}",
     ),
 )
 

@@ -16,6 +16,7 @@ from octavo_registry.compose import LayerPlan
 from octavo_registry.dispatch import Dispatcher
 from octavo_registry.entry_points import Published, published
 from octavo_registry.kernels import KernelChoice
+from octavo_registry.layer_requests import LayerDtypes
 from octavo_registry.loader import Plugin, PluginRecord
 from octavo_registry.names import RESERVED, Claim, void_claims
 from octavo_registry.preference import renew_tokens
@@ -160,10 +161,18 @@ class Registry:
         return self._dispatch().explain(request, backend)
 
     def plan_layer(
-        self, request: Request, *, backend: str | Sequence[str] | None = None, wgrad_dtype: DType | None = None
+        self,
+        request: Request,
+        *,
+        backend: str | Sequence[str] | None = None,
+        wgrad_dtype: DType | None = None,
+        dgrad_dtype: DType | None = None,
+        w_dtype: DType | None = None,
+        product_dtype: DType | None = None,
     ) -> LayerPlan:
         """See `octavo_registry.plan_layer`."""
-        return self._dispatch().plan_layer(request, backend, wgrad_dtype)
+        dtypes = LayerDtypes(wgrad_dtype, dgrad_dtype, w_dtype, product_dtype)
+        return self._dispatch().plan_layer(request, backend, dtypes)
 
     def kernel_choices(
         self, request: Request, *, rows: int, backend: str | Sequence[str] | None = None

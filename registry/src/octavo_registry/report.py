@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from octavo.recipe_base import GEMMS
 from octavo_registry.match import sm
+from octavo_registry.weights import WEIGHT_SHAPES
 
 if TYPE_CHECKING:
     from octavo_registry.compose import LayerPlan
@@ -19,10 +21,14 @@ FRONT_ENDS: Mapping[str, str] = MappingProxyType({"torch": "octavo-torch", "jax"
 
 def describe_request(request: Request) -> str:
     """`fprop in mxfp8 for torch on cuda (sm_90)`, with what else narrows the choice."""
-    words = f"{request.op} in {request.kind} for {request.framework} on {request.device}"
+    function = request.activation or request.norm
+    op = f"{request.op} of {function}" if function else request.op
+    words = f"{op} in {request.kind} for {request.framework} on {request.device}"
     if request.arch is not None:
         words += f" ({sm(request.arch)})"
     extras = []
+    if request.op in GEMMS and request.weight != "nk":
+        extras.append(f"w as {WEIGHT_SHAPES[request.weight]}")
     if request.quantizer is not None:
         extras.append(f"{request.quantizer.role} {request.quantizer.orientation}")
     if request.graph_safe:
@@ -84,9 +90,17 @@ def describe_layer(layer: LayerPlan) -> str:
     """A layer plan for people: one line an operation."""
     first = layer.fprop.request
     where = f"{first.framework} on {first.device}" + (f" ({sm(first.arch)})" if first.arch else "")
-    lines = [f"grouped linear in {layer.recipe.kind} ({layer.recipe.fingerprint}) for {where}"]
+    lines = [f"grouped linear in {layer.recipe.kind} ({layer.recipe.fingerprint}) for {where}{weight_words(layer)}"]
     lines.append(table(layer_rows(layer)))
     return "\n".join(lines)
+
+
+def weight_words(layer: LayerPlan) -> str:
+    """A clause on how w is read, where that is not as [G, N, K] and it lies so."""
+    lies, taken = WEIGHT_SHAPES[layer.weight], WEIGHT_SHAPES[layer.fprop.request.weight]
+    if layer.transposes:
+        return f", w {lies} transposed to {taken} and dw back"
+    return "" if layer.weight == "nk" else f", w read as {lies}"
 
 
 def layer_rows(layer: LayerPlan) -> list[tuple[str, str, str, str]]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from octavo import OctavoError, QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
-from octavo_registry.cards import Capability, Op
+from octavo_registry.cards import Activation, Capability, Norm, Op, Weight
 
 Verdict = Literal["chosen", "eligible", "refused", "broken"]
 
@@ -24,17 +24,21 @@ class Request:
     """One operation that somebody wants to run, with everything a backend needs to accept or refuse it.
 
     recipe      of a GEMM; `HighPrecision` where the recipe's slot for this GEMM is high precision
-    quantizer   of "quantize" and "dequantize"
+    quantizer   of "quantize", "dequantize" and the fused quantizers
     in_dtype    dtype of the unquantized operand; out_dtype of the result (of dequantize's output, too)
-    other_dtype dtype of dgrad's w and of wgrad's dy where these are unquantized and not of in_dtype; None: they are
+    other_dtype dtype of a GEMM's w, or of wgrad's dy, where it is unquantized and not of in_dtype; None: it is
     arch        compute capability of a CUDA device, (9, 0) for Hopper; None elsewhere
-    k, n        in-features and out-features; a quantizer sees its columns as k; None: any
+    k, n        in-features and out-features; a quantizer sees the columns of what it quantizes as k; None: any
     groups      number of groups; None: any
     stacked     "quantize" of [G, N, K] matrices rather than ragged [M, K] rows
     sizes       where group sizes live: "host" or "device"
     graph_safe  no host sync, no data-dependent allocation, pointer-stable: may be captured
     sharding    mesh-axis roles over which operands are sharded: subset of {"dp", "fsdp", "tp", "ep"}
     layouts     the (rowwise, columnwise) layouts that a quantizer must produce
+    weight      of a GEMM: how w and dw lie in memory. "nk": as [G, N, K], fprop reads w's rowwise plane and dgrad its
+                columnwise one. "kn": as [G, K, N], quantized as it lies, so fprop reads w's columnwise plane
+    activation  of "act_quantize" and "dact_quantize"
+    norm        of "norm_quantize"
     """
 
     op: Op
@@ -55,6 +59,9 @@ class Request:
     training: bool = True
     layouts: tuple[str, str] = (PLAIN, PLAIN)
     other_dtype: DType | None = None
+    weight: Weight = "nk"
+    activation: Activation | None = None
+    norm: Norm | None = None
 
     @property
     def kind(self) -> str:
@@ -74,8 +81,15 @@ class Bound:
                      fprop(x, w, group_sizes, *, bias, bias_scales, out) -> y
                      dgrad(dy, w, group_sizes, *, out) -> dx
                      wgrad(x, dy, group_sizes, *, out, accumulate) -> dw
+                     act_quantize(x, group_sizes, *, probs, ...) -> (GroupedTensor, Extras)
+                     dact_quantize(dy, x, group_sizes, *, probs, ...) -> (GroupedTensor, Extras)
+                     norm_quantize(x, gamma, beta, group_sizes, *, epsilon, ...) -> (GroupedTensor, Extras)
+                     where ... is seed, operand, group_offset, scale, as "quantize" has them.
                      An operand is a GroupedTensor, or a plain array where the recipe is high precision.
-                     `operand` is "x", "w" or "dy"; every keyword has a default that means "not given".
+                     `operand` is "x", "w" or "dy"; every keyword has a default that means "not given" (epsilon: 1e-6).
+                     Extras has fields `activated` [M, C] (what was quantized, rounded once to x's dtype; rows past the
+                     sum mean nothing), `amax` fp32 [G] or None, `dbias` fp32 [G, C] of "dact_quantize" (column sums of
+                     `activated`, the same each time), `rstd` fp32 [M] of "norm_quantize" and `mean` fp32 [M] of "layer"
     layouts          layout in which each quantized operand ("x", "w", "dy") must arrive; absent: plain
     workspace_bytes  scratch that the caller provides
     note             one clause for people, such as "emulated: bf16 products of dequantized operands"

@@ -15,9 +15,9 @@ from octavo.recipe_base import GEMMS, Gemm
 from octavo_conformance.inputs import Array
 from octavo_conformance.needs import Need
 from octavo_conformance.targets import Target
-from octavo_conformance.variants import QuantizerVariant, RecipeVariant
+from octavo_conformance.variants import FusedVariant, QuantizerVariant, RecipeVariant, Variant
 from octavo_registry import explain, plan
-from octavo_registry.cards import Capability
+from octavo_registry.cards import QUANTIZERS, Capability
 from octavo_registry.frameworks import Framework
 from octavo_registry.match import match
 from octavo_registry.request import Plan, Request
@@ -31,7 +31,7 @@ class Case:
 
     target: Target
     need: Need
-    variant: QuantizerVariant | RecipeVariant
+    variant: Variant
 
     @property
     def id(self) -> str:
@@ -53,6 +53,12 @@ class Case:
         """The quantizer of a quantizer variant."""
         assert isinstance(self.variant, QuantizerVariant)
         return self.variant.spec
+
+    @property
+    def function(self) -> Any:
+        """The activation or the norm of a fused variant."""
+        assert isinstance(self.variant, FusedVariant)
+        return self.variant.function
 
     @property
     def recipe(self) -> Any:
@@ -97,6 +103,8 @@ class Case:
         }
         if isinstance(self.variant, QuantizerVariant):
             base |= {"quantizer": self.variant.spec, "stacked": self.variant.stacked}
+            if isinstance(self.variant, FusedVariant):
+                base["norm" if op == "norm_quantize" else "activation"] = self.variant.function
         elif op in GEMMS:
             base["recipe"] = self.variant.recipe.for_gemm(op)
         request = Request(**(base | dict(self.need.conditions) | fields))
@@ -107,7 +115,7 @@ class Case:
 
     def requests(self, **fields: Any) -> Iterator[Request]:
         """Everything that the test will ask the backend for."""
-        if self.need.op in ("quantize", "dequantize"):
+        if self.need.op in (*QUANTIZERS, "dequantize"):
             result = {"out_dtype": "float32"} if self.need.op == "dequantize" else {}
             yield self.request(self.need.op, **(result | fields))
         elif self.need.op == "gemm":

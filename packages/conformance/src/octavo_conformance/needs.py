@@ -10,7 +10,7 @@ import pytest
 
 from octavo_conformance.variants import Variant
 
-Needed = Literal["quantize", "dequantize", "gemm", "layer"]
+Needed = Literal["quantize", "dequantize", "act_quantize", "dact_quantize", "norm_quantize", "gemm", "layer"]
 Over = Callable[[bool], Sequence[Variant]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -19,8 +19,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Need:
     """What one test needs.
 
-    op          "quantize" or "dequantize" of a variant's spec; "gemm": the GEMM of a variant; "layer": every
-                quantization and GEMM of a variant's recipe
+    op          "quantize", "dequantize" or a fused quantizer of a variant's spec; "gemm": the GEMM of a variant;
+                "layer": every quantization and GEMM of a variant's recipe
     over        the variants that the test is tried on, from the quick (False) or the full (True) selection
     conditions  fields of `Request` that must hold besides: `sizes="device"`, `graph_safe=True`, ...
     """

@@ -18,6 +18,7 @@ from octavo_conformance.inputs import DTYPES, Array, Rng, draw, draw_sizes, offs
 from octavo_numerics import QuantizedArray
 from octavo_registry.frameworks import PLANES
 from octavo_registry.request import Plan
+from octavo_registry.weights import readers
 
 READS: dict[Gemm, dict[Operand, Direction]] = {
     "fprop": {"x": "rowwise", "w": "rowwise"},
@@ -121,7 +122,9 @@ def gemm_operand(case: Case, plan: Plan, problem: Problem, operand: Operand, qua
     layout = plan.layouts.get(operand, PLAIN)
     if layout == PLAIN:
         return to_framework(case, quantized, sizes)
-    return _swizzled(case, problem, operand, quantized.spec.quantizer, layout)
+    rowwise = readers(operand, plan.request.weight)[0] == case.gemm
+    layouts = (layout, PLAIN) if rowwise else (PLAIN, layout)
+    return _swizzled(case, problem, operand, quantized.spec.quantizer, layouts)
 
 
 def gemm_call(case: Case, problem: Problem, **fields: Any) -> tuple[Callable[..., Any], list[Any]]:
@@ -136,10 +139,9 @@ def gemm_call(case: Case, problem: Problem, **fields: Any) -> tuple[Callable[...
     return plan.run, operands
 
 
-def _swizzled(case: Case, problem: Problem, operand: Operand, spec: QuantizerSpec, layout: str) -> Any:
+def _swizzled(case: Case, problem: Problem, operand: Operand, spec: QuantizerSpec, layouts: tuple[str, str]) -> Any:
     """A layout of the backend's own can only come from its own quantizer, whose bits the quantize part checks."""
     x = problem.of(operand)
-    read = READS[case.gemm][operand]
     quantizer = case.plan(
         "quantize",
         recipe=None,
@@ -148,7 +150,7 @@ def _swizzled(case: Case, problem: Problem, operand: Operand, spec: QuantizerSpe
         out_dtype=case.dtype,
         k=x.shape[-1],
         groups=len(problem.sizes),
-        layouts=(layout, PLAIN) if read == "rowwise" else (PLAIN, layout),
+        layouts=layouts,
     )
     scale = case.array(problem.scales[operand]) if spec.scaling == "delayed" else None
     sizes = None if operand == "w" else case.sizes(problem.sizes)

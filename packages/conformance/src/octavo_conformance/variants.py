@@ -41,6 +41,18 @@ class QuantizerVariant:
 
 
 @dataclass(frozen=True, slots=True)
+class FusedVariant(QuantizerVariant):
+    """A quantizer and what is computed before it: `function` is an activation or a norm."""
+
+    function: str = ""
+
+    @property
+    def id(self) -> str:
+        """Stable text for test ids."""
+        return f"{self.name}.{self.function}-{self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
 class RecipeVariant:
     """One recipe on one input dtype; `gemm`: one GEMM of it, else the whole layer."""
 
@@ -60,7 +72,7 @@ class RecipeVariant:
         return (self.recipe.for_gemm(self.gemm) if self.gemm else self.recipe).kind
 
 
-Variant = QuantizerVariant | RecipeVariant
+Variant = QuantizerVariant | FusedVariant | RecipeVariant
 
 
 def _spec(code_format: Any, scaling: Any, **fields: Any) -> QuantizerSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo_registry.cards import BackendCard, Capability
+from octavo_registry.cards import QUANTIZERS, BackendCard, Capability
 
 KINDS = frozenset({"high_precision", "delayed", "current", "row", "block", "mxfp8", "nvfp4"})
 
@@ -26,6 +26,10 @@ FAULTS = (
     "wrong-column-scale",
     "reads-payload-tail",
     "one-seed",
+    "unrounded",
+    "no-probs",
+    "tail-in-dbias",
+    "no-epsilon",
     "undeclared",
 )
 
@@ -34,13 +38,13 @@ def card(name: str) -> BackendCard:
     """The whole support table; "numpy-undeclared" keeps NVFP4 to itself."""
     recipes = KINDS - {"nvfp4"} if name == "numpy-undeclared" else KINDS
     row = Capability(
-        ops=frozenset({"quantize", "dequantize", "fprop", "dgrad", "wgrad"}),
+        ops=QUANTIZERS | {"dequantize", "fprop", "dgrad", "wgrad"},
         recipes=recipes,
         framework="numpy",
         device="cpu",
         graph_safe=True,
     )
-    return BackendCard(name=name, api_level=1, capabilities=(row,))
+    return BackendCard(name=name, api_level=3, capabilities=(row,))
 
 
 def octavo_backends() -> list[BackendCard]:

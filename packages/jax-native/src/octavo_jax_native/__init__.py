@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_jax_native.functional import Extras, act_quantize, dact_quantize, norm_quantize
+    from octavo_jax.composed import Extras
+    from octavo_jax_native.functional import act_quantize, dact_quantize, norm_quantize
     from octavo_jax_native.targets import TARGETS
 
 __version__ = "0.1.0"

@@ -44,7 +44,7 @@ class NativeBackend:
             from octavo_jax_native.gemm_call import cuda_refusal
 
             if request.other_dtype not in (None, request.in_dtype):
-                first, other = ("dy", "w") if request.op == "dgrad" else ("x", "dy")
+                first, other = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("x", "dy")}[request.op]
                 return (
                     f"its CUDA kernels multiply unquantized operands of one dtype, {first} is {request.in_dtype} and "
                     f"{other} {request.other_dtype}"
@@ -60,22 +60,25 @@ class NativeBackend:
         """The jitted function for `request`; see `octavo_registry.Bound` for the calls."""
         # here, because the modules below use names that another ABI level may not have
         from octavo_jax_native.dequantizing import bind_dequantize
+        from octavo_jax_native.fused import bind_fused
         from octavo_jax_native.gemm import bind_gemm
         from octavo_jax_native.quantizing import bind_quantize
-        from octavo_native.gemms import LAYOUTS_OF_GEMM
 
         if request.op in GEMMS:
             emulated = request.device == "cuda" and request.kind in EMULATED_RECIPES
             return Bound(
                 bind_gemm(request),
-                layouts=LAYOUTS_OF_GEMM[request.op] if _quantized(request) else {},
+                layouts=_layouts(request) if _quantized(request) else {},
                 note=f"emulated: {EMULATED}" if emulated else "",
             )
         if request.quantizer is None:
             raise ValueError(f"a {request.op} request names no quantizer; give Request.quantizer")
         if request.op == "dequantize":
             return Bound(bind_dequantize(request.out_dtype))
-        return Bound(bind_quantize(request.quantizer, request.layouts))
+        if request.op != "quantize":
+            return Bound(bind_fused(request))
+        run, run_with_amax = bind_quantize(request.quantizer, request.layouts)
+        return Bound(run, run_with_amax=run_with_amax)
 
     def kernels(self, request: Request, rows: int) -> tuple[KernelChoice, ...]:
         """The tiles in which a CUDA GEMM of M = `rows` could be cut, the chosen one first; () for other requests."""
@@ -84,6 +87,16 @@ class NativeBackend:
         from octavo_jax_native.tiles import kernel_choices
 
         return kernel_choices(request, rows)
+
+
+def _layouts(request: Request) -> dict[str, str]:
+    """The native layout of the plane that a GEMM reads of each operand."""
+    from octavo_jax_native.forms import form_of
+    from octavo_jax_native.planes import NATIVE
+
+    assert request.op in GEMMS
+    form = form_of(request.op, request.weight)
+    return {name: NATIVE[direction] for name, direction in zip(form.operands, form.directions, strict=True)}
 
 
 def _quantized(request: Request) -> bool:

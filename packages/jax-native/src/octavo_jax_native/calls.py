@@ -45,6 +45,16 @@ def workspace_result(needed: int) -> dict[str, jax.ShapeDtypeStruct]:
     return {"workspace": array((needed + _WORKSPACE_ALIGNMENT,), jnp.uint8)} if needed else {}
 
 
+def _starts(results: Results) -> dict[str, Array]:
+    """Zeros that results of floats begin as while JAX looks for NaN or infinities in them; else none.
+
+    Rows past the sum are not written, and whatever that memory held before is no finding.
+    """
+    looking = jax.config.jax_debug_nans or jax.config.jax_debug_infs  # type: ignore[attr-defined]
+    floats = {name: one for name, one in results.items() if looking and jnp.issubdtype(one.dtype, jnp.floating)}
+    return {f"start_{name}": jnp.zeros(one.shape, one.dtype) for name, one in floats.items()}
+
+
 def make_plan(group_sizes: Array, rows: int) -> Array:
     """The plan of ragged rows: int32, two a word, because JAX has no int64 unless it is turned on.
 
@@ -88,8 +98,9 @@ class QuantizeCall:
         asked = {name: array(shape, dtype) for name, shape, dtype in self.results}
         asked |= workspace_result(self._workspace_bytes())
         spec = self.spec
+        given = dict(zip(self.operands, operands, strict=True)) | _starts(asked)
         attributes = {
-            "operands": ",".join(self.operands),
+            "operands": ",".join(given),
             "results": ",".join(asked),
             "format": octavo_native.FORMATS[spec.format],
             "operand": octavo_native.OPERANDS[self.operand],
@@ -105,7 +116,9 @@ class QuantizeCall:
             "threads": CPU_THREADS,
             **self._prologue_numbers(),
         }
-        made = call(targets.QUANTIZE[spec.scaling], asked, dict(zip(self.operands, operands, strict=True)), attributes)
+        names = list(asked)
+        aliases = {list(given).index(f"start_{name}"): at for at, name in enumerate(names) if f"start_{name}" in given}
+        made = call(targets.QUANTIZE[spec.scaling], asked, given, attributes, aliases)
         return made[: len(self.results)]
 
     def _prologue_numbers(self) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,36 +18,17 @@ from octavo import QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
 from octavo_jax import GroupedTensor
+from octavo_jax.activations import check_activation, features
+from octavo_jax.composed import Extras
+from octavo_jax.norms import check_norm
 from octavo_jax.quantizing import check_group_offset, check_scale
 from octavo_jax.sizes import GroupSizes, as_group_sizes, one_group
 from octavo_jax_native import arguments, targets
 from octavo_jax_native.planes import array, tensor_of
 from octavo_jax_native.quantizing import planes_of, tensor_spec
-from octavo_native import GATED
+from octavo_registry.cards import Activation, Norm
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu", "geglu_tanh"]
-Norm = Literal["rms", "layer"]
 Layouts = tuple[str, str]
-
-ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
-
-
-class Extras(NamedTuple):
-    """What a fused function makes beside codes and scales; None where it was not asked for.
-
-    activated     what was quantized, in the input's dtype
-    amax          [G] float32: max |.| of it, NaN winning
-    dequantized   bf16: row codes times their scales
-    dbias         [G, C] float32: its column sums, in a fixed order
-    mean, rstd    [M] float32 statistics of a normalization; RMSNorm has no mean
-    """
-
-    activated: Array | None = None
-    amax: Array | None = None
-    dequantized: Array | None = None
-    dbias: Array | None = None
-    mean: Array | None = None
-    rstd: Array | None = None
 
 
 def act_quantize(
@@ -75,7 +56,7 @@ def act_quantize(
 
     The other arguments are `octavo_jax.quantize`'s. ValueError for shapes, dtypes or a seed that do not fit.
     """
-    _check_activation(activation)
+    check_activation(activation)
     arguments.check_input(x, "x", (2,))
     operands = {"x": x}
     if probs is not None:
@@ -112,7 +93,7 @@ def dact_quantize(
 
     The other arguments are those of `act_quantize`.
     """
-    _check_activation(activation)
+    check_activation(activation)
     arguments.check_input(x, "x", (2,))
     arguments.check_input(dy, "dy", (2,))
     arguments.check_array(dy, "dy", (x.shape[0], _features(x, activation)), x.dtype)
@@ -151,36 +132,17 @@ def norm_quantize(
 
     The other arguments are those of `act_quantize`.
     """
-    if norm not in ("rms", "layer"):
-        raise ValueError(f"norm is {norm!r}; it is 'rms' or 'layer'")
-    if not epsilon > 0:
-        raise ValueError(f"epsilon is {epsilon!r}; it must be more than 0, or a row of zeros has no rstd")
     arguments.check_input(x, "x", (2,))
-    arguments.check_array(gamma, "gamma", (x.shape[1],), x.dtype)
-    operands = {"x": x, "gamma": gamma}
-    if beta is not None:
-        if norm == "rms":
-            raise ValueError("beta was given and norm is 'rms', which has none; leave it out or use 'layer'")
-        arguments.check_array(beta, "beta", (x.shape[1],), x.dtype)
-        operands["beta"] = beta
+    check_norm(norm, epsilon, x, gamma, beta)
+    operands = {"x": x, "gamma": gamma} | ({} if beta is None else {"beta": beta})
     asked = _asked(activated=activated, amax=amax, dequantized=dequantized, rstd=True, mean=norm == "layer")
     run = _fused(spec, layouts, "norm", "silu", norm, float(epsilon), asked)
     return run(operands, x.shape[1], group_sizes, seed, operand, group_offset, scale)
 
 
-def _check_activation(activation: str) -> None:
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}; it is one of {', '.join(ACTIVATIONS)}")
-
-
-def _features(x: Array, activation: str) -> int:
+def _features(x: Array, activation: Activation) -> int:
     """F, the columns of the activation's result."""
-    columns = int(x.shape[1])
-    if activation not in GATED:
-        return columns
-    if columns % 2:
-        raise ValueError(f"x has shape {list(x.shape)}; {activation} needs [M, 2 F], a gate and an up projection")
-    return columns // 2
+    return features(int(x.shape[1]), activation, f"x {list(x.shape)}")
 
 
 def _asked(**extras: bool) -> tuple[str, ...]:

@@ -13,9 +13,8 @@ from octavo_jax import GroupedTensor
 from octavo_jax_native import arguments
 from octavo_jax_native.calls import make_plan
 from octavo_jax_native.converting import native_plane
-from octavo_jax_native.gemm_call import GemmCall, direction_of
+from octavo_jax_native.gemm_call import GemmCall
 from octavo_jax_native.gemm_checks import Arrays, GemmOperand, Wanted, call_of, checked_bias, checked_out, planes_of
-from octavo_native.gemms import OPERANDS_OF_GEMM
 from octavo_registry.request import Request
 
 Specs = tuple[GroupedTensorSpec | None, GroupedTensorSpec | None]
@@ -52,7 +51,8 @@ def bind_gemm(request: Request) -> Callable[..., Array]:
                 f"accumulate={accumulate} and out is {'not ' if out is None else ''}given; "
                 "give both (the sum is returned) or neither"
             )
-        return product(dy, x, group_sizes, {} if out is None else {"out": out})
+        left, right = (dy, x) if how.weight == "nk" else (x, dy)
+        return product(left, right, group_sizes, {} if out is None else {"out": out})
 
     functions: dict[Gemm, Callable[..., Array]] = {"fprop": fprop, "dgrad": dgrad, "wgrad": wgrad}
     return functions[how.gemm]
@@ -60,14 +60,12 @@ def bind_gemm(request: Request) -> Callable[..., Array]:
 
 def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays], Array]:
     """The function of the left and the right operand, checked, with the traced part jitted."""
-    gemm = how.gemm
-    sides = OPERANDS_OF_GEMM[gemm]
-    directions = [direction_of(gemm, operand) for operand in sides]
+    form = how.form
 
     def traced(left: Arrays, right: Arrays, group_sizes: Array, more: Arrays, call: GemmCall, specs: Specs) -> Array:
         plan = make_plan(group_sizes, call.rows)
         operands: Arrays = {}
-        for name, planes, spec, direction in zip(("left", "right"), (left, right), specs, directions, strict=True):
+        for name, planes, spec, direction in zip(("left", "right"), (left, right), specs, form.directions, strict=True):
             if spec is None:
                 operands[name] = planes["codes"].astype(call.dtype)
                 continue
@@ -75,12 +73,13 @@ def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays],
                 operands[name if part == "codes" else f"{name}_{part}"] = value
         return call.run({**operands, "plan": plan, **more})
 
-    traced.__name__ = traced.__qualname__ = _FUNCTIONS[gemm]
+    traced.__name__ = traced.__qualname__ = _FUNCTIONS[how.gemm]
     compiled = jax.jit(traced, static_argnames=("call", "specs"))
 
     def run(left: GemmOperand, right: GemmOperand, group_sizes: Array, more: Arrays) -> Array:
         arguments.check_sizes(group_sizes)
-        planes = [planes_of(how, name, operand) for name, operand in zip(sides, (left, right), strict=True)]
+        operands = zip(form.operands, form.directions, (left, right), strict=True)
+        planes = [planes_of(how, *operand) for operand in operands]
         call = call_of(how, left, right, group_sizes.shape[0])
         if "bias" in more:
             more = checked_bias(more, call)

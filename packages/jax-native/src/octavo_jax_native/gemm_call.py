@@ -11,8 +11,7 @@ from jax import Array
 import octavo_native
 from octavo import QuantizerSpec, Recipe
 from octavo.formats import DType
-from octavo.quantizer import Direction, Operand
-from octavo.recipe_base import READERS, Gemm
+from octavo.recipe_base import Gemm
 from octavo_jax_native import targets
 from octavo_jax_native.calls import CPU_THREADS, call, workspace_result
 from octavo_jax_native.planes import array
@@ -25,11 +24,6 @@ CUDA_DTYPES: tuple[DType, ...] = ("bfloat16", "float16")
 """Unquantized operands on CUDA."""
 
 _UNSCALED_SUMS = ("delayed", "current", "row")  # block scales are applied to promoted sums alone
-
-
-def direction_of(gemm: Gemm, operand: Operand) -> Direction:
-    """The plane of `operand` that `gemm` reads."""
-    return "rowwise" if READERS[operand][0] == gemm else "columnwise"
 
 
 def cuda_refusal(dtype: str | None, n: int | None, k: int | None) -> str | None:
@@ -49,10 +43,10 @@ def sums_fast(recipe: Recipe, gemm: Gemm) -> bool:
 
 @dataclass(frozen=True)
 class GemmCall:
-    """One GEMM but for its arrays.
+    """One GEMM of the kernels but for its arrays.
 
-    rows, n, k    M, out-features and in-features, whichever GEMM it is
-    left, right   how the operands of OPERANDS_OF_GEMM were quantized; None: they are arrays of `dtype`
+    rows, n, k    M, and N and K of the weight [G, N, K] that the kernels see, whichever GEMM it is
+    left, right   how the operands were quantized; None: they are arrays of `dtype`
     accumulate    wgrad: the operand `out` is added to, in its own memory
     """
 
@@ -74,6 +68,11 @@ class GemmCall:
         if self.gemm == "wgrad":
             return self.groups, self.n, self.k
         return self.rows, self.n if self.gemm == "fprop" else self.k
+
+    @property
+    def bias_shape(self) -> tuple[int, int]:
+        """One a group and column of the result."""
+        return self.groups, self.out_shape[1]
 
     @property
     def hadamard(self) -> bool:

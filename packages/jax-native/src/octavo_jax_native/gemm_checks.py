@@ -11,20 +11,22 @@ from jax import Array
 
 from octavo import HighPrecision, QuantizerSpec, Recipe
 from octavo.formats import DType
-from octavo.quantizer import Operand
+from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_jax import GroupedTensor
 from octavo_jax.dispatch import dtype_name
 from octavo_jax_native import arguments
-from octavo_jax_native.gemm_call import GemmCall, cuda_refusal, direction_of, sums_fast
+from octavo_jax_native.forms import Form, form_of
+from octavo_jax_native.gemm_call import GemmCall, cuda_refusal, sums_fast
 from octavo_jax_native.tensors import checked_plane
-from octavo_native.gemms import OPERANDS_OF_GEMM
+from octavo_registry.cards import Weight
 from octavo_registry.request import Request
+from octavo_registry.weights import WEIGHT_SHAPES
 
 GemmOperand = GroupedTensor | Array
 Arrays = dict[str, Array]
 
-_SHAPES: dict[Operand, str] = {"x": "[M, K]", "w": "[G, N, K]", "dy": "[M, N]"}
+_SHAPES: dict[Operand, str] = {"x": "[M, K]", "dy": "[M, N]"}
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,27 @@ class Wanted:
     recipe: Recipe
     out_dtype: DType
     cuda: bool
+    weight: Weight
 
     @classmethod
     def of(cls, request: Request) -> Wanted:
         """Of a request of one of the three GEMMs."""
         assert request.op in GEMMS
-        return cls(request.op, request.recipe or HighPrecision(), request.out_dtype, request.device == "cuda")
+        recipe = request.recipe or HighPrecision()
+        return cls(request.op, recipe, request.out_dtype, request.device == "cuda", request.weight)
+
+    @property
+    def form(self) -> Form:
+        """How the kernels compute it."""
+        return form_of(self.gemm, self.weight)
+
+    def shape(self, operand: Operand) -> str:
+        """The axes of an operand, in words."""
+        return WEIGHT_SHAPES[self.weight] if operand == "w" else _SHAPES[operand]
 
 
-def planes_of(how: Wanted, name: Operand, operand: Any) -> Arrays:
-    """The arrays of an operand: codes, scales and second level, or the operand itself as "codes"."""
+def planes_of(how: Wanted, name: Operand, direction: Direction, operand: Any) -> Arrays:
+    """The arrays of an operand's plane: codes, scales and second level, or the operand itself as "codes"."""
     recipe, quantized = how.recipe, how.recipe.quantizes(how.gemm)
     if not isinstance(operand, GroupedTensor):
         if quantized:
@@ -62,15 +75,15 @@ def planes_of(how: Wanted, name: Operand, operand: Any) -> Arrays:
         )
     if spec.square and name != "w":
         raise ValueError(f"{name} is quantized in square blocks, which the kernels read of w alone; set square=False")
-    return checked_plane(operand, direction_of(how.gemm, name), f"{name}.")
+    return checked_plane(operand, direction, f"{name}.")
 
 
 def call_of(how: Wanted, left: GemmOperand, right: GemmOperand, groups: int) -> GemmCall:
     """The static part of the call; ValueError where shapes, dtypes or transforms of the two do not go together."""
-    names = OPERANDS_OF_GEMM[how.gemm]
+    names = how.form.operands
     shapes = {name: _shape(operand) for name, operand in zip(names, (left, right), strict=True)}
     of_tensors = {operand.spec.groups for operand in (left, right) if isinstance(operand, GroupedTensor)}
-    rows, n, k = _sides(how.gemm, shapes, {groups, *of_tensors})
+    rows, n, k = _sides(how, shapes, {groups, *of_tensors})
     quantizers: tuple[QuantizerSpec | None, QuantizerSpec | None] = (None, None)
     dtype: DType | None = None
     if isinstance(left, GroupedTensor) and isinstance(right, GroupedTensor):
@@ -81,11 +94,12 @@ def call_of(how: Wanted, left: GemmOperand, right: GemmOperand, groups: int) -> 
         dtype = _common_dtype(how, dict(zip(names, (left.dtype, right.dtype), strict=True)))
     if how.cuda and (refusal := cuda_refusal(dtype, n, k)) is not None:
         raise ValueError(f"{how.gemm} has {_have(shapes)} with {groups} groups; {refusal}")
+    kernel_n, kernel_k = how.form.sides(n, k)
     return GemmCall(
-        how.gemm,
+        how.form.kernel,
         rows=rows,
-        n=n,
-        k=k,
+        n=kernel_n,
+        k=kernel_k,
         groups=groups,
         out_dtype=how.out_dtype,
         dtype=dtype or "bfloat16",
@@ -110,20 +124,20 @@ def _common_dtype(how: Wanted, dtypes: dict[Operand, Any]) -> DType:
     return "float32"
 
 
-def _sides(gemm: Gemm, shapes: dict[Operand, tuple[int, ...]], groups: set[int]) -> tuple[int, int, int]:
+def _sides(how: Wanted, shapes: dict[Operand, tuple[int, ...]], groups: set[int]) -> tuple[int, int, int]:
     """(M, N, K) of the operands' shapes; ValueError where they, or the numbers of groups, are of no one product."""
     sizes: dict[str, set[int]] = {"M": set(), "N": set(), "K": set(), "G": set(groups)}
     fits = True
     for name, shape in shapes.items():
-        axes = _SHAPES[name].strip("[]").split(", ")
+        axes = how.shape(name).strip("[]").split(", ")
         fits = fits and len(axes) == len(shape)
         for axis, size in zip(axes, shape, strict=False):
             sizes[axis].add(size)
     if not fits or any(len(found) > 1 for found in sizes.values()) or 0 in sizes["N"] | sizes["K"]:
-        want = " and ".join(f"{name} {_SHAPES[name]}" for name in shapes)
+        want = " and ".join(f"{name} {how.shape(name)}" for name in shapes)
         raise ValueError(
-            f"{gemm} has {_have(shapes)} with {' and '.join(map(str, sorted(groups)))} groups; it takes {want}, with "
-            "group_sizes and tensors of G groups, N and K of 1 or more"
+            f"{how.gemm} has {_have(shapes)} with {' and '.join(map(str, sorted(groups)))} groups; it takes {want}, "
+            "with group_sizes and tensors of G groups, N and K of 1 or more"
         )
     (rows,), (n,), (k,) = sizes["M"], sizes["N"], sizes["K"]
     return rows, n, k
@@ -135,7 +149,7 @@ def _have(shapes: dict[Operand, tuple[int, ...]]) -> str:
 
 def checked_bias(more: Arrays, call: GemmCall) -> Arrays:
     """bias [G, N] and bias_scales [M], these in fp32; ValueError for other shapes and dtypes."""
-    _check_float(more["bias"], "bias", (call.groups, call.n))
+    _check_float(more["bias"], "bias", call.bias_shape)
     if "bias_scales" not in more:
         return more
     _check_float(more["bias_scales"], "bias_scales", (call.rows,))
@@ -143,7 +157,7 @@ def checked_bias(more: Arrays, call: GemmCall) -> Arrays:
 
 
 def checked_out(out: Array, call: GemmCall) -> GemmCall:
-    """The call that accumulates into `out` [G, N, K], in its dtype; ValueError for another shape or dtype."""
+    """The call that accumulates into `out`, which lies as w, in its dtype; ValueError for another shape or dtype."""
     _check_float(out, "out", call.out_shape)
     return replace(call, accumulate=True, out_dtype=dtype_name(out.dtype, "out"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.formats import DType
-from octavo_registry.cards import BackendCard, Capability, Op
+from octavo_registry.cards import QUANTIZERS, BackendCard, Capability, Op, Weight
 from octavo_registry.hookspecs import hookimpl
 from octavo_registry.request import Backend
 
@@ -19,9 +19,10 @@ EMULATED_RECIPES = frozenset({"mxfp8", "nvfp4"})
 _FP8_RECIPES = frozenset({"delayed", "current", "row", "block"})
 _QUANTIZED = _FP8_RECIPES | EMULATED_RECIPES
 _HIGH_PRECISION = frozenset({"high_precision"})
-_QUANTIZE: frozenset[Op] = frozenset({"quantize", "dequantize"})
+_QUANTIZE: frozenset[Op] = QUANTIZERS | {"dequantize"}
 _GEMMS: frozenset[Op] = frozenset({"fprop", "dgrad", "wgrad"})
 _HALVES: frozenset[DType] = frozenset({"bfloat16", "float16"})
+_WEIGHTS: frozenset[Weight] = frozenset({"nk", "kn"})
 _LAYOUTS = frozenset({"plain", "rows", "panels"})  # octavo_native.layouts says what the last two are
 
 
@@ -35,17 +36,17 @@ def _on_hopper(ops: frozenset[Op], recipes: frozenset[str], **conditions: Any) -
 
 CARD = BackendCard(
     name=NAME,
-    api_level=1,
+    api_level=3,
     priority=100,
     needs=("jax>=0.10.2", "octavo-native>=0.1"),
     summary="quantizers and grouped GEMMs of every recipe as compiled kernels, for CPUs and for Hopper GPUs",
     capabilities=(
         _row(_QUANTIZE, _QUANTIZED, layouts=_LAYOUTS),
-        _row(_GEMMS, _QUANTIZED | _HIGH_PRECISION),
+        _row(_GEMMS, _QUANTIZED | _HIGH_PRECISION, weights=_WEIGHTS),
         _on_hopper(_QUANTIZE, _QUANTIZED, layouts=_LAYOUTS),
-        _on_hopper(_GEMMS, _HIGH_PRECISION, in_dtypes=_HALVES, accumulation="hopper_bf16"),
-        _on_hopper(_GEMMS, _FP8_RECIPES, accumulation="hopper_fp8"),
-        _on_hopper(_GEMMS, EMULATED_RECIPES, accumulation="hopper_bf16", emulated=EMULATED),
+        _on_hopper(_GEMMS, _HIGH_PRECISION, weights=_WEIGHTS, in_dtypes=_HALVES, accumulation="hopper_bf16"),
+        _on_hopper(_GEMMS, _FP8_RECIPES, weights=_WEIGHTS, accumulation="hopper_fp8"),
+        _on_hopper(_GEMMS, EMULATED_RECIPES, weights=_WEIGHTS, accumulation="hopper_bf16", emulated=EMULATED),
     ),
 )
 

@@ -1,4 +1,4 @@
-"""`Bound.run` of a "quantize" request."""
+"""`Bound.run` and `Bound.run_with_amax` of a "quantize" request."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from octavo import GroupedTensorSpec, QuantizerSpec
@@ -15,7 +16,7 @@ from octavo_jax import GroupedTensor
 from octavo_jax.sizes import one_group
 from octavo_jax_native import arguments, targets
 from octavo_jax_native.calls import QuantizeCall, make_plan
-from octavo_jax_native.planes import Extent, calls_for, plane_results, tensor_of
+from octavo_jax_native.planes import Extent, array, calls_for, plane_results, tensor_of
 from octavo_jax_native.primitive import quantize_call
 
 
@@ -81,33 +82,35 @@ def planes_of(
     return tuple(made)
 
 
-def bind_quantize(spec: QuantizerSpec, layouts: tuple[str, str]) -> Callable[..., GroupedTensor]:
-    """The function that quantizes by `spec` into these (rowwise, columnwise) layouts."""
+def bind_quantize(
+    spec: QuantizerSpec, layouts: tuple[str, str]
+) -> tuple[Callable[..., GroupedTensor], Callable[..., tuple[GroupedTensor, Array]]]:
+    """`run` and `run_with_amax` of what quantizes by `spec` into these (rowwise, columnwise) layouts."""
     specs: dict[tuple[tuple[int, ...], int], GroupedTensorSpec] = {}
 
     def octavo_quantize(
-        operands: dict[str, Array], group_sizes: Array | None, operand: Operand
+        operands: dict[str, Array], group_sizes: Array | None, operand: Operand, extras: tuple[str, ...]
     ) -> tuple[dict[str, Array], ...]:
         x = operands["x"]
         if group_sizes is None and 0 in x.shape[:2]:
             # Stacked matrices without rows: to the kernels a third axis of 0 would mean ragged rows.
             raise ValueError(f"x has shape {list(x.shape)}; stacked matrices have one or more of one or more rows")
-        return planes_of(spec, layouts, operands, group_sizes, operand, x.shape[-1], {})
+        groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
+        more = {name: array((groups,), jnp.float32) for name in extras}
+        return planes_of(spec, layouts, operands, group_sizes, operand, x.shape[-1], more)
 
     octavo_quantize.__name__ = octavo_quantize.__qualname__ = targets.QUANTIZE[spec.scaling]
-    compiled = jax.jit(octavo_quantize, static_argnames="operand")
+    compiled = jax.jit(octavo_quantize, static_argnames=("operand", "extras"))
 
-    def run(
+    def made(
         x: Array,
-        group_sizes: Array | None = None,
-        *,
-        seed: int | Array | None = None,
-        operand: Operand | None = None,
-        group_offset: int | Array = 0,
-        scale: Array | None = None,
-        out: None = None,
-    ) -> GroupedTensor:
-        arguments.check_out(out)
+        group_sizes: Array | None,
+        seed: int | Array | None,
+        operand: Operand | None,
+        group_offset: int | Array,
+        scale: Array | None,
+        extras: tuple[str, ...],
+    ) -> tuple[GroupedTensor, dict[str, Array]]:
         arguments.check_input(x, "x", (2,) if group_sizes is not None else (2, 3))
         if group_sizes is None and x.ndim == 2:
             group_sizes = one_group(x.shape[0])
@@ -122,7 +125,32 @@ def bind_quantize(spec: QuantizerSpec, layouts: tuple[str, str]) -> Callable[...
             **arguments.random_operands(spec, seed, group_offset),
             **arguments.scale_operand(spec, scale, groups),
         }
-        made = compiled(operands, group_sizes, operand=operand or spec.role)
-        return tensor_of(tensor, group_sizes, made)
+        results = compiled(operands, group_sizes, operand=operand or spec.role, extras=extras)
+        return tensor_of(tensor, group_sizes, results), results[0]
 
-    return run
+    def run(
+        x: Array,
+        group_sizes: Array | None = None,
+        *,
+        seed: int | Array | None = None,
+        operand: Operand | None = None,
+        group_offset: int | Array = 0,
+        scale: Array | None = None,
+        out: None = None,
+    ) -> GroupedTensor:
+        arguments.check_out(out)
+        return made(x, group_sizes, seed, operand, group_offset, scale, ())[0]
+
+    def run_with_amax(
+        x: Array,
+        group_sizes: Array | None = None,
+        *,
+        seed: int | Array | None = None,
+        operand: Operand | None = None,
+        group_offset: int | Array = 0,
+        scale: Array | None = None,
+    ) -> tuple[GroupedTensor, Array]:
+        tensor, results = made(x, group_sizes, seed, operand, group_offset, scale, ("amax",))
+        return tensor, results["amax"]
+
+    return run, run_with_amax

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from octavo import HighPrecision
 from octavo.recipe_base import GEMMS
+from octavo_jax_native.forms import form_of
 from octavo_jax_native.gemm_call import GemmCall, sums_fast
-from octavo_native.gemms import OPERANDS_OF_GEMM, gemm_choices
+from octavo_native.gemms import gemm_choices
 from octavo_registry.kernels import KernelChoice
 from octavo_registry.request import Request
 
@@ -16,12 +17,14 @@ def kernel_choices(request: Request, rows: int) -> tuple[KernelChoice, ...]:
         return ()
     recipe = request.recipe or HighPrecision()
     quantized = recipe.quantizes(request.op)
-    left, right = (recipe.quantizer(operand) if quantized else None for operand in OPERANDS_OF_GEMM[request.op])
+    form = form_of(request.op, request.weight)
+    left, right = (recipe.quantizer(operand) if quantized else None for operand in form.operands)
+    n, k = form.sides(request.n, request.k)
     call = GemmCall(
-        request.op,
+        form.kernel,
         rows=rows,
-        n=request.n,
-        k=request.k,
+        n=n,
+        k=k,
         groups=request.groups,
         out_dtype=request.out_dtype,
         dtype=request.in_dtype,

@@ -8,14 +8,21 @@ variable. The Flax modules are in `octavo_jax.linen` and `octavo_jax.nnx`, which
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_jax import policies
+    from octavo_jax import adapters, counting, moe, policies
+    from octavo_jax.activations import activate
     from octavo_jax.checkpoint_names import name_bits, name_planes
     from octavo_jax.delayed import DelayedState, ScalingHistory, init_delayed, record_amax, update_delayed
-    from octavo_jax.dense import grouped_dense
+    from octavo_jax.fused import Extras, act_quantize, dact_quantize, norm_quantize
+    from octavo_jax.grouped import grouped_dense
     from octavo_jax.grouped_tensor import GroupedTensor
+    from octavo_jax.mlp import grouped_mlp, layernorm_mlp
+    from octavo_jax.normalized_dense import layernorm_dense
+    from octavo_jax.norms import normalize
+    from octavo_jax.plain import dense
     from octavo_jax.quantizers import Quantizer, QuantizerSet, quantizer_set, with_state
     from octavo_jax.quantizing import dequantize, quantize
     from octavo_jax.ragged import ragged_dot
@@ -24,15 +31,28 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DelayedState",
+    "Extras",
     "GroupedTensor",
     "Quantizer",
     "QuantizerSet",
     "ScalingHistory",
+    "act_quantize",
+    "activate",
+    "adapters",
+    "counting",
+    "dact_quantize",
+    "dense",
     "dequantize",
     "grouped_dense",
+    "grouped_mlp",
     "init_delayed",
+    "layernorm_dense",
+    "layernorm_mlp",
+    "moe",
     "name_bits",
     "name_planes",
+    "norm_quantize",
+    "normalize",
     "policies",
     "quantize",
     "quantizer_set",
@@ -42,16 +62,35 @@ __all__ = [
     "with_state",
 ]
 
+_MODULES = ("adapters", "counting", "moe", "policies")
+_PLACES = (
+    "activations",
+    "checkpoint_names",
+    "delayed",
+    "fused",
+    "grouped",
+    "grouped_tensor",
+    "mlp",
+    "normalized_dense",
+    "norms",
+    "plain",
+    "quantizers",
+    "quantizing",
+    "ragged",
+)
+
+if "jax" in sys.modules:
+    importlib.import_module("octavo_jax.preference")  # it says why so early
+
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "policies":  # `from octavo_jax import policies` would ask here again
-        return importlib.import_module("octavo_jax.policies")
-    from octavo_jax import checkpoint_names, delayed, dense, grouped_tensor, quantizers, quantizing, ragged
-
-    for place in (checkpoint_names, delayed, dense, grouped_tensor, quantizers, quantizing, ragged):
-        globals().update({public: value for public, value in vars(place).items() if public in __all__})
+    if name in _MODULES:  # `from octavo_jax import policies` would ask here again
+        return importlib.import_module(f"octavo_jax.{name}")
+    for place in _PLACES:
+        public = vars(importlib.import_module(f"octavo_jax.{place}"))
+        globals().update({public_name: value for public_name, value in public.items() if public_name in __all__})
     return globals()[name]
 
 

@@ -12,8 +12,8 @@ from jax import Array
 
 from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
 from octavo_jax.delayed import DelayedState, ScalingHistory
-from octavo_jax.dense import grouped_dense
 from octavo_jax.dispatch import device_kind
+from octavo_jax.grouped import grouped_dense
 from octavo_jax.grouped_tensor import GroupedTensor
 from octavo_jax.quantizing import quantize
 from octavo_registry.frameworks import PLANES, Device, LayerResult

@@ -1,24 +1,21 @@
-"""Plans from the registry, at trace time, and kept for eager calls.
-
-`octavo_registry.prefer` is mirrored into a JAX user context, so that a jitted function is traced again under another
-preference instead of running what an earlier one chose.
-"""
+"""Plans from the registry, at trace time, and kept for eager calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+import octavo_jax.preference  # noqa: F401 (a preference is part of what JAX's caches are keyed by)
 import octavo_registry
 from octavo import HighPrecision, QuantizerSpec, Recipe
 from octavo.formats import DType
-from octavo_registry import LayerPlan, Plan, Request, state_token
+from octavo_registry import LayerPlan, Plan, Request, Weight, state_token
 
 Names = str | Sequence[str] | None
 Run = Callable[..., Any]
@@ -30,9 +27,6 @@ _DTYPES: dict[Any, DType] = {
 }
 _CACHE_LIMIT = 512
 HIGH_PRECISION = HighPrecision()
-
-_PREFERENCE = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
-octavo_registry.mirror_preference(_PREFERENCE)
 
 
 def dtype_name(dtype: DTypeLike, argument: str) -> DType:
@@ -64,24 +58,54 @@ def device_kind(device: Any) -> tuple[str, tuple[int, int] | None]:
     return "cuda", (int(major), int(minor))
 
 
+class Asked(NamedTuple):
+    """What a layer was asked for, by values that stay what they are.
+
+    dtype, kernel_dtype  of x and the kernel
+    shape                of the kernel
+    weight               how it lies: "kn" as [G, K, N], "nk" as [G, N, K]
+    """
+
+    recipe: Recipe
+    dtype: Any
+    kernel_dtype: Any
+    shape: tuple[int, ...]
+    weight: Weight
+    preferred_element_type: DTypeLike | None
+    checkpoint_name: str | None
+    output_checkpoint_name: str | None
+    device: tuple[str, tuple[int, int] | None]
+    backend: str | tuple[str, ...] | None
+    training: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Layer:
     """What one grouped linear layer runs. Compared by identity, so it is a cheap static argument of `jax.jit`.
 
     plan                     the registry's answer
-    x_dtype ... bias_dtype   dtypes of the arguments, which their gradients have
+    asked                    to what
+    x_dtype, kernel_dtype    dtypes of the arguments, which their gradients have
+    product_dtype            dtype in which a GEMM multiplies operands that its slot does not quantize: the arguments',
+                             fp32 where these differ; dy is cast to it
     checkpoint_name          of quantized operands; None names nothing
     output_checkpoint_name   of y
     """
 
     plan: LayerPlan
+    asked: Asked
     x_dtype: Any
     kernel_dtype: Any
+    product_dtype: Any
     checkpoint_name: str | None
     output_checkpoint_name: str | None
 
+    def trained(self) -> Layer:
+        """The layer with its gradients' GEMMs planned, too; itself where they are. NoBackendError as `layer_for`."""
+        return self if self.asked.training else _layer(self.asked._replace(training=True))
 
-class _Cache:
+
+class Cache:
     """Values by key, dropped when the registry's state changes and when there are too many."""
 
     def __init__(self) -> None:
@@ -100,9 +124,9 @@ class _Cache:
         self._values[key] = value
 
 
-_layers_seen = _Cache()
+_layers_seen = Cache()
 _layers: dict[Any, Layer] = {}
-_quantizers_seen = _Cache()
+_quantizers_seen = Cache()
 
 
 def _hashable(backend: Names) -> str | tuple[str, ...] | None:
@@ -118,54 +142,95 @@ def layer_for(
     checkpoint_name: str | None,
     output_checkpoint_name: str | None,
     backend: Names,
+    weight: Weight = "kn",
+    x_dtype: DTypeLike | None = None,
+    training: bool = True,
 ) -> Layer:
-    """The layer for x [M, K] and kernel [G, K, N]; NoBackendError where nothing serves it.
+    """The layer for x [M, K] and kernel [G, K, N], or [G, N, K] with weight "nk"; NoBackendError where nothing serves
+    it. dx and dw have the dtypes of x and the kernel.
+
+    x_dtype   of an x that is not there yet, such as an activation's result: then `x` tells the device alone
+    training  False: the forward pass alone is planned, and `Layer.trained` plans the rest where it is differentiated
 
     Equal arguments give the same object as long as the registry chooses the same functions, so nothing is traced twice.
     """
     recipe = HIGH_PRECISION if recipe is None else recipe
-    names = _hashable(backend)
-    device = device_of(x)
-    shape = (kernel.shape, x.dtype, kernel.dtype, preferred_element_type, checkpoint_name, output_checkpoint_name)
-    seen_key = (id(recipe), shape, device, names)
+    asked = Asked(
+        recipe,
+        jnp.dtype(x.dtype if x_dtype is None else x_dtype),
+        kernel.dtype,
+        kernel.shape,
+        weight,
+        preferred_element_type,
+        checkpoint_name,
+        output_checkpoint_name,
+        device_of(x),
+        _hashable(backend),
+        training,
+    )
+    seen_key = (id(recipe), asked[1:])  # the hash of a recipe is 2 microseconds
     seen: tuple[Recipe, Layer] | None = _layers_seen.get(seen_key)
     if seen is not None:
         return seen[1]
-    groups, k, n = kernel.shape
-    x_dtype, kernel_dtype = dtype_name(x.dtype, "x"), dtype_name(kernel.dtype, "kernel")
-    if preferred_element_type is not None:
-        out_dtype = dtype_name(preferred_element_type, "preferred_element_type")
+    layer = _layer(asked)
+    _layers_seen.put(seen_key, (recipe, layer))
+    return layer
+
+
+def _layer(asked: Asked) -> Layer:
+    recipe = asked.recipe
+    groups, k, n = asked.shape if asked.weight == "kn" else (asked.shape[0], asked.shape[2], asked.shape[1])
+    in_dtype, kernel_dtype = dtype_name(asked.dtype, "x"), dtype_name(asked.kernel_dtype, "kernel")
+    if asked.preferred_element_type is not None:
+        out_dtype = dtype_name(asked.preferred_element_type, "preferred_element_type")
     else:
-        out_dtype = recipe.output_dtype or x_dtype
-    kind, arch = device
+        out_dtype = recipe.output_dtype or in_dtype
+    kind, arch = asked.device
     request = Request(
         op="fprop",
         framework="jax",
         device=kind,
-        in_dtype=x_dtype,
+        in_dtype=in_dtype,
         out_dtype=out_dtype,
         recipe=recipe,
         arch=arch,
         k=k,
         n=n,
         groups=groups,
+        training=asked.training,
+        weight=asked.weight,
     )
-    plan = octavo_registry.plan_layer(request, backend=backend, wgrad_dtype=recipe.wgrad_dtype or kernel_dtype)
-    key = (recipe.fingerprint, shape, tuple(part.run for part in plan.plans))
+    product_dtype: DType = in_dtype if in_dtype == kernel_dtype else "float32"
+    plan = octavo_registry.plan_layer(
+        request,
+        backend=asked.backend,
+        wgrad_dtype=recipe.wgrad_dtype or kernel_dtype,
+        dgrad_dtype=in_dtype,
+        w_dtype=kernel_dtype,
+        product_dtype=product_dtype,
+    )
+    key = (recipe.fingerprint, asked[1:], tuple(part.run for part in plan.plans))
     layer = _layers.get(key)
     if layer is None:
         if len(_layers) >= _CACHE_LIMIT:
             _layers.clear()
-        layer = Layer(plan, x.dtype, kernel.dtype, checkpoint_name, output_checkpoint_name)
+        names = asked.checkpoint_name, asked.output_checkpoint_name
+        layer = Layer(plan, asked, asked.dtype, asked.kernel_dtype, jnp.dtype(product_dtype), *names)
         _layers[key] = layer
-    _layers_seen.put(seen_key, (recipe, layer))
     return layer
 
 
-def quantizer_for(spec: QuantizerSpec, x: Array, groups: int, stacked: bool, backend: Names) -> Plan:
-    """The plan that quantizes x by `spec`; NoBackendError where nothing serves it."""
+def quantizer_for(
+    spec: QuantizerSpec, x: Array, groups: int, stacked: bool, backend: Names, *, columns: int | None = None
+) -> Plan:
+    """The plan that quantizes x by `spec`; NoBackendError where nothing serves it.
+
+    columns   of what is quantized, where that is computed from x on the way; None: x's
+    """
     device = device_of(x)
-    key = (id(spec), x.shape[-2:] if stacked else x.shape[-1], x.dtype, groups, stacked, device, _hashable(backend))
+    columns = x.shape[-1] if columns is None else columns
+    rows = x.shape[-2] if stacked else None
+    key = (id(spec), rows, columns, x.dtype, groups, stacked, device, _hashable(backend))
     seen: tuple[QuantizerSpec, Plan] | None = _quantizers_seen.get(key)
     if seen is not None:
         return seen[1]
@@ -178,8 +243,8 @@ def quantizer_for(spec: QuantizerSpec, x: Array, groups: int, stacked: bool, bac
         in_dtype=dtype,
         out_dtype=dtype,
         quantizer=spec,
-        k=x.shape[-1],
-        n=x.shape[-2] if stacked else None,
+        k=columns,
+        n=rows,
         groups=groups,
         stacked=stacked,
     )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from octavo_registry.cards import BackendCard, Capability, Op
+from octavo_registry.cards import QUANTIZERS, BackendCard, Capability, Op
 from octavo_registry.hookspecs import hookimpl
 from octavo_registry.request import Backend
 
 NAME = "jax-reference"
 
 _RECIPES = frozenset({"high_precision", "delayed", "current", "row", "block", "mxfp8", "nvfp4"})
-_OPS: frozenset[Op] = frozenset({"quantize", "dequantize", "fprop", "dgrad", "wgrad"})
+_OPS: frozenset[Op] = QUANTIZERS | {"dequantize", "fprop", "dgrad", "wgrad"}
 
 CARD = BackendCard(
     name=NAME,
-    api_level=1,
+    api_level=3,
     priority=-100,
     needs=("jax>=0.10.2",),
     summary="every recipe in plain jnp, jit-able with traced sizes; exact to the bit, not fast",
@@ -24,6 +24,7 @@ CARD = BackendCard(
             framework="jax",
             device=device,
             graph_safe=True,
+            weights=frozenset({"nk", "kn"}),
             accumulation="fp32",
             emulated="fp32 products of dequantized operands",
         )

@@ -1,4 +1,8 @@
-"""Quantizers of a layer's operands as pytrees."""
+"""Quantizers of a layer's operands as pytrees.
+
+Every field survives flatten, tree.map, vmap, scan, copies, pickle and orbax, because a field is declared static or an
+array once and nothing is validated when a tree is put together; JSON holds everything but arrays.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from jax import Array
 
 from octavo import DelayedScaling, QuantizerSpec, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax import saving
 from octavo_jax.delayed import DelayedState, ScalingHistory, init_delayed
 from octavo_jax.dispatch import Names
 from octavo_jax.grouped_tensor import GroupedTensor
@@ -41,6 +46,31 @@ class Quantizer:
         scale = None if self.state is None else self.state.scale
         return quantize(x, self.spec, group_sizes, seed=seed, group_offset=group_offset, scale=scale, backend=backend)
 
+    def to_json(self) -> str:
+        """Canonical JSON of everything but arrays; `arrays` gives those."""
+        return saving.to_json(self._saved())
+
+    def arrays(self, prefix: str = "") -> dict[str, Array]:
+        """The state's arrays by name, "history" and "scale", for safetensors or npz; {} where there is no state."""
+        return saving.state_arrays(self.state, prefix)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, arrays: saving.Arrays | None = None) -> Quantizer:
+        """The quantizer that `to_json` of this or an earlier release wrote; ValueError for anything else.
+
+        arrays   what `arrays()` gave. None: a state's leaves are `jax.ShapeDtypeStruct`, which orbax restores into
+        """
+        made = cls._restored(saving.read(text, "quantizer"), arrays, "")
+        saving.check_names(arrays, made.arrays())
+        return made
+
+    def _saved(self) -> saving.SavedQuantizer:
+        return saving.SavedQuantizer(spec=self.spec, state=saving.saved_state(self.state))
+
+    @classmethod
+    def _restored(cls, saved: saving.SavedQuantizer, arrays: saving.Arrays | None, prefix: str) -> Quantizer:
+        return cls(saved.spec, saving.restored_state(saved.state, arrays, prefix))
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -50,6 +80,32 @@ class QuantizerSet:
     x: Quantizer | None
     kernel: Quantizer | None
     grad: Quantizer | None
+
+    def to_json(self) -> str:
+        """Canonical JSON of everything but arrays; `arrays` gives those."""
+        x, kernel, grad = (None if one is None else one._saved() for one in (self.x, self.kernel, self.grad))
+        return saving.to_json(saving.SavedSet(x=x, kernel=kernel, grad=grad))
+
+    def arrays(self) -> dict[str, Array]:
+        """The states' arrays by name, "x.history" to "grad.scale", for safetensors or npz."""
+        return {
+            name: array
+            for operand, one in vars(self).items()
+            if one is not None
+            for name, array in one.arrays(f"{operand}.").items()
+        }
+
+    @classmethod
+    def from_json(cls, text: str | bytes, arrays: saving.Arrays | None = None) -> QuantizerSet:
+        """The set that `to_json` of this or an earlier release wrote; `arrays` as in `Quantizer.from_json`."""
+        saved = saving.read(text, "quantizer_set")
+
+        def restored(one: saving.SavedQuantizer | None, operand: str) -> Quantizer | None:
+            return None if one is None else Quantizer._restored(one, arrays, f"{operand}.")
+
+        made = cls(restored(saved.x, "x"), restored(saved.kernel, "kernel"), restored(saved.grad, "grad"))
+        saving.check_names(arrays, made.arrays())
+        return made
 
 
 def quantizer_set(

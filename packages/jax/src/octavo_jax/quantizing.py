@@ -10,6 +10,7 @@ from jax import Array
 from octavo import QuantizerSpec
 from octavo.quantizer import Direction, Operand
 from octavo_jax.checkpoint_names import name_planes
+from octavo_jax.derivatives import undifferentiated
 from octavo_jax.dispatch import Names, dequantizer_for, quantizer_for
 from octavo_jax.grouped_tensor import GroupedTensor
 from octavo_jax.seeds import seed_words
@@ -69,7 +70,8 @@ def quantize(
     scale         [G] float32 encode scales of delayed scaling
     backend       a name or a closed list of names
 
-    Every output carries `spec.checkpoint_name`. Rows past the sum are not read; codes and scales there mean nothing.
+    Every output of "x" or "w" carries `spec.checkpoint_name`, one of "dy" has no name. Rows past the sum are not read;
+    codes and scales there mean nothing.
 
     Raises ValueError for shapes, dtypes, host sizes or a seed that do not fit; NoBackendError when nothing serves it.
     """
@@ -91,7 +93,7 @@ def quantize(
         raise ValueError("there are 0 groups; give one or more")
     plan = quantizer_for(spec, x, groups, stacked, backend)
     q = plan.run(
-        x,
+        undifferentiated(x),
         sizes,
         seed=seed_words(seed) if spec.stochastic and seed is not None else None,
         operand=operand or spec.role,

@@ -33,3 +33,11 @@ def seed_words(seed: int | Array | np.ndarray) -> Array:
     except TypeError:
         raise ValueError(f"seed is {seed!r}; give an integer or an integer scalar array") from None
     return jnp.asarray(np.array([value & 0xFFFFFFFF, value >> 32], np.uint32))
+
+
+def second_stream(words: Array) -> Array:
+    """Seed words [2] of the second layer of a function that takes one seed: those of seed XOR 2^63.
+
+    Philox's key is the seed, so two layers with one key would draw the same bits at the same positions.
+    """
+    return words ^ jnp.asarray(np.array([0, 1 << 31], np.uint32))

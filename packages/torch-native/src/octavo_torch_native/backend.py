@@ -10,6 +10,7 @@ import octavo_native
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo.recipe_base import GEMMS
+from octavo_registry.cards import QUANTIZERS
 from octavo_registry.request import Bound, Request
 from octavo_torch.dtypes import DTYPES
 from octavo_torch.status import status_word
@@ -46,7 +47,7 @@ class NativeBackend:
                 )
             if not torch.cuda.is_available():
                 return "device is cuda and this torch sees no CUDA device; install a CUDA build of torch or use the CPU"
-        if request.op == "quantize" and request.quantizer is not None:
+        if request.op in QUANTIZERS and request.quantizer is not None:
             for (direction, known), layout in zip(LAYOUTS.items(), request.layouts, strict=True):
                 if direction in request.quantizer.directions and layout not in known:
                     return f"makes {direction} data in layouts {' and '.join(known)}, {layout} was asked for"
@@ -59,6 +60,7 @@ class NativeBackend:
         # here, because the modules below use names that another ABI level may not have
         from octavo_native.gemms import LAYOUTS_OF_GEMM
         from octavo_torch_native.dequantizer import Dequantizer
+        from octavo_torch_native.fused import ActQuantizer, DactQuantizer, NormQuantizer
         from octavo_torch_native.gemm import BOUND
         from octavo_torch_native.product import product_of
         from octavo_torch_native.quantizer import Quantizer
@@ -71,9 +73,16 @@ class NativeBackend:
             product = product_of(request)
             run = BOUND[request.op](request.out_dtype, fast_accumulation=product.fast_accumulation)
             return Bound(run=run, layouts=LAYOUTS_OF_GEMM[request.op] if product.scaling else {}, prepare=plan_rows)
-        assert request.quantizer is not None  # part of the contract of both other operations
+        assert request.quantizer is not None  # part of the contract of the other operations
         if request.op == "dequantize":
             return Bound(run=Dequantizer(DTYPES[request.out_dtype]))
+        if request.op == "norm_quantize":
+            assert request.norm is not None
+            return Bound(run=NormQuantizer(request.quantizer, request.layouts, request.norm), prepare=plan_rows)
+        if request.op in ("act_quantize", "dact_quantize"):
+            assert request.activation is not None
+            fused = ActQuantizer if request.op == "act_quantize" else DactQuantizer
+            return Bound(run=fused(request.quantizer, request.layouts, request.activation), prepare=plan_rows)
         quantizer = Quantizer(request.quantizer, request.layouts)
         delayed = request.quantizer.scaling == "delayed"
         return Bound(run=quantizer, prepare=plan_rows, run_with_amax=quantizer.with_amax if delayed else None)

@@ -16,7 +16,7 @@ from octavo_torch.grouped_tensor import GroupedTensor
 from octavo_torch.layer import quantizer_for
 from octavo_torch.reference.backend import seed_tensor
 from octavo_torch.reference.ops import group_amax_of
-from octavo_torch.sizes import as_sizes
+from octavo_torch.sizes import all_rows, as_sizes
 from octavo_torch_native import arguments, ops
 from octavo_torch_native.buffers import check_buffer, planes_of, write_sizes
 from octavo_torch_native.dequantizer import Dequantizer, converted
@@ -266,7 +266,7 @@ def _sizes_of(x: Tensor, group_sizes: Any) -> tuple[Tensor | RowPlan | None, boo
         return None, x.is_cpu
     if type(group_sizes) is RowPlan:
         return group_sizes, x.is_cpu
-    return as_sizes([x.shape[0]] if group_sizes is None else group_sizes, x.shape[0], None, x)
+    return as_sizes(all_rows(x) if group_sizes is None else group_sizes, x.shape[0], None, x)
 
 
 def _check_quantized(q: Any) -> None:

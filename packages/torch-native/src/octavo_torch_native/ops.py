@@ -11,6 +11,7 @@ import octavo_native
 from octavo import check_group_sizes
 from octavo.quantizer import Direction
 from octavo_native import layouts as native_layouts
+from octavo_torch.graphs import check_not_captured
 from octavo_torch.operators import Operators
 from octavo_torch.reference.ops import layout_from
 from octavo_torch.status import status_word
@@ -45,6 +46,7 @@ def _plan(sizes: Tensor, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
         if sum(host) > rows or min(host, default=0) < 0:
             check_group_sizes(host, rows)
         if not like.is_cpu:
+            check_not_captured("group_sizes", like)
             sizes = sizes.to(device, non_blocking=True)
     sizes = sizes.contiguous()
     words = torch.empty(octavo_native.plan_words(rows, groups), dtype=torch.int64, device=device)

@@ -19,7 +19,7 @@ NAME = "torch-native"
 ROWS, PANELS = "rows", "panels"
 
 _SCALINGS = frozenset({"delayed", "current", "row", "block", "mxfp8", "nvfp4"})
-_QUANTIZERS: frozenset[Op] = frozenset({"quantize", "dequantize"})
+_QUANTIZERS: frozenset[Op] = frozenset({"quantize", "dequantize", "act_quantize", "dact_quantize", "norm_quantize"})
 _GEMMS: frozenset[Op] = frozenset({"fprop", "dgrad", "wgrad"})
 _HIGH_PRECISION = frozenset({"high_precision"})
 _HALVES: frozenset[DType] = frozenset({"bfloat16", "float16"})
@@ -64,7 +64,7 @@ def _on_hopper(sizes: frozenset[Literal["host", "device"]], graph_safe: bool) ->
 
 CARD = BackendCard(
     name=NAME,
-    api_level=1,
+    api_level=3,
     priority=100,
     needs=("torch>=2.11", "octavo-native>=0.1"),
     summary="Grouped quantization and GEMMs by octavo-native's kernels: AVX2 on CPUs, Hopper on GPUs.",

@@ -35,11 +35,11 @@ def check_call(
     groups, rows = layer.groups, x.shape[0]
     width = int(layer.weight_shape[1])
     if bias is not None:
-        _check_like("bias", bias, (groups, width), x)
+        check_like("bias", bias, (groups, width), x)
     if bias_scales is not None:
         if bias is None:
             raise ValueError("bias_scales was given without a bias; give both or neither")
-        _check_like("bias_scales", bias_scales, (rows,), x)
+        check_like("bias_scales", bias_scales, (rows,), x)
     if seed is not None:
         check_seed(seed)
     elif layer.needs_seed:
@@ -70,7 +70,8 @@ def check_state(recipe: Recipe, state: DelayedState | None, like: Tensor, groups
         raise ValueError(f"state is on {state.scale.device} and the tensors on {like.device}; move it there")
 
 
-def _check_like(name: str, value: Any, shape: tuple[int, ...], x: Tensor) -> None:
+def check_like(name: str, value: Any, shape: tuple[int, ...], x: Tensor) -> None:
+    """A high-precision tensor of just this shape on x's device."""
     if not isinstance(value, Tensor) or tuple(value.shape) != shape:
         given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"{name} has shape {given}; give {list(shape)}")

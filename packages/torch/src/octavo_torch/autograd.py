@@ -87,14 +87,18 @@ def run_forward(
     record: bool,
     group_offset: int,
     out: Tensor | None,
+    x_codes: GroupedTensor | None = None,
 ) -> tuple[Tensor, Any, Any]:
-    """y, and x and w as backward saves them: quantized where a GEMM reads codes."""
-    rows: Any = x
+    """y, and x and w as backward saves them: quantized where a GEMM reads codes.
+
+    x_codes   of an x that is quantized already; x itself is then read where the fprop slot is high precision alone
+    """
+    rows: Any = x if x_codes is None else x_codes
     matrices: Any = w
     drawn: Any = None
     if layer.stochastic_forward:
         drawn = seed.current() if isinstance(seed, SeedCounter) else seed
-    if layer.quantize_x is not None:
+    if layer.quantize_x is not None and x_codes is None:
         rows = quantize_operand(layer, layer.quantize_x, x, "x", sizes, drawn, state, record, group_offset)
     if layer.quantize_w is not None:
         matrices = w_codes
@@ -107,7 +111,7 @@ def run_forward(
     return y, rows, matrices
 
 
-class _Saved:
+class Saved:
     """Where an operand's saved tensors stand in ctx.saved_tensors, and how to put it together again."""
 
     def __init__(self, value: Tensor | GroupedTensor, tensors: list[Tensor | None]) -> None:
@@ -158,9 +162,9 @@ class GroupedLinearFunction(torch.autograd.Function):
         if bias_scales is not None:
             tensors[1:] = [bias, bias_scales]
         if layer.need_dw:
-            ctx.x = _Saved(rows if layer.quantized_wgrad else x, tensors)
+            ctx.x = Saved(rows if layer.quantized_wgrad else x, tensors)
         if layer.need_dx:
-            ctx.w = _Saved(matrices if layer.quantized_dgrad else weight, tensors)
+            ctx.w = Saved(matrices if layer.quantized_dgrad else weight, tensors)
         ctx.save_for_backward(*tensors)
         ctx.call = call
         ctx.dtypes = [None if value is None else value.dtype for value in (x, weight, bias, bias_scales)]
@@ -174,7 +178,7 @@ class GroupedLinearFunction(torch.autograd.Function):
         with torch.no_grad():
             grads = _backward(ctx, dy)
         if torch.is_grad_enabled() and is_plain(dy):
-            grads = [None if grad is None else _refuse_second_derivative(grad, dy) for grad in grads]
+            grads = [None if grad is None else refuse_second_derivative(grad, dy) for grad in grads]
         return (None, None, None, *grads)
 
 
@@ -197,27 +201,43 @@ def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
         db = sums[0] if need_b else None
         ds = sums[1] if need_s else None
     if need_x or need_w:
-        gradient: Any = dy
+        codes = None
         if layer.quantize_dy is not None:
             seed = call.seed.take() if isinstance(call.seed, SeedCounter) else call.seed
-            gradient = quantize_operand(
+            codes = quantize_operand(
                 layer, layer.quantize_dy, dy, "dy", sizes, seed, call.state, call.record, call.group_offset
             )
         if need_x and layer.dgrad is not None:
-            rows = gradient if layer.quantized_dgrad else dy
+            rows = codes if layer.quantized_dgrad else dy
             dx = layer.dgrad(rows, ctx.w.load(tensors), sizes, out=call.grad_input)
         if need_w and layer.wgrad is not None:
-            rows = gradient if layer.quantized_wgrad else dy
-            if call.main_grad is None:
-                dw = layer.wgrad(ctx.x.load(tensors), rows, sizes)
-            elif _is_wanted(ctx, call.weight):
-                assert call.weight is not None
-                dw = write_main_grad(layer.wgrad, ctx.x.load(tensors), rows, sizes, call.weight, call.main_grad)
+            rows = codes if layer.quantized_wgrad else dy
+            dw = weight_gradient(ctx, layer, rows, lambda: ctx.x.load(tensors), sizes, call.weight, call.main_grad)
     grads = [dx, dw, db, ds]
     return [
         grad if grad is None or dtype is None or grad.dtype is dtype else grad.to(dtype)
         for grad, dtype in zip(grads, ctx.dtypes, strict=True)
     ]
+
+
+def weight_gradient(
+    ctx: Any,
+    layer: Layer,
+    rows: Any,
+    load_x: Callable[[], Any],
+    sizes: Any,
+    weight: Tensor | None,
+    main_grad: MainGrad | None,
+) -> Tensor | None:
+    """dw; or zeros that stand for it, where it went into `weight`'s buffer, None where this backward leaves it out."""
+    assert layer.wgrad is not None
+    if main_grad is None:
+        dw: Tensor = layer.wgrad(load_x(), rows, sizes)
+        return dw
+    assert weight is not None
+    if not _is_wanted(ctx, weight):
+        return None
+    return write_main_grad(layer.wgrad, load_x(), rows, sizes, weight, main_grad)
 
 
 def _is_wanted(ctx: Any, leaf: Tensor | None) -> bool:
@@ -243,10 +263,10 @@ class _NoSecondDerivative(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *_: Tensor) -> Any:
         """Raises NotImplementedError."""
         raise NotImplementedError(
-            "grouped_linear has no second derivative: quantization is a step function, whose derivative is zero or "
+            "a grouped layer has no second derivative: quantization is a step function, whose derivative is zero or "
             "undefined; compute this term with torch.nn.functional.linear per group instead"
         )
 
 
-_refuse_second_derivative: Callable[[Tensor, Tensor], Tensor] = _NoSecondDerivative.apply
+refuse_second_derivative: Callable[[Tensor, Tensor], Tensor] = _NoSecondDerivative.apply
 grouped_linear_function: Callable[..., Tensor] = GroupedLinearFunction.apply

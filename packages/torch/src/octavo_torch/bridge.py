@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
 from octavo_registry.frameworks import Device, LayerResult
-from octavo_torch import functional, sizes
+from octavo_torch import functional, graphs, sizes
 from octavo_torch.delayed import OPERANDS, DelayedState
 from octavo_torch.grouped_tensor import GroupedTensor
 from octavo_torch.host_reads import watch_host_reads
@@ -156,6 +157,32 @@ class TorchFramework:
         with watch_host_reads() as reads:
             function(*arrays)
         return reads
+
+    def capture(self, function: Callable[..., Any], *arrays: Any) -> Callable[..., Any]:
+        """`function(*arrays)` as a CUDA graph: called with tensors like these, it replays and returns the results.
+
+        The results are the graph's tensors, which the next replay writes again. octavo_torch_cudagraph.capture is the
+        same with its arguments checked.
+        """
+        own = [array.detach().clone() for array in arrays]
+        graph, made = graphs.record(lambda: function(*own), own[0].device)
+        return _Replay(graph, own, made, function)
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    """A captured call. `function` is held because a replay reads the tensors that it closes over."""
+
+    graph: torch.cuda.CUDAGraph
+    own: list[Tensor]
+    made: Any
+    function: Callable[..., Any]
+
+    def __call__(self, *arrays: Any) -> Any:
+        for target, value in zip(self.own, arrays, strict=True):
+            target.copy_(value)
+        self.graph.replay()
+        return self.made
 
 
 def _state_of(recipe: Any, scales: Mapping[str, Any], w: Tensor) -> DelayedState:

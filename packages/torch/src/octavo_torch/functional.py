@@ -13,12 +13,13 @@ from octavo_torch import arguments
 from octavo_torch.autograd import quantize_operand
 from octavo_torch.delayed import DelayedState
 from octavo_torch.dtypes import DTYPE_NAMES
+from octavo_torch.graphs import wants_graph
 from octavo_torch.grouped_tensor import GroupedTensor
 from octavo_torch.layer import layer_for, quantizer_for
 from octavo_torch.linear import apply, traced
 from octavo_torch.operands import check_weight
 from octavo_torch.reference import backend as reference
-from octavo_torch.sizes import as_sizes
+from octavo_torch.sizes import all_rows, as_sizes
 from octavo_torch.weights import QuantizedWeight
 
 _HIGH_PRECISION = HighPrecision()
@@ -54,14 +55,15 @@ def quantize(
     """
     arguments.check_quantize(x, spec, group_sizes, seed, scale, group_offset)
     named = arguments.operand_name(operand)
+    graph_safe = not _is_compiling() and wants_graph(x)
     if x.dim() == 3:
-        run = quantizer_for(spec, x, x.shape[0], x.is_cpu, _names(backend))
+        run = quantizer_for(spec, x, x.shape[0], x.is_cpu, _names(backend), graph_safe=graph_safe)
         sizes = None
         arguments.check_scale(scale, x.shape[0], spec)
     else:
-        sizes, at_host = as_sizes([x.shape[0]] if group_sizes is None else group_sizes, x.shape[0], None, x)
+        sizes, at_host = as_sizes(all_rows(x) if group_sizes is None else group_sizes, x.shape[0], None, x)
         arguments.check_scale(scale, sizes.shape[0], spec)
-        run = quantizer_for(spec, x, sizes.shape[0], at_host, _names(backend))
+        run = quantizer_for(spec, x, sizes.shape[0], at_host, _names(backend), graph_safe=graph_safe)
     result: GroupedTensor = run(x, sizes, seed=seed, operand=named or spec.role, group_offset=group_offset, scale=scale)
     return result
 
@@ -93,7 +95,7 @@ def quantize_weight(
     """
     check_weight(w)
     arguments.check_state(recipe, state, w)
-    layer = layer_for(recipe, w, w, w.is_cpu, w.requires_grad, w.requires_grad, _names(backend))
+    layer = layer_for(recipe, w, w, w.is_cpu, w.requires_grad, w.requires_grad, _names(backend), wants_graph(w))
     codes = None
     if layer.quantize_w is not None:
         if layer.stochastic_forward and seed is None:

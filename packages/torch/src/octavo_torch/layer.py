@@ -26,7 +26,9 @@ class Layer:
 
     token       the registry's state when it was resolved
     wants_more  a seed or a state has to come with each call
+    graph_safe  only plans that a CUDA graph may hold were asked for
     quantize_*  bound quantizers making just the planes that the wanted GEMMs read; None: that operand stays as it is
+    quantizers  the plans of those, by operand
     with_amax   those operands' quantizers that return the groups' amax beside the codes, where the backend has one
     """
 
@@ -38,6 +40,7 @@ class Layer:
         "dgrad",
         "dtype",
         "fprop",
+        "graph_safe",
         "groups",
         "need_dw",
         "need_dx",
@@ -51,6 +54,7 @@ class Layer:
         "quantized_dgrad",
         "quantized_fprop",
         "quantized_wgrad",
+        "quantizers",
         "recipe",
         "row_dtype",
         "stateful",
@@ -73,13 +77,14 @@ class Layer:
         need_dx: bool,
         need_dw: bool,
         backend: Names,
+        graph_safe: bool,
     ) -> None:
         register_constants()
         self.token = registry.state_token()
         self.recipe, self.dtype, self.device, self.weight_shape = recipe, dtype, device, weight_shape
         self.need_dx, self.need_dw, self.backend = need_dx, need_dw, backend
         self.groups, self.columns = int(weight_shape[0]), int(weight_shape[2])
-        self.at_host = at_host
+        self.at_host, self.graph_safe = at_host, graph_safe
         self.on_cpu = device.type == "cpu"
         self.stateful = recipe.stateful
         name = DTYPE_NAMES[dtype]
@@ -95,6 +100,7 @@ class Layer:
             n=int(weight_shape[1]),
             groups=self.groups,
             sizes="host" if at_host else "device",
+            graph_safe=graph_safe,
             training=need_dx or need_dw,
         )
         plan = self.plan = registry.plan_layer(request, backend=backend, wgrad_dtype=recipe.wgrad_dtype or name)
@@ -113,7 +119,8 @@ class Layer:
         self.quantize_w: Run | None = w.run if w else None
         self.quantize_dy: Run | None = dy.run if dy else None
         made: dict[Operand, Plan | None] = {"x": x, "w": w, "dy": dy}
-        self.with_amax = {name: part.run_with_amax for name, part in made.items() if part and part.run_with_amax}
+        self.quantizers = {name: part for name, part in made.items() if part}
+        self.with_amax = {name: part.run_with_amax for name, part in self.quantizers.items() if part.run_with_amax}
         read_sizes = (plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None, x, dy)
         prepares = [part.prepare for part in read_sizes if part is not None]
         # sizes that one backend prepared are nothing to another
@@ -151,16 +158,17 @@ def layer_for(
     need_dx: bool,
     need_dw: bool,
     backend: str | tuple[str, ...] | None,
+    graph_safe: bool = False,
 ) -> Layer:
     """The resolved layer for operands that fit together, kept by the recipe's identity: a recipe does not change."""
     dtype, shape = x.dtype, w.shape
-    key = (id(recipe), dtype, shape, at_host, need_dx, need_dw, backend)
+    key = (id(recipe), dtype, shape, at_host, need_dx, need_dw, backend, graph_safe)
     layer = _layers.get(key)
     if layer is not None and layer.token is _state_token() and layer.recipe is recipe and x.device == layer.device:
         return layer
     if len(_layers) >= _MOST_LAYERS:
         _layers.clear()
-    layer = _layers[key] = Layer(recipe, dtype, x.device, shape, at_host, need_dx, need_dw, backend)
+    layer = _layers[key] = Layer(recipe, dtype, x.device, shape, at_host, need_dx, need_dw, backend, graph_safe)
     return layer
 
 
@@ -174,9 +182,10 @@ def quantizer_for(
     at_host: bool,
     backend: Names,
     layouts: tuple[str, str] = (PLAIN, PLAIN),
+    graph_safe: bool = False,
 ) -> Run:
     """The bound function that quantizes tensors like `x` by `spec` to the (rowwise, columnwise) `layouts`."""
-    key = (id(spec), x.dtype, x.device, x.dim(), x.shape[-1], groups, at_host, backend, layouts)
+    key = (id(spec), x.dtype, x.device, x.dim(), x.shape[-1], groups, at_host, backend, layouts, graph_safe)
     token = registry.state_token()
     known = _quantizers.get(key)
     if known is not None and known[0] is token and known[1] is spec:
@@ -197,6 +206,7 @@ def quantizer_for(
         groups=groups,
         stacked=x.dim() == 3,
         sizes="host" if at_host else "device",
+        graph_safe=graph_safe,
         layouts=layouts,
     )
     run = registry.plan(request, backend=backend).run

@@ -13,6 +13,7 @@ from octavo import Recipe
 from octavo_torch import arguments
 from octavo_torch.autograd import Call, grouped_linear_function, run_forward
 from octavo_torch.delayed import DelayedState
+from octavo_torch.graphs import wants_graph
 from octavo_torch.layer import Layer, layer_for
 from octavo_torch.main_grad import MainGrad, check_main_grad, check_mode
 from octavo_torch.operands import check_operands
@@ -68,7 +69,8 @@ def apply(
         raise
     if held is None:
         held = _held
-    key = (id(recipe), need_dx, need_dw)
+    graph_safe = wants_graph(x)
+    key = (id(recipe), need_dx, need_dw, graph_safe)
     layer = held.get(key)
     if (
         layer is None
@@ -85,7 +87,7 @@ def apply(
         if len(held) >= _MOST_HELD:
             held.clear()
         check_operands(x, w)
-        layer = held[key] = layer_for(recipe, x, w, at_host, need_dx, need_dw, backend)
+        layer = held[key] = layer_for(recipe, x, w, at_host, need_dx, need_dw, backend, graph_safe)
     extra = bias_scales is not None or seed is not None or state is not None
     if extra or layer.wants_more or bias is not None or out is not None or grad_input is not None:
         arguments.check_call(layer, x, bias, bias_scales, seed, state, out, grad_input)

@@ -41,7 +41,7 @@ def _rows(device: str, sizes: frozenset[Literal["host", "device"]], graph_safe: 
 
 CARD = BackendCard(
     name=NAME,
-    api_level=1,
+    api_level=3,
     priority=-100,
     needs=("torch>=2.11",),
     summary="Every recipe in plain torch operations: exact, slow, runs anywhere torch runs.",

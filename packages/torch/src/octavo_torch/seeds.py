@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -34,6 +35,16 @@ class SeedCounter:
 
 
 Seed = int | Tensor | SeedCounter | None
+
+
+def second_stream(seed: int | Tensor | None) -> int | Tensor | None:
+    """The seed of the second layer of a function that takes one: seed XOR 2^63.
+
+    Philox's key is the seed, so two layers with one key would draw the same bits at the same positions.
+    """
+    if isinstance(seed, Tensor):
+        return seed.to(torch.int64) ^ -(1 << 63)
+    return None if seed is None else seed ^ (1 << 63)
 
 
 def check_seed(seed: Any) -> None:

@@ -38,6 +38,11 @@ def as_sizes(group_sizes: Any, rows: int, groups: int | None, like: Tensor) -> t
     return sizes, at_host
 
 
+def all_rows(x: Tensor) -> Any:
+    """Sizes of one group of all rows of `x`, on its device: a captured graph takes none from the host."""
+    return [x.shape[0]] if x.is_cpu else torch.full((1,), x.shape[0], device=x.device)
+
+
 def _checked_sizes(group_sizes: Any, rows: int, like: Tensor) -> tuple[Tensor, bool]:
     if not isinstance(group_sizes, Tensor):
         host = _host_list(group_sizes)

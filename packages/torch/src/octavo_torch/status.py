@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from octavo import OctavoError
+from octavo_torch.graphs import GraphUnsafeError, is_capturing
 
 BAD_SIZES = 1
 
@@ -21,9 +22,17 @@ class DeviceSizesError(OctavoError, ValueError):
 
 
 def status_word(device: torch.device) -> Tensor:
-    """The int32 [1] status word of `device`: a fixed address, made at first use, to which backends add flags."""
+    """The int32 [1] status word of `device`: a fixed address, made at first use, to which backends add flags.
+
+    Raises GraphUnsafeError where that first use is captured: each replay would make the word, and clear it, again.
+    """
     word = _words.get(device)
     if word is None:
+        if device.type == "cuda" and is_capturing():
+            raise GraphUnsafeError(
+                f"a CUDA graph is being captured and nothing of Octavo's has run on {device} before; run the function "
+                "once before the capture, as octavo_torch_cudagraph.capture does"
+            )
         # the first call may come from a compiler's trace, whose tensors have no memory
         with _disable_current_modes():
             word = _words[device] = torch.zeros(1, dtype=torch.int32, device=device)

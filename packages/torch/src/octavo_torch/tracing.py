@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_is_compiling = torch.compiler.is_compiling
 _registered: set[type] = set()
 
 
@@ -31,6 +39,20 @@ def is_plain(tensor: Tensor) -> bool:
     """
     kind = type(tensor)
     return kind is Tensor or kind is torch.nn.Parameter
+
+
+def one_call(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, which dynamo takes for one call in its graph and traces below, where autograd is plain Python.
+
+    Its arguments and results are tensors and constants, none of them None.
+    """
+    traced: Callable[P, R] = torch._dynamo.nonstrict_trace(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return traced(*args, **kwargs) if _is_compiling() else function(*args, **kwargs)
+
+    return call
 
 
 register_constants()

@@ -15,15 +15,18 @@ from octavo.formats import DType
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS
 from octavo_registry.bridges import framework_record
-from octavo_registry.cards import Op
+from octavo_registry.cards import Activation, Norm, Op, Weight
 from octavo_registry.cli.errors import BROKEN, BadInput
 from octavo_registry.cli.output import Json, print_json, print_line, print_table
 from octavo_registry.cli.recipes import complete_recipe, find_recipe
+from octavo_registry.cli.why_graph import Ways, lines, ways, ways_json
 from octavo_registry.cli.why_kernels import Kernels, ask, kernels_json, show_kernels
-from octavo_registry.compose import LayerPlan, gemm_request, operand_spec, quantize_request
+from octavo_registry.compose import LayerPlan
 from octavo_registry.guard import Fault, guard
-from octavo_registry.report import FRONT_ENDS, describe_request, layer_rows
+from octavo_registry.layer_requests import gemm_request, operand_spec, quantize_request
+from octavo_registry.report import FRONT_ENDS, describe_request, layer_rows, weight_words
 from octavo_registry.request import Decision, Request
+from octavo_registry.weights import WEIGHT_SHAPES, as_it_lies
 
 LAYER = "layer"
 OPERATIONS: tuple[str, ...] = (*get_args(Op), LAYER)
@@ -38,6 +41,8 @@ class Question:
     operand: Operand
     layer: Request
     recipe: Recipe
+    activation: Activation
+    norm: Norm
 
     def gemm_requests(self) -> dict[str, Request]:
         """The GEMMs that the operation is or consists of, by name; BadInput for one without GEMMs."""
@@ -46,13 +51,13 @@ class Question:
         if self.op != LAYER:
             raise BadInput(f"--kernels: {self.op} is no GEMM; ask for one of {', '.join((*GEMMS, LAYER))}")
         gemms = GEMMS if self.layer.training else GEMMS[:1]
-        return {gemm: gemm_request(self.layer, self.recipe, gemm, None) for gemm in gemms}
+        return {gemm: gemm_request(self.layer, self.recipe, gemm) for gemm in gemms}
 
     def request(self) -> Request:
         """The request of the operation itself."""
         if self.op in GEMMS:
             gemm = next(gemm for gemm in GEMMS if gemm == self.op)
-            return gemm_request(self.layer, self.recipe, gemm, None)
+            return gemm_request(self.layer, self.recipe, gemm)
         if self.op in ("mlp", LAYER):
             op: Op = "mlp" if self.op == "mlp" else "fprop"
             return replace(self.layer, op=op)
@@ -60,8 +65,12 @@ class Question:
         spec = operand_spec(self.recipe, operand, self.layer.training)
         if spec is None:
             raise BadInput(f"--recipe: {self.recipe.kind} does not quantize {operand}; there is nothing to {self.op}")
+        spec = as_it_lies(spec, operand, self.layer.weight)
         made = quantize_request(self.layer, spec, operand, ("plain", "plain"))
-        return replace(made, op=next(op for op in get_args(Op) if op == self.op))
+        made = replace(made, op=next(op for op in get_args(Op) if op == self.op))
+        if self.op == "norm_quantize":
+            return replace(made, norm=self.norm)
+        return replace(made, activation=self.activation) if self.op in ("act_quantize", "dact_quantize") else made
 
 
 def parse_shape(text: str) -> tuple[int, int, int, int]:
@@ -95,6 +104,11 @@ def _default_framework() -> str:
     return "torch" if "torch" in names or not names else names[0]
 
 
+def _weight(framework: str) -> Weight:
+    """How the users of a front end keep their kernels."""
+    return "kn" if framework == "jax" else "nk"
+
+
 def _device(framework: str, device: str | None, arch: str | None) -> tuple[str, tuple[int, int] | None]:
     """The device to ask for: the first accelerator that the framework sees, where none is named."""
     if device == "cpu" or (device is not None and arch is not None):
@@ -116,7 +130,8 @@ def layer_json(layer: LayerPlan) -> dict[str, Any]:
     """A composition as JSON."""
     parts = ("quantize_x", "quantize_w", "quantize_dy", "fprop", "dgrad", "wgrad")
     plans = {name: getattr(layer, name) for name in parts}
-    return {
+    weight: dict[str, Any] = {"weight": layer.weight, "transposes": layer.transposes}
+    return weight | {
         name: plan
         and {
             "backend": plan.backend,
@@ -147,6 +162,9 @@ def request_json(request: Request) -> dict[str, Any]:
         "graph_safe": request.graph_safe,
         "sharding": sorted(request.sharding),
         "training": request.training,
+        "weight": request.weight,
+        "activation": request.activation,
+        "norm": request.norm,
     }
 
 
@@ -170,6 +188,11 @@ def why(
     arch: Annotated[str | None, typer.Option(help="Compute capability, such as 9.0; the device's by default.")] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     operand: Annotated[str, typer.Option(help="The operand to quantize: x, w or dy.")] = "x",
+    activation: Annotated[str, typer.Option(help="Of act_quantize and dact_quantize.")] = "swiglu",
+    norm: Annotated[str, typer.Option(help="Of norm_quantize: rms or layer.")] = "rms",
+    weight: Annotated[
+        str | None, typer.Option(help="How w lies in memory: nk as [G, N, K], kn as [G, K, N]; the front end's way.")
+    ] = None,
     sizes: Annotated[str, typer.Option(help="Where group sizes live: host or device.")] = "device",
     sharding: Annotated[str, typer.Option(help="Mesh-axis roles, such as ep,fsdp.")] = "",
     graph: Annotated[bool, typer.Option("--graph", help="Only plans that a CUDA graph may capture.")] = False,
@@ -183,7 +206,8 @@ def why(
 ) -> None:
     """Every backend's verdict on an operation, with the reason.
 
-    For a GEMM, `layer` and `mlp` it also shows which backends the whole layer would be composed of. With `--kernels`
+    For a GEMM, `layer` and `mlp` it also shows which backends the whole layer would be composed of, and on CUDA who
+    serves eager calls and who those that a CUDA graph captures, with `--graph` and without. With `--kernels`
     it shows what the backend chooses from for each GEMM, with the time that its model expects.
     Exits with 1 where nothing serves the operation.
     """
@@ -215,9 +239,12 @@ def why(
         graph_safe=graph,
         sharding=frozenset(roles),
         training=not inference,
+        weight=next(w for w in WEIGHT_SHAPES if w == one_of("--weight", weight or _weight(name), tuple(WEIGHT_SHAPES))),
     )
     which = next(o for o in get_args(Operand) if o == one_of("--operand", operand, get_args(Operand)))
-    question = Question(op, which, layer, chosen)
+    function = next(a for a in get_args(Activation) if a == one_of("--activation", activation, get_args(Activation)))
+    normalization = next(n for n in get_args(Norm) if n == one_of("--norm", norm, get_args(Norm)))
+    question = Question(op, which, layer, chosen, function, normalization)
     names = tuple(part.strip() for text in backend or () for part in text.split(",")) or None
     _answer(question, names, (m if rows is None else rows) if kernels else None, as_json)
 
@@ -236,6 +263,7 @@ def _answer(question: Question, backend: Sequence[str] | None, rows: int | None,
             obstacle = str(error)
         if question.op == LAYER:
             served = layer is not None
+    both = ways(request, decisions, backend)
     kernels: list[Kernels] = [] if rows is None else ask(gemms, rows, backend)
     if as_json:
         print_json(
@@ -243,26 +271,31 @@ def _answer(question: Question, backend: Sequence[str] | None, rows: int | None,
                 "request": request_json(request),
                 "served": served,
                 "decisions": [decision_json(decision) for decision in decisions],
+                "ways": ways_json(both),
                 "layer": layer_json(layer) if layer is not None else None,
                 "layer_error": obstacle or None,
                 **({} if rows is None else {"kernels": kernels_json(kernels)}),
             }
         )
     else:
-        _show(request, decisions, layer, obstacle)
+        _show(request, decisions, both, layer, obstacle)
         show_kernels(kernels)
     if not served:
         raise typer.Exit(BROKEN)
 
 
-def _show(request: Request, decisions: Sequence[Decision], layer: LayerPlan | None, obstacle: str) -> None:
+def _show(request: Request, decisions: Sequence[Decision], both: Ways, layer: LayerPlan | None, obstacle: str) -> None:
     rows = [(d.backend, d.verdict, f"{d.distribution} {d.version}".strip(), d.reason) for d in decisions]
     print_table(describe_request(request), ("backend", "verdict", "from", "reason"), rows)
     if not rows and request.framework in FRONT_ENDS:
         print_line(f"  no backend is installed: pip install {FRONT_ENDS[request.framework]}")
+    if rows and both:
+        print_line()
+        for line in lines(both):
+            print_line(line)
     if layer is not None:
         print_line()
-        print_table("The layer", ("operation", "backend", "recipe", "layouts"), layer_rows(layer))
+        print_table(f"The layer{weight_words(layer)}", ("operation", "backend", "recipe", "layouts"), layer_rows(layer))
     elif obstacle:
         print_line()
         print_line(f"The layer cannot be composed: {obstacle}")

@@ -13,7 +13,7 @@ NAME = "acme"
 
 CARD = BackendCard(
     name=NAME,
-    api_level=1,
+    api_level=3,
     # Below the reference backend's -100: installed, the example serves those who name it and nobody else.
     # A portable backend takes 0, one that is tuned for an architecture 100.
     priority=-200,

@@ -11,6 +11,8 @@ import typer
 from octavo.formats import DType
 from octavo_cli.bench.cases import check_counts, chosen_cases, parse_shapes
 from octavo_cli.bench.command_gemm import gemm
+from octavo_cli.bench.command_mlp import mlp
+from octavo_cli.bench.command_remat import remat
 from octavo_cli.bench.command_step import step
 from octavo_cli.bench.command_tiles import tiles
 from octavo_cli.bench.options import check_installed, one_of, recorded_command, seed_of
@@ -29,6 +31,8 @@ _REPEATS = {("cuda", False): 50, ("cuda", True): 15, ("cpu", False): 5, ("cpu", 
 _NEEDED = ("torch", "octavo_torch", "octavo_native", "octavo_torch_native")
 
 app.command()(gemm)
+app.command()(mlp)
+app.command()(remat)
 app.command()(step)
 app.command()(tiles)
 

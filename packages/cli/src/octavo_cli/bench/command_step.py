@@ -10,9 +10,7 @@ import typer
 from octavo_cli.bench.cases import check_counts
 from octavo_cli.bench.gemm_cases import KINDS
 from octavo_cli.bench.options import (
-    Backend,
     Device,
-    Framework,
     Kinds,
     Output,
     Quiet,
@@ -21,8 +19,8 @@ from octavo_cli.bench.options import (
     Shapes,
     Sizes,
     backend_of,
-    check_framework,
-    device_of,
+    device_of_all,
+    frameworks_of,
     names_of,
     recorded_command,
     seed_of,
@@ -34,7 +32,7 @@ _REPEATS = {("cuda", False): 15, ("cuda", True): 6, ("cpu", False): 2, ("cpu", T
 
 
 def step(
-    framework: Framework = "torch",
+    framework: Annotated[str, typer.Option(help="torch, jax, or both with a comma.")] = "torch",
     device: Device = None,
     shape: Shapes = None,
     sizes: Sizes = "even,skewed",
@@ -42,7 +40,16 @@ def step(
     reuse_weights: Annotated[
         bool, typer.Option("--reuse-weights", help="Also with weights quantized once, outside the step (torch).")
     ] = False,
-    backend: Backend = None,
+    peers: Annotated[
+        bool, typer.Option("--peers/--no-peers", help="Also the framework's own grouped GEMM in bf16.")
+    ] = True,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Names of backends, best first, with commas; of one framework.",
+            show_default="native on cuda, else the registry's",
+        ),
+    ] = None,
     repeats: Repeats = None,
     seed: Seed = None,
     output: Output = None,
@@ -51,19 +58,24 @@ def step(
 ) -> None:
     """A whole grouped linear layer, forward and backward, in each recipe, beside the framework's own bf16.
 
-    bf16 parameters, gradients in bf16, weights quantized every step. Figures of TransformerEngine are quoted, labelled
-    as recorded. Exit code 1 where a step fails or nothing ran; a goal that is missed is reported and no failure.
+    With both frameworks each step in JAX is held to the same one in torch, in one run. bf16 parameters, gradients in
+    bf16, weights quantized every step. Figures of TransformerEngine are quoted, labelled as recorded. Exit code 1 where
+    a step fails or nothing ran; a goal that is missed is reported and no failure.
     """
-    check_framework(framework)
+    frameworks = frameworks_of(framework)
     chosen_kinds = names_of("--kinds", kinds, KINDS)
     wanted_sizes = names_of("--sizes", sizes, SIZES)
     own = parse_shapes(shape or [])
     if repeats is not None:
         check_counts(repeats=repeats)
-    if reuse_weights and framework == "jax":
+    if backend is not None and len(frameworks) > 1:
+        raise InputError(
+            "--backend names backends of one framework and --framework two; leave it out, or run each alone"
+        )
+    if reuse_weights and "torch" not in frameworks:
         raise InputError("--reuse-weights is torch's; octavo_jax.grouped_dense quantizes its kernel in each call")
     chosen_seed = seed_of(seed)
-    where = device_of("step", framework, device)
+    where = device_of_all("step", frameworks, device)
     from octavo_cli.bench.report import check_output, deliver
     from octavo_cli.bench.step import Choices, bench_step
     from octavo_cli.bench.step_report import print_results
@@ -72,13 +84,14 @@ def step(
     check_output(output)
     shapes = SMALL if where == "cpu" else MODELS[1:3] if quick else MODELS
     choices = Choices(
-        framework=framework,
+        frameworks=frameworks,
         device=where,
         shapes=own or shapes,
         sizes=wanted_sizes[:1] if quick and not own else wanted_sizes,
         kinds=chosen_kinds,
         reuse=reuse_weights,
-        backend=backend_of(backend, framework, where),
+        peers=peers,
+        backend={name: backend_of(backend, name, where) for name in frameworks},
         repeats=repeats or _REPEATS[where, quick],
         seed=chosen_seed,
     )

@@ -16,7 +16,7 @@ from octavo_cli.bench.engine import Engine
 from octavo_cli.bench.gemm_cases import GemmCase
 from octavo_cli.bench.shapes import Shape
 from octavo_cli.bench.timing import Call, input_copies
-from octavo_registry import LayerPlan, Plan, Request
+from octavo_registry import LayerPlan, Plan, Request, Weight
 
 Names = str | Sequence[str] | None
 
@@ -57,8 +57,19 @@ def draw(engine: Engine, shape: Shape, seed: int) -> Data:
     )
 
 
-def layer_plan(engine: Engine, shape: Shape, recipe: Recipe, backend: Names, *, accumulate: bool = False) -> LayerPlan:
-    """What the registry composes for a layer of this shape; NoBackendError where nothing serves it."""
+def layer_plan(
+    engine: Engine,
+    shape: Shape,
+    recipe: Recipe,
+    backend: Names,
+    *,
+    accumulate: bool = False,
+    weight: Weight = "nk",
+) -> LayerPlan:
+    """What the registry composes for a layer of this shape; NoBackendError where nothing serves it.
+
+    weight   how w lies: "kn" is JAX's kernel
+    """
     request = Request(
         op="fprop",
         framework=engine.framework,
@@ -71,6 +82,7 @@ def layer_plan(engine: Engine, shape: Shape, recipe: Recipe, backend: Names, *, 
         n=shape.n,
         groups=shape.groups,
         sizes=engine.where,
+        weight=weight,
     )
     return registry.plan_layer(request, backend=backend, wgrad_dtype="float32" if accumulate else None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import secrets
 import shlex
 from collections.abc import Sequence
@@ -105,6 +106,24 @@ def backend_of(text: str | None, framework: str, device: str) -> tuple[str, ...]
 def check_framework(name: str) -> None:
     """`InputError` for an unknown framework."""
     one_of("--framework", name, tuple(FRAMEWORKS))
+
+
+def frameworks_of(text: str) -> tuple[str, ...]:
+    """The frameworks of `torch,jax`, in this order; `InputError` for others."""
+    wanted = names_of("--framework", text, tuple(FRAMEWORKS))
+    return tuple(name for name in FRAMEWORKS if name in wanted)
+
+
+def device_of_all(command: str, frameworks: Sequence[str], wanted: str | None) -> str:
+    """`device_of` for each; `InputError` where they would not run on one device."""
+    if len(frameworks) > 1:
+        # else JAX takes three quarters of the GPU's memory when it starts, and torch has the rest
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    places = {name: device_of(command, name, wanted) for name in frameworks}
+    if len(set(places.values())) > 1:
+        told = ", ".join(f"{name} {place}" for name, place in places.items())
+        raise InputError(f"--framework names several and they see different devices ({told}); add --device cpu")
+    return places[frameworks[0]]
 
 
 def device_of(command: str, framework: str, wanted: str | None) -> str:

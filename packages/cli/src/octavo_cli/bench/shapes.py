@@ -65,6 +65,19 @@ DEEPGEMM: tuple[Shape, ...] = (
 SMALL: tuple[Shape, ...] = (Shape("small", 4, 256, 384, 512),)
 """The default on a CPU."""
 
+EXPERTS: tuple[Shape, ...] = (
+    Shape("Mixtral", 8, 4096, 14336, 16384),
+    Shape("DSv3", 32, 7168, 2048, 32768),
+    Shape("Qwen3-235B", 16, 4096, 1536, 32768),
+    Shape("gpt-oss-120b", 32, 2880, 2880, 32768),
+    Shape("Qwen3-30B", 128, 2048, 768, 65536),
+    Shape("Llama-4 Maverick", 8, 5120, 8192, 16384),
+)
+"""Experts (G, K, F, M) of whole MLPs: [2F, K] and [K, F]; one expert-parallel rank of each model."""
+
+SMALL_BLOCK: tuple[Shape, ...] = (Shape("small", 4, 128, 192, 256),)
+"""The default on a CPU."""
+
 
 def parse_shapes(texts: Sequence[str]) -> tuple[Shape, ...]:
     """Shapes of `G,K,N,M` texts; `InputError` says which part does not fit."""

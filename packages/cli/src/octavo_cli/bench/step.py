@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 from octavo import NoBackendError
 from octavo_cli.bench.engine import Engine, make_engine
@@ -21,15 +22,20 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the command line asked for, checked. reuse: also with weights that are quantized once."""
+    """What the command line asked for, checked.
 
-    framework: str
+    reuse   also with weights that are quantized once (torch)
+    peers   also the frameworks' own bf16
+    """
+
+    frameworks: tuple[str, ...]
     device: str
     shapes: tuple[Shape, ...]
     sizes: tuple[str, ...]
     kinds: tuple[str, ...]
     reuse: bool
-    backend: Names
+    peers: bool
+    backend: Mapping[str, Names]
     repeats: int
     seed: int
 
@@ -45,33 +51,32 @@ class StepCase:
 def bench_step(choices: Choices, command: str, say: Say) -> StepResults:
     """Run everything; `say` hears where it is. A step that fails is kept as a `Failure`, and the others go on."""
     start = time.perf_counter()
-    engine = make_engine(choices.framework, choices.device)
-    facts = machine(choices.device, choices.framework)
-    rate = engine.copy_rate()
+    engines = [make_engine(name, choices.device) for name in choices.frameworks]
+    facts = machine(choices.device, choices.frameworks[0])
+    rate = engines[0].copy_rate()
     rows: list[StepRow] = []
     failures: list[Failure] = []
     notes: list[str] = []
     groupings: dict[str, list[int]] = {}
-    for shape in choices.shapes:
+    for shape, name, engine in product(choices.shapes, choices.sizes, engines):
+        sizes = sizes_of(shape, name, choices.seed).sizes
+        groupings[f"{shape.label}, {name}"] = list(sizes)
+        say(f"{shape.label}, {name}, {engine.framework} ...")
         data = draw(engine, shape, choices.seed)
-        for name in choices.sizes:
-            sizes = sizes_of(shape, name, choices.seed).sizes
-            say(f"{shape.label}, {name} ...")
-            groupings[f"{shape.label}, {name}"] = list(sizes)
-            for case in _cases(choices):
-                try:
-                    rows.append(_row(engine, data, name, sizes, case, choices))
-                except NoBackendError as error:
-                    notes.append(f"{case.kind}: {' '.join(str(error).split())[:300]}")
-                except Exception as error:  # the others are worth having; the command fails at its end
-                    if case.kind == PEER:
-                        notes.append(f"{choices.framework}'s own: {told(error)[:160]}")
-                    else:
-                        failures.append(Failure(case.kind, shape.key, name, told(error)))
+        for case in _cases(engine.framework, choices):
+            try:
+                rows.append(_row(engine, data, name, sizes, case, choices))
+            except NoBackendError as error:
+                notes.append(f"{case.kind}: {' '.join(str(error).split())[:300]}")
+            except Exception as error:  # the others are worth having; the command fails at its end
+                if case.kind == PEER:
+                    notes.append(f"{engine.framework}'s own: {told(error)[:160]}")
+                else:
+                    failures.append(Failure(f"{case.kind}, {engine.framework}", shape.key, name, told(error)))
         del data
         engine.release()
     if choices.device == "cuda":
-        near = StepNeighbours(tuple(rows), rate, "H200" in str(facts.get("gpu")), choices.framework)
+        near = StepNeighbours(tuple(rows), rate, "H200" in str(facts.get("gpu")))
         rows = [replace(row, goals=step_goals(row, near)) for row in rows]
     return StepResults(
         command=command,
@@ -82,7 +87,7 @@ def bench_step(choices: Choices, command: str, say: Say) -> StepResults:
         machine=facts,
         seconds=time.perf_counter() - start,
         versions=versions(),
-        framework=choices.framework,
+        frameworks=choices.frameworks,
         copy_tb_per_s=rate,
         groupings=groupings,
         rows=rows,
@@ -91,22 +96,26 @@ def bench_step(choices: Choices, command: str, say: Say) -> StepResults:
     )
 
 
-def _cases(choices: Choices) -> Iterator[StepCase]:
-    yield StepCase(PEER)
+def _cases(framework: str, choices: Choices) -> Iterator[StepCase]:
+    if choices.peers:
+        yield StepCase(PEER)
     for kind in choices.kinds:
         yield StepCase(kind)
-        if choices.reuse and kind != "bf16":
+        if choices.reuse and kind != "bf16" and framework == "torch":
             yield StepCase(kind, reuse=True)
 
 
 def _row(engine: Engine, data: Data, name: str, sizes: tuple[int, ...], case: StepCase, choices: Choices) -> StepRow:
     backends: tuple[str, ...] = ()
+    backend = choices.backend[engine.framework]
     if case.kind != PEER:
         # asked first: a layer that nothing serves is a note, whatever the front end says
-        plan = layer_plan(engine, data.shape, recipe_of(case.kind), choices.backend)
+        plan = layer_plan(
+            engine, data.shape, recipe_of(case.kind), backend, weight="kn" if engine.framework == "jax" else "nk"
+        )
         backends = tuple(dict.fromkeys(made.backend for made in plan.plans))
-    times = engine.times(_calls(engine, data, sizes, case, choices.backend), choices.repeats)
-    return StepRow(data.shape, name, case.kind, case.reuse, backends, times)
+    times = engine.times(_calls(engine, data, sizes, case, backend), choices.repeats)
+    return StepRow(engine.framework, data.shape, name, case.kind, case.reuse, backends, times)
 
 
 def _calls(engine: Engine, data: Data, sizes: tuple[int, ...], case: StepCase, backend: Names) -> list[Call]:

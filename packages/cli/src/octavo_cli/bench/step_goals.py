@@ -11,7 +11,7 @@ from octavo_cli.bench.gemm_cases import recipe_of
 from octavo_cli.bench.goals import Goal
 from octavo_cli.bench.recorded import STEP_GOALS
 from octavo_cli.bench.shapes import Shape
-from octavo_cli.bench.step_results import StepRow
+from octavo_cli.bench.step_results import StepRow, ratio
 
 CURRENT_OVER_DELAYED = 1.08
 EMULATED_OVER_FLOOR = 1.10
@@ -27,13 +27,6 @@ class StepNeighbours:
     rows: tuple[StepRow, ...]
     copy_tb_per_s: float | None
     h200: bool
-    framework: str
-
-    def ms(self, row: StepRow, **other: object) -> float | None:
-        """Milliseconds of the row that differs from `row` in these fields."""
-        wanted = {"shape": row.shape, "sizes": row.sizes, "kind": row.kind, "reuse": row.reuse, **other}
-        found = (one for one in self.rows if all(getattr(one, name) == value for name, value in wanted.items()))
-        return next((one.ms for one in found), None)
 
 
 def step_goals(row: StepRow, near: StepNeighbours) -> tuple[Goal, ...]:
@@ -41,16 +34,19 @@ def step_goals(row: StepRow, near: StepNeighbours) -> tuple[Goal, ...]:
     if not row.backends:
         return ()
     goals = []
-    most = absolute_goal(row.shape, row.kind, row.reuse, near.framework)
+    most = absolute_goal(row.shape, row.kind, row.reuse, row.framework)
     if near.h200 and most is not None and row.sizes == "even":
         goals.append(Goal(f"{most:.2f} ms", most, row.ms, most=True))
+    over_torch = ratio(row, near.rows, framework="torch")
+    if row.framework != "torch" and over_torch is not None:
+        goals.append(Goal(f"{JAX_OVER_TORCH} of torch", JAX_OVER_TORCH, over_torch, most=True))
     if row.sizes == "skewed":
-        even_ms = near.ms(row, sizes="even")
-        if even_ms is not None:
-            goals.append(Goal(f"{SKEWED_OVER_EVEN} of even", SKEWED_OVER_EVEN, row.ms / even_ms, most=True))
-    plain = near.ms(row, kind="bf16", reuse=False)
-    if row.kind in _SCALINGS and not row.reuse and plain is not None and near.copy_tb_per_s is not None:
-        floor = plain + quantize_ms(row.shape, _SCALINGS[row.kind], near.copy_tb_per_s)
+        over_even = ratio(row, near.rows, sizes="even")
+        if over_even is not None:
+            goals.append(Goal(f"{SKEWED_OVER_EVEN} of even", SKEWED_OVER_EVEN, over_even, most=True))
+    over_plain = ratio(row, near.rows, kind="bf16", reuse=False)
+    if row.kind in _SCALINGS and not row.reuse and over_plain is not None and near.copy_tb_per_s is not None:
+        floor = row.ms / over_plain + quantize_ms(row.shape, _SCALINGS[row.kind], near.copy_tb_per_s)
         goals.append(Goal(f"{EMULATED_OVER_FLOOR} of bf16 + bytes", EMULATED_OVER_FLOOR, row.ms / floor, most=True))
     return tuple(goals)
 

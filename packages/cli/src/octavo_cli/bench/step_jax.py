@@ -18,9 +18,12 @@ from octavo_cli.bench.timing import Call
 
 
 def jax_steps(engine: Engine, data: Data, sizes: Sequence[int], kind: str, backend: Names) -> list[Call]:
-    """Calls that return the gradients of x and the kernel [G, K, N], one a set of buffers."""
+    """Calls that return y and the gradients of x and the kernel [G, K, N], one a set of buffers.
+
+    Without y among the results, XLA would leave its GEMM out.
+    """
     held = engine.array(list(sizes), "int64")
-    step = jax.jit(_own if kind == PEER else _ours(kind, backend, data.shape.groups))
+    step = jax.jit(_own if kind == PEER else ours(kind, backend, data.shape.groups))
     turned = jax.jit(lambda w: jnp.swapaxes(w, 1, 2))
     return [_call(step, arrays["x"], turned(arrays["w"]), arrays["dy"], held) for arrays in data.sets]
 
@@ -30,10 +33,12 @@ def _call(step: Any, x: Any, kernel: Any, dy: Any, sizes: Any) -> Call:
 
 
 def _own(x: Any, kernel: Any, dy: Any, sizes: Any) -> Any:
-    return jax.vjp(lambda x, kernel: jax.lax.ragged_dot(x, kernel, sizes), x, kernel)[1](dy)
+    y, pull = jax.vjp(lambda x, kernel: jax.lax.ragged_dot(x, kernel, sizes), x, kernel)
+    return y, *pull(dy)
 
 
-def _ours(kind: str, backend: Names, groups: int) -> Any:
+def ours(kind: str, backend: Names, groups: int) -> Any:
+    """A step (x, kernel, dy, sizes) -> (y, dx, dkernel) of a recipe; of a stateful one the next state as well."""
     recipe = recipe_of(kind)
     more: dict[str, Any] = {"seed": 1} if recipe.stochastic else {}
     if not isinstance(recipe, DelayedScaling):
@@ -42,7 +47,8 @@ def _ours(kind: str, backend: Names, groups: int) -> Any:
             def layer(x: Any, kernel: Any) -> Any:
                 return octavo_jax.grouped_dense(x, kernel, sizes, recipe=recipe, backend=backend, **more)
 
-            return jax.vjp(layer, x, kernel)[1](dy)
+            y, pull = jax.vjp(layer, x, kernel)
+            return y, *pull(dy)
 
         return stateless
     fresh = octavo_jax.init_delayed(recipe, groups)
@@ -51,8 +57,8 @@ def _ours(kind: str, backend: Names, groups: int) -> Any:
         def layer(x: Any, kernel: Any, state: Any) -> Any:
             return octavo_jax.grouped_dense(x, kernel, sizes, recipe=recipe, state=state, backend=backend)
 
-        (_, state), gradients = jax.vjp(layer, x, kernel, fresh)
-        *weights, recorded = gradients((dy, jax.tree.map(jnp.zeros_like, state)))
-        return (*weights, octavo_jax.update_delayed(recorded, recipe))
+        (y, state), pull = jax.vjp(layer, x, kernel, fresh)
+        *gradients, recorded = pull((dy, jax.tree.map(jnp.zeros_like, state)))
+        return y, *gradients, octavo_jax.update_delayed(recorded, recipe)
 
     return stateful

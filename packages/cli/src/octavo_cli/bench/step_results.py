@@ -18,12 +18,13 @@ PEER = "framework's bf16"
 
 @dataclass(frozen=True)
 class StepRow:
-    """Forward and backward of one layer.
+    """Forward and backward of one layer in one framework.
 
     reuse      weights were quantized once, outside the step
     backends   that serve its operations; empty for the framework's own
     """
 
+    framework: str
     shape: Shape
     sizes: str
     kind: str
@@ -50,6 +51,7 @@ class StepRow:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
+            "framework": self.framework,
             "kind": self.kind,
             "weights_reused": self.reuse,
             "shape": list(self.shape.key),
@@ -72,7 +74,7 @@ def recorded_ms(shape: Shape) -> dict[str, float]:
 class StepResults(Facts):
     """A whole run."""
 
-    framework: str
+    frameworks: tuple[str, ...]
     copy_tb_per_s: float | None
     groupings: dict[str, list[int]]
     rows: Sequence[StepRow]
@@ -85,14 +87,29 @@ class StepResults(Facts):
         return self.document(
             judged=[goal.passed for row in self.rows for goal in row.goals],
             match={},
-            framework=self.framework,
+            frameworks=list(self.frameworks),
             copy_tb_per_s=None if self.copy_tb_per_s is None else round(self.copy_tb_per_s, 4),
             groupings=self.groupings,
             failures=failure_dicts(self.failures),
-            rows=[row.as_dict() for row in self.rows],
+            rows=[row.as_dict() | self._over_torch(row) for row in self.rows],
             recorded={
                 "label": LABEL,
                 "ms": [{"shape": list(shape.key), **recorded_ms(shape)} for shape in shapes if recorded_ms(shape)],
             },
             notes=list(self.notes),
         )
+
+    def over_torch(self, row: StepRow) -> float | None:
+        """Its time over that of the same step in torch; None for torch's own and where torch ran none."""
+        return None if row.framework == "torch" or not row.backends else ratio(row, self.rows, framework="torch")
+
+    def _over_torch(self, row: StepRow) -> dict[str, float]:
+        found = self.over_torch(row)
+        return {} if found is None else {"over_torch": round(found, 4)}
+
+
+def ratio(row: StepRow, rows: Sequence[StepRow], **other: object) -> float | None:
+    """The time of `row` over that of the row that differs from it in these fields alone; None where there is none."""
+    wanted = {name: getattr(row, name) for name in ("framework", "shape", "sizes", "kind", "reuse")} | other
+    found = (one for one in rows if all(getattr(one, name) == value for name, value in wanted.items()))
+    return next((row.ms / one.ms for one in found), None)

@@ -24,11 +24,12 @@ from octavo_cli.train.model import (
     learning_rate,
     rounding_seed,
 )
-from octavo_jax import DelayedState, grouped_dense, init_delayed, update_delayed
+from octavo_jax import DelayedState, init_delayed, update_delayed
+from octavo_jax.moe import moe_mlp
 
 Parameters = dict[str, jax.Array]
-Delayed = dict[str, DelayedState]
-"""Delayed scaling's state by grouped layer; empty for other recipes."""
+Delayed = dict[str, tuple[DelayedState, DelayedState]]
+"""Delayed scaling's states of fc1 and fc2 by layer; empty for other recipes."""
 
 
 def rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -48,32 +49,22 @@ def mixing(x: jax.Array, taps: jax.Array, qkv: jax.Array, projection: jax.Array)
 
 
 def experts(
-    x: jax.Array, p: Parameters, delayed: Delayed, prefix: str, config: TrainConfig, recipe: Recipe, seeds: jax.Array
+    x: jax.Array, p: Parameters, delayed: Delayed, prefix: str, config: TrainConfig, recipe: Recipe, seed: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Router and experts over [tokens, width]: the mixed outputs, the balance loss, the rows an expert got."""
-    tokens, width = x.shape
-    probabilities = jax.nn.softmax(x @ p[f"{prefix}.router"].T)
-    kept, chosen = jax.lax.top_k(probabilities, config.top_k)
-    kept = kept / kept.sum(axis=-1, keepdims=True)
-    order = jnp.argsort(chosen.reshape(-1), stable=True)
-    sizes = jnp.bincount(chosen.reshape(-1), length=config.experts).astype(jnp.int32)
-
-    def grouped(rows: jax.Array, name: str, index: int) -> jax.Array:
-        name = f"{prefix}.{name}"
-        kernel = p[name].swapaxes(1, 2).astype(jnp.bfloat16)
-        state = delayed.get(name)
-        result = grouped_dense(rows.astype(jnp.bfloat16), kernel, sizes, recipe=recipe, seed=seeds[index], state=state)
-        # The new state is not threaded on: each layer's comes back as the state's own cotangent.
-        y: jax.Array = result if state is None else result[0]
-        return y.astype(jnp.float32)
-
-    gate, up = jnp.split(grouped(x[order // config.top_k], "fc1", 0), 2, axis=-1)
-    outputs = grouped(jax.nn.silu(gate) * up, "fc2", 1)
-
-    outputs = outputs[jnp.argsort(order)].reshape(tokens, config.top_k, width)
-    share = sizes / (tokens * config.top_k)
-    balance = config.experts * (share * probabilities.mean(axis=0)).sum()
-    return (outputs * kept[..., None]).sum(axis=1), balance, sizes
+    y, stats, *_ = moe_mlp(
+        x,
+        p[f"{prefix}.router"].T,
+        p[f"{prefix}.fc1"],
+        p[f"{prefix}.fc2"],
+        k=config.top_k,
+        recipe=recipe,
+        dtype=jnp.bfloat16,
+        seed=seed,
+        # The new state is not threaded on: each block's comes back as the state's own cotangent.
+        state=delayed.get(prefix),
+    )
+    return y, stats.balance_loss, stats.load
 
 
 def losses(
@@ -124,7 +115,7 @@ def _train_step(
 
     (grads, delayed), (loss, balance, load) = jax.grad(objective, argnums=(0, 1), has_aux=True)(p, delayed)
     if isinstance(recipe, DelayedScaling):
-        delayed = {name: update_delayed(state, recipe) for name, state in delayed.items()}
+        delayed = {name: (update_delayed(a, recipe), update_delayed(b, recipe)) for name, (a, b) in delayed.items()}
     p, moments = adam(p, grads, moments, step, rate)
     return p, moments, delayed, loss, balance, load
 
@@ -142,13 +133,16 @@ class JaxModel:
     def __init__(self, config: TrainConfig, recipe: Recipe, vocabulary: int, seed: int, device: str) -> None:
         self._config, self._recipe, self._seed = config, recipe, seed
         self._device = jax.devices(device)[0]
-        self._parameters = jax.device_put(initial_parameters(config, vocabulary, seed), self._device)
+        initial = initial_parameters(config, vocabulary, seed)
+        # JAX's kernels are [experts, in, out]; what is compared and reported is [experts, out, in].
+        initial |= {name: initial[name].swapaxes(1, 2) for name in expert_names(config)}
+        self._parameters = jax.device_put(initial, self._device)
         zeros = jax.tree.map(jnp.zeros_like, self._parameters)
         self._moments: Any = (zeros, jax.tree.map(jnp.zeros_like, self._parameters))
         self._delayed: Delayed = {}
         if isinstance(recipe, DelayedScaling):
-            self._delayed = {name: init_delayed(recipe, config.experts) for name in expert_names(config)}
-            self._delayed = jax.device_put(self._delayed, self._device)
+            fresh = {f"layer{i}": (init_delayed(recipe, config.experts),) * 2 for i in range(config.layers)}
+            self._delayed = jax.tree.map(partial(jnp.array, device=self._device), fresh)  # donated: no leaf twice
 
     def step(self, tokens: Tokens, step: int) -> StepResult:
         """One Adam step on [batch, context + 1] tokens."""
@@ -176,9 +170,9 @@ class JaxModel:
 
     def expert_weights(self) -> dict[str, Array]:
         """The grouped layers' weights [experts, out, in]."""
-        return {name: np.asarray(self._parameters[name]) for name in expert_names(self._config)}
+        return {name: np.asarray(self._parameters[name]).swapaxes(1, 2) for name in expert_names(self._config)}
 
     def _seeds(self, step: int) -> NDArray[np.uint32]:
-        """[layers, 2, 2]: for each layer's fc1 and fc2 the low and the high word."""
-        seeds = [[rounding_seed(self._seed, step, layer, i) for i in range(2)] for layer in range(self._config.layers)]
-        return np.array(seeds, "<u8").view("<u4").reshape(-1, 2, 2).astype(np.uint32)
+        """[layers, 2]: the low and the high word of each block's seed."""
+        seeds = [rounding_seed(self._seed, step, layer) for layer in range(self._config.layers)]
+        return np.array(seeds, "<u8").view("<u4").reshape(-1, 2).astype(np.uint32)

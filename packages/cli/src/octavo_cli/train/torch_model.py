@@ -13,6 +13,7 @@ from octavo_cli.train.config import HEAD_WIDTH, TrainConfig
 from octavo_cli.train.data import Tokens
 from octavo_cli.train.model import (
     ADAM,
+    FC2_SEED,
     NORM_EPSILON,
     TAPS,
     Array,
@@ -169,11 +170,8 @@ class TorchModel:
 
     def _losses(self, tokens: Tokens, step: int) -> tuple[Tensor, Tensor, Tensor]:
         ids = torch.from_numpy(tokens).to(self._device, torch.int64)
-        seeds = [
-            (rounding_seed(self._seed, step, layer, 0), rounding_seed(self._seed, step, layer, 1))
-            for layer in range(self._config.layers)
-        ]
-        logits, balance, load = self._model(ids[:, :-1], seeds)
+        seeds = [rounding_seed(self._seed, step, layer) for layer in range(self._config.layers)]
+        logits, balance, load = self._model(ids[:, :-1], [(seed, seed ^ FC2_SEED) for seed in seeds])
         return functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none"), balance, load
 
     def _parameters_by_name(self) -> list[tuple[str, nn.Parameter]]:

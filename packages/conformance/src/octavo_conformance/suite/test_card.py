@@ -9,11 +9,12 @@ from importlib import metadata
 from itertools import product
 
 from octavo_conformance.case import Case
+from octavo_conformance.fused import of_activations, of_norms
 from octavo_conformance.needs import Need
 from octavo_conformance.targets import Target
 from octavo_conformance.variants import RAGGED, RECIPES, QuantizerVariant, RecipeVariant
 from octavo_registry import API_LEVEL
-from octavo_registry.cards import BackendCard
+from octavo_registry.cards import QUANTIZERS, BackendCard
 from octavo_registry.match import match
 
 FRAMEWORKS = ("torch", "jax", "jaxlib", "tensorflow", "triton", "cupy", "mlx", "numpy", "ml_dtypes")
@@ -73,6 +74,10 @@ def _case(target: Target, op: str, kind: str, dtype: str) -> Case | None:
         specs = [spec for spec in RAGGED.values() if spec.scaling == kind]
         variant = QuantizerVariant(kind, specs[0], dtype) if specs else None  # type: ignore[arg-type]
         return None if variant is None else Case(target, Need(op, lambda full: [variant], {}), variant)  # type: ignore[arg-type]
+    fused = of_norms(True) if op == "norm_quantize" else of_activations(True) if op in QUANTIZERS else []
+    after = next((variant for variant in fused if (variant.kind, variant.dtype) == (kind, dtype)), None)
+    if after is not None:
+        return Case(target, Need(op, lambda full: [after], {}), after)  # type: ignore[arg-type]
     recipes = [recipe for recipe in RECIPES.values() if recipe.kind == kind]
     if op not in ("fprop", "dgrad", "wgrad") or not recipes:
         return None

@@ -78,6 +78,18 @@ def test_product_is_within_its_bound(case: Case, rng: Rng, full: bool, measure: 
         _check(case, problem, actual, quantized, measure)
 
 
+@needs("gemm", variants.mx_gemms, weight="kn")
+def test_weights_that_lie_the_other_way(case: Case, rng: Rng, measure: Measure) -> None:
+    """A weight kept as [G, K, N] and quantized as it lies: fprop reads its columnwise plane, dgrad its rowwise one,
+    and wgrad writes dw as [G, K, N]; the bounds are those of [G, N, K], whose planes these are."""
+    problem = draw_problem(rng, case.dtype)
+    turned = replace(problem, w=np.ascontiguousarray(np.swapaxes(problem.w, 1, 2)))
+    actual = _run(case, _plan(case, problem, weight="kn"), turned, _quantized(case, turned))
+    if case.gemm == "wgrad":
+        actual = np.ascontiguousarray(np.swapaxes(actual, 1, 2))
+    _check(case, problem, actual, _quantized(case, problem), measure)
+
+
 @needs("gemm", variants.mx_gemms)
 def test_fp32_result(case: Case, rng: Rng, measure: Measure) -> None:
     """out_dtype float32 keeps the accumulator: no rounding through a narrower type."""

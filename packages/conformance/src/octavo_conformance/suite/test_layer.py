@@ -112,7 +112,7 @@ def test_without_bias_and_forward_only(case: Case, rng: Rng, measure: Measure) -
     assert_layer(case, problem, outcome, measure, bias=False)
 
 
-@needs("layer", variants.mx_recipe)
+@needs("layer", variants.mx_recipe, sizes="host")
 def test_sizes_may_be_a_list(case: Case, rng: Rng) -> None:
     """Host sizes give the result that a framework array of them gives."""
     problem = draw_problem(rng, case.dtype)

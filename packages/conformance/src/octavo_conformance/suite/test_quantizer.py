@@ -110,7 +110,7 @@ def test_one_plane_has_the_bits_it_has_beside_the_other(case: Case, rng: Rng, fu
         assert_same_tensor(case, *pair(case, x, sizes, spec=spec, **arguments))
 
 
-@needs("quantize", variants.few_quantizers)
+@needs("quantize", variants.few_quantizers, sizes="host")
 def test_sizes_may_be_a_list(case: Case, rng: Rng) -> None:
     """A Python list of sizes gives the bits that a framework array of them gives; no sizes: all rows are one group."""
     sizes = sizes_for(rng)

@@ -6,6 +6,7 @@ Every function is a `jax.jit` with a name that starts with `octavo_`, so that a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax import Array
 
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.quantizer import Direction, Operand
+from octavo_jax.composed import bind_fused
 from octavo_jax.grouped_tensor import GroupedTensor
 from octavo_jax.reference import gemm
 from octavo_jax.reference.dequantize import dequantize, padded_sizes
@@ -22,6 +24,7 @@ from octavo_jax.reference.quantize import OPERAND_NUMBER, Plane, Random, quantiz
 from octavo_jax.reference.rows import RaggedRows, Rows, StackedRows
 from octavo_jax.seeds import seed_words
 from octavo_jax.sizes import one_group
+from octavo_registry.cards import QUANTIZERS, Weight
 from octavo_registry.request import Bound, Request
 
 GemmOperand = GroupedTensor | Array
@@ -37,6 +40,8 @@ def _no_out(out: Any) -> None:
         raise ValueError("out was given; JAX arrays are immutable, so take the returned array instead")
 
 
+# One function a spec: fused quantizers end in the compiled code of the quantizer alone.
+@lru_cache(maxsize=512)
 def _bind_quantize(spec: QuantizerSpec) -> Callable[..., GroupedTensor]:
     specs: dict[tuple[tuple[int, ...], int], GroupedTensorSpec] = {}
 
@@ -108,11 +113,14 @@ def _in_hadamard_domain(operand: GemmOperand) -> bool:
     return isinstance(operand, GroupedTensor) and operand.spec.row_alignment > 1
 
 
-def _bind_fprop(out_dtype: Any) -> Callable[..., Array]:
+def _bind_fprop(out_dtype: Any, weight: Weight) -> Callable[..., Array]:
+    plane: Direction = "rowwise" if weight == "nk" else "columnwise"
+    contract = 2 if weight == "nk" else 1
+
     def octavo_gemm_fprop(
         x: GemmOperand, w: GemmOperand, group_sizes: Array, bias: Array | None, bias_scales: Array | None
     ) -> Array:
-        y = gemm.rows_times_matrices(_values(x, "rowwise"), _values(w, "rowwise"), group_sizes, contract=2)
+        y = gemm.rows_times_matrices(_values(x, "rowwise"), _values(w, plane), group_sizes, contract=contract)
         if bias is not None:
             y = gemm.add_bias(y, bias, group_sizes, bias_scales)
         return y.astype(out_dtype)
@@ -129,35 +137,39 @@ def _bind_fprop(out_dtype: Any) -> Callable[..., Array]:
         out: None = None,
     ) -> Array:
         _no_out(out)
-        y: Array = compiled(_gemm_plane(x, "rowwise"), _gemm_plane(w, "rowwise"), group_sizes, bias, bias_scales)
+        y: Array = compiled(_gemm_plane(x, "rowwise"), _gemm_plane(w, plane), group_sizes, bias, bias_scales)
         return y
 
     return run
 
 
-def _bind_dgrad(out_dtype: Any) -> Callable[..., Array]:
+def _bind_dgrad(out_dtype: Any, weight: Weight) -> Callable[..., Array]:
+    plane: Direction = "columnwise" if weight == "nk" else "rowwise"
+    contract = 1 if weight == "nk" else 2
+
     def octavo_gemm_dgrad(dy: GemmOperand, w: GemmOperand, group_sizes: Array) -> Array:
-        dx = gemm.rows_times_matrices(_values(dy, "rowwise"), _values(w, "columnwise"), group_sizes, contract=1)
+        dx = gemm.rows_times_matrices(_values(dy, "rowwise"), _values(w, plane), group_sizes, contract=contract)
         return dx.astype(out_dtype)
 
     compiled = _named(octavo_gemm_dgrad, "octavo_gemm_dgrad")
 
     def run(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: None = None) -> Array:
         _no_out(out)
-        dx: Array = compiled(_gemm_plane(dy, "rowwise"), _gemm_plane(w, "columnwise"), group_sizes)
+        dx: Array = compiled(_gemm_plane(dy, "rowwise"), _gemm_plane(w, plane), group_sizes)
         return dx
 
     return run
 
 
-def _bind_wgrad(out_dtype: Any) -> Callable[..., Array]:
+def _bind_wgrad(out_dtype: Any, weight: Weight) -> Callable[..., Array]:
     def octavo_wgrad(x: GemmOperand, dy: GemmOperand, group_sizes: Array, accumulator: Array | None) -> Array:
         sizes = group_sizes
         if _in_hadamard_domain(x) != _in_hadamard_domain(dy):
             raise ValueError("one operand of wgrad is in the Hadamard domain and the other is not; quantize both alike")
         if isinstance(x, GroupedTensor) and _in_hadamard_domain(x):
             sizes = padded_sizes(group_sizes, x.spec.shape[0], x.spec.row_alignment)
-        dw = gemm.matrices_from_rows(_values(dy, "columnwise"), _values(x, "columnwise"), sizes)
+        left, right = (dy, x) if weight == "nk" else (x, dy)
+        dw = gemm.matrices_from_rows(_values(left, "columnwise"), _values(right, "columnwise"), sizes)
         if accumulator is None:
             return dw.astype(out_dtype)
         # Adding 0 would turn an accumulator's -0 into +0; a group without rows leaves it as it is.
@@ -217,14 +229,13 @@ class ReferenceBackend:
 
     def bind(self, request: Request) -> Bound:
         """The jitted function for `request`, in the plain layout."""
-        if request.op == "quantize":
+        if request.op in QUANTIZERS:
             if request.quantizer is None:
-                raise ValueError("a quantize request names no quantizer; give Request.quantizer")
-            return Bound(_bind_quantize(request.quantizer))
-        binders = {
-            "fprop": _bind_fprop,
-            "dgrad": _bind_dgrad,
-            "wgrad": _bind_wgrad,
-            "dequantize": _bind_dequantize,
-        }
-        return Bound(binders[request.op](jnp.dtype(request.out_dtype)), note="fp32 products of dequantized operands")
+                raise ValueError(f"a {request.op} request names no quantizer; give Request.quantizer")
+            bound = Bound(_bind_quantize(request.quantizer))
+            return bound if request.op == "quantize" else Bound(bind_fused(request, bound))
+        out_dtype = jnp.dtype(request.out_dtype)
+        if request.op == "dequantize":
+            return Bound(_bind_dequantize(out_dtype))
+        binders = {"fprop": _bind_fprop, "dgrad": _bind_dgrad, "wgrad": _bind_wgrad}
+        return Bound(binders[request.op](out_dtype, request.weight), note="fp32 products of dequantized operands")

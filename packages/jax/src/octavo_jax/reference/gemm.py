@@ -27,7 +27,7 @@ def _f32(x: Array) -> Array:
 def rows_times_matrices(a: Array, matrices: Array, group_sizes: Array, contract: int) -> Array:
     """fp32 [M, C]: row r of group g times matrices[g], contracted with the matrices' axis `contract`; zero tail.
 
-    a [M, K], matrices [G, N, K] with contract=2 (fprop), or a [M, N] with contract=1 (dgrad).
+    a [M, K] of matrices [G, N, K] with contract=2, or of matrices [G, K, N] with contract=1.
     """
     m = a.shape[0]
     groups = matrices.shape[0]
@@ -63,19 +63,14 @@ def matrices_from_rows(a: Array, b: Array, group_sizes: Array) -> Array:
 
 
 def group_sums(x: Array, group_sizes: Array) -> Array:
-    """fp32 [G, C]: column sums of each group's rows, panel by panel in row order."""
+    """fp32 [G, C]: column sums of each group's rows: of each panel, then of the group's panels, in a fixed order."""
     groups = group_sizes.shape[0]
     rows = RaggedRows(group_sizes, x.shape[0])
     size = panel_size(x.shape[0], groups)
-
-    def step(total: Array, panel: tuple[Array, Array]) -> tuple[Array, None]:
-        values, group = panel
-        grown = lax.dynamic_index_in_dim(total, group, keepdims=True) + jnp.sum(values, axis=0)[None]
-        return lax.dynamic_update_index_in_dim(total, grown, group, 0), None
-
-    panels = (rows.panels(_f32(x), size), rows.block_position(size).group)
-    total, _ = lax.scan(step, jnp.zeros((groups, x.shape[1]), jnp.float32), panels)
-    return total
+    sums = jnp.sum(rows.panels(_f32(x), size), axis=1)
+    # Masked and not multiplied by 0 and 1: what a group holds, NaN and all, is nothing to the others.
+    mine = jnp.arange(groups)[:, None] == rows.block_position(size).group
+    return jnp.sum(jnp.where(mine[..., None], sums, 0), axis=1)
 
 
 def add_bias(y: Array, bias: Array, group_sizes: Array, bias_scales: Array | None) -> Array:

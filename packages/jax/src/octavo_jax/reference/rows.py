@@ -61,6 +61,14 @@ class Rows(Protocol):
         """[P, ...] in the shape that the plain layout stores."""
 
 
+def _passed(ends: Array, index: Array) -> Array:
+    """How many of `ends` each index has reached.
+
+    Comparisons and a sum: one small kernel that XLA shares among the callers, where each binary search is a loop.
+    """
+    return jnp.sum(index[:, None] >= ends, axis=1, dtype=jnp.int32)
+
+
 class RaggedRows:
     """M rows split among G groups by traced sizes; rows past the sum are a tail."""
 
@@ -75,8 +83,7 @@ class RaggedRows:
     @cached_property
     def row_group(self) -> Array:
         """Group of each row, [M]; G in the tail."""
-        rows = jnp.arange(self.rows, dtype=jnp.int32)
-        return jnp.searchsorted(self.ends, rows, side="right").astype(jnp.int32)
+        return _passed(self.ends, jnp.arange(self.rows, dtype=jnp.int32))
 
     @cached_property
     def _clamped(self) -> Array:
@@ -102,7 +109,7 @@ class RaggedRows:
             ends = jnp.cumsum((self.sizes + (size - 1)) // size).astype(jnp.int32)
             firsts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
             blocks = jnp.arange(self.bound(size), dtype=jnp.int32)
-            group = jnp.searchsorted(ends, blocks, side="right").astype(jnp.int32)
+            group = _passed(ends, blocks)
             within = blocks - firsts[jnp.minimum(group, self.groups - 1)]
             self._tables[size] = (firsts, group, within)
         return self._tables[size]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo import GroupedTensorSpec, QuantizerSpec, check_group_sizes
 from octavo.quantizer import Direction
+from octavo_torch.graphs import check_not_captured
 from octavo_torch.grouped_tensor import GroupedTensor
 from octavo_torch.operators import Operators
 from octavo_torch.reference import bias, gemm
@@ -27,6 +28,7 @@ _operator = Operators("octavo_torch").define
 def _bound_sizes(sizes: Tensor, rows: int, like: Tensor) -> Tensor:
     if sizes.is_cpu:
         check_group_sizes(sizes.tolist(), rows)
+        check_not_captured("group_sizes", like)
         return torch.empty_like(sizes, dtype=torch.int64, device=like.device).copy_(sizes)
     bounded, changed = bounded_sizes(sizes, rows)
     flag_bad_sizes(changed)

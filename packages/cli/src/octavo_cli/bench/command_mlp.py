@@ -1,0 +1,87 @@
+"""`octavo bench mlp`: the command line. Importing this module imports neither numpy nor a framework."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from octavo_cli.bench.cases import check_counts
+from octavo_cli.bench.gemm_cases import KINDS
+from octavo_cli.bench.options import (
+    Backend,
+    Device,
+    Kinds,
+    Output,
+    Quiet,
+    Repeats,
+    Seed,
+    Sizes,
+    backend_of,
+    device_of,
+    names_of,
+    recorded_command,
+    seed_of,
+)
+from octavo_cli.bench.shapes import EXPERTS, SIZES, SMALL_BLOCK, parse_shapes
+from octavo_cli.errors import RunError
+
+_REPEATS = {("cuda", False): 15, ("cuda", True): 6, ("cpu", False): 2, ("cpu", True): 1}
+
+
+def mlp(
+    device: Device = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(metavar="G,K,F,M", help="Your own experts; repeat for more.", show_default="published models'"),
+    ] = None,
+    sizes: Sizes = "even",
+    kinds: Kinds = "",
+    probs: Annotated[
+        bool, typer.Option("--probs/--no-probs", help="Rows weighted, with the weights' gradient.")
+    ] = True,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also on torch's own grouped GEMM in bf16.")] = True,
+    backend: Backend = None,
+    repeats: Repeats = None,
+    seed: Seed = None,
+    output: Output = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two shapes, few repeats: seconds.")] = False,
+    as_json: Quiet = False,
+) -> None:
+    """Expert MLPs with SwiGLU in torch, forward and backward: `grouped_mlp` beside the same operations in a row.
+
+    Those are `grouped_linear`, `silu(gate) * up * probs` as torch runs it, and `grouped_linear`. bf16 parameters and
+    gradients, weights quantized every step. Exit code 1 where a row fails or nothing ran; a goal that is missed is
+    reported and no failure.
+    """
+    chosen_kinds = names_of("--kinds", kinds, KINDS)
+    wanted_sizes = names_of("--sizes", sizes, SIZES)
+    own = parse_shapes(shape or [])
+    if repeats is not None:
+        check_counts(repeats=repeats)
+    chosen_seed = seed_of(seed)
+    where = device_of("mlp", "torch", device)
+    from octavo_cli.bench.mlp import Choices, bench_mlp
+    from octavo_cli.bench.mlp_report import print_results
+    from octavo_cli.bench.report import check_output, deliver
+    from octavo_registry.cli.output import print_line
+
+    check_output(output)
+    choices = Choices(
+        device=where,
+        shapes=own or (SMALL_BLOCK if where == "cpu" else EXPERTS[1:3] if quick else EXPERTS),
+        sizes=wanted_sizes,
+        kinds=chosen_kinds,
+        probs=probs,
+        peers=peers,
+        backend=backend_of(backend, "torch", where),
+        repeats=repeats or _REPEATS[where, quick],
+        seed=chosen_seed,
+    )
+    results = bench_mlp(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
+    deliver(results, output, as_json, print_results)
+    if results.failures:
+        raise RunError(f"{len(results.failures)} rows failed; the lines with FAILED say which")
+    if not any(row.backends for row in results.rows):
+        raise RunError("no backend serves any of these layers; the notes say why, and so does `octavo why layer`")

@@ -1,0 +1,99 @@
+"""The work of `octavo bench mlp`: forward and backward of expert MLPs, fused and as operations in a row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from octavo import NoBackendError
+from octavo_cli.bench.engine_torch import TorchEngine
+from octavo_cli.bench.gemm_problem import Names
+from octavo_cli.bench.mlp_results import FUSED, IN_A_ROW, MlpResults, MlpRow, Way, mlp_goals
+from octavo_cli.bench.mlp_torch import Experts, draw_experts, own_calls, plan_of, torch_calls
+from octavo_cli.bench.results import Failure, machine, told, versions
+from octavo_cli.bench.shapes import Shape, sizes_of
+from octavo_cli.bench.step_results import PEER
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the command line asked for, checked. Shapes are experts' (G, K, F, M)."""
+
+    device: str
+    shapes: tuple[Shape, ...]
+    sizes: tuple[str, ...]
+    kinds: tuple[str, ...]
+    probs: bool
+    peers: bool
+    backend: Names
+    repeats: int
+    seed: int
+
+
+def bench_mlp(choices: Choices, command: str, say: Say) -> MlpResults:
+    """Run everything; `say` hears where it is. A row that fails is kept as a `Failure`, and the others go on."""
+    start = time.perf_counter()
+    engine = TorchEngine(choices.device)
+    facts = machine(choices.device, "torch")
+    rows: list[MlpRow] = []
+    failures: list[Failure] = []
+    notes: list[str] = []
+    groupings: dict[str, list[int]] = {}
+    for shape, name in product(choices.shapes, choices.sizes):
+        sizes = sizes_of(shape, name, choices.seed).sizes
+        groupings[f"{shape.label}, {name}"] = list(sizes)
+        say(f"{shape.label}, {name} ...")
+        experts = draw_experts(engine, shape, sizes, choices.seed, probs=choices.probs)
+        for kind, way in _cases(choices):
+            try:
+                rows.append(_row(engine, experts, name, kind, way, choices))
+            except NoBackendError as error:
+                notes.append(f"{kind}: {' '.join(str(error).split())[:300]}")
+            except Exception as error:  # the others are worth having; the command fails at its end
+                if kind == PEER:
+                    notes.append(f"torch's own: {told(error)[:160]}")
+                else:
+                    failures.append(Failure(f"{kind}, {way}", shape.key, name, told(error)))
+        del experts
+        engine.release()
+    if choices.device == "cuda":
+        rows = [replace(row, goals=mlp_goals(row, rows)) for row in rows]
+    return MlpResults(
+        command=command,
+        device=choices.device,
+        dtype="bfloat16",
+        seed=choices.seed,
+        repeats=choices.repeats,
+        machine=facts,
+        seconds=time.perf_counter() - start,
+        versions=versions(),
+        probs=choices.probs,
+        groupings=groupings,
+        rows=rows,
+        notes=list(dict.fromkeys(notes)),
+        failures=failures,
+    )
+
+
+def _cases(choices: Choices) -> Iterator[tuple[str, Way]]:
+    if choices.peers:
+        yield PEER, IN_A_ROW
+    for kind in choices.kinds:
+        yield kind, IN_A_ROW
+        yield kind, FUSED
+
+
+def _row(engine: TorchEngine, experts: Experts, name: str, kind: str, way: Way, choices: Choices) -> MlpRow:
+    if kind == PEER:
+        times = engine.times(own_calls(experts), choices.repeats)
+        return MlpRow(experts.shape, name, kind, way, (), "", times)
+    plan = plan_of(experts, kind, choices.backend)
+    made = (*plan.fc1.plan.plans, *plan.fc2.plan.plans)
+    backends = tuple(dict.fromkeys(part.backend for part in made))
+    fused = "; ".join(f"{what} {part}" for what, part in plan.fused.items()) if way == FUSED else ""
+    times = engine.times(torch_calls(experts, kind, choices.backend, fused=way == FUSED), choices.repeats)
+    return MlpRow(experts.shape, name, kind, way, backends, fused, times)

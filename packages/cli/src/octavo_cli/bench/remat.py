@@ -1,0 +1,121 @@
+"""The work of `octavo bench remat`: a block of layers under each policy of `jax.checkpoint`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import jax
+
+from octavo import NoBackendError
+from octavo_cli.bench.engine_jax import JaxEngine
+from octavo_cli.bench.gemm_cases import recipe_of
+from octavo_cli.bench.gemm_problem import Names, layer_plan
+from octavo_cli.bench.remat_block import operands, step
+from octavo_cli.bench.remat_results import PEER, PLAIN, POLICIES, RematResults, RematRow, remat_goals
+from octavo_cli.bench.results import Failure, machine, told, versions
+from octavo_cli.bench.shapes import Shape, sizes_of
+from octavo_jax.counting import count_runs
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the command line asked for, checked. peers: also the block on jax.lax.ragged_dot."""
+
+    device: str
+    shapes: tuple[Shape, ...]
+    sizes: tuple[str, ...]
+    kinds: tuple[str, ...]
+    layers: int
+    unroll: bool
+    peers: bool
+    backend: Names
+    repeats: int
+    seed: int
+
+
+def bench_remat(choices: Choices, command: str, say: Say) -> RematResults:
+    """Run everything; `say` hears where it is. A row that fails is kept as a `Failure`, and the others go on."""
+    start = time.perf_counter()
+    engine = JaxEngine(choices.device)
+    jax.config.update("jax_enable_compilation_cache", False)  # type: ignore[no-untyped-call]
+    rows: list[RematRow] = []
+    failures: list[Failure] = []
+    notes: list[str] = []
+    groupings: dict[str, list[int]] = {}
+    for shape, name in product(choices.shapes, choices.sizes):
+        sizes = sizes_of(shape, name, choices.seed).sizes
+        groupings[f"{shape.label}, {name}"] = list(sizes)
+        for kind, policy in _cases(choices):
+            say(f"{shape.label}, {name}: {kind}, {policy} ...")
+            try:
+                rows.append(_row(engine, shape, name, sizes, kind, policy, choices))
+            except NoBackendError as error:
+                notes.append(f"{kind}: {' '.join(str(error).split())[:300]}")
+            except Exception as error:  # the others are worth having; the command fails at its end
+                if kind == PEER:
+                    notes.append(f"{PEER}: {told(error)[:160]}")
+                else:
+                    failures.append(Failure(f"{kind}, {policy}", shape.key, name, told(error)))
+            engine.release()
+    timed = choices.device == "cuda"
+    return RematResults(
+        command=command,
+        device=choices.device,
+        dtype="bfloat16",
+        seed=choices.seed,
+        repeats=choices.repeats,
+        machine=machine(choices.device, "jax"),
+        seconds=time.perf_counter() - start,
+        versions=versions(),
+        layers=choices.layers,
+        unrolled=choices.unroll,
+        groupings=groupings,
+        rows=[replace(row, goals=remat_goals(row, rows, timed=timed)) for row in rows],
+        notes=list(dict.fromkeys(notes)),
+        failures=failures,
+    )
+
+
+def _cases(choices: Choices) -> Iterator[tuple[str, str]]:
+    for kind in choices.kinds:
+        for policy in POLICIES:
+            yield kind, policy
+    if choices.peers:
+        yield PEER, PLAIN
+
+
+def _row(
+    engine: JaxEngine, shape: Shape, name: str, sizes: tuple[int, ...], kind: str, policy: str, choices: Choices
+) -> RematRow:
+    backends: tuple[str, ...] = ()
+    if kind != PEER:
+        plan = layer_plan(engine, shape, recipe_of(kind), choices.backend, weight="kn")
+        backends = tuple(dict.fromkeys(made.backend for made in plan.plans))
+    given = operands("bf16" if kind == PEER else kind, shape, choices.layers, sizes, choices.seed)
+    function = step(kind, policy, choices.backend, unroll=choices.unroll)
+    began = time.perf_counter()
+    lowered = jax.jit(function).lower(given)
+    traced = time.perf_counter()
+    compiled = lowered.compile()
+    done = time.perf_counter()
+    runs = count_runs(function, given)
+    memory: Any = compiled.memory_analysis()
+    return RematRow(
+        shape,
+        name,
+        kind,
+        policy,
+        backends,
+        engine.times([lambda: compiled(given)], choices.repeats),
+        trace_s=traced - began,
+        compile_s=done - traced,
+        temporary_bytes=None if memory is None else int(memory.temp_size_in_bytes),
+        quantize=runs.quantize,
+        fprop=runs.fprop,
+    )

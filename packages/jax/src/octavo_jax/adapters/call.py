@@ -1,0 +1,47 @@
+"""What the adapters share: how a call of another library's ragged_dot becomes one of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jax import Array
+
+from octavo import Recipe
+from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.dispatch import Names
+from octavo_jax.ragged import ragged_dot
+
+Seed = int | Array | Callable[[], int | Array] | None
+"""Of stochastic rounding; a function is called once for each product that is traced, to give each its own."""
+
+
+@dataclass(frozen=True)
+class RaggedDot:
+    """`ragged_dot` with everything but its operands.
+
+    recipe            None: high precision
+    seed              see `Seed`
+    checkpoint_name   of the quantized operands
+    backend           a name or a closed list of names
+    """
+
+    recipe: Recipe | None
+    seed: Seed = None
+    checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
+    backend: Names = None
+
+    def __call__(self, lhs: Any, rhs: Any, group_sizes: Any, *rest: Any, **more: Any) -> Array:
+        """The product; arguments of `jax.lax.ragged_dot`."""
+        return ragged_dot(
+            lhs,
+            rhs,
+            group_sizes,
+            *rest,
+            **more,
+            recipe=self.recipe,
+            seed=self.seed() if callable(self.seed) else self.seed,
+            checkpoint_name=self.checkpoint_name,
+            backend=self.backend,
+        )

@@ -1,0 +1,92 @@
+"""What every linen module has: fields, parameters with logical axes, a seed stream, state in Flax's collection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+from jax.typing import DTypeLike
+
+from octavo import DelayedScaling, Recipe
+from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.dispatch import Names
+from octavo_jax.module_parts import Initializer, State, fresh_state, update_states, zeros_init
+from octavo_registry.cards import Norm
+
+STATE_COLLECTION = "_overwrite_with_gradient"
+"""Where delayed scaling's state lives: Flax's name for variables whose gradient is their new value."""
+
+RNG = "quantization"
+"""The random number stream that stochastic rounding draws a seed from."""
+
+Axes = tuple[str | None, ...]
+"""Logical axis names of a parameter, as `nn.with_logical_partitioning` takes them; empty: not partitioned."""
+
+
+class QuantizedModule(nn.Module, kw_only=True):
+    """Fields that every module has.
+
+    recipe                         None: HighPrecision
+    dtype                          x, kernels and biases are cast to it first; None: as they are
+    param_dtype                    of the parameters
+    quantization_checkpoint_name   of everything quantized that the backward pass reads, for `octavo_jax.policies`;
+                                   None: no name
+    backend                        a name or a closed list of names
+    """
+
+    recipe: Recipe | None = None
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    quantization_checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
+    backend: Names = None
+
+    @nn.nowrap
+    def _parameter(self, name: str, init: Initializer, shape: tuple[int, ...], axes: Axes) -> Array:
+        if axes:
+            init = nn.with_logical_partitioning(init, axes)
+        made: Array = self.param(name, init, shape, self.param_dtype)
+        return made
+
+    @nn.nowrap
+    def _norm_parameters(self, x: Array, norm: Norm, init: Initializer, axes: Axes) -> tuple[Array, Array | None]:
+        """scale, and with norm="layer" norm_bias, both [K] in x's dtype."""
+        gamma = self._parameter("scale", init, x.shape[-1:], axes).astype(x.dtype)
+        if norm != "layer":
+            return gamma, None
+        return gamma, self._parameter("norm_bias", zeros_init, x.shape[-1:], axes).astype(x.dtype)
+
+    @nn.nowrap
+    def _run(
+        self, call: Callable[..., Any], seed: int | Array | None, *, groups: int = 1, layers: int = 1
+    ) -> tuple[Any, ...]:
+        """Results of `call` with seed, state, checkpoint name and backend, less the state, which comes last."""
+        if seed is None and self.recipe is not None and self.recipe.stochastic:
+            seed = jax.random.bits(self.make_rng(RNG), (2,), jnp.uint32)
+        fresh: Callable[[], State | None] = lambda: fresh_state(self.recipe, groups, layers)  # noqa: E731
+        stateful = isinstance(self.recipe, DelayedScaling)
+        state = self.variable(STATE_COLLECTION, "state", fresh) if stateful else None
+        result = call(
+            recipe=self.recipe,
+            seed=seed,
+            state=None if state is None else state.value,
+            checkpoint_name=self.quantization_checkpoint_name,
+            backend=self.backend,
+        )
+        results: tuple[Any, ...] = result if isinstance(result, tuple) else (result,)
+        if state is None:
+            return results
+        if self.is_mutable_collection(STATE_COLLECTION) and not self.is_initializing():
+            state.value = results[-1]
+        return results[:-1]
+
+
+def update_state(collection: Any, recipe: DelayedScaling, *, axis_name: str | tuple[str, ...] = ()) -> Any:
+    """The collection at the end of a step: `octavo_jax.update_delayed` of every state, stacked ones layer by layer.
+
+    Apply it once a step to the collection's gradient, after the last microbatch's has overwritten the others.
+    """
+    return update_states(collection, recipe, axis_name=axis_name)

@@ -1,0 +1,60 @@
+"""MoE."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from flax import linen as nn
+from jax import Array
+
+from octavo_jax.linen.base import Axes
+from octavo_jax.linen.mlp import MLPModule
+from octavo_jax.module_parts import Initializer, dense_kernel_init, grouped_kernel_init
+from octavo_jax.moe import RouterStats, moe_mlp
+from octavo_jax.moe.block import WeightsOn
+
+
+class MoE(MLPModule, kw_only=True):
+    """A Mixture-of-Experts block, `octavo_jax.moe.moe_mlp` of its parameters: dropless, top k, sizes on the device.
+
+    Parameters: router [K, E], wi [E, K, C], wo [E, F, N], wi_bias [E, C], wo_bias [E, N]. The router sees x before it
+    is cast to `dtype`. Fields: `MLPModule`'s, `QuantizedModule`'s and
+
+    num_experts, k               E, and experts a token goes to
+    normalize, weights_on        as in `octavo_jax.moe.moe_mlp`
+    router_init, router_axes     of router
+    """
+
+    num_experts: int
+    k: int
+    normalize: bool = True
+    weights_on: WeightsOn = "output"
+    kernel_init: Initializer = grouped_kernel_init
+    router_init: Initializer = dense_kernel_init
+    router_axes: Axes = ()
+
+    @nn.compact
+    def __call__(
+        self, x: Array, *, mask: Array | None = None, seed: int | Array | None = None
+    ) -> tuple[Array, RouterStats]:
+        """x [..., K] to (y [..., N] in x's dtype, load and balance loss); mask [...] bool, False for padding."""
+        router = self._parameter("router", self.router_init, (x.shape[-1], self.num_experts), self.router_axes)
+        wi, wo, bi, bo = self._mlp_parameters(x.shape[-1], self.num_experts)
+        call = partial(
+            moe_mlp,
+            x,
+            router,
+            wi,
+            wo,
+            k=self.k,
+            activation=self.activation,
+            normalize=self.normalize,
+            weights_on=self.weights_on,
+            mask=mask,
+            dtype=self.dtype,
+            bi=bi,
+            bo=bo,
+            output_checkpoint_names=self.output_checkpoint_names,
+        )
+        y, stats = self._run(call, seed, groups=self.num_experts, layers=2)
+        return y, stats

@@ -1,0 +1,122 @@
+"""What every nnx module has: recipe, parameters with logical axes, its own seeds, delayed scaling's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Required, TypedDict
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from octavo import DelayedScaling, Recipe
+from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.dispatch import Names
+from octavo_jax.module_parts import Initializer, State, fresh_state, next_seed, update_states
+
+Axes = tuple[str | None, ...]
+"""Logical axis names of a parameter, as `nnx.with_partitioning` takes them; empty: not partitioned."""
+
+
+class ScalingState(nnx.Variable[Any]):
+    """Delayed scaling's state: differentiate with respect to it and overwrite it with the result."""
+
+
+class SeedState(nnx.Variable[Any]):
+    """uint32 words of stochastic rounding: a base seed, or the number of calls so far."""
+
+
+class Common(TypedDict, total=False):
+    """Keyword arguments that every module takes and passes on.
+
+    recipe                         None: HighPrecision
+    dtype                          x, kernels and biases are cast to it first; None: as they are
+    param_dtype                    of the parameters; float32 by default
+    quantization_checkpoint_name   of everything quantized that the backward pass reads, for `octavo_jax.policies`;
+                                   None: no name
+    backend                        a name or a closed list of names
+    rngs                           streams "params" and, for a stochastic recipe, "quantization" (or the default one)
+    """
+
+    recipe: Recipe | None
+    dtype: DTypeLike | None
+    param_dtype: DTypeLike
+    quantization_checkpoint_name: str | None
+    backend: Names
+    rngs: Required[nnx.Rngs]
+
+
+class QuantizedModule(nnx.Module):
+    """What `octavo_jax.nnx` says of every module; its keyword arguments are `Common`'s."""
+
+    def __init__(
+        self,
+        groups: int,
+        layers: int,
+        *,
+        recipe: Recipe | None = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        quantization_checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
+        backend: Names = None,
+        rngs: nnx.Rngs,
+    ) -> None:
+        state = fresh_state(recipe, groups, layers)
+        self.delayed = nnx.data(None if state is None else ScalingState(state))
+        base = calls = None
+        if recipe is not None and recipe.stochastic:
+            base = SeedState(jax.random.bits(rngs.quantization(), (2,), jnp.uint32))
+            calls = SeedState(jnp.zeros((), jnp.uint32))
+        self.base_seed = nnx.data(base)
+        self.calls = nnx.data(calls)
+        self.recipe = recipe
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.quantization_checkpoint_name = quantization_checkpoint_name
+        self.backend = backend
+
+    def _parameter(self, rngs: nnx.Rngs, init: Initializer, shape: tuple[int, ...], axes: Axes = ()) -> nnx.Param[Any]:
+        """A fresh parameter; with `axes`, one that Flax partitions by them."""
+        if axes:
+            init = nnx.with_partitioning(init, axes)
+        return nnx.Param(init(rngs.params(), shape, self.param_dtype))
+
+    def _optional(
+        self, present: bool, rngs: nnx.Rngs, init: Initializer, shape: tuple[int, ...], axes: Axes = ()
+    ) -> Any:
+        """A fresh parameter, or None in its place."""
+        return nnx.data(self._parameter(rngs, init, shape, axes) if present else None)
+
+    def _run(self, call: Callable[..., Any], seed: int | Array | None) -> tuple[Any, ...]:
+        """Results of `call` with seed, state, checkpoint name and backend, less the state, which comes last."""
+        if seed is None and self.base_seed is not None and self.calls is not None:
+            seed = next_seed(self.base_seed[...], self.calls[...])
+            self.calls[...] = self.calls[...] + 1
+        state: State | None = None if self.delayed is None else self.delayed.get_value()
+        result = call(
+            recipe=self.recipe,
+            seed=seed,
+            state=state,
+            checkpoint_name=self.quantization_checkpoint_name,
+            backend=self.backend,
+        )
+        results: tuple[Any, ...] = result if isinstance(result, tuple) else (result,)
+        return results if state is None else results[:-1]
+
+
+def value_of(parameter: nnx.Param[Any] | None) -> Any:
+    """The parameter's array; None where there is none."""
+    return None if parameter is None else parameter[...]
+
+
+def update_state(module: nnx.Module, recipe: DelayedScaling, *, axis_name: str | tuple[str, ...] = ()) -> None:
+    """End a step in place: `octavo_jax.update_delayed` of every `ScalingState` in the module.
+
+    Call it once a step, after the last microbatch's gradient has overwritten the others; states that a vmap of modules
+    stacked are updated one by one.
+    """
+    for _, node in nnx.iter_graph(module):
+        if isinstance(node, ScalingState):
+            node.set_value(update_states(node.get_value(), recipe, axis_name=axis_name))

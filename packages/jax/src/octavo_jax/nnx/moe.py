@@ -1,0 +1,68 @@
+"""MoE."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Unpack
+
+from jax import Array
+
+from octavo_jax.module_parts import Initializer, dense_kernel_init
+from octavo_jax.moe import RouterStats, moe_mlp
+from octavo_jax.moe.block import WeightsOn
+from octavo_jax.nnx.base import Axes, value_of
+from octavo_jax.nnx.mlp import MLPModule, MLPOptions
+
+
+class MoE(MLPModule):
+    """A Mixture-of-Experts block, `octavo_jax.moe.moe_mlp` of its parameters: dropless, top k, sizes on the device.
+
+    Parameters: router [K, E], wi [E, K, C], wo [E, F, N], wi_bias [E, C] and wo_bias [E, N] or None. The router sees x
+    before it is cast to `dtype`.
+
+    num_experts, in_features, hidden, k   E, K, F, and experts a token goes to
+    normalize, weights_on                 as in `octavo_jax.moe.moe_mlp`
+    router_init, router_axes              of router
+    Other arguments                       `MLPModule`'s
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        in_features: int,
+        hidden: int,
+        *,
+        k: int,
+        normalize: bool = True,
+        weights_on: WeightsOn = "output",
+        router_init: Initializer = dense_kernel_init,
+        router_axes: Axes = (),
+        **options: Unpack[MLPOptions],
+    ) -> None:
+        super().__init__((num_experts,), in_features, hidden, **options)
+        self.router = self._parameter(options["rngs"], router_init, (in_features, num_experts), router_axes)
+        self.k, self.normalize = k, normalize
+        self.weights_on: WeightsOn = weights_on
+
+    def __call__(
+        self, x: Array, *, mask: Array | None = None, seed: int | Array | None = None
+    ) -> tuple[Array, RouterStats]:
+        """x [..., K] to (y [..., N] in x's dtype, load and balance loss); mask [...] bool, False for padding."""
+        call = partial(
+            moe_mlp,
+            x,
+            self.router[...],
+            self.wi[...],
+            self.wo[...],
+            k=self.k,
+            activation=self.activation,
+            normalize=self.normalize,
+            weights_on=self.weights_on,
+            mask=mask,
+            dtype=self.dtype,
+            bi=value_of(self.wi_bias),
+            bo=value_of(self.wo_bias),
+            output_checkpoint_names=self.output_checkpoint_names,
+        )
+        y, stats = self._run(call, seed)
+        return y, stats

@@ -1,0 +1,98 @@
+"""layernorm_dense: a normalization and a linear layer as one differentiable function, its quantizer fused.
+
+What is kept for the backward pass, in bytes an element, for a recipe of one byte codes (bf16 arrays; scales aside): x
+itself 2, the normalized operand's column plane 1, one plane of the kernel 1, and rstd (and mean) 4 a row. Where the
+wgrad slot is high precision, the normalized operand is computed again from x.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from octavo import Recipe
+from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.axes import ContractingDims, dense_axes
+from octavo_jax.delayed import DelayedState
+from octavo_jax.derivatives import in_reverse
+from octavo_jax.dispatch import Names, layer_for
+from octavo_jax.layer_arguments import as_array, check_state, context_of
+from octavo_jax.normalized_vjp import Arrays, norm_layer, octavo_layernorm_dense
+from octavo_jax.norms import check_norm
+from octavo_jax.sizes import one_group
+from octavo_registry.cards import Norm
+
+
+def layernorm_dense(
+    x: Array | np.ndarray,
+    kernel: Array | np.ndarray,
+    gamma: Array,
+    beta: Array | None = None,
+    *,
+    norm: Norm = "rms",
+    epsilon: float = 1e-6,
+    recipe: Recipe | None,
+    bias: Array | np.ndarray | None = None,
+    seed: int | Array | None = None,
+    state: DelayedState | None = None,
+    contracting_dims: ContractingDims = ((-1,), (0,)),
+    checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
+    output_checkpoint_name: str | None = None,
+    preferred_element_type: DTypeLike | None = None,
+    return_normalized: bool = False,
+    backend: Names = None,
+) -> Any:
+    """y = normalize(x) @ kernel + bias: `octavo_jax.dense` of `octavo_jax.normalize`, its quantizer fused.
+
+    x                  [..., K] bf16, fp16 or fp32
+    kernel             [K, *N], or [*N, K] with its last axis contracted
+    gamma, beta        [K] in x's dtype; RMSNorm takes no beta
+    norm               "rms" or "layer"; epsilon is added to the mean square
+    bias               [*N]
+    return_normalized  also return the normalized rows [..., K] in x's dtype, for a residual connection that reads them
+
+    The other arguments are those of `octavo_jax.dense`. Returns y [..., *N], then, where asked for, the normalized rows
+    and the new state. Reverse-mode differentiable once in x, kernel, gamma, beta and bias. Raises the same errors.
+    """
+    x, kernel = as_array(x), as_array(kernel)
+    axes = dense_axes(contracting_dims, x.shape, kernel.shape)
+    if axes.k != x.shape[-1]:
+        raise ValueError(
+            f"contracting_dims is {contracting_dims!r}; the normalization is over the last axis of x alone, so "
+            "contract that one"
+        )
+    if 0 in kernel.shape:
+        raise ValueError(f"kernel has shape {list(kernel.shape)}; every axis is one or more")
+    bias = None if bias is None else as_array(bias)
+    if bias is not None and bias.shape != axes.columns:
+        raise ValueError(
+            f"bias has shape {list(bias.shape)}; kernel {list(kernel.shape)} with contracting_dims "
+            f"{contracting_dims!r} needs {list(axes.columns)}"
+        )
+    spec = check_norm(norm, epsilon, x, gamma, beta)
+    check_state(recipe, state, 1)
+    rows, matrix = x.reshape(-1, axes.k), kernel.reshape(axes.matrix)
+    layer = layer_for(
+        recipe,
+        rows,
+        matrix,
+        preferred_element_type=preferred_element_type,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_name=output_checkpoint_name,
+        backend=backend,
+        weight=axes.weight,
+        training=False,
+    )
+    context = context_of(recipe, one_group(rows.shape[0]), seed, 0)
+    arrays = Arrays(rows, gamma, beta, matrix, None if bias is None else bias.reshape(1, -1))
+    of = norm_layer(layer, spec)
+    made = in_reverse("layernorm_dense", octavo_layernorm_dense, of, arrays, state, context, return_normalized)
+    results = [made.y.reshape(*axes.rows, *axes.columns)]
+    if made.normalized is not None:
+        results.append(made.normalized.reshape(x.shape))
+    if made.state is not None:
+        results.append(made.state)
+    return results[0] if len(results) == 1 else tuple(results)

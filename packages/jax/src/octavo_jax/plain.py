@@ -1,0 +1,74 @@
+"""dense: the differentiable linear layer of one matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from octavo import Recipe
+from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.axes import ContractingDims, dense_axes
+from octavo_jax.delayed import DelayedState
+from octavo_jax.dispatch import Names, layer_for
+from octavo_jax.grouped import run_layer
+from octavo_jax.layer_arguments import as_array, check_state, context_of
+from octavo_jax.sizes import one_group
+
+
+def dense(
+    x: Array | np.ndarray,
+    kernel: Array | np.ndarray,
+    *,
+    recipe: Recipe | None,
+    contracting_dims: ContractingDims = ((-1,), (0,)),
+    bias: Array | np.ndarray | None = None,
+    seed: int | Array | None = None,
+    state: DelayedState | None = None,
+    checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
+    output_checkpoint_name: str | None = None,
+    preferred_element_type: DTypeLike | None = None,
+    backend: Names = None,
+) -> Any:
+    """x times one kernel, plus bias: `octavo_jax.grouped_dense` of a single group, with the same bits and names.
+
+    x                  [..., *K] bf16, fp16 or fp32
+    kernel             [*K, *N], or [*N, *K] with its last axes contracted; read as it lies in memory
+    contracting_dims   axes of x and of the kernel, as `jax.lax.dot_general` has them: the last ones of x with the first
+                       or the last ones of the kernel, in one order; negative ones count from the end
+    bias               [*N]
+    state              delayed scaling's `DelayedState` of one group
+
+    The other arguments are those of `octavo_jax.grouped_dense`. Returns y [..., *N], and (y, state) with a state.
+    Differentiable as `grouped_dense`, and raises the same errors.
+    """
+    x, kernel = as_array(x), as_array(kernel)
+    axes = dense_axes(contracting_dims, x.shape, kernel.shape)
+    if 0 in kernel.shape:
+        raise ValueError(f"kernel has shape {list(kernel.shape)}; every axis is one or more")
+    bias = None if bias is None else as_array(bias)
+    if bias is not None and bias.shape != axes.columns:
+        raise ValueError(
+            f"bias has shape {list(bias.shape)}; kernel {list(kernel.shape)} with contracting_dims "
+            f"{contracting_dims!r} needs {list(axes.columns)}"
+        )
+    check_state(recipe, state, 1)
+    rows, matrix = x.reshape(-1, axes.k), kernel.reshape(axes.matrix)
+    layer = layer_for(
+        recipe,
+        rows,
+        matrix,
+        preferred_element_type=preferred_element_type,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_name=output_checkpoint_name,
+        backend=backend,
+        weight=axes.weight,
+        training=False,
+    )
+    context = context_of(recipe, one_group(rows.shape[0]), seed, 0)
+    bias = None if bias is None else bias.reshape(1, -1)
+    y, new_state = run_layer("dense", layer, rows, matrix, bias, state, context)
+    y = y.reshape(*axes.rows, *axes.columns)
+    return y if state is None else (y, new_state)

@@ -1,0 +1,141 @@
+"""nnx modules under nnx's own machinery: jit, grad, split and merge, vmap, scan, remat, seeds, the state, axes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+import octavo
+from octavo_jax import nnx as octavo_nnx
+from octavo_jax.counting import count_runs
+from octavo_jax.nnx import grouped
+from octavo_jax.policies import save_quantized
+
+M, K, N, G, LAYERS = 32, 16, 8, 3, 5
+SIZES = jnp.array([10, 0, 15])
+STOCHASTIC = octavo.NVFP4(hadamard=False)
+DELAYED = octavo.DelayedScaling(history=4)
+BOTH = nnx.Any(nnx.Param, octavo_nnx.ScalingState)
+
+
+@pytest.fixture
+def x(rng: np.random.Generator) -> Any:
+    """Rows with a NaN tail."""
+    rows = rng.standard_normal((M, K)).astype(np.float32)
+    rows[25:] = np.nan
+    return jnp.asarray(rows)
+
+
+@nnx.jit
+def _step(module: Any, x: Any) -> Any:
+    wrt = nnx.DiffState(0, BOTH)
+    return nnx.grad(lambda m: jnp.sum(m(x, SIZES)[:25] ** 2), argnums=wrt)(module)
+
+
+def test_each_call_takes_another_seed(x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """base_seed + calls, counted under nnx.jit; a given seed is taken as it is and not counted (faults.md 40)."""
+
+    def seeds(x: Any, *_: Any, seed: Any, **__: Any) -> Any:
+        return seed
+
+    monkeypatch.setattr(grouped, "grouped_dense", seeds)
+    module: Any = octavo_nnx.GroupedLinear(G, K, N, recipe=STOCHASTIC, rngs=nnx.Rngs(0))
+    call = nnx.jit(lambda module, x: module(x, SIZES))
+    seen = [np.asarray(call(module, x)).tolist() for _ in range(3)]
+    base = np.asarray(module.base_seed[...])
+    assert seen == [[int(base[0]) + i, int(base[1])] for i in range(3)]
+    assert int(module.calls[...]) == 3
+    assert module(x, SIZES, seed=7) == 7
+    assert int(module.calls[...]) == 3
+
+
+def test_gradient_accumulation_and_the_end_of_a_step(x: Any) -> None:
+    """Overwrite the state after each microbatch, end the step once: amaxes are maxima, empty groups keep scales."""
+    module: Any = octavo_nnx.GroupedLinear(G, K, N, recipe=DELAYED, rngs=nnx.Rngs(0))
+    for rows in (x, 2 * x):
+        gradients = _step(module, rows)
+        assert gradients["kernel"].shape == (G, K, N)
+        nnx.update(module, nnx.filter_state(gradients, octavo_nnx.ScalingState))
+    recorded = module.delayed.get_value()
+    amax = 2 * np.abs(np.asarray(x))[:10].max()
+    assert recorded.x.history[0, 0] == amax
+    assert recorded.grad.history[0, 0] > 0
+    nnx.jit(partial(octavo_nnx.update_state, recipe=DELAYED))(module)
+    state = module.delayed.get_value()
+    assert state.x.history[-1, 0] == amax
+    assert state.x.scale[0] == np.float32(448) / amax
+    assert state.grad.scale[1] == state.x.scale[1] == 1
+
+
+def test_vmapped_layers_under_scan_and_remat(x: Any) -> None:
+    """Five stacked layers with nnx.scan and nnx.remat: 15 quantizations under save_quantized, 25 without.
+
+    Their states come back stacked and are updated one by one.
+    """
+
+    @nnx.split_rngs(splits=LAYERS)
+    @nnx.vmap
+    def make(rngs: nnx.Rngs) -> Any:
+        return octavo_nnx.GroupedLinear(G, K, K, recipe=DELAYED, rngs=rngs)
+
+    module: Any = make(nnx.Rngs(0))
+    assert module.kernel.shape == (LAYERS, G, K, K)
+
+    def loss(module: Any, policy: Any) -> Any:
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        @partial(nnx.remat, policy=policy, prevent_cse=False)
+        def forward(layer: Any, x: Any) -> Any:
+            return jnp.tanh(layer(x, SIZES))
+
+        return jnp.sum(forward(module, x)[:25])
+
+    graph, values = nnx.split(module)
+
+    def gradient(values: Any, policy: Any) -> Any:
+        return nnx.value_and_grad(partial(loss, policy=policy), argnums=nnx.DiffState(0, BOTH))(
+            nnx.merge(graph, values)
+        )
+
+    for policy, wanted in ((save_quantized(), 15), (None, 25)):
+        assert count_runs(partial(gradient, policy=policy), values).quantize == wanted
+    _, gradients = jax.jit(partial(gradient, policy=save_quantized()))(values)
+    nnx.update(module, nnx.filter_state(gradients, octavo_nnx.ScalingState))
+    octavo_nnx.update_state(module, DELAYED)
+    state = module.delayed.get_value()
+    assert state.x.scale.shape == (LAYERS, G)
+    assert len(np.unique(np.asarray(state.grad.scale[:, 0]))) == LAYERS
+
+
+def test_split_and_merge_keep_a_module(x: Any) -> None:
+    """A block with every kind of variable survives nnx.split and nnx.merge, biases that are absent included."""
+    block: Any = octavo_nnx.MoE(G, K, 4, k=2, recipe=DELAYED, rngs=nnx.Rngs(0))
+    graph, params, states = nnx.split(block, nnx.Param, octavo_nnx.ScalingState)
+    assert set(params) == {"router", "wi", "wo"}
+    assert set(states) == {"delayed"}
+    again = nnx.merge(graph, params, states)
+    assert (again.wi_bias, again.k, again.recipe) == (None, 2, DELAYED)
+    run = nnx.jit(lambda module, x: module(x[:25])[0])
+    assert np.array_equal(run(block, x), run(again, x))
+    stochastic: Any = octavo_nnx.LayerNormMLP(K, 4, norm="layer", recipe=STOCHASTIC, rngs=nnx.Rngs(0))
+    _, params, seeds = nnx.split(stochastic, nnx.Param, octavo_nnx.SeedState)
+    assert set(params) == {"scale", "norm_bias", "wi", "wo"}
+    assert set(seeds) == {"base_seed", "calls"}
+
+
+def test_logical_axes() -> None:
+    """kernel_axes and the others become the parameters' sharding names, which `nnx.get_partition_spec` reads."""
+    with nnx.use_eager_sharding(False):
+        module = octavo_nnx.LayerNormLinear(
+            K, N, kernel_axes=("embed", "mlp"), bias_axes=("mlp",), scale_axes=("embed",), rngs=nnx.Rngs(0)
+        )
+        spec = nnx.get_partition_spec(nnx.state(module, nnx.Param))
+    assert spec["kernel"].get_value() == P("embed", "mlp")
+    assert spec["bias"].get_value() == P("mlp")
+    assert spec["scale"].get_value() == P("embed")

@@ -1,0 +1,43 @@
+"""Octavo in CUDA graphs: the backend torch-cudagraph, and helpers that capture a function, a module or a training step.
+
+Importing this package imports no torch: a registry that only reads the backend's card (`octavo_torch_cudagraph.plugin`)
+pays nothing for it. The first use of a public name does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo_torch.graphs import GraphUnsafeError, graph_safe
+    from octavo_torch_cudagraph.graphed import Graphed, capture
+    from octavo_torch_cudagraph.modules import make_graphed
+    from octavo_torch_cudagraph.step import graphed_step
+    from octavo_torch_cudagraph.weights import StaticWeight
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GraphUnsafeError",
+    "Graphed",
+    "StaticWeight",
+    "capture",
+    "graph_safe",
+    "graphed_step",
+    "make_graphed",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from octavo_torch import graphs
+    from octavo_torch_cudagraph import graphed, modules, step, weights
+
+    for place in (graphs, graphed, modules, step, weights):
+        globals().update({public: value for public, value in vars(place).items() if public in __all__})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

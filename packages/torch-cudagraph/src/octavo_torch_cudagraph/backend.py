@@ -1,0 +1,83 @@
+"""CudaGraphBackend: torch-native's kernels in plans that take nothing from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from octavo.recipe_base import GEMMS
+from octavo_registry.request import Bound, Request
+from octavo_torch.graphs import GraphUnsafeError, is_capturing
+from octavo_torch.status import status_word
+from octavo_torch_native.backend import NativeBackend
+
+if TYPE_CHECKING:
+    from octavo_registry.kernels import KernelChoice
+
+
+_SIZES_AT: Mapping[str, int] = {
+    **dict.fromkeys(GEMMS, 2),
+    "quantize": 1,
+    "act_quantize": 1,
+    "dact_quantize": 2,
+    "norm_quantize": 3,
+}
+"""Where group sizes stand among a bound function's arguments: octavo_registry.Bound."""
+
+
+class CudaGraphBackend:
+    """Serves what its card admits: device sizes, CUDA devices.
+
+    Results and scratch come from torch's allocator, which gives a captured call memory of the graph's own pool and
+    stream: addresses are the same at every replay, and nobody else's.
+    """
+
+    def __init__(self) -> None:
+        self._native = NativeBackend()
+
+    def refuses(self, request: Request) -> str | None:
+        """What torch-native refuses; a first call inside a capture, which has to set things up outside."""
+        reason = self._native.refuses(request)
+        if reason is None and is_capturing():
+            try:
+                status_word(torch.device("cuda", torch.cuda.current_device()))
+            except GraphUnsafeError as error:
+                return str(error)
+        return reason
+
+    def bind(self, request: Request) -> Bound:
+        """torch-native's function, which refuses sizes in host memory; see octavo_registry.Bound for the calls."""
+        from octavo_torch_cudagraph.sizes import device_plan
+
+        bound = self._native.bind(request)
+        if request.op == "dequantize":
+            return bound
+        position = _SIZES_AT[request.op]
+        with_amax = bound.run_with_amax
+        return replace(
+            bound,
+            run=_checked(bound.run, position),
+            prepare=None if bound.prepare is None else device_plan,
+            run_with_amax=None if with_amax is None else _checked(with_amax, position),
+        )
+
+    def kernels(self, request: Request, rows: int) -> tuple[KernelChoice, ...]:
+        """torch-native's: the kernels are the same."""
+        return self._native.kernels(request, rows)
+
+
+def _checked(run: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """`run`, whose argument at `position` is refused where it is a tensor in host memory."""
+    from octavo_torch_cudagraph.sizes import check_sizes
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        sizes = args[position] if len(args) > position else kwargs.get("group_sizes")
+        if isinstance(sizes, Tensor) and sizes.is_cpu:
+            check_sizes(sizes, args[0])
+        return run(*args, **kwargs)
+
+    return call

@@ -1,0 +1,211 @@
+"""Rows by expert and back. Both directions and all gradients are gathers: no sum depends on an order of threads.
+
+No shape depends on the routing and nothing is read back: T tokens with k choices are always M = T k rows. Choices that
+are routed nowhere stand past the sum of the sizes, where grouped layers read and compute nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from octavo_torch import gathers
+from octavo_torch.dtypes import DTYPE_NAMES, name_of
+from octavo_torch.tracing import one_call
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@dataclass(eq=False)
+class Routing:
+    """Where the rows of `permute` come from: T tokens with k choices among G groups, as M = T k rows.
+
+    group_sizes   int64 [G]: rows of each group
+    order         int64 [M]: the choice t * k + j that stands in each row; within a group in the order of choices
+    position      int64 [T, k]: the row of each choice, the inverse of `order`; M - 1 or less, past the sum for choices
+                  that are routed nowhere
+    routed        bool [T, k]: false for those
+    """
+
+    group_sizes: Tensor
+    order: Tensor
+    position: Tensor
+    routed: Tensor
+
+    def to_rows(self, weights: Tensor) -> Tensor:
+        """weights [T, k] of the choices as fp32 [M], one a row, 0 past the sum: `probs` of `grouped_mlp`.
+
+        Differentiable. Raises ValueError for another shape.
+        """
+        _check_weights(weights, self)
+        rows: Tensor = _weights_as_rows(weights, self.order, self.position, self.routed)
+        return rows
+
+
+def permute(x: Tensor, expert_index: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Routing]:
+    """Rows of x sorted by group, for grouped layers: each token's values once for each of its choices.
+
+    x              [T, K] tokens; bf16, fp16 or fp32
+    expert_index   [T, k] integers on x's device, the group of each choice; a number outside 0 to num_groups - 1, such
+                   as -1, routes that choice nowhere: it costs no row of a GEMM
+    num_groups     G
+
+    Returns rows [T k, K] (zeros past the sum), group_sizes [G] and the `Routing` that takes them back. The order within
+    a group is that of the choices. The gradient of a token is the sum over its choices in fp32, rounded once; rows past
+    the sum are not read. Raises ValueError for arguments that do not fit.
+    """
+    _check_tokens(x, expert_index, num_groups)
+    rows, *parts = _permuted(x, expert_index, num_groups)
+    routing = Routing(*parts)
+    return rows, routing.group_sizes, routing
+
+
+def unpermute(rows: Tensor, routing: Routing, weights: Tensor | None = None) -> Tensor:
+    """y [T, N]: for each token the sum over its choices of weight * row, in fp32 in the order of choices, rounded once.
+
+    rows      [T k, N], as `permute` sorted them; not read past the sum of the sizes
+    weights   [T, k], or None: the rows are weighted already, or all alike
+
+    A token that is routed nowhere gets zeros. Differentiable in rows and weights. Raises ValueError for arguments that
+    do not fit.
+    """
+    _check_rows(rows, routing)
+    if weights is not None:
+        _check_weights(weights, routing)
+    given = () if weights is None else (weights,)
+    y: Tensor = _unpermuted(rows, routing.order, routing.position, routing.routed, *given)
+    return y
+
+
+class _Permute(torch.autograd.Function):
+    """rows from x; dx from drows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, position: Tensor, routed: Tensor) -> Tensor:
+        ctx.save_for_backward(position, routed)
+        ctx.dtype = x.dtype
+        rows: Tensor = gathers.gather_rows(x, None, order, routed, x.dtype)
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, drows: Tensor) -> tuple[Tensor | None, ...]:
+        position, routed = ctx.saved_tensors
+        return gathers.sum_rows(drows, None, position, routed, ctx.dtype), None, None, None
+
+
+class _Unpermute(torch.autograd.Function):
+    """y from rows and weights; their gradients from dy. Rows are kept where the weights' gradient is wanted."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weights: Tensor | None, order: Tensor, position: Tensor, routed: Tensor
+    ) -> Tensor:
+        kept = rows if ctx.needs_input_grad[1] else None
+        ctx.save_for_backward(kept, weights, order, position, routed)
+        ctx.dtype = rows.dtype
+        y: Tensor = gathers.sum_rows(rows, weights, position, routed, rows.dtype)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weights, order, position, routed = ctx.saved_tensors
+        drows = dweights = None
+        if ctx.needs_input_grad[0]:
+            drows = gathers.gather_rows(dy, weights, order, routed, ctx.dtype)
+        if weights is not None and ctx.needs_input_grad[1]:
+            dweights = gathers.dot_rows(rows, dy, position, routed).to(weights.dtype)
+        return drows, dweights, None, None, None
+
+
+class _ToRows(torch.autograd.Function):
+    """Weights of choices to rows, and the gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, order: Tensor, position: Tensor, routed: Tensor) -> Tensor:
+        ctx.save_for_backward(position, routed)
+        ctx.dtype = weights.dtype
+        rows: Tensor = gathers.weights_to_rows(weights, order, routed)
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, dvalues: Tensor) -> tuple[Tensor | None, ...]:
+        position, routed = ctx.saved_tensors
+        return gathers.rows_to_weights(dvalues, position, routed).to(ctx.dtype), None, None, None
+
+
+@one_call
+def _permuted(x: Tensor, expert_index: Tensor, groups: int) -> tuple[Tensor, ...]:
+    sizes, order, position, routed = gathers.route(expert_index, groups)
+    return _Permute.apply(x, order, position, routed), sizes, order, position, routed  # type: ignore[no-untyped-call]
+
+
+@one_call
+def _unpermuted(rows: Tensor, order: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None = None) -> Tensor:
+    y: Tensor = _Unpermute.apply(rows, weights, order, position, routed)  # type: ignore[no-untyped-call]
+    return y
+
+
+@one_call
+def _weights_as_rows(weights: Tensor, order: Tensor, position: Tensor, routed: Tensor) -> Tensor:
+    rows: Tensor = _ToRows.apply(weights, order, position, routed)  # type: ignore[no-untyped-call]
+    return rows
+
+
+# ---- checks
+
+
+def _check_tokens(x: Any, expert_index: Any, num_groups: Any) -> None:
+    if not isinstance(x, Tensor) or x.dim() != 2 or x.dtype not in DTYPE_NAMES:
+        raise ValueError(f"x is {_told(x)}; give tokens [T, K] in bfloat16, float16 or float32")
+    if not isinstance(expert_index, Tensor) or expert_index.dim() != 2 or expert_index.dtype not in _INTEGERS:
+        raise ValueError(f"expert_index is {_told(expert_index)}; give integers [T, k], the group of each choice")
+    if expert_index.shape[0] != x.shape[0] or not expert_index.shape[1]:
+        raise ValueError(
+            f"expert_index has shape {list(expert_index.shape)} and x {list(x.shape)}; give [{x.shape[0]}, k], "
+            "with one choice a token or more"
+        )
+    if expert_index.device != x.device:
+        raise ValueError(f"expert_index is on {expert_index.device} and x on {x.device}; move it there")
+    if isinstance(num_groups, bool) or not isinstance(num_groups, int) or not 1 <= num_groups < 1 << 31:
+        raise ValueError(f"num_groups is {num_groups!r}; give an integer of at least 1")
+
+
+def _check_rows(rows: Any, routing: Any) -> None:
+    if not isinstance(routing, Routing):
+        raise ValueError(f"routing is a {type(routing).__name__}; give what permute returned")
+    needed = routing.order.shape[0]
+    if not isinstance(rows, Tensor) or rows.dim() != 2 or rows.dtype not in DTYPE_NAMES or rows.shape[0] != needed:
+        raise ValueError(f"rows is {_told(rows)}; give [{needed}, N] in bfloat16, float16 or float32")
+    if rows.device != routing.order.device:
+        raise ValueError(f"rows is on {rows.device} and routing on {routing.order.device}; move it there")
+
+
+def _check_weights(weights: Any, routing: Routing) -> None:
+    shape = routing.position.shape
+    if not isinstance(weights, Tensor) or weights.shape != shape or weights.dtype not in DTYPE_NAMES:
+        raise ValueError(f"weights is {_told(weights)}; give {list(shape)} in float32, bfloat16 or float16")
+    if weights.device != routing.order.device:
+        raise ValueError(f"weights is on {weights.device} and routing on {routing.order.device}; move it there")
+
+
+def _told(value: Any) -> str:
+    return f"{name_of(value.dtype)} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+_FIELDS = tuple(field.name for field in fields(Routing))
+
+
+def _flatten(routing: Routing) -> tuple[list[Tensor], None]:
+    return [getattr(routing, name) for name in _FIELDS], None
+
+
+def _unflatten(tensors: Iterable[Any], _: Any) -> Routing:
+    return Routing(*tensors)
+
+
+pytree.register_pytree_node(Routing, _flatten, _unflatten, serialized_type_name="octavo_torch.Routing")

@@ -1,0 +1,120 @@
+"""RecipeModule: what modules with a recipe share, which is seeds and scales in buffers and a checked constructor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from octavo import HighPrecision, Recipe
+from octavo_torch.delayed import DelayedState
+from octavo_torch.main_grad import MainGrad, check_mode
+from octavo_torch.seeds import SeedCounter
+from octavo_torch.tracing import register_constants
+
+
+class RecipeModule(nn.Module):
+    """Groups, a recipe and its state, in buffers that a state dict holds as plain tensors, only where there is some:
+
+    seed_base, seed_counter   int64 scalars, for stochastic recipes. The counter moves in backward, when gradients are
+                              rounded, so activation checkpointing changes no bit
+    amax_history, encode_scale   float32, for delayed scaling: a DelayedState's tensors, stacked where a module has the
+                              states of several layers. Training forwards and backwards record; `update_scales()` after
+                              a step makes the next scales. Casting the module leaves them float32
+    """
+
+    recipe: Recipe
+    seed_base: Tensor
+    seed_counter: Tensor
+    amax_history: Tensor
+    encode_scale: Tensor
+    main_grad: MainGrad | None = None
+
+    def __init__(
+        self,
+        sides: dict[str, Any],
+        recipe: Recipe | None,
+        device: torch.device | str | None,
+        backend: str | Sequence[str] | None,
+        seed: int | None,
+        main_grad: MainGrad | None,
+        layers: tuple[int, ...] = (),
+    ) -> None:
+        """sides: numbers of at least 1 by name, num_groups among them; layers: leading axes of the scales' buffers."""
+        super().__init__()
+        for name, value in sides.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}; give an integer of at least 1")
+            setattr(self, name, value)
+        if recipe is not None and not isinstance(recipe, Recipe):
+            raise ValueError(f"recipe is {recipe!r}; give a Recipe, octavo.recipe(name) makes one from a name")
+        if main_grad is not None:
+            check_mode(main_grad)
+        register_constants()
+        self.main_grad = main_grad
+        self.recipe = HighPrecision() if recipe is None else recipe
+        # properties of a recipe are Python calls, and forward asks each time
+        self._stochastic, self._stateful = self.recipe.stochastic, self.recipe.stateful
+        self.backend = backend if backend is None or isinstance(backend, str) else tuple(backend)
+        self._seed = seed
+        if self._stochastic:
+            self.register_buffer("seed_base", torch.empty((), dtype=torch.int64, device=device))
+            self.register_buffer("seed_counter", torch.empty((), dtype=torch.int64, device=device))
+        if self._stateful:
+            state = DelayedState.create(self.recipe, sides["num_groups"], device)  # type: ignore[arg-type]
+            for name, value in (("amax_history", state.history), ("encode_scale", state.scale)):
+                self.register_buffer(name, value.expand(*layers, *value.shape).clone())
+
+    def reset_buffers(self) -> None:
+        """Buffers as before the first step."""
+        with torch.no_grad():
+            if self._stochastic:
+                if self._seed is None:
+                    self.seed_base.random_()
+                else:
+                    self.seed_base.fill_((self._seed + (1 << 63)) % (1 << 64) - (1 << 63))
+                self.seed_counter.zero_()
+            if self._stateful:
+                self.amax_history.zero_()
+                self.encode_scale.fill_(1.0)
+
+    @property
+    def seed(self) -> SeedCounter | None:
+        """The module's buffers as a seed; None for recipes that round to nearest."""
+        return SeedCounter(self.seed_base, self.seed_counter) if self._stochastic else None
+
+    @property
+    def delayed_states(self) -> tuple[DelayedState, ...]:
+        """The module's buffers as states of delayed scaling, one a layer; none for other recipes."""
+        if not self._stateful:
+            return ()
+        history, scale = self.amax_history, self.encode_scale
+        pairs = [(history, scale)] if scale.dim() == 2 else [(history[i], scale[i]) for i in range(len(scale))]
+        return tuple(DelayedState(self.recipe, h, s) for h, s in pairs)  # type: ignore[arg-type]
+
+    def update_scales(self, process_group: Any = None) -> None:
+        """End a step of delayed scaling: make the next scales from the recorded amax; nothing for other recipes.
+
+        process_group   reduce amax over its ranks first; every rank calls, ranks without tokens too
+        """
+        for state in self.delayed_states:
+            state.update(process_group)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        kept = {name: self._buffers[name] for name in ("amax_history", "encode_scale") if name in self._buffers}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, before in kept.items():
+            after = self._buffers[name]
+            # module.bfloat16() means the parameters: scales are fp32 by definition
+            if before is not None and after is not None and after.dtype is not before.dtype:
+                self._buffers[name] = before.to(after.device)
+        return self
+
+
+def update_scales(module: nn.Module, process_group: Any = None) -> None:
+    """`update_scales` of every GroupedLinear and GroupedMLP in `module`: call it after each optimizer step."""
+    for layer in module.modules():
+        if isinstance(layer, RecipeModule):
+            layer.update_scales(process_group)

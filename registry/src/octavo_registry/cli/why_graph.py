@@ -1,0 +1,40 @@
+"""`octavo why` on CUDA: who serves an eager call and who one that is captured into a CUDA graph, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import octavo_registry
+from octavo_registry.request import Decision, Request
+
+Ways = Mapping[str, Decision | None]
+"""The chosen backend of "eager" and of "graph", None where none serves; empty where there are no CUDA graphs."""
+
+_TITLES = {"eager": "Eagerly", "graph": "In a CUDA graph"}
+
+
+def ways(request: Request, decisions: Sequence[Decision], backend: Sequence[str] | None) -> Ways:
+    """`decisions` are the answer to `request`; the registry is asked for the other way."""
+    if request.device != "cuda":
+        return {}
+    other = octavo_registry.explain(replace(request, graph_safe=not request.graph_safe), backend=backend)
+    eager, graph = (other, decisions) if request.graph_safe else (decisions, other)
+    return {"eager": _chosen(eager), "graph": _chosen(graph)}
+
+
+def lines(found: Ways) -> list[str]:
+    """A line a way."""
+    return [
+        f"{_TITLES[way]}: {decision.backend} ({decision.reason})" if decision else f"{_TITLES[way]}: nothing serves it"
+        for way, decision in found.items()
+    ]
+
+
+def ways_json(found: Ways) -> dict[str, str | None]:
+    """The names alone."""
+    return {way: None if decision is None else decision.backend for way, decision in found.items()}
+
+
+def _chosen(decisions: Sequence[Decision]) -> Decision | None:
+    return next((decision for decision in decisions if decision.verdict == "chosen"), None)
