@@ -15,8 +15,8 @@ from octavo_jax.dispatch import Layer
 from octavo_jax.fused_plans import Run
 from octavo_jax.grouped_tensor import GroupedTensor
 from octavo_jax.linear import Context, GemmOperand, bias_gradient, kept_x, named
+from octavo_jax.never_recomputed import never_recomputed
 from octavo_jax.norms import NormSpec, octavo_normalization, octavo_normalization_gradient
-from octavo_jax.recording import kept_amax
 from octavo_jax.reference.norm import Normalized, NormGradients
 from octavo_registry import Plan
 from octavo_registry.cards import Activation
@@ -75,7 +75,7 @@ def _run(
     assert made is not None
     if history is not None:
         amax = amax_of(made, context.group_sizes) if extras.amax is None else extras.amax
-        history = record_amax(history, kept_amax(amax))
+        history = record_amax(history, never_recomputed(amax))
     return Made(made, named(layer, q, operand), history), extras
 
 
@@ -94,8 +94,8 @@ def normalized_operand(
     made, extras = _run(run, layer.plan.quantize_x, layer, "x", context, history, arrays)
     assert extras.rstd is not None
     # Computed again, statistics would quantize again, although a policy saved the planes; they are 4 bytes a row.
-    mean = None if extras.mean is None else kept_amax(extras.mean)
-    return made, NormSaved(*arrays, mean, kept_amax(extras.rstd))
+    mean = None if extras.mean is None else never_recomputed(extras.mean)
+    return made, NormSaved(*arrays, mean, never_recomputed(extras.rstd))
 
 
 def kept_quantized(layer: Layer, operand: Made) -> GemmOperand | None:

@@ -20,7 +20,7 @@ from octavo_jax.delayed import DelayedState, ScalingHistory, amax_of, record_ama
 from octavo_jax.derivatives import undifferentiated
 from octavo_jax.dispatch import Layer
 from octavo_jax.grouped_tensor import GroupedTensor
-from octavo_jax.recording import kept_amax
+from octavo_jax.never_recomputed import never_recomputed
 from octavo_jax.reference.gemm import group_sums
 from octavo_registry import Plan
 from octavo_registry.weights import readers
@@ -68,7 +68,7 @@ def quantize_operand(
         q, amax = plan.run(x, sizes, **how), amax_of(x, sizes)
     else:
         q, amax = plan.run_with_amax(x, sizes, **how)
-    return named(layer, q, operand), record_amax(history, kept_amax(amax))
+    return named(layer, q, operand), record_amax(history, never_recomputed(amax))
 
 
 def named(layer: Layer, q: GroupedTensor, operand: Operand) -> GroupedTensor:

@@ -1,8 +1,8 @@
-"""Delayed scaling's amaxes under `jax.checkpoint`.
+"""What quantizers make beside planes, under `jax.checkpoint`: delayed scaling's amaxes, a normalization's statistics.
 
-The backward pass returns the amaxes that the forward pass recorded, and an amax has no checkpoint name. Computed
-again, it would quantize its operand again, although a policy saved all planes, or at least read it once more. So it
-passes through an identity whose result `jax.checkpoint` keeps under every policy: 4 bytes a group and operand.
+The backward pass reads them, and they have no checkpoint names. Computed again, they would quantize their operand
+again, although a policy saved all planes, or at least read it once more. So they pass through an identity whose result
+`jax.checkpoint` keeps under every policy: 4 bytes a group and operand, or a row.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from jax.extend.core import Primitive, Var
 from jax.interpreters import batching, mlir, partial_eval
 
 
-def kept_amax(amax: Array) -> Array:
-    """`amax`, float32 [G], never computed again."""
-    kept: Array = _kept_p.bind(amax)  # type: ignore[no-untyped-call]
+def never_recomputed(x: Array) -> Array:
+    """`x`, float32 [G] or [M], which no backward pass computes again."""
+    kept: Array = _kept_p.bind(x)  # type: ignore[no-untyped-call]
     return kept
 
 
@@ -31,9 +31,9 @@ def _remat(
     return None, equation, [True], [True], given
 
 
-_kept_p = Primitive("octavo_kept_amax")
-_kept_p.def_impl(lambda amax: amax)  # type: ignore[no-untyped-call]
-_kept_p.def_abstract_eval(lambda amax: amax)  # type: ignore[no-untyped-call]
-mlir.register_lowering(_kept_p, lambda _, amax: [amax])
+_kept_p = Primitive("octavo_never_recomputed")
+_kept_p.def_impl(lambda x: x)  # type: ignore[no-untyped-call]
+_kept_p.def_abstract_eval(lambda x: x)  # type: ignore[no-untyped-call]
+mlir.register_lowering(_kept_p, lambda _, x: [x])
 batching.primitive_batchers[_kept_p] = lambda operands, axes: (operands[0], axes[0])
 partial_eval.partial_eval_jaxpr_custom_rules[_kept_p] = _remat
