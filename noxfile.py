@@ -200,7 +200,7 @@ def conformance(session: nox.Session, backend: str) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """What needs several packages: the arrows, both frameworks' bits, the README's code."""
-    _install(session, *DIRECTORIES, extra=("pytest", "pytest-xdist", "sybil", "flax", "-e", TEMPLATE))
+    _install(session, *DIRECTORIES, extra=("pytest", "pytest-xdist", "sybil", "flax", "flatbuffers", "-e", TEMPLATE))
     _pytest(session, "--dist", "load", "tests")  # no costly fixtures, one long module
 
 

@@ -126,7 +126,8 @@ def test_gemms_are_within_the_bounds(name: str, rng: np.random.Generator, layers
                 if left.shape[1] == 0:
                     continue
                 bound = octavo_numerics.error_bound(recipe, length or left.shape[1], gemm=gemm)  # type: ignore[arg-type]
-                report = bound.check(got, left, right)
+                # norms presume many independent products (docs/numerics)
+                report = bound.check(got, left, right, zero_mean=left.shape[1] >= 64)
                 assert report.passed, f"{gemm}, sizes {sizes.tolist()}: {report.describe()}"
         for got, rows in zip(db.astype(np.float64), _by_group(dy.astype(np.float64), sizes), strict=True):
             assert np.all(np.abs(got - rows.sum(0)) <= 2.0**-8 * np.abs(rows.sum(0)) + 2.0**-20 * np.abs(rows).sum(0))

@@ -109,7 +109,7 @@ RECIPES = {"fp8-delayed": octavo.DelayedScaling(history=3), "mxfp8": octavo.MXFP
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_reaches_the_experts(name: str, rng: np.random.Generator) -> None:
-    """y is the float32 sum of what `grouped_mlp` makes of the sorted rows, bit for bit: recipe, seed and state pass."""
+    """y is the sum of what `grouped_mlp` makes of the sorted rows, rounded once: recipe, seed and state pass."""
     recipe = RECIPES[name]
     p = {key: jnp.asarray(a, jnp.bfloat16) for key, a in _arrays(rng).items()}
     state = (octavo_jax.init_delayed(recipe, E),) * 2 if isinstance(recipe, octavo.DelayedScaling) else None
@@ -129,9 +129,11 @@ def test_a_recipe_reaches_the_experts(name: str, rng: np.random.Generator) -> No
         rows, wanted = rows
         assert jax.tree.all(jax.tree.map(np.array_equal, recorded[0], wanted))
         assert np.asarray(recorded[0][0].x.history).any()
-    parts = np.asarray(rows, np.float32)[np.asarray(routing.position)] * np.asarray(routing.weights)[:, :, None]
+    parts = np.asarray(rows, np.float64)[np.asarray(routing.position)] * np.asarray(routing.weights)[:, :, None]
+    exact, size = parts.sum(1), np.abs(parts).sum(1)
     assert y.dtype == jnp.bfloat16
-    assert np.array_equal(y, (parts[:, 0] + parts[:, 1]).astype(jnp.bfloat16))
+    # one rounding to bf16, and of each product and the sum to float32, fused or not
+    assert np.all(np.abs(np.asarray(y, np.float64) - exact) <= 2.0**-8 * np.abs(exact) + 2 * 2.0**-24 * size)
     assert np.array_equal(stats.load, routing.group_sizes)
 
 
