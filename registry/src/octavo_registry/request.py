@@ -89,9 +89,9 @@ class Bound:
                      `operand` is "x", "w" or "dy"; every keyword has a default that means "not given" (epsilon: 1e-6).
                      Extras has fields `activated` [M, C] (what was quantized, rounded once to x's dtype; rows past the
                      sum mean nothing), `amax` fp32 [G] or None, `dbias` fp32 [G, C] of "dact_quantize" (column sums of
-                     `activated`, the same each time), `rstd` fp32 [M] of "norm_quantize" and `mean` fp32 [M] of "layer".
-                     A fused function may take one keyword more, `wanted`: names of the Extras that the caller reads,
-                     others may then be None
+                     `activated`, the same each time), `rstd` fp32 [M] of "norm_quantize" and `mean` fp32 [M] of
+                     "layer". A fused function may take one keyword more, `wanted`: names of the Extras that the
+                     caller reads; others may then be None
     layouts          layout in which each quantized operand ("x", "w", "dy") must arrive; absent: plain
     workspace_bytes  scratch that the caller provides
     note             one clause for people, such as "emulated: bf16 products of dequantized operands"
