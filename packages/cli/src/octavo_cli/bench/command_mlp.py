@@ -25,7 +25,6 @@ from octavo_cli.bench.options import (
     seed_of,
 )
 from octavo_cli.bench.shapes import EXPERTS, SIZES, SMALL_BLOCK, parse_shapes
-from octavo_cli.errors import RunError
 
 _REPEATS = {("cuda", False): 15, ("cuda", True): 6, ("cpu", False): 2, ("cpu", True): 1}
 
@@ -62,6 +61,7 @@ def mlp(
         check_counts(repeats=repeats)
     chosen_seed = seed_of(seed)
     where = device_of("mlp", "torch", device)
+    from octavo_cli.bench.attempts import check_layers
     from octavo_cli.bench.mlp import Choices, bench_mlp
     from octavo_cli.bench.mlp_report import print_results
     from octavo_cli.bench.report import check_output, deliver
@@ -81,7 +81,4 @@ def mlp(
     )
     results = bench_mlp(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
     deliver(results, output, as_json, print_results)
-    if results.failures:
-        raise RunError(f"{len(results.failures)} rows failed; the lines with FAILED say which")
-    if not any(row.backends for row in results.rows):
-        raise RunError("no backend serves any of these layers; the notes say why, and so does `octavo why layer`")
+    check_layers(results, "rows")

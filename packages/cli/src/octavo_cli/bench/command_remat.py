@@ -25,7 +25,6 @@ from octavo_cli.bench.options import (
     seed_of,
 )
 from octavo_cli.bench.shapes import EXPERTS, SIZES, SMALL_BLOCK, parse_shapes
-from octavo_cli.errors import RunError
 
 _REPEATS = {("cuda", False): 15, ("cuda", True): 6, ("cpu", False): 2, ("cpu", True): 1}
 
@@ -61,6 +60,7 @@ def remat(
     check_counts(layers=layers, **({} if repeats is None else {"repeats": repeats}))
     chosen_seed = seed_of(seed)
     where = device_of("remat", "jax", device)
+    from octavo_cli.bench.attempts import check_layers
     from octavo_cli.bench.remat import Choices, bench_remat
     from octavo_cli.bench.remat_report import print_results
     from octavo_cli.bench.report import check_output, deliver
@@ -81,7 +81,4 @@ def remat(
     )
     results = bench_remat(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
     deliver(results, output, as_json, print_results)
-    if results.failures:
-        raise RunError(f"{len(results.failures)} rows failed; the lines with FAILED say which")
-    if not any(row.backends for row in results.rows):
-        raise RunError("no backend serves any of these layers; the notes say why, and so does `octavo why layer`")
+    check_layers(results, "rows")

@@ -26,7 +26,7 @@ from octavo_cli.bench.options import (
     seed_of,
 )
 from octavo_cli.bench.shapes import MODELS, SIZES, SMALL, parse_shapes
-from octavo_cli.errors import InputError, RunError
+from octavo_cli.errors import InputError
 
 _REPEATS = {("cuda", False): 15, ("cuda", True): 6, ("cpu", False): 2, ("cpu", True): 1}
 
@@ -76,6 +76,7 @@ def step(
         raise InputError("--reuse-weights is torch's; octavo_jax.grouped_dense quantizes its kernel in each call")
     chosen_seed = seed_of(seed)
     where = device_of_all("step", frameworks, device)
+    from octavo_cli.bench.attempts import check_layers
     from octavo_cli.bench.report import check_output, deliver
     from octavo_cli.bench.step import Choices, bench_step
     from octavo_cli.bench.step_report import print_results
@@ -97,7 +98,4 @@ def step(
     )
     results = bench_step(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
     deliver(results, output, as_json, print_results)
-    if results.failures:
-        raise RunError(f"{len(results.failures)} steps failed; the lines with FAILED say which")
-    if not any(row.backends for row in results.rows):
-        raise RunError("no backend serves any of these layers; the notes say why, and so does `octavo why layer`")
+    check_layers(results, "steps")

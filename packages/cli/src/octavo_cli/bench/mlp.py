@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
-from octavo import NoBackendError
+from octavo_cli.bench.attempts import Attempts
 from octavo_cli.bench.engine_torch import TorchEngine
 from octavo_cli.bench.gemm_problem import Names
 from octavo_cli.bench.mlp_results import FUSED, IN_A_ROW, MlpResults, MlpRow, Way, mlp_goals
 from octavo_cli.bench.mlp_torch import Experts, draw_experts, own_calls, plan_of, torch_calls
-from octavo_cli.bench.results import Failure, machine, told, versions
+from octavo_cli.bench.results import machine, versions
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.step_results import PEER
 
@@ -39,9 +40,7 @@ def bench_mlp(choices: Choices, command: str, say: Say) -> MlpResults:
     start = time.perf_counter()
     engine = TorchEngine(choices.device)
     facts = machine(choices.device, "torch")
-    rows: list[MlpRow] = []
-    failures: list[Failure] = []
-    notes: list[str] = []
+    made: Attempts[MlpRow] = Attempts()
     groupings: dict[str, list[int]] = {}
     for shape, name in product(choices.shapes, choices.sizes):
         sizes = sizes_of(shape, name, choices.seed).sizes
@@ -49,17 +48,11 @@ def bench_mlp(choices: Choices, command: str, say: Say) -> MlpResults:
         say(f"{shape.label}, {name} ...")
         experts = draw_experts(engine, shape, sizes, choices.seed, probs=choices.probs)
         for kind, way in _cases(choices):
-            try:
-                rows.append(_row(engine, experts, name, kind, way, choices))
-            except NoBackendError as error:
-                notes.append(f"{kind}: {' '.join(str(error).split())[:300]}")
-            except Exception as error:  # the others are worth having; the command fails at its end
-                if kind == PEER:
-                    notes.append(f"torch's own: {told(error)[:160]}")
-                else:
-                    failures.append(Failure(f"{kind}, {way}", shape.key, name, told(error)))
+            peer = "torch's own" if kind == PEER else None
+            made.add(partial(_row, engine, experts, name, kind, way, choices), shape, name, kind, way, peer)
         del experts
         engine.release()
+    rows = made.rows
     if choices.device == "cuda":
         rows = [replace(row, goals=mlp_goals(row, rows)) for row in rows]
     return MlpResults(
@@ -74,8 +67,8 @@ def bench_mlp(choices: Choices, command: str, say: Say) -> MlpResults:
         probs=choices.probs,
         groupings=groupings,
         rows=rows,
-        notes=list(dict.fromkeys(notes)),
-        failures=failures,
+        notes=made.told_once(),
+        failures=made.failures,
     )
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
 import jax
 
-from octavo import NoBackendError
+from octavo_cli.bench.attempts import Attempts
 from octavo_cli.bench.engine_jax import JaxEngine
 from octavo_cli.bench.gemm_cases import recipe_of
 from octavo_cli.bench.gemm_problem import Names, layer_plan
 from octavo_cli.bench.remat_block import operands, step
 from octavo_cli.bench.remat_results import PEER, PLAIN, POLICIES, RematResults, RematRow, remat_goals
-from octavo_cli.bench.results import Failure, machine, told, versions
+from octavo_cli.bench.results import machine, versions
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_jax.counting import count_runs
 
@@ -44,24 +45,15 @@ def bench_remat(choices: Choices, command: str, say: Say) -> RematResults:
     start = time.perf_counter()
     engine = JaxEngine(choices.device)
     jax.config.update("jax_enable_compilation_cache", False)  # type: ignore[no-untyped-call]
-    rows: list[RematRow] = []
-    failures: list[Failure] = []
-    notes: list[str] = []
+    made: Attempts[RematRow] = Attempts()
     groupings: dict[str, list[int]] = {}
     for shape, name in product(choices.shapes, choices.sizes):
         sizes = sizes_of(shape, name, choices.seed).sizes
         groupings[f"{shape.label}, {name}"] = list(sizes)
         for kind, policy in _cases(choices):
             say(f"{shape.label}, {name}: {kind}, {policy} ...")
-            try:
-                rows.append(_row(engine, shape, name, sizes, kind, policy, choices))
-            except NoBackendError as error:
-                notes.append(f"{kind}: {' '.join(str(error).split())[:300]}")
-            except Exception as error:  # the others are worth having; the command fails at its end
-                if kind == PEER:
-                    notes.append(f"{PEER}: {told(error)[:160]}")
-                else:
-                    failures.append(Failure(f"{kind}, {policy}", shape.key, name, told(error)))
+            peer = PEER if kind == PEER else None
+            made.add(partial(_row, engine, shape, name, sizes, kind, policy, choices), shape, name, kind, policy, peer)
             engine.release()
     timed = choices.device == "cuda"
     return RematResults(
@@ -76,9 +68,9 @@ def bench_remat(choices: Choices, command: str, say: Say) -> RematResults:
         layers=choices.layers,
         unrolled=choices.unroll,
         groupings=groupings,
-        rows=[replace(row, goals=remat_goals(row, rows, timed=timed)) for row in rows],
-        notes=list(dict.fromkeys(notes)),
-        failures=failures,
+        rows=[replace(row, goals=remat_goals(row, made.rows, timed=timed)) for row in made.rows],
+        notes=made.told_once(),
+        failures=made.failures,
     )
 
 

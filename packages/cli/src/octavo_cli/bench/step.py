@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
-from octavo import NoBackendError
+from octavo_cli.bench.attempts import Attempts
 from octavo_cli.bench.engine import Engine, make_engine
 from octavo_cli.bench.gemm_cases import recipe_of
 from octavo_cli.bench.gemm_problem import Data, Names, draw, layer_plan
-from octavo_cli.bench.results import Failure, machine, told, versions
+from octavo_cli.bench.results import machine, versions
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.step_goals import StepNeighbours, step_goals
 from octavo_cli.bench.step_results import PEER, StepResults, StepRow
@@ -54,9 +55,7 @@ def bench_step(choices: Choices, command: str, say: Say) -> StepResults:
     engines = [make_engine(name, choices.device) for name in choices.frameworks]
     facts = machine(choices.device, choices.frameworks[0])
     rate = engines[0].copy_rate()
-    rows: list[StepRow] = []
-    failures: list[Failure] = []
-    notes: list[str] = []
+    made: Attempts[StepRow] = Attempts()
     groupings: dict[str, list[int]] = {}
     for shape, name, engine in product(choices.shapes, choices.sizes, engines):
         sizes = sizes_of(shape, name, choices.seed).sizes
@@ -64,17 +63,13 @@ def bench_step(choices: Choices, command: str, say: Say) -> StepResults:
         say(f"{shape.label}, {name}, {engine.framework} ...")
         data = draw(engine, shape, choices.seed)
         for case in _cases(engine.framework, choices):
-            try:
-                rows.append(_row(engine, data, name, sizes, case, choices))
-            except NoBackendError as error:
-                notes.append(f"{case.kind}: {' '.join(str(error).split())[:300]}")
-            except Exception as error:  # the others are worth having; the command fails at its end
-                if case.kind == PEER:
-                    notes.append(f"{engine.framework}'s own: {told(error)[:160]}")
-                else:
-                    failures.append(Failure(f"{case.kind}, {engine.framework}", shape.key, name, told(error)))
+            peer = f"{engine.framework}'s own" if case.kind == PEER else None
+            made.add(
+                partial(_row, engine, data, name, sizes, case, choices), shape, name, case.kind, engine.framework, peer
+            )
         del data
         engine.release()
+    rows = made.rows
     if choices.device == "cuda":
         near = StepNeighbours(tuple(rows), rate, "H200" in str(facts.get("gpu")))
         rows = [replace(row, goals=step_goals(row, near)) for row in rows]
@@ -91,8 +86,8 @@ def bench_step(choices: Choices, command: str, say: Say) -> StepResults:
         copy_tb_per_s=rate,
         groupings=groupings,
         rows=rows,
-        notes=list(dict.fromkeys(notes)),
-        failures=failures,
+        notes=made.told_once(),
+        failures=made.failures,
     )
 
 
