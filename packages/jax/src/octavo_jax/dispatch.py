@@ -124,8 +124,23 @@ class Cache:
         self._values[key] = value
 
 
+class Same:
+    """One object for equal keys, until there are too many: whatever is compared by identity is traced once."""
+
+    def __init__(self) -> None:
+        self._values: dict[Any, Any] = {}
+
+    def of(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The object of `key`, made where there is none."""
+        if key not in self._values:
+            if len(self._values) >= _CACHE_LIMIT:
+                self._values.clear()
+            self._values[key] = make()
+        return self._values[key]
+
+
 _layers_seen = Cache()
-_layers: dict[Any, Layer] = {}
+_layers = Same()
 _quantizers_seen = Cache()
 
 
@@ -210,13 +225,9 @@ def _layer(asked: Asked) -> Layer:
         product_dtype=product_dtype,
     )
     key = (recipe.fingerprint, asked[1:], tuple(part.run for part in plan.plans))
-    layer = _layers.get(key)
-    if layer is None:
-        if len(_layers) >= _CACHE_LIMIT:
-            _layers.clear()
-        names = asked.checkpoint_name, asked.output_checkpoint_name
-        layer = Layer(plan, asked, asked.dtype, asked.kernel_dtype, jnp.dtype(product_dtype), *names)
-        _layers[key] = layer
+    names = asked.checkpoint_name, asked.output_checkpoint_name
+    dtypes = asked.dtype, asked.kernel_dtype, jnp.dtype(product_dtype)
+    layer: Layer = _layers.of(key, lambda: Layer(plan, asked, *dtypes, *names))
     return layer
 
 

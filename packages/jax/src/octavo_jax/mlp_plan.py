@@ -10,7 +10,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from octavo import Recipe
-from octavo_jax.dispatch import Cache, Layer, Names, layer_for
+from octavo_jax.dispatch import Cache, Layer, Names, Same, layer_for
 from octavo_jax.fused_plans import Run, activation_run, gradient_run, norm_run
 from octavo_jax.norms import NormSpec
 from octavo_registry.cards import Activation
@@ -45,7 +45,7 @@ class Mlp:
 
 
 _seen = Cache()
-_made: dict[Any, Mlp] = {}
+_made = Same()
 
 
 def mlp_of(fc1: Layer, fc2: Layer, activation: Activation, norm: NormSpec | None) -> Mlp:
@@ -61,7 +61,7 @@ def mlp_of(fc1: Layer, fc2: Layer, activation: Activation, norm: NormSpec | None
         None if activated is None else activation_run(activated, activation, backend),
         None if gradient is None else gradient_run(gradient, activation, backend),
     )
-    mlp = _made.setdefault((*key, runs), Mlp(*key, *runs))
+    mlp: Mlp = _made.of((*key, runs), lambda: Mlp(*key, *runs))
     _seen.put(key, mlp)
     return mlp
 

@@ -15,11 +15,12 @@ from jax.typing import DTypeLike
 
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.axes import ContractingDims, dense_axes
+from octavo_jax.axes import ContractingDims
 from octavo_jax.delayed import DelayedState
+from octavo_jax.dense_arguments import dense_operands
 from octavo_jax.derivatives import in_reverse
-from octavo_jax.dispatch import Names, layer_for
-from octavo_jax.layer_arguments import as_array, check_state, context_of
+from octavo_jax.dispatch import Names
+from octavo_jax.layer_arguments import as_array, context_of
 from octavo_jax.normalized_vjp import Arrays, norm_layer, octavo_layernorm_dense
 from octavo_jax.norms import check_norm
 from octavo_jax.sizes import one_group
@@ -57,37 +58,28 @@ def layernorm_dense(
     The other arguments are those of `octavo_jax.dense`. Returns y [..., *N], then, where asked for, the normalized rows
     and the new state. Reverse-mode differentiable once in x, kernel, gamma, beta and bias. Raises the same errors.
     """
-    x, kernel = as_array(x), as_array(kernel)
-    axes = dense_axes(contracting_dims, x.shape, kernel.shape)
+    x = as_array(x)
+    spec = check_norm(norm, epsilon, x, gamma, beta)
+    operands = dense_operands(
+        x,
+        kernel,
+        bias,
+        state,
+        contracting_dims,
+        recipe=recipe,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_name=output_checkpoint_name,
+        preferred_element_type=preferred_element_type,
+        backend=backend,
+    )
+    axes, layer, rows, matrix, row = operands
     if axes.k != x.shape[-1]:
         raise ValueError(
             f"contracting_dims is {contracting_dims!r}; the normalization is over the last axis of x alone, so "
             "contract that one"
         )
-    if 0 in kernel.shape:
-        raise ValueError(f"kernel has shape {list(kernel.shape)}; every axis is one or more")
-    bias = None if bias is None else as_array(bias)
-    if bias is not None and bias.shape != axes.columns:
-        raise ValueError(
-            f"bias has shape {list(bias.shape)}; kernel {list(kernel.shape)} with contracting_dims "
-            f"{contracting_dims!r} needs {list(axes.columns)}"
-        )
-    spec = check_norm(norm, epsilon, x, gamma, beta)
-    check_state(recipe, state, 1)
-    rows, matrix = x.reshape(-1, axes.k), kernel.reshape(axes.matrix)
-    layer = layer_for(
-        recipe,
-        rows,
-        matrix,
-        preferred_element_type=preferred_element_type,
-        checkpoint_name=checkpoint_name,
-        output_checkpoint_name=output_checkpoint_name,
-        backend=backend,
-        weight=axes.weight,
-        training=False,
-    )
     context = context_of(recipe, one_group(rows.shape[0]), seed, 0)
-    arrays = Arrays(rows, gamma, beta, matrix, None if bias is None else bias.reshape(1, -1))
+    arrays = Arrays(rows, gamma, beta, matrix, row)
     of = norm_layer(layer, spec)
     made = in_reverse("layernorm_dense", octavo_layernorm_dense, of, arrays, state, context, return_normalized)
     results = [made.y.reshape(*axes.rows, *axes.columns)]

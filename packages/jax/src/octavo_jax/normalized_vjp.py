@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax import Array
 
 from octavo_jax.delayed import DelayedState
-from octavo_jax.dispatch import Cache, Layer
+from octavo_jax.dispatch import Cache, Layer, Same
 from octavo_jax.fused_operands import Made, NormSaved, kept_quantized, normalized_operand
 from octavo_jax.fused_plans import Run, norm_run
 from octavo_jax.grouped_tensor import GroupedTensor
@@ -43,7 +43,7 @@ class NormLayer:
 
 
 _seen = Cache()
-_made: dict[Any, NormLayer] = {}
+_made = Same()
 
 
 def norm_layer(layer: Layer, norm: NormSpec) -> NormLayer:
@@ -54,7 +54,7 @@ def norm_layer(layer: Layer, norm: NormSpec) -> NormLayer:
         return seen
     x = layer.plan.quantize_x
     run = None if x is None else norm_run(x, norm, layer.asked.backend)
-    made = _made.setdefault((*key, run), NormLayer(layer, norm, run))
+    made: NormLayer = _made.of((*key, run), lambda: NormLayer(layer, norm, run))
     _seen.put(key, made)
     return made
 

@@ -10,11 +10,12 @@ from jax.typing import DTypeLike
 
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.axes import ContractingDims, dense_axes
+from octavo_jax.axes import ContractingDims
 from octavo_jax.delayed import DelayedState
-from octavo_jax.dispatch import Names, layer_for
+from octavo_jax.dense_arguments import dense_operands
+from octavo_jax.dispatch import Names
 from octavo_jax.grouped import run_layer
-from octavo_jax.layer_arguments import as_array, check_state, context_of
+from octavo_jax.layer_arguments import as_array, context_of
 from octavo_jax.sizes import one_group
 
 
@@ -44,31 +45,20 @@ def dense(
     The other arguments are those of `octavo_jax.grouped_dense`. Returns y [..., *N], and (y, state) with a state.
     Differentiable as `grouped_dense`, and raises the same errors.
     """
-    x, kernel = as_array(x), as_array(kernel)
-    axes = dense_axes(contracting_dims, x.shape, kernel.shape)
-    if 0 in kernel.shape:
-        raise ValueError(f"kernel has shape {list(kernel.shape)}; every axis is one or more")
-    bias = None if bias is None else as_array(bias)
-    if bias is not None and bias.shape != axes.columns:
-        raise ValueError(
-            f"bias has shape {list(bias.shape)}; kernel {list(kernel.shape)} with contracting_dims "
-            f"{contracting_dims!r} needs {list(axes.columns)}"
-        )
-    check_state(recipe, state, 1)
-    rows, matrix = x.reshape(-1, axes.k), kernel.reshape(axes.matrix)
-    layer = layer_for(
-        recipe,
-        rows,
-        matrix,
-        preferred_element_type=preferred_element_type,
+    operands = dense_operands(
+        as_array(x),
+        kernel,
+        bias,
+        state,
+        contracting_dims,
+        recipe=recipe,
         checkpoint_name=checkpoint_name,
         output_checkpoint_name=output_checkpoint_name,
+        preferred_element_type=preferred_element_type,
         backend=backend,
-        weight=axes.weight,
-        training=False,
     )
+    axes, layer, rows, matrix, row = operands
     context = context_of(recipe, one_group(rows.shape[0]), seed, 0)
-    bias = None if bias is None else bias.reshape(1, -1)
-    y, new_state = run_layer("dense", layer, rows, matrix, bias, state, context)
+    y, new_state = run_layer("dense", layer, rows, matrix, row, state, context)
     y = y.reshape(*axes.rows, *axes.columns)
     return y if state is None else (y, new_state)
