@@ -18,6 +18,7 @@ from octavo_jax import linen as octavo_linen
 from octavo_jax.counting import count_runs
 from octavo_jax.linen import STATE_COLLECTION, grouped
 from octavo_jax.policies import save_quantized
+from octavo_numerics import error_bound
 
 M, K, N, G, LAYERS = 32, 16, 8, 3, 5
 SIZES = jnp.array([10, 0, 15])
@@ -191,7 +192,11 @@ def test_dense_general_is_flaxs(rng: np.random.Generator) -> None:
 
     ours, theirs = jax.jit(partial(both, (1, -1), (2, 7)))()
     assert np.array_equal(ours[1]["kernel"], theirs[1]["kernel"])
-    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-4, atol=1e-5)
+    a = np.moveaxis(np.asarray(x), (1, 3), (2, 3)).reshape(12, 30)
+    b = np.asarray(theirs[1]["kernel"]).reshape(30, 14).T
+    bound = error_bound(octavo.HighPrecision(), 30, out_dtype="float32")
+    report = bound.check(np.asarray(ours[0]).reshape(12, 14), a, b, zero_mean=False)
+    assert report.passed, report.describe()
     for axis, features in ((-1, 7), ((-1, 0), 2)):
         shapes = [jax.tree.map(jnp.shape, made) for made in jax.eval_shape(partial(both, axis, features))]
         assert shapes[0] == shapes[1]

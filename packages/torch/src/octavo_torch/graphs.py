@@ -78,8 +78,9 @@ def record(
     warmup   runs before the capture, at least 2: the first may wait, the others may not
     pool     another graph's `pool()`, where the two never run at once; None: a pool of its own
 
-    Tensors that the function makes are the graph's: each replay writes them again. Raises GraphUnsafeError where the
-    function waits for the device, and whatever it raises itself.
+    Tensors that the function makes are the graph's: each replay writes them again. What it reads and keeps (constants
+    of its own, a quantizer's scales) is read at each replay, so the caller keeps `function` as long as the graph.
+    Raises GraphUnsafeError where the function waits for the device, and whatever it raises itself.
     """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))

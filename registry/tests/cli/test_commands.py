@@ -1,0 +1,112 @@
+"""Commands that other packages add to `octavo`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import octavo_registry
+
+COMMANDS = """
+import typer
+app = typer.Typer(help="Several.")
+
+@app.command()
+def one(word: str = "x"):
+    "The first."
+    print("one", word)
+
+@app.command()
+def two():
+    raise typer.Exit(7)
+
+single = typer.Typer()
+
+@single.command()
+def whatever(count: int = 1):
+    print("single", count)
+
+def function(name: str, loud: bool = False):
+    "A function."
+    print("hello", name, loud)
+
+def fails():
+    from octavo import OctavoError
+    raise OctavoError("disk 3 is full; free some")
+
+def code():
+    return 5
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def extended(install: Any) -> None:
+    """A distribution with commands of every form, and broken ones."""
+    names = {
+        "several": "app",
+        "single": "single",
+        "function": "function",
+        "fails": "fails",
+        "code": "code",
+        "number": "NUMBER",
+        "absent": "gone",
+        "why": "function",
+        "train": "function",
+    }
+    points = {name: f"oct_commands:{target}" for name, target in names.items()}
+    install("test-more", {"oct_commands": COMMANDS}, {"octavo.commands": points}, summary="More commands.")
+
+
+@pytest.mark.usefixtures("extended")
+def test_other_packages_add_commands(run: Any) -> None:
+    """Entry-point group octavo.commands: a Typer app of any size, or a function."""
+    assert run("several", "one", "--word", "y").out == "one y\n"
+    assert run("several", "two").code == 7
+    assert run("single", "--count", "3").out == "single 3\n"
+    assert run("function", "you", "--loud").out == "hello you True\n"
+    assert run("code").code == 5
+    assert "--install-completion" not in run("single", "--help").out
+    failed = run("fails")
+    assert (failed.code, failed.err) == (1, "octavo: disk 3 is full; free some\n")
+
+
+@pytest.mark.usefixtures("extended")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("number", "TypeError: 3 is no command; name a Typer app or a function"),
+        ("absent", "AttributeError: module 'oct_commands' has no attribute 'gone'"),
+        ("train", "'train' belongs to octavo; test-more 1.0 (plugin train) needs a name of its own"),
+    ],
+)
+def test_a_broken_command_is_one_line_and_breaks_nothing(run: Any, name: str, reason: str) -> None:
+    """It says which distribution brought it, and doctor lists it."""
+    ran = run(name)
+    assert ran.code == 1
+    assert ran.err.count("\n") == 1
+    assert f"octavo: {name}: the command of test-more 1.0 is broken: {reason}" in ran.err
+    listed = {row["name"]: row for row in run("doctor", "--json").json["commands"]}
+    assert listed[name]["status"] == "broken"
+    assert reason in listed[name]["reason"]
+    assert run("recipes", "list").code == 0
+
+
+@pytest.mark.usefixtures("extended")
+def test_help_lists_commands_without_loading_them(run: Any) -> None:
+    """Names and lines of help come from metadata, so that a slow or hostile package costs help nothing."""
+    import sys
+
+    ran = run("--help")
+    assert ran.code == 0
+    assert re.search(r"^  several +More commands. \(test-more\)$", ran.out, re.MULTILINE)
+    assert "oct_commands" not in sys.modules
+    assert run().out == ran.out
+
+
+def test_version(run: Any) -> None:
+    """One line."""
+    assert run("--version").out == f"octavo-registry {octavo_registry.__version__}\n"

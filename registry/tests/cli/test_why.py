@@ -1,0 +1,182 @@
+"""`octavo why`: what it prints, its JSON, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import octavo
+import octavo_registry
+
+WHY = ["why", "fprop", "--recipe", "mxfp8", "--shape", "64,128,32,4", "--framework", "torch", "--device", "cpu"]
+
+
+def test_why_shows_every_verdict_and_the_layer(run: Any) -> None:
+    """command.md: `why` prints every backend's verdict, and for a GEMM the composition of its layer."""
+    ran = run(*WHY)
+    assert ran.code == 0
+    assert ran.err == ""
+    lines = ran.out.splitlines()
+    assert lines[0] == "fprop in mxfp8 for torch on cpu"
+    assert re.fullmatch(r"  a +chosen +\(this process\) +priority 5", lines[2])
+    assert re.fullmatch(r"  b +refused +\(this process\) +serves cuda, the device is cpu", lines[3])
+    assert "The layer" in lines
+    assert re.search(r"^  wgrad +a +mxfp8", ran.out, re.MULTILINE)
+
+
+def test_why_shows_the_eager_and_the_graph_safe_choice(run: Any, use: Any, fakes: Any) -> None:
+    """torch.md: `why` shows both plans and why one was chosen; of equal ones the request decides."""
+    row = fakes.row(device="cuda")
+    both = [row, row.model_copy(update={"graph_safe": True})]
+    registry = fakes.registry(
+        fakes.plugin("eager", rows=both, priority=5), fakes.plugin("captures", rows=both[1:], priority=5)
+    )
+    use(registry)
+    asked = [*WHY, "--device", "cuda", "--arch", "9.0"]
+    expected = [
+        "Eagerly: eager (priority 5; of equal ones it is made for eager calls, too)",
+        "In a CUDA graph: captures (priority 5; of equal ones it is made for CUDA graphs)",
+    ]
+    for graph, chosen in ((False, "eager"), (True, "captures")):
+        ran = run(*asked, *(["--graph"] if graph else []))
+        start = ran.out.splitlines().index(expected[0])
+        assert ran.out.splitlines()[start : start + 2] == expected
+        assert re.search(rf"^  wgrad +{chosen} +mxfp8", ran.out, re.MULTILINE)
+    assert run(*asked, "--json").json["ways"] == {"eager": "eager", "graph": "captures"}
+    assert run(*WHY, "--json").json["ways"] == {}
+    # a preference says where each stands, whatever the request
+    with octavo_registry.prefer("captures", "eager"):
+        assert "Eagerly: captures (priority 5)" in run(*asked).out
+    use(fakes.registry(fakes.plugin("eager", rows=[row])))
+    assert "In a CUDA graph: nothing serves it" in run(*asked).out
+
+
+def test_why_in_json(run: Any) -> None:
+    """Every reporting command prints one JSON document under --json."""
+    answer = run(*WHY, "--json").json
+    assert answer["served"] is True
+    assert [(d["backend"], d["verdict"]) for d in answer["decisions"]] == [("a", "chosen"), ("b", "refused")]
+    assert answer["request"]["k"] == 128
+    assert answer["request"]["groups"] == 4
+    assert answer["layer"]["quantize_x"] == {
+        "backend": "a",
+        "recipe": "mxfp8",
+        "layouts": {"rowwise": "plain", "columnwise": "plain"},
+        "note": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--graph"], "graph_safe=True was asked for"),
+        (["--backend", "b"], "the preference is closed and names b"),
+        (["--sharding", "ep,tp"], "operands are sharded over ep, tp"),
+    ],
+)
+def test_why_exits_with_1_where_nothing_serves(run: Any, arguments: list[str], reason: str) -> None:
+    """Exit code 1: the asked thing is unserved; the table is printed all the same, in JSON too."""
+    ran = run(*WHY, *arguments)
+    assert ran.code == 1
+    assert reason in ran.out
+    assert "The layer cannot be composed: nothing here runs" in ran.out
+    answer = run(*WHY, *arguments, "--json")
+    assert answer.code == 1
+    assert answer.json["served"] is False
+    assert answer.json["layer"] is None
+    assert "nothing here runs" in answer.json["layer_error"]
+
+
+def test_why_of_other_operations(run: Any, fakes: Any) -> None:
+    """A quantizer is asked for by operand; `layer` is the composition; --inference drops the gradients."""
+    rest = WHY[2:]
+    for operand in ("x", "w", "dy"):
+        ran = run("why", "quantize", *rest, "--operand", operand)
+        assert ran.code == 0
+        assert ran.out.startswith(f"quantize in mxfp8 for torch on cpu, {operand} both")
+    assert run("why", "layer", *rest, "--inference", "--json").json["layer"]["wgrad"] is None
+    assert run("why", "wgrad", *rest).code == 0
+    ran = run("why", "mlp", *rest)
+    assert ran.code == 1
+    assert "the operation is mlp" in ran.out
+
+
+def test_why_of_fused_quantizers(run: Any, fakes: Any) -> None:
+    """An activation or a normalization is part of the question: `--activation`, `--norm`, swiglu and rms by default."""
+    rest = WHY[2:]
+    for op, options, words in (
+        ("act_quantize", (), "act_quantize of swiglu in mxfp8 for torch on cpu, x both"),
+        ("dact_quantize", ("--activation", "gelu"), "dact_quantize of gelu in mxfp8 for torch on cpu, dy both"),
+        ("norm_quantize", ("--norm", "layer"), "norm_quantize of layer in mxfp8 for torch on cpu, x both"),
+    ):
+        ran = run("why", op, *rest, *options)
+        assert ran.code == 1
+        assert ran.out.startswith(words)
+        assert f"the operation is {op}" in ran.out
+    asked = run("why", "act_quantize", *rest, "--json").json["request"]
+    assert (asked["activation"], asked["norm"]) == ("swiglu", None)
+
+
+def test_why_takes_a_recipe_file_and_a_capability(run: Any, tmp_path: Path) -> None:
+    """--recipe is a name or a file; --arch is written as people write it."""
+    file = tmp_path / "recipe.json"
+    file.write_text(octavo.MXFP8(square_weights=True).to_json())
+    for arch in ("9.0", "sm_90", "90", "sm_90a"):
+        ran = run("why", "fprop", "--recipe", str(file), "--shape", "64x128x32x4", "--framework", "torch",
+                  "--device", "cuda", "--arch", arch)  # fmt: skip
+        assert ran.code == 0
+        assert ran.out.startswith("fprop in mxfp8 for torch on cuda (sm_90)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["why", "fprob", *WHY[2:]], "OP: got 'fprob'; one of quantize, "),
+        ([*WHY, "--shape", "1,2,3"], "--shape: got '1,2,3'; give M,K,N,G"),
+        ([*WHY, "--shape", "1,2,3,0"], "K, N and G are 1 or more"),
+        ([*WHY, "--shape", "1,-2,3,4"], "--shape: got '1,-2,3,4'"),
+        ([*WHY, "--recipe", "mxfp9"], "recipe: got 'mxfp9'; known names are bf16, "),
+        ([*WHY, "--recipe", "/absent/r.json"], "/absent/r.json: cannot be read (No such file or directory)"),
+        ([*WHY, "--arch", "hopper"], "--arch: got 'hopper'; write a compute capability as 9.0 or sm_90"),
+        ([*WHY, "--dtype", "int8"], "--dtype: got 'int8'; one of bfloat16, float16, float32"),
+        ([*WHY, "--sizes", "disk"], "--sizes: got 'disk'; one of host, device"),
+        ([*WHY, "--operand", "y"], "--operand: got 'y'; one of x, w, dy"),
+        ([*WHY, "--sharding", "ep,zz"], "--sharding: got 'zz'; one of dp, fsdp, tp, ep"),
+        ([*WHY, "--backend", "c"], "backend: there is no backend 'c'; known names are a, b"),
+        ([*WHY, "--backend", "; rm -rf"], "backend: got '; rm -rf'"),
+        (["why", "quantize", "--recipe", "bf16", *WHY[4:]], "high_precision does not quantize x"),
+        (["why", "fprop"], "Missing option '--recipe'"),
+        ([*WHY, "--grap"], "No such option: --grap"),
+        (["why", "act_quantize", *WHY[2:], "--activation", "mish"], "--activation: got 'mish'; one of silu, "),
+        (["whi"], "there is no command 'whi'; did you mean why?"),
+        (["recipes", "show", "absent"], "recipe: got 'absent'"),
+        (["recipes", "diff", "mxfp8"], "Missing argument 'right'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(run: Any, arguments: list[str], message: str) -> None:
+    """Bad input: cause and fix on one line of stderr, nothing on stdout; under --json the line is JSON."""
+    ran = run(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.count("\n") == 1
+    assert ran.err.startswith("octavo: ")
+    assert message.lower() in ran.err.lower()
+    as_json = run(*arguments, "--json")
+    assert (as_json.code, as_json.out) == (2, "")
+    error = json.loads(as_json.err)["error"]
+    assert error["exit_code"] == 2
+    assert message.lower() in error["message"].lower()
+
+
+def test_a_corrupt_recipe_file_names_itself(run: Any, tmp_path: Path) -> None:
+    """Bad input: a recipe file that is none."""
+    file = tmp_path / "recipe.json"
+    for content in (b"{", b"\xff\xfe", b"[]", b'{"kind": "mxfp9", "schema_version": 1}', b'{"kind": "mxfp8"}'):
+        file.write_bytes(content)
+        ran = run("recipes", "show", str(file))
+        assert ran.code == 2
+        assert ran.err.count("\n") == 1
+        assert str(file) in ran.err
