@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, cast
+
 import pytest
 
 from octavo.recipe_base import Gemm
@@ -11,7 +14,8 @@ from octavo_cli.bench.recorded import DEEPGEMM_TFLOPS, STEP_GOALS, STEP_MS
 from octavo_cli.bench.shapes import DEEPGEMM, MODELS, SMALL, Shape
 from octavo_cli.bench.step_goals import StepNeighbours, absolute_goal, quantize_ms, step_goals
 from octavo_cli.bench.step_results import PEER, StepRow
-from octavo_cli.bench.timing import Times
+from octavo_cli.bench.timing import Call, Times
+from octavo_cli.bench.turns import over
 
 DSV3, MANY, EIGHT = MODELS[1], MODELS[5], DEEPGEMM[0]
 PEERS = {
@@ -110,9 +114,10 @@ def test_cases_are_every_kind_with_its_variants() -> None:
     assert chosen_cases(("bf16",), ("fprop",), fast=True, accumulate=True) == [GemmCase("bf16", "fprop")]
 
 
-def _step(kind: str, ms: float, sizes: str = "even", *, reuse: bool = False, framework: str = "torch") -> StepRow:
-    us = 1e3 * ms
-    return StepRow(framework, DSV3, sizes, kind, reuse, () if kind == PEER else ("some-native",), Times(us, us, us))
+def _step(kind: str, ms: float, sizes: str = "even", *, over_torch: float | None = None) -> StepRow:
+    framework, served = "torch" if over_torch is None else "jax", () if kind == PEER else ("some-native",)
+    times = Times(1e3 * ms, 1e3 * ms, 1e3 * ms)
+    return StepRow(framework, DSV3, sizes, kind, False, served, times, over_torch=over_torch)
 
 
 def test_absolute_step_goals() -> None:
@@ -137,8 +142,35 @@ def test_step_goals_of_a_run() -> None:
     near = StepNeighbours(rows, 4.27, True)
     told = [[f"{goal.name}: {'pass' if goal.passed else 'MISS'}" for goal in step_goals(row, near)] for row in rows]
     assert told == [[], [], ["6.10 ms: pass"], ["1.06 of even: MISS"], ["1.1 of bf16 + bytes: pass"]]
-    jax = tuple(_step("block", ms, framework="jax") for ms in (6.17, 6.19))
+    jax = tuple(_step("block", ms, over_torch=ms / 6.0) for ms in (6.17, 6.19))
     found = [[goal.passed for goal in step_goals(row, StepNeighbours((*rows, row), 4.27, True))] for row in jax]
     assert found == [[True, True], [True, False]]  # 6.283 ms; 1.03 of torch's 6.0
     # x, w and dy at 4.06 bytes an element: 0.22, 0.88 and 0.13 ms of the recorded floor
     assert quantize_ms(DSV3, "mxfp8", 4.27) == pytest.approx(1.24, abs=0.02)
+
+
+class _Clock:
+    """An engine whose device takes longer from batch to batch, as one that gets warm."""
+
+    device = "cuda"
+    elapsed = 1.0
+
+    def __init__(self, cost: float) -> None:
+        self.cost = cost
+
+    def batch(self, calls: Sequence[Call], count: int) -> float:
+        for index in range(count):
+            calls[index % len(calls)]()
+        _Clock.elapsed += 0.01
+        return 1e3 * self.cost * _Clock.elapsed
+
+
+def test_frameworks_are_compared_in_turns() -> None:
+    """A device that slows down by a tenth during the run changes a ratio by what it slows down in one turn."""
+    made: list[str] = []
+    first, second = _Clock(2.0), _Clock(2.1)
+    found = over((cast(Any, first), [lambda: made.append("a")]), (cast(Any, second), [lambda: made.append("b")]))
+    assert found == pytest.approx(1.05, rel=0.01)
+    assert made.count("a") == made.count("b")
+    assert "ab" in "".join(made)
+    assert "ba" in "".join(made)

@@ -361,6 +361,23 @@ def test_gemms_inside_command_buffers(rng: Any, tmp_path: Any) -> None:
     _run_in_command_buffers(GEMM_COMMAND_BUFFERS, rng, tmp_path)
 
 
+def test_a_scanned_layer_runs_each_gemm_once(rng: Any) -> None:
+    """y is kept for the backward pass and read by the next layer, and XLA writes kept values into a loop's stack from
+    within the call that makes them: without a barrier it made y twice, once for each."""
+    kernels = _gpu((rng.standard_normal((3, G, 128, 128)) / 12).astype(jnp.bfloat16))
+    x, sizes = _gpu(rng.standard_normal((M, 128)).astype(jnp.bfloat16)), _gpu(np.full(G, M // G, np.int32))
+
+    def loss(x: Array, kernels: Array) -> Array:
+        def layer(x: Array, kernel: Array) -> tuple[Array, None]:
+            y = octavo_jax.grouped_dense(x, kernel, sizes, recipe=octavo.recipe("block"), backend=BACKEND)
+            return y * y, None
+
+        return jnp.sum(jax.lax.scan(layer, x, kernels)[0].astype(jnp.float32))
+
+    compiled = jax.jit(jax.grad(loss, (0, 1))).lower(x, kernels).compile()
+    assert compiled.as_text().count('custom_call_target="octavo_gemm"') == 3
+
+
 def test_training_follows_the_reference(rng: Any) -> None:
     """Ten steps of gradient descent: the losses of the reference backend's layer, to a part in fifty."""
     x, target = (_gpu(rng.standard_normal(s).astype(jnp.bfloat16)) for s in ((M, 128), (M, 64)))

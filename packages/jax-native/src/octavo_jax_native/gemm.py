@@ -71,7 +71,10 @@ def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays],
                 continue
             for part, value in native_plane(planes, spec, direction, plan).items():
                 operands[name if part == "codes" else f"{name}_{part}"] = value
-        return call.run({**operands, "plan": plan, **more})
+        made = call.run({**operands, "plan": plan, **more})
+        # A loop that stacks y (a residual of a scanned layer) would otherwise have XLA run the GEMM twice on a GPU: once
+        # into the stack and once for whoever reads y next. dw is only stacked, and goes straight there.
+        return _once(made) if how.gemm == "fprop" else made
 
     traced.__name__ = traced.__qualname__ = _FUNCTIONS[how.gemm]
     compiled = jax.jit(traced, static_argnames=("call", "specs"))
@@ -90,6 +93,11 @@ def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays],
         return product
 
     return run
+
+
+def _once(made: Array) -> Array:
+    held: Array = jax.lax.optimization_barrier(made)  # type: ignore[no-untyped-call]
+    return held
 
 
 def _spec(operand: GemmOperand) -> GroupedTensorSpec | None:

@@ -55,6 +55,9 @@ class Engine(Protocol):
     def times(self, calls: Sequence[Call], repeats: int) -> Times:
         """Time of one call; `calls` are the same work on different buffers, taken in turn."""
 
+    def batch(self, calls: Sequence[Call], count: int) -> float:
+        """Microseconds a call of `count` of them in turn, from the host's first to the device's last."""
+
     def copy_rate(self) -> float | None:
         """TB/s of a device copy, bytes read and written counted; None where it says nothing."""
 

@@ -83,14 +83,15 @@ class JaxEngine:
         lasted = 1e6 * (time.perf_counter() - start)
         long_enough = math.ceil(1e3 * BUDGET_MS / _BATCHES / lasted) if self.device == "cuda" else 1
         each = max(-(-affordable(repeats, lasted, BUDGET_MS) // _BATCHES), min(long_enough, _MOST_A_BATCH))
-        times = []
-        for _ in range(_BATCHES):
-            start = time.perf_counter()
-            for index in range(each):
-                last = calls[index % len(calls)]()
-            _wait(last)
-            times.append(1e6 * (time.perf_counter() - start) / each)
-        return summary(times)
+        return summary([self.batch(calls, each) for _ in range(_BATCHES)])
+
+    def batch(self, calls: Sequence[Call], count: int) -> float:
+        """See `Engine`."""
+        start = time.perf_counter()
+        for index in range(count):
+            last = calls[index % len(calls)]()
+        _wait(last)
+        return 1e6 * (time.perf_counter() - start) / count
 
     def copy_rate(self) -> float | None:
         """XLA removes copies, so there is nothing to time."""

@@ -85,6 +85,15 @@ class TorchEngine:
         lasted = 1e6 * (time.perf_counter() - start)
         return cuda_times(calls, affordable(repeats, lasted, BUDGET_MS), warm_ms=10.0)
 
+    def batch(self, calls: Sequence[Call], count: int) -> float:
+        """See `Engine`."""
+        start = time.perf_counter()
+        for index in range(count):
+            calls[index % len(calls)]()
+        if self.cuda:
+            torch.cuda.synchronize()
+        return 1e6 * (time.perf_counter() - start) / count
+
     def copy_rate(self) -> float | None:
         """See `Engine`."""
         if not self.cuda:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -17,6 +17,8 @@ from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.step_goals import StepNeighbours, step_goals
 from octavo_cli.bench.step_results import PEER, StepResults, StepRow
 from octavo_cli.bench.timing import Call
+from octavo_cli.bench.turns import over
+from octavo_registry import Weight
 
 Say = Callable[[str], None]
 
@@ -49,6 +51,26 @@ class StepCase:
     reuse: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What the rows of one framework at one shape share."""
+
+    engine: Engine
+    data: Data
+    sizes: tuple[int, ...]
+
+    def calls(self, case: StepCase, choices: Choices) -> list[Call]:
+        """One a set of buffers."""
+        backend = choices.backend[self.engine.framework]
+        if self.engine.framework == "jax":
+            from octavo_cli.bench.step_jax import jax_steps
+
+            return jax_steps(self.engine, self.data, self.sizes, case.kind, backend)
+        from octavo_cli.bench.step_torch import torch_steps
+
+        return torch_steps(self.engine, self.data, self.sizes, case.kind, backend, reuse=case.reuse)
+
+
 def bench_step(choices: Choices, command: str, say: Say) -> StepResults:
     """Run everything; `say` hears where it is. A step that fails is kept as a `Failure`, and the others go on."""
     start = time.perf_counter()
@@ -57,18 +79,12 @@ def bench_step(choices: Choices, command: str, say: Say) -> StepResults:
     rate = engines[0].copy_rate()
     made: Attempts[StepRow] = Attempts()
     groupings: dict[str, list[int]] = {}
-    for shape, name, engine in product(choices.shapes, choices.sizes, engines):
+    for shape, name in product(choices.shapes, choices.sizes):
         sizes = sizes_of(shape, name, choices.seed).sizes
         groupings[f"{shape.label}, {name}"] = list(sizes)
-        say(f"{shape.label}, {name}, {engine.framework} ...")
-        data = draw(engine, shape, choices.seed)
-        for case in _cases(engine.framework, choices):
-            peer = f"{engine.framework}'s own" if case.kind == PEER else None
-            made.add(
-                partial(_row, engine, data, name, sizes, case, choices), shape, name, case.kind, engine.framework, peer
-            )
-        del data
-        engine.release()
+        _rows(engines, shape, name, sizes, choices, made, say)
+        for engine in engines:
+            engine.release()
     rows = made.rows
     if choices.device == "cuda":
         near = StepNeighbours(tuple(rows), rate, "H200" in str(facts.get("gpu")))
@@ -91,6 +107,32 @@ def bench_step(choices: Choices, command: str, say: Say) -> StepResults:
     )
 
 
+def _rows(
+    engines: Sequence[Engine],
+    shape: Shape,
+    name: str,
+    sizes: tuple[int, ...],
+    choices: Choices,
+    made: Attempts[StepRow],
+    say: Say,
+) -> None:
+    """The rows of one shape; where there is a row of torch, JAX's is timed beside it."""
+    earlier: dict[str, Ran] = {}
+    for engine in engines:
+        say(f"{shape.label}, {name}, {engine.framework} ...")
+        ran = Ran(engine, draw(engine, shape, choices.seed), sizes)
+        here = []
+        for case in _cases(engine.framework, choices):
+            peer = f"{engine.framework}'s own" if case.kind == PEER else None
+            before = len(made.rows)
+            make = partial(_row, ran, name, case, choices, earlier.get(case.kind))
+            made.add(make, shape, name, case.kind, engine.framework, peer)
+            if len(made.rows) > before and peer is None:
+                here.append(case.kind)
+        earlier = dict.fromkeys(here, ran)
+        engine.release()
+
+
 def _cases(framework: str, choices: Choices) -> Iterator[StepCase]:
     if choices.peers:
         yield StepCase(PEER)
@@ -100,24 +142,18 @@ def _cases(framework: str, choices: Choices) -> Iterator[StepCase]:
             yield StepCase(kind, reuse=True)
 
 
-def _row(engine: Engine, data: Data, name: str, sizes: tuple[int, ...], case: StepCase, choices: Choices) -> StepRow:
+def _row(ran: Ran, name: str, case: StepCase, choices: Choices, beside: Ran | None) -> StepRow:
+    """A row; where it has one of torch `beside` it, its time over that one's as well."""
+    engine, shape = ran.engine, ran.data.shape
     backends: tuple[str, ...] = ()
-    backend = choices.backend[engine.framework]
     if case.kind != PEER:
         # asked first: a layer that nothing serves is a note, whatever the front end says
-        plan = layer_plan(
-            engine, data.shape, recipe_of(case.kind), backend, weight="kn" if engine.framework == "jax" else "nk"
-        )
+        weight: Weight = "kn" if engine.framework == "jax" else "nk"
+        plan = layer_plan(engine, shape, recipe_of(case.kind), choices.backend[engine.framework], weight=weight)
         backends = tuple(dict.fromkeys(made.backend for made in plan.plans))
-    times = engine.times(_calls(engine, data, sizes, case, backend), choices.repeats)
-    return StepRow(engine.framework, data.shape, name, case.kind, case.reuse, backends, times)
-
-
-def _calls(engine: Engine, data: Data, sizes: tuple[int, ...], case: StepCase, backend: Names) -> list[Call]:
-    if engine.framework == "jax":
-        from octavo_cli.bench.step_jax import jax_steps
-
-        return jax_steps(engine, data, sizes, case.kind, backend)
-    from octavo_cli.bench.step_torch import torch_steps
-
-    return torch_steps(engine, data, sizes, case.kind, backend, reuse=case.reuse)
+    calls = ran.calls(case, choices)
+    times = engine.times(calls, choices.repeats)
+    over_torch = None
+    if beside is not None:
+        over_torch = over((beside.engine, beside.calls(case, choices)), (engine, calls))
+    return StepRow(engine.framework, shape, name, case.kind, case.reuse, backends, times, over_torch=over_torch)

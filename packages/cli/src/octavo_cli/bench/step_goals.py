@@ -37,9 +37,8 @@ def step_goals(row: StepRow, near: StepNeighbours) -> tuple[Goal, ...]:
     most = absolute_goal(row.shape, row.kind, row.reuse, row.framework)
     if near.h200 and most is not None and row.sizes == "even":
         goals.append(Goal(f"{most:.2f} ms", most, row.ms, most=True))
-    over_torch = ratio(row, near.rows, framework="torch")
-    if row.framework != "torch" and over_torch is not None:
-        goals.append(Goal(f"{JAX_OVER_TORCH} of torch", JAX_OVER_TORCH, over_torch, most=True))
+    if row.over_torch is not None:
+        goals.append(Goal(f"{JAX_OVER_TORCH} of torch", JAX_OVER_TORCH, row.over_torch, most=True))
     if row.sizes == "skewed":
         over_even = ratio(row, near.rows, sizes="even")
         if over_even is not None:

@@ -33,7 +33,6 @@ def print_results(results: StepResults) -> None:
 
 
 def _cells(row: StepRow, results: StepResults) -> list[str]:
-    over_torch = results.over_torch(row)
     return [
         row.label,
         row.framework,
@@ -41,7 +40,7 @@ def _cells(row: StepRow, results: StepResults) -> list[str]:
         rate_text(row.tflops),
         _gain(row, results, PEER),
         _gain(row, results, "bf16"),
-        "-" if over_torch is None else f"{over_torch:.3f}",
+        "-" if row.over_torch is None else f"{row.over_torch:.3f}",
         verdict(row.goals),
         ", ".join(row.backends) or "-",
     ]

@@ -22,6 +22,7 @@ class StepRow:
 
     reuse      weights were quantized once, outside the step
     backends   that serve its operations; empty for the framework's own
+    over_torch its time over that of the same step in torch, measured in turns; None where torch ran none
     """
 
     framework: str
@@ -32,6 +33,7 @@ class StepRow:
     backends: tuple[str, ...]
     times: Times
     goals: tuple[Goal, ...] = ()
+    over_torch: float | None = None
 
     @property
     def ms(self) -> float:
@@ -60,6 +62,7 @@ class StepRow:
             "backends": list(self.backends),
             "us": rounded(self.times),
             "ms": round(self.ms, 4),
+            **({} if self.over_torch is None else {"over_torch": round(self.over_torch, 4)}),
             "goals": [goal.as_dict() for goal in self.goals],
         }
 
@@ -91,21 +94,13 @@ class StepResults(Facts):
             copy_tb_per_s=None if self.copy_tb_per_s is None else round(self.copy_tb_per_s, 4),
             groupings=self.groupings,
             failures=failure_dicts(self.failures),
-            rows=[row.as_dict() | self._over_torch(row) for row in self.rows],
+            rows=[row.as_dict() for row in self.rows],
             recorded={
                 "label": LABEL,
                 "ms": [{"shape": list(shape.key), **recorded_ms(shape)} for shape in shapes if recorded_ms(shape)],
             },
             notes=list(self.notes),
         )
-
-    def over_torch(self, row: StepRow) -> float | None:
-        """Its time over that of the same step in torch; None for torch's own and where torch ran none."""
-        return None if row.framework == "torch" or not row.backends else ratio(row, self.rows, framework="torch")
-
-    def _over_torch(self, row: StepRow) -> dict[str, float]:
-        found = self.over_torch(row)
-        return {} if found is None else {"over_torch": round(found, 4)}
 
 
 def ratio(row: StepRow, rows: Sequence[StepRow], **other: object) -> float | None:
