@@ -19,6 +19,8 @@ from octavo_cli.bench.remat_block import operands, step
 from octavo_cli.bench.remat_results import PEER, PLAIN, POLICIES, RematResults, RematRow, remat_goals
 from octavo_cli.bench.results import machine, versions
 from octavo_cli.bench.shapes import Shape, sizes_of
+from octavo_cli.bench.timing import Call
+from octavo_cli.bench.turns import over
 from octavo_jax.counting import count_runs
 
 Say = Callable[[str], None]
@@ -50,10 +52,12 @@ def bench_remat(choices: Choices, command: str, say: Say) -> RematResults:
     for shape, name in product(choices.shapes, choices.sizes):
         sizes = sizes_of(shape, name, choices.seed).sizes
         groupings[f"{shape.label}, {name}"] = list(sizes)
+        plain: dict[str, list[Call]] = {}
         for kind, policy in _cases(choices):
             say(f"{shape.label}, {name}: {kind}, {policy} ...")
             peer = PEER if kind == PEER else None
-            made.add(partial(_row, engine, shape, name, sizes, kind, policy, choices), shape, name, kind, policy, peer)
+            make = partial(_row, engine, shape, name, sizes, kind, policy, choices, plain)
+            made.add(make, shape, name, kind, policy, peer)
             engine.release()
     timed = choices.device == "cuda"
     return RematResults(
@@ -83,8 +87,16 @@ def _cases(choices: Choices) -> Iterator[tuple[str, str]]:
 
 
 def _row(
-    engine: JaxEngine, shape: Shape, name: str, sizes: tuple[int, ...], kind: str, policy: str, choices: Choices
+    engine: JaxEngine,
+    shape: Shape,
+    name: str,
+    sizes: tuple[int, ...],
+    kind: str,
+    policy: str,
+    choices: Choices,
+    plain: dict[str, list[Call]],
 ) -> RematRow:
+    """A row; `plain` holds each kind's calls with plain remat, which the others are timed beside."""
     backends: tuple[str, ...] = ()
     if kind != PEER:
         plan = layer_plan(engine, shape, recipe_of(kind), choices.backend, weight="kn")
@@ -98,16 +110,22 @@ def _row(
     done = time.perf_counter()
     runs = count_runs(function, given)
     memory: Any = compiled.memory_analysis()
+    calls = [lambda: compiled(given)]
+    times = engine.times(calls, choices.repeats)
+    faster = 1 / over((engine, plain[kind]), (engine, calls)) if kind in plain else None
+    if policy == PLAIN:
+        plain[kind] = calls
     return RematRow(
         shape,
         name,
         kind,
         policy,
         backends,
-        engine.times([lambda: compiled(given)], choices.repeats),
+        times,
         trace_s=traced - began,
         compile_s=done - traced,
         temporary_bytes=None if memory is None else int(memory.temp_size_in_bytes),
         quantize=runs.quantize,
         fprop=runs.fprop,
+        over_plain=faster,
     )

@@ -17,9 +17,9 @@ import octavo_jax.mlp
 from octavo import DelayedScaling
 from octavo_cli.bench.gemm_cases import recipe_of
 from octavo_cli.bench.gemm_problem import Names
-from octavo_cli.bench.remat_results import KEPT, NOTHING, OUTPUTS, PEER, PLAIN
+from octavo_cli.bench.remat_results import KEPT, NOTHING, OUTPUTS, PEER, PLAIN, ROWS
 from octavo_cli.bench.shapes import Shape
-from octavo_jax.policies import save_quantized
+from octavo_jax.policies import plane_names, save_quantized
 
 
 class Operands(NamedTuple):
@@ -74,7 +74,12 @@ def step(kind: str, policy: str, backend: Names, *, unroll: bool) -> Callable[[O
 def _under(policy: str, layer: Callable[..., Array]) -> Callable[..., Array]:
     if policy == NOTHING:
         return layer
-    saved = {PLAIN: None, KEPT: save_quantized(), OUTPUTS: save_quantized("quantization", "y")}[policy]
+    saved = {
+        PLAIN: None,
+        KEPT: save_quantized(),
+        OUTPUTS: save_quantized("quantization", "y"),
+        ROWS: save_quantized(*plane_names(("x",)), "y"),
+    }[policy]
     return jax.checkpoint(layer, policy=saved)
 
 

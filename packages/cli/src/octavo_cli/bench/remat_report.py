@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from octavo_cli.bench.goals import verdict
-from octavo_cli.bench.remat_results import PEER, PLAIN, RematResults, RematRow
+from octavo_cli.bench.remat_results import PEER, RematResults, RematRow
 from octavo_cli.bench.report import print_end, print_failures
 from octavo_registry.cli.output import print_line, print_table
 
@@ -28,16 +28,22 @@ def print_results(results: RematResults) -> None:
 
 
 def _cells(row: RematRow, rows: list[RematRow]) -> list[str]:
-    plain = next((one.ms for one in rows if (one.kind, one.policy) == (row.kind, PLAIN)), None)
     theirs = next((one.ms for one in rows if one.kind == PEER), None)
     return [
         row.kind,
         row.policy,
         f"{row.ms:.3f}",
-        *("-" if base is None else f"{base / row.ms:.2f}x" for base in (plain, theirs)),
+        *(
+            "-" if gain is None else f"{gain:.2f}x"
+            for gain in (row.over_plain, None if theirs is None else theirs / row.ms)
+        ),
         str(row.quantize),
         str(row.fprop),
         "-" if row.temporary_bytes is None else f"{row.temporary_bytes / 1e9:.2f}",
         f"{row.trace_s:.1f} + {row.compile_s:.1f}",
         verdict(row.goals),
     ]
+
+
+def _times(gain: float | None) -> str:
+    return "-" if gain is None else f"{gain:.2f}x"

@@ -15,8 +15,10 @@ PEER = "ragged_dot bf16"
 """The kind of the same block on jax.lax.ragged_dot."""
 
 NOTHING, PLAIN, KEPT, OUTPUTS = "no remat", "remat", "save_quantized", "save_quantized, y"
-POLICIES = (NOTHING, PLAIN, KEPT, OUTPUTS)
-"""No `jax.checkpoint`; it without a policy; with quantized operands saved; with the products' results saved, too."""
+ROWS = "save_quantized of x, y"
+POLICIES = (PLAIN, NOTHING, KEPT, OUTPUTS, ROWS)
+"""`jax.checkpoint` without a policy; none; with quantized operands saved; with the products' results saved, too; with
+those and the codes of x alone, so that kernels are quantized again."""
 
 KEPT_OVER_PLAIN = 1.1
 OVER_RAGGED_DOT = 10.0
@@ -30,6 +32,7 @@ class RematRow:
     trace_s, compile_s   from Python to StableHLO, and from there to a program, nothing cached
     temporary_bytes      of the program beside its arguments and results; None where XLA does not say
     quantize, fprop      runs a step, counted in the jaxpr
+    over_plain           how many times as fast as with plain remat, measured in turns; None for that itself
     """
 
     shape: Shape
@@ -44,6 +47,7 @@ class RematRow:
     quantize: int
     fprop: int
     goals: tuple[Goal, ...] = ()
+    over_plain: float | None = None
 
     @property
     def ms(self) -> float:
@@ -64,6 +68,7 @@ class RematRow:
             "compile_s": round(self.compile_s, 3),
             "temporary_bytes": self.temporary_bytes,
             "runs": {"quantize": self.quantize, "fprop": self.fprop},
+            **({} if self.over_plain is None else {"over_plain": round(self.over_plain, 4)}),
             "goals": [goal.as_dict() for goal in self.goals],
         }
 
@@ -76,11 +81,10 @@ def remat_goals(row: RematRow, rows: Sequence[RematRow], *, timed: bool) -> tupl
     if row.policy != NOTHING:
         name = f"{COMPILE_SECONDS:.0f} s to compile"
         goals.append(Goal(name, COMPILE_SECONDS, row.trace_s + row.compile_s, most=True))
-    if timed and row.policy == KEPT and row.kind != "bf16":
+    if timed and row.policy in (KEPT, OUTPUTS, ROWS) and row.kind != "bf16":
         here = [one for one in rows if (one.shape, one.sizes) == (row.shape, row.sizes)]
-        plain = next((one.ms for one in here if (one.kind, one.policy) == (row.kind, PLAIN)), None)
-        if plain is not None:
-            goals.append(Goal(f"{KEPT_OVER_PLAIN} of plain remat", KEPT_OVER_PLAIN, plain / row.ms))
+        if row.over_plain is not None:
+            goals.append(Goal(f"{KEPT_OVER_PLAIN} of plain remat", KEPT_OVER_PLAIN, row.over_plain))
         theirs = next((one.ms for one in here if one.kind == PEER), None)
         if theirs is not None:
             goals.append(Goal(f"{OVER_RAGGED_DOT:.0f} of {PEER}", OVER_RAGGED_DOT, theirs / row.ms))
