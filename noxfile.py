@@ -46,6 +46,9 @@ BACKENDS = {
 ON_CUDA = ["torch-cudagraph"]  # backends that serve nothing else
 SLOW = ["octavo-numerics", "octavo-jax", "octavo"]  # packages with tests that take minutes
 TOOLS = ("ruff==0.17.5", "mypy==2.4.1")
+ADAPTED = ("qwix==0.1.8", "tokamax==0.0.12", "transformers==5.23.0", "spmd_types==0.2.3", "einops", "tyro", "pyyaml")
+# Their requirements are whole training stacks, of which what is adapted imports those above.
+ADAPTED_ALONE = ("torchtitan==0.3.0", "megatron-core==0.16.1", "nemo-automodel==0.7.0")
 
 # uv reads no pip settings; an index mirror or a folder of wheels that pip was told of serves both.
 if "PIP_FIND_LINKS" in os.environ:
@@ -222,11 +225,15 @@ def third_party(session: nox.Session) -> None:
 
 @nox.session
 def adapters(session: nox.Session) -> None:
-    """octavo_jax.adapters inside the libraries that they are for, in the versions that they were written for."""
-    _install(
-        session, "octavo-jax", extra=(*_test_group("octavo-jax"), "pytest-xdist", "qwix==0.1.8", "tokamax==0.0.12")
+    """Adapters inside the libraries that they are for, in the versions that they were written for."""
+    fronts = ("octavo-jax", "octavo-torch")
+    groups = (requirement for name in fronts for requirement in _test_group(name))
+    _install(session, *fronts, extra=(*groups, "pytest-xdist", *ADAPTED))
+    session.install("--no-deps", *ADAPTED_ALONE)
+    _pytest(
+        session,
+        *(str(path) for name in fronts for path in sorted(ROOT.glob(f"{DIRECTORIES[name]}/tests/test_adapters_*.py"))),
     )
-    _pytest(session, *map(str, sorted(Path(DIRECTORIES["octavo-jax"], "tests").glob("test_adapters_*.py"))))
 
 
 @nox.session

@@ -34,10 +34,13 @@ Step = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 
 def splits(rng: np.random.Generator, count: int) -> list[list[int]]:
-    """Sizes of G groups of at most M rows: nothing at all, all in one group, then drawn ones with an empty group."""
-    one = [0] * G
-    one[int(rng.integers(G))] = M
-    return [[0] * G, one, *(draw_sizes(rng, G, M).tolist() for _ in range(count - 2))]
+    """Sizes of G groups of at most M rows: drawn ones with an empty group; at first and now and then none at all, and
+    after that all in one group."""
+    made = [draw_sizes(rng, G, M).tolist() for _ in range(count)]
+    for number in range(0, count, 25):
+        made[number] = [0] * G
+        made[number + 1 : number + 2] = [[M if group == number % G else 0 for group in range(G)]]
+    return made[:count]
 
 
 def inputs(split: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,6 +98,16 @@ def step_of(layer: GroupedLinear) -> Step:
         return y, *grads
 
     return step
+
+
+def train(layer: GroupedLinear, x: Tensor, dy: Tensor, sizes: Tensor) -> list[Tensor]:
+    """y, dx and every gradient of a call with autograd as a training loop has it."""
+    leaf = x.clone().requires_grad_()
+    layer.zero_grad(set_to_none=True)
+    y = layer(leaf, sizes)
+    y.backward(dy)
+    layer.update_scales()
+    return [value.clone() for value in (y, leaf.grad, layer.weight.grad, layer.bias.grad)]
 
 
 def raw(tensor: Tensor) -> Tensor:

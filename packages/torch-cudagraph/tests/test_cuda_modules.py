@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graph_layers import MARKS, Differences, G, follow, inputs, pair, splits, state, stir
+from graph_layers import MARKS, Differences, G, follow, inputs, pair, splits, state, stir, train
 from torch import Tensor
 
 import octavo_torch_cudagraph as graphs
@@ -30,16 +30,6 @@ def no_flag_is_left() -> Iterator[None]:
     check_errors()
     yield
     check_errors()
-
-
-def train(layer: GroupedLinear, x: Tensor, dy: Tensor, sizes: Tensor) -> list[Tensor]:
-    """y, dx and every gradient of a call with autograd as a training loop has it."""
-    leaf = x.clone().requires_grad_()
-    layer.zero_grad(set_to_none=True)
-    y = layer(leaf, sizes)
-    y.backward(dy)
-    layer.update_scales()
-    return [value.clone() for value in (y, leaf.grad, layer.weight.grad, layer.bias.grad)]
 
 
 @pytest.mark.parametrize("main_grad", [False, True], ids=["grad", "main_grad"])

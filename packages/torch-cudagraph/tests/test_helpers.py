@@ -209,9 +209,26 @@ def test_static_weights(name: str, rng: Any) -> None:
             assert unchanged or torch.equal(state.history[1, 0], other.history[1, 0])
 
 
-def test_a_static_weight_of_another_backend_is_refused() -> None:
-    """The flag is the kernels' own."""
+def test_a_static_weight_of_another_backend(rng: Any) -> None:
+    """A backend without the flag makes the codes, and what stays is selected afterwards; a weight of many tensors."""
     import octavo_registry
 
-    with octavo_registry.prefer("torch-reference"), pytest.raises(ValueError, match="weight is quantized by torch-ref"):
-        graphs.StaticWeight(torch.randn(2, 16, 32), PRESETS["mxfp8"])
+    recipe, flag = PRESETS["mxfp8"], 1
+    w = tuple(torch.randn(16, 32).requires_grad_() for _ in range(2))
+    with octavo_registry.prefer("torch-reference"):
+        static = graphs.StaticWeight(w, recipe)
+        old = [plane.clone() for plane in leaves_of(static.quantized)]
+        with torch.no_grad():
+            w[1].mul_(3)
+        for flag in (1, 0):
+            static.unchanged.fill_(flag)
+            expected = old if flag else leaves_of(quantize_weight(w, recipe))
+            for ours, theirs in zip(leaves_of(static.refresh()), expected, strict=True):
+                assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+
+
+def test_make_graphed_refuses_weight_gradients_that_come_later(no_gpu: None) -> None:
+    """A replay runs no Python, so nothing would be left for backward_dw."""
+    layer = torch.nn.Sequential(GroupedLinear(2, 8, 8, delay_wgrad=True))
+    with pytest.raises(ValueError, match="0 has delay_wgrad=True, and a graph's backward leaves nothing out"):
+        graphs.make_graphed(layer, (torch.randn(4, 8), torch.tensor([2, 2])))

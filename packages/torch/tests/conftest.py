@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+from ranks import Ranks, made
 
 
 @pytest.fixture
@@ -22,3 +24,9 @@ def rng() -> np.random.Generator:
 def one_thread() -> None:
     """Small tensors: threads cost more than they bring."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Processes of one group, started where a test first uses them."""
+    yield from made()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,6 +75,7 @@ def _checked(run: Callable[..., Any], position: int) -> Callable[..., Any]:
     """`run`, whose argument at `position` is refused where it is a tensor in host memory."""
     from octavo_torch_cudagraph.sizes import check_sizes
 
+    @wraps(run)
     def call(*args: Any, **kwargs: Any) -> Any:
         sizes = args[position] if len(args) > position else kwargs.get("group_sizes")
         if isinstance(sizes, Tensor) and sizes.is_cpu:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from octavo_torch import graphs
+from octavo_torch.recipe_module import RecipeModule
 from octavo_torch_cudagraph.arguments import Arguments
 from octavo_torch_cudagraph.graphed import check_warmup
 from octavo_torch_cudagraph.held import Held, held_by
@@ -51,6 +52,12 @@ def make_graphed(
     for name, parameter in module.named_parameters():
         if parameter.device != arguments.device:
             raise ValueError(f"{name} is on {parameter.device} and argument 0 on {arguments.device}; move the module")
+    for name, part in module.named_modules():
+        if isinstance(part, RecipeModule) and part.delayed_wgrad is not None:
+            raise ValueError(
+                f"{name or 'the module'} has delay_wgrad=True, and a graph's backward leaves nothing out that a later "
+                "backward_dw could find; capture forward, backward and backward_dw together with capture()"
+            )
     training = module.training
     flags = {parameter: getattr(parameter, _FLAG, None) for parameter in module.parameters()}
     for parameter in flags:

@@ -64,20 +64,3 @@ def check_extras(spec: QuantizerSpec, work: Work) -> None:
         raise ValueError(
             f"dequantized=True copies row data and spec.orientation is {spec.orientation!r}; give 'rowwise' or 'both'"
         )
-
-
-def check_unchanged(unchanged: Any, out: Any, x: Tensor) -> None:
-    """A flag is an int32 scalar on the device, and leaves outputs that are there already as they are."""
-    if unchanged is None:
-        return
-    if out is None:
-        raise ValueError("unchanged was given without out; give the tensors that may stay as they are")
-    if not isinstance(unchanged, Tensor) or unchanged.dtype is not torch.int32 or unchanged.numel() != 1:
-        given = (
-            f"{name_of(unchanged.dtype)} {list(unchanged.shape)}"
-            if isinstance(unchanged, Tensor)
-            else type(unchanged).__name__
-        )
-        raise ValueError(f"unchanged is {given}; give an int32 tensor of one element on x's device")
-    if unchanged.device != x.device:
-        raise ValueError(f"unchanged is on {unchanged.device} and x on {x.device}; move it there")

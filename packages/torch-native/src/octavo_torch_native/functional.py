@@ -320,7 +320,7 @@ def _launch(
 ) -> Quantized:
     front_end.check_quantize(x, spec, group_sizes, seed, scale, group_offset)
     front_end.operand_name(operand)
-    arguments.check_unchanged(unchanged, out, x)
+    front_end.check_unchanged(unchanged, out, x)
     layouts = _checked_layouts(layouts)
     rows, at_host = _sizes_of(x, group_sizes)
     groups = x.shape[0] if rows is None else rows.groups if isinstance(rows, RowPlan) else rows.shape[0]

@@ -83,8 +83,9 @@ def submit(call: Callable[..., None], like: Tensor, arguments: dict[str, Any], *
         call(cuda=False, **arguments)
         return
     device = like.device
-    arguments["stream"] = torch.cuda.current_stream(device).cuda_stream
-    if torch.cuda.current_device() == device.index:
+    # torch.cuda's functions of these names make objects and ask whether CUDA is there: that costs as much as a launch
+    arguments["stream"] = torch._C._cuda_getCurrentRawStream(device.index)
+    if torch._C._cuda_getDevice() == device.index:
         call(cuda=True, **arguments)
         return
     with torch.cuda.device(device):

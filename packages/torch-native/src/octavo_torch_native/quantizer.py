@@ -13,6 +13,7 @@ from octavo_torch.grouped_tensor import GroupedTensor
 from octavo_torch.reference.backend import seed_tensor
 from octavo_torch_native import ops
 from octavo_torch_native.buffers import planes_of, write_sizes
+from octavo_torch_native.dequantizer import converted
 from octavo_torch_native.kernel import Frame, Kernel, kernel_of
 from octavo_torch_native.rows import RowPlan, plan_of
 from octavo_torch_native.work import Work, text_of
@@ -25,6 +26,7 @@ class Quantizer:
 
     def __init__(self, spec: QuantizerSpec, layouts: tuple[str, str] = (PLAIN, PLAIN)) -> None:
         self._stochastic = spec.stochastic
+        self._layouts = layouts
         self._by_operand: dict[str | None, tuple[str, Kernel]] = {}
         self._with_amax: dict[str | None, tuple[str, Kernel]] = {}
         for operand in _OPERANDS:
@@ -47,13 +49,17 @@ class Quantizer:
         group_offset: int = 0,
         scale: Tensor | None = None,
         out: GroupedTensor | None = None,
+        unchanged: Tensor | None = None,
     ) -> GroupedTensor:
-        """`x` in the planes of the spec; `seed`, `operand` and `group_offset` tell where random bits come from."""
+        """`x` in the planes of the spec; `seed`, `operand` and `group_offset` tell where random bits come from.
+
+        unchanged   int32 [1]: where it is not 0, `out` is left as it is
+        """
         text, kernel = self._by_operand[operand]
         inputs, frame, sizes = self._launch(text, kernel, x, group_sizes, seed, group_offset, scale)
         if out is None:
             return kernel.tensor(frame, sizes, ops.quantize(*inputs))
-        ops.quantize_into(*inputs, None, planes_of(out, kernel, frame, x.device))
+        ops.quantize_into(*inputs, unchanged, planes_of(out, kernel, frame, x.device))
         write_sizes(out, sizes)
         return out
 
@@ -66,12 +72,27 @@ class Quantizer:
         operand: str | None = None,
         group_offset: int = 0,
         scale: Tensor | None = None,
+        out: tuple[GroupedTensor, Tensor] | None = None,
+        unchanged: Tensor | None = None,
     ) -> tuple[GroupedTensor, Tensor]:
         """The same in one launch with x's amax by group, fp32 [G]. Delayed scaling's alone."""
         text, kernel = self._with_amax[operand]
         inputs, frame, sizes = self._launch(text, kernel, x, group_sizes, seed, group_offset, scale)
+        if out is not None:
+            codes, amax = out
+            ops.quantize_into(*inputs, unchanged, [*planes_of(codes, kernel, frame, x.device), amax])
+            write_sizes(codes, sizes)
+            return out
         outputs = ops.quantize(*inputs)
         return kernel.tensor(frame, sizes, outputs), outputs[-1]
+
+    def from_plain(self, q: GroupedTensor) -> GroupedTensor:
+        """Plain planes, which may be another's, in the layouts of the request; those that are equal bytes are shared."""
+        return converted(q, self._layouts)
+
+    def to_plain(self, q: GroupedTensor) -> GroupedTensor:
+        """The way back: plain planes, the same codes and scales."""
+        return converted(q, (PLAIN, PLAIN))
 
     def _launch(
         self,

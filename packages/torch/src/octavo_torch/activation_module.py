@@ -13,6 +13,7 @@ from octavo_torch.activations import check_activation, features
 from octavo_torch.arguments import check_like
 from octavo_torch.dtypes import name_of
 from octavo_torch.operands import check_tensor
+from octavo_torch.second_derivative import once_differentiated
 from octavo_torch.tracing import one_call
 
 
@@ -29,9 +30,10 @@ class _Activate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, probs = ctx.saved_tensors
-        dx = activations.activate_gradient(dy, x, probs, ctx.name) if ctx.needs_input_grad[0] else None
-        dprobs = activations.probs_gradient(dy, x, ctx.name) if ctx.needs_input_grad[2] else None
-        return dx, None, dprobs
+        with torch.no_grad():
+            dx = activations.activate_gradient(dy, x, probs, ctx.name) if ctx.needs_input_grad[0] else None
+            dprobs = activations.probs_gradient(dy, x, ctx.name) if ctx.needs_input_grad[2] else None
+        return tuple(once_differentiated([dx, None, dprobs], dy))
 
 
 @one_call

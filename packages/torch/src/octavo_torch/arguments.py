@@ -14,6 +14,7 @@ from octavo_torch.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.layer import Layer
 from octavo_torch.operands import check_tensor
 from octavo_torch.seeds import Seed, check_seed
+from octavo_torch.strides import overlaps_itself, share_memory
 
 NEEDS_SEED = (
     "seed is None and the recipe rounds stochastically; give an integer or an integer scalar tensor, "
@@ -24,6 +25,7 @@ NEEDS_SEED = (
 def check_call(
     layer: Layer,
     x: Tensor,
+    weight: Tensor,
     bias: Tensor | None,
     bias_scales: Tensor | None,
     seed: Seed,
@@ -46,10 +48,11 @@ def check_call(
         raise ValueError(NEEDS_SEED)
     if layer.stateful or state is not None:
         check_state(layer.recipe, state, x, groups)
+    read = {"x": x, "weight": weight, "bias": bias, "bias_scales": bias_scales}
     if out is not None:
-        _check_buffer("out", out, (rows, width), layer.row_dtype, x.device)
+        check_buffer("out", out, (rows, width), layer.row_dtype, x.device, read)
     if grad_input is not None:
-        _check_buffer("grad_input", grad_input, (rows, x.shape[1]), x.dtype, x.device)
+        check_buffer("grad_input", grad_input, tuple(x.shape), x.dtype, x.device, {**read, "out": out})
 
 
 def check_state(recipe: Recipe, state: DelayedState | None, like: Tensor, groups: int | None = None) -> None:
@@ -81,7 +84,15 @@ def check_like(name: str, value: Any, shape: tuple[int, ...], x: Tensor) -> None
         raise ValueError(f"{name} is on {value.device} and x on {x.device}; move it there")
 
 
-def _check_buffer(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+def check_buffer(
+    name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, read: dict[str, Any]
+) -> None:
+    """A plain tensor that the call may write: of this shape, dtype and device, in any strides, without overlap.
+
+    read   what the call reads, by name: none of it may share the buffer's memory
+    """
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} is a {type(value).__name__}; give {name_of(dtype)} {list(shape)} on {device}")
     if tuple(value.shape) != shape or value.dtype is not dtype or value.device != device:
         raise ValueError(
             f"{name} is {name_of(value.dtype)} {list(value.shape)} on {value.device}; "
@@ -89,6 +100,31 @@ def _check_buffer(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch
         )
     if value.requires_grad:
         raise ValueError(f"{name} requires a gradient; give a plain buffer that the call may overwrite")
+    if overlaps_itself(value):
+        raise ValueError(
+            f"{name} has shape {list(shape)} and strides {list(value.stride())}, where elements share memory; give a "
+            "buffer whose elements stand apart"
+        )
+    for other, tensor in read.items():
+        if isinstance(tensor, Tensor) and share_memory(value, tensor):
+            raise ValueError(f"{name} shares memory with {other}, which the call reads; give a buffer of its own")
+
+
+def check_unchanged(unchanged: Any, out: Any, x: Tensor) -> None:
+    """A flag is an int32 scalar on the device, and leaves outputs that are there already as they are."""
+    if unchanged is None:
+        return
+    if out is None:
+        raise ValueError("unchanged was given without out; give the tensors that may stay as they are")
+    if not isinstance(unchanged, Tensor) or unchanged.dtype is not torch.int32 or unchanged.numel() != 1:
+        given = (
+            f"{name_of(unchanged.dtype)} {list(unchanged.shape)}"
+            if isinstance(unchanged, Tensor)
+            else type(unchanged).__name__
+        )
+        raise ValueError(f"unchanged is {given}; give an int32 tensor of one element on x's device")
+    if unchanged.device != x.device:
+        raise ValueError(f"unchanged is on {unchanged.device} and x on {x.device}; move it there")
 
 
 def check_quantize(x: Any, spec: Any, group_sizes: Any, seed: Any, scale: Any, group_offset: Any) -> None:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from octavo import GroupedTensorSpec
 from octavo.quantizer import Operand
 from octavo_torch.delayed import DelayedState
 from octavo_torch.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.layer import Layer, Run
-from octavo_torch.main_grad import MainGrad, write_main_grad
 from octavo_torch.reference import ops
+from octavo_torch.second_derivative import once_differentiated
 from octavo_torch.seeds import Seed, SeedCounter
+from octavo_torch.strides import share_memory
 from octavo_torch.tracing import is_plain
+from octavo_torch.wgrad_target import WgradTarget
 
 _COLUMN_PLANES = PLANES[3:]
 
@@ -25,14 +26,10 @@ _COLUMN_PLANES = PLANES[3:]
 class Call:
     """What backward needs of one call beside the saved tensors; `sizes` are int [G], or what layer.prepare made.
 
-    main_grad   how wgrad goes into weight's buffer; None: the gradient is autograd's
-    weight      the tensor that has the buffer, only with main_grad: saved tensors may come back as other objects
+    target   where the weight's gradient goes; None: it is autograd's
     """
 
-    __slots__ = ("grad_input", "group_offset", "layer", "main_grad", "record", "seed", "sizes", "state", "weight")
-
-    main_grad: MainGrad | None
-    weight: Tensor | None
+    __slots__ = ("grad_input", "group_offset", "layer", "record", "seed", "sizes", "state", "target")
 
     def __init__(
         self,
@@ -43,10 +40,10 @@ class Call:
         record: bool,
         group_offset: int,
         grad_input: Tensor | None,
+        target: WgradTarget | None,
     ) -> None:
         self.layer, self.sizes, self.seed, self.state = layer, sizes, seed, state
-        self.record, self.group_offset, self.grad_input = record, group_offset, grad_input
-        self.main_grad = self.weight = None
+        self.record, self.group_offset, self.grad_input, self.target = record, group_offset, grad_input, target
 
 
 def quantize_operand(
@@ -145,17 +142,19 @@ class GroupedLinearFunction(torch.autograd.Function):
         ctx: Any,
         call: Call,
         w_codes: GroupedTensor | None,
+        x_codes: GroupedTensor | None,
         out: Tensor | None,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         bias_scales: Tensor | None,
+        anchor: Tensor | None,
     ) -> Tensor:
-        """y [M, N], which is `out` where that is given."""
+        """y [M, N], which is `out` where that is given; `anchor` is a DelayedWgrad's."""
         layer = call.layer
         y, rows, matrices = run_forward(
             layer, call.sizes, x, weight, w_codes, bias, bias_scales, call.seed, call.state, call.record,
-            call.group_offset, out,
+            call.group_offset, out, x_codes,
         )  # fmt: skip
         # prepared sizes are the call's own: the caller's may change before backward, these do not
         tensors: list[Tensor | None] = [None if layer.prepare is not None else call.sizes, None, None]
@@ -167,7 +166,7 @@ class GroupedLinearFunction(torch.autograd.Function):
             ctx.w = Saved(matrices if layer.quantized_dgrad else weight, tensors)
         ctx.save_for_backward(*tensors)
         ctx.call = call
-        ctx.dtypes = [None if value is None else value.dtype for value in (x, weight, bias, bias_scales)]
+        ctx.dtypes = [None if value is None else value.dtype for value in (x, weight, bias, bias_scales, anchor)]
         if out is not None:
             ctx.mark_dirty(out)
         return y
@@ -177,9 +176,7 @@ class GroupedLinearFunction(torch.autograd.Function):
         """Gradients in the order of forward's arguments."""
         with torch.no_grad():
             grads = _backward(ctx, dy)
-        if torch.is_grad_enabled() and is_plain(dy):
-            grads = [None if grad is None else refuse_second_derivative(grad, dy) for grad in grads]
-        return (None, None, None, *grads)
+        return (None, None, None, None, *once_differentiated(grads, dy))
 
 
 def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
@@ -190,7 +187,8 @@ def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
     bounded = None
     if layer.prepare is not None:
         sizes, bounded = call.sizes, call.sizes.group_sizes
-    need_x, need_w, need_b, need_s = ctx.needs_input_grad[3:]
+    need_x, need_w, need_b, need_s, need_later = wanted_gradients(ctx, ctx.needs_input_grad[4:], dy)
+    need_w = need_w or need_later
     dx = dw = db = ds = None
     if dy.dtype is not layer.row_dtype:
         dy = dy.to(layer.row_dtype)
@@ -209,64 +207,58 @@ def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
             )
         if need_x and layer.dgrad is not None:
             rows = codes if layer.quantized_dgrad else dy
+            if call.grad_input is not None:
+                check_grad_input(call.grad_input, dy)
             dx = layer.dgrad(rows, ctx.w.load(tensors), sizes, out=call.grad_input)
         if need_w and layer.wgrad is not None:
             rows = codes if layer.quantized_wgrad else dy
-            dw = weight_gradient(ctx, layer, rows, lambda: ctx.x.load(tensors), sizes, call.weight, call.main_grad)
-    grads = [dx, dw, db, ds]
+            dw = weight_gradient(layer.wgrad, ctx.x.load(tensors), rows, sizes, call.target, call)
+    grads = [dx, dw, db, ds, None]
     return [
         grad if grad is None or dtype is None or grad.dtype is dtype else grad.to(dtype)
         for grad, dtype in zip(grads, ctx.dtypes, strict=True)
     ]
 
 
+def check_grad_input(grad_input: Tensor, dy: Tensor) -> None:
+    """ValueError where dx would be written over dy, which is being read; whoever has saved the buffer will know."""
+    if share_memory(grad_input, dy):
+        raise ValueError("grad_input shares memory with y's gradient, which backward reads; give a buffer of its own")
+    if is_plain(grad_input):
+        torch.autograd.graph.increment_version(grad_input)
+
+
 def weight_gradient(
-    ctx: Any,
-    layer: Layer,
-    rows: Any,
-    load_x: Callable[[], Any],
-    sizes: Any,
-    weight: Tensor | None,
-    main_grad: MainGrad | None,
+    wgrad: Run, x: Any, dy: Any, sizes: Any, target: WgradTarget | None, owner: object
 ) -> Tensor | None:
-    """dw; or zeros that stand for it, where it went into `weight`'s buffer, None where this backward leaves it out."""
-    assert layer.wgrad is not None
-    if main_grad is None:
-        dw: Tensor = layer.wgrad(load_x(), rows, sizes)
-        return dw
-    assert weight is not None
-    if not _is_wanted(ctx, weight):
-        return None
-    return write_main_grad(layer.wgrad, load_x(), rows, sizes, weight, main_grad)
+    """dw; or what stands for it where it goes to `target`, see WgradTarget.put."""
+    if target is not None:
+        return target.put(wgrad, x, dy, sizes, owner)
+    dw: Tensor = wgrad(x, dy, sizes)
+    return dw
 
 
-def _is_wanted(ctx: Any, leaf: Tensor | None) -> bool:
-    """False where this backward computes gradients of other inputs alone, which needs_input_grad does not say."""
-    for node, _ in ctx.next_functions:
-        if node is not None and getattr(node, "variable", None) is leaf:
-            try:
-                return bool(torch._C._will_engine_execute_node(node))
-            except RuntimeError:  # says that torch.autograd.grad was asked for this very leaf
-                return True
-    return True
+def wanted_gradients(ctx: Any, needs: Sequence[bool], dy: Tensor) -> list[bool]:
+    """`needs` of forward's last inputs, less those that this backward leaves out.
+
+    needs_input_grad says what requires a gradient, and not that torch.autograd.grad asks for others alone.
+    """
+    if not is_plain(dy):
+        return list(needs)
+    # inputs that are no tensors have no edge
+    edges = iter(ctx.next_functions[-sum(dtype is not None for dtype in ctx.dtypes) :])
+    found = []
+    for needed, dtype in zip(needs, ctx.dtypes, strict=True):
+        node = None if dtype is None else next(edges)[0]
+        found.append(needed and node is not None and _will_run(node))
+    return found
 
 
-class _NoSecondDerivative(torch.autograd.Function):
-    """The identity, whose derivative is refused with a sentence."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, grad: Tensor, _: Tensor) -> Tensor:
-        """`grad` itself."""
-        return grad.view_as(grad)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *_: Tensor) -> Any:
-        """Raises NotImplementedError."""
-        raise NotImplementedError(
-            "a grouped layer has no second derivative: quantization is a step function, whose derivative is zero or "
-            "undefined; compute this term with torch.nn.functional.linear per group instead"
-        )
+def _will_run(node: Any) -> bool:
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # says that torch.autograd.grad was asked for this very leaf
+        return True
 
 
-refuse_second_derivative: Callable[[Tensor, Tensor], Tensor] = _NoSecondDerivative.apply
 grouped_linear_function: Callable[..., Tensor] = GroupedLinearFunction.apply

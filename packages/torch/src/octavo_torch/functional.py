@@ -1,4 +1,4 @@
-"""The public functions: quantize, dequantize, quantize_weight, grouped_linear, grouped_mm."""
+"""The public functions: quantize, dequantize, grouped_linear, grouped_mm."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from octavo import HighPrecision, QuantizerSpec, Recipe
 from octavo_torch import arguments
-from octavo_torch.autograd import quantize_operand
 from octavo_torch.delayed import DelayedState
+from octavo_torch.delayed_wgrad import DelayedWgrad
 from octavo_torch.dtypes import DTYPE_NAMES
 from octavo_torch.graphs import wants_graph
 from octavo_torch.grouped_tensor import GroupedTensor
-from octavo_torch.layer import layer_for, quantizer_for
-from octavo_torch.linear import apply, traced
-from octavo_torch.operands import check_weight
+from octavo_torch.layer import quantizer_for
+from octavo_torch.linear import Rows, apply, traced
+from octavo_torch.per_group import Weights
 from octavo_torch.reference import backend as reference
 from octavo_torch.sizes import all_rows, as_sizes
 from octavo_torch.weights import QuantizedWeight
@@ -79,38 +79,13 @@ def dequantize(q: GroupedTensor, direction: Literal["rowwise", "columnwise"] = "
     return reference.dequantize(q, arguments.direction_name(direction))
 
 
-@torch.no_grad()
-def quantize_weight(
-    w: Tensor,
-    recipe: Recipe,
-    *,
-    seed: int | Tensor | None = None,
-    state: DelayedState | None = None,
-    backend: Backend = None,
-) -> QuantizedWeight:
-    """`w` [G, N, K] quantized for `recipe`, to be given to `grouped_linear` in the weight's place.
-
-    Do it once an optimizer step and every microbatch reuses the codes. Both directions are made where w requires a
-    gradient. `state` is needed by delayed scaling: w's amax is recorded in it.
-    """
-    check_weight(w)
-    arguments.check_state(recipe, state, w)
-    layer = layer_for(recipe, w, w, w.is_cpu, w.requires_grad, w.requires_grad, _names(backend), wants_graph(w))
-    codes = None
-    if layer.quantize_w is not None:
-        if layer.stochastic_forward and seed is None:
-            raise ValueError(arguments.NEEDS_SEED)
-        codes = quantize_operand(layer, layer.quantize_w, w, "w", None, seed, state, True, 0)
-    return QuantizedWeight(w, codes, recipe, layer.w_layouts, w._version)
-
-
 def grouped_linear(
-    x: Tensor,
-    weight: Tensor | QuantizedWeight,
+    x: Rows,
+    weight: Weights | QuantizedWeight,
     group_sizes: Any,
     *,
     recipe: Recipe | None,
-    bias: Tensor | None = None,
+    bias: Weights | None = None,
     bias_scales: Tensor | None = None,
     seed: int | Tensor | None = None,
     state: DelayedState | None = None,
@@ -119,20 +94,26 @@ def grouped_linear(
     out: Tensor | None = None,
     grad_input: Tensor | None = None,
     main_grad: Literal["accumulate", "overwrite"] | None = None,
+    delayed_wgrad: DelayedWgrad | None = None,
 ) -> Tensor:
     """y[r] = x[r] @ weight[g].T + bias[g] for every row r of group g.
 
-    x             [M, K]     bf16, fp16 or fp32; rows of one group stand together, in group order
-    weight        [G, N, K]  x's dtype; or what `quantize_weight` made of it
-    group_sizes   [G]        integers: a list, numpy or a CPU tensor (checked), or a tensor on x's device (never read)
+    x             [M, K]     bf16, fp16 or fp32; rows of one group stand together, in group order. Or rows that are
+                             quantized: what `quantize_input` made, or a GroupedTensor, which takes no gradient
+    weight        [G, N, K]  x's dtype; or G tensors [N, K], which are copied unless they lie in one piece of memory at
+                             one distance; or what `quantize_weight` made of either
+    group_sizes   [G]        integers: a list, numpy or a CPU tensor (checked), or a tensor on x's device (never read);
+                             None where x is quantized
     recipe                   None: HighPrecision
-    bias          [G, N]     optional; bias_scales [M] multiplies it row by row
+    bias          [G, N]     optional, or G tensors [N]; bias_scales [M] multiplies it row by row
     seed                     of stochastic rounding: an integer or an integer scalar tensor, another one each step
     state                    of delayed scaling: amax of x and w is recorded in forward, of dy in backward
     group_offset             number of the first group, where a call computes some of the groups
-    out, grad_input          buffers for y [M, N] and for dx [M, K]
+    out, grad_input          buffers for y [M, N] and for dx [M, K], of any strides without overlap; they share no
+                             memory with what the call reads, nor grad_input with y's gradient
     main_grad                "accumulate" adds the weight's gradient to `weight.main_grad` [G, N, K] in backward,
                              "overwrite" stores it there; autograd gets zeros for the weight. See below
+    delayed_wgrad            backward leaves the weight's gradient to this object's `backward_dw`
     Returns       [M, N]     rows past the sum are zero and x is not read there
 
     Differentiable in x, weight, bias and bias_scales, once. Raises ValueError for shapes, dtypes or host sizes that do
@@ -143,9 +124,10 @@ def grouped_linear(
     weight has that method; `weight.overwrite_main_grad`, where true, means "overwrite" for this backward; and
     `weight.grad_added_to_main_grad` is True once the work is enqueued. The buffer is float32, bfloat16 or float16,
     whatever the recipe's `wgrad_dtype`, on the weight's device, and written in place: its rows of K are contiguous,
-    rows and groups may stand apart. The weight is a leaf. Where its gradient is not wanted nothing is read or written.
-    torch.autograd.grad asked for the weight writes the buffer, too, and returns the zeros. torch.compile leaves such a
-    call out of its graph, and refuses it under fullgraph=True.
+    rows and groups may stand apart. Of G tensors each has its own buffer [N, K]; buffers that are not at one distance
+    in one piece of memory are copied together and back. The weight is a leaf. Where its gradient is not wanted nothing
+    is read or written. torch.autograd.grad asked for the weight writes the buffer, too, and returns the zeros.
+    torch.compile leaves a call with main_grad or delayed_wgrad out of its graph, and refuses it under fullgraph=True.
     """
     if recipe is None:
         recipe = _HIGH_PRECISION
@@ -154,7 +136,7 @@ def grouped_linear(
     run = traced if _is_compiling() else apply
     return run(
         x, weight, group_sizes, recipe, backend, bias, bias_scales, seed, state, True, group_offset, out, grad_input,
-        None, main_grad,
+        None, main_grad, delayed_wgrad,
     )  # fmt: skip
 
 

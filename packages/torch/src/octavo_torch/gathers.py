@@ -33,15 +33,20 @@ def _route_fake(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tens
 def _gather_rows(x: Tensor, scales: Tensor | None, order: Tensor, routed: Tensor, dtype: torch.dtype) -> Tensor:
     """Row r is scales[order[r]] * x[order[r] // k], zero where that choice is routed nowhere."""
     # sorted, those that are routed nowhere stand at the end
-    live = (torch.arange(order.shape[0], device=order.device) < routed.sum())[:, None]
-    rows = x.index_select(0, order // routed.shape[1])
-    if scales is not None:
-        rows = rows.float() * scales.reshape(-1).float().index_select(0, order)[:, None]
-    return torch.where(live, rows, 0).to(dtype)
+    live = torch.arange(order.shape[0], device=order.device) < routed.sum()
+    tokens = order // routed.shape[1]
+    if scales is None:
+        # a row of zeros to read costs one row; to overwrite rows afterwards costs a pass over all of them
+        padded = torch.cat((x, x.new_zeros((1, x.shape[1]))))
+        return padded.index_select(0, torch.where(live, tokens, x.shape[0])).to(dtype)
+    rows = x.index_select(0, tokens).float() * scales.reshape(-1).float().index_select(0, order)[:, None]
+    return torch.where(live[:, None], rows, 0).to(dtype)
 
 
 def _sum_rows(rows: Tensor, weights: Tensor | None, position: Tensor, routed: Tensor, dtype: torch.dtype) -> Tensor:
     """y[t] = sum over j of weights[t, j] * rows[position[t, j]] where routed, in fp32."""
+    if rows.is_cuda and weights is None and rows.dtype is dtype and rows.numel():
+        return _sum_bags(rows, position, routed)
     total = torch.zeros((position.shape[0], rows.shape[1]), dtype=torch.float32, device=rows.device)
     for choice in range(position.shape[1]):
         part = rows.index_select(0, position[:, choice])
@@ -51,6 +56,21 @@ def _sum_rows(rows: Tensor, weights: Tensor | None, position: Tensor, routed: Te
         else:
             total += part * weights[:, choice, None].float()
     return total.to(dtype)
+
+
+def _sum_bags(rows: Tensor, position: Tensor, routed: Tensor) -> Tensor:
+    """The same for plain sums in one pass: on a GPU torch's embedding_bag adds a bag's rows in fp32, in order."""
+    tokens, count = position.shape[0], position.numel()
+    flat = routed.reshape(-1).to(torch.int64)
+    before, live = torch.cumsum(flat, 0) - flat, flat.sum()
+    # rows of the routed choices, token by token; the bags behind them are for the rest of this tensor, which is zeros
+    indices = position.new_zeros(count + 1)
+    indices.scatter_(0, torch.where(flat > 0, before, count), position.reshape(-1))
+    others = max(1, tokens // 8)
+    behind = live + torch.arange(others, device=rows.device) * -(-count // others)
+    starts = torch.cat((before[:: position.shape[1]], behind.clamp_max(count)))
+    summed: Tensor = torch.embedding_bag(rows, indices[:count], starts, mode=0)[0]
+    return summed[:tokens]
 
 
 def _dot_rows(rows: Tensor, dy: Tensor, position: Tensor, routed: Tensor) -> Tensor:

@@ -65,6 +65,7 @@ class Layer:
         "weight_shape",
         "wgrad",
         "with_amax",
+        "x_layouts",
     )
 
     def __init__(
@@ -108,7 +109,8 @@ class Layer:
         self.fprop: Run = plan.fprop.run
         self.dgrad: Run | None = plan.dgrad.run if need_dx and plan.dgrad else None
         self.wgrad: Run | None = plan.wgrad.run if need_dw and plan.wgrad else None
-        self.w_layouts = plan.quantize_w.request.layouts if plan.quantize_w else None
+        self.w_layouts = _read_layouts(plan.quantize_w)
+        self.x_layouts = plan.quantize_x.request.layouts if plan.quantize_x else None
         self.quantized_fprop, self.quantized_dgrad = recipe.quantizes("fprop"), recipe.quantizes("dgrad")
         self.quantized_wgrad = recipe.quantizes("wgrad")
         row_dy, column = need_dx and self.quantized_dgrad, need_dw and self.quantized_wgrad
@@ -143,6 +145,15 @@ class Layer:
             return plan
         narrow = QuantizerSpec(**{**dict(spec), "orientation": orientation})
         return registry.plan(replace(plan.request, quantizer=narrow), backend=self.backend)
+
+
+def _read_layouts(plan: Plan | None) -> tuple[str | None, str | None] | None:
+    """The layouts that a quantizer's plan makes, None for a plane that it does not."""
+    if plan is None or plan.request.quantizer is None:
+        return None
+    row, column = plan.request.layouts
+    made = plan.request.quantizer.directions
+    return row if "rowwise" in made else None, column if "columnwise" in made else None
 
 
 _state_token = registry.state_token

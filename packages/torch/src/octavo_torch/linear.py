@@ -12,32 +12,43 @@ import octavo_registry as registry
 from octavo import Recipe
 from octavo_torch import arguments
 from octavo_torch.autograd import Call, grouped_linear_function, run_forward
+from octavo_torch.coded_weight import operands_of
 from octavo_torch.delayed import DelayedState
+from octavo_torch.delayed_wgrad import DelayedWgrad
 from octavo_torch.graphs import wants_graph
+from octavo_torch.grouped_tensor import GroupedTensor
 from octavo_torch.layer import Layer, layer_for
-from octavo_torch.main_grad import MainGrad, check_main_grad, check_mode
+from octavo_torch.main_grad import MainGrad
 from octavo_torch.operands import check_operands
+from octavo_torch.per_group import Weights, as_one
+from octavo_torch.quantized_input import QUANTIZED, QuantizedInput, check_codes, rows_of
 from octavo_torch.seeds import Seed
 from octavo_torch.sizes import as_sizes
+from octavo_torch.tracing import is_plain
 from octavo_torch.weights import QuantizedWeight
+from octavo_torch.wgrad_target import BESIDE_GRAPH, target_for
 
+_Parameter = torch.nn.Parameter
 _grad_enabled = torch.is_grad_enabled
 _state_token = registry.state_token
 
 Held = dict[tuple[Any, ...], Layer]
 """The layers that served a caller last, by whose they are: a module's own, or one for functional calls."""
 
+Rows = Tensor | GroupedTensor | QuantizedInput
+"""What a grouped layer takes as x."""
+
 _held: Held = {}
 _MOST_HELD = 1024
 
 
 def apply(
-    x: Tensor,
-    weight: Tensor | QuantizedWeight,
+    x: Any,
+    weight: Weights | QuantizedWeight,
     group_sizes: Any,
     recipe: Recipe,
     backend: str | tuple[str, ...] | None = None,
-    bias: Tensor | None = None,
+    bias: Weights | None = None,
     bias_scales: Tensor | None = None,
     seed: Seed = None,
     state: DelayedState | None = None,
@@ -47,15 +58,24 @@ def apply(
     grad_input: Tensor | None = None,
     held: Held | None = None,
     main_grad: MainGrad | None = None,
+    delayed_wgrad: DelayedWgrad | None = None,
 ) -> Tensor:
-    """`grouped_linear`, where a seed may also be a SeedCounter; `record` False leaves the state's amax alone.
+    """`grouped_linear` of Rows, where a seed may also be a SeedCounter; `record` False leaves the state's amax alone.
 
     held   where this caller keeps its layers; None: with all functional calls
 
     The path of every call: no model of pydantic's is built, compared or hashed here, and no plugin is asked.
     """
+    if type(weight) is not _Parameter:
+        weight, bias = operands_of(weight, bias)
     # typing.cast would be a call
-    w: Tensor = weight.weight if type(weight) is QuantizedWeight else weight  # type: ignore[assignment]
+    own: Weights = weight.weight if type(weight) is QuantizedWeight else weight  # type: ignore[assignment]
+    w: Tensor = own if isinstance(own, Tensor) else as_one("weight", own)
+    if bias is not None and not isinstance(bias, Tensor):
+        bias = as_one("bias", bias)
+    given, x_codes = x, None
+    if type(x) in QUANTIZED:
+        x, x_codes, group_sizes = rows_of(x, w, group_sizes, recipe)
     need_dx = need_dw = need_any = False
     try:
         shape, w_shape, dtype = x.shape, w.shape, x.dtype
@@ -90,24 +110,31 @@ def apply(
         layer = held[key] = layer_for(recipe, x, w, at_host, need_dx, need_dw, backend, graph_safe)
     extra = bias_scales is not None or seed is not None or state is not None
     if extra or layer.wants_more or bias is not None or out is not None or grad_input is not None:
-        arguments.check_call(layer, x, bias, bias_scales, seed, state, out, grad_input)
+        arguments.check_call(layer, x, w, bias, bias_scales, seed, state, out, grad_input)
+    if x_codes is not None:
+        check_codes(layer, recipe, given, x_codes)
     if layer.prepare is not None:
         sizes = layer.prepare(sizes, rows, x)
-    if main_grad is not None:
-        check_mode(main_grad)
-        if need_dw:
-            check_main_grad(w)
+    target = anchor = None
+    if main_grad is not None or delayed_wgrad is not None:
+        target = target_for(own, need_dw, main_grad, delayed_wgrad)
+        if target is not None and target.store is not None:
+            w, anchor = w.detach(), target.store.anchor
     codes = None
-    if w is not weight:
+    if own is not weight:
         assert isinstance(weight, QuantizedWeight)
         weight.check(recipe, layer.w_layouts)
         codes = weight.codes
+    if out is not None:
+        # so that the caller's tensor stays a plain buffer, for the next call
+        out = out.detach()
     if need_any:
-        call = Call(layer, sizes, seed, state, record, group_offset, grad_input)
-        if main_grad is not None and need_dw:
-            call.main_grad, call.weight = main_grad, w
-        return grouped_linear_function(call, codes, out, x, w, bias, bias_scales)
-    return run_forward(layer, sizes, x, w, codes, bias, bias_scales, seed, state, record, group_offset, out)[0]
+        call = Call(layer, sizes, seed, state, record, group_offset, grad_input, target)
+        return grouped_linear_function(call, codes, x_codes, out, x, w, bias, bias_scales, anchor)
+    y = run_forward(layer, sizes, x, w, codes, bias, bias_scales, seed, state, record, group_offset, out, x_codes)[0]
+    if out is not None and is_plain(out):
+        torch.autograd.graph.increment_version(out)
+    return y
 
 
 def _bias_wants_grad(bias: Tensor | None, bias_scales: Tensor | None) -> bool:
@@ -117,21 +144,28 @@ def _bias_wants_grad(bias: Tensor | None, bias_scales: Tensor | None) -> bool:
 # dynamo sees one call; what happens inside is traced below it, where registry, caches and autograd are plain Python
 _apply_in_graph = torch._dynamo.nonstrict_trace(apply)
 
+
+@torch._dynamo.nonstrict_trace
+def _apply_with_own_sizes(x: Rows, weight: Weights | QuantizedWeight, recipe: Recipe, **given: Any) -> Tensor:
+    """For rows that are quantized and have their sizes."""
+    return apply(x, weight, None, recipe, **given)
+
+
 _apply_beside_graph: Callable[..., Tensor] = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    apply,
-    reason="main_grad was given, and a traced backward cannot write into a parameter's attribute; leave it out under "
-    "torch.compile(fullgraph=True), or compile with fullgraph=False, which runs this call beside the graph",
+    apply, reason=BESIDE_GRAPH
 )
 
 _NAMES = (
     "backend", "bias", "bias_scales", "seed", "state", "record", "group_offset", "out", "grad_input", "held",
-    "main_grad",
+    "main_grad", "delayed_wgrad",
 )  # fmt: skip
 
 
-def traced(x: Tensor, weight: Tensor | QuantizedWeight, group_sizes: Any, recipe: Recipe, *rest: Any) -> Tensor:
+def traced(x: Rows, weight: Weights | QuantizedWeight, group_sizes: Any, recipe: Recipe, *rest: Any) -> Tensor:
     """`apply` under torch.compile, where a call out of the traced code takes no None."""
-    if len(rest) == len(_NAMES) and rest[-1] is not None:
-        return _apply_beside_graph(x, weight, group_sizes, recipe, *rest)
     given = {name: value for name, value in zip(_NAMES, rest, strict=False) if value is not None and name != "held"}
+    if "main_grad" in given or "delayed_wgrad" in given:
+        return _apply_beside_graph(x, weight, group_sizes, recipe, **given)
+    if group_sizes is None:
+        return _apply_with_own_sizes(x, weight, recipe, **given)
     return _apply_in_graph(x, weight, group_sizes, recipe, **given)

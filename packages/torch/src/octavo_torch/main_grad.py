@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from octavo_torch.dtypes import DTYPE_NAMES, name_of
+from octavo_torch.per_group import in_one_piece
 from octavo_torch.strides import row_strides
 from octavo_torch.tracing import is_plain
 
@@ -29,34 +32,85 @@ def check_mode(mode: Any) -> None:
         raise ValueError(f"main_grad is {given}; give 'accumulate', 'overwrite' or None")
 
 
-def check_main_grad(weight: Tensor) -> None:
-    """What can be known of `weight` and its buffer in forward: `get_main_grad` is asked in backward alone."""
-    if not weight.is_leaf:
-        raise ValueError(
-            "main_grad was given and weight is the result of an operation, whose own gradient would be lost; "
-            "give the parameter itself, or leave main_grad out"
-        )
-    if getattr(weight, "get_main_grad", None) is None:
-        _check_buffer("weight.main_grad", getattr(weight, "main_grad", None), weight)
+def check_main_grad(leaves: Sequence[Tensor]) -> None:
+    """What can be known of the weight's tensors and their buffers in forward: `get_main_grad` is asked in backward."""
+    for name, leaf in _named(leaves):
+        if getattr(leaf, "get_main_grad", None) is None:
+            _check_buffer(f"{name}.main_grad", getattr(leaf, "main_grad", None), leaf)
 
 
-def write_main_grad(wgrad: Callable[..., Any], x: Any, dy: Any, sizes: Any, weight: Tensor, mode: MainGrad) -> Tensor:
-    """Run `wgrad` into the weight's buffer; returns the zeros that stand for the gradient, of one element's memory."""
+def write_main_grad(
+    wgrad: Callable[..., Any], x: Any, dy: Any, sizes: Any, leaves: Sequence[Tensor], mode: MainGrad
+) -> Tensor:
+    """Run `wgrad` into the buffers of the weight [G, N, K], or of one tensor [N, K] a group.
+
+    Buffers of several tensors that stand at one distance in one piece of memory are written where they are, others
+    from a copy of them all. Returns the zeros that stand for the gradient, of one element's memory.
+    """
     if torch.compiler.is_compiling():
         raise ValueError(
             "main_grad was given and this backward is being traced, where the buffer's writes would be lost; "
             "run backward without compiled autograd, or leave main_grad out"
         )
-    get = getattr(weight, "get_main_grad", None)
-    if get is None:
-        name, buffer = "weight.main_grad", getattr(weight, "main_grad", None)
+    buffers = [_buffer_of(name, leaf) for name, leaf in _named(leaves)]
+    accumulate = mode == "accumulate" and not _overwrites(leaves)
+    whole: Tensor | None = buffers[0]
+    if leaves[0].dim() == 2:
+        _check_apart(buffers)
+        whole = in_one_piece(buffers)
+    if whole is not None and (leaves[0].dim() == 3 or not whole.is_cuda or _in_pieces(whole)):
+        wgrad(x, dy, sizes, out=whole, accumulate=accumulate)
     else:
-        name, buffer = "weight.get_main_grad()", get()
-    _check_buffer(name, buffer, weight)
-    accumulate = mode == "accumulate" and not getattr(weight, "overwrite_main_grad", False)
-    wgrad(x, dy, sizes, out=buffer, accumulate=accumulate)
-    weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-    return weight.new_zeros(()).expand(weight.shape)
+        beside = torch.stack(buffers)
+        wgrad(x, dy, sizes, out=beside, accumulate=accumulate)
+        torch._foreach_copy_(buffers, beside.unbind(0))
+    for leaf in leaves:
+        leaf.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+    shape = leaves[0].shape if leaves[0].dim() == 3 else (len(leaves), *leaves[0].shape)
+    return leaves[0].new_zeros(()).expand(shape)
+
+
+def _named(leaves: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    if leaves[0].dim() == 3:
+        yield "weight", leaves[0]
+        return
+    for group, leaf in enumerate(leaves):
+        yield f"weight[{group}]", leaf
+
+
+def _overwrites(leaves: Sequence[Tensor]) -> bool:
+    asked = {bool(getattr(leaf, "overwrite_main_grad", False)) for leaf in leaves}
+    if len(asked) > 1:
+        raise ValueError(
+            "overwrite_main_grad is true on some of the weight's tensors and not on others; set it alike on all"
+        )
+    return asked.pop()
+
+
+def _buffer_of(name: str, leaf: Tensor) -> Tensor:
+    get = getattr(leaf, "get_main_grad", None)
+    if get is None:
+        name, buffer = f"{name}.main_grad", getattr(leaf, "main_grad", None)
+    else:
+        name, buffer = f"{name}.get_main_grad()", get()
+    _check_buffer(name, buffer, leaf)
+    assert isinstance(buffer, Tensor)
+    return buffer
+
+
+def _check_apart(buffers: Sequence[Tensor]) -> None:
+    """ValueError for buffers of several dtypes, or of which one begins inside another: a gradient would be lost."""
+    if len({buffer.dtype for buffer in buffers}) > 1:
+        names = sorted({name_of(buffer.dtype) for buffer in buffers})
+        raise ValueError(f"the main_grad buffers of the weight's tensors are {' and '.join(names)}; give one dtype")
+    starts = sorted(((buffer.data_ptr(), buffer) for buffer in buffers if buffer.numel()), key=itemgetter(0))
+    for (start, buffer), (following, _) in pairwise(starts):
+        row, _ = row_strides(buffer) or (0, 0)
+        if following < start + ((buffer.shape[0] - 1) * row + buffer.shape[1]) * buffer.element_size():
+            raise ValueError(
+                f"a main_grad buffer begins at {following:#x}, inside the one from {start:#x}; give each of the "
+                "weight's tensors a buffer of its own"
+            )
 
 
 def _check_buffer(name: str, buffer: Any, weight: Tensor) -> None:
@@ -81,18 +135,23 @@ def _check_buffer(name: str, buffer: Any, weight: Tensor) -> None:
             f"{name} has shape {list(shape)} and strides {list(buffer.stride())}, which cannot be written in place; "
             "give a buffer whose last stride is 1 and whose rows and groups follow one another without overlap"
         )
-    if buffer.is_cuda:
+    if buffer.is_cuda and buffer.dim() == 3:
         check_pieces(name, buffer)
 
 
 def check_pieces(name: str, buffer: Tensor) -> None:
     """ValueError for a buffer on a GPU whose rows start between whole pieces."""
-    size = buffer.element_size()
-    if buffer.shape[2] * size % _PIECE:
-        return  # no backend that writes in pieces serves such rows
-    steps = [buffer.stride(d) * size for d in (0, 1) if buffer.shape[d] > 1]
-    if buffer.data_ptr() % _PIECE or any(step % _PIECE for step in steps):
+    if not _in_pieces(buffer):
+        steps = [buffer.stride(d) * buffer.element_size() for d in (0, 1) if buffer.shape[d] > 1]
         raise ValueError(
             f"{name} starts at {buffer.data_ptr():#x} and its groups and rows are {steps} bytes apart; "
             f"give a buffer whose address and strides are multiples of {_PIECE} bytes"
         )
+
+
+def _in_pieces(buffer: Tensor) -> bool:
+    size = buffer.element_size()
+    if buffer.shape[2] * size % _PIECE:
+        return True  # no backend that writes in pieces serves such rows
+    steps = [buffer.stride(d) * size for d in (0, 1) if buffer.shape[d] > 1]
+    return not (buffer.data_ptr() % _PIECE or any(step % _PIECE for step in steps))

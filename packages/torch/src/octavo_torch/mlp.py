@@ -9,32 +9,40 @@ import torch
 from torch import Tensor
 
 from octavo import HighPrecision, Recipe
+from octavo_torch.coded_weight import operands_of
 from octavo_torch.delayed import DelayedState
+from octavo_torch.delayed_wgrad import DelayedWgrad
 from octavo_torch.graphs import wants_graph
-from octavo_torch.main_grad import MainGrad, check_main_grad, check_mode
-from octavo_torch.mlp_arguments import check_mlp, check_operands
+from octavo_torch.interleaving import check_interleave
+from octavo_torch.linear import Rows
+from octavo_torch.main_grad import MainGrad
+from octavo_torch.mlp_arguments import check_mlp, check_mlp_buffers, check_operands
 from octavo_torch.mlp_autograd import grouped_mlp_function
 from octavo_torch.mlp_forward import MlpCall, States, forward
 from octavo_torch.mlp_plan import MlpPlan, Wanted, mlp_plan_for
+from octavo_torch.per_group import Weights, as_one
+from octavo_torch.quantized_input import QUANTIZED, check_codes, rows_of
 from octavo_torch.seeds import Seed
 from octavo_torch.sizes import as_sizes
-from octavo_torch.weights import QuantizedWeight
+from octavo_torch.tracing import is_plain
+from octavo_torch.weights import Layouts, QuantizedWeight
+from octavo_torch.wgrad_target import BESIDE_GRAPH, target_for
 
 _HIGH_PRECISION = HighPrecision()
 _is_compiling = torch.compiler.is_compiling
 
 
 def apply(
-    x: Tensor,
-    w1: Tensor | QuantizedWeight,
-    w2: Tensor | QuantizedWeight,
+    x: Rows,
+    w1: Weights | QuantizedWeight,
+    w2: Weights | QuantizedWeight,
     group_sizes: Any,
     recipe: Recipe,
     *,
     activation: str = "swiglu",
     probs: Tensor | None = None,
-    bias1: Tensor | None = None,
-    bias2: Tensor | None = None,
+    bias1: Weights | None = None,
+    bias2: Weights | None = None,
     bias2_scales: Tensor | None = None,
     seed: Seed = None,
     second_seed: Seed = None,
@@ -42,15 +50,27 @@ def apply(
     record: bool = True,
     group_offset: int = 0,
     backend: str | tuple[str, ...] | None = None,
+    interleave: int | None = None,
+    out: Tensor | None = None,
+    grad_input: Tensor | None = None,
     main_grad: MainGrad | None = None,
+    delayed_wgrad: DelayedWgrad | tuple[DelayedWgrad | None, DelayedWgrad | None] | None = None,
 ) -> Tensor:
     """`grouped_mlp`, where a seed may also be a SeedCounter; `record` False leaves the states' amax alone.
 
-    second_seed   of fc2; None: seed XOR 2^63
+    second_seed     of fc2; None: seed XOR 2^63
+    delayed_wgrad   of both weights, or of each
     """
-    first: Tensor = w1.weight if type(w1) is QuantizedWeight else w1  # type: ignore[assignment]
-    second: Tensor = w2.weight if type(w2) is QuantizedWeight else w2  # type: ignore[assignment]
+    w1, bias1 = operands_of(w1, bias1)
+    w2, bias2 = operands_of(w2, bias2)
+    own1, own2 = (weight.weight if type(weight) is QuantizedWeight else weight for weight in (w1, w2))
+    first, second = as_one("w1", own1), as_one("w2", own2)
+    bias1, bias2 = as_one("bias1", bias1), as_one("bias2", bias2)
+    given, x_codes = x, None
+    if type(x) in QUANTIZED:
+        x, x_codes, group_sizes = rows_of(x, first, group_sizes, recipe)  # type: ignore[arg-type]
     name = check_operands(x, first, second, activation)
+    assert isinstance(x, Tensor)
     arrays = (x, first, second, probs, bias1, bias2, bias2_scales)
     enabled = torch.is_grad_enabled()
     needs = [enabled and isinstance(value, Tensor) and value.requires_grad for value in arrays]
@@ -58,22 +78,39 @@ def apply(
     sizes, at_host = as_sizes(group_sizes, x.shape[0], first.shape[0], x)
     plan = mlp_plan_for(recipe, name, x, first, second, at_host, wanted, backend, wants_graph(x))
     check_mlp(plan, x, probs, bias1, bias2, bias2_scales, seed, state)
+    check_mlp_buffers(plan, arrays, out, grad_input)
+    if x_codes is not None:
+        check_codes(plan.fc1, recipe, given, x_codes)  # type: ignore[arg-type]
+    block = check_interleave(interleave, name, first)
     codes = tuple(_codes(weight, recipe, layer.w_layouts) for weight, layer in ((w1, plan.fc1), (w2, plan.fc2)))
-    if main_grad is not None:
-        check_mode(main_grad)
-        for weight, needed in ((first, needs[1]), (second, needs[2])):
-            if needed:
-                check_main_grad(weight)
+    if type(w1) is QuantizedWeight and w1.interleave != block:
+        raise ValueError(
+            f"w1 was quantized for interleave={w1.interleave or None} and the call's is {interleave}; give one value"
+        )
+    stores = delayed_wgrad if isinstance(delayed_wgrad, tuple) else (delayed_wgrad, delayed_wgrad)
+    targets = (
+        target_for(own1, needs[1], main_grad, stores[0]),  # type: ignore[arg-type]
+        target_for(own2, needs[2], main_grad, stores[1]),  # type: ignore[arg-type]
+    )
     if plan.prepare is not None:
         sizes = plan.prepare(sizes, x.shape[0], x)
-    leaves = (first, second) if main_grad is not None else (None, None)
-    call = MlpCall(plan, sizes, (seed, second_seed), state, record, group_offset, codes, main_grad, leaves)
+    if out is not None:
+        # so that the caller's tensor stays a plain buffer, for the next call
+        out = out.detach()
+    seeds = (seed, second_seed)
+    call = MlpCall(plan, sizes, seeds, state, record, group_offset, codes, x_codes, targets, block, out, grad_input)
     if any(needs):
-        return grouped_mlp_function(call, *arrays)
-    return forward(call, *arrays).y
+        stored = [target is not None and target.store is not None for target in targets]
+        weights = (weight.detach() if later else weight for weight, later in zip(arrays[1:3], stored, strict=True))
+        anchors = (target.store.anchor for target in targets if target is not None and target.store is not None)
+        return grouped_mlp_function(call, out, x, *weights, *arrays[3:], next(anchors, None))
+    y = forward(call, *arrays).y
+    if out is not None and is_plain(out):
+        torch.autograd.graph.increment_version(out)
+    return y
 
 
-def _codes(weight: Tensor | QuantizedWeight, recipe: Recipe, layouts: tuple[str, str] | None) -> Any:
+def _codes(weight: Weights | QuantizedWeight, recipe: Recipe, layouts: Layouts | None) -> Any:
     if not isinstance(weight, QuantizedWeight):
         return None
     weight.check(recipe, layouts)
@@ -84,44 +121,57 @@ def _codes(weight: Tensor | QuantizedWeight, recipe: Recipe, layouts: tuple[str,
 _apply_in_graph = torch._dynamo.nonstrict_trace(apply)
 
 _apply_beside_graph: Callable[..., Tensor] = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    apply,
-    reason="main_grad was given, and a traced backward cannot write into a parameter's attribute; leave it out under "
-    "torch.compile(fullgraph=True), or compile with fullgraph=False, which runs this call beside the graph",
+    apply, reason=BESIDE_GRAPH
 )
 
 
-def run(*operands: Any, **given: Any) -> Tensor:
+@torch._dynamo.nonstrict_trace
+def _apply_with_own_sizes(x: Rows, w1: Any, w2: Any, recipe: Recipe, **given: Any) -> Tensor:
+    """For rows that are quantized and have their sizes."""
+    return apply(x, w1, w2, None, recipe, **given)
+
+
+def run(x: Rows, w1: Any, w2: Any, group_sizes: Any, recipe: Recipe, **given: Any) -> Tensor:
     """`apply`; under torch.compile as a part of the one graph, where a call out of traced code takes no None."""
     if not _is_compiling():
-        return apply(*operands, **given)
-    if given.get("main_grad") is not None:
-        return _apply_beside_graph(*operands, **given)
-    return _apply_in_graph(*operands, **{name: value for name, value in given.items() if value is not None})
+        return apply(x, w1, w2, group_sizes, recipe, **given)
+    given = {name: value for name, value in given.items() if value is not None}
+    if "main_grad" in given or "delayed_wgrad" in given:
+        return _apply_beside_graph(x, w1, w2, group_sizes, recipe, **given)
+    if group_sizes is None:
+        return _apply_with_own_sizes(x, w1, w2, recipe, **given)
+    return _apply_in_graph(x, w1, w2, group_sizes, recipe, **given)
 
 
 def grouped_mlp(
-    x: Tensor,
-    w1: Tensor | QuantizedWeight,
-    w2: Tensor | QuantizedWeight,
+    x: Rows,
+    w1: Weights | QuantizedWeight,
+    w2: Weights | QuantizedWeight,
     group_sizes: Any,
     *,
     activation: str = "swiglu",
     probs: Tensor | None = None,
-    bias1: Tensor | None = None,
-    bias2: Tensor | None = None,
+    bias1: Weights | None = None,
+    bias2: Weights | None = None,
     bias2_scales: Tensor | None = None,
     recipe: Recipe | None,
     seed: int | Tensor | None = None,
     state: tuple[DelayedState, DelayedState] | None = None,
     group_offset: int = 0,
     backend: str | Sequence[str] | None = None,
+    interleave: int | None = None,
+    out: Tensor | None = None,
+    grad_input: Tensor | None = None,
     main_grad: Literal["accumulate", "overwrite"] | None = None,
+    delayed_wgrad: DelayedWgrad | None = None,
 ) -> Tensor:
     """y[r] = w2[g] (probs[r] act(w1[g] x[r] + bias1[g])) + bias2[g] for every row r of group g.
 
-    x             [M, K]            bf16, fp16 or fp32; rows of one group stand together, in group order
+    x             [M, K]            bf16, fp16 or fp32; rows of one group stand together, in group order. Or quantized
+                                    rows, as grouped_linear takes them
     w1            [G, 2 F, K]       gate half first, for swiglu, geglu (with erf) and geglu_tanh; [G, F, K] for silu,
-                                    gelu (with erf), gelu_tanh and relu2. x's dtype; or what `quantize_weight` made
+                                    gelu (with erf), gelu_tanh and relu2. x's dtype; or one tensor a group; or what
+                                    `quantize_weight` made of either
     w2            [G, N, F]         likewise
     group_sizes   [G]               as grouped_linear's
     probs         [M]               fp32, multiplies the activation of each row
@@ -129,7 +179,11 @@ def grouped_mlp(
     recipe                          None: HighPrecision
     seed                            of stochastic rounding; fc1 rounds with it and fc2 with seed XOR 2^63
     state                           of delayed scaling: (fc1's, fc2's)
-    group_offset, backend, main_grad   as grouped_linear's; main_grad is both weights'
+    interleave                      b: in w1 and bias1 b rows of the gate and b of the up projection take turns (1:
+                                    every other row; b divides F). They are quantized, and multiply, as if the gate half
+                                    came first, from a copy that is made in each call unless w1 is quantized already
+    group_offset, backend, out, grad_input, main_grad, delayed_wgrad
+                                    as grouped_linear's; the last two are for both weights
     Returns       [M, N]            rows past the sum are zero, and neither x nor probs are read there
 
     fc1's result has x's dtype. The activation and its gradient are computed in fp32, rounded once to that dtype and
@@ -153,14 +207,18 @@ def grouped_mlp(
         state=state,
         group_offset=group_offset,
         backend=names,
+        interleave=interleave,
+        out=out,
+        grad_input=grad_input,
+        delayed_wgrad=delayed_wgrad,
         main_grad=main_grad,
     )
 
 
 def explain_mlp(
     x: Tensor,
-    w1: Tensor,
-    w2: Tensor,
+    w1: Weights,
+    w2: Weights,
     group_sizes: Any,
     *,
     activation: str = "swiglu",
@@ -171,9 +229,11 @@ def explain_mlp(
 
     Nothing is computed; tensors on the meta device are not served. Raises as `grouped_mlp` does.
     """
-    name = check_operands(x, w1, w2, activation)
-    _, at_host = as_sizes(group_sizes, x.shape[0], w1.shape[0], x)
-    wanted = Wanted(x.requires_grad, w1.requires_grad, w2.requires_grad, x.requires_grad or w1.requires_grad)
+    first, second = as_one("w1", w1), as_one("w2", w2)
+    name = check_operands(x, first, second, activation)
+    _, at_host = as_sizes(group_sizes, x.shape[0], first.shape[0], x)
+    needs = x.requires_grad, first.requires_grad, second.requires_grad
+    wanted = Wanted(*needs, needs[0] or needs[1])
     names = backend if backend is None or isinstance(backend, str) else tuple(backend)
     chosen = _HIGH_PRECISION if recipe is None else recipe
-    return mlp_plan_for(chosen, name, x, w1, w2, at_host, wanted, names, wants_graph(x))
+    return mlp_plan_for(chosen, name, x, first, second, at_host, wanted, names, wants_graph(x))

@@ -9,7 +9,7 @@ from torch import Tensor
 from octavo_registry.cards import GATED, Activation
 from octavo_torch.activation_module import check_probs
 from octavo_torch.activations import check_activation, features
-from octavo_torch.arguments import NEEDS_SEED, check_like, check_state
+from octavo_torch.arguments import NEEDS_SEED, check_buffer, check_like, check_state
 from octavo_torch.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.mlp_plan import MlpPlan
 from octavo_torch.operands import check_tensor
@@ -96,3 +96,16 @@ def check_mlp(
         raise ValueError(f"state is a {type(state).__name__}; give two DelayedStates, (fc1's, fc2's)")
     for part in state:
         check_state(plan.recipe, part, x, groups)
+
+
+def check_mlp_buffers(
+    plan: MlpPlan, arrays: tuple[Tensor | None, ...], out: Tensor | None, grad_input: Tensor | None
+) -> None:
+    """`out` and `grad_input` can be written, and share no memory with what the call reads."""
+    x = arrays[0]
+    assert x is not None
+    read = dict(zip(("x", "w1", "w2", "probs", "bias1", "bias2", "bias2_scales"), arrays, strict=True))
+    if out is not None:
+        check_buffer("out", out, (x.shape[0], int(plan.fc2.weight_shape[1])), plan.fc2.row_dtype, x.device, read)
+    if grad_input is not None:
+        check_buffer("grad_input", grad_input, tuple(x.shape), x.dtype, x.device, {**read, "out": out})

@@ -10,21 +10,27 @@ Kept for backward, in bytes an element of a bf16 call whose recipe has codes of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from octavo_torch.activations import activate_gradient, probs_gradient
-from octavo_torch.autograd import Saved, quantize_operand, refuse_second_derivative, weight_gradient
+from octavo_torch.autograd import (
+    Saved,
+    check_grad_input,
+    quantize_operand,
+    wanted_gradients,
+    weight_gradient,
+)
 from octavo_torch.delayed import DelayedState
 from octavo_torch.grouped_tensor import GroupedTensor
+from octavo_torch.interleaving import from_halves, interleaved_wgrad, to_halves
 from octavo_torch.mlp_forward import MlpCall, activation_again, forward, run_fused
 from octavo_torch.mlp_plan import MlpPlan
 from octavo_torch.reference import ops
+from octavo_torch.second_derivative import once_differentiated
 from octavo_torch.seeds import SeedCounter
-from octavo_torch.tracing import is_plain
 
 
 class GroupedMLPFunction(torch.autograd.Function):
@@ -34,6 +40,7 @@ class GroupedMLPFunction(torch.autograd.Function):
     def forward(
         ctx: Any,
         call: MlpCall,
+        out: Tensor | None,
         x: Tensor,
         w1: Tensor,
         w2: Tensor,
@@ -41,8 +48,9 @@ class GroupedMLPFunction(torch.autograd.Function):
         bias1: Tensor | None,
         bias2: Tensor | None,
         bias2_scales: Tensor | None,
+        anchor: Tensor | None,
     ) -> Tensor:
-        """y [M, N]."""
+        """y [M, N], which is `out` where that is given; `anchor` is a DelayedWgrad's."""
         plan = call.plan
         fc1, fc2 = plan.fc1, plan.fc2
         made = forward(call, x, w1, w2, probs, bias1, bias2, bias2_scales)
@@ -62,8 +70,10 @@ class GroupedMLPFunction(torch.autograd.Function):
             ctx.w2 = Saved(made.w2 if fc2.quantized_dgrad else w2, tensors)
         ctx.save_for_backward(*tensors)
         ctx.call = call
-        arrays = (x, w1, w2, probs, bias1, bias2, bias2_scales)
+        arrays = (x, w1, w2, probs, bias1, bias2, bias2_scales, anchor)
         ctx.dtypes = [None if value is None else value.dtype for value in arrays]
+        if out is not None:
+            ctx.mark_dirty(out)
         return made.y
 
     @staticmethod
@@ -71,9 +81,7 @@ class GroupedMLPFunction(torch.autograd.Function):
         """Gradients in the order of forward's arguments."""
         with torch.no_grad():
             grads = _backward(ctx, dy)
-        if torch.is_grad_enabled() and is_plain(dy):
-            grads = [None if grad is None else refuse_second_derivative(grad, dy) for grad in grads]
-        return (None, *grads)
+        return (None, None, *once_differentiated(grads, dy))
 
 
 def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
@@ -84,12 +92,20 @@ def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
     sizes, h, probs, bias2, bias2_scales = tensors[:5]
     if plan.prepare is not None:
         sizes = call.sizes
-    need_x, need_w1, need_w2, need_p, need_b1, need_b2, need_s2 = ctx.needs_input_grad[1:]
+    needs = wanted_gradients(ctx, ctx.needs_input_grad[2:], dy)
+    need_x, need_w1, need_w2, need_p, need_b1, need_b2, need_s2, need_later = needs
+    need_w1, need_w2 = (
+        need or (need_later and target is not None and target.store is not None)
+        for need, target in zip((need_w1, need_w2), call.targets, strict=True)
+    )
     dx = dw1 = dw2 = dp = db1 = db2 = ds2 = None
     seed1 = seed2 = None
-    if fc1.needs_seed or fc2.needs_seed:
+    before_activation = need_x or need_w1 or need_p or need_b1
+    rounds = need_w2 or before_activation
+    if rounds and (fc1.needs_seed or fc2.needs_seed):
         seed1, seed2 = call.drawn(SeedCounter.take)
     state1, state2 = call.states
+    given = None if call.grad_input is None else dy
     if dy.dtype is not fc2.row_dtype:
         dy = dy.to(fc2.row_dtype)
     if need_b2 or need_s2:
@@ -97,17 +113,15 @@ def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
         db2 = sums[0] if need_b2 else None
         ds2 = sums[1] if need_s2 else None
     codes = None
-    if fc2.quantize_dy is not None:
+    if rounds and fc2.quantize_dy is not None:
         codes = quantize_operand(fc2, fc2.quantize_dy, dy, "dy", sizes, seed2, state2, call.record, call.group_offset)
     if need_w2:
+        assert fc2.wgrad is not None
         rows = codes if fc2.quantized_wgrad else dy
-        load = (
-            partial(ctx.a.load, tensors)
-            if fc2.quantized_wgrad
-            else partial(activation_again, call, h, probs, sizes, seed2)
-        )
-        dw2 = weight_gradient(ctx, fc2, rows, load, sizes, call.weights[1], call.main_grad)
-    if need_x or need_w1 or need_p or need_b1:
+        a = ctx.a.load(tensors) if fc2.quantized_wgrad else activation_again(call, h, probs, sizes, seed2)
+        dw2 = weight_gradient(fc2.wgrad, a, rows, sizes, call.targets[1], call)
+        del a, rows
+    if before_activation:
         assert fc2.dgrad is not None
         da = fc2.dgrad(codes if fc2.quantized_dgrad else dy, ctx.w2.load(tensors), sizes)
         if da.dtype is not h.dtype:
@@ -118,15 +132,22 @@ def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
             dh, codes, db1 = _gradient_of_h(call, da, h, probs, sizes, seed1, state1, need_b1)
             if need_x:
                 assert fc1.dgrad is not None
-                dx = fc1.dgrad(codes if fc1.quantized_dgrad else dh, ctx.w1.load(tensors), sizes)
+                w1 = ctx.w1.load(tensors)
+                if call.block and not fc1.quantized_dgrad:
+                    w1 = to_halves(w1, call.block)
+                if call.grad_input is not None and given is not None:
+                    check_grad_input(call.grad_input, given)
+                dx = fc1.dgrad(codes if fc1.quantized_dgrad else dh, w1, sizes, out=call.grad_input)
             if need_w1:
+                assert fc1.wgrad is not None
+                wgrad = interleaved_wgrad(fc1.wgrad, call.block) if call.block else fc1.wgrad
                 rows = codes if fc1.quantized_wgrad else dh
-                dw1 = weight_gradient(
-                    ctx, fc1, rows, lambda: ctx.x.load(tensors), sizes, call.weights[0], call.main_grad
-                )
+                dw1 = weight_gradient(wgrad, ctx.x.load(tensors), rows, sizes, call.targets[0], call)
+            if db1 is not None and call.block:
+                db1 = from_halves(db1, call.block)
     return [
         grad if grad is None or dtype is None or grad.dtype is dtype else grad.to(dtype)
-        for grad, dtype in zip((dx, dw1, dw2, dp, db1, db2, ds2), ctx.dtypes, strict=True)
+        for grad, dtype in zip((dx, dw1, dw2, dp, db1, db2, ds2, None), ctx.dtypes, strict=True)
     ]
 
 

@@ -14,10 +14,11 @@ from octavo_torch.autograd import quantize_operand, run_forward
 from octavo_torch.delayed import DelayedState
 from octavo_torch.fused import Extras, Fused, Run
 from octavo_torch.grouped_tensor import GroupedTensor
-from octavo_torch.main_grad import MainGrad
+from octavo_torch.interleaving import to_halves
 from octavo_torch.mlp_plan import MlpPlan
 from octavo_torch.reference import ops
 from octavo_torch.seeds import Seed, SeedCounter, second_stream
+from octavo_torch.wgrad_target import WgradTarget
 
 States = tuple[DelayedState, DelayedState]
 
@@ -29,11 +30,15 @@ class MlpCall:
 
     seeds      of fc1 and fc2; None for the second: the first's second stream, other bits at the same positions
     codes      of quantized weights; None: the call quantizes its own
-    main_grad  how wgrad goes into the buffers of `weights`, which then are the tensors that have them; None: the
-               gradients are autograd's
+    x_codes    of an x that is quantized already
+    targets    where the weights' gradients go; None: they are autograd's
+    block      rows of gate and up projection that take turns in w1 and bias1; 0: the gate half comes first
     """
 
-    __slots__ = ("codes", "group_offset", "main_grad", "plan", "record", "seeds", "sizes", "states", "weights")
+    __slots__ = (
+        "block", "codes", "grad_input", "group_offset", "out", "plan", "record", "seeds", "sizes", "states", "targets",
+        "x_codes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -44,12 +49,16 @@ class MlpCall:
         record: bool,
         group_offset: int,
         codes: tuple[GroupedTensor | None, GroupedTensor | None],
-        main_grad: MainGrad | None,
-        weights: tuple[Tensor | None, Tensor | None],
+        x_codes: GroupedTensor | None,
+        targets: tuple[WgradTarget | None, WgradTarget | None],
+        block: int,
+        out: Tensor | None,
+        grad_input: Tensor | None,
     ) -> None:
         self.plan, self.sizes, self.seeds, self.record = plan, sizes, seeds, record
         self.states: States | tuple[None, None] = _NO_STATES if states is None else states
-        self.group_offset, self.codes, self.main_grad, self.weights = group_offset, codes, main_grad, weights
+        self.group_offset, self.codes, self.x_codes, self.targets = group_offset, codes, x_codes, targets
+        self.block, self.out, self.grad_input = block, out, grad_input
 
     def drawn(self, take: Callable[[SeedCounter], Tensor]) -> tuple[Any, Any]:
         """Both layers' seeds, where a SeedCounter gives what `take` takes."""
@@ -86,10 +95,28 @@ def forward(
         seed1, seed2 = call.drawn(SeedCounter.current)
     state1, state2 = call.states
     codes1, codes2 = call.codes
-    h, rows1, matrices1 = run_forward(fc1, sizes, x, w1, codes1, bias1, None, seed1, state1, record, group, None)
+    if call.block:
+        bias1 = None if bias1 is None else to_halves(bias1, call.block)
+        # high-precision slots alone read the weight beside its codes
+        w1 = to_halves(w1, call.block) if codes1 is None or not fc1.quantized_fprop else w1
+    h, rows1, matrices1 = run_forward(
+        fc1, sizes, x, w1, codes1, bias1, None, seed1, state1, record, group, None, call.x_codes
+    )
     a, codes = _activation(call, h, probs, sizes, seed2)
     y, rows2, matrices2 = run_forward(
-        fc2, sizes, h if a is None else a, w2, codes2, bias2, bias2_scales, seed2, state2, record, group, None, codes
+        fc2,
+        sizes,
+        h if a is None else a,
+        w2,
+        codes2,
+        bias2,
+        bias2_scales,
+        seed2,
+        state2,
+        record,
+        group,
+        call.out,
+        codes,
     )
     return Made(y, rows1, matrices1, h, rows2, matrices2)
 

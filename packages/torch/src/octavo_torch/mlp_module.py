@@ -11,11 +11,15 @@ from torch import Tensor, nn
 
 from octavo import Recipe
 from octavo_registry.cards import GATED, Activation
-from octavo_torch import functional, mlp
+from octavo_torch import mlp
 from octavo_torch.activations import check_activation
+from octavo_torch.interleaving import check_interleave
+from octavo_torch.linear import Rows
 from octavo_torch.mlp_plan import MlpPlan
+from octavo_torch.per_group import Weights
+from octavo_torch.quantized_operands import quantize_weight
 from octavo_torch.recipe_module import RecipeModule
-from octavo_torch.weights import QuantizedWeight
+from octavo_torch.weights import QuantizedWeight, check_own
 
 QuantizedWeights = tuple[QuantizedWeight, QuantizedWeight]
 
@@ -23,8 +27,9 @@ QuantizedWeights = tuple[QuantizedWeight, QuantizedWeight]
 class GroupedMLP(RecipeModule):
     """y[r] = weight2[g] (probs[r] act(weight1[g] x[r] + bias1[g])) + bias2[g] for every row r of group g.
 
-    Parameters are plain tensors: weight1 [G, 2 F, K], gate half first, for swiglu, geglu and geglu_tanh, [G, F, K] for
-    silu, gelu, gelu_tanh and relu2; weight2 [G, N, F]; bias1 [G, 2 F or F] and bias2 [G, N]. State lives in
+    Parameters are plain tensors: weight1 [G, 2 F, K], gate half first unless `interleave` says otherwise, for swiglu,
+    geglu and geglu_tanh, [G, F, K] for silu, gelu, gelu_tanh and relu2; weight2 [G, N, F]; bias1 [G, 2 F or F] and
+    bias2 [G, N]. With `per_group_parameters` weight1_0, weight1_1 ... and so on, see GroupParameters. State lives in
     RecipeModule's buffers: amax_history [2, 3, H, G] and encode_scale [2, 3, G], of the first layer and of the second.
     One seed serves both layers, as grouped_mlp's does.
     """
@@ -54,11 +59,17 @@ class GroupedMLP(RecipeModule):
         backend: str | Sequence[str] | None = None,
         seed: int | None = None,
         main_grad: Literal["accumulate", "overwrite"] | None = None,
+        per_group_parameters: bool = False,
+        delay_wgrad: bool = False,
+        interleave: int | None = None,
     ) -> None:
         """hidden_features: F, what the second layer reads; out_features: N, None for in_features.
 
         seed: base of stochastic rounding's seeds; None draws one from torch's generator.
         main_grad: "accumulate" or "overwrite" writes the weights' gradients into their `main_grad`, see grouped_linear.
+        per_group_parameters: a parameter a group in the place of one for all.
+        delay_wgrad: backward leaves the weights' gradients to `backward_dw()`.
+        interleave: rows of a block where gate and up projection take turns in weight1 and bias1, see grouped_mlp.
         """
         sides = {
             "num_groups": num_groups,
@@ -66,38 +77,53 @@ class GroupedMLP(RecipeModule):
             "hidden_features": hidden_features,
             "out_features": in_features if out_features is None else out_features,
         }
-        super().__init__(sides, recipe, device, backend, seed, main_grad, layers=(2,))
+        super().__init__(
+            sides, recipe, device, backend, seed, main_grad, per_group_parameters, delay_wgrad, layers=(2,)
+        )
         self.activation = check_activation(activation)
         inner = hidden_features * (2 if activation in GATED else 1)
-        shapes = {"1": (num_groups, inner, in_features), "2": (num_groups, self.out_features, hidden_features)}
-        for number, shape in shapes.items():
-            setattr(self, f"weight{number}", nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
-            made = nn.Parameter(torch.empty(shape[:2], device=device, dtype=dtype)) if bias else None
-            self.register_parameter(f"bias{number}", made)
+        shapes: dict[str, tuple[int, ...] | None] = {
+            "weight1": (num_groups, inner, in_features),
+            "bias1": (num_groups, inner) if bias else None,
+            "weight2": (num_groups, self.out_features, hidden_features),
+            "bias2": (num_groups, self.out_features) if bias else None,
+        }
+        check_interleave(interleave, self.activation, torch.empty(num_groups, inner, 0, device="meta"))
+        self.interleave = interleave
+        self.add_parameters(shapes, device, dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Each layer's parameters uniform in +-1 / sqrt(its inputs), as torch.nn.Linear's; buffers as at the start."""
-        for weight, bias in ((self.weight1, self.bias1), (self.weight2, self.bias2)):
-            bound = 1 / math.sqrt(weight.shape[2])
-            nn.init.uniform_(weight, -bound, bound)
-            if bias is not None:
-                nn.init.uniform_(bias, -bound, bound)
+        for number, inputs in (("1", self.in_features), ("2", self.hidden_features)):
+            for name in ("weight", "bias"):
+                self.reset_uniform(name + number, 1 / math.sqrt(inputs))
         self.reset_buffers()
+
+    @property
+    def weights(self) -> tuple[Weights, Weights]:
+        """Both weights, each of them one tensor or one a group: what `grouped_mlp` takes."""
+        first, second = self.of_all_groups("weight1"), self.of_all_groups("weight2")
+        assert first is not None
+        assert second is not None
+        return first, second
 
     def forward(
         self,
-        x: Tensor,
+        x: Rows,
         group_sizes: Any,
         probs: Tensor | None = None,
         *,
         weights: QuantizedWeights | None = None,
         bias2_scales: Tensor | None = None,
+        out: Tensor | None = None,
+        grad_input: Tensor | None = None,
     ) -> Tensor:
         """y [M, N]: see octavo_torch.grouped_mlp. `weights`: what `quantize_weights` returned this step."""
-        first, second = self.weight1, self.weight2
-        if weights is not None and (weights[0].weight is not first or weights[1].weight is not second):
-            raise ValueError("weights were not made by this module; give what its quantize_weights returned")
+        first, second = self.weights
+        if weights is not None:
+            for given, own in zip(weights, (first, second), strict=True):
+                check_own("weights", given, own)
         return mlp.run(
             x,
             first if weights is None else weights[0],
@@ -106,30 +132,46 @@ class GroupedMLP(RecipeModule):
             self.recipe,
             activation=self.activation,
             probs=probs,
-            bias1=self.bias1,
-            bias2=self.bias2,
+            bias1=self.of_all_groups("bias1"),
+            bias2=self.of_all_groups("bias2"),
             bias2_scales=bias2_scales,
             seed=self.seed,
             state=self.delayed_states or None,
             record=self.training,
             backend=self.backend,
+            interleave=self.interleave,
+            out=out,
+            grad_input=grad_input,
             main_grad=self.main_grad,
+            delayed_wgrad=self.delayed_wgrad,
         )
 
-    def quantize_weights(self) -> QuantizedWeights:
-        """Both weights quantized once, for every forward until they change; delayed scaling records their amax."""
+    def quantize_weights(
+        self, *, out: QuantizedWeights | None = None, unchanged: Tensor | None = None
+    ) -> QuantizedWeights:
+        """Both weights quantized once, for every forward until they change; delayed scaling records their amax.
+
+        out, unchanged   write an earlier result's codes again, unless a flag on the device says that nothing has
+                         changed: see octavo_torch.quantize_weight
+        """
         seed = self.seed_base if self._stochastic else None
         states = self.delayed_states or (None, None)
+        before = (None, None) if out is None else out
         first, second = (
-            functional.quantize_weight(weight, self.recipe, seed=seed, state=state, backend=self.backend)
-            for weight, state in zip((self.weight1, self.weight2), states, strict=True)
-        )
+            quantize_weight(
+                weight, self.recipe, seed=seed, state=state, backend=self.backend, interleave=interleave, out=into,
+                unchanged=unchanged,
+            )
+            for weight, state, interleave, into in zip(
+                self.weights, states, (self.interleave, None), before, strict=True
+            )
+        )  # fmt: skip
         return first, second
 
     def explain(self, x: Tensor, group_sizes: Any) -> MlpPlan:
         """What a forward and backward with these runs, printable: backends, layouts, what is fused and what is not."""
         return mlp.explain_mlp(
-            x, self.weight1, self.weight2, group_sizes,
+            x, *self.weights, group_sizes,
             activation=self.activation, recipe=self.recipe, backend=self.backend,
         )  # fmt: skip
 
@@ -137,6 +179,7 @@ class GroupedMLP(RecipeModule):
         """Shape, activation, bias and recipe."""
         return (
             f"num_groups={self.num_groups}, in_features={self.in_features}, hidden_features={self.hidden_features}, "
-            f"out_features={self.out_features}, activation={self.activation}, bias={self.bias1 is not None}, "
-            f"recipe={self.recipe.kind}"
+            f"out_features={self.out_features}, activation={self.activation}, bias={'bias1' in self._shapes}, "
+            f"recipe={self.recipe.kind}{self.repr_of_options()}"
+            + ("" if self.interleave is None else f", interleave={self.interleave}")
         )

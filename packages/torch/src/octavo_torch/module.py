@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
-from octavo_torch import functional
 from octavo_torch.delayed import DelayedState
-from octavo_torch.linear import Held, apply, traced
+from octavo_torch.linear import Held, Rows, apply, traced
+from octavo_torch.per_group import Weights
+from octavo_torch.quantized_input import QuantizedInput
+from octavo_torch.quantized_operands import quantize_input, quantize_weight
 from octavo_torch.recipe_module import RecipeModule
 from octavo_torch.seeds import SeedCounter
-from octavo_torch.weights import QuantizedWeight
+from octavo_torch.weights import QuantizedWeight, check_own
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -23,8 +25,9 @@ _is_compiling = torch.compiler.is_compiling
 class GroupedLinear(RecipeModule):
     """y[r] = x[r] @ weight[g].T + bias[g] for every row r of group g, in the precision that `recipe` says.
 
-    Parameters are plain tensors: weight [G, N, K], bias [G, N]. State lives in RecipeModule's buffers: amax_history
-    [3, H, G] and encode_scale [3, G], operands in the order x, w, dy.
+    Parameters are plain tensors: weight [G, N, K], bias [G, N]; with `per_group_parameters` weight0, weight1 ... [N, K]
+    and bias0, bias1 ... [N], in one piece of memory, see GroupParameters. State lives in RecipeModule's buffers:
+    amax_history [3, H, G] and encode_scale [3, G], operands in the order x, w, dy.
     """
 
     num_groups: int
@@ -46,28 +49,42 @@ class GroupedLinear(RecipeModule):
         backend: str | Sequence[str] | None = None,
         seed: int | None = None,
         main_grad: Literal["accumulate", "overwrite"] | None = None,
+        per_group_parameters: bool = False,
+        delay_wgrad: bool = False,
     ) -> None:
         """seed: base of stochastic rounding's seeds; None draws one from torch's generator.
 
         main_grad: "accumulate" or "overwrite" writes the weight's gradient into `weight.main_grad`, see grouped_linear.
+        per_group_parameters: a parameter a group in the place of one for all.
+        delay_wgrad: backward leaves the weight's gradient to `backward_dw()`.
         """
         sides = {"num_groups": num_groups, "in_features": in_features, "out_features": out_features}
-        super().__init__(sides, recipe, device, backend, seed, main_grad)
+        super().__init__(sides, recipe, device, backend, seed, main_grad, per_group_parameters, delay_wgrad)
         self._held: Held = {}
-        self.weight = nn.Parameter(torch.empty(num_groups, out_features, in_features, device=device, dtype=dtype))
-        if bias:
-            self.bias = nn.Parameter(torch.empty(num_groups, out_features, device=device, dtype=dtype))
-        else:
-            self.register_parameter("bias", None)
+        shapes = {
+            "weight": (num_groups, out_features, in_features),
+            "bias": (num_groups, out_features) if bias else None,
+        }
+        self.add_parameters(shapes, device, dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Parameters uniform in +-1 / sqrt(in_features), as torch.nn.Linear's; buffers as before the first step."""
-        bound = 1 / math.sqrt(self.in_features)
-        nn.init.uniform_(self.weight, -bound, bound)
-        if self.bias is not None:
-            nn.init.uniform_(self.bias, -bound, bound)
+        for name in ("weight", "bias"):
+            self.reset_uniform(name, 1 / math.sqrt(self.in_features))
         self.reset_buffers()
+
+    @property
+    def weights(self) -> Weights:
+        """The weight, or one a group: what `grouped_linear` takes."""
+        value = self.of_all_groups("weight")
+        assert value is not None
+        return value
+
+    @property
+    def biases(self) -> Weights | None:
+        """The bias, or one a group; None without."""
+        return self.of_all_groups("bias")
 
     @property
     def delayed_state(self) -> DelayedState | None:
@@ -78,7 +95,7 @@ class GroupedLinear(RecipeModule):
 
     def forward(
         self,
-        x: Tensor,
+        x: Rows,
         group_sizes: Any,
         *,
         weight: QuantizedWeight | None = None,
@@ -87,22 +104,19 @@ class GroupedLinear(RecipeModule):
         grad_input: Tensor | None = None,
     ) -> Tensor:
         """y [M, N]: see octavo_torch.grouped_linear. `weight`: what `quantize_weight` returned this step."""
-        # straight from the dictionary: nn.Module.__getattr__ costs more than the rest of this function
-        own = self._parameters.get("weight")
-        if own is None:  # a parametrization or a sharding wrapper has taken its place
-            own = self.weight
-        if weight is not None and weight.weight is not own:
-            raise ValueError("weight was not made by this module; give what its quantize_weight returned")
+        own = self.of_all_groups("weight")
+        if weight is not None:
+            check_own("weight", weight, own)
         seed = SeedCounter(self.seed_base, self.seed_counter) if self._stochastic else None
         state = self.delayed_state if self._stateful else None
         call = traced if _is_compiling() else apply
         return call(
             x,
-            own if weight is None else weight,
+            own if weight is None else weight,  # type: ignore[arg-type]
             group_sizes,
             self.recipe,
             self.backend,
-            self._parameters.get("bias"),
+            self.of_all_groups("bias") if self.per_group_parameters else self._parameters.get("bias"),
             bias_scales,
             seed,
             state,
@@ -112,14 +126,35 @@ class GroupedLinear(RecipeModule):
             grad_input,
             self._held,
             self.main_grad,
+            self.delayed_wgrad,
         )
 
-    def quantize_weight(self) -> QuantizedWeight:
-        """The weight quantized once, for every forward until it changes; with delayed scaling its amax is recorded."""
-        return functional.quantize_weight(
-            self.weight,
+    def quantize_weight(
+        self, *, out: QuantizedWeight | None = None, unchanged: Tensor | None = None
+    ) -> QuantizedWeight:
+        """The weight quantized once, for every forward until it changes; with delayed scaling its amax is recorded.
+
+        out, unchanged   write an earlier result's codes again, unless a flag on the device says that nothing has
+                         changed: see octavo_torch.quantize_weight
+        """
+        return quantize_weight(
+            self.weights,
             self.recipe,
             seed=self.seed_base if self._stochastic else None,
+            state=self.delayed_state,
+            backend=self.backend,
+            out=out,
+            unchanged=unchanged,
+        )
+
+    def quantize_input(self, x: Tensor, group_sizes: Any) -> QuantizedInput:
+        """`x` quantized once, for every forward of this layer and of others with such weights that reads it."""
+        return quantize_input(
+            x,
+            self.weights,
+            group_sizes,
+            self.recipe,
+            seed=self.seed.current() if self.seed else None,
             state=self.delayed_state,
             backend=self.backend,
         )
@@ -132,5 +167,5 @@ class GroupedLinear(RecipeModule):
         """Shape, bias and recipe."""
         return (
             f"num_groups={self.num_groups}, in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, recipe={self.recipe.kind}"
+            f"bias={'bias' in self._shapes}, recipe={self.recipe.kind}{self.repr_of_options()}"
         )

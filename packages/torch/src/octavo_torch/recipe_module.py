@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from octavo import HighPrecision, Recipe
 from octavo_torch.delayed import DelayedState
+from octavo_torch.delayed_wgrad import DelayedWgrad
+from octavo_torch.group_parameters import GroupParameters
 from octavo_torch.main_grad import MainGrad, check_mode
 from octavo_torch.seeds import SeedCounter
 from octavo_torch.tracing import register_constants
 
 
-class RecipeModule(nn.Module):
+class RecipeModule(GroupParameters):
     """Groups, a recipe and its state, in buffers that a state dict holds as plain tensors, only where there is some:
 
     seed_base, seed_counter   int64 scalars, for stochastic recipes. The counter moves in backward, when gradients are
@@ -31,6 +33,7 @@ class RecipeModule(nn.Module):
     amax_history: Tensor
     encode_scale: Tensor
     main_grad: MainGrad | None = None
+    delayed_wgrad: DelayedWgrad | None = None
 
     def __init__(
         self,
@@ -40,6 +43,8 @@ class RecipeModule(nn.Module):
         backend: str | Sequence[str] | None,
         seed: int | None,
         main_grad: MainGrad | None,
+        per_group_parameters: bool,
+        delay_wgrad: bool,
         layers: tuple[int, ...] = (),
     ) -> None:
         """sides: numbers of at least 1 by name, num_groups among them; layers: leading axes of the scales' buffers."""
@@ -52,6 +57,11 @@ class RecipeModule(nn.Module):
             raise ValueError(f"recipe is {recipe!r}; give a Recipe, octavo.recipe(name) makes one from a name")
         if main_grad is not None:
             check_mode(main_grad)
+        for name, flag in (("per_group_parameters", per_group_parameters), ("delay_wgrad", delay_wgrad)):
+            if not isinstance(flag, bool):
+                raise ValueError(f"{name} is {flag!r}; give True or False")
+        self.per_group_parameters = per_group_parameters
+        self.delayed_wgrad = DelayedWgrad() if delay_wgrad else None
         register_constants()
         self.main_grad = main_grad
         self.recipe = HighPrecision() if recipe is None else recipe
@@ -94,6 +104,28 @@ class RecipeModule(nn.Module):
         pairs = [(history, scale)] if scale.dim() == 2 else [(history[i], scale[i]) for i in range(len(scale))]
         return tuple(DelayedState(self.recipe, h, s) for h, s in pairs)  # type: ignore[arg-type]
 
+    def repr_of_options(self) -> str:
+        """What `extra_repr` says of arguments that are seldom given."""
+        return "".join(
+            f", {name}=True"
+            for name, given in (
+                ("per_group_parameters", self.per_group_parameters),
+                ("delay_wgrad", self.delayed_wgrad is not None),
+            )
+            if given
+        )
+
+    def backward_dw(self, count: int | None = None) -> None:
+        """Make the weight gradients that the oldest `count` backward passes left out, None: all; see DelayedWgrad.
+
+        Raises ValueError for a module without `delay_wgrad`.
+        """
+        if self.delayed_wgrad is None:
+            raise ValueError(
+                "delay_wgrad is False and backward leaves no weight gradient out; make the module with True"
+            )
+        self.delayed_wgrad.backward_dw(count)
+
     def update_scales(self, process_group: Any = None) -> None:
         """End a step of delayed scaling: make the next scales from the recorded amax; nothing for other recipes.
 
@@ -104,7 +136,7 @@ class RecipeModule(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         kept = {name: self._buffers[name] for name in ("amax_history", "encode_scale") if name in self._buffers}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         for name, before in kept.items():
             after = self._buffers[name]
             # module.bfloat16() means the parameters: scales are fp32 by definition

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 from octavo_registry.cards import GATED
 from octavo_torch import mlp
 from octavo_torch.activation_module import Activation
+from octavo_torch.linear import Rows
 from octavo_torch.mlp_module import GroupedMLP
 from octavo_torch.module import GroupedLinear
+from octavo_torch.recipe_module import RecipeModule
+from octavo_torch.weights import check_own
+
+Quantized = dict[int, Any]
+"""Quantized weights by the number of their operation: a QuantizedWeight, or the two of a GroupedMLP."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +62,23 @@ class Sequential(nn.Module):
             yield Step(index, index + length - 1, why or "")
             index += length
 
-    def forward(self, x: Tensor, group_sizes: Any, probs: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Rows,
+        group_sizes: Any,
+        probs: Tensor | None = None,
+        *,
+        weights: Quantized | None = None,
+        out: Tensor | None = None,
+        grad_input: Tensor | None = None,
+    ) -> Tensor:
         """The last operation's result.
 
-        group_sizes   [G], for every grouped layer
-        probs         fp32 [M], multiplies the one activation: an Activation's or a GroupedMLP's
+        x                 [M, K], quantized already where the first operation takes that
+        group_sizes       [G], for every grouped layer
+        probs             fp32 [M], multiplies the one activation: an Activation's or a GroupedMLP's
+        weights           what `quantize_weights` returned this step
+        out, grad_input   buffers of the last operation's result and of the first one's dx, of grouped layers alone
 
         Raises ValueError for probs without just one activation, and as the operations do.
         """
@@ -69,19 +87,48 @@ class Sequential(nn.Module):
             activations = sum(isinstance(operation, Activation | GroupedMLP) for operation in operations)
             if activations != 1:
                 raise ValueError(f"probs was given and there are {activations} activations; give it with one")
-        for step in self.steps():
+        steps, quantized = tuple(self.steps()), weights or {}
+        _check_ends(operations, steps, out, grad_input)
+        for step in steps:
             operation = operations[step.first]
+            buffers: dict[str, Any] = {
+                "out": out if step is steps[-1] else None,
+                "grad_input": grad_input if step is steps[0] else None,
+            }
             if step.last > step.first:
-                x = _fused(operations[step.first : step.last + 1], x, group_sizes, probs)
+                codes = quantized.get(step.first), quantized.get(step.last)
+                x = _fused(operations[step.first : step.last + 1], x, group_sizes, probs, codes, buffers)
             elif isinstance(operation, GroupedMLP):
-                x = operation(x, group_sizes, probs)
+                x = operation(x, group_sizes, probs, weights=quantized.get(step.first), **buffers)
             elif isinstance(operation, GroupedLinear):
-                x = operation(x, group_sizes)
+                x = operation(x, group_sizes, weight=quantized.get(step.first), **buffers)
             elif isinstance(operation, Activation):
                 x = operation(x, probs)
             else:
                 x = operation(x)
-        return x
+        return cast(Tensor, x)
+
+    def quantize_weights(self, *, out: Quantized | None = None, unchanged: Tensor | None = None) -> Quantized:
+        """Every grouped layer's weights quantized once, by the operation's number: for each forward until they change.
+
+        out, unchanged   as GroupedLinear.quantize_weight has them
+        """
+        made: dict[int, Any] = {}
+        for number, operation in enumerate(self.operations):
+            before = None if out is None else out[number]
+            if isinstance(operation, GroupedMLP):
+                made[number] = operation.quantize_weights(out=before, unchanged=unchanged)
+            elif isinstance(operation, GroupedLinear):
+                made[number] = operation.quantize_weight(out=before, unchanged=unchanged)
+        return made
+
+    def backward_dw(self, count: int | None = None) -> None:
+        """`backward_dw` of every layer with `delay_wgrad`, the last one's first; ValueError where none has it."""
+        layers = [part for part in self.operations if isinstance(part, RecipeModule) and part.delayed_wgrad is not None]
+        if not layers:
+            raise ValueError("no operation has delay_wgrad=True, so backward leaves no weight gradient out")
+        for layer in reversed(layers):
+            layer.backward_dw(count)
 
     def explain(self, x: Tensor, group_sizes: Any) -> str:
         """A line or more for each step, from the rows `x` of the first operation on: what is fused, or why not."""
@@ -94,7 +141,7 @@ class Sequential(nn.Module):
             first, activation, second = _triple(operations[step.first : step.last + 1])
             rows = x.new_empty((x.shape[0], first.in_features)).requires_grad_()
             plan = mlp.explain_mlp(
-                rows, first.weight, second.weight, group_sizes,
+                rows, first.weights, second.weights, group_sizes,
                 activation=activation.activation, recipe=first.recipe, backend=first.backend,
             )  # fmt: skip
             lines.append(f"{names}: one grouped_mlp")
@@ -141,23 +188,42 @@ def _is_watched(module: nn.Module) -> bool:
     )
 
 
-def _fused(operations: Any, x: Tensor, group_sizes: Any, probs: Tensor | None) -> Tensor:
+def _check_ends(
+    operations: tuple[nn.Module, ...], steps: tuple[Step, ...], out: Tensor | None, grad_input: Tensor | None
+) -> None:
+    for name, buffer, at in (("out", out, -1), ("grad_input", grad_input, 0)):
+        if buffer is not None and not (steps and isinstance(operations[steps[at].first], RecipeModule)):
+            which = "last" if at else "first"
+            raise ValueError(f"{name} was given and the {which} operation is no grouped layer; leave it out")
+
+
+def _fused(
+    operations: Any, x: Any, group_sizes: Any, probs: Tensor | None, weights: tuple[Any, Any], buffers: dict[str, Any]
+) -> Tensor:
     first, activation, second = _triple(operations)
+    layers = (first, second)
+    for layer, codes in zip(layers, weights, strict=True):
+        if codes is not None:
+            check_own("weights", codes, layer.weights)
     states = (*first.delayed_states, *second.delayed_states)
+    stores = (first.delayed_wgrad, second.delayed_wgrad)
+    w1, w2 = (layer.weights if codes is None else codes for layer, codes in zip(layers, weights, strict=True))
     return mlp.run(
         x,
-        first.weight,
-        second.weight,
+        w1,
+        w2,
         group_sizes,
         first.recipe,
         activation=activation.activation,
         probs=probs,
-        bias1=first.bias,
-        bias2=second.bias,
+        bias1=first.biases,
+        bias2=second.biases,
         seed=first.seed,
         second_seed=second.seed,
         state=states or None,
         record=first.training,
         backend=first.backend,
         main_grad=first.main_grad,
+        delayed_wgrad=None if stores == (None, None) else stores,
+        **buffers,
     )

@@ -10,8 +10,11 @@ import typer
 
 from octavo.formats import DType
 from octavo_cli.bench.cases import check_counts, chosen_cases, parse_shapes
+from octavo_cli.bench.command_ep import ep
 from octavo_cli.bench.command_gemm import gemm
+from octavo_cli.bench.command_host import host
 from octavo_cli.bench.command_mlp import mlp
+from octavo_cli.bench.command_moe import moe
 from octavo_cli.bench.command_remat import remat
 from octavo_cli.bench.command_step import step
 from octavo_cli.bench.command_tiles import tiles
@@ -30,8 +33,11 @@ _SHAPES = {
 _REPEATS = {("cuda", False): 50, ("cuda", True): 15, ("cpu", False): 5, ("cpu", True): 3}
 _NEEDED = ("torch", "octavo_torch", "octavo_native", "octavo_torch_native")
 
+app.command()(ep)
 app.command()(gemm)
+app.command()(host)
 app.command()(mlp)
+app.command()(moe)
 app.command()(remat)
 app.command()(step)
 app.command()(tiles)

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 Call = Callable[[], Any]
@@ -66,6 +67,29 @@ def cuda_times(calls: Sequence[Call], repeats: int, warm_ms: float = 20.0) -> Ti
         end.record()
     torch.cuda.synchronize()
     return summary([1e3 * start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)])
+
+
+def cuda_times_in_turn(ways: Sequence[Sequence[Call]], repeats: int, warm_ms: float = 100.0) -> list[Times]:
+    """`cuda_times` of several ways to do the same work, one call of each in turn: all meet the same clocks."""
+    import torch
+
+    order = [calls[index % len(calls)] for index in range(repeats) for calls in ways]
+    warm_until = time.perf_counter() + warm_ms / 1e3
+    while True:
+        for call in order[: 2 * len(ways)]:
+            call()
+        torch.cuda.synchronize()
+        if time.perf_counter() > warm_until:
+            break
+    event: Any = torch.cuda.Event  # torch leaves its constructor untyped
+    marks = [event(enable_timing=True) for _ in range(len(order) + 1)]
+    marks[0].record()
+    for call, mark in zip(order, marks[1:], strict=True):
+        call()
+        mark.record()
+    torch.cuda.synchronize()
+    lasted = [1e3 * start.elapsed_time(end) for start, end in pairwise(marks)]
+    return [summary(lasted[way :: len(ways)]) for way in range(len(ways))]
 
 
 def cuda_graph_times(call: Call, repeats: int, launches: int = 20) -> Times:

@@ -1,0 +1,60 @@
+"""NeMo Automodel's grouped experts on our GEMM, written for nemo-automodel 0.7.0.
+
+    from octavo_torch.adapters.automodel import using
+
+    with using(octavo.recipe("mxfp8")):
+        trainer.run()
+
+Experts with `BackendConfig(experts="torch_mm")` or `"torch_mm_mxfp8"` ask `select_grouped_mm` for their product in each
+forward; inside the block it is ours, for both. Nothing is padded and no weight is laid out anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from octavo import Recipe
+from octavo_torch.adapters.call import GroupedMM, misfit
+
+TESTED = "0.7.0"
+
+
+def select_grouped_mm(
+    recipe: Recipe | str | None, *, seed: int | Tensor | None = None, backend: str | Sequence[str] | None = None
+) -> Callable[[bool], GroupedMM]:
+    """What takes the place of Automodel's function of this name: whatever it is asked for, `GroupedMM`'s product."""
+    product = GroupedMM(recipe, seed, backend)
+
+    def select(use_mxfp8: bool) -> GroupedMM:
+        return product
+
+    return select
+
+
+@contextmanager
+def using(
+    recipe: Recipe | str | None, *, seed: int | Tensor | None = None, backend: str | Sequence[str] | None = None
+) -> Iterator[None]:
+    """Automodel's experts multiply by `recipe` in the block; see GroupedMM for the arguments.
+
+    A forward inside the block has its backward by the recipe, too, wherever that runs. Raises as GroupedMM does, and
+    AdapterError where Automodel has no such function.
+    """
+    ours = select_grouped_mm(recipe, seed=seed, backend=backend)
+    experts: Any
+    try:
+        from nemo_automodel.components.moe import experts  # type: ignore[import-not-found,no-redef,unused-ignore]
+    except ImportError as error:
+        raise misfit("nemo-automodel", TESTED, "components.moe.experts") from error
+    theirs = getattr(experts, "select_grouped_mm", None)
+    if theirs is None:
+        raise misfit("nemo-automodel", TESTED, "components.moe.experts.select_grouped_mm")
+    experts.select_grouped_mm = ours
+    try:
+        yield
+    finally:
+        experts.select_grouped_mm = theirs

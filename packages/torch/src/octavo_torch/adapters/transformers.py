@@ -1,0 +1,118 @@
+"""An experts function for Hugging Face transformers, written for transformers 5.23 (5.17 and later).
+
+    from octavo_torch.adapters.transformers import register
+
+    model = AutoModelForCausalLM.from_pretrained(name, experts_implementation=register(octavo.recipe("mxfp8")))
+
+Every module of experts that transformers dispatches then runs the recipe, forward and backward, whatever its biases,
+gates, and orientation of weights. transformers falls back to its own loop in silence where a model's experts are not
+dispatched at all: `model.get_experts_implementation()` and the count of calls in the tests tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo import Recipe
+from octavo_torch.adapters.call import GroupedMM, misfit
+from octavo_torch.mlp import grouped_mlp
+from octavo_torch.permutation import permute, unpermute
+
+TESTED = "5.23.0"
+
+# by class name, because transformers has several classes for one function
+_GATED = {"SiLU": "swiglu", "SiLUActivation": "swiglu", "GELUActivation": "geglu", "GELUTanh": "geglu_tanh"}
+_PLAIN = {
+    "SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
+    "ReLUSquaredActivation": "relu2",
+}  # fmt: skip
+
+
+def register(
+    recipe: Recipe | str | None,
+    *,
+    seed: int | Tensor | None = None,
+    backend: str | Sequence[str] | None = None,
+    name: str | None = None,
+) -> str:
+    """Tell transformers of `experts(recipe, ...)`; returns the name for `experts_implementation=`.
+
+    name   None: "octavo-" and the recipe's kind. A name that is taken is taken over
+
+    Raises as GroupedMM does, and AdapterError where transformers has no register of experts functions.
+    """
+    function = experts(recipe, seed=seed, backend=backend)
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise misfit("transformers", TESTED, "integrations.moe.ALL_EXPERTS_FUNCTIONS") from error
+    chosen = name or f"octavo-{GroupedMM(recipe).how['recipe'].kind}"
+    ALL_EXPERTS_FUNCTIONS.register(chosen, function)
+    return chosen
+
+
+def experts(
+    recipe: Recipe | str | None, *, seed: int | Tensor | None = None, backend: str | Sequence[str] | None = None
+) -> ExpertsFunction:
+    """What transformers calls in place of an experts module's forward; see GroupedMM for the arguments."""
+    return ExpertsFunction(GroupedMM(recipe, seed, backend))
+
+
+@dataclass(frozen=True)
+class ExpertsFunction:
+    """hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k] -> [T, H], by a module's parameters.
+
+    An index outside of the module's experts, as expert parallelism leaves it, costs no row. Where the activation is a
+    known one it is fused with the quantizers, and a choice's weight multiplies it there, in fp32; else the module's own
+    function runs, and the weight comes last.
+    """
+
+    product: GroupedMM
+
+    def __call__(self, module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """The module's result."""
+        product = self.product
+        first, second = _projections(module)
+        rows, sizes, routing = permute(hidden_states, top_k_index, first[0].shape[0])
+        activation = _activation(module)
+        if activation is not None:
+            probs = routing.to_rows(top_k_weights)
+            y = grouped_mlp(
+                rows, first[0], second[0], sizes, activation=activation, probs=probs, bias1=first[1], bias2=second[1],
+                bias2_scales=None if second[1] is None else probs, seed=product.seed_on(rows.device), **product.how,
+            )  # fmt: skip
+            return unpermute(y, routing)
+        ends = torch.cumsum(sizes, 0)
+        h = product(rows, first[0].transpose(1, 2), ends, first[1])
+        h = module._apply_gate(h) if module.has_gate else module.act_fn(h)
+        y = product(h, second[0].transpose(1, 2), ends, second[1])
+        if getattr(module, "has_post_expert_norm", False):
+            y = module.post_expert_norm(y)
+        return unpermute(y, routing, top_k_weights)
+
+
+def _projections(module: Any) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
+    """Weight [G, N, K] and bias of both projections."""
+    made = []
+    for name in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
+        weight = getattr(module, name)
+        bias = getattr(module, f"{name}_bias") if module.has_bias else None
+        made.append((weight.transpose(1, 2) if module.is_transposed else weight, bias))
+    return made[0], made[1]
+
+
+def _activation(module: Any) -> str | None:
+    """Its name in `grouped_mlp`; None where what the module does between its projections is its own."""
+    if getattr(module, "has_post_expert_norm", False):
+        return None
+    if not module.has_gate:
+        return _PLAIN.get(type(module.act_fn).__name__)
+    gate = getattr(type(module), "_apply_gate", None)
+    if not module.is_concatenated or getattr(gate, "__name__", "") != "_default_apply_gate":
+        return None
+    return _GATED.get(type(module.act_fn).__name__)

@@ -1,0 +1,112 @@
+"""convert: another recipe for a model's experts, in place, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo import Recipe
+from octavo_torch.adapters.call import GroupedMM, recipe_of
+from octavo_torch.adapters.transformers import ExpertsFunction
+from octavo_torch.mlp_module import GroupedMLP
+from octavo_torch.module import GroupedLinear
+from octavo_torch.recipe_module import RecipeModule
+
+Filter = str | Callable[[str, nn.Module], bool] | None
+_BUFFERS = ("seed_base", "seed_counter", "amax_history", "encode_scale")
+
+
+def convert(
+    model: nn.Module,
+    recipe: Recipe | str | None,
+    filter: Filter = None,
+    *,
+    seed: int | None = None,
+    backend: str | Sequence[str] | None = None,
+) -> tuple[str, ...]:
+    """Give the experts in `model` another recipe, in place; returns the names of the modules that have it now.
+
+    recipe    or its name; None: high precision
+    filter    which: a pattern of whole names such as "model.layers.*.experts", or a function of name and module; None:
+              all experts
+    seed      base of stochastic rounding's seeds; None: drawn from torch's generator
+    backend   a name or a closed list of names
+
+    Experts are GroupedLinear and GroupedMLP; modules of transformers that dispatch an experts function; modules with
+    torchtitan's seam `_grouped_mm(A=, B_t=, offs=)`. Parameters, their names, classes and hooks stay. A state of ours
+    begins anew, in buffers; the other libraries' modules keep none, so recipes with one are refused for them.
+
+    Raises ValueError for arguments that do not fit and where no experts are found, before anything has changed.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is a {type(model).__name__}; give a torch.nn.Module")
+    if filter is not None and not isinstance(filter, str) and not callable(filter):
+        raise ValueError(f"filter is {filter!r}; give a pattern of names, a function of name and module, or None")
+    chosen = recipe_of(recipe)
+    product: Any = None
+    known = dict(_experts(model))
+    names = [name for name, module in known.items() if _wanted(filter, name, module)]
+    if not names:
+        asked = "" if filter is None else f" that filter {filter!r} takes"
+        there = ", ".join(name or "the model itself" for name in known) or "none at all"
+        raise ValueError(f"model has no experts{asked}; it has {there}")
+    if any(not isinstance(known[name], RecipeModule) for name in names):
+        product = GroupedMM(chosen, seed, backend)
+    for name in names:
+        module = known[name]
+        if isinstance(module, RecipeModule):
+            _set_recipe(module, chosen, seed, backend)
+        elif callable(getattr(module, "_grouped_mm", None)):
+            module._grouped_mm = _Seam(product)
+        else:
+            module.forward = partial(ExpertsFunction(product), module)
+    return tuple(names)
+
+
+def _wanted(filter: Filter, name: str, module: nn.Module) -> bool:
+    if filter is None:
+        return True
+    return fnmatchcase(name, filter) if isinstance(filter, str) else bool(filter(name, module))
+
+
+def _experts(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, module in model.named_modules():
+        seam = callable(getattr(module, "_grouped_mm", None))
+        dispatched = hasattr(module, "has_gate") and hasattr(module, "is_transposed") and hasattr(module, "down_proj")
+        if isinstance(module, GroupedLinear | GroupedMLP) or seam or dispatched:
+            yield name, module
+
+
+@dataclass
+class _Seam:
+    """torchtitan's seam of one module."""
+
+    product: Any
+
+    def __call__(self, *, A: Tensor, B_t: Tensor, offs: Tensor) -> Tensor:
+        made: Tensor = self.product(A, B_t, offs)
+        return made
+
+
+def _set_recipe(module: Any, recipe: Recipe, seed: int | None, backend: Any) -> None:
+    """`recipe` in the place of the module's own, its buffers as before the first step."""
+    layers = (2,) if isinstance(module, GroupedMLP) else ()
+    device: torch.device = next(module.parameters()).device
+    fresh = RecipeModule(
+        {"num_groups": module.num_groups}, recipe, device, backend, seed, module.main_grad,
+        module.per_group_parameters, False, layers,
+    )  # fmt: skip
+    for name in _BUFFERS:
+        if name in module._buffers:
+            delattr(module, name)
+        if name in fresh._buffers:
+            module.register_buffer(name, fresh._buffers[name])
+    for name in ("recipe", "backend", "_stochastic", "_stateful", "_seed"):
+        setattr(module, name, getattr(fresh, name))
+    module.reset_buffers()

@@ -1,0 +1,167 @@
+"""convert: another recipe for experts by name, in place, with parameters, names, hooks and copies as they were."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import octavo
+from octavo_torch import GroupedLinear, GroupedMLP, convert
+from octavo_torch.adapters.call import GroupedMM
+from octavo_torch.adapters.transformers import experts
+
+G, K, M = 3, 32, 24
+SIZES = [9, 0, 12]
+BACKEND = "torch-reference"
+
+
+class Dispatched(nn.Module):
+    """Experts as transformers decorates them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_gate, self.has_bias, self.is_transposed, self.is_concatenated = True, False, False, True
+        self.act_fn = nn.SiLU()
+        self.gate_up_proj = nn.Parameter(torch.randn(G, 2 * K, K))
+        self.down_proj = nn.Parameter(torch.randn(G, K, K))
+
+    def _default_apply_gate(self, value: Tensor) -> Tensor:
+        gate, up = value.chunk(2, -1)
+        return self.act_fn(gate) * up
+
+    _apply_gate = _default_apply_gate
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        raise AssertionError
+
+
+class Seam(nn.Module):
+    """Experts with torchtitan's seam."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1 = nn.Parameter(torch.randn(G, K, K))
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        ends = torch.cumsum(counts, 0, dtype=torch.int32)
+        return self._grouped_mm(A=x, B_t=self.w1.transpose(1, 2), offs=ends)
+
+    def _grouped_mm(self, *, A: Tensor, B_t: Tensor, offs: Tensor) -> Tensor:
+        raise AssertionError
+
+
+def model() -> nn.Module:
+    """Two blocks with every kind of experts and a layer that is none."""
+    blocks = [
+        nn.ModuleDict(
+            {
+                "dense": nn.Linear(K, K),
+                "experts": GroupedLinear(G, K, K, backend=BACKEND),
+                "mlp": GroupedMLP(G, K, K, backend=BACKEND, seed=1),
+                "dispatched": Dispatched(),
+                "seam": Seam(),
+            }
+        )
+        for _ in range(2)
+    ]
+    return nn.Sequential(*blocks)
+
+
+def test_every_kind_of_experts_runs_the_recipe(rng: np.random.Generator) -> None:
+    """The bits of each kind's own call with it; parameters stay the same objects, and so do the keys of checkpoints."""
+    made = model()
+    before = dict(made.named_parameters())
+    keys = list(made.state_dict())
+    names = convert(made, "mxfp8", backend=BACKEND)
+    assert names == tuple(f"{block}.{name}" for block in (0, 1) for name in ("experts", "mlp", "dispatched", "seam"))
+    assert all(value is before[name] for name, value in made.named_parameters())
+    assert list(made.state_dict()) == keys
+    block: Any = made[0]
+    x, index, weights = torch.randn(M, K), torch.from_numpy(rng.integers(0, G, (M, 2))), torch.rand(M, 2)
+    twin = GroupedLinear(G, K, K, recipe=octavo.MXFP8(), backend=BACKEND)
+    twin.load_state_dict(block["experts"].state_dict())
+    assert torch.equal(block["experts"](x, SIZES), twin(x, SIZES))
+    assert block["mlp"].recipe == octavo.MXFP8()
+    expected = experts("mxfp8", backend=BACKEND)(block["dispatched"], x, index, weights)
+    assert torch.equal(block["dispatched"](x, index, weights), expected)
+    ends = torch.cumsum(torch.tensor(SIZES), 0, dtype=torch.int32)
+    product = GroupedMM("mxfp8", backend=BACKEND)
+    assert torch.equal(block["seam"](x, torch.tensor(SIZES)), product(x, block["seam"].w1.transpose(1, 2), ends))
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [
+        ("*.mlp", ("0.mlp", "1.mlp")),
+        ("1.*", ("1.experts", "1.mlp", "1.dispatched", "1.seam")),
+        (lambda name, module: isinstance(module, Seam) and name < "1", ("0.seam",)),
+    ],
+    ids=["pattern", "another", "function"],
+)
+def test_a_filter_takes_some(which: Any, expected: tuple[str, ...]) -> None:
+    """By whole names or by what a function says; the others are left alone."""
+    made = model()
+    assert convert(made, octavo.BlockScaling(), which, backend=BACKEND) == expected
+    left: Any = made[0]
+    assert left["experts"].recipe == octavo.HighPrecision()
+
+
+def test_a_recipe_with_a_state_begins_anew(rng: np.random.Generator) -> None:
+    """Buffers come with the recipe that needs them and go with it; copies and pickles are converted, too."""
+    layer = GroupedMLP(G, K, K, backend=BACKEND)
+    x = torch.randn(M, K)
+    plain = layer(x, SIZES)
+    convert(layer, octavo.DelayedScaling(history=4), backend=BACKEND)
+    assert set(layer.state_dict()) == {"weight1", "weight2", "amax_history", "encode_scale"}
+    assert layer.amax_history.shape == (2, 3, 4, G)
+    layer(x, SIZES)
+    layer.update_scales()
+    assert layer.encode_scale.unique().numel() > 1
+    convert(layer, octavo.NVFP4(), seed=7, backend=BACKEND)
+    assert set(layer.state_dict()) == {"weight1", "weight2", "seed_base", "seed_counter"}
+    assert int(layer.seed_base) == 7
+    convert(layer, None, backend=BACKEND)
+    assert torch.equal(layer(x, SIZES), plain)
+    for kind in (Dispatched(), Seam()):
+        convert(kind, "block", backend=BACKEND)
+        for twin in (copy.deepcopy(kind), pickle.loads(pickle.dumps(kind))):
+            with torch.no_grad():
+                for parameter in twin.parameters():
+                    parameter.zero_()
+            given = (
+                (x, torch.tensor(SIZES)) if isinstance(kind, Seam) else (x, torch.ones(M, 1).long(), torch.ones(M, 1))
+            )
+            assert not twin(*given).any()
+            assert kind(*given).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((3, None), r"model is a int; give a torch\.nn\.Module"),
+        ((nn.Linear(2, 2), None), "model has no experts; it has none at all"),
+        ((GroupedLinear(G, K, K), 5), "recipe is 5; give a Recipe or the name of one"),
+        ((GroupedLinear(G, K, K), None, 5), "filter is 5; give a pattern of names"),
+        ((GroupedLinear(G, K, K), None, "x.*"), r"that filter 'x\.\*' takes; it has the model itself"),
+        ((Seam(), octavo.DelayedScaling()), "which takes its scales from history"),
+    ],
+)
+def test_arguments_that_do_not_fit(arguments: tuple[Any, ...], sentence: str) -> None:
+    """Refused in sentences, before anything has changed."""
+    with pytest.raises(ValueError, match=sentence):
+        convert(*arguments)
+
+
+def test_nothing_changes_where_one_is_refused() -> None:
+    """A stateful recipe for all of a model's experts, of which some can keep no state."""
+    made = model()
+    with pytest.raises(ValueError, match="takes its scales from history"):
+        convert(made, octavo.DelayedScaling())
+    first: Any = made[0]
+    assert first["experts"].recipe == octavo.HighPrecision()
