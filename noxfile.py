@@ -138,13 +138,15 @@ def _native_wheel(session: nox.Session) -> tuple[Path, Path]:
 def _pytest(session: nox.Session, *arguments: str) -> None:
     """pytest with a worker a core; what XLA compiles is kept, because compiling is most of the JAX tests' time.
 
-    Work is dealt by module: a module's fixture (a whole training run) is made once, and not once a worker.
+    Work is dealt by module: a module's fixture (a whole training run) is made once, not once a worker. JAX has eight
+    devices everywhere: tests of sharding want them, and a program compiled for another number is another program.
     """
     workers = str(min(os.cpu_count() or 1, 8))
     settings = {
         "OMP_NUM_THREADS": "1",  # beside workers, torch's threads only wait for each other
         "JAX_COMPILATION_CACHE_DIR": str(session.cache_dir.resolve() / "xla"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip(),
     }
     session.run("pytest", "-n", workers, "--dist", "loadscope", *arguments, *session.posargs, env=settings)
 

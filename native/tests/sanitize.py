@@ -8,7 +8,8 @@
 Results are compared with the CPU kernels bit for bit, in the regions that the layouts define. Outputs are filled
 before each call; workspaces are not, since their content at entry is undefined. `--tail unwritten` leaves the rows
 past the sum without a value, so that initcheck sees whoever reads them; otherwise they are NaN. `--device cpu`
-compares three threads with one instead, where there is no GPU.
+compares three threads with one instead, where there is no GPU. `--only gemms --share 0/4` runs every fourth GEMM from
+the first on, for a tool that is too slow for all of them in one run.
 
 What is run is every scaling and format, row, column and both planes, both layouts, three input dtypes, ragged and
 stacked operands, every prologue, dequantize, convert, swizzle, pack and plan, and every tile of every GEMM, on values
@@ -61,12 +62,15 @@ from octavo_native import layouts
 SHOWN = 30
 """Faults that are printed."""
 
+PARTS = ("plans", "quantizers", "unchanged", "stacks", "prologues", "reshuffles", "gemms")
+"""Methods of `Check`."""
+
 
 class Check:
     """Counts comparisons and keeps what differs."""
 
-    def __init__(self, place: Place, reference: Place, tail: str) -> None:
-        self.place, self.reference, self.tail = place, reference, tail
+    def __init__(self, place: Place, reference: Place, tail: str, share: slice = slice(None)) -> None:
+        self.place, self.reference, self.tail, self.share = place, reference, tail, share
         self.equal = 0
         self.faults: list[str] = []
         self.refusals: Counter[str] = Counter()
@@ -337,7 +341,7 @@ class Check:
 
     def gemms(self) -> None:
         """Every kind of GEMM on every tile; sizes, sides, biases and accumulators in turn."""
-        for number, kind in enumerate(KINDS):
+        for number, kind in tuple(enumerate(KINDS))[self.share]:
             launch = Launch(kind, number, self.draw)
             for tile in (-1, *range(launch.tiles)):
 
@@ -366,28 +370,30 @@ class Check:
         self.same(f"{what} and back", back.numpy(), values.numpy())
 
 
+def _share(text: str) -> slice:
+    """Every N-th from the I-th on, of "I/N"."""
+    first, _, step = text.partition("/")
+    if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no share; give I/N with I below N, such as 0/4")
+    return slice(int(first), None, int(step))
+
+
 def main() -> int:
     """Run everything; 1 where something differs."""
     parser = argparse.ArgumentParser(description="Every native kernel once, compared with the CPU's.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tail", choices=("nan", "unwritten"), default="nan")
+    parser.add_argument("--only", action="append", choices=PARTS, help="a part to run, instead of all; repeatable")
+    parser.add_argument("--share", type=_share, default=slice(None), metavar="I/N", help="every N-th GEMM from I on")
     chosen = parser.parse_args()
     if chosen.device == "cuda" and not (torch.cuda.is_available() and native.HAS_CUDA):
         print("sanitize: no CUDA device, or octavo-native was built without CUDA; use --device cpu", file=sys.stderr)
         return 2
     place = Place(True) if chosen.device == "cuda" else Place(False, threads=3)
-    check = Check(place, Place(False), chosen.tail)
-    for part in (
-        check.plans,
-        check.quantizers,
-        check.unchanged,
-        check.stacks,
-        check.prologues,
-        check.reshuffles,
-        check.gemms,
-    ):
-        part()
-        print(f"{part.__name__}: {check.equal} arrays equal, {len(check.faults)} faults so far", flush=True)
+    check = Check(place, Place(False), chosen.tail, chosen.share)
+    for part in chosen.only or PARTS:
+        getattr(check, part)()
+        print(f"{part}: {check.equal} arrays equal, {len(check.faults)} faults so far", flush=True)
     for fault in check.faults[:SHOWN]:
         print(f"FAULT {fault}")
     for reason, count in check.refusals.items():

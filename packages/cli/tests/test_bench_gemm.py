@@ -19,6 +19,7 @@ from octavo_cli.bench.gemm_cases import KINDS, GemmCase
 from octavo_cli.bench.gemm_peers import DENSE, Peer, timed
 from octavo_cli.bench.gemm_results import GemmRow, QuantizeTime, Table, peer_rates
 from octavo_cli.bench.shapes import Shape
+from octavo_cli.bench.steady import STEADY_MS, steady_times
 from octavo_cli.bench.timing import Times, affordable
 
 SHAPE = Shape("tiny", 3, 48, 80, 150)
@@ -145,9 +146,32 @@ def test_nothing_that_serves_is_exit_code_1(tmp_path: Path) -> None:
 class _Clock:
     """An engine that only calls."""
 
+    device = "cpu"
+
     def times(self, calls: Any, repeats: int) -> Times:
         calls[0]()
         return Times(100.0, 90.0, 110.0)
+
+
+class _Warm(_Clock):
+    """A GPU that counts what runs before it is timed."""
+
+    device = "cuda"
+
+    def __init__(self, microseconds: float) -> None:
+        self.microseconds, self.before = microseconds, 0.0
+
+    def batch(self, calls: Any, count: int) -> float:
+        self.before += count * self.microseconds
+        return self.microseconds
+
+
+@pytest.mark.parametrize("microseconds", [40.0, 7000.0, 500_000.0])
+def test_a_gpu_has_run_for_a_while_before_it_is_timed(microseconds: float) -> None:
+    """An idle one would run above the clocks of a long run, and flatter whoever is first."""
+    engine = _Warm(microseconds)
+    assert steady_times(engine, [lambda: None], 3).median == 100.0  # type: ignore[arg-type]
+    assert 1e3 * STEADY_MS <= engine.before <= 1e3 * STEADY_MS + 5 * microseconds
 
 
 def test_an_absent_peer_is_a_note() -> None:

@@ -20,6 +20,7 @@ from octavo_cli.bench.gemm_results import GemmResults, GemmRow, QuantizeTime, Ta
 from octavo_cli.bench.goals import Neighbours, gemm_goals
 from octavo_cli.bench.results import Failure, machine, told, versions
 from octavo_cli.bench.shapes import Shape, sizes_of
+from octavo_cli.bench.steady import steady_times
 
 Say = Callable[[str], None]
 
@@ -141,7 +142,7 @@ class _Bench:
     def _case(self, prepared: Prepared, case: GemmCase, name: str, grouping: Grouping) -> None:
         try:
             calls = prepared.call(case)
-            times = self.engine.times(calls, self.choices.repeats)
+            times = steady_times(self.engine, calls, self.choices.repeats)
             once = prepared.call(case) if case.accumulate else calls  # timed accumulators hold many products
             pending = pending_match(prepared, case, grouping.sizes, once[0](), self.choices.seed)
         except Exception as error:  # as above

@@ -18,6 +18,7 @@ from octavo_cli.bench.engine import Engine
 from octavo_cli.bench.gemm_problem import Data
 from octavo_cli.bench.results import told
 from octavo_cli.bench.shapes import Shape
+from octavo_cli.bench.steady import steady_times
 from octavo_cli.bench.timing import Call, Times
 
 DENSE = "dense"
@@ -62,9 +63,8 @@ def timed(engine: Engine, data: Data, plan: Iterator[tuple[str, str, str, Make]]
     found = []
     for name, sizes, gemm, make in plan:
         try:
-            found.append(
-                Peer(name, data.shape, sizes, gemm, engine.times([make(at) for at in range(len(data.sets))], repeats))
-            )
+            calls = [make(at) for at in range(len(data.sets))]
+            found.append(Peer(name, data.shape, sizes, gemm, steady_times(engine, calls, repeats)))
         except Exception as error:  # a peer that is absent or refuses says nothing of our kernels
             found.append(Peer(name, data.shape, sizes, gemm, note=f"{name} {gemm}: {told(error)[:160]}"))
     return found
