@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo import GroupedTensorSpec
+from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo_torch.grouped_tensor import GroupedTensor
@@ -47,6 +47,12 @@ def layout_of(spec: GroupedTensorSpec, direction: Direction) -> str:
     return layout
 
 
+def _same_bytes(spec: QuantizerSpec, direction: Direction) -> bool:
+    """True where the plain and the native layout of a plane differ in name alone."""
+    turned = spec.scaling == "block" and not spec.square
+    return direction == "rowwise" and spec.format != "e2m1" and not turned
+
+
 def converted(q: GroupedTensor, layouts: tuple[str, str], plan: RowPlan | None = None) -> GroupedTensor:
     """`q` in the (rowwise, columnwise) layouts; planes that have theirs already are shared with it."""
     spec = q.spec
@@ -61,7 +67,7 @@ def converted(q: GroupedTensor, layouts: tuple[str, str], plan: RowPlan | None =
             raise ValueError(f"layouts has {layout!r} for {direction} data; give {' or '.join(map(repr, known))}")
         chosen[direction] = layout
         codes, scale, factor = q.plane(direction)
-        if layout_of(spec, direction) != layout:
+        if layout_of(spec, direction) != layout and not _same_bytes(spec.quantizer, direction):
             plan = plan_of(spec.shape, plan or q.group_sizes, codes)
             codes, scale = ops.convert(
                 codes, scale, plan and plan.words, text, list(spec.shape), spec.groups, direction, layout

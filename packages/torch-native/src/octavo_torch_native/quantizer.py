@@ -87,7 +87,7 @@ class Quantizer:
         return kernel.tensor(frame, sizes, outputs), outputs[-1]
 
     def from_plain(self, q: GroupedTensor) -> GroupedTensor:
-        """Plain planes, which may be another's, in the layouts of the request; those that are equal bytes are shared."""
+        """Plain planes, which may be another's, in the layouts of the request; planes of equal bytes are shared."""
         return converted(q, self._layouts)
 
     def to_plain(self, q: GroupedTensor) -> GroupedTensor:

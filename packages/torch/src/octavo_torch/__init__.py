@@ -111,9 +111,9 @@ def __getattr__(name: str) -> object:
 
     # all at once: afterwards every name is a plain global, which a compiler can trace
     places = (
-        activation_module, checkpoint, checkpoint_distributed, checkpoint_recipes, coded_weight, conversion, delayed, delayed_wgrad, expert_parallel, fsdp,
-        functional, grouped_tensor, mlp, mlp_module, module, parallel, permutation, quantized_input, quantized_operands,
-        quantized_output, recipe_module, sequential, status, weights,
+        activation_module, checkpoint, checkpoint_distributed, checkpoint_recipes, coded_weight, conversion, delayed,
+        delayed_wgrad, expert_parallel, fsdp, functional, grouped_tensor, mlp, mlp_module, module, parallel,
+        permutation, quantized_input, quantized_operands, quantized_output, recipe_module, sequential, status, weights,
     )  # fmt: skip
     for place in places:
         globals().update({public: value for public, value in vars(place).items() if public in __all__})

@@ -15,6 +15,7 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
 from octavo_registry.request import Plan, Request
 from octavo_torch.dtypes import DTYPE_NAMES, DTYPES
+from octavo_torch.given import check_recipe
 from octavo_torch.tracing import register_constants
 
 Run = Callable[..., Any]
@@ -177,6 +178,7 @@ def layer_for(
     layer = _layers.get(key)
     if layer is not None and layer.token is _state_token() and layer.recipe is recipe and x.device == layer.device:
         return layer
+    check_recipe(recipe)
     if len(_layers) >= _MOST_LAYERS:
         _layers.clear()
     layer = _layers[key] = Layer(recipe, dtype, x.device, shape, at_host, need_dx, need_dw, backend, graph_safe)

@@ -12,6 +12,7 @@ from octavo import HighPrecision, Recipe
 from octavo_torch.coded_weight import operands_of
 from octavo_torch.delayed import DelayedState
 from octavo_torch.delayed_wgrad import DelayedWgrad
+from octavo_torch.given import backend_names
 from octavo_torch.graphs import wants_graph
 from octavo_torch.interleaving import check_interleave
 from octavo_torch.linear import Rows
@@ -191,7 +192,7 @@ def grouped_mlp(
     are equal. Differentiable once in x, weights, probs, biases and bias2_scales; only what is asked for is computed.
     Raises as grouped_linear does. `explain_mlp` tells what is fused.
     """
-    names = backend if backend is None or isinstance(backend, str) else tuple(backend)
+    names = backend_names(backend)
     return run(
         x,
         w1,
@@ -234,6 +235,6 @@ def explain_mlp(
     _, at_host = as_sizes(group_sizes, x.shape[0], first.shape[0], x)
     needs = x.requires_grad, first.requires_grad, second.requires_grad
     wanted = Wanted(*needs, needs[0] or needs[1])
-    names = backend if backend is None or isinstance(backend, str) else tuple(backend)
+    names = backend_names(backend)
     chosen = _HIGH_PRECISION if recipe is None else recipe
     return mlp_plan_for(chosen, name, x, first, second, at_host, wanted, names, wants_graph(x))

@@ -1,0 +1,181 @@
+"""What ranks do in the tests of FSDP2: importable by name, because other processes run it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ranks
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils.checkpoint import checkpoint
+
+from octavo import MXFP8, PRESETS, BlockScaling, DelayedScaling, Recipe
+from octavo_torch import GroupedLinear, GroupedMLP, explain_gather, quantize_before_gather, update_scales
+from octavo_torch.coded_weight import CodedWeight
+
+G, N, K, M = 4, 512, 512, 40
+SIZES = [11, 0, 17, 6]
+RECIPES: dict[str, Recipe] = {
+    **{name: PRESETS[name] for name in ("bf16", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4")},
+    "fp8-delayed": DelayedScaling(history=3),
+    "mxfp8-square": MXFP8(square_weights=True),
+    "bf16 backward": BlockScaling(dgrad="high_precision", wgrad="high_precision"),
+}
+
+
+def device() -> torch.device:
+    """This process' own."""
+    return torch.device(ranks.device)
+
+
+def sizes_of(sizes: list[int]) -> Tensor:
+    """Where a rank with a GPU has them: on it."""
+    return torch.tensor(sizes, device=device())
+
+
+def mesh_of(*shape: int, names: tuple[str, ...] | None = None) -> DeviceMesh:
+    return init_device_mesh(device().type, shape or (dist.get_world_size(),), mesh_dim_names=names)
+
+
+def data(seed: int, rows: int = M, columns: int = K) -> Tensor:
+    drawn = torch.randn(rows, columns, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(seed))
+    return drawn.to(device())
+
+
+def layer_of(recipe: Recipe, groups: int = G, n: int = N, k: int = K) -> GroupedLinear:
+    torch.manual_seed(1)
+    return GroupedLinear(groups, k, n, bias=True, recipe=recipe, dtype=torch.bfloat16, seed=3).to(device())
+
+
+def sharded(layer: Any, dim: int, **options: Any) -> Any:
+    quantize_before_gather(layer)
+    place = {3: Shard(dim), 2: Shard(min(dim, 1))}
+    return fully_shard(layer, mesh=mesh_of(), shard_placement_fn=lambda p: place[p.dim()], **options)
+
+
+def whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def steps(layer: Any, forward: Any, count: int = 2) -> list[Tensor]:
+    """y, dx, the clipped gradient's norm and the parameters of some steps; whole tensors, on every rank."""
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
+    seen: list[Tensor] = []
+    for step in range(count):
+        x = data(step).requires_grad_()
+        y = forward(x)
+        y.backward(data(step + 50, columns=y.shape[1]))
+        norm = nn.utils.clip_grad_norm_(layer.parameters(), 1e9)
+        assert x.grad is not None
+        seen += [y.detach(), x.grad, whole(norm)]
+        optimizer.step()
+        optimizer.zero_grad()
+        update_scales(layer)
+    return seen + [whole(parameter).detach() for parameter in layer.parameters()]
+
+
+def same(left: list[Tensor], right: list[Tensor]) -> list[bool]:
+    return [torch.equal(a.cpu(), b.cpu()) for a, b in zip(left, right, strict=True)]
+
+
+def norms_aside(seen: list[Tensor], count: int = 2) -> list[Tensor]:
+    """A norm is summed in another order by shards."""
+    return [value for index, value in enumerate(seen) if index % 3 != 2 or index >= 3 * count]
+
+
+def train_all_dims(name: str) -> list[Any]:
+    found = []
+    for dim in (0, 1, 2):
+        plain, layer = layer_of(RECIPES[name]), layer_of(RECIPES[name])
+        expected = steps(plain, lambda x, plain=plain: plain(x, sizes_of(SIZES)))
+        sharded(layer, dim)
+        kinds = set()
+        layer.register_forward_pre_hook(lambda module, _, kinds=kinds: kinds.add(type(module.weight) is CodedWeight))
+        seen = steps(layer, lambda x, layer=layer: layer(x, sizes_of(SIZES)))
+        norm = [abs(a - b) / b for a, b in zip(seen[2:6:3], expected[2:6:3], strict=True)]
+        found.append(
+            (same(norms_aside(seen), norms_aside(expected)), max(map(float, norm)), kinds, explain_gather(layer))
+        )
+    return found
+
+
+def train_ways() -> dict[str, list[bool]]:
+    recipe, found = BlockScaling(), {}
+    expected = steps(*(lambda one: (one, lambda x: one(x, sizes_of(SIZES))))(layer_of(recipe)))
+
+    def compare(name: str, layer: Any, forward: Any) -> None:
+        found[name] = same(norms_aside(steps(layer, forward)), norms_aside(expected))
+
+    layer = sharded(layer_of(recipe), 0, reshard_after_forward=False)
+    compare("kept gathered", layer, lambda x: layer(x, sizes_of(SIZES)))
+    for reentrant in (True, False):
+        one = sharded(layer_of(recipe), 1)
+        name = f"checkpointed, {'' if reentrant else 'non-'}reentrant"
+        compare(name, one, lambda x, one=one, way=reentrant: checkpoint(one, x, sizes_of(SIZES), use_reentrant=way))
+    offloaded = sharded(layer_of(recipe), 2, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    compare("offloaded", offloaded, lambda x: offloaded(x, sizes_of(SIZES)))
+    if device().type == "cuda":
+        del found["offloaded"][2:]  # the CPU's optimizer rounds otherwise
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    mixed = sharded(layer_of(recipe).float(), 1, mp_policy=policy)
+    y = mixed(data(0), sizes_of(SIZES))
+    found["fp32 shards, bf16 codes"] = [torch.equal(y, layer_of(recipe)(data(0), sizes_of(SIZES)))]
+    return found
+
+
+def accumulate_with_an_empty_rank() -> list[bool]:
+    """Two microbatches; rank 1 has no tokens. Small integers, whose sums are exact in any order."""
+    rank, rows = dist.get_rank(), 10
+    layer, plain = sharded(layer_of(BlockScaling()), 1), layer_of(BlockScaling())
+    for micro in range(2):
+        layer.set_requires_gradient_sync(micro == 1)
+        for of in range(dist.get_world_size()):
+            signs = torch.Generator().manual_seed(10 * micro + of)
+            x, dy = ((torch.randint(-1, 2, (rows, side), generator=signs)).bfloat16() for side in (K, N))
+            sizes = sizes_of([0, 0, 0, 0] if of == 1 else [3, 0, 5, 2])
+            if of == rank:
+                layer(x, sizes).backward(dy)
+            plain(x, sizes).backward(dy)
+    pairs = zip(layer.parameters(), plain.parameters(), strict=True)
+    return [torch.equal(a.grad.full_tensor(), b.grad / dist.get_world_size()) for a, b in pairs]  # type: ignore[union-attr, operator]
+
+
+def mlp_and_uneven() -> list[Any]:
+    torch.manual_seed(2)
+    mlps = [
+        GroupedMLP(5, 64, 128, recipe=PRESETS["mxfp8"], dtype=torch.bfloat16, seed=3).to(device()) for _ in range(2)
+    ]
+    mlps[1].load_state_dict(mlps[0].state_dict())
+    sharded(mlps[1], 0)
+    outs = [mlp(data(0, columns=64), sizes_of([8, 8, 0, 8, 8])) for mlp in mlps]
+    first = explain_gather(mlps[1])
+    mlp = GroupedMLP(4, 64, 128, recipe=PRESETS["nvfp4"], dtype=torch.bfloat16, seed=3).to(device())
+    twin = GroupedMLP(4, 64, 128, recipe=PRESETS["nvfp4"], dtype=torch.bfloat16, seed=3).to(device())
+    twin.load_state_dict(mlp.state_dict())
+    sharded(twin, 0)
+    pairs = []
+    for one in (mlp, twin):
+        x = data(1, columns=64).requires_grad_()
+        y = one(x, sizes_of(SIZES))
+        y.backward(data(2, columns=64))
+        pairs.append((y.detach(), x.grad))
+    equal = [torch.equal(a, b) for a, b in zip(*pairs, strict=True)]
+    refused = ""
+    try:
+        quantize_before_gather(twin)
+    except ValueError as error:
+        refused = str(error)
+    return [torch.equal(*outs), first, equal, explain_gather(twin), refused]
+
+
+def poison(dim: int) -> tuple[bool, bool]:
+    layer = layer_of(PRESETS["fp8-current"])
+    with torch.no_grad():
+        layer.weight[2, 500, 3] = torch.nan
+        sharded(layer, dim)
+        y = layer(data(0), sizes_of(SIZES))
+    return bool(y[11:28].isnan().all()), bool(y[:11].isfinite().all())

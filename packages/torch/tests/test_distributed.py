@@ -1,0 +1,127 @@
+"""Several ranks beside FSDP2: scales that are reduced, tensor and expert parallelism, sharded checkpoints."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import ranks as pool
+import torch
+from distributed_work import (
+    column_and_row,
+    columns_and_shards,
+    expert_parallel,
+    load_parts,
+    parallel_mlp,
+    save_and_reshard,
+    scales_with_an_empty_rank,
+    states,
+)
+from fsdp_work import data, layer_of
+from ranks import WORLD, Ranks
+
+from octavo import MXFP8, PRESETS, BlockScaling
+from octavo_torch import ExpertExchange, GroupedLinear, GroupedRowParallel, load_distributed, save_distributed
+
+
+def test_scales_are_reduced_over_ranks(ranks: Ranks) -> None:
+    """`update_scales(group)` gives every rank the scales of one process with all tokens, a rank without tokens included
+    (faults.md 54, 55)."""
+    assert ranks(scales_with_an_empty_rank) == [(True, True)] * WORLD
+
+
+def test_a_rank_that_leaves_out_a_collective_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog of these tests ends a deadlock: it is no proof that there is none unless it can bite."""
+    monkeypatch.setattr(pool, "WATCHDOG_SECONDS", 2.0)
+    alone = Ranks()
+    start = time.monotonic()
+    with pytest.raises(AssertionError, match=r"ranks .* did not answer within 2 s: states"):
+        alone(states)
+    assert time.monotonic() - start < pool.START_SECONDS
+
+
+def test_column_and_row_parallel_layers(ranks: Ranks) -> None:
+    """y, dx, weights' and biases' gradients of two layers in a row are those of one process, bit for bit where sums are
+    exact; a bias counts once."""
+    for answer in ranks(column_and_row):
+        assert answer == [True] * 6
+
+
+def test_a_parallel_mlp(ranks: Ranks) -> None:
+    """Gate and up projection that take turns are split together; what cannot be split is refused."""
+    for *differences, gated, uneven, other in ranks(parallel_mlp):
+        assert differences == [True] * 7
+        assert "make the GroupedMLP with interleave=" in gated
+        assert "126" in uneven
+        assert "is for GroupedMLP" in other
+
+
+def test_tensor_parallel_shards_are_gathered_as_codes(ranks: Ranks) -> None:
+    """Over two axes of a mesh: a column-parallel layer whose part is sharded by FSDP2."""
+    assert ranks(columns_and_shards) == [[True, True, True]] * WORLD
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp8-block", "mxfp8"])
+def test_expert_parallel_tokens_come_back_as_from_one_process(recipe: str, ranks: Ranks) -> None:
+    """Results and gradients of tokens and router weights, bit for bit: no scale spans two groups or the ranks' rows."""
+    assert ranks(expert_parallel, recipe) == [[True, True, True]] * WORLD
+
+
+def test_exchanges_that_do_not_fit() -> None:
+    """Sizes that ranks do not divide, or are none."""
+
+    class Group:
+        def size(self) -> int:
+            return 4
+
+    for sizes, needed in ((torch.ones(6, dtype=torch.int64), "6 experts for 4 ranks"), ([1, 2], "give int32 or int64")):
+        with pytest.raises(ValueError, match=needed):
+            ExpertExchange(sizes, Group())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+def test_a_sharded_checkpoint_loads_elsewhere(recipe: str, tmp_path: Path, ranks: Ranks) -> None:
+    """From four ranks along dim 1 to four along dim 0, to one process, and to one parameter a group: the same bits
+    (faults.md 47, 49, 51). There is no pickle in the folder."""
+    for answer in ranks(save_and_reshard, str(tmp_path), recipe):
+        assert all(answer), answer
+    assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors"}
+    one = GroupedLinear(4, 512, 512, bias=True, recipe=PRESETS[recipe], dtype=torch.bfloat16, seed=9)
+    parts = GroupedLinear(
+        4, 512, 512, bias=True, recipe=PRESETS[recipe], dtype=torch.bfloat16, seed=9, per_group_parameters=True
+    )
+    start = layer_of(PRESETS[recipe])
+    for layer in (one, parts):
+        load_distributed(layer, tmp_path)
+    assert not torch.equal(one.weight, start.weight)
+    assert torch.equal(one(data(2), [11, 0, 17, 6]), parts(data(2), [11, 0, 17, 6]))
+    with pytest.raises(ValueError, match="make the module with the recipe"):
+        load_distributed(GroupedLinear(4, 512, 512, bias=True, recipe=BlockScaling(), dtype=torch.bfloat16), tmp_path)
+
+
+def test_one_process_saves_and_four_ranks_load(tmp_path: Path, ranks: Ranks) -> None:
+    """One parameter a group, saved by one process, into shards along dims 0, 1 and 2."""
+    torch.manual_seed(7)
+    parts = GroupedLinear(4, 512, 512, bias=True, recipe=BlockScaling(), per_group_parameters=True)
+    save_distributed(parts, tmp_path)
+    assert ranks(load_parts, str(tmp_path)) == [[True] * 6] * WORLD
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    """An array that the checkpoint lacks is no array that keeps its values (faults.md 51)."""
+    save_distributed(GroupedLinear(2, 16, 16, recipe=MXFP8()), tmp_path)
+    with pytest.raises(ValueError, match=r"lacks \['bias'\]"):
+        load_distributed(GroupedLinear(2, 16, 16, bias=True, recipe=MXFP8()), tmp_path)
+
+
+def test_styles_are_for_their_layers() -> None:
+    """One parameter a group is no matrix to split."""
+    layer = GroupedLinear(2, 16, 16, per_group_parameters=True)
+
+    class Mesh:
+        def size(self) -> int:
+            return 2
+
+    with pytest.raises(ValueError, match="make the layer without per_group_parameters"):
+        GroupedRowParallel()._apply(layer, Mesh())  # type: ignore[arg-type]
