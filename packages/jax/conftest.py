@@ -1,12 +1,21 @@
-"""`--slow`: run the tests marked slow, too."""
+"""`--slow`: run the tests marked slow, too. Eight virtual CPU devices, for the tests that shard."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
+# JAX reads it once, when its first device is asked for.
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+
 _HERE = Path(__file__).resolve().parent
+
+# Helper modules of the sharding tests by name: pytest's importlib mode puts no folder of tests on the path.
+sys.path.insert(0, str(_HERE / "tests" / "sharding"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -290,28 +290,33 @@ def test_export_of_a_step(rng: Any, same_bits: Any) -> None:
 
 
 def test_inside_shard_map() -> None:
-    """Expert parallel on eight virtual devices: each holds two experts and their tokens, gradients included."""
+    """Eight virtual devices, a kernel for each two of them, with JAX's check of types (its default) and without it: the
+    gradient of the kernel is summed over both devices once, and all else is one device's bits."""
     program = """
 import jax, jax.numpy as jnp, numpy as np, octavo, octavo_jax
 from jax.sharding import PartitionSpec as P
-mesh = jax.make_mesh((8,), ("ep",), axis_types=(jax.sharding.AxisType.Auto,))
+mesh = jax.make_mesh((4, 2), ("ep", "dp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 rng = np.random.default_rng(1)
 x = jnp.asarray(rng.standard_normal((8 * 40, 32)), jnp.bfloat16)
-kernel = jnp.asarray(rng.standard_normal((16, 32, 48)) / 6, jnp.bfloat16)
+kernel = jnp.asarray(rng.standard_normal((8, 32, 48)) / 6, jnp.bfloat16)
 sizes = jnp.asarray(rng.multinomial(35, [0.5, 0.5], 8).reshape(-1), jnp.int32)
 def local(x, kernel, sizes):
-    y = octavo_jax.grouped_dense(x, kernel, sizes, recipe=octavo.recipe("mxfp8"), backend="jax-native")
-    return y
-run = jax.shard_map(local, mesh=mesh, in_specs=(P("ep"), P("ep"), P("ep")), out_specs=P("ep"), check_vma=False)
-def gradients(run, *arrays):
-    loss = lambda x, kernel: jnp.sum(jnp.tanh(run(x, kernel, arrays[2]).astype(jnp.float32)))
-    return jax.jit(jax.grad(loss, (0, 1)))(*arrays[:2])
-dx, dw = gradients(run, x, kernel, sizes)
-for i in range(8):
-    mine = slice(40 * i, 40 * i + 40), slice(2 * i, 2 * i + 2)
-    part = gradients(local, x[mine[0]], kernel[mine[1]], sizes[mine[1]])
-    for whole, one, here in zip((dx, dw), part, mine):
-        assert np.asarray(whole[here]).tobytes() == np.asarray(one).tobytes()
+    return octavo_jax.grouped_dense(x, kernel, sizes, recipe=octavo.recipe("mxfp8"), backend="jax-native")
+def gradients(run):
+    loss = lambda x, kernel, sizes: jnp.sum(jnp.tanh(run(x, kernel, sizes).astype(jnp.float32)))
+    return jax.jit(jax.grad(loss, (0, 1)))
+both = P(("ep", "dp"))
+def sharded(check):
+    run = jax.shard_map(local, mesh=mesh, in_specs=(both, P("ep"), both), out_specs=both, check_vma=check)
+    return gradients(run)(x, kernel, sizes)
+(dx, dw), unchecked = sharded(True), sharded(False)
+one = gradients(local)
+parts = [one(x[40 * i : 40 * i + 40], kernel[i // 2 * 2 : i // 2 * 2 + 2], sizes[2 * i : 2 * i + 2]) for i in range(8)]
+assert np.asarray(dx).tobytes() == b"".join(np.asarray(part[0]).tobytes() for part in parts)
+for j in range(4):
+    shared = parts[2 * j][1] + parts[2 * j + 1][1]
+    assert np.asarray(dw[2 * j : 2 * j + 2]).tobytes() == np.asarray(shared).tobytes()
+assert all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip((dx, dw), unchecked))
 """
     settings = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     result = subprocess.run([sys.executable, "-c", program], env=settings, capture_output=True, text=True, check=False)

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"contracting_dims": ((-1,), (2,)), "kernel": np.ones((2, 4, 16)), "bias": np.ones((2, 16), np.float32)},
         r"kernel \[G, N, K\] = \[2, 4, 16\] needs \[G, N\] = \[2, 4\]",
     ),
-    "sharding": ({"sharding": "fsdp"}, "needs its own release"),
+    "sharding": ({"sharding": "fsdp"}, "give octavo_jax.MeshAxes"),
 }
 
 

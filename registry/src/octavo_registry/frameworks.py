@@ -101,3 +101,29 @@ class Framework(Protocol):
 
     def host_reads(self, function: Callable[..., Any], *arrays: Any) -> Sequence[str]:
         """Names of the operations by which `function(*arrays)` waits for values of an array: empty when none does."""
+
+
+class Sharding(Protocol):
+    """What a bridge offers besides where its front end spreads one call over several devices of a process."""
+
+    def shards(self, device: str) -> int:
+        """Devices of that kind in this process."""
+
+    def sharded_linear(
+        self,
+        x: Any,
+        w: Any,
+        group_sizes: Any,
+        dy: Any,
+        *,
+        device: str,
+        recipe: Recipe,
+        backend: str | Sequence[str] | None = None,
+    ) -> LayerResult:
+        """The front end's grouped linear of numpy arrays, forward and backward, a block of tokens on each device.
+
+        device       their kind
+        x, dy        [E, F, M, K] and [E, F, M, N] on E x F devices: E shards of experts, F of tokens
+        w            [E * G, N, K]: groups cut over the experts' shards, K over the tokens' (FSDP)
+        group_sizes  [E, F, G]
+        """

@@ -14,6 +14,7 @@ from jax import Array
 import octavo_native
 from octavo import QuantizerSpec
 from octavo.quantizer import Direction, Operand
+from octavo_jax.varying import varying_alike, varying_axes, varying_over
 from octavo_jax_native import targets
 from octavo_jax_native.planes import Extent, array, layout_number
 
@@ -35,7 +36,9 @@ def call(
     function = jax.ffi.ffi_call(
         target, list(results.values()), vmap_method="sequential", input_output_aliases=dict(aliases or {})
     )
-    made: list[Array] = list(function(*operands.values(), **attributes))
+    given = varying_alike(list(operands.values()))
+    # ffi_call takes its results to be alike on all shards, whatever its operands are.
+    made: list[Array] = varying_over(list(function(*given, **attributes)), varying_axes(given))
     return made
 
 

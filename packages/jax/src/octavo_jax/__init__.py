@@ -12,10 +12,11 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_jax import adapters, counting, moe, policies
+    from octavo_jax import adapters, counting, moe, policies, traffic
     from octavo_jax.activations import activate
     from octavo_jax.checkpoint_names import name_bits, name_planes
     from octavo_jax.delayed import DelayedState, ScalingHistory, init_delayed, record_amax, update_delayed
+    from octavo_jax.explaining import LayerReport, explain
     from octavo_jax.fused import Extras, act_quantize, dact_quantize, norm_quantize
     from octavo_jax.grouped import grouped_dense
     from octavo_jax.grouped_tensor import GroupedTensor
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from octavo_jax.quantizers import Quantizer, QuantizerSet, quantizer_set, with_state
     from octavo_jax.quantizing import dequantize, quantize
     from octavo_jax.ragged import ragged_dot
+    from octavo_jax.sharding.axes import MeshAxes
 
 __version__ = "0.1.0"
 
@@ -33,6 +35,8 @@ __all__ = [
     "DelayedState",
     "Extras",
     "GroupedTensor",
+    "LayerReport",
+    "MeshAxes",
     "Quantizer",
     "QuantizerSet",
     "ScalingHistory",
@@ -43,6 +47,7 @@ __all__ = [
     "dact_quantize",
     "dense",
     "dequantize",
+    "explain",
     "grouped_dense",
     "grouped_mlp",
     "init_delayed",
@@ -58,15 +63,17 @@ __all__ = [
     "quantizer_set",
     "ragged_dot",
     "record_amax",
+    "traffic",
     "update_delayed",
     "with_state",
 ]
 
-_MODULES = ("adapters", "counting", "moe", "policies")
+_MODULES = ("adapters", "counting", "moe", "policies", "traffic")
 _PLACES = (
     "activations",
     "checkpoint_names",
     "delayed",
+    "explaining",
     "fused",
     "grouped",
     "grouped_tensor",
@@ -77,6 +84,7 @@ _PLACES = (
     "quantizers",
     "quantizing",
     "ragged",
+    "sharding.axes",
 )
 
 if "jax" in sys.modules:

@@ -33,26 +33,35 @@ def grouped_weight(contracting_dims: ContractingDims, x_rank: int) -> Weight:
 class DenseAxes(NamedTuple):
     """Axes of a layer of one matrix.
 
-    weight   how it lies, seen as [1, K, N] ("kn") or [1, N, K] ("nk")
-    rows     axes of x that stay, the result's first ones
-    columns  axes of the kernel that stay, the result's last ones
-    k        product of the contracted sizes
+    weight      how it lies, seen as [1, K, N] ("kn") or [1, N, K] ("nk")
+    rows        axes of x that stay, the result's first ones
+    columns     axes of the kernel that stay, the result's last ones
+    k           product of the contracted sizes
+    contracted  how many axes are contracted
     """
 
     weight: Weight
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     k: int
+    contracted: int
 
-    @property
-    def matrix(self) -> tuple[int, int, int]:
+    def matrix(self, kernel_shape: tuple[int, ...]) -> tuple[int, int, int]:
         """The kernel's shape as the stack of one matrix."""
-        n = math.prod(self.columns)
-        return (1, self.k, n) if self.weight == "kn" else (1, n, self.k)
+        cut = self.contracted if self.weight == "kn" else len(kernel_shape) - self.contracted
+        return 1, math.prod(kernel_shape[:cut]), math.prod(kernel_shape[cut:])
 
 
-def dense_axes(contracting_dims: ContractingDims, x_shape: tuple[int, ...], kernel_shape: tuple[int, ...]) -> DenseAxes:
-    """The axes of `dense`: x's last ones with the kernel's first or last ones, in their order."""
+def dense_axes(
+    contracting_dims: ContractingDims,
+    x_shape: tuple[int, ...],
+    kernel_shape: tuple[int, ...],
+    shards: tuple[int, int] = (1, 1),
+) -> DenseAxes:
+    """The axes of `dense`: x's last ones with the kernel's first or last ones, in their order.
+
+    shards   how many the kernel is of, along the first axis that is contracted and the first that stays
+    """
     x_dims, kernel_dims = _pair(contracting_dims)
     count = len(x_dims)
     if count == 0 or count != len(kernel_dims) or count > min(len(x_shape), len(kernel_shape)):
@@ -68,6 +77,11 @@ def dense_axes(contracting_dims: ContractingDims, x_shape: tuple[int, ...], kern
             "last axes of x meet the first or the last ones of the kernel, in one order: move them with jnp.moveaxis"
         )
     contracted = x_shape[-count:]
+    whole = list(kernel_shape)
+    for axis, several in zip((kernel_axes[0], count if kernel_axes == first else 0), shards, strict=True):
+        if several > 1 and axis < len(whole):
+            whole[axis] *= several
+    kernel_shape = tuple(whole)
     found = kernel_shape[:count] if kernel_axes == first else kernel_shape[-count:]
     if contracted != found:
         raise ValueError(
@@ -75,7 +89,8 @@ def dense_axes(contracting_dims: ContractingDims, x_shape: tuple[int, ...], kern
             f"{list(found)}; with contracting_dims {contracting_dims!r} they are equal"
         )
     columns = kernel_shape[count:] if kernel_axes == first else kernel_shape[:-count]
-    return DenseAxes("kn" if kernel_axes == first else "nk", x_shape[:-count], columns, math.prod(contracted))
+    weight: Weight = "kn" if kernel_axes == first else "nk"
+    return DenseAxes(weight, x_shape[:-count], columns, math.prod(contracted), count)
 
 
 def _pair(contracting_dims: ContractingDims) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
 from octavo_jax.delayed import DelayedState, ScalingHistory
@@ -16,6 +18,7 @@ from octavo_jax.dispatch import device_kind
 from octavo_jax.grouped import grouped_dense
 from octavo_jax.grouped_tensor import GroupedTensor
 from octavo_jax.quantizing import quantize
+from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.frameworks import PLANES, Device, LayerResult
 
 _HOST_PRIMITIVES = ("pure_callback", "io_callback", "debug_callback", "infeed", "outfeed")
@@ -124,6 +127,39 @@ class JaxFramework:
         run = jax.jit(arrays) if compiled else arrays
         return LayerResult(*run(x, w, bias, None if host_sizes is not None else group_sizes, dy))
 
+    def shards(self, device: str) -> int:
+        """Devices of that kind; XLA_FLAGS=--xla_force_host_platform_device_count makes several of a CPU."""
+        return len(_of_kind(device))
+
+    def sharded_linear(
+        self,
+        x: Any,
+        w: Any,
+        group_sizes: Any,
+        dy: Any,
+        *,
+        device: str,
+        recipe: Recipe,
+        backend: str | Sequence[str] | None = None,
+    ) -> LayerResult:
+        """`octavo_jax.grouped_dense` with w [E * G, N, K] over a mesh of E x F devices, and its gradients."""
+        experts, data = x.shape[:2]
+        devices = np.asarray(_of_kind(device)[: experts * data]).reshape(experts, data)
+        mesh = Mesh(devices, ("experts", "data"))
+        tokens, kernel = P("experts", "data"), P("experts", None, "data")  # type: ignore[no-untyped-call]
+        axes = MeshAxes(ep="experts", fsdp="data")
+
+        def step(x: Array, w: Array, sizes: Array, dy: Array) -> tuple[Array, ...]:
+            def layer(x: Array, w: Array) -> Any:
+                dims = ((-1,), (2,))
+                return grouped_dense(x, w, sizes, recipe=recipe, contracting_dims=dims, sharding=axes, backend=backend)
+
+            y, pull = jax.vjp(layer, x, w)
+            return (y, *pull(dy))
+
+        arrays = zip((x, w, group_sizes, dy), (tokens, kernel, tokens, tokens), strict=True)
+        return LayerResult(*jax.jit(step)(*(jax.device_put(one, NamedSharding(mesh, spec)) for one, spec in arrays)))
+
     def host_reads(self, function: Callable[..., Any], *arrays: Any) -> Sequence[str]:
         """What would make `function(*arrays)` wait for a value: the error that tracing it meets, or its callbacks.
 
@@ -141,6 +177,12 @@ class JaxFramework:
         except reads as error:
             return (type(error).__name__,)
         return tuple(name for name in _primitives(closed.jaxpr) if name in _HOST_PRIMITIVES)
+
+
+def _of_kind(kind: str) -> list[Any]:
+    return [
+        device for device in (jax.devices("cpu") if kind == "cpu" else jax.devices()) if device_kind(device)[0] == kind
+    ]
 
 
 def _primitives(jaxpr: Any) -> Iterator[str]:

@@ -10,6 +10,10 @@ Overwrite the state with that "gradient", as Flax does for its collection `_over
 microbatches a step, overwrite after each and update once after the last: recording takes a maximum, so order and
 number do not matter, while *summing* these gradients would be wrong. Within one differentiated function, thread the
 second result of `grouped_dense` from call to call.
+
+Inside `jax.shard_map`, a state that shards share comes back with the largest of their amaxes. With check_vma=False JAX
+adds up what shards share where the gradient is taken outside of the shard_map: take it inside then, or give each shard
+a state of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from octavo.formats import FORMAT_MAX, Format
 from octavo_jax.reference import bits as fp32
 from octavo_jax.reference.quantize import group_amax
 from octavo_jax.reference.rows import RaggedRows, Rows, StackedRows
+from octavo_jax.varying import varying_axes, varying_over
 
 
 @jax.tree_util.register_dataclass
@@ -83,6 +88,36 @@ def _larger(a: Array, b: Array) -> Array:
 def record_amax(state: ScalingHistory, amax: Array) -> ScalingHistory:
     """The state after one more tensor of this step with these amaxes, float32 [G]."""
     return ScalingHistory(state.history.at[0].set(_larger(state.history[0], amax)), state.scale)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def shared_state(state: DelayedState, axes: frozenset[str]) -> DelayedState:
+    """`state` inside `jax.shard_map` as one whose amaxes differ over the manual `axes`.
+
+    Its "gradient" has the state's own type: running amaxes are maxima over those of `axes` that the state did not
+    differ over, where JAX would sum a derivative.
+    """
+    made: DelayedState = varying_over(state, axes)
+    return made
+
+
+def _shared(state: DelayedState, axes: frozenset[str]) -> tuple[DelayedState, DelayedState]:
+    return shared_state(state, axes), state
+
+
+def _largest(axes: frozenset[str], state: DelayedState, later: DelayedState) -> tuple[DelayedState]:
+    def merged(before: ScalingHistory, after: ScalingHistory) -> ScalingHistory:
+        missing = tuple(sorted(axes - varying_axes(before)))
+        last = fp32.as_bits(after.history[0])
+        if missing:
+            last = lax.pmax(last, missing)  # type: ignore[no-untyped-call]
+        return ScalingHistory(before.history.at[0].set(fp32.as_float(last)), before.scale)
+
+    histories = (merged(getattr(state, name), getattr(later, name)) for name in ("x", "kernel", "grad"))
+    return (DelayedState(*histories),)
+
+
+shared_state.defvjp(_shared, _largest)
 
 
 @partial(jax.jit, static_argnames=("top", "most_recent", "axis_name"))

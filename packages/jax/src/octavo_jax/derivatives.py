@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 import jax
 from jax import Array
 
+from octavo_jax.delayed import DelayedState, shared_state
+from octavo_jax.varying import varying_axes, varying_over
+
 Result = TypeVar("Result")
 
 
@@ -31,9 +34,13 @@ def undifferentiated(x: Array) -> Array:
 
 
 def in_reverse(name: str, function: Callable[..., Result], *arguments: Any) -> Result:
-    """`function(*arguments)`, with a sentence where `jax.jvp` differentiates the public function called `name`."""
+    """`function(*arguments)`, with a sentence where `jax.jvp` differentiates the public function called `name`.
+
+    Inside `jax.shard_map` every array has one type from here on, as custom_vjps want it; what transposes that sums
+    gradients of arrays that shards share, and takes the largest of their amaxes of a delayed state.
+    """
     try:
-        return function(*arguments)
+        return function(*_alike(arguments))
     except TypeError as error:
         if "custom_vjp" not in str(error):
             raise
@@ -41,3 +48,14 @@ def in_reverse(name: str, function: Callable[..., Result], *arguments: Any) -> R
             f"{name} was given to forward-mode differentiation (jax.jvp, jax.jacfwd, jax.hessian) and is a custom_vjp "
             "function: rounding to codes has no derivative to push forward, so use jax.grad or jax.vjp"
         ) from None
+
+
+def _alike(arguments: Any) -> Any:
+    axes = varying_axes(arguments)
+    if not axes:
+        return arguments
+
+    def cast(leaf: Any) -> Any:
+        return shared_state(leaf, axes) if isinstance(leaf, DelayedState) else varying_over(leaf, axes)
+
+    return jax.tree.map(cast, arguments, is_leaf=lambda leaf: isinstance(leaf, DelayedState))

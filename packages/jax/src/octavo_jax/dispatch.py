@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,8 @@ import octavo_jax.preference  # noqa: F401 (a preference is part of what JAX's c
 import octavo_registry
 from octavo import HighPrecision, QuantizerSpec, Recipe
 from octavo.formats import DType
+from octavo.grouped_tensor import PLAIN
+from octavo_jax.sharding.placement import Placement
 from octavo_registry import LayerPlan, Plan, Request, Weight, state_token
 
 Names = str | Sequence[str] | None
@@ -64,6 +66,7 @@ class Asked(NamedTuple):
     dtype, kernel_dtype  of x and the kernel
     shape                of the kernel
     weight               how it lies: "kn" as [G, K, N], "nk" as [G, N, K]
+    placement            of blocks and shards; None: rows [M, K] and a kernel on one device
     """
 
     recipe: Recipe
@@ -77,6 +80,7 @@ class Asked(NamedTuple):
     device: tuple[str, tuple[int, int] | None]
     backend: str | tuple[str, ...] | None
     training: bool
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +90,7 @@ class Layer:
     plan                     the registry's answer
     asked                    to what
     x_dtype, kernel_dtype    dtypes of the arguments, which their gradients have
+    y_dtype                  of the result; where it is summed over shards, the plan's GEMM gives float32
     product_dtype            dtype in which a GEMM multiplies operands that its slot does not quantize: the arguments',
                              fp32 where these differ; dy is cast to it
     checkpoint_name          of quantized operands; None names nothing
@@ -96,9 +101,15 @@ class Layer:
     asked: Asked
     x_dtype: Any
     kernel_dtype: Any
+    y_dtype: Any
     product_dtype: Any
     checkpoint_name: str | None
     output_checkpoint_name: str | None
+
+    @property
+    def placement(self) -> Placement | None:
+        """Of blocks and shards; None: rows [M, K] and a kernel on one device."""
+        return self.asked.placement
 
     def trained(self) -> Layer:
         """The layer with its gradients' GEMMs planned, too; itself where they are. NoBackendError as `layer_for`."""
@@ -160,12 +171,14 @@ def layer_for(
     weight: Weight = "kn",
     x_dtype: DTypeLike | None = None,
     training: bool = True,
+    placement: Placement | None = None,
 ) -> Layer:
     """The layer for x [M, K] and kernel [G, K, N], or [G, N, K] with weight "nk"; NoBackendError where nothing serves
     it. dx and dw have the dtypes of x and the kernel.
 
     x_dtype   of an x that is not there yet, such as an activation's result: then `x` tells the device alone
     training  False: the forward pass alone is planned, and `Layer.trained` plans the rest where it is differentiated
+    placement of blocks and shards: x is [*B, M, K], the kernel [E * G, ...], and the plans are for one block's GEMMs
 
     Equal arguments give the same object as long as the registry chooses the same functions, so nothing is traced twice.
     """
@@ -182,6 +195,7 @@ def layer_for(
         device_of(x),
         _hashable(backend),
         training,
+        placement,
     )
     seen_key = (id(recipe), asked[1:])  # the hash of a recipe is 2 microseconds
     seen: tuple[Recipe, Layer] | None = _layers_seen.get(seen_key)
@@ -200,13 +214,22 @@ def _layer(asked: Asked) -> Layer:
         out_dtype = dtype_name(asked.preferred_element_type, "preferred_element_type")
     else:
         out_dtype = recipe.output_dtype or in_dtype
+    product_dtype: DType = in_dtype if in_dtype == kernel_dtype else "float32"
+    y_dtype, dx_dtype, dw_dtype = out_dtype, in_dtype, recipe.wgrad_dtype or kernel_dtype
+    placement = asked.placement
+    if placement is not None:
+        groups = placement.gemm_size("g", groups) // placement.count("e")
+        k, n = placement.gemm_size("k", k), placement.gemm_size("n", n)
+        y_dtype = "float32" if placement.sums("i") else y_dtype
+        dx_dtype = "float32" if placement.sums("o") else dx_dtype
+        dw_dtype = "float32" if placement.sums_blocks else dw_dtype
     kind, arch = asked.device
     request = Request(
         op="fprop",
         framework="jax",
         device=kind,
         in_dtype=in_dtype,
-        out_dtype=out_dtype,
+        out_dtype=y_dtype,
         recipe=recipe,
         arch=arch,
         k=k,
@@ -215,20 +238,26 @@ def _layer(asked: Asked) -> Layer:
         training=asked.training,
         weight=asked.weight,
     )
-    product_dtype: DType = in_dtype if in_dtype == kernel_dtype else "float32"
     plan = octavo_registry.plan_layer(
         request,
         backend=asked.backend,
-        wgrad_dtype=recipe.wgrad_dtype or kernel_dtype,
-        dgrad_dtype=in_dtype,
+        wgrad_dtype=dw_dtype,
+        dgrad_dtype=dx_dtype,
         w_dtype=kernel_dtype,
         product_dtype=product_dtype,
     )
     key = (recipe.fingerprint, asked[1:], tuple(part.run for part in plan.plans))
     names = asked.checkpoint_name, asked.output_checkpoint_name
-    dtypes = asked.dtype, asked.kernel_dtype, jnp.dtype(product_dtype)
+    dtypes = asked.dtype, asked.kernel_dtype, jnp.dtype(out_dtype), jnp.dtype(product_dtype)
     layer: Layer = _layers.of(key, lambda: Layer(plan, asked, *dtypes, *names))
     return layer
+
+
+def in_plain_layouts(plan: Plan, backend: Names) -> Plan:
+    """The plan of the same quantizer whose planes are in the plain layout; itself where they are."""
+    if plan.request.layouts == (PLAIN, PLAIN):
+        return plan
+    return octavo_registry.plan(replace(plan.request, layouts=(PLAIN, PLAIN)), backend=backend)
 
 
 def quantizer_for(
@@ -264,8 +293,10 @@ def quantizer_for(
     return plan
 
 
-def dequantizer_for(spec: QuantizerSpec, payload: Array, layouts: tuple[str, str], backend: Names) -> Plan:
-    """The plan that dequantizes to float32; NoBackendError where nothing serves it."""
+def dequantizer_for(
+    spec: QuantizerSpec, payload: Array, layouts: tuple[str, str], backend: Names, dtype: DTypeLike = jnp.float32
+) -> Plan:
+    """The plan that dequantizes to `dtype`; NoBackendError where nothing serves it."""
     kind, arch = device_of(payload)
     request = Request(
         op="dequantize",
@@ -273,7 +304,7 @@ def dequantizer_for(spec: QuantizerSpec, payload: Array, layouts: tuple[str, str
         device=kind,
         arch=arch,
         in_dtype="float32",
-        out_dtype="float32",
+        out_dtype=dtype_name(dtype, "the result"),
         quantizer=spec,
         layouts=layouts,
     )

@@ -14,10 +14,12 @@ from octavo_jax.derivatives import undifferentiated
 from octavo_jax.dispatch import Layer
 from octavo_jax.fused_plans import Run
 from octavo_jax.grouped_tensor import GroupedTensor
-from octavo_jax.linear import Context, GemmOperand, bias_gradient, kept_x, named
+from octavo_jax.linear import Context, GemmOperand, bias_gradient, kept_x, named, quantize_operand
 from octavo_jax.never_recomputed import never_recomputed
 from octavo_jax.norms import NormSpec, octavo_normalization, octavo_normalization_gradient
 from octavo_jax.reference.norm import Normalized, NormGradients
+from octavo_jax.sharding.fused import fused_rows
+from octavo_jax.sharding.placement import Letter
 from octavo_registry import Plan
 from octavo_registry.cards import Activation
 
@@ -57,26 +59,39 @@ def _run(
     operand: Operand,
     context: Context,
     history: ScalingHistory | None,
-    arrays: tuple[Array | None, ...],
+    tokens: tuple[Array, ...],
+    whole: tuple[Array | None, ...] = (),
+    *,
+    wanted: tuple[str, ...] = (),
     **what: Any,
 ) -> tuple[Made, Extras]:
     assert plan is not None
     assert plan.request.quantizer is not None
-    q, extras = run(
-        *(None if array is None else undifferentiated(array) for array in arrays),
-        context.group_sizes,
-        seed=context.seed if plan.request.quantizer.stochastic else None,
-        operand=operand,
-        group_offset=context.group_offset,
-        scale=None if history is None else history.scale,
+    tokens = tuple(undifferentiated(array) for array in tokens)
+    whole = tuple(None if array is None else undifferentiated(array) for array in whole)
+    how: dict[str, Any] = {
+        "seed": context.seed if plan.request.quantizer.stochastic else None,
+        "operand": operand,
+        "group_offset": context.group_offset,
+        "scale": None if history is None else history.scale,
         **what,
-    )
+    }
+    if layer.placement is None:
+        q, extras = run(*tokens, *whole, context.group_sizes, **how)
+    else:
+        names = ("activated", *wanted)
+        q, extras = fused_rows(layer.placement, run, plan, tokens, whole, context.group_sizes, names, **how)
     made = extras.activated
     assert made is not None
     if history is not None:
         amax = amax_of(made, context.group_sizes) if extras.amax is None else extras.amax
         history = record_amax(history, never_recomputed(amax))
     return Made(made, named(layer, q, operand), history), extras
+
+
+def _is_cut(layer: Layer, letter: Letter) -> bool:
+    """Whether features lie on several shards: then nothing is fused, and quantizers see to their scales."""
+    return layer.placement is not None and layer.placement.cuts(letter)
 
 
 def normalized_operand(
@@ -91,7 +106,8 @@ def normalized_operand(
     if run is None:
         plain: Normalized = octavo_normalization(*arrays, spec=spec)
         return Made(plain.y, None, history), NormSaved(*arrays, plain.mean, plain.rstd)
-    made, extras = _run(run, layer.plan.quantize_x, layer, "x", context, history, arrays)
+    wanted = ("rstd", "mean") if spec.norm == "layer" else ("rstd",)
+    made, extras = _run(run, layer.plan.quantize_x, layer, "x", context, history, arrays[:1], arrays[1:], wanted=wanted)
     assert extras.rstd is not None
     # Computed again, statistics would quantize again, although a policy saved the planes; they are 4 bytes a row.
     mean = None if extras.mean is None else never_recomputed(extras.mean)
@@ -114,8 +130,9 @@ def activated_operand(
     history: ScalingHistory | None,
 ) -> Made:
     """The layer's x, activation(x) times probs; `run` is None where nothing is quantized."""
-    if run is None:
-        return Made(octavo_activation(x, probs, activation=activation), None, history)
+    if run is None or _is_cut(layer, "i"):
+        plain: Array = octavo_activation(x, probs, activation=activation)
+        return Made(plain, *quantize_operand(layer.plan.quantize_x, layer, plain, "x", context, history))
     return _run(run, layer.plan.quantize_x, layer, "x", context, history, (x,), probs=probs)[0]
 
 
@@ -131,10 +148,12 @@ def activation_gradient_operand(
     history: ScalingHistory | None,
 ) -> tuple[Made, Array | None]:
     """(the layer's dy from the activation's dy and input x, the gradient of the layer's bias or None)."""
-    if run is None:
+    if run is None or _is_cut(layer, "o"):
         plain: Array = octavo_activation_gradient(dy, x, probs, activation=activation)
-        return Made(plain, None, history), bias_gradient(plain, bias, context)
-    made, extras = _run(run, layer.plan.quantize_dy, layer, "dy", context, history, (dy, x), probs=probs)
+        operand = Made(plain, *quantize_operand(layer.plan.quantize_dy, layer, plain, "dy", context, history))
+        return operand, bias_gradient(layer, plain, bias, context)
+    wanted = () if bias is None else ("dbias",)
+    made, extras = _run(run, layer.plan.quantize_dy, layer, "dy", context, history, (dy, x), wanted=wanted, probs=probs)
     if bias is None:
         return made, None
     assert extras.dbias is not None

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
@@ -32,6 +33,12 @@ from octavo_jax.linear import (
     quantize_operand,
     stored_weight,
 )
+from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.conflicts import check_shards
+from octavo_jax.sharding.explicit import placed_layer
+from octavo_jax.sharding.manual import on_first, summed_result, unsummed
+from octavo_jax.sharding.placing import placement_of
+from octavo_jax.sharding.unnamed import check_unnamed
 from octavo_jax.sizes import GroupSizes, as_group_sizes, status
 
 
@@ -87,7 +94,7 @@ def _backward(_: Layer, saved: Residuals, cotangents: tuple[Array, DelayedState 
     dw = kernel_gradient(layer, saved.x, dy, dyq, context)
     if state is not None and of_dy is not None and later is not None:
         state = merged(DelayedState(state.x, state.kernel, of_dy), later)
-    return dx, dw, bias_gradient(dy, saved.bias, context), state, None
+    return dx, dw, bias_gradient(layer, dy, saved.bias, context), state, None
 
 
 _grouped.defvjp(_differentiated, _backward)
@@ -122,16 +129,17 @@ def grouped_dense(
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
     output_checkpoint_name: str | None = None,
     preferred_element_type: DTypeLike | None = None,
-    sharding: None = None,
+    sharding: MeshAxes | None = None,
     return_status: bool = False,
     backend: Names = None,
 ) -> Any:
     """y[r] = x[r] @ kernel[g] + bias[g] for every row r of group g.
 
     x                        [M, K] bf16, fp16 or fp32; rows of one group stand together, in group order. [*B, M, K]
-                             counts as [prod(B) * M, K], and y has the axes back
+                             counts as [prod(B) * M, K], and y has the axes back; unless the sizes have them, too
     kernel                   [G, K, N], or [G, N, K] with contracting_dims=((-1,), (2,)); read as it lies in memory
-    group_sizes              [G] integers on the host (checked) or a jax.Array (clamped, never read back); sum <= M
+    group_sizes              [G] integers on the host (checked) or a jax.Array (clamped, never read back); sum <= M.
+                             [*B, G]: of blocks of rows, each with a tail of its own; the kernel is [E * G, K, N] then
     recipe                   None: HighPrecision
     contracting_dims         of x and the kernel, as `jax.lax.dot_general` has them; negative ones count from the end
     bias                     [G, N]
@@ -141,12 +149,23 @@ def grouped_dense(
     checkpoint_name          what `jax.checkpoint` policies call the quantized x and kernel; None: no name
     output_checkpoint_name   what they call y; None: no name
     preferred_element_type   dtype of y; None: recipe.output_dtype, else x's
-    sharding                 None; partitioning across a mesh comes with its own release of octavo-jax
+    sharding                 which mesh axes play which part, an `octavo_jax.MeshAxes`; None: one device, or arrays
+                             that the caller's shard_map has cut
     return_status            also return an int32 status word: 0, or 1 (a size was negative) + 2 (sum past M)
     backend                  a name or a closed list of names
 
     Returns y [*B, M, N], rows past the sum zero and x not read there; then, where asked for, the new state and the
     status word: y, (y, state), (y, status) or (y, state, status).
+
+    Blocks of rows are experts' and data's, B = (E, F), (E,), or (F,) for a kernel of G matrices. Expert block e has
+    groups e * G to (e + 1) * G - 1 of the kernel, bias and state. Scales are of a block and group; gradients, and
+    the amaxes of delayed scaling, are taken over data blocks. In stochastic rounding's counter the first group of block
+    (e, f) has number group_offset + (f * E + e) * G.
+
+    With `sharding`, B is sharded by ep and by dp and fsdp, the kernel by ep, fsdp and tp. Tokens stay where they are:
+    shards of the kernel are quantized and the plane that a GEMM reads is gathered; the kernel's gradient is scattered
+    over fsdp and summed over dp. Inside shard_map, roles of axes that it is manual over tell how the local arrays
+    belong together.
 
     Reverse-mode differentiable once in x, kernel and bias; JAX refuses jvp of it. Gradients have the dtypes of their
     arguments. A GEMM whose slot is high precision multiplies operands of one dtype, x's and the kernel's, or fp32 where
@@ -156,36 +175,41 @@ def grouped_dense(
     Raises ValueError for arguments that do not fit, NoBackendError when no installed backend serves them (`octavo why`
     prints the same table).
     """
-    if sharding is not None:
-        raise ValueError(
-            f"sharding is {sharding!r}; this octavo-jax computes on one device's arrays and takes None: partitioning "
-            "needs its own release, so shard outside with jax.shard_map and call this on the local arrays"
-        )
     x, kernel = as_array(x), as_array(kernel)
     bias = None if bias is None else as_array(bias)
     weight = grouped_weight(contracting_dims, x.ndim)
-    groups, k, n = check_operands(x, kernel, weight, bias)
-    lead = x.shape[:-1]
-    rows = x if x.ndim == 2 else x.reshape(-1, k)
-    sizes = as_group_sizes(group_sizes, rows.shape[0])
-    check_sizes_fit(sizes, groups)
+    placement = placement_of(sharding, group_sizes, x, kernel)
+    groups, k, n = check_operands(x, kernel, weight, bias, placement)
+    blocks = () if placement is None else placement.blocks
+    rows = x if x.ndim == len(blocks) + 2 else x.reshape(-1, k)
+    sizes = as_group_sizes(group_sizes, rows.shape[-2], blocks)
+    check_sizes_fit(sizes, groups, placement)
     check_state(recipe, state, groups)
-    context = context_of(recipe, sizes, seed, group_offset)
+    check_shards(placement, recipe, x, kernel, weight)
+    if sharding is None:
+        check_unnamed("grouped_dense", x=x, kernel=kernel)
+    partial = unsummed(placement)
     layer = layer_for(
         recipe,
         rows,
         kernel,
-        preferred_element_type=preferred_element_type,
+        preferred_element_type=jnp.float32 if partial else preferred_element_type,
         checkpoint_name=checkpoint_name,
         output_checkpoint_name=output_checkpoint_name,
         backend=backend,
         weight=weight,
         training=False,
+        placement=placement,
     )
+    if placement is not None:
+        given = placed_layer(placement, weight, rows, kernel, on_first(bias, partial), sizes, state)
+        rows, kernel, bias, sizes, state = given
+    context = context_of(recipe, sizes, seed, group_offset)
     y, new_state = run_layer("grouped_dense", layer, rows, kernel, bias, state, context)
-    results: list[Any] = [y if x.ndim == 2 else y.reshape(*lead, n)]
+    y = summed_result(y, partial, recipe, x, preferred_element_type)
+    results: list[Any] = [y.reshape(*x.shape[:-1], n) if y.ndim != x.ndim else y]
     if state is not None:
         results.append(new_state)
     if return_status:
-        results.append(status(sizes, rows.shape[0]))
+        results.append(status(sizes, rows.shape[-2]))
     return results[0] if len(results) == 1 else tuple(results)

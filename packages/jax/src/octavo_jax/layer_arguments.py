@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 
 import jax
@@ -14,6 +15,7 @@ from octavo_jax.delayed import DelayedState
 from octavo_jax.linear import Context
 from octavo_jax.quantizing import check_group_offset
 from octavo_jax.seeds import seed_words
+from octavo_jax.sharding.placement import Placement
 from octavo_registry import Weight
 
 
@@ -23,8 +25,13 @@ def as_array(x: Array | np.ndarray) -> Array:
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
-def check_operands(x: Array, kernel: Array, weight: Weight, bias: Array | None) -> tuple[int, int, int]:
-    """(G, K, N) of x [..., K], the kernel and bias [G, N]; ValueError where they do not go together."""
+def check_operands(
+    x: Array, kernel: Array, weight: Weight, bias: Array | None, placement: Placement | None = None
+) -> tuple[int, int, int]:
+    """(G, K, N) of x [..., K], the kernel and bias [G, N]; ValueError where they do not go together.
+
+    placement   where the caller's shard_map has cut the kernel along fsdp, G, K and N are those of its shards together
+    """
     axes = "[G, K, N]" if weight == "kn" else "[G, N, K]"
     if x.ndim < 2 or kernel.ndim != 3:
         raise ValueError(
@@ -33,22 +40,30 @@ def check_operands(x: Array, kernel: Array, weight: Weight, bias: Array | None) 
     if 0 in kernel.shape:
         raise ValueError(f"kernel has shape {list(kernel.shape)}; every axis is one or more")
     groups, k, n = kernel.shape if weight == "kn" else (kernel.shape[0], kernel.shape[2], kernel.shape[1])
+    shape = list(kernel.shape)
+    if placement is not None:
+        groups, k, n = placement.whole_size("g", groups), placement.whole_size("k", k), placement.whole_size("n", n)
     if x.shape[-1] != k:
         other = "((-1,), (2,))" if weight == "kn" else "((-1,), (1,))"
         hint = f"contract with contracting_dims={other}" if x.shape[-1] == n else f"give x [..., {k}]"
-        raise ValueError(f"x has {x.shape[-1]} features and kernel {axes} = {list(kernel.shape)} takes K = {k}; {hint}")
+        raise ValueError(f"x has {x.shape[-1]} features and kernel {axes} = {shape} takes K = {k}; {hint}")
     if bias is not None and bias.shape != (groups, n):
-        raise ValueError(
-            f"bias has shape {list(bias.shape)}; kernel {axes} = {list(kernel.shape)} needs [G, N] = [{groups}, {n}]"
-        )
+        raise ValueError(f"bias has shape {list(bias.shape)}; kernel {axes} = {shape} needs [G, N] = [{groups}, {n}]")
     return groups, k, n
 
 
-def check_sizes_fit(group_sizes: Array, groups: int) -> None:
-    """ValueError unless there is one size a matrix."""
-    if group_sizes.shape[0] != groups:
+def check_sizes_fit(group_sizes: Array, groups: int, placement: Placement | None = None) -> None:
+    """ValueError unless there is one size a matrix; of each expert block, where there are such."""
+    if placement is not None and "e" in placement.block_letters:
+        experts, here = placement.count("e"), group_sizes.shape[-1]
+        if experts * here != groups:
+            raise ValueError(
+                f"group_sizes has {here} entries for each of {experts} expert blocks and kernel {groups} matrices; "
+                "give [*B, G] and a kernel of E * G matrices"
+            )
+    elif group_sizes.shape[-1] != groups:
         raise ValueError(
-            f"group_sizes has {group_sizes.shape[0]} entries and kernel {groups} matrices; give one a matrix"
+            f"group_sizes has {group_sizes.shape[-1]} entries and kernel {groups} matrices; give one a matrix"
         )
 
 
@@ -77,7 +92,7 @@ def context_of(
                 "seed is None and the recipe rounds stochastically; give an integer seed, another each step"
             )
         words = seed_words(seed)
-    return Context(group_sizes, words, _offset(group_offset, group_sizes.shape[0]))
+    return Context(group_sizes, words, _offset(group_offset, math.prod(group_sizes.shape)))
 
 
 def _offset(group_offset: int | Array, groups: int) -> Array | np.uint32:

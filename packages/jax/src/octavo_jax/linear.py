@@ -7,7 +7,7 @@ Backward:   dy is quantized once and read by `input_gradient` and `kernel_gradie
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,10 +18,12 @@ from octavo.recipe_base import Gemm
 from octavo_jax.checkpoint_names import name_array, name_planes
 from octavo_jax.delayed import DelayedState, ScalingHistory, amax_of, record_amax
 from octavo_jax.derivatives import undifferentiated
-from octavo_jax.dispatch import Layer
+from octavo_jax.dispatch import Layer, in_plain_layouts
 from octavo_jax.grouped_tensor import GroupedTensor
 from octavo_jax.never_recomputed import never_recomputed
 from octavo_jax.reference.gemm import group_sums
+from octavo_jax.sharding.products import bias_sums, kernel_product, rows_product
+from octavo_jax.sharding.quantizing import quantize_kernel, quantize_rows
 from octavo_registry import Plan
 from octavo_registry.weights import readers
 
@@ -48,7 +50,8 @@ def quantize_operand(
 
     plan      the layer's quantizer of this operand; None where no GEMM reads it quantized: then there is no tensor
               and the history is what it was
-    x         [M, C] rows, or for "w" the stacked matrices as `stored_weight` gives them
+    x         [M, C] rows, [*B, M, C] where the layer has a placement; for "w" the stacked matrices as `stored_weight`
+              gives them
     history   of delayed scaling, else None
     """
     if plan is None:
@@ -62,6 +65,9 @@ def quantize_operand(
         "group_offset": context.group_offset,
         "scale": None if history is None else history.scale,
     }
+    if layer.placement is not None:
+        q, amax = _quantized_shards(plan, layer, x, sizes, how)
+        return named(layer, q, operand), None if history is None else record_amax(history, never_recomputed(amax))
     if history is None:
         return named(layer, plan.run(x, sizes, **how), operand), None
     if plan.run_with_amax is None:
@@ -69,6 +75,19 @@ def quantize_operand(
     else:
         q, amax = plan.run_with_amax(x, sizes, **how)
     return named(layer, q, operand), record_amax(history, never_recomputed(amax))
+
+
+def _quantized_shards(
+    plan: Plan, layer: Layer, x: Array, sizes: Array | None, how: dict[str, Any]
+) -> tuple[GroupedTensor, Any]:
+    """Of rows with sizes, or of a kernel; planes in the plain layout where shards are parts of an operand."""
+    placement = layer.placement
+    assert placement is not None
+    cut = placement.cuts("g", "k", "n") if sizes is None else placement.cuts("i" if how["operand"] == "x" else "o")
+    plan = in_plain_layouts(plan, layer.asked.backend) if cut else plan
+    if sizes is None:
+        return quantize_kernel(placement, plan, x, layer.plan.fprop.request.weight, **how)
+    return quantize_rows(placement, plan, x, sizes, **how)
 
 
 def named(layer: Layer, q: GroupedTensor, operand: Operand) -> GroupedTensor:
@@ -113,8 +132,26 @@ def forward_product(
 ) -> Array:
     """y [M, N], named where the layer names its output; w is `stored_weight`'s."""
     operands = _factor(layer, "fprop", xq, x), _factor(layer, "fprop", wq, w)
-    y: Array = layer.plan.fprop.run(*operands, context.group_sizes, bias=bias)
+    y = _rows_product(layer, "fprop", *operands, context, bias)
     return y if layer.output_checkpoint_name is None else name_array(y, layer.output_checkpoint_name)
+
+
+def _rows_product(
+    layer: Layer,
+    gemm: Literal["fprop", "dgrad"],
+    rows: GemmOperand,
+    w: GemmOperand,
+    context: Context,
+    bias: Array | None = None,
+) -> Array:
+    plan, placement = layer.plan.fprop if gemm == "fprop" else layer.plan.dgrad, layer.placement
+    assert plan is not None
+    sizes, more = context.group_sizes, {"bias": bias} if gemm == "fprop" else {}
+    if placement is None:
+        product: Array = plan.run(rows, w, sizes, **more)
+        return product
+    dtype = layer.y_dtype if gemm == "fprop" else layer.x_dtype
+    return rows_product(placement, plan.run, gemm, rows, w, plan.request.weight, sizes, dtype, **more)
 
 
 def kept_x(layer: Layer, x: Array, xq: GroupedTensor | None) -> GemmOperand:
@@ -134,8 +171,7 @@ def input_gradient(layer: Layer, dy: Array, dyq: GroupedTensor | None, w: GemmOp
     assert layer.plan.dgrad is not None
     if not isinstance(w, GroupedTensor):
         w = stored_weight(layer, w).astype(layer.product_dtype)
-    dx: Array = layer.plan.dgrad.run(_factor(layer, "dgrad", dyq, dy), w, context.group_sizes)
-    return dx
+    return _rows_product(layer, "dgrad", _factor(layer, "dgrad", dyq, dy), w, context)
 
 
 def kernel_gradient(layer: Layer, x: GemmOperand, dy: Array, dyq: GroupedTensor | None, context: Context) -> Array:
@@ -143,13 +179,23 @@ def kernel_gradient(layer: Layer, x: GemmOperand, dy: Array, dyq: GroupedTensor 
     assert layer.plan.wgrad is not None
     if not isinstance(x, GroupedTensor):
         x = x.astype(layer.product_dtype)
-    dw: Array = layer.plan.wgrad.run(x, _factor(layer, "wgrad", dyq, dy), context.group_sizes)
+    operands = x, _factor(layer, "wgrad", dyq, dy)
+    run, placement, sizes = layer.plan.wgrad.run, layer.placement, context.group_sizes
+    if placement is None:
+        dw: Array = run(*operands, sizes)
+    else:
+        stored = layer.plan.fprop.request.weight
+        dw = kernel_product(placement, run, *operands, stored, sizes, layer.kernel_dtype)
     return stored_weight(layer, dw).astype(layer.kernel_dtype)
 
 
-def bias_gradient(dy: Array, bias: Array | None, context: Context) -> Array | None:
+def bias_gradient(layer: Layer, dy: Array, bias: Array | None, context: Context) -> Array | None:
     """Column sums of each group's rows, [G, N] in the bias's dtype; None without a bias."""
-    return None if bias is None else group_sums(dy, context.group_sizes).astype(bias.dtype)
+    if bias is None:
+        return None
+    if layer.placement is not None:
+        return bias_sums(layer.placement, dy, context.group_sizes, bias.dtype)
+    return group_sums(dy, context.group_sizes).astype(bias.dtype)
 
 
 def merged(state: DelayedState, later: DelayedState) -> DelayedState:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
@@ -24,15 +25,22 @@ from jax.typing import DTypeLike
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.activations import check_activation, check_probs
+from octavo_jax.axes import DenseAxes
 from octavo_jax.delayed import DelayedState
 from octavo_jax.derivatives import in_reverse
 from octavo_jax.dispatch import Names
 from octavo_jax.layer_arguments import as_array, check_sizes_fit, context_of
-from octavo_jax.mlp_arguments import check_mlp_operands, check_states
+from octavo_jax.mlp_arguments import check_mlp_operands, check_states, mlp_placements, placed_mlp, y_columns
 from octavo_jax.mlp_plan import OutputNames, mlp_for
 from octavo_jax.mlp_vjp import Arrays, octavo_mlp
 from octavo_jax.norms import check_norm
-from octavo_jax.sizes import GroupSizes, as_group_sizes, one_group
+from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.conflicts import check_shards
+from octavo_jax.sharding.manual import on_first, summed_result, unsummed
+from octavo_jax.sharding.one_matrix import as_row, as_stack, in_blocks, matrix_placement, one_group_each, out_of_blocks
+from octavo_jax.sharding.placing import placement_of
+from octavo_jax.sharding.unnamed import check_unnamed
+from octavo_jax.sizes import GroupSizes, as_group_sizes
 from octavo_registry.cards import Activation, Norm
 
 __all__ = ["OutputNames", "States", "grouped_mlp", "layernorm_mlp"]
@@ -58,6 +66,7 @@ def grouped_mlp(
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
     output_checkpoint_names: OutputNames = (None, None),
     preferred_element_type: DTypeLike | None = None,
+    sharding: MeshAxes | None = None,
     backend: Names = None,
 ) -> Any:
     """y[r] = (act(x[r] @ wi[g] + bi[g]) * probs[r]) @ wo[g] + bo[g] for every row r of group g.
@@ -75,7 +84,12 @@ def grouped_mlp(
     checkpoint_name           what policies call the quantized x, activated operand and kernels; None: no name
     output_checkpoint_names   what they call fc1's and fc2's results; None: no name
     preferred_element_type    dtype of y; None: recipe.output_dtype, else x's
+    sharding                  which mesh axes play which part, as in `grouped_dense`; tp cuts wi's C and wo's F, fsdp
+                              wi's K and wo's N unless its fsdp_dim says which
     backend                   a name or a closed list of names
+
+    Blocks of rows, [*B, M, K] with sizes [*B, G], and shards are `grouped_dense`'s; probs are [*B, M] then. Where tp is
+    manual, a gated activation's wi is locally the gate of the shard's own features, then their partner.
 
     Returns y [M, N], rows past the sum zero and x and probs not read there; with a state (y, new state). fc1's result
     and what is quantized of it are rounded once to the recipe's output_dtype, else x's.
@@ -89,12 +103,20 @@ def grouped_mlp(
     name = check_activation(activation)
     if wi.ndim != 3:
         raise ValueError(f"wi has shape {list(wi.shape)}; it is [G, K, C], layernorm_mlp takes one matrix")
-    check_mlp_operands(x, wi, wo, bi, bo, name)
+    placements = mlp_placements(placement_of(sharding, group_sizes, x, wi), name)
+    if sharding is None:
+        check_unnamed("grouped_mlp", x=x, wi=wi, wo=wo)
+    groups = check_mlp_operands(x, wi, wo, bi, bo, name, placements)
     check_probs(probs, x.shape[:-1])
-    rows = x.reshape(-1, x.shape[-1])
-    sizes = as_group_sizes(group_sizes, rows.shape[0])
-    check_sizes_fit(sizes, wi.shape[0])
-    check_states(recipe, state, wi.shape[0])
+    blocks = () if placements[0] is None else placements[0].blocks
+    in_blocks = x.ndim == len(blocks) + 2
+    rows = x if in_blocks else x.reshape(-1, x.shape[-1])
+    sizes = as_group_sizes(group_sizes, rows.shape[-2], blocks)
+    check_sizes_fit(sizes, groups, placements[0])
+    check_states(recipe, state, groups)
+    for placement, kernel in zip(placements, (wi, wo), strict=True):
+        check_shards(placement, recipe, x, kernel, "kn")
+    partial = unsummed(placements[1])
     mlp = mlp_for(
         recipe,
         rows,
@@ -104,13 +126,17 @@ def grouped_mlp(
         None,
         checkpoint_name,
         output_checkpoint_names,
-        preferred_element_type,
+        jnp.float32 if partial else preferred_element_type,
         backend,
+        placements,
     )
-    arrays = Arrays(rows, None, None, wi, wo, bi, bo, None if probs is None else probs.reshape(-1))
+    weights = probs if in_blocks or probs is None else probs.reshape(-1)
+    arrays = Arrays(rows, None, None, wi, wo, bi, on_first(bo, partial), weights)
+    arrays, state, sizes = placed_mlp(placements, arrays, state, sizes)
     context = context_of(recipe, sizes, seed, group_offset)
     y, new_state = in_reverse("grouped_mlp", octavo_mlp, mlp, arrays, state, context)
-    y = y.reshape(*x.shape[:-1], y.shape[-1])
+    y = summed_result(y, partial, recipe, x, preferred_element_type)
+    y = y if in_blocks else y.reshape(*x.shape[:-1], y.shape[-1])
     return y if state is None else (y, new_state)
 
 
@@ -132,6 +158,7 @@ def layernorm_mlp(
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
     output_checkpoint_names: OutputNames = (None, None),
     preferred_element_type: DTypeLike | None = None,
+    sharding: MeshAxes | None = None,
     backend: Names = None,
 ) -> Any:
     """y = act(normalize(x) @ wi + bi) @ wo + bo, the normalization fused with the first quantizer.
@@ -140,6 +167,8 @@ def layernorm_mlp(
     gamma, beta  [K] in x's dtype; RMSNorm takes no beta
     wi, wo       [K, C] and [F, N]; bi [C], bo [N]
     norm         "rms" or "layer"; epsilon is added to the mean square
+    sharding     which mesh axes play which part: dp and fsdp cut the first axis of x, as in `octavo_jax.dense`; the
+                 kernels are cut as in `grouped_mlp`
 
     The other arguments, what is returned and what is raised are `grouped_mlp`'s for one group of all rows; delayed
     scaling's states are for one group. Differentiable in x, gamma, beta, wi, wo, bi and bo.
@@ -148,25 +177,34 @@ def layernorm_mlp(
     name = check_activation(activation)
     if wi.ndim != 2:
         raise ValueError(f"wi has shape {list(wi.shape)}; it is [K, C], grouped_mlp takes one matrix a group")
-    check_mlp_operands(x, wi, wo, bi, bo, name)
+    placements = mlp_placements(matrix_placement("layernorm_mlp", sharding, x, wi), name)
+    check_mlp_operands(x, wi, wo, bi, bo, name, placements)
     spec = check_norm(norm, epsilon, x, gamma, beta)
     check_states(recipe, state, 1)
-    rows = x.reshape(-1, x.shape[-1])
+    into = DenseAxes("kn", x.shape[:-1], wi.shape[1:], x.shape[-1], 1)
+    out = into._replace(columns=(y_columns(wo, placements[1]),), k=wo.shape[0])
+    rows = in_blocks(placements[0], x, into)
+    kernels = as_stack(placements[0], wi, into), as_stack(placements[1], wo, out)
+    for placement, kernel in zip(placements, kernels, strict=True):
+        check_shards(placement, recipe, rows, kernel, "kn")
+    partial = unsummed(placements[1])
     mlp = mlp_for(
         recipe,
         rows,
-        wi[None],
-        wo[None],
+        *kernels,
         name,
         spec,
         checkpoint_name,
         output_checkpoint_names,
-        preferred_element_type,
+        jnp.float32 if partial else preferred_element_type,
         backend,
+        placements,
     )
-    bi, bo = (None if bias is None else bias[None] for bias in (bi, bo))
-    arrays = Arrays(rows, gamma, beta, wi[None], wo[None], bi, bo, None)
-    context = context_of(recipe, one_group(rows.shape[0]), seed, 0)
+    biases = as_row(placements[0], bi), on_first(as_row(placements[1], bo), partial)
+    arrays = Arrays(rows, gamma, beta, *kernels, *biases, None)
+    arrays, state, sizes = placed_mlp(placements, arrays, state, one_group_each(placements[0], rows))
+    context = context_of(recipe, sizes, seed, 0)
     y, new_state = in_reverse("layernorm_mlp", octavo_mlp, mlp, arrays, state, context)
-    y = y.reshape(*x.shape[:-1], y.shape[-1])
+    y = summed_result(y, partial, recipe, x, preferred_element_type)
+    y = out_of_blocks(placements[1], y, out)
     return y if state is None else (y, new_state)

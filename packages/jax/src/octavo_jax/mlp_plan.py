@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -13,10 +12,14 @@ from octavo import Recipe
 from octavo_jax.dispatch import Cache, Layer, Names, Same, layer_for
 from octavo_jax.fused_plans import Run, activation_run, gradient_run, norm_run
 from octavo_jax.norms import NormSpec
+from octavo_jax.sharding.placement import Placement
 from octavo_registry.cards import Activation
 
 OutputNames = tuple[str | None, str | None]
 """Checkpoint names of fc1's and fc2's results."""
+
+Placements = tuple[Placement | None, Placement | None]
+"""Of fc1's and fc2's arrays."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,18 +80,25 @@ def mlp_for(
     output_checkpoint_names: OutputNames,
     preferred_element_type: DTypeLike | None,
     backend: Names,
+    placements: Placements = (None, None),
 ) -> Mlp:
-    """The MLP of x [M, K], wi [G, K, C] and wo [G, F, N], its forward pass planned."""
+    """The MLP of x [M, K], wi [G, K, C] and wo [G, F, N], its forward pass planned.
+
+    placements   of fc1 and fc2; x is [*B, M, K] then, and kernels have the groups of E blocks
+    """
     names: dict[str, Any] = {"checkpoint_name": checkpoint_name, "backend": backend, "training": False}
     first, second = output_checkpoint_names
-    fc1 = layer_for(recipe, x, wi, preferred_element_type=None, output_checkpoint_name=first, **names)
+    fc1 = layer_for(
+        recipe, x, wi, preferred_element_type=None, output_checkpoint_name=first, placement=placements[0], **names
+    )
     fc2 = layer_for(
         recipe,
         x,
         wo,
         preferred_element_type=preferred_element_type,
         output_checkpoint_name=second,
-        x_dtype=jnp.dtype(fc1.plan.fprop.request.out_dtype),
+        x_dtype=fc1.y_dtype,
+        placement=placements[1],
         **names,
     )
     return mlp_of(fc1, fc2, activation, norm)

@@ -181,7 +181,7 @@ def _backward(_: Mlp, r: Residuals, cotangents: tuple[Array, States]) -> tuple[A
         dx, dgamma, dbeta = r.norm.gradients(dx)
     assert x1 is not None
     dwi = kernel_gradient(fc1, x1, dy1.array, dy1.q, context)
-    dbo = bias_gradient(dy, r.bo, later)
+    dbo = bias_gradient(fc2, dy, r.bo, later)
     states = r.states
     if s1 is not None and s2 is not None and later_states is not None:
         now = _states((s1.x, s1.kernel, dy1.history), (s2.x, s2.kernel, of_dy))

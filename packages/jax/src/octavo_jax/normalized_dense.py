@@ -23,7 +23,8 @@ from octavo_jax.dispatch import Names
 from octavo_jax.layer_arguments import as_array, context_of
 from octavo_jax.normalized_vjp import Arrays, norm_layer, octavo_layernorm_dense
 from octavo_jax.norms import check_norm
-from octavo_jax.sizes import one_group
+from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.one_matrix import out_of_blocks
 from octavo_registry.cards import Norm
 
 
@@ -44,6 +45,7 @@ def layernorm_dense(
     output_checkpoint_name: str | None = None,
     preferred_element_type: DTypeLike | None = None,
     return_normalized: bool = False,
+    sharding: MeshAxes | None = None,
     backend: Names = None,
 ) -> Any:
     """y = normalize(x) @ kernel + bias: `octavo_jax.dense` of `octavo_jax.normalize`, its quantizer fused.
@@ -54,13 +56,19 @@ def layernorm_dense(
     norm               "rms" or "layer"; epsilon is added to the mean square
     bias               [*N]
     return_normalized  also return the normalized rows [..., K] in x's dtype, for a residual connection that reads them
+    sharding           as in `octavo_jax.dense`; tp cuts N alone
 
     The other arguments are those of `octavo_jax.dense`. Returns y [..., *N], then, where asked for, the normalized rows
     and the new state. Reverse-mode differentiable once in x, kernel, gamma, beta and bias. Raises the same errors.
     """
     x = as_array(x)
     spec = check_norm(norm, epsilon, x, gamma, beta)
+    if sharding is not None and sharding.tp is not None and sharding.tp_dim == "K":
+        raise ValueError(
+            f"tp={sharding.tp!r} has tp_dim='K' and the normalization is over K, which that would cut; give tp_dim='N'"
+        )
     operands = dense_operands(
+        "layernorm_dense",
         x,
         kernel,
         bias,
@@ -70,21 +78,22 @@ def layernorm_dense(
         checkpoint_name=checkpoint_name,
         output_checkpoint_name=output_checkpoint_name,
         preferred_element_type=preferred_element_type,
+        sharding=sharding,
         backend=backend,
     )
-    axes, layer, rows, matrix, row = operands
+    axes, placement = operands.axes, operands.placement
     if axes.k != x.shape[-1]:
         raise ValueError(
             f"contracting_dims is {contracting_dims!r}; the normalization is over the last axis of x alone, so "
             "contract that one"
         )
-    context = context_of(recipe, one_group(rows.shape[0]), seed, 0)
-    arrays = Arrays(rows, gamma, beta, matrix, row)
-    of = norm_layer(layer, spec)
-    made = in_reverse("layernorm_dense", octavo_layernorm_dense, of, arrays, state, context, return_normalized)
-    results = [made.y.reshape(*axes.rows, *axes.columns)]
+    context = context_of(recipe, operands.group_sizes, seed, 0)
+    arrays = Arrays(operands.x, gamma, beta, operands.kernel, operands.bias)
+    of = norm_layer(operands.layer, spec)
+    made = in_reverse("layernorm_dense", octavo_layernorm_dense, of, arrays, operands.state, context, return_normalized)
+    results = [out_of_blocks(placement, made.y, axes)]
     if made.normalized is not None:
-        results.append(made.normalized.reshape(x.shape))
+        results.append(out_of_blocks(placement, made.normalized, axes, "i"))
     if made.state is not None:
         results.append(made.state)
     return results[0] if len(results) == 1 else tuple(results)

@@ -135,7 +135,7 @@ def _backward(_: NormLayer, __: bool, r: Residuals, cotangents: Results) -> tupl
     dx, dgamma, dbeta = r.norm.gradients(normalized_gradient)
     if state is not None and of_dy is not None and later is not None:
         state = merged(DelayedState(state.x, state.kernel, of_dy), later)
-    return Arrays(dx, dgamma, dbeta, dw, bias_gradient(dy, r.bias, context)), state, None
+    return Arrays(dx, dgamma, dbeta, dw, bias_gradient(layer, dy, r.bias, context)), state, None
 
 
 _normalized_dense.defvjp(_differentiated, _backward)

@@ -16,7 +16,9 @@ from octavo_jax.dense_arguments import dense_operands
 from octavo_jax.dispatch import Names
 from octavo_jax.grouped import run_layer
 from octavo_jax.layer_arguments import as_array, context_of
-from octavo_jax.sizes import one_group
+from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.manual import summed_result
+from octavo_jax.sharding.one_matrix import out_of_blocks
 
 
 def dense(
@@ -31,6 +33,7 @@ def dense(
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
     output_checkpoint_name: str | None = None,
     preferred_element_type: DTypeLike | None = None,
+    sharding: MeshAxes | None = None,
     backend: Names = None,
 ) -> Any:
     """x times one kernel, plus bias: `octavo_jax.grouped_dense` of a single group, with the same bits and names.
@@ -41,12 +44,17 @@ def dense(
                        or the last ones of the kernel, in one order; negative ones count from the end
     bias               [*N]
     state              delayed scaling's `DelayedState` of one group
+    sharding           which mesh axes play which part: dp and fsdp cut the first axis of x, fsdp and tp the kernel,
+                       along the first axis that is contracted (K) or that stays (N). Each shard's tokens are a block
+                       with scales of its own, as in `octavo_jax.grouped_dense`
 
     The other arguments are those of `octavo_jax.grouped_dense`. Returns y [..., *N], and (y, state) with a state.
     Differentiable as `grouped_dense`, and raises the same errors.
     """
+    x = as_array(x)
     operands = dense_operands(
-        as_array(x),
+        "dense",
+        x,
         kernel,
         bias,
         state,
@@ -55,10 +63,12 @@ def dense(
         checkpoint_name=checkpoint_name,
         output_checkpoint_name=output_checkpoint_name,
         preferred_element_type=preferred_element_type,
+        sharding=sharding,
         backend=backend,
     )
-    axes, layer, rows, matrix, row = operands
-    context = context_of(recipe, one_group(rows.shape[0]), seed, 0)
-    y, new_state = run_layer("dense", layer, rows, matrix, row, state, context)
-    y = y.reshape(*axes.rows, *axes.columns)
+    context = context_of(recipe, operands.group_sizes, seed, 0)
+    of_layer = operands.layer, operands.x, operands.kernel, operands.bias, operands.state
+    y, new_state = run_layer("dense", *of_layer, context)
+    y = summed_result(y, operands.unsummed, recipe, x, preferred_element_type)
+    y = out_of_blocks(operands.placement, y, operands.axes)
     return y if state is None else (y, new_state)

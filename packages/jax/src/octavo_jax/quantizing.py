@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from octavo import QuantizerSpec
 from octavo.quantizer import Direction, Operand
@@ -103,13 +104,21 @@ def quantize(
     return name_planes(q, spec.checkpoint_name)
 
 
-def dequantize(q: GroupedTensor, direction: Direction = "rowwise", *, backend: Names = None) -> Array:
-    """float32 values of one plane of q: [M, K] or [G, N, K], rows past the sum +0, every NaN 0x7FC00000.
+def dequantize(
+    q: GroupedTensor,
+    direction: Direction = "rowwise",
+    *,
+    preferred_element_type: DTypeLike = jnp.float32,
+    backend: Names = None,
+) -> Array:
+    """Values of one plane of q: [M, K] or [G, N, K], rows past the sum +0, every NaN 0x7FC00000.
+
+    preferred_element_type   float32, whose values are exact; or bfloat16 or float16, to which these are rounded once
 
     Hadamard column data stay in the Hadamard domain and in their padded rows, [block_bound(M, G, 16) * 16, K].
     Raises ValueError for a plane that q does not have, NoBackendError when nothing reads its layouts.
     """
     payload, _, _ = q.plane(direction)
     layouts = (q.spec.rowwise_layout, q.spec.columnwise_layout)
-    plan = dequantizer_for(q.spec.quantizer, payload, layouts, backend)
+    plan = dequantizer_for(q.spec.quantizer, payload, layouts, backend, preferred_element_type)
     return plan.run(q, direction)  # type: ignore[no-any-return]

@@ -20,25 +20,30 @@ SUM_PAST_ROWS = 2
 GroupSizes = Array | np.ndarray | Sequence[int]
 
 
-def as_group_sizes(group_sizes: GroupSizes, rows: int) -> Array:
-    """int32 or int64 [G] array of `group_sizes`.
+def as_group_sizes(group_sizes: GroupSizes, rows: int, blocks: tuple[int, ...] = ()) -> Array:
+    """int32 or int64 [*blocks, G] array of `group_sizes`, of `rows` rows each.
 
     A list, a tuple or a numpy array is checked: ValueError for a negative size or a sum past `rows`. A jax.Array,
     traced or not, is never read back; the backend clamps it and `status` says so.
     """
     if isinstance(group_sizes, jax.Array):
-        if group_sizes.ndim != 1 or not jnp.issubdtype(group_sizes.dtype, jnp.integer):
+        if (
+            group_sizes.shape[:-1] != blocks
+            or group_sizes.ndim == 0
+            or not jnp.issubdtype(group_sizes.dtype, jnp.integer)
+        ):
             raise ValueError(
                 f"group_sizes has shape {list(group_sizes.shape)} and dtype {group_sizes.dtype}; "
                 "it is one integer a group, shape [G]"
             )
         return group_sizes
     host = np.asarray(group_sizes)
-    if host.ndim != 1 or not np.issubdtype(host.dtype, np.integer):
+    if host.shape[:-1] != blocks or host.ndim == 0 or not np.issubdtype(host.dtype, np.integer):
         raise ValueError(
             f"group_sizes has shape {list(host.shape)} and dtype {host.dtype}; it is one integer a group, shape [G]"
         )
-    check_group_sizes(host.tolist(), rows)
+    for sizes in host.reshape(-1, host.shape[-1]):
+        check_group_sizes(sizes.tolist(), rows)
     return jnp.asarray(host.astype(np.int32))
 
 
@@ -51,7 +56,11 @@ def group_ends(group_sizes: Array, rows: int) -> Array:
 
 
 def status(group_sizes: Array, rows: int) -> Array:
-    """int32 status word: 0, or the sum of `NEGATIVE_SIZE` and `SUM_PAST_ROWS`."""
+    """int32 status word of sizes [G] or [*B, G]: 0, or the sum of `NEGATIVE_SIZE` and `SUM_PAST_ROWS`."""
+    if group_sizes.ndim > 1:
+        words = jax.vmap(lambda sizes: status(sizes, rows))(group_sizes)
+        bits = (jnp.any(words & bit != 0) * bit for bit in (NEGATIVE_SIZE, SUM_PAST_ROWS))
+        return sum(bits, jnp.int32(0))
     negative = jnp.any(group_sizes < 0)
     sizes = jnp.clip(group_sizes, 0, rows).astype(jnp.int32)
     ends = group_ends(group_sizes, rows)

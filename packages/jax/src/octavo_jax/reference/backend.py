@@ -20,7 +20,7 @@ from octavo_jax.composed import bind_fused
 from octavo_jax.grouped_tensor import GroupedTensor
 from octavo_jax.reference import gemm
 from octavo_jax.reference.dequantize import dequantize, padded_sizes
-from octavo_jax.reference.quantize import OPERAND_NUMBER, Plane, Random, quantize_plane
+from octavo_jax.reference.quantize import OPERAND_NUMBER, WHOLE, Plane, Random, Span, quantize_plane
 from octavo_jax.reference.rows import RaggedRows, Rows, StackedRows
 from octavo_jax.seeds import seed_words
 from octavo_jax.sizes import one_group
@@ -42,16 +42,19 @@ def _no_out(out: Any) -> None:
 
 # One function a spec: fused quantizers end in the compiled code of the quantizer alone.
 @lru_cache(maxsize=512)
-def _bind_quantize(spec: QuantizerSpec) -> Callable[..., GroupedTensor]:
+def bind_quantize(spec: QuantizerSpec, span: Span = WHOLE) -> Callable[..., GroupedTensor]:
+    """`Bound.run` of a quantize request for whole operands, or for shards of one that `span` tells of."""
     specs: dict[tuple[tuple[int, ...], int], GroupedTensorSpec] = {}
 
     def octavo_quantize(
         x: Array, group_sizes: Array | None, seed: Array | None, group_offset: Array, scale: Array | None, operand: int
     ) -> dict[str, Plane]:
         rows: Rows = StackedRows(*x.shape[:2]) if group_sizes is None else RaggedRows(group_sizes, x.shape[0])
-        random = None if seed is None else Random(seed, operand, group_offset)
+        first = span.first_column(x.shape[-1])
+        random = None if seed is None else Random(seed, operand, group_offset, first)
         wanted: tuple[Direction, ...] = ("rowwise",) if spec.shares_codes else spec.directions
-        return {direction: quantize_plane(x, rows, spec, direction, scale=scale, random=random) for direction in wanted}
+        how: dict[str, Any] = {"scale": scale, "random": random, "span": span}
+        return {direction: quantize_plane(x, rows, spec, direction, **how) for direction in wanted}
 
     compiled = _named(octavo_quantize, f"octavo_quantize_{spec.scaling}", static_argnames="operand")
 
@@ -232,7 +235,7 @@ class ReferenceBackend:
         if request.op in QUANTIZERS:
             if request.quantizer is None:
                 raise ValueError(f"a {request.op} request names no quantizer; give Request.quantizer")
-            bound = Bound(_bind_quantize(request.quantizer))
+            bound = Bound(bind_quantize(request.quantizer))
             return bound if request.op == "quantize" else Bound(bind_fused(request, bound))
         out_dtype = jnp.dtype(request.out_dtype)
         if request.op == "dequantize":

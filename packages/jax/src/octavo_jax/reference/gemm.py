@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from octavo_jax.reference.rows import RaggedRows
+from octavo_jax.varying import varying_axes, varying_over
 
 _PRECISION = lax.Precision.HIGHEST
 
@@ -58,7 +59,9 @@ def matrices_from_rows(a: Array, b: Array, group_sizes: Array) -> Array:
         return lax.dynamic_update_index_in_dim(total, grown, group, 0), None
 
     panels = (rows.panels(_f32(a), size), rows.panels(_f32(b), size), rows.block_position(size).group)
-    total, _ = lax.scan(step, jnp.zeros((groups, a.shape[1], b.shape[1]), jnp.float32), panels)
+    zeros = jnp.zeros((groups, a.shape[1], b.shape[1]), jnp.float32)
+    total: Array
+    total, _ = lax.scan(step, varying_over(zeros, varying_axes(panels)), panels)
     return total
 
 

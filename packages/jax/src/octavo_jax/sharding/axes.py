@@ -1,0 +1,75 @@
+"""MeshAxes: which mesh axis plays which part in a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Axes = str | tuple[str, ...] | None
+Role = Literal["dp", "fsdp", "tp", "ep"]
+Dim = Literal["G", "K", "N"]
+
+ROLES: tuple[Role, ...] = ("dp", "fsdp", "tp", "ep")
+
+
+@dataclass(frozen=True)
+class MeshAxes:
+    """Roles of mesh axes. Each is None, a name, or a tuple of names, the outermost first.
+
+    dp        shards data blocks of tokens; the kernel is the same on all of it
+    fsdp      shards data blocks too, and the kernel along `fsdp_dim`: its quantized shards are gathered for a GEMM
+    tp        shards the kernel along `tp_dim`, and with it y's features ("N") or x's ("K")
+    ep        shards experts: blocks of tokens, and the kernel's groups
+    tp_dim    "N" (column-parallel) or "K" (row-parallel)
+    fsdp_dim  "K", "N" or "G"; None: "K" where tp_dim is "N", else "N"
+
+    Raises ValueError where a role is no name, an axis has two roles, or two roles take one dimension of the kernel.
+    """
+
+    dp: Axes = None
+    fsdp: Axes = None
+    tp: Axes = None
+    ep: Axes = None
+    tp_dim: Literal["N", "K"] = "N"
+    fsdp_dim: Dim | None = None
+
+    def __post_init__(self) -> None:
+        if self.tp_dim not in ("N", "K"):
+            raise ValueError(f"tp_dim is {self.tp_dim!r}; tensor parallelism shards the kernel's 'N' or 'K'")
+        if self.fsdp_dim not in (None, "G", "K", "N"):
+            raise ValueError(f"fsdp_dim is {self.fsdp_dim!r}; it is 'K', 'N', 'G' or None")
+        taken: dict[str, Role] = {}
+        for role in ROLES:
+            for name in self.names(role):
+                if name in taken:
+                    twice = f"{taken[name]} and {role}" if taken[name] != role else f"{role} twice"
+                    raise ValueError(f"mesh axis {name!r} is given as {twice}; an axis plays one part")
+                taken[name] = role
+        if self.fsdp and self.tp and self.fsdp_sharded == self.tp_dim:
+            raise ValueError(
+                f"fsdp={self.fsdp!r} and tp={self.tp!r} both shard the kernel's {self.tp_dim}; give fsdp_dim="
+                f"{'K' if self.tp_dim == 'N' else 'N'!r}"
+            )
+        if self.fsdp and self.ep and self.fsdp_dim == "G":
+            raise ValueError(
+                f"fsdp={self.fsdp!r} shards the kernel's group dimension, which ep={self.ep!r} owns; give fsdp_dim='K' "
+                "or 'N', or both axes to ep"
+            )
+
+    def names(self, role: Role) -> tuple[str, ...]:
+        """The mesh axes of a role, the outermost first; () where it is None."""
+        given = getattr(self, role)
+        names = () if given is None else (given,) if isinstance(given, str) else given
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{role} is {given!r}; give the name of a mesh axis, a tuple of names, or None")
+        return names
+
+    @property
+    def fsdp_sharded(self) -> Dim:
+        """The dimension of the kernel that fsdp shards."""
+        return self.fsdp_dim or ("K" if self.tp_dim == "N" else "N")
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All axes that have a role."""
+        return tuple(name for role in ROLES for name in self.names(role))

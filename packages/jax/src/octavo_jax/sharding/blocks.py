@@ -1,0 +1,99 @@
+"""Blocks of tokens on one shard: they run one after the other, and their number is known when the program is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from octavo_jax.sharding.placement import Placement
+
+Tree = TypeVar("Tree")
+
+
+class Block(NamedTuple):
+    """Which expert block and which data block of its shard."""
+
+    e: int
+    f: int
+
+
+class Blocks(NamedTuple):
+    """The blocks of one shard: `lead` are the tokens' leading axes there, E and F their meaning (1: no such axis)."""
+
+    placement: Placement
+    lead: tuple[int, ...]
+
+    @classmethod
+    def of(cls, placement: Placement, group_sizes: Array) -> Blocks:
+        """Of group sizes [*B, G]."""
+        return cls(placement, group_sizes.shape[:-1])
+
+    def _count(self, letter: str) -> int:
+        return dict(zip(self.placement.block_letters, self.lead, strict=True)).get(letter, 1)  # type: ignore[call-overload,no-any-return]
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return self._count("e")
+
+    @property
+    def data(self) -> int:
+        """F."""
+        return self._count("f")
+
+    def __iter__(self) -> Iterator[Block]:
+        for e in range(self.experts):
+            for f in range(self.data):
+                yield Block(e, f)
+
+    def take(self, tree: Tree, block: Block) -> Tree:
+        """The block's part of arrays with the leading axes."""
+        if not self.lead:
+            return tree
+        position = tuple(block.e if letter == "e" else block.f for letter in self.placement.block_letters)
+        return jax.tree.map(lambda array: array[position], tree)  # type: ignore[no-any-return]
+
+    def join(self, parts: Sequence[Tree]) -> Tree:
+        """Arrays with the leading axes, from one part a block in order."""
+        return _stacked(parts, self.lead)
+
+    def first_group(self, offset: Array | np.uint32, block: Block, groups: int) -> Array | np.uint32:
+        """The number of the block's first group: blocks count with F outside and E inside, over the whole mesh."""
+        experts, first_e = self._position("e", self.experts)
+        _, first_f = self._position("f", self.data)
+        number = (first_f + np.uint32(block.f)) * np.uint32(experts) + first_e + np.uint32(block.e)
+        return offset + number * np.uint32(groups)
+
+    def _position(self, letter: Any, here: int) -> tuple[int, Array | np.uint32]:
+        """Blocks along a letter on the whole mesh, and the number of this shard's first."""
+        axes = self.placement.indexed(letter)
+        if not axes:
+            return here, np.uint32(0)
+        return here * self.placement.size(axes), lax.axis_index(axes).astype(jnp.uint32) * np.uint32(here)
+
+
+def of_expert(tree: Tree, e: int) -> Tree:
+    """The expert block's part of arrays with the leading axis E."""
+    return jax.tree.map(lambda array: array[e], tree)  # type: ignore[no-any-return]
+
+
+def join_experts(parts: Sequence[Tree]) -> Tree:
+    """Arrays with the leading axis E, from one part an expert block."""
+    return _stacked(parts, (len(parts),))
+
+
+def _stacked(parts: Sequence[Tree], lead: tuple[int, ...]) -> Tree:
+    if not lead:
+        return parts[0]
+
+    def stack(*arrays: Any) -> Any:
+        one = arrays[0]
+        joined = one[None] if len(arrays) == 1 else jnp.stack(arrays)
+        return joined.reshape(*lead, *one.shape)
+
+    return jax.tree.map(stack, *parts)  # type: ignore[no-any-return]

@@ -1,0 +1,93 @@
+"""Shapes that shards do not divide: each a ValueError with both names and the fix."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jax import Array
+
+from octavo import Recipe
+from octavo.quantizer import Operand
+from octavo_jax.sharding.axes import ROLES, Role
+from octavo_jax.sharding.placement import Letter, Placement
+from octavo_jax.sharding.specs import sides
+from octavo_registry import Weight
+
+_OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
+
+
+def check_shards(placement: Placement | None, recipe: Recipe | None, x: Array, kernel: Array, weight: Weight) -> None:
+    """ValueError where blocks, groups or features of x [*B, M, K] and the kernel are not divided evenly by the mesh, or
+    a shard cuts a block that shares a scale."""
+    if placement is None or placement.mesh is None:
+        return
+    _check_blocks(placement, x)
+    _check_groups(placement, kernel)
+    size = dict(zip(sides(weight), kernel.shape[1:], strict=True))
+    for letter, given in size.items():
+        _check_side(placement, recipe, letter, given)
+
+
+def _shards(placement: Placement, letter: Letter) -> tuple[int, str]:
+    """How many, and the axes in words."""
+    axes = placement.auto(placement.axes_of(letter))
+    named = [f"{role}={getattr(placement.axes, role)!r}" for role in _roles(placement, axes)]
+    return placement.size(axes), " and ".join(named)
+
+
+def _roles(placement: Placement, axes: tuple[str, ...]) -> list[Role]:
+    return [role for role in ROLES if set(placement.axes.names(role)) & set(axes)]
+
+
+def _check_blocks(placement: Placement, x: Array) -> None:
+    shards, named = _shards(placement, "e")
+    if shards > 1 and "e" not in placement.block_letters:
+        raise ValueError(
+            f"{named} shards experts over {shards} and x has shape {list(x.shape)} without an axis of expert blocks; "
+            f"give x [E, M, K] or [E, F, M, K] and sizes [E, G] or [E, F, G] with E a multiple of {shards}"
+        )
+    what: dict[Literal["e", "f"], str] = {"e": "expert", "f": "data"}
+    for letter, kind in what.items():
+        shards, named = _shards(placement, letter)
+        given = placement.count(letter)
+        if letter in placement.block_letters and given % shards:
+            raise ValueError(
+                f"x has {given} {kind} blocks and {named} shards them over {shards}; give a multiple of {shards}"
+            )
+
+
+def _check_groups(placement: Placement, kernel: Array) -> None:
+    experts, groups = placement.count("e"), kernel.shape[0]
+    shards, named = _shards(placement, "g")
+    if groups % experts or (groups // experts) % shards:
+        needs = f"{experts} expert blocks" + (f", each cut by {named} into {shards}" if shards > 1 else "")
+        raise ValueError(f"kernel has {groups} groups for {needs}; give a multiple of {experts * shards}")
+
+
+def _check_side(placement: Placement, recipe: Recipe | None, letter: Letter, given: int) -> None:
+    side = letter.upper()
+    shards, named = _shards(placement, letter)
+    if given % shards:
+        raise ValueError(
+            f"the kernel's {side} is {given} and {named} shards it over {shards}; pad it to a multiple of {shards}, or "
+            "shard another dimension (fsdp_dim, tp_dim)"
+        )
+    block = _block(recipe)
+    everywhere = placement.size(placement.axes_of(letter))
+    if everywhere > 1 and block is not None and (given // shards) % block:
+        assert recipe is not None
+        roles = " and ".join(
+            f"{role}={getattr(placement.axes, role)!r}" for role in _roles(placement, placement.axes_of(letter))
+        )
+        raise ValueError(
+            f"{roles} leaves {given // shards} of the kernel's {side} to a shard and the recipe {recipe.kind!r} has "
+            f"one scale for {block}, so that a shard would cut a block: use fewer shards, or shard another dimension "
+            "(fsdp_dim, tp_dim)"
+        )
+
+
+def _block(recipe: Recipe | None) -> int | None:
+    """Elements along a dimension that share a scale; None where nothing is quantized in blocks."""
+    specs = [] if recipe is None else [recipe.quantizer(operand) for operand in _OPERANDS]
+    sizes = [spec.block_size for spec in specs if spec is not None and spec.block_size is not None]
+    return max(sizes) if sizes else None

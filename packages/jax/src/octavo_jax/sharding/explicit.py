@@ -1,0 +1,102 @@
+"""Explicit meshes, whose arrays' types say how they lie: what fits the roles is taken as it is, nothing is gathered.
+
+Called on a public function's own arguments, before its custom_vjp: a gradient has its argument's type, and the
+transpose of a reshard puts it back there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, PartitionSpec
+
+from octavo_jax.delayed import DelayedState, ScalingHistory
+from octavo_jax.sharding import specs
+from octavo_jax.sharding.placement import Placement
+from octavo_registry import Weight
+
+_Mesh = Any  # jax.sharding.AbstractMesh, which mypy takes for Any
+_Entries = tuple[tuple[str, ...], ...]
+
+
+def explicit_axes(mesh: _Mesh | None) -> frozenset[str]:
+    """The axes of `mesh` that types of arrays tell of."""
+    if mesh is None or mesh.empty:
+        return frozenset()
+    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return frozenset(name for name, kind in types if kind == AxisType.Explicit)
+
+
+def placed(mesh: _Mesh | None, name: str, array: jax.Array, spec: PartitionSpec, *, tokens: bool = False) -> jax.Array:
+    """The argument `name` as `spec` wants it on the Explicit axes of `mesh`; itself where there are none.
+
+    Where it is whole and the spec cuts it, each device keeps its part and nothing moves. ValueError where it is cut
+    otherwise, which would move it between devices.
+
+    tokens   of x: ValueError too where it is whole on the mesh, for its gradient would be gathered
+    """
+    axes = explicit_axes(mesh)
+    if not axes:
+        return array
+    lying = jax.typeof(array).sharding
+    lies, wanted = _entries(lying.spec, array.ndim, axes), _entries(spec, array.ndim, axes)
+    if lies == wanted:
+        return array
+    for axis, (now, then) in enumerate(zip(lies, wanted, strict=True)):
+        if now != then[: len(now)] or (tokens and now != then and not lying.mesh.empty):
+            raise ValueError(
+                f"{name} {list(array.shape)} lies as {_told(lies)} and sharding wants {_told(wanted)}: its axis {axis} "
+                f"is cut over {now or 'nothing'}, not over {then or 'nothing'}; give octavo_jax.MeshAxes roles that "
+                f"fit, or move the array first: jax.sharding.reshard({name}, {_told(wanted)})"
+            )
+    moved: jax.Array = jax.sharding.reshard(array, PartitionSpec(*wanted))  # type: ignore[no-untyped-call]
+    return moved
+
+
+def placed_layer(
+    placement: Placement,
+    weight: Weight,
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    group_sizes: jax.Array,
+    state: DelayedState | None,
+) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array, DelayedState | None]:
+    """`placed` of all that a grouped layer takes, in this order from x on."""
+    mesh = placement.mesh
+    if not explicit_axes(mesh):
+        return x, kernel, bias, group_sizes, state
+    return (
+        placed(mesh, "x", x, specs.rows(placement, "i"), tokens=True),
+        placed(mesh, "kernel", kernel, specs.kernel(placement, weight)),
+        None if bias is None else placed(mesh, "bias", bias, specs.groups(placement, columns="o")),
+        placed(mesh, "group_sizes", group_sizes, specs.sizes(placement)),
+        None if state is None else placed_state(placement, "state", state),
+    )
+
+
+def placed_state(placement: Placement, name: str, state: DelayedState) -> DelayedState:
+    """`placed` of a layer's delayed state."""
+
+    def history(operand: str) -> ScalingHistory:
+        found: ScalingHistory = getattr(state, operand)
+        spec = specs.groups(placement, of_kernel=operand == "kernel")
+        path = f"{name}.{operand}"
+        return ScalingHistory(
+            placed(placement.mesh, f"{path}.history", found.history, PartitionSpec(None, *spec)),  # type: ignore[no-untyped-call]
+            placed(placement.mesh, f"{path}.scale", found.scale, spec),
+        )
+
+    return DelayedState(history("x"), history("kernel"), history("grad"))
+
+
+def _entries(spec: Any, rank: int, axes: frozenset[str]) -> _Entries:
+    """The mesh axes of each dimension, those of `axes` alone."""
+    given = [() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in spec]
+    return tuple(tuple(one for one in entry if one in axes) for entry in [*given, *[()] * (rank - len(given))])
+
+
+def _told(entries: _Entries) -> str:
+    parts = (repr(entry[0]) if len(entry) == 1 else repr(entry) if entry else "None" for entry in entries)
+    return f"P({', '.join(parts)})"

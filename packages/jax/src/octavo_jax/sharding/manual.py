@@ -1,0 +1,45 @@
+"""Sums inside a region whose axes the caller made manual (`jax.shard_map`): over those axes they are JAX's own.
+
+A gradient of what shards share is summed by the transpose of what shared it: of the cast in
+`octavo_jax.derivatives.in_reverse` where types are checked (check_vma=True), else of the shard_map itself.
+A y that is a partial sum is added up after the layer's custom_vjp, for without that check `jax.shard_map` gives each
+shard its share of dy, and counts on the transpose of the `psum` that made y.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from octavo import Recipe
+from octavo_jax.sharding.placement import Placement
+
+
+def summed(placement: Placement, x: Array, axes: tuple[str, ...]) -> Array:
+    """x summed over those of `axes` that this package made manual itself; over the caller's, JAX's transpose sums."""
+    own = placement.auto(axes)
+    total: Array = lax.psum(x, own) if own else x  # type: ignore[no-untyped-call]
+    return total
+
+
+def unsummed(placement: Placement | None) -> tuple[str, ...]:
+    """The caller's manual axes over which a layer's y is a partial sum; () elsewhere."""
+    if placement is None:
+        return ()
+    manual = placement.manual
+    return tuple(name for name in placement.several("i") if name in manual)
+
+
+def on_first(bias: Array | None, axes: tuple[str, ...]) -> Array | None:
+    """The bias on the first shard and zeros on the others, so that a sum over `axes` has it once."""
+    return bias if bias is None or not axes else jnp.where(lax.axis_index(axes) == 0, bias, 0)
+
+
+def summed_result(y: Array, axes: tuple[str, ...], recipe: Recipe | None, x: Array, preferred: Any) -> Array:
+    """The sum of float32 y over `axes`, rounded once to the dtype that y is asked in; itself where there are none."""
+    if not axes:
+        return y
+    total: Array = lax.psum(y, axes)  # type: ignore[no-untyped-call]
+    return total.astype(preferred or (recipe.output_dtype if recipe is not None else None) or x.dtype)

@@ -1,0 +1,191 @@
+"""Placement: where the arrays of one layer lie on the mesh, for every route."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+from jax.sharding import AxisType
+
+from octavo_jax.sharding.axes import MeshAxes, Role
+
+Letter = Literal["e", "f", "m", "h", "g", "k", "n", "i", "o"]
+"""Dimensions: expert blocks and data blocks; rows and groups of a block of tokens, which nothing cuts; the kernel's
+groups, K and N, which fsdp may cut; tokens' in-features and out-features, which it does not."""
+
+Route = Literal["single", "auto", "explicit", "manual", "partly manual", "auto, mesh unknown"]
+
+_Mesh = Any  # jax.sharding.AbstractMesh, which mypy takes for Any
+
+
+def mesh_of(*operands: Any) -> _Mesh | None:
+    """The abstract mesh in scope, else the one that an operand's type tells of; None where nothing does.
+
+    Arrays that are sharded over an Auto mesh carry it into `jax.jit` without `jax.set_mesh`.
+    """
+    context = jax.sharding.get_abstract_mesh()
+    if not context.empty:
+        return context
+    for leaf in jax.tree.leaves(operands):
+        sharding = getattr(jax.typeof(leaf), "sharding", None)
+        if sharding is not None and not sharding.mesh.empty:
+            return sharding.mesh
+    return None
+
+
+_partitioned: ContextVar[_Mesh | None] = ContextVar("octavo_jax_partitioned", default=None)
+
+
+@contextmanager
+def partitioned(mesh: _Mesh) -> Iterator[None]:
+    """While a program is partitioned over `mesh`: placements that knew of no mesh have this one."""
+    token = _partitioned.set(mesh)
+    try:
+        yield
+    finally:
+        _partitioned.reset(token)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Mesh axes of every dimension of a layer's arrays.
+
+    axes    roles
+    mesh    the abstract mesh; None: one device, or a mesh that is known when XLA partitions the program
+    blocks  the leading axes of the tokens as the caller gave them
+    experts one leading axis is of expert blocks, not of data blocks
+    """
+
+    axes: MeshAxes
+    mesh: _Mesh | None
+    blocks: tuple[int, ...]
+    experts: bool = False
+
+    @property
+    def manual(self) -> frozenset[str]:
+        """Axes that the caller is already manual over."""
+        if self.mesh is None:
+            return frozenset()
+        types = zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
+        return frozenset(name for name, kind in types if kind == AxisType.Manual)
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """Axes that the caller is not manual over, whether or not they have a role."""
+        manual = self.manual
+        return () if self.mesh is None else tuple(name for name in self.mesh.axis_names if name not in manual)
+
+    @property
+    def route(self) -> Route:
+        """How the layer reaches its shards."""
+        if not self.axes.every:
+            return "single"
+        if self.mesh is None:
+            return "auto, mesh unknown"
+        if not set(self.axes.every) - self.manual:
+            return "manual"
+        if self.manual:
+            return "partly manual"
+        kinds = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
+        return "explicit" if AxisType.Explicit in kinds.values() else "auto"
+
+    @property
+    def block_letters(self) -> tuple[Letter, ...]:
+        """Of the tokens' leading axes: (E, F), (E,) or (F,)."""
+        if len(self.blocks) == 2:
+            return ("e", "f")
+        return () if not self.blocks else ("e",) if self.experts or self.axes.ep else ("f",)
+
+    def count(self, letter: Letter) -> int:
+        """Blocks along "e" or "f", as given."""
+        return dict(zip(self.block_letters, self.blocks, strict=True)).get(letter, 1)
+
+    def axes_of(self, letter: Letter) -> tuple[str, ...]:
+        """The mesh axes that shard a dimension, the caller's manual ones included."""
+        axes = self.axes
+        if letter == "e":
+            return axes.names("ep")
+        if letter == "f":
+            return axes.names("dp") + axes.names("fsdp")
+        if letter in ("m", "h"):
+            return ()
+        if letter in ("i", "o"):
+            return self._kernel_axes("k" if letter == "i" else "n", "tp")
+        return self._kernel_axes(letter, "tp") + self._kernel_axes(letter, "fsdp")
+
+    def _kernel_axes(self, letter: Letter, role: Role) -> tuple[str, ...]:
+        dim = self.axes.tp_dim if role == "tp" else self.axes.fsdp_sharded
+        return self.axes.names(role) if dim.lower() == letter else ()
+
+    def auto(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Those axes that specs name: the caller is not manual over them."""
+        manual = self.manual
+        return tuple(name for name in names if name not in manual)
+
+    def size(self, names: tuple[str, ...]) -> int:
+        """Shards along these axes."""
+        mesh = _partitioned.get() if self.mesh is None else self.mesh
+        return 1 if mesh is None else math.prod(mesh.shape[name] for name in names)
+
+    def _several(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in names if self.size((name,)) > 1)
+
+    @property
+    def gathered(self) -> tuple[str, ...]:
+        """Axes along which the kernel's shards are gathered, and its gradient is scattered."""
+        return self._several(self.axes.names("fsdp"))
+
+    @property
+    def gathered_letter(self) -> Letter:
+        """The dimension that they shard."""
+        letters: dict[str, Letter] = {"G": "g", "K": "k", "N": "n"}
+        return letters[self.axes.fsdp_sharded]
+
+    def several(self, letter: Letter) -> tuple[str, ...]:
+        """Axes along which there are shards of a dimension."""
+        return self._several(self.axes_of(letter))
+
+    def indexed(self, letter: Letter) -> tuple[str, ...]:
+        """Axes along which blocks "e" or "f" lie."""
+        manual = self.manual
+        there = letter in self.block_letters
+        return tuple(name for name in self._several(self.axes_of(letter)) if there or name in manual)
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """Axes over which a kernel's gradient is summed: those that shard the tokens but not the experts."""
+        return self.indexed("f")
+
+    @property
+    def sums_blocks(self) -> bool:
+        """True where a kernel's gradient is a sum over blocks."""
+        return self.count("f") > 1 or bool(self.data)
+
+    def sums(self, letter: Letter) -> bool:
+        """True where products over this dimension are summed over shards, or may be once the mesh is known."""
+        return bool(self.axes_of(letter) if self.deferred else self.several(letter))
+
+    def cuts(self, *letters: Letter) -> bool:
+        """True where shards of an operand with these dimensions are not the whole."""
+        return self.deferred or any(self.size(self.axes_of(letter)) > 1 for letter in letters)
+
+    @property
+    def deferred(self) -> bool:
+        """True where the mesh is known when XLA partitions the program, and no sooner: `octavo_jax.sharding.auto`."""
+        return self.mesh is None and bool(self.axes.every)
+
+    def gemm_size(self, letter: Letter, given: int) -> int:
+        """What a GEMM sees of a dimension of the kernel that the caller gave as `given`."""
+        manual = self.manual
+        gathered = tuple(name for name in self._kernel_axes(letter, "fsdp") if name in manual)
+        return given * self.size(gathered) // self.size(self.auto(self._kernel_axes(letter, "tp")))
+
+    def whole_size(self, letter: Letter, given: int) -> int:
+        """A dimension of the kernel once the shards that the caller is manual over are gathered."""
+        manual = self.manual
+        return given * self.size(tuple(name for name in self._kernel_axes(letter, "fsdp") if name in manual))

@@ -1,0 +1,53 @@
+"""The placement of a call, from its arguments and the mesh in scope."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax import Array
+
+from octavo_jax.sharding.axes import ROLES, MeshAxes
+from octavo_jax.sharding.placement import Placement, mesh_of
+
+NO_AXES = MeshAxes()
+MOST_BLOCK_AXES = 2
+
+
+def placement_of(
+    sharding: MeshAxes | None, group_sizes: Array | np.ndarray | Sequence[Any], x: Array, kernel: Array
+) -> Placement | None:
+    """Where the arrays of x [*B, M, K], a kernel and sizes [*B, G] lie; None for rows and a kernel on one device.
+
+    ValueError where `sharding` is no MeshAxes, the mesh lacks an axis, or x and the sizes have other leading axes.
+    """
+    if sharding is not None and not isinstance(sharding, MeshAxes):
+        raise ValueError(
+            f"sharding is {sharding!r}; give octavo_jax.MeshAxes(ep=..., fsdp=...), which names the mesh axes, or None"
+        )
+    blocks = np.shape(group_sizes)[:-1]
+    if blocks and (len(blocks) > MOST_BLOCK_AXES or x.shape[:-2] != blocks):
+        raise ValueError(
+            f"group_sizes has shape {list(np.shape(group_sizes))} and x {list(x.shape)}; they are [*B, G] and "
+            "[*B, M, K] with the same axes B, at most two: expert blocks and data blocks"
+        )
+    axes = NO_AXES if sharding is None else sharding
+    experts = len(blocks) == 1 and kernel.shape[0] == blocks[0] * np.shape(group_sizes)[-1] > np.shape(group_sizes)[-1]
+    if not axes.every:
+        return Placement(NO_AXES, None, blocks, experts) if blocks else None
+    mesh = mesh_of(x, kernel)
+    if mesh is not None:
+        check_axes(axes, mesh.axis_names)
+    return Placement(axes, mesh, blocks, experts)
+
+
+def check_axes(axes: MeshAxes, there: tuple[str, ...]) -> None:
+    """ValueError where a role names an axis that the mesh has not."""
+    for role in ROLES:
+        for name in axes.names(role):
+            if name not in there:
+                raise ValueError(
+                    f"{role}={getattr(axes, role)!r} names the mesh axis {name!r} and the mesh has "
+                    f"{', '.join(map(repr, there))}; name one of these, or enter the mesh with jax.set_mesh"
+                )

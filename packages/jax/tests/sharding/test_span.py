@@ -1,0 +1,44 @@
+"""Shards of an operand whose scales and random bits are those of the whole one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import octavo
+from octavo_jax.reference.quantize import Random, Span
+from octavo_jax.reference.rows import RaggedRows
+from octavo_jax.sharding.quantizing import spans
+
+M, C = 40, 64
+HALF = C // 2
+
+
+def test_random_bits_are_counted_from_the_whole_operands_first_column(rng: np.random.Generator) -> None:
+    """The right half of a row under tensor parallelism draws what it draws in the whole row, row and column data."""
+    rows = RaggedRows(jnp.asarray([17, 20]), M)
+    key = jnp.asarray(rng.integers(0, 1 << 32, 2, np.uint32))
+
+    def drawn(columns: int, first: int) -> tuple[Array, Array]:
+        random = Random(key, 2, np.uint32(5), np.uint32(first))
+        return random.row_data(rows, columns // 16), random.column_data(rows, columns)
+
+    whole, right = drawn(C, 0), drawn(HALF, HALF)
+    for a, b in zip(whole, right, strict=True):
+        assert np.array_equal(a[..., HALF:], b)
+        assert not np.array_equal(a[..., :HALF], b)
+
+
+def test_which_recipes_have_scales_that_span_shards() -> None:
+    """Blocks lie within shards, and delayed scaling's scales are given; the others reduce amaxes over the mesh."""
+
+    def of(name: str, operand: Any = "w") -> bool:
+        spec = octavo.recipe(name).quantizer(operand)
+        assert spec is not None
+        return spans(spec, Span(columns=("tp",)))
+
+    assert not any(of(name) for name in ("fp8-delayed", "fp8-block", "mxfp8"))
+    assert all(of(name) for name in ("fp8-current", "fp8-row", "nvfp4"))
