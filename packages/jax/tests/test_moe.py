@@ -16,7 +16,7 @@ import octavo_jax
 from octavo_jax import moe
 from octavo_jax.counting import count_runs
 from octavo_jax.mlp import grouped_mlp
-from octavo_jax.moe import block
+from octavo_jax.moe import experts
 from octavo_jax.policies import save_quantized
 
 T, K, F, N, E = 20, 16, 8, 12, 4
@@ -145,7 +145,7 @@ def test_every_argument_reaches_the_mlp(monkeypatch: pytest.MonkeyPatch) -> None
         seen.update(given, x=x, wi=wi, wo=wo)
         return jnp.zeros((x.shape[0], N), x.dtype)
 
-    monkeypatch.setattr(block, "grouped_mlp", mlp)
+    monkeypatch.setattr(experts, "grouped_mlp", mlp)
     p = {key: jnp.zeros(shape) for key, shape in SHAPES.items()}
     given = {
         "activation": "geglu",

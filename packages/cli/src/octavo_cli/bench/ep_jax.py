@@ -16,10 +16,14 @@ from octavo_cli.bench.gemm_problem import Names
 from octavo_cli.bench.shapes import Shape
 from octavo_jax import MeshAxes, grouped_dense
 from octavo_jax.moe import Exchange, moe_mlp
+from octavo_jax.policies import save_quantized
 from octavo_jax.traffic import collectives
 
 AXIS = "devices"
-SHARED, WHOLE = PartitionSpec(AXIS), PartitionSpec()
+# JAX leaves them untyped.
+_Spec: Any = PartitionSpec
+_Shape: Any = jax.ShapeDtypeStruct
+SHARED, WHOLE = _Spec(AXIS), _Spec()
 
 
 def mesh_of(platform: str, devices: int) -> Mesh:
@@ -64,7 +68,7 @@ def compiled_step(block: Block, k: int, recipe: Recipe, exchange: Exchange, back
     roles = None if block.mesh.size == 1 else MeshAxes(ep=AXIS)
 
     def step(arrays: dict[str, jax.Array]) -> Any:
-        def run(given: dict[str, jax.Array]) -> Any:
+        def run(given: dict[str, Any]) -> Any:
             y, stats, *_ = moe_mlp(
                 **given,
                 k=k,
@@ -91,26 +95,38 @@ def received_bytes(program: Any, devices: int) -> int:
 
 
 def gathered_bytes(platform: str, devices: int, shape: Shape, recipe: Recipe, backend: Names) -> int:
-    """Bytes of the all-gathers in forward and backward of one layer whose kernel [G, K, 2F] is cut along K by FSDP."""
-    mesh = mesh_of(platform, devices)
-    rows = shape.rows // devices
+    """Bytes of the all-gathers in forward and backward of one layer whose kernel [G, K, 2F] is cut along K by FSDP.
+
+    It is one of two in a scan, as FSDP is used: the backward pass gathers again, and XLA cannot merge the two.
+    """
+    mesh, rows, layers = mesh_of(platform, devices), shape.rows // devices, 2
+    cut, kernels_cut = NamedSharding(mesh, SHARED), NamedSharding(mesh, _Spec(None, None, AXIS))
     given = {
-        "x": jax.ShapeDtypeStruct((devices, rows, shape.k), jnp.bfloat16, sharding=NamedSharding(mesh, SHARED)),
-        "kernel": jax.ShapeDtypeStruct(
-            (shape.groups, shape.k, 2 * shape.n), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec(None, AXIS))
-        ),
-        "sizes": jax.ShapeDtypeStruct((devices, shape.groups), np.int32, sharding=NamedSharding(mesh, SHARED)),
-        "dy": jax.ShapeDtypeStruct((devices, rows, 2 * shape.n), jnp.bfloat16, sharding=NamedSharding(mesh, SHARED)),
+        "x": _Shape((devices, rows, shape.k), jnp.bfloat16, sharding=cut),
+        "kernels": _Shape((layers, shape.groups, shape.k, 2 * shape.n), jnp.bfloat16, sharding=kernels_cut),
+        "sizes": _Shape((devices, shape.groups), np.int32, sharding=cut),
+        "dy": _Shape((devices, rows, 2 * shape.n), jnp.bfloat16, sharding=cut),
     }
 
     def step(given: dict[str, jax.Array]) -> Any:
-        def run(x: jax.Array, kernel: jax.Array) -> Any:
-            seed = 0 if recipe.stochastic else None
-            roles = MeshAxes(fsdp=AXIS)
-            return grouped_dense(x, kernel, given["sizes"], recipe=recipe, seed=seed, sharding=roles, backend=backend)
+        def layer(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
+            y = grouped_dense(
+                x,
+                kernel,
+                given["sizes"],
+                recipe=recipe,
+                seed=0 if recipe.stochastic else None,
+                sharding=MeshAxes(fsdp=AXIS),
+                backend=backend,
+            )
+            return x, jnp.sum(y * given["dy"])
 
-        y, pull = jax.vjp(run, given["x"], given["kernel"])
-        return y, pull(given["dy"])
+        kept = jax.checkpoint(layer, policy=save_quantized())
+
+        def total(x: jax.Array, kernels: jax.Array) -> jax.Array:
+            return jnp.sum(jax.lax.scan(kept, x, kernels)[1])
+
+        return jax.value_and_grad(total, argnums=(0, 1))(given["x"], given["kernels"])
 
     with jax.set_mesh(mesh):
         program = jax.jit(step).lower(given).compile()

@@ -126,7 +126,9 @@ class EpResults(Facts):
     @property
     def judged(self) -> list[bool]:
         """Whether each goal is met."""
-        return [goal.passed for row in (*self.rows, *self.gathered) for goal in row.goals]
+        of_blocks = [goal for row in self.rows for goal in row.goals]
+        of_kernels = [goal for row in self.gathered for goal in row.goals]
+        return [goal.passed for goal in (*of_blocks, *of_kernels)]
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the JSON file."""

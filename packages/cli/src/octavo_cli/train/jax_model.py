@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from jax import numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from octavo import DelayedScaling, Recipe
@@ -24,12 +26,31 @@ from octavo_cli.train.model import (
     learning_rate,
     rounding_seed,
 )
-from octavo_jax import DelayedState, init_delayed, update_delayed
-from octavo_jax.moe import moe_mlp
+from octavo_jax import DelayedState, MeshAxes, init_delayed, update_delayed
+from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, moe_mlp
 
 Parameters = dict[str, jax.Array]
 Delayed = dict[str, tuple[DelayedState, DelayedState]]
 """Delayed scaling's states of fc1 and fc2 by layer; empty for other recipes."""
+
+EXPERT_AXIS = "experts"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the model lies on several devices: experts and sequences along one mesh axis, everything else on each.
+
+    devices    in all; experts and sequences of a batch are multiples of it. 1: no mesh
+    exchange   of tokens between the devices
+    """
+
+    devices: int = 1
+    exchange: Exchange = DEFAULT_EXCHANGE
+
+    @property
+    def sharding(self) -> MeshAxes | None:
+        """Of the experts' block."""
+        return None if self.devices == 1 else MeshAxes(ep=EXPERT_AXIS)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -49,7 +70,14 @@ def mixing(x: jax.Array, taps: jax.Array, qkv: jax.Array, projection: jax.Array)
 
 
 def experts(
-    x: jax.Array, p: Parameters, delayed: Delayed, prefix: str, config: TrainConfig, recipe: Recipe, seed: jax.Array
+    x: jax.Array,
+    p: Parameters,
+    delayed: Delayed,
+    prefix: str,
+    config: TrainConfig,
+    recipe: Recipe,
+    spread: Spread,
+    seed: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Router and experts over [tokens, width]: the mixed outputs, the balance loss, the rows an expert got."""
     y, stats, *_ = moe_mlp(
@@ -63,12 +91,20 @@ def experts(
         seed=seed,
         # The new state is not threaded on: each block's comes back as the state's own cotangent.
         state=delayed.get(prefix),
+        sharding=spread.sharding,
+        exchange=spread.exchange,
     )
     return y, stats.balance_loss, stats.load
 
 
 def losses(
-    p: Parameters, delayed: Delayed, tokens: jax.Array, seeds: jax.Array, config: TrainConfig, recipe: Recipe
+    p: Parameters,
+    delayed: Delayed,
+    tokens: jax.Array,
+    seeds: jax.Array,
+    config: TrainConfig,
+    recipe: Recipe,
+    spread: Spread,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Cross entropy [batch, context] of [batch, context + 1] tokens, the balance loss, loads [layers, experts]."""
     x = p["embedding"][tokens[:, :-1]] + p["position"][: tokens.shape[1] - 1]
@@ -78,7 +114,7 @@ def losses(
         normed = rms_norm(x, p[f"{prefix}.mixing_norm"])
         x = x + mixing(normed, p[f"{prefix}.taps"], p[f"{prefix}.qkv"], p[f"{prefix}.projection"])
         normed = rms_norm(x, p[f"{prefix}.expert_norm"]).reshape(-1, config.width)
-        mixed, balance, sizes = experts(normed, p, delayed, prefix, config, recipe, seeds[layer])
+        mixed, balance, sizes = experts(normed, p, delayed, prefix, config, recipe, spread, seeds[layer])
         x = x + mixed.reshape(x.shape)
         balances.append(balance)
         loads.append(sizes)
@@ -97,7 +133,7 @@ def adam(p: Parameters, grads: Parameters, state: Any, step: jax.Array, rate: ja
     return p, (mean, square)
 
 
-@partial(jax.jit, static_argnames=("config", "recipe"), donate_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnames=("config", "recipe", "spread"), donate_argnums=(0, 1, 2))
 def _train_step(
     p: Parameters,
     moments: Any,
@@ -108,9 +144,10 @@ def _train_step(
     rate: jax.Array,
     config: TrainConfig,
     recipe: Recipe,
+    spread: Spread,
 ) -> tuple[Parameters, Any, Delayed, jax.Array, jax.Array, jax.Array]:
     def objective(p: Parameters, delayed: Delayed) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-        nats, balance, load = losses(p, delayed, tokens, seeds, config, recipe)
+        nats, balance, load = losses(p, delayed, tokens, seeds, config, recipe, spread)
         return nats.mean() + config.balance * balance, (nats.mean(), balance, load)
 
     (grads, delayed), (loss, balance, load) = jax.grad(objective, argnums=(0, 1), has_aux=True)(p, delayed)
@@ -120,29 +157,52 @@ def _train_step(
     return p, moments, delayed, loss, balance, load
 
 
-@partial(jax.jit, static_argnames=("config", "recipe"))
+@partial(jax.jit, static_argnames=("config", "recipe", "spread"))
 def _sequence_losses(
-    p: Parameters, delayed: Delayed, tokens: jax.Array, seeds: jax.Array, config: TrainConfig, recipe: Recipe
+    p: Parameters,
+    delayed: Delayed,
+    tokens: jax.Array,
+    seeds: jax.Array,
+    config: TrainConfig,
+    recipe: Recipe,
+    spread: Spread,
 ) -> jax.Array:
-    return losses(p, delayed, tokens, seeds, config, recipe)[0].mean(axis=1)
+    return losses(p, delayed, tokens, seeds, config, recipe, spread)[0].mean(axis=1)
+
+
+ONE_DEVICE = Spread()
 
 
 class JaxModel:
     """Parameters and optimizer state: what the loop drives."""
 
-    def __init__(self, config: TrainConfig, recipe: Recipe, vocabulary: int, seed: int, device: str) -> None:
-        self._config, self._recipe, self._seed = config, recipe, seed
-        self._device = jax.devices(device)[0]
+    def __init__(
+        self, config: TrainConfig, recipe: Recipe, vocabulary: int, seed: int, device: str, spread: Spread = ONE_DEVICE
+    ) -> None:
+        self._config, self._recipe, self._seed, self._spread = config, recipe, seed, spread
+        self._mesh = jax.make_mesh(
+            (spread.devices,), (EXPERT_AXIS,), (AxisType.Auto,), devices=jax.devices(device)[: spread.devices]
+        )
         initial = initial_parameters(config, vocabulary, seed)
         # JAX's kernels are [experts, in, out]; what is compared and reported is [experts, out, in].
         initial |= {name: initial[name].swapaxes(1, 2) for name in expert_names(config)}
-        self._parameters = jax.device_put(initial, self._device)
-        zeros = jax.tree.map(jnp.zeros_like, self._parameters)
-        self._moments: Any = (zeros, jax.tree.map(jnp.zeros_like, self._parameters))
+        self._parameters = self._all_placed(initial)
+        zeros = {name: np.zeros_like(one) for name, one in initial.items()}
+        self._moments: Any = (self._all_placed(zeros), self._all_placed(zeros))
         self._delayed: Delayed = {}
         if isinstance(recipe, DelayedScaling):
             fresh = {f"layer{i}": (init_delayed(recipe, config.experts),) * 2 for i in range(config.layers)}
-            self._delayed = jax.tree.map(partial(jnp.array, device=self._device), fresh)  # donated: no leaf twice
+            self._delayed = jax.tree.map(lambda leaf: self._placed(np.asarray(leaf)), fresh)  # donated: no leaf twice
+
+    def _all_placed(self, parameters: dict[str, Array]) -> Parameters:
+        grouped = expert_names(self._config)
+        return {name: self._placed(one, spread=name in grouped) for name, one in parameters.items()}
+
+    def _placed(self, array: Any, *, spread: bool = False) -> jax.Array:
+        """A new array on the devices: cut along its first axis, or whole on each."""
+        spec = PartitionSpec(EXPERT_AXIS if spread else None)  # type: ignore[no-untyped-call]
+        made: jax.Array = jax.device_put(array, NamedSharding(self._mesh, spec), may_alias=False)
+        return made
 
     def step(self, tokens: Tokens, step: int) -> StepResult:
         """One Adam step on [batch, context + 1] tokens."""
@@ -151,12 +211,13 @@ class JaxModel:
             self._parameters,
             self._moments,
             self._delayed,
-            tokens,
+            self._placed(tokens, spread=True),
             self._seeds(step),
             np.float32(step),
             rate,
             config=self._config,
             recipe=self._recipe,
+            spread=self._spread,
         )
         return StepResult(float(loss), float(balance), np.asarray(load, np.int64))
 
@@ -164,7 +225,13 @@ class JaxModel:
         """[sequences] mean cross entropy of each sequence."""
         seeds = self._seeds(self._config.steps)
         result = _sequence_losses(
-            self._parameters, self._delayed, tokens, seeds, config=self._config, recipe=self._recipe
+            self._parameters,
+            self._delayed,
+            self._placed(tokens, spread=True),
+            seeds,
+            config=self._config,
+            recipe=self._recipe,
+            spread=self._spread,
         )
         return np.asarray(result, np.float64)
 

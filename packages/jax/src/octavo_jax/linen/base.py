@@ -15,6 +15,7 @@ from octavo import DelayedScaling, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.dispatch import Names
 from octavo_jax.module_parts import Initializer, State, fresh_state, update_states, zeros_init
+from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.cards import Norm
 
 STATE_COLLECTION = "_overwrite_with_gradient"
@@ -35,6 +36,8 @@ class QuantizedModule(nn.Module, kw_only=True):
     param_dtype                    of the parameters
     quantization_checkpoint_name   of everything quantized that the backward pass reads, for `octavo_jax.policies`;
                                    None: no name
+    sharding                       which mesh axes play which part, an `octavo_jax.MeshAxes`; None: one device.
+                                   Parameters lie where their logical axes and the rules put them: where it says
     backend                        a name or a closed list of names
     """
 
@@ -42,6 +45,7 @@ class QuantizedModule(nn.Module, kw_only=True):
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
     quantization_checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
+    sharding: MeshAxes | None = None
     backend: Names = None
 
     @nn.nowrap
@@ -63,7 +67,7 @@ class QuantizedModule(nn.Module, kw_only=True):
     def _run(
         self, call: Callable[..., Any], seed: int | Array | None, *, groups: int = 1, layers: int = 1
     ) -> tuple[Any, ...]:
-        """Results of `call` with seed, state, checkpoint name and backend, less the state, which comes last."""
+        """Results of `call` with seed, state, name, sharding and backend, less the state, which comes last."""
         if seed is None and self.recipe is not None and self.recipe.stochastic:
             seed = jax.random.bits(self.make_rng(RNG), (2,), jnp.uint32)
         fresh: Callable[[], State | None] = lambda: fresh_state(self.recipe, groups, layers)  # noqa: E731
@@ -74,6 +78,7 @@ class QuantizedModule(nn.Module, kw_only=True):
             seed=seed,
             state=None if state is None else state.value,
             checkpoint_name=self.quantization_checkpoint_name,
+            sharding=self.sharding,
             backend=self.backend,
         )
         results: tuple[Any, ...] = result if isinstance(result, tuple) else (result,)

@@ -10,8 +10,8 @@ from jax import Array
 from octavo_jax.linen.base import Axes
 from octavo_jax.linen.mlp import MLPModule
 from octavo_jax.module_parts import Initializer, dense_kernel_init, grouped_kernel_init
-from octavo_jax.moe import RouterStats, moe_mlp
-from octavo_jax.moe.block import WeightsOn
+from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, RouterStats, moe_mlp
+from octavo_jax.moe.experts import WeightsOn
 
 
 class MoE(MLPModule, kw_only=True):
@@ -22,6 +22,7 @@ class MoE(MLPModule, kw_only=True):
 
     num_experts, k               E, and experts a token goes to
     normalize, weights_on        as in `octavo_jax.moe.moe_mlp`
+    exchange                     of tokens between devices, where `sharding` spreads the experts
     router_init, router_axes     of router
     """
 
@@ -29,6 +30,7 @@ class MoE(MLPModule, kw_only=True):
     k: int
     normalize: bool = True
     weights_on: WeightsOn = "output"
+    exchange: Exchange = DEFAULT_EXCHANGE
     kernel_init: Initializer = grouped_kernel_init
     router_init: Initializer = dense_kernel_init
     router_axes: Axes = ()
@@ -51,6 +53,7 @@ class MoE(MLPModule, kw_only=True):
             normalize=self.normalize,
             weights_on=self.weights_on,
             mask=mask,
+            exchange=self.exchange,
             dtype=self.dtype,
             bi=bi,
             bo=bo,

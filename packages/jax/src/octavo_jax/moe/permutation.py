@@ -59,10 +59,11 @@ def _taken(x: Array, indices: Array) -> Array:
 
 
 def _row_of(x: Array, position: Array, end: Array) -> Array:
-    """float32 x[position], 0 where the position is past the end."""
-    rows = _taken(x, position).astype(jnp.float32)
-    inside = (position < end).reshape(position.shape + (1,) * (rows.ndim - position.ndim))
-    return jnp.where(inside, rows, np.float32(0))
+    """float32 x[position], 0 where the position is past the end, whatever x has there."""
+    inside = position < end
+    # Row 0 stands for what is left out: most choices, where experts are spread; it is then read from cache.
+    rows = _taken(x, jnp.where(inside, position, 0)).astype(jnp.float32)
+    return jnp.where(inside.reshape(position.shape + (1,) * (rows.ndim - position.ndim)), rows, np.float32(0))
 
 
 def _sum_of_choices(rows: Array, position: Array, end: Array) -> Array:
@@ -161,8 +162,11 @@ def _combined_backward(saved: _Saved, dy: Array) -> tuple[Array | None, ...]:
     assert saved.rows is not None
     assert saved.weights is not None
     share = _taken(saved.weights.reshape(-1), saved.order)[:, None]
-    drows = _inside(share * _token_rows(dy, saved.order, saved.position), saved.end)
-    dweights = jnp.sum(_row_of(saved.rows, saved.position, saved.end) * dy[:, None, :], axis=-1)
+    of_rows = _token_rows(dy, saved.order, saved.position)
+    drows = _inside(share * of_rows, saved.end)
+    # By row, not by choice: where experts are spread there are fewer rows here.
+    products = jnp.sum(saved.rows.astype(jnp.float32) * of_rows, axis=-1)
+    dweights = _row_of(products, saved.position, saved.end)
     return drows.astype(saved.like.dtype), dweights, None, None, None
 
 

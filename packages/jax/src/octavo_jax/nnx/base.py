@@ -15,6 +15,7 @@ from octavo import DelayedScaling, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.dispatch import Names
 from octavo_jax.module_parts import Initializer, State, fresh_state, next_seed, update_states
+from octavo_jax.sharding.axes import MeshAxes
 
 Axes = tuple[str | None, ...]
 """Logical axis names of a parameter, as `nnx.with_partitioning` takes them; empty: not partitioned."""
@@ -36,6 +37,8 @@ class Common(TypedDict, total=False):
     param_dtype                    of the parameters; float32 by default
     quantization_checkpoint_name   of everything quantized that the backward pass reads, for `octavo_jax.policies`;
                                    None: no name
+    sharding                       which mesh axes play which part, an `octavo_jax.MeshAxes`; None: one device.
+                                   Parameters lie where their axes put them: where it says
     backend                        a name or a closed list of names
     rngs                           streams "params" and, for a stochastic recipe, "quantization" (or the default one)
     """
@@ -44,6 +47,7 @@ class Common(TypedDict, total=False):
     dtype: DTypeLike | None
     param_dtype: DTypeLike
     quantization_checkpoint_name: str | None
+    sharding: MeshAxes | None
     backend: Names
     rngs: Required[nnx.Rngs]
 
@@ -60,6 +64,7 @@ class QuantizedModule(nnx.Module):
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
         quantization_checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
+        sharding: MeshAxes | None = None,
         backend: Names = None,
         rngs: nnx.Rngs,
     ) -> None:
@@ -75,6 +80,7 @@ class QuantizedModule(nnx.Module):
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.quantization_checkpoint_name = quantization_checkpoint_name
+        self.sharding = sharding
         self.backend = backend
 
     def _parameter(self, rngs: nnx.Rngs, init: Initializer, shape: tuple[int, ...], axes: Axes = ()) -> nnx.Param[Any]:
@@ -90,7 +96,7 @@ class QuantizedModule(nnx.Module):
         return nnx.data(self._parameter(rngs, init, shape, axes) if present else None)
 
     def _run(self, call: Callable[..., Any], seed: int | Array | None) -> tuple[Any, ...]:
-        """Results of `call` with seed, state, checkpoint name and backend, less the state, which comes last."""
+        """Results of `call` with seed, state, name, sharding and backend, less the state, which comes last."""
         if seed is None and self.base_seed is not None and self.calls is not None:
             seed = next_seed(self.base_seed[...], self.calls[...])
             self.calls[...] = self.calls[...] + 1
@@ -100,6 +106,7 @@ class QuantizedModule(nnx.Module):
             seed=seed,
             state=state,
             checkpoint_name=self.quantization_checkpoint_name,
+            sharding=self.sharding,
             backend=self.backend,
         )
         results: tuple[Any, ...] = result if isinstance(result, tuple) else (result,)

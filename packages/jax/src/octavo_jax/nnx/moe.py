@@ -8,8 +8,8 @@ from typing import Unpack
 from jax import Array
 
 from octavo_jax.module_parts import Initializer, dense_kernel_init
-from octavo_jax.moe import RouterStats, moe_mlp
-from octavo_jax.moe.block import WeightsOn
+from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, RouterStats, moe_mlp
+from octavo_jax.moe.experts import WeightsOn
 from octavo_jax.nnx.base import Axes, value_of
 from octavo_jax.nnx.mlp import MLPModule, MLPOptions
 
@@ -22,6 +22,7 @@ class MoE(MLPModule):
 
     num_experts, in_features, hidden, k   E, K, F, and experts a token goes to
     normalize, weights_on                 as in `octavo_jax.moe.moe_mlp`
+    exchange                              of tokens between devices, where `sharding` spreads the experts
     router_init, router_axes              of router
     Other arguments                       `MLPModule`'s
     """
@@ -35,6 +36,7 @@ class MoE(MLPModule):
         k: int,
         normalize: bool = True,
         weights_on: WeightsOn = "output",
+        exchange: Exchange = DEFAULT_EXCHANGE,
         router_init: Initializer = dense_kernel_init,
         router_axes: Axes = (),
         **options: Unpack[MLPOptions],
@@ -43,6 +45,7 @@ class MoE(MLPModule):
         self.router = self._parameter(options["rngs"], router_init, (in_features, num_experts), router_axes)
         self.k, self.normalize = k, normalize
         self.weights_on: WeightsOn = weights_on
+        self.exchange = exchange
 
     def __call__(
         self, x: Array, *, mask: Array | None = None, seed: int | Array | None = None
@@ -59,6 +62,7 @@ class MoE(MLPModule):
             normalize=self.normalize,
             weights_on=self.weights_on,
             mask=mask,
+            exchange=self.exchange,
             dtype=self.dtype,
             bi=value_of(self.wi_bias),
             bo=value_of(self.wo_bias),

@@ -1,0 +1,120 @@
+"""Every token to every device that shares the experts, and the experts' sums back: dense, static, nothing is dropped.
+
+Of what may happen to T tokens a device, this sends the least that no routing can exceed: a token once to each other
+device, not once a choice. `ragged` sends what the routing asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from octavo import Recipe
+from octavo.quantizer import Operand
+from octavo_jax.dispatch import Names
+from octavo_jax.moe.payload import payload_spec, sent
+
+Way = Literal["gather", "ragged"]
+WAYS: tuple[Way, ...] = ("gather", "ragged")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How tokens reach the experts of other devices, and come back.
+
+    way       "gather": every token goes to every device of the expert axis, and each device returns one partial sum a
+              token; static, on every platform. "ragged": each choice goes where its expert is, by
+              `jax.lax.ragged_all_to_all`, which GPUs have and XLA:CPU lacks. None: "ragged" on GPUs where a token has
+              fewer choices than the axis has devices, because it then moves less; else "gather"
+    payload   RowScaling, BlockScaling or MXFP8: tokens on their way to the experts, and the gradients on theirs, travel
+              as its codes and scales and are dequantized on arrival. None: as they are. Sums travel as they are
+    rows      R, rows of each device's experts. None: as many as any routing can ask of it, devices * T * min(k, local
+              experts), so nothing is ever dropped. Fewer save memory and time; choices past them are left out, their
+              weight with them, and counted in `RouterStats.dropped`
+    """
+
+    way: Way | None = None
+    payload: Recipe | None = None
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.way not in (None, *WAYS):
+            raise ValueError(f"way is {self.way!r}; it is 'gather', 'ragged' or None")
+        if self.rows is not None and self.rows < 1:
+            raise ValueError(f"rows is {self.rows}; give one or more, or None for as many as any routing can ask for")
+        if self.payload is not None:
+            payload_spec(self.payload, "x")
+            payload_spec(self.payload, "dy")
+
+
+DEFAULT_EXCHANGE = Exchange()
+
+
+@dataclass(frozen=True)
+class Journey:
+    """What collectives of one exchange are compiled for: mesh axes, payload, backend of its quantizers."""
+
+    axes: tuple[str, ...]
+    payload: Recipe | None
+    backend: str | tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, axes: tuple[str, ...], payload: Recipe | None, backend: Names) -> Journey:
+        """With a backend or backends as a caller gives them."""
+        names = backend if backend is None or isinstance(backend, str) else tuple(backend)
+        return cls(axes, payload, names)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def everywhere(x: Array, way: Journey) -> Array:
+    """x [T, K] of each device to [devices * T, K] of all, in the axes' order; the gradient is `home`'s sum."""
+    return _all(x, way, "x")
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def home(parts: Array, way: Journey) -> Array:
+    """Partial sums [devices * T, N] to [T, N]: each device's own tokens, summed in float32 and rounded once.
+
+    The order of the sum is the devices', so the bits do not depend on the network.
+    """
+    return _summed_at_home(parts, way)
+
+
+def _all(x: Array, way: Journey, operand: Operand) -> Array:
+    end = jnp.full((1,), len(x), jnp.int32)
+    return sent(x, end, partial(lax.all_gather, axis_name=way.axes, tiled=True), way.payload, operand, way.backend)
+
+
+def _summed_at_home(parts: Array, way: Journey) -> Array:
+    devices = lax.axis_size(way.axes)
+    by_device = parts.reshape(devices, -1, *parts.shape[1:])
+    here = lax.all_to_all(by_device, way.axes, 0, 0)  # type: ignore[no-untyped-call]
+    total: Array = jnp.sum(here.astype(jnp.float32), axis=0).astype(parts.dtype)
+    return total
+
+
+def _everywhere_forward(x: Array, way: Journey) -> tuple[Array, None]:
+    return _all(x, way, "x"), None
+
+
+def _everywhere_backward(way: Journey, _: None, dx: Array) -> tuple[Array]:
+    return (_summed_at_home(dx, way),)
+
+
+everywhere.defvjp(_everywhere_forward, _everywhere_backward)
+
+
+def _home_forward(parts: Array, way: Journey) -> tuple[Array, None]:
+    return _summed_at_home(parts, way), None
+
+
+def _home_backward(way: Journey, _: None, dy: Array) -> tuple[Array]:
+    return (_all(dy, way, "dy"),)
+
+
+home.defvjp(_home_forward, _home_backward)

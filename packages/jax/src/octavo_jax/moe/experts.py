@@ -1,0 +1,80 @@
+"""The grouped MLP between permutation and combination."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from jax import Array
+from jax.typing import DTypeLike
+
+from octavo import Recipe
+from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.dispatch import Names
+from octavo_jax.mlp import OutputNames, States, grouped_mlp
+from octavo_jax.moe.permutation import combine, permute, row_weights
+from octavo_jax.moe.routing import Routing
+from octavo_jax.sharding.axes import MeshAxes
+from octavo_registry.cards import Activation
+
+WeightsOn = Literal["output", "activation"]
+
+
+def routed_mlp(
+    x: Array,
+    routing: Routing,
+    wi: Array,
+    wo: Array,
+    *,
+    activation: Activation = "swiglu",
+    recipe: Recipe | None,
+    weights_on: WeightsOn = "output",
+    bi: Array | None = None,
+    bo: Array | None = None,
+    seed: int | Array | None = None,
+    state: States | None = None,
+    checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
+    output_checkpoint_names: OutputNames = (None, None),
+    preferred_element_type: DTypeLike | None = None,
+    sharding: MeshAxes | None = None,
+    backend: Names = None,
+) -> Any:
+    """x [T, K] through the experts that `routing` names: permute, `octavo_jax.grouped_mlp`, combine.
+
+    weights_on               "output" weighs what the experts return; "activation" what goes into wo, after which the
+                             backward pass needs no output of an expert: neither its memory nor, under remat, its GEMM
+    preferred_element_type   dtype of y, in which the experts' outputs are rounded once after the sum; None: x's
+
+    The other arguments are those of `octavo_jax.grouped_mlp`. Returns y [T, N], and with a state (y, new state).
+    """
+    check_experts(x, weights_on, bo)
+    on_output = weights_on == "output"
+    result = grouped_mlp(
+        permute(x, routing),
+        wi,
+        wo,
+        routing.group_sizes,
+        activation=activation,
+        probs=None if on_output else row_weights(routing),
+        recipe=recipe,
+        bi=bi,
+        bo=bo,
+        seed=seed,
+        state=state,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_names=output_checkpoint_names,
+        sharding=sharding,
+        backend=backend,
+    )
+    rows, *new_state = result if state is not None else (result,)
+    y = combine(rows, routing, weighted=on_output, preferred_element_type=preferred_element_type or x.dtype)
+    return (y, *new_state) if new_state else y
+
+
+def check_experts(x: Array, weights_on: WeightsOn, bo: Array | None) -> None:
+    """ValueError unless x is [T, K] and the weights can stand where they are asked for."""
+    if x.ndim != 2:
+        raise ValueError(f"x has shape {list(x.shape)}; it is [T, K], one row a token, with leading axes flattened")
+    if weights_on not in ("output", "activation"):
+        raise ValueError(f"weights_on is {weights_on!r}; it is 'output' or 'activation'")
+    if bo is not None and weights_on != "output":
+        raise ValueError("bo was given and weights_on is 'activation', which would add it unweighted; use 'output'")

@@ -1,0 +1,61 @@
+"""What travels between devices in place of high-precision rows: codes and scales of a recipe that scales row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from octavo import QuantizerSpec, Recipe
+from octavo.quantizer import Operand
+from octavo_jax.dispatch import Names
+from octavo_jax.grouped_tensor import GroupedTensor
+from octavo_jax.quantizing import dequantize, quantize
+
+_ROW_BY_ROW = ("row", "block", "mxfp8")
+
+
+def payload_spec(recipe: Recipe, operand: Operand) -> QuantizerSpec:
+    """How the rows of `operand` ("x" or "dy") are quantized for the journey; ValueError for a recipe that cannot.
+
+    A row must be decoded by itself on another device, so no scale may span rows, and no seed is at hand.
+    """
+    spec = recipe.quantizer(operand, checkpoint_name=None)
+    if spec is None or spec.scaling not in _ROW_BY_ROW or spec.square or spec.stochastic:
+        raise ValueError(
+            f"payload is {recipe.kind!r}, whose {operand} has no scales of single rows; give RowScaling, BlockScaling "
+            "or MXFP8 with every GEMM quantized, or None to send the rows as they are"
+        )
+    return spec.model_copy(update={"orientation": "rowwise"})
+
+
+def sent(
+    rows: Array,
+    end: Array,
+    move: Callable[[Array], Array],
+    payload: Recipe | None,
+    operand: Operand,
+    backend: Names,
+) -> Array:
+    """`move(rows)`; with a payload rows [M, K] travel as codes and scales, and come out dequantized in their dtype.
+
+    end    int32 [1], rows that are read; others may hold anything
+    move   takes an array with M rows to one whose rows come from several devices, bytes unchanged
+    """
+    if payload is None:
+        return move(rows)
+    spec = payload_spec(payload, operand)
+    q = quantize(lax.stop_gradient(rows), spec, end, backend=backend)
+    codes, scale, _ = q.plane("rowwise")
+    # XLA's collectives do not carry every 8-bit float on every device; bytes they all do.
+    codes = lax.bitcast_convert_type(move(lax.bitcast_convert_type(codes, jnp.uint8)), codes.dtype)
+    scale = move(scale)
+    received = len(codes)
+    landed = GroupedTensor(
+        q.spec.model_copy(update={"shape": (received, rows.shape[1])}),
+        jnp.full((1,), received, jnp.int32),
+        codes,
+        scale,
+    )
+    return dequantize(landed, preferred_element_type=rows.dtype, backend=backend)

@@ -1,0 +1,203 @@
+"""The MoE block whose experts are spread over a mesh against the same block on one device."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from moe_cases import BACKEND, CHOICES, SHAPES, Arrays, E, T, block_arrays, emulated, step
+
+import octavo
+import octavo_jax
+from octavo_jax import moe
+from octavo_jax.moe import ragged, spread
+from octavo_jax.policies import save_quantized
+from octavo_jax.traffic import collectives
+
+SLOW = pytest.mark.slow
+WEIGHTS = ("wi", "wo", "bi", "bo")
+
+
+@pytest.fixture(autouse=True)
+def ragged_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA's ragged_all_to_all where there is one, else its definition."""
+    if jax.default_backend() == "cpu":
+        monkeypatch.setattr(ragged, "exchange_rows", emulated)
+        monkeypatch.setattr(spread, "LACKING", ())
+
+
+def _close(actual: Any, wanted: Any, name: str) -> None:
+    """Equal but for the order of float32 sums: a handful of them, of addends not far above the largest result."""
+    actual, wanted = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
+    assert np.abs(actual - wanted).max() <= 64 * 2.0**-24 * np.abs(wanted).max(), name
+
+
+@pytest.mark.parametrize(
+    ("axes", "way", "kind", "recipe"),
+    [
+        ({"fsdp": 2, "ep": 4}, "gather", AxisType.Explicit, "bf16"),
+        pytest.param({"dp": 2, "ep": 4}, "ragged", AxisType.Auto, "bf16", marks=SLOW),
+        pytest.param({"ep": 8}, "ragged", AxisType.Auto, "mxfp8", marks=SLOW),
+        pytest.param({"fsdp": 2, "ep": 2}, "gather", AxisType.Explicit, "mxfp8", marks=SLOW),
+        pytest.param({"dp": 2, "a": 2, "b": 2}, "gather", AxisType.Auto, "mxfp8", marks=SLOW),
+        pytest.param({"dp": 2, "fsdp": 2, "ep": 2}, "ragged", AxisType.Explicit, "bf16", marks=SLOW),
+        pytest.param({"dp": 8, "ep": 1}, "ragged", AxisType.Auto, "mxfp8", marks=SLOW),
+        pytest.param({"fsdp": 8}, "gather", AxisType.Auto, "bf16", marks=SLOW),
+    ],
+)
+def test_a_spread_block_is_the_block(
+    axes: dict[str, int], way: Any, kind: AxisType, recipe: str, mesh_of: Any, rng: np.random.Generator
+) -> None:
+    """y, statistics and all gradients, with a mask and NaN in the padding; each expert sees its rows in one device's
+    order, so what is quantized of them is the same. Two axes may share the experts, one of size 1 may have them all."""
+    a = block_arrays(rng)
+    mask = jnp.asarray(rng.random(T) < 0.8).at[0].set(True)
+    a["x"] = jnp.where(mask[:, None], a["x"], jnp.nan)
+    experts = ("a", "b") if "a" in axes else "ep" if "ep" in axes else None
+    roles = octavo_jax.MeshAxes(**{role: role if role in axes else None for role in ("dp", "fsdp")}, ep=experts)
+    (y, stats), wanted = jax.jit(partial(step, recipe=octavo.recipe(recipe), mask=mask))(a)
+    run = partial(step, recipe=octavo.recipe(recipe), mask=mask, sharding=roles, exchange=moe.Exchange(way))
+    with jax.set_mesh(mesh_of(kind, **axes)):
+        (spread_y, spread_stats), gradients = jax.jit(run)(a)
+    assert not np.asarray(spread_y)[~np.asarray(mask)].any()
+    assert np.array_equal(spread_stats.load, stats.load)
+    assert spread_stats.dropped is None
+    _close(spread_stats.balance_loss, stats.balance_loss, "balance loss")
+    _close(spread_y, y, "y")
+    for name, gradient in gradients.items():
+        _close(gradient, wanted[name], name)
+        if name in WEIGHTS and set(axes) == {"ep"}:
+            assert np.array_equal(gradient, wanted[name]), name  # the same rows in the same order
+
+
+@SLOW
+@pytest.mark.parametrize("way", ["gather", "ragged"])
+def test_a_payload_costs_mxfp8_nothing_in_the_forward_pass(way: Any, mesh_of: Any, rng: np.random.Generator) -> None:
+    """Codes of MXFP8 that travel are those that fc1 would make on arrival: y is the same bits as without a payload,
+    and half the bytes of bf16 move. Inside the caller's own shard_map, with JAX's check of types."""
+    a = block_arrays(rng, jnp.bfloat16)
+    mesh, roles = mesh_of(ep=4), octavo_jax.MeshAxes(ep="ep")
+    parameters = {name: P("ep") for name in SHAPES} | {"router": P()}
+
+    def run(payload: Any) -> Any:
+        def local(a: Arrays) -> Any:
+            exchange = moe.Exchange(way, payload=payload)
+            return moe.moe_mlp(
+                **a, k=CHOICES, recipe=octavo.MXFP8(), backend=BACKEND, sharding=roles, exchange=exchange
+            )[0]
+
+        given = {name: one for name, one in a.items() if name != "dy"}
+        whole = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(parameters,), out_specs=P("ep")))
+        return whole(given), whole.lower(given).compile()
+
+    (plain, _), (coded, program) = run(None), run(octavo.MXFP8())
+    assert np.array_equal(np.asarray(plain, np.float32), np.asarray(coded, np.float32))
+    if way == "gather":
+        gathered = [one for one in collectives(program) if one.kind == "all-gather" and one.bytes >= a["x"].size]
+        assert {array.dtype for one in gathered for array in one.results if array.bytes >= a["x"].size} == {"u8"}
+
+
+@pytest.mark.parametrize("way", ["ragged", pytest.param("gather", marks=SLOW)])
+def test_rows_are_a_limit_that_is_counted(way: Any, mesh_of: Any, rng: np.random.Generator) -> None:
+    """With fewer rows than choices the last experts of a device lose choices, as many as `dropped` says; tokens that
+    lost none have their y and a finite gradient. Every token goes to one device here, which is what rows=None allows
+    for."""
+    a = block_arrays(rng)
+    a["x"] = a["x"].at[:, 0].set(1)
+    a["router"] = a["router"].at[0].set(jnp.array([40, 35, 0, 0, -40, -40, -40, -40]))  # two experts of one device
+    (y, _), _ = jax.jit(partial(step, recipe=None))(a)
+    rows = T + T // 2
+    run = partial(step, recipe=None, sharding=octavo_jax.MeshAxes(ep="ep"), exchange=moe.Exchange(way, rows=rows))
+    with jax.set_mesh(mesh_of(ep=4)):
+        (limited, stats), gradients = jax.jit(run)(a)
+    assert int(stats.dropped) == T * CHOICES - rows
+    assert np.asarray(stats.load).tolist() == [T, T, *[0] * (E - 2)]
+    _close(limited[: T // 2], y[: T // 2], "y")
+    assert (np.abs(np.asarray(limited - y)).max(axis=1) > 0)[T // 2 :].all()
+    assert all(np.isfinite(np.asarray(one)).all() for one in jax.tree.leaves(gradients))
+
+
+@SLOW
+def test_delayed_states_are_maxima_over_the_mesh(mesh_of: Any, rng: np.random.Generator) -> None:
+    """The state after a step, the gradient's amax included, is one device's: data axes share it and each expert's
+    entry is on its own device; JAX's sum of a shared argument's gradient would be a wrong one (faults.md 54)."""
+    recipe = octavo.DelayedScaling(history=2)
+    a = block_arrays(rng)
+    given = {name: one for name, one in a.items() if name not in ("dy", "bi", "bo")}
+    fresh = (octavo_jax.init_delayed(recipe, E),) * 2
+
+    def run(state: Any, roles: Any) -> Any:
+        def loss(state: Any) -> Any:
+            y, _, later = moe.moe_mlp(
+                **given, k=CHOICES, recipe=recipe, backend=BACKEND, state=state, sharding=roles, weights_on="activation"
+            )
+            return jnp.sum(y * a["dy"]), later
+
+        return jax.jit(jax.grad(loss, has_aux=True))(state)
+
+    wanted = run(fresh, None)
+    with jax.set_mesh(mesh_of(dp=2, ep=4)):
+        made = run(fresh, octavo_jax.MeshAxes(dp="dp", ep="ep"))
+    for one, other in zip(jax.tree.leaves(made), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)  # dy of fc1 passes float32 sums before its amax
+    assert np.asarray(made[0][0].grad.history[0]).all()
+
+
+def test_what_moves(mesh_of: Any) -> None:
+    """Forward and backward under remat that keeps y: tokens and their gradients are gathered once each, their sums go
+    home once each; nothing else of a token's size moves, no kernel does, and no collective runs again."""
+    a = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in {**SHAPES, "dy": (T, 32)}.items()}
+    roles = octavo_jax.MeshAxes(ep="ep")
+
+    def kept(a: Arrays) -> Any:
+        def block(given: Arrays) -> Any:
+            return moe.moe_mlp(
+                **given,
+                k=CHOICES,
+                recipe=None,
+                weights_on="activation",
+                output_checkpoint_names=("fc1", None),
+                backend=BACKEND,
+                sharding=roles,
+                exchange=moe.Exchange("gather"),
+            )[0]
+
+        given = {name: one for name, one in a.items() if name not in ("dy", "bo")}
+        y, pull = jax.vjp(jax.checkpoint(block, policy=save_quantized("fc1")), given)
+        return y, pull(a["dy"])[0]
+
+    mesh = mesh_of(ep=4)
+    lie = {name: jax.NamedSharding(mesh, P() if name == "router" else P("ep")) for name in a}
+    out = (lie["dy"], {name: one for name, one in lie.items() if name not in ("dy", "bo")})
+    with jax.set_mesh(mesh):
+        found = collectives(jax.jit(kept, in_shardings=(lie,), out_shardings=out).lower(a).compile())
+    x_bytes, dy_bytes = T * SHAPES["x"][1] * 4, T * 32 * 4
+    moved = [(one.kind, one.bytes) for one in found if one.bytes >= dy_bytes]
+    gathers, sums = [("all-gather", n) for n in (x_bytes, dy_bytes)], [("all-to-all", n) for n in (x_bytes, dy_bytes)]
+    assert sorted(moved) == sorted(gathers + sums)
+
+
+def test_what_a_mesh_refuses(mesh_of: Any) -> None:
+    """No mesh, an axis that it lacks, lengths that do not divide, a way that the platform lacks: a sentence each."""
+    a = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
+    run = partial(moe.moe_mlp, k=CHOICES, recipe=None, backend=BACKEND)
+    roles = octavo_jax.MeshAxes(ep="ep")
+    with pytest.raises(ValueError, match=r"no mesh is in scope; call the block under jax.set_mesh\(mesh\)"):
+        jax.eval_shape(partial(run, sharding=roles), **a)
+    with jax.set_mesh(mesh_of(ep=3)):
+        with pytest.raises(
+            ValueError, match=r"x has shape \[32, 64\] and the mesh axes \['ep'\] cut its axis 0 into 3"
+        ):
+            jax.eval_shape(partial(run, sharding=roles), **a)
+        with pytest.raises(ValueError, match="sharding names the axis 'experts' and the mesh has"):
+            jax.eval_shape(partial(run, sharding=octavo_jax.MeshAxes(ep="experts")), **a)
+    with jax.set_mesh(mesh_of(ep=2)), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spread, "LACKING", (jax.default_backend(),))
+        with pytest.raises(ValueError, match="way is 'ragged' and XLA:CPU has no ragged_all_to_all; use 'gather'"):
+            jax.eval_shape(partial(run, sharding=roles, exchange=moe.Exchange("ragged")), **a)
