@@ -11,7 +11,6 @@ import octavo_torch_native as native
 from octavo import QuantizerSpec, Recipe
 from octavo_registry.cards import GATED
 from octavo_torch import DelayedState, grouped_linear, grouped_mlp
-from octavo_torch.activations import probs_gradient
 
 NAMES = ("x", "w1", "w2", "probs", "bias1", "bias2")
 _CODED = QuantizerSpec(scaling="current", format="e4m3", orientation="rowwise")
@@ -52,11 +51,13 @@ def states_of(recipe: Recipe, groups: int, device: str = "cpu") -> tuple[Delayed
 
 
 class Activated(torch.autograd.Function):
-    """The activation by this package's kernels, apart from what quantizes it."""
+    """The activation by this package's kernels, apart from what quantizes it, and the sums of its gradient, whose order
+    is these kernels' (torch adds in another)."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, probs: Tensor, sizes: Tensor, name: Any) -> Tensor:
+    def forward(ctx: Any, h: Tensor, bias: Tensor, probs: Tensor, sizes: Tensor, name: Any) -> Tensor:
         ctx.save_for_backward(h, probs, sizes)
+        ctx.dtype = bias.dtype
         ctx.name = name
         made = native.act_quantize(h, _CODED, sizes, activation=name, probs=probs, activated=True).activated
         assert made is not None
@@ -66,8 +67,10 @@ class Activated(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         h, probs, sizes = ctx.saved_tensors
         dy = dy.to(h.dtype)
-        made = native.dact_quantize(dy, h, _CODED, sizes, activation=ctx.name, probs=probs, activated=True).activated
-        return made, probs_gradient(dy, h, ctx.name), None, None
+        how: dict[str, Any] = {"activated": True, "dbias": True, "dprobs": True}
+        made = native.dact_quantize(dy, h, _CODED, sizes, activation=ctx.name, probs=probs, **how)
+        assert made.dbias is not None
+        return made.activated, made.dbias.to(ctx.dtype), made.dprobs, None, None
 
 
 def composed(
@@ -76,8 +79,9 @@ def composed(
     """grouped_mlp as grouped_linear, the activation rounded once, and grouped_linear."""
     first, second = states or (None, None)
     how: dict[str, Any] = {"recipe": recipe, "backend": "torch-native"}
-    h = grouped_linear(given["x"], given["w1"], sizes, bias=given["bias1"], seed=seed, state=first, **how)
-    a: Tensor = Activated.apply(h, given["probs"], sizes, activation)  # type: ignore[no-untyped-call]
+    bias = given["bias1"]
+    h = grouped_linear(given["x"], given["w1"], sizes, bias=bias.detach(), seed=seed, state=first, **how)
+    a: Tensor = Activated.apply(h, bias, given["probs"], sizes, activation)  # type: ignore[no-untyped-call]
     later = seed ^ (1 << 63)
     return grouped_linear(a, given["w2"], sizes, bias=given["bias2"], seed=later, state=second, **how)
 

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from fsdp_work import data, device, layer_of, mesh_of, sharded, sizes_of, whole
 from torch import Tensor
+from torch.distributed.checkpoint import load, save
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
 
@@ -184,6 +186,30 @@ def save_and_reshard(folder: str, recipe: str) -> list[bool]:
     load_distributed(other, folder)
     found = [torch.equal(whole(value), want) for value, want in zip(other.state_dict().values(), expected, strict=True)]
     found.append(torch.equal(layer(data(2), sizes_of([11, 0, 17, 6])), other(data(2), sizes_of([11, 0, 17, 6]))))
+    return found
+
+
+def resume_with_the_optimizer(folder: str) -> list[bool]:
+    """torch's own functions: model and optimizer along dim 1, resumed along dim 0, take the same step."""
+    found: list[Any] = []
+    before = sharded(layer_of(BlockScaling()), 1)
+    after = sharded(layer_of(BlockScaling()), 0)
+    optimizers = [torch.optim.AdamW(layer.parameters(), lr=1e-2) for layer in (before, after)]
+
+    def step(index: int, seed: int) -> list[Tensor]:
+        layer, optimizer = (before, after)[index], optimizers[index]
+        layer(data(seed), sizes_of([11, 0, 17, 6])).backward(data(seed + 1))
+        optimizer.step()
+        optimizer.zero_grad()
+        return [whole(parameter).detach() for parameter in layer.parameters()]
+
+    step(0, 0)
+    state = dict(zip(("model", "optimizer"), get_state_dict(before, optimizers[0]), strict=True))
+    save(state, checkpoint_id=folder)
+    into = dict(zip(("model", "optimizer"), get_state_dict(after, optimizers[1]), strict=True))
+    load(into, checkpoint_id=folder)
+    set_state_dict(after, optimizers[1], model_state_dict=into["model"], optim_state_dict=into["optimizer"])
+    found += [torch.equal(a, b) for a, b in zip(step(0, 5), step(1, 5), strict=True)]
     return found
 
 

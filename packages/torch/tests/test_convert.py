@@ -144,11 +144,14 @@ def test_a_recipe_with_a_state_begins_anew(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((3, None), r"model is a int; give a torch\.nn\.Module"),
-        ((nn.Linear(2, 2), None), "model has no experts; it has none at all"),
+        ((3, None), r"model is 3; give a torch\.nn\.Module"),
+        ((nn.Linear(2, 2), None), "model has no experts; give one with"),
         ((GroupedLinear(G, K, K), 5), "recipe is 5; give a Recipe or the name of one"),
         ((GroupedLinear(G, K, K), None, 5), "filter is 5; give a pattern of names"),
-        ((GroupedLinear(G, K, K), None, "x.*"), r"that filter 'x\.\*' takes; it has the model itself"),
+        (
+            (GroupedLinear(G, K, K), None, "x.*"),
+            "filter takes none of .* names of theirs: ''",
+        ),
         ((Seam(), octavo.DelayedScaling()), "which takes its scales from history"),
     ],
 )

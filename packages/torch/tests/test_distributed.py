@@ -14,6 +14,7 @@ from distributed_work import (
     expert_parallel,
     load_parts,
     parallel_mlp,
+    resume_with_the_optimizer,
     save_and_reshard,
     scales_with_an_empty_rank,
     states,
@@ -98,6 +99,11 @@ def test_a_sharded_checkpoint_loads_elsewhere(recipe: str, tmp_path: Path, ranks
     assert torch.equal(one(data(2), [11, 0, 17, 6]), parts(data(2), [11, 0, 17, 6]))
     with pytest.raises(ValueError, match="make the module with the recipe"):
         load_distributed(GroupedLinear(4, 512, 512, bias=True, recipe=BlockScaling(), dtype=torch.bfloat16), tmp_path)
+
+
+def test_torchs_own_checkpoints_resume_elsewhere(tmp_path: Path, ranks: Ranks) -> None:
+    """State dicts of weights that are gathered as codes hold ordinary tensors; the optimizer resumes (faults.md 49)."""
+    assert ranks(resume_with_the_optimizer, str(tmp_path)) == [[True, True]] * WORLD
 
 
 def test_one_process_saves_and_four_ranks_load(tmp_path: Path, ranks: Ranks) -> None:

@@ -92,6 +92,7 @@ def test_blocks_are_not_cut(name: str, shape: tuple[int, ...], dim: int, why: st
     route = route_of(RECIPES[name], shape, dim, 4)
     assert (route.spec is None) == bool(why)
     assert why in str(route)
+    assert "there is one rank" in str(route_of(RECIPES[name], shape, dim, 1))
 
 
 def test_what_is_refused() -> None:

@@ -170,6 +170,24 @@ def assert_column_sums(case: Case, inputs: Inputs, extras: Any, activated: Array
     return dbias
 
 
+def assert_row_products(case: Case, inputs: Inputs, extras: Any, dy: Array, exact: Exact, measure: Measure) -> None:
+    """dprobs [M], where a backend makes it, is the sum along a row of dy and the activation, within n u of float64; 0
+    past the sum."""
+    if getattr(extras, "dprobs", None) is None:
+        return
+    dprobs, total = case.numpy(extras.dprobs), inputs.total
+    assert dprobs.shape == (ROWS,), f"dprobs has shape {dprobs.shape}"
+    assert dprobs.dtype == np.float32, f"dprobs has dtype {dprobs.dtype}; sums of gradients are fp32"
+    grad = dy[:total].astype(np.float64)
+    terms = np.abs(grad * exact.value).sum(1)
+    allowed = (np.abs(grad) * exact.error).sum(1) + (dy.shape[1] + 2) * U * terms
+    error = np.abs(dprobs[:total].astype(np.float64) - (grad * exact.value).sum(1))
+    assert (error <= allowed).all(), f"dprobs of row {int(np.argmax(~(error <= allowed)))} is past its bound"
+    assert not dprobs[total:].any(), "dprobs of a row in no group is not 0"
+    if total:
+        measure("bound.dprobs", float((error / np.maximum(allowed, np.finfo(np.float64).tiny)).max()))
+
+
 def assert_repeats(first: Array, second: Array, what: str) -> None:
     """Equal bits, NaN included."""
     assert np.array_equal(bits(first), bits(second)), f"{what} of a second run differs"

@@ -132,6 +132,7 @@ def dact_quantize(
     activation: Activation = "swiglu",
     probs: Tensor | None = None,
     dbias: bool = False,
+    dprobs: bool = False,
     layouts: Layouts = _PLAIN,
     seed: Seed = None,
     operand: Operand | None = None,
@@ -148,6 +149,7 @@ def dact_quantize(
     x          [M, F] or [M, 2 F]: what `act_quantize` was given, and the shape of the result
     probs      fp32 [M]: what it was given
     dbias      also return the column sums by group, fp32 [G, columns of x], summed in a fixed order
+    dprobs     also return the gradient of probs, fp32 [M]: dy times the activation, summed along rows in a fixed order
     activated  also return the gradient that was quantized, in x's dtype
 
     Others as in `quantize`.
@@ -164,6 +166,7 @@ def dact_quantize(
         "dequantized": dequantized,
         "activated": activated,
         "dbias": dbias,
+        "dprobs": dprobs,
     }
     return _launch(
         x, spec, group_sizes, layouts, seed, operand, group_offset, scale, make, None, out, dy=dy, probs=probs

@@ -59,7 +59,7 @@ class _Fused:
     def _new_kernel(self, key: tuple[Any, ...], how: dict[str, Any]) -> tuple[str, Kernel]:
         operand, wanted = key[:2]
         names = self._everything if wanted is None else wanted
-        made = {name: name in names for name in ("amax", "activated", "dbias")}
+        made = {name: name in names for name in ("amax", "activated", "dbias", "dprobs")}
         what: dict[str, Any] = {**how, **made}
         text = text_of(Work(self._spec, operand or self._spec.role, self._layouts, self._prologue, **what))
         kernel = self._kernels[key] = text, kernel_of(text)
@@ -92,10 +92,10 @@ class ActQuantizer(_Fused):
 
 
 class DactQuantizer(_Fused):
-    """The gradient of act_quantize's x, quantized, and its column sums."""
+    """The gradient of act_quantize's x, quantized, its column sums, and the gradient of its probs."""
 
     def __init__(self, spec: QuantizerSpec, layouts: tuple[str, str], activation: Activation) -> None:
-        super().__init__(spec, layouts, "activation_grad", ("activated", "dbias"))
+        super().__init__(spec, layouts, "activation_grad", ("activated", "dbias", "dprobs"))
         self._activation = activation
 
     def __call__(

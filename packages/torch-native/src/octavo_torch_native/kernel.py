@@ -117,7 +117,7 @@ class Kernel:
     def __init__(self, work: Work) -> None:
         spec = work.quantizer
         self.work = work
-        self.extras = [name for name in ("amax", "dequantized", "activated", "dbias") if getattr(work, name)]
+        self.extras = [name for name in ("amax", "dequantized", "activated", "dbias", "dprobs") if getattr(work, name)]
         if work.prologue == "norm":
             self.extras += ["mean", "rstd"] if work.norm == "layer" else ["rstd"]
         self._native = native_quantizer(spec, work.operand)
@@ -184,6 +184,7 @@ class Kernel:
             "dequantized": (made, torch.bfloat16),
             "activated": (made, x.dtype),
             "dbias": ((groups, made[-1]), torch.float32),
+            "dprobs": (shape[:-1], torch.float32),
             "mean": (shape[:-1], torch.float32),
             "rstd": (shape[:-1], torch.float32),
         }
@@ -196,6 +197,7 @@ class Kernel:
             columnwise="columnwise" in self._made,
             amax=work.amax,
             dbias=work.dbias,
+            dprobs=work.dprobs,
             **{name: self._constants[name] for name in ("prologue", "activation", "norm")},
             **geometry(shape),
         )

@@ -21,6 +21,7 @@ class Quantized:
     dequantized  bf16, codes times scales of the row data, rounded once
     activated    what was quantized, in the input's dtype
     dbias        fp32 [G, C]: column sums of what was quantized, in a fixed order
+    dprobs       fp32 [M]: row sums of dy times the activation before probs, in a fixed order; 0 past the sum
     mean, rstd   fp32 [M]: of each row before normalization (mean: LayerNorm)
 
     Rows past the sum are unspecified in `dequantized`, `activated`, `mean` and `rstd`.
@@ -31,6 +32,7 @@ class Quantized:
     dequantized: Tensor | None = None
     activated: Tensor | None = None
     dbias: Tensor | None = None
+    dprobs: Tensor | None = None
     mean: Tensor | None = None
     rstd: Tensor | None = None
 

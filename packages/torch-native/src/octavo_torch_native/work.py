@@ -26,7 +26,8 @@ class Work:
     operand      part of the random bits' position
     layouts      of the rowwise and the columnwise plane
     prologue     what happens to the input first; activation, norm and epsilon are its own
-    amax ...     further outputs: [G] amax, a bf16 dequantized copy, what was quantized, its column sums by group
+    amax ...     further outputs: [G] amax, a bf16 dequantized copy, what was quantized, its column sums by group, the
+                 gradient of the rows' probabilities
     """
 
     quantizer: QuantizerSpec
@@ -40,6 +41,7 @@ class Work:
     dequantized: bool = False
     activated: bool = False
     dbias: bool = False
+    dprobs: bool = False
 
     @property
     def halves(self) -> bool:

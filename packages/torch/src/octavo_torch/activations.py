@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from octavo_registry.cards import GATED, Activation
+from octavo_torch.given import told
 from octavo_torch.operators import Operators
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -77,9 +78,9 @@ _PARTS: dict[str, Callable[[Tensor], ValueAndSlope]] = {
 
 def check_activation(activation: Any) -> Activation:
     """`activation`; ValueError for a name that is none."""
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}; give one of {', '.join(ACTIVATIONS)}")
-    return activation  # type: ignore[no-any-return]
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise ValueError(f"activation is {told(activation)}; give one of {', '.join(ACTIVATIONS)}")
+    return activation
 
 
 def features(columns: int, activation: Activation, what: str) -> int:

@@ -11,8 +11,9 @@ from octavo import QuantizerSpec, Recipe
 from octavo.quantizer import Direction, Operand
 from octavo_torch.delayed import DelayedState
 from octavo_torch.dtypes import DTYPE_NAMES, name_of
+from octavo_torch.given import check_recipe, told
 from octavo_torch.layer import Layer
-from octavo_torch.operands import check_tensor
+from octavo_torch.operands import check_layout, check_tensor
 from octavo_torch.seeds import Seed, check_seed
 from octavo_torch.strides import overlaps_itself, share_memory
 
@@ -57,6 +58,7 @@ def check_call(
 
 def check_state(recipe: Recipe, state: DelayedState | None, like: Tensor, groups: int | None = None) -> None:
     """`state` is there where the recipe needs one, and fits it."""
+    check_recipe(recipe)
     if not recipe.stateful:
         if state is not None:
             raise ValueError(f"state was given and {type(recipe).__name__} keeps none; leave it out")
@@ -66,6 +68,8 @@ def check_state(recipe: Recipe, state: DelayedState | None, like: Tensor, groups
             f"state is None and {type(recipe).__name__} takes its scales from history; "
             "give a DelayedState, DelayedState.create(recipe, num_groups, device) makes one"
         )
+    if not isinstance(state, DelayedState):
+        raise ValueError(f"state is {told(state)}; give a DelayedState, DelayedState.create makes one")
     needed = like.shape[0] if groups is None else groups
     if state.groups != needed:
         raise ValueError(f"state holds {state.groups} groups and the weight {needed}; give one made for {needed}")
@@ -82,6 +86,7 @@ def check_like(name: str, value: Any, shape: tuple[int, ...], x: Tensor) -> None
         raise ValueError(f"{name} has dtype {name_of(value.dtype)}; give bfloat16, float16 or float32")
     if value.device != x.device:
         raise ValueError(f"{name} is on {value.device} and x on {x.device}; move it there")
+    check_layout(name, value)
 
 
 def check_buffer(
@@ -135,6 +140,7 @@ def check_quantize(x: Any, spec: Any, group_sizes: Any, seed: Any, scale: Any, g
         raise ValueError(f"x has shape {list(x.shape)}; give rows [M, K] or stacked matrices [G, N, K]")
     if x.dtype not in DTYPE_NAMES:
         raise ValueError(f"x has dtype {name_of(x.dtype)}; give bfloat16, float16 or float32")
+    check_layout("x", x)
     if not isinstance(spec, QuantizerSpec):
         raise ValueError(f"spec is a {type(spec).__name__}; give a QuantizerSpec, recipe.quantizer('x') makes one")
     if x.dim() == 3:
@@ -147,12 +153,17 @@ def check_quantize(x: Any, spec: Any, group_sizes: Any, seed: Any, scale: Any, g
     check_seed(seed)
     if spec.stochastic and seed is None:
         raise ValueError(NEEDS_SEED)
-    if not isinstance(group_offset, int) or not 0 <= group_offset < 1 << 32:
-        raise ValueError(f"group_offset is {group_offset!r}; give the number of the first group, from 0 to 2^32 - 1")
+    check_group_offset(group_offset)
     if spec.scaling == "delayed" and scale is None:
         raise ValueError("scale is None and delayed scaling takes its scales from history; give [G] encode scales")
     if spec.scaling != "delayed" and scale is not None:
         raise ValueError(f"scale was given and {spec.scaling} scaling makes its own; leave it out")
+
+
+def check_group_offset(group_offset: Any) -> None:
+    """ValueError for anything but a 32-bit number."""
+    if not isinstance(group_offset, int) or not 0 <= group_offset < 1 << 32:
+        raise ValueError(f"group_offset is {told(group_offset)}; give the first group's number, from 0 to 2^32 - 1")
 
 
 def check_scale(scale: Any, groups: int, spec: QuantizerSpec) -> None:
@@ -173,19 +184,19 @@ def check_grouped_mm(a: Any, b: Any, offs: Any, out_dtype: Any) -> None:
     if not isinstance(offs, Tensor) or offs.dim() != 1 or offs.dtype not in (torch.int32, torch.int64):
         given = f"{name_of(offs.dtype)} {list(offs.shape)}" if isinstance(offs, Tensor) else type(offs).__name__
         raise ValueError(f"offs is {given}; give int32 [G], the cumulative end of each group")
-    if out_dtype is not None and out_dtype not in DTYPE_NAMES:
-        raise ValueError(f"out_dtype is {out_dtype}; give torch.bfloat16, torch.float16 or torch.float32")
+    if out_dtype is not None and (not isinstance(out_dtype, torch.dtype) or out_dtype not in DTYPE_NAMES):
+        raise ValueError(f"out_dtype is {told(out_dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
 
 
 def operand_name(operand: Any) -> Operand | None:
     """`operand`, or ValueError."""
-    if operand not in (None, "x", "w", "dy"):
-        raise ValueError(f"operand is {operand!r}; give 'x', 'w' or 'dy'")
+    if operand is not None and (not isinstance(operand, str) or operand not in ("x", "w", "dy")):
+        raise ValueError(f"operand is {told(operand)}; give 'x', 'w' or 'dy'")
     return cast(Operand | None, operand)
 
 
 def direction_name(direction: Any) -> Direction:
     """`direction`, or ValueError."""
-    if direction not in ("rowwise", "columnwise"):
-        raise ValueError(f"direction is {direction!r}; give 'rowwise' or 'columnwise'")
+    if not isinstance(direction, str) or direction not in ("rowwise", "columnwise"):
+        raise ValueError(f"direction is {told(direction)}; give 'rowwise' or 'columnwise'")
     return cast(Direction, direction)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo import GroupedTensorSpec
 from octavo.quantizer import Operand
+from octavo_torch.contexts import run_backward
 from octavo_torch.delayed import DelayedState
 from octavo_torch.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.layer import Layer, Run
@@ -175,7 +176,7 @@ class GroupedLinearFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients in the order of forward's arguments."""
         with torch.no_grad():
-            grads = _backward(ctx, dy)
+            grads = run_backward(_backward, ctx, dy)
         return (None, None, None, None, *once_differentiated(grads, dy))
 
 

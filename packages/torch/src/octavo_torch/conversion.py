@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from octavo import Recipe
 from octavo_torch.adapters.call import GroupedMM, recipe_of
 from octavo_torch.adapters.transformers import ExpertsFunction
+from octavo_torch.given import told
 from octavo_torch.mlp_module import GroupedMLP
 from octavo_torch.module import GroupedLinear
 from octavo_torch.recipe_module import RecipeModule
@@ -45,17 +46,18 @@ def convert(
     Raises ValueError for arguments that do not fit and where no experts are found, before anything has changed.
     """
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model is a {type(model).__name__}; give a torch.nn.Module")
+        raise ValueError(f"model is {told(model)}; give a torch.nn.Module")
     if filter is not None and not isinstance(filter, str) and not callable(filter):
-        raise ValueError(f"filter is {filter!r}; give a pattern of names, a function of name and module, or None")
+        raise ValueError(f"filter is {told(filter)}; give a pattern of names, a function of name and module, or None")
     chosen = recipe_of(recipe)
     product: Any = None
     known = dict(_experts(model))
     names = [name for name, module in known.items() if _wanted(filter, name, module)]
+    if not known:
+        raise ValueError("model has no experts; give one with GroupedLinear, GroupedMLP or modules of a known library")
     if not names:
-        asked = "" if filter is None else f" that filter {filter!r} takes"
-        there = ", ".join(name or "the model itself" for name in known) or "none at all"
-        raise ValueError(f"model has no experts{asked}; it has {there}")
+        there = ", ".join(name or "'' (the model itself)" for name in known)
+        raise ValueError(f"filter takes none of the model's experts; give names of theirs: {there}")
     if any(not isinstance(known[name], RecipeModule) for name in names):
         product = GroupedMM(chosen, seed, backend)
     for name in names:

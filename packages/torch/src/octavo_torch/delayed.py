@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from octavo import DelayedScaling
 from octavo.formats import FORMAT_MAX
 from octavo.quantizer import Operand
+from octavo_torch.given import check_count, check_place, told
 from octavo_torch.reference.casts import FLT_MAX
 from octavo_torch.reference.scales import divide
 
@@ -73,7 +74,11 @@ class DelayedState:
 
     @classmethod
     def create(cls, recipe: DelayedScaling, num_groups: int, device: torch.device | str | None = None) -> DelayedState:
-        """The state before the first step: history 0, scale 1."""
+        """The state before the first step: history 0, scale 1. ValueError for arguments that do not fit."""
+        if not isinstance(recipe, DelayedScaling):
+            raise ValueError(f"recipe is {told(recipe)}; give DelayedScaling, the one that keeps a state")
+        check_count("num_groups", num_groups)
+        check_place(device)
         history = torch.zeros(3, recipe.history, num_groups, dtype=torch.float32, device=device)
         return cls(recipe, history, torch.ones(3, num_groups, dtype=torch.float32, device=device))
 

@@ -44,6 +44,8 @@ def route_of(recipe: Recipe, whole: tuple[int, ...], dim: int, ranks: int) -> Ro
     A scale is made of the values that it covers, so a shard is quantized by itself where no block spans two shards; an
     amax of a group that does is reduced. Both GEMMs that read the weight must read codes.
     """
+    if ranks == 1:
+        return Route(dim, None, "there is one rank, which has all of it")
     unread = [gemm for gemm in ("fprop", "dgrad") if not recipe.quantizes(gemm)]
     if unread:
         return Route(dim, None, f"{' and '.join(unread)} of recipe {recipe.kind} read{'s' * (len(unread) == 1)} values")

@@ -13,6 +13,7 @@ from octavo_torch import arguments
 from octavo_torch.delayed import DelayedState
 from octavo_torch.delayed_wgrad import DelayedWgrad
 from octavo_torch.dtypes import DTYPE_NAMES
+from octavo_torch.given import backend_names, check_recipe
 from octavo_torch.graphs import wants_graph
 from octavo_torch.grouped_tensor import GroupedTensor
 from octavo_torch.layer import quantizer_for
@@ -57,13 +58,13 @@ def quantize(
     named = arguments.operand_name(operand)
     graph_safe = not _is_compiling() and wants_graph(x)
     if x.dim() == 3:
-        run = quantizer_for(spec, x, x.shape[0], x.is_cpu, _names(backend), graph_safe=graph_safe)
+        run = quantizer_for(spec, x, x.shape[0], x.is_cpu, backend_names(backend), graph_safe=graph_safe)
         sizes = None
         arguments.check_scale(scale, x.shape[0], spec)
     else:
         sizes, at_host = as_sizes(all_rows(x) if group_sizes is None else group_sizes, x.shape[0], None, x)
         arguments.check_scale(scale, sizes.shape[0], spec)
-        run = quantizer_for(spec, x, sizes.shape[0], at_host, _names(backend), graph_safe=graph_safe)
+        run = quantizer_for(spec, x, sizes.shape[0], at_host, backend_names(backend), graph_safe=graph_safe)
     result: GroupedTensor = run(x, sizes, seed=seed, operand=named or spec.role, group_offset=group_offset, scale=scale)
     return result
 
@@ -132,7 +133,7 @@ def grouped_linear(
     if recipe is None:
         recipe = _HIGH_PRECISION
     if backend is not None and type(backend) is not str:
-        backend = tuple(backend)
+        backend = backend_names(backend)
     run = traced if _is_compiling() else apply
     return run(
         x, weight, group_sizes, recipe, backend, bias, bias_scales, seed, state, True, group_offset, out, grad_input,
@@ -161,6 +162,7 @@ def grouped_mm(
     sizes = torch.diff(offs, prepend=offs.new_zeros(1))
     chosen = _HIGH_PRECISION if recipe is None else recipe
     if out_dtype is not None and out_dtype is not a.dtype:
+        check_recipe(chosen)
         chosen = _with_output_dtype(chosen, out_dtype)
     return grouped_linear(a, b.transpose(1, 2), sizes, recipe=chosen, bias=bias)
 
@@ -178,7 +180,3 @@ def _with_output_dtype(recipe: Recipe, dtype: torch.dtype) -> Recipe:
     made = type(recipe)(**{**recipe.model_dump(), "output_dtype": DTYPE_NAMES[dtype]})
     _rerounded[id(recipe), dtype] = (recipe, made)
     return made
-
-
-def _names(backend: Backend) -> str | tuple[str, ...] | None:
-    return backend if backend is None or isinstance(backend, str) else tuple(backend)

@@ -31,12 +31,14 @@ class Extras(NamedTuple):
     activated   [M, C] what was quantized, in the input's dtype; rows past the sum mean nothing
     amax        fp32 [G]: max |.| of it, NaN winning
     dbias       fp32 [G, C]: its column sums by group, in a fixed order
+    dprobs      fp32 [M]: the gradient of probs, sums along rows in a fixed order
     mean, rstd  fp32 [M]: statistics of a normalization; RMSNorm has no mean
     """
 
     activated: Tensor | None = None
     amax: Tensor | None = None
     dbias: Tensor | None = None
+    dprobs: Tensor | None = None
     mean: Tensor | None = None
     rstd: Tensor | None = None
 

@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from octavo_torch.given import check_place
 from octavo_torch.per_group import Weights, leaves_of, share
 from octavo_torch.tracing import is_plain
 
@@ -28,6 +29,7 @@ class GroupParameters(nn.Module):
         self, shapes: Mapping[str, tuple[int, ...] | None], device: torch.device | str | None, dtype: torch.dtype | None
     ) -> None:
         """Register parameters of these shapes, None for one that is not there; their values are not set."""
+        check_place(device, dtype)
         self._shapes = {name: shape for name, shape in shapes.items() if shape is not None}
         for name, shape in shapes.items():
             if shape is None:

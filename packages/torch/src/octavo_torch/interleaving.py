@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo_registry.cards import GATED, Activation
+from octavo_torch.given import told
 
 
 def check_interleave(interleave: Any, activation: Activation, weight: Tensor) -> int:
@@ -19,7 +20,7 @@ def check_interleave(interleave: Any, activation: Activation, weight: Tensor) ->
     if interleave is None:
         return 0
     if isinstance(interleave, bool) or not isinstance(interleave, int) or interleave < 1:
-        raise ValueError(f"interleave is {interleave!r}; give the rows of a block of the gate, 1 or more, or None")
+        raise ValueError(f"interleave is {told(interleave)}; give the rows of a block of the gate, 1 or more, or None")
     if activation not in GATED:
         raise ValueError(f"interleave is {interleave} and {activation} has no gate; leave it out")
     half = weight.shape[1] // 2

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import octavo_registry as registry
 from octavo import Recipe
-from octavo_torch import arguments
+from octavo_torch import arguments, contexts
 from octavo_torch.autograd import Call, grouped_linear_function, run_forward
 from octavo_torch.coded_weight import operands_of
 from octavo_torch.delayed import DelayedState
@@ -29,7 +29,9 @@ from octavo_torch.weights import QuantizedWeight
 from octavo_torch.wgrad_target import BESIDE_GRAPH, target_for
 
 _Parameter = torch.nn.Parameter
+_autocast_anywhere, _transforms_active = contexts.autocast_anywhere, contexts.transforms_active
 _grad_enabled = torch.is_grad_enabled
+_STRIDED = torch.strided
 _state_token = registry.state_token
 
 Held = dict[tuple[Any, ...], Layer]
@@ -66,6 +68,8 @@ def apply(
 
     The path of every call: no model of pydantic's is built, compared or hashed here, and no plugin is asked.
     """
+    if (_autocast_anywhere() or _transforms_active()) and contexts.matters(x):
+        return contexts.run(apply, dict(locals()))
     if type(weight) is not _Parameter:
         weight, bias = operands_of(weight, bias)
     # typing.cast would be a call
@@ -101,6 +105,7 @@ def apply(
         or layer.dtype is not dtype
         or w.dtype is not dtype
         or layer.at_host is not at_host
+        or x.layout is not _STRIDED
         or layer.backend != backend
         or not (x.is_cpu and w.is_cpu if layer.on_cpu else x.device == layer.device == w.device)
     ):

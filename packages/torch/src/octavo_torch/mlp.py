@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo import HighPrecision, Recipe
+from octavo_torch import contexts
 from octavo_torch.coded_weight import operands_of
 from octavo_torch.delayed import DelayedState
 from octavo_torch.delayed_wgrad import DelayedWgrad
@@ -62,6 +63,8 @@ def apply(
     second_seed     of fc2; None: seed XOR 2^63
     delayed_wgrad   of both weights, or of each
     """
+    if (contexts.autocast_anywhere() or contexts.transforms_active()) and contexts.matters(x):
+        return contexts.run(apply, dict(locals()))
     w1, bias1 = operands_of(w1, bias1)
     w2, bias2 = operands_of(w2, bias2)
     own1, own2 = (weight.weight if type(weight) is QuantizedWeight else weight for weight in (w1, w2))
@@ -88,7 +91,9 @@ def apply(
         raise ValueError(
             f"w1 was quantized for interleave={w1.interleave or None} and the call's is {interleave}; give one value"
         )
-    stores = delayed_wgrad if isinstance(delayed_wgrad, tuple) else (delayed_wgrad, delayed_wgrad)
+    stores: Any = delayed_wgrad
+    if not isinstance(stores, tuple) or len(stores) != 2:
+        stores = stores, stores
     targets = (
         target_for(own1, needs[1], main_grad, stores[0]),  # type: ignore[arg-type]
         target_for(own2, needs[2], main_grad, stores[1]),  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from octavo_torch.autograd import (
     wanted_gradients,
     weight_gradient,
 )
+from octavo_torch.contexts import run_backward
 from octavo_torch.delayed import DelayedState
 from octavo_torch.grouped_tensor import GroupedTensor
 from octavo_torch.interleaving import from_halves, interleaved_wgrad, to_halves
@@ -80,7 +81,7 @@ class GroupedMLPFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients in the order of forward's arguments."""
         with torch.no_grad():
-            grads = _backward(ctx, dy)
+            grads = run_backward(_backward, ctx, dy)
         return (None, None, *once_differentiated(grads, dy))
 
 
@@ -127,9 +128,10 @@ def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
         if da.dtype is not h.dtype:
             da = da.to(h.dtype)
         del codes, dy
-        dp = probs_gradient(da, h, plan.activation) if need_p else None
-        if need_x or need_w1 or need_b1:
-            dh, codes, db1 = _gradient_of_h(call, da, h, probs, sizes, seed1, state1, need_b1)
+        if not (need_x or need_w1 or need_b1):
+            dp = probs_gradient(da, h, plan.activation)
+        else:
+            dh, codes, db1, dp = _gradient_of_h(call, da, h, probs, sizes, seed1, state1, need_b1, need_p)
             if need_x:
                 assert fc1.dgrad is not None
                 w1 = ctx.w1.load(tensors)
@@ -165,14 +167,20 @@ def _gradient_of_h(
     seed: Any,
     state: DelayedState | None,
     need_bias: bool,
-) -> tuple[Tensor | None, GroupedTensor | None, Tensor | None]:
-    """The gradient of fc1's result as fc1's GEMMs read it, plain or quantized, and that of its bias."""
+    need_probs: bool,
+) -> tuple[Tensor | None, GroupedTensor | None, Tensor | None, Tensor | None]:
+    """The gradient of fc1's result as fc1's GEMMs read it, plain or quantized; those of its bias and of probs."""
     plan = call.plan
     if plan.run_dact is not None:
+        names = (("dbias", need_bias), ("dprobs", need_probs))
+        wanted = tuple([name for name, needed in names if needed])
         codes, extras = run_fused(
-            call, plan.dact, plan.run_dact, "dy", (da, h), probs, sizes, seed, state, call.record, need_bias
+            call, plan.dact, plan.run_dact, "dy", (da, h), probs, sizes, seed, state, call.record, wanted
         )
-        return extras.activated, codes, extras.dbias
+        dp = extras.dprobs
+        if need_probs and dp is None:
+            dp = probs_gradient(da, h, plan.activation)
+        return extras.activated, codes, extras.dbias, dp
     dh = activate_gradient(da, h, probs, plan.activation)
     made = None
     if plan.fc1.quantize_dy is not None:
@@ -180,7 +188,7 @@ def _gradient_of_h(
             plan.fc1, plan.fc1.quantize_dy, dh, "dy", sizes, seed, state, call.record, call.group_offset
         )
     db = ops.bias_grads(dh, _bounded(plan, sizes, dh), None, None)[0] if need_bias else None
-    return dh, made, db
+    return dh, made, db, probs_gradient(da, h, plan.activation) if need_probs else None
 
 
 grouped_mlp_function: Callable[..., Tensor] = GroupedMLPFunction.apply

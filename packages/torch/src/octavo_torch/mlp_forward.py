@@ -158,11 +158,13 @@ def run_fused(
     seed: Any,
     state: DelayedState | None,
     record: bool,
-    dbias: bool = False,
+    wanted: tuple[str, ...] = (),
 ) -> tuple[GroupedTensor | None, Extras]:
-    """A fused quantizer's result, codes where they are read; its scale comes from the state, its amax goes there."""
+    """A fused quantizer's result, codes where they are read; its scale comes from the state, its amax goes there.
+
+    wanted   fields of Extras beside those that the layer needs
+    """
     how: dict[str, Any] = {"seed": seed, "operand": operand, "group_offset": call.group_offset}
-    wanted: tuple[str, ...] = ("dbias",) if dbias else ()
     if fused.array:
         wanted = ("activated", *wanted)
     if not fused.codes:

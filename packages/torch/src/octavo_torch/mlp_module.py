@@ -13,6 +13,7 @@ from octavo import Recipe
 from octavo_registry.cards import GATED, Activation
 from octavo_torch import mlp
 from octavo_torch.activations import check_activation
+from octavo_torch.given import check_flag, told
 from octavo_torch.interleaving import check_interleave
 from octavo_torch.linear import Rows
 from octavo_torch.mlp_plan import MlpPlan
@@ -71,6 +72,7 @@ class GroupedMLP(RecipeModule):
         delay_wgrad: backward leaves the weights' gradients to `backward_dw()`.
         interleave: rows of a block where gate and up projection take turns in weight1 and bias1, see grouped_mlp.
         """
+        check_flag("bias", bias)
         sides = {
             "num_groups": num_groups,
             "in_features": in_features,
@@ -122,6 +124,8 @@ class GroupedMLP(RecipeModule):
         """y [M, N]: see octavo_torch.grouped_mlp. `weights`: what `quantize_weights` returned this step."""
         first, second = self.weights
         if weights is not None:
+            if not isinstance(weights, tuple | list) or len(weights) != 2:
+                raise ValueError(f"weights is {told(weights)}; give what this module's quantize_weights returned")
             for given, own in zip(weights, (first, second), strict=True):
                 check_own("weights", given, own)
         return mlp.run(

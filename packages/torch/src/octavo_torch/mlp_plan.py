@@ -12,6 +12,7 @@ from octavo import Recipe
 from octavo_registry.cards import Activation
 from octavo_torch.dtypes import DTYPE_NAMES
 from octavo_torch.fused import Fused, Run, activation_quantizer, gradient_quantizer
+from octavo_torch.given import check_recipe
 from octavo_torch.layer import Layer, layer_for
 from octavo_torch.layer import Run as SizesRun
 
@@ -94,6 +95,7 @@ def mlp_plan_for(
     plan = _plans.get(key)
     if plan is not None and plan.token is _state_token() and plan.recipe is recipe:
         return plan
+    check_recipe(recipe)
     if len(_plans) >= _MOST_PLANS:
         _plans.clear()
     fc1 = layer_for(_inner(recipe, x.dtype), x, w1, at_host, wanted.x, wanted.w1, backend, graph_safe)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from octavo import Recipe
 from octavo_torch.delayed import DelayedState
+from octavo_torch.given import check_flag
 from octavo_torch.linear import Held, Rows, apply, traced
 from octavo_torch.per_group import Weights
 from octavo_torch.quantized_input import QuantizedInput
@@ -58,6 +59,7 @@ class GroupedLinear(RecipeModule):
         per_group_parameters: a parameter a group in the place of one for all.
         delay_wgrad: backward leaves the weight's gradient to `backward_dw()`.
         """
+        check_flag("bias", bias)
         sides = {"num_groups": num_groups, "in_features": in_features, "out_features": out_features}
         super().__init__(sides, recipe, device, backend, seed, main_grad, per_group_parameters, delay_wgrad)
         self._held: Held = {}

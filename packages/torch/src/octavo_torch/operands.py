@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from octavo_torch.dtypes import DTYPE_NAMES, name_of
+
+
+def check_layout(name: str, value: Tensor) -> None:
+    """ValueError for a sparse tensor."""
+    if value.layout is not torch.strided:
+        raise ValueError(f"{name} has layout {value.layout}; give a strided tensor, such as its to_dense()")
 
 
 def check_tensor(name: str, value: Any, rank: str) -> None:
@@ -17,6 +24,7 @@ def check_tensor(name: str, value: Any, rank: str) -> None:
         raise ValueError(f"{name} has shape {list(value.shape)}; give {rank}")
     if value.dtype not in DTYPE_NAMES:
         raise ValueError(f"{name} has dtype {name_of(value.dtype)}; give bfloat16, float16 or float32")
+    check_layout(name, value)
 
 
 def check_weight(weight: Any) -> None:
@@ -38,6 +46,7 @@ def check_operands(x: Any, weight: Any) -> None:
         and x.shape[1] == weight.shape[2]
         and x.device == weight.device
         and weight.shape[0]
+        and x.layout is weight.layout is torch.strided
     ):
         _explain_operands(x, weight)
 

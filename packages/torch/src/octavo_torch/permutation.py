@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from octavo_torch import gathers
-from octavo_torch.dtypes import DTYPE_NAMES, name_of
+from octavo_torch.dtypes import DTYPE_NAMES
+from octavo_torch.given import check_count, told
 from octavo_torch.tracing import one_call
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -161,9 +162,9 @@ def _weights_as_rows(weights: Tensor, order: Tensor, position: Tensor, routed: T
 
 def _check_tokens(x: Any, expert_index: Any, num_groups: Any) -> None:
     if not isinstance(x, Tensor) or x.dim() != 2 or x.dtype not in DTYPE_NAMES:
-        raise ValueError(f"x is {_told(x)}; give tokens [T, K] in bfloat16, float16 or float32")
+        raise ValueError(f"x is {told(x)}; give tokens [T, K] in bfloat16, float16 or float32")
     if not isinstance(expert_index, Tensor) or expert_index.dim() != 2 or expert_index.dtype not in _INTEGERS:
-        raise ValueError(f"expert_index is {_told(expert_index)}; give integers [T, k], the group of each choice")
+        raise ValueError(f"expert_index is {told(expert_index)}; give integers [T, k], the group of each choice")
     if expert_index.shape[0] != x.shape[0] or not expert_index.shape[1]:
         raise ValueError(
             f"expert_index has shape {list(expert_index.shape)} and x {list(x.shape)}; give [{x.shape[0]}, k], "
@@ -171,8 +172,7 @@ def _check_tokens(x: Any, expert_index: Any, num_groups: Any) -> None:
         )
     if expert_index.device != x.device:
         raise ValueError(f"expert_index is on {expert_index.device} and x on {x.device}; move it there")
-    if isinstance(num_groups, bool) or not isinstance(num_groups, int) or not 1 <= num_groups < 1 << 31:
-        raise ValueError(f"num_groups is {num_groups!r}; give an integer of at least 1")
+    check_count("num_groups", num_groups)
 
 
 def _check_rows(rows: Any, routing: Any) -> None:
@@ -180,7 +180,7 @@ def _check_rows(rows: Any, routing: Any) -> None:
         raise ValueError(f"routing is a {type(routing).__name__}; give what permute returned")
     needed = routing.order.shape[0]
     if not isinstance(rows, Tensor) or rows.dim() != 2 or rows.dtype not in DTYPE_NAMES or rows.shape[0] != needed:
-        raise ValueError(f"rows is {_told(rows)}; give [{needed}, N] in bfloat16, float16 or float32")
+        raise ValueError(f"rows is {told(rows)}; give [{needed}, N] in bfloat16, float16 or float32")
     if rows.device != routing.order.device:
         raise ValueError(f"rows is on {rows.device} and routing on {routing.order.device}; move it there")
 
@@ -188,13 +188,9 @@ def _check_rows(rows: Any, routing: Any) -> None:
 def _check_weights(weights: Any, routing: Routing) -> None:
     shape = routing.position.shape
     if not isinstance(weights, Tensor) or weights.shape != shape or weights.dtype not in DTYPE_NAMES:
-        raise ValueError(f"weights is {_told(weights)}; give {list(shape)} in float32, bfloat16 or float16")
+        raise ValueError(f"weights is {told(weights)}; give {list(shape)} in float32, bfloat16 or float16")
     if weights.device != routing.order.device:
         raise ValueError(f"weights is on {weights.device} and routing on {routing.order.device}; move it there")
-
-
-def _told(value: Any) -> str:
-    return f"{name_of(value.dtype)} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 _FIELDS = tuple(field.name for field in fields(Routing))

@@ -14,6 +14,7 @@ from octavo import Recipe
 from octavo_torch import arguments
 from octavo_torch.autograd import quantize_operand
 from octavo_torch.delayed import DelayedState
+from octavo_torch.given import backend_names
 from octavo_torch.graphs import wants_graph
 from octavo_torch.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.interleaving import check_interleave, to_halves
@@ -22,6 +23,7 @@ from octavo_torch.operands import check_operands, check_weight
 from octavo_torch.per_group import Weights, as_one, leaves_of, version_of
 from octavo_torch.quantized_input import QuantizedInput
 from octavo_torch.reference import ops
+from octavo_torch.seeds import check_seed
 from octavo_torch.sizes import as_sizes
 from octavo_torch.weights import QuantizedWeight
 
@@ -56,10 +58,11 @@ def quantize_weight(
     check_weight(whole)
     arguments.check_state(recipe, state, whole)
     need = any(leaf.requires_grad for leaf in leaves_of(w))
-    layer = layer_for(recipe, whole, whole, whole.is_cpu, need, need, _names(backend), wants_graph(whole))
+    layer = layer_for(recipe, whole, whole, whole.is_cpu, need, need, backend_names(backend), wants_graph(whole))
     own: Weights = w if isinstance(w, Tensor) else tuple(w)
     if layer.stochastic_forward and layer.quantize_w is not None and seed is None:
         raise ValueError(arguments.NEEDS_SEED)
+    check_seed(seed)
     block = check_interleave(interleave, "swiglu", whole)
     if out is not None:
         _check_out(own, recipe, layer, block, out)
@@ -164,16 +167,14 @@ def quantize_input(
     sizes, at_host = as_sizes(group_sizes, x.shape[0], w.shape[0], x)
     arguments.check_state(recipe, state, x, w.shape[0])
     need = any(leaf.requires_grad for leaf in leaves_of(own))
-    layer = layer_for(recipe, x, w, at_host, x.requires_grad, need, _names(backend), wants_graph(x))
+    layer = layer_for(recipe, x, w, at_host, x.requires_grad, need, backend_names(backend), wants_graph(x))
     codes = None
     if layer.quantize_x is not None:
         if layer.stochastic_forward and seed is None:
             raise ValueError(arguments.NEEDS_SEED)
+        check_seed(seed)
+        arguments.check_group_offset(group_offset)
         codes = quantize_operand(layer, layer.quantize_x, x, "x", sizes, seed, state, True, group_offset)
         assert codes.group_sizes is not None
         sizes = codes.group_sizes
     return QuantizedInput(x, codes, sizes, recipe, x._version)
-
-
-def _names(backend: Backend) -> str | tuple[str, ...] | None:
-    return backend if backend is None or isinstance(backend, str) else tuple(backend)

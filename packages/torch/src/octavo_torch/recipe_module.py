@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from octavo import HighPrecision, Recipe
 from octavo_torch.delayed import DelayedState
 from octavo_torch.delayed_wgrad import DelayedWgrad
+from octavo_torch.given import backend_names, check_count, check_flag, check_recipe, told
 from octavo_torch.group_parameters import GroupParameters
 from octavo_torch.main_grad import MainGrad, check_mode
 from octavo_torch.seeds import SeedCounter
@@ -50,16 +51,14 @@ class RecipeModule(GroupParameters):
         """sides: numbers of at least 1 by name, num_groups among them; layers: leading axes of the scales' buffers."""
         super().__init__()
         for name, value in sides.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}; give an integer of at least 1")
+            check_count(name, value)
             setattr(self, name, value)
-        if recipe is not None and not isinstance(recipe, Recipe):
-            raise ValueError(f"recipe is {recipe!r}; give a Recipe, octavo.recipe(name) makes one from a name")
+        if recipe is not None:
+            check_recipe(recipe)
         if main_grad is not None:
             check_mode(main_grad)
         for name, flag in (("per_group_parameters", per_group_parameters), ("delay_wgrad", delay_wgrad)):
-            if not isinstance(flag, bool):
-                raise ValueError(f"{name} is {flag!r}; give True or False")
+            check_flag(name, flag)
         self.per_group_parameters = per_group_parameters
         self.delayed_wgrad = DelayedWgrad() if delay_wgrad else None
         register_constants()
@@ -67,7 +66,7 @@ class RecipeModule(GroupParameters):
         self.recipe = HighPrecision() if recipe is None else recipe
         # properties of a recipe are Python calls, and forward asks each time
         self._stochastic, self._stateful = self.recipe.stochastic, self.recipe.stateful
-        self.backend = backend if backend is None or isinstance(backend, str) else tuple(backend)
+        self.backend = backend_names(backend)
         self._seed = seed
         if self._stochastic:
             self.register_buffer("seed_base", torch.empty((), dtype=torch.int64, device=device))
@@ -147,6 +146,8 @@ class RecipeModule(GroupParameters):
 
 def update_scales(module: nn.Module, process_group: Any = None) -> None:
     """`update_scales` of every GroupedLinear and GroupedMLP in `module`: call it after each optimizer step."""
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"module is {told(module)}; give a torch.nn.Module")
     for layer in module.modules():
         if isinstance(layer, RecipeModule):
             layer.update_scales(process_group)

@@ -12,6 +12,14 @@ from torch.autograd.function import FunctionCtx
 from octavo_torch.tracing import is_plain
 
 
+def refuse() -> NotImplementedError:
+    """The error."""
+    return NotImplementedError(
+        "a grouped layer has no second derivative: quantization is a step function, whose derivative is zero or "
+        "undefined; compute this term with torch.nn.functional.linear per group instead"
+    )
+
+
 class _Once(torch.autograd.Function):
     """The identity, whose derivative is refused."""
 
@@ -23,10 +31,7 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *_: Tensor) -> Any:
         """Raises NotImplementedError."""
-        raise NotImplementedError(
-            "a grouped layer has no second derivative: quantization is a step function, whose derivative is zero or "
-            "undefined; compute this term with torch.nn.functional.linear per group instead"
-        )
+        raise refuse()
 
 
 _once: Callable[[Tensor, Tensor], Tensor] = _Once.apply

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from octavo_torch.given import told
+
 _STRIDE = 0x1E3779B97F4A7C15  # odd, so that counters give distinct seeds modulo 2^64
 
 
@@ -58,7 +60,7 @@ def check_seed(seed: Any) -> None:
             f"seed is a {str(seed.dtype).removeprefix('torch.')} tensor of shape {list(seed.shape)}; "
             "give an integer or a scalar integer tensor"
         )
-    raise ValueError(f"seed is {seed!r}; give an integer (taken modulo 2^64) or a scalar integer tensor")
+    raise ValueError(f"seed is {told(seed)}; give an integer (taken modulo 2^64) or a scalar integer tensor")
 
 
 def _flatten(seed: SeedCounter) -> tuple[list[Tensor], None]:

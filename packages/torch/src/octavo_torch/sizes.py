@@ -10,9 +10,11 @@ from torch import Tensor
 
 from octavo import check_group_sizes
 from octavo_torch.dtypes import name_of
+from octavo_torch.given import told
+from octavo_torch.operands import check_layout
 from octavo_torch.tracing import is_plain
 
-_INT64 = torch.int64
+_INT64, _STRIDED = torch.int64, torch.strided
 
 
 def as_sizes(group_sizes: Any, rows: int, groups: int | None, like: Tensor) -> tuple[Tensor, bool]:
@@ -23,7 +25,12 @@ def as_sizes(group_sizes: Any, rows: int, groups: int | None, like: Tensor) -> t
     the operators, when they are known.
     """
     # exactly a Tensor: one that a compiler traces is of a subclass
-    if type(group_sizes) is Tensor and group_sizes.is_cpu and group_sizes.dtype is _INT64:
+    if (
+        type(group_sizes) is Tensor
+        and group_sizes.is_cpu
+        and group_sizes.dtype is _INT64
+        and group_sizes.layout is _STRIDED
+    ):
         host = group_sizes.tolist()
         # as many sizes as groups, and numbers: then the tensor has one axis
         if type(host) is list and len(host) == groups and type(host[0]) is int and sum(host) <= rows:
@@ -52,6 +59,7 @@ def _checked_sizes(group_sizes: Any, rows: int, like: Tensor) -> tuple[Tensor, b
         raise ValueError(f"group_sizes has dtype {name_of(group_sizes.dtype)}; give int32 or int64")
     if group_sizes.dim() != 1:
         raise ValueError(f"group_sizes has shape {list(group_sizes.shape)}; give one size a group, [G]")
+    check_layout("group_sizes", group_sizes)
     if not group_sizes.is_cpu:
         if group_sizes.device != like.device:
             raise ValueError(
@@ -86,5 +94,5 @@ def _host_list(group_sizes: Any) -> list[int]:
         )
     for index, size in enumerate(group_sizes):
         if isinstance(size, bool) or not isinstance(size, int):
-            raise ValueError(f"group_sizes[{index}] is {size!r}; sizes are integers")
+            raise ValueError(f"group_sizes[{index}] is {told(size)}; sizes are integers")
     return list(group_sizes)

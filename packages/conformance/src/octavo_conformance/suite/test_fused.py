@@ -14,6 +14,7 @@ from octavo_conformance.fused import (
     assert_near,
     assert_quantized,
     assert_repeats,
+    assert_row_products,
     call,
     draw_inputs,
     of_activations,
@@ -44,7 +45,8 @@ def test_activation_and_quantize(case: Case, rng: Rng, measure: Measure) -> None
 
 @needs("dact_quantize", of_gradients)
 def test_gradient_and_quantize(case: Case, rng: Rng, measure: Measure) -> None:
-    """So is the gradient; dbias is the sum of the rounded gradient without the tail, and repeats (faults 8, 11, 12)."""
+    """So is the gradient; dbias is the sum of the rounded gradient without the tail, and repeats, and so is dprobs
+    (faults 8, 11, 12)."""
     inputs = draw_inputs(case, rng)
     columns, total = width(case.function, FEATURES), inputs.total
     x, dy, probs = inputs.rows(columns), inputs.rows(FEATURES), inputs.probs()
@@ -54,8 +56,11 @@ def test_gradient_and_quantize(case: Case, rng: Rng, measure: Measure) -> None:
     assert_near(made[:total], exact, "gradient", measure)
     assert_quantized(case, inputs, tensor, extras, made)
     dbias = assert_column_sums(case, inputs, extras, made, measure)
+    assert_row_products(case, inputs, extras, dy, activated(x[:total], case.function, None), measure)
     again = call(case, inputs, columns, [dy, x], probs=probs)[1]
     assert_repeats(case.numpy(again.dbias), dbias, "dbias")
+    if getattr(extras, "dprobs", None) is not None:
+        assert_repeats(case.numpy(again.dprobs), case.numpy(extras.dprobs), "dprobs")
 
 
 @needs("norm_quantize", of_norms)

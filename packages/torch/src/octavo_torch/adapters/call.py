@@ -13,6 +13,8 @@ from torch import Tensor
 from octavo import HighPrecision, OctavoError, Recipe
 from octavo import recipe as recipe_named
 from octavo_torch import arguments, functional
+from octavo_torch.given import backend_names, told
+from octavo_torch.seeds import check_seed
 
 _HIGH_PRECISION = HighPrecision()
 
@@ -45,9 +47,9 @@ class GroupedMM:
                 f"recipe is {type(recipe).__name__}, which takes its scales from history, and this seam is a function "
                 "that keeps none; give CurrentScaling, or a GroupedLinear its place"
             )
-        names = self.backend if self.backend is None or isinstance(self.backend, str) else tuple(self.backend)
+        check_seed(self.seed)
         object.__setattr__(self, "recipe", recipe)
-        object.__setattr__(self, "backend", names)
+        object.__setattr__(self, "backend", backend_names(self.backend))
 
     @property
     def how(self) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def recipe_of(recipe: Any) -> Recipe:
     """A recipe, of that name, or HighPrecision for None; ValueError for anything else."""
     found = _HIGH_PRECISION if recipe is None else recipe_named(recipe) if isinstance(recipe, str) else recipe
     if not isinstance(found, Recipe):
-        raise ValueError(f"recipe is {recipe!r}; give a Recipe or the name of one")
+        raise ValueError(f"recipe is {told(recipe)}; give a Recipe or the name of one")
     return found
 
 

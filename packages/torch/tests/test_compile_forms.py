@@ -1,0 +1,105 @@
+"""torch.compile(fullgraph=True) of a layer's forms: one graph, with the bits of eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import octavo_registry
+from octavo import MXFP8, NVFP4, DelayedScaling
+from octavo_torch import (
+    GroupedLinear,
+    GroupedMLP,
+    Sequential,
+    grouped_linear,
+    grouped_mlp,
+    quantize,
+    quantize_input,
+    quantize_weight,
+)
+
+SIZES = torch.tensor([20, 0, 40])
+M, K, F, N, G = 70, 32, 24, 16, len(SIZES)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """On the reference: other backends have tests of their own."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    with octavo_registry.prefer("torch-reference"):
+        yield
+    torch.compiler.reset()
+
+
+def check(function: Callable[..., Any], leaves: list[Tensor], *rest: Any) -> None:
+    """Results and gradients of the leaves, compiled as they are; one graph."""
+    made = []
+    for call in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
+        results = call(*rest)
+        results = results if isinstance(results, tuple) else (results,)
+        made.append([*results, *torch.autograd.grad([value.sum() for value in results], leaves)])
+    assert len(made[0]) == len(made[1])
+    for eager, compiled in zip(*made, strict=True):
+        assert torch.equal(eager, compiled)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_modules(rng: np.random.Generator) -> None:
+    """A parameter a group, interleaved gate and up, scaled bias, slots of each GEMM, delayed scaling, in one graph."""
+    model = Sequential(
+        GroupedLinear(G, K, K, bias=True, recipe=DelayedScaling(history=2), per_group_parameters=True),
+        GroupedMLP(
+            G, K, F, N, bias=True, recipe=MXFP8(wgrad="high_precision"), interleave=4, per_group_parameters=True
+        ),
+    ).eval()
+    last = GroupedLinear(G, N, N, bias=True, recipe=MXFP8(dgrad="high_precision"))
+    x, scales, probs = torch.randn(M, K).requires_grad_(), torch.rand(M).requires_grad_(), torch.rand(M)
+
+    def run(x: Tensor, sizes: Tensor, probs: Tensor, scales: Tensor) -> Tensor:
+        result: Tensor = last(model(x, sizes, probs), sizes, bias_scales=scales)
+        return result
+
+    check(run, [x, scales, *model.parameters(), *last.parameters()], x, SIZES, probs, scales)
+
+
+def test_operands_that_are_quantized(rng: np.random.Generator) -> None:
+    """A GroupedTensor and a QuantizedInput as x, quantized weights of one tensor and of one a group."""
+    recipe = NVFP4()
+    x, w = torch.randn(M, K).requires_grad_(), torch.randn(G, N, K).requires_grad_()
+    parts = tuple(torch.randn(2 * F, K).requires_grad_() for _ in range(G))
+    w2 = torch.randn(G, N, F)
+    spec = recipe.quantizer("x")
+    assert spec is not None
+    codes, rows = quantize(x.detach(), spec, SIZES), quantize_input(x, w, SIZES, recipe)
+    handles = quantize_weight(w, recipe), quantize_weight(parts, recipe, interleave=2)
+
+    def run(codes: Any, rows: Any) -> tuple[Tensor, ...]:
+        return (
+            grouped_linear(codes, handles[0], None, recipe=recipe, seed=1),
+            grouped_linear(rows, w, None, recipe=recipe, seed=1),
+            grouped_mlp(rows, handles[1], w2, None, recipe=recipe, seed=1, interleave=2),
+        )
+
+    check(run, [x, w, *parts], codes, rows)
+
+
+def test_buffers(rng: np.random.Generator) -> None:
+    """out= and grad_input= are written by the compiled call, too."""
+    layer = GroupedMLP(G, K, F, N, recipe=MXFP8())
+    x = torch.randn(M, K)
+    made = []
+    for call in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        leaf = x.clone().requires_grad_()
+        out, grad_input = torch.full((M, N + 3), torch.nan)[:, :N], torch.full((M, K), torch.nan)
+        y = call(leaf, SIZES, out=out, grad_input=grad_input)
+        made.append([y.detach().clone(), *torch.autograd.grad(y.sum(), leaf)])
+        assert torch.equal(out, y)
+        assert torch.equal(grad_input, made[-1][-1])
+    for eager, compiled in zip(*made, strict=True):
+        assert torch.equal(eager, compiled)

@@ -1,0 +1,21 @@
+"""The examples of docs/ that need PyTorch do what their pages say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from workspace import ROOT
+
+
+def test_experts_on_two_ranks() -> None:
+    """Both ranks train, on one loss, and it falls."""
+    command = [sys.executable, str(ROOT / "docs" / "examples" / "torch_expert_parallel.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    told = dict(re.findall(r"rank (\d) of 2: loss ([\d. ]+)", done.stdout))
+    assert told.keys() == {"0", "1"}
+    assert told["0"] == told["1"]
+    losses = [float(loss) for loss in told["0"].split()]
+    assert losses[-1] < losses[0]
