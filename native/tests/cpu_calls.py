@@ -267,6 +267,7 @@ def prepare(
         "dequantized": ((op.rows, cols), np.uint16),
         "activated": ((op.rows, cols), op.x.dtype),
         "dbias": ((op.groups, cols), np.float32),
+        "dprobs": ((op.rows,), np.float32),
         "mean": ((op.rows,), np.float32),
         "rstd": ((op.rows,), np.float32),
     }
@@ -285,6 +286,7 @@ def prepare(
         columnwise="columnwise" in planes,
         amax="amax" in wanted,
         dbias="dbias" in wanted,
+        dprobs="dprobs" in wanted,
     )
     inputs: dict[str, Guarded] = {"x": op.memory()}
     if spec.stochastic:

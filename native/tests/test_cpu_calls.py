@@ -189,6 +189,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (BLOCK, {"prologue": 2}, "dy is null"),
     (BLOCK, {"prologue": 2, "dy": 64, "dy_stride": 19}, "dy_stride is less"),
     (BLOCK, {"prologue": 2, "dy": 2, "dy_stride": 20}, "dy is not aligned"),
+    (BLOCK, {"prologue": 2, "dy": 64, "dy_stride": 20, "dprobs": 2}, "dprobs is not aligned"),
+    (BLOCK, {"prologue": 1, "dprobs": 64}, "dprobs was given and the prologue is not activation_grad"),
     (BLOCK, {"prologue": 3}, "gamma is null"),
     (BLOCK, {"prologue": 3, "gamma": 2}, "gamma or beta is not aligned"),
     (BLOCK, {"prologue": 3, "gamma": 64, "beta": 64}, "RMSNorm"),

@@ -125,6 +125,25 @@ def test_gradients(name: str, with_probs: bool, rng: np.random.Generator) -> Non
         assert (error <= allowed[:200]).all()
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_of_probabilities(name: str, rng: np.random.Generator) -> None:
+    """dprobs [M] is the sum along a row of dy act(x) (* up), whatever probs are; 0 for rows of no group, which hold
+    NaN (faults.md 1, 3)."""
+    features, used = 1150, 40
+    x = (rng.standard_normal((43, features * (1 + (name in GATED)))) * 4).astype(np.float32)
+    dy = rng.standard_normal((43, features)).astype(np.float32)
+    x[used:], dy[used:] = np.nan, np.nan
+    prologue = {"kind": "activation_grad", "activation": name, "dy": dy, "probs": rng.random(43).astype(np.float32)}
+    op, planes = Operand(x, (7, 0, used - 7)), {"rowwise": PLAIN}
+    spec = BLOCK.model_copy(update={"orientation": "rowwise"})
+    made = run(spec, op, planes, wanted=("dprobs",), prologue=prologue, out_cols=x.shape[1]).extra["dprobs"].array
+    value = FUNCTIONS[name](x[:used, :features].astype(np.float64))[0]
+    terms = value * dy[:used] * (x[:used, features:] if name in GATED else 1.0)
+    allowed = np.abs(terms).sum(1) * (2.0**-21 + 2 * _U) + 2.0**-140
+    assert (np.abs(made[:used] - terms.sum(1)) <= allowed).all()
+    assert not made[used:].any()
+
+
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 @pytest.mark.parametrize("offset", [0.0, 300.0])
 def test_norms(norm: str, offset: float, rng: np.random.Generator) -> None:

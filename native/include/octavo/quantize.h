@@ -47,6 +47,7 @@ struct Prologue {
   const void* dy = nullptr;
   int64_t dy_stride = 0;
   const float* probs = nullptr;  // [M] or null
+  float* dprobs = nullptr;       // [M] or null, written: sums of dy act(x) (* up) along rows, in a fixed order
   const void* gamma = nullptr;   // [C], dtype of the input
   const void* beta = nullptr;    // [C] or null
   float epsilon = 0.0f;

@@ -29,7 +29,7 @@ class Quantizer {
 
   size_t workspace_bytes(bool cuda, int dtype, int64_t rows, int64_t cols, int64_t groups, bool rowwise,
                          bool columnwise, int64_t matrix_rows, int prologue, int activation, int norm, bool amax,
-                         bool dbias) const {
+                         bool dbias, bool dprobs) const {
     QuantizeArgs args;
     args.spec = spec_;
     args.input = {wanted<const void>(true), enum_of(dtype, DType::bf16, "dtype"), rows, cols, cols, groups, matrix_rows,
@@ -46,6 +46,7 @@ class Quantizer {
     args.seed = wanted<const uint32_t>(spec_.stochastic);
     args.amax = wanted<float>(amax);
     args.dbias = wanted<float>(dbias);
+    args.prologue.dprobs = wanted<float>(dprobs);
     raise_if(check_quantize(args));
     return cuda ? quantize_workspace_cuda(args) : quantize_workspace_cpu(args);
   }
@@ -55,7 +56,7 @@ class Quantizer {
            Address col_codes, Address col_scales, Address col_global, int col_layout, Address encode_scales,
            Address amax, Address dequantized, Address activated, Address dbias, Address seed, uint32_t group_offset,
            Address group_offset_device, Address unchanged, int prologue, int activation, int norm, Address dy,
-           int64_t dy_stride, Address probs, Address gamma, Address beta, float epsilon, Address mean, Address rstd,
+           int64_t dy_stride, Address probs, Address dprobs, Address gamma, Address beta, float epsilon, Address mean, Address rstd,
            Address workspace, size_t workspace_bytes, Address stream, int threads) const {
     QuantizeArgs args;
     args.spec = spec_;
@@ -67,6 +68,7 @@ class Quantizer {
     args.prologue.dy = pointer<const void>(dy);
     args.prologue.dy_stride = dy_stride;
     args.prologue.probs = pointer<const float>(probs);
+    args.prologue.dprobs = pointer<float>(dprobs);
     args.prologue.gamma = pointer<const void>(gamma);
     args.prologue.beta = pointer<const void>(beta);
     args.prologue.epsilon = epsilon;
@@ -148,14 +150,14 @@ void bind_quantizer(nb::module_& m) {
            "power_of_two"_a = false, "amax_epsilon"_a = 0.0f)
       .def("workspace_bytes", &Quantizer::workspace_bytes, nb::kw_only(), "cuda"_a, "dtype"_a, "rows"_a, "cols"_a,
            "groups"_a, "rowwise"_a, "columnwise"_a, "matrix_rows"_a = 0, "prologue"_a = 0, "activation"_a = 0,
-           "norm"_a = 0, "amax"_a = false, "dbias"_a = false,
+           "norm"_a = 0, "amax"_a = false, "dbias"_a = false, "dprobs"_a = false,
            "Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.")
       .def("run", &Quantizer::run, nb::kw_only(), "cuda"_a, "x"_a, "dtype"_a, "rows"_a, "cols"_a, "row_stride"_a,
            "groups"_a, "matrix_rows"_a = 0, "plan"_a = 0, "row_codes"_a = 0, "row_scales"_a = 0, "row_global"_a = 0,
            "row_layout"_a = 0, "col_codes"_a = 0, "col_scales"_a = 0, "col_global"_a = 0, "col_layout"_a = 0,
            "encode_scales"_a = 0, "amax"_a = 0, "dequantized"_a = 0, "activated"_a = 0, "dbias"_a = 0, "seed"_a = 0,
            "group_offset"_a = 0, "group_offset_device"_a = 0, "unchanged"_a = 0, "prologue"_a = 0, "activation"_a = 0,
-           "norm"_a = 0, "dy"_a = 0, "dy_stride"_a = 0, "probs"_a = 0, "gamma"_a = 0, "beta"_a = 0,
+           "norm"_a = 0, "dy"_a = 0, "dy_stride"_a = 0, "probs"_a = 0, "dprobs"_a = 0, "gamma"_a = 0, "beta"_a = 0,
            "epsilon"_a = 0.0f, "mean"_a = 0, "rstd"_a = 0, "workspace"_a = 0, "workspace_bytes"_a = 0, "stream"_a = 0,
            "threads"_a = 1,
            "Quantize x [rows, cols] into every plane whose address is given.\n\n"

@@ -172,6 +172,10 @@ Error check_input(const Input& input) {
 }
 
 Error check_outputs(const QuantizeArgs& args) {
+  if (args.prologue.dprobs != nullptr && args.prologue.kind != PrologueKind::activation_grad) {
+    return invalid("dprobs was given and the prologue is not activation_grad, which alone makes it; leave it null");
+  }
+  if (!aligned(args.prologue.dprobs, 4)) return invalid("dprobs is not aligned to 4 bytes; it is fp32 [rows]");
   if (!aligned(args.amax, 4)) return invalid("amax is not aligned to 4 bytes; it is fp32 [groups]");
   if (!aligned(args.dbias, 4)) return invalid("dbias is not aligned to 4 bytes; it is fp32 [groups, cols]");
   if (!aligned(args.dequantized, 2)) return invalid("dequantized is not aligned to 2 bytes; it is bf16 [rows, cols]");

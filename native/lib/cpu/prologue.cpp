@@ -1,4 +1,5 @@
 // Activations, their gradients and normalization, a row at a time.
+#include <algorithm>
 #include <cmath>
 
 #include "job.h"
@@ -28,6 +29,28 @@ void activation_row(const Job& job, const Tile& tile, int64_t row, float* out, S
   }
   if (prologue.probs == nullptr) return;
   for (int64_t i = 0; i < tile.cols; ++i) out[i] *= prologue.probs[row];
+}
+
+// Sum over a row of dy times what the activation gives before it is multiplied by the row's probability, in column
+// order.
+double product_sum(const Job& job, int64_t row, Scratch& scratch) {
+  const Prologue& prologue = job.args.prologue;
+  const Input& input = job.args.input;
+  const bool gated = is_gated(prologue.activation);
+  const int64_t features = gated ? input.cols / 2 : input.cols;
+  double sum = 0.0;
+  for (int64_t col = 0; col < features; col += 1024) {
+    const int64_t n = std::min<int64_t>(features - col, 1024), at = row * input.row_stride + col;
+    load_row(job, input.data, at, n, scratch.gate);
+    load_row(job, prologue.dy, row * prologue.dy_stride + col, n, scratch.other);
+    if (gated) load_row(job, input.data, at + features, n, scratch.up);
+    for (int64_t i = 0; i < n; ++i) {
+      const float made = gated ? gated_forward(prologue.activation, scratch.gate[i], scratch.up[i])
+                               : act_forward(prologue.activation, scratch.gate[i]);
+      sum += static_cast<double>(made) * scratch.other[i];
+    }
+  }
+  return sum;
 }
 
 // Columns [col, col + n) of the gradient, all in one half where the activation is gated; `half` is F, `upper` which.
@@ -110,6 +133,12 @@ void begin_panel(const Job& job, const Panel& panel, Scratch& scratch) {
     const double square = row_sum<2>(job, row, mean, scratch) / count;
     scratch.mean[r] = mean;
     scratch.rstd[r] = 1.0 / std::sqrt(square + static_cast<double>(prologue.epsilon));
+  }
+}
+
+void probability_gradients(const Job& job, const Panel& panel, Scratch& scratch) {
+  for (int64_t row = panel.row0; row < panel.row0 + panel.rows; ++row) {
+    job.args.prologue.dprobs[row] = canonical(static_cast<float>(product_sum(job, row, scratch)));
   }
 }
 

@@ -84,6 +84,7 @@ void quantize_panel(const Job& job, int64_t index, Scratch& scratch) {
   const Panel panel = job.panels.at(index);
   begin_panel(job, panel, scratch);
   store_statistics(job, panel, scratch);
+  if (job.args.prologue.dprobs != nullptr) probability_gradients(job, panel, scratch);
   if (job.row_wanted && job.spec().scaling == Scaling::row) row_scales(job, index, scratch);
   const bool wide = !job.column_wanted && !job.spec().square && job.args.dbias == nullptr;
   int32_t amax = 0;
@@ -102,6 +103,8 @@ void quantize_panel(const Job& job, int64_t index, Scratch& scratch) {
 }
 
 Error run(const Job& job) {
+  // rows of no group have no panel
+  if (job.args.prologue.dprobs != nullptr) std::fill_n(job.args.prologue.dprobs, job.args.input.rows, 0.0f);
   constexpr Error no_memory = {ErrorCode::unsupported, "no memory for a thread's tile (about 0.3 MB); free some"};
   if (job.needs_group_amax() && !panel_amax_pass(job)) return no_memory;
   group_scales(job);

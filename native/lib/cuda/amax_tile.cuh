@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(THREADS, amax_ctas<S, A, WIDE>())
       }
     }
   };
-  for_each_tile<LANES, WIDE>(args.source, args.tiles, false, args.cols, dynamic_shared, work);
+  for_each_tile<LANES, WIDE>(args.source, args.tiles, false, args.cols, dynamic_shared, work, [](const Place&) {});
 }
 
 }  // namespace octavo::cuda

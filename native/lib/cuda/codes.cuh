@@ -87,6 +87,23 @@ __device__ __forceinline__ Codes<Format::e2m1> encode8_stochastic(const float (&
   return {word ^ 0x44444444u};
 }
 
+// All bits of the first `count` codes of eight, to be kept by `masked`.
+template <Format F>
+__device__ __forceinline__ Codes<F> first_codes(int count) {
+  if constexpr (F == Format::e2m1) {
+    return {count < 8 ? (1u << 4 * count) - 1 : ~0u};
+  } else {
+    return {count < 4 ? (1u << 8 * count) - 1 : ~0u, count < 8 ? count > 4 ? (1u << 8 * (count - 4)) - 1 : 0 : ~0u};
+  }
+}
+
+template <Format F>
+__device__ __forceinline__ Codes<F> masked(Codes<F> codes, const Codes<F>& kept) {
+  codes.low &= kept.low;
+  if constexpr (F != Format::e2m1) codes.high &= kept.high;
+  return codes;
+}
+
 // Code i as a byte.
 template <Format F>
 __device__ __forceinline__ uint8_t code_at(const Codes<F>& codes, int i) {

@@ -89,16 +89,18 @@ Error encode_side(const Side& side, const GemmArgs& args, int span, CUtensorMap*
   }
 }
 
-// Boxes of a warp's 16 rows of a bf16 result, 128 bytes wide.
+// Boxes of a warp's 16 rows of a result, 128 bytes wide.
 Error encode_out(const GemmArgs& args, CUtensorMap* map) {
-  const uint64_t cols = out_cols(args), bytes = 2;
+  const int bytes = dtype_bytes(args.spec.out_dtype);
+  const uint64_t cols = out_cols(args);
   if (args.spec.gemm != Gemm::wgrad) {
-    return encode(ragged_boxes(args.out, 2, cols, args.out_row_stride, SWIZZLE_BYTES / bytes, 16), map);
+    return encode(ragged_boxes(args.out, bytes, cols, args.out_row_stride, SWIZZLE_BYTES / bytes, 16), map);
   }
-  return encode({args.out, 2, 3,
+  return encode({args.out, bytes, 3,
                  {cols, static_cast<uint64_t>(args.n), static_cast<uint64_t>(args.groups)},
-                 {args.out_row_stride * bytes, args.out_group_stride * bytes},
-                 {SWIZZLE_BYTES / bytes, 16, 1}, true}, map);
+                 {static_cast<uint64_t>(args.out_row_stride * bytes),
+                  static_cast<uint64_t>(args.out_group_stride * bytes)},
+                 {static_cast<uint32_t>(SWIZZLE_BYTES / bytes), 16, 1}, true}, map);
 }
 
 // Scales of 1 x 128 blocks: [K-blocks or panels][rows or columns up to 4] fp32.
@@ -195,6 +197,7 @@ Error set_scales(const GemmArgs& args, const Side& left, const Side& right, cons
 Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cudaStream_t stream) {
   int device = 0, sms = 0;
   cudaGetDevice(&device);
+  cudaSetDevice(device);  // no call of the runtime may have made a context current in this thread, and maps want one
   cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
   const int number =
       args.tile >= 0 ? args.tile : gemm_tile(args.spec, args.rows, args.n, args.k, args.groups, sms, -1).tile;
@@ -226,7 +229,9 @@ Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cud
     if (const Error error = encode_side(left, args, tile.rows, &params.left)) return error;
     if (const Error error = encode_side(right, args, tile.cols, &params.right)) return error;
     if (const Error error = set_scales(args, left, right, tile, params)) return error;
-    if (kernel.boxes && params.finish <= Finish::columns && args.spec.out_dtype == DType::bf16) {
+    params.boxed = kernel.boxes && (params.finish == Finish::adds ||
+                                    (params.finish <= Finish::columns && args.spec.out_dtype == DType::bf16));
+    if (params.boxed) {
       if (const Error error = encode_out(args, &params.boxes)) return error;
     }
   }

@@ -1,9 +1,9 @@
 // From the sums of a tile to the result: scales that cover whole dot products, bias, one rounding, stores.
 //
 // bf16 results are put into boxes in shared memory, from where the copy engine writes them while the next tile is
-// multiplied. So are fp32 sums of small tiles that are added to the result, which reads and writes more than a tile's
-// products take. All else goes straight from registers: four lanes hold eight neighbouring columns of a row, two each,
-// and values are turned among them by shuffles until each lane has 16 bytes of the result side by side.
+// multiplied. So are fp32 sums that are added to the result. All else goes straight from registers: four lanes hold
+// eight neighbouring columns of a row, two each, and values are turned among them by shuffles until each lane has 16
+// bytes of the result side by side.
 //
 // A tile's epilogue is straight-line code that runs once, and what does not stay in the instruction cache costs more
 // than what it does: each way to finish is compiled by itself, and the usual ones are short.
@@ -11,6 +11,7 @@
 
 #include <cuda_fp16.h>
 
+#include "gemm_mainloop.cuh"
 #include "gemm_params.h"
 #include "gemm_pipeline.cuh"
 #include "gemm_schedule.cuh"
@@ -133,7 +134,7 @@ class GemmStore {
     }
   }
 
-  // `columns`: factors of this part's columns in shared memory.
+  // `columns`: factors of this part's columns in shared memory. D bf16 and `general`: either 16-bit result.
   template <Finish F, DType D, int N>
   __device__ void store(float (&sums)[N], float upper, float lower, const float* columns) const {
 #pragma unroll
@@ -152,7 +153,7 @@ class GemmStore {
         if constexpr (D == DType::f32) {
           store_f32<F>(values, i, col);
         } else {
-          store_16<F, D>(values, i, col);
+          store_16<F>(values, i, col);
         }
       }
     }
@@ -234,22 +235,27 @@ class GemmStore {
     }
   }
 
-  template <Finish F, DType D>
+  template <Finish F>
   __device__ void store_16(float (&values)[8], int i, int col) const {
     uint16_t* const out = static_cast<uint16_t*>(params_.out) + offset_[i];
+    const bool f16 = F == Finish::general && params_.out_dtype == DType::f16;
     if (F == Finish::general && params_.accumulate) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int at = col + 8 * j + 2 * lane_;
         if (!inside_[i] || at >= params_.width) continue;
-        const float2 old = unpacked<D>(*reinterpret_cast<const uint32_t*>(out + at));
+        const uint32_t word = *reinterpret_cast<const uint32_t*>(out + at);
+        const float2 old = f16 ? unpacked<DType::f16>(word) : unpacked<DType::bf16>(word);
         values[2 * j] += old.x;
         values[2 * j + 1] += old.y;
       }
     }
     uint32_t words[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) words[j] = round_pair<D>(values[2 * j], values[2 * j + 1], false);
+    for (int j = 0; j < 4; ++j) {
+      words[j] = f16 ? round_pair<DType::f16>(values[2 * j], values[2 * j + 1], false)
+                     : round_pair<DType::bf16>(values[2 * j], values[2 * j + 1], false);
+    }
     turn(words, lane_);
     const int at = col + 8 * lane_;
     if (inside_[i] && at < params_.width) {
@@ -294,49 +300,97 @@ __device__ __forceinline__ void add_staged(const GemmParams& params, const GemmT
   bulk_commit();
 }
 
-// Stores a warp's 16 rows of a part of a tile by way of shared memory, 64 columns at a time: the copy engine writes them
-// while the next tile is multiplied, and leaves out rows past the group's end and columns past the result's.
-template <class Config, Finish F, int N>
-__device__ __forceinline__ void store_boxes(const GemmParams& params, const GemmTileAt& tile, int row, int col,
-                                            const GemmFactors<Config>& factors, const GemmPipeline<Config>& pipeline,
-                                            float (&sums)[N]) {
-  static_assert(N / 32 % Config::OUT_BOXES == 0);
-  const int lane = threadIdx.x % 32, first = tile.m + row - lane / 4;
+// Stores a warp's 16 rows of a tile by way of shared memory, in boxes of 64 columns: the copy engine writes them while
+// the next tile is multiplied, and leaves out rows past the group's end and columns past the result's.
+template <class Config, Finish F>
+__device__ __forceinline__ void store_boxes(const GemmParams& params, const GemmTileAt& tile,
+                                            const GemmMath<Config>& math, const GemmFactors<Config>& factors,
+                                            const GemmPipeline<Config>& pipeline,
+                                            typename GemmMath<Config>::Sums& sums) {
+  constexpr int BOXES = Config::COLS / 64, EACH = BOXES / Config::PARTS;  // boxes of a part
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32 - 4, 0);
   const float upper = factors.upper(), lower = factors.lower();
+  const int32_t row = tile.m + 16 * warp, col = tile.n, group = tile.group, rows = tile.rows, end = tile.start + rows;
+  if (lane == 0) bulk_wait_read<0>();  // what the boxes held before was read
+  warpgroup_sync();                    // and so were the last stages
 #pragma unroll
-  for (int box = 0; box < N / 32; ++box) {
-    uint8_t* const staged = pipeline.box(box);
-    if (lane == 0) bulk_wait_read<Config::OUT_BOXES - 1>();  // what it held before was read
-    __syncwarp();
+  for (int box = 0; box < BOXES; ++box) {
+    uint8_t* const staged = pipeline.box(warp, box) + lane % 16 * SWIZZLE_BYTES;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       uint32_t words[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const float* const two = sums + 32 * box + 8 * j + 2 * w;
+        const float* const two = sums[box / EACH] + 32 * (box % EACH) + 8 * j + 2 * w;
         float left = two[0] * (w % 2 ? lower : upper), right = two[1] * (w % 2 ? lower : upper);
         if constexpr (F == Finish::columns) {
-          const int at = col + 64 * box + 16 * j + 8 * (w / 2) + lane % 4 * 2;
+          const int at = 64 * box + 16 * j + 8 * (w / 2) + lane % 4 * 2;
           const float2 column = *reinterpret_cast<const float2*>(pipeline.columns() + at);
           left *= column.x;
           right *= column.y;
         }
         words[w] = round_pair<DType::bf16>(left, right, false);
       }
-      store_matrices(staged + lane % 16 * SWIZZLE_BYTES + ((2 * j + lane / 16) ^ lane % 8) * 16, words);
+      store_matrices(staged + ((2 * j + lane / 16) ^ lane % 8) * 16, words);
+    }
+  }
+  copies_fence();
+  __syncwarp();
+  if (lane != 0) return;
+#pragma unroll
+  for (int i = 0; i < BOXES; ++i) {
+    const int box = BOXES - 1 - i;  // the lent ones first
+    if (params.k_grouped) {
+      store_box(params.boxes, pipeline.box(warp, box), col + 64 * box, row, group);
+    } else {
+      store_box(params.boxes, pipeline.box(warp, box), col + 64 * box, RAGGED_ROWS - rows + row, end, RAGGED_ROWS);
+    }
+    if (box == Config::OUT_BOXES || box == 0) bulk_commit();
+  }
+}
+
+// Adds a warp's 16 rows of fp32 sums to the result by way of shared memory, in boxes of 32 columns: the copy engine
+// adds the last ones while the next tile is multiplied. Half of the room is filled while the other half is read.
+template <class Config>
+__device__ __forceinline__ void add_boxes(const GemmParams& params, const GemmTileAt& tile,
+                                          const GemmFactors<Config>& factors, const GemmPipeline<Config>& pipeline,
+                                          typename GemmMath<Config>::Sums& sums) {
+  constexpr int BOXES = Config::COLS / 32, EACH = BOXES / Config::PARTS;  // boxes of a part
+  constexpr int ROOMS = Config::OUT_BOXES + Config::LENT_BOXES, AT_ONCE = ROOMS / 2;
+  static_assert(BOXES % ROOMS == 0 && ROOMS % 2 == 0);
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32 - 4, 0);
+  const float upper = factors.upper(), lower = factors.lower();
+  const int32_t row = tile.m + 16 * warp, col = tile.n, group = tile.group;
+  if (lane == 0) bulk_wait_read<0>();  // what the boxes held before was read
+  warpgroup_sync();                    // and so were the last stages
+#pragma unroll
+  for (int first = 0; first < BOXES; first += AT_ONCE) {
+    if (first >= ROOMS) {
+      if (lane == 0) bulk_wait_read<1>();
+      __syncwarp();
+    }
+#pragma unroll
+    for (int box = first; box < first + AT_ONCE; ++box) {
+      uint8_t* const staged = pipeline.box(warp, ROOMS - 1 - box % ROOMS) + lane / 4 * SWIZZLE_BYTES + lane % 2 * 8;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* const four = sums[box / EACH] + 16 * (box % EACH) + 4 * j;
+        uint8_t* const at = staged + ((2 * j + lane % 4 / 2) ^ (lane / 4)) * 16;
+        *reinterpret_cast<float2*>(at) = {four[0] * upper, four[1] * upper};
+        *reinterpret_cast<float2*>(at + 8 * SWIZZLE_BYTES) = {four[2] * lower, four[3] * lower};
+      }
     }
     copies_fence();
     __syncwarp();
     if (lane == 0) {
-      const int32_t at = tile.n + col + 64 * box;
-      if (params.k_grouped) {
-        store_box(params.boxes, staged, at, first, tile.group);
-      } else {
-        store_box(params.boxes, staged, at, RAGGED_ROWS - tile.rows + first, tile.start + tile.rows, RAGGED_ROWS);
+#pragma unroll
+      for (int box = first; box < first + AT_ONCE; ++box) {
+        add_box(params.boxes, pipeline.box(warp, ROOMS - 1 - box % ROOMS), col + 32 * box, row, group);
       }
       bulk_commit();
     }
   }
+  if (Config::OUT_BOXES < AT_ONCE && lane == 0) bulk_wait_read<0>();  // a lent box is among the last ones
 }
 
 }  // namespace octavo::cuda

@@ -32,11 +32,19 @@ struct GemmConfig {
   // fp32 sums that are added to the result leave by way of shared memory where there is room for a tile of them
   static constexpr bool STAGED = M == 128 && N == 128 && P != Promotion::square;
   static constexpr bool LEFT_SCALES = P >= Promotion::square, RIGHT_SCALES = P == Promotion::vectors;
-  // boxes of a bf16 result that a warp has room for
+  // boxes of a bf16 result that a warp has room for, and those that it puts into the tile's last stages, whose left
+  // operand nobody reads any more
   static constexpr int OUT_BOXES = M == 64 ? 0 : RIGHT_SCALES ? 1 : 2;
+  static constexpr int LENT_BOXES = OUT_BOXES == 0 ? 0 : COLS / 64 - OUT_BOXES;
   static constexpr int K_ELEMENTS = SWIZZLE_BYTES / (L <= Element::e5m2 ? 1 : 2);  // of a K-block
+  // a tile of more K-blocks loses from L2 again what was fetched for its end
+  static constexpr int PREFETCH_BLOCKS = (N == 256 ? 1024 : 512) / K_ELEMENTS;
   static constexpr uint32_t STAGE_BYTES =
       (M + N) * SWIZZLE_BYTES + (LEFT_SCALES ? 4 * (M + SCALE_BOX_EXTRA) : 0) + (RIGHT_SCALES ? 4 * N : 0);
+  // Ways to finish that no launch asks of this kernel are not compiled: FP8 with a scale a row alone has factors of
+  // columns, and square blocks are weights', which no wgrad reads.
+  static constexpr bool COLUMNS = L <= Element::e5m2 && P <= Promotion::plain;
+  static constexpr bool ADDS = P != Promotion::square && LT == RT;
   static_assert(P == Promotion::none || (L <= Element::e5m2 && R <= Element::e5m2));
   static_assert(M == 64 || SPLITS_ROWS);
 };
@@ -70,12 +78,15 @@ template <class Config>
 __device__ void produce(const GemmParams& params, GemmPipeline<Config>& pipeline) {
   GemmSchedule<Config> schedule(params);
   const bool asks = threadIdx.x % 32 == 0;
+  // the K-block from which on a tile needs stages that were lent to the results of the last one
+  const int hold = Config::LENT_BOXES > 0 && params.boxed ? Config::STAGES - Config::LENT_BOXES : -1;
   uint32_t number = 0;
   for (int32_t index = blockIdx.x;; index += gridDim.x, ++number) {
     const GemmTileAt tile = schedule.at(index);
     pipeline.put_tile(number, tile);
     if (tile.k_blocks < 0) return;
     for (int block = 0; asks && block < tile.k_blocks; ++block) {
+      if (block == hold) pipeline.wait_released(number);
       int stage;
       uint64_t* const full = pipeline.begin_fill(stage, Config::STAGE_BYTES);
       copy_operand<Config, Config::TILE_M, Config::LEFT_TRANSPOSED>(params.left, params.left_walk, tile, tile.m, block,
@@ -94,6 +105,7 @@ __device__ void produce(const GemmParams& params, GemmPipeline<Config>& pipeline
                  panels ? tile.n : tile.group * params.right_rows + tile.n, panels ? tile.panel + block : block);
       }
     }
+    if (asks && tile.k_blocks <= hold) pipeline.wait_released(number);
     __syncwarp();  // a lane that fell two tiles behind would wait for a phase that is over
   }
 }
@@ -121,36 +133,34 @@ struct GemmEnd {
     if constexpr (Config::OUT_BOXES == 0) {
       store<F, DType::bf16>(sums);
     } else {
-#pragma unroll
-      for (int part = 0; part < Config::PARTS; ++part) {
-        store_boxes<Config, F>(params, tile, math.row(), math.col(part), factors, pipeline, sums[part]);
-      }
+      store_boxes<Config, F>(params, tile, math, factors, pipeline, sums);
     }
   }
 
   __device__ __forceinline__ void add(typename GemmMath<Config>::Sums& sums) const {
     if constexpr (Config::STAGED) {
       add_staged<Config>(params, tile, math.row(), factors.upper(), factors.lower(), pipeline, sums[0]);
-    } else if constexpr (Config::PROMOTION != Promotion::square) {  // square blocks are weights', which no wgrad reads
+    } else if constexpr (Config::OUT_BOXES > 0) {
+      add_boxes<Config>(params, tile, factors, pipeline, sums);
+    } else {
       store<Finish::adds, DType::f32>(sums);
     }
   }
 
   __device__ __forceinline__ void run(typename GemmMath<Config>::Sums& sums) const {
-    if (params.finish == Finish::plain && params.out_dtype == DType::bf16) {
+    const bool bf16 = params.out_dtype == DType::bf16, f32 = params.out_dtype == DType::f32;
+    if (params.finish == Finish::plain && bf16) {
       store_bf16<Finish::plain>(sums);
-    } else if (params.finish == Finish::columns && params.out_dtype == DType::bf16) {
-      store_bf16<Finish::columns>(sums);
-    } else if (params.finish == Finish::adds) {
-      add(sums);
-    } else if (params.finish == Finish::plain && params.out_dtype == DType::f32) {
+    } else if (Config::COLUMNS && params.finish == Finish::columns && bf16) {
+      if constexpr (Config::COLUMNS) store_bf16<Finish::columns>(sums);
+    } else if (Config::ADDS && params.finish == Finish::adds) {
+      if constexpr (Config::ADDS) add(sums);
+    } else if (params.finish == Finish::plain && f32) {
       store<Finish::plain, DType::f32>(sums);
-    } else if (params.out_dtype == DType::f32) {
+    } else if (f32) {
       store<Finish::general, DType::f32>(sums);
-    } else if (params.out_dtype == DType::bf16) {
-      store<Finish::general, DType::bf16>(sums);
     } else {
-      store<Finish::general, DType::f16>(sums);
+      store<Finish::general, DType::bf16>(sums);
     }
   }
 };
@@ -163,7 +173,7 @@ __device__ void multiply(const GemmParams& params, GemmPipeline<Config>& pipelin
     if (tile.k_blocks < 0) break;
     if (tile.k_blocks > 0) {
       const GemmFactors<Config> factors(params, tile, math.row(), pipeline);
-      if (params.accumulate) GemmStore::prefetch<Config>(params, tile);
+      if (params.accumulate && tile.k_blocks <= Config::PREFETCH_BLOCKS) GemmStore::prefetch<Config>(params, tile);
       typename GemmMath<Config>::Sums sums;
       math.run(tile, sums);
       factors.wait(params);

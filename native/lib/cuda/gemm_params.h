@@ -40,7 +40,7 @@ enum class Finish : int32_t {
 
 struct GemmParams {
   CUtensorMap left, right, left_scales, right_scales;
-  CUtensorMap boxes;  // of a bf16 result: 16 rows, 128 bytes
+  CUtensorMap boxes;  // of a bf16 result, or of an fp32 one that is added to: 16 rows, 128 bytes
   const int64_t* plan;
   int64_t rows;
   int32_t groups;
@@ -57,6 +57,7 @@ struct GemmParams {
   int32_t square_group, square_column, square_k;
 
   Finish finish;
+  bool boxed;  // results leave through `boxes`
   void* out;
   DType out_dtype;
   int64_t out_row_stride, out_group_stride;

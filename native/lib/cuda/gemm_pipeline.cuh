@@ -77,8 +77,12 @@ class GemmPipeline {
   __device__ float* left_scales(int stage) const { return shared_.left_scales[stage]; }
   __device__ float* right_scales(int stage) const { return shared_.right_scales[stage]; }
   __device__ float* staged(int row) const { return shared_.staged[row]; }
-  __device__ uint8_t* box(int number) const {
-    return shared_.boxes[threadIdx.x / 32 - 4] + number % Config::OUT_BOXES * OUT_BOX_BYTES;
+  // Math: room for a warp's box `number` of a tile whose stages have all been read: its own, and then the warpgroup's
+  // left rows of the last stages.
+  __device__ uint8_t* box(int warp, int number) const {
+    if (number < Config::OUT_BOXES) return shared_.boxes[warp] + number * OUT_BOX_BYTES;
+    const int stage = (read_.at + Config::STAGES - 1 - (number - Config::OUT_BOXES)) % Config::STAGES;
+    return shared_.left[stage] + warp * OUT_BOX_BYTES;
   }
   __device__ float* columns() const { return shared_.columns[threadIdx.x / 128 - 1]; }
 
@@ -121,9 +125,18 @@ class GemmPipeline {
     return shared_.tiles[slot];
   }
 
+  // Math: the tile's description and the stages lent to its results are of no more use.
   __device__ void release_tile(uint32_t number) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&shared_.tile_empty[number % TILE_SLOTS]);
+    if (threadIdx.x % 32 == 0) {
+      if (Config::LENT_BOXES > 0) bulk_wait_read<1>();  // the boxes of its own are behind the lent ones
+      barrier_arrive(&shared_.tile_empty[number % TILE_SLOTS]);
+    }
+  }
+
+  // Producer: returns when the tile before `number` has been released.
+  __device__ void wait_released(uint32_t number) {
+    if (number > 0) barrier_wait(&shared_.tile_empty[(number - 1) % TILE_SLOTS], (number - 1) / TILE_SLOTS % 2);
   }
 
  private:

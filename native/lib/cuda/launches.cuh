@@ -23,7 +23,8 @@ inline uint32_t multiprocessors() {
 template <int LANES, bool WIDE, class Args>
 void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t stream) {
   using Source = decltype(args.source);
-  args.tiles.col_blocks = static_cast<uint32_t>(ceil_div(args.cols, tile_cols<LANES>()));
+  args.tiles.col_blocks =
+      static_cast<uint32_t>(ceil_div(makes_halves<Source> ? args.cols / 2 : args.cols, tile_cols<LANES>()));
   args.tiles.down = static_cast<uint32_t>(args.panels * (PANEL_ROWS / tile_rows<LANES>()));
   const uint32_t count = args.tiles.down * args.tiles.col_blocks;
   constexpr bool persistent = is_persistent<Source, WIDE>;
@@ -31,16 +32,16 @@ void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t str
   const uint32_t grid = count < most ? count : most;
   args.tiles.step_down = grid / args.tiles.col_blocks;
   args.tiles.step_across = grid % args.tiles.col_blocks;
-  const int slots = persistent ? Slots<Source>::bytes : 0;
-  if (persistent) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, slots);
+  constexpr int slots = arrays_kept<Source, WIDE>() * Slots<typename Source::Type>::bytes;
+  if (slots) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, slots);
   kernel<<<grid, THREADS, slots, stream>>>(args);
 }
 
 template <Kind K, Format F, bool COLUMNS, bool STOCHASTIC, bool HADAMARD, bool WIDE, class S>
 void launch_one(const TileArgs<S>& args, cudaStream_t stream) {
-  constexpr int heavy = (STOCHASTIC ? 1 : 0) + (HADAMARD ? 1 : 0);
+  constexpr int at_once = ctas<S, COLUMNS, heavy<S, K, COLUMNS, STOCHASTIC, HADAMARD>(), WIDE>();
   launch_on_tiles<COLUMNS ? COLUMN_LANES : ROW_LANES, WIDE>(
-      quantize_tile<S, K, F, COLUMNS, STOCHASTIC, HADAMARD, WIDE>, args, ctas<S, COLUMNS, heavy, WIDE>(), stream);
+      quantize_tile<S, K, F, COLUMNS, STOCHASTIC, HADAMARD, WIDE>, args, at_once, stream);
 }
 
 template <Kind K, Format F, bool COLUMNS, bool STOCHASTIC, bool WIDE, class S>
@@ -118,9 +119,6 @@ void launch_format(const TileArgs<S>& args, const Choice& choice, cudaStream_t s
 }
 
 template <class S>
-constexpr bool is_plain = std::is_same_v<S, Plain<typename S::Type>>;
-
-template <class S>
 void launch_tiles(const TileArgs<S>& args, const Choice& choice, cudaStream_t stream) {
   if constexpr (is_plain<S>) {
     with_bool(choice.wide, [&](auto wide) { launch_format<S, true, wide()>(args, choice, stream); });
@@ -157,7 +155,7 @@ __global__ void __launch_bounds__(THREADS, 1) materialize_tile(const __grid_cons
   const auto work = [&](const Place& place, Pack<typename S::Type>(&values)[8]) {
     store_activated<WIDE>(args, place, values);
   };
-  for_each_tile<ROW_LANES, WIDE>(args.source, args.tiles, false, args.cols, dynamic_shared, work);
+  for_each_tile<ROW_LANES, WIDE>(args.source, args.tiles, false, args.cols, dynamic_shared, work, [](const Place&) {});
 }
 
 template <class S>

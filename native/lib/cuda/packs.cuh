@@ -22,13 +22,21 @@ struct Pack {
   static constexpr int bytes = 2;
   uint32_t word[words];
 
-  static __device__ uint32_t magnitudes(uint32_t word) { return word & 0x7FFF7FFFu; }
-  static __device__ uint32_t maximum(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
+  // The larger magnitudes, NaN above all, with some sign that means nothing.
+  static __device__ uint32_t maximum(uint32_t a, uint32_t b) {
+    uint32_t most;
+    if constexpr (std::is_same_v<T, BF16>) {
+      asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+    } else {
+      asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+    }
+    return most;
+  }
   // The larger half in both halves.
-  static __device__ uint32_t across(uint32_t a) { return __vmaxu2(a, __byte_perm(a, a, 0x1032)); }
+  static __device__ uint32_t across(uint32_t a) { return maximum(a, __byte_perm(a, a, 0x1032)); }
   // fp32 bits of one half's magnitude.
   static __device__ uint32_t fp32_bits(uint32_t word, int half) {
-    const uint32_t bits = half ? word >> 16 : word & 0xFFFFu;
+    const uint32_t bits = half ? word >> 16 & 0x7FFFu : word & 0x7FFFu;
     if constexpr (std::is_same_v<T, BF16>) return bits << 16;
     return bits_of(float_of_f16(static_cast<uint16_t>(bits)));
   }
@@ -55,10 +63,9 @@ struct Pack<F32> {
   static constexpr int bytes = 4;
   uint32_t word[words];
 
-  static __device__ uint32_t magnitudes(uint32_t word) { return word & ABS_BITS; }
-  static __device__ uint32_t maximum(uint32_t a, uint32_t b) { return max(a, b); }
+  static __device__ uint32_t maximum(uint32_t a, uint32_t b) { return max(a & ABS_BITS, b & ABS_BITS); }
   static __device__ uint32_t across(uint32_t a) { return a; }
-  static __device__ uint32_t fp32_bits(uint32_t word, int) { return word; }
+  static __device__ uint32_t fp32_bits(uint32_t word, int) { return word & ABS_BITS; }
 
   __device__ float value(int i) const { return float_of(word[i]); }
   __device__ void set(int pair, float low, float high) {

@@ -86,6 +86,18 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, const void* fr
                : "memory");
 }
 
+// Adds a box of fp32 from shared memory to a tensor, in L2, which gives its lines up first. One of the thread's bulk
+// copies.
+__device__ __forceinline__ void add_box(const CUtensorMap& map, const void* from, int32_t c0, int32_t c1, int32_t c2) {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group.L2::cache_hint "
+      "[%0, {%2, %3, %4}], [%1], %5;" ::"l"(&map),
+      "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "l"(policy)
+      : "memory");
+}
+
 // Makes a group of the thread's bulk copies from shared memory since the last group.
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 

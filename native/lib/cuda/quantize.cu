@@ -1,5 +1,6 @@
 // The entry point: which kernels a call needs, in order, and where in the caller's workspace each keeps its arrays.
 #include "dbias.h"
+#include "dprobs.h"
 #include "finish.cuh"
 #include "launch.h"
 #include "launches.h"
@@ -45,6 +46,7 @@ bool is_wide(const QuantizeArgs& args, int64_t cols) {
 struct Route {
   Kind kind;
   bool wide, fused, materialize;
+  bool halves;     // SwigluGrad serves it
   bool row_alone;  // rows of row scaling without a column pass
   bool group_amax, hadamard_amax, rows_amax, columns_amax;
 };
@@ -58,6 +60,9 @@ Route route_of(const QuantizeArgs& args) {
   const bool plain = args.prologue.kind == PrologueKind::none;
   route.fused = !plain && route.wide && args.input.dtype == DType::bf16 && !spec.square && route.kind != Kind::rows;
   route.materialize = !plain && !route.fused;
+  const int unit = block_size(spec.scaling);
+  route.halves = route.fused && args.prologue.kind == PrologueKind::activation_grad &&
+                 args.prologue.activation == Activation::swiglu && (!unit || output_cols(args) / 2 % unit == 0);
   const bool sides = args.amax || args.dbias || args.dequantized || (args.activated && !route.materialize);
   route.row_alone = route.kind == Kind::rows && !columns && !sides;
   route.rows_amax = route.kind == Kind::rows && rows && !route.row_alone;
@@ -72,8 +77,13 @@ Route route_of(const QuantizeArgs& args) {
 // Offsets into the workspace, in bytes; the arrays that must be zeroed stand together, first.
 struct Workspace {
   size_t group, hadamard, rows, columns, cleared;
-  size_t row_levels, col_levels, mean, rest, rstd, partial_sums, materialized, bytes;
+  size_t row_levels, col_levels, mean, rest, rstd, partial_sums, products, materialized, bytes;
 };
+
+// Tiles of columns are taken: sums go down them, too.
+bool by_columns(const QuantizeArgs& args) { return args.columnwise.codes || args.dbias; }
+
+int64_t product_chunks(const QuantizeArgs& args) { return ceil_div(output_cols(args) / 2, PRODUCT_CHUNK); }
 
 Workspace workspace_of(const QuantizeArgs& args, const Route& route) {
   const int64_t groups = args.input.groups, rows = args.input.rows, cols = output_cols(args);
@@ -96,6 +106,7 @@ Workspace workspace_of(const QuantizeArgs& args, const Route& route) {
   space.rest = take(norm && args.prologue.norm == Norm::layer, rows * 4);
   space.rstd = take(norm && !args.prologue.rstd, rows * 4);
   space.partial_sums = take(args.dbias, panel_bound(rows, groups, args.input.matrix_rows) * cols * 4);
+  space.products = take(args.prologue.dprobs && route.halves, product_chunks(args) * rows * 4);
   space.materialized = take(route.materialize && !args.activated, rows * cols * dtype_bytes(args.input.dtype));
   space.bytes = end;
   return space;
@@ -130,6 +141,9 @@ class Call {
                                    args_.input.groups, args_.input.matrix_rows, args_.input.plan, args_.unchanged,
                                    stream_))
         return error;
+    }
+    if (args_.prologue.dprobs) {
+      if (Error error = probabilities()) return error;
     }
     return launched();
   }
@@ -168,6 +182,14 @@ class Call {
     return {static_cast<const char*>(args_.input.data), args_.input.row_stride};
   }
 
+  Error probabilities() const {
+    if (route_.halves)
+      return sum_chunks(at<float>(space_.products), product_chunks(args_), args_.input, args_.prologue.dprobs, args_.unchanged,
+                        stream_);
+    const int64_t features = is_gated(args_.prologue.activation) ? cols_ / 2 : cols_;
+    return sum_products(args_.input, args_.prologue, features, route_.wide, args_.prologue.dprobs, args_.unchanged, stream_);
+  }
+
   template <class T>
   void by_source() {
     const Prologue& prologue = args_.prologue;
@@ -181,6 +203,12 @@ class Call {
         }
         return prepare(Activated<T>{plain<T>(), prologue.probs, cols_, prologue.activation});
       case PrologueKind::activation_grad:
+        if constexpr (std::is_same_v<T, BF16>) {
+          if (route_.halves) {
+            const Plain<T> dy{static_cast<const char*>(prologue.dy), prologue.dy_stride};
+            return quantize(SwigluGrad<T>{plain<T>(), dy, prologue.probs, cols_ / 2, nullptr, args_.input.rows});
+          }
+        }
         return prepare(ActivationGrad<T>{plain<T>(),
                                          {static_cast<const char*>(prologue.dy), prologue.dy_stride},
                                          prologue.probs,
@@ -213,6 +241,7 @@ class Call {
   TileArgs<S> common(const S& source) const {
     TileArgs<S> tile{};
     tile.source = source;
+    if constexpr (makes_halves<S>) tile.source.products = args_.prologue.dprobs ? at<float>(space_.products) : nullptr;
     tile.tiles.groups = groups_;
     tile.panels = panels_;
     tile.rows = args_.input.rows;
@@ -262,7 +291,7 @@ class Call {
     const Choice choice{route_.kind,
                         args_.spec.format,
                         args_.spec.square,
-                        columns || args_.dbias,  // sums are taken down the tiles of columns
+                        by_columns(args_),
                         args_.spec.stochastic,
                         args_.spec.hadamard && columns,
                         route_.wide};

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 12) quantize_row(const __grid_con
     for (int64_t col = threadIdx.x * 8; col < args.cols; col += ROW_THREADS * 8) {
       const P pack = args.source.load(row, col);
 #pragma unroll
-      for (int k = 0; k < P::words; ++k) most = P::maximum(most, P::magnitudes(pack.word[k]));
+      for (int k = 0; k < P::words; ++k) most = P::maximum(most, pack.word[k]);
     }
     most = P::fp32_bits(P::across(most), 0);
   } else {

@@ -55,9 +55,14 @@ __global__ void __launch_bounds__(THREADS, WIDE && !STOCHASTIC && Pack<typename 
     if constexpr (COLUMNS) {
       if (args.columnwise.codes) store_transposed(args, place, shared, codes);
     }
-    __syncthreads();  // `partial` is the next tile's
   };
-  for_each_tile<COLUMN_LANES, WIDE>(args.source, args.tiles, args.reverse, args.cols, dynamic_shared, work);
+  const auto finish = [&](const Place& place) {
+    __syncthreads();  // `partial` is the next tile's
+    if constexpr (COLUMNS) {
+      if (args.columnwise.codes) store_columns<F, false>(args, place, shared);
+    }
+  };
+  for_each_tile<COLUMN_LANES, WIDE>(args.source, args.tiles, args.reverse, args.cols, dynamic_shared, work, finish);
 }
 
 }  // namespace octavo::cuda

@@ -15,13 +15,20 @@ extern __shared__ __align__(16) unsigned char dynamic_shared[];
 template <class S, bool COLUMNS, int HEAVY, bool WIDE>
 constexpr int ctas() {
   if (!WIDE || Pack<typename S::Type>::bytes == 4 || S::inputs == 3) return 1;
-  if (S::inputs == 2) return HEAVY && (S::computes || HEAVY > 1) ? 1 : 2;
-  constexpr int left = (COLUMNS ? 3 : 4) - HEAVY - (S::computes ? 1 : 0);
+  if (S::inputs == 2) return HEAVY ? 1 : 2;
+  if (makes_halves<S>) return 2;
+  constexpr int left = (COLUMNS || keeps_slots<S> ? 3 : 4) - HEAVY - (S::computes ? 1 : 0);
   return left < 1 ? 1 : left;
 }
 
+// What asks for more registers; a prologue keeps some where codes of rows wait to become those of columns.
+template <class S, Kind K, bool COLUMNS, bool STOCHASTIC, bool HADAMARD>
+constexpr int heavy() {
+  return (STOCHASTIC ? 1 : 0) + (HADAMARD ? 1 : 0) + (K == Kind::known && COLUMNS && keeps_slots<S> ? 1 : 0);
+}
+
 template <class S, Kind K, Format F, bool COLUMNS, bool STOCHASTIC, bool HADAMARD, bool WIDE>
-__global__ void __launch_bounds__(THREADS, ctas<S, COLUMNS, (STOCHASTIC ? 1 : 0) + (HADAMARD ? 1 : 0), WIDE>())
+__global__ void __launch_bounds__(THREADS, ctas<S, COLUMNS, heavy<S, K, COLUMNS, STOCHASTIC, HADAMARD>(), WIDE>())
     quantize_tile(const __grid_constant__ TileArgs<S> args) {
   using T = typename S::Type;
   constexpr int LANES = COLUMNS ? COLUMN_LANES : ROW_LANES;
@@ -48,7 +55,14 @@ __global__ void __launch_bounds__(THREADS, ctas<S, COLUMNS, (STOCHASTIC ? 1 : 0)
       }
     }
   };
-  for_each_tile<LANES, WIDE>(args.source, args.tiles, args.reverse, args.cols, dynamic_shared, work);
+  const auto finish = [&](const Place& place) {
+    if constexpr (COLUMNS) {
+      if (!args.columnwise.codes) return;
+      __syncthreads();
+      store_columns<F, HADAMARD>(args, place, shared);
+    }
+  };
+  for_each_tile<LANES, WIDE>(args.source, args.tiles, args.reverse, args.cols, dynamic_shared, work, finish);
 }
 
 }  // namespace octavo::cuda

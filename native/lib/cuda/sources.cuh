@@ -5,6 +5,7 @@
 #include "octavo/activations.h"
 #include "octavo/quantize.h"
 #include "packs.cuh"
+#include "slots.cuh"
 
 namespace octavo::cuda {
 
@@ -16,6 +17,7 @@ struct Plain {
   using Type = T;
   static constexpr int inputs = 1;
   static constexpr bool computes = false;
+  static constexpr int kept = 0;
   const char* data;
   int64_t stride;
 
@@ -58,14 +60,15 @@ __device__ __forceinline__ auto with_activation(Activation activation, const Bod
   }
 }
 
-// True where silu_moderate serves all eight values.
-template <class T>
-__device__ __forceinline__ bool moderate(const Pack<T>& values) {
-  using P = Pack<T>;
-  uint32_t most = P::magnitudes(values.word[0]);
-#pragma unroll
-  for (int k = 1; k < P::words; ++k) most = P::maximum(most, P::magnitudes(values.word[k]));
-  return P::fp32_bits(P::across(most), 0) <= bits_of(SILU_MODERATE);
+// activation_parts, by the shorter way where values are rounded to 16 bits: on whatever way a value comes into a tile,
+// its bits are the same.
+template <class T, bool want_value, bool want_slope>
+__device__ __forceinline__ ValueAndSlope parts_of(Activation name, float x) {
+  if constexpr (Pack<T>::bytes == 2) {
+    const bool is_silu = name == Activation::silu || name == Activation::swiglu;
+    if (is_silu && abs_bits(x) <= bits_of(SILU_MODERATE)) return silu_moderate<want_value, want_slope>(x);
+  }
+  return activation_parts<want_value, want_slope>(name, x);
 }
 
 template <class T>
@@ -93,22 +96,69 @@ struct Activated {
     return forward(activation, gate, up, probs ? __ldg(probs + row) : 1.0f);
   }
   static __device__ float forward(Activation name, float gate, float up, float prob) {
-    return (is_gated(name) ? gated_forward(name, gate, up) : act_forward(name, gate)) * prob;
+    const float value = parts_of<T, true, false>(name, gate).value;
+    return (is_gated(name) ? value * up : value) * prob;
   }
 };
 
-// Activated with SwiGLU, straight from registers (tile.cuh): the one that the kernels are tuned for.
+// Activated with SwiGLU, the one that the kernels are tuned for (tile_swiglu.cuh): gates are read into registers, up into
+// slots.
 template <class T>
 struct Swiglu {
   using Type = T;
-  static constexpr int inputs = 2;
+  static constexpr int inputs = 1;
   static constexpr bool computes = false;
+  static constexpr int kept = 1;
   Plain<T> x;
   const float* probs;
   int64_t features;
 
-  __device__ float probability(int64_t row, bool live) const { return probs && live ? __ldg(probs + row) : 1.0f; }
+  __device__ int64_t row_bytes(int) const { return x.row_bytes(0); }
+  __device__ const char* address(int, int64_t row, int64_t col) const { return x.address(0, row, col); }
+  __device__ void fetch_kept(const Place& place, void* slots) const {
+    const int live = place.col() < place.end ? place.live_rows() : 0;
+    Slots<T>::fetch(slots, 0, x.address(0, place.first_row(), features + place.col()), x.row_bytes(0), live);
+  }
 };
+
+// Columns whose products with dy are summed together, before all sums of a row are added from the first one on
+// (dprobs.cu): eight at a time, then pairs of neighbouring eights, and so on.
+constexpr int PRODUCT_CHUNK = 128;
+
+// ActivationGrad with SwiGLU, likewise: a tile is read once and gives two, the gate's gradient and, F columns further, the
+// up projection's. F is a multiple of every block's size. Slots: dy, where the gate's gradients come, and up, where its
+// own do.
+template <class T>
+struct SwigluGrad {
+  using Type = T;
+  static constexpr int inputs = 1;
+  static constexpr bool computes = false;
+  static constexpr int kept = 2;
+  Plain<T> x;
+  Plain<T> dy;
+  const float* probs;
+  int64_t features;
+  float* products;  // [chunks of columns][M] or null: sums of dy act(gate) up over a chunk's columns
+  int64_t rows;     // M
+
+  __device__ int64_t row_bytes(int) const { return x.row_bytes(0); }
+  __device__ const char* address(int, int64_t row, int64_t col) const { return x.address(0, row, col); }
+  __device__ void fetch_kept(const Place& place, void* slots) const {
+    const int live = place.col() < place.end ? place.live_rows() : 0;
+    Slots<T>::fetch(slots, 0, dy.address(0, place.first_row(), place.col()), dy.row_bytes(0), live);
+    Slots<T>::fetch(slots, 1, x.address(0, place.first_row(), features + place.col()), x.row_bytes(0), live);
+  }
+};
+
+template <class S>
+constexpr bool is_plain = std::is_same_v<S, Plain<typename S::Type>>;
+
+// Swiglu and SwigluGrad.
+template <class S>
+constexpr bool keeps_slots = !S::computes && !is_plain<S>;
+
+template <class S>
+constexpr bool makes_halves = std::is_same_v<S, SwigluGrad<typename S::Type>>;
 
 // Columns below F are the gate's gradient (or all there is), those from F on the up projection's.
 template <class T>
@@ -143,9 +193,9 @@ struct ActivationGrad {
     return backward(activation, gate, up, dy.value(row, at) * (probs ? __ldg(probs + row) : 1.0f), is_up);
   }
   static __device__ float backward(Activation name, float gate, float up, float grad, bool is_up) {
-    if (!is_gated(name)) return act_backward(name, gate, grad);
-    const GatedGradient both = gated_backward(name, gate, up, grad);
-    return is_up ? both.dup : both.dgate;
+    if (is_gated(name) && is_up) return grad * parts_of<T, true, false>(name, gate).value;
+    const float dgate = grad * parts_of<T, false, true>(name, gate).slope;
+    return is_gated(name) ? dgate * up : dgate;
   }
 };
 

@@ -30,10 +30,6 @@ Error encode(const Boxes& boxes, CUtensorMap* map) {
   if (encode_tiled == nullptr) {
     return {ErrorCode::cuda, "the CUDA driver has no cuTensorMapEncodeTiled; install a driver of CUDA 12.0 or newer"};
   }
-  // The driver wants a context in this thread, where no call of the runtime may have made one current yet.
-  int device = 0;
-  cudaGetDevice(&device);
-  cudaSetDevice(device);
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const CUresult result = encode_tiled(
       map, type_of(boxes.element_bytes), static_cast<cuuint32_t>(boxes.rank), const_cast<void*>(boxes.data), boxes.dims,

@@ -19,6 +19,7 @@ struct Boxes {
   bool swizzled;       // by 128 bytes: the box's rows are 128 bytes wide
 };
 
+// A context must be current in the calling thread (cudaSetDevice makes one so).
 Error encode(const Boxes& boxes, CUtensorMap* map);
 
 // Rows [row, group's end) of a ragged array, zeros behind, without a map for each group: four dimensions of which the

@@ -63,6 +63,7 @@ struct Place {
   int first;  // first row of the tile in its panel
   int col0;   // first column of the tile
   int lanes;  // threads along a row: a constant wherever this is used
+  int end;    // columns from here on are not this tile's
 
   // This thread's first row in the panel, that row's number in the operand, and the thread's first column.
   __device__ int row() const { return first + static_cast<int>(threadIdx.x) / lanes * 8; }
@@ -71,6 +72,16 @@ struct Place {
   // Of its eight rows, those within the group.
   __device__ int live_rows() const { return min(max(panel.rows - row(), 0), 8); }
 };
+
+// A load whose line the L1 cache gives up last: all tiles of a panel read it, and each waits for it before it can ask
+// for its input.
+__device__ __forceinline__ int4 keep_near(const int4* at) {
+  int4 made;
+  asm("ld.global.nc.L1::evict_last.v4.s32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(made.x), "=r"(made.y), "=r"(made.z), "=r"(made.w)
+      : "l"(at));
+  return made;
+}
 
 __device__ __forceinline__ Rows panel_at(const Groups& groups, int index) {
   if (groups.rows_in_use) {
@@ -82,7 +93,7 @@ __device__ __forceinline__ Rows panel_at(const Groups& groups, int index) {
     return {panel.group, panel.rows, static_cast<int>(panel.row0), panel.local, panel.first16, panel.first32};
   }
   const int4* words = reinterpret_cast<const int4*>(groups.panels + index);
-  const int4 first = __ldg(words), second = __ldg(words + 1);
+  const int4 first = keep_near(words), second = keep_near(words + 1);
   return {first.x, first.y, first.z, second.x, second.z, second.w};
 }
 

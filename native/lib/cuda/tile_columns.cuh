@@ -45,7 +45,7 @@ __device__ __forceinline__ uint8_t staged_code(const Sh& shared, int column, int
 // The staged panel to memory: whole columns side by side, or in the input's own orientation.
 template <Format F, bool HADAMARD, class S, class Sh>
 __device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Place& place, const Sh& shared) {
-  const int live_cols = static_cast<int>(min(args.cols - place.col0, int64_t{TILE_COLS}));
+  const int live_cols = static_cast<int>(min(place.end - place.col0, TILE_COLS));
   if (args.columnwise.layout == Layout::native) {
     constexpr int quads = Codes<F>::bytes;  // 16-byte words of a column: 8 or 4
     const int64_t first = static_cast<int64_t>(place.panel_index) * args.cols + place.col0;
@@ -92,7 +92,7 @@ __device__ __forceinline__ void column_scales(const TileArgs<S>& args, const Pla
     shared.encode[unit * ENCODE_STRIDE + column] =
         Scale<K>::template encode_any<F>(amax, args.options, level, stored);
     const int64_t col = place.col0 + column;
-    if (col >= args.cols) continue;
+    if (col >= place.end) continue;
     Stored* to = static_cast<Stored*>(args.columnwise.scales);
     if (K == Kind::block) {
       to[static_cast<int64_t>(place.panel_index) * (native ? round_up(args.cols, 4) : args.cols) + col] = stored;
@@ -128,6 +128,8 @@ __device__ __forceinline__ void stage_columns(const Place& place, Sh& shared, co
     for (int j = 0; j < 8; ++j) stage_column(shared, column + j, rows8, Codes<F>{});
     return;
   }
+  // a scale that is NaN poisons its own rows, not those past the group's end
+  const Codes<F> kept = first_codes<F>(HADAMARD ? 8 : place.live_rows());
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float4 four = encode(half);
@@ -138,19 +140,14 @@ __device__ __forceinline__ void stage_columns(const Place& place, Sh& shared, co
       float scaled[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) scaled[i] = values[i].value(j) * scales[k];
-      // a scale that is NaN poisons its own rows, not those past the group's end
-      if (!HADAMARD && scales[k] != scales[k]) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) scaled[i] = i < place.live_rows() ? scaled[i] : 0.0f;
-      }
       if constexpr (STOCHASTIC) {
         in_turn(of_tile);
         const uint32_t block = static_cast<uint32_t>(place.panel.local * (PANEL_ROWS / 16) + place.row() / 16);
         const Words words = draws(static_cast<uint32_t>(place.col() + j), block, Direction::columnwise, rows8 % 2,
                                   of_tile.operand, of_tile.group, of_tile.key);
-        stage_column(shared, column + j, rows8, encode8_stochastic(scaled, words));
+        stage_column(shared, column + j, rows8, masked(encode8_stochastic(scaled, words), kept));
       } else {
-        stage_column(shared, column + j, rows8, encode8<F>(scaled));
+        stage_column(shared, column + j, rows8, masked(encode8<F>(scaled), kept));
       }
     }
   }
@@ -165,7 +162,7 @@ __device__ __forceinline__ void quantize_columns(const TileArgs<S>& args, const 
   if constexpr (K == Kind::rows) {
     __syncthreads();  // the tile before has left the staged panel
     const float* from = args.encode_cols + group * args.cols + place.col();
-    const auto scale = [&](int j) { return place.col() + j < args.cols ? __ldg(from + j) : 1.0f; };
+    const auto scale = [&](int j) { return place.col() + j < place.end ? __ldg(from + j) : 1.0f; };
     stage_columns<F, false, false>(place, shared, values, of_tile, [&](int half) {
       return float4{scale(4 * half), scale(4 * half + 1), scale(4 * half + 2), scale(4 * half + 3)};
     });
@@ -192,11 +189,9 @@ __device__ __forceinline__ void quantize_columns(const TileArgs<S>& args, const 
       finish(values);
     }
   }
-  __syncthreads();
-  store_columns<F, HADAMARD>(args, place, shared);
 }
 
-// Codes that are rows' and columns' at once, staged and stored as columns.
+// Codes that are rows' and columns' at once, staged as columns.
 template <Format F, class S, class Sh>
 __device__ __forceinline__ void store_transposed(const TileArgs<S>& args, const Place& place, Sh& shared,
                                                  Codes<F> (&codes)[8]) {
@@ -208,8 +203,6 @@ __device__ __forceinline__ void store_transposed(const TileArgs<S>& args, const 
 #pragma unroll
   for (int j = 0; j < 8; ++j)
     stage_column(shared, place.col() - place.col0 + j, place.row() / 8, codes[j]);
-  __syncthreads();
-  store_columns<F, false>(args, place, shared);
 }
 
 }  // namespace octavo::cuda

@@ -22,15 +22,18 @@ __device__ __forceinline__ RowMaxima<T> row_maxima(const Pack<T> (&values)[8]) {
   uint32_t rows[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    uint32_t most = P::magnitudes(values[i].word[0]);
+    uint32_t most = P::maximum(values[i].word[0], values[i].word[1]);
 #pragma unroll
-    for (int k = 1; k < P::words; ++k) most = P::maximum(most, P::magnitudes(values[i].word[k]));
-    rows[i] = P::across(most);
+    for (int k = 2; k < P::words; ++k) most = P::maximum(most, values[i].word[k]);
+    rows[i] = most;
   }
   RowMaxima<T> result;
 #pragma unroll
   for (int k = 0; k < 8 / P::per_word; ++k) {
-    uint32_t most = P::per_word == 2 ? __byte_perm(rows[2 * k % 8], rows[(2 * k + 1) % 8], 0x5410) : rows[k];
+    uint32_t most = rows[k];
+    if constexpr (P::per_word == 2)
+      most = P::maximum(__byte_perm(rows[2 * k], rows[2 * k + 1], 0x5410),
+                        __byte_perm(rows[2 * k], rows[2 * k + 1], 0x7632));
 #pragma unroll
     for (int step = 1; step < Lanes; step *= 2) most = P::maximum(most, __shfl_xor_sync(~0u, most, step));
     result.word[k] = most;
@@ -44,9 +47,9 @@ __device__ __forceinline__ void column_maxima(const Pack<T> (&values)[8], uint32
   using P = Pack<T>;
 #pragma unroll
   for (int k = 0; k < P::words; ++k) {
-    uint32_t most = P::magnitudes(values[0].word[k]);
+    uint32_t most = P::maximum(values[0].word[k], values[1].word[k]);
 #pragma unroll
-    for (int i = 1; i < 8; ++i) most = P::maximum(most, P::magnitudes(values[i].word[k]));
+    for (int i = 2; i < 8; ++i) most = P::maximum(most, values[i].word[k]);
     words[k] = P::maximum(most, __shfl_xor_sync(~0u, most, 16));
   }
 }
@@ -59,7 +62,7 @@ __device__ __forceinline__ uint32_t thread_maximum(const Pack<T> (&values)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i)
 #pragma unroll
-    for (int k = 0; k < P::words; ++k) most = P::maximum(most, P::magnitudes(values[i].word[k]));
+    for (int k = 0; k < P::words; ++k) most = P::maximum(most, values[i].word[k]);
   return P::fp32_bits(P::across(most), 0);
 }
 

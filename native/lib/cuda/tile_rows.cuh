@@ -39,7 +39,7 @@ class RowCodes {
  public:
   template <class S>
   __device__ RowCodes(const TileArgs<S>& args, const Place& place)
-      : place_(place), plane_(args.rowwise), cols_(args.cols), live_(place.col() < args.cols ? place.live_rows() : 0) {
+      : place_(place), plane_(args.rowwise), cols_(args.cols), live_(place.col() < place.end ? place.live_rows() : 0) {
     direct_ = WIDE && (F != Format::e2m1 || plane_.layout == Layout::native);
     constexpr int codes_a_byte = F == Format::e2m1 ? 2 : 1;
     stride_ = args.cols / codes_a_byte;
@@ -127,34 +127,50 @@ __device__ __forceinline__ float decode_of(typename Scale<K>::Stored stored, con
   return e4m3_value(stored) * level.factor;
 }
 
-// Rows whose scales a thread makes at a time: as many as there are lanes that share a block, which then store one each.
+// Lanes of a warp that share a row's block, and of its eight rows how many each makes the scales of: those of its own
+// number and every `scale_lanes`-th one after it.
 template <Kind K>
-constexpr int rows_at_once() {
-  return K == Kind::mxfp8 ? 4 : K == Kind::nvfp4 ? 2 : 8;
+constexpr int scale_lanes() {
+  return unit_size(K) / 8 < 8 ? unit_size(K) / 8 : 8;
 }
 
-// What is kept of the scales of rows `first` and following: a row of each chunk is this lane's.
+template <Kind K>
+constexpr int scales_a_lane() {
+  return 8 / scale_lanes<K>();
+}
+
+// Scales of this lane's own rows, from the maxima of all eight.
+template <Kind K, Format F, class S>
+__device__ __forceinline__ void own_scales(const TileArgs<S>& args, const RowMaxima<typename S::Type>& maxima, int lane,
+                                           const SecondLevel& level, float (&encode)[scales_a_lane<K>()],
+                                           typename Scale<K>::Stored (&stored)[scales_a_lane<K>()]) {
+  constexpr int lanes = scale_lanes<K>(), per_word = Pack<typename S::Type>::per_word, words = lanes / per_word;
+  with_options<K>(args.options, [&](auto power_of_two) {
+#pragma unroll
+    for (int k = 0; k < scales_a_lane<K>(); ++k) {
+      uint32_t of_lanes[words];
+#pragma unroll
+      for (int word = 0; word < words; ++word) of_lanes[word] = maxima.word[k * words + word];
+      const uint32_t amax = Pack<typename S::Type>::fp32_bits(pick(of_lanes, lane / per_word), lane % per_word);
+      encode[k] = Scale<K>::template encode<F, power_of_two()>(amax, args.options, level, stored[k]);
+    }
+  });
+}
+
 template <Kind K, class S>
-__device__ __forceinline__ void store_row_scales(const TileArgs<S>& args, const Place& place, int first,
-                                                 const typename Scale<K>::Stored (&stored)[rows_at_once<K>()],
-                                                 const float (&encode)[rows_at_once<K>()]) {
-  constexpr int lanes = unit_size(K) / 8;
-  using Stored = typename Scale<K>::Stored;
-  const int lane = static_cast<int>(threadIdx.x % lanes);
-  Stored mine;
-  if constexpr (K == Kind::block) {
-    mine = decode_scale(pick(encode, lane % 8));  // one reciprocal instead of eight
-  } else {
-    mine = pick(stored, lane);
-  }
+__device__ __forceinline__ void store_row_scales(const TileArgs<S>& args, const Place& place, int lane,
+                                                 const typename Scale<K>::Stored (&stored)[scales_a_lane<K>()]) {
   // the lane's own columns may be past the last one where its block's first are not
   const int64_t block = place.col() / unit_size(K);
-  if (lane >= rows_at_once<K>() || first + lane >= place.live_rows() || block * unit_size(K) >= args.cols) return;
+  if (threadIdx.x % (unit_size(K) / 8) >= scale_lanes<K>() || block * unit_size(K) >= place.end) return;
   const bool transposed = K == Kind::block && args.rowwise.layout == Layout::native;
   const int64_t row_step = transposed ? 1 : ceil_div(args.cols, unit_size(K));
   const int64_t block_step = transposed ? round_up(args.rows, 4) : 1;
-  const int64_t row = place.first_row() + first + lane;
-  static_cast<Stored*>(args.rowwise.scales)[row * row_step + block * block_step] = mine;
+  auto* to = static_cast<typename Scale<K>::Stored*>(args.rowwise.scales) + (place.first_row() + lane) * row_step +
+             block * block_step;
+#pragma unroll
+  for (int k = 0; k < scales_a_lane<K>(); ++k)
+    if (k * scale_lanes<K>() + lane < place.live_rows()) to[k * scale_lanes<K>() * row_step] = stored[k];
 }
 
 // Calls `use(i, encode, decode)` on the thread's eight rows in order. STORE: what is kept of the scales goes to memory.
@@ -168,23 +184,18 @@ __device__ __forceinline__ void for_each_row(const TileArgs<S>& args, const Plac
       use(i, encode, STORE ? 0.0f : decode_scale(encode));
     }
   } else {
-    constexpr int chunk = rows_at_once<K>();
+    constexpr int lanes = scale_lanes<K>(), own = scales_a_lane<K>();
     SecondLevel level{};
     if constexpr (K == Kind::nvfp4) level = args.row_levels[place.panel.group];
-    const auto maxima = row_maxima<unit_size(K) / 8>(values);
+    const int lane = static_cast<int>(threadIdx.x % lanes);
+    float encode[own];
+    typename Scale<K>::Stored stored[own];
+    own_scales<K, F>(args, row_maxima<unit_size(K) / 8>(values), lane, level, encode, stored);
+    if constexpr (STORE) store_row_scales<K>(args, place, lane, stored);
 #pragma unroll
-    for (int first = 0; first < 8; first += chunk) {
-      typename Scale<K>::Stored stored[chunk];
-      float encode[chunk];
-      with_options<K>(args.options, [&](auto power_of_two) {
-#pragma unroll
-        for (int k = 0; k < chunk; ++k)
-          encode[k] = Scale<K>::template encode<F, power_of_two()>(maxima.fp32_bits(first + k), args.options, level,
-                                                                   stored[k]);
-      });
-      if constexpr (STORE) store_row_scales<K>(args, place, first, stored, encode);
-#pragma unroll
-      for (int k = 0; k < chunk; ++k) use(first + k, encode[k], STORE ? 0.0f : decode_of<K>(stored[k], level));
+    for (int i = 0; i < 8; ++i) {
+      const float scale = __shfl_sync(~0u, encode[i / lanes], i % lanes, lanes);
+      use(i, scale, STORE ? 0.0f : decode_of<K>(__shfl_sync(~0u, stored[i / lanes], i % lanes, lanes), level));
     }
   }
 }
@@ -201,7 +212,7 @@ __device__ __forceinline__ void quantize_rows(const TileArgs<S>& args, const Pla
   }
   if (args.dequantized) {
     for_each_row<K, F, false>(args, place, values, [&](int i, float encode, float decode) {
-      if (i < place.live_rows() && place.col() < args.cols)
+      if (i < place.live_rows() && place.col() < place.end)
         store_dequantized<WIDE>(args.dequantized, place.first_row() + i, place.col(), args.cols,
                                 encode_row<F, STOCHASTIC>(of_tile, place, i, values[i], encode), decode);
     });
@@ -220,7 +231,7 @@ __device__ __forceinline__ void store_rows(const TileArgs<S>& args, const Place&
   if (args.dequantized) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      if (i < place.live_rows() && place.col() < args.cols)
+      if (i < place.live_rows() && place.col() < place.end)
         store_dequantized<WIDE>(args.dequantized, place.first_row() + i, place.col(), args.cols, codes[i], decode);
   }
 }

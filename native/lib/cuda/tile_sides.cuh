@@ -23,7 +23,7 @@ __device__ __forceinline__ void store_partial_sums(const TileArgs<S>& args, cons
   }
   __syncthreads();
   const int column = static_cast<int>(threadIdx.x);
-  if (column < TILE_COLS && place.col0 + column < args.cols) {
+  if (column < TILE_COLS && place.col0 + column < place.end) {
     float sum = sums[column];
     for (int k = 1; k < WARPS; ++k) sum += sums[k * TILE_COLS + column];
     args.partial_sums[static_cast<int64_t>(place.panel_index) * args.cols + place.col0 + column] = sum;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void store_partial_sums(const TileArgs<S>& args, cons
 template <bool WIDE, class T, class S>
 __device__ __forceinline__ void store_activated(const TileArgs<S>& args, const Place& place,
                                                 const Pack<T> (&values)[8]) {
-  if (place.col() >= args.cols) return;
+  if (place.col() >= place.end) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     if (i >= place.live_rows()) break;
@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_activated(const TileArgs<S>& args, const P
     } else {
 #pragma unroll
       for (int j = 0; j < 8; ++j)
-        if (place.col() + j < args.cols) store_value<T>(args.activated, at + j, values[i].value(j));
+        if (place.col() + j < place.end) store_value<T>(args.activated, at + j, values[i].value(j));
     }
   }
 }

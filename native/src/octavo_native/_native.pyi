@@ -74,6 +74,7 @@ class Quantizer:
         norm: int = 0,
         amax: bool = False,
         dbias: bool = False,
+        dprobs: bool = False,
     ) -> int: ...
     def run(
         self,
@@ -110,6 +111,7 @@ class Quantizer:
         dy: int = 0,
         dy_stride: int = 0,
         probs: int = 0,
+        dprobs: int = 0,
         gamma: int = 0,
         beta: int = 0,
         epsilon: float = 0.0,
