@@ -276,7 +276,8 @@ def run_on_device(shape: Shape, x: Any, dtype: str, cols: int, **arguments: int 
     sides = {"cuda": True, "dtype": native.DTYPES[dtype], "cols": cols, **shape.arguments}
     kinds = {name: arguments[name] for name in ("prologue", "activation", "norm") if name in arguments}
     sums = {name: name in arguments for name in ("dbias", "dprobs")}
-    size = made_by.workspace_bytes(**sides, **kinds, rowwise=True, columnwise=False, **sums)
+    # workspace_bytes is told nothing of addresses: a prologue's result is kept in it where they are not aligned
+    size = made_by.workspace_bytes(**sides, **kinds, rowwise=True, columnwise=False, **sums) + x.nbytes + 256
     workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
     made_by.run(
         **sides,

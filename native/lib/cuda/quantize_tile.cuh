@@ -16,15 +16,15 @@ template <class S, bool COLUMNS, int HEAVY, bool WIDE>
 constexpr int ctas() {
   if (!WIDE || Pack<typename S::Type>::bytes == 4 || S::inputs == 3) return 1;
   if (S::inputs == 2) return HEAVY ? 1 : 2;
-  if (makes_halves<S>) return 2;
+  if (makes_halves<S>) return HEAVY ? 1 : 2;
   constexpr int left = (COLUMNS || keeps_slots<S> ? 3 : 4) - HEAVY - (S::computes ? 1 : 0);
   return left < 1 ? 1 : left;
 }
 
-// What asks for more registers; a prologue keeps some where codes of rows wait to become those of columns.
+// What asks for more registers; codes of all rows at once do, too, beside what SwiGLU keeps.
 template <class S, Kind K, bool COLUMNS, bool STOCHASTIC, bool HADAMARD>
 constexpr int heavy() {
-  return (STOCHASTIC ? 1 : 0) + (HADAMARD ? 1 : 0) + (K == Kind::known && COLUMNS && keeps_slots<S> ? 1 : 0);
+  return (STOCHASTIC ? 1 : 0) + (HADAMARD ? 1 : 0) + (K == Kind::known && keeps_slots<S> && !makes_halves<S> ? 1 : 0);
 }
 
 template <class S, Kind K, Format F, bool COLUMNS, bool STOCHASTIC, bool HADAMARD, bool WIDE>

@@ -130,12 +130,14 @@ __device__ __forceinline__ void for_each_tile(const Source& source, const Tiles&
       // rolled: twice the code would not fit the instruction cache
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
+        // what both halves' addresses have in common is worked out twice: for it there are no registers
+        asm volatile("" : "+r"(place.panel_index), "+r"(place.first), "+r"(place.panel.row0));
 #pragma unroll
         for (int i = 0; i < 8; ++i) values[i] = Slots<T>::load(slots, half, i);
         work(place, values);
         finish(place);
-        place.col0 += place.end;
-        place.end *= 2;
+        place.col0 += static_cast<int>(cols / 2);
+        place.end = static_cast<int>(cols);
       }
     } else {
       work(place, values);

@@ -12,7 +12,7 @@ from jax import Array, lax
 import octavo
 from octavo_jax import moe
 
-T, K, F, N, E, CHOICES = 32, 64, 32, 32, 8, 2
+T, K, F, N, E, CHOICES = 32, 64, 32, 64, 8, 2
 SHAPES = {"x": (T, K), "router": (K, E), "wi": (E, K, 2 * F), "wo": (E, F, N), "bi": (E, 2 * F), "bo": (E, N)}
 BALANCE = 0.5
 BACKEND = "jax-reference" if jax.default_backend() == "cpu" else None

@@ -20,6 +20,7 @@ from octavo_jax.traffic import collectives
 
 AXES = MeshAxes(ep="ep", fsdp="fsdp", tp="tp")
 CASE = Case("mxfp8", {"ep": 2, "fsdp": 2, "tp": 2}, (2, 2), AXES)
+EXPERTS = Case("mxfp8", {"ep": 2, "fsdp": 2}, (2, 2), MeshAxes(ep="ep", fsdp="fsdp"))
 
 
 @pytest.mark.parametrize("shardy", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["shardy", "gspmd"])
@@ -28,15 +29,16 @@ def test_a_program_lowered_from_shapes(shardy: bool, rng: np.random.Generator, m
     same. GSPMD's callbacks serve where JAX still has them."""
     if not shardy and not hasattr(jax.config, "jax_use_shardy_partitioner"):
         pytest.skip("this JAX has Shardy alone")
-    mesh, given = mesh_of(**CASE.mesh), cases.inputs(CASE, rng)
-    lie = [NamedSharding(mesh, spec) for spec in cases.shardings(CASE)]
+    case = CASE if shardy else EXPERTS
+    mesh, given = mesh_of(**case.mesh), cases.inputs(case, rng)
+    lie = [NamedSharding(mesh, spec) for spec in cases.shardings(case)]
     whole = NamedSharding(mesh, P())
     ins, outs = (*lie, whole), (lie[4], lie[0], lie[1], lie[2], None)
     before = getattr(jax.config, "jax_use_shardy_partitioner", None)
     try:
         if not shardy:
             jax.config.update("jax_use_shardy_partitioner", False)
-        program = jax.jit(partial(cases.run, CASE, AXES, np.uint32(0)), in_shardings=ins, out_shardings=outs)
+        program = jax.jit(partial(cases.run, case, case.axes, np.uint32(0)), in_shardings=ins, out_shardings=outs)
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), given.arrays)
         compiled = program.lower(*shapes).compile()
     finally:
@@ -44,10 +46,23 @@ def test_a_program_lowered_from_shapes(shardy: bool, rng: np.random.Generator, m
             jax.config.update("jax_use_shardy_partitioner", before)
     arrays = [jax.device_put(a, s) for a, s in zip(given.arrays[:-1], lie, strict=True)]
     *made, _ = compiled(*arrays, jax.device_put(given.scales, whole))
-    cases.assert_same(CASE, given, made, cases.one_by_one(CASE, given))
+    cases.assert_same(case, given, made, cases.one_by_one(case, given))
     kinds = [one.kind for one in collectives(compiled) for result in one.results if ROWS in result.shape]
     assert set(kinds) <= {"all-reduce"}
     assert [one.kind for one in collectives(compiled)].count("reduce-scatter") == 1
+
+
+def test_gspmd_and_tensor_parallelism_are_refused(rng: np.random.Generator) -> None:
+    """GSPMD would gather tokens between two calls: the sentence names the mesh to enter."""
+    if not hasattr(jax.config, "jax_use_shardy_partitioner"):
+        pytest.skip("this JAX has Shardy alone")
+    arrays = cases.inputs(CASE, rng).arrays
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        with pytest.raises(ValueError, match=r"tp='tp'.*GSPMD.*jax\.set_mesh"):
+            jax.eval_shape(partial(cases.run, CASE, AXES, np.uint32(0)), *arrays)
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
 
 
 def test_shardys_rule_of_a_gemm() -> None:

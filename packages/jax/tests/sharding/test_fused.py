@@ -19,7 +19,7 @@ import octavo_jax
 from octavo_jax import MeshAxes
 from octavo_jax.traffic import collectives
 
-B, S, K, C, N = 4, 8, 64, 64, 64
+B, S, K, C, N = 4, 7, 128, 128, 128
 BACKEND = "jax-reference"
 SLOW = pytest.mark.slow
 FSDP_TP = MeshAxes(fsdp="fsdp", tp="tp")
@@ -144,9 +144,8 @@ def test_counts_under_remat_scan_and_sharding(mesh_of: Any) -> None:
     """Layers in a scan under `save_quantized` quantize as often on a mesh as on one device: nothing twice."""
     recipe, layers = octavo.recipe("mxfp8"), 3
     axes = MeshAxes(ep="ep", fsdp="fsdp")
-    k = 128  # a block of 32 on each shard
-    x, sizes = jnp.ones((2, 4, S, k)), jnp.ones((2, 4, 1), jnp.int32)
-    wi, wo = jnp.ones((layers, 2, k, 2 * C)), jnp.ones((layers, 2, C, k))
+    x, sizes = jnp.ones((2, 4, S, K)), jnp.ones((2, 4, 1), jnp.int32)
+    wi, wo = jnp.ones((layers, 2, K, 2 * C)), jnp.ones((layers, 2, C, K))
 
     def gradient(x: Any, wi: Any, wo: Any, sharding: MeshAxes | None, sizes: Any) -> Any:
         def layer(x: Any, kernels: Any) -> tuple[Any, None]:

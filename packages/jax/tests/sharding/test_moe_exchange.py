@@ -37,11 +37,11 @@ def test_tokens_go_everywhere_and_sums_come_home(name: str, mesh_of: Any, rng: n
     way back are taken in float32 in the devices' order and rounded once, and have no payload."""
     recipe = RECIPES[name]
     x, parts = (rng.standard_normal((D * n, WIDTH)).astype(jnp.bfloat16) for n in (ROWS, D * ROWS))
-    way = Journey.of(("ep",), recipe, BACKEND)
+    journey = Journey.of(("ep",), recipe, BACKEND)
 
     def both(x: Any, parts: Any) -> Any:
-        everyone, pull = jax.vjp(partial(everywhere, way=way), x)
-        sums, push = jax.vjp(partial(home, way=way), parts)
+        everyone, pull = jax.vjp(partial(everywhere, journey=journey), x)
+        sums, push = jax.vjp(partial(home, journey=journey), parts)
         return everyone, pull(parts)[0], sums, push(x)[0]
 
     spec = P("ep")

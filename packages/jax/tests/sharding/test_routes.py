@@ -96,7 +96,7 @@ def _traffic(found: Any) -> list[tuple[str, str, tuple[int, ...]]]:
     ("recipe", "routes"),
     [
         ("bf16", ROUTES),
-        *(pytest.param(name, ROUTES, marks=SLOW) for name in ("mxfp8", "fp8-block", "fp8-row", "fp8-current", "nvfp4")),
+        *(pytest.param(name, ROUTES, marks=SLOW) for name in ("mxfp8", "fp8-row", "fp8-current", "nvfp4")),
     ],
 )
 def test_routes_agree(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -19,14 +21,14 @@ HALF = C // 2
 
 def test_random_bits_are_counted_from_the_whole_operands_first_column(rng: np.random.Generator) -> None:
     """The right half of a row under tensor parallelism draws what it draws in the whole row, row and column data."""
-    rows = RaggedRows(jnp.asarray([17, 20]), M)
     key = jnp.asarray(rng.integers(0, 1 << 32, 2, np.uint32))
 
-    def drawn(columns: int, first: int) -> tuple[Array, Array]:
-        random = Random(key, 2, np.uint32(5), np.uint32(first))
+    @partial(jax.jit, static_argnums=0)
+    def drawn(columns: int, first: Array) -> tuple[Array, Array]:
+        rows, random = RaggedRows(jnp.asarray([17, 20]), M), Random(key, 2, np.uint32(5), first)
         return random.row_data(rows, columns // 16), random.column_data(rows, columns)
 
-    whole, right = drawn(C, 0), drawn(HALF, HALF)
+    whole, right = drawn(C, jnp.uint32(0)), drawn(HALF, jnp.uint32(HALF))
     for a, b in zip(whole, right, strict=True):
         assert np.array_equal(a[..., HALF:], b)
         assert not np.array_equal(a[..., :HALF], b)

@@ -19,7 +19,7 @@ from octavo_torch.grouped_tensor import GroupedTensor
 from octavo_torch.reference.casts import FP8_DTYPE
 from octavo_torch.reference.ops import quantizer_from
 from octavo_torch.tracing import is_plain
-from octavo_torch_native.launch import address, as_rows, submit, workspace
+from octavo_torch_native.launch import address, aligned_rows, as_rows, submit, workspace
 from octavo_torch_native.work import Work, work_from
 
 Shape = tuple[int, ...]
@@ -219,7 +219,9 @@ class Kernel:
         unchanged: Tensor | None = None,
     ) -> None:
         """Write `outputs`, which are as the frame says, from `x`."""
-        rows, stride = as_rows(x)
+        # a prologue's kernels need room for its result where rows are not aligned, which no workspace is made for
+        placed = as_rows if self.work.prologue == "none" else aligned_rows
+        rows, stride = placed(x)
         arguments = dict(zip(self._arguments, map(address, outputs), strict=True))
         arguments |= self._constants
         arguments |= frame.geometry
@@ -233,7 +235,7 @@ class Kernel:
             scale = scale.contiguous()
             arguments["encode_scales"] = scale.data_ptr()
         if dy is not None:
-            dy, arguments["dy_stride"] = as_rows(dy)
+            dy, arguments["dy_stride"] = placed(dy)
             arguments["dy"] = address(dy)
         if probs is not None:
             probs = probs.contiguous()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,31 +25,13 @@ from octavo_cli.train.model import (
     learning_rate,
     rounding_seed,
 )
-from octavo_jax import DelayedState, MeshAxes, init_delayed, update_delayed
-from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, moe_mlp
+from octavo_cli.train.spread import EXPERT_AXIS, ONE_DEVICE, Spread
+from octavo_jax import DelayedState, init_delayed, update_delayed
+from octavo_jax.moe import moe_mlp
 
 Parameters = dict[str, jax.Array]
 Delayed = dict[str, tuple[DelayedState, DelayedState]]
 """Delayed scaling's states of fc1 and fc2 by layer; empty for other recipes."""
-
-EXPERT_AXIS = "experts"
-
-
-@dataclass(frozen=True)
-class Spread:
-    """How the model lies on several devices: experts and sequences along one mesh axis, everything else on each.
-
-    devices    in all; experts and sequences of a batch are multiples of it. 1: no mesh
-    exchange   of tokens between the devices
-    """
-
-    devices: int = 1
-    exchange: Exchange = DEFAULT_EXCHANGE
-
-    @property
-    def sharding(self) -> MeshAxes | None:
-        """Of the experts' block."""
-        return None if self.devices == 1 else MeshAxes(ep=EXPERT_AXIS)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -168,9 +149,6 @@ def _sequence_losses(
     spread: Spread,
 ) -> jax.Array:
     return losses(p, delayed, tokens, seeds, config, recipe, spread)[0].mean(axis=1)
-
-
-ONE_DEVICE = Spread()
 
 
 class JaxModel:

@@ -66,7 +66,8 @@ def compare(config: TrainConfig, name: str, device: str, devices: int, payload: 
     """Train every seed on one device and on `devices`; plain values for JSON, `within` the verdict."""
     import jax
 
-    from octavo_cli.train.jax_model import JaxModel, Spread
+    from octavo_cli.train.jax_model import JaxModel
+    from octavo_cli.train.spread import Spread
     from octavo_jax.moe import Exchange
 
     corpus, recipe = read_corpus(None, config.context), preset(name)

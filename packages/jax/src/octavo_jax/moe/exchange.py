@@ -71,50 +71,52 @@ class Journey:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def everywhere(x: Array, way: Journey) -> Array:
+def everywhere(x: Array, journey: Journey) -> Array:
     """x [T, K] of each device to [devices * T, K] of all, in the axes' order; the gradient is `home`'s sum."""
-    return _all(x, way, "x")
+    return _all(x, journey, "x")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def home(parts: Array, way: Journey) -> Array:
+def home(parts: Array, journey: Journey) -> Array:
     """Partial sums [devices * T, N] to [T, N]: each device's own tokens, summed in float32 and rounded once.
 
     The order of the sum is the devices', so the bits do not depend on the network.
     """
-    return _summed_at_home(parts, way)
+    return _summed_at_home(parts, journey)
 
 
-def _all(x: Array, way: Journey, operand: Operand) -> Array:
+def _all(x: Array, journey: Journey, operand: Operand) -> Array:
     end = jnp.full((1,), len(x), jnp.int32)
-    return sent(x, end, partial(lax.all_gather, axis_name=way.axes, tiled=True), way.payload, operand, way.backend)
+    return sent(
+        x, end, partial(lax.all_gather, axis_name=journey.axes, tiled=True), journey.payload, operand, journey.backend
+    )
 
 
-def _summed_at_home(parts: Array, way: Journey) -> Array:
-    devices = lax.axis_size(way.axes)
+def _summed_at_home(parts: Array, journey: Journey) -> Array:
+    devices = lax.axis_size(journey.axes)
     by_device = parts.reshape(devices, -1, *parts.shape[1:])
-    here = lax.all_to_all(by_device, way.axes, 0, 0)  # type: ignore[no-untyped-call]
+    here = lax.all_to_all(by_device, journey.axes, 0, 0)  # type: ignore[no-untyped-call]
     total: Array = jnp.sum(here.astype(jnp.float32), axis=0).astype(parts.dtype)
     return total
 
 
-def _everywhere_forward(x: Array, way: Journey) -> tuple[Array, None]:
-    return _all(x, way, "x"), None
+def _everywhere_forward(x: Array, journey: Journey) -> tuple[Array, None]:
+    return _all(x, journey, "x"), None
 
 
-def _everywhere_backward(way: Journey, _: None, dx: Array) -> tuple[Array]:
-    return (_summed_at_home(dx, way),)
+def _everywhere_backward(journey: Journey, _: None, dx: Array) -> tuple[Array]:
+    return (_summed_at_home(dx, journey),)
 
 
 everywhere.defvjp(_everywhere_forward, _everywhere_backward)
 
 
-def _home_forward(parts: Array, way: Journey) -> tuple[Array, None]:
-    return _summed_at_home(parts, way), None
+def _home_forward(parts: Array, journey: Journey) -> tuple[Array, None]:
+    return _summed_at_home(parts, journey), None
 
 
-def _home_backward(way: Journey, _: None, dy: Array) -> tuple[Array]:
-    return (_all(dy, way, "dy"),)
+def _home_backward(journey: Journey, _: None, dy: Array) -> tuple[Array]:
+    return (_all(dy, journey, "dy"),)
 
 
 home.defvjp(_home_forward, _home_backward)

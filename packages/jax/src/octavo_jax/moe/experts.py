@@ -11,8 +11,8 @@ from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.dispatch import Names
 from octavo_jax.mlp import OutputNames, States, grouped_mlp
+from octavo_jax.moe.arranging import Routing
 from octavo_jax.moe.permutation import combine, permute, row_weights
-from octavo_jax.moe.routing import Routing
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.cards import Activation
 

@@ -15,11 +15,12 @@ from jax.typing import DTypeLike
 
 from octavo_jax.dispatch import device_of
 from octavo_jax.mlp import grouped_mlp
+from octavo_jax.moe.arranging import arrange, arranged
 from octavo_jax.moe.exchange import Exchange, Journey, Way, everywhere, home
 from octavo_jax.moe.experts import WeightsOn, check_experts, routed_mlp
 from octavo_jax.moe.permutation import combine, permute, row_weights
 from octavo_jax.moe.ragged import away, back, slices
-from octavo_jax.moe.routing import Choices, arrange, arranged
+from octavo_jax.moe.routing import Choices
 
 LACKING = ("cpu",)
 """Platforms whose XLA has no ragged_all_to_all."""
@@ -59,9 +60,9 @@ def spread_mlp(
     (tokens, k), backend = choices.experts.shape, options["backend"]
     most = devices * tokens * min(k, local)
     rows = most if exchange.rows is None else min(exchange.rows, most)
-    way = Journey.of(axes, exchange.payload, backend)
+    journey = Journey.of(axes, exchange.payload, backend)
     run = _gathered if chosen_way(exchange, k, devices, device_of(x)[0]) == "gather" else _ragged
-    return run(x, choices, wi, wo, way, rows, weights_on, preferred_element_type, options)
+    return run(x, choices, wi, wo, journey, rows, weights_on, preferred_element_type, options)
 
 
 def _gathered(
@@ -69,21 +70,21 @@ def _gathered(
     choices: Choices,
     wi: Array,
     wo: Array,
-    way: Journey,
+    journey: Journey,
     rows: int,
     weights_on: WeightsOn,
     dtype: DTypeLike,
     options: dict[str, Any],
 ) -> tuple[Array, Array, Any]:
-    experts, weights = (lax.all_gather(a, way.axes, tiled=True) for a in choices[:2])
-    mine = experts - lax.axis_index(way.axes) * wi.shape[0]
+    experts, weights = (lax.all_gather(a, journey.axes, tiled=True) for a in choices[:2])
+    mine = experts - lax.axis_index(journey.axes) * wi.shape[0]
     routing = arrange(mine, weights, wi.shape[0], rows=rows, checkpoint_name=options["checkpoint_name"])
     result = routed_mlp(
-        everywhere(x, way), routing, wi, wo, weights_on=weights_on, preferred_element_type=dtype, **options
+        everywhere(x, journey), routing, wi, wo, weights_on=weights_on, preferred_element_type=dtype, **options
     )
     parts, state = (result, None) if options["state"] is None else result
     asked = jnp.sum((mine >= 0) & (mine < wi.shape[0]), dtype=jnp.int32)
-    return home(parts, way), asked - jnp.sum(routing.group_sizes), state
+    return home(parts, journey), asked - jnp.sum(routing.group_sizes), state
 
 
 def _ragged(
@@ -91,22 +92,22 @@ def _ragged(
     choices: Choices,
     wi: Array,
     wo: Array,
-    way: Journey,
+    journey: Journey,
     rows: int,
     weights_on: WeightsOn,
     dtype: DTypeLike,
     options: dict[str, Any],
 ) -> tuple[Array, Array, Any]:
-    experts = lax.axis_size(way.axes) * wi.shape[0]
+    experts = lax.axis_size(journey.axes) * wi.shape[0]
     routing = arranged(choices.experts, choices.weights, experts, options["checkpoint_name"])
-    where, here = slices(routing.group_sizes, way.axes, rows), len(routing.order)
+    where, here = slices(routing.group_sizes, journey.axes, rows), len(routing.order)
     probs = None
     if weights_on == "activation":
-        bare = Journey.of(way.axes, None, None)
+        bare = Journey.of(journey.axes, None, None)
         probs = away(row_weights(routing)[:, None], where, bare, here, rows)[:, 0]
-    landed = away(permute(x, routing), where, way, here, rows)
+    landed = away(permute(x, routing), where, journey, here, rows)
     result = grouped_mlp(landed, wi, wo, where.group_sizes, probs=probs, **options)
     made, state = (result, None) if options["state"] is None else result
-    returned = back(made, where, way, here, rows)
+    returned = back(made, where, journey, here, rows)
     y = combine(returned, routing, weighted=probs is None, preferred_element_type=dtype)
     return y, where.dropped, state

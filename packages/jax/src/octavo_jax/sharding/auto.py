@@ -40,7 +40,15 @@ def run_deferred(
     in_specs: tuple[Any, ...],
     out_specs: Any,
 ) -> Any:
-    """`octavo_jax.sharding.route.run` where the mesh is not known; specs hold letters."""
+    """`octavo_jax.sharding.route.run` where the mesh is not known; specs hold letters.
+
+    ValueError for tensor parallelism under GSPMD, which was seen to gather tokens' codes between two calls.
+    """
+    if placement.axes.tp and not getattr(jax.config, "jax_use_shardy_partitioner", True):
+        raise ValueError(
+            f"sharding has tp={placement.axes.tp!r}, no mesh is in scope and JAX partitions by GSPMD, which would "
+            "gather tokens over tp; call it under jax.set_mesh(mesh), or with jax_use_shardy_partitioner on"
+        )
     arrays, tree = jax.tree.flatten(operands)
     results = jax.eval_shape(local, *operands)
     out_tree = jax.tree.structure(results)
