@@ -27,6 +27,7 @@ void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t str
       static_cast<uint32_t>(ceil_div(makes_halves<Source> ? args.cols / 2 : args.cols, tile_cols<LANES>()));
   args.tiles.down = static_cast<uint32_t>(args.panels * (PANEL_ROWS / tile_rows<LANES>()));
   const uint32_t count = args.tiles.down * args.tiles.col_blocks;
+  if (!count) return;  // x has no rows, and a launch needs a block
   constexpr bool persistent = is_persistent<Source, WIDE>;
   const uint32_t most = persistent ? multiprocessors() * static_cast<uint32_t>(ctas) : count;
   const uint32_t grid = count < most ? count : most;

@@ -111,3 +111,16 @@ def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor], what: objec
     """The same bits by name."""
     for name, value in ours.items():
         assert torch.equal(value, theirs[name]), f"{what}: {name}"
+
+
+def assert_without_rows(
+    shape: tuple[int, int, int, int, int], activation: str, recipe: Recipe, device: str = "cpu"
+) -> None:
+    """An MLP of no rows has results of no rows, and gradients of its parameters that are exactly zero."""
+    _, k, f, n, groups = shape
+    given = draw_mlp((0, k, f, n, groups), [0] * groups, activation, device=device)
+    sizes = torch.zeros(groups, dtype=torch.int64, device=device)
+    dy = torch.empty(0, n, device=device, dtype=torch.bfloat16)
+    made = results(fused, given, sizes, activation, recipe, dy, 12345)
+    assert [tuple(made[name].shape) for name in ("y", "dx", "dprobs")] == [(0, n), (0, k), (0,)]
+    assert not any(made[f"d{name}"].any() for name in ("w1", "w2", "bias1", "bias2"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from cuda_device import MARKS, SPLITS, no_sync
-from mlp_layers import assert_equal, composed, draw_mlp, fused, results
+from mlp_layers import assert_equal, assert_without_rows, composed, draw_mlp, fused, results
 from torch import Tensor
 
 from octavo import Recipe
@@ -121,3 +121,9 @@ def test_plans_of_device_sizes(rng: np.random.Generator) -> None:
         plan = explain_mlp(given["x"], given["w1"], given["w2"], sizes, recipe=recipe, backend="torch-native")
         assert plan.run_act is not None, str(plan)
         assert plan.run_dact is not None, str(plan)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_mlp_without_rows(name: str, rng: np.random.Generator) -> None:
+    """A rank that no token was sent to: no row to launch a kernel for (faults.md 1, 54)."""
+    assert_without_rows(SHAPE, str(rng.choice(ACTIVATIONS)), ALL[name], device="cuda")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mlp_layers import assert_equal, composed, draw_mlp, fused, results
+from mlp_layers import assert_equal, assert_without_rows, composed, draw_mlp, fused, results
 
 import octavo_registry
 import octavo_torch_native as native
@@ -34,6 +34,12 @@ def test_bits_of_the_operations_in_a_row(name: str, rng: np.random.Generator) ->
     made = results(fused, *call)
     assert_equal(made, results(composed, *call), activation)
     assert all(bool(value.isfinite().all()) for value in made.values())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_mlp_without_rows(name: str, rng: np.random.Generator) -> None:
+    """A rank that no token was sent to (faults.md 1, 54)."""
+    assert_without_rows(SHAPE, str(rng.choice(ACTIVATIONS)), ALL[name])
 
 
 def test_what_is_fused(rng: np.random.Generator) -> None:

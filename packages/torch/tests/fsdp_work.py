@@ -135,7 +135,7 @@ def accumulate_with_an_empty_rank() -> list[bool]:
         layer.set_requires_gradient_sync(micro == 1)
         for of in range(dist.get_world_size()):
             signs = torch.Generator().manual_seed(10 * micro + of)
-            x, dy = ((torch.randint(-1, 2, (rows, side), generator=signs)).bfloat16() for side in (K, N))
+            x, dy = (torch.randint(-1, 2, (rows, side), generator=signs).bfloat16().to(device()) for side in (K, N))
             sizes = sizes_of([0, 0, 0, 0] if of == 1 else [3, 0, 5, 2])
             if of == rank:
                 layer(x, sizes).backward(dy)

@@ -72,8 +72,8 @@ def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays],
             for part, value in native_plane(planes, spec, direction, plan).items():
                 operands[name if part == "codes" else f"{name}_{part}"] = value
         made = call.run({**operands, "plan": plan, **more})
-        # A loop that stacks y (a residual of a scanned layer) would otherwise have XLA run the GEMM twice on a GPU: once
-        # into the stack and once for whoever reads y next. dw is only stacked, and goes straight there.
+        # A loop that stacks y (a residual of a scanned layer) would otherwise have XLA run the GEMM twice on a GPU:
+        # once into the stack and once for whoever reads y next. dw is only stacked, and goes straight there.
         return _once(made) if how.gemm == "fprop" else made
 
     traced.__name__ = traced.__qualname__ = _FUNCTIONS[how.gemm]
