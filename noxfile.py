@@ -177,7 +177,7 @@ def native(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy --strict over every package, the plugin template and the tools."""
-    _install(session, *DIRECTORIES, extra=(*TOOLS[1:], "flax"))
+    _install(session, *DIRECTORIES, extra=(*TOOLS[1:], "flax", "safetensors"))
     sources = (str(Path(directory, "src")) for directory in (*DIRECTORIES.values(), TEMPLATE))
     session.run("mypy", *sources, "native/tools")
 

@@ -158,6 +158,7 @@ class QuantizeCall:
             columnwise="col_codes" in names,
             amax="amax" in names,
             dbias="dbias" in names,
+            dprobs="dprobs" in names,
             **self._prologue_numbers(),
         )
 
