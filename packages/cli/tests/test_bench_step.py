@@ -40,7 +40,8 @@ def test_torch_runs_every_recipe_and_reuses_weights(tmp_path: Path) -> None:
     assert "forward + backward in torch" in out
 
 
-@pytest.mark.parametrize("kind", ["delayed", pytest.param("nvfp4", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["delayed", "nvfp4"])
 def test_jax_runs_a_stateful_and_a_stochastic_recipe(tmp_path: Path, kind: str) -> None:
     """Delayed scaling's state goes through the gradient; NVFP4 has its seed."""
     content, _ = _run(tmp_path, "--framework", "jax", "--backend", "jax-reference", "--kinds", kind, "--sizes", "even")

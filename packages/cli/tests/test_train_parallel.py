@@ -20,6 +20,7 @@ def _run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*MAIN, *options], env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.slow
 def test_two_devices_train_as_one(tmp_path: Path) -> None:
     """The same losses over a few steps, far within what another seed changes; where they may differ is the order of
     sums. The file says what ran."""

@@ -36,21 +36,23 @@ RECIPES = (
 PAIRS = (
     Case("mxfp8", {"ep": 2, "fsdp": 4}, (2, 4), EP_FSDP),
     Case("fp8-current", CUBE, (2, 2), ROW, "nk"),
-    Case("fp8-row", {"dp": 2, "fsdp": 2, "ep": 2}, (8,), MeshAxes(dp="dp", fsdp=("fsdp", "ep"), fsdp_dim="N")),
 )
-TABLE = tuple(
-    case
-    for recipe in RECIPES
-    for case in (
-        Case(recipe, {"ep": 1, "fsdp": 1}, (2, 2), EP_FSDP),
-        Case(recipe, {"ep": 1, "fsdp": 8}, (1, 8), EP_FSDP, k=1024),
-        Case(recipe, {"ep": 2, "fsdp": 4}, (2, 8), EP_FSDP, "nk", k=512),
-        Case(recipe, {"ep": 4, "fsdp": 2}, (4, 2), EP_FSDP),
-        Case(recipe, {"ep": 8, "fsdp": 1}, (8, 1), EP_FSDP),
-        Case(recipe, {"ep": 8, "fsdp": 1}, (8,), EP_FSDP),
-        Case(recipe, CUBE, (2, 2), COLUMN),
-        Case(recipe, CUBE, (4, 4), ROW),
-    )
+TABLE = (
+    Case("fp8-row", {"dp": 2, "fsdp": 2, "ep": 2}, (8,), MeshAxes(dp="dp", fsdp=("fsdp", "ep"), fsdp_dim="N")),
+    *(
+        case
+        for recipe in RECIPES
+        for case in (
+            Case(recipe, {"ep": 1, "fsdp": 1}, (2, 2), EP_FSDP),
+            Case(recipe, {"ep": 1, "fsdp": 8}, (1, 8), EP_FSDP, k=1024),
+            Case(recipe, {"ep": 2, "fsdp": 4}, (2, 8), EP_FSDP, "nk", k=512),
+            Case(recipe, {"ep": 4, "fsdp": 2}, (4, 2), EP_FSDP),
+            Case(recipe, {"ep": 8, "fsdp": 1}, (8, 1), EP_FSDP),
+            Case(recipe, {"ep": 8, "fsdp": 1}, (8,), EP_FSDP),
+            Case(recipe, CUBE, (2, 2), COLUMN),
+            Case(recipe, CUBE, (4, 4), ROW),
+        )
+    ),
 )
 
 
