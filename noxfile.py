@@ -46,7 +46,16 @@ BACKENDS = {
 ON_CUDA = ["torch-cudagraph"]  # backends that serve nothing else
 SLOW = ["octavo-numerics", "octavo-jax", "octavo"]  # packages with tests that take minutes
 TOOLS = ("ruff==0.17.5", "mypy==2.4.1")
-ADAPTED = ("qwix==0.1.8", "tokamax==0.0.12", "transformers==5.23.0", "spmd_types==0.2.3", "einops", "tyro", "pyyaml")
+ADAPTED = (
+    "qwix==0.1.8",
+    "tokamax==0.0.12",
+    "transformers==5.23.0",
+    "spmd_types==0.2.3",
+    "einops",
+    "tyro",
+    "pyyaml",
+    "triton",
+)
 # Their requirements are whole training stacks, of which what is adapted imports those above.
 ADAPTED_ALONE = ("torchtitan==0.3.0", "megatron-core==0.16.1", "nemo-automodel==0.7.0")
 
@@ -205,7 +214,11 @@ def conformance(session: nox.Session, backend: str) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """What needs several packages: the arrows, both frameworks' bits, the README's code."""
-    _install(session, *DIRECTORIES, extra=("pytest", "pytest-xdist", "sybil", "flax", "flatbuffers", "-e", TEMPLATE))
+    _install(
+        session,
+        *DIRECTORIES,
+        extra=("pytest", "pytest-xdist", "sybil", "flax", "flatbuffers", "safetensors", "-e", TEMPLATE),
+    )
     _pytest(session, "--dist", "load", "tests")  # no costly fixtures, one long module
 
 
