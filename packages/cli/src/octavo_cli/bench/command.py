@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +17,7 @@ from octavo_cli.bench.command_moe import moe
 from octavo_cli.bench.command_remat import remat
 from octavo_cli.bench.command_step import step
 from octavo_cli.bench.command_tiles import tiles
-from octavo_cli.bench.options import check_installed, one_of, recorded_command, seed_of
+from octavo_cli.bench.options import check_installed, one_of, seed_of
 from octavo_cli.errors import InputError, RunError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -88,8 +87,7 @@ def quantize(
     chosen_seed = seed_of(seed)
     check_installed("quantize", _NEEDED, "torch-native")
     from octavo_cli.bench.quantize import Choices, bench_quantize
-    from octavo_cli.bench.report import check_output, deliver, print_results
-    from octavo_registry.cli.output import print_line
+    from octavo_cli.bench.report import check_output, perform, print_results
 
     check_output(output)
     where = _device(device)
@@ -104,8 +102,7 @@ def quantize(
         seed=chosen_seed,
         peers=not quick,
     )
-    results = bench_quantize(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
-    deliver(results, output, as_json, print_results)
+    results = perform(bench_quantize, choices, output, as_json, print_results)
     if results.differing or results.failures:
         raise RunError(
             f"{len(results.differing)} rows differ from the definition and {len(results.failures)} failed; "

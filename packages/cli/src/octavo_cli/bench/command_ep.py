@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -10,22 +9,22 @@ import typer
 from octavo_cli.bench.cases import check_counts
 from octavo_cli.bench.gemm_cases import KINDS
 from octavo_cli.bench.options import (
+    LAYER_REPEATS,
     Backend,
     Device,
     Output,
     Quiet,
     Repeats,
     Seed,
+    TokenChoices,
     backend_of,
     device_of,
     names_of,
-    recorded_command,
     seed_of,
 )
 from octavo_cli.bench.shapes import EXPERTS, Shape, parse_shapes
 from octavo_cli.errors import InputError
 
-_REPEATS = {("cuda", False): 15, ("cuda", True): 6, ("cpu", False): 2, ("cpu", True): 1}
 _WAYS = ("gather", "ragged")
 _SMALL = (Shape("small", 4, 512, 128, 256),)
 """The default on a CPU: 128 features a shard on four devices, a block of BlockScaling's."""
@@ -40,9 +39,7 @@ def ep(
         list[str] | None,
         typer.Option(metavar="G,K,F,M", help="Your own experts; repeat for more.", show_default="DeepSeek-V3's rank"),
     ] = None,
-    choices: Annotated[
-        int | None, typer.Option(help="Experts a token; M / choices tokens.", show_default="8 (cpu 2)")
-    ] = None,
+    choices: TokenChoices = None,
     kinds: Annotated[str, typer.Option(help=f"{', '.join(KINDS)}, with commas.")] = "bf16,block",
     ways: Annotated[
         str, typer.Option(help="gather, ragged, or both with a comma.", show_default="both (cpu gather)")
@@ -72,8 +69,7 @@ def ep(
     where = device_of("ep", "jax", device)
     from octavo_cli.bench.ep import Choices, bench_ep, check_ep
     from octavo_cli.bench.ep_report import print_results
-    from octavo_cli.bench.report import check_output, deliver
-    from octavo_registry.cli.output import print_line
+    from octavo_cli.bench.report import check_output, perform
 
     check_output(output)
     chosen = Choices(
@@ -85,9 +81,8 @@ def ep(
         ways=names_of("--ways", ways, _WAYS) if ways or where == "cuda" else _WAYS[:1],
         slack=slack,
         backend=backend_of(backend, "jax", where),
-        repeats=repeats or _REPEATS[where, quick],
+        repeats=repeats or LAYER_REPEATS[where, quick],
         seed=chosen_seed,
     )
-    results = bench_ep(chosen, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
-    deliver(results, output, as_json, print_results)
+    results = perform(bench_ep, chosen, output, as_json, print_results)
     check_ep(results)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -26,7 +25,6 @@ from octavo_cli.bench.options import (
     device_of,
     gemms_of,
     names_of,
-    recorded_command,
     seed_of,
 )
 from octavo_cli.bench.shapes import DEEPGEMM, MODELS, SIZES, SMALL, Shape, parse_shapes
@@ -70,8 +68,7 @@ def gemm(
     where = device_of("gemm", framework, device)
     from octavo_cli.bench.gemm import Choices, Work, bench_gemm
     from octavo_cli.bench.gemm_report import print_results
-    from octavo_cli.bench.report import check_output, deliver
-    from octavo_registry.cli.output import print_line
+    from octavo_cli.bench.report import check_output, perform
 
     check_output(output)
     # JAX gets no buffers to add to, so an accumulator would be copied first
@@ -91,8 +88,7 @@ def gemm(
         seed=chosen_seed,
         peers=True,
     )
-    results = bench_gemm(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
-    deliver(results, output, as_json, print_results)
+    results = perform(bench_gemm, choices, output, as_json, print_results)
     if results.differing or results.failures:
         raise RunError(
             f"{len(results.differing)} GEMMs are outside their error bound and {len(results.failures)} failed; "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from octavo_cli.bench.cases import check_counts
 from octavo_cli.bench.gemm_cases import KINDS
 from octavo_cli.bench.options import (
+    LAYER_REPEATS,
     Backend,
     Device,
     Kinds,
@@ -22,12 +22,10 @@ from octavo_cli.bench.options import (
     backend_of,
     device_of,
     names_of,
-    recorded_command,
     seed_of,
 )
 from octavo_cli.bench.shapes import MODELS, SIZES, SMALL, parse_shapes
 
-_REPEATS = {("cuda", False): 15, ("cuda", True): 6, ("cpu", False): 2, ("cpu", True): 1}
 _EXPERTS = {("cuda", False): (8, 32, 128, 512), ("cuda", True): (8, 512), ("cpu", False): (4, 32), ("cpu", True): (4,)}
 _ROWS = {"cuda": 4096, "cpu": 256}
 
@@ -61,8 +59,7 @@ def host(
     from octavo_cli.bench.attempts import check_layers
     from octavo_cli.bench.host import Choices, bench_host
     from octavo_cli.bench.host_report import print_results
-    from octavo_cli.bench.report import check_output, deliver
-    from octavo_registry.cli.output import print_line
+    from octavo_cli.bench.report import check_output, perform
 
     check_output(output)
     asked = Choices(
@@ -75,9 +72,8 @@ def host(
         backend=backend_of(backend, "torch", where),
         # without a wish the registry chooses, who has plans for graphs and others
         in_graphs=None if backend is None else backend_of(backend, "torch", where),
-        repeats=repeats or _REPEATS[where, quick],
+        repeats=repeats or LAYER_REPEATS[where, quick],
         seed=chosen_seed,
     )
-    results = bench_host(asked, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
-    deliver(results, output, as_json, print_results)
+    results = perform(bench_host, asked, output, as_json, print_results)
     check_layers(results, "rows")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from octavo_cli.bench.cases import check_counts
 from octavo_cli.bench.gemm_cases import KINDS
 from octavo_cli.bench.options import (
+    LAYER_REPEATS,
     Backend,
     Device,
     Kinds,
@@ -21,12 +21,9 @@ from octavo_cli.bench.options import (
     backend_of,
     device_of,
     names_of,
-    recorded_command,
     seed_of,
 )
 from octavo_cli.bench.shapes import EXPERTS, SIZES, SMALL_BLOCK, parse_shapes
-
-_REPEATS = {("cuda", False): 15, ("cuda", True): 6, ("cpu", False): 2, ("cpu", True): 1}
 
 
 def mlp(
@@ -64,8 +61,7 @@ def mlp(
     from octavo_cli.bench.attempts import check_layers
     from octavo_cli.bench.mlp import Choices, bench_mlp
     from octavo_cli.bench.mlp_report import print_results
-    from octavo_cli.bench.report import check_output, deliver
-    from octavo_registry.cli.output import print_line
+    from octavo_cli.bench.report import check_output, perform
 
     check_output(output)
     choices = Choices(
@@ -76,9 +72,8 @@ def mlp(
         probs=probs,
         peers=peers,
         backend=backend_of(backend, "torch", where),
-        repeats=repeats or _REPEATS[where, quick],
+        repeats=repeats or LAYER_REPEATS[where, quick],
         seed=chosen_seed,
     )
-    results = bench_mlp(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
-    deliver(results, output, as_json, print_results)
+    results = perform(bench_mlp, choices, output, as_json, print_results)
     check_layers(results, "rows")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from octavo_cli.bench.cases import check_counts
 from octavo_cli.bench.gemm_cases import KINDS
 from octavo_cli.bench.options import (
+    LAYER_REPEATS,
     Backend,
     Device,
     Kinds,
@@ -17,16 +17,14 @@ from octavo_cli.bench.options import (
     Quiet,
     Repeats,
     Seed,
+    TokenChoices,
     backend_of,
     device_of,
     names_of,
-    recorded_command,
     seed_of,
 )
 from octavo_cli.bench.shapes import EXPERTS, SMALL_BLOCK, Shape, parse_shapes
 from octavo_cli.errors import InputError
-
-_REPEATS = {("cuda", False): 15, ("cuda", True): 6, ("cpu", False): 2, ("cpu", True): 1}
 
 
 def moe(
@@ -35,9 +33,7 @@ def moe(
         list[str] | None,
         typer.Option(metavar="G,K,F,M", help="Your own experts; repeat for more.", show_default="published models'"),
     ] = None,
-    choices: Annotated[
-        int | None, typer.Option(help="Experts a token; M / choices tokens.", show_default="8 (cpu 2)")
-    ] = None,
+    choices: TokenChoices = None,
     kinds: Kinds = "",
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also on torch's own grouped GEMM in bf16.")] = True,
     backend: Backend = None,
@@ -66,8 +62,7 @@ def moe(
     from octavo_cli.bench.attempts import check_layers
     from octavo_cli.bench.moe import Choices, bench_moe
     from octavo_cli.bench.moe_report import print_results
-    from octavo_cli.bench.report import check_output, deliver
-    from octavo_registry.cli.output import print_line
+    from octavo_cli.bench.report import check_output, perform
 
     check_output(output)
     asked = Choices(
@@ -77,11 +72,10 @@ def moe(
         kinds=chosen_kinds,
         peers=peers,
         backend=backend_of(backend, "torch", where),
-        repeats=repeats or _REPEATS[where, quick],
+        repeats=repeats or LAYER_REPEATS[where, quick],
         seed=chosen_seed,
     )
-    results = bench_moe(asked, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
-    deliver(results, output, as_json, print_results)
+    results = perform(bench_moe, asked, output, as_json, print_results)
     check_layers(results, "rows")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from octavo_cli.bench.cases import check_counts
 from octavo_cli.bench.gemm_cases import KINDS
 from octavo_cli.bench.options import (
+    LAYER_REPEATS,
     Device,
     Kinds,
     Output,
@@ -22,13 +22,10 @@ from octavo_cli.bench.options import (
     device_of_all,
     frameworks_of,
     names_of,
-    recorded_command,
     seed_of,
 )
 from octavo_cli.bench.shapes import MODELS, SIZES, SMALL, parse_shapes
 from octavo_cli.errors import InputError
-
-_REPEATS = {("cuda", False): 15, ("cuda", True): 6, ("cpu", False): 2, ("cpu", True): 1}
 
 
 def step(
@@ -77,10 +74,9 @@ def step(
     chosen_seed = seed_of(seed)
     where = device_of_all("step", frameworks, device)
     from octavo_cli.bench.attempts import check_layers
-    from octavo_cli.bench.report import check_output, deliver
+    from octavo_cli.bench.report import check_output, perform
     from octavo_cli.bench.step import Choices, bench_step
     from octavo_cli.bench.step_report import print_results
-    from octavo_registry.cli.output import print_line
 
     check_output(output)
     shapes = SMALL if where == "cpu" else MODELS[1:3] if quick else MODELS
@@ -93,9 +89,8 @@ def step(
         reuse=reuse_weights,
         peers=peers,
         backend={name: backend_of(backend, name, where) for name in frameworks},
-        repeats=repeats or _REPEATS[where, quick],
+        repeats=repeats or LAYER_REPEATS[where, quick],
         seed=chosen_seed,
     )
-    results = bench_step(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
-    deliver(results, output, as_json, print_results)
+    results = perform(bench_step, choices, output, as_json, print_results)
     check_layers(results, "steps")

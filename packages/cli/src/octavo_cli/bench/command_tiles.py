@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -22,7 +21,6 @@ from octavo_cli.bench.options import (
     device_of,
     gemms_of,
     names_of,
-    recorded_command,
     seed_of,
 )
 from octavo_cli.bench.shapes import DEEPGEMM, MODELS, SIZES, SMALL, parse_shapes
@@ -58,10 +56,9 @@ def tiles(
     chosen_seed = seed_of(seed)
     check_installed("tiles", ("torch", "octavo_torch", "octavo_native", "octavo_torch_native"), "torch-native")
     where = device_of("tiles", "torch", device)
-    from octavo_cli.bench.report import check_output, deliver
+    from octavo_cli.bench.report import check_output, perform
     from octavo_cli.bench.tiles import Choices, bench_tiles
     from octavo_cli.bench.tiles_report import print_results
-    from octavo_registry.cli.output import print_line
 
     check_output(output)
     published = MODELS[1:3] if quick else tuple({one.key: one for one in (*MODELS, *DEEPGEMM)}.values())
@@ -74,8 +71,7 @@ def tiles(
         repeats=repeats or _REPEATS[where, quick],
         seed=chosen_seed,
     )
-    results = bench_tiles(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
-    deliver(results, output, as_json, print_results)
+    results = perform(bench_tiles, choices, output, as_json, print_results)
     if results.differing or results.failures:
         raise RunError(
             f"{len(results.differing)} sweeps have a tile with another result and {len(results.failures)} failed; "

@@ -16,8 +16,8 @@ from octavo_cli.bench.engine_jax import JaxEngine
 from octavo_cli.bench.ep_jax import Block, compiled_step, draw_block, gathered_bytes, received_bytes
 from octavo_cli.bench.ep_results import EpResults, EpRow, Gathered, ep_goals, gathered_goals
 from octavo_cli.bench.gemm_cases import recipe_of
-from octavo_cli.bench.gemm_problem import Names
-from octavo_cli.bench.results import machine, versions
+from octavo_cli.bench.gemm_problem import Names, backends_of
+from octavo_cli.bench.results import facts_of
 from octavo_cli.bench.shapes import Shape
 from octavo_cli.errors import InputError, RunError
 from octavo_jax.dispatch import layer_for
@@ -83,14 +83,7 @@ def bench_ep(choices: Choices, command: str, say: Say) -> EpResults:
     if choices.device == "cuda":  # XLA:CPU gathers bf16 as fp32
         kernels = [replace(row, goals=gathered_goals(row, kernels)) for row in kernels]
     return EpResults(
-        command=command,
-        device=choices.device,
-        dtype="bfloat16",
-        seed=choices.seed,
-        repeats=choices.repeats,
-        machine=machine(choices.device, "jax"),
-        seconds=time.perf_counter() - start,
-        versions=versions(),
+        **facts_of(choices, command, start, "jax"),
         k=choices.k,
         slack=choices.slack,
         rows=rows,
@@ -165,7 +158,7 @@ def _row(engine: JaxEngine, block: Block, shape: Shape, case: _Case, choices: Ch
         case.devices,
         case.way,
         case.payload,
-        tuple(dict.fromkeys(part.backend for part in layer.plan.plans)),
+        backends_of(layer.plan),
         received_bytes(program, case.devices) if spread else 0,
         0 if dropped is None else int(dropped),
         times,

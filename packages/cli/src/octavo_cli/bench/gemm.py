@@ -18,7 +18,7 @@ from octavo_cli.bench.gemm_peers import Peer, dense_peers, grouped_peers, timed
 from octavo_cli.bench.gemm_problem import Data, Names, Prepared, draw, layer_plan
 from octavo_cli.bench.gemm_results import GemmResults, GemmRow, QuantizeTime, Table, peer_rates
 from octavo_cli.bench.goals import Neighbours, gemm_goals
-from octavo_cli.bench.results import Failure, machine, told, versions
+from octavo_cli.bench.results import Failure, facts_of, told
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.steady import steady_times
 
@@ -51,7 +51,6 @@ def bench_gemm(choices: Choices, command: str, say: Say) -> GemmResults:
     """Run everything; `say` hears where it is. A case that fails is kept as a `Failure`, and the others go on."""
     start = time.perf_counter()
     engine = make_engine(choices.framework, choices.device)
-    facts = machine(choices.device, choices.framework)
     rate = engine.copy_rate()
     failures: list[Failure] = []
     tables: list[Table] = []
@@ -59,17 +58,11 @@ def bench_gemm(choices: Choices, command: str, say: Say) -> GemmResults:
         tables += _Bench(engine, choices, work, failures, say).tables()
         engine.release()
     judged = choices.device == "cuda"
-    h200 = "H200" in str(facts.get("gpu"))
+    about = facts_of(choices, command, start, choices.framework)
+    h200 = "H200" in str(about["machine"].get("gpu"))
     tables = [_with_goals(table, tables, rate, h200) if judged else table for table in tables]
     return GemmResults(
-        command=command,
-        device=choices.device,
-        dtype="bfloat16",
-        seed=choices.seed,
-        repeats=choices.repeats,
-        machine=facts,
-        seconds=time.perf_counter() - start,
-        versions=versions(),
+        **about,
         framework=choices.framework,
         backend=None if choices.backend is None else str(choices.backend),
         copy_tb_per_s=rate,

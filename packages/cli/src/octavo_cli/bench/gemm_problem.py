@@ -195,3 +195,8 @@ def _quantizer(engine: Engine, plan: Plan) -> Any:
     if spec.stochastic:
         more["seed"] = 1
     return engine.compiled(lambda x, sizes, scale: plan.run(x, sizes, scale=scale, **more))
+
+
+def backends_of(*layers: LayerPlan) -> tuple[str, ...]:
+    """Who serves the operations of these layers, each once."""
+    return tuple(dict.fromkeys(plan.backend for layer in layers for plan in layer.plans))

@@ -11,10 +11,10 @@ from itertools import product
 from octavo_cli.bench.attempts import Attempts
 from octavo_cli.bench.engine_torch import TorchEngine
 from octavo_cli.bench.gemm_cases import recipe_of
-from octavo_cli.bench.gemm_problem import Data, Names, draw, layer_plan
+from octavo_cli.bench.gemm_problem import Data, Names, backends_of, draw, layer_plan
 from octavo_cli.bench.host_results import SIDE, ApiRow, HostResults, HostRow
 from octavo_cli.bench.host_torch import host_of_layer, host_of_torch, raw_calls, times_and_graph
-from octavo_cli.bench.results import machine, versions
+from octavo_cli.bench.results import facts_of
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.step_results import PEER
 from octavo_cli.bench.step_torch import torch_steps
@@ -49,7 +49,6 @@ def bench_host(choices: Choices, command: str, say: Say) -> HostResults:
     """Run everything; `say` hears where it is. A row that fails is kept as a `Failure`, and the others go on."""
     start = time.perf_counter()
     engine = TorchEngine(choices.device)
-    facts = machine(choices.device, "torch")
     host: Attempts[HostRow] = Attempts()
     layers: Attempts[ApiRow] = Attempts()
     for kind, groups in product((PEER, *choices.kinds), choices.groups):
@@ -66,14 +65,7 @@ def bench_host(choices: Choices, command: str, say: Say) -> HostResults:
         del data
         engine.release()
     return HostResults(
-        command=command,
-        device=choices.device,
-        dtype="bfloat16",
-        seed=choices.seed,
-        repeats=choices.repeats,
-        machine=facts,
-        seconds=time.perf_counter() - start,
-        versions=versions(),
+        **facts_of(choices, command, start),
         host=host.rows,
         layers=layers.rows,
         notes=[*host.told_once(), *layers.told_once()],
@@ -83,7 +75,7 @@ def bench_host(choices: Choices, command: str, say: Say) -> HostResults:
 
 def _backends(engine: TorchEngine, shape: Shape, kind: str, backend: Names) -> tuple[str, ...]:
     plan = layer_plan(engine, shape, recipe_of(kind), backend)
-    return tuple(dict.fromkeys(made.backend for made in plan.plans))
+    return backends_of(plan)
 
 
 def _host_row(engine: TorchEngine, shape: Shape, kind: str, choices: Choices) -> HostRow:

@@ -13,7 +13,7 @@ from octavo_cli.bench.engine_torch import TorchEngine
 from octavo_cli.bench.gemm_problem import Names
 from octavo_cli.bench.mlp_results import FUSED, IN_A_ROW, MlpResults, MlpRow, Way, mlp_goals
 from octavo_cli.bench.mlp_torch import Experts, draw_experts, own_calls, plan_of, torch_calls
-from octavo_cli.bench.results import machine, versions
+from octavo_cli.bench.results import facts_of
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.step_results import PEER
 
@@ -39,7 +39,6 @@ def bench_mlp(choices: Choices, command: str, say: Say) -> MlpResults:
     """Run everything; `say` hears where it is. A row that fails is kept as a `Failure`, and the others go on."""
     start = time.perf_counter()
     engine = TorchEngine(choices.device)
-    facts = machine(choices.device, "torch")
     made: Attempts[MlpRow] = Attempts()
     groupings: dict[str, list[int]] = {}
     for shape, name in product(choices.shapes, choices.sizes):
@@ -56,14 +55,7 @@ def bench_mlp(choices: Choices, command: str, say: Say) -> MlpResults:
     if choices.device == "cuda":
         rows = [replace(row, goals=mlp_goals(row, rows)) for row in rows]
     return MlpResults(
-        command=command,
-        device=choices.device,
-        dtype="bfloat16",
-        seed=choices.seed,
-        repeats=choices.repeats,
-        machine=facts,
-        seconds=time.perf_counter() - start,
-        versions=versions(),
+        **facts_of(choices, command, start),
         probs=choices.probs,
         groupings=groupings,
         rows=rows,

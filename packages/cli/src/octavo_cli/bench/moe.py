@@ -9,10 +9,10 @@ from functools import partial
 
 from octavo_cli.bench.attempts import Attempts
 from octavo_cli.bench.engine_torch import TorchEngine
-from octavo_cli.bench.gemm_problem import Names
+from octavo_cli.bench.gemm_problem import Names, backends_of
 from octavo_cli.bench.moe_results import PEERS, MoeResults, MoeRow, moe_goals
 from octavo_cli.bench.moe_torch import Layer, draw_layer, own_calls, plan_of, torch_calls
-from octavo_cli.bench.results import machine, versions
+from octavo_cli.bench.results import facts_of
 from octavo_cli.bench.shapes import Shape
 
 Say = Callable[[str], None]
@@ -36,7 +36,6 @@ def bench_moe(choices: Choices, command: str, say: Say) -> MoeResults:
     """Run everything; `say` hears where it is. A row that fails is kept as a `Failure`, and the others go on."""
     start = time.perf_counter()
     engine = TorchEngine(choices.device)
-    facts = machine(choices.device, "torch")
     made: Attempts[MoeRow] = Attempts()
     for shape in choices.shapes:
         say(f"{shape.label} ...")
@@ -50,14 +49,7 @@ def bench_moe(choices: Choices, command: str, say: Say) -> MoeResults:
     if choices.device == "cuda":
         rows = [replace(row, goals=moe_goals(row, rows)) for row in rows]
     return MoeResults(
-        command=command,
-        device=choices.device,
-        dtype="bfloat16",
-        seed=choices.seed,
-        repeats=choices.repeats,
-        machine=facts,
-        seconds=time.perf_counter() - start,
-        versions=versions(),
+        **facts_of(choices, command, start),
         rows=rows,
         notes=made.told_once(),
         failures=made.failures,
@@ -69,6 +61,6 @@ def _row(engine: TorchEngine, layer: Layer, kind: str, choices: Choices) -> MoeR
         times = engine.times(own_calls(layer, kind), choices.repeats)
         return MoeRow(layer.shape, layer.choices, kind, (), times)
     plan = plan_of(layer, kind, choices.backend)
-    backends = tuple(dict.fromkeys(part.backend for part in (*plan.fc1.plan.plans, *plan.fc2.plan.plans)))
+    backends = backends_of(plan.fc1.plan, plan.fc2.plan)
     times = engine.times(torch_calls(layer, kind, choices.backend), choices.repeats)
     return MoeRow(layer.shape, layer.choices, kind, backends, times)

@@ -30,6 +30,9 @@ Shapes = Annotated[
     list[str] | None,
     typer.Option(metavar="G,K,N,M", help="Your own shape; repeat for more.", show_default="published models'"),
 ]
+TokenChoices = Annotated[
+    int | None, typer.Option(help="Experts a token; M / choices tokens.", show_default="8 (cpu 2)")
+]
 Ops = Annotated[str, typer.Option(help="fprop, dgrad, wgrad, with commas.", show_default="all")]
 Kinds = Annotated[str, typer.Option(help=f"{', '.join(KINDS)}, with commas.", show_default="all")]
 Sizes = Annotated[str, typer.Option(help="even, skewed (Dirichlet(0.5), one group empty), or both with a comma.")]
@@ -45,6 +48,9 @@ Repeats = Annotated[
 Seed = Annotated[int | None, typer.Option(help="Of data and skewed sizes.", show_default="new, printed")]
 Output = Annotated[Path | None, typer.Option(help="JSON file to write.", show_default="none")]
 Quiet = Annotated[bool, typer.Option("--json", help="Print what the file holds; progress goes nowhere.")]
+
+LAYER_REPEATS = {("cuda", False): 15, ("cuda", True): 6, ("cpu", False): 2, ("cpu", True): 1}
+"""Timed calls of whole layers, by device and `--quick`."""
 
 _MOST_SEED = 2**31
 

@@ -12,7 +12,7 @@ from octavo_cli.bench.cases import Case, Grouping, even, ragged
 from octavo_cli.bench.match import check_match
 from octavo_cli.bench.measure import copy_rate, measured_on_cpu, measured_on_cuda
 from octavo_cli.bench.problem import TORCH_DTYPES, Setting
-from octavo_cli.bench.results import Failure, Results, Row, machine, told, versions
+from octavo_cli.bench.results import Failure, Results, Row, facts_of, told
 
 Shape = tuple[int, ...]
 
@@ -57,18 +57,11 @@ def bench_quantize(choices: Choices, command: str, say: Callable[[str], None]) -
             except Exception as error:  # the other rows are worth having, and the command fails at its end
                 failures.append(Failure(case.label, shape, grouping.label, told(error)))
     return Results(
-        command=command,
-        device=choices.device,
-        dtype=choices.dtype,
-        seed=choices.seed,
-        repeats=choices.repeats,
-        machine=machine(choices.device),
+        **facts_of(choices, command, start, dtype=choices.dtype),
         copy_tb_per_s=copies,
         groupings=groupings,
         rows=rows,
         failures=failures,
-        seconds=time.perf_counter() - start,
-        versions=versions(),
     )
 
 

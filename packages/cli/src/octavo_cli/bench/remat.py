@@ -14,10 +14,10 @@ import jax
 from octavo_cli.bench.attempts import Attempts
 from octavo_cli.bench.engine_jax import JaxEngine
 from octavo_cli.bench.gemm_cases import recipe_of
-from octavo_cli.bench.gemm_problem import Names, layer_plan
+from octavo_cli.bench.gemm_problem import Names, backends_of, layer_plan
 from octavo_cli.bench.remat_block import operands, step
 from octavo_cli.bench.remat_results import PEER, PLAIN, POLICIES, RematResults, RematRow, remat_goals
-from octavo_cli.bench.results import machine, versions
+from octavo_cli.bench.results import facts_of
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.timing import Call
 from octavo_cli.bench.turns import over
@@ -61,14 +61,7 @@ def bench_remat(choices: Choices, command: str, say: Say) -> RematResults:
             engine.release()
     timed = choices.device == "cuda"
     return RematResults(
-        command=command,
-        device=choices.device,
-        dtype="bfloat16",
-        seed=choices.seed,
-        repeats=choices.repeats,
-        machine=machine(choices.device, "jax"),
-        seconds=time.perf_counter() - start,
-        versions=versions(),
+        **facts_of(choices, command, start, "jax"),
         layers=choices.layers,
         unrolled=choices.unroll,
         groupings=groupings,
@@ -100,7 +93,7 @@ def _row(
     backends: tuple[str, ...] = ()
     if kind != PEER:
         plan = layer_plan(engine, shape, recipe_of(kind), choices.backend, weight="kn")
-        backends = tuple(dict.fromkeys(made.backend for made in plan.plans))
+        backends = backends_of(plan)
     given = operands("bf16" if kind == PEER else kind, shape, choices.layers, sizes, choices.seed)
     function = step(kind, policy, choices.backend, unroll=choices.unroll)
     began = time.perf_counter()

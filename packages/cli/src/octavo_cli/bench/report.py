@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from octavo_cli.bench.options import recorded_command
 from octavo_cli.bench.results import Facts, Failure, Results, Row
 from octavo_cli.bench.timing import Times
 from octavo_cli.errors import InputError
@@ -25,7 +27,21 @@ class Written(Protocol):
         """The content of the file."""
 
 
+C = TypeVar("C")
 W = TypeVar("W", bound=Written)
+
+
+def perform(
+    bench: Callable[[C, str, Callable[[str], None]], W],
+    choices: C,
+    output: Path | None,
+    as_json: bool,
+    show: Callable[[W], None],
+) -> W:
+    """`bench(choices, command line, say)`, delivered; where the terminal gets JSON, progress goes nowhere."""
+    results = bench(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
+    deliver(results, output, as_json, show)
+    return results
 
 
 def deliver(results: W, output: Path | None, as_json: bool, show: Callable[[W], None]) -> None:

@@ -8,10 +8,11 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from octavo_cli.bench.timing import Times
 
@@ -178,6 +179,39 @@ class Facts:
             **parts,
             "seconds": round(self.seconds, 1),
         }
+
+
+class Asked(Protocol):
+    """What the choices of every benchmark have."""
+
+    @property
+    def device(self) -> str:
+        """cuda or cpu."""
+
+    @property
+    def seed(self) -> int:
+        """Of everything that is drawn."""
+
+    @property
+    def repeats(self) -> int:
+        """Timed calls of a row."""
+
+
+def facts_of(
+    asked: Asked, command: str, start: float, framework: str = "torch", dtype: str = "bfloat16"
+) -> dict[str, Any]:
+    """The fields of `Facts`, for the results of a run that began at `start`, of time.perf_counter."""
+    facts = Facts(
+        command=command,
+        device=asked.device,
+        dtype=dtype,
+        seed=asked.seed,
+        repeats=asked.repeats,
+        machine=machine(asked.device, framework),
+        seconds=time.perf_counter() - start,
+        versions=versions(),
+    )
+    return vars(facts)
 
 
 @dataclass(frozen=True, kw_only=True)

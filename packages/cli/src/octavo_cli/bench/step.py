@@ -11,8 +11,8 @@ from itertools import product
 from octavo_cli.bench.attempts import Attempts
 from octavo_cli.bench.engine import Engine, make_engine
 from octavo_cli.bench.gemm_cases import recipe_of
-from octavo_cli.bench.gemm_problem import Data, Names, draw, layer_plan
-from octavo_cli.bench.results import machine, versions
+from octavo_cli.bench.gemm_problem import Data, Names, backends_of, draw, layer_plan
+from octavo_cli.bench.results import facts_of
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.step_goals import StepNeighbours, step_goals
 from octavo_cli.bench.step_results import PEER, StepResults, StepRow
@@ -75,7 +75,6 @@ def bench_step(choices: Choices, command: str, say: Say) -> StepResults:
     """Run everything; `say` hears where it is. A step that fails is kept as a `Failure`, and the others go on."""
     start = time.perf_counter()
     engines = [make_engine(name, choices.device) for name in choices.frameworks]
-    facts = machine(choices.device, choices.frameworks[0])
     rate = engines[0].copy_rate()
     made: Attempts[StepRow] = Attempts()
     groupings: dict[str, list[int]] = {}
@@ -85,19 +84,13 @@ def bench_step(choices: Choices, command: str, say: Say) -> StepResults:
         _rows(engines, shape, name, sizes, choices, made, say)
         for engine in engines:
             engine.release()
+    about = facts_of(choices, command, start, choices.frameworks[0])
     rows = made.rows
     if choices.device == "cuda":
-        near = StepNeighbours(tuple(rows), rate, "H200" in str(facts.get("gpu")))
+        near = StepNeighbours(tuple(rows), rate, "H200" in str(about["machine"].get("gpu")))
         rows = [replace(row, goals=step_goals(row, near)) for row in rows]
     return StepResults(
-        command=command,
-        device=choices.device,
-        dtype="bfloat16",
-        seed=choices.seed,
-        repeats=choices.repeats,
-        machine=facts,
-        seconds=time.perf_counter() - start,
-        versions=versions(),
+        **about,
         frameworks=choices.frameworks,
         copy_tb_per_s=rate,
         groupings=groupings,
@@ -150,7 +143,7 @@ def _row(ran: Ran, name: str, case: StepCase, choices: Choices, beside: Ran | No
         # asked first: a layer that nothing serves is a note, whatever the front end says
         weight: Weight = "kn" if engine.framework == "jax" else "nk"
         plan = layer_plan(engine, shape, recipe_of(case.kind), choices.backend[engine.framework], weight=weight)
-        backends = tuple(dict.fromkeys(made.backend for made in plan.plans))
+        backends = backends_of(plan)
     calls = ran.calls(case, choices)
     times = engine.times(calls, choices.repeats)
     over_torch = None

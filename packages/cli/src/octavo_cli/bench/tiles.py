@@ -16,7 +16,7 @@ from octavo.recipe_base import Gemm
 from octavo_cli.bench.engine_torch import TorchEngine
 from octavo_cli.bench.gemm_cases import GemmCase
 from octavo_cli.bench.gemm_problem import SIDES, Prepared, draw, layer_plan
-from octavo_cli.bench.results import Failure, machine, told, versions
+from octavo_cli.bench.results import Failure, facts_of, told
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.tiles_results import Sweep, TileRow, TilesResults
 from octavo_cli.bench.timing import Call
@@ -67,14 +67,7 @@ def bench_tiles(choices: Choices, command: str, say: Callable[[str], None]) -> T
         del data
         engine.release()
     return TilesResults(
-        command=command,
-        device=choices.device,
-        dtype="bfloat16",
-        seed=choices.seed,
-        repeats=choices.repeats,
-        machine=machine(choices.device),
-        seconds=time.perf_counter() - start,
-        versions=versions(),
+        **facts_of(choices, command, start),
         groupings=groupings,
         sweeps=sweeps,
         failures=failures,
