@@ -20,6 +20,17 @@ BACKEND = "jax-reference" if jax.default_backend() == "cpu" else None
 Arrays = dict[str, Any]
 
 
+def assert_sums_agree(actual: Any, wanted: Any, what: str = "") -> None:
+    """Equal but for the order of float32 sums, of addends not far above the largest result.
+
+    64 roundings of 2^-24 each: what a result's chain of products adds up, at most 64 terms a sum, differs by 4
+    sqrt(64) = 32 of them in two orders (`octavo_numerics.error_bound`, T1), and two such sums stand in a row.
+    """
+    actual, wanted = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
+    assert actual.shape == wanted.shape, what
+    assert np.abs(actual - wanted).max() <= 64 * 2.0**-24 * np.abs(wanted).max(), what
+
+
 def block_arrays(rng: np.random.Generator, dtype: Any = jnp.float32) -> Arrays:
     """Arguments of the block, and dy, by name."""
     made = {name: rng.standard_normal(shape) * shape[-2] ** -0.5 for name, shape in SHAPES.items()}

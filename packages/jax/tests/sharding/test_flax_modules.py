@@ -12,7 +12,7 @@ from flax import linen as nn
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from moe_cases import BACKEND
+from moe_cases import BACKEND, assert_sums_agree
 
 import octavo_jax
 from octavo_jax import linen as octavo_linen
@@ -23,11 +23,6 @@ ROLES = octavo_jax.MeshAxes(fsdp="fsdp", ep="ep")
 RULES = (("experts", "ep"), ("embed", "fsdp"), ("mlp", None))
 AXES = {"wi_axes": ("experts", "embed", "mlp"), "wo_axes": ("experts", "mlp", "embed")}
 KERNELS = {"wi": P("ep", "fsdp"), "wo": P("ep", None, "fsdp")}
-
-
-def _close(actual: Any, wanted: Any) -> None:
-    """Equal but for the order of a few float32 sums."""
-    np.testing.assert_allclose(actual, wanted, rtol=0, atol=64 * 2.0**-24 * np.abs(np.asarray(wanted)).max())
 
 
 def test_linen_parameters_lie_where_rules_put_logical_axes(mesh_of: Any, rng: np.random.Generator) -> None:
@@ -51,7 +46,7 @@ def test_linen_parameters_lie_where_rules_put_logical_axes(mesh_of: Any, rng: np
     wanted = jax.jit(jax.grad(partial(loss, module=single)))(jax.device_get(variables))
     with jax.set_mesh(mesh):
         made = jax.jit(jax.grad(partial(loss, module=module)), out_shardings=places)(variables)
-    jax.tree.map(_close, made, wanted)
+    jax.tree.map(assert_sums_agree, made, wanted)
 
 
 def test_nnx_parameters_are_made_where_they_lie(mesh_of: Any, rng: np.random.Generator) -> None:
@@ -88,4 +83,4 @@ def test_nnx_parameters_are_made_where_they_lie(mesh_of: Any, rng: np.random.Gen
             octavo_jax.grouped_dense(blocks, kernel, jnp.asarray(sizes), recipe=None, backend=BACKEND) ** 2
         )
     )(kernel)
-    _close(made, wanted)
+    assert_sums_agree(made, wanted)
