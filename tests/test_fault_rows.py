@@ -1,7 +1,8 @@
-"""Faults that users of other grouped GEMMs met: the native packages have a test of their own for each."""
+"""Faults that users of other grouped GEMMs met: native packages and front ends have tests of their own."""
 
 from __future__ import annotations
 
+import pytest
 from workspace import ROOT
 
 from octavo_conformance.faults import named_by_tests
@@ -9,6 +10,7 @@ from octavo_conformance.faults import named_by_tests
 FOLDERS = (
     "native/tests", "packages/torch-native/tests", "packages/torch-cudagraph/tests", "packages/jax-native/tests",
 )  # fmt: skip
+FRONT_ENDS = {8, 9, 10, 11, 12, 14, 40, 41, 42, 45, 47, 48, 54, 55, 61}  # whichever the framework
 EMPTY, TAILS, SHAPES = {1, 2, 3, 4, 5, 6, 7}, {8, 12}, {13, 15, 16, 17, 19, 20, 21, 24, 25}
 REPEATS, OVERFLOW = {22, 30, 32, 33}, {26, 27, 28, 29}
 STREAMS, GRAPHS, STRIDES, BOUNDS = {34}, {35, 36}, {58, 59}, {61}
@@ -21,10 +23,18 @@ def test_kernels_are_tested_for_every_fault_of_grouped_gemms() -> None:
     assert wanted <= set(named), f"no test_cuda*.py of {', '.join(FOLDERS)} names rows {sorted(wanted - set(named))}"
 
 
-def test_the_jax_front_end_is_tested_for_every_fault_of_training() -> None:
-    """ragged_dot's gradient, tails, changed sizes, seeds, recomputation, state, leaks, closed preferences, other
-    libraries around it, steps in a row: each row has a test of octavo-jax's own."""
-    tails, remat, delayed = set(range(8, 13)) | {14}, {42, 43}, {47, 48, 54, 55}
-    wanted = {4, 36, 40, 41, 45, 50, 52, 53, 57, 61, 63, 65} | tails | remat | delayed
-    named = named_by_tests(sorted((ROOT / "packages/jax/tests").glob("test_*.py")))
-    assert wanted <= set(named), f"no test of packages/jax/tests names rows {sorted(wanted - set(named))}"
+@pytest.mark.parametrize(
+    ("package", "more"),
+    [
+        # ragged_dot's gradient, changed sizes, routes, codes, leaks, preferences, libraries around it, steps in a row
+        ("jax", {4, 36, 43, 50, 52, 53, 57, 63, 65}),
+        # weights of a graph, absent gradients, strides, fake kernels, saved and sharded codes, results in place
+        ("torch", {37, 38, 44, 46, 49, 50, 51, 58}),
+    ],
+)
+def test_front_ends_are_tested_for_every_fault_of_training(package: str, more: set[int]) -> None:
+    """Tails, seeds, recomputation, gradients of one value, state, ranks without tokens, bad indices, and what its
+    framework adds: each row has a test of the front end's own."""
+    named = named_by_tests(sorted((ROOT / "packages" / package / "tests").rglob("test_*.py")))
+    wanted = FRONT_ENDS | more
+    assert wanted <= set(named), f"no test of packages/{package}/tests names rows {sorted(wanted - set(named))}"

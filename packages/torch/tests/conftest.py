@@ -20,6 +20,15 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+@pytest.fixture(params=["cpu", "cuda"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    """Who serves a test on each device, where new tensors then are: the reference on a CPU, the one chosen on a GPU."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    with torch.device(request.param):
+        yield "torch-reference" if request.param == "cpu" else None
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     """Small tensors: threads cost more than they bring."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fsdp_work import data, device, layer_of, mesh_of, sharded, sizes_of, whole
+from fsdp_work import RECIPES, data, device, layer_of, mesh_of, sharded, sizes_of, whole
 from torch import Tensor
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -140,8 +140,8 @@ def expert_parallel(recipe: str) -> list[bool]:
     """Eight experts on all ranks, the last without tokens, expert 5 without rows: each rank's tokens as if alone."""
     rank, world, experts, k = dist.get_rank(), dist.get_world_size(), 8, 64
     torch.manual_seed(4)
-    everything = GroupedMLP(experts, k, 96, recipe=PRESETS[recipe], dtype=torch.bfloat16, seed=3).to(device())
-    mine = GroupedMLP(experts // world, k, 96, recipe=PRESETS[recipe], dtype=torch.bfloat16, seed=3).to(device())
+    everything = GroupedMLP(experts, k, 96, recipe=RECIPES[recipe], dtype=torch.bfloat16, seed=3).to(device())
+    mine = GroupedMLP(experts // world, k, 96, recipe=RECIPES[recipe], dtype=torch.bfloat16, seed=3).to(device())
     own = slice(rank * (experts // world), (rank + 1) * (experts // world))
     with torch.no_grad():
         for local, full in zip(mine.parameters(), everything.parameters(), strict=True):

@@ -24,12 +24,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 T, D, INNER, E, CHOICES = 24, 32, 48, 4, 2
 
 
-def test_the_recorded_call(rng: np.random.Generator) -> None:
+def test_the_recorded_call(backend: str | None, rng: np.random.Generator) -> None:
     """`select_grouped_mm(use_mxfp8)` returns f(A, B, offs) with B [E, K, N] as it lies and int32 ends."""
-    select = select_grouped_mm(octavo.BlockScaling(), backend="torch-reference")
+    select = select_grouped_mm(octavo.BlockScaling(), backend=backend)
     a, b = torch.randn(T, D).bfloat16(), torch.randn(E, D, INNER).bfloat16()
     ends = torch.tensor([5, 5, 16, 20], dtype=torch.int32)
-    expected = GroupedMM("block", backend="torch-reference")(a, b, ends)
+    expected = GroupedMM("block", backend=backend)(a, b, ends)
     for asked in (True, False):
         assert torch.equal(select(asked)(a, b, ends), expected)
     assert not expected[20:].any()
@@ -61,11 +61,11 @@ def experts(kind: str) -> Any:
 
 @needs_automodel
 @pytest.mark.parametrize("kind", ["plain", "bias"])
-def test_inside_automodel(kind: str, rng: np.random.Generator) -> None:
+def test_inside_automodel(kind: str, backend: str | None, rng: np.random.Generator) -> None:
     """Its experts with and without biases run the recipe in the block and torch's product outside, gradients too."""
     module = experts(kind)
     x = torch.randn(T, D).bfloat16().requires_grad_()
-    index = torch.from_numpy(np.stack([rng.permutation(E)[:CHOICES] for _ in range(T)]))
+    index = torch.tensor(np.stack([rng.permutation(E)[:CHOICES] for _ in range(T)]))
     weights, mask = torch.rand(T, CHOICES).requires_grad_(), torch.ones(T, dtype=torch.bool)
     dy = torch.randn(T, D)
 
@@ -74,14 +74,14 @@ def test_inside_automodel(kind: str, rng: np.random.Generator) -> None:
         y = module(x, mask, weights, index)
         return [y.detach(), *torch.autograd.grad(y, (x, weights, *module.parameters()), dy)]
 
-    with using(None, backend="torch-reference"):
+    with using(None, backend=backend):
         plain = results()
     try:
         theirs = results()
     except RuntimeError as error:  # torch's own product wants aligned groups
         assert "stride" in str(error) or "align" in str(error)  # noqa: PT017
         theirs = plain
-    with using("block", backend="torch-reference"):
+    with using("block", backend=backend):
         ours = results()
     for high, low, own in zip(plain, ours, theirs, strict=True):
         norm = torch.linalg.vector_norm(own.float())

@@ -24,6 +24,15 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Deprecat
 G, K, N, M = 3, 32, 48, 24
 SIZES = [9, 0, 12]
 RECIPE = octavo.MXFP8()
+REFERENCE = "torch-reference"
+
+
+@pytest.fixture
+def backend(backend: str | None) -> str | None:
+    """As for the other adapters; layers that are made on a GPU draw their weights from Megatron's stream."""
+    if backend is None:
+        pytest.importorskip("megatron", reason="megatron-core is not installed; `nox -s adapters` installs it")
+    return backend
 
 
 class Ranks:
@@ -39,6 +48,11 @@ class Ranks:
         return self._size
 
 
+def on_a_cpu() -> bool:
+    """As `backend` has it."""
+    return torch.get_default_device().type == "cpu"
+
+
 def groups(**changes: Ranks) -> Any:
     return SimpleNamespace(**({"ep": Ranks(), "expt_tp": Ranks(), "expt_dp": Ranks()} | changes))
 
@@ -46,25 +60,33 @@ def groups(**changes: Ranks) -> Any:
 def config(**changes: Any) -> Any:
     """What the adapter reads of a TransformerConfig."""
     plain = {
-        "fp8": None, "fp4": None, "use_cpu_initialization": True, "init_model_with_meta_device": False,
+        "fp8": None, "fp4": None, "use_cpu_initialization": on_a_cpu(), "init_model_with_meta_device": False,
         "params_dtype": torch.bfloat16, "gradient_accumulation_fusion": False, "delay_wgrad_compute": False,
         "perform_initialization": True, "expert_model_parallel_size": 1,
     }  # fmt: skip
     return SimpleNamespace(**(plain | changes))
 
 
-def build(which: int = 0, *, recipe: Any = RECIPE, bias: bool = False, skip: bool = False, **changes: Any) -> Any:
+def build(
+    which: int = 0,
+    *,
+    recipe: Any = RECIPE,
+    bias: bool = False,
+    skip: bool = False,
+    backend: str | None = REFERENCE,
+    **changes: Any,
+) -> Any:
     """fc1 (0) or fc2 (1), as TEGroupedMLP builds them; `pg_collection` among the changes."""
     collection = changes.pop("pg_collection", groups())
-    return builders(recipe, backend="torch-reference", seed=1)[which](
+    return builders(recipe, backend=backend, seed=1)[which](
         G, K, N, config=config(**changes), init_method=torch.nn.init.ones_, bias=bias, skip_bias_add=skip,
         is_expert=True, tp_comm_buffer_name="fc1", pg_collection=collection,
     )  # fmt: skip
 
 
-def plain(layer: Any, recipe: Any = RECIPE, *, bias: bool = False) -> GroupedLinear:
+def plain(layer: Any, recipe: Any = RECIPE, *, bias: bool = False, backend: str | None = REFERENCE) -> GroupedLinear:
     """The same weights in one parameter."""
-    twin = GroupedLinear(G, K, N, bias=bias, recipe=recipe, dtype=torch.bfloat16, backend="torch-reference", seed=1)
+    twin = GroupedLinear(G, K, N, bias=bias, recipe=recipe, dtype=torch.bfloat16, backend=backend, seed=1)
     twin.load_state_dict(layer.state_dict(), strict=False)
     return twin
 
@@ -76,34 +98,34 @@ def draw(layer: Any) -> tuple[Tensor, Tensor]:
     return torch.randn(M, K).bfloat16().requires_grad_(), torch.randn(M, N).bfloat16()
 
 
-@pytest.mark.parametrize("sizes", [SIZES, torch.tensor(SIZES)], ids=["list", "tensor"])
-def test_the_recorded_call(sizes: Any, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("made", [list, torch.tensor], ids=["list", "tensor"])
+def test_the_recorded_call(made: Any, backend: str | None, rng: np.random.Generator) -> None:
     """Positional sides, a list of counts or a tensor, (y, None) or the biases that Megatron adds; `weight{i}` keys."""
-    layer = build(bias=True)
+    sizes, layer = made(SIZES), build(bias=True, backend=backend)
     assert list(layer.state_dict()) == [*(f"weight{i}" for i in range(G)), *(f"bias{i}" for i in range(G))]
     assert bool((layer.weight1 == 1).all())
     assert not layer.bias2.any()
     x, dy = draw(layer)
     y, biases = layer(x, sizes)
     assert biases is None
-    twin = plain(layer, bias=True)
+    twin = plain(layer, bias=True, backend=backend)
     expected = twin(x, SIZES)
     assert torch.equal(y, expected)
     ours = torch.autograd.grad(y, (x, layer.weight0, layer.weight2, layer.bias0), dy)
     theirs = torch.autograd.grad(expected, (x, twin.weight, twin.bias), dy)
     for one, other in zip(ours, (theirs[0], theirs[1][0], theirs[1][2], theirs[2][0]), strict=True):
         assert torch.equal(one, other)
-    left = build(bias=True, skip=True)
+    left = build(bias=True, skip=True, backend=backend)
     left.load_state_dict(layer.state_dict())
     y, biases = left(x, sizes)
-    assert torch.equal(y, plain(left)(x, SIZES))
+    assert torch.equal(y, plain(left, backend=backend)(x, SIZES))
     assert biases == [left.bias0, left.bias1, left.bias2]
 
 
 @pytest.mark.parametrize("delay", [False, True], ids=["at once", "delayed"])
-def test_gradients_go_into_main_grad(delay: bool, rng: np.random.Generator) -> None:
+def test_gradients_go_into_main_grad(delay: bool, backend: str | None, rng: np.random.Generator) -> None:
     """fp32 buffers of the distributed optimizer, added to, with their flag; by backward_dw where wgrad is delayed."""
-    layer = build(gradient_accumulation_fusion=True, delay_wgrad_compute=delay)
+    layer = build(gradient_accumulation_fusion=True, delay_wgrad_compute=delay, backend=backend)
     x, dy = draw(layer)
     weights = [getattr(layer, f"weight{i}") for i in range(G)]
     for weight in weights:
@@ -113,7 +135,7 @@ def test_gradients_go_into_main_grad(delay: bool, rng: np.random.Generator) -> N
     if delay:
         assert all(bool((weight.main_grad == 2).all()) for weight in weights)
     layer.backward_dw()
-    twin = plain(layer)
+    twin = plain(layer, backend=backend)
     twin.main_grad = "accumulate"
     twin.weight.main_grad = torch.full(twin.weight.shape, 2.0)
     twin(x, SIZES).backward(dy)
@@ -137,19 +159,19 @@ def test_what_does_not_fit() -> None:
     assert not build(expert_model_parallel_size=2).weight0.allreduce
 
 
-def test_delayed_scaling_keeps_its_state() -> None:
+def test_delayed_scaling_keeps_its_state(backend: str | None) -> None:
     """In buffers of the module, which its state dict has; nothing is pickled (faults.md 51)."""
-    layer = build(recipe=octavo.DelayedScaling(history=4))
+    layer = build(recipe=octavo.DelayedScaling(history=4), backend=backend)
     x, dy = draw(layer)
     layer(x, SIZES)[0].backward(dy)
     layer.update_scales()
     assert layer.encode_scale.unique().numel() > 1
-    again = build(recipe=octavo.DelayedScaling(history=4))
+    again = build(recipe=octavo.DelayedScaling(history=4), backend=backend)
     again.load_state_dict(layer.state_dict())
     assert torch.equal(again(x, SIZES)[0], layer(x, SIZES)[0])
 
 
-def experts(recipe: Any, *, bias: bool) -> Any:
+def experts(recipe: Any, *, bias: bool, backend: str | None) -> Any:
     from megatron.core.transformer.mlp import MLPSubmodules
     from megatron.core.transformer.moe.experts import TEGroupedMLP
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -157,17 +179,17 @@ def experts(recipe: Any, *, bias: bool) -> Any:
     made = TransformerConfig(
         num_layers=1, hidden_size=K, num_attention_heads=2, num_moe_experts=G, moe_ffn_hidden_size=N,
         ffn_hidden_size=N, add_bias_linear=bias, gated_linear_unit=True, activation_func=torch.nn.functional.silu,
-        use_cpu_initialization=True, params_dtype=torch.float32, bias_activation_fusion=False,
+        use_cpu_initialization=on_a_cpu(), params_dtype=torch.float32, bias_activation_fusion=False,
     )  # fmt: skip
-    fc1, fc2 = builders(recipe, backend="torch-reference", seed=1)
+    fc1, fc2 = builders(recipe, backend=backend, seed=1)
     return TEGroupedMLP(G, made, MLPSubmodules(linear_fc1=fc1, linear_fc2=fc2), groups())
 
 
 @needs_megatron
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-def test_inside_megatron(bias: bool, rng: np.random.Generator) -> None:
+def test_inside_megatron(bias: bool, backend: str | None, rng: np.random.Generator) -> None:
     """TEGroupedMLP on our layers, without TransformerEngine: values and gradients of a loop over experts."""
-    module = experts(None, bias=bias)
+    module = experts(None, bias=bias, backend=backend)
     assert isinstance(module.linear_fc2, ExpertLinear)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -191,7 +213,7 @@ def test_inside_megatron(bias: bool, rng: np.random.Generator) -> None:
     for a, b in zip((y, *ours), (torch.cat(pieces), *theirs), strict=True):
         assert torch.linalg.vector_norm(a - b) <= 2.0**-12 * torch.linalg.vector_norm(b)
     module.backward_dw()  # nothing is left out
-    quantized = experts(RECIPE, bias=bias)
+    quantized = experts(RECIPE, bias=bias, backend=backend)
     quantized.load_state_dict(module.state_dict())
     low = quantized(x, torch.tensor(SIZES), probs)[0]
     assert 0 < torch.linalg.vector_norm(low - y) <= 2.0**-2 * torch.linalg.vector_norm(y)

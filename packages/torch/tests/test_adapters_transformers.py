@@ -83,7 +83,7 @@ Relu2.__name__ = "ReLUSquaredActivation"
 
 def choices(rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, experts of which some are elsewhere, weights."""
-    index = torch.from_numpy(np.stack([rng.permutation(E + 1)[:CHOICES] for _ in range(T)]))
+    index = torch.tensor(np.stack([rng.permutation(E + 1)[:CHOICES] for _ in range(T)]))
     return torch.randn(T, H).requires_grad_(), index, torch.rand(T, CHOICES).requires_grad_()
 
 
@@ -111,22 +111,22 @@ MODULES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("which", MODULES)
-def test_the_recorded_call(which: str, rng: np.random.Generator) -> None:
+def test_the_recorded_call(which: str, backend: str | None, rng: np.random.Generator) -> None:
     """Every kind of module that transformers dispatches: the values and gradients of its loop (faults.md 18, 61)."""
     module, given = MODULES[which](), choices(rng)
-    function = experts(None, backend="torch-reference")
+    function = experts(None, backend=backend)
     assert_close(gradients(lambda *x: function(module, *x), module, given), gradients(module.loop, module, given))
 
 
-def test_the_recipe_is_what_runs(rng: np.random.Generator) -> None:
+def test_the_recipe_is_what_runs(backend: str | None, rng: np.random.Generator) -> None:
     """The bits of grouped_mlp with it; a stochastic one draws its seeds from torch's generator (faults.md 40)."""
     module, (x, index, weights) = Recorded(), choices(rng)
-    function = experts("mxfp8", backend="torch-reference")
+    function = experts("mxfp8", backend=backend)
     rows, sizes, routing = permute(x, index, E)
-    how = {"recipe": octavo.MXFP8(), "backend": "torch-reference"}
+    how = {"recipe": octavo.MXFP8(), "backend": backend}
     y = grouped_mlp(rows, module.gate_up_proj, module.down_proj, sizes, probs=routing.to_rows(weights), **how)
     assert torch.equal(function(module, x, index, weights), unpermute(y, routing))
-    function = experts(octavo.NVFP4(), backend="torch-reference")
+    function = experts(octavo.NVFP4(), backend=backend)
     given = x, index, weights
     first, second = (gradients(lambda *x: function(module, *x), module, given)[1] for _ in range(2))
     assert not torch.equal(first, second)
@@ -158,13 +158,13 @@ CONFIG = {
 
 
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "Mixtral", "GptOss"])
-def test_inside_transformers(kind: str, rng: np.random.Generator) -> None:
+def test_inside_transformers(kind: str, backend: str | None, rng: np.random.Generator) -> None:
     """A whole model by name: in high precision the loss and gradients of its own loop; a recipe changes them, and each
     layer of experts asks us once."""
     transformers = pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
     config = getattr(transformers, f"{kind}Config")(**CONFIG)
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
-    tokens = torch.from_numpy(rng.integers(0, 64, (2, 12)))
+    tokens = torch.tensor(rng.integers(0, 64, (2, 12)))
 
     def train(name: str) -> list[Tensor]:
         model.set_experts_implementation(name)
@@ -174,11 +174,11 @@ def test_inside_transformers(kind: str, rng: np.random.Generator) -> None:
         return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
     plain = train("eager")
-    name = register(None, backend="torch-reference")
+    name = register(None, backend=backend)
     assert name == "octavo-high_precision"
     assert_close(train(name), plain)
     asked = []
-    function = experts("mxfp8", backend="torch-reference")
+    function = experts("mxfp8", backend=backend)
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register("counted", lambda *given: asked.append(given[0]) or function(*given))

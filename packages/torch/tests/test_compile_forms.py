@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,14 +10,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 import octavo_registry
-from octavo import MXFP8, NVFP4, DelayedScaling
+from octavo import MXFP8, NVFP4, PRESETS, DelayedScaling, Recipe
 from octavo_torch import (
     GroupedLinear,
     GroupedMLP,
     Sequential,
+    dequantize,
     grouped_linear,
+    grouped_linear_quantized,
     grouped_mlp,
     quantize,
     quantize_input,
@@ -87,6 +91,60 @@ def test_operands_that_are_quantized(rng: np.random.Generator) -> None:
         )
 
     check(run, [x, w, *parts], codes, rows)
+
+
+def test_operands_that_are_quantized_in_the_graph(rng: np.random.Generator) -> None:
+    """Each function that quantizes, in one graph with what reads its codes; codes of both kinds are results, too."""
+    recipe = NVFP4()
+    spec, of_weights = recipe.quantizer("x"), recipe.quantizer("w")
+    assert spec is not None
+    assert of_weights is not None
+    x, w = torch.randn(M, K).requires_grad_(), torch.randn(G, N, K).requires_grad_()
+    parts = tuple(torch.randn(N, K).requires_grad_() for _ in range(G))
+
+    def run(x: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
+        rows = quantize_input(x, w, sizes, recipe, seed=1)
+        one, several = quantize_weight(w, recipe), quantize_weight(parts, recipe)
+        return tuple(grouped_linear(rows, handle, None, recipe=recipe, seed=1) for handle in (one, several))
+
+    check(run, [x, w, *parts], x, SIZES)
+
+    def codes(x: Tensor, w: Tensor, sizes: Tensor) -> Any:
+        rows = grouped_linear_quantized(x, w, sizes, spec, recipe=recipe, seed=1)
+        return rows, dequantize(rows), quantize(w, of_weights), quantize(x, spec, sizes)
+
+    eager, compiled = (call(x, w, SIZES) for call in (codes, torch.compile(codes, fullgraph=True, backend="aot_eager")))
+    for ours, theirs in zip(pytree.tree_leaves(compiled), pytree.tree_leaves(eager), strict=True):
+        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+    assert [value.spec for value in compiled[::2]] == [value.spec for value in eager[::2]]
+
+
+@pytest.mark.parametrize("recipe", [DelayedScaling(history=2), PRESETS["bf16"]], ids=lambda one: one.kind)
+def test_weights_are_quantized_in_the_graph(recipe: Recipe, rng: np.random.Generator) -> None:
+    """A module's own, once for two microbatches of one graph, or written again unless the flag says unchanged; a
+    handle that leaves the graph is good for eager calls."""
+    layer = GroupedLinear(G, K, N, recipe=recipe)
+    x, flag = torch.randn(M, K).requires_grad_(), torch.zeros(1, dtype=torch.int32)
+
+    def run(x: Tensor, sizes: Tensor) -> Tensor:
+        weight = layer.quantize_weight()
+        result: Tensor = layer(x, sizes, weight=weight) + layer(2 * x, sizes, weight=weight)
+        return result
+
+    layer.eval()
+    check(run, [x, layer.weight], x, SIZES)
+    made = torch.compile(layer.quantize_weight, fullgraph=True, backend="aot_eager")()
+    assert torch.equal(layer(x, SIZES, weight=made), layer(x, SIZES))
+    again = torch.compile(lambda flag: layer.quantize_weight(out=kept, unchanged=flag), backend="aot_eager")
+    kept = layer.quantize_weight()
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    old = copy.deepcopy(kept.codes)
+    for unchanged in (1, 0):
+        assert again(flag.fill_(unchanged)) is kept
+        if kept.codes is not None:
+            assert old is not None
+            assert torch.equal(dequantize(kept.codes), dequantize(old)) == bool(unchanged)
 
 
 def test_buffers(rng: np.random.Generator) -> None:

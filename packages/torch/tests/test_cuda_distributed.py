@@ -45,9 +45,10 @@ def test_a_rank_without_tokens(gpus: Ranks) -> None:
     assert all(answer == (True, True) for answer in gpus(poison, 1))
 
 
-@pytest.mark.parametrize("recipe", RECIPES[:1] + RECIPES[4:])
+@pytest.mark.parametrize("recipe", ["bf16", "fp8-row", "fp8-block", "mxfp8", "mxfp8-square"])
 def test_expert_parallel_tokens_come_back_as_from_one_gpu(recipe: str, gpus: Ranks) -> None:
-    """Results and gradients, bit for bit, with `all_to_all_single`; the last rank has no tokens."""
+    """Results and gradients, bit for bit, with `all_to_all_single`; the last rank has no tokens. For recipes without an
+    amax of a group, which would be of all ranks' rows."""
     assert all(answer == [True, True, True] for answer in gpus(expert_parallel, recipe))
 
 

@@ -21,6 +21,7 @@ from octavo_torch.linear import Rows, apply, traced
 from octavo_torch.per_group import Weights
 from octavo_torch.reference import backend as reference
 from octavo_torch.sizes import all_rows, as_sizes
+from octavo_torch.tracing import one_call
 from octavo_torch.weights import QuantizedWeight
 
 _HIGH_PRECISION = HighPrecision()
@@ -29,7 +30,6 @@ _is_compiling = torch.compiler.is_compiling
 Backend = str | Sequence[str] | None
 
 
-@torch.no_grad()
 def quantize(
     x: Tensor,
     spec: QuantizerSpec,
@@ -54,6 +54,25 @@ def quantize(
     Not differentiable. Rows past the sum are not read. Raises ValueError for arguments that do not fit,
     NoBackendError where no installed backend serves the request.
     """
+    return _quantize(
+        x, spec, group_sizes=group_sizes, seed=seed, operand=operand, group_offset=group_offset, scale=scale,
+        backend=backend,
+    )  # fmt: skip
+
+
+@one_call
+@torch.no_grad()
+def _quantize(
+    x: Tensor,
+    spec: QuantizerSpec,
+    *,
+    group_sizes: Any = None,
+    seed: int | Tensor | None = None,
+    operand: str | None = None,
+    group_offset: int = 0,
+    scale: Tensor | None = None,
+    backend: Backend = None,
+) -> GroupedTensor:
     arguments.check_quantize(x, spec, group_sizes, seed, scale, group_offset)
     named = arguments.operand_name(operand)
     graph_safe = not _is_compiling() and wants_graph(x)
@@ -69,6 +88,7 @@ def quantize(
     return result
 
 
+@one_call
 @torch.no_grad()
 def dequantize(q: GroupedTensor, direction: Literal["rowwise", "columnwise"] = "rowwise") -> Tensor:
     """fp32 values of one direction, in the logical shape; rows past the sum are +0.

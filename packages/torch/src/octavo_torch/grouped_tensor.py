@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from octavo import GroupedTensorSpec
 from octavo.quantizer import Direction
+from octavo_torch.tracing import is_plain, name_of, spec_of
 
 PLANES = ("rowwise", "rowwise_scale", "rowwise_global", "columnwise", "columnwise_scale", "columnwise_global")
 
@@ -88,13 +89,15 @@ class GroupedTensor:
 _ARRAYS = tuple(field.name for field in fields(GroupedTensor) if field.name != "spec")
 
 
-_Context = tuple[GroupedTensorSpec, tuple[str, ...]]
+_Context = tuple[GroupedTensorSpec | str, tuple[str, ...]]
+"""The spec, or its name where a compiler traces; and the arrays that are there."""
 
 
 def _flatten_with_keys(tensor: GroupedTensor) -> tuple[list[tuple[Any, Any]], _Context]:
     # absent planes are no leaves: torch.compile takes no None there
     present = tuple(name for name in _ARRAYS if getattr(tensor, name) is not None)
-    return [(pytree.GetAttrKey(name), getattr(tensor, name)) for name in present], (tensor.spec, present)
+    spec = tensor.spec if is_plain(getattr(tensor, present[0])) else name_of(tensor.spec)
+    return [(pytree.GetAttrKey(name), getattr(tensor, name)) for name in present], (spec, present)
 
 
 def _flatten(tensor: GroupedTensor) -> tuple[list[Any], _Context]:
@@ -102,9 +105,13 @@ def _flatten(tensor: GroupedTensor) -> tuple[list[Any], _Context]:
     return [leaf for _, leaf in leaves], context
 
 
+def _spec(spec: GroupedTensorSpec | str) -> GroupedTensorSpec:
+    return spec_of(spec) if isinstance(spec, str) else spec
+
+
 def _unflatten(arrays: Any, context: _Context) -> GroupedTensor:
     spec, present = context
-    return GroupedTensor(spec, **dict(zip(present, arrays, strict=True)))
+    return GroupedTensor(_spec(spec), **dict(zip(present, arrays, strict=True)))
 
 
 pytree.register_pytree_node(
@@ -112,7 +119,7 @@ pytree.register_pytree_node(
     _flatten,
     _unflatten,
     serialized_type_name="octavo_torch.GroupedTensor",
-    to_dumpable_context=lambda context: [context[0].model_dump_json(), *context[1]],
+    to_dumpable_context=lambda context: [_spec(context[0]).model_dump_json(), *context[1]],
     from_dumpable_context=lambda dumped: (GroupedTensorSpec.model_validate_json(dumped[0]), tuple(dumped[1:])),
     flatten_with_keys_fn=_flatten_with_keys,
 )

@@ -16,14 +16,17 @@ from octavo_torch.given import told
 
 
 def check_interleave(interleave: Any, activation: Activation, weight: Tensor) -> int:
-    """The rows of a block, 0 where the gate half comes first; ValueError for blocks that do not divide the halves."""
+    """The rows of a block, 0 where the gate half comes first; ValueError for blocks that do not divide the halves.
+
+    weight   [G, 2 F, K], or one group's
+    """
     if interleave is None:
         return 0
     if isinstance(interleave, bool) or not isinstance(interleave, int) or interleave < 1:
         raise ValueError(f"interleave is {told(interleave)}; give the rows of a block of the gate, 1 or more, or None")
     if activation not in GATED:
         raise ValueError(f"interleave is {interleave} and {activation} has no gate; leave it out")
-    half = weight.shape[1] // 2
+    half = weight.shape[-2] // 2
     if half % interleave:
         raise ValueError(
             f"interleave is {interleave} and the weight has {half} rows of the gate; give a divisor of {half}"

@@ -24,14 +24,15 @@ class QuantizedInput:
     codes        in the directions that the GEMMs read; None where no GEMM of the recipe reads quantized rows
     group_sizes  [G], that the codes were made for
     recipe       the recipe it was made for
-    version      x's in-place version at that time: rows that have changed since are refused
+    version      x's in-place version at that time: rows that have changed since are refused; None where a compiled
+                 graph has made the codes, which knows no versions
     """
 
     x: Tensor
     codes: GroupedTensor | None
     group_sizes: Tensor
     recipe: Recipe
-    version: int
+    version: int | None
 
     def check(self, recipe: Recipe) -> None:
         """ValueError where the codes do not fit the call, or are older than the rows."""
@@ -40,7 +41,7 @@ class QuantizedInput:
                 f"x was quantized for recipe {self.recipe.kind} ({self.recipe.fingerprint}) and the call's is "
                 f"{recipe.kind} ({recipe.fingerprint}); quantize it for this one"
             )
-        if is_plain(self.x) and self.x._version != self.version:
+        if self.version is not None and is_plain(self.x) and self.x._version != self.version:
             raise ValueError("x has changed in place since quantize_input; quantize it again")
 
 
@@ -101,12 +102,12 @@ def _what_counts(spec: QuantizerSpec) -> dict[str, Any]:
     return {name: value for name, value in dict(spec).items() if name not in ("orientation", "checkpoint_name")}
 
 
-def _flatten(value: QuantizedInput) -> tuple[list[Any], tuple[Recipe, int]]:
+def _flatten(value: QuantizedInput) -> tuple[list[Any], tuple[Recipe, int | None]]:
     leaves: list[Any] = [value.x, value.group_sizes]
     return leaves if value.codes is None else [*leaves, value.codes], (value.recipe, value.version)
 
 
-def _unflatten(leaves: Iterable[Any], context: tuple[Recipe, int]) -> QuantizedInput:
+def _unflatten(leaves: Iterable[Any], context: tuple[Recipe, int | None]) -> QuantizedInput:
     x, group_sizes, *codes = leaves
     return QuantizedInput(x, codes[0] if codes else None, group_sizes, *context)
 

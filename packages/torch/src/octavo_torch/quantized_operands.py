@@ -16,7 +16,7 @@ from octavo_torch.autograd import quantize_operand
 from octavo_torch.delayed import DelayedState
 from octavo_torch.given import backend_names
 from octavo_torch.graphs import wants_graph
-from octavo_torch.grouped_tensor import PLANES, GroupedTensor
+from octavo_torch.grouped_tensor import PLANES
 from octavo_torch.interleaving import check_interleave, to_halves
 from octavo_torch.layer import Layer, Run, layer_for
 from octavo_torch.operands import check_operands, check_weight
@@ -25,12 +25,14 @@ from octavo_torch.quantized_input import QuantizedInput
 from octavo_torch.reference import ops
 from octavo_torch.seeds import check_seed
 from octavo_torch.sizes import as_sizes
-from octavo_torch.weights import QuantizedWeight
+from octavo_torch.tracing import one_call
+from octavo_torch.weights import QuantizedWeight, layouts_of
 
 Backend = str | Sequence[str] | None
 
+_is_compiling = torch.compiler.is_compiling
 
-@torch.no_grad()
+
 def quantize_weight(
     w: Weights,
     recipe: Recipe,
@@ -54,38 +56,66 @@ def quantize_weight(
     Do it once an optimizer step and every microbatch reuses the codes. Both directions are made where w requires a
     gradient. Raises ValueError for arguments that do not fit, NoBackendError where no installed backend serves them.
     """
+    made = _weight_codes(
+        w, recipe, seed=seed, state=state, backend=backend, interleave=interleave, out=out, unchanged=unchanged
+    )
+    own: Weights = w if isinstance(w, Tensor) else tuple(w)
+    version = None if _is_compiling() else version_of(own)
+    if out is not None:
+        out.version = version
+        return out
+    codes, amax = (*made, None, None)[:2]
+    layouts = None if codes is None else layouts_of(codes)
+    block = check_interleave(interleave, "swiglu", leaves_of(own)[0])
+    return QuantizedWeight(own, codes, recipe, layouts, version, amax, block)
+
+
+@one_call
+@torch.no_grad()
+def _weight_codes(
+    w: Weights,
+    recipe: Recipe,
+    *,
+    seed: Any = None,
+    state: DelayedState | None = None,
+    backend: Backend = None,
+    interleave: int | None = None,
+    out: QuantizedWeight | None = None,
+    unchanged: Tensor | None = None,
+) -> tuple[Any, ...]:
+    """Codes, and of delayed scaling the amax; nothing where no GEMM reads codes, or where they are written into out."""
     whole = as_one("w", w)
     check_weight(whole)
     arguments.check_state(recipe, state, whole)
     need = any(leaf.requires_grad for leaf in leaves_of(w))
     layer = layer_for(recipe, whole, whole, whole.is_cpu, need, need, backend_names(backend), wants_graph(whole))
-    own: Weights = w if isinstance(w, Tensor) else tuple(w)
     if layer.stochastic_forward and layer.quantize_w is not None and seed is None:
         raise ValueError(arguments.NEEDS_SEED)
     check_seed(seed)
     block = check_interleave(interleave, "swiglu", whole)
     if out is not None:
-        _check_out(own, recipe, layer, block, out)
+        _check_out(w, recipe, layer, block, out)
     arguments.check_unchanged(unchanged, out, whole)
-    if block and layer.quantize_w is not None:
+    if layer.quantize_w is None:
+        return ()
+    if block:
         whole = to_halves(whole, block)
-    if out is None:
-        out = QuantizedWeight(own, None, recipe, layer.w_layouts, 0, None, block)
-        if layer.quantize_w is not None:
-            out.codes, out.amax = _made(layer, whole, seed, state)
-    elif out.codes is not None:
+    if out is not None:
         _write(layer, whole, seed, state, out, unchanged)
-    if state is not None and out.amax is not None:
-        state.record("w", out.amax)
-    out.version = version_of(own)
-    return out
+        made: tuple[Any, ...] = ()
+    else:
+        made = _made(layer, whole, seed, state)
+    if state is not None:
+        amax: Any = made[1] if out is None else out.amax
+        state.record("w", amax)
+    return made
 
 
-def _made(layer: Layer, w: Tensor, seed: Any, state: DelayedState | None) -> tuple[GroupedTensor, Tensor | None]:
+def _made(layer: Layer, w: Tensor, seed: Any, state: DelayedState | None) -> tuple[Any, ...]:
     """Codes, and of delayed scaling the amax."""
     assert layer.quantize_w is not None
     if state is None:
-        return layer.quantize_w(w, None, seed=seed, operand="w"), None
+        return (layer.quantize_w(w, None, seed=seed, operand="w"),)
     scale = state.encode_scale("w")
     with_amax = layer.with_amax.get("w")
     if with_amax is not None:
@@ -105,7 +135,7 @@ def _write(
     if run is not None and _takes_unchanged(run):
         run(w, None, seed=seed, operand="w", out=into, unchanged=unchanged, **how)
         return
-    codes, amax = _made(layer, w, seed, state)
+    codes, amax = (*_made(layer, w, seed, state), None)[:2]
     for name in PLANES:
         _replace(getattr(out.codes, name), getattr(codes, name), unchanged)
     _replace(out.amax, amax, unchanged)
@@ -143,7 +173,6 @@ def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: Any) -
             )
 
 
-@torch.no_grad()
 def quantize_input(
     x: Tensor,
     weight: Weights | QuantizedWeight,
@@ -161,6 +190,27 @@ def quantize_input(
     gradient count. Several layers that read one x (a gate and an up projection) share the codes, and each adds to x's
     gradient. With delayed scaling x's amax is recorded in `state`. Raises as `grouped_linear` does.
     """
+    sizes, *codes = _input_codes(
+        x, weight, group_sizes, recipe, seed=seed, state=state, group_offset=group_offset, backend=backend
+    )
+    version = None if _is_compiling() else x._version
+    return QuantizedInput(x, codes[0] if codes else None, sizes, recipe, version)
+
+
+@one_call
+@torch.no_grad()
+def _input_codes(
+    x: Tensor,
+    weight: Weights | QuantizedWeight,
+    group_sizes: Any,
+    recipe: Recipe,
+    *,
+    seed: Any = None,
+    state: DelayedState | None = None,
+    group_offset: int = 0,
+    backend: Backend = None,
+) -> tuple[Any, ...]:
+    """The sizes, and codes where a GEMM reads them."""
     own = weight.weight if isinstance(weight, QuantizedWeight) else weight
     w = as_one("weight", own)
     check_operands(x, w)
@@ -168,13 +218,11 @@ def quantize_input(
     arguments.check_state(recipe, state, x, w.shape[0])
     need = any(leaf.requires_grad for leaf in leaves_of(own))
     layer = layer_for(recipe, x, w, at_host, x.requires_grad, need, backend_names(backend), wants_graph(x))
-    codes = None
-    if layer.quantize_x is not None:
-        if layer.stochastic_forward and seed is None:
-            raise ValueError(arguments.NEEDS_SEED)
-        check_seed(seed)
-        arguments.check_group_offset(group_offset)
-        codes = quantize_operand(layer, layer.quantize_x, x, "x", sizes, seed, state, True, group_offset)
-        assert codes.group_sizes is not None
-        sizes = codes.group_sizes
-    return QuantizedInput(x, codes, sizes, recipe, x._version)
+    if layer.quantize_x is None:
+        return (sizes,)
+    if layer.stochastic_forward and seed is None:
+        raise ValueError(arguments.NEEDS_SEED)
+    check_seed(seed)
+    arguments.check_group_offset(group_offset)
+    codes = quantize_operand(layer, layer.quantize_x, x, "x", sizes, seed, state, True, group_offset)
+    return codes.group_sizes, codes

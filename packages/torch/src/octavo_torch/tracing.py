@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ R = TypeVar("R")
 
 _is_compiling = torch.compiler.is_compiling
 _registered: set[type] = set()
+_named: Any = SimpleNamespace()
 
 
 def register_constants() -> None:
@@ -44,15 +47,34 @@ def is_plain(tensor: Tensor) -> bool:
 def one_call(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, which dynamo takes for one call in its graph and traces below, where autograd is plain Python.
 
-    Its arguments and results are tensors and constants, none of them None.
+    Its arguments are tensors and constants, by keyword also None where that is the default; its results tensors.
     """
     traced: Callable[P, R] = torch._dynamo.nonstrict_trace(function)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return traced(*args, **kwargs) if _is_compiling() else function(*args, **kwargs)
+        if not _is_compiling():
+            return function(*args, **kwargs)
+        # a call out of the traced code takes no None
+        return traced(*args, **{name: value for name, value in kwargs.items() if value is not None})  # type: ignore[arg-type]
 
     return call
+
+
+def name_of(spec: GroupedTensorSpec) -> str:
+    """What stands for `spec` in results that a compiler traces: it makes no such constant anew, but finds one by name.
+
+    Kept for good, as graphs are.
+    """
+    name = f"spec_{sha256(spec.model_dump_json().encode()).hexdigest()}"
+    setattr(_named, name, spec)
+    return name
+
+
+def spec_of(name: str) -> GroupedTensorSpec:
+    """The spec with that `name_of`."""
+    found: GroupedTensorSpec = getattr(_named, name)
+    return found
 
 
 register_constants()

@@ -26,7 +26,8 @@ class QuantizedWeight:
     weight    the high-precision weights, which receive the gradient: one tensor, or one [N, K] a group
     codes     both directions where a gradient may be wanted; None where no GEMM of the recipe reads quantized weights
     recipe    the recipe it was made for
-    version   the weight's in-place version at that time: a weight that has changed since is refused
+    version   the weight's in-place version at that time: a weight that has changed since is refused; None where a
+              compiled graph has made the codes, which knows no versions
     amax      fp32 [G] of delayed scaling: max |w| at that time; None for other recipes
     interleave  rows of a block where gate and up projection take turns in the weight, as grouped_mlp has it; 0: none do
     """
@@ -35,14 +36,15 @@ class QuantizedWeight:
     codes: GroupedTensor | None
     recipe: Recipe
     layouts: Layouts | None
-    version: int
+    version: int | None
     amax: Tensor | None = None
     interleave: int = 0
 
     def check(self, recipe: Recipe, layouts: Layouts | None) -> None:
         """ValueError where the codes do not fit the call, or are older than the weight."""
         self.check_made_for(recipe, layouts)
-        if is_plain(leaves_of(self.weight)[0]) and version_of(self.weight) != self.version:
+        known = self.version is not None and is_plain(leaves_of(self.weight)[0])
+        if known and version_of(self.weight) != self.version:
             raise ValueError("weight has changed in place since quantize_weight; quantize it again")
 
     def check_made_for(self, recipe: Recipe, layouts: Layouts | None) -> None:
@@ -58,6 +60,13 @@ class QuantizedWeight:
                 f"weight was quantized to layouts {self.layouts} and the chosen backend wants {layouts}; "
                 "give quantize_weight and grouped_linear the same backend"
             )
+
+
+def layouts_of(codes: GroupedTensor) -> Layouts:
+    """The layouts of the planes that are there."""
+    made = codes.spec.quantizer.directions
+    row, column = codes.spec.rowwise_layout, codes.spec.columnwise_layout
+    return row if "rowwise" in made else None, column if "columnwise" in made else None
 
 
 def check_own(name: str, given: QuantizedWeight, own: Weights | None) -> None:
