@@ -27,7 +27,7 @@ SEED = 9
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe on a mesh. `mesh` in the order of the devices; `blocks` are B; `weight` "kn" or "nk"."""
+    """A recipe on a mesh. `mesh` as `mesh_of` takes it; `blocks` are B; `weight` "kn" or "nk"."""
 
     recipe: str
     mesh: Mapping[str, int]

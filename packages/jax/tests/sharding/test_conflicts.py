@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
 import octavo
 import octavo_jax
@@ -33,6 +34,7 @@ def test_roles(case: str) -> None:
         MeshAxes(**roles)
 
 
+MESH = AbstractMesh((2, 4), ("ep", "fsdp"), axis_types=(AxisType.Auto,) * 2)
 EP_FSDP = MeshAxes(ep="ep", fsdp="fsdp")
 BAD_SHAPES: dict[str, tuple[str, MeshAxes, dict[str, Any], str]] = {
     "an unknown axis": (
@@ -65,14 +67,14 @@ BAD_SHAPES: dict[str, tuple[str, MeshAxes, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_SHAPES)
-def test_shapes(case: str, mesh_of: Any) -> None:
+def test_shapes(case: str) -> None:
     """They are refused before anything is traced, on the mesh in scope."""
     recipe, axes, given, message = BAD_SHAPES[case]
     blocks, k = given.get("blocks", (2, 4)), given.get("k", 128)
     experts = blocks[0] if axes.ep and blocks else 1
     groups = given.get("groups", 2 * experts)
     sizes = given.get("sizes", (*blocks, groups if not axes.ep or not blocks else 2))
-    with jax.set_mesh(mesh_of(ep=2, fsdp=4)), pytest.raises(ValueError, match=message):
+    with jax.sharding.use_abstract_mesh(MESH), pytest.raises(ValueError, match=message):
         octavo_jax.grouped_dense(
             jnp.zeros((*blocks, 8, k)),
             jnp.zeros((groups, k, 128)),

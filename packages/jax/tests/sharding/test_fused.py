@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import octavo
@@ -104,7 +104,6 @@ def test_shards_against_one_device(
     tp cuts a sum it is added up in fp32. Tokens cross the mesh in tp's sums alone."""
     case, made = CASES[name], octavo.recipe(recipe)
     made = octavo.NVFP4(stochastic_gradients=False) if made.stochastic else made
-    tp = 2 if case.axes.tp else 1
     shape, lies = case.result
     tokens = P("fsdp", None, "tp") if case.axes.tp_dim == "K" else P("fsdp")
     parameters = {
@@ -113,7 +112,8 @@ def test_shards_against_one_device(
     }
     x, dy = (jnp.asarray(rng.standard_normal((B, S, *sides)), jnp.float32) for sides in ((K,), shape))
     function = partial(case.function, recipe=made, backend=BACKEND)
-    mesh = mesh_of(AxisType[kind], fsdp=B, tp=tp)
+    mesh = mesh_of(AxisType[kind], fsdp=B, tp=2 if case.axes.tp else 1)
+    data, tp = mesh.axis_sizes
     with jax.set_mesh(mesh):
         given = (
             *placed(mesh, [x], [tokens]),
@@ -123,12 +123,12 @@ def test_shards_against_one_device(
         compiled = jax.jit(partial(_step, partial(function, sharding=case.axes))).lower(*given).compile()
         y, dx, gradients = compiled(*given)
     alone = jax.jit(partial(_step, function))
-    blocks = [alone(x[i : i + 1], parameters, dy[i : i + 1]) for i in range(B)]
+    blocks = [alone(x, parameters, dy) for x, dy in zip(jnp.split(x, data), jnp.split(dy, data), strict=True)]
     _assert_close(y, np.concatenate([block[0] for block in blocks]), tp)
     _assert_close(dx, np.concatenate([block[1] for block in blocks]), tp)
     for key, gradient in gradients.items():
         each = np.asarray([block[2][key] for block in blocks], np.float64)
-        _assert_close(gradient, each.sum(axis=0), B * tp, np.abs(each).sum(axis=0).max())
+        _assert_close(gradient, each.sum(axis=0), data * tp, np.abs(each).sum(axis=0).max())
     moved = [result for one in collectives(compiled) if one.kind != "all-reduce" for result in one.results]
     assert all(S not in result.shape for result in moved)
 
@@ -143,9 +143,10 @@ def _assert_close(actual: Any, wanted: Any, parts: int, largest: float | None = 
 def test_counts_under_remat_scan_and_sharding(mesh_of: Any) -> None:
     """Layers in a scan under `save_quantized` quantize as often on a mesh as on one device: nothing twice."""
     recipe, layers = octavo.recipe("mxfp8"), 3
-    axes = MeshAxes(ep="ep", fsdp="fsdp")
-    x, sizes = jnp.ones((2, 4, S, K)), jnp.ones((2, 4, 1), jnp.int32)
-    wi, wo = jnp.ones((layers, 2, K, 2 * C)), jnp.ones((layers, 2, C, K))
+    mesh, axes = mesh_of(ep=2, fsdp=4), MeshAxes(ep="ep", fsdp="fsdp")
+    experts, data = mesh.axis_sizes
+    x, sizes = jnp.ones((experts, data, S, K)), jnp.ones((experts, data, 1), jnp.int32)
+    wi, wo = jnp.ones((layers, experts, K, 2 * C)), jnp.ones((layers, experts, C, K))
 
     def gradient(x: Any, wi: Any, wo: Any, sharding: MeshAxes | None, sizes: Any) -> Any:
         def layer(x: Any, kernels: Any) -> tuple[Any, None]:
@@ -157,7 +158,7 @@ def test_counts_under_remat_scan_and_sharding(mesh_of: Any) -> None:
         saved = jax.checkpoint(layer, policy=octavo_jax.policies.save_quantized())
         return jax.grad(lambda x, kernels: jax.lax.scan(saved, x, kernels)[0].sum(), argnums=(0, 1))(x, (wi, wo))
 
-    with jax.set_mesh(mesh_of(ep=2, fsdp=4)):
+    with jax.set_mesh(mesh):
         found = octavo_jax.counting.count_runs(lambda *a: gradient(*a, axes, sizes), x, wi, wo)
     one = octavo_jax.counting.count_runs(lambda *a: gradient(*a, None, sizes[0, 0]), x[0, 0], wi[:, :1], wo[:, :1])
     assert found == one
@@ -176,13 +177,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_conflicts(what: str, mesh_of: Any) -> None:
+def test_conflicts(what: str) -> None:
     """Each is a sentence with both names and what to do."""
     name, axes, shapes, message = BAD[what]
     case = CASES[name]
     parameters = {key: jnp.ones(sides) for key, sides in case.shapes.items()}
     x = jnp.ones(shapes.get("x", (B, S, K)))
-    with jax.set_mesh(mesh_of(fsdp=4, tp=2)), pytest.raises(ValueError, match=message):
+    mesh = AbstractMesh((4, 2), ("fsdp", "tp"), axis_types=(AxisType.Auto,) * 2)
+    with jax.sharding.use_abstract_mesh(mesh), pytest.raises(ValueError, match=message):
         case.function(x, **parameters, recipe=octavo.recipe("fp8-row"), sharding=axes, backend=BACKEND)
 
 

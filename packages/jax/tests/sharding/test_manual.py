@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec as P
 import octavo
 import octavo_jax
 
-M, K, N, G, E, D = 12, 32, 16, 2, 2, 4
+M, K, N, G = 12, 32, 16, 2
+MESH = {"ep": 2, "dp": 4}
 SIZES = np.array([[5, 3], [0, 12], [7, 0], [1, 1], [0, 0], [2, 9], [12, 0], [4, 4]], np.int32)
 TOKENS, EXPERTS = P(("ep", "dp")), P("ep")
 BACKEND = "jax-reference"
@@ -32,13 +33,14 @@ def _step(layer: Callable[..., Any], x: Any, kernel: Any, sizes: Any, dy: Any) -
     return (y, *pull(dy))
 
 
-def _arrays(rng: np.random.Generator) -> list[Any]:
-    """x and dy of 8 shards with NaN tails, and the experts of 2."""
-    x, dy = (rng.standard_normal((E * D, M, columns)).astype(np.float32) for columns in (K, N))
-    for shard, total in enumerate(SIZES.sum(axis=1)):
+def _arrays(rng: np.random.Generator, experts: int, data: int) -> list[Any]:
+    """x and dy of that many shards with NaN tails, and kernels of the experts' shards."""
+    sizes = SIZES[: experts * data]
+    x, dy = (rng.standard_normal((experts * data, M, columns)).astype(np.float32) for columns in (K, N))
+    for shard, total in enumerate(sizes.sum(axis=1)):
         x[shard, total:] = dy[shard, total:] = np.nan
-    kernel = rng.standard_normal((E * G, K, N)).astype(np.float32)
-    return [jnp.asarray(one) for one in (x, kernel, SIZES, dy)]
+    kernel = rng.standard_normal((experts * G, K, N)).astype(np.float32)
+    return [jnp.asarray(one) for one in (x, kernel, sizes, dy)]
 
 
 @pytest.mark.parametrize(
@@ -55,10 +57,11 @@ def test_local_arrays(recipe: str, check_vma: bool, mesh_of: Any, rng: np.random
     """Result and gradients are one device's bits, shard by shard, and the kernel's, which data shards share, is summed
     once. JAX's default, check_vma=True, types every array and wants a kernel's gradient typed as the kernel is."""
     layer = partial(_layer, recipe=octavo.recipe(recipe))
-    mesh = mesh_of(ep=E, dp=D)
+    mesh = mesh_of(**MESH)
+    E, D = mesh.axis_sizes
     specs = (TOKENS, EXPERTS, TOKENS)
     sharded = jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=TOKENS, check_vma=check_vma)
-    x, kernel, sizes, dy = _arrays(rng)
+    x, kernel, sizes, dy = _arrays(rng, E, D)
     rows = (x.reshape(-1, K), kernel, sizes.reshape(-1), dy.reshape(-1, N))
     y, dx, dw = jax.jit(partial(_step, sharded))(*rows)
     alone = jax.jit(partial(_step, layer))
@@ -77,14 +80,15 @@ def test_shared_delayed_state(mesh_of: Any, rng: np.random.Generator) -> None:
     """A state that data shards share, differentiated inside or outside: its amaxes are the largest of theirs, where
     JAX would add up a derivative."""
     recipe = octavo.recipe("fp8-delayed")
+    mesh = mesh_of(**MESH)
+    E, D = mesh.axis_sizes
     state = octavo_jax.init_delayed(recipe, E * G)
-    x, kernel, sizes, dy = _arrays(rng)
+    x, kernel, sizes, dy = _arrays(rng, E, D)
 
     def loss(x: Any, kernel: Any, sizes: Any, dy: Any, state: Any) -> Any:
         y, _ = octavo_jax.grouped_dense(x, kernel, sizes, recipe=recipe, state=state, backend=BACKEND)
         return jnp.where(dy == dy, y * dy, 0).sum()
 
-    mesh = mesh_of(ep=E, dp=D)
     history = octavo_jax.ScalingHistory(P(None, "ep"), P("ep"))
     states = octavo_jax.DelayedState(history, history, history)
     rows = (x.reshape(-1, K), kernel, sizes.reshape(-1), dy.reshape(-1, N))
@@ -134,12 +138,13 @@ def test_fused_layers(name: str, mesh_of: Any, rng: np.random.Generator) -> None
     the sum over shards."""
     layer, shapes = _fused(name)
     parameters = {key: jnp.asarray(rng.standard_normal(shape), jnp.float32) for key, shape in shapes.items()}
+    mesh = mesh_of(dp=4)
+    D = mesh.size
     x = jnp.asarray(rng.standard_normal((D, M, K)), jnp.float32)
 
     def gradients(x: Any, parameters: Any) -> Any:
         return jax.grad(lambda x, parameters: jnp.sin(layer(x, **parameters)).sum(), argnums=(0, 1))(x, parameters)
 
-    mesh = mesh_of(dp=D)
     whole = jax.shard_map(gradients, mesh=mesh, in_specs=(P("dp"), P()), out_specs=(P("dp"), P()))
     dx, found = jax.jit(whole)(x.reshape(-1, K), parameters)
     alone = jax.jit(gradients)
@@ -156,7 +161,8 @@ def test_fused_layers(name: str, mesh_of: Any, rng: np.random.Generator) -> None
 def test_roles_of_manual_axes(check_vma: bool, inside: bool, mesh_of: Any, rng: np.random.Generator) -> None:
     """An MLP told what the caller's own axes do: shards of kernels are gathered, their gradients scattered over fsdp,
     partial sums over tp added up once, whoever differentiates where."""
-    recipe, axes, data = octavo.recipe("fp8-row"), octavo_jax.MeshAxes(fsdp="fsdp", tp="tp"), 2
+    mesh = mesh_of(fsdp=2, tp=2)
+    recipe, axes, data = octavo.recipe("fp8-row"), octavo_jax.MeshAxes(fsdp="fsdp", tp="tp"), mesh.shape["fsdp"]
     how: dict[str, Any] = {"recipe": recipe, "activation": "gelu", "backend": BACKEND}
     shapes = {"wi": (1, K, 2 * K), "wo": (1, 2 * K, K), "bi": (1, 2 * K), "bo": (1, K)}
     lie = {"wi": P(None, "fsdp", "tp"), "wo": P(None, "tp", "fsdp"), "bi": P(None, "tp"), "bo": P()}
@@ -170,7 +176,7 @@ def test_roles_of_manual_axes(check_vma: bool, inside: bool, mesh_of: Any, rng: 
     def local(x: Any, parameters: Any) -> Any:
         return octavo_jax.grouped_mlp(x[0], group_sizes=[M - 1], sharding=axes, **parameters, **how)[None]
 
-    over = partial(jax.shard_map, mesh=mesh_of(fsdp=data, tp=2), check_vma=check_vma)
+    over = partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
     tokens = P("fsdp")
     if inside:
         whole = over(partial(step, local), in_specs=(tokens, tokens, lie), out_specs=(tokens, tokens, lie))

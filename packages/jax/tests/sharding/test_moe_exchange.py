@@ -19,7 +19,8 @@ from octavo_jax.moe.exchange import Journey, everywhere, home
 from octavo_jax.moe.payload import payload_spec
 from octavo_jax.moe.ragged import slices
 
-D, ROWS, WIDTH = 4, 6, 160
+MESH = {"ep": 4}
+ROWS, WIDTH = 6, 160
 RECIPES = {"none": None, "mxfp8": octavo.MXFP8(), "block": octavo.BlockScaling(), "row": octavo.RowScaling()}
 
 
@@ -35,7 +36,8 @@ def _landed(x: np.ndarray, recipe: octavo.Recipe | None, operand: Any) -> np.nda
 def test_tokens_go_everywhere_and_sums_come_home(name: str, mesh_of: Any, rng: np.random.Generator) -> None:
     """Tokens and gradients on their way to experts are the definition's codes, dequantized, bit for bit; sums on their
     way back are taken in float32 in the devices' order and rounded once, and have no payload."""
-    recipe = RECIPES[name]
+    recipe, mesh = RECIPES[name], mesh_of(**MESH)
+    D = mesh.size
     x, parts = (rng.standard_normal((D * n, WIDTH)).astype(jnp.bfloat16) for n in (ROWS, D * ROWS))
     journey = Journey.of(("ep",), recipe, BACKEND)
 
@@ -45,7 +47,7 @@ def test_tokens_go_everywhere_and_sums_come_home(name: str, mesh_of: Any, rng: n
         return everyone, pull(parts)[0], sums, push(x)[0]
 
     spec = P("ep")
-    run = jax.shard_map(both, mesh=mesh_of(ep=D), in_specs=(spec, spec), out_specs=(spec,) * 4)
+    run = jax.shard_map(both, mesh=mesh, in_specs=(spec, spec), out_specs=(spec,) * 4)
     everyone, summed, sums, spread = (np.asarray(one) for one in jax.jit(run)(x, parts))
     by_device = parts.reshape(D, D, ROWS, WIDTH).astype(np.float32)
     total = by_device.sum(axis=0, dtype=np.float32).reshape(-1, WIDTH).astype(jnp.bfloat16)
@@ -59,12 +61,14 @@ def test_tokens_go_everywhere_and_sums_come_home(name: str, mesh_of: Any, rng: n
 def test_slices_tile_both_sides(rows: int, mesh_of: Any, rng: np.random.Generator) -> None:
     """Every row is sent to one place and every place is written once, in order of experts, then sources, without gaps;
     what finds no room is counted. A limit is the receiver's and all devices agree on it (faults.md 54, 55)."""
+    mesh = mesh_of(**MESH)
+    D = mesh.size
     sizes = rng.integers(0, 12, (D, E)).astype(np.int32)
     sizes[1] = 0  # a device without tokens
     sizes[:, 3] = 0
     run = jax.shard_map(
         lambda s: jax.tree.map(lambda a: a[None], slices(s[0], ("ep",), rows)),
-        mesh=mesh_of(ep=D),
+        mesh=mesh,
         in_specs=P("ep"),
         out_specs=P("ep"),
     )

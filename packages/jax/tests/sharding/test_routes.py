@@ -24,6 +24,7 @@ from octavo_jax import MeshAxes
 from octavo_jax.traffic import collectives
 
 E, F, M, K, N, G = 2, 4, 6, 128, 32, 1
+MESH = {"ep": E, "fsdp": F}
 AXES = MeshAxes(ep="ep", fsdp="fsdp")
 TOKENS, KERNEL, SIZES = P("ep", "fsdp"), P("ep", "fsdp"), P("ep", "fsdp")
 BACKEND = "jax-reference"
@@ -51,7 +52,7 @@ def _arrays(rng: np.random.Generator) -> list[Any]:
 def _reached(route: str, mesh_of: Any, layer: Callable[..., Any]) -> tuple[Any, AbstractContextManager[Any], Any]:
     """(mesh, the context to be in, the layer inside what it takes) by which the route is reached."""
     kind = AxisType.Explicit if route == "explicit" else AxisType.Auto
-    mesh = mesh_of(kind, ep=E, fsdp=F)
+    mesh = mesh_of(kind, **MESH)
     context: AbstractContextManager[Any] = jax.set_mesh(mesh) if route == "explicit" else nullcontext()
     if route in ("auto", "explicit"):
         return mesh, context, layer
@@ -120,7 +121,7 @@ def test_half_of_bf16_is_gathered(mesh_of: Any, placed: Any, rng: np.random.Gene
     """Forward and backward, each one plane: a byte an element and a scale for 32 of them, where bf16 has two bytes."""
     (found,) = _check(octavo.recipe("mxfp8"), ("explicit",), mesh_of, placed, _arrays(rng))
     gathered = sum(one.bytes for one in found if one.kind == "all-gather")
-    assert gathered == 2 * G * K * N * 33 // 32
+    assert gathered == 2 * E * G // mesh_of(**MESH).shape["ep"] * K * N * 33 // 32
     assert {result.dtype for one in found if one.kind == "all-gather" for result in one.results} == {"u8"}
 
 
@@ -164,7 +165,7 @@ def told(event, **_):
     if "compilation_cache" in event and name in events:
         events[name] += 1
 monitoring.register_event_listener(told)
-mesh = jax.make_mesh((2, 4), ("ep", "fsdp"), axis_types=(AxisType.%s,) * 2)
+mesh = jax.make_mesh((2, jax.device_count() // 2), ("ep", "fsdp"), axis_types=(AxisType.%s,) * 2)
 jax.set_mesh(mesh)
 axes = octavo_jax.MeshAxes(ep="ep", fsdp="fsdp")
 x = jax.device_put(jnp.ones((2, 4, 4, 32)), NamedSharding(mesh, P("ep", "fsdp")))

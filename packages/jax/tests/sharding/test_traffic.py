@@ -55,13 +55,15 @@ def test_custom_calls_by_prefix() -> None:
 
 
 def test_a_program_of_this_machine(mesh_of: Any) -> None:
-    """What XLA prints here is understood: one gather, of a byte an element and the whole on each device."""
+    """What XLA prints here is understood: one gather, of a byte an element and the whole on each device; a GPU may have
+    its dimensions in another order."""
 
     def gather(x: Any) -> Any:
         return lax.all_gather(x, "fsdp", axis=1, tiled=True)
 
     mesh = mesh_of(ep=2, fsdp=4)
+    whole_bytes = 6 // mesh.shape["ep"] * 64 * 32
     whole = jax.shard_map(gather, mesh=mesh, in_specs=P("ep", "fsdp"), out_specs=P("ep"), check_vma=False)
     (found,) = collectives(jax.jit(whole).lower(jnp.zeros((6, 64, 32), jnp.uint8)).compile())
-    assert (found.kind, found.results, found.bytes) == ("all-gather", (ArrayShape("u8", (3, 64, 32)),), 3 * 64 * 32)
+    assert (found.kind, [one.dtype for one in found.results], found.bytes) == ("all-gather", ["u8"], whole_bytes)
     assert found.named.endswith("all_gather")

@@ -42,8 +42,9 @@ def matrix_placement(function: str, sharding: MeshAxes | None, x: Array, kernel:
             f"{function} was given {sharding!r} and no mesh is in scope, so that nobody knows how many shards there "
             "are; call it under jax.set_mesh(mesh)"
         )
-    shards = placement.size(placement.auto(placement.axes_of("f")))
-    if shards == 1:
+    axes = placement.auto(placement.axes_of("f"))
+    shards = placement.size(axes)
+    if not axes or (shards == 1 and x.ndim < 2):
         return placement
     if x.ndim < 2 or x.shape[0] % shards:
         raise ValueError(
