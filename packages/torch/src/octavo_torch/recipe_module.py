@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from octavo import HighPrecision, Recipe
 from octavo_torch.delayed import DelayedState
@@ -117,12 +118,18 @@ class RecipeModule(GroupParameters):
     def backward_dw(self, count: int | None = None) -> None:
         """Make the weight gradients that the oldest `count` backward passes left out, None: all; see DelayedWgrad.
 
-        Raises ValueError for a module without `delay_wgrad`.
+        Raises ValueError for a module without `delay_wgrad`, and for one that FSDP2 has sharded.
         """
         if self.delayed_wgrad is None:
             raise ValueError(
                 "delay_wgrad is False and backward leaves no weight gradient out; make the module with True"
             )
+        for name, parameter in self._parameters.items():
+            if name.startswith("weight") and isinstance(parameter, DTensor):
+                raise ValueError(
+                    f"{name} is sharded and delay_wgrad is True: FSDP2 reduces gradients in backward, and this one "
+                    "would stay on its rank; make the module without delay_wgrad"
+                )
         self.delayed_wgrad.backward_dw(count)
 
     def update_scales(self, process_group: Any = None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from octavo_torch.delayed_wgrad import DelayedWgrad
 from octavo_torch.main_grad import MainGrad, check_main_grad, check_mode, write_main_grad
@@ -76,7 +77,20 @@ def target_for(
         raise ValueError(f"delayed_wgrad is a {type(store).__name__}; give a DelayedWgrad, or None")
     if not wanted or (main_grad is None and store is None):
         return None
+    if store is not None:
+        _check_data_parallel()
     return WgradTarget(weight, main_grad, store)
+
+
+def _check_data_parallel() -> None:
+    """ValueError inside a DistributedDataParallel that would take the weight for one without a gradient."""
+    around = DistributedDataParallel._get_active_ddp_module()
+    for option in ("find_unused_parameters", "static_graph"):
+        if getattr(around, option, False):
+            raise ValueError(
+                f"delayed_wgrad was given inside DistributedDataParallel({option}=True), which reduces no gradients "
+                "that come after backward; make it without that option"
+            )
 
 
 def _check_leaves(leaves: Sequence[Tensor], why: str) -> None:
