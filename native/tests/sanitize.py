@@ -12,10 +12,10 @@ compares three threads with one instead, where there is no GPU. `--only gemms --
 the first on, for a tool that is too slow for all of them in one run.
 
 What is run is every scaling and format, row, column and both planes, both layouts, three input dtypes, ragged and
-stacked operands, every prologue, dequantize, convert, swizzle, pack and plan, and every tile of every GEMM, on values
-whose sums are exact in any order; shapes, sizes and dtypes take turns rather than being multiplied out, so that a tool
-is done in seconds. Sizes hold empty groups, tails, and values that
-are negative, past the rows or near the ends of int64.
+stacked operands, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, and every tile of every
+GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take turns rather than being multiplied
+out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that are negative, past the rows or
+near the ends of int64.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 from gemm_launches import KINDS, Launch
+from move_calls import CASES, draw_index, draw_rows, route
 from problems import (
     ACTIVATIONS,
     COLS,
@@ -62,7 +63,7 @@ from octavo_native import layouts
 SHOWN = 30
 """Faults that are printed."""
 
-PARTS = ("plans", "quantizers", "unchanged", "stacks", "prologues", "reshuffles", "gemms")
+PARTS = ("plans", "quantizers", "unchanged", "stacks", "prologues", "reshuffles", "moves", "gemms")
 """Methods of `Check`."""
 
 
@@ -338,6 +339,37 @@ class Check:
         for rows, cols in ((1, 1), (3, 37), (130, 64)):
             halves = rows * layouts.ceil_div(cols, 2)
             self._there_and_back(native.pack_e2m1, "pack", {"rows": rows, "cols": cols}, rows * cols, halves, most=16)
+
+    def moves(self) -> None:
+        """Routing, and rows that move with it, weighted and not, close together and apart."""
+        for number, (case, dtype) in enumerate(itertools.product(CASES, DTYPES)):
+            self._moved(case, dtype, gap=(0, 8, 3)[number % 3], weighted=number % 2 == 0)
+
+    def _moved(self, case: tuple[int, int, int, int], dtype: str, gap: int, weighted: bool) -> None:
+        tokens, each, cols, groups = case
+        index, weights = draw_index(self.draw, tokens, each, groups), torch.rand(tokens, each, generator=self.draw)
+        seed = int(torch.randint(1 << 40, (), generator=self.draw))
+
+        def run(place: Place) -> list[Tensor]:
+            held, draw = route(place, index, groups), torch.Generator().manual_seed(seed)
+            x = draw_rows(draw, tokens, cols, dtype, gap, place)
+            rows = draw_rows(draw, tokens * each, cols, dtype, gap, place)
+            rows[held.used :] = torch.nan
+            factors = weights.to(place.device) if weighted else None
+            moved = [held.move("permute_rows", x, factors), held.move("combine_rows", rows, factors)]
+            products = held.dot(rows, x), held.dot(rows.abs(), x.abs())
+            return [value.cpu() for value in (*held.tensors, *moved, *products)]
+
+        made = self.both(f"moves {case} {dtype}", run)
+        if made is None:
+            return
+        names = ("sizes", "order", "position", "routed", "rows", "y")
+        for name, ours, theirs in zip(names, made[0], made[1], strict=False):
+            self.same(f"{name} of {case} {dtype}", ours.view(torch.uint8).numpy(), theirs.view(torch.uint8).numpy())
+        # fp32 sums of `cols` products are within (cols + 2) 2^-24 of the sum of magnitudes; the CPU's are rounded once
+        wrong = (made[0][-2].double() - made[1][-2].double()).abs()
+        if (wrong > (cols + 4) * 2.0**-24 * made[1][-1].double()).any():
+            self.faults.append(f"products of {case} {dtype} are off by {wrong.max().item()}")
 
     def gemms(self) -> None:
         """Every kind of GEMM on every tile; sizes, sides, biases and accumulators in turn."""

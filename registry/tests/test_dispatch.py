@@ -70,18 +70,18 @@ def test_a_plan_is_bound_once_and_cached_by_request_and_preference(fakes: Any) -
 
 
 def test_a_plan_has_what_was_bound(fakes: Any) -> None:
-    """`prepare` and `run_with_amax` go from the Bound to the plan as they are; no Bound needs them."""
+    """Optional functions go from the Bound to the plan as they are; no Bound needs them."""
 
     def prepare(group_sizes: Any, rows: int, like: Any) -> Any:
         return group_sizes
 
-    bound = Bound(run=print, layouts={"x": "rows"}, workspace_bytes=3, note="n", prepare=prepare, run_with_amax=repr)
+    optional: dict[str, Any] = {"prepare": prepare, "run_with_amax": repr, "whole_layer": dict, "update_scales": id}
+    bound = Bound(run=print, layouts={"x": "rows"}, workspace_bytes=3, note="n", **optional)
     plan = fakes.registry(fakes.plugin("a", fakes.Backend(answer=bound))).plan(fakes.request())
     assert (plan.run, dict(plan.layouts), plan.workspace_bytes, plan.note) == (print, {"x": "rows"}, 3, "n")
-    assert plan.prepare is prepare
-    assert plan.run_with_amax is repr
+    assert {name: getattr(plan, name) for name in optional} == optional
     bare = fakes.registry(fakes.plugin("a")).plan(fakes.request())
-    assert (bare.prepare, bare.run_with_amax) == (None, None)
+    assert {getattr(bare, name) for name in optional} == {None}
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -101,6 +101,11 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
         {"answer": Bound(run=print, run_with_amax=True)},  # type: ignore[arg-type]
         "broken",
         "a Bound whose `run_with_amax` is of type bool; give a function or None",
+    ),
+    "no layer": (
+        {"answer": Bound(run=print, whole_layer="x")},  # type: ignore[arg-type]
+        "broken",
+        "a Bound whose `whole_layer` is of type str; give a function or None",
     ),
     "no run": ({"answer": Bound(run=None)}, "broken", "it returns a Bound with `run`"),  # type: ignore[arg-type]
 }

@@ -4,6 +4,7 @@
 #include "../common/gemm_strides.h"
 #include "arguments.h"
 #include "bindings.h"
+#include "sequence.h"
 
 namespace octavo::bindings {
 
@@ -42,7 +43,7 @@ class GroupedGemm {
            Address out, Address left_scales, Address left_global, int64_t left_stride, Address right_scales,
            Address right_global, int64_t right_stride, int64_t out_row_stride, int64_t out_group_stride, Address bias,
            int bias_dtype, Address bias_scales, int tile, Address workspace, size_t workspace_bytes, Address stream,
-           int threads) const {
+           int threads, Sequence* into) const {
     GemmArgs args = sides(rows, n, k, groups);
     args.plan = pointer<const int64_t>(plan);
     args.left = {pointer<const void>(left), pointer<const void>(left_scales), pointer<const float>(left_global),
@@ -58,8 +59,7 @@ class GroupedGemm {
     args.tile = tile;
     args.workspace = pointer<void>(workspace);
     args.workspace_bytes = workspace_bytes;
-    args = with_strides(args);
-    launch(cuda, [&] { return gemm_cpu(args, threads); }, [&] { return gemm_cuda(args, cuda_stream(stream)); });
+    launch_or_record(into, cuda, with_strides(args), stream, threads);
   }
 
   nb::tuple tiles() const {
@@ -141,7 +141,7 @@ void bind_gemm(nb::module_& m) {
            "right"_a, "out"_a, "left_scales"_a = 0, "left_global"_a = 0, "left_stride"_a = 0, "right_scales"_a = 0,
            "right_global"_a = 0, "right_stride"_a = 0, "out_row_stride"_a = 0, "out_group_stride"_a = 0, "bias"_a = 0,
            "bias_dtype"_a = 2, "bias_scales"_a = 0, "tile"_a = -1, "workspace"_a = 0, "workspace_bytes"_a = 0,
-           "stream"_a = 0, "threads"_a = 1,
+           "stream"_a = 0, "threads"_a = 1, nb::arg("into").none() = nb::none(),
            "Write the product to `out`: rows M, n out-features, k in-features. Strides are elements, 0: contiguous.\n\n"
            "Rows past the plan's sum are not read and come back as +0. wgrad of a group without rows is +0, or with\n"
            "accumulate what `out` holds. bias [G, N] of fprop, [G, K] of dgrad: y[r] = ... +\n"

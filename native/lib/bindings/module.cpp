@@ -7,9 +7,12 @@ NB_MODULE(_native, m) {
   // caches keep bound objects until the process ends, which is no leak
   nb::set_leak_warnings(false);
   octavo::bindings::bind_names(m);
+  octavo::bindings::bind_sequence(m);
   octavo::bindings::bind_plan(m);
   octavo::bindings::bind_quantizer(m);
   octavo::bindings::bind_gemm(m);
+  octavo::bindings::bind_delayed(m);
   octavo::bindings::bind_conversions(m);
+  octavo::bindings::bind_permute(m);
   m.def("ffi_targets", &octavo::ffi_targets, "Handlers for XLA: platform (cpu, CUDA) to target name to capsule.");
 }

@@ -3,6 +3,7 @@
 #include "bindings.h"
 #include "octavo/dequantize.h"
 #include "octavo/quantize.h"
+#include "sequence.h"
 
 namespace octavo::bindings {
 
@@ -57,7 +58,7 @@ class Quantizer {
            Address amax, Address dequantized, Address activated, Address dbias, Address seed, uint32_t group_offset,
            Address group_offset_device, Address unchanged, int prologue, int activation, int norm, Address dy,
            int64_t dy_stride, Address probs, Address dprobs, Address gamma, Address beta, float epsilon, Address mean, Address rstd,
-           Address workspace, size_t workspace_bytes, Address stream, int threads) const {
+           Address workspace, size_t workspace_bytes, Address stream, int threads, Sequence* into) const {
     QuantizeArgs args;
     args.spec = spec_;
     args.input = {pointer<const void>(x), enum_of(dtype, DType::bf16, "dtype"), rows, cols, row_stride, groups,
@@ -87,8 +88,7 @@ class Quantizer {
     args.unchanged = pointer<const int32_t>(unchanged);
     args.workspace = pointer<void>(workspace);
     args.workspace_bytes = workspace_bytes;
-    launch(cuda, [&] { return quantize_cpu(args, threads); },
-           [&] { return quantize_cuda(args, cuda_stream(stream)); });
+    launch_or_record(into, cuda, args, stream, threads);
   }
 
   void dequantize(bool cuda, int direction, Address codes, Address scales, int64_t rows, int64_t cols, int64_t groups,
@@ -159,7 +159,7 @@ void bind_quantizer(nb::module_& m) {
            "group_offset"_a = 0, "group_offset_device"_a = 0, "unchanged"_a = 0, "prologue"_a = 0, "activation"_a = 0,
            "norm"_a = 0, "dy"_a = 0, "dy_stride"_a = 0, "probs"_a = 0, "dprobs"_a = 0, "gamma"_a = 0, "beta"_a = 0,
            "epsilon"_a = 0.0f, "mean"_a = 0, "rstd"_a = 0, "workspace"_a = 0, "workspace_bytes"_a = 0, "stream"_a = 0,
-           "threads"_a = 1,
+           "threads"_a = 1, nb::arg("into").none() = nb::none(),
            "Quantize x [rows, cols] into every plane whose address is given.\n\n"
            "Ragged rows need a plan; with matrix_rows N, x is `groups` matrices [N, cols], rows = groups * N.")
       .def("dequantize", &Quantizer::dequantize, nb::kw_only(), "cuda"_a, "direction"_a, "codes"_a, "scales"_a,

@@ -1,6 +1,8 @@
 // What a build without nvcc has in place of lib/cuda.
+#include "octavo/delayed.h"
 #include "octavo/dequantize.h"
 #include "octavo/gemm.h"
+#include "octavo/permute.h"
 #include "octavo/plan.h"
 #include "octavo/quantize.h"
 
@@ -25,5 +27,11 @@ Error swizzle_scales_cuda(const SwizzleArgs&, void*) { return absent(); }
 Error pack_e2m1_cuda(const PackArgs&, void*) { return absent(); }
 size_t gemm_workspace_cuda(const GemmArgs&) { return 0; }
 Error gemm_cuda(const GemmArgs&, void*) { return absent(); }
+Error record_cuda(const RecordArgs&, void*) { return absent(); }
+Error update_cuda(const UpdateArgs&, void*) { return absent(); }
+Error route_cuda(const RouteArgs&, void*) { return absent(); }
+Error permute_cuda(const MoveArgs&, void*) { return absent(); }
+Error combine_cuda(const MoveArgs&, void*) { return absent(); }
+Error dot_cuda(const DotArgs&, void*) { return absent(); }
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-"""Kernels of Octavo for CPUs and Hopper GPUs: grouped quantization and GEMMs over addresses and a stream.
+"""Kernels of Octavo for CPUs and Hopper GPUs: grouped quantization, GEMMs and moved rows over addresses and a stream.
 
 This is what backends are made of (octavo-torch-native, octavo-jax-native), not what a model calls. Arrays are passed as
 addresses, kinds as numbers (`FORMATS["e4m3"]`); a CUDA call puts its work on the stream that it is given and neither
@@ -24,16 +24,24 @@ from octavo_native._native import (
     LAYOUTS,
     NORMS,
     OPERANDS,
+    PLACE_BITS,
     PROLOGUES,
     SCALINGS,
     Gemm,
     Quantizer,
+    Sequence,
     build_info,
+    combine_rows,
+    dot_rows,
     ffi_targets,
     pack_e2m1,
+    permute_rows,
     plan,
     plan_words,
+    record_amax,
+    route,
     swizzle_scales,
+    update_scales,
 )
 
 __version__ = "0.1.0"
@@ -50,16 +58,30 @@ __all__ = [
     "LAYOUTS",
     "NORMS",
     "OPERANDS",
+    "PLACE_BITS",
     "PROLOGUES",
     "SCALINGS",
     "Gemm",
     "Quantizer",
+    "Sequence",
     "build_info",
+    "combine_rows",
+    "dot_rows",
     "ffi_targets",
     "gemms",
     "layouts",
     "pack_e2m1",
+    "permute_rows",
+    "place",
     "plan",
     "plan_words",
+    "record_amax",
+    "route",
     "swizzle_scales",
+    "update_scales",
 ]
+
+
+def place(number: int, offset: int = 0) -> int:
+    """Where a launch of a Sequence finds an array: `offset` bytes into the `number`-th of `run`'s arrays, from 1 on."""
+    return number << PLACE_BITS | offset

@@ -1,7 +1,8 @@
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, TypedDict, final
 
 ABI_LEVEL: Final[int]
+PLACE_BITS: Final[int]
 HAS_CUDA: Final[bool]
 DTYPES: Final[Mapping[str, int]]
 FORMATS: Final[Mapping[str, int]]
@@ -42,7 +43,38 @@ def plan(
     plan: int,
     stream: int = 0,
     status: int = 0,
+    into: Sequence | None = None,
 ) -> None: ...
+
+def record_amax(
+    *,
+    cuda: bool,
+    amax: int,
+    history: int,
+    operands: int,
+    slots: int,
+    groups: int,
+    stream: int = 0,
+    into: Sequence | None = None,
+) -> None: ...
+def update_scales(
+    *,
+    cuda: bool,
+    history: int,
+    scale: int,
+    maxima: Iterable[float],
+    slots: int,
+    groups: int,
+    most_recent: bool,
+    reduced: int = 0,
+    stream: int = 0,
+) -> None: ...
+
+@final
+class Sequence:
+    def __init__(self, *, cuda: bool) -> None: ...
+    def run(self, arrays: Iterable[int], stream: int = 0, threads: int = 1) -> None: ...
+    def __len__(self) -> int: ...
 
 @final
 class Quantizer:
@@ -121,6 +153,7 @@ class Quantizer:
         workspace_bytes: int = 0,
         stream: int = 0,
         threads: int = 1,
+        into: Sequence | None = None,
     ) -> None: ...
     def dequantize(
         self,
@@ -207,6 +240,7 @@ class Gemm:
         workspace_bytes: int = 0,
         stream: int = 0,
         threads: int = 1,
+        into: Sequence | None = None,
     ) -> None: ...
     def tiles(self) -> tuple[str, ...]: ...
     def tile(self, *, rows: int, n: int, k: int, groups: int, sms: int = 132, tile: int = -1) -> TileExpectation: ...
@@ -215,4 +249,65 @@ def swizzle_scales(
     *, cuda: bool, from_: int, into: int, outer: int, blocks: int, to_swizzled: bool, stream: int = 0
 ) -> None: ...
 def pack_e2m1(*, cuda: bool, from_: int, into: int, rows: int, cols: int, pack: bool, stream: int = 0) -> None: ...
+def route(
+    *,
+    cuda: bool,
+    index: int,
+    choices: int,
+    groups: int,
+    group_sizes: int,
+    order: int,
+    position: int,
+    routed: int,
+    stream: int = 0,
+) -> None: ...
+def permute_rows(
+    *,
+    cuda: bool,
+    tokens: int,
+    each: int,
+    position: int,
+    routed: int,
+    weights: int,
+    dtype: int,
+    cols: int,
+    from_: int,
+    stride: int,
+    out: int,
+    stream: int = 0,
+    threads: int = 1,
+) -> None: ...
+def combine_rows(
+    *,
+    cuda: bool,
+    tokens: int,
+    each: int,
+    position: int,
+    routed: int,
+    weights: int,
+    dtype: int,
+    cols: int,
+    from_: int,
+    stride: int,
+    out: int,
+    stream: int = 0,
+    threads: int = 1,
+) -> None: ...
+def dot_rows(
+    *,
+    cuda: bool,
+    tokens: int,
+    each: int,
+    position: int,
+    routed: int,
+    dtype: int,
+    cols: int,
+    rows: int,
+    row_stride: int,
+    dy: int,
+    dy_stride: int,
+    out: int,
+    stream: int = 0,
+    threads: int = 1,
+) -> None: ...
 def ffi_targets() -> dict[str, dict[str, object]]: ...

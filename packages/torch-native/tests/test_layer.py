@@ -241,7 +241,8 @@ def test_fake_kernels(name: str, rng: np.random.Generator, monkeypatch: pytest.M
     calls: list[tuple[Any, ...]] = []
     real = gemm_ops.gemm
     monkeypatch.setattr(gemm_ops, "gemm", lambda *given: (calls.append(given), real(*given))[1])
-    step(layer, bias=layer.array("x")[0, 0] * torch.ones(layer.problem.w.shape[:2], dtype=torch.bfloat16))
+    bias = torch.full(layer.problem.w.shape[:2], float(layer.array("x")[0, 0]), dtype=torch.bfloat16)
+    step(layer, bias=bias, bias_scales=torch.ones(len(layer.problem.x)))  # which no whole layer takes
     monkeypatch.undo()
     assert len(calls) == len(GEMMS)
     space = torch.ops.octavo_torch_native
@@ -307,7 +308,9 @@ def test_no_amax_where_nothing_is_recorded(
     works: list[str] = []
     real = ops.quantize
     monkeypatch.setattr(ops, "quantize", lambda *given: (works.append(given[3]), real(*given))[1])
-    apply(x, w, layer.sizes, layer.recipe, state=state, backend=BACKEND, record=False)
+    given: dict[str, Any] = {"state": state, "backend": BACKEND, "record": False}
+    y = apply(x, w, layer.sizes, layer.recipe, **given)
+    apply(x, w, layer.sizes, layer.recipe, out=torch.empty_like(y), **given)  # which no whole layer takes
     assert not amax_calls
     assert not state.history.any()
     assert [kernel_of(work).extras for work in works] == [[], []]
@@ -388,7 +391,8 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_one_plan_a_step(name: str, rng: np.random.Generator, plans: list[int]) -> None:
     """Quantizers of x and dy and three GEMMs share the layer's plan; so do the sums of the bias."""
     layer = draw_layer(rng, PRESETS[name], sizes=SPLIT)
-    step(layer, bias=torch.zeros(layer.problem.w.shape[:2], dtype=torch.bfloat16, requires_grad=True))
+    bias = torch.zeros(layer.problem.w.shape[:2], dtype=torch.bfloat16, requires_grad=True)
+    step(layer, bias=bias, bias_scales=torch.ones(len(layer.problem.x)))  # which no whole layer takes
     assert plans == [len(layer.problem.x)]
 
 

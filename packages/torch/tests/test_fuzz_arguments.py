@@ -82,11 +82,19 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "explain_mlp": (ot.explain_mlp, mlp),
     "permute": (
         ot.permute,
-        lambda: {"x": leaf(M, K), "expert_index": torch.zeros(M, 1, dtype=torch.int64), "num_groups": G},
+        lambda: {
+            "x": leaf(M, K),
+            "expert_index": torch.zeros(M, 1, dtype=torch.int64),
+            "num_groups": G,
+            "backend": BACKEND,
+        },
     ),
     "unpermute": (
         ot.unpermute,
-        lambda: dict(zip(("rows", "routing"), weights_of_choices(), strict=True)) | {"weights": torch.ones(M, 1)},
+        lambda: (
+            dict(zip(("rows", "routing"), weights_of_choices(), strict=True))
+            | {"weights": torch.ones(M, 1), "backend": BACKEND}
+        ),
     ),
     "activate": (ot.activate, lambda: {"x": leaf(M, 2 * N), "activation": "swiglu", "probs": torch.ones(M)}),
     "Activation": (ot.Activation, lambda: {"activation": "swiglu"}),

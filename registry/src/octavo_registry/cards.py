@@ -12,8 +12,9 @@ from octavo.grouped_tensor import PLAIN
 from octavo.schema import Schema
 
 Op = Literal[
-    "quantize", "dequantize", "fprop", "dgrad", "wgrad", "act_quantize", "dact_quantize", "norm_quantize", "mlp"
-]
+    "quantize", "dequantize", "fprop", "dgrad", "wgrad", "act_quantize", "dact_quantize", "norm_quantize", "mlp",
+    "route", "permute_rows", "combine_rows", "dot_rows",
+]  # fmt: skip
 Arch = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
 Accumulation = Literal["fp32", "hopper_bf16", "hopper_fp8_promoted", "hopper_fp8"]
@@ -30,6 +31,9 @@ GATED: frozenset[Activation] = frozenset({"swiglu", "geglu", "geglu_tanh"})
 
 QUANTIZERS: frozenset[Op] = frozenset({"quantize", "act_quantize", "dact_quantize", "norm_quantize"})
 """Operations whose result is a quantized operand: a request for one names a quantizer and layouts."""
+
+MOVES: frozenset[Op] = frozenset({"route", "permute_rows", "combine_rows", "dot_rows"})
+"""Operations that sort a router's choices by group and move rows of tokens, in high precision: no recipe is asked."""
 
 
 class Capability(Schema):

@@ -177,8 +177,8 @@ class Dispatcher:
             return record.decision(
                 "broken", f"bind returned a {type(bound).__name__}; it returns a Bound with `run` and `layouts`"
             )
-        optional: dict[str, object] = {"prepare": bound.prepare, "run_with_amax": bound.run_with_amax}
-        for name, function in optional.items():
+        for name in ("prepare", "run_with_amax", "whole_layer", "update_scales"):
+            function = getattr(bound, name)
             if function is not None and not callable(function):
                 what = f"bind returned a Bound whose `{name}` is of type {type(function).__name__}"
                 return record.decision("broken", f"{what}; give a function or None")
@@ -215,6 +215,8 @@ class Dispatcher:
             capability=candidate.row,
             prepare=bound.prepare,
             run_with_amax=bound.run_with_amax,
+            whole_layer=bound.whole_layer,
+            update_scales=bound.update_scales,
         )
         if index == 0:
             self._plans[key] = plan

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PROJECT = "octavo"
 
-API_LEVEL = 3
+API_LEVEL = 4
 """The contract level of these hooks and of the card schema. `api-levels/` holds its golden file."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)

@@ -84,6 +84,10 @@ class Bound:
                      act_quantize(x, group_sizes, *, probs, ...) -> (GroupedTensor, Extras)
                      dact_quantize(dy, x, group_sizes, *, probs, ...) -> (GroupedTensor, Extras)
                      norm_quantize(x, gamma, beta, group_sizes, *, epsilon, ...) -> (GroupedTensor, Extras)
+                     route(expert_index, groups) -> (group_sizes, order, position, routed)
+                     permute_rows(x, order, position, routed, weights) -> rows
+                     combine_rows(rows, position, routed, weights) -> y
+                     dot_rows(rows, dy, position, routed) -> products
                      where ... is seed, operand, group_offset, scale, as "quantize" has them.
                      An operand is a GroupedTensor, or a plain array where the recipe is high precision.
                      `operand` is "x", "w" or "dy"; every keyword has a default that means "not given" (epsilon: 1e-6).
@@ -91,7 +95,14 @@ class Bound:
                      sum mean nothing), `amax` fp32 [G] or None, `dbias` fp32 [G, C] of "dact_quantize" (column sums of
                      `activated`, the same each time), `rstd` fp32 [M] of "norm_quantize" and `mean` fp32 [M] of
                      "layer". A fused function may take one keyword more, `wanted`: names of the Extras that the
-                     caller reads; others may then be None
+                     caller reads; others may then be None.
+                     T tokens with k choices are T k rows. `route` sorts expert_index [T, k] stably by group, numbers
+                     outside 0 to groups - 1 last, routed nowhere: int64 group_sizes [G], int64 order [T k] (the choice
+                     of each row), its inverse position [T, k] and bool routed [T, k]. rows[position[t, j]] is
+                     weights[t, j] x[t] rounded once, or x[t], and zero where routed nowhere; y[t] sums weights[t, j]
+                     rows[position[t, j]] in fp32 in the order of j, without those, rounded once; fp32 products [T, k]
+                     are rows[position[t, j]] . dy[t], the gradient of weights, and zero there. weights are fp32 [T, k]
+                     or None; results have the dtype of rows, and no order of threads shows in them.
     layouts          layout in which each quantized operand ("x", "w", "dy") must arrive; absent: plain
     workspace_bytes  scratch that the caller provides
     note             one clause for people, such as "emulated: bf16 products of dequantized operands"
@@ -101,6 +112,13 @@ class Bound:
     run_with_amax    of "quantize": as `run` without `out`, returning the GroupedTensor and fp32 [G] max |x| of each
                      group: NaN where it holds one, 0 where it is empty. Delayed scaling records it. None: the front
                      end reads the operand once more for it
+    whole_layer      of "fprop": (gemms, quantizers) -> the layer's forward and its backward as one call each, in the
+                     front end's form (octavo_torch.whole.WholeLayer), or None; the plans, by "fprop" ... and "x" ...,
+                     are those that the layer runs, all of them this backend's. None: the front end calls them
+    update_scales    of "quantize" with delayed scaling: (history, scale, maxima, *, most_recent, reduced) ends a step
+                     in place, as octavo_numerics.update_delayed does for each of the operands: history
+                     [operands, slots, G] and scale [operands, G], contiguous fp32, maxima numbers, reduced
+                     [operands, G] or None. None: the front end's own operations
     """
 
     run: Callable[..., Any]
@@ -109,6 +127,8 @@ class Bound:
     note: str = ""
     prepare: Callable[..., Any] | None = None
     run_with_amax: Callable[..., Any] | None = None
+    whole_layer: Callable[..., Any] | None = None
+    update_scales: Callable[..., Any] | None = None
 
 
 class Backend(Protocol):
@@ -143,6 +163,8 @@ class Plan:
     capability   the row of the backend's card that admitted the request: how it accumulates, what it emulates
     prepare      the Bound's: makes of group sizes what `run` takes in their place, for a whole call of a layer
     run_with_amax  the Bound's: quantizes and returns the groups' amax, too
+    whole_layer  the Bound's: a layer of such plans in one call each way
+    update_scales  the Bound's: delayed scaling's next scales in one call
     """
 
     request: Request
@@ -155,6 +177,8 @@ class Plan:
     capability: Capability | None = None
     prepare: Callable[..., Any] | None = None
     run_with_amax: Callable[..., Any] | None = None
+    whole_layer: Callable[..., Any] | None = None
+    update_scales: Callable[..., Any] | None = None
 
     def __str__(self) -> str:
         from octavo_registry.report import describe_plan

@@ -17,7 +17,7 @@ from octavo_conformance.needs import Need
 from octavo_conformance.targets import Target
 from octavo_conformance.variants import FusedVariant, QuantizerVariant, RecipeVariant, Variant
 from octavo_registry import explain, plan
-from octavo_registry.cards import QUANTIZERS, Capability
+from octavo_registry.cards import MOVES, QUANTIZERS, Capability
 from octavo_registry.frameworks import Framework
 from octavo_registry.match import match
 from octavo_registry.request import Plan, Request
@@ -118,6 +118,8 @@ class Case:
         if self.need.op in (*QUANTIZERS, "dequantize"):
             result = {"out_dtype": "float32"} if self.need.op == "dequantize" else {}
             yield self.request(self.need.op, **(result | fields))
+        elif self.need.op in MOVES:
+            yield self.request(self.need.op, **fields)
         elif self.need.op == "gemm":
             yield self.request(self.gemm, **fields)
         else:

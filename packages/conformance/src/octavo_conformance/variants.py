@@ -203,6 +203,11 @@ def base_recipes(full: bool) -> list[RecipeVariant]:
     return [RecipeVariant(name, recipe) for name, recipe in chosen.items()]
 
 
+def unquantized(full: bool) -> list[RecipeVariant]:
+    """High precision in each dtype."""
+    return [RecipeVariant("bf16", RECIPES["bf16"], dtype) for dtype in _DTYPES]
+
+
 def gemms(full: bool) -> list[RecipeVariant]:
     """Each GEMM of each recipe on its own, in bf16; with the recipes' options and fp16, fp32 in the full selection."""
     chosen = {**RECIPES, **MORE_RECIPES} if full else RECIPES

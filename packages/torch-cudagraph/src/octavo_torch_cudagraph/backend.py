@@ -27,7 +27,7 @@ _SIZES_AT: Mapping[str, int] = {
     "dact_quantize": 2,
     "norm_quantize": 3,
 }
-"""Where group sizes stand among a bound function's arguments: octavo_registry.Bound."""
+"""Where group sizes stand among a bound function's arguments, for operations that take them: octavo_registry.Bound."""
 
 
 class CudaGraphBackend:
@@ -55,9 +55,9 @@ class CudaGraphBackend:
         from octavo_torch_cudagraph.sizes import device_plan
 
         bound = self._native.bind(request)
-        if request.op == "dequantize":
+        position = _SIZES_AT.get(request.op)
+        if position is None:
             return bound
-        position = _SIZES_AT[request.op]
         with_amax = bound.run_with_amax
         return replace(
             bound,

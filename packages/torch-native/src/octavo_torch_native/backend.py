@@ -10,7 +10,7 @@ import octavo_native
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo.recipe_base import GEMMS
-from octavo_registry.cards import QUANTIZERS
+from octavo_registry.cards import MOVES, QUANTIZERS
 from octavo_registry.request import Bound, Request
 from octavo_torch.dtypes import DTYPES
 from octavo_torch.status import status_word
@@ -26,6 +26,7 @@ LAYOUTS: dict[Direction, tuple[str, str]] = {"rowwise": (PLAIN, ROWS), "columnwi
 """The layouts that a plane may have."""
 
 _CUDA_SIDES = 16
+_ROUTED_GROUPS = 1024
 _SMS_OF_AN_H100 = 132
 
 
@@ -38,6 +39,11 @@ class NativeBackend:
             return (
                 f"octavo-native has ABI level {octavo_native.ABI_LEVEL} and octavo-torch-native calls level "
                 f"{ABI_LEVEL}; install releases of both that belong together"
+            )
+        if request.op == "route" and request.device == "cuda" and (request.groups or 1) > _ROUTED_GROUPS:
+            return (
+                f"groups is {request.groups}, and its cuda kernel, which counts the choices once a group, is slower "
+                f"than a sort past {_ROUTED_GROUPS}"
             )
         if request.device == "cuda":
             if not octavo_native.HAS_CUDA:
@@ -59,12 +65,15 @@ class NativeBackend:
         """The function for `request.op`; see octavo_registry.Bound for the calls."""
         # here, because the modules below use names that another ABI level may not have
         from octavo_native.gemms import LAYOUTS_OF_GEMM
+        from octavo_torch_native import moves
+        from octavo_torch_native.delayed import update_scales
         from octavo_torch_native.dequantizer import Dequantizer
         from octavo_torch_native.fused import ActQuantizer, DactQuantizer, NormQuantizer
         from octavo_torch_native.gemm import BOUND
         from octavo_torch_native.product import product_of
         from octavo_torch_native.quantizer import Quantizer
         from octavo_torch_native.rows import plan_rows
+        from octavo_torch_native.whole import whole_layer
 
         if request.device == "cuda":
             # made now: a word that is born while a graph is captured would be zeroed by every replay
@@ -72,7 +81,14 @@ class NativeBackend:
         if request.op in GEMMS:
             product = product_of(request)
             run = BOUND[request.op](request.out_dtype, fast_accumulation=product.fast_accumulation)
-            return Bound(run=run, layouts=LAYOUTS_OF_GEMM[request.op] if product.scaling else {}, prepare=plan_rows)
+            return Bound(
+                run=run,
+                layouts=LAYOUTS_OF_GEMM[request.op] if product.scaling else {},
+                prepare=plan_rows,
+                whole_layer=whole_layer if request.op == "fprop" else None,
+            )
+        if request.op in MOVES:
+            return Bound(run=getattr(moves, request.op))
         assert request.quantizer is not None  # part of the contract of the other operations
         if request.op == "dequantize":
             return Bound(run=Dequantizer(DTYPES[request.out_dtype]))
@@ -85,7 +101,12 @@ class NativeBackend:
             return Bound(run=fused(request.quantizer, request.layouts, request.activation), prepare=plan_rows)
         quantizer = Quantizer(request.quantizer, request.layouts)
         delayed = request.quantizer.scaling == "delayed"
-        return Bound(run=quantizer, prepare=plan_rows, run_with_amax=quantizer.with_amax if delayed else None)
+        return Bound(
+            run=quantizer,
+            prepare=plan_rows,
+            run_with_amax=quantizer.with_amax if delayed else None,
+            update_scales=update_scales if delayed else None,
+        )
 
     def kernels(self, request: Request, rows: int) -> tuple[KernelChoice, ...]:
         """The tiles in which the CUDA kernels can cut a GEMM of `rows` rows in equal groups, the chosen one first.

@@ -30,7 +30,8 @@ SCALE_DTYPE: dict[ScaleFormat, torch.dtype] = {
     "e8m0": torch.uint8,
     "e4m3": torch.float8_e4m3fn,
 }
-_PREFIX: dict[Direction, str] = {"rowwise": "row", "columnwise": "col"}
+PREFIX: dict[Direction, str] = {"rowwise": "row", "columnwise": "col"}
+"""How octavo_native's names of a plane's arrays begin."""
 _MOST_FRAMES = 1024
 
 
@@ -93,25 +94,29 @@ def geometry(shape: Shape) -> dict[str, int]:
 
 
 class Frame:
-    """What a kernel makes of inputs of one shape: every output's shape and dtype, and how much scratch it takes."""
+    """What a kernel makes of inputs of one shape: every output's shape and dtype, and how much scratch it takes.
 
-    __slots__ = ("geometry", "layout", "outputs", "workspace")
+    constants   octavo_native's arguments that follow from the shape
+    """
+
+    __slots__ = ("constants", "layout", "outputs", "workspace")
 
     def __init__(
         self,
         layout: GroupedTensorSpec,
         outputs: tuple[tuple[Shape, torch.dtype], ...],
-        geometry: dict[str, int],
+        constants: dict[str, int],
         workspace: int,
     ) -> None:
-        self.layout, self.outputs, self.geometry, self.workspace = layout, outputs, geometry, workspace
+        self.layout, self.outputs, self.constants, self.workspace = layout, outputs, constants, workspace
 
 
 class Kernel:
     """One Work's launches.
 
-    fields    GroupedTensor's planes, each with the number of the output that holds it; shared codes have one output
-    extras    names of the outputs after the planes
+    fields     GroupedTensor's planes, each with the number of the output that holds it; shared codes have one output
+    extras     names of the outputs after the planes
+    arguments  octavo_native's names of all outputs
     """
 
     def __init__(self, work: Work) -> None:
@@ -121,7 +126,7 @@ class Kernel:
         if work.prologue == "norm":
             self.extras += ["mean", "rstd"] if work.norm == "layer" else ["rstd"]
         self._native = native_quantizer(spec, work.operand)
-        self._layouts = dict(zip(_PREFIX, work.layouts, strict=True))
+        self._layouts = dict(zip(PREFIX, work.layouts, strict=True))
         self._frames: dict[tuple[Any, ...], Frame] = {}
         directions = spec.directions
         # plain shared codes and their scales are one array, whichever direction it is read in: the row data
@@ -135,8 +140,8 @@ class Kernel:
             for number, part in enumerate(self._parts)
         ]
         words = {"": "_codes", "_scale": "_scales", "_global": "_global"}
-        self._arguments = [_PREFIX[direction] + words[part] for direction in self._made for part in self._parts]
-        self._arguments += self.extras
+        self.arguments = [PREFIX[direction] + words[part] for direction in self._made for part in self._parts]
+        self.arguments += self.extras
         self._constants: dict[str, Any] = {
             "prologue": octavo_native.PROLOGUES[work.prologue],
             "activation": octavo_native.ACTIVATIONS[work.activation],
@@ -145,7 +150,7 @@ class Kernel:
         if work.prologue == "norm":
             self._constants["epsilon"] = work.epsilon
         for direction in self._made:
-            self._constants[f"{_PREFIX[direction]}_layout"] = layout_number(self._layouts[direction])
+            self._constants[f"{PREFIX[direction]}_layout"] = layout_number(self._layouts[direction])
 
     def frame(self, x: Tensor, groups: int) -> Frame:
         """The frame for inputs like `x` in this many groups; kept, because making one takes longer than launching."""
@@ -156,14 +161,15 @@ class Kernel:
         if frame is None:
             if len(self._frames) >= _MOST_FRAMES:
                 self._frames.clear()
-            frame = self._frames[key] = self._new_frame(tuple(shape), groups, x)
+            frame = self._frames[key] = self.new_frame(tuple(shape), groups, x.dtype, x.is_cuda)
         return frame
 
-    def _new_frame(self, shape: Shape, groups: int, x: Tensor) -> Frame:
+    def new_frame(self, shape: Shape, groups: int, dtype: torch.dtype, cuda: bool) -> Frame:
+        """The frame for inputs of this shape and dtype, [M, K] or [G, N, K]."""
         work, spec = self.work, self.work.quantizer
         made = (*shape[:-1], shape[-1] // 2) if work.halves else shape
         row_layout, column_layout = (
-            self._layouts[direction] if direction in spec.directions else PLAIN for direction in _PREFIX
+            self._layouts[direction] if direction in spec.directions else PLAIN for direction in PREFIX
         )
         layout = GroupedTensorSpec(
             shape=made,
@@ -182,7 +188,7 @@ class Kernel:
         extras = {
             "amax": ((groups,), torch.float32),
             "dequantized": (made, torch.bfloat16),
-            "activated": (made, x.dtype),
+            "activated": (made, dtype),
             "dbias": ((groups, made[-1]), torch.float32),
             "dprobs": (shape[:-1], torch.float32),
             "mean": (shape[:-1], torch.float32),
@@ -190,8 +196,8 @@ class Kernel:
         }
         outputs += [extras[name] for name in self.extras]
         size = self._native.workspace_bytes(
-            cuda=x.is_cuda,
-            dtype=DTYPE_NUMBERS[x.dtype],
+            cuda=cuda,
+            dtype=DTYPE_NUMBERS[dtype],
             groups=groups,
             rowwise="rowwise" in self._made,
             columnwise="columnwise" in self._made,
@@ -201,7 +207,8 @@ class Kernel:
             **{name: self._constants[name] for name in ("prologue", "activation", "norm")},
             **geometry(shape),
         )
-        return Frame(layout, tuple(outputs), geometry(shape), size)
+        constants = {"dtype": DTYPE_NUMBERS[dtype], "groups": groups, "workspace_bytes": size, **geometry(shape)}
+        return Frame(layout, tuple(outputs), constants, size)
 
     def run(
         self,
@@ -222,11 +229,10 @@ class Kernel:
         # a prologue's kernels need room for its result where rows are not aligned, which no workspace is made for
         placed = as_rows if self.work.prologue == "none" else aligned_rows
         rows, stride = placed(x)
-        arguments = dict(zip(self._arguments, map(address, outputs), strict=True))
+        arguments = dict(zip(self.arguments, map(address, outputs), strict=True))
         arguments |= self._constants
-        arguments |= frame.geometry
+        arguments |= frame.constants
         arguments["x"], arguments["row_stride"] = address(rows), stride
-        arguments["dtype"], arguments["groups"] = DTYPE_NUMBERS[x.dtype], frame.layout.groups
         if plan is not None:
             arguments["plan"] = plan.data_ptr()
         if seed is not None:
@@ -247,9 +253,14 @@ class Kernel:
             arguments["unchanged"] = unchanged.data_ptr()
         # held until the launch: torch reuses memory in stream order, so afterwards it may go
         memory, arguments["workspace"] = workspace(frame.workspace, x)
-        arguments["workspace_bytes"] = frame.workspace
         submit(self._native.run, x, arguments)
         del memory
+
+    def record(self, into: octavo_native.Sequence, frame: Frame, cuda: bool, **places: int) -> None:
+        """Append the launch on contiguous rows to `into`; `places` are its arrays, by octavo_native's names."""
+        self._native.run(
+            cuda=cuda, row_stride=frame.constants["cols"], into=into, **self._constants, **frame.constants, **places
+        )
 
     def tensor(self, frame: Frame, group_sizes: Tensor | None, outputs: list[Tensor]) -> GroupedTensor:
         """The GroupedTensor of a launch's outputs."""

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo_native import Sequence
 from octavo_torch.strides import row_strides
 
-_ALIGNMENT = 16  # what one load of a kernel takes; rows that stand otherwise take the slow way, or a copy
+PIECE = 16
+"""Bytes that one load of a kernel takes; rows that stand otherwise take the slow way, or a copy."""
+
 _WORKSPACE_ALIGNMENT = 256
 
 # An array without elements has no memory, and address 0 means "not given" to octavo_native. Nothing is read here.
@@ -37,8 +40,8 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
         x.stride(-1) != 1
         or stride < x.shape[-1]
         or (x.dim() == 3 and x.stride(0) != stride * x.shape[1])
-        or (stride * x.element_size()) % _ALIGNMENT
-        or x.data_ptr() % _ALIGNMENT
+        or (stride * x.element_size()) % PIECE
+        or x.data_ptr() % PIECE
     ):
         return x.contiguous(), x.shape[-1]
     return x, stride
@@ -47,9 +50,14 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
 def aligned_rows(x: Tensor) -> tuple[Tensor, int]:
     """`as_rows` for kernels that read nothing but whole pieces: on a GPU x begins at one, or is copied."""
     rows, stride = as_rows(x)
-    if rows.is_cuda and rows.data_ptr() % _ALIGNMENT:
+    if rows.is_cuda and rows.data_ptr() % PIECE:
         return rows.clone(), stride
     return rows, stride
+
+
+def aligned(x: Tensor) -> bool:
+    """True for contiguous memory that begins with a whole piece of what kernels load."""
+    return x.is_contiguous() and not x.data_ptr() % PIECE
 
 
 def writable_strides(out: Tensor) -> tuple[int, int] | None:
@@ -57,7 +65,7 @@ def writable_strides(out: Tensor) -> tuple[int, int] | None:
     strides = row_strides(out)
     if strides is not None and out.is_cuda:
         size = out.element_size()
-        if out.data_ptr() % _ALIGNMENT or any(stride * size % _ALIGNMENT for stride in strides):
+        if out.data_ptr() % PIECE or any(stride * size % PIECE for stride in strides):
             return None
     return strides
 
@@ -90,3 +98,17 @@ def submit(call: Callable[..., None], like: Tensor, arguments: dict[str, Any], *
         return
     with torch.cuda.device(device):
         call(cuda=True, **arguments)
+
+
+def run(sequence: Sequence, arrays: list[int], like: Tensor) -> None:
+    """The recorded launches on `like`'s device, as `submit`."""
+    if not like.is_cuda:
+        sequence.run(arrays, 0, _threads())
+        return
+    device = like.device
+    stream = torch._C._cuda_getCurrentRawStream(device.index)
+    if torch._C._cuda_getDevice() == device.index:
+        sequence.run(arrays, stream)
+        return
+    with torch.cuda.device(device):
+        sequence.run(arrays, stream)

@@ -32,7 +32,8 @@ from octavo_torch_native.launch import address, submit
 define = Operators("octavo_torch_native").define
 """Defines an operator of this package's namespace; one object, which lives as long as the operators."""
 
-_ROW_START = 16  # words of a plan before row_start[G + 1]: octavo/plan.h, ABI level 1
+ROW_START = 16
+"""Words of a plan before row_start[G + 1]: octavo/plan.h, ABI level 1."""
 
 
 # ---- plan
@@ -63,7 +64,7 @@ def _plan(sizes: Tensor, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
     if checked:
         return words, sizes.to(torch.int64, copy=True)
     # torch.diff costs several times as much on the host
-    starts = words[_ROW_START : _ROW_START + groups + 1]
+    starts = words[ROW_START : ROW_START + groups + 1]
     return words, starts[1:] - starts[:-1]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
-from octavo_registry.cards import ALL_DTYPES, Accumulation, BackendCard, Capability, Op
+from octavo_registry.cards import ALL_DTYPES, MOVES, Accumulation, BackendCard, Capability, Op
 from octavo_registry.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -59,12 +59,13 @@ def _on_hopper(sizes: frozenset[Literal["host", "device"]], graph_safe: bool) ->
             "hopper_bf16",
             emulated="bf16 products of exact dequantized copies",
         ),
+        row(MOVES, _HIGH_PRECISION),
     )
 
 
 CARD = BackendCard(
     name=NAME,
-    api_level=3,
+    api_level=4,
     priority=100,
     needs=("torch>=2.11", "octavo-native>=0.1"),
     summary="Grouped quantization and GEMMs by octavo-native's kernels: AVX2 on CPUs, Hopper on GPUs.",
@@ -79,6 +80,7 @@ CARD = BackendCard(
             device="cpu",
             emulated="fp32 products of dequantized operands",
         ),
+        Capability(ops=MOVES, recipes=_HIGH_PRECISION, framework="torch", device="cpu"),
         *_on_hopper(frozenset({"device"}), graph_safe=True),
         # host sizes are copied to the device, which a captured graph may not do
         *_on_hopper(frozenset({"host"}), graph_safe=False),

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+import octavo_native
 from octavo import QuantizerSpec
 from octavo.formats import DType, Format
 from octavo.quantizer import Scaling
@@ -92,7 +93,7 @@ class Multiplier:
         self.dtype = DTYPES[product.out_dtype]
         self.accumulate = product.accumulate
         self._gemm = product.gemm
-        self._quantized = product.scaling is not None
+        self.quantized = product.scaling is not None
         self._native = gemm_named(**vars(product))
         self._frames: dict[tuple[Any, ...], Frame] = {}
 
@@ -147,7 +148,7 @@ class Multiplier:
         arguments = frame.arguments.copy()
         arguments["out"], arguments["plan"] = out.data_ptr(), plan.data_ptr()
         arguments["out_row_stride"], arguments["out_group_stride"] = strides
-        if self._quantized:
+        if self.quantized:
             assert left_scales is not None
             assert right_scales is not None
             left, left_scales = left.contiguous(), left_scales.contiguous()
@@ -168,6 +169,10 @@ class Multiplier:
         memory, arguments["workspace"] = workspace(frame.workspace, out)
         submit(self._native.run, out, arguments)
         del memory
+
+    def record(self, into: octavo_native.Sequence, frame: Frame, cuda: bool, **places: int) -> None:
+        """Append the launch on contiguous arrays to `into`; `places` are theirs, by octavo_native's names."""
+        self._native.run(cuda=cuda, into=into, **frame.arguments, **places)
 
 
 @lru_cache(maxsize=1024)

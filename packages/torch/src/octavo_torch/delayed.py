@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from octavo import DelayedScaling
 from octavo.formats import FORMAT_MAX
 from octavo.quantizer import Operand
+from octavo_torch.delayed_update import update_of
 from octavo_torch.given import check_count, check_place, told
 from octavo_torch.reference.casts import FLT_MAX
 from octavo_torch.reference.scales import divide
@@ -95,7 +96,8 @@ class DelayedState:
     def record(self, operand: Operand, amax: Tensor) -> None:
         """Raise this step's running amax of `operand` to `amax` [G] fp32; NaN counts as not recorded."""
         slot = self.history[OPERANDS.index(operand), 0]
-        slot.copy_(torch.maximum(slot, torch.where(amax.isnan(), 0.0, amax)))
+        # NaN loses against any number
+        torch.fmax(slot, amax, out=slot)
 
     @torch.no_grad()
     def update(self, process_group: torch.distributed.ProcessGroup | None = None) -> None:
@@ -108,18 +110,27 @@ class DelayedState:
             reduced = self.history[:, 0].clone()
             torch.distributed.all_reduce(reduced, torch.distributed.ReduceOp.MAX, group=process_group)
         recipe = self.recipe
-        for index in range(len(OPERANDS)):
-            fmt = recipe.gradient_format if OPERANDS[index] == "dy" else recipe.forward_format
+        at_once = update_of(recipe, self.history, self.scale)
+        if at_once is not None:
+            maxima = [math.ldexp(self._maximum(operand), -recipe.margin) for operand in OPERANDS]
+            most_recent = recipe.algorithm == "most_recent"
+            at_once(self.history, self.scale, maxima, most_recent=most_recent, reduced=reduced)
+            return
+        for index, operand in enumerate(OPERANDS):
             history, scale = update_delayed(
                 self.history[index],
                 self.scale[index],
-                FORMAT_MAX[fmt],
+                self._maximum(operand),
                 algorithm=recipe.algorithm,
                 margin=recipe.margin,
                 reduced_amax=None if reduced is None else reduced[index],
             )
             self.history[index].copy_(history)
             self.scale[index].copy_(scale)
+
+    def _maximum(self, operand: Operand) -> float:
+        recipe = self.recipe
+        return FORMAT_MAX[recipe.gradient_format if operand == "dy" else recipe.forward_format]
 
 
 def _flatten(state: DelayedState) -> tuple[list[Tensor], DelayedScaling]:

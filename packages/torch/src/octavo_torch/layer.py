@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from octavo_registry.request import Plan, Request
 from octavo_torch.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.given import check_recipe
 from octavo_torch.tracing import register_constants
+
+if TYPE_CHECKING:
+    from octavo_torch.whole import WholeLayer
 
 Run = Callable[..., Any]
 Names = str | Sequence[str] | None
@@ -31,6 +34,7 @@ class Layer:
     quantize_*  bound quantizers making just the planes that the wanted GEMMs read; None: that operand stays as it is
     quantizers  the plans of those, by operand
     with_amax   those operands' quantizers that return the groups' amax beside the codes, where the backend has one
+    whole       the passes as one call each, where one backend serves all of it and has them
     """
 
     __slots__ = (
@@ -65,6 +69,7 @@ class Layer:
         "wants_more",
         "weight_shape",
         "wgrad",
+        "whole",
         "with_amax",
         "x_layouts",
     )
@@ -134,6 +139,16 @@ class Layer:
         )
         self.needs_seed = self.stochastic_forward or (self.quantize_dy is not None and recipe.stochastic)
         self.wants_more = self.needs_seed or self.stateful
+        self.whole = self._whole()
+
+    def _whole(self) -> WholeLayer | None:
+        fprop, dgrad, wgrad = self.plan.fprop, self.plan.dgrad, self.plan.wgrad
+        gemms = {"fprop": fprop, "dgrad": dgrad if self.need_dx else None, "wgrad": wgrad if self.need_dw else None}
+        wanted = {gemm: plan for gemm, plan in gemms.items() if plan is not None}
+        if {plan.backend for plan in (*wanted.values(), *self.quantizers.values())} != {fprop.backend}:
+            return None
+        whole: WholeLayer | None = None if fprop.whole_layer is None else fprop.whole_layer(wanted, self.quantizers)
+        return whole
 
     def _quantizer(self, plan: Plan | None, row: bool, column: bool) -> Plan | None:
         """`plan` for fewer planes where fewer are read: codes that nobody reads are not made."""

@@ -27,6 +27,7 @@ from octavo_torch.sizes import as_sizes
 from octavo_torch.tracing import is_plain
 from octavo_torch.weights import QuantizedWeight
 from octavo_torch.wgrad_target import BESIDE_GRAPH, target_for
+from octavo_torch.whole import WholeCall, runs_whole, whole_layer_function
 
 _Parameter = torch.nn.Parameter
 _autocast_anywhere, _transforms_active = contexts.autocast_anywhere, contexts.transforms_active
@@ -116,6 +117,13 @@ def apply(
     extra = bias_scales is not None or seed is not None or state is not None
     if extra or layer.wants_more or bias is not None or out is not None or grad_input is not None:
         arguments.check_call(layer, x, w, bias, bias_scales, seed, state, out, grad_input)
+    if (
+        (x_codes is None and bias_scales is None and out is None and grad_input is None)
+        and (own is weight and main_grad is None and delayed_wgrad is None)
+        and (whole := runs_whole(layer, x, w, bias, state)) is not None
+    ):
+        in_whole = WholeCall(whole, layer, sizes, seed, state, record, group_offset)
+        return whole_layer_function(in_whole, x, w, bias) if need_any else in_whole.forward(x, w, bias)[0]
     if x_codes is not None:
         check_codes(layer, recipe, given, x_codes)
     if layer.prepare is not None:

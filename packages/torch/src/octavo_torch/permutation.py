@@ -1,4 +1,4 @@
-"""Rows by expert and back. Both directions and all gradients are gathers: no sum depends on an order of threads.
+"""Rows by expert and back: in both directions and in all gradients no sum depends on an order of threads.
 
 No shape depends on the routing and nothing is read back: T tokens with k choices are always M = T k rows. Choices that
 are routed nowhere stand past the sum of the sizes, where grouped layers read and compute nothing.
@@ -6,7 +6,7 @@ are routed nowhere stand past the sum of the sizes, where grouped layers read an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,10 +14,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from octavo_torch import gathers
 from octavo_torch.dtypes import DTYPE_NAMES
-from octavo_torch.given import check_count, told
+from octavo_torch.given import backend_names, check_count, told
+from octavo_torch.moves import Names, moves_for, route_for
+from octavo_torch.permutation_autograd import Places
+from octavo_torch.permutation_autograd import combine as combine_rows
+from octavo_torch.permutation_autograd import permute as permute_rows
 from octavo_torch.tracing import one_call
+
+Backend = str | Sequence[str] | None
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -38,39 +43,42 @@ class Routing:
     position: Tensor
     routed: Tensor
 
-    def to_rows(self, weights: Tensor) -> Tensor:
+    def to_rows(self, weights: Tensor, *, backend: Backend = None) -> Tensor:
         """weights [T, k] of the choices as fp32 [M], one a row, 0 past the sum: `probs` of `grouped_mlp`.
 
-        Differentiable. Raises ValueError for another shape.
+        Differentiable. `backend` as in `permute`. Raises ValueError for another shape.
         """
         _check_weights(weights, self)
-        rows: Tensor = _weights_as_rows(weights, self.order, self.position, self.routed)
-        return rows
+        return _weights_as_rows(weights, self.order, self.position, self.routed, **_named(backend))
 
 
-def permute(x: Tensor, expert_index: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Routing]:
+def permute(
+    x: Tensor, expert_index: Tensor, num_groups: int, *, backend: Backend = None
+) -> tuple[Tensor, Tensor, Routing]:
     """Rows of x sorted by group, for grouped layers: each token's values once for each of its choices.
 
     x              [T, K] tokens; bf16, fp16 or fp32
     expert_index   [T, k] integers on x's device, the group of each choice; a number outside 0 to num_groups - 1, such
                    as -1, routes that choice nowhere: it costs no row of a GEMM
     num_groups     G
+    backend        who may route and move rows, as grouped_linear's; torch's operations do it where none of them can
 
     Returns rows [T k, K] (zeros past the sum), group_sizes [G] and the `Routing` that takes them back. The order within
     a group is that of the choices. The gradient of a token is the sum over its choices in fp32, rounded once; rows past
     the sum are not read. Raises ValueError for arguments that do not fit.
     """
     _check_tokens(x, expert_index, num_groups)
-    rows, *parts = _permuted(x, expert_index, num_groups)
+    rows, *parts = _permuted(x, expert_index, num_groups, **_named(backend))
     routing = Routing(*parts)
     return rows, routing.group_sizes, routing
 
 
-def unpermute(rows: Tensor, routing: Routing, weights: Tensor | None = None) -> Tensor:
+def unpermute(rows: Tensor, routing: Routing, weights: Tensor | None = None, *, backend: Backend = None) -> Tensor:
     """y [T, N]: for each token the sum over its choices of weight * row, in fp32 in the order of choices, rounded once.
 
     rows      [T k, N], as `permute` sorted them; not read past the sum of the sizes
     weights   [T, k], or None: the rows are weighted already, or all alike
+    backend   as in `permute`
 
     A token that is routed nowhere gets zeros. Differentiable in rows and weights. Raises ValueError for arguments that
     do not fit.
@@ -79,82 +87,35 @@ def unpermute(rows: Tensor, routing: Routing, weights: Tensor | None = None) -> 
     if weights is not None:
         _check_weights(weights, routing)
     given = () if weights is None else (weights,)
-    y: Tensor = _unpermuted(rows, routing.order, routing.position, routing.routed, *given)
-    return y
+    return _unpermuted(rows, routing.order, routing.position, routing.routed, *given, **_named(backend))
 
 
-class _Permute(torch.autograd.Function):
-    """rows from x; dx from drows."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, position: Tensor, routed: Tensor) -> Tensor:
-        ctx.save_for_backward(position, routed)
-        ctx.dtype = x.dtype
-        rows: Tensor = gathers.gather_rows(x, None, order, routed, x.dtype)
-        return rows
-
-    @staticmethod
-    def backward(ctx: Any, drows: Tensor) -> tuple[Tensor | None, ...]:
-        position, routed = ctx.saved_tensors
-        return gathers.sum_rows(drows, None, position, routed, ctx.dtype), None, None, None
-
-
-class _Unpermute(torch.autograd.Function):
-    """y from rows and weights; their gradients from dy. Rows are kept where the weights' gradient is wanted."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, weights: Tensor | None, order: Tensor, position: Tensor, routed: Tensor
-    ) -> Tensor:
-        kept = rows if ctx.needs_input_grad[1] else None
-        ctx.save_for_backward(kept, weights, order, position, routed)
-        ctx.dtype = rows.dtype
-        y: Tensor = gathers.sum_rows(rows, weights, position, routed, rows.dtype)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weights, order, position, routed = ctx.saved_tensors
-        drows = dweights = None
-        if ctx.needs_input_grad[0]:
-            drows = gathers.gather_rows(dy, weights, order, routed, ctx.dtype)
-        if weights is not None and ctx.needs_input_grad[1]:
-            dweights = gathers.dot_rows(rows, dy, position, routed).to(weights.dtype)
-        return drows, dweights, None, None, None
-
-
-class _ToRows(torch.autograd.Function):
-    """Weights of choices to rows, and the gradient back."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, order: Tensor, position: Tensor, routed: Tensor) -> Tensor:
-        ctx.save_for_backward(position, routed)
-        ctx.dtype = weights.dtype
-        rows: Tensor = gathers.weights_to_rows(weights, order, routed)
-        return rows
-
-    @staticmethod
-    def backward(ctx: Any, dvalues: Tensor) -> tuple[Tensor | None, ...]:
-        position, routed = ctx.saved_tensors
-        return gathers.rows_to_weights(dvalues, position, routed).to(ctx.dtype), None, None, None
+def _named(backend: Backend) -> dict[str, Any]:
+    """A keyword, left out for None: a call out of traced code takes none."""
+    names = backend_names(backend)
+    return {} if names is None else {"backend": names}
 
 
 @one_call
-def _permuted(x: Tensor, expert_index: Tensor, groups: int) -> tuple[Tensor, ...]:
-    sizes, order, position, routed = gathers.route(expert_index, groups)
-    return _Permute.apply(x, order, position, routed), sizes, order, position, routed  # type: ignore[no-untyped-call]
+def _permuted(x: Tensor, expert_index: Tensor, groups: int, backend: Names = None) -> tuple[Tensor, ...]:
+    sizes, *places = route_for(x, groups, backend)(expert_index, groups)
+    return permute_rows(x, None, Places(*places), moves_for(x, backend)), sizes, *places
 
 
 @one_call
-def _unpermuted(rows: Tensor, order: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None = None) -> Tensor:
-    y: Tensor = _Unpermute.apply(rows, weights, order, position, routed)  # type: ignore[no-untyped-call]
-    return y
+def _unpermuted(
+    rows: Tensor, order: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None = None, backend: Names = None
+) -> Tensor:
+    factors = None if weights is None else weights.float()
+    return combine_rows(rows, factors, Places(order, position, routed), moves_for(rows, backend))
 
 
 @one_call
-def _weights_as_rows(weights: Tensor, order: Tensor, position: Tensor, routed: Tensor) -> Tensor:
-    rows: Tensor = _ToRows.apply(weights, order, position, routed)  # type: ignore[no-untyped-call]
-    return rows
+def _weights_as_rows(weights: Tensor, order: Tensor, position: Tensor, routed: Tensor, backend: Names = None) -> Tensor:
+    # every choice as a token with one choice, and rows of one column
+    values = weights.float().reshape(-1, 1)
+    places = Places(order, position.view(-1, 1), routed.view(-1, 1))
+    return permute_rows(values, None, places, moves_for(values, backend)).view(-1)
 
 
 # ---- checks

@@ -15,7 +15,7 @@ from octavo.formats import DType
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS
 from octavo_registry.bridges import framework_record
-from octavo_registry.cards import Activation, Norm, Op, Weight
+from octavo_registry.cards import MOVES, Activation, Norm, Op, Weight
 from octavo_registry.cli.errors import BROKEN, BadInput
 from octavo_registry.cli.output import Json, print_json, print_line, print_table
 from octavo_registry.cli.recipes import complete_recipe, find_recipe
@@ -61,6 +61,9 @@ class Question:
         if self.op in ("mlp", LAYER):
             op: Op = "mlp" if self.op == "mlp" else "fprop"
             return replace(self.layer, op=op)
+        if self.op in MOVES:
+            move = next(move for move in MOVES if move == self.op)
+            return replace(self.layer, op=move, recipe=None, out_dtype=self.layer.in_dtype)
         operand = _OPERAND_OF.get(self.op, self.operand)
         spec = operand_spec(self.recipe, operand, self.layer.training)
         if spec is None:

@@ -125,9 +125,10 @@ def torch_calls(layer: Layer, kind: str, backend: Names) -> list[Call]:
 
     def forward(held: Operands) -> Tensor:
         index, weights = route(held, layer.choices)
-        rows, sizes, routing = octavo_torch.permute(held.x, index, groups)
-        y = octavo_torch.grouped_mlp(rows, held.w1, held.w2, sizes, probs=routing.to_rows(weights), **how)
-        return octavo_torch.unpermute(y, routing)
+        rows, sizes, routing = octavo_torch.permute(held.x, index, groups, backend=backend)
+        probs = routing.to_rows(weights, backend=backend)
+        y = octavo_torch.grouped_mlp(rows, held.w1, held.w2, sizes, probs=probs, **how)
+        return octavo_torch.unpermute(y, routing, backend=backend)
 
     def after() -> None:
         for one in state or ():
