@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+from typer.testing import CliRunner
 from workspace import ROOT
 
 import octavo
+from octavo_registry.cli import app
 
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
 IN_TREE = [path for path in DOCUMENTS if "_build" not in path.parts]
@@ -60,8 +60,8 @@ def test_octavo_commands_exist(path: Path) -> None:
         if command[0] != "octavo" or command[1].startswith("-"):
             continue
         arguments = command[1:] if command[1] in QUICK else [*command[1:], "--help"]
-        done = subprocess.run([sys.executable, "-m", "octavo_registry", *arguments], capture_output=True, text=True)
-        assert done.returncode == 0, f"{shlex.join(command)}: {done.stderr or done.stdout}"
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, f"{shlex.join(command)}: {result.stderr or result.stdout}"
 
 
 @every_document

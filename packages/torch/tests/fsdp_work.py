@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import ranks
 import torch
@@ -14,7 +16,15 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
 
 from octavo import MXFP8, PRESETS, BlockScaling, DelayedScaling, Recipe
-from octavo_torch import GroupedLinear, GroupedMLP, explain_gather, quantize_before_gather, update_scales
+from octavo_torch import (
+    GroupedLinear,
+    GroupedMLP,
+    explain_gather,
+    fsdp_shard,
+    quantize_before_gather,
+    unchanged_weights,
+    update_scales,
+)
 from octavo_torch.coded_weight import CodedWeight
 
 G, N, K, M = 4, 512, 512, 40
@@ -52,8 +62,10 @@ def layer_of(recipe: Recipe, groups: int = G, n: int = N, k: int = K) -> Grouped
 
 
 def sharded(layer: Any, dim: int, **options: Any) -> Any:
+    """FSDP2 over `layer`, gathered for forward and again for backward, which FSDP2 does not do for a root by itself."""
     quantize_before_gather(layer)
     place = {3: Shard(dim), 2: Shard(min(dim, 1))}
+    options = {"reshard_after_forward": True, **options}
     return fully_shard(layer, mesh=mesh_of(), shard_placement_fn=lambda p: place[p.dim()], **options)
 
 
@@ -127,6 +139,29 @@ def train_ways() -> dict[str, list[bool]]:
     return found
 
 
+def train_compiled() -> list[Any]:
+    """Steps of layers whose forward is compiled before they are sharded, or after: bits, graphs, what was gathered.
+
+    By the first rank alone: compiling takes seconds, and collectives are the same.
+    """
+    found = []
+    for name, dim, first in (("mxfp8-square", 1, True), ("fp8-delayed", 0, False)):
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        plain, layer = layer_of(RECIPES[name]), layer_of(RECIPES[name])
+        expected = steps(plain, lambda x, plain=plain: plain(x, sizes_of(SIZES)))
+        for turn in (first, not first):
+            if not turn:
+                sharded(layer, dim)
+            elif not dist.get_rank():
+                layer.compile(fullgraph=True, backend="aot_eager")
+        seen = steps(layer, lambda x, layer=layer: layer(x, sizes_of(SIZES)))
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        found.append((same(norms_aside(seen), norms_aside(expected)), graphs, explain_gather(layer)))
+    torch.compiler.reset()
+    return found
+
+
 def accumulate_with_an_empty_rank() -> list[bool]:
     """Two microbatches; rank 1 has no tokens. Small integers, whose sums are exact in any order."""
     rank, rows = dist.get_rank(), 10
@@ -142,6 +177,40 @@ def accumulate_with_an_empty_rank() -> list[bool]:
             plain(x, sizes).backward(dy)
     pairs = zip(layer.parameters(), plain.parameters(), strict=True)
     return [torch.equal(a.grad.full_tensor(), b.grad / dist.get_world_size()) for a, b in pairs]  # type: ignore[union-attr, operator]
+
+
+def codes_of_a_step() -> list[Any]:
+    """Steps of two microbatches with unchanged_weights and without: bits, quantized shards; a write in the block."""
+    found: list[Any] = []
+    for name, dim in (("fp8-current", 1), ("nvfp4", 2), ("fp8-delayed", 0)):
+        made, counts = [], []
+        for block in (nullcontext, unchanged_weights):
+            layer = sharded(layer_of(RECIPES[name]), dim)
+            optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+            seen: list[Tensor] = []
+            with mock.patch.object(fsdp_shard, "quantize_shard", wraps=fsdp_shard.quantize_shard) as quantized:
+                for step in range(2):
+                    with block(layer) if block is unchanged_weights else block():
+                        for micro in range(2):
+                            y = layer(data(2 * step + micro), sizes_of(SIZES))
+                            y.backward(data(9 * step + micro))
+                            seen.append(y.detach())
+                    seen += [whole(parameter.grad).clone() for parameter in layer.parameters()]
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    update_scales(layer)
+            counts.append(quantized.call_count)
+            made.append([*seen, *layer.buffers()])
+        found.append((same(*made), counts))
+    told = ""
+    with unchanged_weights(layer):
+        layer(data(0), sizes_of(SIZES)).backward(data(1))
+        optimizer.step()
+        try:
+            layer(data(0), sizes_of(SIZES))
+        except ValueError as error:
+            told = str(error)
+    return [found, told]
 
 
 def mlp_and_uneven() -> list[Any]:

@@ -6,8 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from data_parallel_work import delayed_gradients, scales
 from distributed_work import columns_and_shards, expert_parallel, scales_with_an_empty_rank
-from fsdp_work import accumulate_with_an_empty_rank, poison, train_all_dims, train_ways
+from fsdp_work import (
+    accumulate_with_an_empty_rank,
+    codes_of_a_step,
+    poison,
+    train_all_dims,
+    train_compiled,
+    train_ways,
+)
 from ranks import Ranks
 
 BACKEND = "cpu:gloo,cuda:nccl"
@@ -36,6 +44,18 @@ def test_ways_of_training_change_no_bit(gpus: Ranks) -> None:
     """Gathered once, checkpointed both ways, offloaded to the CPU, mixed precision."""
     for answer in gpus(train_ways):
         assert all(all(equal) for equal in answer.values()), answer
+
+
+def test_codes_of_a_step_and_compiled_layers(gpus: Ranks) -> None:
+    """Codes kept for a step's microbatches, and gathered codes in a compiled graph: the same bits."""
+    assert all(all(equal) for found, _ in gpus(codes_of_a_step) for equal, _ in found)
+    assert all(all(equal) for answer in gpus(train_compiled) for equal, *_ in answer)
+
+
+def test_data_parallel(gpus: Ranks) -> None:
+    """Gradients that `backward_dw()` makes, and scales of all ranks, under DistributedDataParallel."""
+    assert all(all(answer) for answer in gpus(delayed_gradients))
+    assert all(all(answer) for answer in gpus(scales))
 
 
 def test_a_rank_without_tokens(gpus: Ranks) -> None:

@@ -6,17 +6,19 @@ import pytest
 from fsdp_work import (
     RECIPES,
     accumulate_with_an_empty_rank,
+    codes_of_a_step,
     layer_of,
     mlp_and_uneven,
     poison,
     train_all_dims,
+    train_compiled,
     train_ways,
 )
 from ranks import WORLD, Ranks
 from torch import nn
 
 from octavo import MXFP8
-from octavo_torch import explain_gather, quantize_before_gather
+from octavo_torch import explain_gather, quantize_before_gather, unchanged_weights
 from octavo_torch.fsdp_route import route_of
 
 VALUES = {"bf16": (0, 1, 2), "bf16 backward": (0, 1, 2), "fp8-row": (1, 2)}
@@ -49,10 +51,29 @@ def test_ways_of_training_change_no_bit(ranks: Ranks) -> None:
         assert all(all(equal) for equal in answer.values()), answer
 
 
+def test_compiled_layers_read_gathered_codes(ranks: Ranks) -> None:
+    """torch.compile before or after fully_shard, one graph without a break; codes stay codes, shared planes one."""
+    for rank, answer in enumerate(ranks(train_compiled)):
+        for equal, graphs, told in answer:
+            assert all(equal), equal
+            assert graphs == (not rank)
+            assert "quantized, then gathered" in told
+
+
 def test_gradients_are_the_mean_over_ranks_and_microbatches(ranks: Ranks) -> None:
     """One without tokens takes part in every collective (faults.md 54, 55)."""
     for answer in ranks(accumulate_with_an_empty_rank):
         assert answer == [True, True]
+
+
+def test_codes_of_a_step(ranks: Ranks) -> None:
+    """In `unchanged_weights` a shard is quantized once for all microbatches, and its amax reduced once: the same bits.
+    A weight that is written in the block is not served old codes (faults.md 37)."""
+    for found, told in ranks(codes_of_a_step):
+        for equal, counts in found:
+            assert all(equal)
+            assert counts == [8, 2]  # two gathers a microbatch
+        assert "has changed inside unchanged_weights; leave the block before weights are written" in told
 
 
 def test_mlps_and_shards_that_are_not_equal(ranks: Ranks) -> None:
@@ -101,5 +122,7 @@ def test_what_is_refused() -> None:
         quantize_before_gather(nn.Linear(4, 4))
     assert "quantize_before_gather was not called" in explain_gather(layer_of(MXFP8(), 2, 8, 8))
     layer = layer_of(MXFP8(), 2, 8, 8)
+    with pytest.raises(ValueError, match="call quantize_before_gather first"), unchanged_weights(layer):
+        raise AssertionError
     quantize_before_gather(layer)
     assert explain_gather(layer) == "weight: not gathered yet"

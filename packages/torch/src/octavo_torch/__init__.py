@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from octavo_torch.delayed import DelayedState
     from octavo_torch.delayed_wgrad import DelayedWgrad
     from octavo_torch.expert_parallel import ExpertExchange
-    from octavo_torch.fsdp import explain_gather, quantize_before_gather
+    from octavo_torch.fsdp import explain_gather, quantize_before_gather, unchanged_weights
     from octavo_torch.functional import dequantize, grouped_linear, grouped_mm, quantize
     from octavo_torch.grouped_tensor import GroupedTensor
     from octavo_torch.mlp import explain_mlp, grouped_mlp
@@ -74,6 +74,7 @@ __all__ = [
     "recipe_state",
     "save_checkpoint",
     "save_distributed",
+    "unchanged_weights",
     "unpermute",
     "update_scales",
 ]

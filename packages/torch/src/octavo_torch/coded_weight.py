@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 from torch.utils import _pytree as pytree
 
-from octavo import Recipe
-from octavo_torch.grouped_tensor import GroupedTensor
+from octavo import GroupedTensorSpec, Recipe
+from octavo_torch.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.weights import QuantizedWeight
 
 _IN_FEATURES = 2
@@ -26,13 +26,17 @@ _COPIES = {_aten.clone.default, _aten._to_copy.default}
 _NEW = {_aten.zeros_like.default, _aten.new_zeros.default, _aten.empty_like.default, _aten.new_empty.default}
 
 
+_Facts = tuple[GroupedTensorSpec, Recipe, torch.dtype, int, tuple[tuple[str, str], ...]]
+"""What compilers keep of a CodedWeight beside its planes."""
+
+
 class CodedWeight(torch.Tensor):
     """Weights [G, N, K] as codes alone, with shape, dtype and device of the values that they stand for.
 
     It may be a parameter: `grouped_linear`, `grouped_mlp` and their modules take it in the weight's place, and a
     gradient that it receives is an ordinary tensor. FSDP2 gathers one where it gathers codes (octavo_torch.fsdp), and a
     checkpoint of quantized weights is loaded as one. Whatever would need values raises ValueError: nothing is
-    dequantized in silence, `octavo_torch.dequantize(weight.codes)` does it.
+    dequantized in silence, `octavo_torch.dequantize(weight.codes)` does it. torch.compile sees its planes.
 
     codes     both planes, in the layouts that the backend reads
     recipe    the recipe that they were made for
@@ -44,6 +48,7 @@ class CodedWeight(torch.Tensor):
     recipe: Recipe
     layouts: tuple[str, str]
     interleave: int
+    _first: dict[str, str]
 
     @staticmethod
     def __new__(cls, codes: GroupedTensor, recipe: Recipe, dtype: torch.dtype, interleave: int = 0) -> CodedWeight:
@@ -51,6 +56,9 @@ class CodedWeight(torch.Tensor):
         made: CodedWeight = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=dtype, device=codes.device)
         made.codes, made.recipe, made.interleave = codes, recipe, interleave
         made.layouts = codes.spec.rowwise_layout, codes.spec.columnwise_layout
+        made._first = _first_of_same(codes)
+        for name in made._first.values():
+            setattr(made, name, getattr(codes, name))
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -78,12 +86,28 @@ class CodedWeight(torch.Tensor):
             "layer, or take values from octavo_torch.dequantize(weight.codes)"
         )
 
+    def __tensor_flatten__(self) -> tuple[list[str], _Facts]:
+        facts = self.codes.spec, self.recipe, self.dtype, self.interleave, tuple(self._first.items())
+        return [*dict.fromkeys(self._first.values())], facts
+
+    @classmethod
+    def __tensor_unflatten__(cls, planes: dict[str, Tensor], facts: _Facts, size: Any, stride: Any) -> CodedWeight:
+        spec, recipe, dtype, interleave, first = facts
+        return cls(GroupedTensor(spec, None, **{name: planes[of] for name, of in first}), recipe, dtype, interleave)
+
     def quantized(self) -> QuantizedWeight:
         """The codes as a call takes them; the gradient goes to this tensor."""
         return QuantizedWeight(self, self.codes, self.recipe, self.layouts, 0, None, self.interleave)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"CodedWeight({self.codes!r}, dtype={self.dtype})"
+
+
+def _first_of_same(codes: GroupedTensor) -> dict[str, str]:
+    """Of each plane that is there, the name of the first one that is the same tensor: a compiler takes each once."""
+    first: dict[int, str] = {}
+    there = [name for name in PLANES if getattr(codes, name) is not None]
+    return {name: first.setdefault(id(getattr(codes, name)), name) for name in there}
 
 
 def operands_of(weight: Any, bias: Any) -> tuple[Any, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from octavo_torch.fsdp_shard import Notes, WeightShard
+from octavo_torch.fsdp_notes import Notes
+from octavo_torch.fsdp_shard import WeightShard
 from octavo_torch.recipe_module import RecipeModule
 
 _NOTES = "_gather_notes"
@@ -39,10 +41,41 @@ def quantize_before_gather(module: nn.Module) -> None:
         weight = owner._parameters[name]
         assert weight is not None
         if not isinstance(_local(weight), WeightShard):
-            notes = Notes(number)
+            notes = Notes(name, number)
             owner._parameters[name] = nn.Parameter(_marked(weight.detach(), notes), weight.requires_grad)
             # the parameter itself is another one while it is gathered
             owner.__dict__.setdefault(_NOTES, {})[name] = notes
+
+
+@contextmanager
+def unchanged_weights(module: nn.Module) -> Iterator[None]:
+    """A block in which no weight of `module` changes, such as a step's microbatches: each shard is quantized at its
+    first gather in it, and its codes serve the later ones.
+
+        with octavo_torch.unchanged_weights(model):
+            for x in microbatches:
+                model(x).backward()
+        optimizer.step()
+
+    Bits are the same. The codes of a rank's shards take a byte a value, two where a recipe has both planes, until the
+    block ends. All ranks enter and leave it at the same places, because amax is reduced at the first gather alone.
+    Raises ValueError for a module whose weights `quantize_before_gather` has not marked, and in a gather after a weight
+    has been written.
+    """
+    marked = [notes for owner in module.modules() for notes in owner.__dict__.get(_NOTES, {}).values()]
+    if not marked:
+        raise ValueError(
+            f"module is a {type(module).__name__} without weights that are gathered as codes; call "
+            "quantize_before_gather first"
+        )
+    before = [notes.keeps for notes in marked]
+    try:
+        for notes in marked:
+            notes.keep(True)
+        yield
+    finally:
+        for notes, keeps in zip(marked, before, strict=True):
+            notes.keep(keeps)
 
 
 def explain_gather(module: nn.Module) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from octavo import GroupedTensorSpec, Recipe
 from octavo.grouped_tensor import PLAIN
@@ -48,7 +49,9 @@ def quantize_shard(
         if record:
             amax = shard.new_zeros(state.groups, dtype=torch.float32)
             amax[groups] = _amax(shard)
-            state.record("w", _largest(amax, group))
+            # a compiled backward holds the history, in whose row of dy nothing changes here
+            with _unsafe_preserve_version_counter(state.history):
+                state.record("w", _largest(amax, group))
         return functional.quantize(shard, spec, scale=state.encode_scale("w")[groups], backend=backend)
     if not route.shares:
         return functional.quantize(shard, spec, backend=backend)

@@ -7,10 +7,10 @@ FSDP2's extension is two methods of a parameter's local tensor: `fsdp_pre_all_ga
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
@@ -18,8 +18,10 @@ from torch.utils import _pytree as pytree
 from octavo import GroupedTensorSpec
 from octavo_torch.coded_weight import CodedWeight
 from octavo_torch.fsdp_codes import gather_scales, quantize_shard, reads_plain, whole_layer
+from octavo_torch.fsdp_notes import Gathered, Given, Notes
 from octavo_torch.fsdp_planes import beside, planes_of, refill, whole_of
 from octavo_torch.fsdp_route import Route, route_of, shard_dim
+from octavo_torch.grouped_tensor import GroupedTensor
 from octavo_torch.layer import Layer
 
 _aten = torch.ops.aten
@@ -29,27 +31,6 @@ _KEPT = {
     _aten.empty_like.default,
 }  # fmt: skip
 """What FSDP2 makes shards by, and modules move and copy them by; results of all else are ordinary tensors."""
-
-
-@dataclass
-class Notes:
-    """What a shard and its copies know together.
-
-    number   which of its module's layers the weight belongs to
-    route    how it was gathered last
-    """
-
-    number: int = 0
-    route: Route | None = None
-
-
-@dataclass
-class _Gathered:
-    """What goes from before the gather to after it: the whole's spec, its layer, scales that FSDP did not gather."""
-
-    spec: GroupedTensorSpec
-    layer: Layer
-    scales: list[Tensor]
 
 
 class WeightShard(torch.Tensor):
@@ -107,7 +88,7 @@ class WeightShard(torch.Tensor):
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
-    ) -> tuple[tuple[Tensor, ...], _Gathered | None]:
+    ) -> tuple[tuple[Tensor, ...], Gathered | None]:
         """What this rank gives to the all-gather: codes and scales of its shard, or its values."""
         group = mesh.get_group()
         ranks = group.size()
@@ -127,17 +108,15 @@ class WeightShard(torch.Tensor):
         if route.spec is None or layer is None:
             return (_padded(values, outer_size, dim, ranks),), None
         state = module.delayed_states[self.notes.number] if recipe.stateful else None
-        codes = quantize_shard(values, route, group, backend, state, module.training)
-        payloads, scales = ([getattr(codes, name).contiguous() for name in names] for names in planes_of(route.spec))
-        given = tuple(payload.view(torch.uint8) for payload in payloads)
-        spec = GroupedTensorSpec(**{**dict(codes.spec), "shape": tuple(outer_size), "groups": outer_size[0]})
-        if dim == 0:
-            return (*given, *scales), _Gathered(spec, layer, [])
-        # FSDP puts shards of other dims together as if each had the parameter's shape, which scales have not
-        return given, _Gathered(spec, layer, gather_scales(scales, dim, group))
+
+        def make() -> Given:
+            codes = quantize_shard(values, route, group, backend, state, module.training)
+            return _given(codes, layer, tuple(outer_size), dim, group)
+
+        return self.notes.codes(self.held, module, layer, make)
 
     def fsdp_post_all_gather(
-        self, outputs: tuple[Tensor, ...], about: _Gathered | None, param_dtype: torch.dtype, *, out: Any = None
+        self, outputs: tuple[Tensor, ...], about: Gathered | None, param_dtype: torch.dtype, *, out: Any = None
     ) -> Any:
         """The whole weight, and the tensors beside the outputs that it is made of; nothing where `out` is refilled."""
         if about is None:
@@ -155,6 +134,19 @@ class WeightShard(torch.Tensor):
             return refill(whole.codes, more)
         own = {id(value): value for value in more.values()}
         return CodedWeight(codes, about.layer.recipe, param_dtype), tuple(own.values())
+
+
+def _given(codes: GroupedTensor, layer: Layer, whole: tuple[int, ...], dim: int, group: dist.ProcessGroup) -> Given:
+    """For a shard's codes: bytes of the payloads, with the scales where those are sharded alike."""
+    payloads, scales = (
+        [getattr(codes, name).contiguous() for name in names] for names in planes_of(codes.spec.quantizer)
+    )
+    given = tuple(payload.view(torch.uint8) for payload in payloads)
+    spec = GroupedTensorSpec(**{**dict(codes.spec), "shape": whole, "groups": whole[0]})
+    if dim == 0:
+        return (*given, *scales), Gathered(spec, layer, [])
+    # FSDP puts shards of other dims together as if each had the parameter's shape, which scales have not
+    return given, Gathered(spec, layer, gather_scales(scales, dim, group))
 
 
 def _readable(route: Route, layer: Layer) -> Route:

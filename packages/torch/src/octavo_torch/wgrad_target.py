@@ -84,7 +84,7 @@ def target_for(
 
 def _check_data_parallel() -> None:
     """ValueError inside a DistributedDataParallel that would take the weight for one without a gradient."""
-    around = DistributedDataParallel._get_active_ddp_module()
+    around = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     for option in ("find_unused_parameters", "static_graph"):
         if getattr(around, option, False):
             raise ValueError(
