@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from octavo_cli.bench.ep_results import EpRow, Gathered, ep_goals, gathered_goals
+from octavo_cli.bench.nvlink import received_in_a_step
 from octavo_cli.bench.shapes import EXPERTS
 from octavo_cli.bench.timing import Times
 
@@ -52,7 +55,7 @@ def test_what_does_not_fit_is_told_before_the_work() -> None:
 
 def _row(devices: int, way: str, payload: bool, ms: float) -> EpRow:
     times = Times(1e3 * ms, 1e3 * ms, 1e3 * ms)
-    return EpRow(EXPERTS[1], "block", devices, way, payload, ("jax-native",), 0, 0, times)
+    return EpRow(EXPERTS[1], "block", devices, way, payload, ("jax-native",), 0, None, 0, times)
 
 
 def test_the_faster_way_is_held_against_one_device() -> None:
@@ -62,5 +65,24 @@ def test_the_faster_way_is_held_against_one_device() -> None:
     rows += [_row(4, "gather", True, 3.2), _row(2, "gather", True, 5.0)]
     judged = [[goal.passed for goal in ep_goals(row, rows)] for row in rows]
     assert judged == [[], [True], [], [False], []]
-    kernels = [Gathered(EXPERTS[1], kind, 4, count) for kind, count in (("bf16", 1000), ("block", 510), ("mxfp8", 600))]
-    assert [[goal.passed for goal in gathered_goals(row, kernels)] for row in kernels] == [[], [True], [False]]
+    kinds = (("bf16", 1000, 750), ("block", 510, 400), ("mxfp8", 600, None))
+    kernels = [Gathered(EXPERTS[1], kind, 4, held, moved) for kind, held, moved in kinds]
+    assert [[goal.passed for goal in gathered_goals(row, kernels)] for row in kernels] == [[], [True, False], [False]]
+
+
+def test_bytes_by_the_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every link of every GPU has received, by nvidia-smi's own words; nothing where there is no such command."""
+    counter = tmp_path / "count"
+    counter.write_text("100")
+    fake = tmp_path / "nvidia-smi"
+    link = r'printf "GPU 0: NVIDIA H200\n\t Link 0: Data Tx: 7 KiB\n\t Link 0: Data Rx: %s KiB\n" $(cat COUNT)'
+    fake.write_text("#!/bin/sh\n" + link.replace("COUNT", str(counter)) + "\n" + link.replace("COUNT", str(counter)))
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def run(steps: int) -> None:
+        counter.write_text(str(int(counter.read_text()) + 8 * steps))
+
+    assert received_in_a_step(run, devices=2) == 2 * 8 * 1024 // 2
+    fake.write_text("#!/bin/sh\nexit 1\n")
+    assert received_in_a_step(run, devices=2) is None

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from moe_cases import SUMS, assert_sums_agree
 
 import octavo
 import octavo_jax
@@ -61,7 +62,9 @@ def _gradients(p: Arrays, dy: Any, mask: Any, k: int) -> Any:
 def test_values_and_gradients_are_the_dense_models(k: int, case: str, rng: np.random.Generator) -> None:
     """Loss and the gradients of x, router, both kernels and both biases; empty experts, k = E, padding full of NaN.
 
-    Gradients are compared along random directions with central differences (faults.md 1-4, 9, 11).
+    Gradients are compared along random directions with central differences (faults.md 1-4, 9, 11). Each element may be
+    off by `SUMS` of the largest one, and by as much again for each unit of the largest logit: float32 has that of
+    it, and a softmax makes an error of a logit one of its result. The differences add 1e-9 of the loss.
     """
     p, dy = _arrays(rng), rng.standard_normal((T, N))
     mask = rng.random(T) < 0.8
@@ -72,7 +75,9 @@ def test_values_and_gradients_are_the_dense_models(k: int, case: str, rng: np.ra
     given = {name: a.astype(np.float32) for name, a in p.items()}
     given["x"] = np.where(mask[:, None], given["x"], np.float32(np.nan))
     (loss, (y, load)), gradients = _gradients(given, dy.astype(np.float32), mask, k)
-    assert float(loss) == pytest.approx(_dense(p, dy, chosen, mask), rel=1e-4, abs=1e-4)
+    off = SUMS * (1 + np.abs(p["x"] @ p["router"]).max())
+    addends = np.abs(np.asarray(y, np.float64) * dy)[mask].sum() + BALANCE * E
+    assert abs(float(loss) - _dense(p, dy, chosen, mask)) <= off * addends
     assert np.asarray(load).tolist() == np.bincount(chosen[mask].reshape(-1), minlength=E).tolist()
     assert not np.asarray(y)[~mask].any()
     assert not np.asarray(gradients["x"])[~mask].any()
@@ -83,7 +88,8 @@ def test_values_and_gradients_are_the_dense_models(k: int, case: str, rng: np.ra
         direction = rng.standard_normal(p[name].shape)
         ends = [_dense({**p, name: p[name] + step * direction}, dy, chosen, mask) for step in (1e-6, -1e-6)]
         slope = (np.asarray(actual, np.float64) * direction).sum()
-        assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-3, abs=1e-3), name
+        allowed = off * np.abs(actual).max() * np.abs(direction).sum() + 1e-9 * addends
+        assert abs(slope - (ends[0] - ends[1]) / 2e-6) <= allowed, name
 
 
 def test_weights_on_the_activation(rng: np.random.Generator) -> None:
@@ -96,7 +102,7 @@ def test_weights_on_the_activation(rng: np.random.Generator) -> None:
 
     outs = [jax.jit(jax.grad(partial(loss, weights_on=place)))(p) for place in ("output", "activation")]
     for name in p:
-        np.testing.assert_allclose(outs[0][name], outs[1][name], rtol=2e-3, atol=2e-4)
+        assert_sums_agree(outs[0][name], outs[1][name], name)
     runs = {
         place: count_runs(jax.value_and_grad(jax.checkpoint(partial(loss, weights_on=place))), p).fprop
         for place in ("output", "activation")
@@ -195,7 +201,7 @@ def test_vmap_is_a_loop(rng: np.random.Generator) -> None:
     y = jax.jit(jax.vmap(run))(p)
     one = jax.jit(run)
     for index in range(2):
-        np.testing.assert_allclose(y[index], one(jax.tree.map(lambda a, i=index: a[i], p)), rtol=1e-5, atol=1e-5)
+        assert_sums_agree(y[index], one(jax.tree.map(lambda a, i=index: a[i], p)))
 
 
 def test_shapes_and_dtypes(rng: np.random.Generator) -> None:

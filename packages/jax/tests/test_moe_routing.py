@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from moe_cases import SUMS, assert_sums_agree
 
 from octavo_jax import moe
 from octavo_jax.policies import save_quantized
@@ -55,7 +56,10 @@ def _expected(x: np.ndarray, logits: np.ndarray, chosen: np.ndarray, normalize: 
 def test_routes_as_loops_do(case: str, rng: np.random.Generator) -> None:
     """Choices, order, y, balance loss; both gradients against central differences of the float64 loops.
 
-    A fifth of the tokens is left out and holds NaN everywhere, its gradients zeros (faults.md 9, 11, 12).
+    A fifth of the tokens is left out and holds NaN everywhere, its gradients zeros (faults.md 9, 11, 12). Values may be
+    off by `SUMS` of the largest, and by as much again for each unit of the largest logit, which was rounded to float32
+    and of which a softmax makes an error of its result; so may slopes, of the objective's addends, which cancel where
+    weights are normalized. Central differences add 1e-9 of them.
     """
     tokens, experts, k = CASES[case]
     normalize = k > 1
@@ -79,9 +83,10 @@ def test_routes_as_loops_do(case: str, rng: np.random.Generator) -> None:
         return _expected(x[mask], logits[mask], chosen[mask], normalize)
 
     wanted_y, wanted_balance = reference(x, logits)
-    np.testing.assert_allclose(np.asarray(y)[mask], wanted_y, rtol=1e-5, atol=1e-5)
+    off = SUMS * (1 + np.abs(logits).max())
+    assert np.abs(np.asarray(y)[mask] - wanted_y).max() <= off * np.abs(wanted_y).max()
     assert not np.asarray(y)[~mask].any()
-    assert float(balance) == pytest.approx(wanted_balance, rel=1e-5)
+    assert abs(float(balance) - wanted_balance) <= off * wanted_balance
 
     def objective(x: np.ndarray, logits: np.ndarray) -> float:
         y, balance = reference(x, logits)
@@ -94,7 +99,9 @@ def test_routes_as_loops_do(case: str, rng: np.random.Generator) -> None:
         slope = (objective(*moved[0]) - objective(*moved[1])) / 2e-6
         assert np.isfinite(actual).all()
         assert not np.asarray(actual)[~mask].any()
-        assert (np.asarray(actual, np.float64) * direction).sum() == pytest.approx(slope, rel=1e-4, abs=1e-4)
+        addends = np.abs(wanted_y * dy[mask]).sum() + 3 * wanted_balance
+        allowed = off * np.abs(actual).max() * np.abs(direction).sum() + (off + 1e-9) * addends
+        assert abs((np.asarray(actual, np.float64) * direction).sum() - slope) <= allowed
 
 
 def test_one_expert_takes_all_and_ties_go_to_the_lower_number() -> None:
@@ -134,7 +141,7 @@ def test_choices_of_another_router(rng: np.random.Generator) -> None:
     y, pull = jax.vjp(jax.jit(lambda rows, w: moe.combine(rows, moe.arrange(chosen, w, 2))), rows, weights)
     kept = np.nan_to_num(np.asarray(weights)) * np.array([[1, 0], [0, 1], [1, 1]])
     wanted = sum(kept[:, j, None] * np.nan_to_num(np.asarray(rows))[routing.position[:, j]] for j in range(2))
-    np.testing.assert_allclose(y, wanted, rtol=1e-6)
+    assert_sums_agree(y, wanted)
     drows, dweights = map(np.asarray, pull(jnp.ones_like(y)))
     assert not drows[4:].any()
     assert dweights[0, 1] == dweights[1, 0] == 0

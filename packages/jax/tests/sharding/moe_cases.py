@@ -20,15 +20,19 @@ BACKEND = "jax-reference" if jax.default_backend() == "cpu" else None
 Arrays = dict[str, Any]
 
 
-def assert_sums_agree(actual: Any, wanted: Any, what: str = "") -> None:
-    """Equal but for the order of float32 sums, of addends not far above the largest result.
+SUMS = 64 * 2.0**-24
+"""Of the largest result, how far float32 results with sums in another order may be apart, addends not far above it.
 
-    64 roundings of 2^-24 each: what a result's chain of products adds up, at most 64 terms a sum, differs by 4
-    sqrt(64) = 32 of them in two orders (`octavo_numerics.error_bound`, T1), and two such sums stand in a row.
-    """
+64 roundings of 2^-24: what a result's chain of products adds up, at most 64 terms a sum, differs by 4 sqrt(64) = 32 of
+them in two orders (`octavo_numerics.error_bound`, T1), and two such sums stand in a row.
+"""
+
+
+def assert_sums_agree(actual: Any, wanted: Any, what: str = "") -> None:
+    """Equal but for the order of float32 sums: within `SUMS`."""
     actual, wanted = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
     assert actual.shape == wanted.shape, what
-    assert np.abs(actual - wanted).max() <= 64 * 2.0**-24 * np.abs(wanted).max(), what
+    assert np.abs(actual - wanted).max() <= SUMS * np.abs(wanted).max(), what
 
 
 def block_arrays(rng: np.random.Generator, dtype: Any = jnp.float32) -> Arrays:

@@ -56,8 +56,9 @@ def ep(
 
     Strong scaling: the same experts and tokens on all of them, tokens sent as they are and, where the recipe scales row
     by row, as its codes. Also what a device receives for it, and what it gathers of a kernel that FSDP shards, both
-    counted in the compiled programs. bf16 parameters and gradients, weights quantized every step. Exit code 1 where a
-    row fails, drops choices, or nothing ran; a goal that is missed is reported and no failure.
+    counted in the compiled programs and, on GPUs, by their NVLink counters: nothing else may run on them. bf16
+    parameters and gradients, weights quantized every step. Exit code 1 where a row fails, drops choices, or nothing
+    ran; a goal that is missed is reported and no failure.
     """
     chosen_kinds = names_of("--kinds", kinds, KINDS)
     own = parse_shapes(shape or [])

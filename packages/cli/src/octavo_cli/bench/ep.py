@@ -13,12 +13,15 @@ import jax
 from octavo import DelayedScaling
 from octavo_cli.bench.attempts import Attempts, check_layers
 from octavo_cli.bench.engine_jax import JaxEngine
-from octavo_cli.bench.ep_jax import Block, compiled_step, draw_block, gathered_bytes, received_bytes
+from octavo_cli.bench.ep_fsdp import LAYERS, gathered_bytes, gathering_step
+from octavo_cli.bench.ep_jax import Block, compiled_step, draw_block, received_bytes
 from octavo_cli.bench.ep_results import EpResults, EpRow, Gathered, ep_goals, gathered_goals
 from octavo_cli.bench.gemm_cases import recipe_of
 from octavo_cli.bench.gemm_problem import Names, backends_of
+from octavo_cli.bench.nvlink import received_in_a_step
 from octavo_cli.bench.results import facts_of
 from octavo_cli.bench.shapes import Shape
+from octavo_cli.bench.timing import Call
 from octavo_cli.errors import InputError, RunError
 from octavo_jax.dispatch import layer_for
 from octavo_jax.moe import Exchange
@@ -76,8 +79,9 @@ def bench_ep(choices: Choices, command: str, say: Say) -> EpResults:
             del block
             engine.release()
         for kind in choices.kinds if devices > 1 else ():
-            gather = partial(_gathered, platform, devices, shape, kind, choices.backend)
+            gather = partial(_gathered, engine, platform, devices, shape, kind, choices)
             gathers.add(gather, shape, "even", kind, "kernel gathered", None)
+            engine.release()
     rows = [replace(row, goals=ep_goals(row, made.rows)) if choices.device == "cuda" else row for row in made.rows]
     kernels = gathers.rows
     if choices.device == "cuda":  # XLA:CPU gathers bf16 as fp32
@@ -151,7 +155,8 @@ def _row(engine: JaxEngine, block: Block, shape: Shape, case: _Case, choices: Ch
         output_checkpoint_name=None,
         backend=choices.backend,
     )
-    times = engine.times([partial(program, block.arrays)], choices.repeats)
+    step = partial(program, block.arrays)
+    times = engine.times([step], choices.repeats)
     return EpRow(
         shape,
         case.kind,
@@ -160,10 +165,18 @@ def _row(engine: JaxEngine, block: Block, shape: Shape, case: _Case, choices: Ch
         case.payload,
         backends_of(layer.plan),
         received_bytes(program, case.devices) if spread else 0,
+        _over_nvlink(engine, step, case.devices) if spread else None,
         0 if dropped is None else int(dropped),
         times,
     )
 
 
-def _gathered(platform: str, devices: int, shape: Shape, kind: str, backend: Names) -> Gathered:
-    return Gathered(shape, kind, devices, gathered_bytes(platform, devices, shape, recipe_of(kind), backend))
+def _gathered(engine: JaxEngine, platform: str, devices: int, shape: Shape, kind: str, choices: Choices) -> Gathered:
+    program, given = gathering_step(platform, devices, shape, recipe_of(kind), choices.backend, choices.seed)
+    moved = _over_nvlink(engine, partial(program, given), devices)
+    return Gathered(shape, kind, devices, gathered_bytes(program), None if moved is None else moved // LAYERS)
+
+
+def _over_nvlink(engine: JaxEngine, step: Call, devices: int) -> int | None:
+    """Bytes that a device receives in a step, by the GPUs' counters; None on CPUs and where there are none."""
+    return received_in_a_step(partial(engine.batch, [step]), devices) if engine.device == "cuda" else None

@@ -1,4 +1,4 @@
-"""What `octavo bench ep` compiles: a step of a MoE block, on one device or spread, and of a layer that FSDP shards."""
+"""What `octavo bench ep` compiles: a step of a MoE block, on one device or spread over several."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from octavo import Recipe
 from octavo_cli.bench.gemm_problem import Names
 from octavo_cli.bench.shapes import Shape
-from octavo_jax import MeshAxes, grouped_dense
+from octavo_jax import MeshAxes
 from octavo_jax.moe import Exchange, moe_mlp
-from octavo_jax.policies import save_quantized
 from octavo_jax.traffic import collectives
 
 AXIS = "devices"
-# JAX leaves them untyped.
-_Spec: Any = PartitionSpec
-_Shape: Any = jax.ShapeDtypeStruct
-SHARED, WHOLE = _Spec(AXIS), _Spec()
+Spec: Any = PartitionSpec  # JAX leaves it untyped
+SHARED, WHOLE = Spec(AXIS), Spec()
 
 
 def mesh_of(platform: str, devices: int) -> Mesh:
@@ -92,42 +88,3 @@ def received_bytes(program: Any, devices: int) -> int:
     kinds = ("all-gather", "all-to-all", "ragged-all-to-all")
     total = sum(one.bytes for one in collectives(program) if one.kind in kinds)
     return total * (devices - 1) // devices
-
-
-def gathered_bytes(platform: str, devices: int, shape: Shape, recipe: Recipe, backend: Names) -> int:
-    """Bytes of the all-gathers in forward and backward of one layer whose kernel [G, K, 2F] is cut along K by FSDP.
-
-    It is one of two in a scan, as FSDP is used: the backward pass gathers again, and XLA cannot merge the two.
-    """
-    mesh, rows, layers = mesh_of(platform, devices), shape.rows // devices, 2
-    cut, kernels_cut = NamedSharding(mesh, SHARED), NamedSharding(mesh, _Spec(None, None, AXIS))
-    given = {
-        "x": _Shape((devices, rows, shape.k), jnp.bfloat16, sharding=cut),
-        "kernels": _Shape((layers, shape.groups, shape.k, 2 * shape.n), jnp.bfloat16, sharding=kernels_cut),
-        "sizes": _Shape((devices, shape.groups), np.int32, sharding=cut),
-        "dy": _Shape((devices, rows, 2 * shape.n), jnp.bfloat16, sharding=cut),
-    }
-
-    def step(given: dict[str, jax.Array]) -> Any:
-        def layer(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
-            y = grouped_dense(
-                x,
-                kernel,
-                given["sizes"],
-                recipe=recipe,
-                seed=0 if recipe.stochastic else None,
-                sharding=MeshAxes(fsdp=AXIS),
-                backend=backend,
-            )
-            return x, jnp.sum(y * given["dy"])
-
-        kept = jax.checkpoint(layer, policy=save_quantized())
-
-        def total(x: jax.Array, kernels: jax.Array) -> jax.Array:
-            return jnp.sum(jax.lax.scan(kept, x, kernels)[1])
-
-        return jax.value_and_grad(total, argnums=(0, 1))(given["x"], given["kernels"])
-
-    with jax.set_mesh(mesh):
-        program = jax.jit(step).lower(given).compile()
-    return sum(one.bytes for one in collectives(program) if one.kind == "all-gather")

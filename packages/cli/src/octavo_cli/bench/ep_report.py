@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from octavo_cli.bench.ep_results import EpResults, EpRow, Gathered, speedup
+from octavo_cli.bench.ep_results import EpResults, EpRow, Gathered, gathered_plain, speedup
 from octavo_cli.bench.goals import verdict
 from octavo_cli.bench.report import print_end, print_failures
 from octavo_registry.cli.output import print_line, print_table
 
-_HEADER = ("recipe", "devices", "way", "tokens as", "ms", "over one", "MB received", "dropped", "goal", "backends")
-_GATHERED = ("recipe", "devices", "MB gathered", "of bf16's", "goal")
+_HEADER = (
+    "recipe",
+    "devices",
+    "way",
+    "tokens as",
+    "ms",
+    "over one",
+    "MB received",
+    "by NVLink",
+    "dropped",
+    "goal",
+    "backends",
+)
+_GATHERED = ("recipe", "devices", "MB gathered", "of bf16's", "by NVLink", "of bf16's", "goal")
 
 
 def print_results(results: EpResults) -> None:
@@ -39,6 +51,7 @@ def _cells(row: EpRow, results: EpResults) -> tuple[str, ...]:
         f"{row.ms:.3f}",
         "-" if factor is None or row.devices == 1 else f"{factor:.2f}",
         f"{row.received / 1e6:.1f}",
+        _megabytes(row.nvlink),
         str(row.dropped),
         verdict(row.goals),
         ", ".join(row.backends),
@@ -46,6 +59,21 @@ def _cells(row: EpRow, results: EpResults) -> tuple[str, ...]:
 
 
 def _gathered_cells(row: Gathered, results: EpResults) -> tuple[str, ...]:
-    plain = next((one.bytes for one in results.gathered if (one.shape, one.kind) == (row.shape, "bf16")), None)
-    share = "-" if not plain else f"{row.bytes / plain:.3f}"
-    return row.kind, str(row.devices), f"{row.bytes / 1e6:.1f}", share, verdict(row.goals)
+    plain = gathered_plain(row, results.gathered)
+    return (
+        row.kind,
+        str(row.devices),
+        f"{row.bytes / 1e6:.1f}",
+        _share(row.bytes, None if plain is None else plain.bytes),
+        _megabytes(row.nvlink),
+        _share(row.nvlink, None if plain is None else plain.nvlink),
+        verdict(row.goals),
+    )
+
+
+def _megabytes(count: int | None) -> str:
+    return "-" if count is None else f"{count / 1e6:.1f}"
+
+
+def _share(count: int | None, of: int | None) -> str:
+    return "-" if count is None or not of else f"{count / of:.3f}"

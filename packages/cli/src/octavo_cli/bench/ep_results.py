@@ -26,6 +26,7 @@ class EpRow:
     way       of the exchange; "" on one device
     payload   tokens and gradients travel to the experts as codes
     received  bytes that one device receives from others in a step: of buffers, where the way is ragged
+    nvlink    those that it received by the GPUs' counters, what is no row included; None where none tells
     dropped   choices that found no row
     """
 
@@ -36,6 +37,7 @@ class EpRow:
     payload: bool
     backends: tuple[str, ...]
     received: int
+    nvlink: int | None
     dropped: int
     times: Times
     goals: tuple[Goal, ...] = ()
@@ -56,6 +58,7 @@ class EpRow:
             "name": self.shape.name,
             "backends": list(self.backends),
             "received_bytes": self.received,
+            "nvlink_bytes": self.nvlink,
             "dropped": self.dropped,
             "us": rounded(self.times),
             "ms": round(self.ms, 4),
@@ -65,12 +68,17 @@ class EpRow:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What one device holds of kernels [G, K, 2F] after their gathers in a step of a layer that FSDP shards, bytes."""
+    """The gathers of a kernel [G, K, 2F] that FSDP cuts, forward and backward.
+
+    bytes    that one device holds after them, in the compiled program
+    nvlink   that it received from others, by the GPUs' counters; None where none tells
+    """
 
     shape: Shape
     kind: str
     devices: int
     bytes: int
+    nvlink: int | None = None
     goals: tuple[Goal, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -80,6 +88,7 @@ class Gathered:
             "devices": self.devices,
             "shape": list(self.shape.key),
             "gathered_bytes": self.bytes,
+            "nvlink_bytes": self.nvlink,
             "goals": [goal.as_dict() for goal in self.goals],
         }
 
@@ -105,11 +114,19 @@ def _key(row: EpRow) -> tuple[Shape, str, int, bool]:
 
 
 def gathered_goals(row: Gathered, rows: Sequence[Gathered]) -> tuple[Goal, ...]:
-    """8-bit kernels against bf16's."""
-    plain = next((one.bytes for one in rows if (one.shape, one.kind) == (row.shape, "bf16")), None)
+    """8-bit kernels against bf16's: what is gathered, and what NVLink carries for it."""
+    plain = gathered_plain(row, rows)
     if plain is None or row.kind in ("bf16", "nvfp4"):
         return ()
-    return (Goal("half of bf16's bytes", GATHERED_OF_BF16, row.bytes / plain, most=True),)
+    goals = [Goal("half of bf16's bytes", GATHERED_OF_BF16, row.bytes / plain.bytes, most=True)]
+    if row.nvlink is not None and plain.nvlink:
+        goals.append(Goal("half over NVLink", GATHERED_OF_BF16, row.nvlink / plain.nvlink, most=True))
+    return tuple(goals)
+
+
+def gathered_plain(row: Gathered, rows: Sequence[Gathered]) -> Gathered | None:
+    """The same kernel gathered in bf16; None where that was not run."""
+    return next((one for one in rows if (one.shape, one.kind) == (row.shape, "bf16")), None)
 
 
 @dataclass(frozen=True, kw_only=True)
