@@ -45,7 +45,6 @@ def plan(
     status: int = 0,
     into: Sequence | None = None,
 ) -> None: ...
-
 def record_amax(
     *,
     cuda: bool,
