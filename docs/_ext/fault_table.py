@@ -24,7 +24,7 @@ def packages_markdown(folders: tuple[str, ...]) -> str:
     """A line a row of the faults that packages' own tests name."""
     from octavo_conformance.faults import faults, named_by_tests
 
-    files = [file for folder in folders for file in sorted((ROOT / folder).glob("test_*.py"))]
+    files = [file for folder in folders for file in sorted((ROOT / folder).rglob("test_*.py"))]
     named = named_by_tests(files)
     lines = ["| # | fault | tests |", "|---|---|---|"]
     for row in faults():

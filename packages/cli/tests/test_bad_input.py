@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,20 +37,18 @@ TABLE = [
 ]
 
 
-def _octavo(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from octavo_registry.cli import main; main()", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
-
-
 @pytest.mark.parametrize(("arguments", "named"), TABLE, ids=[" ".join(row[0]) for row in TABLE])
-def test_a_wrong_argument_is_one_line_and_exit_code_2(arguments: list[str], named: str, tmp_path: Path) -> None:
+def test_a_wrong_argument_is_one_line_and_exit_code_2(
+    arguments: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any
+) -> None:
     """The line names what is wrong; no traceback, no output folder, no temporary one."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.txt").write_text("too short to learn from")
     before = sorted(tmp_path.iterdir())
-    result = _octavo("train", "--quick", *arguments, folder=tmp_path)
-    assert result.returncode == 2, result.stderr
-    assert named in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    result = run("train", "--quick", *arguments)
+    assert result.code == 2, result.err
+    assert named in result.err
+    assert len(result.err.strip().splitlines()) == 1, result.err
     assert sorted(tmp_path.iterdir()) == before
 
 

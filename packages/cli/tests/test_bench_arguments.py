@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from octavo_cli.bench.options import check_installed, recorded_command
 from octavo_cli.bench.report import check_output
 from octavo_cli.errors import InputError
 
-COMMANDS = ("quantize", "gemm", "step", "tiles", "mlp", "remat")
+COMMANDS = ("quantize", "gemm", "step", "tiles", "host", "mlp", "moe", "remat", "ep")
 
 OTHERS = [
     (["gemm", "--shape", "8,4096,28672"], "G,K,N,M"),
@@ -49,29 +50,26 @@ TABLE = [
 ]
 
 
-def _octavo(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-c", "from octavo_registry.cli import main; main()", *arguments]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
-
-
 ALL = [*((["quantize", *arguments], named) for arguments, named in TABLE), *OTHERS]
 
 
 @pytest.mark.parametrize(("arguments", "named"), ALL, ids=[" ".join(row[0]) for row in ALL])
-def test_a_wrong_argument_is_one_line_and_exit_code_2(arguments: list[str], named: str, tmp_path: Path) -> None:
-    """Before anything is imported that the command needs, and before anything is written."""
-    result = _octavo("bench", *arguments, "--output", "out.json", folder=tmp_path)
-    assert result.returncode == 2, result.stderr
-    assert named in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+def test_a_wrong_argument_is_one_line_and_exit_code_2(
+    arguments: list[str], named: str, tmp_path: Path, run: Any
+) -> None:
+    """Before anything is written."""
+    result = run("bench", *arguments, "--output", str(tmp_path / "out.json"))
+    assert result.code == 2, result.err
+    assert named in result.err
+    assert len(result.err.strip().splitlines()) == 1, result.err
     assert not list(tmp_path.iterdir())
 
 
-def test_help_lists_the_subcommands(tmp_path: Path) -> None:
+def test_help_lists_the_subcommands(run: Any) -> None:
     """`octavo bench` is a group: what it times has a name of its own."""
-    result = _octavo("bench", "--help", folder=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert [name for name in COMMANDS if name in result.stdout] == list(COMMANDS)
+    result = run("bench", "--help")
+    assert result.code == 0, result.err
+    assert [name for name in COMMANDS if name in result.out] == list(COMMANDS)
 
 
 def test_the_command_imports_no_framework() -> None:

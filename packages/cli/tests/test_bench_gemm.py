@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,21 +22,20 @@ from octavo_cli.bench.timing import Times, affordable
 
 SHAPE = Shape("tiny", 3, 48, 80, 150)
 SIZES = (67, 0, 83)
+GEMM = ["bench", "gemm", "--device", "cpu", "--shape", "3,48,80,150"]
 ROW_KEYS = {
     *("case", "gemm", "shape", "name", "sizes", "backend", "us", "tflops", "peer_ratios", "goals", "match"),
 }
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def content(tmp_path_factory: pytest.TempPathFactory, run: Any) -> dict[str, Any]:
     """The file of one tiny run of the command."""
     target = tmp_path_factory.mktemp("bench") / "gemm.json"
-    line = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "gemm"]
-    line += ["--device", "cpu", "--shape", "3,48,80,150", "--repeats", "1", "--backend", "torch-reference"]
-    result = subprocess.run([*line, "--output", str(target)], capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr
-    assert "No goals on this device" in result.stdout
-    assert "the others against bf16" in result.stdout
+    result = run(*GEMM, "--repeats", "1", "--backend", "torch-reference", "--output", str(target))
+    assert result.code == 0, result.out[-3000:] + result.err
+    assert "No goals on this device" in result.out
+    assert "the others against bf16" in result.out
     written: dict[str, Any] = json.loads(target.read_text())
     return written
 
@@ -116,14 +113,12 @@ def test_a_wrong_output_is_found(framework: str, seed: int) -> None:
         assert replace(pending, samples=(pending.samples[0], swapped)).judged().startswith("differs")
 
 
-def test_jax_runs_the_same_table(tmp_path: Path) -> None:
+def test_jax_runs_the_same_table(tmp_path: Path, run: Any) -> None:
     """Its reference backend, its own ragged_dot; accumulators are torch's."""
     target = tmp_path / "gemm.json"
-    line = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "gemm", "--framework", "jax"]
-    line += ["--device", "cpu", "--shape", "3,48,80,150", "--repeats", "1", "--backend", "jax-reference"]
-    line += ["--kinds", "bf16,row", "--no-fast", "--sizes", "skewed", "--output", str(target)]
-    result = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr
+    line = [*GEMM, "--framework", "jax", "--backend", "jax-reference", "--repeats", "1", "--kinds", "bf16,row"]
+    result = run(*line, "--no-fast", "--sizes", "skewed", "--output", str(target))
+    assert result.code == 0, result.out[-3000:] + result.err
     content = json.loads(target.read_text())
     assert [(row["case"], row["gemm"]) for row in content["rows"]] == [
         (kind, gemm) for kind in ("bf16", "row") for gemm in ("fprop", "dgrad", "wgrad")
@@ -133,14 +128,12 @@ def test_jax_runs_the_same_table(tmp_path: Path) -> None:
     assert all(row["peer_ratios"]["ragged_dot"] > 0 for row in content["rows"])
 
 
-def test_nothing_that_serves_is_exit_code_1(tmp_path: Path) -> None:
+def test_nothing_that_serves_is_exit_code_1(run: Any) -> None:
     """The notes say why."""
-    line = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "gemm", "--device", "cpu"]
-    line += ["--shape", "3,48,80,150", "--backend", "jax-reference", "--kinds", "block", "--ops", "fprop"]
-    result = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
-    assert result.returncode == 1
-    assert "serves jax, the framework is torch" in result.stdout
-    assert "no backend serves any of these GEMMs" in result.stderr
+    result = run(*GEMM, "--backend", "jax-reference", "--kinds", "block", "--ops", "fprop")
+    assert result.code == 1
+    assert "serves jax, the framework is torch" in result.out
+    assert "no backend serves any of these GEMMs" in result.err
 
 
 class _Clock:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,17 +13,13 @@ from octavo_cli.bench.shapes import MODELS
 from octavo_cli.bench.step_results import PEER
 from octavo_cli.bench.timing import Times
 
-MAIN = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "host", "--device", "cpu"]
 
-
-def test_python_and_the_api_beside_the_kernels(tmp_path: Path) -> None:
+def test_python_and_the_api_beside_the_kernels(tmp_path: Path, run: Any) -> None:
     """A row a recipe in each table; graphs and goals are a GPU's."""
     target, kinds = tmp_path / "host.json", ("bf16", "delayed")
-    line = [*MAIN, "--backend", "torch-reference", "--kinds", ",".join(kinds), "--shape", "3,48,80,150", "--quick"]
-    result = subprocess.run(
-        [*line, "--sizes", "skewed", "--output", str(target)], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr
+    line = ["bench", "host", "--device", "cpu", "--backend", "torch-reference", "--kinds", ",".join(kinds), "--quick"]
+    result = run(*line, "--shape", "3,48,80,150", "--sizes", "skewed", "--output", str(target))
+    assert result.code == 0, result.out[-3000:] + result.err
     content = json.loads(target.read_text())
     # torch's own grouped GEMM, where this torch has it, then ours
     assert [row["kind"] for row in content["host"] if row["kind"] != PEER] == list(kinds)
@@ -33,7 +28,7 @@ def test_python_and_the_api_beside_the_kernels(tmp_path: Path) -> None:
     ]
     assert content["failures"] == []
     assert content["goals"] == {"reached": 0, "of": 0}
-    assert "API / KERNELS" in result.stdout
+    assert "API / KERNELS" in result.out
 
 
 def _times(us: float) -> Times:

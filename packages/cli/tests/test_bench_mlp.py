@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 from octavo_cli.bench.mlp_results import FUSED, IN_A_ROW, MlpRow, Way, mlp_goals
 from octavo_cli.bench.shapes import EXPERTS
 from octavo_cli.bench.step_results import PEER
 from octavo_cli.bench.timing import Times
 
-MAIN = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "mlp", "--device", "cpu"]
 
-
-def test_recipes_both_ways(tmp_path: Path) -> None:
+def test_recipes_both_ways(tmp_path: Path, run: Any) -> None:
     """A row each, a stateful and a stochastic recipe among them; what is fused is told; no goals on a CPU."""
     target, kinds = tmp_path / "mlp.json", ("bf16", "delayed", "nvfp4")
-    line = [*MAIN, "--backend", "torch-reference", "--kinds", ",".join(kinds), "--shape", "3,48,80,150"]
-    line += ["--repeats", "1", "--output", str(target)]
-    result = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr
+    line = ["bench", "mlp", "--device", "cpu", "--backend", "torch-reference", "--kinds", ",".join(kinds)]
+    result = run(*line, "--shape", "3,48,80,150", "--repeats", "1", "--output", str(target))
+    assert result.code == 0, result.out[-3000:] + result.err
     content = json.loads(target.read_text())
     # torch's wgrad wants aligned groups: with others it is a note
     rows = [(row["kind"], row["way"]) for row in content["rows"] if row["kind"] != PEER]
@@ -31,7 +27,7 @@ def test_recipes_both_ways(tmp_path: Path) -> None:
     assert all(row["ms"] > 0 for row in content["rows"])
     fused = {row["kind"]: row["fused"] for row in content["rows"] if row["way"] == FUSED}
     assert "activation composed: no backend serves act_quantize" in fused["nvfp4"]
-    assert "weighted rows" in result.stdout
+    assert "weighted rows" in result.out
 
 
 def test_both_ways_have_the_same_gradients(seed: int) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,23 +12,23 @@ from octavo_cli.bench.moe_results import ADDED, GATHERED, PEERS, MoeRow, moe_goa
 from octavo_cli.bench.shapes import EXPERTS
 from octavo_cli.bench.timing import Times
 
-MAIN = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "moe", "--device", "cpu"]
+MOE = ["bench", "moe", "--device", "cpu"]
 
 
-def test_a_row_a_recipe_and_two_of_torchs_own(tmp_path: Path) -> None:
+def test_a_row_a_recipe_and_two_of_torchs_own(tmp_path: Path, run: Any) -> None:
     """A stateful and a stochastic recipe among them; no goals on a CPU; choices that do not fit are refused."""
     target = tmp_path / "moe.json"
-    line = [*MAIN, "--backend", "torch-reference", "--kinds", "delayed,nvfp4", "--quick", "--output", str(target)]
-    result = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr
+    line = [*MOE, "--backend", "torch-reference", "--kinds", "delayed,nvfp4", "--quick", "--output", str(target)]
+    result = run(*line)
+    assert result.code == 0, result.out[-3000:] + result.err
     content = json.loads(target.read_text())
     assert [row["kind"] for row in content["rows"]] == [*PEERS, "delayed", "nvfp4"]
     assert content["failures"] == []
     assert content["goals"] == {"reached": 0, "of": 0}
-    assert "2 a token" in result.stdout
-    result = subprocess.run([*MAIN, "--choices", "3"], capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 2
-    assert "--choices is 3" in result.stdout + result.stderr
+    assert "2 a token" in result.out
+    result = run(*MOE, "--choices", "3")
+    assert result.code == 2
+    assert "--choices is 3" in result.err
 
 
 def test_what_is_timed_is_one_layer(seed: int) -> None:

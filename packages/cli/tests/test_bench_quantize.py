@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -26,14 +24,13 @@ ROW_KEYS = {
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def content(tmp_path_factory: pytest.TempPathFactory, run: Any) -> dict[str, Any]:
     """The file of one tiny run of the command."""
     target = tmp_path_factory.mktemp("bench") / "quantize.json"
-    line = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "quantize"]
-    line += ["--device", "cpu", "--shapes", "256x256", "--groups", "2", "--ragged-groups", "5", "--repeats", "2"]
-    result = subprocess.run([*line, "--output", str(target)], capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr
-    assert "Goals reached:" in result.stdout
+    line = ["bench", "quantize", "--device", "cpu", "--shapes", "256x256", "--groups", "2", "--ragged-groups", "5"]
+    result = run(*line, "--repeats", "2", "--output", str(target))
+    assert result.code == 0, result.out[-3000:] + result.err
+    assert "Goals reached:" in result.out
     written: dict[str, Any] = json.loads(target.read_text())
     return written
 

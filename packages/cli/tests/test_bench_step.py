@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,26 @@ from octavo_cli.bench.gemm_cases import KINDS
 from octavo_cli.bench.step_results import PEER
 from octavo_jax.counting import count_runs
 
-MAIN = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "step", "--device", "cpu"]
+Step = Callable[..., tuple[dict[str, Any], str]]
 
 
-def _run(tmp_path: Path, *arguments: str) -> tuple[dict[str, Any], str]:
-    target = tmp_path / "step.json"
-    line = [*MAIN, *arguments, "--shape", "3,48,80,150", "--repeats", "1", "--output", str(target)]
-    result = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr
-    return json.loads(target.read_text()), result.stdout
+@pytest.fixture
+def step(tmp_path: Path, run: Any) -> Step:
+    """step("--framework", "jax", ...): the file and the output of the command on a small shape."""
+
+    def call(*arguments: str) -> tuple[dict[str, Any], str]:
+        target = tmp_path / "step.json"
+        line = ["bench", "step", "--device", "cpu", "--shape", "3,48,80,150", "--repeats", "1", "--output", str(target)]
+        result = run(*line, *arguments)
+        assert result.code == 0, result.out[-3000:] + result.err
+        return json.loads(target.read_text()), result.out
+
+    return call
 
 
-def test_torch_runs_every_recipe_and_reuses_weights(tmp_path: Path) -> None:
+def test_torch_runs_every_recipe_and_reuses_weights(step: Step) -> None:
     """The framework's own first; quantized kinds twice."""
-    content, out = _run(tmp_path, "--backend", "torch-reference", "--reuse-weights", "--sizes", "skewed")
+    content, out = step("--backend", "torch-reference", "--reuse-weights", "--sizes", "skewed")
     kinds = [(row["kind"], row["weights_reused"]) for row in content["rows"]]
     expected = [(kind, reuse) for kind in KINDS for reuse in (False, True) if not (reuse and kind == "bf16")]
     # torch's wgrad wants aligned groups: sizes of a random draw may leave it out, with a note
@@ -42,18 +47,18 @@ def test_torch_runs_every_recipe_and_reuses_weights(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delayed", "nvfp4"])
-def test_jax_runs_a_stateful_and_a_stochastic_recipe(tmp_path: Path, kind: str) -> None:
+def test_jax_runs_a_stateful_and_a_stochastic_recipe(step: Step, kind: str) -> None:
     """Delayed scaling's state goes through the gradient; NVFP4 has its seed."""
-    content, _ = _run(tmp_path, "--framework", "jax", "--backend", "jax-reference", "--kinds", kind, "--sizes", "even")
+    content, _ = step("--framework", "jax", "--backend", "jax-reference", "--kinds", kind, "--sizes", "even")
     assert [row["kind"] for row in content["rows"]] == [PEER, kind]
     assert content["failures"] == []
     assert all("over_torch" not in row for row in content["rows"])
     assert content["rows"][1]["backends"] == ["jax-reference"]
 
 
-def test_both_frameworks_in_one_run(tmp_path: Path) -> None:
+def test_both_frameworks_in_one_run(step: Step) -> None:
     """A row each of the same step, and how the times compare; peers are left out where nobody asks for them."""
-    content, out = _run(tmp_path, "--framework", "jax,torch", "--kinds", "current", "--sizes", "even", "--no-peers")
+    content, out = step("--framework", "jax,torch", "--kinds", "current", "--sizes", "even", "--no-peers")
     assert [(row["framework"], row["kind"]) for row in content["rows"]] == [("torch", "current"), ("jax", "current")]
     first, second = content["rows"]
     assert second["over_torch"] > 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,13 @@ SHAPE = Shape("tiny", 3, 48, 80, 150)
 
 
 @NEEDS_KERNELS
-def test_every_tile_of_every_kind_runs(tmp_path: Path) -> None:
+def test_every_tile_of_every_kind_runs(tmp_path: Path, run: Any) -> None:
     """On a CPU there is one kernel, so all tiles have one result; the model's numbers are those of a GPU."""
     target = tmp_path / "tiles.json"
-    line = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "tiles", "--device", "cpu"]
-    line += ["--shape", "3,48,80,150", "--repeats", "1", "--sizes", "skewed", "--kinds", ",".join(KINDS)]
-    result = subprocess.run([*line, "--output", str(target)], capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr
-    assert "No tiles to choose on this device" in result.stdout
+    line = ["bench", "tiles", "--device", "cpu", "--shape", "3,48,80,150", "--repeats", "1", "--sizes", "skewed"]
+    result = run(*line, "--kinds", ",".join(KINDS), "--output", str(target))
+    assert result.code == 0, result.out[-3000:] + result.err
+    assert "No tiles to choose on this device" in result.out
     content = json.loads(target.read_text())
     assert content["match"] == {"same": 3 * len(KINDS), "differs": 0}
     for row in content["rows"]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,17 +18,13 @@ Demo = tuple[str, Path, dict[str, Any]]
 
 
 @pytest.fixture(scope="module", params=["torch", "jax"])
-def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Demo:
+def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, run: Any) -> Demo:
     """(framework, output folder, what --json printed) of one quick run a framework."""
     out = tmp_path_factory.mktemp("demo") / "demo-output"
-    program = "from octavo_registry.cli import main; main()"
     recipes = ",".join(NAMES[request.param])
-    arguments = ["train", "--quick", "--json", "--framework", request.param, "--recipes", recipes, "--out", str(out)]
-    result = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert result.returncode == 0, result.stderr
-    return request.param, out, json.loads(result.stdout)
+    result = run("train", "--quick", "--json", "--framework", request.param, "--recipes", recipes, "--out", str(out))
+    assert result.code == 0, result.err
+    return request.param, out, result.json
 
 
 def test_every_file_is_there_and_nothing_else(demo: Demo) -> None:
