@@ -164,3 +164,14 @@ def test_a_tensor_that_left_a_transform(rng: np.random.Generator, runs: list[int
     runs.clear()
     assert torch.equal(grouped_linear(left[0], w, [3, 5], recipe=None, backend="torch-native"), expected)
     assert not runs
+
+
+def test_a_backward_that_is_compiled(rng: np.random.Generator) -> None:
+    """Compiled autograd over an eager forward runs the whole backward beside its graph, with the same bits."""
+    from torch._dynamo import compiled_autograd
+
+    problem = Problem(PRESETS["fp8-block"], "cpu")
+    needs = (False, True, False)
+    expected = problem.step(needs)
+    with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager")):
+        assert_same(problem.step(needs), expected)

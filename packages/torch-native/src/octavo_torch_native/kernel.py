@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -71,7 +72,12 @@ def plane_shapes(layout: GroupedTensorSpec, direction: Direction, name: str) -> 
     """Shapes of a plane's codes and scales in the layout of that name."""
     if name == PLAIN:
         return layout.payload_shape(direction), layout.scale_shape(direction)
-    spec = layout.quantizer
+    return _native_shapes(layout.quantizer, layout.shape, layout.groups, direction, name)
+
+
+def _native_shapes(
+    spec: QuantizerSpec, shape: Shape, groups: int, direction: Direction, name: str
+) -> tuple[Shape, Shape]:
     of_plane: dict[str, Any] = {
         "format": spec.format,
         "scaling": spec.scaling,
@@ -79,8 +85,8 @@ def plane_shapes(layout: GroupedTensorSpec, direction: Direction, name: str) -> 
         "hadamard": spec.hadamard,
         "layout": name,
         "direction": direction,
-        "groups": layout.groups,
-        **geometry(layout.shape),
+        "groups": groups,
+        **geometry(shape),
     }
     return native_layouts.codes_shape(**of_plane), native_layouts.scales_shape(**of_plane)
 
@@ -96,19 +102,28 @@ def geometry(shape: Shape) -> dict[str, int]:
 class Frame:
     """What a kernel makes of inputs of one shape: every output's shape and dtype, and how much scratch it takes.
 
+    layout      of the codes; made when it is first asked for, because recorded launches never do
     constants   octavo_native's arguments that follow from the shape
     """
 
-    __slots__ = ("constants", "layout", "outputs", "workspace")
+    __slots__ = ("_layout", "_make_layout", "constants", "outputs", "workspace")
 
     def __init__(
         self,
-        layout: GroupedTensorSpec,
+        make_layout: Callable[[], GroupedTensorSpec],
         outputs: tuple[tuple[Shape, torch.dtype], ...],
         constants: dict[str, int],
         workspace: int,
     ) -> None:
-        self.layout, self.outputs, self.constants, self.workspace = layout, outputs, constants, workspace
+        self._make_layout, self.outputs, self.constants, self.workspace = make_layout, outputs, constants, workspace
+        self._layout: GroupedTensorSpec | None = None
+
+    @property
+    def layout(self) -> GroupedTensorSpec:
+        layout = self._layout
+        if layout is None:
+            layout = self._layout = self._make_layout()
+        return layout
 
 
 class Kernel:
@@ -171,7 +186,8 @@ class Kernel:
         row_layout, column_layout = (
             self._layouts[direction] if direction in spec.directions else PLAIN for direction in PREFIX
         )
-        layout = GroupedTensorSpec(
+        make_layout = partial(
+            GroupedTensorSpec,
             shape=made,
             groups=groups,
             ragged_axis=0 if len(shape) == 2 else None,
@@ -181,7 +197,11 @@ class Kernel:
         )
         outputs: list[tuple[Shape, torch.dtype]] = []
         for direction in self._made:
-            codes, scales = plane_shapes(layout, direction, self._layouts[direction])
+            name = self._layouts[direction]
+            if name == PLAIN:
+                codes, scales = plane_shapes(make_layout(), direction, name)
+            else:
+                codes, scales = _native_shapes(spec, made, groups, direction, name)
             outputs += [(codes, codes_dtype(spec)), (scales, SCALE_DTYPE[spec.scale_format])]
             if spec.scaling == "nvfp4":
                 outputs.append(((groups,), torch.float32))
@@ -208,7 +228,7 @@ class Kernel:
             **geometry(shape),
         )
         constants = {"dtype": DTYPE_NUMBERS[dtype], "groups": groups, "workspace_bytes": size, **geometry(shape)}
-        return Frame(layout, tuple(outputs), constants, size)
+        return Frame(make_layout, tuple(outputs), constants, size)
 
     def run(
         self,

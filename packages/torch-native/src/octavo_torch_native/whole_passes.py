@@ -63,12 +63,19 @@ class Parts:
         self.kernels, self.recording, self.products = kernels, recording, products
         self.n, self.k, self.groups = sides
         self.dtype, self.row_dtype = dtypes
+        self._of_w: dict[Kernel, Frame] = {}  # the same for every number of rows
 
     def frame(self, kernel: Kernel, operand: Operand, rows: int, cuda: bool) -> Frame:
         """What `kernel` makes of `operand`."""
-        shapes = {"x": (rows, self.k), "w": (self.groups, self.n, self.k), "dy": (rows, self.n)}
-        dtype = self.row_dtype if operand == "dy" else self.dtype
-        return kernel.new_frame(shapes[operand], self.groups, dtype, cuda)
+        if operand == "dy":
+            return kernel.new_frame((rows, self.n), self.groups, self.row_dtype, cuda)
+        if operand == "x":
+            return kernel.new_frame((rows, self.k), self.groups, self.dtype, cuda)
+        frame = self._of_w.get(kernel)
+        if frame is None:
+            frame = kernel.new_frame((self.groups, self.n, self.k), self.groups, self.dtype, cuda)
+            self._of_w[kernel] = frame
+        return frame
 
 
 class Piece:

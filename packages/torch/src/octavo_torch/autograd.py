@@ -244,10 +244,12 @@ def wanted_gradients(ctx: Any, needs: Sequence[bool], dy: Tensor) -> list[bool]:
 
     needs_input_grad says what requires a gradient, and not that torch.autograd.grad asks for others alone.
     """
-    if not is_plain(dy):
+    # a backward that runs is wanted for something
+    if not is_plain(dy) or sum(needs) == 1:
         return list(needs)
     # inputs that are no tensors have no edge
-    edges = iter(ctx.next_functions[-sum(dtype is not None for dtype in ctx.dtypes) :])
+    tensors = [dtype for dtype in ctx.dtypes if dtype is not None]
+    edges = iter(ctx.next_functions[-len(tensors) :])
     found = []
     for needed, dtype in zip(needs, ctx.dtypes, strict=True):
         node = None if dtype is None else next(edges)[0]

@@ -93,7 +93,8 @@ class GroupedLinear(RecipeModule):
         """The module's buffers as the state of delayed scaling; None for other recipes."""
         if not self._stateful:
             return None
-        return DelayedState(self.recipe, self.amax_history, self.encode_scale)  # type: ignore[arg-type]
+        # straight from the dictionary, as GroupParameters.of_all_groups
+        return DelayedState(self.recipe, self._buffers["amax_history"], self._buffers["encode_scale"])  # type: ignore[arg-type]
 
     def forward(
         self,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from octavo_torch.layer import Layer
 
 _grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
 _stands_for_another: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
@@ -130,6 +131,10 @@ class WholeCall:
         return self.whole.backward(dy, x, w, kept, self.rest, wanted, drawn, self.state, self.record, self.group_offset)
 
 
+# compiled autograd traces the backward of a forward that was eager
+_beside_graph: Callable[..., tuple[Tensor | None, Tensor | None]] = torch.compiler.disable(WholeCall.backward)  # type: ignore[no-untyped-call]
+
+
 class WholeLayerFunction(torch.autograd.Function):
     """A whole layer with gradients of x, weight and bias; each is computed only where it is asked for."""
 
@@ -163,7 +168,8 @@ def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
     if need_b:
         db = ops.bias_grads(dy, call.whole.sizes(call.rest), None, None)[0]
     if need_x or need_w:
-        dx, dw = call.backward(dy, x, w, kept, (need_x, need_w))
+        run = _beside_graph if _is_compiling() else WholeCall.backward
+        dx, dw = run(call, dy, x, w, kept, (need_x, need_w))
     return [
         grad if grad is None or grad.dtype is dtype else grad.to(dtype)
         for grad, dtype in zip((dx, dw, db), ctx.dtypes, strict=True)
