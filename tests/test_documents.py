@@ -1,4 +1,4 @@
-"""Every code block of the README and of the docs works: Python runs, commands exist with their options."""
+"""Every code block of the READMEs and of the docs works: Python runs, commands exist with their options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from workspace import ROOT
 import octavo
 from octavo_registry.cli import app
 
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
+PATTERNS = ("*.md", "docs/**/*.md", "packages/*/README.md", "registry/README.md", "native/README.md")
+DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 IN_TREE = [path for path in DOCUMENTS if "_build" not in path.parts]
 QUICK = ("doctor", "why", "recipes")
 
@@ -47,9 +48,9 @@ def test_python_blocks_run(path: Path) -> None:
 
 @every_document
 def test_toml_blocks_are_recipes(path: Path) -> None:
-    """A recipe in the docs is one that Octavo reads; a pyproject excerpt says so by its `[project` header."""
+    """A recipe in the docs is one that Octavo reads; excerpts of other files begin with a table's header."""
     for example in RECIPES.parse(path).examples():
-        if not example.parsed.lstrip().startswith("[project"):
+        if not example.parsed.lstrip().startswith("["):
             example.evaluate()
 
 
