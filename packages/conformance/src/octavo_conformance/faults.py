@@ -111,7 +111,6 @@ _KNOWN: tuple[tuple[int, str, str], ...] = (
 """Number, where it was seen, one line."""
 
 _BEYOND: dict[int, str] = {
-    18: "rows carry no labels: group_sizes say where groups begin, so no row can be marked to be skipped",
     23: "nothing is compiled at run time by Octavo itself; native kernels are built ahead of time",
     26: "needs more than 2^31 elements, so a GPU's memory: the native backends' own GPU tests",
     27: "needs more than 2^31 elements, so a GPU's memory: the native backends' own GPU tests",

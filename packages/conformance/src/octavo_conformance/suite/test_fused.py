@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from octavo_conformance.case import Case, Measure
-from octavo_conformance.functions import Exact, activated, activated_gradient, normalized, width
+from octavo_conformance.functions import activated, activated_gradient, normalized, width
 from octavo_conformance.fused import (
     FEATURES,
     GROUPS,
@@ -24,10 +24,6 @@ from octavo_conformance.fused import (
 )
 from octavo_conformance.inputs import Rng
 from octavo_conformance.needs import needs
-
-
-def _until(exact: Exact, total: int) -> Exact:
-    return Exact(exact.value[:total], exact.error[:total])
 
 
 @needs("act_quantize", of_activations)
