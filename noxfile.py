@@ -202,13 +202,14 @@ def tests(session: nox.Session, package: str) -> None:
 @nox.session
 @nox.parametrize("backend", list(BACKENDS), ids=list(BACKENDS))
 def conformance(session: nox.Session, backend: str) -> None:
-    """The conformance suite on one backend of ours."""
+    """The conformance suite on one backend of ours, whose card declares all that works."""
     if backend in ON_CUDA and shutil.which("nvidia-smi") is None:
         session.skip(f"{backend} serves CUDA devices alone, and there is none here; nox -s gpu runs its suite")
     _install(session, BACKENDS[backend], "octavo-conformance", extra=("pytest-xdist",))
     Path("reports").mkdir(exist_ok=True)
     suite = ("--pyargs", "octavo_conformance.suite", "--octavo-backend", backend)
-    _pytest(session, *suite, f"--octavo-report=reports/{backend}.json")
+    undeclared = ("-W", "error::octavo_conformance.UndeclaredCapability")
+    _pytest(session, *suite, *undeclared, f"--octavo-report=reports/{backend}.json")
 
 
 @nox.session
@@ -366,12 +367,11 @@ def gpu(session: nox.Session) -> None:
     The kernels' tests, the native plugins' CUDA tests, the conformance suite on every installed backend, then each
     tool of compute-sanitizer over every kernel, where it is on PATH. Positional arguments choose backends.
     """
-    pytest = (sys.executable, "-m", "pytest")
-    session.run(*pytest, "native/tests", "-k", "cuda")
-    for directory in ("packages/torch-native", "packages/torch-cudagraph", "packages/jax-native"):
-        session.run(*pytest, *map(str, sorted(Path(directory, "tests").glob("test_cuda*.py"))))
+    _pytest_on_gpu(session, "native/tests", "-k", "cuda")
+    for directory in ("packages/torch", "packages/torch-native", "packages/torch-cudagraph", "packages/jax-native"):
+        _pytest_on_gpu(session, *map(str, sorted(Path(directory, "tests").glob("test_cuda*.py"))))
     for backend in session.posargs or [name for name, owner in BACKENDS.items() if _is_installed(owner)]:
-        session.run(*pytest, "--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend", backend)
+        _pytest_on_gpu(session, "--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend", backend)
     session.run(sys.executable, "native/tests/sanitize.py")
     if shutil.which("compute-sanitizer") is None:
         session.warn("compute-sanitizer is not on PATH, so its four tools did not run; it comes with the CUDA toolkit")
@@ -379,6 +379,13 @@ def gpu(session: nox.Session) -> None:
     for tool, arguments in SANITIZERS.items():
         watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--print-limit", "20")
         session.run(*watch, sys.executable, "native/tests/sanitize.py", *arguments, external=True)
+
+
+def _pytest_on_gpu(session: nox.Session, *arguments: str) -> None:
+    """pytest with six processes on the GPU where pytest-xdist is installed: most of a test's time is its host's."""
+    workers = ("-n", "6", "--dist", "loadscope") if _is_installed("pytest-xdist") else ()
+    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # one process would take the memory of all
+    session.run(sys.executable, "-m", "pytest", *workers, *arguments, env=shared)
 
 
 def _is_installed(distribution: str) -> bool:
