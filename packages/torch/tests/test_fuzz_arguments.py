@@ -7,28 +7,15 @@ what to give.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
-from torch import nn
+from fuzzing import BACKEND, DELAYED, SPEC, G, K, M, N, judge, leaf, with_anything
 
 import octavo_torch as ot
-from octavo import MXFP8, NVFP4, DelayedScaling, NoBackendError, QuantizerSpec
-
-G, K, N, M = 2, 16, 32, 8
-BACKEND = "torch-reference"
-SPEC = QuantizerSpec(scaling="mxfp8", format="e4m3")
-DELAYED = DelayedScaling(history=2)
-
-
-def leaf(*shape: int) -> torch.Tensor:
-    return torch.ones(shape, requires_grad=True)
+from octavo import MXFP8, NVFP4
 
 
 def weights_of_choices() -> tuple[torch.Tensor, ot.Routing]:
@@ -146,82 +133,18 @@ MORE = {
 """Arguments that the valid call leaves out."""
 
 CASES = [(name, argument) for name, (_, valid) in CALLS.items() for argument in (*valid(), *MORE.get(name, ()))]
-OTHER_NAMES = {
-    "recipe": {"state", "seed"},  # another recipe wants another state: the state is told of
-    "operation": {"operation 0"},
-}
-
-WAY_ON = re.compile(
-    r"\b(give|leave|move|make|call|take|write|set|use|keep|cast|at most|are integers|zero or more|known names)\b"
-)
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.bool, torch.complex64)
-SIDES = st.sampled_from((0, 1, G, M, K, N, 2 * N, 3))
-FITTING = [(M, K), (G, N, K), (G, 2 * N, K), (G, K, N), (G, N), (M,), (G,), (M, N), (G, K), (M, 1), ()]
-
-
-def tensor(shape: Any, dtype: torch.dtype, where: str) -> Any:
-    made = torch.zeros(tuple(shape), dtype=dtype)
-    kinds: dict[str, Callable[[], Any]] = {
-        "cpu": lambda: made,
-        "meta": lambda: made.to("meta"),
-        "turned": lambda: made.transpose(0, -1) if made.dim() else made,
-        "expanded": lambda: torch.zeros((), dtype=dtype).expand(tuple(shape)),
-        "numpy": lambda: np.zeros(tuple(shape)),
-        "sparse": lambda: made.to_sparse() if made.dim() else made,
-        "leaf": lambda: made.requires_grad_() if dtype.is_floating_point else made,
-    }
-    return kinds[where]()
-
-
-SHAPES = st.one_of(st.sampled_from(FITTING), st.lists(SIDES, max_size=4))
-WHERE = st.sampled_from(("cpu", "meta", "turned", "expanded", "numpy", "sparse", "leaf"))
-ANYTHING = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-3, 40),  # more would be memory
-    st.floats(),
-    st.text(max_size=8),
-    st.binary(max_size=4),
-    st.lists(st.integers(-3, 1 << 66), max_size=4),
-    st.lists(st.floats(), max_size=3).map(tuple),
-    st.builds(tensor, SHAPES, st.sampled_from(DTYPES), WHERE),
-    st.sampled_from(
-        (MXFP8(), NVFP4(), DELAYED, SPEC, MXFP8, print, object(), {}, {"a": 1}, nn.Linear(2, 2), torch.float64, 1 << 70,
-         "swiglu", "gelu", "rowwise", "x", "accumulate", "mxfp8", [BACKEND], ["no such"], np.array([3, 4]), range(G))
-    ),
-)  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "argument"), CASES, ids=[f"{name}({argument})" for name, argument in CASES])
-@settings(max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=True)
-@example(value=object())
-@example(value=None)
-@example(value=-1)
-@example(value="?")
-@given(value=ANYTHING)
+@with_anything
 def test_it_works_or_a_sentence_says_why(name: str, argument: str, value: Any) -> None:
     """No other exception ever gets out, and the refusal names the argument (faults.md 58, 61)."""
     if argument == "filter" and callable(value):
         return  # a function of the caller's raises what it likes
     function, valid = CALLS[name]
     arguments = valid() | {argument: value}
-    told = None
-    try:
-        function(**arguments)
-    except NoBackendError:
-        return
-    except ValueError as error:
-        told = str(error)
-    if told is not None:
-        assert "\n" not in told, told
-        # what is of the right kind may fit alone and not beside another argument, which is then the one that is told of
-        plain = value is None or isinstance(value, int | float) or type(value) is object
-        blamed = {argument} if plain else {*arguments, "tensor", argument}
-        names = {part for name in blamed for part in (name, name.split("_")[-1])} | OTHER_NAMES.get(argument, set())
-        assert any(re.search(rf"\b{re.escape(word)}", told) for word in names), f"{argument}: {told}"
-        assert WAY_ON.search(told), f"{argument}: {told}"
+    judge(function, arguments, argument, value)
 
 
 def test_every_public_argument_is_there() -> None:

@@ -11,7 +11,7 @@ from octavo import QuantizerSpec, Recipe
 from octavo.quantizer import Direction, Operand
 from octavo_torch.delayed import DelayedState
 from octavo_torch.dtypes import DTYPE_NAMES, name_of
-from octavo_torch.given import check_recipe, told
+from octavo_torch.given import check_recipe, check_spec, told
 from octavo_torch.layer import Layer
 from octavo_torch.operands import check_layout, check_tensor
 from octavo_torch.seeds import Seed, check_seed
@@ -141,8 +141,7 @@ def check_quantize(x: Any, spec: Any, group_sizes: Any, seed: Any, scale: Any, g
     if x.dtype not in DTYPE_NAMES:
         raise ValueError(f"x has dtype {name_of(x.dtype)}; give bfloat16, float16 or float32")
     check_layout("x", x)
-    if not isinstance(spec, QuantizerSpec):
-        raise ValueError(f"spec is a {type(spec).__name__}; give a QuantizerSpec, recipe.quantizer('x') makes one")
+    check_spec("spec", spec)
     if x.dim() == 3:
         if group_sizes is not None:
             raise ValueError("group_sizes was given with stacked matrices [G, N, K]; leave it out: each is a group")

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from octavo_torch import checkpoint_codes as codes
 from octavo_torch.checkpoint_recipes import check_recipes_json, recipe_layers, recipes_json
 from octavo_torch.coded_weight import CodedWeight
+from octavo_torch.given import check_flag, check_module, check_path, told
 from octavo_torch.recipe_module import RecipeModule
 
 VERSION = 1
@@ -37,6 +38,9 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
     """
     from safetensors.torch import save_file
 
+    check_module(module)
+    check_path("path", path)
+    check_flag("quantized", quantized)
     tensors, weights = dict(_plain_state(module)), {}
     for name, layer, parameter, number in _weights(module):
         weight = layer._parameters[parameter]
@@ -69,8 +73,10 @@ def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["sa
 
     Raises ValueError for a file that is damaged, is no such checkpoint, or does not fit `module`.
     """
-    if recipes not in ("same", "any"):
-        raise ValueError(f"recipes is {recipes!r}; give 'same' or 'any'")
+    check_module(module)
+    check_path("path", path)
+    if not isinstance(recipes, str) or recipes not in ("same", "any"):
+        raise ValueError(f"recipes is {told(recipes)}; give 'same' or 'any'")
     said, tensors = _read(Path(path))
     if recipes == "same" or said["weights"]:
         check_recipes_json(module, said["recipes"])

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from octavo_torch.checkpoint_recipes import check_recipe_state, recipe_layers, recipe_state
 from octavo_torch.fsdp_shard import WeightShard
+from octavo_torch.given import check_module, check_path
 from octavo_torch.group_parameters import part_names
 from octavo_torch.per_group import in_one_piece
 
@@ -26,6 +27,8 @@ def save_distributed(module: nn.Module, folder: str | Path) -> None:
     Every rank of the default group calls it and writes what it has; without one, this process writes all. Needs the
     package safetensors. Codes of weights are no values: save_checkpoint writes those.
     """
+    check_module(module)
+    check_path("folder", folder)
     state = {**module.state_dict(), **recipe_state(module)}
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     with _alone():
@@ -39,6 +42,8 @@ def load_distributed(module: nn.Module, folder: str | Path) -> None:
     A module with one parameter a group loads what one with a parameter for all groups has saved, and the other way
     round. Raises ValueError where recipes differ or arrays are missing.
     """
+    check_module(module)
+    check_path("folder", folder)
     reader = HuggingFaceStorageReader(str(folder))
     with _alone():
         saved = reader.read_metadata().state_dict_metadata.keys()

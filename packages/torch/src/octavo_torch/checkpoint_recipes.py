@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import octavo
 from octavo import OctavoError, Recipe
+from octavo_torch.given import check_module, told
 from octavo_torch.recipe_module import RecipeModule
 
 _SUFFIX = "recipe_fingerprint"
@@ -26,6 +27,7 @@ def recipe_state(module: nn.Module) -> dict[str, Tensor]:
 
     Made for torch.distributed.checkpoint, whose state dicts hold tensors alone: after loading, `check_recipe_state`.
     """
+    check_module(module)
     return {
         f"{name}.{_SUFFIX}" if name else _SUFFIX: torch.frombuffer(
             bytearray.fromhex(layer.recipe.fingerprint), dtype=torch.uint8
@@ -37,6 +39,8 @@ def recipe_state(module: nn.Module) -> dict[str, Tensor]:
 def check_recipe_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """ValueError where `state`, which `recipe_state` made of the saved module, has other recipes than `module`."""
     expected = recipe_state(module)
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"state is {told(state)}; give the tensors by name that recipe_state made of the saved module")
     _check_names("recipe_state", state, expected)
     for name, mine in expected.items():
         if not torch.equal(mine, state[name].cpu()):

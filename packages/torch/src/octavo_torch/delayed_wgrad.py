@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from octavo_torch.given import told
 from octavo_torch.graphs import GraphUnsafeError, is_capturing
 
 
@@ -112,8 +113,8 @@ class DelayedWgrad:
             count = left
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= left:
             raise ValueError(
-                f"count is {count!r} and backward passes with weight gradients left out are {left}; give at most that, "
-                "or None for all"
+                f"count is {told(count)} and backward passes with weight gradients left out are {left}; "
+                "give at most that, or None for all"
             )
         for _ in range(count):
             passes = self._left[0]

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from octavo_torch.dtypes import name_of
+from octavo_torch.given import told
+from octavo_torch.operands import check_layout
 from octavo_torch.permutation import Routing, permute, unpermute
 
 
@@ -25,6 +26,8 @@ class ExpertExchange:
 
     def __init__(self, group_sizes: Tensor, group: dist.ProcessGroup) -> None:
         """group_sizes: integers [E] of this rank's rows, sorted by expert; E is a multiple of the group's ranks."""
+        if not isinstance(group, dist.ProcessGroup):
+            raise ValueError(f"group is {told(group)}; give a torch.distributed.ProcessGroup")
         ranks = group.size()
         _check_sizes(group_sizes, ranks)
         mine = group_sizes.to(torch.int64).view(ranks, -1)
@@ -44,10 +47,9 @@ class ExpertExchange:
         Rows past the sum of the sizes stay here, and their gradient is zero. Probabilities travel as [M, 1].
         """
         sent = sum(self._sent)
-        if rows.dim() != 2 or rows.shape[0] < sent:
-            raise ValueError(
-                f"rows has shape {list(rows.shape)} and the sizes' sum is {sent}; give [M, K] with M >= {sent}"
-            )
+        if not isinstance(rows, Tensor) or rows.dim() != 2 or rows.shape[0] < sent:
+            raise ValueError(f"rows is {told(rows)} and the sizes' sum is {sent}; give [M, K] with M >= {sent}")
+        check_layout("rows", rows)
         came = _all_to_all(rows[:sent], self._received, self._sent, self._group)
         sorted_rows, _, self._routing = permute(came, self._expert, self.group_sizes.shape[0])
         return sorted_rows
@@ -60,8 +62,8 @@ class ExpertExchange:
         if self._routing is None:
             raise ValueError("from_experts was called before to_experts; send rows first")
         sent = sum(self._sent)
-        if to < sent:
-            raise ValueError(f"to is {to} and the sizes' sum is {sent}; give the rows that to_experts had")
+        if not isinstance(to, int) or to < sent:
+            raise ValueError(f"to is {told(to)} and the sizes' sum is {sent}; give the rows that to_experts had")
         came = _all_to_all(unpermute(rows, self._routing), self._sent, self._received, self._group)
         return torch.nn.functional.pad(came, (0, 0, 0, to - sent))
 
@@ -93,10 +95,9 @@ def _check_sizes(group_sizes: Any, ranks: int) -> None:
         or group_sizes.dim() != 1
         or group_sizes.dtype not in (torch.int64, torch.int32)
     ):
-        given = type(group_sizes).__name__
-        if isinstance(group_sizes, Tensor):
-            given = f"{name_of(group_sizes.dtype)} {list(group_sizes.shape)}"
-        raise ValueError(f"group_sizes is {given}; give int32 or int64 [E], this rank's rows for each expert of all")
+        raise ValueError(
+            f"group_sizes is {told(group_sizes)}; give int32 or int64 [E], this rank's rows for each expert of all"
+        )
     if group_sizes.shape[0] % ranks or not group_sizes.shape[0]:
         raise ValueError(
             f"group_sizes has {group_sizes.shape[0]} experts for {ranks} ranks; give a number that the ranks divide"

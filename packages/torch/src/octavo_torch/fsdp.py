@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from octavo_torch.fsdp_notes import Notes
 from octavo_torch.fsdp_shard import WeightShard
+from octavo_torch.given import check_module
 from octavo_torch.recipe_module import RecipeModule
 
 _NOTES = "_gather_notes"
@@ -27,6 +28,7 @@ def quantize_before_gather(module: nn.Module) -> None:
 
     Raises ValueError for a module without such weights, or one that is sharded already.
     """
+    check_module(module)
     found = [*_weights(module)]
     if not found:
         raise ValueError(
@@ -62,6 +64,7 @@ def unchanged_weights(module: nn.Module) -> Iterator[None]:
     Raises ValueError for a module whose weights `quantize_before_gather` has not marked, and in a gather after a weight
     has been written.
     """
+    check_module(module)
     marked = [notes for owner in module.modules() for notes in owner.__dict__.get(_NOTES, {}).values()]
     if not marked:
         raise ValueError(
@@ -80,6 +83,7 @@ def unchanged_weights(module: nn.Module) -> Iterator[None]:
 
 def explain_gather(module: nn.Module) -> str:
     """A line for each weight of a grouped layer in `module`: how FSDP2 gathered it last."""
+    check_module(module)
     lines = []
     for prefix, owner in module.named_modules():
         for name, _, _ in _own_weights(owner):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from octavo import Recipe
+from octavo import QuantizerSpec, Recipe
 from octavo_torch.dtypes import DTYPE_NAMES, name_of
 
 _QUOTED = (str, int, float, type(None), torch.dtype, torch.device)
@@ -29,6 +30,12 @@ def check_recipe(recipe: Any) -> None:
         raise ValueError(f"recipe is {told(recipe)}; give a Recipe, octavo.recipe(name) makes one from a name")
 
 
+def check_spec(name: str, spec: Any) -> None:
+    """ValueError for anything but a QuantizerSpec."""
+    if not isinstance(spec, QuantizerSpec):
+        raise ValueError(f"{name} is {told(spec)}; give a QuantizerSpec, recipe.quantizer('x') makes one")
+
+
 def backend_names(backend: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
     """`backend` as a name, a tuple of names or None; ValueError for anything else."""
     if backend is None or isinstance(backend, str):
@@ -37,6 +44,18 @@ def backend_names(backend: str | Sequence[str] | None) -> str | tuple[str, ...] 
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"backend is {told(backend)}; give a name, several in order of preference, or None")
     return names
+
+
+def check_module(module: Any) -> None:
+    """ValueError for anything but a module."""
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"module is {told(module)}; give a torch.nn.Module")
+
+
+def check_path(name: str, value: Any) -> None:
+    """ValueError for anything but a path or its text."""
+    if not isinstance(value, str | Path):
+        raise ValueError(f"{name} is {told(value)}; give a pathlib.Path or a str")
 
 
 def check_flag(name: str, value: Any) -> None:

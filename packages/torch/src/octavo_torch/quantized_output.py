@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo import QuantizerSpec
 from octavo_torch.functional import grouped_linear, quantize
+from octavo_torch.given import check_spec
 from octavo_torch.grouped_tensor import GroupedTensor
 from octavo_torch.linear import Rows
 from octavo_torch.per_group import Weights
@@ -36,6 +37,7 @@ def grouped_linear_quantized(
     Plain layouts. y has one rounding to its dtype before; stochastic rounding takes seed XOR 2^63. Not differentiable:
     for training give y to `quantize_input`. Raises as `grouped_linear` and `quantize` do.
     """
+    check_spec("quantizer", quantizer)
     y = grouped_linear(x, weight, group_sizes, **rest)
     return quantize(
         y,

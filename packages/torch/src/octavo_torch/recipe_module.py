@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from octavo import HighPrecision, Recipe
 from octavo_torch.delayed import DelayedState
 from octavo_torch.delayed_wgrad import DelayedWgrad
-from octavo_torch.given import backend_names, check_count, check_flag, check_recipe, told
+from octavo_torch.given import backend_names, check_count, check_flag, check_module, check_recipe
 from octavo_torch.group_parameters import GroupParameters
 from octavo_torch.main_grad import MainGrad, check_mode
 from octavo_torch.seeds import SeedCounter
@@ -153,8 +153,7 @@ class RecipeModule(GroupParameters):
 
 def update_scales(module: nn.Module, process_group: Any = None) -> None:
     """`update_scales` of every GroupedLinear and GroupedMLP in `module`: call it after each optimizer step."""
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"module is {told(module)}; give a torch.nn.Module")
+    check_module(module)
     for layer in module.modules():
         if isinstance(layer, RecipeModule):
             layer.update_scales(process_group)

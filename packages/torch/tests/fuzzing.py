@@ -1,0 +1,99 @@
+"""Any value in the place of an argument, and the judge of what comes of it: it works, or a sentence says why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from octavo import MXFP8, NVFP4, DelayedScaling, NoBackendError, QuantizerSpec
+
+G, K, N, M = 2, 16, 32, 8
+BACKEND = "torch-reference"
+SPEC = QuantizerSpec(scaling="mxfp8", format="e4m3")
+DELAYED = DelayedScaling(history=2)
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, requires_grad=True)
+
+
+OTHER_NAMES = {
+    "recipe": {"state", "seed"},  # another recipe wants another state: the state is told of
+    "operation": {"operation 0"},
+}
+
+WAY_ON = re.compile(
+    r"\b(give|leave|move|make|call|take|write|set|use|keep|cast|at most|are integers|zero or more|known names)\b"
+)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.bool, torch.complex64)
+SIDES = st.sampled_from((0, 1, G, M, K, N, 2 * N, 3))
+FITTING = [(M, K), (G, N, K), (G, 2 * N, K), (G, K, N), (G, N), (M,), (G,), (M, N), (G, K), (M, 1), ()]
+
+
+def tensor(shape: Any, dtype: torch.dtype, where: str) -> Any:
+    made = torch.zeros(tuple(shape), dtype=dtype)
+    kinds: dict[str, Callable[[], Any]] = {
+        "cpu": lambda: made,
+        "meta": lambda: made.to("meta"),
+        "turned": lambda: made.transpose(0, -1) if made.dim() else made,
+        "expanded": lambda: torch.zeros((), dtype=dtype).expand(tuple(shape)),
+        "numpy": lambda: np.zeros(tuple(shape)),
+        "sparse": lambda: made.to_sparse() if made.dim() else made,
+        "leaf": lambda: made.requires_grad_() if dtype.is_floating_point else made,
+    }
+    return kinds[where]()
+
+
+SHAPES = st.one_of(st.sampled_from(FITTING), st.lists(SIDES, max_size=4))
+WHERE = st.sampled_from(("cpu", "meta", "turned", "expanded", "numpy", "sparse", "leaf"))
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 40),  # more would be memory
+    st.floats(),
+    st.text(max_size=8),
+    st.binary(max_size=4),
+    st.lists(st.integers(-3, 1 << 66), max_size=4),
+    st.lists(st.floats(), max_size=3).map(tuple),
+    st.builds(tensor, SHAPES, st.sampled_from(DTYPES), WHERE),
+    st.sampled_from(
+        (MXFP8(), NVFP4(), DELAYED, SPEC, MXFP8, print, object(), {}, {"a": 1}, nn.Linear(2, 2), torch.float64, 1 << 70,
+         "swiglu", "gelu", "rowwise", "x", "accumulate", "mxfp8", [BACKEND], ["no such"], np.array([3, 4]), range(G))
+    ),
+)  # fmt: skip
+
+
+def with_anything(test: Callable[..., None]) -> Any:
+    """`test`, called with many a `value`."""
+    quiet = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+    made = settings(max_examples=8, print_blob=True, **quiet)(given(value=ANYTHING)(test))
+    for value in (object(), None, -1, "?"):
+        made = example(value=value)(made)
+    return made
+
+
+def judge(function: Callable[..., Any], arguments: dict[str, Any], argument: str, value: Any) -> None:
+    """Call it; no exception but NoBackendError and a ValueError in one line, which names `argument` and a way on."""
+    told = None
+    try:
+        function(**arguments)
+    except NoBackendError:
+        return
+    except ValueError as error:
+        told = str(error)
+    if told is not None:
+        assert "\n" not in told, told
+        # what is of the right kind may fit alone and not beside another argument, which is then the one that is told of
+        plain = value is None or isinstance(value, int | float) or type(value) is object
+        blamed = {argument} if plain else {*arguments, "tensor", argument}
+        names = {part for name in blamed for part in (name, name.split("_")[-1])} | OTHER_NAMES.get(argument, set())
+        assert any(re.search(rf"\b{re.escape(word)}", told) for word in names), f"{argument}: {told}"
+        assert WAY_ON.search(told), f"{argument}: {told}"
