@@ -15,7 +15,7 @@ from octavo import NoBackendError, OctavoError
 from octavo_registry import KernelChoice, Registry, Request
 from octavo_registry.cli import app
 
-WHY = ["--recipe", "mxfp8", "--shape", "64,128,32,4", "--framework", "torch", "--device", "cpu", "--kernels"]
+WHY = ["--recipe", "mxfp8", "--shape", "4,128,32,64", "--framework", "torch", "--device", "cpu", "--kernels"]
 TILE = KernelChoice("128x256, cluster 2", 1792, 13.58, 0.9977, 361.2, True)
 OTHER = KernelChoice("64x256", 3584, 27.2, 1.0, 402.5, False)
 

@@ -12,7 +12,7 @@ import pytest
 import octavo
 import octavo_registry
 
-WHY = ["why", "fprop", "--recipe", "mxfp8", "--shape", "64,128,32,4", "--framework", "torch", "--device", "cpu"]
+WHY = ["why", "fprop", "--recipe", "mxfp8", "--shape", "4,128,32,64", "--framework", "torch", "--device", "cpu"]
 
 
 def test_why_shows_every_verdict_and_the_layer(run: Any) -> None:
@@ -126,7 +126,7 @@ def test_why_takes_a_recipe_file_and_a_capability(run: Any, tmp_path: Path) -> N
     file = tmp_path / "recipe.json"
     file.write_text(octavo.MXFP8(square_weights=True).to_json())
     for arch in ("9.0", "sm_90", "90", "sm_90a"):
-        ran = run("why", "fprop", "--recipe", str(file), "--shape", "64x128x32x4", "--framework", "torch",
+        ran = run("why", "fprop", "--recipe", str(file), "--shape", "4x128x32x64", "--framework", "torch",
                   "--device", "cuda", "--arch", arch)  # fmt: skip
         assert ran.code == 0
         assert ran.out.startswith("fprop in mxfp8 for torch on cuda (sm_90)")
@@ -136,8 +136,8 @@ def test_why_takes_a_recipe_file_and_a_capability(run: Any, tmp_path: Path) -> N
     ("arguments", "message"),
     [
         (["why", "fprob", *WHY[2:]], "OP: got 'fprob'; one of quantize, "),
-        ([*WHY, "--shape", "1,2,3"], "--shape: got '1,2,3'; give M,K,N,G"),
-        ([*WHY, "--shape", "1,2,3,0"], "K, N and G are 1 or more"),
+        ([*WHY, "--shape", "1,2,3"], "--shape: got '1,2,3'; give G,K,N,M"),
+        ([*WHY, "--shape", "0,2,3,1"], "G, K and N are 1 or more"),
         ([*WHY, "--shape", "1,-2,3,4"], "--shape: got '1,-2,3,4'"),
         ([*WHY, "--recipe", "mxfp9"], "recipe: got 'mxfp9'; known names are bf16, "),
         ([*WHY, "--recipe", "/absent/r.json"], "/absent/r.json: cannot be read (No such file or directory)"),

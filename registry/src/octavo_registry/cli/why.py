@@ -77,13 +77,13 @@ class Question:
 
 
 def parse_shape(text: str) -> tuple[int, int, int, int]:
-    """M, K, N and G of `--shape`."""
+    """M, K, N and G of `--shape`, which is G,K,N,M as in `octavo bench`."""
     parts = text.replace("x", ",").split(",")
     if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
-        raise BadInput(f"--shape: got {text!r}; give M,K,N,G (rows, in-features, out-features, groups)")
-    m, k, n, g = (int(part) for part in parts)
+        raise BadInput(f"--shape: got {text!r}; give G,K,N,M (groups, in-features, out-features, rows)")
+    g, k, n, m = (int(part) for part in parts)
     if min(k, n, g) < 1:
-        raise BadInput(f"--shape: got {text!r}; K, N and G are 1 or more")
+        raise BadInput(f"--shape: got {text!r}; G, K and N are 1 or more")
     return m, k, n, g
 
 
@@ -185,7 +185,7 @@ def decision_json(decision: Decision) -> dict[str, str]:
 def why(
     op: Annotated[str, typer.Argument(metavar="OP", help=f"One of {', '.join(OPERATIONS)}.")],
     recipe: Annotated[str, typer.Option(help="A recipe's name or file.", autocompletion=complete_recipe)],
-    shape: Annotated[str, typer.Option(metavar="M,K,N,G", help="Rows, in-features, out-features, groups.")],
+    shape: Annotated[str, typer.Option(metavar="G,K,N,M", help="Groups, in-features, out-features, rows.")],
     framework: Annotated[str | None, typer.Option(help="torch, jax or another; the installed one by default.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda; this machine's accelerator by default.")] = None,
     arch: Annotated[str | None, typer.Option(help="Compute capability, such as 9.0; the device's by default.")] = None,
