@@ -68,7 +68,7 @@ def alone(rank: int, store: str) -> None:
     """One of two processes on a CPU."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     train(rank, torch.device("cpu"))
-    dist.barrier()  # gloo's threads do not outlive a peer that is gone already
+    dist.barrier()  # neither leaves while the other still exchanges
     dist.destroy_process_group()
 
 

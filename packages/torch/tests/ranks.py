@@ -21,6 +21,15 @@ WORLD = 4
 WATCHDOG_SECONDS = 60.0
 START_SECONDS = 300.0  # importing torch, on a machine that has other work
 
+IMPORTED_ONCE = [
+    "octavo_torch.checkpoint_distributed",
+    "octavo_torch.parallel",
+    "octavo_torch.sequential",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+]
+"""What ranks are forked with. Each would import it within its first call, whose seconds are the watchdog's."""
+
 device = "cpu"
 """In a rank: where its tensors are."""
 
@@ -52,7 +61,7 @@ class Ranks:
         """backend: torch.distributed's; with "nccl" in it each rank has a GPU."""
         self.world, self.backend = world, backend
         self._context = mp.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch.distributed.tensor", "torch.distributed.fsdp", "octavo_torch"])
+        self._context.set_forkserver_preload(IMPORTED_ONCE)
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
