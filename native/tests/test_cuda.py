@@ -269,10 +269,12 @@ def test_packed_codes_are_those_of_the_cpu(rng: np.random.Generator, pack: bool)
         assert (ours == theirs).all(), sides
 
 
-def run_on_device(shape: Shape, x: Any, dtype: str, cols: int, **arguments: int | float) -> None:
-    """Quantize `x` on the device with MX scales, for an output that is among `arguments`."""
-    made_by = quantizer({"scaling": "mxfp8", "format": "e4m3"})
-    plane = new_plane({"scaling": "mxfp8", "format": "e4m3"}, shape, "rowwise", layouts.PLAIN, CUDA)
+def run_on_device(
+    shape: Shape, x: Any, dtype: str, cols: int, scaling: str = "mxfp8", **arguments: int | float
+) -> None:
+    """Quantize rows of `x` on the device, for an output that is among `arguments`."""
+    made_by = quantizer({"scaling": scaling, "format": "e4m3"})
+    plane = new_plane({"scaling": scaling, "format": "e4m3"}, shape, "rowwise", layouts.PLAIN, CUDA)
     sides = {"cuda": True, "dtype": native.DTYPES[dtype], "cols": cols, **shape.arguments}
     kinds = {name: arguments[name] for name in ("prologue", "activation", "norm") if name in arguments}
     sums = {name: name in arguments for name in ("dbias", "dprobs")}
@@ -359,11 +361,13 @@ def test_dbias_has_the_same_bits_each_time(rng: np.random.Generator) -> None:
     assert all((result == results[0]).all() for result in results)
 
 
+@pytest.mark.parametrize("scaling", ["mxfp8", "row"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["swiglu", "geglu_tanh", "relu2"])
-def test_gradients_of_probabilities(rng: np.random.Generator, name: str, dtype: str) -> None:
+def test_gradients_of_probabilities(rng: np.random.Generator, name: str, dtype: str, scaling: str) -> None:
     """dprobs [M] is the sum of dy act(x) (* up) along rows, 0 past the last group, where rows hold NaN, with one set of
-    bits, made beside the codes or, where rows are not aligned, on its own (faults.md 1, 3, 22)."""
+    bits, made beside the codes or the amaxes (row scaling) or, where rows are not aligned, on its own (faults.md 1, 3,
+    22)."""
     gated = name in native.GATED
     kinds = {"prologue": native.PROLOGUES["activation_grad"], "activation": native.ACTIVATIONS[name]}
     for features in (32, 160, 416, 1056):
@@ -379,7 +383,7 @@ def test_gradients_of_probabilities(rng: np.random.Generator, name: str, dtype: 
             apart = torch.empty(x.numel() + start, dtype=x.dtype, device="cuda")[start:].view_as(x).copy_(x)
             out = torch.full((shape.rows,), torch.nan, device="cuda")
             given = {"dy": dy.data_ptr(), "dy_stride": features, "dprobs": out.data_ptr(), **kinds}
-            run_on_device(shape, apart, dtype, cols, **given)
+            run_on_device(shape, apart, dtype, cols, scaling, **given)
             results.append(out.cpu().numpy())
         assert (results[0].view(np.uint32) == results[1].view(np.uint32)).all()
         wide, used = x.double().cpu()[: shape.used], slice(shape.used)

@@ -290,7 +290,7 @@ OCTAVO_HD ValueAndSlope silu_moderate(float x) {
   using namespace activation;
   constexpr float LN2 = 0.693147182f;
   const float high = x * -LOG2E;
-  const float low = fmaf(x, -LOG2E_REST, fmaf(x, -LOG2E, -high));
+  const float lost_high = fmaf(x, LOG2E, high), low = fmaf(x, -LOG2E_REST, -lost_high);
   const float rough = exp2_approximate(high), e = fmaf(rough * LN2, low, rough);
   const float denominator = 1.0f + e, inverse = reciprocal(denominator);
   ValueAndSlope result = {0.0f, 0.0f};

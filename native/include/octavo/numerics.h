@@ -252,28 +252,43 @@ struct Words {
   uint32_t word[4];
 };
 
-OCTAVO_HD Words philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+constexpr int PHILOX_ROUNDS = 10;
+
+// Both keys of a round.
+struct RoundKeys {
+  uint32_t first, second;
+};
+
+OCTAVO_HD RoundKeys round_keys(uint32_t k0, uint32_t k1, uint32_t round) {
+  return {k0 + round * 0x9E3779B9u, k1 + round * 0xBB67AE85u};
+}
+
+// `keys_of(round)`: round_keys, worked out now or before.
+template <class KeysOf>
+OCTAVO_HD Words philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, const KeysOf& keys_of) {
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < PHILOX_ROUNDS; ++round) {
     const uint64_t first = static_cast<uint64_t>(c0) * 0xD2511F53u, second = static_cast<uint64_t>(c2) * 0xCD9E8D57u;
-    c0 = static_cast<uint32_t>(second >> 32) ^ c1 ^ k0;
-    c2 = static_cast<uint32_t>(first >> 32) ^ c3 ^ k1;
+    const RoundKeys keys = keys_of(round);
+    c0 = static_cast<uint32_t>(second >> 32) ^ c1 ^ keys.first;
+    c2 = static_cast<uint32_t>(first >> 32) ^ c3 ^ keys.second;
     c1 = static_cast<uint32_t>(second);
     c3 = static_cast<uint32_t>(first);
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
   }
   return {{c0, c1, c2, c3}};
 }
 
-// The eight draws of half a block of 16: element i takes 16 bits of word i / 2, the low ones when i is even.
-// rowwise: outer = row within its group, block = column block; columnwise: outer = column, block = block in the group.
-OCTAVO_HD Words draws(uint32_t outer, uint32_t block, Direction direction, int half, Operand operand, uint32_t group,
-                      const uint32_t* key) {
-  const uint32_t stream = 8 * static_cast<uint32_t>(operand) + 2 * static_cast<uint32_t>(direction) + half;
-  return philox(outer, block, stream, group, key[0], key[1]);
+OCTAVO_HD Words philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+  return philox(c0, c1, c2, c3, [=](int round) { return round_keys(k0, k1, static_cast<uint32_t>(round)); });
+}
+
+// Counter word 2 of the eight draws of half a block of 16, of which element i takes 16 bits of word i / 2, the low ones
+// when i is even. Word 3 is the group; words 0 and 1 are rowwise the row within its group and the column block,
+// columnwise the column and the block in the group.
+OCTAVO_HD uint32_t draw_stream(Direction direction, int half, Operand operand) {
+  return 8 * static_cast<uint32_t>(operand) + 2 * static_cast<uint32_t>(direction) + half;
 }
 
 OCTAVO_HD uint32_t draw(const Words& words, int element) { return (words.word[element / 2] >> (16 * (element & 1))) & 0xFFFFu; }

@@ -20,6 +20,7 @@ struct AmaxArgs {
   uint32_t* hadamard;  // [G]
   uint32_t* rows;      // [M] or null
   uint32_t* columns;   // [G, C] or null
+  void* activated;     // rows_and_columns: [M, C] of the source's dtype or null, its values
   const int32_t* unchanged;
 };
 
@@ -55,13 +56,11 @@ __global__ void __launch_bounds__(THREADS, amax_ctas<S, A, WIDE>())
       raise_group(args.hadamard + place.panel.group, warp_maximum(transformed));
     }
     if constexpr (A == Amax::rows_and_columns) {
+      if (args.activated) store_activated<WIDE>(args, place, values);
       if (args.rows) {
-        const RowMaxima<T> maxima = row_maxima<16>(values);
-        constexpr int per_word = Pack<T>::per_word;
-        const int mine = static_cast<int>(threadIdx.x % 16);
-        const uint32_t word = pick(maxima.word, mine / per_word % (8 / per_word));
-        if (mine < place.live_rows())
-          raise(args.rows + place.first_row() + mine, Pack<T>::fp32_bits(word, mine % per_word));
+        const int mine = static_cast<int>(threadIdx.x % COLUMN_LANES);
+        const uint32_t bits = row_maxima<COLUMN_LANES>(values).fp32_bits(0);
+        if (mine < place.live_rows()) raise(args.rows + place.first_row() + mine, bits);
       }
       if (args.columns) {
         if (threadIdx.x < TILE_COLS) partial[threadIdx.x] = 0;

@@ -55,15 +55,13 @@ __device__ __forceinline__ uint32_t e2m1_top(float scaled) {
   return with_sign_of(scaled, sum << 28);
 }
 
-// Stochastically rounded: the draw is added below the one mantissa bit that is kept, and carries into it. A magnitude
-// below 1 has a fixed step, so 1 is added to it first (towards zero: of what is cut off nothing counts). The bits of
-// that 1 stand, modulo 8, for the 2 by which its codes are lower. The code less 4 modulo 8 and its sign, in the top
-// four bits.
-__device__ __forceinline__ uint32_t e2m1_top_stochastic(float scaled, uint32_t draw) {
-  const float magnitude = e2m1_clamped(scaled);
-  const float one = magnitude < 1.0f ? 1.0f : 0.0f;
-  const uint32_t sum = bits_of(__fadd_rz(magnitude, one)) + (draw * 64u + bits_of(one));
-  return with_sign_of(scaled, sum << 6);
+// The signs of eight values where E2M1 codes have them: in the top bit of each four.
+__device__ __forceinline__ uint32_t e2m1_signs(const float (&values)[8]) {
+  const auto top_bytes = [&](int i) {
+    return __byte_perm(__byte_perm(bits_of(values[i]), bits_of(values[i + 2]), 0x0073),
+                       __byte_perm(bits_of(values[i + 4]), bits_of(values[i + 6]), 0x0073), 0x5410);
+  };
+  return (top_bytes(0) >> 4 & 0x08080808u) | (top_bytes(1) & 0x80808080u);
 }
 
 template <Format F>
@@ -80,11 +78,26 @@ __device__ __forceinline__ Codes<F> encode8(const float (&scaled)[8]) {
   }
 }
 
+// Stochastically rounded: the draw is added below the one mantissa bit that is kept, and carries into it. Below 1 the
+// step is that from 1 to 2: half of a magnitude and a half more has the same mantissa step in the binade before, and is
+// the larger of the two just there (towards zero: of what is cut off nothing counts). Exponent and kept bit are then the
+// code plus twice the exponent of 0.5. One instruction adds the draw, cuts off and appends to the codes of the elements
+// after; what they are too large by is taken off all at once.
 __device__ __forceinline__ Codes<Format::e2m1> encode8_stochastic(const float (&scaled)[8], const Words& words) {
-  uint32_t word = 0;
+  constexpr uint32_t too_large = 2u * 126u * 0x11111111u;
+  uint32_t codes = 0;
 #pragma unroll
-  for (int i = 7; i >= 0; --i) word = __funnelshift_l(e2m1_top_stochastic(scaled[i], draw(words, i)), word, 4);
-  return {word ^ 0x44444444u};
+  for (int i = 7; i >= 0; --i) {
+    const float magnitude = e2m1_clamped(scaled[i]);
+    const float stepped = fmaxf(magnitude, __fmaf_rz(magnitude, 0.5f, 0.5f));
+    const uint32_t word = words.word[i / 2], draw = i % 2 ? word & 0xFFFF0000u : word << 16;
+    // high word: 16 * codes + (stepped's bits * 2^10 + draw) / 2^32
+    asm("{\n.reg .b64 sum;\n.reg .b32 cut;\n"
+        "mov.b64 sum, {%2, %3};\nmad.wide.u32 sum, %1, 1024, sum;\nmov.b64 {cut, %0}, sum;\n}"
+        : "=r"(codes)
+        : "r"(bits_of(stepped)), "r"(draw), "r"(codes * 16u));
+  }
+  return {(codes - too_large) | e2m1_signs(scaled)};
 }
 
 // All bits of the first `count` codes of eight, to be kept by `masked`.

@@ -26,8 +26,8 @@ __global__ void finish_scales(uint32_t* bits_to_encode, int64_t count, Format fo
   if (amax) amax[i] = canonical(float_of(bits));
 }
 
-// Encode scales that the caller gave to stored decode scales.
-__global__ void store_decode_scales(const float* encode, int64_t count, float* first, float* second,
+// Encode scales that the caller gave to stored decode scales; clears `amax`, which the tiles raise, on the way.
+__global__ void store_decode_scales(const float* encode, int64_t count, float* first, float* second, float* amax,
                                     const int32_t* unchanged) {
   if (unchanged && *unchanged) return;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -35,6 +35,7 @@ __global__ void store_decode_scales(const float* encode, int64_t count, float* f
   const float stored = decode_scale(encode[i]);
   if (first) first[i] = stored;
   if (second) second[i] = stored;
+  if (amax) amax[i] = 0.0f;
 }
 
 __global__ void finish_levels(const uint32_t* bits, int64_t count, SecondLevel* levels, float* first, float* second,

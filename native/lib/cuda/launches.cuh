@@ -25,6 +25,7 @@ void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t str
   using Source = decltype(args.source);
   args.tiles.col_blocks =
       static_cast<uint32_t>(ceil_div(makes_halves<Source> ? args.cols / 2 : args.cols, tile_cols<LANES>()));
+  args.tiles.by_col_blocks = Divisor::of(args.tiles.col_blocks);
   args.tiles.down = static_cast<uint32_t>(args.panels * (PANEL_ROWS / tile_rows<LANES>()));
   const uint32_t count = args.tiles.down * args.tiles.col_blocks;
   if (!count) return;  // x has no rows, and a launch needs a block
@@ -138,7 +139,7 @@ void launch_amax(const AmaxArgs<S>& args, Amax what, bool wide, cudaStream_t str
     } else if (what == Amax::hadamard) {
       launch_on_tiles<COLUMN_LANES, WIDE>(amax_tile<S, Amax::hadamard, WIDE>, args, amax_ctas<S, Amax::hadamard, WIDE>(),
                                  stream);
-    } else if constexpr (is_plain<S>) {
+    } else if constexpr (is_plain<S> || keeps_slots<S>) {
       launch_on_tiles<COLUMN_LANES, WIDE>(amax_tile<S, Amax::rows_and_columns, WIDE>, args, amax_ctas<S, Amax::rows_and_columns, WIDE>(),
                                  stream);
     }

@@ -104,19 +104,6 @@ __device__ __forceinline__ void store_pack(void* at, const Pack<T>& pack) {
     to[i] = {pack.word[4 * i], pack.word[4 * i + 1], pack.word[4 * i + 2], pack.word[4 * i + 3]};
 }
 
-// values[index] of an array in registers, by halves: a chain of comparisons would be turned into an array in memory.
-template <int N, class T>
-__device__ __forceinline__ T pick(const T (&values)[N], int index) {
-  T left[N];
-#pragma unroll
-  for (int i = 0; i < N; ++i) left[i] = values[i];
-#pragma unroll
-  for (int bit = 1; bit < N; bit *= 2)
-#pragma unroll
-    for (int i = 0; i < N; i += 2 * bit) left[i] = index & bit ? left[i + bit] : left[i];
-  return left[0];
-}
-
 // Every NaN as the canonical one: 0x7FC0 (bf16), 0x7E00 (fp16), 0x7FC00000.
 template <class T>
 __device__ __forceinline__ void make_canonical(Pack<T>& pack) {

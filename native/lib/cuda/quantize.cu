@@ -42,10 +42,11 @@ bool is_wide(const QuantizeArgs& args, int64_t cols) {
          aligned(args.activated, 16);
 }
 
-// How a call is served. `fused` sources go straight into the tiles, the others are materialized first.
+// How a call is served. `fused` sources go straight into the tiles; the others are materialized first, `measured` ones in
+// the pass that takes the amaxes of rows and columns.
 struct Route {
   Kind kind;
-  bool wide, fused, materialize;
+  bool wide, fused, materialize, measured;
   bool halves;     // SwigluGrad serves it
   bool row_alone;  // rows of row scaling without a column pass
   bool group_amax, hadamard_amax, rows_amax, columns_amax;
@@ -58,13 +59,17 @@ Route route_of(const QuantizeArgs& args) {
   route.kind = kind_of(spec);
   route.wide = is_wide(args, output_cols(args));
   const bool plain = args.prologue.kind == PrologueKind::none;
-  route.fused = !plain && route.wide && args.input.dtype == DType::bf16 && !spec.square && route.kind != Kind::rows;
-  route.materialize = !plain && !route.fused;
+  const bool direct = !plain && route.wide && args.input.dtype == DType::bf16 && !spec.square;
+  const bool gradient = args.prologue.kind == PrologueKind::activation_grad;
+  const bool swiglu = direct && (gradient || args.prologue.kind == PrologueKind::activation) &&
+                      args.prologue.activation == Activation::swiglu;
   const int unit = block_size(spec.scaling);
-  route.halves = route.fused && args.prologue.kind == PrologueKind::activation_grad &&
-                 args.prologue.activation == Activation::swiglu && (!unit || output_cols(args) / 2 % unit == 0);
+  route.fused = direct && route.kind != Kind::rows;
+  route.measured = swiglu && route.kind == Kind::rows && (rows || columns);
+  route.materialize = !plain && !route.fused;
+  route.halves = swiglu && gradient && (route.fused || route.measured) && (!unit || output_cols(args) / 2 % unit == 0);
   const bool sides = args.amax || args.dbias || args.dequantized || (args.activated && !route.materialize);
-  route.row_alone = route.kind == Kind::rows && !columns && !sides;
+  route.row_alone = route.kind == Kind::rows && !columns && !sides && !route.measured;
   route.rows_amax = route.kind == Kind::rows && rows && !route.row_alone;
   route.columns_amax = route.kind == Kind::rows && columns;
   const bool second_level = route.kind == Kind::nvfp4;
@@ -160,7 +165,9 @@ class Call {
 
   void clear_amaxes() const {
     clear_words(at<uint32_t>(0), static_cast<int64_t>(space_.cleared / 4));
-    if (args_.amax && !route_.group_amax) clear_words(reinterpret_cast<uint32_t*>(args_.amax), args_.input.groups);
+    // delayed scaling's is cleared with its scales
+    if (args_.amax && !route_.group_amax && args_.spec.scaling != Scaling::delayed)
+      clear_words(reinterpret_cast<uint32_t*>(args_.amax), args_.input.groups);
   }
 
   float* mean() const {
@@ -200,13 +207,16 @@ class Call {
         if constexpr (std::is_same_v<T, BF16>) {
           if (route_.fused && prologue.activation == Activation::swiglu)
             return quantize(Swiglu<T>{plain<T>(), prologue.probs, cols_});
+          if (route_.measured) return measure(Swiglu<T>{plain<T>(), prologue.probs, cols_});
         }
         return prepare(Activated<T>{plain<T>(), prologue.probs, cols_, prologue.activation});
       case PrologueKind::activation_grad:
         if constexpr (std::is_same_v<T, BF16>) {
           if (route_.halves) {
             const Plain<T> dy{static_cast<const char*>(prologue.dy), prologue.dy_stride};
-            return quantize(SwigluGrad<T>{plain<T>(), dy, prologue.probs, cols_ / 2, nullptr, args_.input.rows});
+            const SwigluGrad<T> source{plain<T>(), dy, prologue.probs, cols_ / 2, nullptr, args_.input.rows};
+            if (route_.measured) return measure(source);
+            return quantize(source);
           }
         }
         return prepare(ActivationGrad<T>{plain<T>(),
@@ -230,18 +240,35 @@ class Call {
     if (!panels_) return quantize(plain<T>());
     TileArgs<S> tile = common(source);
     without_groups(tile);
-    void* to = args_.activated ? args_.activated : at<void>(space_.materialized);
+    void* to = materialized();
     tile.activated = to;
     launch_materialize(tile, route_.wide, stream_);
-    materialized_ = true;
     quantize(Plain<T>{static_cast<const char*>(to), cols_});
   }
+
+  // To memory in the pass that takes the amaxes.
+  template <class S>
+  void measure(S source) {
+    using T = typename S::Type;
+    if (!panels_) return quantize(plain<T>());
+    if constexpr (makes_halves<S>) source.products = products();
+    void* to = materialized();
+    amaxes(source, to);
+    encode(Plain<T>{static_cast<const char*>(to), cols_});
+  }
+
+  void* materialized() {
+    materialized_ = true;
+    return args_.activated ? args_.activated : at<void>(space_.materialized);
+  }
+
+  float* products() const { return args_.prologue.dprobs ? at<float>(space_.products) : nullptr; }
 
   template <class S>
   TileArgs<S> common(const S& source) const {
     TileArgs<S> tile{};
     tile.source = source;
-    if constexpr (makes_halves<S>) tile.source.products = args_.prologue.dprobs ? at<float>(space_.products) : nullptr;
+    if constexpr (makes_halves<S>) tile.source.products = products();
     tile.tiles.groups = groups_;
     tile.panels = panels_;
     tile.rows = args_.input.rows;
@@ -265,7 +292,13 @@ class Call {
     if (route_.row_alone) {
       if constexpr (std::is_same_v<S, Plain<typename S::Type>>) return quantize_rows_alone(source);
     }
-    amaxes(source);
+    amaxes(source, nullptr);
+    encode(source);
+  }
+
+  // All that follows the amaxes.
+  template <class S>
+  void encode(const S& source) const {
     scales();
     if (!panels_) return;
     TileArgs<S> tile = common(source);
@@ -308,20 +341,22 @@ class Call {
     launch_rows(row, args_.spec.format, route_.wide, stream_);
   }
 
+  // `to`: where the source is materialized, or null.
   template <class S>
-  void amaxes(const S& source) const {
+  void amaxes(const S& source, void* to) const {
     if (!space_.cleared || !panels_) return;
     const Amax what = route_.kind == Kind::rows ? Amax::rows_and_columns
                       : route_.hadamard_amax    ? Amax::hadamard
                                                 : Amax::group;
     const AmaxArgs<S> amax{source,
-                           {groups_, 0, 0, 0, 0},
+                           {groups_, 0, {}, 0, 0, 0},
                            panels_,
                            cols_,
                            route_.group_amax ? at<uint32_t>(space_.group) : nullptr,
                            at<uint32_t>(space_.hadamard),
                            route_.rows_amax ? at<uint32_t>(space_.rows) : nullptr,
                            route_.columns_amax ? at<uint32_t>(space_.columns) : nullptr,
+                           to,
                            args_.unchanged};
     launch_amax(amax, what, route_.wide, stream_);
   }
@@ -334,7 +369,7 @@ class Call {
     switch (args_.spec.scaling) {
       case Scaling::delayed:
         store_decode_scales<<<small_blocks(groups), SMALL_BLOCK, 0, stream_>>>(args_.encode_scales, groups, row_out,
-                                                                               col_out, args_.unchanged);
+                                                                               col_out, args_.amax, args_.unchanged);
         break;
       case Scaling::current:
         finish(space_.group, groups, row_out, col_out, args_.amax);

@@ -31,7 +31,9 @@ __global__ void __launch_bounds__(THREADS, WIDE && !STOCHASTIC && Pack<typename 
   constexpr int B = unit_size(K);
   __shared__ Shared<T, K, F> shared;
   __shared__ uint32_t partial[WARPS * 4];
+  __shared__ std::conditional_t<STOCHASTIC, DrawKeys, Nothing> keys;
   if (args.unchanged && *args.unchanged) return;
+  if constexpr (STOCHASTIC) make_keys(args, keys);
   const auto work = [&](const Place& place, Pack<T>(&values)[8]) {
     side_outputs<WIDE, true>(args, place, shared, values);
     SecondLevel level{};
@@ -47,7 +49,7 @@ __global__ void __launch_bounds__(THREADS, WIDE && !STOCHASTIC && Pack<typename 
       if (args.columnwise.codes && (!args.rowwise.codes || args.columnwise.scales != args.rowwise.scales))
         static_cast<Stored*>(args.columnwise.scales)[at] = stored;
     }
-    const Draws of_tile = draws_of<STOCHASTIC>(args, place);
+    const Draws of_tile = draws_of<STOCHASTIC>(args, place, keys);
     Codes<F> codes[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) codes[i] = encode_row<F, STOCHASTIC>(of_tile, place, i, values[i], scale);

@@ -21,10 +21,12 @@ constexpr int ctas() {
   return left < 1 ? 1 : left;
 }
 
-// What asks for more registers; codes of all rows at once do, too, beside what SwiGLU keeps.
+// What asks for more registers: random bits, where rows alone would leave fewer than columns do, and codes of all rows at
+// once beside what SwiGLU keeps.
 template <class S, Kind K, bool COLUMNS, bool STOCHASTIC, bool HADAMARD>
 constexpr int heavy() {
-  return (STOCHASTIC ? 1 : 0) + (HADAMARD ? 1 : 0) + (K == Kind::known && keeps_slots<S> && !makes_halves<S> ? 1 : 0);
+  return (STOCHASTIC && !COLUMNS ? 1 : 0) + (HADAMARD ? 1 : 0) +
+         (K == Kind::known && keeps_slots<S> && !makes_halves<S> ? 1 : 0);
 }
 
 template <class S, Kind K, Format F, bool COLUMNS, bool STOCHASTIC, bool HADAMARD, bool WIDE>
@@ -33,7 +35,9 @@ __global__ void __launch_bounds__(THREADS, ctas<S, COLUMNS, heavy<S, K, COLUMNS,
   using T = typename S::Type;
   constexpr int LANES = COLUMNS ? COLUMN_LANES : ROW_LANES;
   __shared__ std::conditional_t<COLUMNS, Shared<T, K, F>, Nothing> shared;
+  __shared__ std::conditional_t<STOCHASTIC, DrawKeys, Nothing> keys;
   if (args.unchanged && *args.unchanged) return;
+  if constexpr (STOCHASTIC) make_keys(args, keys);
   const auto work = [&](const Place& place, Pack<T>(&values)[8]) {
     side_outputs<WIDE, COLUMNS>(args, place, shared, values);
     if constexpr (K == Kind::known) {
@@ -47,7 +51,7 @@ __global__ void __launch_bounds__(THREADS, ctas<S, COLUMNS, heavy<S, K, COLUMNS,
         if (args.columnwise.codes) store_transposed(args, place, shared, codes);
       }
     } else {
-      const Draws of_tile = draws_of<STOCHASTIC>(args, place);
+      const Draws of_tile = draws_of<STOCHASTIC>(args, place, keys);
       quantize_rows<WIDE, K, F, STOCHASTIC>(args, place, values, of_tile);
       if constexpr (COLUMNS) {
         if (args.columnwise.codes)

@@ -38,10 +38,25 @@ struct Groups {
   const int64_t* rows_in_use;  // neither: panels of the first rows, whatever their groups
 };
 
+// Division by a number that the host knows, for dividends below 2^31.
+struct Divisor {
+  uint32_t multiplier, shift;
+
+  static Divisor of(uint32_t divisor) {
+    uint32_t shift = 31;
+    while (uint64_t{divisor} << 31 > uint64_t{1} << shift) ++shift;
+    return {static_cast<uint32_t>(((uint64_t{1} << shift) + divisor - 1) / divisor), shift};
+  }
+  __device__ uint32_t quotient(uint32_t dividend) const {
+    return static_cast<uint32_t>(uint64_t{dividend} * multiplier >> shift);
+  }
+};
+
 // The tiles of an operand, in the order in which they are worked on: columns first, then down.
 struct Tiles {
   Groups groups;
   uint32_t col_blocks;
+  Divisor by_col_blocks;
   uint32_t down;                    // tiles below each other
   uint32_t step_down, step_across;  // the grid's size in whole rows of tiles, and what is left
 };
@@ -62,16 +77,19 @@ struct Place {
   int panel_index;
   int first;  // first row of the tile in its panel
   int col0;   // first column of the tile
-  int lanes;  // threads along a row: a constant wherever this is used
+  uint32_t lanes;  // threads along a row: a constant wherever this is used
   int end;    // columns from here on are not this tile's
 
   // This thread's first row in the panel, that row's number in the operand, and the thread's first column.
-  __device__ int row() const { return first + static_cast<int>(threadIdx.x) / lanes * 8; }
+  __device__ int row() const { return first + static_cast<int>(threadIdx.x / lanes) * 8; }
   __device__ int64_t first_row() const { return panel.row0 + row(); }
-  __device__ int col() const { return col0 + static_cast<int>(threadIdx.x) % lanes * 8; }
+  __device__ int col() const { return col0 + static_cast<int>(threadIdx.x % lanes) * 8; }
   // Of its eight rows, those within the group.
   __device__ int live_rows() const { return min(max(panel.rows - row(), 0), 8); }
 };
+
+// False where the warp's rows are all past the group's end: their codes are zero, and no row of them is stored.
+__device__ __forceinline__ bool is_live(const Place& place) { return __any_sync(~0u, place.live_rows() > 0); }
 
 // A load whose line the L1 cache gives up last: all tiles of a panel read it, and each waits for it before it can ask
 // for its input.
@@ -101,7 +119,10 @@ __device__ __forceinline__ Rows panel_at(const Groups& groups, int index) {
 class Walk {
  public:
   __device__ Walk(const Tiles& tiles, bool reverse)
-      : tiles_(tiles), reverse_(reverse), down_(blockIdx.x / tiles.col_blocks), across_(blockIdx.x % tiles.col_blocks) {}
+      : tiles_(tiles),
+        reverse_(reverse),
+        down_(tiles.by_col_blocks.quotient(blockIdx.x)),
+        across_(blockIdx.x - down_ * tiles.col_blocks) {}
 
   __device__ bool done() const { return down_ >= tiles_.down; }
 

@@ -60,24 +60,4 @@ struct Nothing {};
 // chunks at once, which then fall into different banks.
 __device__ __forceinline__ int chunk_of(int column, int rows8) { return rows8 ^ (column / 8 % 16); }
 
-// What a tile's draws have in common.
-struct Draws {
-  uint32_t key[2];
-  uint32_t group;
-  Operand operand;
-};
-
-// Keeps the compiler from working on several generators' rounds at once, for which there are no registers.
-__device__ __forceinline__ void in_turn(Draws& draws) { asm volatile("" : "+r"(draws.key[0])::"memory"); }
-
-template <bool STOCHASTIC, class S>
-__device__ __forceinline__ Draws draws_of(const TileArgs<S>& args, const Place& place) {
-  if constexpr (!STOCHASTIC) return {};
-  const uint32_t offset = args.group_offset + (args.group_offset_device ? __ldg(args.group_offset_device) : 0u);
-  return {{__ldg(args.seed), __ldg(args.seed + 1)}, static_cast<uint32_t>(place.panel.group) + offset, args.operand};
-}
-
-// False where the warp's rows are all past the group's end: their codes are zero, and no row of them is stored.
-__device__ __forceinline__ bool is_live(const Place& place) { return __any_sync(~0u, place.live_rows() > 0); }
-
 }  // namespace octavo::cuda

@@ -1,25 +1,39 @@
 // A tile's columns: scales from the warps' maxima, codes staged in shared memory, and their stores as panels.
 #pragma once
 
-#include "tile_args.cuh"
+#include "draws.cuh"
 
 namespace octavo::cuda {
 
-// Codes of eight rows of one of the thread's columns into the swizzled panel.
-template <class Sh, Format F>
-__device__ __forceinline__ void stage_column(Sh& shared, int column, int rows8, const Codes<F>& codes) {
-  const int at = column * 16 + chunk_of(column, rows8);
-  if constexpr (F == Format::e2m1) {
-    shared.panel[at] = codes.low;
-  } else {
-    reinterpret_cast<uint2*>(shared.panel)[at] = {codes.low, codes.high};
-  }
-}
-
-// 16 bytes of a staged column: chunks 2 q, 2 q + 1 (FP8) or 4 q to 4 q + 3 (E2M1).
+// Where a thread's eight columns stand in the swizzled panel.
 template <Format F, class Sh>
-__device__ __forceinline__ uint4 staged_quad(const Sh& shared, int column, int quad) {
-  const int swizzle = column / 8 % 16;
+class StagedColumns {
+ public:
+  __device__ StagedColumns(Sh& shared, const Place& place) {
+    const int column = place.col() - place.col0;
+    to_ = shared.panel + (column * CHUNKS + chunk_of(column, place.row() / 8)) * WORDS;
+  }
+
+  // Codes of eight rows of column j.
+  __device__ void store(int j, const Codes<F>& codes) const {
+    uint32_t* const to = to_ + j * CHUNKS * WORDS;
+    if constexpr (F == Format::e2m1) {
+      *to = codes.low;
+    } else {
+      *reinterpret_cast<uint2*>(to) = {codes.low, codes.high};
+    }
+  }
+
+ private:
+  static constexpr int CHUNKS = PANEL_ROWS / 8, WORDS = Codes<F>::bytes / 4;
+  uint32_t* to_;
+};
+
+// 16 bytes of a staged column: chunks 2 q, 2 q + 1 (FP8) or 4 q to 4 q + 3 (E2M1). Unsigned, so that what all of a
+// thread's columns have in common is worked out once.
+template <Format F, class Sh>
+__device__ __forceinline__ uint4 staged_quad(const Sh& shared, uint32_t column, uint32_t quad) {
+  const uint32_t swizzle = column / 8 % 16;
   const uint4* from = reinterpret_cast<const uint4*>(shared.panel);
   if constexpr (F == Format::e2m1) {
     uint4 four = from[column * 4 + (quad ^ swizzle / 4)];
@@ -45,15 +59,15 @@ __device__ __forceinline__ uint8_t staged_code(const Sh& shared, int column, int
 // The staged panel to memory: whole columns side by side, or in the input's own orientation.
 template <Format F, bool HADAMARD, class S, class Sh>
 __device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Place& place, const Sh& shared) {
-  const int live_cols = static_cast<int>(min(place.end - place.col0, TILE_COLS));
+  const uint32_t live_cols = min(place.end - place.col0, TILE_COLS);
   if (args.columnwise.layout == Layout::native) {
-    constexpr int quads = Codes<F>::bytes;  // 16-byte words of a column: 8 or 4
+    constexpr uint32_t quads = Codes<F>::bytes, columns = THREADS / quads;  // a column's 16-byte words, a step's columns
     const int64_t first = static_cast<int64_t>(place.panel_index) * args.cols + place.col0;
-    uint4* to = static_cast<uint4*>(args.columnwise.codes) + first * quads;
+    uint4* to = static_cast<uint4*>(args.columnwise.codes) + first * quads + threadIdx.x;
 #pragma unroll
-    for (int step = 0; step < TILE_COLS * quads / THREADS; ++step) {
-      const int at = step * THREADS + static_cast<int>(threadIdx.x), column = at / quads;
-      if (column < live_cols) to[at] = staged_quad<F>(shared, column, at % quads);
+    for (uint32_t step = 0; step < TILE_COLS / columns; ++step) {
+      const uint32_t column = step * columns + threadIdx.x / quads;
+      if (column < live_cols) to[step * THREADS] = staged_quad<F>(shared, column, threadIdx.x % quads);
     }
     return;
   }
@@ -61,7 +75,7 @@ __device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Pla
   const int rows = HADAMARD ? static_cast<int>(round_up(place.panel.rows, 16)) : place.panel.rows;
   const int64_t row0 = HADAMARD ? static_cast<int64_t>(place.panel.first16) * 16 : int64_t{place.panel.row0};
   uint8_t* to = static_cast<uint8_t*>(args.columnwise.codes) + row0 * args.cols + place.col0;
-  const int column = static_cast<int>(threadIdx.x % TILE_COLS);
+  const uint32_t column = threadIdx.x % TILE_COLS;
   if (column >= live_cols) return;
   for (int row = static_cast<int>(threadIdx.x / TILE_COLS); row < rows; row += THREADS / TILE_COLS)
     to[row * args.cols + column] = staged_code<F>(shared, column, row);
@@ -71,20 +85,20 @@ __device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Pla
 template <Kind K, Format F, class T, class S, class Sh>
 __device__ __forceinline__ void column_scales(const TileArgs<S>& args, const Place& place, Sh& shared,
                                               const SecondLevel& level) {
-  constexpr int units = column_units<K>(), warps_a_unit = WARPS / units;
+  constexpr uint32_t units = column_units<K>(), warps_a_unit = WARPS / units;
   using Stored = typename Scale<K>::Stored;
   const bool native = args.columnwise.layout == Layout::native;
-  const int live_units = static_cast<int>(ceil_div(place.panel.rows, unit_size(K)));
+  const uint32_t live_units = static_cast<uint32_t>(ceil_div(place.panel.rows, unit_size(K)));
 #pragma unroll
-  for (int step = 0; step < ceil_div(units * TILE_COLS, THREADS); ++step) {
-    const int at = step * THREADS + static_cast<int>(threadIdx.x);
+  for (uint32_t step = 0; step < (units * TILE_COLS + THREADS - 1) / THREADS; ++step) {
+    const uint32_t at = step * THREADS + threadIdx.x;
     if (at >= units * TILE_COLS) break;
     // the order in which the layout stores them
-    const int unit = native ? at % units : at / TILE_COLS, column = native ? at / units : at % TILE_COLS;
-    constexpr int per_word = Pack<T>::per_word;
+    const uint32_t unit = native ? at % units : at / TILE_COLS, column = native ? at / units : at % TILE_COLS;
+    constexpr uint32_t per_word = Pack<T>::per_word;
     uint32_t most = 0;
 #pragma unroll
-    for (int k = 0; k < warps_a_unit; ++k)
+    for (uint32_t k = 0; k < warps_a_unit; ++k)
       most = Pack<T>::maximum(
           most, shared.maxima[(unit * warps_a_unit + k) * maxima_stride<T>() + column / per_word]);
     Stored stored;
@@ -121,11 +135,11 @@ __device__ __forceinline__ void share_column_maxima(Sh& shared, const Pack<T> (&
 // Column codes of the thread's eight columns, into the staged panel. `encode(half)`: the scales of four of them.
 template <Format F, bool STOCHASTIC, bool HADAMARD, class T, class Sh, class Encode>
 __device__ __forceinline__ void stage_columns(const Place& place, Sh& shared, const Pack<T> (&values)[8],
-                                              Draws of_tile, const Encode& encode) {
-  const int rows8 = place.row() / 8, column = place.col() - place.col0;
+                                              const Draws& of_tile, const Encode& encode) {
+  const StagedColumns<F, Sh> staged(shared, place);
   if (!is_live(place)) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) stage_column(shared, column + j, rows8, Codes<F>{});
+    for (int j = 0; j < 8; ++j) staged.store(j, Codes<F>{});
     return;
   }
   // a scale that is NaN poisons its own rows, not those past the group's end
@@ -141,13 +155,12 @@ __device__ __forceinline__ void stage_columns(const Place& place, Sh& shared, co
 #pragma unroll
       for (int i = 0; i < 8; ++i) scaled[i] = values[i].value(j) * scales[k];
       if constexpr (STOCHASTIC) {
-        in_turn(of_tile);
         const uint32_t block = static_cast<uint32_t>(place.panel.local * (PANEL_ROWS / 16) + place.row() / 16);
-        const Words words = draws(static_cast<uint32_t>(place.col() + j), block, Direction::columnwise, rows8 % 2,
-                                  of_tile.operand, of_tile.group, of_tile.key);
-        stage_column(shared, column + j, rows8, masked(encode8_stochastic(scaled, words), kept));
+        const Words words =
+            of_tile(static_cast<uint32_t>(place.col() + j), block, Direction::columnwise, place.row() / 8 % 2);
+        staged.store(j, masked(encode8_stochastic(scaled, words), kept));
       } else {
-        stage_column(shared, column + j, rows8, masked(encode8<F>(scaled), kept));
+        staged.store(j, masked(encode8<F>(scaled), kept));
       }
     }
   }
@@ -200,9 +213,9 @@ __device__ __forceinline__ void store_transposed(const TileArgs<S>& args, const 
     if (i >= place.live_rows()) codes[i] = {};  // a scale that is NaN has poisoned the zeros there
   transpose(codes);
   __syncthreads();  // the tile before has left the staged panel
+  const StagedColumns<F, Sh> staged(shared, place);
 #pragma unroll
-  for (int j = 0; j < 8; ++j)
-    stage_column(shared, place.col() - place.col0 + j, place.row() / 8, codes[j]);
+  for (int j = 0; j < 8; ++j) staged.store(j, codes[j]);
 }
 
 }  // namespace octavo::cuda

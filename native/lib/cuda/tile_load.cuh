@@ -120,8 +120,13 @@ __device__ __forceinline__ void for_each_tile(const Source& source, const Tiles&
         source.fetch_kept(place, slots);
         const float own = own_probability(source, place);
         read(source, place, values);
-        wait_for_slots();
-        make(source, place, own, values, slots);
+        // a branch between asking and waiting: in straight code the compiler waits for the slots before it has asked for
+        // all rows
+        if (is_live(place)) {
+          make(source, place, own, values, slots);
+        } else {
+          wait_for_slots();
+        }
       } else {
         read(source, place, values);
       }

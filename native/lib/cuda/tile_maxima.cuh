@@ -5,19 +5,40 @@
 
 namespace octavo::cuda {
 
-// Largest magnitudes of the eight rows among neighbouring threads, two rows a word where values have 16 bits.
-template <class T>
-struct RowMaxima {
-  uint32_t word[8 / Pack<T>::per_word];
+// Lanes that share a row's unit, and of its eight rows how many neighbouring ones belong to each.
+template <int LANES>
+constexpr int sharing_lanes() {
+  return LANES < 8 ? LANES : 8;
+}
 
-  __device__ uint32_t fp32_bits(int row) const {
-    return Pack<T>::fp32_bits(word[row / Pack<T>::per_word], row % Pack<T>::per_word);
+template <int LANES>
+constexpr int own_rows() {
+  return 8 / sharing_lanes<LANES>();
+}
+
+// Largest magnitudes of a lane's own rows, two rows a word where values have 16 bits.
+template <int LANES, class T>
+struct RowMaxima {
+  static constexpr int rows = own_rows<LANES>(), per_word = Pack<T>::per_word;
+  uint32_t word[rows < per_word ? 1 : rows / per_word];
+
+  // Of own row k.
+  __device__ uint32_t fp32_bits(int k) const {
+    const int half = rows < per_word ? static_cast<int>(threadIdx.x % per_word) : k % per_word;
+    return Pack<T>::fp32_bits(word[k / per_word], half);
   }
 };
 
-// Among `Lanes` threads (16: the tile's 128 columns), which all get the result.
-template <int Lanes, class T>
-__device__ __forceinline__ RowMaxima<T> row_maxima(const Pack<T> (&values)[8]) {
+// A lane gives its neighbour the one of two words that is the neighbour's, and keeps the larger of the other.
+template <class T>
+__device__ __forceinline__ uint32_t exchanged_maximum(uint32_t first, uint32_t second, int bit) {
+  const bool upper = threadIdx.x & bit;
+  return Pack<T>::maximum(upper ? second : first, __shfl_xor_sync(~0u, upper ? first : second, bit));
+}
+
+// Among LANES neighbouring threads (16: the tile's 128 columns).
+template <int LANES, class T>
+__device__ __forceinline__ RowMaxima<LANES, T> row_maxima(const Pack<T> (&values)[8]) {
   using P = Pack<T>;
   uint32_t rows[8];
 #pragma unroll
@@ -27,17 +48,29 @@ __device__ __forceinline__ RowMaxima<T> row_maxima(const Pack<T> (&values)[8]) {
     for (int k = 2; k < P::words; ++k) most = P::maximum(most, values[i].word[k]);
     rows[i] = most;
   }
-  RowMaxima<T> result;
+  int words = 8 / P::per_word;
+  if constexpr (P::per_word == 2) {
 #pragma unroll
-  for (int k = 0; k < 8 / P::per_word; ++k) {
-    uint32_t most = rows[k];
-    if constexpr (P::per_word == 2)
-      most = P::maximum(__byte_perm(rows[2 * k], rows[2 * k + 1], 0x5410),
-                        __byte_perm(rows[2 * k], rows[2 * k + 1], 0x7632));
-#pragma unroll
-    for (int step = 1; step < Lanes; step *= 2) most = P::maximum(most, __shfl_xor_sync(~0u, most, step));
-    result.word[k] = most;
+    for (int k = 0; k < 4; ++k)
+      rows[k] = P::maximum(__byte_perm(rows[2 * k], rows[2 * k + 1], 0x5410),
+                           __byte_perm(rows[2 * k], rows[2 * k + 1], 0x7632));
   }
+#pragma unroll
+  for (int bit = sharing_lanes<LANES>() / 2; bit; bit /= 2) {
+    // this bit of the lane's number says which half of the rows that are left are its own
+    if (words > 1) {
+      words /= 2;
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        if (k < words) rows[k] = exchanged_maximum<T>(rows[k], rows[k + words], bit);
+    } else {
+      rows[0] = P::maximum(rows[0], __shfl_xor_sync(~0u, rows[0], bit));
+    }
+  }
+  if constexpr (LANES == 16) rows[0] = P::maximum(rows[0], __shfl_xor_sync(~0u, rows[0], 8));
+  RowMaxima<LANES, T> result;
+#pragma unroll
+  for (int k = 0; k < static_cast<int>(sizeof(result.word) / 4); ++k) result.word[k] = rows[k];
   return result;
 }
 

@@ -1,7 +1,7 @@
 // A tile's rows: scales, codes, their stores, and the dequantized copy.
 #pragma once
 
-#include "tile_args.cuh"
+#include "draws.cuh"
 
 namespace octavo::cuda {
 
@@ -9,6 +9,7 @@ namespace octavo::cuda {
 template <bool WIDE, Format F>
 __device__ __forceinline__ void store_row_codes(const Plane& plane, int64_t row, int64_t col, int64_t cols,
                                                 const Codes<F>& codes) {
+  const int left = static_cast<int>(cols - col);  // columns from here to the end
   if (F == Format::e2m1 && plane.layout == Layout::native) {
     uint8_t* to = static_cast<uint8_t*>(plane.codes) + row * ((cols + 1) / 2) + col / 2;
     if constexpr (WIDE) {
@@ -16,9 +17,9 @@ __device__ __forceinline__ void store_row_codes(const Plane& plane, int64_t row,
     } else {
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
-        const bool second = col + 2 * pair + 1 < cols;
+        const bool second = 2 * pair + 1 < left;
         const uint32_t byte = code_at(codes, 2 * pair) | (second ? code_at(codes, 2 * pair + 1) << 4 : 0);
-        if (col + 2 * pair < cols) to[pair] = static_cast<uint8_t>(byte);
+        if (2 * pair < left) to[pair] = static_cast<uint8_t>(byte);
       }
     }
     return;
@@ -29,7 +30,7 @@ __device__ __forceinline__ void store_row_codes(const Plane& plane, int64_t row,
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      if (col + i < cols) to[i] = code_at(codes, i);
+      if (i < left) to[i] = code_at(codes, i);
   }
 }
 
@@ -91,17 +92,15 @@ __device__ __forceinline__ void store_dequantized(void* out, int64_t row, int64_
 
 // Codes of one of the thread's rows (stochastic: with the row data's draws).
 template <Format F, bool STOCHASTIC, class T>
-__device__ __forceinline__ Codes<F> encode_row(Draws of_tile, const Place& place, int i, const Pack<T>& values,
+__device__ __forceinline__ Codes<F> encode_row(const Draws& of_tile, const Place& place, int i, const Pack<T>& values,
                                                float encode) {
   float scaled[8];
 #pragma unroll
   for (int j = 0; j < 8; ++j) scaled[j] = values.value(j) * encode;
   if constexpr (STOCHASTIC) {
-    in_turn(of_tile);
     const uint32_t row = static_cast<uint32_t>(place.panel.local * PANEL_ROWS + place.row() + i);
     const uint32_t col = static_cast<uint32_t>(place.col());
-    return encode8_stochastic(scaled, draws(row, col / 16, Direction::rowwise, static_cast<int>(col / 8 % 2),
-                                            of_tile.operand, of_tile.group, of_tile.key));
+    return encode8_stochastic(scaled, of_tile(row, col / 16, Direction::rowwise, static_cast<int>(col / 8 % 2)));
   } else {
     return encode8<F>(scaled);
   }
@@ -127,50 +126,41 @@ __device__ __forceinline__ float decode_of(typename Scale<K>::Stored stored, con
   return e4m3_value(stored) * level.factor;
 }
 
-// Lanes of a warp that share a row's block, and of its eight rows how many each makes the scales of: those of its own
-// number and every `scale_lanes`-th one after it.
+// Threads side by side that share a row's unit.
 template <Kind K>
-constexpr int scale_lanes() {
-  return unit_size(K) / 8 < 8 ? unit_size(K) / 8 : 8;
+constexpr int unit_lanes() {
+  return unit_size(K) / 8;
 }
 
-template <Kind K>
-constexpr int scales_a_lane() {
-  return 8 / scale_lanes<K>();
-}
-
-// Scales of this lane's own rows, from the maxima of all eight.
+// Scales of the lane's own rows.
 template <Kind K, Format F, class S>
-__device__ __forceinline__ void own_scales(const TileArgs<S>& args, const RowMaxima<typename S::Type>& maxima, int lane,
-                                           const SecondLevel& level, float (&encode)[scales_a_lane<K>()],
-                                           typename Scale<K>::Stored (&stored)[scales_a_lane<K>()]) {
-  constexpr int lanes = scale_lanes<K>(), per_word = Pack<typename S::Type>::per_word, words = lanes / per_word;
+__device__ __forceinline__ void own_scales(const TileArgs<S>& args,
+                                           const RowMaxima<unit_lanes<K>(), typename S::Type>& maxima,
+                                           const SecondLevel& level, float (&encode)[own_rows<unit_lanes<K>()>()],
+                                           typename Scale<K>::Stored (&stored)[own_rows<unit_lanes<K>()>()]) {
   with_options<K>(args.options, [&](auto power_of_two) {
 #pragma unroll
-    for (int k = 0; k < scales_a_lane<K>(); ++k) {
-      uint32_t of_lanes[words];
-#pragma unroll
-      for (int word = 0; word < words; ++word) of_lanes[word] = maxima.word[k * words + word];
-      const uint32_t amax = Pack<typename S::Type>::fp32_bits(pick(of_lanes, lane / per_word), lane % per_word);
-      encode[k] = Scale<K>::template encode<F, power_of_two()>(amax, args.options, level, stored[k]);
-    }
+    for (int k = 0; k < maxima.rows; ++k)
+      encode[k] = Scale<K>::template encode<F, power_of_two()>(maxima.fp32_bits(k), args.options, level, stored[k]);
   });
 }
 
 template <Kind K, class S>
-__device__ __forceinline__ void store_row_scales(const TileArgs<S>& args, const Place& place, int lane,
-                                                 const typename Scale<K>::Stored (&stored)[scales_a_lane<K>()]) {
+__device__ __forceinline__ void store_row_scales(const TileArgs<S>& args, const Place& place,
+                                                 const typename Scale<K>::Stored (&stored)[own_rows<unit_lanes<K>()>()]) {
+  constexpr int sharing = sharing_lanes<unit_lanes<K>()>(), own = own_rows<unit_lanes<K>()>();
   // the lane's own columns may be past the last one where its block's first are not
   const int64_t block = place.col() / unit_size(K);
-  if (threadIdx.x % (unit_size(K) / 8) >= scale_lanes<K>() || block * unit_size(K) >= place.end) return;
+  if (threadIdx.x % unit_lanes<K>() >= sharing || block * unit_size(K) >= place.end) return;
   const bool transposed = K == Kind::block && args.rowwise.layout == Layout::native;
   const int64_t row_step = transposed ? 1 : ceil_div(args.cols, unit_size(K));
   const int64_t block_step = transposed ? round_up(args.rows, 4) : 1;
-  auto* to = static_cast<typename Scale<K>::Stored*>(args.rowwise.scales) + (place.first_row() + lane) * row_step +
+  const int first = static_cast<int>(threadIdx.x % sharing) * own;
+  auto* to = static_cast<typename Scale<K>::Stored*>(args.rowwise.scales) + (place.first_row() + first) * row_step +
              block * block_step;
 #pragma unroll
-  for (int k = 0; k < scales_a_lane<K>(); ++k)
-    if (k * scale_lanes<K>() + lane < place.live_rows()) to[k * scale_lanes<K>() * row_step] = stored[k];
+  for (int k = 0; k < own; ++k)
+    if (first + k < place.live_rows()) to[k * row_step] = stored[k];
 }
 
 // Calls `use(i, encode, decode)` on the thread's eight rows in order. STORE: what is kept of the scales goes to memory.
@@ -184,18 +174,17 @@ __device__ __forceinline__ void for_each_row(const TileArgs<S>& args, const Plac
       use(i, encode, STORE ? 0.0f : decode_scale(encode));
     }
   } else {
-    constexpr int lanes = scale_lanes<K>(), own = scales_a_lane<K>();
+    constexpr int lanes = unit_lanes<K>(), own = own_rows<lanes>();
     SecondLevel level{};
     if constexpr (K == Kind::nvfp4) level = args.row_levels[place.panel.group];
-    const int lane = static_cast<int>(threadIdx.x % lanes);
     float encode[own];
     typename Scale<K>::Stored stored[own];
-    own_scales<K, F>(args, row_maxima<unit_size(K) / 8>(values), lane, level, encode, stored);
-    if constexpr (STORE) store_row_scales<K>(args, place, lane, stored);
+    own_scales<K, F>(args, row_maxima<lanes>(values), level, encode, stored);
+    if constexpr (STORE) store_row_scales<K>(args, place, stored);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float scale = __shfl_sync(~0u, encode[i / lanes], i % lanes, lanes);
-      use(i, scale, STORE ? 0.0f : decode_of<K>(__shfl_sync(~0u, stored[i / lanes], i % lanes, lanes), level));
+      const auto of_row = [&](auto value) { return __shfl_sync(~0u, value, i / own, sharing_lanes<lanes>()); };
+      use(i, of_row(encode[i % own]), STORE ? 0.0f : decode_of<K>(of_row(stored[i % own]), level));
     }
   }
 }
@@ -204,17 +193,17 @@ template <bool WIDE, Kind K, Format F, bool STOCHASTIC, class S>
 __device__ __forceinline__ void quantize_rows(const TileArgs<S>& args, const Place& place,
                                               const Pack<typename S::Type> (&values)[8], const Draws& of_tile) {
   if (!is_live(place)) return;
-  if (args.rowwise.codes) {
-    RowCodes<WIDE, F> rows(args, place);
-    for_each_row<K, F, true>(args, place, values, [&](int i, float encode, float) {
-      rows.store(i, encode_row<F, STOCHASTIC>(of_tile, place, i, values[i], encode));
-    });
-  }
   if (args.dequantized) {
     for_each_row<K, F, false>(args, place, values, [&](int i, float encode, float decode) {
       if (i < place.live_rows() && place.col() < place.end)
         store_dequantized<WIDE>(args.dequantized, place.first_row() + i, place.col(), args.cols,
                                 encode_row<F, STOCHASTIC>(of_tile, place, i, values[i], encode), decode);
+    });
+  }
+  if (args.rowwise.codes) {
+    RowCodes<WIDE, F> rows(args, place);
+    for_each_row<K, F, true>(args, place, values, [&](int i, float encode, float) {
+      rows.store(i, encode_row<F, STOCHASTIC>(of_tile, place, i, values[i], encode));
     });
   }
 }

@@ -31,9 +31,9 @@ __device__ __forceinline__ void store_partial_sums(const TileArgs<S>& args, cons
   __syncthreads();
 }
 
-template <bool WIDE, class T, class S>
-__device__ __forceinline__ void store_activated(const TileArgs<S>& args, const Place& place,
-                                                const Pack<T> (&values)[8]) {
+// `args`: TileArgs or AmaxArgs.
+template <bool WIDE, class T, class Args>
+__device__ __forceinline__ void store_activated(const Args& args, const Place& place, const Pack<T> (&values)[8]) {
   if (place.col() >= place.end) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {

@@ -55,11 +55,13 @@ __device__ __forceinline__ Pack<T> activate(Pack<T> gate, const Pack<T>& up, flo
   return out;
 }
 
-// The gates in `values` become what is quantized; rows past the group's end are zeros and stay so.
+// The gates in `values` become what is quantized, once the slots are there; rows past the group's end are zeros and stay
+// so.
 template <class T>
 __device__ __forceinline__ void make(const Swiglu<T>& source, const Place& place, float own, Pack<T> (&values)[8],
                                      void* slots) {
   const int live = place.col() < place.end ? place.live_rows() : 0;
+  wait_for_slots();
   if (all_moderate(values)) {
     // a branch a row: without it the compiler works on all at once
 #pragma unroll
@@ -138,12 +140,14 @@ __device__ __forceinline__ float differentiate(Pack<T> gate, float prob, int row
   return sum;
 }
 
-// The slots' dy and up become the gradients of gate and up; rows past the group's end are zeros and stay so.
+// The slots' dy and up, once they are there, become the gradients of gate and up; rows past the group's end are zeros and
+// stay so.
 template <class T>
 __device__ __forceinline__ void make(const SwigluGrad<T>& source, const Place& place, float own,
                                      const Pack<T> (&gate)[8], void* slots) {
   const int live = place.col() < place.end ? place.live_rows() : 0;
   float sums[8];
+  wait_for_slots();
   if (all_moderate(gate)) {
 #pragma unroll
     for (int at = 0; at < 8; ++at) {

@@ -27,7 +27,7 @@ class SeedCounter:
 
     def current(self) -> Tensor:
         """The seed of this point."""
-        return self.base + self.counter * _STRIDE
+        return torch.add(self.base, self.counter, alpha=_STRIDE)
 
     def take(self) -> Tensor:
         """The seed of this point; the next one differs."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo.formats import DType
 from octavo_cli.bench.engine import BUDGET_MS, F32, magnitude
-from octavo_cli.bench.timing import Call, Times, affordable, cuda_times, host_times
+from octavo_cli.bench.timing import Call, Times, affordable, cuda_times, cuda_times_in_turn, host_times
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "int64": torch.int64}
 _COPIED = 1 << 29
@@ -84,6 +84,19 @@ class TorchEngine:
         torch.cuda.synchronize()
         lasted = 1e6 * (time.perf_counter() - start)
         return cuda_times(calls, affordable(repeats, lasted, BUDGET_MS), warm_ms=10.0)
+
+    def times_in_turns(self, ways: Sequence[Sequence[Call]], repeats: int) -> list[Times]:
+        """`times` of several ways to do the same work, which meet the same clocks."""
+        if not self.cuda:
+            return [self.times(calls, repeats) for calls in ways]
+        for _ in range(2):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for calls in ways:
+                calls[0]()
+            torch.cuda.synchronize()
+        lasted = 1e6 * (time.perf_counter() - start)
+        return cuda_times_in_turn(ways, affordable(repeats, lasted, len(ways) * BUDGET_MS), warm_ms=20.0)
 
     def batch(self, calls: Sequence[Call], count: int) -> float:
         """See `Engine`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,8 +24,7 @@ def host_of_layer(engine: TorchEngine, kind: str, groups: int, rows: int, backen
     x = torch.randn(rows, SIDE, device=engine.device, dtype=torch.bfloat16).requires_grad_()
     dy = torch.randn(rows, SIDE, device=engine.device, dtype=torch.bfloat16)
     sizes = torch.full((groups,), rows // groups, device=engine.device)
-    weight = layer.weight
-    return _unhindered(engine, lambda: torch.autograd.grad(layer(x, sizes), (x, weight), dy), repeats)
+    return _unhindered(engine, lambda: layer(x, sizes), (x, layer.weight), dy, repeats)
 
 
 def host_of_torch(engine: TorchEngine, groups: int, rows: int, repeats: int) -> Times:
@@ -35,14 +34,19 @@ def host_of_torch(engine: TorchEngine, groups: int, rows: int, repeats: int) -> 
     x, w, dy = (torch.randn(shape, device=engine.device, dtype=torch.bfloat16) for shape in shapes)
     leaves = x.requires_grad_(), w.requires_grad_()
     ends = torch.arange(1, groups + 1, device=engine.device, dtype=torch.int32) * (rows // groups)
-
-    def call() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(torch._grouped_mm(x, w.transpose(1, 2), offs=ends), leaves, dy)
-
-    return _unhindered(engine, call, repeats)
+    return _unhindered(engine, lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=ends), leaves, dy, repeats)
 
 
-def _unhindered(engine: TorchEngine, call: Call, repeats: int) -> Times:
+def _unhindered(
+    engine: TorchEngine, forward: Callable[[], Tensor], leaves: Sequence[Tensor], dy: Tensor, repeats: int
+) -> Times:
+    """Of `forward` and the backward that a training step calls, into gradients that are not there yet."""
+
+    def call() -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        forward().backward(dy)  # type: ignore[no-untyped-call]
+
     call()
     if engine.cuda:
         torch.cuda.synchronize()  # from an empty queue on, no call finds it full

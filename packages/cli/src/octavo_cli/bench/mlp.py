@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 from octavo_cli.bench.attempts import Attempts
 from octavo_cli.bench.engine_torch import TorchEngine
 from octavo_cli.bench.gemm_problem import Names
-from octavo_cli.bench.mlp_results import FUSED, IN_A_ROW, MlpResults, MlpRow, Way, mlp_goals
+from octavo_cli.bench.mlp_results import FUSED, IN_A_ROW, WAYS, MlpResults, MlpRow, Way, mlp_goals
 from octavo_cli.bench.mlp_torch import Experts, draw_experts, own_calls, plan_of, torch_calls
 from octavo_cli.bench.results import facts_of
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.step_results import PEER
+from octavo_cli.bench.timing import Times
 
 Say = Callable[[str], None]
 
@@ -46,9 +47,12 @@ def bench_mlp(choices: Choices, command: str, say: Say) -> MlpResults:
         groupings[f"{shape.label}, {name}"] = list(sizes)
         say(f"{shape.label}, {name} ...")
         experts = draw_experts(engine, shape, sizes, choices.seed, probs=choices.probs)
-        for kind, way in _cases(choices):
-            peer = "torch's own" if kind == PEER else None
-            made.add(partial(_row, engine, experts, name, kind, way, choices), shape, name, kind, way, peer)
+        if choices.peers:
+            made.add(partial(_peer, engine, experts, name, choices), shape, name, PEER, IN_A_ROW, "torch's own")
+        for kind in choices.kinds:
+            times = cache(partial(_times, engine, experts, kind, choices))
+            for way in WAYS:
+                made.add(partial(_row, experts, name, kind, way, times, choices), shape, name, kind, way, None)
         del experts
         engine.release()
     rows = made.rows
@@ -64,21 +68,21 @@ def bench_mlp(choices: Choices, command: str, say: Say) -> MlpResults:
     )
 
 
-def _cases(choices: Choices) -> Iterator[tuple[str, Way]]:
-    if choices.peers:
-        yield PEER, IN_A_ROW
-    for kind in choices.kinds:
-        yield kind, IN_A_ROW
-        yield kind, FUSED
+def _times(engine: TorchEngine, experts: Experts, kind: str, choices: Choices) -> dict[Way, Times]:
+    """Of both ways, in turns: one after the other they differ by what ran before, and not by what they do."""
+    calls = [torch_calls(experts, kind, choices.backend, fused=way == FUSED) for way in WAYS]
+    return dict(zip(WAYS, engine.times_in_turns(calls, choices.repeats), strict=True))
 
 
-def _row(engine: TorchEngine, experts: Experts, name: str, kind: str, way: Way, choices: Choices) -> MlpRow:
-    if kind == PEER:
-        times = engine.times(own_calls(experts), choices.repeats)
-        return MlpRow(experts.shape, name, kind, way, (), "", times)
+def _peer(engine: TorchEngine, experts: Experts, name: str, choices: Choices) -> MlpRow:
+    return MlpRow(experts.shape, name, PEER, IN_A_ROW, (), "", engine.times(own_calls(experts), choices.repeats))
+
+
+def _row(
+    experts: Experts, name: str, kind: str, way: Way, times: Callable[[], dict[Way, Times]], choices: Choices
+) -> MlpRow:
     plan = plan_of(experts, kind, choices.backend)
     made = (*plan.fc1.plan.plans, *plan.fc2.plan.plans)
     backends = tuple(dict.fromkeys(part.backend for part in made))
     fused = "; ".join(f"{what} {part}" for what, part in plan.fused.items()) if way == FUSED else ""
-    times = engine.times(torch_calls(experts, kind, choices.backend, fused=way == FUSED), choices.repeats)
-    return MlpRow(experts.shape, name, kind, way, backends, fused, times)
+    return MlpRow(experts.shape, name, kind, way, backends, fused, times()[way])

@@ -14,6 +14,7 @@ from octavo_cli.bench.timing import Times
 Way = Literal["fused", "in a row"]
 FUSED: Way = "fused"
 IN_A_ROW: Way = "in a row"
+WAYS: tuple[Way, Way] = (IN_A_ROW, FUSED)
 
 OVER_IN_A_ROW = 1.15
 
