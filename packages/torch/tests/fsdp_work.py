@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from octavo import MXFP8, PRESETS, BlockScaling, DelayedScaling, Recipe
@@ -139,8 +140,15 @@ def train_ways() -> dict[str, list[bool]]:
     return found
 
 
+def held_by(saved: list[Tensor]) -> int:
+    """Bytes of what autograd has saved; the memory of a wrapper is that of what is in it."""
+    planes = [plane for t in saved for plane in (pytree.tree_leaves(t.codes) if type(t) is CodedWeight else [t])]
+    return sum({p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in planes}.values())
+
+
 def train_compiled() -> list[Any]:
-    """Steps of layers whose forward is compiled before they are sharded, or after: bits, graphs, what was gathered.
+    """Steps of layers whose forward is compiled before they are sharded, or after: bits, graphs, bytes that are held
+    between forward and backward, what was gathered.
 
     By the first rank alone: compiling takes seconds, and collectives are the same.
     """
@@ -155,9 +163,18 @@ def train_compiled() -> list[Any]:
                 sharded(layer, dim)
             elif not dist.get_rank():
                 layer.compile(fullgraph=True, backend="aot_eager")
-        seen = steps(layer, lambda x, layer=layer: layer(x, sizes_of(SIZES)))
+        held: list[int] = []
+
+        def forward(x: Tensor, layer: Any = layer, held: list[int] = held) -> Tensor:
+            saved: list[Tensor] = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
+                y: Tensor = layer(x, sizes_of(SIZES))
+            held.append(held_by(saved))
+            return y
+
+        seen = steps(layer, forward)
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        found.append((same(norms_aside(seen), norms_aside(expected)), graphs, explain_gather(layer)))
+        found.append((same(norms_aside(seen), norms_aside(expected)), graphs, held, explain_gather(layer)))
     torch.compiler.reset()
     return found
 

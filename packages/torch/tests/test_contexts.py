@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import octavo_registry
 from octavo import NVFP4, PRESETS, DelayedScaling
 from octavo_registry import BackendCard, Bound, Request
-from octavo_torch import GroupedLinear, GroupedMLP, grouped_linear
+from octavo_torch import GroupedLinear, GroupedMLP, grouped_linear, permute, unpermute
 from octavo_torch.plugin import CARD
 from octavo_torch.reference.backend import ReferenceBackend
 
@@ -170,6 +170,39 @@ def test_transforms_without_a_rule() -> None:
         jacrev(lambda rows: layer(rows, SIZES))(x[0])
     with pytest.raises(NotImplementedError, match="no second derivative"):
         grad(lambda rows: grad(lambda inner: layer(inner, SIZES).square().sum())(rows).sum())(x[0])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_recomputed_block_routes_as_forward_did(reentrant: bool, rng: np.random.Generator) -> None:
+    """A router with noise: the same sizes in both runs, and the gradients without checkpointing (faults.md 43)."""
+    torch.manual_seed(int(rng.integers(1 << 31)))
+    router, experts = torch.nn.Linear(K, G), GroupedMLP(G, K, N, recipe=PRESETS["nvfp4"], seed=1)
+    x, state = torch.randn(M, K), torch.get_rng_state()
+    sizes_seen: list[list[Tensor]] = []
+    results = []
+
+    def block(x: Tensor) -> Tensor:
+        logits = router(x)
+        weights, index = (logits + torch.randn_like(logits)).softmax(-1).topk(2)
+        rows, sizes, routing = permute(x, index, G)
+        sizes_seen[-1].append(sizes)
+        return unpermute(experts(rows, sizes), routing, weights)
+
+    for recomputed in (False, True):
+        torch.set_rng_state(state)
+        experts.reset_buffers()
+        sizes_seen.append([])
+        leaf = x.clone().requires_grad_()
+        y = checkpoint(block, leaf, use_reentrant=reentrant) if recomputed else block(leaf)
+        torch.rand(3)  # whatever else draws before backward
+        leaves = [leaf, *router.parameters(), *experts.parameters()]
+        for one in leaves:
+            one.grad = None
+        y.square().sum().backward()
+        results.append([y.detach(), *(one.grad for one in leaves)])
+    assert [len(seen) for seen in sizes_seen] == [1, 2]
+    assert all(torch.equal(sizes, sizes_seen[0][0]) for seen in sizes_seen for sizes in seen)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 # ---- what is saved for backward

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from fsdp_work import (
     RECIPES,
+    K,
+    M,
     accumulate_with_an_empty_rank,
     codes_of_a_step,
     layer_of,
@@ -18,7 +20,7 @@ from ranks import WORLD, Ranks
 from torch import nn
 
 from octavo import MXFP8
-from octavo_torch import explain_gather, quantize_before_gather, unchanged_weights
+from octavo_torch import GroupedLinear, explain_gather, quantize_before_gather, unchanged_weights
 from octavo_torch.fsdp_route import route_of
 
 VALUES = {"bf16": (0, 1, 2), "bf16 backward": (0, 1, 2), "fp8-row": (1, 2)}
@@ -52,10 +54,12 @@ def test_ways_of_training_change_no_bit(ranks: Ranks) -> None:
 
 
 def test_compiled_layers_read_gathered_codes(ranks: Ranks) -> None:
-    """torch.compile before or after fully_shard, one graph without a break; codes stay codes, shared planes one."""
+    """torch.compile before or after fully_shard, one graph without a break; codes stay codes, shared planes one. They
+    are freed between forward and backward, compiled and not: autograd holds the rows' codes, and no copy of these."""
     for rank, answer in enumerate(ranks(train_compiled)):
-        for equal, graphs, told in answer:
+        for equal, graphs, held, told in answer:
             assert all(equal), equal
+            assert all(M * K <= count < 4 * M * K for count in held), held
             assert graphs == (not rank)
             assert "quantized, then gathered" in told
 
@@ -122,6 +126,10 @@ def test_what_is_refused() -> None:
         quantize_before_gather(nn.Linear(4, 4))
     assert "quantize_before_gather was not called" in explain_gather(layer_of(MXFP8(), 2, 8, 8))
     layer = layer_of(MXFP8(), 2, 8, 8)
+    parted = GroupedLinear(2, 8, 8, recipe=MXFP8(), per_group_parameters=True)
+    with pytest.raises(ValueError, match="without a GroupedLinear or GroupedMLP that has its weights in one parameter"):
+        quantize_before_gather(parted)
+    assert explain_gather(parted) == "weight: gathered unquantized: it is a parameter a group"
     with pytest.raises(ValueError, match="call quantize_before_gather first"), unchanged_weights(layer):
         raise AssertionError
     quantize_before_gather(layer)

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.utils import _pytree as pytree
 
 from octavo import GroupedTensorSpec, Recipe
-from octavo_torch.given import check_place, check_recipe, told
+from octavo_torch.given import check_dtype, check_recipe, told
 from octavo_torch.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.weights import QuantizedWeight
 
@@ -57,7 +57,7 @@ class CodedWeight(torch.Tensor):
         if not isinstance(codes, GroupedTensor) or codes.spec.ragged_axis is not None:
             raise ValueError(f"codes is {told(codes)}; give the GroupedTensor of stacked matrices [G, N, K]")
         check_recipe(recipe)
-        check_place(codes.device, dtype)
+        check_dtype(dtype)
         made: CodedWeight = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=dtype, device=codes.device)
         made.codes, made.recipe, made.interleave = codes, recipe, interleave
         made.layouts = codes.spec.rowwise_layout, codes.spec.columnwise_layout

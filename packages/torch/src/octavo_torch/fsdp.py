@@ -92,6 +92,10 @@ def explain_gather(module: nn.Module) -> str:
             if notes is not None:
                 said = "not gathered yet" if notes.route is None else str(notes.route)
             lines.append(f"{prefix}{'.' * bool(prefix)}{name}: {said}")
+        if isinstance(owner, RecipeModule) and owner.per_group_parameters:
+            parted = [name for name in owner._shapes if name.startswith("weight")]
+            said = "gathered unquantized: it is a parameter a group"
+            lines += [f"{prefix}{'.' * bool(prefix)}{name}: {said}" for name in parted]
     return "\n".join(lines)
 
 

@@ -76,5 +76,11 @@ def check_place(device: Any, dtype: Any = None) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise ValueError(f"device is {told(device)}; give a torch.device of this machine or its name") from error
-    if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in DTYPE_NAMES):
+    if dtype is not None:
+        check_dtype(dtype)
+
+
+def check_dtype(dtype: Any) -> None:
+    """ValueError where parameters are never of `dtype`."""
+    if not isinstance(dtype, torch.dtype) or dtype not in DTYPE_NAMES:
         raise ValueError(f"dtype is {told(dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
