@@ -120,7 +120,7 @@ class GemmStore {
   __device__ GemmStore(const GemmParams& params, const GemmTileAt& tile, int row, int col)
       : params_(params),
         tile_(tile),
-        lane_(static_cast<int>(threadIdx.x) % 4),
+        lane_(static_cast<int>(threadIdx.x % 4)),
         row_(tile.m + row),
         col_(tile.n + col) {
     const int64_t first = params.k_grouped ? 0 : tile.start;
@@ -311,6 +311,13 @@ __device__ __forceinline__ void store_boxes(const GemmParams& params, const Gemm
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32 - 4, 0);
   const float upper = factors.upper(), lower = factors.lower();
   const int32_t row = tile.m + 16 * warp, col = tile.n, group = tile.group, rows = tile.rows, end = tile.start + rows;
+  float2 columns[F == Finish::columns ? 8 * BOXES : 1];  // all at once, before stores that they would have to wait for
+  if constexpr (F == Finish::columns) {
+#pragma unroll
+    for (int i = 0; i < 8 * BOXES; ++i) {
+      columns[i] = *reinterpret_cast<const float2*>(pipeline.columns() + 8 * i + lane % 4 * 2);
+    }
+  }
   if (lane == 0) bulk_wait_read<0>();  // what the boxes held before was read
   warpgroup_sync();                    // and so were the last stages
 #pragma unroll
@@ -324,10 +331,8 @@ __device__ __forceinline__ void store_boxes(const GemmParams& params, const Gemm
         const float* const two = sums[box / EACH] + 32 * (box % EACH) + 8 * j + 2 * w;
         float left = two[0] * (w % 2 ? lower : upper), right = two[1] * (w % 2 ? lower : upper);
         if constexpr (F == Finish::columns) {
-          const int at = 64 * box + 16 * j + 8 * (w / 2) + lane % 4 * 2;
-          const float2 column = *reinterpret_cast<const float2*>(pipeline.columns() + at);
-          left *= column.x;
-          right *= column.y;
+          left *= columns[8 * box + 2 * j + w / 2].x;
+          right *= columns[8 * box + 2 * j + w / 2].y;
         }
         words[w] = round_pair<DType::bf16>(left, right, false);
       }

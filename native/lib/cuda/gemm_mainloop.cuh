@@ -24,13 +24,16 @@ class GemmMath {
 
   __device__ GemmMath(const GemmParams& params, GemmPipeline<Config>& pipeline)
       : params_(params), pipeline_(pipeline) {
-    const int thread = static_cast<int>(threadIdx.x) % 128, warpgroup = static_cast<int>(threadIdx.x) / 128 - 1;
-    row_ = (Config::SPLITS_ROWS ? warpgroup * 64 : 0) + thread / 32 * 16 + thread % 32 / 4;
+    // through a shuffle, after which the compiler knows them to be the same in a warp
+    const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 128 - 1, 0);
+    row_ = Config::SPLITS_ROWS ? warpgroup * 64 : 0;
     col_ = Config::SPLITS_ROWS ? 0 : warpgroup * Config::COLS;
+    left_ = matrix_descriptor(pipeline.left(0) + row_ * SWIZZLE_BYTES);
+    right_ = matrix_descriptor(pipeline.right(0) + col_ * SWIZZLE_BYTES);
   }
 
   // Of the thread's first sum within the tile, and where the columns of a part begin.
-  __device__ int row() const { return row_; }
+  __device__ int row() const { return row_ + static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4); }
   __device__ int col(int part) const { return col_ + part * Config::PART_COLS; }
 
   __device__ void run(const GemmTileAt& tile, Sums& sums) {
@@ -48,12 +51,24 @@ class GemmMath {
   // 32 bytes along K, or 16 rows of a transposed box
   static constexpr int LEFT_STEP = LT ? 16 * SWIZZLE_BYTES : 32, RIGHT_STEP = RT ? 16 * SWIZZLE_BYTES : 32;
 
-  __device__ void multiply(float (&sums)[Config::PART_COLS / 2], int stage, int part, bool adds) const {
-    const uint64_t a = matrix_descriptor(pipeline_.left(stage) + row_ / 64 * BLOCK_BYTES);
-    const uint64_t b = matrix_descriptor(pipeline_.right(stage) + col(part) * SWIZZLE_BYTES);
+  static constexpr int LEFT_BYTES = Config::TILE_M * SWIZZLE_BYTES, RIGHT_BYTES = Config::TILE_N * SWIZZLE_BYTES;
+
+  // This warpgroup's operands in a stage.
+  struct Operands {
+    uint64_t left, right;
+  };
+
+  __device__ __forceinline__ Operands operands(int stage) const {
+    return {advanced(left_, stage * LEFT_BYTES), advanced(right_, stage * RIGHT_BYTES)};
+  }
+
+  __device__ __forceinline__ void multiply(float (&sums)[Config::PART_COLS / 2], const Operands& from, int part,
+                                           bool adds) const {
+    const uint64_t right = advanced(from.right, part * Config::PART_COLS * SWIZZLE_BYTES);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-      wgmma<L, R, LT, RT>(sums, advanced(a, step * LEFT_STEP), advanced(b, step * RIGHT_STEP), adds || step > 0);
+      wgmma<L, R, LT, RT>(sums, advanced(from.left, step * LEFT_STEP), advanced(right, step * RIGHT_STEP),
+                          adds || step > 0);
     }
   }
 
@@ -61,7 +76,7 @@ class GemmMath {
     const int stage = pipeline_.wait_full();
     wgmma_begin();
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) multiply(sums[part], stage, part, adds);
+    for (int part = 0; part < PARTS; ++part) multiply(sums[part], operands(stage), part, adds);
     wgmma_commit();
     return stage;
   }
@@ -93,8 +108,23 @@ class GemmMath {
     for (int part = 0; part < PARTS; ++part) hold(sums[part]);
   }
 
+  // What the next K-block begins with, found out while the tensor cores are busy with the last one.
+  struct Ahead {
+    Operands from;
+    bool full;
+  };
+
+  // Steps instead of a product with the stage, which the compiler would move to where the K-block begins.
+  __device__ __forceinline__ void look_ahead(Ahead& ahead) const {
+    const bool first = pipeline_.next_stage() == 0;
+    ahead.from.left = first ? left_ : advanced(ahead.from.left, LEFT_BYTES);
+    ahead.from.right = first ? right_ : advanced(ahead.from.right, RIGHT_BYTES);
+    ahead.full = pipeline_.next_is_full();
+  }
+
   // One part after the other: the tensor cores' sums of one take 64 registers beside the fp32 ones of all. The other
-  // warpgroup multiplies while this one adds.
+  // warpgroup multiplies while this one adds: from the end of a part's products to the start of the next part's, each
+  // cycle above 256 is one that the tensor cores wait.
   __device__ void run_promoted(const GemmTileAt& tile, Sums& sums) {
     static_assert(Config::PART_COLS == 128);
 #pragma unroll
@@ -103,9 +133,10 @@ class GemmMath {
       for (int i = 0; i < 64; ++i) sums[part][i] = 0.0f;
     }
     const int k_blocks = tile.k_blocks;
-    const int scale = row_ + (params_.left_walk == Walk::rows ? tile.start % SCALE_BOX_EXTRA : 0);
+    const int scale = row() + (params_.left_walk == Walk::rows ? tile.start % SCALE_BOX_EXTRA : 0);
+    Ahead ahead = {operands(pipeline_.next_stage()), false};
     if constexpr (Config::PROMOTION != Promotion::square) {
-      for (int block = 0; block < k_blocks; ++block) add_block(scale, nullptr, 0, sums);
+      for (int block = 0; block < k_blocks; ++block) add_block(scale, nullptr, 0, ahead, sums);
     } else {
       // a lane keeps the scales of one block in 32, and fetches those of the next 32 meanwhile
       float squares[PARTS], next[PARTS];
@@ -115,15 +146,15 @@ class GemmMath {
         for (int part = 0; part < PARTS; ++part) squares[part] = next[part];
         load_squares(tile, first + 32, next);
         const int here = min(k_blocks - first, 32);
-        for (int block = 0; block < here; ++block) add_block(scale, squares, block, sums);
+        for (int block = 0; block < here; ++block) add_block(scale, squares, block, ahead, sums);
       }
     }
   }
 
   // A K-block's products, scaled and added. `scale`: of this thread's row, among the left scales. `squares`: of the
   // parts of the K-blocks of lane numbers.
-  __device__ __forceinline__ void add_block(int scale, const float* squares, int block, Sums& sums) {
-    const int stage = pipeline_.wait_full();
+  __device__ __forceinline__ void add_block(int scale, const float* squares, int block, Ahead& ahead, Sums& sums) {
+    const int stage = pipeline_.wait_full(ahead.full);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       float upper = 1.0f, lower = 1.0f, square = 1.0f;
@@ -135,8 +166,9 @@ class GemmMath {
       float products[64];
       hold(products);
       wgmma_begin();
-      multiply(products, stage, part, false);
+      multiply(products, ahead.from, part, false);
       wgmma_commit();
+      if (part == PARTS - 1) look_ahead(ahead);
       wgmma_wait<0>();
       hold(products);
       if (Config::PROMOTION != Promotion::vectors && part == PARTS - 1) pipeline_.release(stage);
@@ -151,7 +183,7 @@ class GemmMath {
 
   // This lane's of the scales of 32 K-blocks, from `first` on. Past the last block it is that one's.
   __device__ void load_squares(const GemmTileAt& tile, int first, float (&squares)[PARTS]) const {
-    const int block = min(first + static_cast<int>(threadIdx.x) % 32, tile.k_blocks - 1);
+    const int block = min(first + static_cast<int>(threadIdx.x % 32), tile.k_blocks - 1);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       squares[part] = __ldg(params_.square + square_at(tile, col(part)) + block * params_.square_k);
@@ -190,6 +222,7 @@ class GemmMath {
   const GemmParams& params_;
   GemmPipeline<Config>& pipeline_;
   int row_, col_;
+  uint64_t left_, right_;  // matrix descriptors of this warpgroup's operands in the first stage
 };
 
 }  // namespace octavo::cuda

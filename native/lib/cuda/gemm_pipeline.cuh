@@ -95,9 +95,13 @@ class GemmPipeline {
     return &shared_.full[stage];
   }
 
-  // Math: the next stage, once it is full.
-  __device__ int wait_full() {
-    barrier_wait(&shared_.full[read_.at], read_.parity);
+  // Math: the next stage, and whether it is full already.
+  __device__ int next_stage() const { return read_.at; }
+  __device__ bool next_is_full() const { return barrier_passed(&shared_.full[read_.at], read_.parity); }
+
+  // Math: the next stage, once it is full, which it may be known to be.
+  __device__ int wait_full(bool full = false) {
+    if (!full) barrier_wait(&shared_.full[read_.at], read_.parity);
     const int stage = read_.at;
     read_.next();
     return stage;

@@ -44,6 +44,21 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
       : "memory");
 }
 
+// Whether the phase of this parity is over.
+__device__ __forceinline__ bool barrier_passed(uint64_t* barrier, uint32_t parity) {
+  uint32_t passed;
+  asm volatile(
+      "{\n"
+      ".reg .pred passed;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 passed, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, passed;\n"
+      "}\n"
+      : "=r"(passed)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return passed != 0;
+}
+
 // A box of a tensor at coordinates c, innermost first, to shared memory; its bytes count at `barrier`.
 __device__ __forceinline__ void copy_box(const CUtensorMap& map, void* into, uint64_t* barrier, int32_t c0,
                                          int32_t c1) {
