@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -91,6 +92,8 @@ def record(
                 for _ in range(warmup - 1):
                     function()
         torch.cuda.current_stream(device).wait_stream(stream)
+        # a dead graph in a cycle, whose turn came while this one is captured, would break the capture off
+        gc.collect()
         graph = torch.cuda.CUDAGraph()
         with explained_waits(), torch.cuda.graph(graph, pool=pool, stream=stream):
             made = function()
