@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from octavo_cli.bench.facts import Facts, Failure, failure_dicts, rounded
 from octavo_cli.bench.goals import Goal
-from octavo_cli.bench.results import Facts, Failure, failure_dicts, rounded
 from octavo_cli.bench.shapes import Shape
 from octavo_cli.bench.timing import Times
 
@@ -155,6 +156,7 @@ class EpResults(Facts):
             framework="jax",
             choices=self.k,
             slack=self.slack,
+            xla_flags=os.environ.get("XLA_FLAGS", ""),
             failures=failure_dicts(self.failures),
             rows=[row.as_dict() for row in self.rows],
             gathered=[row.as_dict() for row in self.gathered],
