@@ -109,7 +109,8 @@ class WholeLayer:
             sizes = sizes.contiguous()
         passes = self._passes.get(rows) or self._new_passes(rows)
         slots = state.history.shape[1] if state is not None and record else 0
-        made = passes.forward(sizes.dtype is _INT64, flagged, None if bias is None else bias.dtype, slots, group_offset)
+        offset = group_offset if self._stochastic else 0
+        made = passes.forward(sizes.dtype is _INT64, flagged, None if bias is None else bias.dtype, slots, offset)
         plan = torch.empty(passes.plan_words, dtype=_INT64, device=device)
         kept = torch.empty(passes.kept, dtype=_UINT8, device=device) if passes.kept else None
         y = torch.empty((rows, self._sides[0]), dtype=self._y_dtype, device=device)
@@ -153,7 +154,7 @@ class WholeLayer:
         need_dx, need_dw = wanted
         passes, plan = rest
         slots = state.history.shape[1] if state is not None and record else 0
-        made = passes.backward(need_dx, need_dw, slots, group_offset)
+        made = passes.backward(need_dx, need_dw, slots, group_offset if self._stochastic else 0)
         dx = torch.empty((dy.shape[0], k), dtype=self._dtypes["dgrad"], device=device) if need_dx else None
         dw = torch.empty((groups, n, k), dtype=self._dtypes["wgrad"], device=device) if need_dw else None
         memory, scratch = workspace(made.bytes, dy)
