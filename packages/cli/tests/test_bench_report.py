@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from octavo_cli.bench.facts import Failure
+from octavo_cli.bench.quantize_results import EQUAL, Results, Row
 from octavo_cli.bench.report import print_results, write_json
-from octavo_cli.bench.results import EQUAL, Failure, Results, Row
 from octavo_cli.bench.timing import Times
 
 

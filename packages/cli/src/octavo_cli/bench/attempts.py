@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from octavo import NoBackendError
-from octavo_cli.bench.results import Failure, told
+from octavo_cli.bench.facts import Failure, told
 from octavo_cli.bench.shapes import Shape
 from octavo_cli.errors import RunError
 

@@ -16,10 +16,10 @@ from octavo_cli.bench.engine_jax import JaxEngine
 from octavo_cli.bench.ep_fsdp import LAYERS, gathered_bytes, gathering_step
 from octavo_cli.bench.ep_jax import Block, compiled_step, draw_block, received_bytes
 from octavo_cli.bench.ep_results import EpResults, EpRow, Gathered, ep_goals, gathered_goals
+from octavo_cli.bench.facts import facts_of
 from octavo_cli.bench.gemm_cases import recipe_of
 from octavo_cli.bench.gemm_problem import Names, backends_of
 from octavo_cli.bench.nvlink import received_in_a_step
-from octavo_cli.bench.results import facts_of
 from octavo_cli.bench.shapes import Shape
 from octavo_cli.bench.timing import Call
 from octavo_cli.errors import InputError, RunError

@@ -12,13 +12,13 @@ from octavo.recipe_base import Gemm
 from octavo_cli.bench.advice import advice
 from octavo_cli.bench.cases import Grouping
 from octavo_cli.bench.engine import Engine, make_engine
+from octavo_cli.bench.facts import Failure, facts_of, told
 from octavo_cli.bench.gemm_cases import GemmCase
 from octavo_cli.bench.gemm_match import Pending, pending_match
 from octavo_cli.bench.gemm_peers import Peer, dense_peers, grouped_peers, timed
 from octavo_cli.bench.gemm_problem import Data, Names, Prepared, draw, layer_plan
 from octavo_cli.bench.gemm_results import GemmResults, GemmRow, QuantizeTime, Table, peer_rates
 from octavo_cli.bench.goals import Neighbours, gemm_goals
-from octavo_cli.bench.results import Failure, facts_of, told
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.steady import steady_times
 

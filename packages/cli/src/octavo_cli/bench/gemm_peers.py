@@ -15,8 +15,8 @@ from typing import Any
 
 from octavo.recipe_base import Gemm
 from octavo_cli.bench.engine import Engine
+from octavo_cli.bench.facts import told
 from octavo_cli.bench.gemm_problem import Data
-from octavo_cli.bench.results import told
 from octavo_cli.bench.shapes import Shape
 from octavo_cli.bench.steady import steady_times
 from octavo_cli.bench.timing import Call, Times

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from octavo_cli.bench.facts import Facts, Failure, failure_dicts, rounded
 from octavo_cli.bench.gemm_cases import GemmCase
 from octavo_cli.bench.gemm_peers import DENSE, Peer
 from octavo_cli.bench.goals import Goal
-from octavo_cli.bench.results import Facts, Failure, failure_dicts, rounded
 from octavo_cli.bench.shapes import Shape
 from octavo_cli.bench.timing import Times
 

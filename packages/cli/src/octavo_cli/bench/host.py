@@ -10,11 +10,11 @@ from itertools import product
 
 from octavo_cli.bench.attempts import Attempts
 from octavo_cli.bench.engine_torch import TorchEngine
+from octavo_cli.bench.facts import facts_of
 from octavo_cli.bench.gemm_cases import recipe_of
 from octavo_cli.bench.gemm_problem import Data, Names, backends_of, draw, layer_plan
 from octavo_cli.bench.host_results import SIDE, ApiRow, HostResults, HostRow
 from octavo_cli.bench.host_torch import host_of_layer, host_of_torch, raw_calls, times_and_graph
-from octavo_cli.bench.results import facts_of
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.step_results import PEER
 from octavo_cli.bench.step_torch import torch_steps

@@ -17,7 +17,7 @@ from octavo.formats import DType
 from octavo.quantizer import Direction
 from octavo_cli.bench.cases import Case
 from octavo_cli.bench.problem import Plane, Problem, Setting, quantize_problem
-from octavo_cli.bench.results import EQUAL
+from octavo_cli.bench.quantize_results import EQUAL
 
 Array = npt.NDArray[Any]
 U8 = npt.NDArray[np.uint8]

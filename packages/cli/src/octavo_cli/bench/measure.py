@@ -10,9 +10,9 @@ from torch import Tensor
 
 from octavo_cli.bench.bound import bound_call
 from octavo_cli.bench.cases import Case, Grouping
+from octavo_cli.bench.machine import cores
 from octavo_cli.bench.peers import compiled_peer, row_codes
 from octavo_cli.bench.problem import Problem, Setting, dequantize_problem, quantize_problem
-from octavo_cli.bench.results import cores
 from octavo_cli.bench.timing import cuda_graph_times, cuda_times, host_times, input_copies
 
 CPU_GOAL = 1.0

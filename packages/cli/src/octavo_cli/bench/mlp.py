@@ -10,10 +10,10 @@ from itertools import product
 
 from octavo_cli.bench.attempts import Attempts
 from octavo_cli.bench.engine_torch import TorchEngine
+from octavo_cli.bench.facts import facts_of
 from octavo_cli.bench.gemm_problem import Names
 from octavo_cli.bench.mlp_results import FUSED, IN_A_ROW, WAYS, MlpResults, MlpRow, Way, mlp_goals
 from octavo_cli.bench.mlp_torch import Experts, draw_experts, own_calls, plan_of, torch_calls
-from octavo_cli.bench.results import facts_of
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.step_results import PEER
 from octavo_cli.bench.timing import Times

@@ -9,10 +9,10 @@ from functools import partial
 
 from octavo_cli.bench.attempts import Attempts
 from octavo_cli.bench.engine_torch import TorchEngine
+from octavo_cli.bench.facts import facts_of
 from octavo_cli.bench.gemm_problem import Names, backends_of
 from octavo_cli.bench.moe_results import PEERS, MoeResults, MoeRow, moe_goals
 from octavo_cli.bench.moe_torch import Layer, draw_layer, own_calls, plan_of, torch_calls
-from octavo_cli.bench.results import facts_of
 from octavo_cli.bench.shapes import Shape
 
 Say = Callable[[str], None]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from octavo_cli.bench.facts import Facts, Failure, failure_dicts, rounded
 from octavo_cli.bench.goals import FP8, Goal
-from octavo_cli.bench.results import Facts, Failure, failure_dicts, rounded
 from octavo_cli.bench.shapes import EXPERTS, Shape
 from octavo_cli.bench.timing import Times
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from octavo.formats import DType
 from octavo_cli.bench.bytes import traffic
 from octavo_cli.bench.cases import Case, Grouping, even, ragged
+from octavo_cli.bench.facts import Failure, facts_of, told
 from octavo_cli.bench.match import check_match
 from octavo_cli.bench.measure import copy_rate, measured_on_cpu, measured_on_cuda
 from octavo_cli.bench.problem import TORCH_DTYPES, Setting
-from octavo_cli.bench.results import Failure, Results, Row, facts_of, told
+from octavo_cli.bench.quantize_results import Results, Row
 
 Shape = tuple[int, ...]
 

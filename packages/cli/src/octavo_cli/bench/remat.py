@@ -13,11 +13,11 @@ import jax
 
 from octavo_cli.bench.attempts import Attempts
 from octavo_cli.bench.engine_jax import JaxEngine
+from octavo_cli.bench.facts import facts_of
 from octavo_cli.bench.gemm_cases import recipe_of
 from octavo_cli.bench.gemm_problem import Names, backends_of, layer_plan
 from octavo_cli.bench.remat_block import operands, step
 from octavo_cli.bench.remat_results import PEER, PLAIN, POLICIES, RematResults, RematRow, remat_goals
-from octavo_cli.bench.results import facts_of
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.timing import Call
 from octavo_cli.bench.turns import over

@@ -10,8 +10,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from octavo_cli.bench.facts import Facts, Failure
 from octavo_cli.bench.options import recorded_command
-from octavo_cli.bench.results import Facts, Failure, Results, Row
+from octavo_cli.bench.quantize_results import Results, Row
 from octavo_cli.bench.timing import Times
 from octavo_cli.errors import InputError
 from octavo_registry.cli.output import print_json, print_line, print_table

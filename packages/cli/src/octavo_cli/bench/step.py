@@ -10,9 +10,9 @@ from itertools import product
 
 from octavo_cli.bench.attempts import Attempts
 from octavo_cli.bench.engine import Engine, make_engine
+from octavo_cli.bench.facts import facts_of
 from octavo_cli.bench.gemm_cases import recipe_of
 from octavo_cli.bench.gemm_problem import Data, Names, backends_of, draw, layer_plan
-from octavo_cli.bench.results import facts_of
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.step_goals import StepNeighbours, step_goals
 from octavo_cli.bench.step_results import PEER, StepResults, StepRow

@@ -14,9 +14,9 @@ import octavo_native
 from octavo.quantizer import QuantizerSpec
 from octavo.recipe_base import Gemm
 from octavo_cli.bench.engine_torch import TorchEngine
+from octavo_cli.bench.facts import Failure, facts_of, told
 from octavo_cli.bench.gemm_cases import GemmCase
 from octavo_cli.bench.gemm_problem import SIDES, Prepared, draw, layer_plan
-from octavo_cli.bench.results import Failure, facts_of, told
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.tiles_results import Sweep, TileRow, TilesResults
 from octavo_cli.bench.timing import Call

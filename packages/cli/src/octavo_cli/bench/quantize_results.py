@@ -1,31 +1,16 @@
-"""What a benchmark leaves: one `Row` a case, the machine it ran on, and the JSON form of both."""
+"""What `octavo bench quantize` leaves: one `Row` a case, and the JSON form of a run."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-import os
-import platform
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
+from octavo_cli.bench.facts import Facts, Failure, failure_dicts, rounded
 from octavo_cli.bench.timing import Times
-
-SCHEMA_VERSION = 1
 
 EQUAL = "equal"
 """`Row.match` where every bit is the definition's."""
-
-_DISTRIBUTIONS = (
-    *("octavo", "octavo-core", "octavo-registry", "octavo-numerics", "octavo-torch"),
-    *("octavo-native", "octavo-torch-native", "octavo-jax", "octavo-jax-native"),
-    *("torch", "triton", "jax", "jaxlib", "numpy"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,81 +124,6 @@ class Row:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A case that could not be run, and the error's text."""
-
-    case: str
-    shape: tuple[int, ...]
-    grouping: str
-    error: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What every result file says of its run: a row has `repeats` timed calls at most."""
-
-    command: str
-    device: str
-    dtype: str
-    seed: int
-    repeats: int
-    machine: dict[str, Any]
-    seconds: float
-    versions: dict[str, str | None]
-
-    def document(self, *, judged: Sequence[bool], match: dict[str, int], **parts: Any) -> dict[str, Any]:
-        """The content of a result file: what all of them have, then `parts`."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "command": self.command,
-            "date": datetime.now(UTC).date().isoformat(),
-            "machine": self.machine,
-            "versions": self.versions,
-            "device": self.device,
-            "dtype": self.dtype,
-            "seed": self.seed,
-            "repeats": self.repeats,
-            "goals": {"reached": sum(judged), "of": len(judged)},
-            "match": match,
-            **parts,
-            "seconds": round(self.seconds, 1),
-        }
-
-
-class Asked(Protocol):
-    """What the choices of every benchmark have."""
-
-    @property
-    def device(self) -> str:
-        """cuda or cpu."""
-
-    @property
-    def seed(self) -> int:
-        """Of everything that is drawn."""
-
-    @property
-    def repeats(self) -> int:
-        """Timed calls of a row."""
-
-
-def facts_of(
-    asked: Asked, command: str, start: float, framework: str = "torch", dtype: str = "bfloat16"
-) -> dict[str, Any]:
-    """The fields of `Facts`, for the results of a run that began at `start`, of time.perf_counter."""
-    facts = Facts(
-        command=command,
-        device=asked.device,
-        dtype=dtype,
-        seed=asked.seed,
-        repeats=asked.repeats,
-        machine=machine(asked.device, framework),
-        seconds=time.perf_counter() - start,
-        versions=versions(),
-    )
-    return vars(facts)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Results(Facts):
     """A whole run. `groupings` holds every vector of sizes by name, so that the bytes can be counted again."""
@@ -240,85 +150,5 @@ class Results(Facts):
         )
 
 
-def failure_dicts(failures: Sequence[Failure]) -> list[dict[str, Any]]:
-    """Failures as plain values for JSON."""
-    return [{**asdict(failure), "shape": list(failure.shape)} for failure in failures]
-
-
-def told(error: Exception) -> str:
-    """An error on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of what took part; None for what is not installed."""
-    found: dict[str, str | None] = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in _DISTRIBUTIONS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
-
-
-def machine(device: str, framework: str = "torch") -> dict[str, Any]:
-    """The processor, or the GPU with its driver, and how the native library was built; None: it is not installed."""
-    facts: dict[str, Any] = {
-        "system": platform.system(),
-        "processor": platform.machine(),
-        "cores": cores(),
-        "native_build": _native_build(),
-    }
-    if device == "cuda" and framework == "jax":
-        import jax
-
-        first = jax.devices("gpu")[0]
-        facts |= {"gpu": first.device_kind, "driver": _driver()}
-    elif device == "cuda":
-        import torch
-
-        properties = torch.cuda.get_device_properties(0)
-        facts |= {
-            "gpu": properties.name,
-            "compute_capability": [properties.major, properties.minor],
-            "sm_count": properties.multi_processor_count,
-            "l2_bytes": properties.L2_cache_size,
-            "memory_bytes": properties.total_memory,
-            "driver": _driver(),
-            "torch_cuda": torch.version.cuda,
-        }
-    return facts
-
-
-def _native_build() -> dict[str, Any] | None:
-    if importlib.util.find_spec("octavo_native") is None:
-        return None
-    import octavo_native
-
-    return {name: _plain(value) for name, value in octavo_native.build_info().items()}
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _driver() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        told = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return told.split()[0] if told.split() else None
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
 def _round(value: float | None, digits: int = 4) -> float | None:
     return None if value is None else round(value, digits)
-
-
-def rounded(times: Times | None) -> dict[str, float] | None:
-    return None if times is None else {name: round(value, 3) for name, value in asdict(times).items()}
