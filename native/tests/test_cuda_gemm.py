@@ -143,6 +143,13 @@ def test_groups_of_1_to_130_rows(rng: np.random.Generator, case: Case) -> None:
 
 
 @every_kind
+def test_1024_groups(rng: np.random.Generator, case: Case) -> None:
+    """More groups than rows, most of them empty (faults.md 6)."""
+    sizes = tuple(int(size) for size in rng.choice([0, 0, 0, 1, 2], 1024))
+    check(Prepared(make_problem(rng, case, sizes, 48, 80, tail=5), CUDA))
+
+
+@every_kind
 def test_operands_without_rows(rng: np.random.Generator, case: Case) -> None:
     """M = 0, where frameworks give null pointers: nothing but wgrad's zeros is written (faults.md 6)."""
     check(Prepared(make_problem(rng, case, (0, 0), 64, 48, tail=0), CUDA))

@@ -126,6 +126,13 @@ def test_every_dtype(case: Case, rng: np.random.Generator) -> None:
     check(make_problem(rng, case, (0, 129, 40), 130, 70, tail=5))
 
 
+@pytest.mark.parametrize("case", SAMPLES, ids=str)
+def test_1024_groups(case: Case, rng: np.random.Generator) -> None:
+    """More groups than rows, most of them empty."""
+    sizes = tuple(int(size) for size in rng.choice([0, 0, 0, 1, 2], 1024))
+    check(make_problem(rng, case, sizes, 32, 16, tail=3))
+
+
 @pytest.mark.parametrize("sizes", list(SIZES))
 @pytest.mark.parametrize("case", SAMPLES, ids=str)
 def test_group_sizes(case: Case, sizes: str, rng: np.random.Generator) -> None:
