@@ -383,7 +383,7 @@ def gpu(session: nox.Session) -> None:
 
 def _pytest_on_gpu(session: nox.Session, *arguments: str) -> None:
     """pytest with six processes on the GPU where pytest-xdist is installed: most of a test's time is its host's."""
-    workers = ("-n", "6", "--dist", "loadscope") if _is_installed("pytest-xdist") else ()
+    workers = ("-n", "6", "--dist", "loadscope", "-p", "no:benchmark") if _is_installed("pytest-xdist") else ()
     shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # one process would take the memory of all
     session.run(sys.executable, "-m", "pytest", *workers, *arguments, env=shared)
 

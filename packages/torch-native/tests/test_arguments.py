@@ -46,7 +46,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "x type": (quantize([1.0]), "x is a list; give a tensor"),
     "x dtype": (quantize(X.double()), "x has dtype float64; give bfloat16, float16 or float32"),
     "x rank": (quantize(torch.zeros(8)), r"x has shape \[8\]"),
-    "spec": (quantize(spec="mxfp8"), "spec is a str; give a QuantizerSpec"),
+    "spec": (quantize(spec="mxfp8"), "spec is 'mxfp8'; give a QuantizerSpec"),
     "sum": (quantize(sizes=[4, 5]), "sum to 9 and the tensor has 8 rows"),
     "negative": (quantize(sizes=torch.tensor([9, -1])), r"group_sizes\[1\] is -1"),
     "huge": (quantize(sizes=torch.tensor([1 << 62, 1 << 62])), "sum to 9223372036854775808"),
