@@ -9,12 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import Var
 from jax.sharding import PartitionSpec as P
-from moe_cases import BACKEND, SHAPES, E, N, T, step
+from moe_cases import BACKEND, E
 
 import octavo
-import octavo_jax
 import octavo_numerics
 from octavo_jax import moe
 from octavo_jax.moe.exchange import Journey, everywhere, home
@@ -93,31 +91,6 @@ def test_slices_tile_both_sides(rows: int, mesh_of: Any, rng: np.random.Generato
         ]
         lost += max(0, wanted - rows)
     assert made.dropped.sum() == lost
-
-
-def _needed_by(jaxpr: Any, wanted: str) -> list[list[str]]:
-    """For each equation named `wanted`, the names of all equations that it waits for."""
-    behind: dict[Any, frozenset[int]] = {}
-    names: list[str] = []
-    found = []
-    for number, equation in enumerate(jaxpr.eqns):
-        names.append(equation.params.get("name", equation.primitive.name))
-        arrays = [one for one in equation.invars if isinstance(one, Var)]
-        needed = frozenset[int]().union(*(behind.get(one, frozenset()) for one in arrays))
-        if names[number] == wanted:
-            found.append([names[one] for one in needed])
-        behind.update(dict.fromkeys(equation.outvars, needed | {number}))
-    return found
-
-
-def test_choices_travel_before_tokens(mesh_of: Any) -> None:
-    """Each device knows all choices and weights before tokens leave, and arranges them while these travel."""
-    a = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in {**SHAPES, "dy": (T, N)}.items()}
-    run = partial(step, recipe=None, sharding=octavo_jax.MeshAxes(ep="ep"), exchange=moe.Exchange("gather"))
-    with jax.set_mesh(mesh_of(**MESH)):
-        traced = jax.make_jaxpr(run)(a)
-    forward = next(one.params["jaxpr"] for one in traced.eqns if one.primitive.name == "shard_map")
-    assert [needed.count("all_gather") for needed in _needed_by(forward, "all_gather")] == [0, 0, 2]
 
 
 def test_what_an_exchange_refuses() -> None:

@@ -18,7 +18,6 @@ from octavo import Recipe
 from octavo.quantizer import Operand
 from octavo_jax.dispatch import Names
 from octavo_jax.moe.payload import payload_spec, sent
-from octavo_jax.reference.barrier import barrier
 
 Way = Literal["gather", "ragged"]
 WAYS: tuple[Way, ...] = ("gather", "ragged")
@@ -77,15 +76,6 @@ def everywhere(x: Array, journey: Journey) -> Array:
     return _all(x, journey, "x")
 
 
-@jax.custom_vjp
-def after(x: Array, others: tuple[Array, ...]) -> Array:
-    """x, no sooner than `others`, so that what needs these alone runs while x travels; its gradient waits for nothing.
-
-    XLA would join a small gather with a large one, and whoever needs the small one would wait for both.
-    """
-    return barrier(x, *others)[0]
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def home(parts: Array, journey: Journey) -> Array:
     """Partial sums [devices * T, N] to [T, N]: each device's own tokens, summed in float32 and rounded once.
@@ -119,7 +109,6 @@ def _everywhere_backward(journey: Journey, _: None, dx: Array) -> tuple[Array]:
 
 
 everywhere.defvjp(_everywhere_forward, _everywhere_backward)
-after.defvjp(lambda x, others: (after(x, others), None), lambda _, dx: (dx, None))
 
 
 def _home_forward(parts: Array, journey: Journey) -> tuple[Array, None]:

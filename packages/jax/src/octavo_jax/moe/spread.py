@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from octavo_jax.dispatch import device_of
 from octavo_jax.mlp import grouped_mlp
 from octavo_jax.moe.arranging import arrange, arranged
-from octavo_jax.moe.exchange import Exchange, Journey, Way, after, everywhere, home
+from octavo_jax.moe.exchange import Exchange, Journey, Way, everywhere, home
 from octavo_jax.moe.experts import WeightsOn, check_experts, routed_mlp
 from octavo_jax.moe.permutation import combine, permute, row_weights
 from octavo_jax.moe.ragged import away, back, slices
@@ -79,8 +79,9 @@ def _gathered(
     experts, weights = (lax.all_gather(a, journey.axes, tiled=True) for a in choices[:2])
     mine = experts - lax.axis_index(journey.axes) * wi.shape[0]
     routing = arrange(mine, weights, wi.shape[0], rows=rows, checkpoint_name=options["checkpoint_name"])
-    tokens = everywhere(after(x, (experts, weights)), journey)
-    result = routed_mlp(tokens, routing, wi, wo, weights_on=weights_on, preferred_element_type=dtype, **options)
+    result = routed_mlp(
+        everywhere(x, journey), routing, wi, wo, weights_on=weights_on, preferred_element_type=dtype, **options
+    )
     parts, state = (result, None) if options["state"] is None else result
     asked = jnp.sum((mine >= 0) & (mine < wi.shape[0]), dtype=jnp.int32)
     return home(parts, journey), asked - jnp.sum(routing.group_sizes), state
