@@ -18,8 +18,6 @@ constexpr double LAUNCH = 4.0, TILE_START = 0.5;
 constexpr double EXPOSED = 0.25;  // part of the shorter of products and memory's time that the longer one does not hide
 // Part of the rate that a tile reaches: smaller ones load more for a product, and 128x128 has fewer bytes in flight.
 constexpr double REACHED[GEMM_TILE_COUNT] = {1.0, 0.58, 0.75};
-// With a scale a column, whose reads of shared memory compete with the tensor cores', and results that are stored.
-constexpr double REACHED_BY_COLUMNS[GEMM_TILE_COUNT] = {0.63, 0.70, 0.61};
 constexpr int STAGED = 1;  // sums that are added to fp32 leave beside the next tile's products
 
 constexpr int K_BLOCK_BYTES = 128;
@@ -29,15 +27,10 @@ double flops(const GemmSpec& spec) {
   return spec.fast_accumulation ? FAST_FLOPS : PROMOTED_FLOPS;
 }
 
-double reached(const GemmSpec& spec, int number) {
-  const bool columns = spec.quantized && spec.scaling == Scaling::block && !spec.right_square;
-  return columns && !spec.fast_accumulation && !spec.accumulate ? REACHED_BY_COLUMNS[number] : REACHED[number];
-}
-
 double microseconds(const GemmSpec& spec, int number, int64_t tiles, int64_t k_blocks, double bytes, int sms) {
   const GemmTile& tile = GEMM_TILES[number];
   const double depth = K_BLOCK_BYTES / (multiplies_fp8(spec) ? 1.0 : 2.0);
-  const double math = k_blocks * 2.0 * tile.rows * tile.cols * depth / (flops(spec) * reached(spec, number));
+  const double math = k_blocks * 2.0 * tile.rows * tile.cols * depth / (flops(spec) * REACHED[number]);
   const double store = double(tile.rows) * tile.cols * dtype_bytes(spec.out_dtype) * (spec.accumulate ? 2 : 1);
   const bool beside = number == STAGED && spec.accumulate && spec.out_dtype == DType::f32;
   const double left = store / MEMORY_BYTES;
