@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import octavo_native
+from octavo_torch.graphs import no_waiting
 
 SPLITS = ([33, 0, 150, 70, 1, 129], [0, 700, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6], [0] * 6, [128, 128, 128, 128, 128, 60])
 """Sizes of six groups of at most 700 rows."""
@@ -32,8 +33,5 @@ MARKS = [
 def no_sync() -> Iterator[None]:
     """Any wait for the device raises."""
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -97,8 +97,10 @@ def frames_of(call: Callable[[], Any]) -> Counter[str]:
 
 
 def assert_no_foreign_frame(what: str, call: Callable[[], Any], times: int) -> None:
-    """Of `times` runs after the first, each of which launches."""
-    call()
+    """Of `times` runs, each of which launches. The first run of a process loads the backend, and layers that were made
+    while it did are made once more."""
+    for _ in range(2):
+        call()
 
     def many() -> None:
         for _ in range(times):
@@ -141,11 +143,11 @@ def kept_by(call: Callable[[], Any], times: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_kept(name: str) -> None:
-    """Memory and objects after 500 calls are those before them (faults 52, 53)."""
+    """Memory and objects after 200 calls are those before them (faults 52, 53)."""
     for what, call in calls(name).items():
-        grown, objects = kept_by(call, 500)
+        grown, objects = kept_by(call, 200)
         # an object kept by each call would be 16 bytes at the least
-        assert grown < 500 * 8, f"{what}: 500 calls keep {grown} bytes"
+        assert grown < 200 * 8, f"{what}: 200 calls keep {grown} bytes"
         assert objects < 100, what
 
 
@@ -185,10 +187,10 @@ def test_a_planned_gemm_allocates_its_result_alone(name: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", GEMM_RECIPES)
 def test_gemms_keep_nothing(name: str) -> None:
-    """Memory after 200 calls is that before them (faults 52, 53)."""
+    """Memory after 80 calls is that before them (faults 52, 53)."""
     for what, call in gemm_calls(name).items():
-        grown, _ = kept_by(call, 200)
-        assert grown < 200 * 8, f"{what}: 200 calls keep {grown} bytes"
+        grown, _ = kept_by(call, 80)
+        assert grown < 80 * 8, f"{what}: 80 calls keep {grown} bytes"
 
 
 def test_shapes_that_never_repeat_are_not_all_kept() -> None:

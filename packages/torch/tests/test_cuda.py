@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 import octavo_numerics
+import octavo_registry
 from octavo import PRESETS, DelayedScaling, Recipe
 from octavo_torch import DelayedState, GroupedLinear, check_errors, grouped_linear, quantize
+from octavo_torch.graphs import no_waiting
 from octavo_torch.status import DeviceSizesError
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
@@ -21,15 +23,19 @@ SIZES = [33, 0, 150, 70]
 RECIPES: dict[str, Recipe] = {**PRESETS, "fp8-delayed": DelayedScaling(history=4)}
 
 
+@pytest.fixture(autouse=True)
+def on_the_reference() -> Iterator[None]:
+    """Whatever else is installed."""
+    with octavo_registry.prefer("torch-reference"):
+        yield
+
+
 @contextmanager
 def no_sync() -> Iterator[None]:
     """Any wait for the device raises."""
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def make(recipe: Recipe) -> tuple[GroupedLinear, Tensor, Tensor, Tensor]:

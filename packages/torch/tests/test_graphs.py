@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -30,6 +32,20 @@ def test_waits_are_explained(modes: list[object]) -> None:
     sentence = r"cannot be captured into a CUDA graph \(CUDA error: x\)"
     with pytest.raises(graphs.GraphUnsafeError, match=sentence), graphs.explained_waits():
         raise RuntimeError("CUDA error: x")
+
+
+def test_torchs_own_warning_is_no_error(modes: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch sets the mode, then warns that it is a prototype. Where warnings are errors, as here, the mode had stayed."""
+
+    def warn(mode: object) -> None:
+        modes.append(mode)
+        if mode == "error":
+            warnings.warn("Synchronization debug mode is a prototype feature and so on", stacklevel=2)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", warn)
+    with graphs.no_waiting():
+        assert modes == ["error"]
+    assert modes == ["error", 1]
 
 
 def _broken_off(error: Exception) -> None:

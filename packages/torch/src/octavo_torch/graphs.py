@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ WARMUP = 3
 
 R = TypeVar("R")
 
+_PROTOTYPE = "Synchronization debug mode is a prototype feature"
 _asked: ContextVar[bool] = ContextVar("octavo_torch.graph_safe", default=False)
 _initialized: Callable[[], bool] = torch.cuda.is_initialized
 _capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
@@ -64,8 +66,10 @@ def check_not_captured(what: str, like: Tensor) -> None:
 def no_waiting() -> Iterator[None]:
     """A wait for a CUDA device inside the block raises RuntimeError."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_PROTOTYPE)  # sets the mode first, and may be an error
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
