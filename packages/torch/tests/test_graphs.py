@@ -35,7 +35,7 @@ def test_waits_are_explained(modes: list[object]) -> None:
 
 
 def test_torchs_own_warning_is_no_error(modes: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch sets the mode, then warns that it is a prototype. Where warnings are errors, as here, the mode had stayed."""
+    """torch sets the mode, then warns that it is a prototype: where warnings are errors, the mode had stayed."""
 
     def warn(mode: object) -> None:
         modes.append(mode)
