@@ -382,10 +382,14 @@ def gpu(session: nox.Session) -> None:
 
 
 def _pytest_on_gpu(session: nox.Session, *arguments: str) -> None:
-    """pytest with six processes on the GPU where pytest-xdist is installed: most of a test's time is its host's."""
+    """pytest with six processes on the GPU where pytest-xdist is installed: most of a test's time is its host's.
+
+    What frameworks of the environment warn of is told and no failure: their versions are not ours.
+    """
     workers = ("-n", "6", "--dist", "loadscope", "-p", "no:benchmark") if _is_installed("pytest-xdist") else ()
+    theirs = ("-W", "default::UserWarning", "-W", "default::DeprecationWarning", "-W", "default::FutureWarning")
     shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # one process would take the memory of all
-    session.run(sys.executable, "-m", "pytest", *workers, *arguments, env=shared)
+    session.run(sys.executable, "-m", "pytest", *workers, *theirs, *arguments, env=shared)
 
 
 def _is_installed(distribution: str) -> bool:

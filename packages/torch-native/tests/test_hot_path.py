@@ -146,8 +146,8 @@ def test_nothing_is_kept(name: str) -> None:
     """Memory and objects after 200 calls are those before them (faults 52, 53)."""
     for what, call in calls(name).items():
         grown, objects = kept_by(call, 200)
-        # an object kept by each call would be 16 bytes at the least
-        assert grown < 200 * 8, f"{what}: 200 calls keep {grown} bytes"
+        # an object is 16 bytes at the least, and CPython keeps a few thousand, however many calls there are
+        assert grown < 200 * 16, f"{what}: 200 calls keep {grown} bytes"
         assert objects < 100, what
 
 
@@ -187,10 +187,10 @@ def test_a_planned_gemm_allocates_its_result_alone(name: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", GEMM_RECIPES)
 def test_gemms_keep_nothing(name: str) -> None:
-    """Memory after 80 calls is that before them (faults 52, 53)."""
+    """Memory after 200 calls is that before them (faults 52, 53)."""
     for what, call in gemm_calls(name).items():
-        grown, _ = kept_by(call, 80)
-        assert grown < 80 * 8, f"{what}: 80 calls keep {grown} bytes"
+        grown, _ = kept_by(call, 200)
+        assert grown < 200 * 16, f"{what}: 200 calls keep {grown} bytes"
 
 
 def test_shapes_that_never_repeat_are_not_all_kept() -> None:
