@@ -144,19 +144,25 @@ def _native_wheel(session: nox.Session) -> tuple[Path, Path]:
     return wheel, log
 
 
-def _pytest(session: nox.Session, *arguments: str) -> None:
+def _pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False) -> None:
     """pytest with a worker a core; what XLA compiles is kept, because compiling is most of the JAX tests' time.
 
     Work is dealt by module: a module's fixture (a whole training run) is made once, not once a worker. JAX has eight
     devices everywhere: tests of sharding want them, and a program compiled for another number is another program.
+
+    in_a_hurry   XLA rewrites programs as always, but LLVM optimizes nothing: half of the time to compile
     """
     workers = str(min(os.cpu_count() or 1, 8))
+    flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
     settings = {
         "OMP_NUM_THREADS": "1",  # beside workers, torch's threads only wait for each other
         "JAX_COMPILATION_CACHE_DIR": str(session.cache_dir.resolve() / "xla"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip(),
     }
+    if in_a_hurry:
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+        settings["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    settings["XLA_FLAGS"] = " ".join(flags).strip()
     session.run("pytest", "-n", workers, "--dist", "loadscope", *arguments, *session.posargs, env=settings)
 
 
@@ -194,9 +200,12 @@ def types(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("package", list(DIRECTORIES), ids=list(DIRECTORIES))
 def tests(session: nox.Session, package: str) -> None:
-    """One package's tests, with its declared dependencies alone."""
+    """One package's tests, with its declared dependencies alone.
+
+    Those of JAX's packages compile most, and in a hurry: bits as users have them are the conformance session's.
+    """
     _install(session, package, extra=(*_test_group(package), "pytest-xdist"))
-    _pytest(session, DIRECTORIES[package])
+    _pytest(session, DIRECTORIES[package], in_a_hurry=package in ("octavo-jax", "octavo-jax-native"))
 
 
 @nox.session
