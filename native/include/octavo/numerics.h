@@ -122,6 +122,23 @@ OCTAVO_HD uint8_t e2m1_code(float value) {
   return rest > INF_BITS ? 0x7 : static_cast<uint8_t>(((bits >> 28) & 8u) | e2m1_magnitude(magnitude));
 }
 
+// Stochastic rounding: up in magnitude where floor(2^16 (v - lo) / (hi - lo)) + draw >= 2^16. `draw` has 16 bits.
+OCTAVO_HD uint8_t e2m1_code_stochastic(float value, uint32_t draw) {
+  const uint32_t bits = bits_of(value), rest = bits & ABS_BITS;
+  const float magnitude = rest < 0x40C00000u ? float_of(rest) : 6.0f;
+  const uint32_t exponent = bits_of(magnitude) & INF_BITS;
+  const uint32_t binade = exponent > 0x3F800000u ? exponent : 0x3F800000u;
+  // 2^16 / step = 2^17 / binade: an exact power of two
+  const float scaled = magnitude * float_of((static_cast<uint32_t>(254 + 17) << 23) - binade);
+  const uint32_t steps = (static_cast<uint32_t>(scaled) + draw) >> 16;
+  const uint32_t code = steps + ((binade - 0x3F800000u) >> 22);
+  return rest > INF_BITS ? 0x7 : static_cast<uint8_t>(((bits >> 28) & 8u) | code);
+}
+
+OCTAVO_HD uint8_t code_of(Format format, float value) {
+  return format == Format::e4m3 ? e4m3_code(value) : format == Format::e5m2 ? e5m2_code(value) : e2m1_code(value);
+}
+
 OCTAVO_HD uint8_t nan_code(Format format) { return format == Format::e2m1 ? 0x7 : 0x7F; }
 
 // ---- codes back to values
@@ -206,12 +223,28 @@ OCTAVO_HD float nvfp4_global(uint32_t group_amax_bits) {
   return not_finite(group_amax_bits) ? float_of(NAN_BITS) : global;
 }
 
+// E4M3 code of a block's decode scale; `sixth` is fl(S * fl(1 / 6)).
+OCTAVO_HD uint8_t nvfp4_scale(uint32_t block_amax_bits, float sixth) {
+  const float wanted = float_of(block_amax_bits) * sixth;
+  return e4m3_code(wanted > FLOAT_MAX ? FLOAT_MAX : wanted);
+}
+
 OCTAVO_HD float nvfp4_sixth(float global) { return global * (1.0f / 6.0f); }
+
+// Encode scale of a block with this decode code; `factor` is the group's stored factor. NaN where either is.
+OCTAVO_HD float nvfp4_encode(uint8_t code, float factor) {
+  const float encode = 1.0f / (e4m3_value(code) * factor);
+  return encode > FLOAT_MAX ? FLOAT_MAX : encode;
+}
 
 // ---- Hadamard
 
 // Bit i is set where row i of a run of 16 is multiplied by -1: + + + - + - - - - - - + - + - -
 constexpr uint32_t HADAMARD_SIGNS = 0xD7E8u;
+
+OCTAVO_HD float hadamard_sign(float value, int row) {
+  return float_of(bits_of(value) ^ (((HADAMARD_SIGNS >> row) & 1u) << 31));
+}
 
 // ---- Philox4x32-10 (Salmon et al., SC 2011, table 2; word order as in Random123)
 
