@@ -62,7 +62,8 @@ def worker(process: int, coordinator: str) -> None:
         for _ in range(STEPS):
             parameters, value = step(parameters, x)
             losses.append(float(value))
-    print(f"process {process} of {PROCESSES}, {devices} devices: loss", *(f"{value:.6f}" for value in losses))
+    told = " ".join(f"{value:.6f}" for value in losses)
+    print(f"process {process} of {PROCESSES}, {devices} devices: loss {told}\n", end="", flush=True)  # at once
 
 
 def start_both() -> int:

@@ -62,6 +62,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "grad_input": (linear(grad_input=torch.zeros(8, 15)), "grad_input is float32"),
     "seed type": (linear(seed=1.5), "seed is 1.5"),
     "seed tensor": (linear(seed=torch.zeros(2)), r"seed is a float32 tensor of shape \[2\]"),
+    "seed on meta": (linear(seed=torch.zeros((), dtype=torch.int64, device="meta")), "seed is on the meta device"),
     "backend name": (linear(backend="Not A Name"), "got 'Not A Name'"),
     "backend unknown": (linear(backend="absent"), "no backend 'absent'"),
     "quantize rank": (quantized(torch.zeros(8)), r"x has shape \[8\]"),

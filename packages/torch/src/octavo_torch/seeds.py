@@ -54,6 +54,8 @@ def check_seed(seed: Any) -> None:
     if seed is None or isinstance(seed, SeedCounter) or (isinstance(seed, int) and not isinstance(seed, bool)):
         return
     if isinstance(seed, Tensor):
+        if seed.is_meta:
+            raise ValueError("seed is on the meta device and has no value; give an integer or a scalar that has one")
         if seed.numel() == 1 and not seed.is_floating_point() and not seed.is_complex():
             return
         raise ValueError(
