@@ -111,7 +111,7 @@ def test_operands_that_are_quantized_in_the_graph(rng: np.random.Generator) -> N
 
     def codes(x: Tensor, w: Tensor, sizes: Tensor) -> Any:
         rows = grouped_linear_quantized(x, w, sizes, spec, recipe=recipe, seed=1)
-        return rows, dequantize(rows), quantize(w, of_weights), quantize(x, spec, sizes)
+        return rows, dequantize(rows), quantize(w, of_weights, None), quantize(x, spec, sizes)
 
     eager, compiled = (call(x, w, SIZES) for call in (codes, torch.compile(codes, fullgraph=True, backend="aot_eager")))
     for ours, theirs in zip(pytree.tree_leaves(compiled), pytree.tree_leaves(eager), strict=True):

@@ -117,14 +117,7 @@ class WholeLayer:
         memory, scratch = workspace(made.bytes, x)
         drawn = seed_tensor(seed, device) if "x" in self._stochastic or "w" in self._stochastic else None
         arrays = [
-            x.data_ptr(),
-            w.data_ptr(),
-            plan.data_ptr(),
-            0 if kept is None else kept.data_ptr(),
-            scratch,
-            scratch + made.workspace_at,
-            0 if drawn is None else drawn.data_ptr(),
-            *_addresses(state),
+            *_of_both(x, w, plan, kept, scratch, scratch + made.workspace_at, drawn, state),
             sizes.data_ptr(),
             status_word(device).data_ptr() if flagged else 0,
             0 if bias is None else bias.data_ptr(),
@@ -160,14 +153,7 @@ class WholeLayer:
         memory, scratch = workspace(made.bytes, dy)
         drawn = seed_tensor(seed, device) if "dy" in self._stochastic else None
         arrays = [
-            0 if x is None else x.data_ptr(),
-            0 if w is None else w.data_ptr(),
-            plan.data_ptr(),
-            0 if kept is None else kept.data_ptr(),
-            scratch,
-            scratch + made.workspace_at,
-            0 if drawn is None else drawn.data_ptr(),
-            *_addresses(state),
+            *_of_both(x, w, plan, kept, scratch, scratch + made.workspace_at, drawn, state),
             dy.data_ptr(),
             0 if dx is None else dx.data_ptr(),
             0 if dw is None else dw.data_ptr(),
@@ -188,6 +174,25 @@ class WholeLayer:
         return passes
 
 
-def _addresses(state: DelayedState | None) -> tuple[int, int]:
-    """Of scales and history."""
-    return (0, 0) if state is None else (state.scale.data_ptr(), state.history.data_ptr())
+def _of_both(
+    x: Tensor | None,
+    w: Tensor | None,
+    plan: Tensor,
+    kept: Tensor | None,
+    scratch: int,
+    workspace_at: int,
+    drawn: Tensor | None,
+    state: DelayedState | None,
+) -> tuple[int, ...]:
+    """Addresses of the arrays of both passes, in the order of their numbers in whole_passes; 0: there is none."""
+    return (
+        0 if x is None else x.data_ptr(),
+        0 if w is None else w.data_ptr(),
+        plan.data_ptr(),
+        0 if kept is None else kept.data_ptr(),
+        scratch,
+        workspace_at,
+        0 if drawn is None else drawn.data_ptr(),
+        0 if state is None else state.scale.data_ptr(),
+        0 if state is None else state.history.data_ptr(),
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,28 +11,22 @@ import octavo_registry as registry
 from octavo import DelayedScaling, NoBackendError
 from octavo_registry.request import Request
 from octavo_torch.graphs import wants_graph
+from octavo_torch.planning import Kept, arch_of
 from octavo_torch.tracing import is_plain
 
 Update = Callable[..., None]
 
 _is_compiling = torch.compiler.is_compiling
-_updates: dict[tuple[Any, ...], tuple[object, DelayedScaling, Update | None]] = {}
-_MOST_UPDATES = 1024
+_updates: Kept[Update | None] = Kept()
 
 
 def update_of(recipe: DelayedScaling, history: Tensor, scale: Tensor) -> Update | None:
     """The `update_scales` of the backend that quantizes on this device; None where there is none for such tensors."""
     if _is_compiling() or not all(is_plain(part) and part.is_contiguous() for part in (history, scale)):
         return None
-    key = (id(recipe), history.device, wants_graph(history))
-    known = _updates.get(key)
-    if known is not None and known[0] is registry.state_token() and known[1] is recipe:
-        return known[2]
-    if len(_updates) >= _MOST_UPDATES:
-        _updates.clear()
-    update = _planned(recipe, history.device, key[2])
-    _updates[key] = registry.state_token(), recipe, update
-    return update
+    graph_safe = wants_graph(history)
+    key = (id(recipe), history.device, graph_safe)
+    return _updates.get(key, lambda: _planned(recipe, history.device, graph_safe), recipe)
 
 
 def _planned(recipe: DelayedScaling, device: torch.device, graph_safe: bool) -> Update | None:
@@ -47,7 +40,7 @@ def _planned(recipe: DelayedScaling, device: torch.device, graph_safe: bool) -> 
         in_dtype="bfloat16",
         out_dtype="bfloat16",
         quantizer=spec,
-        arch=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+        arch=arch_of(device),
         graph_safe=graph_safe,
     )
     try:

@@ -30,6 +30,8 @@ _is_compiling = torch.compiler.is_compiling
 Backend = str | Sequence[str] | None
 
 
+@one_call
+@torch.no_grad()
 def quantize(
     x: Tensor,
     spec: QuantizerSpec,
@@ -54,25 +56,6 @@ def quantize(
     Not differentiable. Rows past the sum are not read. Raises ValueError for arguments that do not fit,
     NoBackendError where no installed backend serves the request.
     """
-    return _quantize(
-        x, spec, group_sizes=group_sizes, seed=seed, operand=operand, group_offset=group_offset, scale=scale,
-        backend=backend,
-    )  # fmt: skip
-
-
-@one_call
-@torch.no_grad()
-def _quantize(
-    x: Tensor,
-    spec: QuantizerSpec,
-    *,
-    group_sizes: Any = None,
-    seed: int | Tensor | None = None,
-    operand: str | None = None,
-    group_offset: int = 0,
-    scale: Tensor | None = None,
-    backend: Backend = None,
-) -> GroupedTensor:
     arguments.check_quantize(x, spec, group_sizes, seed, scale, group_offset)
     named = arguments.operand_name(operand)
     graph_safe = not _is_compiling() and wants_graph(x)

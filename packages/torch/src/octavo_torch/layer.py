@@ -16,6 +16,7 @@ from octavo.quantizer import Operand
 from octavo_registry.request import Plan, Request
 from octavo_torch.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.given import check_recipe
+from octavo_torch.planning import Kept, arch_of
 from octavo_torch.tracing import register_constants
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Layer:
             in_dtype=name,
             out_dtype=recipe.output_dtype or name,
             recipe=recipe,
-            arch=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+            arch=arch_of(device),
             k=int(weight_shape[2]),
             n=int(weight_shape[1]),
             groups=self.groups,
@@ -200,7 +201,7 @@ def layer_for(
     return layer
 
 
-_quantizers: dict[tuple[Any, ...], tuple[object, QuantizerSpec, Run]] = {}
+_quantizers: Kept[Run] = Kept()
 
 
 def quantizer_for(
@@ -213,30 +214,26 @@ def quantizer_for(
     graph_safe: bool = False,
 ) -> Run:
     """The bound function that quantizes tensors like `x` by `spec` to the (rowwise, columnwise) `layouts`."""
+
+    def planned() -> Run:
+        name = DTYPE_NAMES[x.dtype]
+        request = Request(
+            op="quantize",
+            framework="torch",
+            device=x.device.type,
+            in_dtype=name,
+            out_dtype=name,
+            quantizer=spec,
+            arch=arch_of(x.device),
+            k=int(x.shape[-1]),
+            n=int(x.shape[1]) if x.dim() == 3 else None,
+            groups=groups,
+            stacked=x.dim() == 3,
+            sizes="host" if at_host else "device",
+            graph_safe=graph_safe,
+            layouts=layouts,
+        )
+        return registry.plan(request, backend=backend).run
+
     key = (id(spec), x.dtype, x.device, x.dim(), x.shape[-1], groups, at_host, backend, layouts, graph_safe)
-    token = registry.state_token()
-    known = _quantizers.get(key)
-    if known is not None and known[0] is token and known[1] is spec:
-        return known[2]
-    if len(_quantizers) >= _MOST_LAYERS:
-        _quantizers.clear()
-    name = DTYPE_NAMES[x.dtype]
-    request = Request(
-        op="quantize",
-        framework="torch",
-        device=x.device.type,
-        in_dtype=name,
-        out_dtype=name,
-        quantizer=spec,
-        arch=torch.cuda.get_device_capability(x.device) if x.is_cuda else None,
-        k=int(x.shape[-1]),
-        n=int(x.shape[1]) if x.dim() == 3 else None,
-        groups=groups,
-        stacked=x.dim() == 3,
-        sizes="host" if at_host else "device",
-        graph_safe=graph_safe,
-        layouts=layouts,
-    )
-    run = registry.plan(request, backend=backend).run
-    _quantizers[key] = (token, spec, run)
-    return run
+    return _quantizers.get(key, planned, spec)

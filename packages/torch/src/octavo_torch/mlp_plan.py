@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import octavo_registry as registry
 from octavo import Recipe
 from octavo_registry.cards import Activation
 from octavo_torch.dtypes import DTYPE_NAMES
@@ -15,6 +14,7 @@ from octavo_torch.fused import Fused, Run, activation_quantizer, gradient_quanti
 from octavo_torch.given import check_recipe
 from octavo_torch.layer import Layer, layer_for
 from octavo_torch.layer import Run as SizesRun
+from octavo_torch.planning import Kept
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,9 @@ class MlpPlan:
     prepare     makes of group sizes what everything here takes in their place; None: sizes as they are
     """
 
-    __slots__ = ("act", "activation", "dact", "fc1", "fc2", "prepare", "recipe", "run_act", "run_dact", "token")
+    __slots__ = ("act", "activation", "dact", "fc1", "fc2", "prepare", "recipe", "run_act", "run_dact")
 
     def __init__(self, recipe: Recipe, activation: Activation, fc1: Layer, fc2: Layer) -> None:
-        self.token = registry.state_token()
         self.recipe, self.activation, self.fc1, self.fc2 = recipe, activation, fc1, fc2
         self.act = activation_quantizer(fc2, activation)
         self.dact = gradient_quantizer(fc1, activation)
@@ -71,9 +70,7 @@ def _indented(plan: object) -> list[str]:
     return [f"  {line}" for line in str(plan).splitlines()]
 
 
-_plans: dict[tuple[object, ...], MlpPlan] = {}
-_state_token = registry.state_token
-_MOST_PLANS = 1024
+_plans: Kept[MlpPlan] = Kept()
 
 
 def mlp_plan_for(
@@ -92,16 +89,14 @@ def mlp_plan_for(
         id(recipe), activation, x.dtype, x.device, w1.shape, w2.shape, at_host, wanted.x, wanted.w1, wanted.w2,
         wanted.between, backend, graph_safe,
     )  # fmt: skip
-    plan = _plans.get(key)
-    if plan is not None and plan.token is _state_token() and plan.recipe is recipe:
-        return plan
-    check_recipe(recipe)
-    if len(_plans) >= _MOST_PLANS:
-        _plans.clear()
-    fc1 = layer_for(_inner(recipe, x.dtype), x, w1, at_host, wanted.x, wanted.w1, backend, graph_safe)
-    fc2 = layer_for(recipe, x, w2, at_host, wanted.between, wanted.w2, backend, graph_safe)
-    plan = _plans[key] = MlpPlan(recipe, activation, fc1, fc2)
-    return plan
+
+    def planned() -> MlpPlan:
+        check_recipe(recipe)
+        fc1 = layer_for(_inner(recipe, x.dtype), x, w1, at_host, wanted.x, wanted.w1, backend, graph_safe)
+        fc2 = layer_for(recipe, x, w2, at_host, wanted.between, wanted.w2, backend, graph_safe)
+        return MlpPlan(recipe, activation, fc1, fc2)
+
+    return _plans.get(key, planned, recipe)
 
 
 _inner_recipes: dict[int, tuple[Recipe, Recipe]] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 import octavo_registry as registry
@@ -15,6 +14,7 @@ from octavo_registry.request import Request
 from octavo_torch import gathers
 from octavo_torch.dtypes import DTYPE_NAMES
 from octavo_torch.graphs import wants_graph
+from octavo_torch.planning import Kept, arch_of
 
 Run = Callable[..., Any]
 Names = str | tuple[str, ...] | None
@@ -26,8 +26,7 @@ _OWN: dict[Op, Run] = {
     "dot_rows": gathers.dot_rows,
 }
 _MOVES: tuple[Op, ...] = ("permute_rows", "combine_rows", "dot_rows")
-_functions: dict[tuple[Any, ...], tuple[object, Run]] = {}
-_MOST_FUNCTIONS = 1024
+_functions: Kept[Run] = Kept()
 
 
 class Moves(NamedTuple):
@@ -51,12 +50,10 @@ def route_for(x: Tensor, groups: int, backend: Names) -> Run:
 def _function(op: Op, x: Tensor, backend: Names, groups: int | None = None) -> Run:
     graph_safe = wants_graph(x)
     key = (op, x.dtype, x.device, backend, groups, graph_safe)
-    token = registry.state_token()
-    known = _functions.get(key)
-    if known is not None and known[0] is token:
-        return known[1]
-    if len(_functions) >= _MOST_FUNCTIONS:
-        _functions.clear()
+    return _functions.get(key, lambda: _planned(op, x, backend, groups, graph_safe))
+
+
+def _planned(op: Op, x: Tensor, backend: Names, groups: int | None, graph_safe: bool) -> Run:
     name = DTYPE_NAMES[x.dtype]
     request = Request(
         op=op,
@@ -64,13 +61,11 @@ def _function(op: Op, x: Tensor, backend: Names, groups: int | None = None) -> R
         device=x.device.type,
         in_dtype=name,
         out_dtype=name,
-        arch=torch.cuda.get_device_capability(x.device) if x.is_cuda else None,
+        arch=arch_of(x.device),
         groups=groups,
         graph_safe=graph_safe,
     )
     try:
-        run = registry.plan(request, backend=backend).run
+        return registry.plan(request, backend=backend).run
     except NoBackendError:
-        run = _OWN[op]
-    _functions[key] = token, run
-    return run
+        return _OWN[op]

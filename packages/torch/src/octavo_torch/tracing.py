@@ -47,7 +47,8 @@ def is_plain(tensor: Tensor) -> bool:
 def one_call(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, which dynamo takes for one call in its graph and traces below, where autograd is plain Python.
 
-    Its arguments are tensors and constants, by keyword also None where that is the default; its results tensors.
+    Its arguments are tensors and constants, by keyword and as the last ones also None where that is the default; its
+    results tensors.
     """
     traced: Callable[P, R] = torch._dynamo.nonstrict_trace(function)
 
@@ -56,7 +57,10 @@ def one_call(function: Callable[P, R]) -> Callable[P, R]:
         if not _is_compiling():
             return function(*args, **kwargs)
         # a call out of the traced code takes no None
-        return traced(*args, **{name: value for name, value in kwargs.items() if value is not None})  # type: ignore[arg-type]
+        given = len(args)
+        while given and args[given - 1] is None:
+            given -= 1
+        return traced(*args[:given], **{name: value for name, value in kwargs.items() if value is not None})  # type: ignore[arg-type]
 
     return call
 

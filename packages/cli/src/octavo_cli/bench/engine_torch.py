@@ -77,26 +77,13 @@ class TorchEngine:
         """See `Engine`."""
         if not self.cuda:
             return host_times(_in_turn(calls), repeats, warmup=1)
-        calls[0]()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        calls[0]()
-        torch.cuda.synchronize()
-        lasted = 1e6 * (time.perf_counter() - start)
-        return cuda_times(calls, affordable(repeats, lasted, BUDGET_MS), warm_ms=10.0)
+        return cuda_times(calls, affordable(repeats, _lasted([calls]), BUDGET_MS), warm_ms=10.0)
 
     def times_in_turns(self, ways: Sequence[Sequence[Call]], repeats: int) -> list[Times]:
         """`times` of several ways to do the same work, which meet the same clocks."""
         if not self.cuda:
             return [self.times(calls, repeats) for calls in ways]
-        for _ in range(2):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for calls in ways:
-                calls[0]()
-            torch.cuda.synchronize()
-        lasted = 1e6 * (time.perf_counter() - start)
-        return cuda_times_in_turn(ways, affordable(repeats, lasted, len(ways) * BUDGET_MS), warm_ms=20.0)
+        return cuda_times_in_turn(ways, affordable(repeats, _lasted(ways), len(ways) * BUDGET_MS), warm_ms=20.0)
 
     def batch(self, calls: Sequence[Call], count: int) -> float:
         """See `Engine`."""
@@ -120,6 +107,17 @@ class TorchEngine:
         gc.collect()
         if self.cuda:
             torch.cuda.empty_cache()
+
+
+def _lasted(ways: Sequence[Sequence[Call]]) -> float:
+    """Microseconds of one call of each way, after one that warms up, on a GPU."""
+    for _ in range(2):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for calls in ways:
+            calls[0]()
+        torch.cuda.synchronize()
+    return 1e6 * (time.perf_counter() - start)
 
 
 def _in_turn(calls: Sequence[Call]) -> Call:
