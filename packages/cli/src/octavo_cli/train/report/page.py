@@ -6,7 +6,7 @@ import base64
 from html import escape
 
 from octavo_cli.train.config import BASELINE
-from octavo_cli.train.results import SEED_SPREAD, Gap, Results
+from octavo_cli.train.report.results import SEED_SPREAD, Gap, Results
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1b1f24; --muted: #59636e; --line: #dde1e6;

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_cli.train.bits import BitsReport
 from octavo_cli.train.config import BASELINE, TrainConfig
+from octavo_cli.train.models.bits import BitsReport
 
 SCHEMA_VERSION = 1
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from octavo import DelayedScaling, Recipe
 from octavo_cli.train.config import HEAD_WIDTH, TrainConfig
 from octavo_cli.train.data import Tokens
-from octavo_cli.train.model import (
+from octavo_cli.train.models.model import (
     ADAM,
     FC2_SEED,
     NORM_EPSILON,

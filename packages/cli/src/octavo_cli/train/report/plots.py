@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from octavo_cli.train.config import BASELINE
-from octavo_cli.train.results import Results, gap_at
+from octavo_cli.train.report.results import Results, gap_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from octavo import DelayedScaling, Recipe
 from octavo_cli.train.config import HEAD_WIDTH, TrainConfig
 from octavo_cli.train.data import Tokens
-from octavo_cli.train.model import (
+from octavo_cli.train.models.model import (
     ADAM,
     NORM_EPSILON,
     TAPS,
@@ -25,7 +25,7 @@ from octavo_cli.train.model import (
     learning_rate,
     rounding_seed,
 )
-from octavo_cli.train.spread import EXPERT_AXIS, ONE_DEVICE, Spread
+from octavo_cli.train.models.spread import EXPERT_AXIS, ONE_DEVICE, Spread
 from octavo_jax import DelayedState, init_delayed, update_delayed
 from octavo_jax.moe import moe_mlp
 

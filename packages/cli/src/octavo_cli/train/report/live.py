@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from octavo_cli.train.config import BASELINE, TrainConfig
-from octavo_cli.train.results import SEED_SPREAD, Results, Run
+from octavo_cli.train.report.results import SEED_SPREAD, Results, Run
 from octavo_registry.cli.output import print_line, print_table
 
 
