@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo import Recipe
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS
 from octavo_conformance.oracles.checks import (
@@ -47,7 +46,6 @@ def run_layer(
     case: Case,
     problem: Problem,
     *,
-    recipe: Recipe | None = None,
     sizes: Any = None,
     bias: bool = True,
     backward: bool = True,
@@ -56,7 +54,7 @@ def run_layer(
     compiled: bool = False,
 ) -> Outcome:
     """The front end's public layer with this backend alone, forward and, with `backward`, its gradients."""
-    recipe = case.recipe if recipe is None else recipe
+    recipe = case.recipe
     M, K = problem.x.shape
     with case.admitted(k=K, n=problem.w.shape[1], groups=len(problem.sizes)):
         result = case.bridge.grouped_linear(

@@ -114,11 +114,9 @@ def adam(p: Parameters, grads: Parameters, state: Any, step: jax.Array, rate: ja
     return p, (mean, square)
 
 
-@partial(jax.jit, static_argnames=("config", "recipe", "spread"), donate_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnames=("config", "recipe", "spread"), donate_argnums=(0,))
 def _train_step(
-    p: Parameters,
-    moments: Any,
-    delayed: Delayed,
+    state: tuple[Parameters, Any, Delayed],
     tokens: jax.Array,
     seeds: jax.Array,
     step: jax.Array,
@@ -126,7 +124,10 @@ def _train_step(
     config: TrainConfig,
     recipe: Recipe,
     spread: Spread,
-) -> tuple[Parameters, Any, Delayed, jax.Array, jax.Array, jax.Array]:
+) -> tuple[tuple[Parameters, Any, Delayed], jax.Array, jax.Array, jax.Array]:
+    """The parameters, Adam's moments and the delayed states after one step; the losses and loads before it."""
+    p, moments, delayed = state
+
     def objective(p: Parameters, delayed: Delayed) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
         nats, balance, load = losses(p, delayed, tokens, seeds, config, recipe, spread)
         return nats.mean() + config.balance * balance, (nats.mean(), balance, load)
@@ -135,7 +136,7 @@ def _train_step(
     if isinstance(recipe, DelayedScaling):
         delayed = {name: (update_delayed(a, recipe), update_delayed(b, recipe)) for name, (a, b) in delayed.items()}
     p, moments = adam(p, grads, moments, step, rate)
-    return p, moments, delayed, loss, balance, load
+    return (p, moments, delayed), loss, balance, load
 
 
 @partial(jax.jit, static_argnames=("config", "recipe", "spread"))
@@ -185,10 +186,8 @@ class JaxModel:
     def step(self, tokens: Tokens, step: int) -> StepResult:
         """One Adam step on [batch, context + 1] tokens."""
         rate = np.float32(learning_rate(self._config, step))
-        self._parameters, self._moments, self._delayed, loss, balance, load = _train_step(
-            self._parameters,
-            self._moments,
-            self._delayed,
+        state, loss, balance, load = _train_step(
+            (self._parameters, self._moments, self._delayed),
             self._placed(tokens, spread=True),
             self._seeds(step),
             np.float32(step),
@@ -197,6 +196,7 @@ class JaxModel:
             recipe=self._recipe,
             spread=self._spread,
         )
+        self._parameters, self._moments, self._delayed = state
         return StepResult(float(loss), float(balance), np.asarray(load, np.int64))
 
     def evaluate(self, tokens: Tokens) -> NDArray[np.float64]:
