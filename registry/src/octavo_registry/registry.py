@@ -11,17 +11,17 @@ from octavo import OctavoError, QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.presets import PRESETS
 from octavo.presets import recipe as core_recipe
-from octavo_registry import loader
-from octavo_registry.compose import LayerPlan
-from octavo_registry.dispatch import Dispatcher
-from octavo_registry.entry_points import Published, published
-from octavo_registry.kernels import KernelChoice
-from octavo_registry.layer_requests import LayerDtypes
-from octavo_registry.loader import Plugin, PluginRecord
-from octavo_registry.names import RESERVED, Claim, void_claims
-from octavo_registry.preference import renew_tokens
-from octavo_registry.records import BackendRecord, backend_records
-from octavo_registry.request import Decision, Plan, Request
+from octavo_registry.contract.kernels import KernelChoice
+from octavo_registry.contract.request import Decision, Plan, Request
+from octavo_registry.discovery import loader
+from octavo_registry.discovery.entry_points import Published, published
+from octavo_registry.discovery.loader import Plugin, PluginRecord
+from octavo_registry.discovery.names import RESERVED, Claim, void_claims
+from octavo_registry.discovery.records import BackendRecord, backend_records
+from octavo_registry.dispatch.compose import LayerPlan
+from octavo_registry.dispatch.dispatcher import Dispatcher
+from octavo_registry.dispatch.layer_requests import LayerDtypes
+from octavo_registry.dispatch.preference import renew_tokens
 
 Find = Callable[[], Iterable[Published]]
 

@@ -14,8 +14,8 @@ from octavo_conformance.needs import Need
 from octavo_conformance.targets import Target
 from octavo_conformance.variants import RAGGED, RECIPES, QuantizerVariant, RecipeVariant
 from octavo_registry import API_LEVEL
-from octavo_registry.cards import QUANTIZERS, BackendCard
-from octavo_registry.match import match
+from octavo_registry.contract.cards import QUANTIZERS, BackendCard
+from octavo_registry.dispatch.match import match
 
 FRAMEWORKS = ("torch", "jax", "jaxlib", "tensorflow", "triton", "cupy", "mlx", "numpy", "ml_dtypes")
 

@@ -23,8 +23,8 @@ from octavo_conformance.report import undeclared
 from octavo_conformance.targets import Target
 from octavo_conformance.variants import RAGGED, RECIPES, QuantizerVariant, RecipeVariant
 from octavo_registry import backends
-from octavo_registry.match import match
-from octavo_registry.request import Request
+from octavo_registry.contract.request import Request
+from octavo_registry.dispatch.match import match
 
 SHAPE = (48, 64, 32, 2)
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.checkpoint_names import name_array
+from octavo_jax.remat.checkpoint_names import name_array
 
 _MAX_ROWS = 1 << 31
 
