@@ -265,7 +265,7 @@ def adapters(session: nox.Session) -> None:
     session.install("--no-deps", *ADAPTED_ALONE)
     _pytest(
         session,
-        *(str(path) for name in fronts for path in sorted(ROOT.glob(f"{DIRECTORIES[name]}/tests/test_adapters_*.py"))),
+        *(str(path) for name in fronts for path in sorted(ROOT.glob(f"{DIRECTORIES[name]}/tests/adapters/test_*.py"))),
     )
 
 
@@ -386,7 +386,7 @@ def gpu(session: nox.Session) -> None:
     """
     _pytest_on_gpu(session, "native/tests", "-k", "cuda")
     for directory in ("packages/torch", "packages/torch-native", "packages/torch-cudagraph", "packages/jax-native"):
-        _pytest_on_gpu(session, *map(str, sorted(Path(directory, "tests").glob("test_cuda*.py"))))
+        _pytest_on_gpu(session, *map(str, sorted(Path(directory, "tests").rglob("test_cuda*.py"))))
     for backend in session.posargs or [name for name, owner in BACKENDS.items() if _is_installed(owner)]:
         _pytest_on_gpu(session, "--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend", backend)
     session.run(sys.executable, "native/tests/sanitize.py")

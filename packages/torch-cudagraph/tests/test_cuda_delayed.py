@@ -16,7 +16,7 @@ from torch import Tensor
 import octavo_torch_cudagraph as graphs
 from octavo_conformance.cards.variants import RECIPES
 from octavo_torch import GroupedLinear
-from octavo_torch.graphs import GraphUnsafeError, no_waiting
+from octavo_torch.compiler.graphs import GraphUnsafeError, no_waiting
 
 pytestmark = MARKS
 

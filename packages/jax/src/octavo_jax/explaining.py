@@ -13,16 +13,16 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from octavo import Recipe
-from octavo_jax.axes import ContractingDims, grouped_weight
-from octavo_jax.dispatch import Layer, Names, layer_for
-from octavo_jax.layer_arguments import as_array, check_operands
+from octavo_jax.arrays.axes import ContractingDims, grouped_weight
+from octavo_jax.arrays.sizes import GroupSizes
+from octavo_jax.dispatch.layer import Layer, Names, layer_for
+from octavo_jax.linear.arguments import as_array, check_operands
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.conflicts import check_shards
 from octavo_jax.sharding.placement import Placement, Route
 from octavo_jax.sharding.placing import placement_of
 from octavo_jax.sharding.unnamed import check_unnamed
-from octavo_jax.sizes import GroupSizes
 from octavo_registry import LayerPlan
 
 

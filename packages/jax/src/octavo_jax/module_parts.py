@@ -17,9 +17,9 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from octavo import DelayedScaling, Recipe
-from octavo_jax.activations import check_activation
-from octavo_jax.delayed import DelayedState, init_delayed, update_delayed
-from octavo_registry.cards import GATED, Activation
+from octavo_jax.functions.activations import check_activation
+from octavo_jax.scaling.delayed import DelayedState, init_delayed, update_delayed
+from octavo_registry.contract.cards import GATED, Activation
 
 Initializer = Callable[..., Any]
 State = DelayedState | tuple[DelayedState, ...]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_torch.graphs import GraphUnsafeError, graph_safe
+    from octavo_torch.compiler.graphs import GraphUnsafeError, graph_safe
     from octavo_torch_cudagraph.graphed import Graphed, capture
     from octavo_torch_cudagraph.modules import make_graphed
     from octavo_torch_cudagraph.step import graphed_step
@@ -31,7 +31,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from octavo_torch import graphs
+    from octavo_torch.compiler import graphs
     from octavo_torch_cudagraph import graphed, modules, step, weights
 
     for place in (graphs, graphed, modules, step, weights):

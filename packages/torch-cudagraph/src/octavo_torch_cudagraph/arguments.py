@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from octavo_torch.dtypes import name_of
+from octavo_torch.arrays.dtypes import name_of
 
 
 def on_host(tensor: Tensor) -> bool:

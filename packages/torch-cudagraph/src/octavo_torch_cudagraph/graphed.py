@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from octavo_torch import graphs
+from octavo_torch.compiler import graphs
 from octavo_torch_cudagraph.arguments import Arguments
 from octavo_torch_cudagraph.held import Held
 from octavo_torch_cudagraph.restoring import restored

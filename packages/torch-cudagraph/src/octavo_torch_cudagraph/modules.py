@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from octavo_torch import graphs
-from octavo_torch.recipe_module import RecipeModule
+from octavo_torch.compiler import graphs
+from octavo_torch.scaling.recipe_module import RecipeModule
 from octavo_torch_cudagraph.arguments import Arguments
 from octavo_torch_cudagraph.graphed import check_warmup
 from octavo_torch_cudagraph.held import Held, held_by

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo_torch import graphs, update_scales
+from octavo_torch import update_scales
+from octavo_torch.compiler import graphs
 from octavo_torch_cudagraph.graphed import Graphed, capture
 from octavo_torch_cudagraph.held import Held, Named, held_by
 from octavo_torch_cudagraph.restoring import state_of

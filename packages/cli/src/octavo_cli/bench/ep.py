@@ -23,7 +23,7 @@ from octavo_cli.bench.nvlink import received_in_a_step
 from octavo_cli.bench.shapes import Shape
 from octavo_cli.bench.timing import Call
 from octavo_cli.errors import InputError, RunError
-from octavo_jax.dispatch import layer_for
+from octavo_jax.dispatch.layer import layer_for
 from octavo_jax.moe import Exchange
 
 Say = Callable[[str], None]

@@ -13,7 +13,8 @@ from octavo_cli.bench.gemm_peers import check_aligned
 from octavo_cli.bench.gemm_problem import Data, Names, Prepared, layer_plan
 from octavo_cli.bench.host_results import SIDE, Graph
 from octavo_cli.bench.timing import Call, Times, cuda_times_in_turn, host_times
-from octavo_torch import GroupedLinear, graphs
+from octavo_torch import GroupedLinear
+from octavo_torch.compiler import graphs
 
 
 def host_of_layer(engine: TorchEngine, kind: str, groups: int, rows: int, backend: Names, repeats: int) -> Times:

@@ -18,7 +18,7 @@ from octavo_cli.bench.gemm_peers import check_aligned
 from octavo_cli.bench.gemm_problem import Names
 from octavo_cli.bench.shapes import Shape
 from octavo_cli.bench.timing import Call, input_copies
-from octavo_torch.mlp_plan import MlpPlan
+from octavo_torch.mlp.plan import MlpPlan
 
 _SECOND_STREAM = 1 << 63
 

@@ -19,7 +19,7 @@ from octavo_cli.bench.gemm_problem import Names
 from octavo_cli.bench.moe_results import ADDED, GATHERED
 from octavo_cli.bench.shapes import Shape
 from octavo_cli.bench.timing import Call, input_copies
-from octavo_torch.mlp_plan import MlpPlan
+from octavo_torch.mlp.plan import MlpPlan
 
 _FAR = 16.0  # between the logits of chosen experts and the others
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import octavo_jax
-import octavo_jax.mlp
+import octavo_jax.mlp.mlp
 from octavo import DelayedScaling
 from octavo_cli.bench.gemm_cases import recipe_of
 from octavo_cli.bench.gemm_problem import Names

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo_registry import backends, framework
-from octavo_registry.cards import BackendCard
-from octavo_registry.frameworks import Device, Framework
+from octavo_registry.contract.cards import BackendCard
+from octavo_registry.contract.frameworks import Device, Framework
 
 
 class UnknownBackend(ValueError):

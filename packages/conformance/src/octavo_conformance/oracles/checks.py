@@ -17,7 +17,7 @@ from octavo_conformance.problems.case import Case, Measure
 from octavo_conformance.problems.inputs import Array, offsets
 from octavo_conformance.problems.operands import READS, Problem, padded_offsets, values
 from octavo_numerics import QuantizedArray
-from octavo_registry.frameworks import PLANES
+from octavo_registry.contract.frameworks import PLANES
 
 
 def read_back(case: Case, tensor: Any, like: QuantizedArray) -> QuantizedArray:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo_conformance.problems.inputs import Array
-from octavo_registry.cards import GATED
+from octavo_registry.contract.cards import GATED
 
 U = 2.0**-24
 _FUNCTION, _PRODUCT = 8 * U, U

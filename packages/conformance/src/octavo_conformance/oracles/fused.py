@@ -16,7 +16,7 @@ from octavo_conformance.oracles.functions import Exact, U
 from octavo_conformance.oracles.quantizing import arguments_for
 from octavo_conformance.problems.case import Case, Measure
 from octavo_conformance.problems.inputs import Array, Rng, draw, draw_sizes, offsets
-from octavo_registry.cards import ALL_ACTIVATIONS, ALL_NORMS
+from octavo_registry.contract.cards import ALL_ACTIVATIONS, ALL_NORMS
 
 ROWS, FEATURES, GROUPS = 400, 144, 6
 """Shape of these tests: what is quantized has FEATURES columns, one block of 128 and a tail; gated gradients twice."""

@@ -17,10 +17,10 @@ from octavo_conformance.cards.targets import Target
 from octavo_conformance.cards.variants import FusedVariant, QuantizerVariant, RecipeVariant, Variant
 from octavo_conformance.problems.inputs import Array
 from octavo_registry import explain, plan
-from octavo_registry.cards import MOVES, QUANTIZERS, Capability
-from octavo_registry.frameworks import Framework
-from octavo_registry.match import match
-from octavo_registry.request import Plan, Request
+from octavo_registry.contract.cards import MOVES, QUANTIZERS, Capability
+from octavo_registry.contract.frameworks import Framework
+from octavo_registry.contract.request import Plan, Request
+from octavo_registry.dispatch.match import match
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 

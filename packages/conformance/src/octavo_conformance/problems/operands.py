@@ -16,9 +16,9 @@ from octavo.recipe_base import Gemm
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import DTYPES, Array, Rng, draw, draw_sizes, offsets
 from octavo_numerics import QuantizedArray
-from octavo_registry.frameworks import PLANES
-from octavo_registry.request import Plan
-from octavo_registry.weights import readers
+from octavo_registry.contract.frameworks import PLANES
+from octavo_registry.contract.request import Plan
+from octavo_registry.contract.weights import readers
 
 READS: dict[Gemm, dict[Operand, Direction]] = {
     "fprop": {"x": "rowwise", "w": "rowwise"},

@@ -9,6 +9,8 @@ from typing import Any
 from flax import linen as nn
 from jax import Array
 
+from octavo_jax.linear.dense import dense
+from octavo_jax.linear.normalized_dense import layernorm_dense
 from octavo_jax.linen.base import Axes, QuantizedModule
 from octavo_jax.module_parts import (
     Initializer,
@@ -21,9 +23,7 @@ from octavo_jax.module_parts import (
     ones_init,
     zeros_init,
 )
-from octavo_jax.normalized_dense import layernorm_dense
-from octavo_jax.plain import dense
-from octavo_registry.cards import Norm
+from octavo_registry.contract.cards import Norm
 
 
 class DenseGeneral(QuantizedModule):

@@ -7,8 +7,9 @@ from functools import partial
 from flax import linen as nn
 from jax import Array
 
+from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.linen.base import Axes, QuantizedModule
-from octavo_jax.mlp import grouped_mlp, layernorm_mlp
+from octavo_jax.mlp.mlp import grouped_mlp, layernorm_mlp
 from octavo_jax.module_parts import (
     Initializer,
     cast,
@@ -18,8 +19,7 @@ from octavo_jax.module_parts import (
     ones_init,
     zeros_init,
 )
-from octavo_jax.sizes import GroupSizes
-from octavo_registry.cards import Activation, Norm
+from octavo_registry.contract.cards import Activation, Norm
 
 
 class MLPModule(QuantizedModule, kw_only=True):

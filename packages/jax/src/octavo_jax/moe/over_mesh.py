@@ -6,11 +6,11 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from octavo_jax.mlp_arguments import mlp_placements
+from octavo_jax.mlp.arguments import mlp_placements
 from octavo_jax.moe import states
 from octavo_jax.moe.body import Arrays, Body, Result
 from octavo_jax.moe.routing import RouterStats
-from octavo_jax.seeds import seed_words
+from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.explicit import placed
 from octavo_jax.sharding.placement import Placement, mesh_of

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from octavo.quantizer import Operand
+from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.moe.arranging import limited
 from octavo_jax.moe.exchange import Journey
 from octavo_jax.moe.payload import sent
-from octavo_jax.varying import varying_alike
 
 exchange_rows: Callable[..., Array] = lax.ragged_all_to_all
 

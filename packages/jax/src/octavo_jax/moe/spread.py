@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from octavo_jax.dispatch import device_of
-from octavo_jax.mlp import grouped_mlp
+from octavo_jax.dispatch.layer import device_of
+from octavo_jax.mlp.mlp import grouped_mlp
 from octavo_jax.moe.arranging import arrange, arranged
 from octavo_jax.moe.exchange import Exchange, Journey, Way, everywhere, home
 from octavo_jax.moe.experts import WeightsOn, check_experts, routed_mlp

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from octavo_jax.reference import bits as fp32
+from octavo_jax.arithmetic import bits as fp32
 
 
 def lent(states: Any, copies: int) -> Any:

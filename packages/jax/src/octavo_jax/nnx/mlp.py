@@ -7,7 +7,8 @@ from typing import Unpack
 
 from jax import Array
 
-from octavo_jax.mlp import OutputNames, grouped_mlp, layernorm_mlp
+from octavo_jax.arrays.sizes import GroupSizes
+from octavo_jax.mlp.mlp import OutputNames, grouped_mlp, layernorm_mlp
 from octavo_jax.module_parts import (
     Initializer,
     cast,
@@ -18,8 +19,7 @@ from octavo_jax.module_parts import (
     zeros_init,
 )
 from octavo_jax.nnx.base import Axes, Common, QuantizedModule, value_of
-from octavo_jax.sizes import GroupSizes
-from octavo_registry.cards import Activation, Norm
+from octavo_registry.contract.cards import Activation, Norm
 
 
 class MLPOptions(Common, total=False):

@@ -16,16 +16,16 @@ from jax import Array
 
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.quantizer import Direction, Operand
-from octavo_jax.composed import bind_fused
-from octavo_jax.grouped_tensor import GroupedTensor
-from octavo_jax.reference import gemm
-from octavo_jax.reference.dequantize import dequantize, padded_sizes
-from octavo_jax.reference.quantize import OPERAND_NUMBER, WHOLE, Plane, Random, Span, quantize_plane
-from octavo_jax.reference.rows import RaggedRows, Rows, StackedRows
-from octavo_jax.seeds import seed_words
-from octavo_jax.sizes import one_group
-from octavo_registry.cards import QUANTIZERS, Weight
-from octavo_registry.request import Bound, Request
+from octavo_jax.arithmetic import gemm
+from octavo_jax.arithmetic.dequantize import dequantize, padded_sizes
+from octavo_jax.arithmetic.quantize import OPERAND_NUMBER, WHOLE, Plane, Random, Span, quantize_plane
+from octavo_jax.arithmetic.rows import RaggedRows, Rows, StackedRows
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.arrays.sizes import one_group
+from octavo_jax.functions.composed import bind_fused
+from octavo_jax.scaling.seeds import seed_words
+from octavo_registry.contract.cards import QUANTIZERS, Weight
+from octavo_registry.contract.request import Bound, Request
 
 GemmOperand = GroupedTensor | Array
 

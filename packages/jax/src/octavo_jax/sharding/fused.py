@@ -14,9 +14,9 @@ import numpy as np
 from jax import Array
 
 from octavo.quantizer import Operand
-from octavo_jax.composed import Extras
-from octavo_jax.delayed import amax_of
-from octavo_jax.grouped_tensor import GroupedTensor
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.functions.composed import Extras
+from octavo_jax.scaling.delayed import amax_of
 from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Block, Blocks
 from octavo_jax.sharding.manual import summed

@@ -15,15 +15,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from octavo.quantizer import Direction
-from octavo_jax.grouped_tensor import GroupedTensor
-from octavo_jax.reference.gemm import add_bias, group_sums
+from octavo_jax.arithmetic.gemm import add_bias, group_sums
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Blocks, of_expert
 from octavo_jax.sharding.manual import summed
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.route import run
 from octavo_registry import Weight
-from octavo_registry.weights import readers
+from octavo_registry.contract.weights import readers
 
 GemmOperand = GroupedTensor | Array
 Product = Callable[..., Array]

@@ -17,11 +17,11 @@ from jax import Array, lax
 
 from octavo import QuantizerSpec
 from octavo.quantizer import Operand
-from octavo_jax.delayed import amax_of
-from octavo_jax.grouped_tensor import GroupedTensor
-from octavo_jax.reference import bits as fp32
+from octavo_jax.arithmetic import bits as fp32
+from octavo_jax.arithmetic.quantize import WHOLE, Span
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.reference.backend import bind_quantize
-from octavo_jax.reference.quantize import WHOLE, Span
+from octavo_jax.scaling.delayed import amax_of
 from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Blocks, join_experts
 from octavo_jax.sharding.placement import Letter, Placement

@@ -13,9 +13,9 @@ from typing import Any
 
 import jax
 
+from octavo_jax.arrays.varying import varying_axes, varying_over
 from octavo_jax.sharding.auto import run_deferred
 from octavo_jax.sharding.placement import Placement
-from octavo_jax.varying import varying_axes, varying_over
 
 
 def run(

@@ -26,8 +26,8 @@ from jax.sharding import PartitionSpec
 
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, QuantizerSpec
-from octavo_jax.checkpoint_names import DIRECTIONS, FIELDS
-from octavo_jax.grouped_tensor import GroupedTensor
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.remat.checkpoint_names import DIRECTIONS, FIELDS
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_registry import Weight
 

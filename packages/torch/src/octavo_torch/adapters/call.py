@@ -12,9 +12,9 @@ from torch import Tensor
 
 from octavo import HighPrecision, OctavoError, Recipe
 from octavo import recipe as recipe_named
-from octavo_torch import arguments, functional
-from octavo_torch.given import backend_names, told
-from octavo_torch.seeds import check_seed
+from octavo_torch.arrays.checks import backend_names, told
+from octavo_torch.linear import arguments, functional
+from octavo_torch.scaling.seeds import check_seed
 
 _HIGH_PRECISION = HighPrecision()
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from octavo import Recipe
 from octavo_torch.adapters.call import misfit
-from octavo_torch.module import GroupedLinear
+from octavo_torch.linear.module import GroupedLinear
 
 TESTED = "0.16.1"
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from octavo import Recipe
 from octavo_torch.adapters.call import GroupedMM, misfit
-from octavo_torch.mlp import grouped_mlp
-from octavo_torch.permutation import permute, unpermute
+from octavo_torch.mlp.mlp import grouped_mlp
+from octavo_torch.moe.permutation import permute, unpermute
 
 TESTED = "5.23.0"
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import octavo_numerics
 import octavo_registry
 from octavo import QuantizerSpec, Recipe
-from octavo_registry.frameworks import PLANES
+from octavo_registry.contract.frameworks import PLANES
 
 DEFINITION = "definition"
 """The name under which `octavo_numerics` stands in a report."""

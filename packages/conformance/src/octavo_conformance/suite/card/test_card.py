@@ -14,8 +14,8 @@ from octavo_conformance.cards.variants import RAGGED, RECIPES, QuantizerVariant,
 from octavo_conformance.oracles.fused import of_activations, of_norms
 from octavo_conformance.problems.case import Case
 from octavo_registry import API_LEVEL
-from octavo_registry.cards import QUANTIZERS, BackendCard
-from octavo_registry.match import match
+from octavo_registry.contract.cards import QUANTIZERS, BackendCard
+from octavo_registry.dispatch.match import match
 
 FRAMEWORKS = ("torch", "jax", "jaxlib", "tensorflow", "triton", "cupy", "mlx", "numpy", "ml_dtypes")
 

@@ -23,8 +23,8 @@ from octavo_conformance.problems.inputs import Rng, draw
 from octavo_conformance.problems.operands import RUN_ORDER, SEED, by_definition, draw_problem, to_framework
 from octavo_conformance.reports.report import undeclared
 from octavo_registry import backends
-from octavo_registry.match import match
-from octavo_registry.request import Request
+from octavo_registry.contract.request import Request
+from octavo_registry.dispatch.match import match
 
 SHAPE = (48, 64, 32, 2)
 

@@ -32,8 +32,8 @@ from octavo_conformance.problems.operands import (
     to_framework,
 )
 from octavo_numerics import QuantizedArray, valid
-from octavo_registry.frameworks import PLANES
-from octavo_registry.request import Plan
+from octavo_registry.contract.frameworks import PLANES
+from octavo_registry.contract.request import Plan
 
 
 def _plan(case: Case, problem: Problem, **fields: Any) -> Plan:

@@ -1,0 +1,91 @@
+"""Routing and moved rows in torch's operations, for where no backend serves them: octavo_registry.Bound has the calls.
+
+Custom operators, so that bits do not depend on how a compiler orders sums; all are gathers, so that no sum depends on
+an order of threads. `order` [M], `position` [T, k] and `routed` [T, k] are those of permutation.Routing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo_torch.compiler.operators import Operators
+
+
+def _route(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    flat = expert_index.reshape(-1).to(torch.int64)
+    routed = (flat >= 0) & (flat < groups)
+    keys, order = torch.sort(torch.where(routed, flat, groups).to(torch.int32), stable=True)
+    ends = torch.searchsorted(keys, torch.arange(groups, dtype=torch.int32, device=keys.device), right=True)
+    position = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
+    shape = expert_index.shape
+    return torch.diff(ends, prepend=ends.new_zeros(1)), order, position.view(shape), routed.view(shape)
+
+
+def route_fake(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Shapes and dtypes of route's results."""
+
+    def integers(*shape: int) -> Tensor:
+        return expert_index.new_empty(shape, dtype=torch.int64)
+
+    position = integers(*expert_index.shape)
+    order = integers(expert_index.numel())
+    return integers(groups), order, position, expert_index.new_empty(expert_index.shape, dtype=torch.bool)
+
+
+def _permute_rows(x: Tensor, order: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None) -> Tensor:
+    # sorted, those that are routed nowhere stand at the end
+    live = torch.arange(order.shape[0], device=order.device) < routed.sum()
+    tokens = order // routed.shape[1]
+    if weights is None:
+        # a row of zeros to read costs one row; to overwrite rows afterwards costs a pass over all of them
+        padded = torch.cat((x, x.new_zeros((1, x.shape[1]))))
+        return padded.index_select(0, torch.where(live, tokens, x.shape[0]))
+    rows = x.index_select(0, tokens).float() * weights.reshape(-1).index_select(0, order)[:, None]
+    return torch.where(live[:, None], rows, 0).to(x.dtype)
+
+
+def permute_fake(x: Tensor, order: Tensor, *_: Tensor | None) -> Tensor:
+    """Shape and dtype of permute_rows' result."""
+    return x.new_empty((order.shape[0], x.shape[1]))
+
+
+def _combine_rows(rows: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None) -> Tensor:
+    total = torch.zeros((position.shape[0], rows.shape[1]), dtype=torch.float32, device=rows.device)
+    for choice in range(position.shape[1]):
+        part = rows.index_select(0, position[:, choice])
+        part = torch.where(routed[:, choice, None], part, 0)
+        if weights is None:
+            total += part
+        else:
+            total += part * weights[:, choice, None]
+    return total.to(rows.dtype)
+
+
+def combine_fake(rows: Tensor, position: Tensor, *_: Tensor | None) -> Tensor:
+    """Shape and dtype of combine_rows' result."""
+    return rows.new_empty((position.shape[0], rows.shape[1]))
+
+
+def _dot_rows(rows: Tensor, dy: Tensor, position: Tensor, routed: Tensor) -> Tensor:
+    wide = dy.float()
+    columns = [(rows.index_select(0, position[:, choice]) * wide).sum(1) for choice in range(position.shape[1])]
+    return torch.where(routed, torch.stack(columns, 1), 0.0)
+
+
+def dot_fake(rows: Tensor, dy: Tensor, position: Tensor, routed: Tensor) -> Tensor:
+    """Shape and dtype of dot_rows' result."""
+    return rows.new_empty(position.shape, dtype=torch.float32)
+
+
+ROUTE = "route(Tensor index, int groups) -> (Tensor, Tensor, Tensor, Tensor)"
+PERMUTE = "permute_rows(Tensor x, Tensor order, Tensor position, Tensor routed, Tensor? weights) -> Tensor"
+COMBINE = "combine_rows(Tensor rows, Tensor position, Tensor routed, Tensor? weights) -> Tensor"
+DOT = "dot_rows(Tensor rows, Tensor dy, Tensor position, Tensor routed) -> Tensor"
+"""Schemas that a backend's operators may have, too, with the fakes above."""
+
+_define = Operators("octavo_torch").define
+route = _define(ROUTE, _route, route_fake)
+permute_rows = _define(PERMUTE, _permute_rows, permute_fake)
+combine_rows = _define(COMBINE, _combine_rows, combine_fake)
+dot_rows = _define(DOT, _dot_rows, dot_fake)
