@@ -25,14 +25,16 @@ MOST_ANY_LINES = 100
 # module beside the folders, at any depth. Modules of the package itself that are not listed are on top of everything.
 ROOMS: dict[str, tuple[str, ...]] = {
     "octavo_torch": (
-        *("compiler", "arrays", "arithmetic", "functions", "dispatch", "wgrad", "scaling", "quantize", "linear", "mlp"),
-        *("moe", "distributed", "checkpoint", "reference", "adapters"),
+        *("compiler", "arrays", "arithmetic", "functions", "dispatch", "wgrad", "scaling", "quantizers", "linear"),
+        *("mlp", "moe", "distributed", "checkpoint", "reference", "adapters"),
     ),
     "octavo_jax": (
-        *("arrays", "arithmetic", "scaling", "functions", "remat", "sharding", "dispatch", "quantize", "linear", "mlp"),
-        *("moe", "reference", "linen", "nnx", "adapters"),
+        *("arrays", "arithmetic", "scaling", "functions", "remat", "sharding", "dispatch", "quantizers", "linear"),
+        *("mlp", "moe", "reference", "module_parts", "linen", "nnx", "adapters"),
     ),
-    "octavo_registry": ("cli",),
+    "octavo_registry": ("contract", "discovery", "dispatch", "registry", "__init__", "cli"),
+    "octavo_torch_native": ("arrays", "quantizers", "gemm", "moe", "linear"),
+    "octavo_jax_native": ("arrays", "ffi", "quantizers", "gemm"),
     "octavo_conformance": ("__init__", "cards", "problems", "oracles", "reports", "suite"),
     "octavo_cli": ("errors", "train/config", "train/data", "train/models", "train/report", "train"),
     "native": ("include/octavo", "lib/common", "lib/cpu", "lib/cuda", "lib/bindings"),
