@@ -18,7 +18,7 @@ STREAMS, GRAPHS, STRIDES, BOUNDS = {34}, {35, 36}, {58, 59}, {61}
 
 def test_kernels_are_tested_for_every_fault_of_grouped_gemms() -> None:
     """On a device: empty groups, tails, small and odd sizes, equal bits, 2^31 elements, streams, replays, strides."""
-    named = named_by_tests(file for folder in FOLDERS for file in sorted((ROOT / folder).glob("test_cuda*.py")))
+    named = named_by_tests(file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("test_cuda*.py")))
     wanted = EMPTY | TAILS | SHAPES | REPEATS | OVERFLOW | STREAMS | GRAPHS | STRIDES | BOUNDS
     assert wanted <= set(named), f"no test_cuda*.py of {', '.join(FOLDERS)} names rows {sorted(wanted - set(named))}"
 

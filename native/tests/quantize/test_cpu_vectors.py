@@ -15,7 +15,7 @@ from octavo_native.layouts import PLAIN
 from octavo_numerics import vectors
 from octavo_numerics.groups import Groups, units_of
 
-FOLDER = Path(__file__).resolve().parents[2] / "packages" / "numerics" / "tests" / "vectors"
+FOLDER = Path(__file__).resolve().parents[3] / "packages" / "numerics" / "tests" / "vectors"
 
 
 def sha256(values: np.ndarray) -> str:

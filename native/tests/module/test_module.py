@@ -15,8 +15,9 @@ import octavo_native
 from octavo_native import _native, doctor, gemms, layouts
 
 SOURCE = Path(octavo_native.__file__).parent
-README = Path(__file__).resolve().parent.parent / "README.md"
-TYPES = Path(__file__).resolve().parent.parent / "include" / "octavo"
+NATIVE = Path(__file__).resolve().parents[2]
+README = NATIVE / "README.md"
+TYPES = NATIVE / "include" / "octavo"
 ENUMS = {
     "DType": {"float32": "f32", "float16": "f16", "bfloat16": "bf16"},
     "Format": {},

@@ -10,12 +10,12 @@ from types import ModuleType
 
 import pytest
 
-TOOL = Path(__file__).resolve().parent.parent / "tools" / "ptxas_report.py"
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "ptxas_report.py"
 
 CLEAN = """\
 -- The CUDA compiler identification is NVIDIA 13.0.88 with host compiler GNU 12.2.0
-[1/3] Building CXX object CMakeFiles/kernels.dir/lib/cpu/plan.cpp.o
-[2/3] Building CUDA object CMakeFiles/kernels.dir/lib/cuda/plan.cu.o
+[1/3] Building CXX object CMakeFiles/kernels.dir/lib/cpu/rows/plan.cpp.o
+[2/3] Building CUDA object CMakeFiles/kernels.dir/lib/cuda/rows/plan.cu.o
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '_ZN6octavo4planILNS_6FormatE2ELb1EEEvPKl' for 'sm_90a'
 ptxas info    : Function properties for _ZN6octavo4planILNS_6FormatE2ELb1EEEvPKl
@@ -45,7 +45,7 @@ def test_a_clean_log_has_its_kernels_and_no_fault(tool: ModuleType) -> None:
     assert log.nvcc == "13.0.88"
     assert log.faults == ()
     (kernel,) = log.kernels
-    assert (kernel.file, kernel.registers, kernel.shared) == ("lib/cuda/plan.cu", 40, 1024)
+    assert (kernel.file, kernel.registers, kernel.shared) == ("lib/cuda/rows/plan.cu", 40, 1024)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_slows_a_kernel_down_is_a_fault(tool: ModuleType, found: str, inste
     text = CLEAN.replace(found, instead, 1)
     assert text != CLEAN
     (fault,) = tool.read(text).faults
-    assert fault.startswith("lib/cuda/plan.cu: ")
+    assert fault.startswith("lib/cuda/rows/plan.cu: ")
 
 
 def test_of_a_file_that_was_compiled_twice_the_last_counts(tool: ModuleType) -> None:
@@ -100,7 +100,7 @@ def test_the_table_is_written_and_compared(tool: ModuleType, tmp_path: Path) -> 
     arguments = [str(log), "--table", str(page)]
     assert tool.main([*arguments, "--check"]) == 1  # there is no page yet
     assert tool.main(arguments) == 0
-    assert "## lib/cuda/plan.cu" in page.read_text()
+    assert "## lib/cuda/rows/plan.cu" in page.read_text()
     assert "| `plan<e2m1, true>` | 40 | 1024 |" in page.read_text()
     assert tool.main([*arguments, "--check"]) == 0
     log.write_text(CLEAN.replace("Used 40", "Used 41"))
