@@ -27,25 +27,25 @@ constexpr int64_t COPY_ALIGNMENT = 256;
 struct Side {
   const void* data;
   int element_bytes;
-  Walk walk;
+  OperandWalk walk;
   int64_t cols;        // of a row, or in a panel
   int64_t row_stride;  // elements; rows and matrices
   int64_t rows;        // ragged rows, or of a matrix
   int64_t panels;
 };
 
-bool ragged(Walk walk) { return walk == Walk::rows || walk == Walk::rows_t || walk == Walk::panels; }
+bool ragged(OperandWalk walk) { return walk == OperandWalk::rows || walk == OperandWalk::rows_t || walk == OperandWalk::panels; }
 
-Walk left_walk(const GemmSpec& spec) {
-  if (spec.gemm != Gemm::wgrad) return Walk::rows;
-  return spec.quantized ? Walk::panels : Walk::rows_t;
+OperandWalk left_walk(const GemmSpec& spec) {
+  if (spec.gemm != Gemm::wgrad) return OperandWalk::rows;
+  return spec.quantized ? OperandWalk::panels : OperandWalk::rows_t;
 }
 
-Walk right_walk(const GemmSpec& spec) {
+OperandWalk right_walk(const GemmSpec& spec) {
   switch (spec.gemm) {
-    case Gemm::fprop: return Walk::matrices;
-    case Gemm::dgrad: return spec.quantized ? Walk::stacked : Walk::matrices_t;
-    default: return spec.quantized ? Walk::panels : Walk::rows_t;
+    case Gemm::fprop: return OperandWalk::matrices;
+    case Gemm::dgrad: return spec.quantized ? OperandWalk::stacked : OperandWalk::matrices_t;
+    default: return spec.quantized ? OperandWalk::panels : OperandWalk::rows_t;
   }
 }
 
@@ -69,14 +69,14 @@ Error encode_side(const Side& side, const GemmArgs& args, int span, CUtensorMap*
   const uint32_t block = SWIZZLE_BYTES / side.element_bytes;
   const uint64_t cols = side.cols, bytes = side.element_bytes;
   switch (side.walk) {
-    case Walk::rows:
+    case OperandWalk::rows:
       return encode(ragged_boxes(side.data, side.element_bytes, side.cols, side.row_stride, block, span), map);
-    case Walk::rows_t:
+    case OperandWalk::rows_t:
       return encode(ragged_boxes(side.data, side.element_bytes, side.cols, side.row_stride, block, 64), map);
-    case Walk::matrices:
-    case Walk::matrices_t: {
+    case OperandWalk::matrices:
+    case OperandWalk::matrices_t: {
       const uint64_t stride = side.row_stride * bytes;
-      const uint32_t rows = side.walk == Walk::matrices ? span : 64;
+      const uint32_t rows = side.walk == OperandWalk::matrices ? span : 64;
       return encode({side.data, side.element_bytes, 3,
                      {cols, static_cast<uint64_t>(side.rows), static_cast<uint64_t>(args.groups)},
                      {stride, stride * side.rows}, {block, rows, 1}, true}, map);
@@ -117,8 +117,8 @@ Promotion promotion_of(const GemmSpec& spec) {
 }
 
 GemmKernel kernel_of(const GemmSpec& spec, int tile) {
-  const bool left_transposed = left_walk(spec) == Walk::rows_t;
-  const bool right_transposed = left_transposed || right_walk(spec) == Walk::matrices_t;
+  const bool left_transposed = left_walk(spec) == OperandWalk::rows_t;
+  const bool right_transposed = left_transposed || right_walk(spec) == OperandWalk::matrices_t;
   if (!multiplies_fp8(spec)) {
     return !spec.quantized && spec.dtype == DType::f16 ? f16_kernel(left_transposed, right_transposed)
                                                        : bf16_kernel(left_transposed, right_transposed, tile);
@@ -178,7 +178,7 @@ void set_epilogue(const GemmArgs& args, GemmParams& params) {
 Error set_scales(const GemmArgs& args, const Side& left, const Side& right, const GemmTile& tile, GemmParams& params) {
   const Promotion promotion = promotion_of(args.spec);
   if (promotion < Promotion::square) return {};
-  const bool panels = left.walk == Walk::panels;
+  const bool panels = left.walk == OperandWalk::panels;
   if (const Error error = encode_scales(args.left.scales, panels ? left.cols : args.rows,
                                         panels ? left.panels : ceil_div(left.cols, 128), tile.rows + SCALE_BOX_EXTRA,
                                         &params.left_scales)) {
@@ -188,7 +188,7 @@ Error set_scales(const GemmArgs& args, const Side& left, const Side& right, cons
     set_square(args, params);
     return {};
   }
-  const bool rows = right.walk == Walk::matrices;
+  const bool rows = right.walk == OperandWalk::matrices;
   params.right_rows = rows ? static_cast<int32_t>(args.n) : 0;
   return encode_scales(args.right.scales, rows ? args.groups * args.n : right.cols,
                        rows ? ceil_div(right.cols, 128) : right.panels, tile.cols, &params.right_scales);
@@ -214,7 +214,7 @@ Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cud
   params.k_blocks = static_cast<int32_t>(ceil_div(left.cols, SWIZZLE_BYTES / left.element_bytes));
   params.left_walk = left.walk;
   params.right_walk = right.walk;
-  params.panels_each = right.walk == Walk::stacked ? static_cast<int32_t>(ceil_div(args.n, PANEL_ROWS)) : 0;
+  params.panels_each = right.walk == OperandWalk::stacked ? static_cast<int32_t>(ceil_div(args.n, PANEL_ROWS)) : 0;
   set_epilogue(args, params);
 
   const int64_t down = k_grouped ? args.groups * ceil_div(args.n, tile.rows)
@@ -246,8 +246,8 @@ Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cud
 
 int64_t copy_elements(const Side& side, const GemmArgs& args) {
   switch (side.walk) {
-    case Walk::rows: return args.rows * side.cols;
-    case Walk::matrices: return args.groups * args.n * side.cols;
+    case OperandWalk::rows: return args.rows * side.cols;
+    case OperandWalk::matrices: return args.groups * args.n * side.cols;
     default: return side.panels * side.cols * PANEL_ROWS;
   }
 }
@@ -265,7 +265,7 @@ Error copy_side(const GemmArgs& args, const Side& side, bool left, void* into, c
   copy.spec.scaling = spec.scaling;
   copy.spec.square = !left && spec.right_square;
   copy.spec.hadamard = spec.hadamard;
-  const bool panels = side.walk == Walk::panels || side.walk == Walk::stacked;
+  const bool panels = side.walk == OperandWalk::panels || side.walk == OperandWalk::stacked;
   copy.direction = panels ? Direction::columnwise : Direction::rowwise;
   copy.plane = {const_cast<void*>(operand.data), const_cast<void*>(operand.scales), nullptr, Layout::native};
   copy.rows = ragged(side.walk) ? args.rows : args.groups * args.n;

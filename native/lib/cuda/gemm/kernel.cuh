@@ -51,22 +51,22 @@ struct GemmConfig {
 
 // The copies of one K-block of an operand: ROWS rows of 128 bytes, or boxes of 64 x 64 of a transposed one.
 template <class Config, int ROWS, bool TRANSPOSED>
-__device__ __forceinline__ void copy_operand(const CUtensorMap& map, Walk walk, const GemmTileAt& tile, int first,
+__device__ __forceinline__ void copy_operand(const CUtensorMap& map, OperandWalk walk, const GemmTileAt& tile, int first,
                                              int block, uint8_t* into, uint64_t* barrier) {
   const int32_t before = RAGGED_ROWS - tile.rows, end = tile.start + tile.rows;
   if constexpr (TRANSPOSED) {
 #pragma unroll
     for (int box = 0; box < ROWS / 64; ++box) {
       uint8_t* const at = into + box * BLOCK_BYTES;
-      if (walk == Walk::rows_t) {
+      if (walk == OperandWalk::rows_t) {
         copy_box(map, at, barrier, first + 64 * box, before + 64 * block, end, RAGGED_ROWS);
       } else {
         copy_box(map, at, barrier, first + 64 * box, 64 * block, tile.group);
       }
     }
-  } else if (walk == Walk::rows) {
+  } else if (walk == OperandWalk::rows) {
     copy_box(map, into, barrier, block * Config::K_ELEMENTS, before + first, end, RAGGED_ROWS);
-  } else if (walk == Walk::matrices) {
+  } else if (walk == OperandWalk::matrices) {
     copy_box(map, into, barrier, block * Config::K_ELEMENTS, first, tile.group);
   } else {
     constexpr int EACH = PANEL_ROWS / Config::K_ELEMENTS;  // K-blocks of a panel
@@ -94,7 +94,7 @@ __device__ void produce(const GemmParams& params, GemmPipeline<Config>& pipeline
       copy_operand<Config, Config::TILE_N, Config::RIGHT_TRANSPOSED>(params.right, params.right_walk, tile, tile.n,
                                                                      block, pipeline.right(stage), full);
       if constexpr (Config::LEFT_SCALES) {
-        const bool panels = params.left_walk == Walk::panels;
+        const bool panels = params.left_walk == OperandWalk::panels;
         const int32_t row = panels ? tile.m : tile.start + tile.m;
         copy_box(params.left_scales, pipeline.left_scales(stage), full, row - row % SCALE_BOX_EXTRA,
                  panels ? tile.panel + block : block);

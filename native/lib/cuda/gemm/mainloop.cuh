@@ -133,7 +133,7 @@ class GemmMath {
       for (int i = 0; i < 64; ++i) sums[part][i] = 0.0f;
     }
     const int k_blocks = tile.k_blocks;
-    const int scale = row() + (params_.left_walk == Walk::rows ? tile.start % SCALE_BOX_EXTRA : 0);
+    const int scale = row() + (params_.left_walk == OperandWalk::rows ? tile.start % SCALE_BOX_EXTRA : 0);
     Ahead ahead = {operands(pipeline_.next_stage()), false};
     if constexpr (Config::PROMOTION != Promotion::square) {
       for (int block = 0; block < k_blocks; ++block) add_block(scale, nullptr, 0, ahead, sums);

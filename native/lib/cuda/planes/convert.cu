@@ -5,6 +5,7 @@
 //
 // Only what groups hold is read, since codes and scales past it are undefined.
 #include "bytes.cuh"
+#include "common/check.h"
 #include "code_tile.cuh"
 #include "cuda/device/launch.h"
 
@@ -14,8 +15,6 @@ namespace cuda {
 namespace {
 
 constexpr int THREADS = 256;
-
-bool aligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
 // ---- codes of columns, between rows and panels
 

@@ -10,6 +10,7 @@
 #include "dequantize.h"
 
 #include "code_tile.cuh"
+#include "common/check.h"
 #include "cuda/device/launch.h"
 
 namespace octavo {
@@ -31,7 +32,7 @@ struct Job {
   bool each_column;  // scales differ from column to column
 };
 
-struct Place {
+struct PanelSlice {
   int64_t index, col0;
   Panel panel;
   int rows;  // in this plane
@@ -39,15 +40,15 @@ struct Place {
   ScaleAt scale;
 };
 
-__device__ __forceinline__ Place place_of(const Job& job, int64_t index, int64_t col0) {
-  Place place;
-  place.index = index;
-  place.col0 = col0;
-  place.panel = job.panels.at(index);
-  place.rows = plane_rows(job.padded, place.panel);
-  place.global = job.global ? __ldg(job.global + place.panel.group) : 1.0f;
-  place.scale = job.map.at(place.panel, index);
-  return place;
+__device__ __forceinline__ PanelSlice slice_of(const Job& job, int64_t index, int64_t col0) {
+  PanelSlice slice;
+  slice.index = index;
+  slice.col0 = col0;
+  slice.panel = job.panels.at(index);
+  slice.rows = plane_rows(job.padded, slice.panel);
+  slice.global = job.global ? __ldg(job.global + slice.panel.group) : 1.0f;
+  slice.scale = job.map.at(slice.panel, index);
+  return slice;
 }
 
 // The end of a plain output, rows [used, all), is one contiguous piece, which `parts` rows of CTAs share.
@@ -84,24 +85,24 @@ __device__ __forceinline__ uint2 load_row8(const Job& job, int64_t row, int64_t 
 
 // Rows that start at multiples of eight, and a scale for all eight columns.
 template <Format F, Stored S, DType D>
-__device__ __forceinline__ void dequantize_rows(const Job& job, const Place& place) {
-  const int64_t col = place.col0 + threadIdx.x % 32 * 8;
+__device__ __forceinline__ void dequantize_rows(const Job& job, const PanelSlice& slice) {
+  const int64_t col = slice.col0 + threadIdx.x % 32 * 8;
   if (col >= job.cols) return;
-  const int64_t row0 = plane_row0(job.padded, place.panel);
-  for (int first = threadIdx.x / 32; first < place.rows; first += WARPS * BATCH) {
+  const int64_t row0 = plane_row0(job.padded, slice.panel);
+  for (int first = threadIdx.x / 32; first < slice.rows; first += WARPS * BATCH) {
     uint2 codes[BATCH];
     float scale[BATCH];
 #pragma unroll
     for (int b = 0; b < BATCH; ++b) {
       const int row = first + WARPS * b;
-      if (row >= place.rows) break;
+      if (row >= slice.rows) break;
       codes[b] = load_row8<F>(job, row0 + row, col);
-      scale[b] = scale_value<S>(job.scales, place.scale(row, col), place.global);
+      scale[b] = scale_value<S>(job.scales, slice.scale(row, col), slice.global);
     }
 #pragma unroll
     for (int b = 0; b < BATCH; ++b) {
       const int row = first + WARPS * b;
-      if (row >= place.rows) break;
+      if (row >= slice.rows) break;
       float values[8];
       decode4<F>(codes[b].x, values);
       decode4<F>(codes[b].y, values + 4);
@@ -114,11 +115,11 @@ __device__ __forceinline__ void dequantize_rows(const Job& job, const Place& pla
 
 // Any columns, any scales: one element at a time.
 template <Format F, Stored S, DType D>
-__device__ __forceinline__ void dequantize_elements(const Job& job, const Place& place) {
-  const int64_t row0 = plane_row0(job.padded, place.panel);
-  for (int row = threadIdx.x / 32; row < place.rows; row += WARPS) {
+__device__ __forceinline__ void dequantize_elements(const Job& job, const PanelSlice& slice) {
+  const int64_t row0 = plane_row0(job.padded, slice.panel);
+  for (int row = threadIdx.x / 32; row < slice.rows; row += WARPS) {
     for (int step = 0; step < ROW_COLS; step += 32) {
-      const int64_t col = place.col0 + step + threadIdx.x % 32, at = (row0 + row) * job.cols + col;
+      const int64_t col = slice.col0 + step + threadIdx.x % 32, at = (row0 + row) * job.cols + col;
       if (col >= job.cols) break;
       uint32_t code;
       if (F == Format::e2m1 && job.packed) {
@@ -128,7 +129,7 @@ __device__ __forceinline__ void dequantize_elements(const Job& job, const Place&
       }
       float values[4];
       decode4<F>(code, values);
-      const float scale = scale_value<S>(job.scales, place.scale(row, col), place.global);
+      const float scale = scale_value<S>(job.scales, slice.scale(row, col), slice.global);
       store_value<D>(job.out, at, values[0] * scale);
     }
   }
@@ -142,11 +143,11 @@ __global__ void __launch_bounds__(TILE_THREADS) rows_to_rows(const __grid_consta
       zero_tail<D>(job, index - used, bound + 1 - used);
       continue;
     }
-    const Place place = place_of(job, index, int64_t{blockIdx.x} * ROW_COLS);
+    const PanelSlice slice = slice_of(job, index, int64_t{blockIdx.x} * ROW_COLS);
     if (job.words && !job.each_column) {
-      dequantize_rows<F, S, D>(job, place);
+      dequantize_rows<F, S, D>(job, slice);
     } else {
-      dequantize_elements<F, S, D>(job, place);
+      dequantize_elements<F, S, D>(job, slice);
     }
   }
 }
@@ -154,16 +155,16 @@ __global__ void __launch_bounds__(TILE_THREADS) rows_to_rows(const __grid_consta
 // ---- to panels: eight rows of a column a thread; scales past the group's end are not read
 
 template <Format F, Stored S, DType D>
-__device__ __forceinline__ void emit_column8(const Job& job, const Place& place, int col, int row, uint2 codes) {
+__device__ __forceinline__ void emit_column8(const Job& job, const PanelSlice& slice, int col, int row, uint2 codes) {
   float values[8] = {};
-  if (row < place.rows) {
-    const float scale = scale_value<S>(job.scales, place.scale(row, place.col0 + col), place.global);
+  if (row < slice.rows) {
+    const float scale = scale_value<S>(job.scales, slice.scale(row, slice.col0 + col), slice.global);
     decode4<F>(codes.x, values);
     decode4<F>(codes.y, values + 4);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = row + i < place.rows ? values[i] * scale : 0.0f;
+    for (int i = 0; i < 8; ++i) values[i] = row + i < slice.rows ? values[i] * scale : 0.0f;
   }
-  store_values<D, 8>(job.out, (place.index * job.cols + place.col0 + col) * PANEL_ROWS + row, values);
+  store_values<D, 8>(job.out, (slice.index * job.cols + slice.col0 + col) * PANEL_ROWS + row, values);
 }
 
 constexpr int EIGHTS = PANEL_ROWS / 8;
@@ -174,13 +175,13 @@ __global__ void __launch_bounds__(TILE_THREADS) panels_to_panels(const __grid_co
   const int64_t used = job.panels.used();
   const int row = threadIdx.x % EIGHTS * 8, first = threadIdx.x / EIGHTS;
   for (int64_t index = blockIdx.y; index < used; index += gridDim.y) {
-    const Place place = place_of(job, index, int64_t{blockIdx.x} * TILE_COLS);
-    const int64_t base = place.index * job.cols + place.col0;
+    const PanelSlice slice = slice_of(job, index, int64_t{blockIdx.x} * TILE_COLS);
+    const int64_t base = slice.index * job.cols + slice.col0;
     uint2 codes[rounds];
 #pragma unroll
     for (int i = 0; i < rounds; ++i) {
       const int col = first + TILE_COLS / rounds * i;
-      if (place.col0 + col >= job.cols) break;
+      if (slice.col0 + col >= job.cols) break;
       const int64_t at = (base + col) * PANEL_ROWS + row;
       if constexpr (F == Format::e2m1) {
         const uint32_t word = __ldg(reinterpret_cast<const uint32_t*>(job.codes + at / 2));
@@ -192,8 +193,8 @@ __global__ void __launch_bounds__(TILE_THREADS) panels_to_panels(const __grid_co
 #pragma unroll
     for (int i = 0; i < rounds; ++i) {
       const int col = first + TILE_COLS / rounds * i;
-      if (place.col0 + col >= job.cols) break;
-      emit_column8<F, S, D>(job, place, col, row, codes[i]);
+      if (slice.col0 + col >= job.cols) break;
+      emit_column8<F, S, D>(job, slice, col, row, codes[i]);
     }
   }
 }
@@ -203,14 +204,14 @@ __global__ void __launch_bounds__(TILE_THREADS) rows_to_panels(const __grid_cons
   __shared__ CodeTile tile;
   const int64_t used = job.panels.used();
   for (int64_t index = blockIdx.y; index < used; index += gridDim.y) {
-    const Place place = place_of(job, index, int64_t{blockIdx.x} * TILE_COLS);
-    load_rows(tile, job.codes, plane_row0(job.padded, place.panel), place.rows, place.col0, job.cols, job.words);
+    const PanelSlice slice = slice_of(job, index, int64_t{blockIdx.x} * TILE_COLS);
+    load_rows(tile, job.codes, plane_row0(job.padded, slice.panel), slice.rows, slice.col0, job.cols, job.words);
     __syncthreads();
     for (int i = threadIdx.x; i < TILE_COLS * EIGHTS; i += TILE_THREADS) {
       const int col = i / EIGHTS, row = i % EIGHTS * 8;
-      if (place.col0 + col >= job.cols) break;
+      if (slice.col0 + col >= job.cols) break;
       const uint32_t* word = tile.word + col * COLUMN_PITCH + row / 4;
-      emit_column8<F, S, D>(job, place, col, row, {word[0], word[1]});
+      emit_column8<F, S, D>(job, slice, col, row, {word[0], word[1]});
     }
     __syncthreads();
   }
@@ -219,28 +220,28 @@ __global__ void __launch_bounds__(TILE_THREADS) rows_to_panels(const __grid_cons
 // ---- panels to rows: 4 x 4 codes a thread
 
 template <Format F, Stored S, DType D>
-__device__ __forceinline__ void emit_rows4(const Job& job, const Place& place, const CodeTile& tile, int i) {
+__device__ __forceinline__ void emit_rows4(const Job& job, const PanelSlice& slice, const CodeTile& tile, int i) {
   const Block4 block = block4(i);
   const int row = 4 * block.row4;
-  const int64_t col = place.col0 + 4 * block.col4;
-  if (row >= place.rows || col >= job.cols) return;
+  const int64_t col = slice.col0 + 4 * block.col4;
+  if (row >= slice.rows || col >= job.cols) return;
   const int count = job.cols - col < 4 ? static_cast<int>(job.cols - col) : 4;
   float scale[4];
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
     // a unit's rows are a multiple of 4
-    scale[c] = c < count ? scale_value<S>(job.scales, place.scale(row, col + c), place.global) : 0.0f;
+    scale[c] = c < count ? scale_value<S>(job.scales, slice.scale(row, col + c), slice.global) : 0.0f;
   }
   uint32_t words[4];
   get_rows(tile, block, words);
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
-    if (row + r >= place.rows) break;
+    if (row + r >= slice.rows) break;
     float values[4];
     decode4<F>(words[r], values);
 #pragma unroll
     for (int c = 0; c < 4; ++c) values[c] *= scale[c];
-    const int64_t at = (plane_row0(job.padded, place.panel) + row + r) * job.cols + col;
+    const int64_t at = (plane_row0(job.padded, slice.panel) + row + r) * job.cols + col;
     if (job.words) {
       store_values<D, 4>(job.out, at, values);
     } else {
@@ -260,22 +261,20 @@ __global__ void __launch_bounds__(TILE_THREADS, 4) panels_to_rows(const __grid_c
       zero_tail<D>(job, index - used, bound + 1 - used);
       continue;
     }
-    const Place place = place_of(job, index, int64_t{blockIdx.x} * TILE_COLS);
+    const PanelSlice slice = slice_of(job, index, int64_t{blockIdx.x} * TILE_COLS);
     constexpr bool packed = F == Format::e2m1;
-    load_panel<packed>(tile, job.codes + index * job.cols * (packed ? PANEL_ROWS / 2 : PANEL_ROWS), place.col0,
+    load_panel<packed>(tile, job.codes + index * job.cols * (packed ? PANEL_ROWS / 2 : PANEL_ROWS), slice.col0,
                        job.cols);
     __syncthreads();
 #pragma unroll
     for (int i = threadIdx.x; i < TILE_COLS * COLUMN_WORDS / 4; i += TILE_THREADS) {
-      emit_rows4<F, S, D>(job, place, tile, i);
+      emit_rows4<F, S, D>(job, slice, tile, i);
     }
     __syncthreads();
   }
 }
 
 // ---- dispatch
-
-bool aligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
 template <Format F, Stored S, DType D>
 Error launch(const DequantizeArgs& args, Job job, cudaStream_t stream) {

@@ -46,21 +46,21 @@ __global__ void __launch_bounds__(THREADS, amax_ctas<S, A, WIDE>())
     }
     __syncthreads();
   };
-  const auto work = [&](const Place& place, Pack<T>(&values)[8]) {
+  const auto work = [&](const Tile& tile, Pack<T>(&values)[8]) {
     if constexpr (A != Amax::rows_and_columns) {
-      if (args.group) raise_group(args.group + place.panel.group, warp_maximum(values));
+      if (args.group) raise_group(args.group + tile.panel.group, warp_maximum(values));
     }
     if constexpr (A == Amax::hadamard) {
       Pack<BF16> transformed[8];
       hadamard_rows(values, transformed);
-      raise_group(args.hadamard + place.panel.group, warp_maximum(transformed));
+      raise_group(args.hadamard + tile.panel.group, warp_maximum(transformed));
     }
     if constexpr (A == Amax::rows_and_columns) {
-      if (args.activated) store_activated<WIDE>(args, place, values);
+      if (args.activated) store_activated<WIDE>(args, tile, values);
       if (args.rows) {
         const int mine = static_cast<int>(threadIdx.x % COLUMN_LANES);
         const uint32_t bits = row_maxima<COLUMN_LANES>(values).fp32_bits(0);
-        if (mine < place.live_rows()) raise(args.rows + place.first_row() + mine, bits);
+        if (mine < tile.live_rows()) raise(args.rows + tile.first_row() + mine, bits);
       }
       if (args.columns) {
         if (threadIdx.x < TILE_COLS) partial[threadIdx.x] = 0;
@@ -76,13 +76,13 @@ __global__ void __launch_bounds__(THREADS, amax_ctas<S, A, WIDE>())
               atomicMax(mine + k * Pack<T>::per_word + half, Pack<T>::fp32_bits(words[k], half));
         }
         __syncthreads();
-        const int64_t col = place.col0 + threadIdx.x;
+        const int64_t col = tile.col0 + threadIdx.x;
         if (threadIdx.x < TILE_COLS && col < args.cols)
-          raise(args.columns + place.panel.group * args.cols + col, partial[threadIdx.x]);
+          raise(args.columns + tile.panel.group * args.cols + col, partial[threadIdx.x]);
       }
     }
   };
-  for_each_tile<LANES, WIDE>(args.source, args.tiles, false, args.cols, dynamic_shared, work, [](const Place&) {});
+  for_each_tile<LANES, WIDE>(args.source, args.tiles, false, args.cols, dynamic_shared, work, [](const Tile&) {});
 }
 
 }  // namespace octavo::cuda

@@ -154,10 +154,10 @@ void launch_amax(const AmaxArgs<S>& args, Amax what, bool wide, cudaStream_t str
 template <class S, bool WIDE>
 __global__ void __launch_bounds__(THREADS, 1) materialize_tile(const __grid_constant__ TileArgs<S> args) {
   if (args.unchanged && *args.unchanged) return;
-  const auto work = [&](const Place& place, Pack<typename S::Type>(&values)[8]) {
-    store_activated<WIDE>(args, place, values);
+  const auto work = [&](const Tile& tile, Pack<typename S::Type>(&values)[8]) {
+    store_activated<WIDE>(args, tile, values);
   };
-  for_each_tile<ROW_LANES, WIDE>(args.source, args.tiles, false, args.cols, dynamic_shared, work, [](const Place&) {});
+  for_each_tile<ROW_LANES, WIDE>(args.source, args.tiles, false, args.cols, dynamic_shared, work, [](const Tile&) {});
 }
 
 template <class S>

@@ -1,4 +1,5 @@
 // The entry point: which kernels a call needs, in order, and where in the caller's workspace each keeps its arrays.
+#include "common/check.h"
 #include "cuda/reductions/dbias.h"
 #include "cuda/reductions/dprobs.h"
 #include "cuda/scaling/finish.cuh"
@@ -13,8 +14,6 @@ namespace {
 constexpr int SMALL_BLOCK = 256;
 
 uint32_t small_blocks(int64_t count) { return static_cast<uint32_t>(ceil_div(count, SMALL_BLOCK)); }
-
-bool aligned(const void* pointer, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
 Kind kind_of(const QuantizerSpec& spec) {
   switch (spec.scaling) {
@@ -428,7 +427,7 @@ Error quantize_cuda(const QuantizeArgs& args, void* stream) {
   const int64_t panels = panel_bound(args.input.rows, args.input.groups, args.input.matrix_rows);
   if (panels * ceil_div(output_cols(args), cuda::TILE_COLS) > 0x7FFFFFFF)
     return unsupported("x has more than 2^31 tiles of 128 x 128 elements; split it by rows");
-  if (args.columnwise.layout == Layout::native && !cuda::aligned(args.columnwise.codes, 16))
+  if (args.columnwise.layout == Layout::native && !aligned(args.columnwise.codes, 16))
     return invalid("columnwise panels are not 16-byte aligned; give memory that is");
   const cuda::Route route = cuda::route_of(args);
   const cuda::Workspace space = cuda::workspace_of(args, route);

@@ -34,34 +34,34 @@ __global__ void __launch_bounds__(THREADS, WIDE && !STOCHASTIC && Pack<typename 
   __shared__ std::conditional_t<STOCHASTIC, DrawKeys, Nothing> keys;
   if (args.unchanged && *args.unchanged) return;
   if constexpr (STOCHASTIC) make_keys(args, keys);
-  const auto work = [&](const Place& place, Pack<T>(&values)[8]) {
-    side_outputs<WIDE, true>(args, place, shared, values);
+  const auto work = [&](const Tile& tile, Pack<T>(&values)[8]) {
+    side_outputs<WIDE, true>(args, tile, shared, values);
     SecondLevel level{};
-    if constexpr (K == Kind::nvfp4) level = args.row_levels[place.panel.group];
+    if constexpr (K == Kind::nvfp4) level = args.row_levels[tile.panel.group];
     typename Scale<K>::Stored stored;
     const uint32_t amax = block_maximum<B>(values, partial);
     const float scale = Scale<K>::template encode_any<F>(amax, args.options, level, stored);
-    if (place.row() % B == 0 && place.col() % B == 0 && place.row() < place.panel.rows && place.col() < args.cols) {
-      const int64_t first = B == 128 ? place.panel_index : B == 32 ? place.panel.first32 : place.panel.first16;
-      const int64_t at = (first + place.row() / B) * ceil_div(args.cols, B) + place.col() / B;
+    if (tile.row() % B == 0 && tile.col() % B == 0 && tile.row() < tile.panel.rows && tile.col() < args.cols) {
+      const int64_t first = B == 128 ? tile.panel_index : B == 32 ? tile.panel.first32 : tile.panel.first16;
+      const int64_t at = (first + tile.row() / B) * ceil_div(args.cols, B) + tile.col() / B;
       using Stored = typename Scale<K>::Stored;
       if (args.rowwise.codes) static_cast<Stored*>(args.rowwise.scales)[at] = stored;
       if (args.columnwise.codes && (!args.rowwise.codes || args.columnwise.scales != args.rowwise.scales))
         static_cast<Stored*>(args.columnwise.scales)[at] = stored;
     }
-    const Draws of_tile = draws_of<STOCHASTIC>(args, place, keys);
+    const Draws draws = draws_of<STOCHASTIC>(args, tile, keys);
     Codes<F> codes[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) codes[i] = encode_row<F, STOCHASTIC>(of_tile, place, i, values[i], scale);
-    store_rows<WIDE>(args, place, codes, decode_of<K>(stored, level));
+    for (int i = 0; i < 8; ++i) codes[i] = encode_row<F, STOCHASTIC>(draws, tile, i, values[i], scale);
+    store_rows<WIDE>(args, tile, codes, decode_of<K>(stored, level));
     if constexpr (COLUMNS) {
-      if (args.columnwise.codes) store_transposed(args, place, shared, codes);
+      if (args.columnwise.codes) store_transposed(args, tile, shared, codes);
     }
   };
-  const auto finish = [&](const Place& place) {
+  const auto finish = [&](const Tile& tile) {
     __syncthreads();  // `partial` is the next tile's
     if constexpr (COLUMNS) {
-      if (args.columnwise.codes) store_columns<F, false>(args, place, shared);
+      if (args.columnwise.codes) store_columns<F, false>(args, tile, shared);
     }
   };
   for_each_tile<COLUMN_LANES, WIDE>(args.source, args.tiles, args.reverse, args.cols, dynamic_shared, work, finish);

@@ -38,32 +38,32 @@ __global__ void __launch_bounds__(THREADS, ctas<S, COLUMNS, heavy<S, K, COLUMNS,
   __shared__ std::conditional_t<STOCHASTIC, DrawKeys, Nothing> keys;
   if (args.unchanged && *args.unchanged) return;
   if constexpr (STOCHASTIC) make_keys(args, keys);
-  const auto work = [&](const Place& place, Pack<T>(&values)[8]) {
-    side_outputs<WIDE, COLUMNS>(args, place, shared, values);
+  const auto work = [&](const Tile& tile, Pack<T>(&values)[8]) {
+    side_outputs<WIDE, COLUMNS>(args, tile, shared, values);
     if constexpr (K == Kind::known) {
-      const float scale = __ldg(args.encode + place.panel.group), stored = decode_scale(scale);
+      const float scale = __ldg(args.encode + tile.panel.group), stored = decode_scale(scale);
       Codes<F> codes[8];
       if (args.poison_infinities) poison_infinities(values);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) codes[i] = encode_row<F, false>(Draws{}, place, i, values[i], scale);
-      store_rows<WIDE>(args, place, codes, stored);
+      for (int i = 0; i < 8; ++i) codes[i] = encode_row<F, false>(Draws{}, tile, i, values[i], scale);
+      store_rows<WIDE>(args, tile, codes, stored);
       if constexpr (COLUMNS) {
-        if (args.columnwise.codes) store_transposed(args, place, shared, codes);
+        if (args.columnwise.codes) store_transposed(args, tile, shared, codes);
       }
     } else {
-      const Draws of_tile = draws_of<STOCHASTIC>(args, place, keys);
-      quantize_rows<WIDE, K, F, STOCHASTIC>(args, place, values, of_tile);
+      const Draws draws = draws_of<STOCHASTIC>(args, tile, keys);
+      quantize_rows<WIDE, K, F, STOCHASTIC>(args, tile, values, draws);
       if constexpr (COLUMNS) {
         if (args.columnwise.codes)
-          quantize_columns<S, K, F, STOCHASTIC, HADAMARD>(args, place, shared, values, of_tile);
+          quantize_columns<S, K, F, STOCHASTIC, HADAMARD>(args, tile, shared, values, draws);
       }
     }
   };
-  const auto finish = [&](const Place& place) {
+  const auto finish = [&](const Tile& tile) {
     if constexpr (COLUMNS) {
       if (!args.columnwise.codes) return;
       __syncthreads();
-      store_columns<F, HADAMARD>(args, place, shared);
+      store_columns<F, HADAMARD>(args, tile, shared);
     }
   };
   for_each_tile<LANES, WIDE>(args.source, args.tiles, args.reverse, args.cols, dynamic_shared, work, finish);

@@ -9,6 +9,7 @@
 // the sum of magnitudes, the same bits on every run.
 #include "norm.h"
 
+#include "common/check.h"
 #include "cuda/device/launch.h"
 #include "octavo/activations.h"
 
@@ -180,8 +181,7 @@ Error norm_statistics(const void* x, DType dtype, int64_t rows, int64_t cols, in
     return invalid("mean is null and the prologue is LayerNorm; give [rows] fp32 for it");
   }
   if (rows == 0 || cols == 0) return {};
-  const bool vectors =
-      reinterpret_cast<uintptr_t>(x) % 16 == 0 && (row_stride * dtype_bytes(dtype)) % 16 == 0;
+  const bool vectors = aligned(x, 16) && (row_stride * dtype_bytes(dtype)) % 16 == 0;
   const Job job = {x, rows, cols, row_stride, epsilon, mean, rest, rstd, plan, unchanged, vectors};
   switch (dtype) {
     case DType::f32: return launch_norm<DType::f32>(job, norm, stream);

@@ -6,6 +6,7 @@
 //   bound    device memory
 //
 // Threads stand along a token's columns, eight each; narrow rows share a CTA.
+#include "common/check.h"
 #include "cuda/device/launch.h"
 #include "octavo/permute.h"
 #include "cuda/device/packs.cuh"
@@ -18,13 +19,13 @@ namespace {
 constexpr int THREADS = 128, DOT_THREADS = 256, WARP = 32;
 
 // The row of a choice. `inside` is false where the position is nobody's, `live` where nothing of it may be read.
-struct Place {
+struct ChoiceRow {
   int64_t row;
   bool inside, live;
   float weight;
 };
 
-__device__ __forceinline__ Place place_of(const Choices& choices, int64_t choice) {
+__device__ __forceinline__ ChoiceRow row_of(const Choices& choices, int64_t choice) {
   const int64_t row = __ldg(choices.position + choice);
   const bool routed = __ldg(choices.routed + choice) != 0;  // asked for at once, not after the row
   const bool inside = row >= 0 && row < choices.tokens * choices.each;
@@ -108,16 +109,16 @@ __global__ void __launch_bounds__(THREADS) permute_kernel(const __grid_constant_
     const Held held = load_piece<T, WIDE>(args.from, token * args.stride + col);
 #pragma unroll 2
     for (int64_t j = 0; j < args.choices.each; ++j) {
-      const Place place = place_of(args.choices, token * args.choices.each + j);
+      const ChoiceRow target = row_of(args.choices, token * args.choices.each + j);
       Held made = held;
       if constexpr (WEIGHTED) {
         float values[Held::values];
 #pragma unroll
-        for (int i = 0; i < Held::values; ++i) values[i] = held.value(i) * place.weight;
+        for (int i = 0; i < Held::values; ++i) values[i] = held.value(i) * target.weight;
         made = rounded_piece<T, WIDE>(values);
       }
-      if (!place.live) made = {};
-      if (place.inside) store_piece<T, WIDE>(args.out, place.row * args.cols + col, made);
+      if (!target.live) made = {};
+      if (target.inside) store_piece<T, WIDE>(args.out, target.row * args.cols + col, made);
     }
   });
 }
@@ -137,10 +138,10 @@ __global__ void __launch_bounds__(THREADS) combine_kernel(const __grid_constant_
       for (int i = 0; i < AHEAD; ++i) {
         live[i] = false;
         if (j + i < each) {
-          const Place place = place_of(args.choices, token * each + j + i);
-          live[i] = place.live;
-          weight[i] = place.weight;
-          if (place.live) held[i] = load_piece<T, WIDE>(args.from, place.row * args.stride + col);
+          const ChoiceRow target = row_of(args.choices, token * each + j + i);
+          live[i] = target.live;
+          weight[i] = target.weight;
+          if (target.live) held[i] = load_piece<T, WIDE>(args.from, target.row * args.stride + col);
         }
       }
 #pragma unroll
@@ -162,10 +163,10 @@ __global__ void __launch_bounds__(DOT_THREADS) dot_kernel(const __grid_constant_
   const int64_t choice = int64_t{blockIdx.x} * (DOT_THREADS / WARP) + threadIdx.x / WARP;
   if (choice >= args.choices.tokens * args.choices.each) return;
   const int lane = static_cast<int>(threadIdx.x % WARP);
-  const Place place = place_of(args.choices, choice);
+  const ChoiceRow target = row_of(args.choices, choice);
   float sum = 0.0f;
-  if (place.live) {
-    const int64_t row = place.row * args.row_stride, token = choice / args.choices.each * args.dy_stride;
+  if (target.live) {
+    const int64_t row = target.row * args.row_stride, token = choice / args.choices.each * args.dy_stride;
 #pragma unroll 4
     for (int64_t col = 8 * lane; col < args.cols; col += 8 * WARP) {
       if constexpr (WIDE) {
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(DOT_THREADS) dot_kernel(const __grid_constant_
 }
 
 bool wide(const void* array, int64_t stride, int64_t cols, DType dtype) {
-  return cols % 8 == 0 && stride * dtype_bytes(dtype) % 16 == 0 && reinterpret_cast<uintptr_t>(array) % 16 == 0;
+  return cols % 8 == 0 && stride * dtype_bytes(dtype) % 16 == 0 && aligned(array, 16);
 }
 
 // body(T{}, std::bool_constant<wide>{}).

@@ -9,9 +9,9 @@ namespace octavo::cuda {
 template <Format F, class Sh>
 class StagedColumns {
  public:
-  __device__ StagedColumns(Sh& shared, const Place& place) {
-    const int column = place.col() - place.col0;
-    to_ = shared.panel + (column * CHUNKS + chunk_of(column, place.row() / 8)) * WORDS;
+  __device__ StagedColumns(Sh& shared, const Tile& tile) {
+    const int column = tile.col() - tile.col0;
+    to_ = shared.panel + (column * CHUNKS + chunk_of(column, tile.row() / 8)) * WORDS;
   }
 
   // Codes of eight rows of column j.
@@ -58,11 +58,11 @@ __device__ __forceinline__ uint8_t staged_code(const Sh& shared, int column, int
 
 // The staged panel to memory: whole columns side by side, or in the input's own orientation.
 template <Format F, bool HADAMARD, class S, class Sh>
-__device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Place& place, const Sh& shared) {
-  const uint32_t live_cols = min(place.end - place.col0, TILE_COLS);
+__device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Tile& tile, const Sh& shared) {
+  const uint32_t live_cols = min(tile.end - tile.col0, TILE_COLS);
   if (args.columnwise.layout == Layout::native) {
     constexpr uint32_t quads = Codes<F>::bytes, columns = THREADS / quads;  // a column's 16-byte words, a step's columns
-    const int64_t first = static_cast<int64_t>(place.panel_index) * args.cols + place.col0;
+    const int64_t first = static_cast<int64_t>(tile.panel_index) * args.cols + tile.col0;
     uint4* to = static_cast<uint4*>(args.columnwise.codes) + first * quads + threadIdx.x;
 #pragma unroll
     for (uint32_t step = 0; step < TILE_COLS / columns; ++step) {
@@ -72,9 +72,9 @@ __device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Pla
     return;
   }
   // Hadamard data stand in groups padded to 16 rows
-  const int rows = HADAMARD ? static_cast<int>(round_up(place.panel.rows, 16)) : place.panel.rows;
-  const int64_t row0 = HADAMARD ? static_cast<int64_t>(place.panel.first16) * 16 : int64_t{place.panel.row0};
-  uint8_t* to = static_cast<uint8_t*>(args.columnwise.codes) + row0 * args.cols + place.col0;
+  const int rows = HADAMARD ? static_cast<int>(round_up(tile.panel.rows, 16)) : tile.panel.rows;
+  const int64_t row0 = HADAMARD ? static_cast<int64_t>(tile.panel.first16) * 16 : int64_t{tile.panel.row0};
+  uint8_t* to = static_cast<uint8_t*>(args.columnwise.codes) + row0 * args.cols + tile.col0;
   const uint32_t column = threadIdx.x % TILE_COLS;
   if (column >= live_cols) return;
   for (int row = static_cast<int>(threadIdx.x / TILE_COLS); row < rows; row += THREADS / TILE_COLS)
@@ -83,12 +83,12 @@ __device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Pla
 
 // Encode scales of the tile's column units from the warps' maxima, into shared memory; stored scales to memory.
 template <Kind K, Format F, class T, class S, class Sh>
-__device__ __forceinline__ void column_scales(const TileArgs<S>& args, const Place& place, Sh& shared,
+__device__ __forceinline__ void column_scales(const TileArgs<S>& args, const Tile& tile, Sh& shared,
                                               const SecondLevel& level) {
   constexpr uint32_t units = column_units<K>(), warps_a_unit = WARPS / units;
   using Stored = typename Scale<K>::Stored;
   const bool native = args.columnwise.layout == Layout::native;
-  const uint32_t live_units = static_cast<uint32_t>(ceil_div(place.panel.rows, unit_size(K)));
+  const uint32_t live_units = static_cast<uint32_t>(ceil_div(tile.panel.rows, unit_size(K)));
 #pragma unroll
   for (uint32_t step = 0; step < (units * TILE_COLS + THREADS - 1) / THREADS; ++step) {
     const uint32_t at = step * THREADS + threadIdx.x;
@@ -105,15 +105,15 @@ __device__ __forceinline__ void column_scales(const TileArgs<S>& args, const Pla
     const uint32_t amax = Pack<T>::fp32_bits(most, column % per_word);
     shared.encode[unit * ENCODE_STRIDE + column] =
         Scale<K>::template encode_any<F>(amax, args.options, level, stored);
-    const int64_t col = place.col0 + column;
-    if (col >= place.end) continue;
+    const int64_t col = tile.col0 + column;
+    if (col >= tile.end) continue;
     Stored* to = static_cast<Stored*>(args.columnwise.scales);
     if (K == Kind::block) {
-      to[static_cast<int64_t>(place.panel_index) * (native ? round_up(args.cols, 4) : args.cols) + col] = stored;
+      to[static_cast<int64_t>(tile.panel_index) * (native ? round_up(args.cols, 4) : args.cols) + col] = stored;
     } else if (native) {
-      to[(static_cast<int64_t>(place.panel_index) * args.cols + col) * units + unit] = stored;
+      to[(static_cast<int64_t>(tile.panel_index) * args.cols + col) * units + unit] = stored;
     } else if (unit < live_units) {
-      const int64_t first = K == Kind::mxfp8 ? place.panel.first32 : place.panel.first16;
+      const int64_t first = K == Kind::mxfp8 ? tile.panel.first32 : tile.panel.first16;
       to[(first + unit) * args.cols + col] = stored;
     }
   }
@@ -134,16 +134,16 @@ __device__ __forceinline__ void share_column_maxima(Sh& shared, const Pack<T> (&
 
 // Column codes of the thread's eight columns, into the staged panel. `encode(half)`: the scales of four of them.
 template <Format F, bool STOCHASTIC, bool HADAMARD, class T, class Sh, class Encode>
-__device__ __forceinline__ void stage_columns(const Place& place, Sh& shared, const Pack<T> (&values)[8],
-                                              const Draws& of_tile, const Encode& encode) {
-  const StagedColumns<F, Sh> staged(shared, place);
-  if (!is_live(place)) {
+__device__ __forceinline__ void stage_columns(const Tile& tile, Sh& shared, const Pack<T> (&values)[8],
+                                              const Draws& draws, const Encode& encode) {
+  const StagedColumns<F, Sh> staged(shared, tile);
+  if (!is_live(tile)) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) staged.store(j, Codes<F>{});
     return;
   }
   // a scale that is NaN poisons its own rows, not those past the group's end
-  const Codes<F> kept = first_codes<F>(HADAMARD ? 8 : place.live_rows());
+  const Codes<F> kept = first_codes<F>(HADAMARD ? 8 : tile.live_rows());
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float4 four = encode(half);
@@ -155,9 +155,9 @@ __device__ __forceinline__ void stage_columns(const Place& place, Sh& shared, co
 #pragma unroll
       for (int i = 0; i < 8; ++i) scaled[i] = values[i].value(j) * scales[k];
       if constexpr (STOCHASTIC) {
-        const uint32_t block = static_cast<uint32_t>(place.panel.local * (PANEL_ROWS / 16) + place.row() / 16);
+        const uint32_t block = static_cast<uint32_t>(tile.panel.local * (PANEL_ROWS / 16) + tile.row() / 16);
         const Words words =
-            of_tile(static_cast<uint32_t>(place.col() + j), block, Direction::columnwise, place.row() / 8 % 2);
+            draws(static_cast<uint32_t>(tile.col() + j), block, Direction::columnwise, tile.row() / 8 % 2);
         staged.store(j, masked(encode8_stochastic(scaled, words), kept));
       } else {
         staged.store(j, masked(encode8<F>(scaled), kept));
@@ -167,16 +167,16 @@ __device__ __forceinline__ void stage_columns(const Place& place, Sh& shared, co
 }
 
 template <class S, Kind K, Format F, bool STOCHASTIC, bool HADAMARD, class Sh>
-__device__ __forceinline__ void quantize_columns(const TileArgs<S>& args, const Place& place, Sh& shared,
-                                                 const Pack<typename S::Type> (&values)[8], const Draws& of_tile) {
+__device__ __forceinline__ void quantize_columns(const TileArgs<S>& args, const Tile& tile, Sh& shared,
+                                                 const Pack<typename S::Type> (&values)[8], const Draws& draws) {
   using T = typename S::Type;
-  const int column = place.col() - place.col0;
-  const int64_t group = place.panel.group;
+  const int column = tile.col() - tile.col0;
+  const int64_t group = tile.panel.group;
   if constexpr (K == Kind::rows) {
     __syncthreads();  // the tile before has left the staged panel
-    const float* from = args.encode_cols + group * args.cols + place.col();
-    const auto scale = [&](int j) { return place.col() + j < place.end ? __ldg(from + j) : 1.0f; };
-    stage_columns<F, false, false>(place, shared, values, of_tile, [&](int half) {
+    const float* from = args.encode_cols + group * args.cols + tile.col();
+    const auto scale = [&](int j) { return tile.col() + j < tile.end ? __ldg(from + j) : 1.0f; };
+    stage_columns<F, false, false>(tile, shared, values, draws, [&](int half) {
       return float4{scale(4 * half), scale(4 * half + 1), scale(4 * half + 2), scale(4 * half + 3)};
     });
   } else {
@@ -187,12 +187,12 @@ __device__ __forceinline__ void quantize_columns(const TileArgs<S>& args, const 
       {
         SecondLevel level{};
         if constexpr (K == Kind::nvfp4) level = args.col_levels[group];
-        column_scales<K, F, V>(args, place, shared, level);
+        column_scales<K, F, V>(args, tile, shared, level);
       }
       __syncthreads();
       const int unit = static_cast<int>(threadIdx.x / 32) / (WARPS / column_units<K>());
       const float4* from = reinterpret_cast<const float4*>(shared.encode + unit * ENCODE_STRIDE + column);
-      stage_columns<F, STOCHASTIC, HADAMARD>(place, shared, source, of_tile, [&](int half) { return from[half]; });
+      stage_columns<F, STOCHASTIC, HADAMARD>(tile, shared, source, draws, [&](int half) { return from[half]; });
     };
     if constexpr (HADAMARD) {
       Pack<BF16> transformed[8];
@@ -206,14 +206,14 @@ __device__ __forceinline__ void quantize_columns(const TileArgs<S>& args, const 
 
 // Codes that are rows' and columns' at once, staged as columns.
 template <Format F, class S, class Sh>
-__device__ __forceinline__ void store_transposed(const TileArgs<S>& args, const Place& place, Sh& shared,
+__device__ __forceinline__ void store_transposed(const TileArgs<S>& args, const Tile& tile, Sh& shared,
                                                  Codes<F> (&codes)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    if (i >= place.live_rows()) codes[i] = {};  // a scale that is NaN has poisoned the zeros there
+    if (i >= tile.live_rows()) codes[i] = {};  // a scale that is NaN has poisoned the zeros there
   transpose(codes);
   __syncthreads();  // the tile before has left the staged panel
-  const StagedColumns<F, Sh> staged(shared, place);
+  const StagedColumns<F, Sh> staged(shared, tile);
 #pragma unroll
   for (int j = 0; j < 8; ++j) staged.store(j, codes[j]);
 }

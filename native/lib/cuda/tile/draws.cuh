@@ -38,10 +38,10 @@ struct Draws {
 };
 
 template <bool STOCHASTIC, class S, class Keys>
-__device__ __forceinline__ Draws draws_of(const TileArgs<S>& args, const Place& place, const Keys& keys) {
+__device__ __forceinline__ Draws draws_of(const TileArgs<S>& args, const Tile& tile, const Keys& keys) {
   if constexpr (STOCHASTIC) {
     const uint32_t offset = args.group_offset + (args.group_offset_device ? __ldg(args.group_offset_device) : 0u);
-    return {&keys, static_cast<uint32_t>(place.panel.group) + offset, args.operand};
+    return {&keys, static_cast<uint32_t>(tile.panel.group) + offset, args.operand};
   } else {
     return {};
   }

@@ -39,12 +39,12 @@ template <bool WIDE, Format F>
 class RowCodes {
  public:
   template <class S>
-  __device__ RowCodes(const TileArgs<S>& args, const Place& place)
-      : place_(place), plane_(args.rowwise), cols_(args.cols), live_(place.col() < place.end ? place.live_rows() : 0) {
+  __device__ RowCodes(const TileArgs<S>& args, const Tile& tile)
+      : place_(tile), plane_(args.rowwise), cols_(args.cols), live_(tile.col() < tile.end ? tile.live_rows() : 0) {
     direct_ = WIDE && (F != Format::e2m1 || plane_.layout == Layout::native);
     constexpr int codes_a_byte = F == Format::e2m1 ? 2 : 1;
     stride_ = args.cols / codes_a_byte;
-    to_ = static_cast<uint8_t*>(plane_.codes) + place.first_row() * stride_ + place.col() / codes_a_byte;
+    to_ = static_cast<uint8_t*>(plane_.codes) + tile.first_row() * stride_ + tile.col() / codes_a_byte;
   }
 
   __device__ void store(int i, const Codes<F>& codes) {
@@ -63,7 +63,7 @@ class RowCodes {
   }
 
  private:
-  const Place& place_;
+  const Tile& place_;
   const Plane& plane_;
   int64_t cols_, stride_;
   uint8_t* to_;
@@ -92,15 +92,15 @@ __device__ __forceinline__ void store_dequantized(void* out, int64_t row, int64_
 
 // Codes of one of the thread's rows (stochastic: with the row data's draws).
 template <Format F, bool STOCHASTIC, class T>
-__device__ __forceinline__ Codes<F> encode_row(const Draws& of_tile, const Place& place, int i, const Pack<T>& values,
+__device__ __forceinline__ Codes<F> encode_row(const Draws& draws, const Tile& tile, int i, const Pack<T>& values,
                                                float encode) {
   float scaled[8];
 #pragma unroll
   for (int j = 0; j < 8; ++j) scaled[j] = values.value(j) * encode;
   if constexpr (STOCHASTIC) {
-    const uint32_t row = static_cast<uint32_t>(place.panel.local * PANEL_ROWS + place.row() + i);
-    const uint32_t col = static_cast<uint32_t>(place.col());
-    return encode8_stochastic(scaled, of_tile(row, col / 16, Direction::rowwise, static_cast<int>(col / 8 % 2)));
+    const uint32_t row = static_cast<uint32_t>(tile.panel.local * PANEL_ROWS + tile.row() + i);
+    const uint32_t col = static_cast<uint32_t>(tile.col());
+    return encode8_stochastic(scaled, draws(row, col / 16, Direction::rowwise, static_cast<int>(col / 8 % 2)));
   } else {
     return encode8<F>(scaled);
   }
@@ -146,41 +146,41 @@ __device__ __forceinline__ void own_scales(const TileArgs<S>& args,
 }
 
 template <Kind K, class S>
-__device__ __forceinline__ void store_row_scales(const TileArgs<S>& args, const Place& place,
+__device__ __forceinline__ void store_row_scales(const TileArgs<S>& args, const Tile& tile,
                                                  const typename Scale<K>::Stored (&stored)[own_rows<unit_lanes<K>()>()]) {
   constexpr int sharing = sharing_lanes<unit_lanes<K>()>(), own = own_rows<unit_lanes<K>()>();
   // the lane's own columns may be past the last one where its block's first are not
-  const int64_t block = place.col() / unit_size(K);
-  if (threadIdx.x % unit_lanes<K>() >= sharing || block * unit_size(K) >= place.end) return;
+  const int64_t block = tile.col() / unit_size(K);
+  if (threadIdx.x % unit_lanes<K>() >= sharing || block * unit_size(K) >= tile.end) return;
   const bool transposed = K == Kind::block && args.rowwise.layout == Layout::native;
   const int64_t row_step = transposed ? 1 : ceil_div(args.cols, unit_size(K));
   const int64_t block_step = transposed ? round_up(args.rows, 4) : 1;
   const int first = static_cast<int>(threadIdx.x % sharing) * own;
-  auto* to = static_cast<typename Scale<K>::Stored*>(args.rowwise.scales) + (place.first_row() + first) * row_step +
+  auto* to = static_cast<typename Scale<K>::Stored*>(args.rowwise.scales) + (tile.first_row() + first) * row_step +
              block * block_step;
 #pragma unroll
   for (int k = 0; k < own; ++k)
-    if (first + k < place.live_rows()) to[k * row_step] = stored[k];
+    if (first + k < tile.live_rows()) to[k * row_step] = stored[k];
 }
 
 // Calls `use(i, encode, decode)` on the thread's eight rows in order. STORE: what is kept of the scales goes to memory.
 template <Kind K, Format F, bool STORE, class S, class Use>
-__device__ __forceinline__ void for_each_row(const TileArgs<S>& args, const Place& place,
+__device__ __forceinline__ void for_each_row(const TileArgs<S>& args, const Tile& tile,
                                              const Pack<typename S::Type> (&values)[8], const Use& use) {
   if constexpr (K == Kind::rows) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float encode = i < place.live_rows() ? __ldg(args.encode_rows + place.first_row() + i) : 1.0f;
+      const float encode = i < tile.live_rows() ? __ldg(args.encode_rows + tile.first_row() + i) : 1.0f;
       use(i, encode, STORE ? 0.0f : decode_scale(encode));
     }
   } else {
     constexpr int lanes = unit_lanes<K>(), own = own_rows<lanes>();
     SecondLevel level{};
-    if constexpr (K == Kind::nvfp4) level = args.row_levels[place.panel.group];
+    if constexpr (K == Kind::nvfp4) level = args.row_levels[tile.panel.group];
     float encode[own];
     typename Scale<K>::Stored stored[own];
     own_scales<K, F>(args, row_maxima<lanes>(values), level, encode, stored);
-    if constexpr (STORE) store_row_scales<K>(args, place, stored);
+    if constexpr (STORE) store_row_scales<K>(args, tile, stored);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const auto of_row = [&](auto value) { return __shfl_sync(~0u, value, i / own, sharing_lanes<lanes>()); };
@@ -190,38 +190,38 @@ __device__ __forceinline__ void for_each_row(const TileArgs<S>& args, const Plac
 }
 
 template <bool WIDE, Kind K, Format F, bool STOCHASTIC, class S>
-__device__ __forceinline__ void quantize_rows(const TileArgs<S>& args, const Place& place,
-                                              const Pack<typename S::Type> (&values)[8], const Draws& of_tile) {
-  if (!is_live(place)) return;
+__device__ __forceinline__ void quantize_rows(const TileArgs<S>& args, const Tile& tile,
+                                              const Pack<typename S::Type> (&values)[8], const Draws& draws) {
+  if (!is_live(tile)) return;
   if (args.dequantized) {
-    for_each_row<K, F, false>(args, place, values, [&](int i, float encode, float decode) {
-      if (i < place.live_rows() && place.col() < place.end)
-        store_dequantized<WIDE>(args.dequantized, place.first_row() + i, place.col(), args.cols,
-                                encode_row<F, STOCHASTIC>(of_tile, place, i, values[i], encode), decode);
+    for_each_row<K, F, false>(args, tile, values, [&](int i, float encode, float decode) {
+      if (i < tile.live_rows() && tile.col() < tile.end)
+        store_dequantized<WIDE>(args.dequantized, tile.first_row() + i, tile.col(), args.cols,
+                                encode_row<F, STOCHASTIC>(draws, tile, i, values[i], encode), decode);
     });
   }
   if (args.rowwise.codes) {
-    RowCodes<WIDE, F> rows(args, place);
-    for_each_row<K, F, true>(args, place, values, [&](int i, float encode, float) {
-      rows.store(i, encode_row<F, STOCHASTIC>(of_tile, place, i, values[i], encode));
+    RowCodes<WIDE, F> rows(args, tile);
+    for_each_row<K, F, true>(args, tile, values, [&](int i, float encode, float) {
+      rows.store(i, encode_row<F, STOCHASTIC>(draws, tile, i, values[i], encode));
     });
   }
 }
 
 // Rows of codes that columns share.
 template <bool WIDE, Format F, class S>
-__device__ __forceinline__ void store_rows(const TileArgs<S>& args, const Place& place, const Codes<F> (&codes)[8],
+__device__ __forceinline__ void store_rows(const TileArgs<S>& args, const Tile& tile, const Codes<F> (&codes)[8],
                                            float decode) {
   if (args.rowwise.codes) {
-    RowCodes<WIDE, F> rows(args, place);
+    RowCodes<WIDE, F> rows(args, tile);
 #pragma unroll
     for (int i = 0; i < 8; ++i) rows.store(i, codes[i]);
   }
   if (args.dequantized) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      if (i < place.live_rows() && place.col() < place.end)
-        store_dequantized<WIDE>(args.dequantized, place.first_row() + i, place.col(), args.cols, codes[i], decode);
+      if (i < tile.live_rows() && tile.col() < tile.end)
+        store_dequantized<WIDE>(args.dequantized, tile.first_row() + i, tile.col(), args.cols, codes[i], decode);
   }
 }
 

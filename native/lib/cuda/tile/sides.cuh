@@ -7,7 +7,7 @@ namespace octavo::cuda {
 
 // Column sums of the tile: a thread's eight rows in order, two half warps, then the warps in order.
 template <class T, class S, class Sh>
-__device__ __forceinline__ void store_partial_sums(const TileArgs<S>& args, const Place& place, Sh& shared,
+__device__ __forceinline__ void store_partial_sums(const TileArgs<S>& args, const Tile& tile, Sh& shared,
                                                    const Pack<T> (&values)[8]) {
   static_assert(sizeof(shared.panel) >= WARPS * TILE_COLS * sizeof(float));
   __syncthreads();  // the tile before has left the staged panel
@@ -23,22 +23,22 @@ __device__ __forceinline__ void store_partial_sums(const TileArgs<S>& args, cons
   }
   __syncthreads();
   const int column = static_cast<int>(threadIdx.x);
-  if (column < TILE_COLS && place.col0 + column < place.end) {
+  if (column < TILE_COLS && tile.col0 + column < tile.end) {
     float sum = sums[column];
     for (int k = 1; k < WARPS; ++k) sum += sums[k * TILE_COLS + column];
-    args.partial_sums[static_cast<int64_t>(place.panel_index) * args.cols + place.col0 + column] = sum;
+    args.partial_sums[static_cast<int64_t>(tile.panel_index) * args.cols + tile.col0 + column] = sum;
   }
   __syncthreads();
 }
 
 // `args`: TileArgs or AmaxArgs.
 template <bool WIDE, class T, class Args>
-__device__ __forceinline__ void store_activated(const Args& args, const Place& place, const Pack<T> (&values)[8]) {
-  if (place.col() >= place.end) return;
+__device__ __forceinline__ void store_activated(const Args& args, const Tile& tile, const Pack<T> (&values)[8]) {
+  if (tile.col() >= tile.end) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    if (i >= place.live_rows()) break;
-    const int64_t at = (place.first_row() + i) * args.cols + place.col();
+    if (i >= tile.live_rows()) break;
+    const int64_t at = (tile.first_row() + i) * args.cols + tile.col();
     if constexpr (WIDE) {
       Pack<T> pack = values[i];
       make_canonical(pack);
@@ -46,21 +46,21 @@ __device__ __forceinline__ void store_activated(const Args& args, const Place& p
     } else {
 #pragma unroll
       for (int j = 0; j < 8; ++j)
-        if (place.col() + j < place.end) store_value<T>(args.activated, at + j, values[i].value(j));
+        if (tile.col() + j < tile.end) store_value<T>(args.activated, at + j, values[i].value(j));
     }
   }
 }
 
 template <bool WIDE, bool COLUMNS, class T, class S, class Sh>
-__device__ __forceinline__ void side_outputs(const TileArgs<S>& args, const Place& place, Sh& shared,
+__device__ __forceinline__ void side_outputs(const TileArgs<S>& args, const Tile& tile, Sh& shared,
                                              const Pack<T> (&values)[8]) {
   if (args.amax) {
     const uint32_t bits = warp_maximum(values);
-    if (threadIdx.x % 32 == 0) raise(args.amax + place.panel.group, bits);
+    if (threadIdx.x % 32 == 0) raise(args.amax + tile.panel.group, bits);
   }
-  if (args.activated) store_activated<WIDE>(args, place, values);
+  if (args.activated) store_activated<WIDE>(args, tile, values);
   if constexpr (COLUMNS) {
-    if (args.partial_sums) store_partial_sums(args, place, shared, values);
+    if (args.partial_sums) store_partial_sums(args, tile, shared, values);
   }
 }
 

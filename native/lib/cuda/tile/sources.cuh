@@ -115,9 +115,9 @@ struct Swiglu {
 
   __device__ int64_t row_bytes(int) const { return x.row_bytes(0); }
   __device__ const char* address(int, int64_t row, int64_t col) const { return x.address(0, row, col); }
-  __device__ void fetch_kept(const Place& place, void* slots) const {
-    const int live = place.col() < place.end ? place.live_rows() : 0;
-    Slots<T>::fetch(slots, 0, x.address(0, place.first_row(), features + place.col()), x.row_bytes(0), live);
+  __device__ void fetch_kept(const Tile& tile, void* slots) const {
+    const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+    Slots<T>::fetch(slots, 0, x.address(0, tile.first_row(), features + tile.col()), x.row_bytes(0), live);
   }
 };
 
@@ -143,10 +143,10 @@ struct SwigluGrad {
 
   __device__ int64_t row_bytes(int) const { return x.row_bytes(0); }
   __device__ const char* address(int, int64_t row, int64_t col) const { return x.address(0, row, col); }
-  __device__ void fetch_kept(const Place& place, void* slots) const {
-    const int live = place.col() < place.end ? place.live_rows() : 0;
-    Slots<T>::fetch(slots, 0, dy.address(0, place.first_row(), place.col()), dy.row_bytes(0), live);
-    Slots<T>::fetch(slots, 1, x.address(0, place.first_row(), features + place.col()), x.row_bytes(0), live);
+  __device__ void fetch_kept(const Tile& tile, void* slots) const {
+    const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+    Slots<T>::fetch(slots, 0, dy.address(0, tile.first_row(), tile.col()), dy.row_bytes(0), live);
+    Slots<T>::fetch(slots, 1, x.address(0, tile.first_row(), features + tile.col()), x.row_bytes(0), live);
   }
 };
 

@@ -8,15 +8,15 @@ namespace octavo::cuda {
 
 // A gate's row once more, from memory: of an array in registers it could not be picked by a number without many steps.
 template <class Source>
-__device__ __forceinline__ Pack<typename Source::Type> gate_again(const Source& source, const Place& place, int row) {
-  return load_pack<typename Source::Type>(source.address(0, place.first_row() + row, place.col()));
+__device__ __forceinline__ Pack<typename Source::Type> gate_again(const Source& source, const Tile& tile, int row) {
+  return load_pack<typename Source::Type>(source.address(0, tile.first_row() + row, tile.col()));
 }
 
 // Eight neighbouring threads each hold one of their eight rows' probabilities.
 template <class Source>
-__device__ __forceinline__ float own_probability(const Source& source, const Place& place) {
+__device__ __forceinline__ float own_probability(const Source& source, const Tile& tile) {
   const int row = static_cast<int>(threadIdx.x % 8);
-  return source.probs && row < place.live_rows() ? __ldg(source.probs + place.first_row() + row) : 1.0f;
+  return source.probs && row < tile.live_rows() ? __ldg(source.probs + tile.first_row() + row) : 1.0f;
 }
 
 __device__ __forceinline__ float probability_of(float own, int row) { return __shfl_sync(~0u, own, row, 8); }
@@ -58,9 +58,9 @@ __device__ __forceinline__ Pack<T> activate(Pack<T> gate, const Pack<T>& up, flo
 // The gates in `values` become what is quantized, once the slots are there; rows past the group's end are zeros and stay
 // so.
 template <class T>
-__device__ __forceinline__ void make(const Swiglu<T>& source, const Place& place, float own, Pack<T> (&values)[8],
+__device__ __forceinline__ void make(const Swiglu<T>& source, const Tile& tile, float own, Pack<T> (&values)[8],
                                      void* slots) {
-  const int live = place.col() < place.end ? place.live_rows() : 0;
+  const int live = tile.col() < tile.end ? tile.live_rows() : 0;
   wait_for_slots();
   if (all_moderate(values)) {
     // a branch a row: without it the compiler works on all at once
@@ -76,7 +76,7 @@ __device__ __forceinline__ void make(const Swiglu<T>& source, const Place& place
   for (int row = 0; row < 8; ++row) {
     const float prob = probability_of(own, row);
     if (row >= live) continue;
-    const Pack<T> made = activate<false>(gate_again(source, place, row), Slots<T>::load(slots, 0, row), prob);
+    const Pack<T> made = activate<false>(gate_again(source, tile, row), Slots<T>::load(slots, 0, row), prob);
 #pragma unroll
     for (int k = 0; k < 8; ++k)
       if (row == k) values[k] = made;
@@ -105,11 +105,11 @@ __device__ __forceinline__ void fold_sums(float (&sums)[8], int at) {
 
 // The folded sums to the source's products: 16 threads' columns are a chunk.
 template <class T>
-__device__ __forceinline__ void store_products(const SwigluGrad<T>& source, const Place& place, float sum) {
+__device__ __forceinline__ void store_products(const SwigluGrad<T>& source, const Tile& tile, float sum) {
   sum += __shfl_xor_sync(~0u, sum, 8);
-  const int lane = static_cast<int>(threadIdx.x % 16), row = reversed(lane), chunk = place.col() / PRODUCT_CHUNK;
-  if (lane < 8 && row < place.live_rows() && chunk * PRODUCT_CHUNK < place.end)
-    source.products[chunk * source.rows + place.first_row() + row] = sum;
+  const int lane = static_cast<int>(threadIdx.x % 16), row = reversed(lane), chunk = tile.col() / PRODUCT_CHUNK;
+  if (lane < 8 && row < tile.live_rows() && chunk * PRODUCT_CHUNK < tile.end)
+    source.products[chunk * source.rows + tile.first_row() + row] = sum;
 }
 
 // One row's gradients into the slots, and what it adds to the row's products.
@@ -143,9 +143,9 @@ __device__ __forceinline__ float differentiate(Pack<T> gate, float prob, int row
 // The slots' dy and up, once they are there, become the gradients of gate and up; rows past the group's end are zeros and
 // stay so.
 template <class T>
-__device__ __forceinline__ void make(const SwigluGrad<T>& source, const Place& place, float own,
+__device__ __forceinline__ void make(const SwigluGrad<T>& source, const Tile& tile, float own,
                                      const Pack<T> (&gate)[8], void* slots) {
-  const int live = place.col() < place.end ? place.live_rows() : 0;
+  const int live = tile.col() < tile.end ? tile.live_rows() : 0;
   float sums[8];
   wait_for_slots();
   if (all_moderate(gate)) {
@@ -161,7 +161,7 @@ __device__ __forceinline__ void make(const SwigluGrad<T>& source, const Place& p
 #pragma unroll 1
     for (int row = 0; row < 8; ++row) {
       const float prob = probability_of(own, row);
-      const float sum = row < live ? differentiate<false>(gate_again(source, place, row), prob, row, slots) : 0.0f;
+      const float sum = row < live ? differentiate<false>(gate_again(source, tile, row), prob, row, slots) : 0.0f;
 #pragma unroll
       for (int k = 0; k < 8; ++k)
         if (row == k) sums[reversed(k)] = sum;
@@ -169,7 +169,7 @@ __device__ __forceinline__ void make(const SwigluGrad<T>& source, const Place& p
 #pragma unroll
     for (int at = 0; at < 8; ++at) fold_sums(sums, at);
   }
-  if (source.products) store_products(source, place, sums[0]);
+  if (source.products) store_products(source, tile, sums[0]);
 }
 
 }  // namespace octavo::cuda

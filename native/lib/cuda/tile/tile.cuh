@@ -72,7 +72,7 @@ struct Rows {
 };
 
 // Few numbers, because the next tile's are kept while one is worked on; a thread's own follow from them.
-struct Place {
+struct Tile {
   Rows panel;
   int panel_index;
   int first;  // first row of the tile in its panel
@@ -89,7 +89,7 @@ struct Place {
 };
 
 // False where the warp's rows are all past the group's end: their codes are zero, and no row of them is stored.
-__device__ __forceinline__ bool is_live(const Place& place) { return __any_sync(~0u, place.live_rows() > 0); }
+__device__ __forceinline__ bool is_live(const Tile& tile) { return __any_sync(~0u, tile.live_rows() > 0); }
 
 // A load whose line the L1 cache gives up last: all tiles of a panel read it, and each waits for it before it can ask
 // for its input.
@@ -116,9 +116,9 @@ __device__ __forceinline__ Rows panel_at(const Groups& groups, int index) {
 }
 
 // A CTA's walk over its tiles, every gridDim.x-th one, without a division a step.
-class Walk {
+class TileWalk {
  public:
-  __device__ Walk(const Tiles& tiles, bool reverse)
+  __device__ TileWalk(const Tiles& tiles, bool reverse)
       : tiles_(tiles),
         reverse_(reverse),
         down_(tiles.by_col_blocks.quotient(blockIdx.x)),
@@ -137,16 +137,16 @@ class Walk {
 
   // False where the tile holds no rows.
   template <int LANES>
-  __device__ bool locate(Place& place) const {
+  __device__ bool locate(Tile& tile) const {
     constexpr uint32_t parts = PANEL_ROWS / tile_rows<LANES>();
     const uint32_t down = reverse_ ? tiles_.down - 1 - down_ : down_;
     const uint32_t across = reverse_ ? tiles_.col_blocks - 1 - across_ : across_;
-    place.first = static_cast<int>(down % parts) * tile_rows<LANES>();
-    place.panel_index = static_cast<int>(down / parts);
-    place.col0 = static_cast<int>(across) * tile_cols<LANES>();
-    place.lanes = LANES;
-    place.panel = panel_at(tiles_.groups, place.panel_index);
-    return place.first < place.panel.rows;
+    tile.first = static_cast<int>(down % parts) * tile_rows<LANES>();
+    tile.panel_index = static_cast<int>(down / parts);
+    tile.col0 = static_cast<int>(across) * tile_cols<LANES>();
+    tile.lanes = LANES;
+    tile.panel = panel_at(tiles_.groups, tile.panel_index);
+    return tile.first < tile.panel.rows;
   }
 
  private:
