@@ -141,13 +141,10 @@ Error check_norm(const QuantizeArgs& args) {
 
 Error check_prologue(const QuantizeArgs& args) {
   switch (args.prologue.kind) {
-    case PrologueKind::none:
-      return {};
+    case PrologueKind::none: return {};
     case PrologueKind::activation:
-    case PrologueKind::activation_grad:
-      return check_activation(args);
-    case PrologueKind::norm:
-      return check_norm(args);
+    case PrologueKind::activation_grad: return check_activation(args);
+    case PrologueKind::norm: return check_norm(args);
   }
   return invalid("prologue is no PrologueKind; give a number from 0 to 3");
 }

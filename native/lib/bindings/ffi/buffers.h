@@ -44,10 +44,14 @@ inline std::string text(const ffi::AnyBuffer& buffer) {
 }
 
 inline bool dtype_of(ffi::DataType type, DType& dtype) {
-  if (type == ffi::F32) dtype = DType::f32;
-  else if (type == ffi::F16) dtype = DType::f16;
-  else if (type == ffi::BF16) dtype = DType::bf16;
-  else return false;
+  if (type == ffi::F32)
+    dtype = DType::f32;
+  else if (type == ffi::F16)
+    dtype = DType::f16;
+  else if (type == ffi::BF16)
+    dtype = DType::bf16;
+  else
+    return false;
   return true;
 }
 
@@ -148,9 +152,7 @@ class Buffers {
   }
 
   // Success where everything so far fitted.
-  ffi::Error checked() const {
-    return error_.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(error_);
-  }
+  ffi::Error checked() const { return error_.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(error_); }
 
   // Success where everything fitted and was taken.
   ffi::Error finish() {
@@ -178,8 +180,8 @@ class Buffers {
       names = end == std::string_view::npos ? std::string_view() : names.substr(end + 1);
     }
     if (index != entries_.size()) {
-      refuse("the attribute names " + std::to_string(index) + " " + kind_ + "s and " +
-             std::to_string(entries_.size()) + " are given");
+      refuse("the attribute names " + std::to_string(index) + " " + kind_ + "s and " + std::to_string(entries_.size()) +
+             " are given");
     }
   }
 

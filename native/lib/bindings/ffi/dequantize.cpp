@@ -67,8 +67,7 @@ ffi::Error dequantize(const Launch& launch, ffi::RemainingArgs given_operands, f
     // Values have the shape of plain one-byte codes, or of native ones.
     QuantizerSpec unpacked = args.spec;
     unpacked.format = Format::e4m3;
-    args.out = results.take("out", out->element_type(),
-                            codes_dims(unpacked, args.direction, args.out_layout, extent));
+    args.out = results.take("out", out->element_type(), codes_dims(unpacked, args.direction, args.out_layout, extent));
   }
   if (ffi::Error error = operands.finish(); error.failure()) return error;
   if (ffi::Error error = results.finish(); error.failure()) return error;

@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "common/check.h"
 #include "buffers.h"
+#include "common/check.h"
 #include "shapes.h"
 
 namespace octavo {
@@ -17,8 +17,7 @@ Extent read_extent(const Attributes& given, Buffers& operands, Args& args) {
   const bool fits = given.rows >= 0 && given.cols >= 0 && given.cols <= MOST_COLS && given.groups >= 1 &&
                     given.groups <= MAX_GROUPS && given.matrix_rows >= 0;
   const bool agrees = given.matrix_rows == 0 ? given.rows <= MAX_ROWS
-                                             : given.matrix_rows <= given.rows &&
-                                                   given.rows % given.matrix_rows == 0 &&
+                                             : given.matrix_rows <= given.rows && given.rows % given.matrix_rows == 0 &&
                                                    given.rows / given.matrix_rows == given.groups;
   if (!fits || !agrees) {
     operands.refuse("rows " + std::to_string(given.rows) + ", cols " + std::to_string(given.cols) + ", groups " +

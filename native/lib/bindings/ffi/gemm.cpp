@@ -91,8 +91,8 @@ Side left_side(const GemmArgs& args) {
 
 Side right_side(const GemmArgs& args) {
   const bool ragged = args.spec.gemm == Gemm::wgrad;
-  const Extent extent = ragged ? Extent{args.rows, args.k, args.groups, 0}
-                               : Extent{args.groups * args.n, args.k, args.groups, args.n};
+  const Extent extent =
+      ragged ? Extent{args.rows, args.k, args.groups, 0} : Extent{args.groups * args.n, args.k, args.groups, args.n};
   return {"right", "right_scales", "right_global", args.spec.right_format, args.spec.right_square, extent};
 }
 
@@ -105,8 +105,8 @@ void read_quantized(Buffers& operands, const GemmArgs& args, Direction direction
   operand.data =
       operands.take(side.name, codes_type(side.format), codes_dims(spec, direction, Layout::native, side.extent));
   operands.need(side.scales);
-  operand.scales = operands.take(side.scales, scales_type(spec.scaling),
-                                 scales_dims(spec, direction, Layout::native, side.extent));
+  operand.scales =
+      operands.take(side.scales, scales_type(spec.scaling), scales_dims(spec, direction, Layout::native, side.extent));
   if (spec.scaling == Scaling::nvfp4) {
     operands.need(side.global);
     operand.global = operands.take<const float>(side.global, ffi::F32, {args.groups});

@@ -51,8 +51,8 @@ XLA_FFI_Error* handler(XLA_FFI_CallFrame* frame) {
             .RemainingArgs()
             .RemainingRets()
             .Attrs<Attributes>()
-            .To([](void* stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                   Attributes attributes) {
+            .To(
+                [](void* stream, ffi::RemainingArgs args, ffi::RemainingRets rets, Attributes attributes) {
                   return guarded([&] { return body(Launch{Device::cuda, stream}, args, rets, attributes); });
                 },
                 {ffi::Traits::kCmdBufferCompatible})

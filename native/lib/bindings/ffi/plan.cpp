@@ -3,9 +3,9 @@
 // The plan is s32 [2 * plan_words]: JAX has no 64-bit integers unless the user turns them on. XLA aligns every buffer
 // that it allocates to 64 bytes or more whatever its element type, so the words inside are aligned as plan.h asks; the
 // pointer is checked all the same.
+#include "octavo/plan.h"
 #include "common/check.h"
 #include "handler.h"
-#include "octavo/plan.h"
 
 namespace octavo {
 

@@ -4,10 +4,10 @@
 //           of a prologue: dy, probs f32[M], gamma, beta; start_<result>s that results are aliased with
 // results   row_codes, row_scales, row_global; col_codes, col_scales, col_global; amax f32[G]; dequantized bf16;
 //           activated; dbias f32[G, C]; mean, rstd f32[M]; workspace u8[any size]
+#include "octavo/quantize.h"
 #include "common/check.h"
 #include "handler.h"
 #include "workspace.h"
-#include "octavo/quantize.h"
 
 namespace octavo {
 
@@ -67,8 +67,7 @@ void read_attributes(const QuantizeAttributes& given, Buffers& operands, Quantiz
   args.rowwise.layout = enum_from<Layout>(given.row_layout, Layout::native, "row_layout", operands);
   args.columnwise.layout = enum_from<Layout>(given.col_layout, Layout::native, "col_layout", operands);
   args.prologue.kind = enum_from<PrologueKind>(given.prologue, PrologueKind::norm, "prologue", operands);
-  args.prologue.activation =
-      enum_from<Activation>(given.activation, Activation::geglu_tanh, "activation", operands);
+  args.prologue.activation = enum_from<Activation>(given.activation, Activation::geglu_tanh, "activation", operands);
   args.prologue.norm = enum_from<Norm>(given.norm, Norm::layer, "norm", operands);
   args.prologue.epsilon = given.epsilon;
   if (given.groups < 1 || given.groups > MAX_GROUPS) {

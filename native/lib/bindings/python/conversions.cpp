@@ -9,8 +9,8 @@ namespace {
 
 void swizzle(bool cuda, Address from, Address into, int64_t outer, int64_t blocks, bool to_swizzled, Address stream) {
   const SwizzleArgs args = {pointer<const uint8_t>(from), pointer<uint8_t>(into), outer, blocks, to_swizzled};
-  launch(cuda, [&] { return swizzle_scales_cpu(args); },
-         [&] { return swizzle_scales_cuda(args, cuda_stream(stream)); });
+  launch(
+      cuda, [&] { return swizzle_scales_cpu(args); }, [&] { return swizzle_scales_cuda(args, cuda_stream(stream)); });
 }
 
 void pack(bool cuda, Address from, Address into, int64_t rows, int64_t cols, bool pack, Address stream) {

@@ -1,9 +1,9 @@
 // octavo_native.Gemm: a GemmSpec and what can be done with it.
 #include "octavo/gemm.h"
 
-#include "common/gemm_strides.h"
 #include "arguments.h"
 #include "bindings.h"
+#include "common/gemm_strides.h"
 #include "sequence.h"
 
 namespace octavo::bindings {
@@ -145,10 +145,10 @@ void bind_gemm(nb::module_& m) {
            "Write the product to `out`: rows M, n out-features, k in-features. Strides are elements, 0: contiguous.\n\n"
            "Rows past the plan's sum are not read and come back as +0. wgrad of a group without rows is +0, or with\n"
            "accumulate what `out` holds. bias [G, N] of fprop, [G, K] of dgrad: y[r] = ... +\n"
-           "bias_scales[r] * bias[g], with bias_scales [M]. tile: a number of `tiles`, -1 for the model's choice (CUDA).")
+           "bias_scales[r] * bias[g], with bias_scales [M]. tile: a number of `tiles`, -1 for the model's choice "
+           "(CUDA).")
       .def("tiles", &GroupedGemm::tiles, "Names of the tiles that the CUDA kernels of this GEMM come in, by number.")
-      .def("tile", &GroupedGemm::tile, nb::kw_only(), "rows"_a, "n"_a, "k"_a, "groups"_a, "sms"_a = 132,
-           "tile"_a = -1,
+      .def("tile", &GroupedGemm::tile, nb::kw_only(), "rows"_a, "n"_a, "k"_a, "groups"_a, "sms"_a = 132, "tile"_a = -1,
            "What the model expects of a tile (-1: of the one that it chooses) for M rows in equal groups:\n\n"
            "name; tile, its number; tiles that are computed; waves, tiles a CTA; filled, part of the computed outputs\n"
            "that the result has; microseconds. Host arithmetic alone.");

@@ -43,12 +43,15 @@ void bind_names(nb::module_& m) {
                                          {"mxfp8", Scaling::mxfp8},
                                          {"nvfp4", Scaling::nvfp4}});
   m.attr("OPERANDS") = numbers<Operand>({{"x", Operand::x}, {"w", Operand::w}, {"dy", Operand::dy}});
-  m.attr("DIRECTIONS") =
-      numbers<Direction>({{"rowwise", Direction::rowwise}, {"columnwise", Direction::columnwise}});
+  m.attr("DIRECTIONS") = numbers<Direction>({{"rowwise", Direction::rowwise}, {"columnwise", Direction::columnwise}});
   m.attr("LAYOUTS") = numbers<Layout>({{"plain", Layout::plain}, {"native", Layout::native}});
   const std::initializer_list<std::pair<const char*, Activation>> activations = {
-      {"silu", Activation::silu},     {"gelu", Activation::gelu},   {"gelu_tanh", Activation::gelu_tanh},
-      {"relu2", Activation::relu2},   {"swiglu", Activation::swiglu}, {"geglu", Activation::geglu},
+      {"silu", Activation::silu},
+      {"gelu", Activation::gelu},
+      {"gelu_tanh", Activation::gelu_tanh},
+      {"relu2", Activation::relu2},
+      {"swiglu", Activation::swiglu},
+      {"geglu", Activation::geglu},
       {"geglu_tanh", Activation::geglu_tanh}};
   m.attr("ACTIVATIONS") = numbers<Activation>(activations);
   nb::list gated;

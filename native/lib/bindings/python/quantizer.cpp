@@ -33,7 +33,13 @@ class Quantizer {
                          bool dbias, bool dprobs) const {
     QuantizeArgs args;
     args.spec = spec_;
-    args.input = {wanted<const void>(true), enum_of(dtype, DType::bf16, "dtype"), rows, cols, cols, groups, matrix_rows,
+    args.input = {wanted<const void>(true),
+                  enum_of(dtype, DType::bf16, "dtype"),
+                  rows,
+                  cols,
+                  cols,
+                  groups,
+                  matrix_rows,
                   wanted<const int64_t>(matrix_rows == 0)};
     args.prologue.kind = enum_of(prologue, PrologueKind::norm, "prologue");
     args.prologue.activation = enum_of(activation, Activation::geglu_tanh, "activation");
@@ -57,12 +63,13 @@ class Quantizer {
            Address col_codes, Address col_scales, Address col_global, int col_layout, Address encode_scales,
            Address amax, Address dequantized, Address activated, Address dbias, Address seed, uint32_t group_offset,
            Address group_offset_device, Address unchanged, int prologue, int activation, int norm, Address dy,
-           int64_t dy_stride, Address probs, Address dprobs, Address gamma, Address beta, float epsilon, Address mean, Address rstd,
-           Address workspace, size_t workspace_bytes, Address stream, int threads, Sequence* into) const {
+           int64_t dy_stride, Address probs, Address dprobs, Address gamma, Address beta, float epsilon, Address mean,
+           Address rstd, Address workspace, size_t workspace_bytes, Address stream, int threads, Sequence* into) const {
     QuantizeArgs args;
     args.spec = spec_;
-    args.input = {pointer<const void>(x), enum_of(dtype, DType::bf16, "dtype"), rows, cols, row_stride, groups,
-                  matrix_rows, pointer<const int64_t>(plan)};
+    args.input = {
+        pointer<const void>(x),      enum_of(dtype, DType::bf16, "dtype"), rows, cols, row_stride, groups, matrix_rows,
+        pointer<const int64_t>(plan)};
     args.prologue.kind = enum_of(prologue, PrologueKind::norm, "prologue");
     args.prologue.activation = enum_of(activation, Activation::geglu_tanh, "activation");
     args.prologue.norm = enum_of(norm, Norm::layer, "norm");
@@ -106,13 +113,14 @@ class Quantizer {
     args.out = pointer<void>(out);
     args.out_dtype = enum_of(out_dtype, DType::bf16, "out_dtype");
     args.out_layout = enum_of(out_layout, Layout::native, "out_layout");
-    launch(cuda, [&] { return dequantize_cpu(args, threads); },
-           [&] { return dequantize_cuda(args, cuda_stream(stream)); });
+    launch(
+        cuda, [&] { return dequantize_cpu(args, threads); },
+        [&] { return dequantize_cuda(args, cuda_stream(stream)); });
   }
 
-  void convert(bool cuda, int direction, int to, Address codes, Address scales, Address into_codes,
-               Address into_scales, int64_t rows, int64_t cols, int64_t groups, int64_t matrix_rows, Address plan,
-               Address stream, int threads) const {
+  void convert(bool cuda, int direction, int to, Address codes, Address scales, Address into_codes, Address into_scales,
+               int64_t rows, int64_t cols, int64_t groups, int64_t matrix_rows, Address plan, Address stream,
+               int threads) const {
     ConvertArgs args;
     args.spec = spec_;
     args.direction = enum_of(direction, Direction::columnwise, "direction");
@@ -146,8 +154,8 @@ void bind_quantizer(nb::module_& m) {
                         "current device, work is put on `stream`, and nothing waits or allocates. ValueError says\n"
                         "what of the arguments does not fit; RuntimeError is CUDA's own.")
       .def(nb::init<int, int, int, bool, bool, bool, bool, float>(), nb::kw_only(), "format"_a, "scaling"_a,
-           "operand"_a = 0, "square"_a = false, "stochastic"_a = false, "hadamard"_a = false,
-           "power_of_two"_a = false, "amax_epsilon"_a = 0.0f)
+           "operand"_a = 0, "square"_a = false, "stochastic"_a = false, "hadamard"_a = false, "power_of_two"_a = false,
+           "amax_epsilon"_a = 0.0f)
       .def("workspace_bytes", &Quantizer::workspace_bytes, nb::kw_only(), "cuda"_a, "dtype"_a, "rows"_a, "cols"_a,
            "groups"_a, "rowwise"_a, "columnwise"_a, "matrix_rows"_a = 0, "prologue"_a = 0, "activation"_a = 0,
            "norm"_a = 0, "amax"_a = false, "dbias"_a = false, "dprobs"_a = false,
@@ -163,8 +171,8 @@ void bind_quantizer(nb::module_& m) {
            "Quantize x [rows, cols] into every plane whose address is given.\n\n"
            "Ragged rows need a plan; with matrix_rows N, x is `groups` matrices [N, cols], rows = groups * N.")
       .def("dequantize", &Quantizer::dequantize, nb::kw_only(), "cuda"_a, "direction"_a, "codes"_a, "scales"_a,
-           "rows"_a, "cols"_a, "groups"_a, "out"_a, "out_dtype"_a, "global_"_a = 0, "layout"_a = 0,
-           "matrix_rows"_a = 0, "plan"_a = 0, "out_layout"_a = 0, "stream"_a = 0, "threads"_a = 1,
+           "rows"_a, "cols"_a, "groups"_a, "out"_a, "out_dtype"_a, "global_"_a = 0, "layout"_a = 0, "matrix_rows"_a = 0,
+           "plan"_a = 0, "out_layout"_a = 0, "stream"_a = 0, "threads"_a = 1,
            "Values of one plane, rounded once to out_dtype: [rows, cols], or panels [P][cols][128].")
       .def("convert", &Quantizer::convert, nb::kw_only(), "cuda"_a, "direction"_a, "to"_a, "codes"_a, "scales"_a,
            "into_codes"_a, "into_scales"_a, "rows"_a, "cols"_a, "groups"_a, "matrix_rows"_a = 0, "plan"_a = 0,

@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "common/gemm_strides.h"
-#include "side.h"
 #include "cpu/loops/threads.h"
+#include "side.h"
 
 namespace octavo {
 
@@ -188,10 +188,11 @@ Error gemm_cpu(const GemmArgs& given, int threads) {
   if (threads < 0) return invalid("threads is negative; give 1 or more");
   const GemmArgs args = with_strides(given);
   const cpu::GroupedGemm gemm(args, octavo_loops::loops_for(threads));
-  const bool good = cpu::split_with<cpu::Scratch>(
-      gemm.tiles(), gemm.tile_bytes(), threads, [&](int64_t first, int64_t last, cpu::Scratch& scratch) {
-        for (int64_t index = first; index < last; ++index) gemm.run(index, scratch);
-      });
+  const bool good = cpu::split_with<cpu::Scratch>(gemm.tiles(), gemm.tile_bytes(), threads,
+                                                  [&](int64_t first, int64_t last, cpu::Scratch& scratch) {
+                                                    for (int64_t index = first; index < last; ++index)
+                                                      gemm.run(index, scratch);
+                                                  });
   if (!good) return {ErrorCode::unsupported, "no memory for a thread's tile (about 0.5 MB); free some"};
   if (args.spec.gemm != Gemm::wgrad) gemm.zero_tail();
   return {};

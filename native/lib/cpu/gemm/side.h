@@ -1,8 +1,8 @@
 // One operand of a grouped GEMM: its values in fp32, block by block.
 #pragma once
 
-#include "octavo/gemm.h"
 #include "cpu/planes/values.h"
+#include "octavo/gemm.h"
 
 namespace octavo::cpu {
 

@@ -7,10 +7,10 @@
 #pragma GCC optimize("no-trapping-math")
 #endif
 
-#include "loops.h"
 #include "bytes.h"
 #include "casts.h"
 #include "draws.h"
+#include "loops.h"
 #include "products.h"
 #include "scales.h"
 #include "values.h"
@@ -20,11 +20,11 @@ namespace {
 
 const octavo_loops::Loops& table() {
   static constexpr octavo_loops::Loops loops{
-      load,        store,           round,           amax_blocks, amax_columns, amax_all,
-      fp32_scales, e8m0_scales,     nvfp4_scales,    e8m0_values, nvfp4_values, spread,
-      cast,        cast_stochastic, mark_non_finite, decode,      draws_row,    draws_columns,
-      hadamard,    add,             transpose,       pack,        unpack,
-      multiply,     transpose_values};
+      load,         store,       round,         amax_blocks,     amax_columns,
+      amax_all,     fp32_scales, e8m0_scales,   nvfp4_scales,    e8m0_values,
+      nvfp4_values, spread,      cast,          cast_stochastic, mark_non_finite,
+      decode,       draws_row,   draws_columns, hadamard,        add,
+      transpose,    pack,        unpack,        multiply,        transpose_values};
   return loops;
 }
 

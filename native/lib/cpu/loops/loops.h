@@ -64,8 +64,7 @@ struct Loops {
   void (*multiply)(const float* left, int64_t left_stride, const float* right, int64_t right_stride, int64_t depth,
                    int64_t rows, int64_t cols, float* out, int64_t out_stride);
   // to[c * to_stride + r] = from[r * stride + c], rows and columns up to the next multiples of 8
-  void (*transpose_values)(const float* from, int64_t stride, int64_t rows, int64_t cols, float* to,
-                           int64_t to_stride);
+  void (*transpose_values)(const float* from, int64_t stride, int64_t rows, int64_t cols, float* to, int64_t to_stride);
 };
 
 const Loops& plain_loops();

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "casts.h"
-#include "values.h"
 #include "octavo/numerics.h"
+#include "values.h"
 
 namespace octavo {
 namespace {

@@ -69,9 +69,7 @@ void round(int dtype, float* values, int64_t n) {
   }
 }
 
-float canonical_bits(float value) {
-  return float_of(abs_bits(value) > INF_BITS ? NAN_BITS : bits_of(value));
-}
+float canonical_bits(float value) { return float_of(abs_bits(value) > INF_BITS ? NAN_BITS : bits_of(value)); }
 
 void decode(int format, const uint8_t* __restrict codes, const float* __restrict scales, int64_t n,
             float* __restrict out) {

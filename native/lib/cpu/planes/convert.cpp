@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/loops/threads.h"
 #include "octavo/dequantize.h"
 #include "operand.h"
 #include "panels.h"
-#include "cpu/loops/threads.h"
 
 namespace octavo {
 
@@ -156,10 +156,11 @@ Error convert_cpu(const ConvertArgs& args, int threads) {
   if (const Error error = check_convert(args)) return error;
   if (threads < 0) return invalid("threads is negative; give 1 or more");
   const cpu::Converter converter(args, octavo_loops::loops_for(threads));
-  const bool good = cpu::split_with<cpu::Buffers>(
-      converter.panels(), PANEL_ROWS * args.cols, threads, [&](int64_t first, int64_t last, cpu::Buffers& buffers) {
-        for (int64_t index = first; index < last; ++index) converter.convert_panel(index, buffers);
-      });
+  const bool good = cpu::split_with<cpu::Buffers>(converter.panels(), PANEL_ROWS * args.cols, threads,
+                                                  [&](int64_t first, int64_t last, cpu::Buffers& buffers) {
+                                                    for (int64_t index = first; index < last; ++index)
+                                                      converter.convert_panel(index, buffers);
+                                                  });
   if (!good) return {ErrorCode::unsupported, "no memory for a thread's tile (about 0.1 MB); free some"};
   converter.copy_shared_scales();
   return {};

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/loops/threads.h"
 #include "octavo/numerics.h"
 #include "values.h"
-#include "cpu/loops/threads.h"
 
 namespace octavo {
 
@@ -43,8 +43,10 @@ void zero_tail(const DequantizeArgs& args) {
   const PlanView plan = {args.plan, args.rows, args.groups};
   const bool padded = args.spec.hadamard && args.direction == Direction::columnwise;
   const int64_t all = padded ? block_bound(args.rows, args.groups, 16) * 16 : args.rows;
-  const int64_t used = args.matrix_rows ? all : !args.plan ? 0 : padded ? plan.blocks_in_use(HEIGHT_16) * 16
-                                                                        : plan.rows_in_use();
+  const int64_t used = args.matrix_rows ? all
+                       : !args.plan     ? 0
+                       : padded         ? plan.blocks_in_use(HEIGHT_16) * 16
+                                        : plan.rows_in_use();
   const int64_t row_bytes = args.cols * dtype_bytes(args.out_dtype);
   if (all == used || row_bytes == 0) return;  // memset takes no null pointer, not even for nothing
   std::memset(static_cast<uint8_t*>(args.out) + used * row_bytes, 0, static_cast<size_t>((all - used) * row_bytes));

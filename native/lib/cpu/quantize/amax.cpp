@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "job.h"
 #include "cpu/loops/threads.h"
+#include "job.h"
 
 namespace octavo::cpu {
 
@@ -43,21 +43,21 @@ void copy_scales(const Plane& plane, const float* decode, int64_t groups) {
 
 bool panel_amax_pass(const Job& job) {
   const bool wide = job.transformed_amax == nullptr;
-  return split_with<Scratch>(
-      job.panels.used(), job.panel_bytes(), job.threads, [&](int64_t first, int64_t last, Scratch& scratch) {
-        for (int64_t index = first; index < last; ++index) {
-          int32_t amax = 0, transformed = 0;
-          begin_panel(job, job.panels.at(index), scratch);
-          each_tile(job, index, wide, 0, job.cols, scratch, [&](const Tile& tile) {
-            amax = std::max(amax, tile_amax(job, tile, scratch.values));
-            if (job.transformed_amax == nullptr) return;
-            const Tile padded = transform(job, tile, scratch);
-            transformed = std::max(transformed, tile_amax(job, padded, scratch.transformed));
-          });
-          job.panel_amax[index] = amax;
-          if (job.transformed_amax != nullptr) job.transformed_amax[index] = transformed;
-        }
-      });
+  return split_with<Scratch>(job.panels.used(), job.panel_bytes(), job.threads,
+                             [&](int64_t first, int64_t last, Scratch& scratch) {
+                               for (int64_t index = first; index < last; ++index) {
+                                 int32_t amax = 0, transformed = 0;
+                                 begin_panel(job, job.panels.at(index), scratch);
+                                 each_tile(job, index, wide, 0, job.cols, scratch, [&](const Tile& tile) {
+                                   amax = std::max(amax, tile_amax(job, tile, scratch.values));
+                                   if (job.transformed_amax == nullptr) return;
+                                   const Tile padded = transform(job, tile, scratch);
+                                   transformed = std::max(transformed, tile_amax(job, padded, scratch.transformed));
+                                 });
+                                 job.panel_amax[index] = amax;
+                                 if (job.transformed_amax != nullptr) job.transformed_amax[index] = transformed;
+                               }
+                             });
 }
 
 bool column_amax_pass(const Job& job) {

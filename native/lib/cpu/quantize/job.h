@@ -1,10 +1,9 @@
 // One call of quantize_cpu: its arguments, what they come to, and the arrays in its workspace.
 #pragma once
 
-
 #include "cpu/loops/loops.h"
-#include "octavo/numerics.h"
 #include "cpu/planes/operand.h"
+#include "octavo/numerics.h"
 
 namespace octavo::cpu {
 
@@ -39,7 +38,7 @@ struct Scratch {
   alignas(64) uint8_t codes[TILE];
   alignas(64) uint8_t turned[TILE];
   alignas(64) float gate[1024], up[1024], other[1024];  // of a row, under a prologue
-  double mean[128], rstd[128];  // of the panel's rows, under a norm prologue
+  double mean[128], rstd[128];                          // of the panel's rows, under a norm prologue
 };
 
 // Scales that groups share, [G] each.

@@ -144,14 +144,10 @@ void probability_gradients(const Job& job, const Panel& panel, Scratch& scratch)
 
 void prologue_row(const Job& job, const Tile& tile, int64_t row, float* out, Scratch& scratch) {
   switch (job.args.prologue.kind) {
-    case PrologueKind::activation:
-      return activation_row(job, tile, row, out, scratch);
-    case PrologueKind::activation_grad:
-      return gradient_row(job, tile, row, out, scratch);
-    case PrologueKind::norm:
-      return norm_row(job, tile, row, out, scratch);
-    case PrologueKind::none:
-      return;
+    case PrologueKind::activation: return activation_row(job, tile, row, out, scratch);
+    case PrologueKind::activation_grad: return gradient_row(job, tile, row, out, scratch);
+    case PrologueKind::norm: return norm_row(job, tile, row, out, scratch);
+    case PrologueKind::none: return;
   }
 }
 

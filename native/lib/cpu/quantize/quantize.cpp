@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "job.h"
 #include "cpu/loops/threads.h"
+#include "job.h"
 
 namespace octavo {
 
@@ -109,10 +109,11 @@ Error run(const Job& job) {
   if (job.needs_group_amax() && !panel_amax_pass(job)) return no_memory;
   group_scales(job);
   if (job.column_amax != nullptr && !column_amax_pass(job)) return no_memory;
-  const bool good = split_with<Scratch>(
-      job.panels.used(), job.panel_bytes(), job.threads, [&](int64_t first, int64_t last, Scratch& scratch) {
-        for (int64_t index = first; index < last; ++index) quantize_panel(job, index, scratch);
-      });
+  const bool good = split_with<Scratch>(job.panels.used(), job.panel_bytes(), job.threads,
+                                        [&](int64_t first, int64_t last, Scratch& scratch) {
+                                          for (int64_t index = first; index < last; ++index)
+                                            quantize_panel(job, index, scratch);
+                                        });
   if (!good) return no_memory;
   if (job.args.amax != nullptr) write_amax(job);
   if (job.args.dbias != nullptr) sum_panels(job);

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "job.h"
 #include "cpu/planes/panels.h"
+#include "job.h"
 
 namespace octavo::cpu {
 
@@ -215,10 +215,9 @@ void column_codes(const Job& job, const Tile& given, Scratch& scratch) {
       }
     }
     if (spec.stochastic) {
-      job.loops.draws_columns(static_cast<uint32_t>(tile.col), tile.cols,
-                              static_cast<uint32_t>(tile.panel.local * 8 + r / 16),
-                              8 * static_cast<uint32_t>(spec.operand) + 2, group_number(job, tile.panel), args.seed,
-                              scratch.draws, 128);
+      job.loops.draws_columns(
+          static_cast<uint32_t>(tile.col), tile.cols, static_cast<uint32_t>(tile.panel.local * 8 + r / 16),
+          8 * static_cast<uint32_t>(spec.operand) + 2, group_number(job, tile.panel), args.seed, scratch.draws, 128);
     }
     for (int i = r; i < end; ++i) {
       const uint16_t* draws = spec.stochastic ? scratch.draws + (i - r) * 128 : nullptr;

@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "cpu/loops/loops.h"
-#include "octavo/numerics.h"
 #include "cpu/loops/threads.h"
+#include "octavo/numerics.h"
 
 namespace octavo {
 
@@ -107,8 +107,8 @@ Error for_tokens(const Args& args, int threads, PerToken per_token) {
   if (threads < 0) return invalid("threads is negative; give 1 or more");
   const Loops& loops = octavo_loops::loops_for(threads);
   const int64_t bytes_each = args.choices.each * args.cols * dtype_bytes(args.dtype);
-  const bool good = split_with<Buffers>(
-      args.choices.tokens, bytes_each, threads, [&](int64_t first, int64_t last, Buffers& buffers) {
+  const bool good =
+      split_with<Buffers>(args.choices.tokens, bytes_each, threads, [&](int64_t first, int64_t last, Buffers& buffers) {
         for (int64_t token = first; token < last; ++token) per_token(args, loops, token, buffers);
       });
   if (!good) return {ErrorCode::unsupported, "no memory for a thread's buffers (8 KB); free some"};

@@ -80,9 +80,9 @@ __device__ __forceinline__ Codes<F> encode8(const float (&scaled)[8]) {
 
 // Stochastically rounded: the draw is added below the one mantissa bit that is kept, and carries into it. Below 1 the
 // step is that from 1 to 2: half of a magnitude and a half more has the same mantissa step in the binade before, and is
-// the larger of the two just there (towards zero: of what is cut off nothing counts). Exponent and kept bit are then the
-// code plus twice the exponent of 0.5. One instruction adds the draw, cuts off and appends to the codes of the elements
-// after; what they are too large by is taken off all at once.
+// the larger of the two just there (towards zero: of what is cut off nothing counts). Exponent and kept bit are then
+// the code plus twice the exponent of 0.5. One instruction adds the draw, cuts off and appends to the codes of the
+// elements after; what they are too large by is taken off all at once.
 __device__ __forceinline__ Codes<Format::e2m1> encode8_stochastic(const float (&scaled)[8], const Words& words) {
   constexpr uint32_t too_large = 2u * 126u * 0x11111111u;
   uint32_t codes = 0;

@@ -88,7 +88,8 @@ __device__ __forceinline__ void copy_box(const CUtensorMap& map, void* into, uin
 }
 
 // A box from shared memory to a tensor; what lies outside of the tensor is left out. One of the thread's bulk copies.
-__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* from, int32_t c0, int32_t c1, int32_t c2) {
+__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* from, int32_t c0, int32_t c1,
+                                          int32_t c2) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
                "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2)
                : "memory");

@@ -12,8 +12,8 @@ namespace octavo::cuda {
 // What the tensor cores multiply.
 enum class Element : int32_t { e4m3 = 0, e5m2 = 1, bf16 = 2, f16 = 3 };
 
-constexpr int SWIZZLE_BYTES = 128;          // of a row of a box: K for K-major operands, rows or columns else
-constexpr int ATOM_BYTES = 8 * SWIZZLE_BYTES;  // the swizzle repeats every 8 rows
+constexpr int SWIZZLE_BYTES = 128;               // of a row of a box: K for K-major operands, rows or columns else
+constexpr int ATOM_BYTES = 8 * SWIZZLE_BYTES;    // the swizzle repeats every 8 rows
 constexpr int BLOCK_BYTES = 64 * SWIZZLE_BYTES;  // a box of 64 rows
 
 // Where an operand begins in shared memory, and its strides: 8 rows of the box, and (not K-major) the next box of 64.
@@ -64,7 +64,8 @@ __device__ __forceinline__ void hold(float (&d)[N]) {
 #define OCTAVO_SUMS_64(d) OCTAVO_32(d, 0), OCTAVO_32(d, 32)
 #define OCTAVO_SUMS_128(d) OCTAVO_SUMS_64(d), OCTAVO_32(d, 64), OCTAVO_32(d, 96)
 
-// `a`, `b`, `add` are the operand numbers after the sums. FP8 is K-major alone; 16-bit operands say whether they are not.
+// `a`, `b`, `add` are the operand numbers after the sums. FP8 is K-major alone; 16-bit operands say whether they are
+// not.
 #define OCTAVO_WGMMA(n, sums, a, b, add, kind, tail) \
   asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" add ", 0;\nwgmma.mma_async.sync.aligned.m64n" n kind \
                " {" OCTAVO_NAMES_##sums "}, %" a ", %" b ", adds, 1, 1" tail ";\n}\n" \

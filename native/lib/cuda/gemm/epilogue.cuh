@@ -11,11 +11,11 @@
 
 #include <cuda_fp16.h>
 
+#include "cuda/device/values.cuh"
 #include "mainloop.cuh"
 #include "params.h"
 #include "pipeline.cuh"
 #include "schedule.cuh"
-#include "cuda/device/values.cuh"
 
 namespace octavo::cuda {
 
@@ -105,8 +105,9 @@ class GemmFactors {
       case Factor::group: return __ldg(params.left_factor + tile.group);
       case Factor::row: return local < tile.rows ? __ldg(params.left_factor + tile.start + local) : 0.0f;
       case Factor::column:
-        return local < params.height ? __ldg(params.left_factor + static_cast<int64_t>(tile.group) * params.height + local)
-                                     : 0.0f;
+        return local < params.height
+                   ? __ldg(params.left_factor + static_cast<int64_t>(tile.group) * params.height + local)
+                   : 0.0f;
       default: return 1.0f;
     }
   }
@@ -118,11 +119,7 @@ class GemmFactors {
 class GemmStore {
  public:
   __device__ GemmStore(const GemmParams& params, const GemmTileAt& tile, int row, int col)
-      : params_(params),
-        tile_(tile),
-        lane_(static_cast<int>(threadIdx.x % 4)),
-        row_(tile.m + row),
-        col_(tile.n + col) {
+      : params_(params), tile_(tile), lane_(static_cast<int>(threadIdx.x % 4)), row_(tile.m + row), col_(tile.n + col) {
     const int64_t first = params.k_grouped ? 0 : tile.start;
     const int64_t group = params.k_grouped ? tile.group * params.out_group_stride : 0;
     const int limit = params.k_grouped ? params.height : tile.rows;
@@ -198,9 +195,8 @@ class GemmStore {
   }
 
   __device__ void add_bias(float (&values)[8], int i, int col) const {
-    const float factor = params_.bias_scales && inside_[i]
-                             ? __ldg(params_.bias_scales + tile_.start + row_ + 8 * i)
-                             : 1.0f;
+    const float factor =
+        params_.bias_scales && inside_[i] ? __ldg(params_.bias_scales + tile_.start + row_ + 8 * i) : 1.0f;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int at = col + 8 * j + 2 * lane_;
@@ -290,8 +286,8 @@ __device__ __forceinline__ void add_staged(const GemmParams& params, const GemmT
   warpgroup_sync();
   const int own = (threadIdx.x / 128 - 1) * 64 + thread, at = tile.m + own;
   if (thread < 64 && at < params.height) {
-    float* const into = static_cast<float*>(params.out) + tile.group * params.out_group_stride +
-                        at * params.out_row_stride + tile.n;
+    float* const into =
+        static_cast<float*>(params.out) + tile.group * params.out_group_stride + at * params.out_row_stride + tile.n;
     const int bytes = min(Config::TILE_N, params.width - tile.n) * 4;
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(into),
                  "r"(shared_address(pipeline.staged(own))), "r"(bytes)

@@ -10,9 +10,9 @@
 // are bf16 numbers: each operand is dequantized once into the workspace, and the product is bf16's.
 #include "common/check.h"
 #include "common/gemm_strides.h"
+#include "cuda/device/launch.h"
 #include "cuda/planes/dequantize.h"
 #include "kernels.h"
-#include "cuda/device/launch.h"
 #include "octavo/dequantize.h"
 #include "tensor_map.h"
 
@@ -34,7 +34,9 @@ struct Side {
   int64_t panels;
 };
 
-bool ragged(OperandWalk walk) { return walk == OperandWalk::rows || walk == OperandWalk::rows_t || walk == OperandWalk::panels; }
+bool ragged(OperandWalk walk) {
+  return walk == OperandWalk::rows || walk == OperandWalk::rows_t || walk == OperandWalk::panels;
+}
 
 OperandWalk left_walk(const GemmSpec& spec) {
   if (spec.gemm != Gemm::wgrad) return OperandWalk::rows;
@@ -59,8 +61,8 @@ Side side_of(const GemmArgs& args, bool left) {
   side.cols = left ? left_cols(args) : right_cols(args);
   side.row_stride = spec.quantized ? side.cols : operand.row_stride;
   side.rows = ragged(side.walk) ? args.rows : args.n;
-  side.panels = panel_bound(ragged(side.walk) ? args.rows : args.groups * args.n, args.groups,
-                            ragged(side.walk) ? 0 : args.n);
+  side.panels =
+      panel_bound(ragged(side.walk) ? args.rows : args.groups * args.n, args.groups, ragged(side.walk) ? 0 : args.n);
   return side;
 }
 
@@ -77,14 +79,23 @@ Error encode_side(const Side& side, const GemmArgs& args, int span, CUtensorMap*
     case OperandWalk::matrices_t: {
       const uint64_t stride = side.row_stride * bytes;
       const uint32_t rows = side.walk == OperandWalk::matrices ? span : 64;
-      return encode({side.data, side.element_bytes, 3,
+      return encode({side.data,
+                     side.element_bytes,
+                     3,
                      {cols, static_cast<uint64_t>(side.rows), static_cast<uint64_t>(args.groups)},
-                     {stride, stride * side.rows}, {block, rows, 1}, true}, map);
+                     {stride, stride * side.rows},
+                     {block, rows, 1},
+                     true},
+                    map);
     }
     default:
-      return encode({side.data, side.element_bytes, 3,
+      return encode({side.data,
+                     side.element_bytes,
+                     3,
                      {PANEL_ROWS, cols, static_cast<uint64_t>(side.panels)},
-                     {PANEL_ROWS * bytes, PANEL_ROWS * bytes * cols}, {block, static_cast<uint32_t>(span), 1}, true},
+                     {PANEL_ROWS * bytes, PANEL_ROWS * bytes * cols},
+                     {block, static_cast<uint32_t>(span), 1},
+                     true},
                     map);
   }
 }
@@ -96,18 +107,23 @@ Error encode_out(const GemmArgs& args, CUtensorMap* map) {
   if (args.spec.gemm != Gemm::wgrad) {
     return encode(ragged_boxes(args.out, bytes, cols, args.out_row_stride, SWIZZLE_BYTES / bytes, 16), map);
   }
-  return encode({args.out, bytes, 3,
-                 {cols, static_cast<uint64_t>(args.n), static_cast<uint64_t>(args.groups)},
-                 {static_cast<uint64_t>(args.out_row_stride * bytes),
-                  static_cast<uint64_t>(args.out_group_stride * bytes)},
-                 {static_cast<uint32_t>(SWIZZLE_BYTES / bytes), 16, 1}, true}, map);
+  return encode(
+      {args.out,
+       bytes,
+       3,
+       {cols, static_cast<uint64_t>(args.n), static_cast<uint64_t>(args.groups)},
+       {static_cast<uint64_t>(args.out_row_stride * bytes), static_cast<uint64_t>(args.out_group_stride * bytes)},
+       {static_cast<uint32_t>(SWIZZLE_BYTES / bytes), 16, 1},
+       true},
+      map);
 }
 
 // Scales of 1 x 128 blocks: [K-blocks or panels][rows or columns up to 4] fp32.
 Error encode_scales(const void* scales, int64_t width, int64_t blocks, int span, CUtensorMap* map) {
   const uint64_t pitch = round_up(width, 4);
-  return encode({scales, 4, 2, {pitch, static_cast<uint64_t>(blocks)}, {pitch * 4}, {static_cast<uint32_t>(span), 1},
-                 false}, map);
+  return encode(
+      {scales, 4, 2, {pitch, static_cast<uint64_t>(blocks)}, {pitch * 4}, {static_cast<uint32_t>(span), 1}, false},
+      map);
 }
 
 Promotion promotion_of(const GemmSpec& spec) {
@@ -146,7 +162,8 @@ const float* factors_of(const GemmSpec& spec, const GemmOperand& operand) {
 }
 
 void set_square(const GemmArgs& args, GemmParams& params) {
-  const int32_t across = static_cast<int32_t>(ceil_div(args.k, 128)), down = static_cast<int32_t>(ceil_div(args.n, 128));
+  const int32_t across = static_cast<int32_t>(ceil_div(args.k, 128)),
+                down = static_cast<int32_t>(ceil_div(args.n, 128));
   params.square = static_cast<const float*>(args.right.scales);
   params.square_group = across * down;
   params.square_column = args.spec.gemm == Gemm::fprop ? across : 1;
@@ -167,11 +184,11 @@ void set_epilogue(const GemmArgs& args, GemmParams& params) {
   params.bias_dtype = args.bias_dtype;
   params.bias_scales = args.bias_scales;
   const bool columns = params.right_use == Factor::column;
-  params.finish = args.bias                                                   ? Finish::general
+  params.finish = args.bias                                                               ? Finish::general
                   : args.spec.accumulate && args.spec.out_dtype == DType::f32 && !columns ? Finish::adds
-                  : args.spec.accumulate                                      ? Finish::general
-                  : columns                                                   ? Finish::columns
-                                                                              : Finish::plain;
+                  : args.spec.accumulate                                                  ? Finish::general
+                  : columns                                                               ? Finish::columns
+                                                                                          : Finish::plain;
 }
 
 // The block scales of a promoted product: maps of vectors, or the array of squares.

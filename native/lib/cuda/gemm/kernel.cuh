@@ -51,8 +51,8 @@ struct GemmConfig {
 
 // The copies of one K-block of an operand: ROWS rows of 128 bytes, or boxes of 64 x 64 of a transposed one.
 template <class Config, int ROWS, bool TRANSPOSED>
-__device__ __forceinline__ void copy_operand(const CUtensorMap& map, OperandWalk walk, const GemmTileAt& tile, int first,
-                                             int block, uint8_t* into, uint64_t* barrier) {
+__device__ __forceinline__ void copy_operand(const CUtensorMap& map, OperandWalk walk, const GemmTileAt& tile,
+                                             int first, int block, uint8_t* into, uint64_t* barrier) {
   const int32_t before = RAGGED_ROWS - tile.rows, end = tile.start + tile.rows;
   if constexpr (TRANSPOSED) {
 #pragma unroll

@@ -1,8 +1,8 @@
 // The products of one tile, summed over its K-blocks in registers of a warpgroup.
 #pragma once
 
-#include "pipeline.cuh"
 #include "cuda/device/wgmma.cuh"
+#include "pipeline.cuh"
 
 namespace octavo::cuda {
 
@@ -22,8 +22,7 @@ class GemmMath {
  public:
   using Sums = float[Config::PARTS][Config::PART_COLS / 2];
 
-  __device__ GemmMath(const GemmParams& params, GemmPipeline<Config>& pipeline)
-      : params_(params), pipeline_(pipeline) {
+  __device__ GemmMath(const GemmParams& params, GemmPipeline<Config>& pipeline) : params_(params), pipeline_(pipeline) {
     // through a shuffle, after which the compiler knows them to be the same in a warp
     const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 128 - 1, 0);
     row_ = Config::SPLITS_ROWS ? warpgroup * 64 : 0;

@@ -14,12 +14,12 @@ constexpr int32_t RAGGED_ROWS = 1 << 30;
 
 // How an operand's tiles are found in its tensor map. E elements of K make one K-block, 128 bytes.
 enum class OperandWalk : int32_t {
-  rows = 0,       // ragged [M, C], K along C:     {c, 2^30 - size + row, start + size, 2^30} of the ragged map
-  rows_t = 1,     // ragged [M, C], K along M:     the same map, boxes of 64 x 64
-  matrices = 2,   // stacked [G, R, C], K along C: {c, row, group}
+  rows = 0,        // ragged [M, C], K along C:     {c, 2^30 - size + row, start + size, 2^30} of the ragged map
+  rows_t = 1,      // ragged [M, C], K along M:     the same map, boxes of 64 x 64
+  matrices = 2,    // stacked [G, R, C], K along C: {c, row, group}
   matrices_t = 3,  // stacked [G, R, C], K along R: the same order, boxes of 64 x 64
-  panels = 4,     // K-panels [P][D][128] of ragged rows:      {k, column, panel}
-  stacked = 5,    // K-panels [P][D][128] of stacked matrices: {k, column, panel}
+  panels = 4,      // K-panels [P][D][128] of ragged rows:      {k, column, panel}
+  stacked = 5,     // K-panels [P][D][128] of stacked matrices: {k, column, panel}
 };
 
 // Decode scales that apply to whole dot products.
@@ -46,9 +46,9 @@ struct GemmParams {
   int32_t groups;
   bool k_grouped;
   bool accumulate;
-  int32_t height;     // rows of each group's result where k_grouped
-  int32_t width;      // columns of the result
-  int32_t k_blocks;   // where not k_grouped
+  int32_t height;    // rows of each group's result where k_grouped
+  int32_t width;     // columns of the result
+  int32_t k_blocks;  // where not k_grouped
   OperandWalk left_walk, right_walk;
   int32_t panels_each;  // stacked: panels of a matrix
   int32_t right_rows;   // columns of the result in a matrix of right_scales; 0: its rows are panels

@@ -1,10 +1,10 @@
 // Stages in shared memory between the warp that asks for copies and the warpgroups that multiply.
 #pragma once
 
-#include "params.h"
-#include "schedule.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/wgmma.cuh"
+#include "params.h"
+#include "schedule.cuh"
 
 namespace octavo::cuda {
 

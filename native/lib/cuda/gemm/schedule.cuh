@@ -6,20 +6,20 @@
 // before across: their left tiles stay in L2 while the right operand streams through once.
 #pragma once
 
-#include "params.h"
 #include "octavo/plan.h"
+#include "params.h"
 
 namespace octavo::cuda {
 
 constexpr int RASTER = 16;
 
 struct GemmTileAt {
-  int32_t group;    // -1: rows past the sum
-  int32_t m, n;     // first row and column within the group's result
+  int32_t group;     // -1: rows past the sum
+  int32_t m, n;      // first row and column within the group's result
   int32_t k_blocks;  // 0: the tile is zero; -1: no tiles are left
-  int32_t rows;     // of the group: in the result, or (k-grouped) to be summed over
-  int32_t start;    // the group's first row in the ragged operand: at most 2^30
-  int32_t panel;    // the group's first panel
+  int32_t rows;      // of the group: in the result, or (k-grouped) to be summed over
+  int32_t start;     // the group's first row in the ragged operand: at most 2^30
+  int32_t panel;     // the group's first panel
 };
 
 template <class Config>

@@ -31,14 +31,15 @@ Error encode(const Boxes& boxes, CUtensorMap* map) {
     return {ErrorCode::cuda, "the CUDA driver has no cuTensorMapEncodeTiled; install a driver of CUDA 12.0 or newer"};
   }
   const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const CUresult result = encode_tiled(
-      map, type_of(boxes.element_bytes), static_cast<cuuint32_t>(boxes.rank), const_cast<void*>(boxes.data), boxes.dims,
-      boxes.strides, boxes.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      boxes.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode_tiled(map, type_of(boxes.element_bytes), static_cast<cuuint32_t>(boxes.rank),
+                                       const_cast<void*>(boxes.data), boxes.dims, boxes.strides, boxes.box, steps,
+                                       CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                       boxes.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return {ErrorCode::cuda,
-          "the CUDA driver refused a tensor map of a GEMM's operand or result; its address, strides or sizes are out of range"};
+          "the CUDA driver refused a tensor map of a GEMM's operand or result; its address, strides or sizes are out "
+          "of range"};
 }
 
 Boxes ragged_boxes(const void* data, int element_bytes, int64_t cols, int64_t row_stride, uint32_t box_cols,

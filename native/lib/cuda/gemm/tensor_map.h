@@ -11,12 +11,12 @@ namespace octavo::cuda {
 // dimension's end are zero in the box.
 struct Boxes {
   const void* data;
-  int element_bytes;   // 1, 2 or 4 (fp32)
-  int rank;            // 2 to 4
+  int element_bytes;  // 1, 2 or 4 (fp32)
+  int rank;           // 2 to 4
   uint64_t dims[4];
   uint64_t strides[3];  // bytes, of dimensions 1 and up: multiples of 16 less than 2^40
   uint32_t box[4];
-  bool swizzled;       // by 128 bytes: the box's rows are 128 bytes wide
+  bool swizzled;  // by 128 bytes: the box's rows are 128 bytes wide
 };
 
 // A context must be current in the calling thread (cudaSetDevice makes one so).

@@ -2,8 +2,8 @@
 // threads of a one-dimensional grid.
 #pragma once
 
-#include "octavo/dequantize.h"
 #include "cuda/device/values.cuh"
+#include "octavo/dequantize.h"
 
 namespace octavo::cuda {
 

@@ -4,8 +4,8 @@
 // registers; a column's pitch of 33 words keeps both directions free of bank conflicts beyond two ways.
 #pragma once
 
-#include "planes.cuh"
 #include "cuda/device/values.cuh"
+#include "planes.cuh"
 
 namespace octavo::cuda {
 
@@ -118,8 +118,8 @@ __device__ __forceinline__ void store_panel(const CodeTile& tile, uint8_t* __res
     if (i >= count) continue;
     const int at = i / words * COLUMN_PITCH;
     if constexpr (packed) {
-      into[i] = gather_nibbles(tile.word[at + 2 * (i % words)]) |
-                gather_nibbles(tile.word[at + 2 * (i % words) + 1]) << 16;
+      into[i] = gather_nibbles(tile.word[at + 2 * (i % words)]) | gather_nibbles(tile.word[at + 2 * (i % words) + 1])
+                                                                      << 16;
     } else {
       into[i] = tile.word[at + i % words];
     }

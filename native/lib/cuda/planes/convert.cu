@@ -5,8 +5,8 @@
 //
 // Only what groups hold is read, since codes and scales past it are undefined.
 #include "bytes.cuh"
-#include "common/check.h"
 #include "code_tile.cuh"
+#include "common/check.h"
 #include "cuda/device/launch.h"
 
 namespace octavo {
@@ -57,7 +57,7 @@ struct BlockScales {
   Panels panels;
   ScaleMap from_map, into_map;
   int64_t cols;
-  int block;          // rows of a scaling unit: 1 where blocks run along columns
+  int block;  // rows of a scaling unit: 1 where blocks run along columns
   bool padded;
   bool rows_fastest;  // which way the destination is contiguous
   bool whole_panels;  // the destination holds all blocks of a panel: zero past the group's end
@@ -191,8 +191,8 @@ Error convert_scales(const ConvertArgs& args, const Panels& panels, cudaStream_t
   const int64_t width = bytes * ceil_div(args.cols, size);
   if (spec.square) {
     const Extent extent = size == 16 ? Extent::blocks16 : size == 32 ? Extent::blocks32 : Extent::blocks128;
-    const int64_t most = args.matrix_rows ? args.groups * ceil_div(args.matrix_rows, size)
-                                          : block_bound(args.rows, args.groups, size);
+    const int64_t most =
+        args.matrix_rows ? args.groups * ceil_div(args.matrix_rows, size) : block_bound(args.rows, args.groups, size);
     return launch_copy({from, into, panels, width, most, extent}, stream);
   }
   if (rowwise && spec.scaling != Scaling::block) {

@@ -26,9 +26,9 @@ struct Job {
   Panels panels;
   ScaleMap map;
   int64_t cols;
-  bool padded;      // Hadamard data: groups padded to 16 rows
-  bool packed;      // rows of E2M1, two a byte
-  bool words;       // rows start at multiples of the vectors' sizes
+  bool padded;       // Hadamard data: groups padded to 16 rows
+  bool packed;       // rows of E2M1, two a byte
+  bool words;        // rows start at multiples of the vectors' sizes
   bool each_column;  // scales differ from column to column
 };
 

@@ -11,9 +11,7 @@ struct Panels {
   const int64_t* plan;
 
   OCTAVO_HD int64_t bound() const { return panel_bound(rows, groups, matrix_rows); }
-  OCTAVO_HD int64_t used() const {
-    return blocks_in_use(PANEL_ROWS);
-  }
+  OCTAVO_HD int64_t used() const { return blocks_in_use(PANEL_ROWS); }
   OCTAVO_HD Panel at(int64_t index) const {
     return matrix_rows ? stacked_panel(index, matrix_rows) : PlanView{plan, rows, groups}.panels()[index];
   }

@@ -42,8 +42,8 @@ void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t str
 template <Kind K, Format F, bool COLUMNS, bool STOCHASTIC, bool HADAMARD, bool WIDE, class S>
 void launch_one(const TileArgs<S>& args, cudaStream_t stream) {
   constexpr int at_once = ctas<S, COLUMNS, heavy<S, K, COLUMNS, STOCHASTIC, HADAMARD>(), WIDE>();
-  launch_on_tiles<COLUMNS ? COLUMN_LANES : ROW_LANES, WIDE>(
-      quantize_tile<S, K, F, COLUMNS, STOCHASTIC, HADAMARD, WIDE>, args, at_once, stream);
+  launch_on_tiles<COLUMNS ? COLUMN_LANES : ROW_LANES, WIDE>(quantize_tile<S, K, F, COLUMNS, STOCHASTIC, HADAMARD, WIDE>,
+                                                            args, at_once, stream);
 }
 
 template <Kind K, Format F, bool COLUMNS, bool STOCHASTIC, bool WIDE, class S>
@@ -58,9 +58,8 @@ void launch_kind(const TileArgs<S>& args, const Choice& choice, cudaStream_t str
     if constexpr (K == Kind::nvfp4) {
       with_bool(choice.stochastic, [&](auto stochastic) {
         if constexpr (COLUMNS) {
-          with_bool(choice.hadamard, [&](auto hadamard) {
-            launch_one<K, F, true, stochastic(), hadamard(), WIDE>(args, stream);
-          });
+          with_bool(choice.hadamard,
+                    [&](auto hadamard) { launch_one<K, F, true, stochastic(), hadamard(), WIDE>(args, stream); });
         } else {
           launch_one<K, F, false, stochastic(), false, WIDE>(args, stream);
         }
@@ -82,9 +81,8 @@ void launch_square(const TileArgs<S>& args, const Choice& choice, cudaStream_t s
   const auto columns = [&](auto with_columns) {
     constexpr bool COLUMNS = decltype(with_columns)::value;
     if constexpr (K == Kind::nvfp4) {
-      with_bool(choice.stochastic, [&](auto stochastic) {
-        launch_one_square<K, F, COLUMNS, stochastic(), WIDE>(args, stream);
-      });
+      with_bool(choice.stochastic,
+                [&](auto stochastic) { launch_one_square<K, F, COLUMNS, stochastic(), WIDE>(args, stream); });
     } else {
       launch_one_square<K, F, COLUMNS, false, WIDE>(args, stream);
     }
@@ -135,13 +133,13 @@ void launch_amax(const AmaxArgs<S>& args, Amax what, bool wide, cudaStream_t str
     constexpr bool WIDE = decltype(is_wide)::value;
     if (what == Amax::group) {
       launch_on_tiles<ROW_LANES, WIDE>(amax_tile<S, Amax::group, WIDE>, args, amax_ctas<S, Amax::group, WIDE>(),
-                                 stream);
+                                       stream);
     } else if (what == Amax::hadamard) {
-      launch_on_tiles<COLUMN_LANES, WIDE>(amax_tile<S, Amax::hadamard, WIDE>, args, amax_ctas<S, Amax::hadamard, WIDE>(),
-                                 stream);
+      launch_on_tiles<COLUMN_LANES, WIDE>(amax_tile<S, Amax::hadamard, WIDE>, args,
+                                          amax_ctas<S, Amax::hadamard, WIDE>(), stream);
     } else if constexpr (is_plain<S> || keeps_slots<S>) {
-      launch_on_tiles<COLUMN_LANES, WIDE>(amax_tile<S, Amax::rows_and_columns, WIDE>, args, amax_ctas<S, Amax::rows_and_columns, WIDE>(),
-                                 stream);
+      launch_on_tiles<COLUMN_LANES, WIDE>(amax_tile<S, Amax::rows_and_columns, WIDE>, args,
+                                          amax_ctas<S, Amax::rows_and_columns, WIDE>(), stream);
     }
   };
   if constexpr (is_plain<S>) {

@@ -4,9 +4,9 @@
 #include <cuda_runtime.h>
 
 #include "amax_kernel.cuh"
+#include "cuda/tile/sources.cuh"
 #include "row_kernel.cuh"
 #include "tile_kernel.cuh"
-#include "cuda/tile/sources.cuh"
 
 namespace octavo::cuda {
 
@@ -21,9 +21,9 @@ struct Choice {
   bool wide;
 };
 
-// Plain sources have every kernel. The others have those of 16-byte loads, and no square or per-row tiles: what they lack
-// is served by materializing the source first, with the same bits. SwiGLU and its gradient have the pass for the amaxes
-// of rows and columns, which can do that.
+// Plain sources have every kernel. The others have those of 16-byte loads, and no square or per-row tiles: what they
+// lack is served by materializing the source first, with the same bits. SwiGLU and its gradient have the pass for the
+// amaxes of rows and columns, which can do that.
 template <class S>
 void launch_tiles(const TileArgs<S>& args, const Choice& choice, cudaStream_t stream);
 

@@ -1,11 +1,11 @@
 // The entry point: which kernels a call needs, in order, and where in the caller's workspace each keeps its arrays.
 #include "common/check.h"
+#include "cuda/device/launch.h"
 #include "cuda/reductions/dbias.h"
 #include "cuda/reductions/dprobs.h"
-#include "cuda/scaling/finish.cuh"
-#include "cuda/device/launch.h"
-#include "launches.h"
 #include "cuda/reductions/norm.h"
+#include "cuda/scaling/finish.cuh"
+#include "launches.h"
 
 namespace octavo {
 namespace cuda {
@@ -17,16 +17,11 @@ uint32_t small_blocks(int64_t count) { return static_cast<uint32_t>(ceil_div(cou
 
 Kind kind_of(const QuantizerSpec& spec) {
   switch (spec.scaling) {
-    case Scaling::row:
-      return Kind::rows;
-    case Scaling::block:
-      return Kind::block;
-    case Scaling::mxfp8:
-      return Kind::mxfp8;
-    case Scaling::nvfp4:
-      return Kind::nvfp4;
-    default:
-      return Kind::known;
+    case Scaling::row: return Kind::rows;
+    case Scaling::block: return Kind::block;
+    case Scaling::mxfp8: return Kind::mxfp8;
+    case Scaling::nvfp4: return Kind::nvfp4;
+    default: return Kind::known;
   }
 }
 
@@ -41,8 +36,8 @@ bool is_wide(const QuantizeArgs& args, int64_t cols) {
          aligned(args.activated, 16);
 }
 
-// How a call is served. `fused` sources go straight into the tiles; the others are materialized first, `measured` ones in
-// the pass that takes the amaxes of rows and columns.
+// How a call is served. `fused` sources go straight into the tiles; the others are materialized first, `measured` ones
+// in the pass that takes the amaxes of rows and columns.
 struct Route {
   Kind kind;
   bool wide, fused, materialize, measured;
@@ -130,20 +125,14 @@ class Call {
     clear_amaxes();
     if (Error error = statistics()) return error;
     switch (args_.input.dtype) {
-      case DType::bf16:
-        by_source<BF16>();
-        break;
-      case DType::f16:
-        by_source<F16>();
-        break;
-      case DType::f32:
-        by_source<F32>();
-        break;
+      case DType::bf16: by_source<BF16>(); break;
+      case DType::f16: by_source<F16>(); break;
+      case DType::f32: by_source<F32>(); break;
     }
     if (args_.dbias) {
-      if (Error error = sum_panels(at<float>(space_.partial_sums), args_.dbias, args_.input.rows, cols_,
-                                   args_.input.groups, args_.input.matrix_rows, args_.input.plan, args_.unchanged,
-                                   stream_))
+      if (Error error =
+              sum_panels(at<float>(space_.partial_sums), args_.dbias, args_.input.rows, cols_, args_.input.groups,
+                         args_.input.matrix_rows, args_.input.plan, args_.unchanged, stream_))
         return error;
     }
     if (args_.prologue.dprobs) {
@@ -190,18 +179,18 @@ class Call {
 
   Error probabilities() const {
     if (route_.halves)
-      return sum_chunks(at<float>(space_.products), product_chunks(args_), args_.input, args_.prologue.dprobs, args_.unchanged,
-                        stream_);
+      return sum_chunks(at<float>(space_.products), product_chunks(args_), args_.input, args_.prologue.dprobs,
+                        args_.unchanged, stream_);
     const int64_t features = is_gated(args_.prologue.activation) ? cols_ / 2 : cols_;
-    return sum_products(args_.input, args_.prologue, features, route_.wide, args_.prologue.dprobs, args_.unchanged, stream_);
+    return sum_products(args_.input, args_.prologue, features, route_.wide, args_.prologue.dprobs, args_.unchanged,
+                        stream_);
   }
 
   template <class T>
   void by_source() {
     const Prologue& prologue = args_.prologue;
     switch (prologue.kind) {
-      case PrologueKind::none:
-        return quantize(plain<T>());
+      case PrologueKind::none: return quantize(plain<T>());
       case PrologueKind::activation:
         if constexpr (std::is_same_v<T, BF16>) {
           if (route_.fused && prologue.activation == Activation::swiglu)
@@ -224,8 +213,8 @@ class Call {
                                          is_gated(prologue.activation) ? cols_ / 2 : cols_,
                                          prologue.activation});
       case PrologueKind::norm:
-        return prepare(Normalized<T>{plain<T>(), prologue.gamma, prologue.beta, mean(),
-                                     at<float>(space_.rest), rstd()});
+        return prepare(
+            Normalized<T>{plain<T>(), prologue.gamma, prologue.beta, mean(), at<float>(space_.rest), rstd()});
     }
   }
 
@@ -320,12 +309,8 @@ class Call {
     tile.operand = args_.spec.operand;
     tile.reverse = space_.cleared > 0;
     const bool columns = args_.columnwise.codes;
-    const Choice choice{route_.kind,
-                        args_.spec.format,
-                        args_.spec.square,
-                        by_columns(args_),
-                        args_.spec.stochastic,
-                        args_.spec.hadamard && columns,
+    const Choice choice{route_.kind,       args_.spec.format,     args_.spec.square,
+                        by_columns(args_), args_.spec.stochastic, args_.spec.hadamard && columns,
                         route_.wide};
     const bool own_rows = route_.kind == Kind::block || route_.kind == Kind::mxfp8 || route_.kind == Kind::rows;
     if (own_rows && !choice.columns && !choice.square && !args_.amax && route_.wide) without_groups(tile);
@@ -335,8 +320,9 @@ class Call {
   template <class T>
   void quantize_rows_alone(const Plain<T>& source) const {
     if (!args_.input.rows) return;
-    RowArgs<Plain<T>> row{source, args_.input.rows, cols_, args_.input.matrix_rows ? nullptr : args_.input.plan,
-                          args_.rowwise, options(), args_.unchanged};
+    RowArgs<Plain<T>> row{
+        source,        args_.input.rows, cols_,          args_.input.matrix_rows ? nullptr : args_.input.plan,
+        args_.rowwise, options(),        args_.unchanged};
     launch_rows(row, args_.spec.format, route_.wide, stream_);
   }
 
@@ -370,18 +356,13 @@ class Call {
         store_decode_scales<<<small_blocks(groups), SMALL_BLOCK, 0, stream_>>>(args_.encode_scales, groups, row_out,
                                                                                col_out, args_.amax, args_.unchanged);
         break;
-      case Scaling::current:
-        finish(space_.group, groups, row_out, col_out, args_.amax);
-        break;
+      case Scaling::current: finish(space_.group, groups, row_out, col_out, args_.amax); break;
       case Scaling::row:
         if (route_.rows_amax) finish(space_.rows, args_.input.rows, row_out, nullptr, nullptr);
         if (route_.columns_amax) finish(space_.columns, groups * cols_, nullptr, col_out, nullptr);
         break;
-      case Scaling::nvfp4:
-        second_levels();
-        break;
-      default:
-        break;
+      case Scaling::nvfp4: second_levels(); break;
+      default: break;
     }
   }
 
@@ -400,9 +381,9 @@ class Call {
           at<uint32_t>(space_.group), groups, at<SecondLevel>(space_.row_levels), row_out,
           route_.hadamard_amax ? nullptr : col_out, args_.amax, args_.unchanged);
     if (route_.hadamard_amax)
-      finish_levels<<<small_blocks(groups), SMALL_BLOCK, 0, stream_>>>(
-          at<uint32_t>(space_.hadamard), groups, at<SecondLevel>(space_.col_levels), col_out, nullptr, nullptr,
-          args_.unchanged);
+      finish_levels<<<small_blocks(groups), SMALL_BLOCK, 0, stream_>>>(at<uint32_t>(space_.hadamard), groups,
+                                                                       at<SecondLevel>(space_.col_levels), col_out,
+                                                                       nullptr, nullptr, args_.unchanged);
   }
 
   const QuantizeArgs& args_;

@@ -21,8 +21,8 @@ constexpr int ctas() {
   return left < 1 ? 1 : left;
 }
 
-// What asks for more registers: random bits, where rows alone would leave fewer than columns do, and codes of all rows at
-// once beside what SwiGLU keeps.
+// What asks for more registers: random bits, where rows alone would leave fewer than columns do, and codes of all rows
+// at once beside what SwiGLU keeps.
 template <class S, Kind K, bool COLUMNS, bool STOCHASTIC, bool HADAMARD>
 constexpr int heavy() {
   return (STOCHASTIC && !COLUMNS ? 1 : 0) + (HADAMARD ? 1 : 0) +
@@ -54,8 +54,7 @@ __global__ void __launch_bounds__(THREADS, ctas<S, COLUMNS, heavy<S, K, COLUMNS,
       const Draws draws = draws_of<STOCHASTIC>(args, tile, keys);
       quantize_rows<WIDE, K, F, STOCHASTIC>(args, tile, values, draws);
       if constexpr (COLUMNS) {
-        if (args.columnwise.codes)
-          quantize_columns<S, K, F, STOCHASTIC, HADAMARD>(args, tile, shared, values, draws);
+        if (args.columnwise.codes) quantize_columns<S, K, F, STOCHASTIC, HADAMARD>(args, tile, shared, values, draws);
       }
     }
   };

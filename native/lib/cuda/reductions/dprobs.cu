@@ -12,9 +12,9 @@ __device__ __forceinline__ bool in_use(const int64_t* rows_in_use, int64_t row) 
   return rows_in_use == nullptr || row < __ldg(rows_in_use);
 }
 
-__global__ void __launch_bounds__(SUM_THREADS) sum_chunks_kernel(const float* sums, int64_t chunks, int64_t rows,
-                                                             const int64_t* rows_in_use, float* out,
-                                                             const int32_t* unchanged) {
+__global__ void __launch_bounds__(SUM_THREADS)
+    sum_chunks_kernel(const float* sums, int64_t chunks, int64_t rows, const int64_t* rows_in_use, float* out,
+                      const int32_t* unchanged) {
   if (unchanged && *unchanged) return;
   const int64_t row = int64_t{blockIdx.x} * SUM_THREADS + threadIdx.x;
   if (row >= rows) return;
@@ -96,8 +96,8 @@ Error sum_chunks(const float* sums, int64_t chunks, const Input& input, float* o
   if (!input.rows) return {};
   const auto grid = static_cast<unsigned>(ceil_div(input.rows, SUM_THREADS));
   // a plan's first word is the number of rows in use
-  sum_chunks_kernel<<<grid, SUM_THREADS, 0, stream_of(stream)>>>(sums, chunks, input.rows,
-                                                             input.matrix_rows ? nullptr : input.plan, out, unchanged);
+  sum_chunks_kernel<<<grid, SUM_THREADS, 0, stream_of(stream)>>>(
+      sums, chunks, input.rows, input.matrix_rows ? nullptr : input.plan, out, unchanged);
   return launched();
 }
 
@@ -107,15 +107,9 @@ Error sum_products(const Input& input, const Prologue& prologue, int64_t feature
   Job job = {input, prologue.activation, prologue.dy, prologue.dy_stride, features, out, unchanged};
   if (input.matrix_rows) job.input.plan = nullptr;
   switch (input.dtype) {
-    case DType::bf16:
-      launch_products<BF16>(job, wide, stream_of(stream));
-      break;
-    case DType::f16:
-      launch_products<F16>(job, wide, stream_of(stream));
-      break;
-    case DType::f32:
-      launch_products<F32>(job, wide, stream_of(stream));
-      break;
+    case DType::bf16: launch_products<BF16>(job, wide, stream_of(stream)); break;
+    case DType::f16: launch_products<F16>(job, wide, stream_of(stream)); break;
+    case DType::f32: launch_products<F32>(job, wide, stream_of(stream)); break;
   }
   return launched();
 }

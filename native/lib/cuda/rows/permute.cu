@@ -8,8 +8,8 @@
 // Threads stand along a token's columns, eight each; narrow rows share a CTA.
 #include "common/check.h"
 #include "cuda/device/launch.h"
-#include "octavo/permute.h"
 #include "cuda/device/packs.cuh"
+#include "octavo/permute.h"
 
 namespace octavo {
 
@@ -195,12 +195,9 @@ template <class Body>
 void with_type(DType dtype, bool is_wide, const Body& body) {
   const auto with = [&](auto type) { is_wide ? body(type, std::true_type{}) : body(type, std::false_type{}); };
   switch (dtype) {
-    case DType::bf16:
-      return with(BF16{});
-    case DType::f16:
-      return with(F16{});
-    case DType::f32:
-      return with(F32{});
+    case DType::bf16: return with(BF16{});
+    case DType::f16: return with(F16{});
+    case DType::f32: return with(F32{});
   }
 }
 
@@ -227,8 +224,8 @@ template <Move M>
 Error move(const MoveArgs& args, cudaStream_t stream) {
   if (const Error error = check_move(args)) return error;
   if (args.choices.tokens == 0 || args.cols == 0) return {};
-  const bool is_wide = wide(args.from, args.stride, args.cols, args.dtype) &&
-                       wide(args.out, args.cols, args.cols, args.dtype);
+  const bool is_wide =
+      wide(args.from, args.stride, args.cols, args.dtype) && wide(args.out, args.cols, args.cols, args.dtype);
   with_type(args.dtype, is_wide, [&](auto type, auto is_wide_too) {
     using T = decltype(type);
     constexpr bool WIDE = decltype(is_wide_too)::value;

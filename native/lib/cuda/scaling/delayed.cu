@@ -20,7 +20,7 @@ namespace {
 constexpr int RECORD_THREADS = 256;
 constexpr int LANES = 32;
 constexpr int WARPS = 16;
-constexpr int ROWS = 16; // of a thread in a piece
+constexpr int ROWS = 16;  // of a thread in a piece
 
 __global__ void __launch_bounds__(RECORD_THREADS) record_kernel(const __grid_constant__ RecordArgs args) {
   const int64_t i = int64_t{blockIdx.x} * RECORD_THREADS + threadIdx.x;
@@ -39,7 +39,7 @@ __device__ float last_amax(const UpdateArgs& args, int64_t column, float recorde
   return reduced != 0.0f && !isnan(reduced) ? reduced : recorded;
 }
 
-__global__ void __launch_bounds__(LANES * WARPS) update_kernel(const __grid_constant__ UpdateArgs args) {
+__global__ void __launch_bounds__(LANES* WARPS) update_kernel(const __grid_constant__ UpdateArgs args) {
   __shared__ float maxima[WARPS][LANES];
   const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, operand = blockIdx.y;
   const int64_t group = int64_t{blockIdx.x} * LANES + lane;

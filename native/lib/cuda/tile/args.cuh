@@ -14,23 +14,23 @@ struct TileArgs {
   int64_t panels;
   int64_t rows, cols;
   Plane rowwise, columnwise;
-  const float* encode;             // known: [G]
-  const float* encode_rows;        // rows: [M]
-  const float* encode_cols;        // rows: [G, C]
-  const SecondLevel* row_levels;   // nvfp4: [G]
+  const float* encode;            // known: [G]
+  const float* encode_rows;       // rows: [M]
+  const float* encode_cols;       // rows: [G, C]
+  const SecondLevel* row_levels;  // nvfp4: [G]
   const SecondLevel* col_levels;
   ScaleOptions options;
-  bool poison_infinities;          // delayed: scales from history do not know of this step's Inf
-  uint32_t* amax;                  // [G] or null, zeroed before
-  void* dequantized;               // bf16 [M, C] or null
-  void* activated;                 // [M, C] of the source's dtype or null
-  float* partial_sums;             // [P, C] or null
+  bool poison_infinities;  // delayed: scales from history do not know of this step's Inf
+  uint32_t* amax;          // [G] or null, zeroed before
+  void* dequantized;       // bf16 [M, C] or null
+  void* activated;         // [M, C] of the source's dtype or null
+  float* partial_sums;     // [P, C] or null
   const uint32_t* seed;
   uint32_t group_offset;
   const uint32_t* group_offset_device;
   Operand operand;
   const int32_t* unchanged;
-  bool reverse;                    // last tile first: what a pass before has left in the L2 cache is read from there
+  bool reverse;  // last tile first: what a pass before has left in the L2 cache is read from there
 };
 
 template <Kind K>

@@ -61,7 +61,8 @@ template <Format F, bool HADAMARD, class S, class Sh>
 __device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Tile& tile, const Sh& shared) {
   const uint32_t live_cols = min(tile.end - tile.col0, TILE_COLS);
   if (args.columnwise.layout == Layout::native) {
-    constexpr uint32_t quads = Codes<F>::bytes, columns = THREADS / quads;  // a column's 16-byte words, a step's columns
+    constexpr uint32_t quads = Codes<F>::bytes,
+                       columns = THREADS / quads;  // a column's 16-byte words, a step's columns
     const int64_t first = static_cast<int64_t>(tile.panel_index) * args.cols + tile.col0;
     uint4* to = static_cast<uint4*>(args.columnwise.codes) + first * quads + threadIdx.x;
 #pragma unroll
@@ -99,12 +100,10 @@ __device__ __forceinline__ void column_scales(const TileArgs<S>& args, const Til
     uint32_t most = 0;
 #pragma unroll
     for (uint32_t k = 0; k < warps_a_unit; ++k)
-      most = Pack<T>::maximum(
-          most, shared.maxima[(unit * warps_a_unit + k) * maxima_stride<T>() + column / per_word]);
+      most = Pack<T>::maximum(most, shared.maxima[(unit * warps_a_unit + k) * maxima_stride<T>() + column / per_word]);
     Stored stored;
     const uint32_t amax = Pack<T>::fp32_bits(most, column % per_word);
-    shared.encode[unit * ENCODE_STRIDE + column] =
-        Scale<K>::template encode_any<F>(amax, args.options, level, stored);
+    shared.encode[unit * ENCODE_STRIDE + column] = Scale<K>::template encode_any<F>(amax, args.options, level, stored);
     const int64_t col = tile.col0 + column;
     if (col >= tile.end) continue;
     Stored* to = static_cast<Stored*>(args.columnwise.scales);

@@ -3,8 +3,8 @@
 
 #include "slots.cuh"
 #include "sources.cuh"
-#include "tile.cuh"
 #include "swiglu.cuh"
+#include "tile.cuh"
 
 namespace octavo::cuda {
 
@@ -32,9 +32,9 @@ __device__ __forceinline__ void take(const Source& source, const Tile& tile, voi
     Pack<T> inputs[Source::inputs];
 #pragma unroll
     for (int input = 0; input < Source::inputs; ++input) inputs[input] = Slots<T>::load(slots, input, i);
-    Slots<T>::store(slots, 0, i, inside && i < tile.live_rows()
-                                     ? source.make(inputs, tile.first_row() + i, tile.col())
-                                     : zeros<T>());
+    Slots<T>::store(
+        slots, 0, i,
+        inside && i < tile.live_rows() ? source.make(inputs, tile.first_row() + i, tile.col()) : zeros<T>());
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) values[i] = Slots<T>::load(slots, 0, i);
@@ -45,11 +45,10 @@ __device__ __forceinline__ void take(const Source& source, const Tile& tile, voi
     for (uint32_t& word : values[i].word) in_turn(word);
 }
 
-// Straight to registers, all rows before the first is used: with fewer in flight memory is not kept busy. Zeros past the
-// group's end and past the last column.
+// Straight to registers, all rows before the first is used: with fewer in flight memory is not kept busy. Zeros past
+// the group's end and past the last column.
 template <class Source>
-__device__ __forceinline__ void read(const Source& source, const Tile& tile,
-                                     Pack<typename Source::Type> (&values)[8]) {
+__device__ __forceinline__ void read(const Source& source, const Tile& tile, Pack<typename Source::Type> (&values)[8]) {
   using T = typename Source::Type;
   const int live = tile.col() < tile.end ? tile.live_rows() : 0;
   const char* from = source.address(0, tile.first_row(), tile.col());
@@ -81,9 +80,12 @@ constexpr bool is_persistent = WIDE && Source::computes;
 // Arrays that a thread keeps in its slots.
 template <class Source, bool WIDE>
 constexpr int arrays_kept() {
-  if constexpr (!WIDE) return 0;
-  else if constexpr (Source::computes) return Source::inputs;
-  else return Source::kept;
+  if constexpr (!WIDE)
+    return 0;
+  else if constexpr (Source::computes)
+    return Source::inputs;
+  else
+    return Source::kept;
 }
 
 // Calls `work(tile, values)` and then `finish(tile)` on this CTA's tiles; `reverse`: the last one first.
@@ -120,8 +122,8 @@ __device__ __forceinline__ void for_each_tile(const Source& source, const Tiles&
         source.fetch_kept(tile, slots);
         const float own = own_probability(source, tile);
         read(source, tile, values);
-        // a branch between asking and waiting: in straight code the compiler waits for the slots before it has asked for
-        // all rows
+        // a branch between asking and waiting: in straight code the compiler waits for the slots before it has asked
+        // for all rows
         if (is_live(tile)) {
           make(source, tile, own, values, slots);
         } else {

@@ -120,7 +120,7 @@ __device__ __forceinline__ void hadamard_rows(const Pack<T> (&values)[8], Pack<B
     float column[2][8];
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
-      float(&x)[8] = column[which];
+      float (&x)[8] = column[which];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const float value = rounded<BF16>(values[i].value(2 * pair + which));

@@ -146,8 +146,8 @@ __device__ __forceinline__ void own_scales(const TileArgs<S>& args,
 }
 
 template <Kind K, class S>
-__device__ __forceinline__ void store_row_scales(const TileArgs<S>& args, const Tile& tile,
-                                                 const typename Scale<K>::Stored (&stored)[own_rows<unit_lanes<K>()>()]) {
+__device__ __forceinline__ void store_row_scales(
+    const TileArgs<S>& args, const Tile& tile, const typename Scale<K>::Stored (&stored)[own_rows<unit_lanes<K>()>()]) {
   constexpr int sharing = sharing_lanes<unit_lanes<K>()>(), own = own_rows<unit_lanes<K>()>();
   // the lane's own columns may be past the last one where its block's first are not
   const int64_t block = tile.col() / unit_size(K);

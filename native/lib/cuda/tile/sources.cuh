@@ -2,9 +2,9 @@
 // dtype.
 #pragma once
 
+#include "cuda/device/packs.cuh"
 #include "octavo/activations.h"
 #include "octavo/quantize.h"
-#include "cuda/device/packs.cuh"
 #include "slots.cuh"
 
 namespace octavo::cuda {
@@ -43,20 +43,13 @@ template <class Body>
 __device__ __forceinline__ auto with_activation(Activation activation, const Body& body) {
   using A = Activation;
   switch (activation) {
-    case A::silu:
-      return body(std::integral_constant<A, A::silu>{});
-    case A::gelu:
-      return body(std::integral_constant<A, A::gelu>{});
-    case A::gelu_tanh:
-      return body(std::integral_constant<A, A::gelu_tanh>{});
-    case A::relu2:
-      return body(std::integral_constant<A, A::relu2>{});
-    case A::geglu:
-      return body(std::integral_constant<A, A::geglu>{});
-    case A::geglu_tanh:
-      return body(std::integral_constant<A, A::geglu_tanh>{});
-    default:
-      return body(std::integral_constant<A, A::swiglu>{});
+    case A::silu: return body(std::integral_constant<A, A::silu>{});
+    case A::gelu: return body(std::integral_constant<A, A::gelu>{});
+    case A::gelu_tanh: return body(std::integral_constant<A, A::gelu_tanh>{});
+    case A::relu2: return body(std::integral_constant<A, A::relu2>{});
+    case A::geglu: return body(std::integral_constant<A, A::geglu>{});
+    case A::geglu_tanh: return body(std::integral_constant<A, A::geglu_tanh>{});
+    default: return body(std::integral_constant<A, A::swiglu>{});
   }
 }
 
@@ -125,9 +118,9 @@ struct Swiglu {
 // (dprobs.cu): eight at a time, then pairs of neighbouring eights, and so on.
 constexpr int PRODUCT_CHUNK = 128;
 
-// ActivationGrad with SwiGLU, likewise: a tile is read once and gives two, the gate's gradient and, F columns further, the
-// up projection's. F is a multiple of every block's size. Slots: dy, where the gate's gradients come, and up, where its
-// own do.
+// ActivationGrad with SwiGLU, likewise: a tile is read once and gives two, the gate's gradient and, F columns further,
+// the up projection's. F is a multiple of every block's size. Slots: dy, where the gate's gradients come, and up, where
+// its own do.
 template <class T>
 struct SwigluGrad {
   using Type = T;

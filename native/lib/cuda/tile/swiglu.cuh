@@ -55,8 +55,8 @@ __device__ __forceinline__ Pack<T> activate(Pack<T> gate, const Pack<T>& up, flo
   return out;
 }
 
-// The gates in `values` become what is quantized, once the slots are there; rows past the group's end are zeros and stay
-// so.
+// The gates in `values` become what is quantized, once the slots are there; rows past the group's end are zeros and
+// stay so.
 template <class T>
 __device__ __forceinline__ void make(const Swiglu<T>& source, const Tile& tile, float own, Pack<T> (&values)[8],
                                      void* slots) {
@@ -140,11 +140,11 @@ __device__ __forceinline__ float differentiate(Pack<T> gate, float prob, int row
   return sum;
 }
 
-// The slots' dy and up, once they are there, become the gradients of gate and up; rows past the group's end are zeros and
-// stay so.
+// The slots' dy and up, once they are there, become the gradients of gate and up; rows past the group's end are zeros
+// and stay so.
 template <class T>
-__device__ __forceinline__ void make(const SwigluGrad<T>& source, const Tile& tile, float own,
-                                     const Pack<T> (&gate)[8], void* slots) {
+__device__ __forceinline__ void make(const SwigluGrad<T>& source, const Tile& tile, float own, const Pack<T> (&gate)[8],
+                                     void* slots) {
   const int live = tile.col() < tile.end ? tile.live_rows() : 0;
   float sums[8];
   wait_for_slots();

@@ -8,8 +8,8 @@
 // one is worked on; each thread fetches what it will read itself, so that the fetch needs no barrier.
 #pragma once
 
-#include "octavo/quantize.h"
 #include "cuda/device/packs.cuh"
+#include "octavo/quantize.h"
 
 namespace octavo::cuda {
 
@@ -75,10 +75,10 @@ struct Rows {
 struct Tile {
   Rows panel;
   int panel_index;
-  int first;  // first row of the tile in its panel
-  int col0;   // first column of the tile
+  int first;       // first row of the tile in its panel
+  int col0;        // first column of the tile
   uint32_t lanes;  // threads along a row: a constant wherever this is used
-  int end;    // columns from here on are not this tile's
+  int end;         // columns from here on are not this tile's
 
   // This thread's first row in the panel, that row's number in the operand, and the thread's first column.
   __device__ int row() const { return first + static_cast<int>(threadIdx.x / lanes) * 8; }
