@@ -31,7 +31,7 @@ OWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "conform": ("octavo-conformance", "Run the conformance suite on a backend."),
         "inspect": ("octavo-numerics", "What each recipe would do to the tensors of a file."),
         "train": ("octavo", "Train a small mixture-of-experts model in several recipes and compare them."),
-        "bench": ("octavo", "Time the kernels against the memory's speed and the framework's own."),
+        "bench": ("octavo-bench", "Time the kernels against the memory's speed and the framework's own."),
         "new": ("octavo", "Start a backend package of your own from the tested template."),
     }
 )
