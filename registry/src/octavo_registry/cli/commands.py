@@ -37,6 +37,9 @@ OWN: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """Commands of Octavo's other distributions, which alone may use these names, and their lines of help."""
 
+_EXTRAS: Mapping[str, str] = MappingProxyType({"bench": '"octavo[bench]"'})
+"""What to install for a command whose distribution is an extra of `octavo`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -115,6 +118,14 @@ def external_commands() -> tuple[Command, ...]:
         for position, entry in enumerate(entries)
     )
     return tuple(sorted(commands, key=lambda command: (command.name, command.fault != "", command.distribution)))
+
+
+def absent_command(name: str) -> str | None:
+    """What to install for a command of Octavo's own that is not here; None for a name that no distribution has."""
+    if name not in OWN:
+        return None
+    owner, _ = OWN[name]
+    return f"`octavo {name}` is a command of {owner}, which is not installed; pip install {_EXTRAS.get(name, owner)}"
 
 
 def find_commands() -> dict[str, Command]:
