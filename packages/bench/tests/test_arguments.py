@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from octavo_bench.errors import InputError
-from octavo_bench.options import check_installed, recorded_command
-from octavo_bench.report import check_output
+from octavo_bench.harness.options import check_installed, recorded_command
+from octavo_bench.harness.table import check_output
 
 COMMANDS = ("quantize", "gemm", "step", "tiles", "host", "mlp", "moe", "remat", "ep")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from octavo_bench.bytes import Traffic, panels, traffic
-from octavo_bench.cases import CASES, Case
+from octavo_bench.harness.traffic import Traffic, panels, traffic
+from octavo_bench.quantize.case import CASES, Case
 
 EVEN = (4096,) * 8
 COLS = 7168

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from octavo_bench.cases import CASES, Case, chosen_cases, even, parse_shapes, ragged
 from octavo_bench.errors import InputError
-from octavo_bench.timing import MOST_COPIES, host_times, input_copies, summary
+from octavo_bench.harness.timing import MOST_COPIES, host_times, input_copies, summary
+from octavo_bench.quantize.case import CASES, Case, chosen_cases, even, parse_shapes, ragged
 
 
 def _goal(label: str) -> float | None:

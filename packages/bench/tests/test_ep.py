@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from octavo_bench.ep_results import EpRow, Gathered, ep_goals, gathered_goals
-from octavo_bench.nvlink import received_in_a_step
-from octavo_bench.shapes import EXPERTS
-from octavo_bench.timing import Times
+from octavo_bench.ep.nvlink import received_in_a_step
+from octavo_bench.ep.row import EpRow, Gathered, ep_goals, gathered_goals
+from octavo_bench.harness.shapes import EXPERTS
+from octavo_bench.harness.timing import Times
 
 MAIN = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "ep", "--device", "cpu"]
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from octavo.recipe_base import GEMMS
-from octavo_bench.advice import advice, step_times
-from octavo_bench.gemm_cases import KINDS, GemmCase
-from octavo_bench.gemm_peers import DENSE, Peer, timed
-from octavo_bench.gemm_results import GemmRow, QuantizeTime, Table, peer_rates
-from octavo_bench.shapes import Shape
-from octavo_bench.steady import STEADY_MS, steady_times
-from octavo_bench.timing import Times, affordable
+from octavo_bench.gemm.advice import advice, step_times
+from octavo_bench.gemm.row import GemmRow, QuantizeTime, Table, peer_rates
+from octavo_bench.harness.recipes import KINDS, GemmCase
+from octavo_bench.harness.shapes import Shape
+from octavo_bench.harness.steady import STEADY_MS, steady_times
+from octavo_bench.harness.timing import Times, affordable
+from octavo_bench.peers.peer import DENSE, Peer, timed
 
 SHAPE = Shape("tiny", 3, 48, 80, 150)
 SIZES = (67, 0, 83)
@@ -42,7 +42,7 @@ def content(tmp_path_factory: pytest.TempPathFactory, run: Any) -> dict[str, Any
 
 def test_a_match_does_not_depend_on_the_magnitude_of_rows(seed: int) -> None:
     """Rows of an operand from 2^-6 to 2^6: right results are in bound, and an old tile among small rows is not."""
-    from octavo_bench.gemm_match import Pending, Sample
+    from octavo_bench.gemm.match import Pending, Sample
     from octavo_numerics import error_bound
 
     rng = np.random.default_rng(seed)
@@ -85,9 +85,9 @@ def test_peers_are_timed_and_quantizers_beside_them(content: dict[str, Any]) -> 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_a_wrong_output_is_found(framework: str, seed: int) -> None:
     """One sampled element off by a few per cent, another group's weights, a stale row: each is outside the bound."""
-    from octavo_bench.engine import make_engine
-    from octavo_bench.gemm_match import Pending, pending_match
-    from octavo_bench.gemm_problem import Prepared, draw, layer_plan
+    from octavo_bench.gemm.match import Pending, pending_match
+    from octavo_bench.harness.engine.protocol import make_engine
+    from octavo_bench.harness.problem import Prepared, draw, layer_plan
 
     engine = make_engine(framework, "cpu")
     data = draw(engine, SHAPE, seed)
@@ -225,7 +225,7 @@ def test_advice_is_made_of_the_measured_rows() -> None:
 
 def test_goals_see_the_other_rows_of_a_run() -> None:
     """A skewed row its even one, a stored wgrad the accumulating one, every row its peers."""
-    from octavo_bench.gemm import _with_goals
+    from octavo_bench.gemm.work import _with_goals
 
     even = _table(10.0, bf16=100.0, row=50.0)
     peers = {"grouped_mm": even.shape.tflops(110.0), "scaled_grouped_mm exact": even.shape.tflops(45.0)}

@@ -8,14 +8,14 @@ from typing import Any, cast
 import pytest
 
 from octavo.recipe_base import Gemm
-from octavo_bench.gemm_cases import ACCUMULATED, FAST, KINDS, GemmCase, chosen_cases
-from octavo_bench.goals import Goal, Neighbours, accumulate_limit_us, gemm_goals, tightest, verdict
-from octavo_bench.recorded import DEEPGEMM_TFLOPS, STEP_GOALS, STEP_MS
-from octavo_bench.shapes import DEEPGEMM, MODELS, SMALL, Shape
-from octavo_bench.step_goals import StepNeighbours, absolute_goal, quantize_ms, step_goals
-from octavo_bench.step_results import PEER, StepRow
-from octavo_bench.timing import Call, Times
-from octavo_bench.turns import over
+from octavo_bench.harness.goals import Goal, Neighbours, accumulate_limit_us, gemm_goals, tightest, verdict
+from octavo_bench.harness.recipes import ACCUMULATED, FAST, KINDS, GemmCase, chosen_cases
+from octavo_bench.harness.recorded import DEEPGEMM_TFLOPS, STEP_GOALS, STEP_MS
+from octavo_bench.harness.shapes import DEEPGEMM, MODELS, SMALL, Shape
+from octavo_bench.harness.timing import Call, Times
+from octavo_bench.harness.turns import over
+from octavo_bench.step.goals import StepNeighbours, absolute_goal, quantize_ms, step_goals
+from octavo_bench.step.row import PEER, StepRow
 
 DSV3, MANY, EIGHT = MODELS[1], MODELS[5], DEEPGEMM[0]
 PEERS = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from octavo_bench.host_results import ApiRow, Graph, HostRow
-from octavo_bench.shapes import MODELS
-from octavo_bench.step_results import PEER
-from octavo_bench.timing import Times
+from octavo_bench.harness.shapes import MODELS
+from octavo_bench.harness.timing import Times
+from octavo_bench.host.row import ApiRow, Graph, HostRow
+from octavo_bench.step.row import PEER
 
 
 def test_python_and_the_api_beside_the_kernels(tmp_path: Path, run: Any) -> None:

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from octavo_bench.mlp_results import FUSED, IN_A_ROW, MlpRow, Way, mlp_goals
-from octavo_bench.shapes import EXPERTS
-from octavo_bench.step_results import PEER
-from octavo_bench.timing import Times
+from octavo_bench.harness.shapes import EXPERTS
+from octavo_bench.harness.timing import Times
+from octavo_bench.mlp.row import FUSED, IN_A_ROW, MlpRow, Way, mlp_goals
+from octavo_bench.step.row import PEER
 
 
 def test_recipes_both_ways(tmp_path: Path, run: Any) -> None:
@@ -34,9 +34,9 @@ def test_both_ways_have_the_same_gradients(seed: int) -> None:
     """What is timed is the same work: gradients close to each other, in the leaves' dtypes."""
     import torch
 
-    from octavo_bench.engine_torch import TorchEngine
-    from octavo_bench.mlp_torch import draw_experts, torch_calls
-    from octavo_bench.shapes import Shape
+    from octavo_bench.harness.engine.torch import TorchEngine
+    from octavo_bench.harness.shapes import Shape
+    from octavo_bench.mlp.torch import draw_experts, torch_calls
 
     experts = draw_experts(TorchEngine("cpu"), Shape("tiny", 3, 48, 80, 152), (64, 0, 88), seed, probs=True)
     for kind in ("bf16", "delayed"):

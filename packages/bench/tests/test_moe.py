@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from octavo_bench.moe_results import ADDED, GATHERED, PEERS, MoeRow, moe_goals
-from octavo_bench.shapes import EXPERTS
-from octavo_bench.timing import Times
+from octavo_bench.harness.shapes import EXPERTS
+from octavo_bench.harness.timing import Times
+from octavo_bench.moe.row import ADDED, GATHERED, PEERS, MoeRow, moe_goals
 
 MOE = ["bench", "moe", "--device", "cpu"]
 
@@ -35,9 +35,9 @@ def test_what_is_timed_is_one_layer(seed: int) -> None:
     """torch's two ways and ours have the same gradients, of tokens, router and weights."""
     import torch
 
-    from octavo_bench.engine_torch import TorchEngine
-    from octavo_bench.moe_torch import draw_layer, own_calls, torch_calls
-    from octavo_bench.shapes import Shape
+    from octavo_bench.harness.engine.torch import TorchEngine
+    from octavo_bench.harness.shapes import Shape
+    from octavo_bench.moe.torch import draw_layer, own_calls, torch_calls
 
     layer = draw_layer(TorchEngine("cpu"), Shape("tiny", 4, 48, 80, 128), 2, seed)
     made = {kind: torch_calls(layer, kind, "torch-reference")[0]() for kind in ("bf16", "block")}

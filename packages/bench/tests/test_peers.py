@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import octavo_numerics
-from octavo_bench import peers
-from octavo_bench.cases import CASES, Case, even, ragged
+from octavo_bench.peers import compile as peers
+from octavo_bench.quantize.case import CASES, Case, even, ragged
 
 ROWS, COLS = 512, 256
 SIZES = [256, 256]

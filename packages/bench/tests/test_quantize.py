@@ -37,7 +37,7 @@ def content(tmp_path_factory: pytest.TempPathFactory, run: Any) -> dict[str, Any
 
 def test_every_case_is_there_and_equals_the_definition(content: dict[str, Any]) -> None:
     """Two tables; weights once; each quantizer bit for bit."""
-    from octavo_bench.cases import CASES
+    from octavo_bench.quantize.case import CASES
 
     assert content["schema_version"] == 1
     assert content["command"].endswith("--output quantize.json")
@@ -76,8 +76,8 @@ def test_the_bound_plan_of_the_plugin_is_timed(content: dict[str, Any]) -> None:
 
 def test_a_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Codes, scales and second levels of both directions, each with one byte changed after the call."""
-    from octavo_bench import match
-    from octavo_bench.cases import Case
+    from octavo_bench.quantize import match
+    from octavo_bench.quantize.case import Case
 
     honest = match.quantize_problem
     case = Case("quantize", "nvfp4", "both")
@@ -104,8 +104,8 @@ def test_a_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch, seed: int) -> Non
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_other_dtypes_match_too(dtype: Any, seed: int) -> None:
     """What `--dtype` chooses."""
-    from octavo_bench import match
-    from octavo_bench.cases import CASES
+    from octavo_bench.quantize import match
+    from octavo_bench.quantize.case import CASES
 
     for case in (case for case in CASES if case.outputs == "both"):
         assert match.check_match(case, dtype, "cpu", seed) == "equal", case.label
@@ -113,10 +113,11 @@ def test_other_dtypes_match_too(dtype: Any, seed: int) -> None:
 
 def test_the_gpus_path_with_its_clocks_replaced(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Copy rate, rotation of inputs, peers, ratios: everything but the device."""
-    from octavo_bench import measure, peers
-    from octavo_bench.cases import CASES, even
-    from octavo_bench.problem import Setting
-    from octavo_bench.timing import Times
+    from octavo_bench.harness.timing import Times
+    from octavo_bench.peers import compile as peers
+    from octavo_bench.quantize import measure
+    from octavo_bench.quantize.case import CASES, even
+    from octavo_bench.quantize.problem import Setting
 
     called: list[int] = []
 

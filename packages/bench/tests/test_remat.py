@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo_bench.remat_results import KEPT, NOTHING, PEER, PLAIN, POLICIES, ROWS, RematRow, remat_goals
-from octavo_bench.shapes import Shape
-from octavo_bench.timing import Times
+from octavo_bench.harness.shapes import Shape
+from octavo_bench.harness.timing import Times
+from octavo_bench.remat.row import KEPT, NOTHING, PEER, PLAIN, POLICIES, ROWS, RematRow, remat_goals
 
 MAIN = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "remat", "--device", "cpu"]
 
@@ -37,7 +37,7 @@ def test_goals() -> None:
 def test_what_each_policy_computes_again() -> None:
     """Two products a layer, three operands each: plain remat quantizes x and the kernels twice; the activation wants
     the first product again unless y is kept (faults.md 42)."""
-    from octavo_bench.remat_block import operands, step
+    from octavo_bench.remat.block import operands, step
     from octavo_jax.counting import count_runs
 
     given = operands("current", Shape("own", 2, 32, 32, 48), 2, (20, 28), 1)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from octavo_bench.facts import Failure
-from octavo_bench.quantize_results import EQUAL, Results, Row
-from octavo_bench.report import print_results, write_json
-from octavo_bench.timing import Times
+from octavo_bench.harness.results import Failure
+from octavo_bench.harness.table import print_results, write_json
+from octavo_bench.harness.timing import Times
+from octavo_bench.quantize.row import EQUAL, Results, Row
 
 
 def _row(case: str = "block row", us: float = 100.0, **others: object) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo_bench.errors import InputError
-from octavo_bench.shapes import DEEPGEMM, MODELS, SIZES, Shape, parse_shapes, sizes_of
+from octavo_bench.harness.shapes import DEEPGEMM, MODELS, SIZES, Shape, parse_shapes, sizes_of
 
 
 def test_a_shape_is_groups_in_out_rows() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from octavo_bench import step_jax
-from octavo_bench.gemm_cases import KINDS
-from octavo_bench.step_results import PEER
+from octavo_bench.harness.recipes import KINDS
+from octavo_bench.step.row import PEER
+from octavo_bench.training import jax as step_jax
 from octavo_jax.counting import count_runs
 
 Step = Callable[..., tuple[dict[str, Any], str]]
@@ -71,10 +71,10 @@ def test_a_step_gives_the_layers_gradients(seed: int) -> None:
     """What is timed is the real thing: gradients of x and w in their dtype, close to torch's own."""
     import torch
 
-    from octavo_bench.engine_torch import TorchEngine
-    from octavo_bench.gemm_problem import draw
-    from octavo_bench.shapes import Shape
-    from octavo_bench.step_torch import torch_steps
+    from octavo_bench.harness.engine.torch import TorchEngine
+    from octavo_bench.harness.problem import draw
+    from octavo_bench.harness.shapes import Shape
+    from octavo_bench.training.torch import torch_steps
 
     engine = TorchEngine("cpu")
     data = draw(engine, Shape("tiny", 3, 48, 80, 152), seed)

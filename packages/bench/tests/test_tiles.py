@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from octavo_bench.gemm_cases import KINDS, GemmCase
-from octavo_bench.shapes import Shape
-from octavo_bench.tiles_results import SAME, Sweep, TileRow, TilesResults
-from octavo_bench.timing import Times
+from octavo_bench.harness.recipes import KINDS, GemmCase
+from octavo_bench.harness.shapes import Shape
+from octavo_bench.harness.timing import Times
+from octavo_bench.tiles.row import SAME, Sweep, TileRow, TilesResults
 
 ABSENT = [name for name in ("octavo_native", "octavo_torch_native") if importlib.util.find_spec(name) is None]
 NEEDS_KERNELS = pytest.mark.skipif(
@@ -42,9 +42,9 @@ def test_the_calls_are_the_layers_gemms(seed: int) -> None:
     """The addresses that a sweep passes make the bits that the bound plan makes, for each kind and GEMM."""
     import torch
 
-    from octavo_bench.engine_torch import TorchEngine
-    from octavo_bench.gemm_problem import Prepared, draw, layer_plan
-    from octavo_bench.tiles import BACKEND, native_gemm, tile_calls
+    from octavo_bench.harness.engine.torch import TorchEngine
+    from octavo_bench.harness.problem import Prepared, draw, layer_plan
+    from octavo_bench.tiles.sweep import BACKEND, native_gemm, tile_calls
     from octavo_native.gemms import gemm_choices
 
     engine = TorchEngine("cpu")
@@ -78,7 +78,7 @@ def _results(*sweeps: Sweep, device: str = "cuda") -> TilesResults:
 
 def test_a_choice_is_held_to_the_best_tile(capsys: pytest.CaptureFixture[str]) -> None:
     """97.5 of 100 us is within 3 %, 96 is not; a tile with another result is named."""
-    from octavo_bench.tiles_report import print_results
+    from octavo_bench.tiles.report import print_results
 
     results = _results(_sweep(100.0, 97.5), _sweep(100.0, 96.0, 120.0), _sweep(100.0, 150.0, difference=0.5))
     content = results.as_dict()
@@ -99,7 +99,7 @@ def test_results_are_compared_by_norm() -> None:
     torch = pytest.importorskip("torch")
     if ABSENT:
         pytest.skip("the sweep imports octavo-native")
-    from octavo_bench.tiles import difference
+    from octavo_bench.tiles.sweep import difference
 
     expected = torch.ones(64, 64, dtype=torch.bfloat16)
     assert difference(expected.clone(), expected) == 0.0

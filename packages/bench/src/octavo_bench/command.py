@@ -8,17 +8,17 @@ from typing import Annotated
 import typer
 
 from octavo.formats import DType
-from octavo_bench.cases import check_counts, chosen_cases, parse_shapes
-from octavo_bench.command_ep import ep
-from octavo_bench.command_gemm import gemm
-from octavo_bench.command_host import host
-from octavo_bench.command_mlp import mlp
-from octavo_bench.command_moe import moe
-from octavo_bench.command_remat import remat
-from octavo_bench.command_step import step
-from octavo_bench.command_tiles import tiles
+from octavo_bench.ep.benchmark import ep
 from octavo_bench.errors import InputError, RunError
-from octavo_bench.options import check_installed, one_of, seed_of
+from octavo_bench.gemm.benchmark import gemm
+from octavo_bench.harness.options import check_installed, one_of, seed_of
+from octavo_bench.host.benchmark import host
+from octavo_bench.mlp.benchmark import mlp
+from octavo_bench.moe.benchmark import moe
+from octavo_bench.quantize.case import check_counts, chosen_cases, parse_shapes
+from octavo_bench.remat.benchmark import remat
+from octavo_bench.step.benchmark import step
+from octavo_bench.tiles.benchmark import tiles
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -86,8 +86,8 @@ def quantize(
         one_of("--device", device, ("cpu", "cuda"))
     chosen_seed = seed_of(seed)
     check_installed("quantize", _NEEDED, "torch-native")
-    from octavo_bench.quantize import Choices, bench_quantize
-    from octavo_bench.report import check_output, perform, print_results
+    from octavo_bench.harness.table import check_output, perform, print_results
+    from octavo_bench.quantize.work import Choices, bench_quantize
 
     check_output(output)
     where = _device(device)
