@@ -20,7 +20,7 @@ from octavo.quantizer import Operand
 from octavo_torch.arithmetic.casts import FLT_MAX
 from octavo_torch.arithmetic.scales import divide
 from octavo_torch.arrays.checks import check_count, check_place, told
-from octavo_torch.scaling.update import update_of
+from octavo_torch.scaling.fused_update import update_of
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
