@@ -18,7 +18,7 @@ from octavo_jax.linear.autograd import Context, GemmOperand, bias_gradient, kept
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed import ScalingHistory, amax_of, record_amax
-from octavo_jax.sharding.fused import fused_rows
+from octavo_jax.sharding.fused_quantizers import fused_rows
 from octavo_jax.sharding.placement import Letter
 from octavo_registry import Plan
 from octavo_registry.contract.cards import Activation

@@ -17,10 +17,10 @@ from octavo_jax.arrays.axes import DenseAxes
 from octavo_jax.arrays.sizes import one_group
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.conflicts import check_unnamed
 from octavo_jax.sharding.explicit import explicit_axes, placed
 from octavo_jax.sharding.placement import Letter, Placement
-from octavo_jax.sharding.placing import placement_of
-from octavo_jax.sharding.unnamed import check_unnamed
+from octavo_jax.sharding.placement_of_call import placement_of
 
 
 def matrix_placement(function: str, sharding: MeshAxes | None, x: Array, kernel: Array) -> Placement | None:

@@ -15,11 +15,11 @@ from jax.typing import DTypeLike
 
 from octavo_jax.dispatch.layer import device_of
 from octavo_jax.mlp.mlp import grouped_mlp
-from octavo_jax.moe.arranging import arrange, arranged
+from octavo_jax.moe.arrangement import arrange, arranged
 from octavo_jax.moe.exchange import Exchange, Journey, Way, everywhere, home
 from octavo_jax.moe.experts import WeightsOn, check_experts, routed_mlp
 from octavo_jax.moe.permutation import combine, permute, row_weights
-from octavo_jax.moe.ragged import away, back, slices
+from octavo_jax.moe.ragged_exchange import away, back, slices
 from octavo_jax.moe.routing import Choices
 
 LACKING = ("cpu",)

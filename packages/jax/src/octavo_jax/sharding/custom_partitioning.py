@@ -10,27 +10,16 @@ A limit of JAX's: no vmap, no export, and no hit in the persistent compilation c
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
 from octavo_jax.sharding.placement import Letter, Placement, partitioned
-from octavo_jax.sharding.placing import check_axes
-
-Names = tuple[Letter, ...]
-"""Of one dimension: more than one where it is their product."""
-
-
-class Rule(NamedTuple):
-    """Shardy's rule in words, the factors that it must not shard, and the sizes that no dimension alone tells."""
-
-    text: str
-    need_replication: tuple[str, ...]
-    sizes: dict[str, int]
+from octavo_jax.sharding.placement_of_call import check_axes
+from octavo_jax.sharding.shardy_rules import Names, shardy_rule
 
 
 def run_deferred(
@@ -74,7 +63,7 @@ def run_deferred(
         return tuple(shardings(mesh, outs))
 
     shapes = [one.shape for one in (*arrays, *jax.tree.leaves(results))]
-    rule = rule_of(placement, ins, outs, shapes)
+    rule = shardy_rule(placement, ins, outs, shapes)
     function: Any = custom_partitioning(flat)  # type: ignore[no-untyped-call]
     function.def_partition(
         partition,
@@ -119,55 +108,3 @@ def _spec(placement: Placement, dims: list[Names]) -> PartitionSpec:
     entries = (sum((placement.axes_of(letter) for letter in names), ()) for names in dims)
     made: PartitionSpec = PartitionSpec(*(names or None for names in entries))  # type: ignore[no-untyped-call]
     return made
-
-
-def rule_of(
-    placement: Placement, ins: list[list[Names]], outs: list[list[Names]], shapes: list[tuple[int, ...]]
-) -> Rule:
-    """Shardy's rule for arrays with these letters and shapes.
-
-    A letter is one factor. A dimension that is longer than its letters' factors, as a payload's is that has a scale for
-    each block, is their product with one more factor, which must not be sharded.
-    """
-    rest = _numbered()
-    sizes = _sizes(placement, [*ins, *outs], shapes)
-    alone: set[str] = set()
-    fixed: dict[str, int] = {}
-
-    def factors(names: Names, length: int) -> str:
-        made: list[str] = [name for name in names if placement.axes_of(name)]
-        product = math.prod(sizes[name] for name in made)
-        if length % product:
-            made, product = [], 1
-        if length != product or not made:
-            extra = next(rest)
-            fixed[extra] = length // product
-            made.append(extra)
-        if len(made) == 1:
-            alone.add(made[0])
-        return made[0] if len(made) == 1 else f"({' '.join(made)})"
-
-    words = [" ".join(map(factors, dims, shape)) for dims, shape in zip([*ins, *outs], shapes, strict=True)]
-    text = f"{', '.join(words[: len(ins)])} -> {', '.join(words[len(ins) :])}"
-    used = set(text.replace("(", " ").replace(")", " ").replace(",", " ").split())
-    every = {**sizes, **fixed}
-    return Rule(text, tuple(fixed), {name: every[name] for name in sorted(used & set(every)) if name not in alone})
-
-
-def _numbered() -> Iterator[str]:
-    number = 0
-    while True:
-        yield f"r{number}"
-        number += 1
-
-
-def _sizes(placement: Placement, dims: list[list[Names]], shapes: list[tuple[int, ...]]) -> dict[str, int]:
-    """The size of each letter's factor: the shortest dimension, of what is left of it beside expert blocks."""
-    found: dict[str, int] = {"e": placement.count("e"), "f": placement.count("f")}
-    for names_of, shape in zip(dims, shapes, strict=True):
-        for names, length in zip(names_of, shape, strict=True):
-            for name in names:
-                if name not in ("e", "f"):
-                    here = length // (found["e"] if "e" in names else 1)
-                    found[name] = min(found.get(name, here), here)
-    return found

@@ -11,11 +11,11 @@ from jax.typing import DTypeLike
 
 from octavo import Recipe
 from octavo_jax.mlp.mlp import OutputNames, States
-from octavo_jax.moe.arranging import arranged, counts
+from octavo_jax.moe.arrangement import arranged, counts
 from octavo_jax.moe.exchange import Exchange
+from octavo_jax.moe.expert_parallel import spread_mlp
 from octavo_jax.moe.experts import WeightsOn, routed_mlp
 from octavo_jax.moe.routing import RouterStats, choose, stats_of
-from octavo_jax.moe.spread import spread_mlp
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.cards import Activation
 

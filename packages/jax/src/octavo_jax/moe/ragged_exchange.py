@@ -16,7 +16,7 @@ from jax import Array, lax
 
 from octavo.quantizer import Operand
 from octavo_jax.arrays.varying import varying_alike
-from octavo_jax.moe.arranging import limited
+from octavo_jax.moe.arrangement import limited
 from octavo_jax.moe.exchange import Journey
 from octavo_jax.moe.payload import sent
 

@@ -7,8 +7,8 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from octavo_jax.mlp.arguments import mlp_placements
-from octavo_jax.moe import states
-from octavo_jax.moe.body import Arrays, Body, Result
+from octavo_jax.moe import shared_states
+from octavo_jax.moe.local_block import Arrays, Body, Result
 from octavo_jax.moe.routing import RouterStats
 from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.axes import MeshAxes
@@ -40,16 +40,16 @@ def over_mesh(body: Body, a: Arrays) -> Result:
     if a.seed is not None:
         a = a._replace(seed=seed_words(a.seed))
     if a.state is not None:
-        a = a._replace(state=states.lent(a.state, placement.size(data)))
+        a = a._replace(state=shared_states.lent(a.state, placement.size(data)))
 
     def part(a: Arrays) -> Result:
-        result = body.run(a._replace(state=states.own(a.state)))
-        return result._replace(state=states.as_copy(result.state))
+        result = body.run(a._replace(state=shared_states.own(a.state)))
+        return result._replace(state=shared_states.as_copy(result.state))
 
     dropped = None if body.exchange.rows is None or not body.sharding.ep else P()
     # Inside, what is the same on all devices is known by the specs: the statistics are sums over all axes of tokens.
     result = run(placement, part, (a,), (specs,), Result(P(tokens), RouterStats(P(), P(), dropped), specs.state))
-    return result._replace(state=states.merged(result.state))  # type: ignore[no-any-return]
+    return result._replace(state=shared_states.merged(result.state))  # type: ignore[no-any-return]
 
 
 def devices_sharing_experts(sharding: MeshAxes | None) -> int:
@@ -79,7 +79,7 @@ def _specs(body: Body, placement: Placement, a: Arrays, tokens: _Names, experts:
         bi=P(experts, fc1.auto(body.sharding.names("tp") if body.sharding else ())),
         bo=P(experts),
         seed=P(),
-        state=None if a.state is None else states.copy_specs(a.state, data, experts),
+        state=None if a.state is None else shared_states.copy_specs(a.state, data, experts),
     )
     given: dict[str, Any] = a._asdict()
     absent: dict[str, Any] = {name: None for name, one in given.items() if one is None}

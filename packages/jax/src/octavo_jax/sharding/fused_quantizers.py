@@ -21,7 +21,7 @@ from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Block, Blocks
 from octavo_jax.sharding.manual import summed
 from octavo_jax.sharding.placement import Letter, Placement
-from octavo_jax.sharding.quantizing import recorded
+from octavo_jax.sharding.quantizers import recorded
 from octavo_jax.sharding.route import run
 from octavo_registry import Plan
 

@@ -19,10 +19,9 @@ from octavo_jax.dispatch.layer import Layer, Names, layer_for
 from octavo_jax.linear.arguments import as_array, check_operands
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.axes import MeshAxes
-from octavo_jax.sharding.conflicts import check_shards
+from octavo_jax.sharding.conflicts import check_shards, check_unnamed
 from octavo_jax.sharding.placement import Placement, Route
-from octavo_jax.sharding.placing import placement_of
-from octavo_jax.sharding.unnamed import check_unnamed
+from octavo_jax.sharding.placement_of_call import placement_of
 from octavo_registry import LayerPlan
 
 

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 from layer_cases import ROWS, Case
 
 from octavo_jax import MeshAxes
-from octavo_jax.sharding.auto import rule_of
 from octavo_jax.sharding.placement import Placement
+from octavo_jax.sharding.shardy_rules import shardy_rule
 from octavo_jax.traffic import collectives
 
 AXES = MeshAxes(ep="ep", fsdp="fsdp", tp="tp")
@@ -71,7 +71,7 @@ def test_shardys_rule_of_a_gemm() -> None:
     tokens, scales = [("e",), ("f",), ("m",), ("i",)], [("e",), ("f",), ("m",), ("i",)]
     kernel, y = [("e", "g"), ("k",), ("o",)], [("e",), ("f",), ("m",), ("o",)]
     shapes = [(4, 2, 40, 256), (4, 2, 40, 8), (12, 256, 128), (4, 2, 40, 128)]
-    rule = rule_of(placement, [tokens, scales, kernel], [y], shapes)
+    rule = shardy_rule(placement, [tokens, scales, kernel], [y], shapes)
     assert rule.text == "e f r0 r1, e f r2 r3, (e r4) k o -> e f r5 o"
     assert set(rule.need_replication) == {f"r{i}" for i in range(6)}
     assert rule.sizes == {"r4": 3}
@@ -81,6 +81,6 @@ def test_shardys_rule_of_blocks_of_scales() -> None:
     """A payload's columns are blocks times what one scale covers, and shards lie between blocks."""
     placement = Placement(MeshAxes(ep="ep", tp="tp"), None, (4,))
     dims = [[("e",), ("m",), ("o",)], [("e",), ("m",), ("o",)]]
-    rule = rule_of(placement, [dims[0]], dims, [(4, 40, 256), (4, 40, 256), (4, 40, 8)])
+    rule = shardy_rule(placement, [dims[0]], dims, [(4, 40, 256), (4, 40, 256), (4, 40, 8)])
     assert rule.text == "e r0 (o r1) -> e r2 (o r3), e r4 o"
     assert rule.sizes == {"r1": 32, "r3": 32}

@@ -19,8 +19,8 @@ from octavo import QuantizerSpec
 from octavo.quantizer import Operand
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.quantize import WHOLE, Span
+from octavo_jax.arithmetic.quantizer import quantizer_of
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
-from octavo_jax.reference.backend import bind_quantize
 from octavo_jax.scaling.delayed import amax_of
 from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Blocks, join_experts
@@ -41,7 +41,7 @@ def _function(plan: Plan, span: Span, records: bool) -> Callable[..., Made]:
     """(x, sizes, how) to codes and scales of one block or shard, and its amaxes where delayed scaling records them."""
     spec = plan.request.quantizer
     assert spec is not None
-    made = bind_quantize(spec, span) if spans(spec, span) else plan.run
+    made = quantizer_of(spec, span) if spans(spec, span) else plan.run
 
     def quantized(x: Array, sizes: Array | None, **how: Any) -> Made:
         if not records:
