@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.adapters.grouped_mm import RaggedDot, Seed
+from octavo_jax.adapters.call import RaggedDot, Seed
 from octavo_jax.dispatch.layer import Names
 from octavo_jax.linear.dense import dense
 from octavo_jax.linear.grouped import grouped_dense
