@@ -175,7 +175,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (BLOCK, {"row_codes": 0}, "scales and no codes"),
     (BLOCK, {"row_scales": 0}, "codes and no scales"),
     (BLOCK, {"col_scales": 6}, "not aligned to 4"),
-    (BLOCK, {"row_codes": 0, "row_scales": 0, "col_codes": 0, "col_scales": 0}, "no plane is wanted"),
+    (BLOCK, {"row_codes": 0, "row_scales": 0, "col_codes": 0, "col_scales": 0}, "no plane is requested"),
     (BLOCK, {"row_codes": 0, "row_scales": 0, "dequantized": 64}, "no rowwise plane"),
     (BLOCK, {"dequantized": 1}, "dequantized is not aligned"),
     (BLOCK, {"activated": 2}, "activated is not aligned"),
