@@ -17,10 +17,10 @@ import pytest
 import octavo_jax
 import octavo_registry
 from octavo import HighPrecision
-from octavo_jax.dispatch import layer_for
-from octavo_registry.cards import BackendCard, Capability, Op
-from octavo_registry.hookspecs import hookimpl
-from octavo_registry.request import Bound, Request
+from octavo_jax.dispatch.layer import layer_for
+from octavo_registry.contract.cards import BackendCard, Capability, Op
+from octavo_registry.contract.hookspecs import hookimpl
+from octavo_registry.contract.request import Bound, Request
 
 M, K, N, G = 8, 32, 16, 4
 RECIPE = HighPrecision()

@@ -23,8 +23,8 @@ from jax.typing import DTypeLike
 from octavo import NoBackendError, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.adapters.call import RaggedDot, Seed
-from octavo_jax.dispatch import HIGH_PRECISION, Names
-from octavo_jax.ragged import check_precision
+from octavo_jax.dispatch.layer import HIGH_PRECISION, Names
+from octavo_jax.linear.ragged import check_precision
 
 Activation = Callable[[Array], Array]
 

@@ -16,7 +16,7 @@ from jax import Array, lax
 
 from octavo import Recipe
 from octavo.quantizer import Operand
-from octavo_jax.dispatch import Names
+from octavo_jax.dispatch.layer import Names
 from octavo_jax.moe.payload import payload_spec, sent
 
 Way = Literal["gather", "ragged"]

@@ -1,0 +1,214 @@
+"""grouped_dense: the differentiable grouped linear layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from octavo import Recipe
+from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.axes import ContractingDims, grouped_weight
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, status
+from octavo_jax.dispatch.layer import Layer, Names, layer_for
+from octavo_jax.linear.arguments import as_array, check_operands, check_sizes_fit, check_state, context_of
+from octavo_jax.linear.autograd import (
+    Context,
+    GemmOperand,
+    bias_gradient,
+    forward_product,
+    input_gradient,
+    kept_w,
+    kept_x,
+    kernel_gradient,
+    merged,
+    quantize_operand,
+    stored_weight,
+)
+from octavo_jax.quantizers.derivatives import in_reverse
+from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.conflicts import check_shards, check_unnamed
+from octavo_jax.sharding.explicit import placed_layer
+from octavo_jax.sharding.manual import on_first, summed_result, unsummed
+from octavo_jax.sharding.placement_of_call import placement_of
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Residuals:
+    """What the backward pass reads: wgrad's x, dgrad's kernel, sizes and seed, scales and amaxes, and bias's dtype."""
+
+    layer: Layer = field(metadata={"static": True})
+    x: GemmOperand
+    w: GemmOperand
+    context: Context
+    state: DelayedState | None
+    bias: Array | None
+
+
+def _forward(
+    layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
+) -> tuple[Array, DelayedState | None, GroupedTensor | None, GroupedTensor | None]:
+    """y, the state with the amaxes of x and the kernel, and the two quantized."""
+    plan, w = layer.plan, stored_weight(layer, kernel)
+    histories = (None, None) if state is None else (state.x, state.kernel)
+    xq, of_x = quantize_operand(plan.quantize_x, layer, x, "x", context, histories[0])
+    wq, of_kernel = quantize_operand(plan.quantize_w, layer, w, "w", context, histories[1])
+    y = forward_product(layer, x, xq, w, wq, bias, context)
+    if state is not None and of_x is not None and of_kernel is not None:
+        state = DelayedState(of_x, of_kernel, state.grad)
+    return y, state, xq, wq
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _grouped(
+    layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
+) -> tuple[Array, DelayedState | None]:
+    return _forward(layer, x, kernel, bias, state, context)[:2]
+
+
+def _differentiated(
+    layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
+) -> tuple[tuple[Array, DelayedState | None], Residuals]:
+    layer = layer.trained()
+    y, state, xq, wq = _forward(layer, x, kernel, bias, state, context)
+    return (y, state), Residuals(layer, kept_x(layer, x, xq), kept_w(layer, kernel, wq), context, state, bias)
+
+
+def _backward(_: Layer, saved: Residuals, cotangents: tuple[Array, DelayedState | None]) -> tuple[Any, ...]:
+    # The residuals' layer is the one whose planes were saved; a preference may have changed since.
+    dy, later = cotangents
+    layer, context, state = saved.layer, saved.context, saved.state
+    history = None if state is None else state.grad
+    dyq, of_dy = quantize_operand(layer.plan.quantize_dy, layer, dy, "dy", context, history)
+    dx = input_gradient(layer, dy, dyq, saved.w, context)
+    dw = kernel_gradient(layer, saved.x, dy, dyq, context)
+    if state is not None and of_dy is not None and later is not None:
+        state = merged(DelayedState(state.x, state.kernel, of_dy), later)
+    return dx, dw, bias_gradient(layer, dy, saved.bias, context), state, None
+
+
+_grouped.defvjp(_differentiated, _backward)
+
+
+# One compiled call for eager users; inside their own jit it is a nested one of the same name.
+@partial(jax.jit, static_argnums=0)
+def octavo_grouped_dense(
+    layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
+) -> tuple[Array, DelayedState | None]:
+    """The differentiable call of x [M, K] with everything static in `layer`."""
+    return _grouped(layer, x, kernel, bias, state, context)
+
+
+def run_layer(name: str, *arguments: Any) -> tuple[Array, DelayedState | None]:
+    """`octavo_grouped_dense`, with a sentence where `jax.jvp` differentiates the function called `name`."""
+    made: tuple[Array, DelayedState | None] = in_reverse(name, octavo_grouped_dense, *arguments)
+    return made
+
+
+def grouped_dense(
+    x: Array | np.ndarray,
+    kernel: Array | np.ndarray,
+    group_sizes: GroupSizes,
+    *,
+    recipe: Recipe | None,
+    contracting_dims: ContractingDims = ((-1,), (1,)),
+    bias: Array | np.ndarray | None = None,
+    seed: int | Array | None = None,
+    state: DelayedState | None = None,
+    group_offset: int | Array = 0,
+    checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
+    output_checkpoint_name: str | None = None,
+    preferred_element_type: DTypeLike | None = None,
+    sharding: MeshAxes | None = None,
+    return_status: bool = False,
+    backend: Names = None,
+) -> Any:
+    """y[r] = x[r] @ kernel[g] + bias[g] for every row r of group g.
+
+    x                        [M, K] bf16, fp16 or fp32; rows of one group stand together, in group order. [*B, M, K]
+                             counts as [prod(B) * M, K], and y has the axes back; unless the sizes have them, too
+    kernel                   [G, K, N], or [G, N, K] with contracting_dims=((-1,), (2,)); read as it lies in memory
+    group_sizes              [G] integers on the host (checked) or a jax.Array (clamped, never read back); sum <= M.
+                             [*B, G]: of blocks of rows, each with a tail of its own; the kernel is [E * G, K, N] then
+    recipe                   None: HighPrecision
+    contracting_dims         of x and the kernel, as `jax.lax.dot_general` has them; negative ones count from the end
+    bias                     [G, N]
+    seed                     of stochastic rounding: an int, an integer scalar array, or uint32 [2] words
+    state                    delayed scaling's `DelayedState`; which says how the backward updates it
+    group_offset             number of the first group, in stochastic rounding's counter
+    checkpoint_name          what `jax.checkpoint` policies call the quantized x and kernel; None: no name
+    output_checkpoint_name   what they call y; None: no name
+    preferred_element_type   dtype of y; None: recipe.output_dtype, else x's
+    sharding                 which mesh axes play which part, an `octavo_jax.MeshAxes`; None: one device, or arrays
+                             that the caller's shard_map has cut
+    return_status            also return an int32 status word: 0, or 1 (a size was negative) + 2 (sum past M)
+    backend                  a name or a closed list of names
+
+    Returns y [*B, M, N], rows past the sum zero and x not read there; then, where asked for, the new state and the
+    status word: y, (y, state), (y, status) or (y, state, status).
+
+    Blocks of rows are experts' and data's, B = (E, F), (E,), or (F,) for a kernel of G matrices. Expert block e has
+    groups e * G to (e + 1) * G - 1 of the kernel, bias and state. Scales are of a block and group; gradients, and
+    the amaxes of delayed scaling, are taken over data blocks. In stochastic rounding's counter the first group of block
+    (e, f) has number group_offset + (f * E + e) * G.
+
+    With `sharding`, B is sharded by ep and by dp and fsdp, the kernel by ep, fsdp and tp. Tokens stay where they are:
+    shards of the kernel are quantized and the plane that a GEMM reads is gathered; the kernel's gradient is scattered
+    over fsdp and summed over dp. Inside shard_map, roles of axes that it is manual over tell how the local arrays
+    belong together.
+
+    Reverse-mode differentiable once in x, kernel and bias; JAX refuses jvp of it. Gradients have the dtypes of their
+    arguments. A GEMM whose slot is high precision multiplies operands of one dtype, x's and the kernel's, or fp32 where
+    these differ: dy is rounded to it where `preferred_element_type` is wider. A function that is not differentiated
+    needs no backend for the gradients.
+
+    Raises ValueError for arguments that do not fit, NoBackendError when no installed backend serves them (`octavo why`
+    prints the same table).
+    """
+    x, kernel = as_array(x), as_array(kernel)
+    bias = None if bias is None else as_array(bias)
+    weight = grouped_weight(contracting_dims, x.ndim)
+    placement = placement_of(sharding, group_sizes, x, kernel)
+    groups, k, n = check_operands(x, kernel, weight, bias, placement)
+    blocks = () if placement is None else placement.blocks
+    rows = x if x.ndim == len(blocks) + 2 else x.reshape(-1, k)
+    sizes = as_group_sizes(group_sizes, rows.shape[-2], blocks)
+    check_sizes_fit(sizes, groups, placement)
+    check_state(recipe, state, groups)
+    check_shards(placement, recipe, x, kernel, weight)
+    if sharding is None:
+        check_unnamed("grouped_dense", x=x, kernel=kernel)
+    partial = unsummed(placement)
+    layer = layer_for(
+        recipe,
+        rows,
+        kernel,
+        preferred_element_type=jnp.float32 if partial else preferred_element_type,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_name=output_checkpoint_name,
+        backend=backend,
+        weight=weight,
+        training=False,
+        placement=placement,
+    )
+    if placement is not None:
+        given = placed_layer(placement, weight, rows, kernel, on_first(bias, partial), sizes, state)
+        rows, kernel, bias, sizes, state = given
+    context = context_of(recipe, sizes, seed, group_offset)
+    y, new_state = run_layer("grouped_dense", layer, rows, kernel, bias, state, context)
+    y = summed_result(y, partial, recipe, x, preferred_element_type)
+    results: list[Any] = [y.reshape(*x.shape[:-1], n) if y.ndim != x.ndim else y]
+    if state is not None:
+        results.append(new_state)
+    if return_status:
+        results.append(status(sizes, rows.shape[-2]))
+    return results[0] if len(results) == 1 else tuple(results)
