@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cpu_calls import NATIVE, Operand, differences, prepare, put, quantizer, run
-from test_cpu_bits import SPECS, random_values
+from cpu_operands import SPECS, random_values
 
 import octavo_native as native
 from octavo import QuantizerSpec
