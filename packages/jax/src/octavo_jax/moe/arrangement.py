@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.sizes import widened
 from octavo_jax.remat.checkpoint_names import name_array
 
 _MAX_ROWS = 1 << 31
@@ -68,7 +69,7 @@ def arrange(
     if rows is not None and rows < 1:
         raise ValueError(f"rows is {rows}; give one or more, or None for one a choice")
     check_mask(mask, experts.shape[0])
-    experts = named(experts, checkpoint_name)
+    experts = named(widened(experts), checkpoint_name)
     if mask is not None:
         experts = jnp.where(mask[:, None], experts, num_experts)
     return arranged(experts, weights, num_experts, checkpoint_name, rows=rows)
