@@ -23,7 +23,7 @@ from octavo_bench.harness.recipes import recipe_of
 from octavo_bench.harness.results import facts_of
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Call
-from octavo_jax.dispatch.layer import layer_for
+from octavo_jax.dispatch.layer import LayerOptions, layer_for
 from octavo_jax.moe import Exchange
 
 Say = Callable[[str], None]
@@ -146,15 +146,8 @@ def _row(engine: JaxEngine, block: Block, shape: Shape, case: _Case, choices: Ch
     )
     program = compiled_step(block, choices.k, recipe, exchange, choices.backend)
     dropped = program(block.arrays)[-1]
-    layer = layer_for(
-        recipe,
-        block.arrays["x"],
-        block.arrays["wi"],
-        preferred_element_type=None,
-        checkpoint_name=None,
-        output_checkpoint_name=None,
-        backend=choices.backend,
-    )
+    options = LayerOptions.of(recipe, backend=choices.backend)
+    layer = layer_for(options, block.arrays["x"], block.arrays["wi"])
     step = partial(program, block.arrays)
     times = engine.times([step], choices.repeats)
     return EpRow(

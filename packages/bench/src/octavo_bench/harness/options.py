@@ -150,7 +150,7 @@ def _sees_cuda(framework: str) -> bool:
         return torch.cuda.is_available()
     import jax
 
-    from octavo_jax.dispatch.layer import device_kind
+    from octavo_jax.dispatch.devices import device_kind
 
     return any(device_kind(device)[0] == "cuda" for device in jax.devices())
 

@@ -17,7 +17,7 @@ from jax import Array
 from octavo.formats import DType
 from octavo_bench.harness.engine.protocol import BUDGET_MS, F32, magnitude
 from octavo_bench.harness.timing import Call, Times, affordable, summary
-from octavo_jax.dispatch.layer import device_kind
+from octavo_jax.dispatch.devices import device_kind
 
 _BATCHES = 5
 _MOST_A_BATCH = 100
