@@ -38,6 +38,7 @@ DIRECTORIES = {
     "octavo-torch-cudagraph": "packages/torch-cudagraph",
     "octavo-jax-native": "packages/jax-native",
     "octavo-conformance": "packages/conformance",
+    "octavo-bench": "packages/bench",
     "octavo": "packages/cli",
 }
 TEMPLATE = "docs/examples/acme-octavo"
@@ -50,7 +51,7 @@ BACKENDS = {
     "jax-native": "octavo-jax-native",
 }
 ON_CUDA = ["torch-cudagraph"]  # backends that serve nothing else
-SLOW = ["octavo-numerics", "octavo-jax", "octavo"]  # packages with tests that take minutes
+SLOW = ["octavo-numerics", "octavo-jax", "octavo-bench", "octavo"]  # packages with tests that take minutes
 TOOLS = ("ruff==0.17.5", "mypy==2.4.1")
 ADAPTED = (
     "qwix==0.1.8",

@@ -24,8 +24,12 @@ MAY_NEED: dict[str, set[str]] = {
     },
     "octavo-jax-native": {"octavo-core", "octavo-registry", "octavo-jax", "octavo-native"},
     "octavo-conformance": {"octavo-core", "octavo-numerics", "octavo-registry"},
+    "octavo-bench": {
+        *("octavo-core", "octavo-numerics", "octavo-registry"),
+        *("octavo-torch", "octavo-jax", "octavo-native", "octavo-torch-native"),
+    },
     "octavo": {
-        *("octavo-core", "octavo-numerics", "octavo-registry", "octavo-conformance"),
+        *("octavo-core", "octavo-numerics", "octavo-registry", "octavo-conformance", "octavo-bench"),
         *("octavo-torch", "octavo-jax", "octavo-native"),
         *("octavo-torch-native", "octavo-torch-cudagraph", "octavo-jax-native"),
     },

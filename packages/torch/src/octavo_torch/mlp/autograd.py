@@ -30,7 +30,7 @@ from octavo_torch.linear.autograd import (
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.mlp.forward import MlpCall, activation_again, forward, run_fused
 from octavo_torch.mlp.plan import MlpPlan
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import SeedCounter
 
 

@@ -24,10 +24,10 @@ from octavo_torch.mlp.arguments import check_mlp, check_mlp_buffers, check_opera
 from octavo_torch.mlp.autograd import grouped_mlp_function
 from octavo_torch.mlp.forward import MlpCall, States, forward
 from octavo_torch.mlp.plan import MlpPlan, Wanted, mlp_plan_for
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import Seed
-from octavo_torch.wgrad.delayed_wgrad import DelayedWgrad
 from octavo_torch.wgrad.main_grad import MainGrad
+from octavo_torch.wgrad.postponed import DelayedWgrad
 from octavo_torch.wgrad.target import BESIDE_GRAPH, target_for
 
 _HIGH_PRECISION = HighPrecision()
