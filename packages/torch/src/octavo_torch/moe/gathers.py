@@ -1,7 +1,8 @@
-"""Routing and moved rows in torch's operations, for where no backend serves them: octavo_registry.Bound has the calls.
+"""Routing, permuting and combining rows in torch's operations, used where no backend serves them.
 
-Custom operators, so that bits do not depend on how a compiler orders sums; all are gathers, so that no sum depends on
-an order of threads. `order` [M], `position` [T, k] and `routed` [T, k] are those of permutation.Routing.
+octavo_registry.Bound describes the calls. They are custom operators, so that bits do not depend on how a compiler
+orders sums, and all are gathers, so that no sum depends on an order of threads.
+`order` [M], `position` [T, k] and `routed` [T, k] are those of permutation.Routing.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ def route_fake(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def _permute_rows(x: Tensor, order: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None) -> Tensor:
-    # sorted, those that are routed nowhere stand at the end
+    # sorted: choices that are routed nowhere are at the end
     live = torch.arange(order.shape[0], device=order.device) < routed.sum()
     tokens = order // routed.shape[1]
     if weights is None:
-        # a row of zeros to read costs one row; to overwrite rows afterwards costs a pass over all of them
+        # reading an added row of zeros costs one row; overwriting rows afterwards would cost a pass over all of them
         padded = torch.cat((x, x.new_zeros((1, x.shape[1]))))
         return padded.index_select(0, torch.where(live, tokens, x.shape[0]))
     rows = x.index_select(0, tokens).float() * weights.reshape(-1).index_select(0, order)[:, None]
@@ -82,7 +83,7 @@ ROUTE = "route(Tensor index, int groups) -> (Tensor, Tensor, Tensor, Tensor)"
 PERMUTE = "permute_rows(Tensor x, Tensor order, Tensor position, Tensor routed, Tensor? weights) -> Tensor"
 COMBINE = "combine_rows(Tensor rows, Tensor position, Tensor routed, Tensor? weights) -> Tensor"
 DOT = "dot_rows(Tensor rows, Tensor dy, Tensor position, Tensor routed) -> Tensor"
-"""Schemas that a backend's operators may have, too, with the fakes above."""
+"""Schemas that a backend's operators may share, together with the fakes above."""
 
 _define = Operators("octavo_torch").define
 route = _define(ROUTE, _route, route_fake)
