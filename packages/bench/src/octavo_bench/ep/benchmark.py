@@ -1,57 +1,20 @@
-"""`octavo bench ep`: the command line. Importing this module imports neither numpy nor a framework."""
+"""`octavo bench ep`: its tables and its verdict. Importing this module imports neither numpy nor a framework."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
-import typer
-
-from octavo_bench.errors import InputError
-from octavo_bench.harness.options import (
-    LAYER_REPEATS,
-    Backend,
-    Device,
-    Output,
-    Quiet,
-    Repeats,
-    Seed,
-    TokenChoices,
-    backend_of,
-    device_of,
-    names_of,
-    seed_of,
-)
-from octavo_bench.harness.recipes import KINDS
-from octavo_bench.harness.shapes import EXPERTS, Shape, parse_shapes
-from octavo_bench.quantize.case import check_counts
-
-_WAYS = ("gather", "ragged")
-_SMALL = (Shape("small", 4, 512, 128, 256),)
-"""The default on a CPU: 128 features a shard on four devices, a block of BlockScaling's."""
+from octavo_bench.ep.options import EpOptions
+from octavo_bench.ep.row import EpRow, Gathered
+from octavo_bench.errors import RunError
+from octavo_bench.harness.benchmark import Benchmark
+from octavo_bench.harness.results import Results
+from octavo_bench.harness.run import Run
+from octavo_bench.harness.table import BACKENDS, GOAL, MS, Column, Table, number, share
 
 
-def ep(
-    device: Device = None,
-    devices: Annotated[
-        int | None, typer.Option(help="Devices that share the experts.", show_default="all that JAX sees")
-    ] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(metavar="G,K,F,M", help="Your own experts; repeat for more.", show_default="DeepSeek-V3's rank"),
-    ] = None,
-    choices: TokenChoices = None,
-    kinds: Annotated[str, typer.Option(help=f"{', '.join(KINDS)}, with commas.")] = "bf16,block",
-    ways: Annotated[
-        str, typer.Option(help="gather, ragged, or both with a comma.", show_default="both (cpu gather)")
-    ] = "",
-    slack: Annotated[float, typer.Option(help="Rows of a device's experts, of an even share.")] = 1.25,
-    backend: Backend = None,
-    repeats: Repeats = None,
-    seed: Seed = None,
-    output: Output = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few repeats.")] = False,
-    as_json: Quiet = False,
-) -> None:
+class Ep(Benchmark[EpOptions]):
     """A MoE block in JAX, forward and backward, on one device and with its experts spread over several.
 
     Strong scaling: the same experts and tokens on all of them, tokens sent as they are and, where the recipe scales row
@@ -60,30 +23,62 @@ def ep(
     parameters and gradients, weights quantized every step. Exit code 1 where a row fails, drops choices, or nothing
     ran; a goal that is missed is reported and no failure.
     """
-    chosen_kinds = names_of("--kinds", kinds, KINDS)
-    own = parse_shapes(shape or [])
-    if repeats is not None:
-        check_counts(repeats=repeats)
-    if slack < 1:
-        raise InputError(f"--slack is {slack}; a device needs at least an even share of the rows, 1")
-    chosen_seed = seed_of(seed)
-    where = device_of("ep", "jax", device)
-    from octavo_bench.ep.report import print_results
-    from octavo_bench.ep.work import Choices, bench_ep, check_ep
-    from octavo_bench.harness.table import check_output, perform
 
-    check_output(output)
-    chosen = Choices(
-        device=where,
-        devices=devices or 0,
-        shapes=own or (_SMALL if where == "cpu" else EXPERTS[1:2]),
-        k=choices or (2 if where == "cpu" else 8),
-        kinds=chosen_kinds,
-        ways=names_of("--ways", ways, _WAYS) if ways or where == "cuda" else _WAYS[:1],
-        slack=slack,
-        backend=backend_of(backend, "jax", where),
-        repeats=repeats or LAYER_REPEATS[where, quick],
-        seed=chosen_seed,
-    )
-    results = perform(bench_ep, chosen, output, as_json, print_results)
-    check_ep(results)
+    name = EpOptions.command
+    options = EpOptions
+    sections: ClassVar[tuple[str, ...]] = ("rows", "gathered")
+
+    def rows(self, run: Run[EpOptions]) -> Iterable[EpRow | Gathered]:
+        """See `Benchmark`."""
+        from octavo_bench.ep.work import ep_rows
+
+        return ep_rows(run)
+
+    def tables(self, results: Results) -> Iterable[Table[Any]]:
+        """Blocks by shape, then what FSDP gathers."""
+
+        def title(row: EpRow) -> str:
+            what = f"{results.parts['choices']} choices per token: forward + backward in JAX"
+            return f"{row.shape.name} MoE block G,K,F,M {row.shape.key}, {what}"
+
+        def kernel(row: Gathered) -> str:
+            sides = [row.shape.groups, row.shape.k, 2 * row.shape.n]
+            return f"{row.shape.name} kernel {sides} cut by FSDP: gathered in a step"
+
+        yield Table(EpRow, title, _BLOCKS)
+        yield Table(Gathered, kernel, _GATHERED)
+
+    def conclude(self, results: Results) -> None:
+        """RunError also where choices were dropped."""
+        super().conclude(results)
+        for row in (row.row for row in results.of(EpRow) if row.row.dropped):
+            slack = results.parts["slack"]
+            raise RunError(f"{row.dropped} choices found no row with {row.way}; give more --slack than {slack}")
+
+
+def _megabytes(count: int | None) -> str:
+    return number(None if count is None else count / 1e6, ".1f")
+
+
+_BLOCKS: tuple[Column[EpRow], ...] = (
+    Column("recipe", lambda row: row.row.kind),
+    Column("devices", lambda row: str(row.row.devices)),
+    Column("way", lambda row: row.row.way or "-"),
+    Column("tokens as", lambda row: "codes" if row.row.payload else "bf16"),
+    MS,
+    Column("over one", lambda row: number(row.measures.get("over one"), ".2f")),
+    Column("MB received", lambda row: _megabytes(row.row.received)),
+    Column("by NVLink", lambda row: _megabytes(row.row.nvlink)),
+    Column("dropped", lambda row: str(row.row.dropped)),
+    GOAL,
+    BACKENDS,
+)
+_GATHERED: tuple[Column[Gathered], ...] = (
+    Column("recipe", lambda row: row.row.kind),
+    Column("devices", lambda row: str(row.row.devices)),
+    Column("MB gathered", lambda row: _megabytes(row.row.bytes)),
+    share("of bf16's", "bf16's bytes"),
+    Column("by NVLink", lambda row: _megabytes(row.row.nvlink)),
+    share("of bf16's", "bf16's bytes over NVLink"),
+    GOAL,
+)

@@ -1,22 +1,41 @@
-"""What `octavo bench host` leaves: what Python and the public API cost beside the kernels, goals, the JSON form."""
+"""What `octavo bench host` leaves: what Python and the public API cost beside the kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from octavo_bench.harness.goals import Goal
-from octavo_bench.harness.results import Facts, Failure, failure_dicts, rounded
+from octavo_bench.harness.results import goal_dicts, rounded
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Times
 
-SIDE = 256
-"""K and N of the layers whose host time is taken: their kernels are short."""
 
-HOST_US = 100.0
-API_OVER_KERNELS = 1.03
-REPLAY_OVER_KERNELS = 1.02
+@dataclass(frozen=True)
+class HostRow:
+    """Host time of forward and backward of one layer; backends are empty for torch's own."""
+
+    section: ClassVar[str] = "host"
+
+    kind: str
+    shape: Shape
+    backends: tuple[str, ...]
+    times: Times
+
+    def measures(self, rows: Sequence[Any]) -> dict[str, float]:
+        """Microseconds, of ours."""
+        return {"us of the host": self.times.median} if self.backends else {}
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "groups": self.shape.groups,
+            "backends": list(self.backends),
+            "host_us": self.times.as_dict(),
+            "goals": goal_dicts(goals),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,34 +48,10 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class HostRow:
-    """Host time of forward and backward of one layer [groups, SIDE, SIDE]."""
-
-    kind: str
-    groups: int
-    backends: tuple[str, ...]
-    times: Times
-    judged: bool
-
-    @property
-    def goals(self) -> tuple[Goal, ...]:
-        """Most microseconds, whatever the number of groups."""
-        return (Goal(f"{HOST_US:.0f} us", HOST_US, self.times.median, most=True),) if self.judged else ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "kind": self.kind,
-            "groups": self.groups,
-            "backends": list(self.backends),
-            "host_us": rounded(self.times),
-            "goals": [goal.as_dict() for goal in self.goals],
-        }
-
-
-@dataclass(frozen=True)
 class ApiRow:
     """Forward and backward of one layer: through `grouped_linear`, as kernels alone, and as a graph (None: no GPU)."""
+
+    section: ClassVar[str] = "layers"
 
     shape: Shape
     sizes: str
@@ -65,20 +60,15 @@ class ApiRow:
     api: Times
     raw: Times
     graph: Graph | None
-    judged: bool
 
-    @property
-    def goals(self) -> tuple[Goal, ...]:
-        """The API against its kernels, a replay against the sum of its own."""
-        if not self.judged:
-            return ()
-        over = Goal(f"{API_OVER_KERNELS} of kernels", API_OVER_KERNELS, self.api.median / self.raw.median, most=True)
-        if self.graph is None:
-            return (over,)
-        replay = self.graph.alone.median / self.graph.kernels_us
-        return over, Goal(f"replay {REPLAY_OVER_KERNELS} of its kernels", REPLAY_OVER_KERNELS, replay, most=True)
+    def measures(self, rows: Sequence[Any]) -> dict[str, float]:
+        """The API over its kernels, a replay over the sum of its own."""
+        reached = {"kernels": self.api.median / self.raw.median}
+        if self.graph is not None:
+            reached["a replay's kernels"] = self.graph.alone.median / self.graph.kernels_us
+        return reached
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
         """Plain values for JSON."""
         graph = self.graph
         return {
@@ -87,42 +77,10 @@ class ApiRow:
             "name": self.shape.name,
             "sizes": self.sizes,
             "backends": list(self.backends),
-            "api_us": rounded(self.api),
-            "kernels_alone_us": rounded(self.raw),
-            "replay_us": None if graph is None else rounded(graph.replay),
-            "replay_alone_us": None if graph is None else rounded(graph.alone),
-            "kernels_of_replay_us": None if graph is None else round(graph.kernels_us, 3),
-            "goals": [goal.as_dict() for goal in self.goals],
+            "api_us": self.api.as_dict(),
+            "kernels_alone_us": self.raw.as_dict(),
+            "replay_us": None if graph is None else graph.replay.as_dict(),
+            "replay_alone_us": None if graph is None else graph.alone.as_dict(),
+            "kernels_of_replay_us": rounded(None if graph is None else graph.kernels_us, 3),
+            "goals": goal_dicts(goals),
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostResults(Facts):
-    """A whole run."""
-
-    host: Sequence[HostRow]
-    layers: Sequence[ApiRow]
-    notes: Sequence[str]
-    failures: Sequence[Failure]
-
-    @property
-    def rows(self) -> Sequence[HostRow | ApiRow]:
-        """All of both tables."""
-        return [*self.host, *self.layers]
-
-    @property
-    def judged(self) -> list[bool]:
-        """Whether each goal is met."""
-        return [goal.passed for row in self.rows for goal in row.goals]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The content of the JSON file."""
-        return self.document(
-            judged=self.judged,
-            match={},
-            framework="torch",
-            failures=failure_dicts(self.failures),
-            host=[row.as_dict() for row in self.host],
-            layers=[row.as_dict() for row in self.layers],
-            notes=list(self.notes),
-        )

@@ -1,79 +1,56 @@
-"""`octavo bench remat`: the command line. Importing this module imports neither numpy nor a framework."""
+"""`octavo bench remat`: its table. Importing this module imports neither numpy nor a framework."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Any
 
-import typer
-
-from octavo_bench.harness.options import (
-    LAYER_REPEATS,
-    Backend,
-    Device,
-    Kinds,
-    Output,
-    Quiet,
-    Repeats,
-    Seed,
-    Sizes,
-    backend_of,
-    device_of,
-    names_of,
-    seed_of,
-)
-from octavo_bench.harness.recipes import KINDS
-from octavo_bench.harness.shapes import EXPERTS, SIZES, SMALL_BLOCK, parse_shapes
-from octavo_bench.quantize.case import check_counts
+from octavo_bench.harness.benchmark import Benchmark
+from octavo_bench.harness.results import Results
+from octavo_bench.harness.run import Run
+from octavo_bench.harness.table import GOAL, MS, Column, Table, gain, number
+from octavo_bench.remat.options import RematOptions
+from octavo_bench.remat.row import PEER, RematRow
 
 
-def remat(
-    device: Device = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(metavar="G,K,F,M", help="Your own experts; repeat for more.", show_default="Qwen3-235B's"),
-    ] = None,
-    sizes: Sizes = "even",
-    kinds: Kinds = "current,block,mxfp8",
-    layers: Annotated[int, typer.Option(help="Layers of the block.")] = 5,
-    unroll: Annotated[bool, typer.Option("--unroll", help="Layers one after another instead of a lax.scan.")] = False,
-    peers: Annotated[
-        bool, typer.Option("--peers/--no-peers", help="Also the block on jax.lax.ragged_dot in bf16.")
-    ] = True,
-    backend: Backend = None,
-    repeats: Repeats = None,
-    seed: Seed = None,
-    output: Output = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One recipe, no peers, few repeats: seconds.")] = False,
-    as_json: Quiet = False,
-) -> None:
+class Remat(Benchmark[RematOptions]):
     """A block of expert layers in JAX under `jax.checkpoint`: its time, memory, runs and compilation by policy.
 
     Plain remat quantizes x and the kernels twice; `octavo_jax.policies.save_quantized` keeps them. Exit code 1 where
     a row fails or nothing ran; a goal that is missed is reported and no failure.
     """
-    chosen_kinds = names_of("--kinds", kinds, KINDS)
-    wanted_sizes = names_of("--sizes", sizes, SIZES)
-    own = parse_shapes(shape or [])
-    check_counts(layers=layers, **({} if repeats is None else {"repeats": repeats}))
-    chosen_seed = seed_of(seed)
-    where = device_of("remat", "jax", device)
-    from octavo_bench.harness.attempts import check_layers
-    from octavo_bench.harness.table import check_output, perform
-    from octavo_bench.remat.report import print_results
-    from octavo_bench.remat.work import Choices, bench_remat
 
-    check_output(output)
-    choices = Choices(
-        device=where,
-        shapes=own or (EXPERTS[2:3] if where == "cuda" else SMALL_BLOCK),
-        sizes=wanted_sizes,
-        kinds=chosen_kinds[:1] if quick else chosen_kinds,
-        layers=layers,
-        unroll=unroll,
-        peers=peers and not quick,
-        backend=backend_of(backend, "jax", where),
-        repeats=repeats or LAYER_REPEATS[where, quick],
-        seed=chosen_seed,
-    )
-    results = perform(bench_remat, choices, output, as_json, print_results)
-    check_layers(results, "rows")
+    name = RematOptions.command
+    options = RematOptions
+
+    def rows(self, run: Run[RematOptions]) -> Iterable[RematRow]:
+        """See `Benchmark`."""
+        from octavo_bench.remat.work import remat_rows
+
+        return remat_rows(run)
+
+    def tables(self, results: Results) -> Iterable[Table[Any]]:
+        """A table per shape and vector of sizes."""
+        layers = f"{results.parts['layers']} layers{', unrolled' if results.parts['unrolled'] else ''}"
+
+        def title(row: RematRow) -> str:
+            return f"experts of {row.shape.label}, {row.sizes}, {layers}: forward + backward in jax"
+
+        yield Table(RematRow, title, _COLUMNS)
+
+
+_COLUMNS: tuple[Column[RematRow], ...] = (
+    Column("recipe", lambda row: row.row.kind),
+    Column("policy", lambda row: row.row.policy),
+    MS,
+    gain("remat / it", "plain remat"),
+    gain("ragged_dot / it", PEER),
+    Column("quantize", lambda row: str(row.row.quantize)),
+    Column("fprop", lambda row: str(row.row.fprop)),
+    Column(
+        "temporary GB",
+        lambda row: number(None if row.row.temporary_bytes is None else row.row.temporary_bytes / 1e9, ".2f"),
+    ),
+    Column("compile s", lambda row: f"{row.row.trace_s:.1f} + {row.row.compile_s:.1f}"),
+    GOAL,
+)

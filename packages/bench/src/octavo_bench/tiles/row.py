@@ -1,25 +1,23 @@
-"""What `octavo bench tiles` leaves: a sweep a GEMM with a row a tile, and its JSON form."""
+"""What `octavo bench tiles` leaves: a sweep per GEMM, with what was measured of each tile."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from octavo_bench.harness.goals import Goal
 from octavo_bench.harness.recipes import GemmCase
-from octavo_bench.harness.results import Facts, Failure, failure_dicts, rounded
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Times
 
-OF_BEST = 0.97
 SAME = 2.0**-7
 """Norm of the difference that another order of summation may leave in a bf16 result, generously."""
 
 
 @dataclass(frozen=True, slots=True)
-class TileRow:
+class TileTime:
     """One tile: what the model expects, what was measured, and how far its result is from the chosen tile's."""
 
     name: str
@@ -40,32 +38,33 @@ class TileRow:
 class Sweep:
     """Every tile of one GEMM on one shape and vector of sizes, the chosen one first."""
 
+    section: ClassVar[str] = "rows"
+
     shape: Shape
     sizes: str
     case: GemmCase
-    tiles: tuple[TileRow, ...]
+    tiles: tuple[TileTime, ...]
 
     @property
-    def chosen(self) -> TileRow:
+    def chosen(self) -> TileTime:
         """The model's choice."""
         return next(tile for tile in self.tiles if tile.chosen)
 
     @property
-    def best(self) -> TileRow:
+    def best(self) -> TileTime:
         """The fastest."""
         return min(self.tiles, key=lambda tile: tile.times.median)
-
-    @property
-    def goal(self) -> Goal:
-        """The chosen tile's rate over the fastest one's."""
-        return Goal(f"{OF_BEST} of the best tile", OF_BEST, self.best.times.median / self.chosen.times.median)
 
     @property
     def same(self) -> bool:
         """Whether all tiles have one result."""
         return all(tile.same for tile in self.tiles)
 
-    def as_dict(self) -> dict[str, Any]:
+    def measures(self, rows: Sequence[Any]) -> dict[str, float]:
+        """The chosen tile's rate over the fastest one's."""
+        return {"the best tile": self.best.times.median / self.chosen.times.median}
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "case": self.case.label,
@@ -75,12 +74,12 @@ class Sweep:
             "sizes": self.sizes,
             "chosen": self.chosen.name,
             "best": self.best.name,
-            "goal": self.goal.as_dict(),
+            "goal": goals[0].as_dict() if goals else None,
             "tiles": [
                 {
                     "name": tile.name,
                     "predicted_us": round(tile.predicted_us, 3),
-                    "us": rounded(tile.times),
+                    "us": tile.times.as_dict(),
                     "tflops": round(self.shape.tflops(tile.times.median), 1),
                     "filled": round(tile.filled, 4),
                     "waves": round(tile.waves, 3),
@@ -90,32 +89,3 @@ class Sweep:
                 for tile in self.tiles
             ],
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class TilesResults(Facts):
-    """A whole run."""
-
-    groupings: dict[str, list[int]]
-    sweeps: Sequence[Sweep]
-    failures: Sequence[Failure]
-
-    @property
-    def judged(self) -> list[bool]:
-        """Whether each choice is good enough; on a CPU, which has no tiles, nothing is judged."""
-        return [sweep.goal.passed for sweep in self.sweeps] if self.device == "cuda" else []
-
-    @property
-    def differing(self) -> list[Sweep]:
-        """Sweeps with a tile whose result is another."""
-        return [sweep for sweep in self.sweeps if not sweep.same]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The content of the JSON file."""
-        return self.document(
-            judged=self.judged,
-            match={"same": len(self.sweeps) - len(self.differing), "differs": len(self.differing)},
-            groupings=self.groupings,
-            failures=failure_dicts(self.failures),
-            rows=[sweep.as_dict() for sweep in self.sweeps],
-        )
