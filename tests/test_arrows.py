@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from workspace import Package, packages
+from workspace import Package, packages, tracked
 
 # What each package may need of ours (architecture.md, "The tree"); a new package adds its row.
 MAY_NEED: dict[str, set[str]] = {
@@ -55,7 +55,7 @@ def _imported(file: Path) -> Iterator[str]:
 
 
 def _imports(package: Package) -> dict[str, Path]:
-    return {name: file for file in sorted(package.source.rglob("*.py")) for name in _imported(file)}
+    return {name: file for file in tracked("**/*.py", root=package.source) for name in _imported(file)}
 
 
 def test_every_package_has_its_row() -> None:

@@ -14,7 +14,7 @@ from workspace import ROOT
 import octavo_native
 import octavo_registry
 from octavo import NoBackendError
-from octavo_registry.request import Request
+from octavo_registry.contract.request import Request
 
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
@@ -84,7 +84,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     word = torch.zeros(1, dtype=torch.int32)
-    monkeypatch.setattr("octavo_torch.status._words", {torch.device("cuda", 0): word})
+    monkeypatch.setattr("octavo_torch.compiler.status._words", {torch.device("cuda", 0): word})
     # plans of pretended devices shall not stay
     monkeypatch.setattr(octavo_registry, "_registry", octavo_registry.Registry())
 

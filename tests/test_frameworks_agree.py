@@ -8,7 +8,7 @@ import pytest
 import octavo
 import octavo_numerics
 import octavo_registry
-from octavo_registry.frameworks import PLANES
+from octavo_registry.contract.frameworks import PLANES
 
 RECIPES = [name for name, recipe in octavo.PRESETS.items() if recipe.quantizer("x") is not None]
 SIZES = np.array([33, 0, 17, 64, 1, 13], dtype=np.int64)

@@ -20,9 +20,9 @@ from octavo.formats import DType
 from octavo.recipe_base import GEMMS
 from octavo_native.gemms import LAYOUTS_OF_GEMM
 from octavo_registry import Bound, Request
-from octavo_registry.candidates import Candidate, Candidates, filter_cards
-from octavo_registry.compose import Composition, compose
-from octavo_registry.records import BackendRecord
+from octavo_registry.discovery.records import BackendRecord
+from octavo_registry.dispatch.candidates import Candidate, Candidates, filter_cards
+from octavo_registry.dispatch.compose import Composition, compose
 from octavo_torch.plugin import CARD as REFERENCE
 from octavo_torch_cudagraph.plugin import CARD as CUDAGRAPH
 from octavo_torch_native.plugin import CARD as NATIVE

@@ -11,7 +11,7 @@ import pytest
 
 import octavo
 from octavo_registry import Bound, Capability, Registry, Request, prefer, state_token
-from octavo_registry.cards import BackendCard
+from octavo_registry.contract.cards import BackendCard
 
 CARD = BackendCard(
     name="bench",

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import octavo
-from octavo_registry import API_LEVEL, Bound, Capability, Registry, Request, preference
-from octavo_registry.cards import BackendCard
-from octavo_registry.entry_points import Published, published
-from octavo_registry.loader import GROUP
+from octavo_registry import API_LEVEL, Bound, Capability, Registry, Request
+from octavo_registry.contract.cards import BackendCard
+from octavo_registry.discovery.entry_points import Published, published
+from octavo_registry.discovery.loader import GROUP
+from octavo_registry.dispatch import preference
 
 GEMMS = frozenset({"fprop", "dgrad", "wgrad"})
 

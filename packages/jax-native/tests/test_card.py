@@ -16,13 +16,13 @@ import octavo_registry
 from octavo import BlockScaling, HighPrecision, NoBackendError, QuantizerSpec
 from octavo.recipe_base import GEMMS
 from octavo_jax_native.backend import LAYOUTS, NativeBackend
+from octavo_jax_native.gemm.tiles import kernel_choices
 from octavo_jax_native.plugin import CARD
-from octavo_jax_native.tiles import kernel_choices
 from octavo_registry import Request
-from octavo_registry.cards import QUANTIZERS, Capability
-from octavo_registry.match import match
+from octavo_registry.contract.cards import QUANTIZERS, Capability
+from octavo_registry.dispatch.match import match
 
-HEAVY = ("jax", "jaxlib", "numpy", "octavo_native", "octavo_jax_native.targets")
+HEAVY = ("jax", "jaxlib", "numpy", "octavo_native", "octavo_jax_native.ffi.targets")
 
 
 def test_the_card_imports_nothing_heavy() -> None:

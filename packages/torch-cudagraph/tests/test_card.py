@@ -15,14 +15,15 @@ import octavo_registry
 import octavo_torch_native.plugin
 from octavo import PRESETS, NoBackendError, QuantizerSpec, Recipe
 from octavo.recipe_base import GEMMS, Gemm
-from octavo_registry.cards import Capability
-from octavo_registry.match import match
-from octavo_registry.request import Request
-from octavo_torch import graphs, grouped_linear, quantize
+from octavo_registry.contract.cards import Capability
+from octavo_registry.contract.request import Request
+from octavo_registry.dispatch.match import match
+from octavo_torch import grouped_linear, quantize
+from octavo_torch.compiler import graphs
 from octavo_torch_cudagraph import graph_safe, plugin
 from octavo_torch_cudagraph.backend import CudaGraphBackend
 from octavo_torch_cudagraph.sizes import device_plan
-from octavo_torch_native.rows import RowPlan
+from octavo_torch_native.arrays.rows import RowPlan
 
 MXFP8 = PRESETS["mxfp8"]
 SPEC = QuantizerSpec(scaling="mxfp8", format="e4m3")
@@ -107,12 +108,12 @@ def test_what_the_native_backend_refuses_is_refused(hopper: None, monkeypatch: p
 def test_a_first_call_inside_a_capture_is_refused(hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flag of bad sizes would be made, and cleared, by each replay."""
     monkeypatch.setattr("octavo_torch_cudagraph.backend.is_capturing", lambda: True)
-    monkeypatch.setattr("octavo_torch.status.is_capturing", lambda: True)
-    monkeypatch.setattr("octavo_torch.status._words", {})
+    monkeypatch.setattr("octavo_torch.compiler.status.is_capturing", lambda: True)
+    monkeypatch.setattr("octavo_torch.compiler.status._words", {})
     sentence = CudaGraphBackend().refuses(gemm("fprop", MXFP8)) or ""
     assert "run the function once before the capture" in sentence
     word = {torch.device("cuda", 0): torch.zeros(1, dtype=torch.int32)}
-    monkeypatch.setattr("octavo_torch.status._words", word)
+    monkeypatch.setattr("octavo_torch.compiler.status._words", word)
     assert CudaGraphBackend().refuses(gemm("fprop", MXFP8)) is None
 
 

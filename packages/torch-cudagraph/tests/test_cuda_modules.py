@@ -17,9 +17,9 @@ from torch import Tensor
 
 import octavo_torch_cudagraph as graphs
 from octavo import NoBackendError
-from octavo_conformance.variants import RECIPES
+from octavo_conformance.cards.variants import RECIPES
 from octavo_torch import GroupedLinear, QuantizedWeight, check_errors, quantize_weight
-from octavo_torch.graphs import no_waiting
+from octavo_torch.compiler.graphs import no_waiting
 
 pytestmark = MARKS
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import octavo_native
-from octavo_torch.graphs import no_waiting
+from octavo_torch.compiler.graphs import no_waiting
 
 SPLITS = ([33, 0, 150, 70, 1, 129], [0, 700, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6], [0] * 6, [128, 128, 128, 128, 128, 60])
 """Sizes of six groups of at most 700 rows."""

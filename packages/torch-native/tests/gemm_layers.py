@@ -16,13 +16,13 @@ import octavo_torch_native as native
 from octavo import Recipe
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS, Gemm
-from octavo_conformance.checks import Part, blocks_of, with_bias
-from octavo_conformance.operands import RUN_ORDER, Problem, by_definition, draw_problem
+from octavo_conformance.oracles.checks import Part, blocks_of, with_bias
+from octavo_conformance.problems.operands import RUN_ORDER, Problem, by_definition, draw_problem
 from octavo_numerics import PLANES, QuantizedArray
-from octavo_registry.request import Request
+from octavo_registry.contract.request import Request
 from octavo_torch import GroupedTensor
+from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.bridge import BRIDGE
-from octavo_torch.dtypes import DTYPE_NAMES
 
 SHAPE = (150, 144, 80, 5)
 """(M, K, N, G) of most tests: a tail, K and N past one block and no multiple of it."""

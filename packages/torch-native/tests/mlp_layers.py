@@ -9,7 +9,7 @@ from torch import Tensor
 
 import octavo_torch_native as native
 from octavo import QuantizerSpec, Recipe
-from octavo_registry.cards import GATED
+from octavo_registry.contract.cards import GATED
 from octavo_torch import DelayedState, grouped_linear, grouped_mlp
 
 NAMES = ("x", "w1", "w2", "probs", "bias1", "bias2")

@@ -14,8 +14,8 @@ import octavo_registry
 from octavo import MXFP8, PRESETS, CurrentScaling, HighPrecision, NoBackendError, QuantizerSpec, Recipe
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_native import layouts
-from octavo_registry.match import match
-from octavo_registry.request import Request
+from octavo_registry.contract.request import Request
+from octavo_registry.dispatch.match import match
 from octavo_torch_native import plugin
 from octavo_torch_native.backend import ABI_LEVEL, NativeBackend
 

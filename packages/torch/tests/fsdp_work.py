@@ -21,12 +21,12 @@ from octavo_torch import (
     GroupedLinear,
     GroupedMLP,
     explain_gather,
-    fsdp_shard,
     quantize_before_gather,
     unchanged_weights,
     update_scales,
 )
-from octavo_torch.coded_weight import CodedWeight
+from octavo_torch.distributed.fsdp import shard
+from octavo_torch.linear.coded_weight import CodedWeight
 
 G, N, K, M = 4, 512, 512, 40
 SIZES = [11, 0, 17, 6]
@@ -205,7 +205,7 @@ def codes_of_a_step() -> list[Any]:
             layer = sharded(layer_of(RECIPES[name]), dim)
             optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
             seen: list[Tensor] = []
-            with mock.patch.object(fsdp_shard, "quantize_shard", wraps=fsdp_shard.quantize_shard) as quantized:
+            with mock.patch.object(shard, "quantize_shard", wraps=shard.quantize_shard) as quantized:
                 for step in range(2):
                     with block(layer) if block is unchanged_weights else block():
                         for micro in range(2):

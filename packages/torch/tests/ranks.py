@@ -22,9 +22,9 @@ WATCHDOG_SECONDS = 60.0
 START_SECONDS = 300.0  # importing torch, on a machine that has other work
 
 IMPORTED_ONCE = [
-    "octavo_torch.checkpoint_distributed",
-    "octavo_torch.parallel",
-    "octavo_torch.sequential",
+    "octavo_torch.checkpoint.distributed",
+    "octavo_torch.distributed.parallel",
+    "octavo_torch.mlp.sequential",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
 ]

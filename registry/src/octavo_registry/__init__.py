@@ -9,15 +9,7 @@ from collections.abc import Sequence
 
 from octavo import QuantizerSpec, Recipe
 from octavo.formats import DType
-from octavo_registry.bridges import (
-    FrameworkRecord,
-    framework,
-    framework_names,
-    framework_record,
-    framework_records,
-    frameworks,
-)
-from octavo_registry.cards import (
+from octavo_registry.contract.cards import (
     ALL_ACTIVATIONS,
     ALL_DTYPES,
     ALL_NORMS,
@@ -33,16 +25,24 @@ from octavo_registry.cards import (
     QuantizerCard,
     Weight,
 )
-from octavo_registry.compose import LayerPlan
-from octavo_registry.frameworks import PLANES, Device, Framework, LayerResult
-from octavo_registry.hookspecs import API_LEVEL, HookSpecs, hookimpl
-from octavo_registry.kernels import KernelChoice, KernelModel
-from octavo_registry.loader import PluginRecord
-from octavo_registry.preference import UnknownBackendError, mirror_preference, prefer, state_token
-from octavo_registry.preference import current as current_preference
-from octavo_registry.records import OLDEST_API_LEVEL, BackendRecord
+from octavo_registry.contract.frameworks import PLANES, Device, Framework, LayerResult
+from octavo_registry.contract.hookspecs import API_LEVEL, HookSpecs, hookimpl
+from octavo_registry.contract.kernels import KernelChoice, KernelModel
+from octavo_registry.contract.request import Backend, Bound, Decision, Plan, Refused, Request, Verdict
+from octavo_registry.discovery.bridges import (
+    FrameworkRecord,
+    framework,
+    framework_names,
+    framework_record,
+    framework_records,
+    frameworks,
+)
+from octavo_registry.discovery.loader import PluginRecord
+from octavo_registry.discovery.records import OLDEST_API_LEVEL, BackendRecord
+from octavo_registry.dispatch.compose import LayerPlan
+from octavo_registry.dispatch.preference import UnknownBackendError, mirror_preference, prefer, state_token
+from octavo_registry.dispatch.preference import current as current_preference
 from octavo_registry.registry import Registry
-from octavo_registry.request import Backend, Bound, Decision, Plan, Refused, Request, Verdict
 
 __version__ = "0.1.0"
 

@@ -12,11 +12,11 @@ import json
 import sys
 from typing import Any
 
-from octavo_registry.cards import BackendCard, QuantizerCard
-from octavo_registry.frameworks import PLANES
-from octavo_registry.hookspecs import API_LEVEL, HookSpecs
-from octavo_registry.kernels import KernelChoice, KernelModel
-from octavo_registry.request import Backend, Bound, Request
+from octavo_registry.contract.cards import BackendCard, QuantizerCard
+from octavo_registry.contract.frameworks import PLANES
+from octavo_registry.contract.hookspecs import API_LEVEL, HookSpecs
+from octavo_registry.contract.kernels import KernelChoice, KernelModel
+from octavo_registry.contract.request import Backend, Bound, Request
 
 _PROSE = ("title", "description")
 

@@ -11,17 +11,17 @@ from octavo import OctavoError, QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.presets import PRESETS
 from octavo.presets import recipe as core_recipe
-from octavo_registry import loader
-from octavo_registry.compose import LayerPlan
-from octavo_registry.dispatch import Dispatcher
-from octavo_registry.entry_points import Published, published
-from octavo_registry.kernels import KernelChoice
-from octavo_registry.layer_requests import LayerDtypes
-from octavo_registry.loader import Plugin, PluginRecord
-from octavo_registry.names import RESERVED, Claim, void_claims
-from octavo_registry.preference import renew_tokens
-from octavo_registry.records import BackendRecord, backend_records
-from octavo_registry.request import Decision, Plan, Request
+from octavo_registry.contract.kernels import KernelChoice
+from octavo_registry.contract.request import Decision, Plan, Request
+from octavo_registry.discovery import loader
+from octavo_registry.discovery.entry_points import Published, published
+from octavo_registry.discovery.loader import Plugin, PluginRecord
+from octavo_registry.discovery.names import RESERVED, Claim, void_claims
+from octavo_registry.discovery.records import BackendRecord, backend_records
+from octavo_registry.dispatch.compose import LayerPlan
+from octavo_registry.dispatch.dispatcher import Dispatcher
+from octavo_registry.dispatch.layer_requests import LayerDtypes
+from octavo_registry.dispatch.preference import renew_tokens
 
 Find = Callable[[], Iterable[Published]]
 
@@ -107,15 +107,23 @@ class Registry:
     def _discovered(self) -> list[Plugin]:
         if self._plugins is None:
             self._plugins = []
-            found = list(self._find())
-            void = void_claims([entry.claim for entry in found], self._reserved)
-            # a plugin whose name is contested is not imported either: whose code it is cannot be told
-            loaded = [
+            try:
+                self._discover()
+            except BaseException:  # Ctrl-C while a framework is imported: the next question discovers again
+                self._plugins, self._broken, self._manager = None, [], loader.manager()
+                raise
+        return self._plugins
+
+    def _discover(self) -> None:
+        found = list(self._find())
+        void = void_claims([entry.claim for entry in found], self._reserved)
+        # a plugin whose name is contested is not imported either: whose code it is cannot be told
+        self._adopt(
+            [
                 loader.broken(entry, void[i]) if i in void else loader.load_published(entry)
                 for i, entry in enumerate(found)
             ]
-            self._adopt(loaded)
-        return self._plugins
+        )
 
     def _adopt(self, loaded: Sequence[Plugin | PluginRecord]) -> None:
         adopted = self._plugins = list(self._plugins or ())

@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import octavo_registry
-from octavo_registry import Registry, bridges, entry_points
+from octavo_registry import Registry
 from octavo_registry.cli import app, commands, notes, selftest
+from octavo_registry.discovery import bridges, entry_points
 
 
 class Run:

@@ -9,7 +9,7 @@ import pytest
 
 from octavo_registry import Registry
 from octavo_registry.cli import selftest
-from octavo_registry.frameworks import Device
+from octavo_registry.contract.frameworks import Device
 
 
 def test_doctor_of_a_healthy_installation(run: Any) -> None:

@@ -87,6 +87,6 @@ def rename(folder: Path, name: str) -> None:
 
 def _taken_names() -> set[str]:
     import octavo_registry
-    from octavo_registry.names import RESERVED
+    from octavo_registry.discovery.names import RESERVED
 
     return {record.name for record in octavo_registry.backends()} | set(RESERVED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy_backend
 import numpy_plugin
 
-from octavo_registry.cards import BackendCard
+from octavo_registry.contract.cards import BackendCard
 
 
 def octavo_backends() -> list[BackendCard]:

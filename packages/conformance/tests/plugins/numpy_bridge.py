@@ -11,8 +11,8 @@ from octavo import GroupedTensorSpec, QuantizerSpec, Recipe, check_group_sizes
 from octavo.quantizer import Operand
 from octavo_numerics import QuantizedArray
 from octavo_registry import plan, plan_layer
-from octavo_registry.frameworks import Device, LayerResult
-from octavo_registry.request import Plan, Request
+from octavo_registry.contract.frameworks import Device, LayerResult
+from octavo_registry.contract.request import Plan, Request
 
 
 class Watched(np.ndarray[Any, Any]):
@@ -38,7 +38,7 @@ def _dtype(array: Any) -> Any:
 
 
 class NumpyBridge:
-    """See `octavo_registry.frameworks.Framework`. An ndarray of sizes stands for one on a device: never checked."""
+    """See `octavo_registry.Framework`. An ndarray of sizes stands for one on a device: never checked."""
 
     name = "numpy"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo_registry.cards import QUANTIZERS, BackendCard, Capability
+from octavo_registry.contract.cards import QUANTIZERS, BackendCard, Capability
 
 KINDS = frozenset({"high_precision", "delayed", "current", "row", "block", "mxfp8", "nvfp4"})
 

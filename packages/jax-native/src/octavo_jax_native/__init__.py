@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_jax.composed import Extras
-    from octavo_jax_native.functional import act_quantize, dact_quantize, norm_quantize
-    from octavo_jax_native.targets import TARGETS
+    from octavo_jax.functions.composed import Extras
+    from octavo_jax_native.ffi.targets import TARGETS
+    from octavo_jax_native.quantizers.functional import act_quantize, dact_quantize, norm_quantize
 
 __version__ = "0.1.0"
 
@@ -21,10 +21,10 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "TARGETS":
-        from octavo_jax_native.targets import TARGETS
+        from octavo_jax_native.ffi.targets import TARGETS
 
         return TARGETS
-    from octavo_jax_native import functional
+    from octavo_jax_native.quantizers import functional
 
     value: object = getattr(functional, name)
     return value

@@ -8,12 +8,12 @@ import octavo_native
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo.recipe_base import GEMMS
-from octavo_jax_native import targets
+from octavo_jax_native.ffi import targets
 from octavo_jax_native.plugin import EMULATED, EMULATED_RECIPES
-from octavo_registry.request import Bound, Request
+from octavo_registry.contract.request import Bound, Request
 
 if TYPE_CHECKING:
-    from octavo_registry.kernels import KernelChoice
+    from octavo_registry.contract.kernels import KernelChoice
 
 LAYOUTS: dict[Direction, tuple[str, str]] = {"rowwise": (PLAIN, "rows"), "columnwise": (PLAIN, "panels")}
 """The layouts that a plane may have."""
@@ -41,7 +41,7 @@ class NativeBackend:
                 "nvcc is found (octavo doctor shows what was built)"
             )
         if request.device == "cuda" and request.op in GEMMS:
-            from octavo_jax_native.gemm_call import cuda_refusal
+            from octavo_jax_native.gemm.call import cuda_refusal
 
             if request.other_dtype not in (None, request.in_dtype):
                 first, other = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("x", "dy")}[request.op]
@@ -59,10 +59,10 @@ class NativeBackend:
     def bind(self, request: Request) -> Bound:
         """The jitted function for `request`; see `octavo_registry.Bound` for the calls."""
         # here, because the modules below use names that another ABI level may not have
-        from octavo_jax_native.dequantizing import bind_dequantize
-        from octavo_jax_native.fused import bind_fused
-        from octavo_jax_native.gemm import bind_gemm
-        from octavo_jax_native.quantizing import bind_quantize
+        from octavo_jax_native.gemm.gemm import bind_gemm
+        from octavo_jax_native.quantizers.dequantizer import bind_dequantize
+        from octavo_jax_native.quantizers.fused import bind_fused
+        from octavo_jax_native.quantizers.quantizer import bind_quantize
 
         if request.op in GEMMS:
             emulated = request.device == "cuda" and request.kind in EMULATED_RECIPES
@@ -84,15 +84,15 @@ class NativeBackend:
         """The tiles in which a CUDA GEMM of M = `rows` could be cut, the chosen one first; () for other requests."""
         if self.refuses(request) is not None or request.device != "cuda" or request.op not in GEMMS:
             return ()
-        from octavo_jax_native.tiles import kernel_choices
+        from octavo_jax_native.gemm.tiles import kernel_choices
 
         return kernel_choices(request, rows)
 
 
 def _layouts(request: Request) -> dict[str, str]:
     """The native layout of the plane that a GEMM reads of each operand."""
-    from octavo_jax_native.forms import form_of
-    from octavo_jax_native.planes import NATIVE
+    from octavo_jax_native.arrays.planes import NATIVE
+    from octavo_jax_native.gemm.forms import form_of
 
     assert request.op in GEMMS
     form = form_of(request.op, request.weight)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.formats import DType
-from octavo_registry.cards import QUANTIZERS, BackendCard, Capability, Op, Weight
-from octavo_registry.hookspecs import hookimpl
-from octavo_registry.request import Backend
+from octavo_registry.contract.cards import QUANTIZERS, BackendCard, Capability, Op, Weight
+from octavo_registry.contract.hookspecs import hookimpl
+from octavo_registry.contract.request import Backend
 
 NAME = "jax-native"
 

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from octavo_jax import adapters, counting, moe, policies, traffic
-    from octavo_jax.activations import activate
-    from octavo_jax.checkpoint_names import name_bits, name_planes
-    from octavo_jax.delayed import DelayedState, ScalingHistory, init_delayed, record_amax, update_delayed
-    from octavo_jax.explaining import LayerReport, explain
-    from octavo_jax.fused import Extras, act_quantize, dact_quantize, norm_quantize
-    from octavo_jax.grouped import grouped_dense
-    from octavo_jax.grouped_tensor import GroupedTensor
-    from octavo_jax.mlp import grouped_mlp, layernorm_mlp
-    from octavo_jax.normalized_dense import layernorm_dense
-    from octavo_jax.norms import normalize
-    from octavo_jax.plain import dense
-    from octavo_jax.quantizers import Quantizer, QuantizerSet, quantizer_set, with_state
-    from octavo_jax.quantizing import dequantize, quantize
-    from octavo_jax.ragged import ragged_dot
+    from octavo_jax.arrays.grouped_tensor import GroupedTensor
+    from octavo_jax.functions.activations import activate
+    from octavo_jax.functions.norms import normalize
+    from octavo_jax.layer_report import LayerReport, explain
+    from octavo_jax.linear.dense import dense
+    from octavo_jax.linear.grouped import grouped_dense
+    from octavo_jax.linear.normalized_dense import layernorm_dense
+    from octavo_jax.linear.ragged import ragged_dot
+    from octavo_jax.mlp.mlp import grouped_mlp, layernorm_mlp
+    from octavo_jax.quantizers.functional import dequantize, quantize
+    from octavo_jax.quantizers.fused import Extras, act_quantize, dact_quantize, norm_quantize
+    from octavo_jax.quantizers.quantizer_set import Quantizer, QuantizerSet, quantizer_set, with_state
+    from octavo_jax.remat.checkpoint_names import name_bits, name_planes
+    from octavo_jax.scaling.delayed import DelayedState, ScalingHistory, init_delayed, record_amax, update_delayed
     from octavo_jax.sharding.axes import MeshAxes
 
 __version__ = "0.1.0"
@@ -70,25 +70,25 @@ __all__ = [
 
 _MODULES = ("adapters", "counting", "moe", "policies", "traffic")
 _PLACES = (
-    "activations",
-    "checkpoint_names",
-    "delayed",
-    "explaining",
-    "fused",
-    "grouped",
-    "grouped_tensor",
-    "mlp",
-    "normalized_dense",
-    "norms",
-    "plain",
-    "quantizers",
-    "quantizing",
-    "ragged",
+    "functions.activations",
+    "remat.checkpoint_names",
+    "scaling.delayed",
+    "layer_report",
+    "quantizers.fused",
+    "linear.grouped",
+    "arrays.grouped_tensor",
+    "mlp.mlp",
+    "linear.normalized_dense",
+    "functions.norms",
+    "linear.dense",
+    "quantizers.quantizer_set",
+    "quantizers.functional",
+    "linear.ragged",
     "sharding.axes",
 )
 
 if "jax" in sys.modules:
-    importlib.import_module("octavo_jax.preference")  # it says why so early
+    importlib.import_module("octavo_jax.dispatch.preference")  # it says why so early
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""How packages that import no framework reach JAX: `octavo_registry.frameworks.Framework`."""
+"""How packages that import no framework reach JAX: `octavo_registry.contract.frameworks.Framework`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
-from octavo_jax.delayed import DelayedState, ScalingHistory
-from octavo_jax.dispatch import device_kind
-from octavo_jax.grouped import grouped_dense
-from octavo_jax.grouped_tensor import GroupedTensor
-from octavo_jax.quantizing import quantize
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.dispatch.devices import device_kind
+from octavo_jax.linear.grouped import grouped_dense
+from octavo_jax.quantizers.functional import quantize
+from octavo_jax.scaling.delayed import DelayedState, ScalingHistory
 from octavo_jax.sharding.axes import MeshAxes
-from octavo_registry.frameworks import PLANES, Device, LayerResult
+from octavo_registry.contract.frameworks import PLANES, Device, LayerResult
 
 _HOST_PRIMITIVES = ("pure_callback", "io_callback", "debug_callback", "infeed", "outfeed")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from octavo_registry.cards import QUANTIZERS, BackendCard, Capability, Op
-from octavo_registry.hookspecs import hookimpl
-from octavo_registry.request import Backend
+from octavo_registry.contract.cards import QUANTIZERS, BackendCard, Capability, Op
+from octavo_registry.contract.hookspecs import hookimpl
+from octavo_registry.contract.request import Backend
 
 NAME = "jax-reference"
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME, Direction
-from octavo_jax.checkpoint_names import DIRECTIONS, NAMED_OPERANDS, plane_name
+from octavo_jax.remat.checkpoint_names import DIRECTIONS, NAMED_OPERANDS, plane_name
 
 Policy = Callable[..., Any]
 

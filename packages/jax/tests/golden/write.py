@@ -15,7 +15,7 @@ import numpy as np
 
 import octavo
 import octavo_jax
-from octavo_jax.quantizers import QuantizerSet, quantizer_set, with_state
+from octavo_jax.quantizers.quantizer_set import QuantizerSet, quantizer_set, with_state
 
 FOLDER = Path(__file__).parent / octavo_jax.__version__
 

@@ -13,10 +13,10 @@ import octavo_registry
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.quantizer import Direction
 from octavo_jax import GroupedTensor
-from octavo_jax.checkpoint_names import DIRECTIONS
-from octavo_jax.fused import Extras
+from octavo_jax.quantizers.fused import Extras
+from octavo_jax.remat.checkpoint_names import DIRECTIONS
 from octavo_registry import BackendCard, Bound, Capability, Request, hookimpl
-from octavo_registry.cards import GATED, QUANTIZERS, Op
+from octavo_registry.contract.cards import GATED, QUANTIZERS, Op
 
 NAMES = ("remat-probe", "remat-probe-fused")
 _PAYLOADS = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2, "e2m1": jnp.uint8}

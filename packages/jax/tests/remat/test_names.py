@@ -15,9 +15,9 @@ from jax.extend.core import jaxprs_in_params
 import octavo
 import octavo_jax
 from octavo import GroupedTensorSpec
-from octavo_jax.checkpoint_names import FIELDS, NAMED_OPERANDS, name_bits, name_planes, plane_name
 from octavo_jax.counting import count_runs, unnamed_planes
 from octavo_jax.policies import plane_names, save_quantized
+from octavo_jax.remat.checkpoint_names import FIELDS, NAMED_OPERANDS, name_bits, name_planes, plane_name
 
 M, K, N, G = 48, 32, 16, 2
 SIZES = [20, 10]

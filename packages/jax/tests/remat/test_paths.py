@@ -15,11 +15,11 @@ from jax.extend.core import jaxprs_in_params
 import octavo
 import octavo_jax
 from octavo_jax import linen, moe, nnx
-from octavo_jax.checkpoint_names import NAMED_OPERANDS
 from octavo_jax.counting import unnamed_planes
-from octavo_jax.mlp import grouped_mlp, layernorm_mlp
-from octavo_jax.normalized_dense import layernorm_dense
-from octavo_jax.plain import dense
+from octavo_jax.linear.dense import dense
+from octavo_jax.linear.normalized_dense import layernorm_dense
+from octavo_jax.mlp.mlp import grouped_mlp, layernorm_mlp
+from octavo_jax.remat.checkpoint_names import NAMED_OPERANDS
 
 M, K, F, N, G = 48, 32, 16, 24, 2
 SIZES = [20, 10]

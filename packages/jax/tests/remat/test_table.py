@@ -20,9 +20,9 @@ import octavo_jax
 from octavo import Recipe
 from octavo_jax import linen, policies
 from octavo_jax.counting import Runs, count_runs
-from octavo_jax.mlp import layernorm_mlp
-from octavo_jax.normalized_dense import layernorm_dense
-from octavo_jax.plain import dense
+from octavo_jax.linear.dense import dense
+from octavo_jax.linear.normalized_dense import layernorm_dense
+from octavo_jax.mlp.mlp import layernorm_mlp
 
 M, K, G = 32, 32, 2
 SIZES = (20, 10)

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from octavo.recipe_base import GEMMS
-from octavo_registry.request import Bound, Request
-from octavo_torch.graphs import GraphUnsafeError, is_capturing
-from octavo_torch.status import status_word
+from octavo_registry.contract.request import Bound, Request
+from octavo_torch.plugin_api import GraphUnsafeError, is_capturing, status_word
 from octavo_torch_native.backend import NativeBackend
 
 if TYPE_CHECKING:
-    from octavo_registry.kernels import KernelChoice
+    from octavo_registry.contract.kernels import KernelChoice
 
 
 _SIZES_AT: Mapping[str, int] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from octavo_torch_native.rows import RowPlan, plan_rows
+from octavo_torch_native.arrays.rows import RowPlan, plan_rows
 
 
 def check_sizes(group_sizes: Tensor, like: Any) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_torch_native.functional import (
+    from octavo_torch_native.arrays.rows import RowPlan
+    from octavo_torch_native.quantizers.functional import (
         act_quantize,
         convert,
         dact_quantize,
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
         plan,
         quantize,
     )
-    from octavo_torch_native.quantized import Quantized
-    from octavo_torch_native.rows import RowPlan
+    from octavo_torch_native.quantizers.quantized import Quantized
 
 __version__ = "0.1.0"
 
@@ -41,7 +41,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from octavo_torch_native import functional
+    from octavo_torch_native.quantizers import functional
 
     # all at once: afterwards every name is a plain global, which a compiler can trace
     globals().update({public: value for public, value in vars(functional).items() if public in __all__})

@@ -10,14 +10,13 @@ import octavo_native
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo.recipe_base import GEMMS
-from octavo_registry.cards import MOVES, QUANTIZERS
-from octavo_registry.request import Bound, Request
-from octavo_torch.dtypes import DTYPES
-from octavo_torch.status import status_word
+from octavo_registry.contract.cards import MOVES, QUANTIZERS
+from octavo_registry.contract.request import Bound, Request
+from octavo_torch.plugin_api import DTYPES, status_word
 from octavo_torch_native.plugin import PANELS, ROWS
 
 if TYPE_CHECKING:
-    from octavo_registry.kernels import KernelChoice
+    from octavo_registry.contract.kernels import KernelChoice
 
 ABI_LEVEL = 1
 """The level of octavo-native's calls that this package makes."""
@@ -65,15 +64,15 @@ class NativeBackend:
         """The function for `request.op`; see octavo_registry.Bound for the calls."""
         # here, because the modules below use names that another ABI level may not have
         from octavo_native.gemms import LAYOUTS_OF_GEMM
-        from octavo_torch_native import moves
-        from octavo_torch_native.delayed import update_scales
-        from octavo_torch_native.dequantizer import Dequantizer
-        from octavo_torch_native.fused import ActQuantizer, DactQuantizer, NormQuantizer
-        from octavo_torch_native.gemm import BOUND
-        from octavo_torch_native.product import product_of
-        from octavo_torch_native.quantizer import Quantizer
-        from octavo_torch_native.rows import plan_rows
-        from octavo_torch_native.whole import whole_layer
+        from octavo_torch_native.arrays.rows import plan_rows
+        from octavo_torch_native.gemm.gemm import BOUND
+        from octavo_torch_native.gemm.product import product_of
+        from octavo_torch_native.linear.whole import whole_layer
+        from octavo_torch_native.moe import moves
+        from octavo_torch_native.quantizers.delayed import update_scales
+        from octavo_torch_native.quantizers.dequantizer import Dequantizer
+        from octavo_torch_native.quantizers.fused import ActQuantizer, DactQuantizer, NormQuantizer
+        from octavo_torch_native.quantizers.quantizer import Quantizer
 
         if request.device == "cuda":
             # made now: a word that is born while a graph is captured would be zeroed by every replay
@@ -117,8 +116,8 @@ class NativeBackend:
         if request.device != "cuda" or request.op not in GEMMS or k is None or n is None or groups is None:
             return ()
         from octavo_native.gemms import gemm_choices, gemm_named
-        from octavo_registry.kernels import KernelChoice
-        from octavo_torch_native.product import product_of
+        from octavo_registry.contract.kernels import KernelChoice
+        from octavo_torch_native.gemm.product import product_of
 
         product = product_of(request)
         here = torch.cuda.get_device_properties() if torch.cuda.is_available() else None
@@ -133,7 +132,7 @@ class NativeBackend:
 def _gemm_refusal(request: Request) -> str | None:
     """What octavo_native refuses of the GEMM, and on CUDA operands of two dtypes."""
     from octavo_native.gemms import gemm_named
-    from octavo_torch_native.product import product_of
+    from octavo_torch_native.gemm.product import product_of
 
     recipe, cuda = request.recipe, request.device == "cuda"
     assert recipe is not None  # part of the contract of the GEMMs

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from octavo import GroupedTensorSpec
-from octavo_torch.grouped_tensor import PLANES, GroupedTensor
-from octavo_torch_native.quantized import EXTRAS, Quantized
-from octavo_torch_native.rows import RowPlan
+from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
+from octavo_torch_native.arrays.rows import RowPlan
+from octavo_torch_native.quantizers.quantized import EXTRAS, Quantized
 
 _is_compiling = torch.compiler.is_compiling
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
-from octavo_registry.cards import ALL_DTYPES, MOVES, Accumulation, BackendCard, Capability, Op
-from octavo_registry.hookspecs import hookimpl
+from octavo_registry.contract.cards import ALL_DTYPES, MOVES, Accumulation, BackendCard, Capability, Op
+from octavo_registry.contract.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from octavo_registry.request import Backend
+    from octavo_registry.contract.request import Backend
 
 NAME = "torch-native"
 

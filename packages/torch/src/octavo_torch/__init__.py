@@ -6,33 +6,34 @@ nothing for it. The first use of a public name does.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_torch.activation_module import Activation, activate
-    from octavo_torch.checkpoint import load_checkpoint, save_checkpoint
-    from octavo_torch.checkpoint_distributed import load_distributed, save_distributed
-    from octavo_torch.checkpoint_recipes import check_recipe_state, recipe_state
-    from octavo_torch.coded_weight import CodedWeight
+    from octavo_torch.arrays.grouped_tensor import GroupedTensor
+    from octavo_torch.checkpoint.distributed import load_distributed, save_distributed
+    from octavo_torch.checkpoint.files import load_checkpoint, save_checkpoint
+    from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_state
+    from octavo_torch.compiler.status import DeviceSizesError, check_errors
     from octavo_torch.conversion import convert
-    from octavo_torch.delayed import DelayedState
-    from octavo_torch.delayed_wgrad import DelayedWgrad
-    from octavo_torch.expert_parallel import ExpertExchange
-    from octavo_torch.fsdp import explain_gather, quantize_before_gather, unchanged_weights
-    from octavo_torch.functional import dequantize, grouped_linear, grouped_mm, quantize
-    from octavo_torch.grouped_tensor import GroupedTensor
-    from octavo_torch.mlp import explain_mlp, grouped_mlp
-    from octavo_torch.mlp_module import GroupedMLP
-    from octavo_torch.module import GroupedLinear
-    from octavo_torch.parallel import GroupedColumnParallel, GroupedMLPParallel, GroupedRowParallel
-    from octavo_torch.permutation import Routing, permute, unpermute
-    from octavo_torch.quantized_input import QuantizedInput
-    from octavo_torch.quantized_operands import quantize_input, quantize_weight
-    from octavo_torch.quantized_output import grouped_linear_quantized
-    from octavo_torch.recipe_module import update_scales
-    from octavo_torch.sequential import Sequential
-    from octavo_torch.status import DeviceSizesError, check_errors
-    from octavo_torch.weights import QuantizedWeight
+    from octavo_torch.distributed.fsdp.api import explain_gather, quantize_before_gather, unchanged_weights
+    from octavo_torch.distributed.parallel import GroupedColumnParallel, GroupedMLPParallel, GroupedRowParallel
+    from octavo_torch.linear.coded_weight import CodedWeight
+    from octavo_torch.linear.functional import dequantize, grouped_linear, grouped_mm, quantize
+    from octavo_torch.linear.module import GroupedLinear
+    from octavo_torch.linear.quantized_input import QuantizedInput
+    from octavo_torch.linear.quantized_operands import quantize_input, quantize_weight
+    from octavo_torch.linear.quantized_output import grouped_linear_quantized
+    from octavo_torch.linear.weights import QuantizedWeight
+    from octavo_torch.mlp.activation_module import Activation, activate
+    from octavo_torch.mlp.mlp import explain_mlp, grouped_mlp
+    from octavo_torch.mlp.module import GroupedMLP
+    from octavo_torch.mlp.sequential import Sequential
+    from octavo_torch.moe.exchange import ExpertExchange
+    from octavo_torch.moe.permutation import Routing, permute, unpermute
+    from octavo_torch.scaling.delayed_state import DelayedState
+    from octavo_torch.scaling.recipe_module import update_scales
+    from octavo_torch.wgrad.postponed import DelayedWgrad
 
 __version__ = "0.1.0"
 
@@ -80,44 +81,42 @@ __all__ = [
 ]
 
 
+_PLACES = (
+    "mlp.activation_module",
+    "checkpoint.files",
+    "checkpoint.distributed",
+    "checkpoint.recipes",
+    "linear.coded_weight",
+    "conversion",
+    "scaling.delayed_state",
+    "wgrad.postponed",
+    "moe.exchange",
+    "distributed.fsdp.api",
+    "linear.functional",
+    "arrays.grouped_tensor",
+    "mlp.mlp",
+    "mlp.module",
+    "linear.module",
+    "distributed.parallel",
+    "moe.permutation",
+    "linear.quantized_input",
+    "linear.quantized_operands",
+    "linear.quantized_output",
+    "scaling.recipe_module",
+    "mlp.sequential",
+    "compiler.status",
+    "linear.weights",
+)
+"""The modules that define the public names."""
+
+
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from octavo_torch import (
-        activation_module,
-        checkpoint,
-        checkpoint_distributed,
-        checkpoint_recipes,
-        coded_weight,
-        conversion,
-        delayed,
-        delayed_wgrad,
-        expert_parallel,
-        fsdp,
-        functional,
-        grouped_tensor,
-        mlp,
-        mlp_module,
-        module,
-        parallel,
-        permutation,
-        quantized_input,
-        quantized_operands,
-        quantized_output,
-        recipe_module,
-        sequential,
-        status,
-        weights,
-    )
-
     # all at once: afterwards every name is a plain global, which a compiler can trace
-    places = (
-        activation_module, checkpoint, checkpoint_distributed, checkpoint_recipes, coded_weight, conversion, delayed,
-        delayed_wgrad, expert_parallel, fsdp, functional, grouped_tensor, mlp, mlp_module, module, parallel,
-        permutation, quantized_input, quantized_operands, quantized_output, recipe_module, sequential, status, weights,
-    )  # fmt: skip
-    for place in places:
-        globals().update({public: value for public, value in vars(place).items() if public in __all__})
+    for place in _PLACES:
+        public = vars(importlib.import_module(f"octavo_torch.{place}"))
+        globals().update({public_name: value for public_name, value in public.items() if public_name in __all__})
     return globals()[name]
 
 

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
-from octavo_registry.frameworks import Device, LayerResult
-from octavo_torch import functional, graphs, sizes
-from octavo_torch.delayed import OPERANDS, DelayedState
-from octavo_torch.grouped_tensor import GroupedTensor
-from octavo_torch.host_reads import watch_host_reads
-from octavo_torch.tracing import register_constants
+from octavo_registry.contract.frameworks import Device, LayerResult
+from octavo_torch.arrays import sizes
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.compiler import graphs
+from octavo_torch.compiler.host_reads import watch_host_reads
+from octavo_torch.compiler.tracing import register_constants
+from octavo_torch.linear import functional
+from octavo_torch.scaling.delayed_state import OPERANDS, DelayedState
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +32,7 @@ _BY_NAME: dict[str, tuple[torch.dtype, str]] = {
 
 
 class TorchFramework:
-    """octavo_registry.frameworks.Framework for torch. Needs numpy and ml_dtypes where arrays cross."""
+    """octavo_registry.contract.frameworks.Framework for torch. Needs numpy and ml_dtypes where arrays cross."""
 
     name = "torch"
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
-from octavo_torch.adapters.call import GroupedMM, recipe_of
+from octavo_torch.adapters.grouped_mm import GroupedMM, recipe_of
 from octavo_torch.adapters.transformers import ExpertsFunction
-from octavo_torch.given import told
-from octavo_torch.mlp_module import GroupedMLP
-from octavo_torch.module import GroupedLinear
-from octavo_torch.recipe_module import RecipeModule
+from octavo_torch.arrays.checks import told
+from octavo_torch.linear.module import GroupedLinear
+from octavo_torch.mlp.module import GroupedMLP
+from octavo_torch.scaling.recipe_module import RecipeModule
 
 Filter = str | Callable[[str, nn.Module], bool] | None
 _BUFFERS = ("seed_base", "seed_counter", "amax_history", "encode_scale")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
-from octavo_registry.cards import BackendCard, Capability, Op
-from octavo_registry.hookspecs import hookimpl
+from octavo_registry.contract.cards import BackendCard, Capability, Op
+from octavo_registry.contract.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from octavo_registry.request import Backend
+    from octavo_registry.contract.request import Backend
 
 NAME = "torch-reference"
 

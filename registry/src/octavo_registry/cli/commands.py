@@ -11,9 +11,9 @@ from typing import Any
 import typer
 
 from octavo import OctavoError
-from octavo_registry.entry_points import Published, published
-from octavo_registry.guard import Fault, guard
-from octavo_registry.names import void_claims
+from octavo_registry.discovery.entry_points import Published, published
+from octavo_registry.discovery.guard import Fault, guard
+from octavo_registry.discovery.names import void_claims
 
 GROUP = "octavo.commands"
 

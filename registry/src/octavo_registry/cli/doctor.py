@@ -12,17 +12,17 @@ from typing import Any
 import typer
 
 import octavo_registry
-from octavo_registry.bridges import FrameworkRecord
 from octavo_registry.cli import selftest
 from octavo_registry.cli.commands import external_commands
 from octavo_registry.cli.errors import BROKEN
 from octavo_registry.cli.notes import notes
 from octavo_registry.cli.output import Json, print_json, print_line, print_table
-from octavo_registry.frameworks import Device, Framework
-from octavo_registry.guard import Fault, guard
-from octavo_registry.needs import installed_version
-from octavo_registry.preference import ENVIRONMENT, REST
-from octavo_registry.report import FRONT_ENDS
+from octavo_registry.contract.frameworks import Device, Framework
+from octavo_registry.discovery.bridges import FrameworkRecord
+from octavo_registry.discovery.guard import Fault, guard
+from octavo_registry.discovery.needs import installed_version
+from octavo_registry.dispatch.preference import ENVIRONMENT, REST
+from octavo_registry.dispatch.report import FRONT_ENDS
 
 DISTRIBUTIONS = (
     "octavo",

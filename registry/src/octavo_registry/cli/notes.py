@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_registry.entry_points import published
-from octavo_registry.guard import Fault, guard
+from octavo_registry.discovery.entry_points import published
+from octavo_registry.discovery.guard import Fault, guard
 
 GROUP = "octavo.doctor"
 

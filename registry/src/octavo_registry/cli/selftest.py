@@ -10,9 +10,9 @@ from typing import Any
 
 import octavo_registry
 from octavo.presets import recipe as core_recipe
-from octavo_registry.cards import BackendCard
-from octavo_registry.frameworks import PLANES, Device, Framework
-from octavo_registry.guard import Fault, describe, guard
+from octavo_registry.contract.cards import BackendCard
+from octavo_registry.contract.frameworks import PLANES, Device, Framework
+from octavo_registry.discovery.guard import Fault, describe, guard
 
 SHAPE = (128, 128)
 """One group of whole blocks in every recipe, so that no element of any plane is left undefined."""

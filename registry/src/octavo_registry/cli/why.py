@@ -14,19 +14,19 @@ from octavo import NoBackendError, Recipe
 from octavo.formats import DType
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS
-from octavo_registry.bridges import framework_record
-from octavo_registry.cards import MOVES, Activation, Norm, Op, Weight
 from octavo_registry.cli.errors import BROKEN, BadInput
 from octavo_registry.cli.output import Json, print_json, print_line, print_table
 from octavo_registry.cli.recipes import complete_recipe, find_recipe
 from octavo_registry.cli.why_graph import Ways, lines, ways, ways_json
 from octavo_registry.cli.why_kernels import Kernels, ask, kernels_json, show_kernels
-from octavo_registry.compose import LayerPlan
-from octavo_registry.guard import Fault, guard
-from octavo_registry.layer_requests import gemm_request, operand_spec, quantize_request
-from octavo_registry.report import FRONT_ENDS, describe_request, layer_rows, weight_words
-from octavo_registry.request import Decision, Request
-from octavo_registry.weights import WEIGHT_SHAPES, as_it_lies
+from octavo_registry.contract.cards import MOVES, Activation, Norm, Op, Weight
+from octavo_registry.contract.request import Decision, Request
+from octavo_registry.contract.weights import WEIGHT_SHAPES, as_it_lies
+from octavo_registry.discovery.bridges import framework_record
+from octavo_registry.discovery.guard import Fault, guard
+from octavo_registry.dispatch.compose import LayerPlan
+from octavo_registry.dispatch.layer_requests import gemm_request, operand_spec, quantize_request
+from octavo_registry.dispatch.report import FRONT_ENDS, describe_request, layer_rows, weight_words
 
 LAYER = "layer"
 OPERATIONS: tuple[str, ...] = (*get_args(Op), LAYER)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import octavo_registry
-from octavo_registry.request import Decision, Request
+from octavo_registry.contract.request import Decision, Request
 
 Ways = Mapping[str, Decision | None]
 """The chosen backend of "eager" and of "graph", None where none serves; empty where there are no CUDA graphs."""

@@ -9,8 +9,8 @@ from typing import Any
 import octavo_registry
 from octavo import NoBackendError
 from octavo_registry.cli.output import print_line, print_table
-from octavo_registry.kernels import KernelChoice
-from octavo_registry.request import Request
+from octavo_registry.contract.kernels import KernelChoice
+from octavo_registry.contract.request import Request
 
 _HEADER = ("kernel", "tiles", "waves", "filled", "predicted us", "chosen")
 

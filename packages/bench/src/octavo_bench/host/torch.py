@@ -16,7 +16,8 @@ from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Call, Times, cuda_times_in_turn, host_times
 from octavo_bench.host.row import Graph
 from octavo_bench.peers.grouped_mm import check_aligned, grouped
-from octavo_torch import GroupedLinear, graphs
+from octavo_torch import GroupedLinear
+from octavo_torch.plugin_api import record_graph
 
 
 def host_of_layer(engine: TorchEngine, kind: str, shape: Shape, backend: Names, repeats: int) -> Times:
@@ -84,7 +85,7 @@ def times_and_graph(ways: Sequence[Sequence[Call]], captured: Call, repeats: int
     The sum of the kernels, copies and fills of a replay is torch's profiler's, of replays in turn with nothing else.
     Raises RuntimeError where it sees no kernels of the device.
     """
-    graph, _ = graphs.record(captured, torch.device("cuda", torch.cuda.current_device()))
+    graph, _ = record_graph(captured, torch.device("cuda", torch.cuda.current_device()))
     first, second, replay = cuda_times_in_turn([*ways, [graph.replay]], repeats)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         for _ in range(repeats):

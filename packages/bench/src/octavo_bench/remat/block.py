@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax import Array
 
 import octavo_jax
-import octavo_jax.mlp
 from octavo import DelayedScaling
 from octavo_bench.harness.options import Names
 from octavo_bench.harness.recipes import recipe_of

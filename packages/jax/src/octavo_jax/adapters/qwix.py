@@ -23,13 +23,13 @@ from jax.typing import DTypeLike
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.adapters.call import RaggedDot, Seed
-from octavo_jax.dispatch import Names
-from octavo_jax.grouped import grouped_dense
-from octavo_jax.mlp import grouped_mlp, layernorm_mlp
-from octavo_jax.normalized_dense import layernorm_dense
-from octavo_jax.plain import dense
-from octavo_jax.quantizing import dequantize, quantize
-from octavo_jax.ragged import ragged_dot
+from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.linear.dense import dense
+from octavo_jax.linear.grouped import grouped_dense
+from octavo_jax.linear.normalized_dense import layernorm_dense
+from octavo_jax.linear.ragged import ragged_dot
+from octavo_jax.mlp.mlp import grouped_mlp, layernorm_mlp
+from octavo_jax.quantizers.functional import dequantize, quantize
 
 _LAYERS = (grouped_dense, ragged_dot, dense, layernorm_dense, grouped_mlp, layernorm_mlp)
 _OURS: tuple[Callable[..., Any], ...] = (quantize, dequantize, *_LAYERS)
@@ -50,7 +50,7 @@ class RecipeRule(qwix.QtRule):  # type: ignore[misc]
     recipe: Recipe | None
     seed: Seed = None
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
-    backend: Names = None
+    backend: BackendNames = None
 
     def __post_init__(self) -> None:
         asked = {name: getattr(self, name) for name in ("weight_qtype", "act_qtype", "bwd_qtype", "tile_size")}

@@ -1,9 +1,9 @@
 """Flax linen modules. Needs the extra `octavo-jax[flax]`.
 
 Variables: `params`, named as Flax users expect, and with DelayedScaling `_overwrite_with_gradient`/state, whose
-gradient is its new value (see `octavo_jax.delayed`): overwrite it after each microbatch, and apply `update_state` once
-a step. Where that collection is mutable, a call records the forward amaxes in it, so that a module that is called
-several times in one pass threads its state; where it is not, call the module once a pass.
+gradient is its new value (see `octavo_jax.DelayedState`): overwrite it after each microbatch, and apply
+`update_state` once per step. Where that collection is mutable, a call records the forward amaxes in it, so that a
+module that is called several times in one pass threads its state; where it is not, call the module once per pass.
 
 A stochastic recipe takes a `seed`, or draws one from the stream "quantization".
 """
@@ -13,7 +13,7 @@ from octavo_jax.linen.dense import DenseGeneral, LayerNormDenseGeneral
 from octavo_jax.linen.grouped import GroupedDense
 from octavo_jax.linen.mlp import GroupedMLP, LayerNormMLP, MLPModule
 from octavo_jax.linen.moe import MoE
-from octavo_jax.module_parts import grouped_kernel_init as kernel_init
+from octavo_jax.modules.initializers import grouped_kernel_init as kernel_init
 
 __all__ = [
     "RNG",

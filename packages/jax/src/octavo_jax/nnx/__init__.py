@@ -3,14 +3,14 @@
 Parameters are of `nnx.Param`, named as Flax users expect. Beside them a module has
 
 delayed             with DelayedScaling a `ScalingState`, else None. Its "gradient" is its new value (see
-                    `octavo_jax.delayed`): `nnx.grad(..., argnums=nnx.DiffState(0, nnx.Any(nnx.Param, ScalingState)))`.
+                    `DelayedState`): `nnx.grad(..., argnums=nnx.DiffState(0, nnx.Any(nnx.Param, ScalingState)))`.
                     Call the module once a pass, overwrite after each microbatch (`nnx.update`), and apply
                     `update_state` once a step
 base_seed, calls    with a stochastic recipe of `SeedState`, else None: a call without a seed takes base_seed + calls
                     and counts itself
 """
 
-from octavo_jax.module_parts import grouped_kernel_init as kernel_init
+from octavo_jax.modules.initializers import grouped_kernel_init as kernel_init
 from octavo_jax.nnx.base import QuantizedModule, ScalingState, SeedState, update_state
 from octavo_jax.nnx.grouped import GroupedLinear
 from octavo_jax.nnx.linear import LayerNormLinear, Linear

@@ -11,8 +11,8 @@ from jax import Array, lax
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
-from octavo_jax.checkpoint_names import DIRECTIONS, FIELDS
-from octavo_jax.grouped_tensor import GroupedTensor
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.remat.checkpoint_names import DIRECTIONS, FIELDS
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_registry import Plan, Weight

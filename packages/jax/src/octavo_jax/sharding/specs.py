@@ -13,8 +13,8 @@
 Tokens' blocks are e and f, in that order. m and h, rows and groups of a block, are never cut. r and c are the kernel's
 two last dimensions as it lies. Planes of tokens in a backend's own layout have letters for their blocks alone.
 
-Where the mesh is not known yet, PartitionSpecs name letters in the place of axes: `octavo_jax.sharding.auto` makes
-Shardy's rule of them, and later the axes.
+Where the mesh is not known yet, PartitionSpecs name letters in the place of axes:
+`octavo_jax.sharding.custom_partitioning` gives them to Shardy as a rule (`shardy_rules`), and later as axes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from jax.sharding import PartitionSpec
 
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, QuantizerSpec
-from octavo_jax.checkpoint_names import DIRECTIONS, FIELDS
-from octavo_jax.grouped_tensor import GroupedTensor
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.remat.checkpoint_names import DIRECTIONS, FIELDS
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_registry import Weight
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
-from octavo_torch.adapters.call import misfit
-from octavo_torch.module import GroupedLinear
+from octavo_torch.adapters.grouped_mm import misfit
+from octavo_torch.linear.module import GroupedLinear
 
 TESTED = "0.16.1"
 

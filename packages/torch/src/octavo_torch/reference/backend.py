@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from octavo.quantizer import HADAMARD_SIZE, Direction
-from octavo_registry.request import Bound, Request
-from octavo_torch.grouped_tensor import GroupedTensor
-from octavo_torch.reference import ops
+from octavo_registry.contract.request import Bound, Request
+from octavo_torch.arithmetic import operations
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.scaling.seeds import seed_tensor
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -28,7 +29,7 @@ class ReferenceBackend:
         """The function for `request.op`; see octavo_registry.Bound for the calls."""
         if request.op == "quantize":
             assert request.quantizer is not None
-            return Bound(run=_quantizer(ops.quantizer_text(request.quantizer), request.quantizer.role))
+            return Bound(run=_quantizer(operations.quantizer_text(request.quantizer), request.quantizer.role))
         if request.op == "dequantize":
             return Bound(run=dequantize)
         return Bound(run=_GEMMS[request.op](_DTYPES[request.out_dtype]))
@@ -45,34 +46,24 @@ def _quantizer(quantizer: str, role: str) -> Callable[..., GroupedTensor]:
         scale: Tensor | None = None,
         out: GroupedTensor | None = None,
     ) -> GroupedTensor:
-        sizes = None if group_sizes is None else ops.bound_sizes(group_sizes, x.shape[0], x)
+        sizes = None if group_sizes is None else operations.bound_sizes(group_sizes, x.shape[0], x)
         if sizes is None and x.dim() == 2:
             sizes = torch.full((1,), x.shape[0], dtype=torch.int64, device=x.device)
         key = seed_tensor(seed, x.device)
-        planes = ops.quantize_planes(x, sizes, quantizer, key, operand or role, group_offset, scale)
-        result = ops.assembled(ops.layout_of(x, sizes, quantizer), sizes, planes)
+        planes = operations.quantize_planes(x, sizes, quantizer, key, operand or role, group_offset, scale)
+        result = operations.assembled(operations.layout_of(x, sizes, quantizer), sizes, planes)
         return result if out is None else result.copy_into(out)
 
     return quantize
-
-
-def seed_tensor(seed: Tensor | int | None, device: torch.device) -> Tensor | None:
-    """A seed as a 0-dimensional int64 tensor on `device`, its bits those of the seed modulo 2^64."""
-    if seed is None:
-        return None
-    if isinstance(seed, Tensor):
-        return seed.reshape(()).to(device, torch.int64)
-    wrapped = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
-    return torch.full((), wrapped, dtype=torch.int64, device=device)
 
 
 def dequantize(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:
     """fp32 values of one plane."""
     codes, scale, factor = q.plane(direction)
     layout = q.spec
-    text = ops.quantizer_text(layout.quantizer)
-    sizes = None if q.group_sizes is None else ops.bound_sizes(q.group_sizes, layout.shape[0], codes)
-    value: Tensor = ops.dequantize_plane(
+    text = operations.quantizer_text(layout.quantizer)
+    sizes = None if q.group_sizes is None else operations.bound_sizes(q.group_sizes, layout.shape[0], codes)
+    value: Tensor = operations.dequantize_plane(
         codes, scale, factor, sizes, text, list(layout.shape), layout.groups, direction
     )
     return value
@@ -89,7 +80,7 @@ def _row_sizes(rows: GroupedTensor | Tensor, group_sizes: Tensor) -> Tensor:
     )
     if isinstance(rows, GroupedTensor) and rows.group_sizes is not None:
         group_sizes = rows.group_sizes
-    sizes: Tensor = ops.bound_sizes(group_sizes, rows.shape[0], like)
+    sizes: Tensor = operations.bound_sizes(group_sizes, rows.shape[0], like)
     return sizes
 
 
@@ -113,7 +104,7 @@ def _fprop(dtype: torch.dtype) -> Callable[..., Tensor]:
     ) -> Tensor:
         sizes = _row_sizes(x, group_sizes)
         rows, matrices = _operand(x, "rowwise"), _operand(w, "rowwise")
-        return _into(out, ops.fprop(rows, matrices, sizes, bias, bias_scales, _result_dtype(out, dtype)))
+        return _into(out, operations.fprop(rows, matrices, sizes, bias, bias_scales, _result_dtype(out, dtype)))
 
     return fprop
 
@@ -124,7 +115,7 @@ def _dgrad(dtype: torch.dtype) -> Callable[..., Tensor]:
     ) -> Tensor:
         sizes = _row_sizes(dy, group_sizes)
         rows, matrices = _operand(dy, "rowwise"), _operand(w, "columnwise")
-        return _into(out, ops.dgrad(rows, matrices, sizes, _result_dtype(out, dtype)))
+        return _into(out, operations.dgrad(rows, matrices, sizes, _result_dtype(out, dtype)))
 
     return dgrad
 
@@ -146,8 +137,8 @@ def _wgrad(dtype: torch.dtype) -> Callable[..., Tensor]:
         else:
             product_sizes = sizes
         if out is None or not accumulate:
-            return _into(out, ops.wgrad(left, right, product_sizes, _result_dtype(out, dtype)))
-        added = out.float() + ops.wgrad(left, right, product_sizes, torch.float32)
+            return _into(out, operations.wgrad(left, right, product_sizes, _result_dtype(out, dtype)))
+        added = out.float() + operations.wgrad(left, right, product_sizes, torch.float32)
         # the accumulator of a group without rows keeps its bits, a negative zero and a NaN included
         return out.copy_(torch.where((sizes > 0)[:, None, None], added.to(out.dtype), out))
 

@@ -1,0 +1,1 @@
+"""Planes of quantized operands as arrays of a custom call."""

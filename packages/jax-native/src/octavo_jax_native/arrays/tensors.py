@@ -1,0 +1,38 @@
+"""The arrays of one plane of a GroupedTensor, held against what its spec says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import Array
+
+from octavo import GroupedTensorSpec
+from octavo.quantizer import Direction
+from octavo_jax import GroupedTensor
+from octavo_jax_native.arrays.planes import Extent, plane_results
+from octavo_jax_native.ffi import arguments
+
+
+def layout_of(spec: GroupedTensorSpec, direction: Direction) -> str:
+    """The layout of one plane."""
+    return spec.rowwise_layout if direction == "rowwise" else spec.columnwise_layout
+
+
+def checked_plane(q: GroupedTensor, direction: Direction, where: str = "") -> dict[str, Array]:
+    """Codes, scales and, for NVFP4, the second level by the names of a call's operands.
+
+    where   put before an array's name in errors, such as "x."
+
+    ValueError where the plane was not made, or has another shape or dtype than the spec's quantizer and layout give.
+    """
+    spec = q.spec
+    codes, scales, second = q.plane(direction)
+    expected = plane_results(spec.quantizer, direction, layout_of(spec, direction), Extent.of(spec.shape, spec.groups))
+    given: dict[str, Any] = {"codes": codes, "scales": scales, "global": second}
+    planes = {}
+    for result in expected:
+        name = result.split("_")[1]
+        field = direction if name == "codes" else f"{direction}_{name.removesuffix('s')}"
+        arguments.check_array(given[name], where + field, expected[result].shape, expected[result].dtype)
+        planes[name] = given[name]
+    return planes

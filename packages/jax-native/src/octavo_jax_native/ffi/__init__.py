@@ -1,0 +1,1 @@
+"""XLA custom calls: their targets, operands and static attributes."""

@@ -1,0 +1,127 @@
+"""The custom call of a grouped GEMM, and which problems the CUDA kernels take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+from jax import Array
+
+import octavo_native
+from octavo import QuantizerSpec, Recipe
+from octavo.formats import DType
+from octavo.recipe_base import Gemm
+from octavo_jax_native.arrays.planes import array
+from octavo_jax_native.ffi import targets
+from octavo_jax_native.ffi.calls import CPU_THREADS, call, workspace_result
+from octavo_native.gemms import gemm_named, names_of
+
+CUDA_MULTIPLE = 16
+"""What K and N are multiples of on CUDA (gemm.h)."""
+
+CUDA_DTYPES: tuple[DType, ...] = ("bfloat16", "float16")
+"""Unquantized operands on CUDA."""
+
+_UNSCALED_SUMS = ("delayed", "current", "row")  # block scales are applied to promoted sums alone
+
+
+def cuda_refusal(dtype: str | None, n: int | None, k: int | None) -> str | None:
+    """Why the CUDA kernels do not take a problem, or None. dtype: of unquantized operands; None: quantized; any."""
+    if dtype is not None and dtype not in CUDA_DTYPES:
+        return f"its CUDA kernels multiply {' or '.join(CUDA_DTYPES)}, the unquantized operands are {dtype}"
+    uneven = [f"{name} is {size}" for name, size in (("K", k), ("N", n)) if size is not None and size % CUDA_MULTIPLE]
+    if uneven:
+        return f"its CUDA kernels take K and N that are multiples of {CUDA_MULTIPLE}, {' and '.join(uneven)}"
+    return None
+
+
+def sums_fast(recipe: Recipe, gemm: Gemm) -> bool:
+    """True where the recipe leaves the promotion of FP8 sums out, and its scales allow that."""
+    return recipe.kind in _UNSCALED_SUMS and gemm in getattr(recipe, "fast_accumulation", ())
+
+
+@dataclass(frozen=True)
+class GemmCall:
+    """One GEMM of the kernels but for its arrays.
+
+    rows, n, k    M, and N and K of the weight [G, N, K] that the kernels see, whichever GEMM it is
+    left, right   how the operands were quantized; None: they are arrays of `dtype`
+    accumulate    wgrad: the operand `out` is added to, in its own memory
+    """
+
+    gemm: Gemm
+    rows: int
+    n: int
+    k: int
+    groups: int
+    out_dtype: DType
+    dtype: DType = "bfloat16"
+    left: QuantizerSpec | None = None
+    right: QuantizerSpec | None = None
+    accumulate: bool = False
+    fast_accumulation: bool = False
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """y [M, N], dx [M, K] or dw [G, N, K]."""
+        if self.gemm == "wgrad":
+            return self.groups, self.n, self.k
+        return self.rows, self.n if self.gemm == "fprop" else self.k
+
+    @property
+    def bias_shape(self) -> tuple[int, int]:
+        """One a group and column of the result."""
+        return self.groups, self.out_shape[1]
+
+    @property
+    def hadamard(self) -> bool:
+        """True where both operands are in the Hadamard domain, which only columnwise data are."""
+        return self.gemm == "wgrad" and self.left is not None and self.left.hadamard
+
+    def kernel(self) -> octavo_native.Gemm:
+        """The same as the kernels' own object, for workspaces and tiles."""
+        quantized = {}
+        if self.left is not None and self.right is not None:
+            quantized = names_of(self.gemm, self.left, self.right)
+        return gemm_named(
+            gemm=self.gemm,
+            dtype=self.dtype,
+            out_dtype=self.out_dtype,
+            accumulate=self.accumulate,
+            fast_accumulation=self.fast_accumulation,
+            **quantized,
+        )
+
+    def run(self, operands: Mapping[str, Array]) -> Array:
+        """The product; operands by name as in native/lib/bindings/ffi_gemm.cpp."""
+        results: dict[str, jax.ShapeDtypeStruct] = {"out": array(self.out_shape, self.out_dtype)}
+        results |= workspace_result(self._workspace_bytes())
+        left, right = self.left, self.right
+        attributes = {
+            "operands": ",".join(operands),
+            "results": ",".join(results),
+            "gemm": octavo_native.GEMMS[self.gemm],
+            "quantized": left is not None,
+            "scaling": 0 if left is None else octavo_native.SCALINGS[left.scaling],
+            "left_format": 0 if left is None else octavo_native.FORMATS[left.format],
+            "right_format": 0 if right is None else octavo_native.FORMATS[right.format],
+            "right_square": right is not None and right.square,
+            "hadamard": self.hadamard,
+            "accumulate": self.accumulate,
+            "fast_accumulation": self.fast_accumulation,
+            "rows": self.rows,
+            "n": self.n,
+            "k": self.k,
+            "groups": self.groups,
+            "threads": CPU_THREADS,
+        }
+        aliases = {list(operands).index("out"): 0} if self.accumulate else {}
+        return call(targets.GEMM, results, operands, attributes, aliases)[0]
+
+    def _workspace_bytes(self) -> int:
+        """Size of the workspace result: what the CUDA kernels need; the CPU's take memory of their own."""
+        dtype = None if self.left is not None else self.dtype
+        if not octavo_native.HAS_CUDA or cuda_refusal(dtype, self.n, self.k) is not None:
+            return 0
+        return self.kernel().workspace_bytes(cuda=True, rows=self.rows, n=self.n, k=self.k, groups=self.groups)

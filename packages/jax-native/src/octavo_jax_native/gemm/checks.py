@@ -1,0 +1,172 @@
+"""Operands of a GEMM at the Python edge: what is refused, and the static call that follows from the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from octavo import HighPrecision, QuantizerSpec, Recipe
+from octavo.formats import DType
+from octavo.quantizer import Direction, Operand
+from octavo.recipe_base import GEMMS, Gemm
+from octavo_jax import GroupedTensor
+from octavo_jax.arrays.dtypes import dtype_name
+from octavo_jax_native.arrays.tensors import checked_plane
+from octavo_jax_native.ffi import arguments
+from octavo_jax_native.gemm.call import GemmCall, cuda_refusal, sums_fast
+from octavo_jax_native.gemm.forms import Form, form_of
+from octavo_registry.contract.cards import Weight
+from octavo_registry.contract.request import Request
+from octavo_registry.contract.weights import WEIGHT_SHAPES
+
+GemmOperand = GroupedTensor | Array
+Arrays = dict[str, Array]
+
+_SHAPES: dict[Operand, str] = {"x": "[M, K]", "dy": "[M, N]"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a request fixes of its GEMM."""
+
+    gemm: Gemm
+    recipe: Recipe
+    out_dtype: DType
+    cuda: bool
+    weight: Weight
+
+    @classmethod
+    def of(cls, request: Request) -> Wanted:
+        """Of a request of one of the three GEMMs."""
+        assert request.op in GEMMS
+        recipe = request.recipe or HighPrecision()
+        return cls(request.op, recipe, request.out_dtype, request.device == "cuda", request.weight)
+
+    @property
+    def form(self) -> Form:
+        """How the kernels compute it."""
+        return form_of(self.gemm, self.weight)
+
+    def shape(self, operand: Operand) -> str:
+        """The axes of an operand, in words."""
+        return WEIGHT_SHAPES[self.weight] if operand == "w" else _SHAPES[operand]
+
+
+def planes_of(how: Wanted, name: Operand, direction: Direction, operand: Any) -> Arrays:
+    """The arrays of an operand's plane: codes, scales and second level, or the operand itself as "codes"."""
+    recipe, quantized = how.recipe, how.recipe.quantizes(how.gemm)
+    if not isinstance(operand, GroupedTensor):
+        if quantized:
+            raise ValueError(
+                f"{name} is a {type(operand).__name__} and {how.gemm} of recipe {recipe.kind!r} multiplies "
+                "quantized operands; give a GroupedTensor (octavo_jax.quantize makes one)"
+            )
+        arguments.check_input(operand, name, (3 if name == "w" else 2,))
+        return {"codes": operand}
+    spec = operand.spec.quantizer
+    if not quantized or spec.scaling != recipe.kind:
+        raise ValueError(
+            f"{name} is quantized with scaling {spec.scaling!r} and this {how.gemm} is of recipe {recipe.kind!r}; "
+            f"{'quantize it with the recipe' if quantized else 'give the unquantized array'}"
+        )
+    if spec.square and name != "w":
+        raise ValueError(f"{name} is quantized in square blocks, which the kernels read of w alone; set square=False")
+    return checked_plane(operand, direction, f"{name}.")
+
+
+def call_of(how: Wanted, left: GemmOperand, right: GemmOperand, groups: int) -> GemmCall:
+    """The static part of the call; ValueError where shapes, dtypes or transforms of the two do not go together."""
+    names = how.form.operands
+    shapes = {name: _shape(operand) for name, operand in zip(names, (left, right), strict=True)}
+    of_tensors = {operand.spec.groups for operand in (left, right) if isinstance(operand, GroupedTensor)}
+    rows, n, k = _sides(how, shapes, {groups, *of_tensors})
+    quantizers: tuple[QuantizerSpec | None, QuantizerSpec | None] = (None, None)
+    dtype: DType | None = None
+    if isinstance(left, GroupedTensor) and isinstance(right, GroupedTensor):
+        quantizers = (left.spec.quantizer, right.spec.quantizer)
+        if how.gemm == "wgrad" and left.spec.quantizer.hadamard != right.spec.quantizer.hadamard:
+            raise ValueError("one operand of wgrad is in the Hadamard domain and the other is not; quantize both alike")
+    elif not isinstance(left, GroupedTensor) and not isinstance(right, GroupedTensor):
+        dtype = _common_dtype(how, dict(zip(names, (left.dtype, right.dtype), strict=True)))
+    if how.cuda and (refusal := cuda_refusal(dtype, n, k)) is not None:
+        raise ValueError(f"{how.gemm} has {_have(shapes)} with {groups} groups; {refusal}")
+    kernel_n, kernel_k = how.form.sides(n, k)
+    return GemmCall(
+        how.form.kernel,
+        rows=rows,
+        n=kernel_n,
+        k=kernel_k,
+        groups=groups,
+        out_dtype=how.out_dtype,
+        dtype=dtype or "bfloat16",
+        left=quantizers[0],
+        right=quantizers[1],
+        fast_accumulation=sums_fast(how.recipe, how.gemm),
+    )
+
+
+def _shape(operand: GemmOperand) -> tuple[int, ...]:
+    return operand.spec.shape if isinstance(operand, GroupedTensor) else tuple(operand.shape)
+
+
+def _common_dtype(how: Wanted, dtypes: dict[Operand, Any]) -> DType:
+    """The dtype in which unquantized operands are multiplied: fp32, in which both are exact, where they differ."""
+    first, second = dtypes.values()
+    if first == second:
+        return dtype_name(first, next(iter(dtypes)))
+    if how.cuda:
+        have = " and ".join(f"{name} is {dtype}" for name, dtype in dtypes.items())
+        raise ValueError(f"{have}; the CUDA kernels multiply operands of one dtype, so cast one to the other's")
+    return "float32"
+
+
+def _sides(how: Wanted, shapes: dict[Operand, tuple[int, ...]], groups: set[int]) -> tuple[int, int, int]:
+    """(M, N, K) of the operands' shapes; ValueError where they, or the numbers of groups, are of no one product."""
+    sizes: dict[str, set[int]] = {"M": set(), "N": set(), "K": set(), "G": set(groups)}
+    fits = True
+    for name, shape in shapes.items():
+        axes = how.shape(name).strip("[]").split(", ")
+        fits = fits and len(axes) == len(shape)
+        for axis, size in zip(axes, shape, strict=False):
+            sizes[axis].add(size)
+    if not fits or any(len(found) > 1 for found in sizes.values()) or 0 in sizes["N"] | sizes["K"]:
+        want = " and ".join(f"{name} {how.shape(name)}" for name in shapes)
+        raise ValueError(
+            f"{how.gemm} has {_have(shapes)} with {' and '.join(map(str, sorted(groups)))} groups; it takes {want}, "
+            "with group_sizes and tensors of G groups, N and K of 1 or more"
+        )
+    (rows,), (n,), (k,) = sizes["M"], sizes["N"], sizes["K"]
+    return rows, n, k
+
+
+def _have(shapes: dict[Operand, tuple[int, ...]]) -> str:
+    return " and ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+
+
+def checked_bias(more: Arrays, call: GemmCall) -> Arrays:
+    """bias [G, N] and bias_scales [M], these in fp32; ValueError for other shapes and dtypes."""
+    _check_float(more["bias"], "bias", call.bias_shape)
+    if "bias_scales" not in more:
+        return more
+    _check_float(more["bias_scales"], "bias_scales", (call.rows,))
+    return {**more, "bias_scales": more["bias_scales"].astype(jnp.float32)}
+
+
+def checked_out(out: Array, call: GemmCall) -> GemmCall:
+    """The call that accumulates into `out`, which lies as w, in its dtype; ValueError for another shape or dtype."""
+    _check_float(out, "out", call.out_shape)
+    return replace(call, accumulate=True, out_dtype=dtype_name(out.dtype, "out"))
+
+
+def _check_float(array: Any, name: str, shape: tuple[int, ...]) -> None:
+    if not isinstance(array, jax.Array):
+        raise ValueError(f"{name} is a {type(array).__name__}; give a jax.Array (jnp.asarray makes one)")
+    if array.shape != shape or array.dtype not in arguments.INPUT_DTYPES:
+        raise ValueError(
+            f"{name} has shape {list(array.shape)} and dtype {array.dtype}; it must have shape {list(shape)} and "
+            "dtype bfloat16, float16 or float32"
+        )

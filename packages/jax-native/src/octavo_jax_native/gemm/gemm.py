@@ -1,0 +1,112 @@
+"""`Bound.run` of "fprop", "dgrad" and "wgrad" requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+from jax import Array
+
+from octavo import GroupedTensorSpec
+from octavo.recipe_base import Gemm
+from octavo_jax import GroupedTensor
+from octavo_jax_native.ffi import arguments
+from octavo_jax_native.ffi.calls import make_plan
+from octavo_jax_native.gemm.call import GemmCall
+from octavo_jax_native.gemm.checks import Arrays, GemmOperand, Wanted, call_of, checked_bias, checked_out, planes_of
+from octavo_jax_native.quantizers.converting import native_plane
+from octavo_registry.contract.request import Request
+
+Specs = tuple[GroupedTensorSpec | None, GroupedTensorSpec | None]
+
+_FUNCTIONS: dict[Gemm, str] = {"fprop": "octavo_gemm_fprop", "dgrad": "octavo_gemm_dgrad", "wgrad": "octavo_wgrad"}
+
+
+def bind_gemm(request: Request) -> Callable[..., Array]:
+    """The function of a GEMM request, with the arguments of `octavo_registry.Bound`."""
+    how = Wanted.of(request)
+    product = _product(how)
+
+    def fprop(
+        x: GemmOperand,
+        w: GemmOperand,
+        group_sizes: Array,
+        *,
+        bias: Array | None = None,
+        bias_scales: Array | None = None,
+        out: None = None,
+    ) -> Array:
+        arguments.check_out(out)
+        return product(x, w, group_sizes, _bias_operands(bias, bias_scales))
+
+    def dgrad(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: None = None) -> Array:
+        arguments.check_out(out)
+        return product(dy, w, group_sizes, {})
+
+    def wgrad(
+        x: GemmOperand, dy: GemmOperand, group_sizes: Array, *, out: Array | None = None, accumulate: bool = False
+    ) -> Array:
+        if accumulate != (out is not None):
+            raise ValueError(
+                f"accumulate={accumulate} and out is {'not ' if out is None else ''}given; "
+                "give both (the sum is returned) or neither"
+            )
+        left, right = (dy, x) if how.weight == "nk" else (x, dy)
+        return product(left, right, group_sizes, {} if out is None else {"out": out})
+
+    functions: dict[Gemm, Callable[..., Array]] = {"fprop": fprop, "dgrad": dgrad, "wgrad": wgrad}
+    return functions[how.gemm]
+
+
+def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays], Array]:
+    """The function of the left and the right operand, checked, with the traced part jitted."""
+    form = how.form
+
+    def traced(left: Arrays, right: Arrays, group_sizes: Array, more: Arrays, call: GemmCall, specs: Specs) -> Array:
+        plan = make_plan(group_sizes, call.rows)
+        operands: Arrays = {}
+        for name, planes, spec, direction in zip(("left", "right"), (left, right), specs, form.directions, strict=True):
+            if spec is None:
+                operands[name] = planes["codes"].astype(call.dtype)
+                continue
+            for part, value in native_plane(planes, spec, direction, plan).items():
+                operands[name if part == "codes" else f"{name}_{part}"] = value
+        made = call.run({**operands, "plan": plan, **more})
+        # A loop that stacks y (a residual of a scanned layer) would otherwise have XLA run the GEMM twice on a GPU:
+        # once into the stack and once for whoever reads y next. dw is only stacked, and goes straight there.
+        return _once(made) if how.gemm == "fprop" else made
+
+    traced.__name__ = traced.__qualname__ = _FUNCTIONS[how.gemm]
+    compiled = jax.jit(traced, static_argnames=("call", "specs"))
+
+    def run(left: GemmOperand, right: GemmOperand, group_sizes: Array, more: Arrays) -> Array:
+        arguments.check_sizes(group_sizes)
+        operands = zip(form.operands, form.directions, (left, right), strict=True)
+        planes = [planes_of(how, *operand) for operand in operands]
+        call = call_of(how, left, right, group_sizes.shape[0])
+        if "bias" in more:
+            more = checked_bias(more, call)
+        elif "out" in more:
+            call = checked_out(more["out"], call)
+        specs = (_spec(left), _spec(right))
+        product: Array = compiled(*planes, group_sizes, more, call=call, specs=specs)
+        return product
+
+    return run
+
+
+def _once(made: Array) -> Array:
+    held: Array = jax.lax.optimization_barrier(made)  # type: ignore[no-untyped-call]
+    return held
+
+
+def _spec(operand: GemmOperand) -> GroupedTensorSpec | None:
+    return operand.spec if isinstance(operand, GroupedTensor) else None
+
+
+def _bias_operands(bias: Array | None, bias_scales: Array | None) -> Arrays:
+    if bias is None:
+        if bias_scales is not None:
+            raise ValueError("bias_scales was given and bias is None; give the bias that it scales, or neither")
+        return {}
+    return {"bias": bias} if bias_scales is None else {"bias": bias, "bias_scales": bias_scales}

@@ -1,0 +1,1 @@
+"""The bound functions of quantizers, alone and fused, and of dequantization."""

@@ -1,0 +1,45 @@
+"""`Bound.run` of a "dequantize" request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from octavo import GroupedTensorSpec
+from octavo.formats import DType
+from octavo.quantizer import Direction
+from octavo_jax import GroupedTensor
+from octavo_jax_native.arrays.planes import Extent, array
+from octavo_jax_native.arrays.tensors import checked_plane, layout_of
+from octavo_jax_native.ffi import arguments
+from octavo_jax_native.ffi.calls import dequantize_call, make_plan
+
+
+def bind_dequantize(out_dtype: DType) -> Callable[..., Array]:
+    """The function that gives the values of one plane in `out_dtype`."""
+    dtype = jnp.dtype(out_dtype)
+
+    def octavo_dequantize(
+        planes: dict[str, Array], group_sizes: Array | None, spec: GroupedTensorSpec, direction: Direction
+    ) -> Array:
+        extent = Extent.of(spec.shape, spec.groups)
+        operands = dict(planes)
+        if group_sizes is not None:
+            operands["plan"] = make_plan(group_sizes, extent.rows)
+        out = array(spec.payload_shape(direction), dtype)
+        return dequantize_call(
+            spec.quantizer, operands, out, direction=direction, layout=layout_of(spec, direction), extent=extent
+        )
+
+    compiled = jax.jit(octavo_dequantize, static_argnames=("spec", "direction"))
+
+    def run(q: GroupedTensor, direction: Direction = "rowwise") -> Array:
+        if q.spec.ragged_axis == 0:
+            arguments.check_sizes(q.group_sizes)
+        planes = checked_plane(q, direction)
+        return compiled(planes, q.group_sizes, spec=q.spec, direction=direction)  # type: ignore[no-any-return]
+
+    return run

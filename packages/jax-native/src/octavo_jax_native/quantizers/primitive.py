@@ -1,0 +1,79 @@
+"""Quantizing as a JAX primitive whose unused planes are not computed.
+
+`jax.ffi.ffi_call` keeps every result alive as long as one is used, and so does XLA; the kernels make each plane alone
+as well as both. So this primitive leaves out what nobody reads when JAX removes dead code: at every `jax.jit`, inside
+scan, and where remat computes again. In everything else it is the ffi_call that it lowers to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax import Array
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir, partial_eval
+
+from octavo_jax_native.ffi.calls import QuantizeCall
+
+_PLANES = ("row", "col")
+
+
+def _run(*operands: Array, call: QuantizeCall) -> list[Array]:
+    return call.run(*operands)
+
+
+def _abstract(*avals: Any, call: QuantizeCall) -> Any:
+    # The ffi_call's own rule knows shardings and manual axes, whose names differ from one JAX version to the next.
+    return jax.make_jaxpr(call.run)(*avals).out_avals
+
+
+def _batched(operands: Sequence[Array], axes: Sequence[Any], *, call: QuantizeCall) -> tuple[list[Array], list[int]]:
+    made = jax.vmap(call.run, in_axes=tuple(axes))(*operands)
+    return made, [0] * len(made)
+
+
+def _plane(name: str) -> str | None:
+    prefix = name.split("_")[0]
+    return prefix if prefix in _PLANES else None
+
+
+def kept(names: Sequence[str], used: Sequence[bool]) -> list[bool]:
+    """Which results are made where these are used: a plane wholly or not at all, and one plane at least.
+
+    The dequantized copy is made from the row plane.
+    """
+    wanted = {_plane(name) or name for name, is_used in zip(names, used, strict=True) if is_used}
+    planes = [plane for plane in _PLANES if f"{plane}_codes" in names]
+    if "dequantized" in wanted:
+        wanted.add("row")
+    if not wanted.intersection(planes):
+        wanted.update(planes[:1])
+    return [(_plane(name) or name) in wanted for name in names]
+
+
+def _without_unused(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
+    if not any(used):
+        return [False] * len(equation.invars), None
+    call: QuantizeCall = equation.params["call"]
+    keep = kept([name for name, _, _ in call.results], used)
+    smaller = replace(call, results=tuple(r for r, is_kept in zip(call.results, keep, strict=True) if is_kept))
+    outvars = [v for v, is_kept in zip(equation.outvars, keep, strict=True) if is_kept]
+    return [True] * len(equation.invars), equation.replace(params={"call": smaller}, outvars=outvars)
+
+
+quantize_p = Primitive("octavo_native_quantize")
+quantize_p.multiple_results = True
+quantize_p.def_impl(_run)  # type: ignore[no-untyped-call]
+quantize_p.def_abstract_eval(_abstract)  # type: ignore[no-untyped-call]
+mlir.register_lowering(quantize_p, mlir.lower_fun(_run, multiple_results=True))
+batching.primitive_batchers[quantize_p] = _batched
+partial_eval.dce_rules[quantize_p] = _without_unused
+
+
+def quantize_call(call: QuantizeCall, operands: Mapping[str, Array]) -> dict[str, Array]:
+    """The results of `call` by name."""
+    made = quantize_p.bind(*(operands[name] for name in call.operands), call=call)  # type: ignore[no-untyped-call]
+    return {name: value for (name, _, _), value in zip(call.results, made, strict=True)}

@@ -1,0 +1,265 @@
+"""Fused functions: within 4 ulp of float64, rounded once, and the quantizer has the bits it has on that array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import octavo_numerics
+from octavo import QuantizerSpec
+from octavo_jax.functions.activations import ACTIVATIONS
+from octavo_jax_native import Extras, act_quantize, dact_quantize, norm_quantize
+from octavo_native import GATED
+
+M, F = 90, 48
+SIZES = np.array([40, 0, 33], np.int32)
+USED = int(SIZES.sum())
+
+_erfc = np.vectorize(math.erfc)  # 1 + erf(x) would cancel for negative x
+_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+
+
+def _one_plus_tanh(x: np.ndarray) -> np.ndarray:
+    """1 + tanh(x) without cancellation."""
+    return np.asarray(2 / (1 + np.exp(-2 * x)))
+
+
+def _gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return np.asarray(0.5 * x * _one_plus_tanh(_SQRT_2_OVER_PI * (x + 0.044715 * x**3)))
+
+
+def _gelu_tanh_grad(x: np.ndarray) -> np.ndarray:
+    u = _SQRT_2_OVER_PI * (x + 0.044715 * x**3)
+    slope = _one_plus_tanh(u) * _one_plus_tanh(-u) * _SQRT_2_OVER_PI * (1 + 3 * 0.044715 * x**2)
+    return np.asarray(0.5 * _one_plus_tanh(u) + 0.5 * x * slope)
+
+
+def _silu_grad(x: np.ndarray) -> np.ndarray:
+    s = 1 / (1 + np.exp(-x))
+    return np.asarray(s * (1 + x * (1 - s)))
+
+
+def _gelu_grad(x: np.ndarray) -> np.ndarray:
+    return np.asarray(0.5 * _erfc(-x / math.sqrt(2)) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi))
+
+
+Values = Callable[[np.ndarray], np.ndarray]
+VALUES: dict[str, tuple[Values, Values]] = {
+    "silu": (lambda x: x / (1 + np.exp(-x)), _silu_grad),
+    "gelu": (lambda x: 0.5 * x * _erfc(-x / math.sqrt(2)), _gelu_grad),
+    "gelu_tanh": (_gelu_tanh, _gelu_tanh_grad),
+    "relu2": (lambda x: np.maximum(x, 0) ** 2, lambda x: 2 * np.maximum(x, 0)),
+}
+
+
+def _base(activation: str) -> tuple[Values, Values]:
+    return VALUES[{"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}.get(activation, activation)]
+
+
+def _activated(x: np.ndarray, activation: str, probs: np.ndarray | None) -> np.ndarray:
+    """float64 of what is quantized."""
+    x = x.astype(np.float64)
+    value, _ = _base(activation)
+    y = value(x[:, :F]) * x[:, F:] if activation in GATED else value(x)
+    return y if probs is None else y * probs[:, None]
+
+
+def _activated_grad(dy: np.ndarray, x: np.ndarray, activation: str, probs: np.ndarray | None) -> np.ndarray:
+    x, dy = x.astype(np.float64), dy.astype(np.float64)
+    if probs is not None:
+        dy = dy * probs[:, None]
+    value, grad = _base(activation)
+    if activation not in GATED:
+        return dy * grad(x)
+    gate, up = x[:, :F], x[:, F:]
+    return np.concatenate([dy * up * grad(gate), dy * value(gate)], 1)
+
+
+def _close(actual: np.ndarray, exact: np.ndarray, terms: np.ndarray | float = 0.0) -> None:
+    """Within 4 ulp of fp32 of the exact value (of its terms, where these cancel), and one rounding to the dtype."""
+    info = jnp.finfo(actual.dtype)
+    half_ulp = np.maximum(np.abs(exact) * float(info.eps) / 2, float(info.smallest_subnormal) / 2)
+    allowed = half_ulp * (1 + 2.0**-8) + 8 * 2.0**-24 * np.maximum(np.abs(exact), terms)
+    error = np.abs(actual.astype(np.float64) - exact)
+    assert np.all(error <= allowed), f"{np.max(error / allowed):.2f} times the bound at {np.argmax(error / allowed)}"
+
+
+def _draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    x = (rng.standard_normal(shape) * 2).astype(dtype)
+    x[USED:] = np.nan
+    return x
+
+
+def _check_extras(extras: Extras, q: Any, spec: QuantizerSpec, same_tensor: Any, arguments: dict[str, Any]) -> Any:
+    """The quantizer's bits on the array that was quantized, amax and the dequantized copy of it."""
+    activated = np.asarray(extras.activated)
+    expected = octavo_numerics.quantize(activated, spec, SIZES, **arguments)
+    same_tensor(q, expected)
+    starts = np.cumsum(SIZES) - SIZES
+    groups = [activated[start : start + size] for start, size in zip(starts, SIZES, strict=True)]
+    amax = [np.abs(group.astype(np.float32)).max(initial=0) for group in groups]
+    np.testing.assert_array_equal(np.asarray(extras.amax), np.array(amax, np.float32))
+    values = octavo_numerics.dequantize(expected, "rowwise")[:USED].astype(jnp.bfloat16)
+    copy = np.asarray(extras.dequantized)[:USED]
+    np.testing.assert_array_equal(copy.view(np.uint16), values.view(np.uint16))
+    return activated
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activation_and_quantize(
+    activation: Any, dtype: str, rng: Any, specs: Any, same_tensor: Any, arguments_for: Any
+) -> None:
+    """Every activation, gated ones too, probabilities multiplied in; a NaN tail reaches nothing (faults.md 8, 14)."""
+    for name in ("block", "nvfp4-hadamard-stochastic", "delayed"):
+        spec, arguments = specs[name], arguments_for(specs[name], rng, len(SIZES))
+        x = _draw(rng, (M, 2 * F if activation in GATED else F), jnp.dtype(dtype))
+        probs = rng.random(M).astype(np.float32) if name != "delayed" else None
+        q, extras = act_quantize(
+            jnp.asarray(x),
+            spec,
+            jnp.asarray(SIZES),
+            activation=activation,
+            probs=None if probs is None else jnp.asarray(probs),
+            activated=True,
+            amax=True,
+            dequantized=True,
+            **arguments,
+        )
+        activated = _check_extras(extras, q, spec, same_tensor, arguments)
+        _close(activated[:USED], _activated(x, activation, probs)[:USED])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradient_and_quantize(
+    activation: Any, dtype: str, rng: Any, specs: Any, same_tensor: Any, arguments_for: Any, same_bits: Any
+) -> None:
+    """The derivative, quantized, and dbias: fp32 column sums of the rounded gradient, the same each time."""
+    spec = specs["mxfp8"]
+    arguments = arguments_for(spec, rng, len(SIZES))
+    x = _draw(rng, (M, 2 * F if activation in GATED else F), jnp.dtype(dtype))
+    dy, probs = _draw(rng, (M, F), jnp.dtype(dtype)), rng.random(M).astype(np.float32)
+
+    def run() -> Any:
+        return dact_quantize(
+            jnp.asarray(dy),
+            jnp.asarray(x),
+            spec,
+            jnp.asarray(SIZES),
+            activation=activation,
+            probs=jnp.asarray(probs),
+            activated=True,
+            amax=True,
+            dequantized=True,
+            **arguments,
+        )
+
+    q, extras = run()
+    activated = _check_extras(extras, q, spec, same_tensor, arguments)
+    scale = np.abs(np.concatenate([dy, dy], 1) if activation in GATED else dy).astype(np.float64)
+    wide = np.abs(x.astype(np.float64)).max(initial=1, where=~np.isnan(x.astype(np.float64)))
+    _close(activated[:USED], _activated_grad(dy, x, activation, probs)[:USED], (scale * (1 + wide))[:USED])
+    starts = np.cumsum(SIZES) - SIZES
+    for group, (start, size) in enumerate(zip(starts, SIZES, strict=True)):
+        rows = activated[start : start + size].astype(np.float64)
+        bound = size * 2.0**-24 * np.abs(rows).sum(0)
+        assert np.all(np.abs(np.asarray(extras.dbias[group], np.float64) - rows.sum(0)) <= bound)
+    same_bits(run()[1].dbias, extras.dbias, "dbias of a second run")
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_normalization_and_quantize(norm: Any, rng: Any, specs: Any, same_tensor: Any, arguments_for: Any) -> None:
+    """RMSNorm and LayerNorm with their statistics, which the backward pass needs."""
+    spec = specs["row"]
+    x = _draw(rng, (M, F), np.float32)
+    gamma, beta = (rng.standard_normal(F).astype(np.float32) for _ in range(2))
+    q, extras = norm_quantize(
+        jnp.asarray(x),
+        spec,
+        jnp.asarray(SIZES),
+        norm=norm,
+        gamma=jnp.asarray(gamma),
+        beta=jnp.asarray(beta) if norm == "layer" else None,
+        epsilon=1e-5,
+        activated=True,
+        amax=True,
+        dequantized=True,
+    )
+    activated = _check_extras(extras, q, spec, same_tensor, {})
+    rows = x[:USED].astype(np.float64)
+    mean = rows.mean(1, keepdims=True) if norm == "layer" else np.zeros((USED, 1))
+    rstd = 1 / np.sqrt(((rows - mean) ** 2).mean(1, keepdims=True) + 1e-5)
+    exact = (rows - mean) * rstd * gamma + (beta if norm == "layer" else 0)
+    terms = (np.abs(rows) + np.abs(mean)) * rstd * np.abs(gamma) + (np.abs(beta) if norm == "layer" else 0)
+    _close(activated[:USED], exact, terms)
+    _close(np.asarray(extras.rstd)[:USED], rstd[:, 0])
+    if norm == "layer":
+        _close(np.asarray(extras.mean)[:USED], mean[:, 0], np.abs(rows).mean(1))
+    else:
+        assert extras.mean is None
+
+
+def test_only_what_is_read_is_made(specs: Any) -> None:
+    """Under jit an extra or a plane that nobody reads costs nothing."""
+
+    def run(x: jax.Array, sizes: jax.Array) -> jax.Array:
+        q, extras = act_quantize(x, specs["mxfp8"], sizes, activation="silu", activated=True, amax=True)
+        del extras
+        return q.columnwise
+
+    text = jax.jit(run).lower(jnp.ones((M, F)), jnp.asarray(SIZES)).as_text()
+    (names,) = (part.split('"')[1] for part in text.split("results = ")[1:])
+    assert set(names.split(",")) - {"workspace"} == {"col_codes", "col_scales"}
+
+
+def test_native_layouts(specs: Any, rng: Any, same_bits: Any) -> None:
+    """Fused functions write the layouts that the Hopper GEMMs read, too."""
+    x, sizes = jnp.asarray(_draw(rng, (M, 2 * F), np.float32)), jnp.asarray(SIZES)
+    plain, native = (
+        act_quantize(x, specs["block"], sizes, activation="swiglu", layouts=layouts)[0]
+        for layouts in (("plain", "plain"), ("rows", "panels"))
+    )
+    assert (native.spec.rowwise_layout, native.spec.columnwise_layout) == ("rows", "panels")
+    same_bits(np.asarray(native.rowwise)[:USED], np.asarray(plain.rowwise)[:USED], "row codes")
+    same_bits(np.asarray(native.rowwise_scale).T[:USED], np.asarray(plain.rowwise_scale)[:USED], "row scales")
+    same_bits(np.asarray(native.columnwise)[0, :, :40].T, np.asarray(plain.columnwise)[:40], "first panel")
+
+
+X = jnp.ones((8, 32))
+BLOCK = QuantizerSpec(format="e4m3", scaling="block")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: act_quantize(X, BLOCK, activation="tanh"), "activation is 'tanh'"),  # type: ignore[arg-type]
+        (lambda: act_quantize(X[:, :31], BLOCK, activation="swiglu"), r"x \[8, 31\] has 31 columns; swiglu needs"),
+        (lambda: act_quantize(X, BLOCK, activation="silu", probs=jnp.ones(7)), r"probs has shape \[7\]"),
+        (lambda: act_quantize(X, BLOCK, [9], activation="silu"), "group_sizes sum to 9"),
+        (lambda: act_quantize(jnp.ones((2, 8, 32)), BLOCK, activation="silu"), r"x has shape \[2, 8, 32\]"),
+        (lambda: act_quantize(X, BLOCK, activation="silu", scale=jnp.ones(1)), "scale was given"),
+        (lambda: dact_quantize(X, X, BLOCK, activation="swiglu"), r"dy has shape \[8, 32\] .* \[8, 16\]"),
+        (lambda: dact_quantize(X.astype(jnp.bfloat16), X, BLOCK, activation="silu"), "dy has .* bfloat16"),
+        (lambda: norm_quantize(X, BLOCK, gamma=jnp.ones(8)), r"gamma has shape \[8\]"),
+        (lambda: norm_quantize(X, BLOCK, gamma=jnp.ones(32), beta=jnp.ones(32)), "beta was given and norm is 'rms'"),
+        (lambda: norm_quantize(X, BLOCK, gamma=jnp.ones(32), epsilon=0.0), "epsilon is 0.0"),
+        (lambda: norm_quantize(X, BLOCK, gamma=jnp.ones(32), norm="batch"), "norm is 'batch'"),  # type: ignore[arg-type]
+        (
+            lambda: act_quantize(
+                X, QuantizerSpec(**{**dict(BLOCK), "orientation": "columnwise"}), activation="silu", dequantized=True
+            ),
+            "dequantized=True is the row data's values",
+        ),
+    ],
+)
+def test_arguments_are_refused_by_name(call: Callable[[], Any], message: str) -> None:
+    """At the Python edge, with what was given."""
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,1 @@
+"""The definition of every recipe in jnp operations, checked bit for bit."""

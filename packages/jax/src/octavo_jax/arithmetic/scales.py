@@ -1,0 +1,93 @@
+"""Scales from amax: fp32, E8M0 (MX) and NVFP4's two levels. `docs/numerics` states each rule.
+
+An amax is magnitude bits (uint32); infinity or NaN poisons: the scales made from it are NaN.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from octavo import QuantizerSpec
+from octavo.formats import FORMAT_MAX
+from octavo_jax.arithmetic import bits as fp32
+from octavo_jax.arithmetic import casts
+from octavo_jax.arithmetic.barrier import barrier
+
+
+class Scales(NamedTuple):
+    """Of one plane, one entry a scaling unit.
+
+    encode   fp32 bits of the factor that elements are multiplied with, NaN where the unit is poisoned
+    stored   decode scales as they are stored: float32, uint8 (E8M0) or float8_e4m3fn
+    """
+
+    encode: Array
+    stored: Array
+
+
+def _settled(encode: Array, stored: Array) -> Scales:
+    """Scales behind a barrier: XLA would else compute a unit's scale again for each of its elements."""
+    return Scales(*barrier(encode, stored))
+
+
+def _decode(encode: Array) -> Array:
+    """The stored fp32 decode scale fl(1 / encode)."""
+    decode = fp32.divide(fp32.ONE, encode)
+    return fp32.as_float(jnp.where(encode > fp32.INFINITY, fp32.NAN, decode))
+
+
+def from_amax(amax: Array, spec: QuantizerSpec) -> Scales:
+    """fp32 scales: s = fl(max / max(amax, eps)), at most FLT_MAX, a power of two where the spec says so."""
+    with np.errstate(over="ignore"):
+        epsilon = fp32.constant(spec.amax_epsilon)
+    floored = jnp.maximum(amax, epsilon)
+    encode = jnp.minimum(fp32.divide(fp32.constant(FORMAT_MAX[spec.format]), floored), fp32.LARGEST)
+    if spec.power_of_two:
+        encode = encode & ~fp32.FRACTION
+    encode = jnp.where(floored == 0, fp32.ONE, encode)
+    encode = jnp.where(fp32.is_finite(amax), encode, fp32.NAN)
+    return _settled(encode, _decode(encode))
+
+
+def from_history(scale: Array) -> Scales:
+    """Delayed scaling: the encode scale is given."""
+    encode = fp32.as_bits(scale.astype(jnp.float32))
+    return _settled(encode, _decode(encode))
+
+
+def e8m0(amax: Array, spec: QuantizerSpec) -> Scales:
+    """The smallest b with 2^(b - 127) >= fl(amax * fl(1 / max)); a zero block has b = 0, a poisoned one 0xFF."""
+    reciprocal = fp32.constant(float(np.float32(1) / np.float32(FORMAT_MAX[spec.format])))
+    needed = fp32.multiply(amax, jnp.asarray(reciprocal))
+    exponent, fraction = needed >> 23, needed & fp32.FRACTION
+    # Byte 0 is 2^-127, which is the subnormal 0x00400000.
+    above = jnp.where(exponent == 0, needed > np.uint32(0x00400000), fraction != 0)
+    byte = exponent + above.astype(jnp.uint32)
+    finite = fp32.is_finite(amax)
+    encode = jnp.where(finite, (254 - byte) << 23, fp32.NAN)
+    return _settled(encode, jnp.where(finite, byte, np.uint32(0xFF)).astype(jnp.uint8))
+
+
+def second_level(amax: Array) -> Scales:
+    """NVFP4's second level: the group's encode scale S and the stored decode factor fl(1 / S)."""
+    encode = jnp.minimum(fp32.divide(fp32.constant(2688.0), amax), fp32.LARGEST)
+    encode = jnp.where(amax == 0, fp32.ONE, encode)
+    encode = jnp.where(fp32.is_finite(amax), encode, fp32.NAN)
+    return _settled(encode, _decode(encode))
+
+
+def nvfp4(amax: Array, group_encode: Array) -> Scales:
+    """Block scales under the group's S: d = e4m3(amax * S / 6), encode = 1 / (d / S); `group_encode` broadcasts."""
+    sixth = fp32.constant(float(np.float32(1) / np.float32(6)))
+    poisoned = group_encode > fp32.INFINITY
+    wanted = fp32.multiply(amax, fp32.multiply(group_encode, jnp.asarray(sixth)))
+    code = casts.nearest(jnp.minimum(wanted, fp32.LARGEST), "e4m3")
+    decode = fp32.multiply(casts.magnitude_bits(code, "e4m3"), fp32.divide(fp32.ONE, group_encode))
+    encode = jnp.minimum(fp32.divide(fp32.ONE, decode), fp32.LARGEST)
+    encode = jnp.where(poisoned, fp32.NAN, encode)
+    code = jnp.where(poisoned, np.uint32(casts.NAN_CODE["e4m3"]), code)
+    return _settled(encode, casts.stored(jnp.broadcast_to(code, encode.shape), "e4m3"))

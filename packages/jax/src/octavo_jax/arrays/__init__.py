@@ -1,0 +1,1 @@
+"""Arrays and their axes: grouped tensors, group sizes, contracting axes, varying manual axes."""

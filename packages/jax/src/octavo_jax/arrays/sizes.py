@@ -1,0 +1,82 @@
+"""Group sizes: checked where they are on the host, clamped and reported where they are traced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from octavo import check_group_sizes
+
+NEGATIVE_SIZE = 1
+"""Bit of the status word: a size is negative and was taken as 0."""
+
+SUM_PAST_ROWS = 2
+"""Bit of the status word: the sizes sum past the rows and were cut off there."""
+
+GroupSizes = Array | np.ndarray | Sequence[int]
+
+
+def as_group_sizes(group_sizes: GroupSizes, rows: int, blocks: tuple[int, ...] = ()) -> Array:
+    """Integers of 32 bits or more [*blocks, G]: `group_sizes`, of `rows` rows each.
+
+    A list, a tuple or a numpy array is checked: ValueError for a negative size or a sum past `rows`. A jax.Array,
+    traced or not, is never read back; the backend clamps it and `status` says so.
+    """
+    if isinstance(group_sizes, jax.Array):
+        if (
+            group_sizes.shape[:-1] != blocks
+            or group_sizes.ndim == 0
+            or not jnp.issubdtype(group_sizes.dtype, jnp.integer)
+        ):
+            raise ValueError(
+                f"group_sizes has shape {list(group_sizes.shape)} and dtype {group_sizes.dtype}; "
+                "it is one integer a group, shape [G]"
+            )
+        return widened(group_sizes)
+    host = np.asarray(group_sizes)
+    if host.shape[:-1] != blocks or host.ndim == 0 or not np.issubdtype(host.dtype, np.integer):
+        raise ValueError(
+            f"group_sizes has shape {list(host.shape)} and dtype {host.dtype}; it is one integer a group, shape [G]"
+        )
+    for sizes in host.reshape(-1, host.shape[-1]):
+        check_group_sizes(sizes.tolist(), rows)
+    return jnp.asarray(host.astype(np.int32))
+
+
+def widened(integers: Array) -> Array:
+    """`integers`, as int32 where they have fewer than 32 bits.
+
+    A Python number in an expression takes the array's dtype, so a bound of 256 is 0 beside uint8.
+    """
+    return integers.astype(jnp.int32) if integers.dtype.itemsize < 4 else integers
+
+
+def group_ends(group_sizes: Array, rows: int) -> Array:
+    """int32 [G]: the row after each group's last; negative sizes count as 0, nothing reaches past `rows`."""
+    sizes = jnp.clip(group_sizes, 0, rows).astype(jnp.uint32)
+    # Saturating sums: a plain cumsum of many clamped sizes could wrap around.
+    ends: Array = lax.associative_scan(lambda a, b: jnp.minimum(a + b, np.uint32(rows)), sizes)
+    return ends.astype(jnp.int32)
+
+
+def status(group_sizes: Array, rows: int) -> Array:
+    """int32 status word of sizes [G] or [*B, G]: 0, or the sum of `NEGATIVE_SIZE` and `SUM_PAST_ROWS`."""
+    if group_sizes.ndim > 1:
+        words = jax.vmap(lambda sizes: status(sizes, rows))(group_sizes)
+        bits = (jnp.any(words & bit != 0) * bit for bit in (NEGATIVE_SIZE, SUM_PAST_ROWS))
+        return sum(bits, jnp.int32(0))
+    negative = jnp.any(group_sizes < 0)
+    sizes = jnp.clip(group_sizes, 0, rows).astype(jnp.int32)
+    ends = group_ends(group_sizes, rows)
+    starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
+    past = jnp.any(group_sizes > rows) | jnp.any(ends - starts < sizes)
+    return negative.astype(jnp.int32) * NEGATIVE_SIZE + past.astype(jnp.int32) * SUM_PAST_ROWS
+
+
+def one_group(rows: int) -> Array:
+    """The sizes of a matrix that is one group."""
+    return jnp.full((1,), rows, jnp.int32)

@@ -1,0 +1,1 @@
+"""Plans of the registry, made at trace time."""

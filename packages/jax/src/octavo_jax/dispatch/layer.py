@@ -1,0 +1,187 @@
+"""What one linear layer runs: the registry's plan for it, chosen when it is traced, and remembered for eager calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+import octavo_jax.dispatch.preference  # noqa: F401 (a preference is part of what JAX's caches are keyed by)
+import octavo_registry
+from octavo import HighPrecision, Recipe
+from octavo.formats import DType
+from octavo_jax.arrays.dtypes import dtype_name
+from octavo_jax.dispatch.backends import BackendNames, hashable
+from octavo_jax.dispatch.devices import Device, device_of
+from octavo_jax.dispatch.memo import Identities, Memo
+from octavo_jax.sharding.placement import Placement
+from octavo_registry import LayerPlan, Request, Weight
+
+HIGH_PRECISION = HighPrecision()
+
+
+class LayerOptions(NamedTuple):
+    """What a caller says of a layer beside its arrays; hashable.
+
+    preferred_element_type   dtype of y; None: the recipe's output_dtype, else x's
+    checkpoint_name          of quantized operands; None names nothing
+    output_checkpoint_name   of y
+    """
+
+    recipe: Recipe
+    preferred_element_type: DTypeLike | None
+    checkpoint_name: str | None
+    output_checkpoint_name: str | None
+    backend: str | tuple[str, ...] | None
+
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe | None,
+        preferred_element_type: DTypeLike | None = None,
+        checkpoint_name: str | None = None,
+        output_checkpoint_name: str | None = None,
+        backend: BackendNames = None,
+    ) -> LayerOptions:
+        """From the arguments of a public function."""
+        names = checkpoint_name, output_checkpoint_name
+        return cls(HIGH_PRECISION if recipe is None else recipe, preferred_element_type, *names, hashable(backend))
+
+
+class LayerRequest(NamedTuple):
+    """What a layer is planned for, by values that never change.
+
+    dtype, kernel_dtype  of x and the kernel
+    shape                of the kernel
+    weight               its axes: "kn" for [G, K, N], "nk" for [G, N, K]
+    training             whether the GEMMs of the gradients are planned, too
+    placement            of blocks and shards; None: rows [M, K] and a kernel on one device
+    """
+
+    options: LayerOptions
+    dtype: Any
+    kernel_dtype: Any
+    shape: tuple[int, ...]
+    weight: Weight
+    device: Device
+    training: bool
+    placement: Placement | None
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """What one linear layer runs. Compared by identity, so that it is a cheap static argument of `jax.jit`.
+
+    plan                     the registry's answer
+    request                  what was asked
+    y_dtype                  of the result; where it is summed over shards, the plan's GEMM gives float32
+    product_dtype            dtype in which a GEMM multiplies operands that its slot does not quantize: the arguments',
+                             fp32 where these differ; dy is cast to it
+    """
+
+    plan: LayerPlan
+    request: LayerRequest
+    y_dtype: Any
+    product_dtype: Any
+
+    @property
+    def options(self) -> LayerOptions:
+        """What the caller said."""
+        return self.request.options
+
+    @property
+    def x_dtype(self) -> Any:
+        """Of x and of its gradient."""
+        return self.request.dtype
+
+    @property
+    def kernel_dtype(self) -> Any:
+        """Of the kernel and of its gradient."""
+        return self.request.kernel_dtype
+
+    @property
+    def placement(self) -> Placement | None:
+        """Of blocks and shards; None: rows [M, K] and a kernel on one device."""
+        return self.request.placement
+
+    def trained(self) -> Layer:
+        """The layer with its gradients' GEMMs planned, too; itself where they are. NoBackendError as `layer_for`."""
+        return self if self.request.training else _planned(self.request._replace(training=True))
+
+
+_known: Memo[Layer] = Memo()
+_layers: Identities[Layer] = Identities()
+
+
+def layer_for(
+    options: LayerOptions,
+    x: Array,
+    kernel: Array,
+    *,
+    weight: Weight = "kn",
+    x_dtype: DTypeLike | None = None,
+    training: bool = True,
+    placement: Placement | None = None,
+) -> Layer:
+    """The layer for x [M, K] and kernel [G, K, N], or [G, N, K] with weight "nk"; NoBackendError where nothing serves
+    it. dx and dw have the dtypes of x and the kernel.
+
+    x_dtype   of an x that does not exist yet, such as an activation's result: then `x` gives the device alone
+    training  False: the forward pass alone is planned, and `Layer.trained` plans the rest where it is differentiated
+    placement of blocks and shards: x is [*B, M, K], the kernel [E * G, ...], and the plans are for one block's GEMMs
+
+    Equal arguments give the same object as long as the registry chooses the same functions, so nothing is traced twice.
+    """
+    dtype = jnp.dtype(x.dtype if x_dtype is None else x_dtype)
+    request = LayerRequest(options, dtype, kernel.dtype, kernel.shape, weight, device_of(x), training, placement)
+    recipe = options.recipe
+    key = (id(recipe), options[1:], request[1:])  # the hash of a recipe takes 2 microseconds
+    return _known.get(key, lambda: _planned(request), recipe)
+
+
+def _planned(asked: LayerRequest) -> Layer:
+    options, recipe = asked.options, asked.options.recipe
+    groups, k, n = asked.shape if asked.weight == "kn" else (asked.shape[0], asked.shape[2], asked.shape[1])
+    in_dtype, kernel_dtype = dtype_name(asked.dtype, "x"), dtype_name(asked.kernel_dtype, "kernel")
+    if options.preferred_element_type is not None:
+        out_dtype = dtype_name(options.preferred_element_type, "preferred_element_type")
+    else:
+        out_dtype = recipe.output_dtype or in_dtype
+    product_dtype: DType = in_dtype if in_dtype == kernel_dtype else "float32"
+    y_dtype, dx_dtype, dw_dtype = out_dtype, in_dtype, recipe.wgrad_dtype or kernel_dtype
+    placement = asked.placement
+    if placement is not None:
+        groups = placement.gemm_size("g", groups) // placement.count("e")
+        k, n = placement.gemm_size("k", k), placement.gemm_size("n", n)
+        y_dtype = "float32" if placement.sums("i") else y_dtype
+        dx_dtype = "float32" if placement.sums("o") else dx_dtype
+        dw_dtype = "float32" if placement.sums_blocks else dw_dtype
+    kind, arch = asked.device
+    request = Request(
+        op="fprop",
+        framework="jax",
+        device=kind,
+        in_dtype=in_dtype,
+        out_dtype=y_dtype,
+        recipe=recipe,
+        arch=arch,
+        k=k,
+        n=n,
+        groups=groups,
+        training=asked.training,
+        weight=asked.weight,
+    )
+    plan = octavo_registry.plan_layer(
+        request,
+        backend=options.backend,
+        wgrad_dtype=dw_dtype,
+        dgrad_dtype=dx_dtype,
+        w_dtype=kernel_dtype,
+        product_dtype=product_dtype,
+    )
+    key = (recipe.fingerprint, options[1:], asked[1:], tuple(part.run for part in plan.plans))
+    dtypes = jnp.dtype(out_dtype), jnp.dtype(product_dtype)
+    return _layers.of(key, lambda: Layer(plan, asked, *dtypes))

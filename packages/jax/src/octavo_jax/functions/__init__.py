@@ -1,0 +1,1 @@
+"""Activations and normalizations as differentiable functions, and their composition with a quantizer."""

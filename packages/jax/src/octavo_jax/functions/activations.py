@@ -1,0 +1,101 @@
+"""Activations as differentiable functions: fp32 inside, one rounding to the input's dtype."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from octavo_jax.arithmetic.activation import activated, activated_gradient, probs_gradient
+from octavo_jax.arithmetic.barrier import barrier
+from octavo_registry.contract.cards import GATED, Activation
+
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+
+
+# Barriers keep a compiler from fusing these with their neighbours, which would change last bits from one program to
+# the next; so fused and unfused layers of one backend agree.
+@partial(jax.jit, static_argnames="activation")
+def octavo_activation(x: Array, probs: Array | None, *, activation: Activation) -> Array:
+    """The result [..., F] of x [..., C], rounded once to x's dtype."""
+    (x,) = barrier(x)
+    (result,) = barrier(activated(x, activation, probs))
+    return result
+
+
+@partial(jax.jit, static_argnames="activation")
+def octavo_activation_gradient(dy: Array, x: Array, probs: Array | None, *, activation: Activation) -> Array:
+    """x's gradient [..., C] of dy [..., F], rounded once to x's dtype."""
+    dy, x = barrier(dy, x)
+    (result,) = barrier(activated_gradient(dy, x, activation, probs))
+    return result
+
+
+@partial(jax.jit, static_argnames="activation")
+def octavo_probs_gradient(dy: Array, x: Array, *, activation: Activation) -> Array:
+    """fp32 [...]: the sum over a row of dy and the activation's unrounded result."""
+    return probs_gradient(dy, x, activation)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _activate(x: Array, probs: Array | None, activation: Activation) -> Array:
+    y: Array = octavo_activation(x, probs, activation=activation)
+    return y
+
+
+def _forward(x: Array, probs: Array | None, activation: Activation) -> tuple[Array, tuple[Array, Array | None]]:
+    return octavo_activation(x, probs, activation=activation), (x, probs)
+
+
+def _backward(activation: Activation, saved: tuple[Array, Array | None], dy: Array) -> tuple[Array, Array | None]:
+    x, probs = saved
+    dprobs = None if probs is None else octavo_probs_gradient(dy, x, activation=activation)
+    return octavo_activation_gradient(dy, x, probs, activation=activation), dprobs
+
+
+_activate.defvjp(_forward, _backward)
+
+
+def check_activation(activation: Activation) -> Activation:
+    """`activation`; ValueError for a name that is none."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}; it is one of {', '.join(ACTIVATIONS)}")
+    return activation
+
+
+def features(columns: int, activation: Activation, what: str) -> int:
+    """F of an activation's input with `columns` columns; ValueError, naming `what`, where a gate has no partner."""
+    if activation not in GATED:
+        return columns
+    if columns % 2:
+        raise ValueError(f"{what} has {columns} columns; {activation} needs 2 F: a gate, then an up projection")
+    return columns // 2
+
+
+def check_probs(probs: Array | None, shape: tuple[int, ...]) -> None:
+    """ValueError unless probs is None or float32 of this shape."""
+    if probs is not None and (probs.shape != shape or probs.dtype != jnp.float32):
+        raise ValueError(
+            f"probs has shape {list(probs.shape)} and dtype {probs.dtype}; give one float32 a row, {list(shape)}"
+        )
+
+
+def activate(x: Array, activation: Activation, *, probs: Array | None = None) -> Array:
+    """act(x), or act(gate) * up where the activation is gated, times `probs` row by row.
+
+    x           [..., F], or [..., 2 F] with the gate first for swiglu, geglu and geglu_tanh; bf16, fp16 or fp32
+    activation  silu, gelu (with erf), gelu_tanh, relu2, swiglu, geglu or geglu_tanh
+    probs       [...] float32
+
+    Returns [..., F] in x's dtype, computed in fp32 within 4 ulp of float64 and rounded once. Reverse-mode
+    differentiable once in x and probs: the gradient of x is fp32 and rounded once, too. Raises ValueError for arguments
+    that do not fit.
+    """
+    x = jnp.asarray(x)
+    name = check_activation(activation)
+    features(x.shape[-1], name, "x")
+    check_probs(probs, x.shape[:-1])
+    return _activate(x, probs, name)

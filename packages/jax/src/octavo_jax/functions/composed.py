@@ -1,0 +1,132 @@
+"""Fused functions composed of plain JAX and a quantizer: computed in fp32, rounded once, then quantized.
+
+From the rounded array on, the bits are the quantizer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jax import Array
+
+from octavo import QuantizerSpec
+from octavo_jax.arithmetic.gemm import group_sums
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.arrays.sizes import one_group
+from octavo_jax.functions.activations import octavo_activation, octavo_activation_gradient
+from octavo_jax.functions.norms import NormSpec, octavo_normalization
+from octavo_jax.scaling.delayed import amax_of
+from octavo_registry import Bound, Plan, Request
+from octavo_registry.contract.cards import Activation, Norm
+
+
+class Extras(NamedTuple):
+    """What a fused function makes beside codes and scales; None where it was not asked for.
+
+    activated     what was quantized, in the input's dtype
+    amax          [G] float32: max |.| of it, NaN winning
+    dequantized   bf16: row codes times their scales
+    dbias         [G, C] float32: its column sums, in a fixed order
+    mean, rstd    [M] float32 statistics of a normalization; RMSNorm has no mean
+    """
+
+    activated: Array | None = None
+    amax: Array | None = None
+    dequantized: Array | None = None
+    dbias: Array | None = None
+    mean: Array | None = None
+    rstd: Array | None = None
+
+
+def _sizes(group_sizes: Array | None, rows: Array) -> Array:
+    return one_group(rows.shape[0]) if group_sizes is None else group_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedQuantizer:
+    """A plan's or a Bound's quantizer of ragged rows; equal for equal functions."""
+
+    run: Callable[..., Any]
+    run_with_amax: Callable[..., Any] | None
+    records_amax: bool
+
+    @classmethod
+    def of(cls, made: Plan | Bound, spec: QuantizerSpec) -> ComposedQuantizer:
+        """The quantizer by `spec`; the amax is what delayed scaling records, and no other does."""
+        return cls(made.run, made.run_with_amax, spec.scaling == "delayed")
+
+    def __call__(self, made: Array, group_sizes: Array | None, **how: Any) -> tuple[GroupedTensor, Extras]:
+        """Codes and scales, and `made` and its amax."""
+        group_sizes = _sizes(group_sizes, made)
+        if not self.records_amax:
+            return self.run(made, group_sizes, **how), Extras(activated=made)
+        if self.run_with_amax is not None:
+            q, amax = self.run_with_amax(made, group_sizes, **how)
+            return q, Extras(activated=made, amax=amax)
+        return self.run(made, group_sizes, **how), Extras(activated=made, amax=amax_of(made, group_sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedActivation:
+    """`run` of "act_quantize"."""
+
+    quantize: ComposedQuantizer
+    activation: Activation
+
+    def __call__(
+        self, x: Array, group_sizes: Array | None = None, *, probs: Array | None = None, **how: Any
+    ) -> tuple[GroupedTensor, Extras]:
+        return self.quantize(octavo_activation(x, probs, activation=self.activation), group_sizes, **how)
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedGradient:
+    """`run` of "dact_quantize"."""
+
+    quantize: ComposedQuantizer
+    activation: Activation
+
+    def __call__(
+        self, dy: Array, x: Array, group_sizes: Array | None = None, *, probs: Array | None = None, **how: Any
+    ) -> tuple[GroupedTensor, Extras]:
+        made = octavo_activation_gradient(dy, x, probs, activation=self.activation)
+        q, extras = self.quantize(made, group_sizes, **how)
+        return q, extras._replace(dbias=group_sums(made, _sizes(group_sizes, made)))
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedNorm:
+    """`run` of "norm_quantize"."""
+
+    quantize: ComposedQuantizer
+    norm: Norm
+
+    def __call__(
+        self,
+        x: Array,
+        gamma: Array,
+        beta: Array | None = None,
+        group_sizes: Array | None = None,
+        *,
+        epsilon: float = 1e-6,
+        **how: Any,
+    ) -> tuple[GroupedTensor, Extras]:
+        made = octavo_normalization(x, gamma, beta, spec=NormSpec(self.norm, epsilon))
+        q, extras = self.quantize(made.y, group_sizes, **how)
+        return q, extras._replace(mean=made.mean, rstd=made.rstd)
+
+
+def bind_fused(request: Request, quantizer: Bound) -> Callable[..., tuple[GroupedTensor, Extras]]:
+    """`run` of a request for a fused quantizer, from the Bound of its "quantize" alone."""
+    assert request.quantizer is not None
+    composed = ComposedQuantizer.of(quantizer, request.quantizer)
+    if request.op == "norm_quantize":
+        if request.norm is None:
+            raise ValueError("a norm_quantize request names no norm; give Request.norm")
+        return ComposedNorm(composed, request.norm)
+    if request.activation is None:
+        raise ValueError(f"a {request.op} request names no activation; give Request.activation")
+    made = ComposedActivation if request.op == "act_quantize" else ComposedGradient
+    return made(composed, request.activation)

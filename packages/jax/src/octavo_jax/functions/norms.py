@@ -1,0 +1,95 @@
+"""RMSNorm and LayerNorm as differentiable functions: fp32 inside, one rounding to the input's dtype."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from octavo_jax.arithmetic.barrier import barrier
+from octavo_jax.arithmetic.norm import Normalized, NormGradients, normalized, normalized_gradients
+from octavo_registry.contract.cards import Norm
+
+
+class NormSpec(NamedTuple):
+    """A normalization: "rms" or "layer", and what is added to the mean square."""
+
+    norm: Norm
+    epsilon: float
+
+
+# barriers as in `octavo_jax.functions.activations`
+@partial(jax.jit, static_argnames="spec")
+def octavo_normalization(x: Array, gamma: Array, beta: Array | None, *, spec: NormSpec) -> Normalized:
+    """The normalized rows, rounded once to x's dtype, and their statistics."""
+    (x,) = barrier(x)
+    made = normalized(x, gamma, beta, spec.norm, spec.epsilon)
+    return made._replace(y=barrier(made.y)[0])
+
+
+@jax.jit
+def octavo_normalization_gradient(dy: Array, x: Array, gamma: Array, mean: Array | None, rstd: Array) -> NormGradients:
+    """The gradients of x, gamma and beta."""
+    dy, x = barrier(dy, x)
+    return normalized_gradients(dy, x, gamma, mean, rstd)
+
+
+class _Saved(NamedTuple):
+    x: Array
+    gamma: Array
+    beta: Array | None
+    mean: Array | None
+    rstd: Array
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _normalize(x: Array, gamma: Array, beta: Array | None, spec: NormSpec) -> Array:
+    y: Array = octavo_normalization(x, gamma, beta, spec=spec).y
+    return y
+
+
+def _forward(x: Array, gamma: Array, beta: Array | None, spec: NormSpec) -> tuple[Array, _Saved]:
+    made = octavo_normalization(x, gamma, beta, spec=spec)
+    return made.y, _Saved(x, gamma, beta, made.mean, made.rstd)
+
+
+def _backward(spec: NormSpec, saved: _Saved, dy: Array) -> tuple[Array, Array, Array | None]:
+    made = octavo_normalization_gradient(dy, saved.x, saved.gamma, saved.mean, saved.rstd)
+    return made.dx, made.dgamma, None if saved.beta is None else made.dbeta
+
+
+_normalize.defvjp(_forward, _backward)
+
+
+def check_norm(norm: Norm, epsilon: float, x: Array, gamma: Array, beta: Array | None) -> NormSpec:
+    """The normalization that these arguments name; ValueError where they do not fit x [..., C]."""
+    if norm not in ("rms", "layer"):
+        raise ValueError(f"norm is {norm!r}; it is 'rms' or 'layer'")
+    if not epsilon > 0:
+        raise ValueError(f"epsilon is {epsilon!r}; it must be more than 0, or a row of zeros has no rstd")
+    if beta is not None and norm == "rms":
+        raise ValueError("beta was given and norm is 'rms', which has none; leave it out or use 'layer'")
+    for name, given in (("gamma", gamma), ("beta", beta)):
+        if given is not None and (given.shape != x.shape[-1:] or given.dtype != x.dtype):
+            raise ValueError(
+                f"{name} has shape {list(given.shape)} and dtype {given.dtype}; x {list(x.shape)} needs "
+                f"[{x.shape[-1]}] in its own dtype, {x.dtype}"
+            )
+    return NormSpec(norm, float(epsilon))
+
+
+def normalize(x: Array, gamma: Array, beta: Array | None = None, *, norm: Norm = "rms", epsilon: float = 1e-6) -> Array:
+    """(x - mean) * rstd * gamma + beta over the last axis, rstd = 1 / sqrt(mean((x - mean)^2) + epsilon).
+
+    x            [..., C] bf16, fp16 or fp32
+    gamma, beta  [C] in x's dtype; RMSNorm subtracts no mean and takes no beta
+    norm         "rms" or "layer"
+
+    Returns [..., C] in x's dtype, computed in fp32 and rounded once. Reverse-mode differentiable once in x, gamma and
+    beta. Raises ValueError for arguments that do not fit.
+    """
+    x = jnp.asarray(x)
+    return _normalize(x, gamma, beta, check_norm(norm, epsilon, x, gamma, beta))

@@ -1,0 +1,1 @@
+"""The linear layers: grouped and dense, with and without a normalization."""

@@ -1,0 +1,108 @@
+"""Arguments that every layer takes: checked where they come in, with a sentence that says what to do."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from octavo import Recipe
+from octavo_jax.linear.operands import Context
+from octavo_jax.quantizers.functional import check_group_offset
+from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.scaling.seeds import seed_words
+from octavo_jax.sharding.placement import Placement
+from octavo_registry import Weight
+
+
+def as_array(x: Array | np.ndarray) -> Array:
+    """x as a jax.Array."""
+    # jnp.asarray of an array costs 10 microseconds.
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+
+
+def check_operands(
+    x: Array, kernel: Array, weight: Weight, bias: Array | None, placement: Placement | None = None
+) -> tuple[int, int, int]:
+    """(G, K, N) of x [..., K], the kernel and bias [G, N]; ValueError where they do not go together.
+
+    placement   where the caller's shard_map has cut the kernel along fsdp, G, K and N are those of its shards together
+    """
+    axes = "[G, K, N]" if weight == "kn" else "[G, N, K]"
+    if x.ndim < 2 or kernel.ndim != 3:
+        raise ValueError(
+            f"x has shape {list(x.shape)} and kernel {list(kernel.shape)}; they are [M, K], or [..., M, K], and {axes}"
+        )
+    if 0 in kernel.shape:
+        raise ValueError(f"kernel has shape {list(kernel.shape)}; every axis is one or more")
+    groups, k, n = kernel.shape if weight == "kn" else (kernel.shape[0], kernel.shape[2], kernel.shape[1])
+    shape = list(kernel.shape)
+    if placement is not None:
+        groups, k, n = placement.whole_size("g", groups), placement.whole_size("k", k), placement.whole_size("n", n)
+    if x.shape[-1] != k:
+        other = "((-1,), (2,))" if weight == "kn" else "((-1,), (1,))"
+        hint = f"contract with contracting_dims={other}" if x.shape[-1] == n else f"give x [..., {k}]"
+        raise ValueError(f"x has {x.shape[-1]} features and kernel {axes} = {shape} takes K = {k}; {hint}")
+    if bias is not None and bias.shape != (groups, n):
+        raise ValueError(f"bias has shape {list(bias.shape)}; kernel {axes} = {shape} needs [G, N] = [{groups}, {n}]")
+    return groups, k, n
+
+
+def check_sizes_fit(group_sizes: Array, groups: int, placement: Placement | None = None) -> None:
+    """ValueError unless there is one size a matrix; of each expert block, where there are such."""
+    if placement is not None and "e" in placement.block_letters:
+        experts, here = placement.count("e"), group_sizes.shape[-1]
+        if experts * here != groups:
+            raise ValueError(
+                f"group_sizes has {here} entries for each of {experts} expert blocks and kernel {groups} matrices; "
+                "give [*B, G] and a kernel of E * G matrices"
+            )
+    elif group_sizes.shape[-1] != groups:
+        raise ValueError(
+            f"group_sizes has {group_sizes.shape[-1]} entries and kernel {groups} matrices; give one a matrix"
+        )
+
+
+def check_state(recipe: Recipe | None, state: DelayedState | None, groups: int) -> None:
+    """ValueError unless there is a state of `groups` groups exactly where the recipe keeps one."""
+    stateful = recipe is not None and recipe.stateful
+    if stateful and state is None:
+        raise ValueError("state is None and the recipe scales by history; give octavo_jax.init_delayed(recipe, groups)")
+    if state is not None and not stateful:
+        kind = "high_precision" if recipe is None else recipe.kind
+        raise ValueError(f"state was given and the recipe {kind!r} keeps none; leave it out")
+    if state is not None and not isinstance(state, DelayedState):
+        raise ValueError(f"state is a {type(state).__name__}; give a DelayedState (octavo_jax.init_delayed makes one)")
+    if state is not None and state.x.scale.shape != (groups,):
+        raise ValueError(f"state is for {state.x.scale.shape[0]} groups and kernel has {groups}; make it for {groups}")
+
+
+def context_of(
+    recipe: Recipe | None, group_sizes: Array, seed: int | Array | None, group_offset: int | Array
+) -> Context:
+    """The arguments that have no gradient; ValueError for a seed that is missing or an offset that does not fit."""
+    words = None
+    if recipe is not None and recipe.stochastic:
+        if seed is None:
+            raise ValueError(
+                "seed is None and the recipe rounds stochastically; give an integer seed, another each step"
+            )
+        words = seed_words(seed)
+    return Context(group_sizes, words, _offset(group_offset, math.prod(group_sizes.shape)))
+
+
+def _offset(group_offset: int | Array, groups: int) -> Array | np.uint32:
+    if isinstance(group_offset, jax.Array):
+        if group_offset.ndim == 0 and jnp.issubdtype(group_offset.dtype, jnp.integer):
+            return group_offset.astype(jnp.uint32)
+        given = f"an array of shape {list(group_offset.shape)} and dtype {group_offset.dtype}"
+    else:
+        try:
+            return np.uint32(check_group_offset(operator.index(group_offset), groups))
+        except TypeError:
+            given = repr(group_offset)
+    raise ValueError(f"group_offset is {given}; it is the number of the first group, one integer")

@@ -1,0 +1,84 @@
+"""What the layers of one kernel, `dense` and `layernorm_dense`, make of their arguments."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from octavo_jax.arrays.axes import ContractingDims, DenseAxes, dense_axes
+from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
+from octavo_jax.linear.arguments import as_array, check_state
+from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.conflicts import check_shards
+from octavo_jax.sharding.dense import (
+    as_row,
+    as_stack,
+    gathered_factors,
+    in_blocks,
+    matrix_placement,
+    one_group_each,
+)
+from octavo_jax.sharding.explicit import placed_state
+from octavo_jax.sharding.manual import on_first, unsummed
+from octavo_jax.sharding.placement import Placement
+
+
+class DenseOperands(NamedTuple):
+    """The layer, and its operands as one group: x [M, K], kernel [1, K, N] or [1, N, K], bias [1, N], and the sizes; in
+    data blocks [F, M / F, K] where a mesh cuts x.
+
+    unsummed   the caller's manual mesh axes over which y is a partial sum, of float32; the bias is then in one part
+    """
+
+    axes: DenseAxes
+    layer: Layer
+    placement: Placement | None
+    x: Array
+    kernel: Array
+    bias: Array | None
+    state: DelayedState | None
+    group_sizes: Array
+    unsummed: tuple[str, ...]
+
+
+def dense_operands(
+    function: str,
+    options: LayerOptions,
+    x: Array,
+    kernel: Array | np.ndarray,
+    bias: Array | np.ndarray | None,
+    state: DelayedState | None,
+    contracting_dims: ContractingDims,
+    sharding: MeshAxes | None,
+) -> DenseOperands:
+    """The arguments of `octavo_jax.dense`, checked: ValueError where they do not go together.
+
+    function   the public function that was called
+    """
+    kernel = as_array(kernel)
+    placement = matrix_placement(function, sharding, x, kernel)
+    axes = dense_axes(contracting_dims, x.shape, kernel.shape, gathered_factors(placement))
+    if 0 in kernel.shape:
+        raise ValueError(f"kernel has shape {list(kernel.shape)}; every axis is one or more")
+    bias = None if bias is None else as_array(bias)
+    if bias is not None and bias.shape != axes.columns:
+        raise ValueError(
+            f"bias has shape {list(bias.shape)}; kernel {list(kernel.shape)} with contracting_dims "
+            f"{contracting_dims!r} needs {list(axes.columns)}"
+        )
+    check_state(options.recipe, state, 1)
+    rows, matrix = in_blocks(placement, x, axes), as_stack(placement, kernel, axes)
+    check_shards(placement, options.recipe, rows, matrix, axes.weight)
+    partial = unsummed(placement)
+    if partial:
+        options = options._replace(preferred_element_type=jnp.float32)
+    layer = layer_for(options, rows, matrix, weight=axes.weight, training=False, placement=placement)
+    if placement is not None and state is not None:
+        state = placed_state(placement, "state", state)
+    row = on_first(as_row(placement, bias), partial)
+    sizes = one_group_each(placement, rows)
+    return DenseOperands(axes, layer, placement, rows, matrix, row, state, sizes, partial)

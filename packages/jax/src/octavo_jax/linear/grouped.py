@@ -1,0 +1,116 @@
+"""grouped_dense: the differentiable grouped linear layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from octavo import Recipe
+from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.axes import ContractingDims, grouped_weight
+from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, status
+from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.layer import LayerOptions, layer_for
+from octavo_jax.linear.arguments import as_array, check_operands, check_sizes_fit, check_state, context_of
+from octavo_jax.linear.autograd import run_layer
+from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.conflicts import check_shards, check_unnamed
+from octavo_jax.sharding.explicit import placed_layer
+from octavo_jax.sharding.manual import on_first, summed_result, unsummed
+from octavo_jax.sharding.placement_of_call import placement_of
+
+
+def grouped_dense(
+    x: Array | np.ndarray,
+    kernel: Array | np.ndarray,
+    group_sizes: GroupSizes,
+    *,
+    recipe: Recipe | None,
+    contracting_dims: ContractingDims = ((-1,), (1,)),
+    bias: Array | np.ndarray | None = None,
+    seed: int | Array | None = None,
+    state: DelayedState | None = None,
+    group_offset: int | Array = 0,
+    checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
+    output_checkpoint_name: str | None = None,
+    preferred_element_type: DTypeLike | None = None,
+    sharding: MeshAxes | None = None,
+    return_status: bool = False,
+    backend: BackendNames = None,
+) -> Any:
+    """y[r] = x[r] @ kernel[g] + bias[g] for every row r of group g.
+
+    x                        [M, K] bf16, fp16 or fp32; rows of one group stand together, in group order. [*B, M, K]
+                             counts as [prod(B) * M, K], and y has the axes back; unless the sizes have them, too
+    kernel                   [G, K, N], or [G, N, K] with contracting_dims=((-1,), (2,)); read as it lies in memory
+    group_sizes              [G] integers on the host (checked) or a jax.Array (clamped, never read back); sum <= M.
+                             [*B, G]: of blocks of rows, each with a tail of its own; the kernel is [E * G, K, N] then
+    recipe                   None: HighPrecision
+    contracting_dims         of x and the kernel, as `jax.lax.dot_general` has them; negative ones count from the end
+    bias                     [G, N]
+    seed                     of stochastic rounding: an int, an integer scalar array, or uint32 [2] words
+    state                    delayed scaling's `DelayedState`; which says how the backward updates it
+    group_offset             number of the first group, in stochastic rounding's counter
+    checkpoint_name          what `jax.checkpoint` policies call the quantized x and kernel; None: no name
+    output_checkpoint_name   what they call y; None: no name
+    preferred_element_type   dtype of y; None: recipe.output_dtype, else x's
+    sharding                 which mesh axes play which part, an `octavo_jax.MeshAxes`; None: one device, or arrays
+                             that the caller's shard_map has cut
+    return_status            also return an int32 status word: 0, or 1 (a size was negative) + 2 (sum past M)
+    backend                  a name or a closed list of names
+
+    Returns y [*B, M, N], rows past the sum zero and x not read there; then, where asked for, the new state and the
+    status word: y, (y, state), (y, status) or (y, state, status).
+
+    Blocks of rows are experts' and data's, B = (E, F), (E,), or (F,) for a kernel of G matrices. Expert block e has
+    groups e * G to (e + 1) * G - 1 of the kernel, bias and state. Scales are of a block and group; gradients, and
+    the amaxes of delayed scaling, are taken over data blocks. In stochastic rounding's counter the first group of block
+    (e, f) has number group_offset + (f * E + e) * G.
+
+    With `sharding`, B is sharded by ep and by dp and fsdp, the kernel by ep, fsdp and tp. Tokens stay where they are:
+    shards of the kernel are quantized and the plane that a GEMM reads is gathered; the kernel's gradient is scattered
+    over fsdp and summed over dp. Inside shard_map, roles of axes that it is manual over tell how the local arrays
+    belong together.
+
+    Reverse-mode differentiable once in x, kernel and bias; JAX refuses jvp of it. Gradients have the dtypes of their
+    arguments. A GEMM whose slot is high precision multiplies operands of one dtype, x's and the kernel's, or fp32 where
+    these differ: dy is rounded to it where `preferred_element_type` is wider. A function that is not differentiated
+    needs no backend for the gradients.
+
+    Raises ValueError for arguments that do not fit, NoBackendError when no installed backend serves them (`octavo why`
+    prints the same table).
+    """
+    x, kernel = as_array(x), as_array(kernel)
+    bias = None if bias is None else as_array(bias)
+    weight = grouped_weight(contracting_dims, x.ndim)
+    placement = placement_of(sharding, group_sizes, x, kernel)
+    groups, k, n = check_operands(x, kernel, weight, bias, placement)
+    blocks = () if placement is None else placement.blocks
+    rows = x if x.ndim == len(blocks) + 2 else x.reshape(-1, k)
+    sizes = as_group_sizes(group_sizes, rows.shape[-2], blocks)
+    check_sizes_fit(sizes, groups, placement)
+    check_state(recipe, state, groups)
+    check_shards(placement, recipe, x, kernel, weight)
+    if sharding is None:
+        check_unnamed("grouped_dense", x=x, kernel=kernel)
+    partial = unsummed(placement)
+    dtype = jnp.float32 if partial else preferred_element_type
+    options = LayerOptions.of(recipe, dtype, checkpoint_name, output_checkpoint_name, backend)
+    layer = layer_for(options, rows, kernel, weight=weight, training=False, placement=placement)
+    if placement is not None:
+        arrays = rows, kernel, on_first(bias, partial), sizes, state
+        rows, kernel, bias, sizes, state = placed_layer(placement, weight, *arrays)
+    context = context_of(recipe, sizes, seed, group_offset)
+    y, new_state = run_layer("grouped_dense", layer, rows, kernel, bias, state, context)
+    y = summed_result(y, partial, recipe, x, preferred_element_type)
+    results: list[Any] = [y.reshape(*x.shape[:-1], n) if y.ndim != x.ndim else y]
+    if state is not None:
+        results.append(new_state)
+    if return_status:
+        results.append(status(sizes, rows.shape[-2]))
+    return results[0] if len(results) == 1 else tuple(results)

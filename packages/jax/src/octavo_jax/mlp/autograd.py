@@ -1,0 +1,189 @@
+"""The differentiable MLP: normalization (or none), fc1, activation, fc2, each quantizer fused with what is before it.
+
+Forward:   x (normalized) quantized -> fc1 -> y1 -> activation + quantize -> fc2 -> y
+Backward:  dy quantized -> dgrad and wgrad of fc2 -> dact + dbias + quantize -> dgrad and wgrad of fc1 -> dnorm
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import jax
+from jax import Array
+
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.functions.activations import octavo_activation, octavo_probs_gradient
+from octavo_jax.functions.norms import octavo_normalization
+from octavo_jax.linear.computed_operands import (
+    ActivationQuantizer,
+    ComputedOperand,
+    NormSaved,
+    activated_operand,
+    activation_gradient_operand,
+    normalized_operand,
+    wgrad_x_if_quantized,
+)
+from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
+from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
+from octavo_jax.mlp.plan import Mlp
+from octavo_jax.scaling.delayed import DelayedState, ScalingHistory, merged
+from octavo_jax.scaling.seeds import second_stream
+
+States = tuple[DelayedState, DelayedState] | None
+
+
+class Arrays(NamedTuple):
+    """What has a gradient: x [M, K], gamma and beta [K], kernels [G, K, C] and [G, F, N], biases [G, C] and [G, N],
+    probabilities [M] fp32; and the gradients themselves."""
+
+    x: Array
+    gamma: Array | None
+    beta: Array | None
+    wi: Array
+    wo: Array
+    bi: Array | None
+    bo: Array | None
+    probs: Array | None
+
+
+class Passed(NamedTuple):
+    """What a forward pass made on the way to y."""
+
+    x1: ComputedOperand
+    norm: NormSaved | None
+    w1: GroupedTensor | None
+    y1: Array
+    x2: ComputedOperand
+    w2: GroupedTensor | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Residuals:
+    """What the backward pass reads.
+
+    mlp           whose planes were saved: a preference may have changed since
+    norm          the normalization's, x among them
+    x1, w1        fc1's wgrad and dgrad operands: one plane each, or the array where their slot is high precision
+    y1            fc1's result
+    x2, w2        fc2's; a normalized x1 and x2 are None where they would be arrays: they are computed again
+    bi, bo, probs dtypes of gradients, and probabilities
+    states        scales, and histories with the forward's amaxes
+    """
+
+    mlp: Mlp = field(metadata={"static": True})
+    norm: NormSaved | None
+    x1: GemmOperand | None
+    w1: GemmOperand
+    y1: Array
+    x2: GemmOperand | None
+    w2: GemmOperand
+    bi: Array | None
+    bo: Array | None
+    probs: Array | None
+    context: Context
+    states: States
+
+
+def _second(context: Context) -> Context:
+    return context._replace(seed=None if context.seed is None else second_stream(context.seed))
+
+
+def _of(state: DelayedState | None, operand: str) -> ScalingHistory | None:
+    return None if state is None else getattr(state, operand)
+
+
+def _states(*histories: tuple[ScalingHistory | None, ...]) -> tuple[DelayedState, DelayedState]:
+    first, second = (DelayedState(*layer) for layer in histories)  # type: ignore[arg-type]
+    return first, second
+
+
+def _forward(mlp: Mlp, a: Arrays, states: States, context: Context) -> tuple[tuple[Array, States], Passed]:
+    fc1, fc2, norm = mlp.fc1, mlp.fc2, None
+    s1, s2 = states or (None, None)
+    if mlp.norm is None:
+        q, of_x = quantize_operand(fc1.plan.quantize_x, fc1, a.x, "x", context, _of(s1, "x"))
+        x1 = ComputedOperand(a.x, q, of_x)
+    else:
+        assert a.gamma is not None
+        arrays = (a.x, a.gamma, a.beta)
+        x1, norm = normalized_operand(mlp.quantize_normalized, fc1, mlp.norm, arrays, context, _of(s1, "x"))
+    wi = stored_weight(fc1, a.wi)
+    w1, of_w1 = quantize_operand(fc1.plan.quantize_w, fc1, wi, "w", context, _of(s1, "kernel"))
+    y1 = forward_product(fc1, x1.array, x1.q, wi, w1, a.bi, context)
+    later = _second(context)
+    activation = ActivationQuantizer(mlp.quantize_activated, mlp.activation, a.probs)
+    x2 = activated_operand(activation, fc2, y1, later, _of(s2, "x"))
+    wo = stored_weight(fc2, a.wo)
+    w2, of_w2 = quantize_operand(fc2.plan.quantize_w, fc2, wo, "w", later, _of(s2, "kernel"))
+    y = forward_product(fc2, x2.array, x2.q, wo, w2, a.bo, later)
+    if s1 is not None and s2 is not None:
+        states = _states((x1.history, of_w1, s1.grad), (x2.history, of_w2, s2.grad))
+    return (y, states), Passed(x1, norm, w1, y1, x2, w2)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _mlp(mlp: Mlp, arrays: Arrays, states: States, context: Context) -> tuple[Array, States]:
+    return _forward(mlp, arrays, states, context)[0]
+
+
+def _differentiated(
+    mlp: Mlp, arrays: Arrays, states: States, context: Context
+) -> tuple[tuple[Array, States], Residuals]:
+    mlp = mlp.trained()
+    result, made = _forward(mlp, arrays, states, context)
+    return result, Residuals(
+        mlp,
+        made.norm,
+        wgrad_x(mlp.fc1, *made.x1[:2]) if made.norm is None else wgrad_x_if_quantized(mlp.fc1, made.x1),
+        dgrad_weight(mlp.fc1, arrays.wi, made.w1),
+        made.y1,
+        wgrad_x_if_quantized(mlp.fc2, made.x2),
+        dgrad_weight(mlp.fc2, arrays.wo, made.w2),
+        arrays.bi,
+        arrays.bo,
+        arrays.probs,
+        context,
+        result[1],
+    )
+
+
+def _backward(_: Mlp, r: Residuals, cotangents: tuple[Array, States]) -> tuple[Arrays, States, None]:
+    mlp, fc1, fc2 = r.mlp, r.mlp.fc1, r.mlp.fc2
+    dy, later_states = cotangents
+    s1, s2 = r.states or (None, None)
+    context, later = r.context, _second(r.context)
+    dyq, of_dy = quantize_operand(fc2.plan.quantize_dy, fc2, dy, "dy", later, _of(s2, "grad"))
+    da = input_gradient(fc2, dy, dyq, r.w2, later)
+    x2 = octavo_activation(r.y1, r.probs, activation=mlp.activation) if r.x2 is None else r.x2
+    dwo = kernel_gradient(fc2, x2, dy, dyq, later)
+    dprobs = None if r.probs is None else octavo_probs_gradient(da, r.y1, activation=mlp.activation)
+    gradient = ActivationQuantizer(mlp.quantize_gradient, mlp.activation, r.probs)
+    dy1, dbi = activation_gradient_operand(gradient, fc1, da, r.y1, r.bi, context, _of(s1, "grad"))
+    dx = input_gradient(fc1, dy1.array, dy1.q, r.w1, context)
+    x1, dgamma, dbeta = r.x1, None, None
+    if r.norm is not None:
+        assert mlp.norm is not None
+        if x1 is None:
+            x1 = octavo_normalization(*r.norm[:3], spec=mlp.norm).y
+        dx, dgamma, dbeta = r.norm.gradients(dx)
+    assert x1 is not None
+    dwi = kernel_gradient(fc1, x1, dy1.array, dy1.q, context)
+    dbo = bias_gradient(fc2, dy, r.bo, later)
+    states = r.states
+    if s1 is not None and s2 is not None and later_states is not None:
+        now = _states((s1.x, s1.kernel, dy1.history), (s2.x, s2.kernel, of_dy))
+        states = (merged(now[0], later_states[0]), merged(now[1], later_states[1]))
+    return Arrays(dx, dgamma, dbeta, dwi, dwo, dbi, dbo, dprobs), states, None
+
+
+_mlp.defvjp(_differentiated, _backward)
+
+
+# One compiled call for eager users; inside their own jit it is a nested one of the same name.
+@partial(jax.jit, static_argnums=0)
+def octavo_mlp(mlp: Mlp, arrays: Arrays, states: States, context: Context) -> tuple[Array, States]:
+    """The differentiable call with everything static in `mlp`."""
+    return _mlp(mlp, arrays, states, context)

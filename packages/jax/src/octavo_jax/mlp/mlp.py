@@ -1,0 +1,191 @@
+"""grouped_mlp and layernorm_mlp: fc1, activation, fc2 as one differentiable function, with fused quantizers.
+
+What is kept for the backward pass, in bytes an element, for a recipe of one byte codes (bf16 arrays; scales aside):
+
+    x (K)          1: the column plane of what fc1 multiplied; with a normalization also x itself, 2, and rstd, mean
+    kernels        1 each: one plane
+    y1 (C)         2: fc1's result, from which the activation is computed again
+    activated (F)  1: the column plane of what fc2 multiplied
+
+An operand whose wgrad slot is high precision is kept in its own dtype (x of fc1 without a normalization), or computed
+again from what is above (normalized, activated).
+
+Stochastic rounding: fc1 rounds with `seed`, fc2 with seed XOR 2^63, so no two operands of a call share random bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from octavo import Recipe
+from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.axes import DenseAxes
+from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes
+from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.layer import LayerOptions
+from octavo_jax.functions.activations import check_activation, check_probs
+from octavo_jax.functions.norms import check_norm
+from octavo_jax.linear.arguments import as_array, check_sizes_fit, context_of
+from octavo_jax.mlp.arguments import check_mlp_operands, check_states, mlp_placements, placed_mlp, y_columns
+from octavo_jax.mlp.autograd import Arrays, octavo_mlp
+from octavo_jax.mlp.plan import OutputNames, mlp_for
+from octavo_jax.quantizers.derivatives import in_reverse
+from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.conflicts import check_shards, check_unnamed
+from octavo_jax.sharding.dense import as_row, as_stack, in_blocks, matrix_placement, one_group_each, out_of_blocks
+from octavo_jax.sharding.manual import on_first, summed_result, unsummed
+from octavo_jax.sharding.placement_of_call import placement_of
+from octavo_registry.contract.cards import Activation, Norm
+
+__all__ = ["OutputNames", "States", "grouped_mlp", "layernorm_mlp"]
+
+States = tuple[DelayedState, DelayedState]
+"""Delayed scaling's states of fc1 and fc2."""
+
+
+def grouped_mlp(
+    x: Array | np.ndarray,
+    wi: Array | np.ndarray,
+    wo: Array | np.ndarray,
+    group_sizes: GroupSizes,
+    *,
+    activation: Activation = "swiglu",
+    probs: Array | None = None,
+    bi: Array | None = None,
+    bo: Array | None = None,
+    recipe: Recipe | None,
+    seed: int | Array | None = None,
+    state: States | None = None,
+    group_offset: int | Array = 0,
+    checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
+    output_checkpoint_names: OutputNames = (None, None),
+    preferred_element_type: DTypeLike | None = None,
+    sharding: MeshAxes | None = None,
+    backend: BackendNames = None,
+) -> Any:
+    """y[r] = (act(x[r] @ wi[g] + bi[g]) * probs[r]) @ wo[g] + bo[g] for every row r of group g.
+
+    x                         [M, K], or [*B, M, K] whose rows are counted as one; bf16, fp16 or fp32
+    wi, wo                    [G, K, C] and [G, F, N]; C = 2 F, the gate first, where the activation is gated, else F
+    group_sizes               [G] integers on the host (checked) or a jax.Array (clamped, never read back); sum <= M
+    activation                silu, gelu, gelu_tanh, relu2, swiglu, geglu or geglu_tanh
+    probs                     [M] float32, such as a router's weights; None: 1
+    bi, bo                    [G, C] and [G, N]
+    recipe                    of both layers; None: HighPrecision
+    seed                      of stochastic rounding, as in `grouped_dense`; fc2 takes seed XOR 2^63
+    state                     delayed scaling's: a pair of `DelayedState`, fc1's and fc2's
+    group_offset              number of the first group, in stochastic rounding's counter
+    checkpoint_name           what policies call the quantized x, activated operand and kernels; None: no name
+    output_checkpoint_names   what they call fc1's and fc2's results; None: no name
+    preferred_element_type    dtype of y; None: recipe.output_dtype, else x's
+    sharding                  which mesh axes play which part, as in `grouped_dense`; tp cuts wi's C and wo's F, fsdp
+                              wi's K and wo's N unless its fsdp_dim says which
+    backend                   a name or a closed list of names
+
+    Blocks of rows, [*B, M, K] with sizes [*B, G], and shards are `grouped_dense`'s; probs are [*B, M] then. Where tp is
+    manual, a gated activation's wi is locally the gate of the shard's own features, then their partner.
+
+    Returns y [M, N], rows past the sum zero and x and probs not read there; with a state (y, new state). fc1's result
+    and what is quantized of it are rounded once to the recipe's output_dtype, else x's.
+
+    Reverse-mode differentiable once in x, wi, wo, bi, bo and probs. The activation and the second quantizer are one
+    function where a backend has it, and so are the activation's gradient, bi's and the quantizer in the backward
+    pass; else they are composed. Raises ValueError for arguments that do not fit, NoBackendError when nothing serves
+    them.
+    """
+    x, wi, wo = as_array(x), as_array(wi), as_array(wo)
+    name = check_activation(activation)
+    if wi.ndim != 3:
+        raise ValueError(f"wi has shape {list(wi.shape)}; it is [G, K, C], layernorm_mlp takes one matrix")
+    placements = mlp_placements(placement_of(sharding, group_sizes, x, wi), name)
+    if sharding is None:
+        check_unnamed("grouped_mlp", x=x, wi=wi, wo=wo)
+    groups = check_mlp_operands(x, wi, wo, bi, bo, name, placements)
+    check_probs(probs, x.shape[:-1])
+    blocks = () if placements[0] is None else placements[0].blocks
+    in_blocks = x.ndim == len(blocks) + 2
+    rows = x if in_blocks else x.reshape(-1, x.shape[-1])
+    sizes = as_group_sizes(group_sizes, rows.shape[-2], blocks)
+    check_sizes_fit(sizes, groups, placements[0])
+    check_states(recipe, state, groups)
+    for placement, kernel in zip(placements, (wi, wo), strict=True):
+        check_shards(placement, recipe, x, kernel, "kn")
+    partial = unsummed(placements[1])
+    dtype = jnp.float32 if partial else preferred_element_type
+    options = LayerOptions.of(recipe, dtype, checkpoint_name, backend=backend)
+    mlp = mlp_for(options, output_checkpoint_names, rows, wi, wo, name, None, placements)
+    weights = probs if in_blocks or probs is None else probs.reshape(-1)
+    arrays = Arrays(rows, None, None, wi, wo, bi, on_first(bo, partial), weights)
+    arrays, state, sizes = placed_mlp(placements, arrays, state, sizes)
+    context = context_of(recipe, sizes, seed, group_offset)
+    y, new_state = in_reverse("grouped_mlp", octavo_mlp, mlp, arrays, state, context)
+    y = summed_result(y, partial, recipe, x, preferred_element_type)
+    y = y if in_blocks else y.reshape(*x.shape[:-1], y.shape[-1])
+    return y if state is None else (y, new_state)
+
+
+def layernorm_mlp(
+    x: Array | np.ndarray,
+    gamma: Array,
+    wi: Array | np.ndarray,
+    wo: Array | np.ndarray,
+    beta: Array | None = None,
+    *,
+    norm: Norm = "rms",
+    epsilon: float = 1e-6,
+    activation: Activation = "swiglu",
+    bi: Array | None = None,
+    bo: Array | None = None,
+    recipe: Recipe | None,
+    seed: int | Array | None = None,
+    state: States | None = None,
+    checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
+    output_checkpoint_names: OutputNames = (None, None),
+    preferred_element_type: DTypeLike | None = None,
+    sharding: MeshAxes | None = None,
+    backend: BackendNames = None,
+) -> Any:
+    """y = act(normalize(x) @ wi + bi) @ wo + bo, the normalization fused with the first quantizer.
+
+    x            [..., M, K] bf16, fp16 or fp32
+    gamma, beta  [K] in x's dtype; RMSNorm takes no beta
+    wi, wo       [K, C] and [F, N]; bi [C], bo [N]
+    norm         "rms" or "layer"; epsilon is added to the mean square
+    sharding     which mesh axes play which part: dp and fsdp cut the first axis of x, as in `octavo_jax.dense`; the
+                 kernels are cut as in `grouped_mlp`
+
+    The other arguments, what is returned and what is raised are `grouped_mlp`'s for one group of all rows; delayed
+    scaling's states are for one group. Differentiable in x, gamma, beta, wi, wo, bi and bo.
+    """
+    x, wi, wo = as_array(x), as_array(wi), as_array(wo)
+    name = check_activation(activation)
+    if wi.ndim != 2:
+        raise ValueError(f"wi has shape {list(wi.shape)}; it is [K, C], grouped_mlp takes one matrix a group")
+    placements = mlp_placements(matrix_placement("layernorm_mlp", sharding, x, wi), name)
+    check_mlp_operands(x, wi, wo, bi, bo, name, placements)
+    spec = check_norm(norm, epsilon, x, gamma, beta)
+    check_states(recipe, state, 1)
+    into = DenseAxes("kn", x.shape[:-1], wi.shape[1:], x.shape[-1], 1)
+    out = into._replace(columns=(y_columns(wo, placements[1]),), k=wo.shape[0])
+    rows = in_blocks(placements[0], x, into)
+    kernels = as_stack(placements[0], wi, into), as_stack(placements[1], wo, out)
+    for placement, kernel in zip(placements, kernels, strict=True):
+        check_shards(placement, recipe, rows, kernel, "kn")
+    partial = unsummed(placements[1])
+    dtype = jnp.float32 if partial else preferred_element_type
+    options = LayerOptions.of(recipe, dtype, checkpoint_name, backend=backend)
+    mlp = mlp_for(options, output_checkpoint_names, rows, *kernels, name, spec, placements)
+    biases = as_row(placements[0], bi), on_first(as_row(placements[1], bo), partial)
+    arrays = Arrays(rows, gamma, beta, *kernels, *biases, None)
+    arrays, state, sizes = placed_mlp(placements, arrays, state, one_group_each(placements[0], rows))
+    context = context_of(recipe, sizes, seed, 0)
+    y, new_state = in_reverse("layernorm_mlp", octavo_mlp, mlp, arrays, state, context)
+    y = summed_result(y, partial, recipe, x, preferred_element_type)
+    y = out_of_blocks(placements[1], y, out)
+    return y if state is None else (y, new_state)

@@ -1,0 +1,89 @@
+"""What an MLP runs: its two layers and the fused functions between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jax import Array
+
+from octavo_jax.dispatch.fused import Run, activation_run, gradient_run, norm_run
+from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
+from octavo_jax.dispatch.memo import Identities, Memo
+from octavo_jax.functions.norms import NormSpec
+from octavo_jax.sharding.placement import Placement
+from octavo_registry.contract.cards import Activation
+
+OutputNames = tuple[str | None, str | None]
+"""Checkpoint names of fc1's and fc2's results."""
+
+Placements = tuple[Placement | None, Placement | None]
+"""Of fc1's and fc2's arrays."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mlp:
+    """What one MLP runs. Compared by identity, so it is a cheap static argument of `jax.jit`.
+
+    fc1, fc2             the two linear layers
+    activation           between them
+    norm                 before them; None: none
+    quantize_normalized, quantize_activated, quantize_gradient   fused functions; None where nothing is quantized
+    """
+
+    fc1: Layer
+    fc2: Layer
+    activation: Activation
+    norm: NormSpec | None
+    quantize_normalized: Run | None
+    quantize_activated: Run | None
+    quantize_gradient: Run | None
+
+    def trained(self) -> Mlp:
+        """The MLP with its gradients planned, too; itself where they are."""
+        if self.fc1.request.training:
+            return self
+        return mlp_of(self.fc1.trained(), self.fc2.trained(), self.activation, self.norm)
+
+
+_known: Memo[Mlp] = Memo()
+_mlps: Identities[Mlp] = Identities()
+
+
+def mlp_of(fc1: Layer, fc2: Layer, activation: Activation, norm: NormSpec | None) -> Mlp:
+    """The MLP of these layers: the same object as long as the registry chooses the same functions."""
+    key = (fc1, fc2, activation, norm)
+
+    def build() -> Mlp:
+        backend = fc1.options.backend
+        x, activated, gradient = fc1.plan.quantize_x, fc2.plan.quantize_x, fc1.plan.quantize_dy
+        runs = (
+            None if norm is None or x is None else norm_run(x, norm, backend),
+            None if activated is None else activation_run(activated, activation, backend),
+            None if gradient is None else gradient_run(gradient, activation, backend),
+        )
+        return _mlps.of((*key, runs), lambda: Mlp(*key, *runs))
+
+    return _known.get(key, build)
+
+
+def mlp_for(
+    options: LayerOptions,
+    output_checkpoint_names: OutputNames,
+    x: Array,
+    wi: Array,
+    wo: Array,
+    activation: Activation,
+    norm: NormSpec | None,
+    placements: Placements = (None, None),
+) -> Mlp:
+    """The MLP of x [M, K], wi [G, K, C] and wo [G, F, N], its forward pass planned.
+
+    options      of both layers; `preferred_element_type` is fc2's
+    placements   of fc1 and fc2; x is [*B, M, K] then, and kernels have the groups of E blocks
+    """
+    first, second = output_checkpoint_names
+    hidden = options._replace(preferred_element_type=None, output_checkpoint_name=first)
+    fc1 = layer_for(hidden, x, wi, training=False, placement=placements[0])
+    last = options._replace(output_checkpoint_name=second)
+    fc2 = layer_for(last, x, wo, x_dtype=fc1.y_dtype, training=False, placement=placements[1])
+    return mlp_of(fc1, fc2, activation, norm)

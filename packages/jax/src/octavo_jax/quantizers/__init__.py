@@ -1,0 +1,1 @@
+"""Quantizers, alone and fused, as functions and as pytrees."""

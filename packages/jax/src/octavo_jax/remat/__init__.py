@@ -1,0 +1,1 @@
+"""Names of quantized planes for `jax.checkpoint`."""

@@ -1,0 +1,1 @@
+"""State that scaling carries from step to step: delayed scaling and seeds."""

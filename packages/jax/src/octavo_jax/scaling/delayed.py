@@ -1,0 +1,174 @@
+"""Delayed scaling's state: amax histories and scales of a layer's three operands, as a value.
+
+The amax of dy exists in the backward pass alone. So `grouped_dense` treats the state as a differentiable argument
+whose cotangent is not a derivative but the state after this call, amaxes of x, the kernel and dy recorded:
+
+    (loss, aux), (grads, new_state) = jax.value_and_grad(loss_fn, argnums=(0, 1), has_aux=True)(params, state)
+    state = octavo_jax.update_delayed(new_state, recipe)      # once a step
+
+Overwrite the state with that "gradient", as Flax does for its collection `_overwrite_with_gradient`. With several
+microbatches a step, overwrite after each and update once after the last: recording takes a maximum, so order and
+number do not matter, while *summing* these gradients would be wrong. Within one differentiated function, thread the
+second result of `grouped_dense` from call to call.
+
+Inside `jax.shard_map`, a state that shards share comes back with the largest of their amaxes. With check_vma=False JAX
+adds up what shards share where the gradient is taken outside of the shard_map: take it inside then, or give each shard
+a state of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from octavo import DelayedScaling
+from octavo.formats import FORMAT_MAX, Format
+from octavo_jax.arithmetic import bits as fp32
+from octavo_jax.arithmetic.quantize import group_amax
+from octavo_jax.arithmetic.rows import RaggedRows, Rows, StackedRows
+from octavo_jax.arrays.varying import varying_axes, varying_over
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ScalingHistory:
+    """Of one operand.
+
+    history  [H, G] float32   slot 0 collects this step's running amax, the last slot is the latest finished step
+    scale    [G] float32      encode scales
+    """
+
+    history: Array
+    scale: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DelayedState:
+    """Of one layer: its input, its kernel, and the gradient of its output."""
+
+    x: ScalingHistory
+    kernel: ScalingHistory
+    grad: ScalingHistory
+
+
+def init_delayed(recipe: DelayedScaling, groups: int) -> DelayedState:
+    """The state before the first step: history 0, scale 1."""
+    if groups < 1:
+        raise ValueError(f"groups is {groups}; a layer has one or more")
+
+    def fresh() -> ScalingHistory:
+        return ScalingHistory(jnp.zeros((recipe.history, groups), jnp.float32), jnp.ones(groups, jnp.float32))
+
+    return DelayedState(fresh(), fresh(), fresh())
+
+
+def amax_of(x: Array, group_sizes: Array | None) -> Array:
+    """float32 [G]: max |x| of each group of ragged rows, or of stacked matrices; NaN where a group holds one."""
+    rows: Rows = StackedRows(*x.shape[:2]) if group_sizes is None else RaggedRows(group_sizes, x.shape[0])
+    return fp32.as_float(group_amax(rows.masked(fp32.widened(x)) & fp32.MAGNITUDE, rows))
+
+
+def _larger(a: Array, b: Array) -> Array:
+    """max of amaxes by their bits, which no device flushes; NaN counts as not recorded."""
+
+    def ordered(x: Array) -> Array:
+        bits = fp32.as_bits(x) & fp32.MAGNITUDE
+        return jnp.where(bits > fp32.INFINITY, np.uint32(0), bits)
+
+    return fp32.as_float(jnp.maximum(ordered(a), ordered(b)))
+
+
+@jax.jit
+def record_amax(state: ScalingHistory, amax: Array) -> ScalingHistory:
+    """The state after one more tensor of this step with these amaxes, float32 [G]."""
+    return ScalingHistory(state.history.at[0].set(_larger(state.history[0], amax)), state.scale)
+
+
+def merged(state: DelayedState, later: DelayedState) -> DelayedState:
+    """Both states' running amaxes: `later` is what calls that took this call's second result recorded."""
+    return DelayedState(
+        record_amax(state.x, later.x.history[0]),
+        record_amax(state.kernel, later.kernel.history[0]),
+        record_amax(state.grad, later.grad.history[0]),
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def shared_state(state: DelayedState, axes: frozenset[str]) -> DelayedState:
+    """`state` inside `jax.shard_map` as one whose amaxes differ over the manual `axes`.
+
+    Its "gradient" has the state's own type: running amaxes are maxima over those of `axes` that the state did not
+    differ over, where JAX would sum a derivative.
+    """
+    made: DelayedState = varying_over(state, axes)
+    return made
+
+
+def _shared(state: DelayedState, axes: frozenset[str]) -> tuple[DelayedState, DelayedState]:
+    return shared_state(state, axes), state
+
+
+def _largest(axes: frozenset[str], state: DelayedState, later: DelayedState) -> tuple[DelayedState]:
+    def merged(before: ScalingHistory, after: ScalingHistory) -> ScalingHistory:
+        missing = tuple(sorted(axes - varying_axes(before)))
+        last = fp32.as_bits(after.history[0])
+        if missing:
+            last = lax.pmax(last, missing)  # type: ignore[no-untyped-call]
+        return ScalingHistory(before.history.at[0].set(fp32.as_float(last)), before.scale)
+
+    histories = (merged(getattr(state, name), getattr(later, name)) for name in ("x", "kernel", "grad"))
+    return (DelayedState(*histories),)
+
+
+shared_state.defvjp(_shared, _largest)
+
+
+@partial(jax.jit, static_argnames=("top", "most_recent", "axis_name"))
+def _updated(
+    state: ScalingHistory, *, top: float, most_recent: bool, axis_name: str | tuple[str, ...]
+) -> ScalingHistory:
+    """One operand's state at the end of a step; scales are fl(top / amax)."""
+    last = fp32.as_bits(state.history[0])
+    if axis_name:
+        last = lax.pmax(last, axis_name)  # type: ignore[no-untyped-call]
+    bits = fp32.as_bits(state.history).at[0].set(last)
+    amax = last if most_recent else jnp.max(bits, axis=0)
+    rolled = jnp.roll(bits, -1, axis=0).at[-1].set(last).at[0].set(0)
+    scale = jnp.minimum(fp32.divide(fp32.constant(top), amax), fp32.LARGEST)
+    known = fp32.is_finite(amax) & (amax != 0) & (last != 0)
+    return ScalingHistory(
+        fp32.as_float(jnp.where(last != 0, rolled, bits)),
+        fp32.as_float(jnp.where(known, scale, fp32.as_bits(state.scale))),
+    )
+
+
+def update_delayed(
+    state: DelayedState, recipe: DelayedScaling, *, axis_name: str | tuple[str, ...] = ()
+) -> DelayedState:
+    """The state at the end of a step, equal to `octavo_numerics.update_delayed` of each operand.
+
+    axis_name   mesh axes (inside shard_map or pmap) over which this step's amaxes are maxima; every member calls it,
+                those without tokens too
+
+    A group that recorded nothing is untouched. Else its history rolls, the recorded amax goes to the end, slot 0
+    becomes 0, and scale = fl(fl(max * 2^-margin) / amax) where that amax is finite.
+    """
+
+    def updated(history: ScalingHistory, of: Format) -> ScalingHistory:
+        top = float(np.float32(np.ldexp(FORMAT_MAX[of], -recipe.margin)))
+        made: ScalingHistory = _updated(
+            history, top=top, most_recent=recipe.algorithm == "most_recent", axis_name=axis_name
+        )
+        return made
+
+    return DelayedState(
+        updated(state.x, recipe.forward_format),
+        updated(state.kernel, recipe.forward_format),
+        updated(state.grad, recipe.gradient_format),
+    )

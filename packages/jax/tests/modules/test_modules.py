@@ -1,0 +1,195 @@
+"""Both flavours' modules are the functions of their parameters: results, names of parameters, checkpoint names."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import octavo
+import octavo_jax
+from octavo_jax import linen as octavo_linen
+from octavo_jax import moe
+from octavo_jax import nnx as octavo_nnx
+from octavo_jax.counting import count_runs
+from octavo_jax.linear.dense import dense
+from octavo_jax.linear.grouped import grouped_dense
+from octavo_jax.linear.normalized_dense import layernorm_dense
+from octavo_jax.mlp.mlp import grouped_mlp, layernorm_mlp
+
+M, K, N, G, F = 32, 16, 8, 3, 4
+SIZES = jnp.array([10, 0, 15])
+DELAYED = octavo.DelayedScaling(history=2)
+STATE = octavo_jax.init_delayed(DELAYED, 1)
+GROUPED_STATE = octavo_jax.init_delayed(DELAYED, G)
+
+
+@pytest.fixture
+def x(rng: np.random.Generator) -> Any:
+    """Rows with a NaN tail."""
+    rows = rng.standard_normal((M, K)).astype(np.float32)
+    rows[25:] = np.nan
+    return jnp.asarray(rows)
+
+
+def _grouped(x: Any, p: Any, **common: Any) -> Any:
+    return grouped_dense(x, p["kernel"], SIZES, bias=p["bias"], **common)[0]
+
+
+def _dense(x: Any, p: Any, **common: Any) -> Any:
+    return dense(x, p["kernel"], bias=p["bias"], **common)[0]
+
+
+def _layernorm_dense(x: Any, p: Any, **common: Any) -> Any:
+    return layernorm_dense(x, p["kernel"], p["scale"], p["norm_bias"], norm="layer", bias=p["bias"], **common)[0]
+
+
+def _grouped_mlp(x: Any, p: Any, **common: Any) -> Any:
+    return grouped_mlp(x, p["wi"], p["wo"], SIZES, bi=p["wi_bias"], bo=p["wo_bias"], **common)[0]
+
+
+def _layernorm_mlp(x: Any, p: Any, **common: Any) -> Any:
+    return layernorm_mlp(x, p["scale"], p["wi"], p["wo"], activation="relu2", **common)[0]
+
+
+def _moe(x: Any, p: Any, **common: Any) -> Any:
+    return moe.moe_mlp(x, p["router"], p["wi"], p["wo"], k=2, **common)[0]
+
+
+Case = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], tuple[Any, ...], Any, dict[str, Any]]
+
+CASES: dict[str, Case] = {
+    "grouped": (
+        partial(octavo_linen.GroupedDense, G, N, use_bias=True),
+        partial(octavo_nnx.GroupedLinear, G, K, N, use_bias=True),
+        _grouped,
+        (SIZES,),
+        GROUPED_STATE,
+        {"kernel": (G, K, N), "bias": (G, N)},
+    ),
+    "dense": (
+        partial(octavo_linen.DenseGeneral, N),
+        partial(octavo_nnx.Linear, K, N),
+        _dense,
+        (),
+        STATE,
+        {"kernel": (K, N), "bias": (N,)},
+    ),
+    "layernorm_dense": (
+        partial(octavo_linen.LayerNormDenseGeneral, N, norm="layer"),
+        partial(octavo_nnx.LayerNormLinear, K, N, norm="layer"),
+        _layernorm_dense,
+        (),
+        STATE,
+        {"kernel": (K, N), "bias": (N,), "scale": (K,), "norm_bias": (K,)},
+    ),
+    "grouped_mlp": (
+        partial(octavo_linen.GroupedMLP, num_groups=G, hidden=F, features=N, use_bias=True),
+        partial(octavo_nnx.GroupedMLP, G, K, F, out_features=N, use_bias=True),
+        _grouped_mlp,
+        (SIZES,),
+        (GROUPED_STATE, GROUPED_STATE),
+        {"wi": (G, K, 2 * F), "wo": (G, F, N), "wi_bias": (G, 2 * F), "wo_bias": (G, N)},
+    ),
+    "layernorm_mlp": (
+        partial(octavo_linen.LayerNormMLP, hidden=F, activation="relu2"),
+        partial(octavo_nnx.LayerNormMLP, K, F, activation="relu2"),
+        _layernorm_mlp,
+        (),
+        (STATE, STATE),
+        {"scale": (K,), "wi": (K, F), "wo": (F, K)},
+    ),
+    "moe": (
+        partial(octavo_linen.MoE, num_experts=G, hidden=F, k=2),
+        partial(octavo_nnx.MoE, G, K, F, k=2),
+        _moe,
+        (),
+        (GROUPED_STATE, GROUPED_STATE),
+        {"router": (K, G), "wi": (G, K, 2 * F), "wo": (G, F, K)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_modules_are_the_functions(name: str, x: Any) -> None:
+    """Equal bits from the same parameters, delayed scaling's state passed; parameters have Flax's names and shapes."""
+    linen_module, nnx_module, function, arguments, state, shapes = CASES[name]
+    x = x if arguments else jnp.nan_to_num(x)
+    module = linen_module(recipe=DELAYED)
+    variables = jax.jit(module.init)(jax.random.key(0), x, *arguments)
+    assert jax.tree.map(jnp.shape, variables["params"]) == shapes
+    assert jax.tree.structure(variables[octavo_linen.STATE_COLLECTION]["state"]) == jax.tree.structure(state)
+    other = nnx_module(recipe=DELAYED, rngs=nnx.Rngs(0))
+    for key, value in variables["params"].items():
+        getattr(other, key).set_value(value)
+    # Not inside one jit: the function's own is compiled once for the three of them.
+    results = (
+        module.apply(variables, x, *arguments),
+        other(x, *arguments),
+        function(x, variables["params"], recipe=DELAYED, state=state),
+    )
+    *made, wanted = [result[0] if isinstance(result, tuple) else result for result in results]
+    for y in made:
+        assert np.array_equal(y, wanted)
+    assert np.asarray(wanted).any()
+
+
+def test_fields_that_are_no_names_are_refused() -> None:
+    """A misspelt keyword raises TypeError in both flavours and is not swallowed on its way to the base class."""
+    with pytest.raises(TypeError, match="recepie"):
+        octavo_linen.MoE(num_experts=2, hidden=F, k=1, recepie=None)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="recepie"):
+        octavo_nnx.MoE(2, K, F, k=1, recepie=None, rngs=nnx.Rngs(0))  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="activation is 'tanh'; it is one of silu"):
+        octavo_nnx.GroupedMLP(2, K, F, activation="tanh", rngs=nnx.Rngs(0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("flavour", ["linen", "nnx"])
+@pytest.mark.parametrize("name", CASES)
+def test_modules_name_what_they_quantize(flavour: str, name: str) -> None:
+    """quantization_checkpoint_name reaches every quantizer: under its policy nothing is quantized twice (promise 7)."""
+    recipe, x = octavo.CurrentScaling(), jnp.ones((M, K))
+    linen_module, nnx_module, _, arguments, _, _ = CASES[name]
+    argument: Any
+    if flavour == "linen":
+        module = linen_module(recipe=recipe, quantization_checkpoint_name="mine")
+        argument = jax.eval_shape(partial(module.init, jax.random.key(0)), x, *arguments)
+        apply = module.apply
+    else:
+        graph, argument = nnx.split(nnx_module(recipe=recipe, quantization_checkpoint_name="mine", rngs=nnx.Rngs(0)))
+
+        def apply(values: Any, *arguments: Any) -> Any:
+            return nnx.merge(graph, values)(*arguments)
+
+    def call(values: Any) -> Any:
+        y = apply(values, x, *arguments)
+        return jnp.tanh(y[0] if isinstance(y, tuple) else y)
+
+    forward = 4 if isinstance(CASES[name][4], tuple) else 2  # operands of two layers or of one
+    for policy, count in (("mine", forward + forward // 2), ("quantization", 2 * forward + forward // 2)):
+        kept = jax.checkpoint(call, policy=octavo_jax.policies.save_quantized(policy))
+        runs = count_runs(jax.value_and_grad(lambda a, f=kept: jnp.sum(f(a)[:25])), argument)
+        assert runs.quantize == count, policy
+
+
+def test_pytrees_survive_pickle_and_flatten(rng: np.random.Generator) -> None:
+    """GroupedTensor and QuantizerSet keep every field through flatten, pickle and tree.map to non-arrays."""
+    spec = octavo.NVFP4().quantizer("x")
+    assert spec is not None
+    q = octavo_jax.quantize(rng.standard_normal((20, 16)).astype(np.float32), spec, [7, 9])
+    leaves, structure = jax.tree.flatten(q)
+    for copy in (jax.tree.unflatten(structure, leaves), pickle.loads(pickle.dumps(q))):
+        assert copy.spec == q.spec
+        assert np.asarray(copy.columnwise).tobytes() == np.asarray(q.columnwise).tobytes()
+        assert np.asarray(copy.group_sizes).tolist() == [7, 9]
+    shapes = jax.tree.map(lambda leaf: leaf.shape, q)
+    assert shapes.rowwise == (20, 16)
+    quantizers = octavo_jax.quantizer_set(octavo.NVFP4(), checkpoint_name="mine")
+    assert pickle.loads(pickle.dumps(quantizers)) == quantizers

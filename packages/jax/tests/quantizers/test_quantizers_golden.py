@@ -1,0 +1,115 @@
+"""Quantizers that earlier releases wrote still load, with every field as it was written (tests/golden)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import octavo_jax
+from octavo import QuantizerSpec
+from octavo_jax.quantizers.quantizer_set import QuantizerSet
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+RELEASES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir() and folder.name != "__pycache__")
+FILES = sorted(GOLDEN.glob("*/*.json"))
+
+
+def _load(file: Path) -> QuantizerSet:
+    arrays = file.with_suffix(".npz")
+    if not arrays.exists():
+        return QuantizerSet.from_json(file.read_text())
+    with np.load(arrays, allow_pickle=False) as stored:
+        return QuantizerSet.from_json(file.read_text(), dict(stored))
+
+
+def _lost(written: dict[str, Any], loaded: QuantizerSet) -> list[str]:
+    """The fields of a file's content that the loaded set has otherwise, by name."""
+    found = []
+    for operand in ("x", "kernel", "grad"):
+        quantizer = getattr(loaded, operand)
+        if (written[operand] is None) != (quantizer is None):
+            found.append(operand)
+        elif quantizer is not None:
+            fields = written[operand]["spec"]
+            found += [f"{operand}.{name}" for name, value in fields.items() if getattr(quantizer.spec, name) != value]
+            shape = written[operand]["state"]
+            held = None if quantizer.state is None else quantizer.state.history.shape
+            if held != (None if shape is None else (shape["history"], shape["groups"])):
+                found.append(f"{operand}.state")
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_an_earlier_release_still_loads(file: Path) -> None:
+    """Each field, None and state is what was written, and is written again the same."""
+    written = json.loads(file.read_text())
+    loaded = _load(file)
+    assert _lost(written, loaded) == []
+    again = json.loads(loaded.to_json())
+    for operand in ("x", "kernel", "grad"):
+        assert (again[operand] is None) == (written[operand] is None)
+        if written[operand] is not None:
+            assert again[operand]["spec"].items() >= written[operand]["spec"].items()
+    arrays = file.with_suffix(".npz")
+    assert bool(loaded.arrays()) == arrays.exists()
+    if arrays.exists():
+        with np.load(arrays, allow_pickle=False) as stored:
+            assert set(stored) == set(loaded.arrays())
+            assert all(np.array_equal(stored[name], array) for name, array in loaded.arrays().items())
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_release_wrote_each_field_in_two_values(release: str) -> None:
+    """Otherwise a field that a later release forgets could come back as its default, and nobody would see."""
+    specs = [
+        part["spec"]
+        for file in (GOLDEN / release).glob("*.json")
+        for part in json.loads(file.read_text()).values()
+        if isinstance(part, dict)
+    ]
+    same = [name for name in specs[0] if len({json.dumps(spec[name]) for spec in specs}) < 2]
+    assert same == []
+
+
+def test_this_release_has_its_files() -> None:
+    """A new version, or a new field, comes with files: `python packages/jax/tests/golden/write.py` writes them."""
+    folder = GOLDEN / octavo_jax.__version__
+    assert folder.is_dir(), "run packages/jax/tests/golden/write.py"
+    one = json.loads(next(folder.glob("mxfp8.json")).read_text())
+    assert set(one["x"]["spec"]) == set(QuantizerSpec.model_fields), (
+        "a released file lacks a new field: raise the version"
+    )
+
+
+def test_a_lost_field_is_seen() -> None:
+    """Planted: for every field, a reader that drops it is told by name."""
+    seen = set()
+    for file in (GOLDEN / octavo_jax.__version__).glob("*.json"):
+        written, loaded = json.loads(file.read_text()), _load(file)
+        quantizer = loaded.x
+        if quantizer is None:
+            continue
+        for name in QuantizerSpec.model_fields:
+            dropped = {**dict(quantizer.spec), name: "not what was written"}
+            spec = QuantizerSpec.model_construct(**dropped)
+            assert _lost(written, replace(loaded, x=replace(quantizer, spec=spec))) == [f"x.{name}"]
+            seen.add(name)
+        if quantizer.state is not None:
+            assert _lost(written, replace(loaded, x=replace(quantizer, state=None))) == ["x.state"]
+            seen.add("state")
+        assert _lost(written, replace(loaded, x=None)) == ["x"]
+    assert seen == {*QuantizerSpec.model_fields, "state"}
+
+
+def test_without_arrays_a_state_is_abstract() -> None:
+    """What orbax restores into: the tree with shapes where arrays belong."""
+    file = GOLDEN / "0.1.0" / "delayed-after-two-steps.json"
+    abstract = QuantizerSet.from_json(file.read_text())
+    assert jax.tree.structure(abstract) == jax.tree.structure(_load(file))
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(abstract))

@@ -1,0 +1,1 @@
+"""From tensors to addresses: row plans, strides, streams, workspaces."""

@@ -1,0 +1,114 @@
+"""From tensors to octavo_native's calls: addresses, row strides, streams, workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo_native import Sequence
+from octavo_torch.plugin_api import row_strides
+
+PIECE = 16
+"""Bytes that one load of a kernel takes; rows that stand otherwise take the slow way, or a copy."""
+
+_WORKSPACE_ALIGNMENT = 256
+
+# An array without elements has no memory, and address 0 means "not given" to octavo_native. Nothing is read here.
+_NOWHERE = 256
+
+_threads = torch.get_num_threads
+
+
+def address(tensor: Tensor | None) -> int:
+    """The tensor's first byte; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr() or _NOWHERE
+
+
+def as_rows(x: Tensor) -> tuple[Tensor, int]:
+    """`x` [M, K] or [G, N, K] as rows of K elements side by side, and the row stride in elements.
+
+    x itself where its rows stand at one stride of whole 16-byte pieces, or where nothing stands between them; else a
+    contiguous copy (a transposed or expanded view, rows that begin between such pieces).
+    """
+    if x.is_contiguous():
+        return x, x.shape[-1]
+    stride: int = x.stride(-2)
+    if (
+        x.stride(-1) != 1
+        or stride < x.shape[-1]
+        or (x.dim() == 3 and x.stride(0) != stride * x.shape[1])
+        or (stride * x.element_size()) % PIECE
+        or x.data_ptr() % PIECE
+    ):
+        return x.contiguous(), x.shape[-1]
+    return x, stride
+
+
+def aligned_rows(x: Tensor) -> tuple[Tensor, int]:
+    """`as_rows` for kernels that read nothing but whole pieces: on a GPU x begins at one, or is copied."""
+    rows, stride = as_rows(x)
+    if rows.is_cuda and rows.data_ptr() % PIECE:
+        return rows.clone(), stride
+    return rows, stride
+
+
+def aligned(x: Tensor) -> bool:
+    """True for contiguous memory that begins with a whole piece of what kernels load."""
+    return x.is_contiguous() and not x.data_ptr() % PIECE
+
+
+def writable_strides(out: Tensor) -> tuple[int, int] | None:
+    """`row_strides` of `out`; None, too, where its rows on a GPU begin between 16-byte pieces."""
+    strides = row_strides(out)
+    if strides is not None and out.is_cuda:
+        size = out.element_size()
+        if out.data_ptr() % PIECE or any(stride * size % PIECE for stride in strides):
+            return None
+    return strides
+
+
+def workspace(size: int, like: Tensor) -> tuple[Tensor | None, int]:
+    """`size` bytes on `like`'s device and current stream, and their aligned address; (None, 0) for none.
+
+    From torch's allocator at each call: it belongs to this call, whatever other streams and threads do.
+    """
+    if not size:
+        return None, 0
+    # the CPU's allocator aligns to less than kernels ask for
+    spare = 0 if like.is_cuda else _WORKSPACE_ALIGNMENT
+    memory = torch.empty(size + spare, dtype=torch.uint8, device=like.device)
+    return memory, -(-memory.data_ptr() // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
+
+
+def submit(call: Callable[..., None], like: Tensor, arguments: dict[str, Any], *, threaded: bool = True) -> None:
+    """`call` on `like`'s device: on the current stream of a GPU, on torch's number of threads on a CPU."""
+    if not like.is_cuda:
+        if threaded:
+            arguments["threads"] = _threads()
+        call(cuda=False, **arguments)
+        return
+    device = like.device
+    # torch.cuda's functions of these names make objects and ask whether CUDA is there: that costs as much as a launch
+    arguments["stream"] = torch._C._cuda_getCurrentRawStream(device.index)
+    if torch._C._cuda_getDevice() == device.index:
+        call(cuda=True, **arguments)
+        return
+    with torch.cuda.device(device):
+        call(cuda=True, **arguments)
+
+
+def run(sequence: Sequence, arrays: list[int], like: Tensor) -> None:
+    """The recorded launches on `like`'s device, as `submit`."""
+    if not like.is_cuda:
+        sequence.run(arrays, 0, _threads())
+        return
+    device = like.device
+    stream = torch._C._cuda_getCurrentRawStream(device.index)
+    if torch._C._cuda_getDevice() == device.index:
+        sequence.run(arrays, stream)
+        return
+    with torch.cuda.device(device):
+        sequence.run(arrays, stream)

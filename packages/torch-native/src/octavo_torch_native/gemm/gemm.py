@@ -1,0 +1,276 @@
+"""Fprop, Dgrad, Wgrad: the bound functions of GEMM requests."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from octavo import GroupedTensorSpec
+from octavo.formats import DType
+from octavo.grouped_tensor import PLAIN
+from octavo.quantizer import Direction
+from octavo.recipe_base import Gemm
+from octavo_native.gemms import OPERANDS_OF_GEMM
+from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, GroupedTensor, dtype_text, quantizer_text
+from octavo_torch_native.arrays.rows import RowPlan, plan_of
+from octavo_torch_native.backend import LAYOUTS
+from octavo_torch_native.gemm import operators as gemm_ops
+from octavo_torch_native.gemm.product import Product, product_text, quantized_product
+from octavo_torch_native.quantizers import operators
+from octavo_torch_native.quantizers.dequantizer import layout_of
+
+GroupSizes = Tensor | RowPlan
+Planes = tuple[Tensor, Tensor | None, Tensor | None]
+
+_MOST_PAIRS = 1024
+
+
+class _Pair:
+    """What a GEMM of two operands of these specs is: its product's text, its sides, the planes that are plain.
+
+    Holds the specs, by whose identity it is found: comparing or hashing one costs more than a launch.
+    """
+
+    __slots__ = ("convert_left", "convert_right", "groups", "k", "n", "rows", "specs", "text")
+
+    def __init__(self, specs: tuple[GroupedTensorSpec, GroupedTensorSpec], text: str, sides: tuple[int, ...]) -> None:
+        self.specs, self.text = specs, text
+        self.rows, self.n, self.k, self.groups = sides
+        self.convert_left = self.convert_right = False
+
+
+class GroupedGemm:
+    """One GEMM of a grouped linear layer; the subclasses take its operands as octavo_registry.Bound says.
+
+    Operands are GroupedTensors of one scaling in any layout this package reads, or unquantized tensors. Group sizes of
+    a GroupedTensor are its own; a RowPlan in their place is used as it is.
+    """
+
+    gemm: ClassVar[Gemm]
+    direction: ClassVar[tuple[Direction, Direction]]
+
+    def __init__(self, dtype: DType, *, fast_accumulation: bool = False) -> None:
+        self.left, self.right = OPERANDS_OF_GEMM[self.gemm]
+        self._dtype = DTYPES[dtype]
+        self._fast = fast_accumulation
+        self._pairs: dict[tuple[int, int, torch.dtype, bool], _Pair] = {}
+        self._texts: dict[tuple[torch.dtype, torch.dtype, bool], str] = {}
+
+    def _run(
+        self,
+        left: Any,
+        right: Any,
+        group_sizes: GroupSizes,
+        out: Tensor | None,
+        accumulate: bool = False,
+        bias: Tensor | None = None,
+        bias_scales: Tensor | None = None,
+    ) -> Tensor:
+        dtype = self._dtype if out is None else out.dtype
+        plan: RowPlan | None
+        if isinstance(left, GroupedTensor) and isinstance(right, GroupedTensor):
+            pair = self._pairs.get((id(left.spec), id(right.spec), dtype, accumulate))
+            if pair is None:
+                pair = self._new_pair(left.spec, right.spec, dtype, accumulate)
+            text, rows, n, k, groups = pair.text, pair.rows, pair.n, pair.k, pair.groups
+            a: Planes = left.plane(self.direction[0])
+            b: Planes = right.plane(self.direction[1])
+            sizes = group_sizes if type(group_sizes) is RowPlan else left.group_sizes
+            plan = plan_of((rows, 0), sizes, a[0])
+            assert plan is not None
+            if pair.convert_left:
+                a = _native(left.spec, a, plan, self.direction[0])
+            if pair.convert_right:
+                b = _native(right.spec, b, plan, self.direction[1])
+        elif isinstance(left, Tensor) and isinstance(right, Tensor):
+            if left.dtype is not right.dtype:
+                left, right = self._same_dtype(left, right)
+            text = self._texts.get((left.dtype, dtype, accumulate)) or self._new_text(left.dtype, dtype, accumulate)
+            plan = plan_of((left.shape[0], 0), group_sizes, left)
+            assert plan is not None
+            groups = plan.groups
+            rows, n, k = self._sides(left.shape, right.shape, groups)
+            a, b = (left, None, None), (right, None, None)
+        else:
+            raise ValueError(
+                f"{self.left} is a {type(left).__name__} and {self.right} a {type(right).__name__}; "
+                "give two GroupedTensors or two tensors"
+            )
+        inputs = (*a, *b, plan.words, bias, bias_scales, text, rows, n, k, groups)
+        if out is None:
+            result: Tensor = gemm_ops.gemm(*inputs)
+            return result
+        self._check_out(out, rows, n, k, groups, a[0])
+        gemm_ops.gemm_into(*inputs, out)
+        return out
+
+    # ---- what is worked out once
+
+    def _new_pair(
+        self, left: GroupedTensorSpec, right: GroupedTensorSpec, dtype: torch.dtype, accumulate: bool
+    ) -> _Pair:
+        self._check_quantizers(left, right)
+        product = quantized_product(
+            self.gemm, left.quantizer, right.quantizer, self._out_name(dtype), self._fast, accumulate
+        )
+        sides = (*self._sides(left.shape, right.shape, left.groups), left.groups)
+        pair = _Pair((left, right), product_text(product), sides)
+        pair.convert_left = layout_of(left, self.direction[0]) == PLAIN
+        pair.convert_right = layout_of(right, self.direction[1]) == PLAIN
+        if len(self._pairs) >= _MOST_PAIRS:
+            self._pairs.clear()
+        self._pairs[id(left), id(right), dtype, accumulate] = pair
+        return pair
+
+    def _new_text(self, dtype: torch.dtype, out_dtype: torch.dtype, accumulate: bool) -> str:
+        if dtype not in DTYPE_NAMES:
+            raise ValueError(f"{self.left} has dtype {dtype_text(dtype)}; give bfloat16, float16 or float32")
+        product = Product(
+            gemm=self.gemm, dtype=DTYPE_NAMES[dtype], out_dtype=self._out_name(out_dtype), accumulate=accumulate
+        )
+        text = self._texts[dtype, out_dtype, accumulate] = product_text(product)
+        return text
+
+    def _sides(self, left: Any, right: Any, groups: int) -> tuple[int, int, int]:
+        """rows, n and k; ValueError where the operands' shapes do not go together."""
+        raise NotImplementedError
+
+    # ---- what does not fit
+
+    def _misfit(self, left: Any, right: Any, groups: int) -> ValueError:
+        needed = {"fprop": "x [M, K], w [G, N, K]", "dgrad": "dy [M, N], w [G, N, K]", "wgrad": "x [M, K], dy [M, N]"}
+        return ValueError(
+            f"{self.left} has shape {list(left)}, {self.right} {list(right)} and there are {groups} group sizes; "
+            f"give {needed[self.gemm]} and one size a group"
+        )
+
+    def _check_quantizers(self, left: GroupedTensorSpec, right: GroupedTensorSpec) -> None:
+        a, b = left.quantizer, right.quantizer
+        if a.scaling != b.scaling:
+            raise ValueError(
+                f"{self.left} is quantized in {a.scaling} and {self.right} in {b.scaling}; quantize both in one recipe"
+            )
+        if a.square or (b.square and self.gemm == "wgrad"):
+            name = self.left if a.square else self.right
+            raise ValueError(f"{name} is quantized in square blocks, which the GEMMs read of w alone; use square=False")
+        if self.gemm == "wgrad" and a.hadamard != b.hadamard:
+            raise ValueError(
+                f"{self.left} has hadamard={a.hadamard} and {self.right} hadamard={b.hadamard}; quantize both alike"
+            )
+        if left.groups != right.groups:
+            raise self._misfit(left.shape, right.shape, left.groups)
+
+    def _out_name(self, dtype: torch.dtype) -> DType:
+        name = DTYPE_NAMES.get(dtype)
+        if name is None:
+            raise ValueError(f"out has dtype {dtype_text(dtype)}; give bfloat16, float16 or float32")
+        return name
+
+    def _check_out(self, out: Tensor, rows: int, n: int, k: int, groups: int, like: Tensor) -> None:
+        gemm = self.gemm
+        shape = (groups, n, k) if gemm == "wgrad" else (rows, n if gemm == "fprop" else k)
+        if out.shape != shape or out.device != like.device:
+            raise ValueError(
+                f"out has shape {list(out.shape)} on {out.device}; give {list(shape)} on {like.device}, in any strides"
+            )
+
+    def _same_dtype(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """Operands of one dtype that holds both exactly: a recipe's output_dtype makes dy's another than w's."""
+        dtype = torch.promote_types(left.dtype, right.dtype)
+        if left.is_cuda and dtype is torch.float32:
+            raise ValueError(
+                f"{self.left} is {dtype_text(left.dtype)} and {self.right} {dtype_text(right.dtype)}; Hopper's "
+                f"{self.gemm} takes two operands of one 16-bit dtype: leave out the recipe's output_dtype, "
+                "or use torch-reference"
+            )
+        return left.to(dtype), right.to(dtype)
+
+
+def _native(spec: GroupedTensorSpec, planes: Any, plan: RowPlan, direction: Direction) -> Planes:
+    """Plain planes in the native layout. Stacked matrices have no sizes, and no plan."""
+    codes, scale, factor = planes
+    words = plan.words if spec.ragged_axis == 0 else None
+    _, to = LAYOUTS[direction]
+    text = quantizer_text(spec.quantizer)
+    codes, scale = operators.convert(codes, scale, words, text, list(spec.shape), spec.groups, direction, to)
+    return codes, scale, factor
+
+
+class Fprop(GroupedGemm):
+    """y [M, N] = x [M, K] w[g]^T, plus bias_scales[r] * bias[g]: one rounding to the result's dtype."""
+
+    gemm = "fprop"
+    direction = ("rowwise", "rowwise")
+
+    def __call__(
+        self,
+        x: GroupedTensor | Tensor,
+        w: GroupedTensor | Tensor,
+        group_sizes: GroupSizes,
+        *,
+        bias: Tensor | None = None,
+        bias_scales: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Rows past the sum are +0; `out` decides the dtype where it is given."""
+        return self._run(x, w, group_sizes, out, False, bias, bias_scales)
+
+    def _sides(self, left: Any, right: Any, groups: int) -> tuple[int, int, int]:
+        if len(left) != 2 or len(right) != 3 or left[1] != right[2] or right[0] != groups:
+            raise self._misfit(left, right, groups)
+        return left[0], right[1], right[2]
+
+
+class Dgrad(GroupedGemm):
+    """dx [M, K] = dy [M, N] w[g]."""
+
+    gemm = "dgrad"
+    direction = ("rowwise", "columnwise")
+
+    def __call__(
+        self,
+        dy: GroupedTensor | Tensor,
+        w: GroupedTensor | Tensor,
+        group_sizes: GroupSizes,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Rows past the sum are +0."""
+        return self._run(dy, w, group_sizes, out)
+
+    def _sides(self, left: Any, right: Any, groups: int) -> tuple[int, int, int]:
+        if len(left) != 2 or len(right) != 3 or left[1] != right[1] or right[0] != groups:
+            raise self._misfit(left, right, groups)
+        return left[0], right[1], right[2]
+
+
+class Wgrad(GroupedGemm):
+    """dw [G, N, K] = dy_g^T x_g over the rows of each group."""
+
+    gemm = "wgrad"
+    direction = ("columnwise", "columnwise")
+
+    def __call__(
+        self,
+        x: GroupedTensor | Tensor,
+        dy: GroupedTensor | Tensor,
+        group_sizes: GroupSizes,
+        *,
+        out: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """A group without rows gives +0; with `accumulate` dw is added to `out` in fp32 and rounded once, and the bits
+        of such a group's part stay as they are.
+        """
+        return self._run(dy, x, group_sizes, out, accumulate and out is not None)
+
+    def _sides(self, left: Any, right: Any, groups: int) -> tuple[int, int, int]:
+        if len(left) != 2 or len(right) != 2 or left[0] != right[0]:
+            raise self._misfit(left, right, groups)
+        return left[0], left[1], right[1]
+
+
+BOUND: dict[str, type[Fprop] | type[Dgrad] | type[Wgrad]] = {"fprop": Fprop, "dgrad": Dgrad, "wgrad": Wgrad}
+"""What binds each operation."""

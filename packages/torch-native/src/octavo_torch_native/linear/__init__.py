@@ -1,0 +1,1 @@
+"""A whole linear layer as one recorded sequence of launches."""

@@ -1,0 +1,1 @@
+"""The bound functions that route and move rows."""

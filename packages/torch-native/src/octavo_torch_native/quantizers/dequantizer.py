@@ -1,0 +1,82 @@
+"""From codes back to values, and from one layout to another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo.grouped_tensor import PLAIN
+from octavo.quantizer import Direction
+from octavo_torch.plugin_api import GroupedTensor, quantizer_text
+from octavo_torch_native.arrays.rows import RowPlan, plan_of
+from octavo_torch_native.backend import LAYOUTS
+from octavo_torch_native.quantizers import operators
+
+
+class Dequantizer:
+    """The bound function of a "dequantize" request: values of `dtype` in the logical shape, zeros past the sum."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self._dtype = dtype
+
+    def __call__(self, q: GroupedTensor, direction: Direction = "rowwise", plan: RowPlan | None = None) -> Tensor:
+        """Hadamard column data stay in the Hadamard domain, [block_bound(M, G, 16) * 16, K].
+
+        plan   of q's sizes, where the caller has it
+        """
+        codes, scale, factor = q.plane(direction)
+        spec = q.spec
+        text = quantizer_text(spec.quantizer)
+        plan = plan_of(spec.shape, plan or q.group_sizes, codes)
+        words, layout = plan and plan.words, layout_of(spec, direction)
+        value: Tensor = operators.dequantize(
+            codes, scale, factor, words, text, list(spec.shape), spec.groups, direction, layout, self._dtype
+        )
+        return value
+
+
+def layout_of(spec: GroupedTensorSpec, direction: Direction) -> str:
+    """The layout of a plane; ValueError where it is another backend's."""
+    layout = spec.rowwise_layout if direction == "rowwise" else spec.columnwise_layout
+    if layout not in LAYOUTS[direction]:
+        raise ValueError(
+            f"{direction} data are in layout {layout!r}; torch-native reads {' and '.join(LAYOUTS[direction])}"
+        )
+    return layout
+
+
+def _same_bytes(spec: QuantizerSpec, direction: Direction) -> bool:
+    """True where the plain and the native layout of a plane differ in name alone."""
+    turned = spec.scaling == "block" and not spec.square
+    return direction == "rowwise" and spec.format != "e2m1" and not turned
+
+
+def converted(q: GroupedTensor, layouts: tuple[str, str], plan: RowPlan | None = None) -> GroupedTensor:
+    """`q` in the (rowwise, columnwise) layouts; planes that have theirs already are shared with it."""
+    spec = q.spec
+    text = quantizer_text(spec.quantizer)
+    made: dict[str, Tensor] = {}
+    chosen = {}
+    for (direction, known), layout in zip(LAYOUTS.items(), layouts, strict=True):
+        if direction not in spec.quantizer.directions:
+            chosen[direction] = PLAIN
+            continue
+        if layout not in known:
+            raise ValueError(f"layouts has {layout!r} for {direction} data; give {' or '.join(map(repr, known))}")
+        chosen[direction] = layout
+        codes, scale, factor = q.plane(direction)
+        if layout_of(spec, direction) != layout and not _same_bytes(spec.quantizer, direction):
+            plan = plan_of(spec.shape, plan or q.group_sizes, codes)
+            codes, scale = operators.convert(
+                codes, scale, plan and plan.words, text, list(spec.shape), spec.groups, direction, layout
+            )
+        made |= {direction: codes, f"{direction}_scale": scale}
+        if factor is not None:
+            made[f"{direction}_global"] = factor
+    into = GroupedTensorSpec(
+        **{**dict(spec), "rowwise_layout": chosen["rowwise"], "columnwise_layout": chosen["columnwise"]}
+    )
+    if spec.quantizer.shares_codes and spec.orientation == "both" and set(chosen.values()) == {PLAIN}:
+        made |= {name.replace("rowwise", "columnwise"): made[name] for name in [*made] if name.startswith("rowwise")}
+    return GroupedTensor(into, q.group_sizes, **made)

@@ -1,0 +1,165 @@
+"""torch.compile in one graph, with the bits of eager; operators pass torch's own checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import octavo_torch_native as native
+from octavo import PRESETS, QuantizerSpec
+from octavo_conformance.cards.variants import RAGGED, STACKED
+from octavo_torch import grouped_linear
+from octavo_torch_native.quantizers import operators
+from octavo_torch_native.quantizers.kernel import kernel_of
+from octavo_torch_native.quantizers.work import Work, text_of
+
+SIZES = torch.tensor([20, 0, 40])
+SPEC = RAGGED["mxfp8.e4m3"]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Dequantized values and every extra output, which are the same wherever memory was poisoned."""
+    if isinstance(value, native.Quantized):
+        extras = [value.amax, value.dequantized, value.activated, value.dbias, value.mean, value.rstd]
+        rows = int(SIZES.sum())
+        cut = [None if extra is None else extra[:rows] if len(extra) == 70 else extra for extra in extras]
+        found = [extra for extra in cut if extra is not None]
+        return found + [native.dequantize(value.codes, d) for d in value.codes.spec.quantizer.directions]
+    return [value]
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "quantize": lambda x, s: native.quantize(x * 2, SPEC, s, amax=True, dequantized=True),
+    "quantize, native": lambda x, s: native.quantize(x, RAGGED["nvfp4.hadamard"], s, layouts=("rows", "panels")),
+    "quantize, shared": lambda x, s: native.quantize(x, RAGGED["current.e4m3"], s),
+    "quantize, stochastic": lambda x, s: native.quantize(x, RAGGED["nvfp4.stochastic"], s, seed=5, group_offset=3),
+    "quantize, one group": lambda x, s: native.quantize(x[:60], SPEC),
+    "planned": lambda x, s: native.quantize(x, SPEC, native.plan(s, 70)),
+    "act_quantize": lambda x, s: native.act_quantize(x, SPEC, s, probs=x[:, 0].float().abs(), activated=True),
+    "dact_quantize": lambda x, s: native.dact_quantize(x[:, :32], x, SPEC, s, activation="geglu", dbias=True),
+    "norm_quantize": lambda x, s: native.norm_quantize(x, x[0], None, SPEC, s),
+    "layer_norm": lambda x, s: native.norm_quantize(x, x[0], x[1], SPEC, s, norm="layer", activated=True),
+    "group_amax": lambda x, s: native.group_amax(x, s),
+    "dequantize": lambda x, s: native.dequantize(native.quantize(x, SPEC, s).codes, "columnwise") + 1,
+    "convert": lambda x, s: native.dequantize(
+        native.convert(native.quantize(x, SPEC, s).codes, ("rows", "panels")), "columnwise"
+    ),
+    "matrices": lambda x, s: native.quantize(
+        x.view(2, 35, 64), STACKED["block.e4m3.square"], layouts=("plain", "panels")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_one_graph_with_the_bits_of_eager(name: str, rng: np.random.Generator) -> None:
+    """fullgraph, with group sizes that change from call to call (fault 46: fake metadata is the real one)."""
+    call = CALLS[name]
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for sizes in (SIZES, torch.tensor([0, 60, 0]), torch.tensor([1, 2, 57])):
+        x = torch.randn(70, 64)
+        ours, theirs = tensors(compiled(x, sizes)), tensors(call(x, sizes))
+        assert len(ours) == len(theirs)
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_out_in_a_graph(rng: np.random.Generator) -> None:
+    """A graph that writes the caller's tensors writes them, and leaves them where the flag says so."""
+    w, other = torch.randn(3, 40, 48), torch.randn(3, 40, 48)
+    spec = STACKED["mxfp8.e4m3"]
+    out = native.quantize(w, spec).codes
+    address, first = out.rowwise.data_ptr(), native.dequantize(out)
+
+    def run(w: torch.Tensor, flag: torch.Tensor) -> torch.Tensor:
+        native.quantize(w * 2, spec, out=out, unchanged=flag)
+        return w + 1
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    compiled(other, torch.ones(1, dtype=torch.int32))
+    assert torch.equal(native.dequantize(out), first)
+    compiled(other, torch.zeros(1, dtype=torch.int32))
+    assert torch.equal(native.dequantize(out), native.dequantize(native.quantize(other * 2, spec).codes))
+    assert out.rowwise.data_ptr() == address
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
+def test_a_layer_in_one_graph(name: str, rng: np.random.Generator) -> None:
+    """grouped_linear forward and backward, quantized here; wrong sizes raise when the graph runs."""
+    recipe = PRESETS[name]
+    w = torch.randn(3, 32, 64, requires_grad=True)
+
+    def run(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        return grouped_linear(x, w, sizes, recipe=recipe, seed=3)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    x, dy = torch.randn(70, 64), torch.randn(70, 32)
+    results = []
+    for call in (run, compiled):
+        leaf = x.clone().requires_grad_()
+        y = call(leaf, SIZES)
+        results.append([y, *torch.autograd.grad(y, (leaf, w), dy)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    with pytest.raises(ValueError, match="sum to 80"):
+        compiled(x, torch.tensor([40, 0, 40]))
+
+
+def check(operator: Any, *arguments: Any, schema: bool = False) -> None:
+    """torch's own checks; its schema test compares no float8 tensors."""
+    utilities = ("test_schema", "test_faketensor") if schema else ("test_faketensor",)
+    torch.library.opcheck(operator, arguments, test_utils=utilities)
+
+
+@pytest.mark.parametrize("layouts", [("plain", "plain"), ("rows", "panels")], ids="-".join)
+@pytest.mark.parametrize("name", RAGGED)
+def test_fake_kernels(name: str, layouts: tuple[str, str], rng: np.random.Generator) -> None:
+    """Shapes, dtypes and strides of every output before it is made (fault 46)."""
+    space, spec = torch.ops.octavo_torch_native, RAGGED[name]
+    x = torch.randn(70, 64)
+    words, sizes = operators.plan(SIZES, 70, x)
+    work = text_of(Work(spec, "dy", layouts, "activation", "swiglu", amax=True, dequantized=True, activated=True))
+    seed = torch.tensor(3) if spec.stochastic else None
+    scale = torch.ones(3) if spec.scaling == "delayed" else None
+    check(space.quantize, x, words, 3, work, seed, 0, scale, None, None, None, None)
+    kernel = kernel_of(work)
+    outputs = operators.quantize(x, words, 3, work, seed, 0, scale, None, None, None, None)
+    made = kernel.tensor(kernel.frame(x, 3), sizes, outputs)
+    text = spec.model_dump_json()
+    for direction in ("rowwise", "columnwise"):
+        codes, scales, factor = made.plane(direction)
+        layout = layouts[direction == "columnwise"]
+        for dtype in (torch.float32, torch.bfloat16):
+            check(space.dequantize, codes, scales, factor, words, text, [70, 32], 3, direction, layout, dtype)
+        to = "plain" if layout != "plain" else "rows" if direction == "rowwise" else "panels"
+        check(space.convert, codes, scales, words, text, [70, 32], 3, direction, to)
+
+
+def test_fake_kernels_of_the_rest(rng: np.random.Generator) -> None:
+    """Plans, gradients, norms, matrices; the schema names the one mutation that there is."""
+    space, x = torch.ops.octavo_torch_native, torch.randn(70, 64)
+    check(space.plan, SIZES, 70, x, schema=True)
+    check(space.plan, SIZES.int(), 70, x, schema=True)
+    words, _ = operators.plan(SIZES, 70, x)
+    gradient = text_of(Work(SPEC, "dy", prologue="activation_grad", activation="geglu", dbias=True))
+    check(space.quantize, x, words, 3, gradient, None, 0, None, torch.randn(70, 32), torch.rand(70), None, None)
+    norm = text_of(Work(SPEC, "x", prologue="norm", norm="layer", epsilon=1e-5))
+    check(space.quantize, x, words, 3, norm, None, 0, None, None, None, torch.ones(64), torch.ones(64))
+    matrices = text_of(Work(STACKED["nvfp4.square"], "w", ("rows", "panels")))
+    check(space.quantize, torch.randn(3, 40, 64), None, 3, matrices, None, 0, None, None, None, None, None)
+    # without float8 outputs the schema's aliases can be checked
+    codes = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
+    work = text_of(Work(codes, "x", amax=True))
+    outputs = operators.quantize(x, words, 3, work, None, 0, None, None, None, None, None)
+    arguments = (x, words, 3, work, None, 0, None, None, None, None, None, torch.zeros(1, dtype=torch.int32), outputs)
+    check(space.quantize_into, *arguments)

@@ -1,0 +1,177 @@
+"""Whole layers, forward in one native call and backward in another, against the same layers composed of their plans.
+
+With `out` a call is composed, so every comparison is of two public calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cuda_device import MARKS
+from torch import Tensor
+
+from octavo import PRESETS, BlockScaling, DelayedScaling, Recipe
+from octavo_torch import DelayedState, GroupedLinear, grouped_linear
+from octavo_torch_native.linear import whole
+from octavo_torch_native.linear.whole import WholeLayer
+
+M, K, N, G = 150, 144, 80, 5
+SPLIT = [33, 0, 1, 70, 16]
+SEED = 3
+DEVICES = ["cpu", pytest.param("cuda", marks=MARKS)]
+
+
+class Problem:
+    """Fresh operands whose tails are NaN."""
+
+    def __init__(self, recipe: Recipe, device: str, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.recipe, self.device = recipe, device
+        tail = sum(SPLIT)
+        self.x, self.dy = (torch.randn(M, side).to(device, dtype) for side in (K, N))
+        self.x[tail:], self.dy[tail:] = torch.nan, torch.nan
+        self.w, self.bias = torch.randn(G, N, K).to(device, dtype), torch.randn(G, N).to(device, dtype)
+        self.sizes = torch.tensor(SPLIT, device=device)
+
+    def step(
+        self, needs: tuple[bool, bool, bool] = (True, True, True), *, composed: bool = False, **rest: Any
+    ) -> list[Tensor | None]:
+        """y, the gradients that are needed, and the state's history."""
+        leaves = [
+            value.clone().requires_grad_(need) for value, need in zip((self.x, self.w, self.bias), needs, strict=True)
+        ]
+        x, w, bias = leaves
+        state = None
+        if isinstance(self.recipe, DelayedScaling):
+            state = DelayedState.create(self.recipe, G, self.device)
+            state.scale.copy_(torch.arange(1, 3 * G + 1).view(3, G))
+        if composed:
+            rest["out"] = torch.empty(M, N, device=self.device, dtype=DTYPES.get(self.recipe.output_dtype, x.dtype))
+        y = grouped_linear(
+            x, w, rest.pop("sizes", self.sizes), recipe=self.recipe, bias=bias, seed=SEED, state=state,
+            backend="torch-native", **rest,
+        )  # fmt: skip
+        if y.requires_grad:
+            y.backward(self.dy.to(y.dtype))
+        return [y.detach(), *(leaf.grad for leaf in leaves), None if state is None else state.history]
+
+
+DTYPES: dict[Any, torch.dtype] = {"float32": torch.float32}
+OPTIONS = {
+    "wgrad high": BlockScaling(wgrad="high_precision"),
+    "dgrad high": BlockScaling(dgrad="high_precision"),
+    "fprop high": DelayedScaling(history=4, fprop="high_precision"),
+}
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The launches of each sequence that runs from here on."""
+    seen: list[int] = []
+    real = whole.run
+    monkeypatch.setattr(whole, "run", lambda sequence, *rest: (seen.append(len(sequence)), real(sequence, *rest))[1])
+    return seen
+
+
+def assert_same(made: list[Tensor | None], expected: list[Tensor | None]) -> None:
+    for one, other in zip(made, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", [*PRESETS, *OPTIONS])
+def test_bits_of_the_composed_layer(name: str, device: str, rng: np.random.Generator, runs: list[int]) -> None:
+    """y, dx, dw, dbias and recorded amax, for every set of wanted gradients, in a native call each way."""
+    problem = Problem({**PRESETS, **OPTIONS}[name], device)
+    for needs in ((True, True, True), (True, False, False), (False, True, False), (False, False, True), (False,) * 3):
+        expected = problem.step(needs, composed=True)
+        assert not runs
+        assert_same(problem.step(needs), expected)
+        assert len(runs) == 1 + any(needs[:2])
+        runs.clear()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_comes_in_other_forms(device: str, rng: np.random.Generator, runs: list[int]) -> None:
+    """Host sizes, int32 sizes, rows in steps, a gradient in steps or of an expand, another number of rows."""
+    problem = Problem(PRESETS["fp8-block"], device)
+    expected = problem.step(composed=True)
+    for sizes in (SPLIT, problem.sizes.int(), torch.stack([problem.sizes] * 2, 1)[:, 0]):
+        assert_same(problem.step(sizes=sizes), expected)
+    assert len(runs) == 6
+    problem.dy = torch.stack([problem.dy] * 2, 2)[..., 0]
+    assert_same(problem.step(), expected)
+    wide = torch.zeros(M, K + 64, device=device, dtype=problem.x.dtype)
+    wide[:, :K] = problem.x
+    x, w = wide.requires_grad_(), problem.w.clone().requires_grad_()
+    runs.clear()
+    y = grouped_linear(x[:, :K], w, problem.sizes, recipe=problem.recipe, bias=problem.bias, backend="torch-native")
+    assert not runs, "rows in steps are composed, without a copy"
+    assert_same([y.detach()], expected[:1])
+
+
+def test_gradients_that_are_asked_for(rng: np.random.Generator, runs: list[int]) -> None:
+    """torch.autograd.grad of x alone multiplies no dw; a retained graph gives the same bits twice."""
+    problem = Problem(PRESETS["mxfp8"], "cpu")
+    x, w = problem.x.requires_grad_(), problem.w.requires_grad_()
+    y = grouped_linear(x, w, problem.sizes, recipe=problem.recipe, backend="torch-native")
+    (dx,) = torch.autograd.grad(y, (x,), problem.dy, retain_graph=True)
+    both = torch.autograd.grad(y, (x, w), problem.dy)
+    assert torch.equal(dx, both[0])
+    assert runs == [4, 2, 3]  # plan, x, w, fprop; dy, dgrad; dy, dgrad, wgrad
+
+
+def test_saved_tensors_may_leave_the_device(rng: np.random.Generator) -> None:
+    """What autograd holds goes through its hooks, comes back elsewhere in memory, and is all that backward needs."""
+    problem = Problem(PRESETS["fp8-current"], "cpu")
+    expected = problem.step()
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, torch.clone):
+        assert_same(problem.step(), expected)
+    assert [tensor.dtype for tensor in packed] == [torch.uint8]
+
+
+def test_shapes_that_never_repeat_are_not_all_kept() -> None:
+    """A router gives another number of rows each step; what is recorded is bounded (fault 52)."""
+    layer = GroupedLinear(1, 16, 16, dtype=torch.bfloat16, backend="torch-native")
+    for rows in range(1, 1200):
+        layer(torch.zeros(rows, 16, dtype=torch.bfloat16), [rows])
+    made = next(iter(layer._held.values())).whole
+    assert isinstance(made, WholeLayer)
+    assert len(made._passes) <= 1024
+
+
+def test_a_tensor_that_left_a_transform(rng: np.random.Generator, runs: list[int]) -> None:
+    """What torch.func.grad leaves behind has no memory of its own; such a call is composed."""
+    left: list[Tensor] = []
+
+    def loss(x: Tensor) -> Tensor:
+        left.append(x * 1)
+        return x.sum()
+
+    x, w = torch.randn(8, 16), torch.randn(2, 16, 16, requires_grad=True)
+    torch.func.grad(loss)(x)
+    expected = grouped_linear(x, w, [3, 5], recipe=None, backend="torch-native")
+    runs.clear()
+    assert torch.equal(grouped_linear(left[0], w, [3, 5], recipe=None, backend="torch-native"), expected)
+    assert not runs
+
+
+def test_a_backward_that_is_compiled(rng: np.random.Generator) -> None:
+    """Compiled autograd over an eager forward runs the whole backward beside its graph, with the same bits."""
+    from torch._dynamo import compiled_autograd
+
+    problem = Problem(PRESETS["fp8-block"], "cpu")
+    needs = (False, True, False)
+    expected = problem.step(needs)
+    with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager")):
+        assert_same(problem.step(needs), expected)

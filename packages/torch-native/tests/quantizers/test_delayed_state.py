@@ -1,0 +1,55 @@
+"""The end of delayed scaling's step: one launch, the bits of the reference's operations."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from cuda_device import MARKS
+
+import octavo_registry
+from octavo import DelayedScaling
+from octavo_torch import DelayedState
+from octavo_torch_native.quantizers import delayed
+
+DEVICES = ["cpu", pytest.param("cuda", marks=MARKS)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
+def test_scales_of_a_step_in_one_launch(
+    algorithm: Literal["max", "most_recent"], device: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Histories and scales of x, w and dy after several steps, groups without tokens and odd amaxes among them."""
+    recipe = DelayedScaling(history=5, algorithm=algorithm, margin=1)
+    ours, expected = (DelayedState.create(recipe, 40, device) for _ in range(2))
+    launches: list[Any] = []
+    real = delayed.submit
+    monkeypatch.setattr(delayed, "submit", lambda *given, **rest: (launches.append(given[0]), real(*given, **rest))[1])
+    odd = torch.tensor([0.0, torch.inf, torch.nan, 1e-42, 3e38])
+    for step in range(12):
+        for operand in ("x", "w", "dy"):
+            drawn = torch.where(torch.rand(40) < 0.4, odd[torch.randint(5, (40,))], torch.rand(40) * 100).to(device)
+            for state in (ours, expected):
+                state.record(operand, drawn)  # type: ignore[arg-type]
+        with octavo_registry.prefer("torch-native"):
+            ours.update()
+        assert len(launches) == step + 1
+        with octavo_registry.prefer("torch-reference"):
+            expected.update()
+        assert torch.equal(ours.history, expected.history)
+        assert torch.equal(ours.scale, expected.scale)
+
+
+def test_a_state_that_stands_in_steps() -> None:
+    """Strided tensors take the operations one by one, with the same bits."""
+    recipe = DelayedScaling(history=3)
+    whole = DelayedState.create(recipe, 4)
+    parts = DelayedState(recipe, torch.zeros(3, 3, 8)[..., ::2], torch.ones(3, 8)[:, ::2])
+    for state in (whole, parts):
+        state.record("x", torch.tensor([1.0, 0.0, 3.0, torch.nan]))
+        state.update()
+    assert torch.equal(whole.history, parts.history)
+    assert torch.equal(whole.scale, parts.scale)

@@ -1,0 +1,125 @@
+"""GroupedTensor: codes and decode scales of one quantized operand, in the directions that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from octavo import GroupedTensorSpec
+from octavo.quantizer import Direction
+from octavo_torch.compiler.tracing import is_plain, name_of, spec_of
+
+PLANES = ("rowwise", "rowwise_scale", "rowwise_global", "columnwise", "columnwise_scale", "columnwise_global")
+
+
+@dataclass(eq=False)
+class GroupedTensor:
+    """A quantized operand; `spec` gives every shape (GroupedTensorSpec) and how the codes were made.
+
+    rowwise, columnwise                payload: float8_e4m3fn or float8_e5m2, or uint8 with one E2M1 code a byte
+    rowwise_scale, columnwise_scale    decode scales: float32, uint8 (E8M0 exponents) or float8_e4m3fn (NVFP4)
+    rowwise_global, columnwise_global  float32 [G], NVFP4's second-level decode factor
+    group_sizes                        int64 [G]; None for stacked matrices
+
+    Absent planes are None. Where both directions share their codes they are one tensor. A torch pytree: it goes
+    through `torch.compile`, `tree_map` and `copy.deepcopy`; tensors in, tensors out, no autograd of its own.
+    """
+
+    spec: GroupedTensorSpec
+    group_sizes: Tensor | None = None
+    rowwise: Tensor | None = None
+    rowwise_scale: Tensor | None = None
+    rowwise_global: Tensor | None = None
+    columnwise: Tensor | None = None
+    columnwise_scale: Tensor | None = None
+    columnwise_global: Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """The logical shape: [M, K], or [G, N, K] for stacked matrices."""
+        return torch.Size(self.spec.shape)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the planes."""
+        return next(self._tensors()).device
+
+    def plane(self, direction: Direction) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Payload, decode scales and second-level factor of one direction; ValueError where it was not made."""
+        codes, scale = getattr(self, direction), getattr(self, f"{direction}_scale")
+        if codes is None or scale is None:
+            raise ValueError(
+                f"direction={direction!r} and this tensor holds {self.spec.orientation} data only; "
+                f"quantize with orientation={direction!r} or 'both'"
+            )
+        return codes, scale, getattr(self, f"{direction}_global")
+
+    def copy_into(self, out: GroupedTensor) -> GroupedTensor:
+        """Write every plane into `out`'s, whose spec must be the same; returns `out`."""
+        if out.spec != self.spec:
+            raise ValueError(f"out is {out!r} and the result {self!r}; give one of the same spec")
+        for name in _ARRAYS:
+            value, target = getattr(self, name), getattr(out, name)
+            if value is not None:
+                target.copy_(value)
+        return out
+
+    def _tensors(self) -> Iterator[Tensor]:
+        for name in PLANES:
+            value = getattr(self, name)
+            if value is not None:
+                yield value
+
+    def nbytes(self) -> int:
+        """Bytes that the planes hold, shared ones counted once."""
+        unique = {id(value): value for value in self._tensors()}
+        return sum(value.numel() * value.element_size() for value in unique.values())
+
+    def __repr__(self) -> str:
+        planes = ", ".join(name for name in PLANES if getattr(self, name) is not None)
+        spec = self.spec.quantizer
+        return f"GroupedTensor({spec.scaling}, {spec.format}, shape={tuple(self.shape)}, planes=[{planes}])"
+
+
+_ARRAYS = tuple(field.name for field in fields(GroupedTensor) if field.name != "spec")
+
+
+_Context = tuple[GroupedTensorSpec | str, tuple[str, ...]]
+"""The spec, or its name where a compiler traces; and the arrays that are there."""
+
+
+def _flatten_with_keys(tensor: GroupedTensor) -> tuple[list[tuple[Any, Any]], _Context]:
+    # absent planes are no leaves: torch.compile takes no None there
+    present = tuple(name for name in _ARRAYS if getattr(tensor, name) is not None)
+    spec = tensor.spec if is_plain(getattr(tensor, present[0])) else name_of(tensor.spec)
+    return [(pytree.GetAttrKey(name), getattr(tensor, name)) for name in present], (spec, present)
+
+
+def _flatten(tensor: GroupedTensor) -> tuple[list[Any], _Context]:
+    leaves, context = _flatten_with_keys(tensor)
+    return [leaf for _, leaf in leaves], context
+
+
+def _spec(spec: GroupedTensorSpec | str) -> GroupedTensorSpec:
+    return spec_of(spec) if isinstance(spec, str) else spec
+
+
+def _unflatten(arrays: Any, context: _Context) -> GroupedTensor:
+    spec, present = context
+    return GroupedTensor(_spec(spec), **dict(zip(present, arrays, strict=True)))
+
+
+pytree.register_pytree_node(
+    GroupedTensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="octavo_torch.GroupedTensor",
+    to_dumpable_context=lambda context: [_spec(context[0]).model_dump_json(), *context[1]],
+    from_dumpable_context=lambda dumped: (GroupedTensorSpec.model_validate_json(dumped[0]), tuple(dumped[1:])),
+    flatten_with_keys_fn=_flatten_with_keys,
+)

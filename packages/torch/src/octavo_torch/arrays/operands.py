@@ -1,0 +1,66 @@
+"""Checks of the two operands of a GEMM against each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
+
+
+def check_layout(name: str, value: Tensor) -> None:
+    """ValueError for a sparse tensor."""
+    if value.layout is not torch.strided:
+        raise ValueError(f"{name} has layout {value.layout}; give a strided tensor, such as its to_dense()")
+
+
+def check_tensor(name: str, value: Any, rank: str) -> None:
+    """A tensor of a high-precision dtype whose rank is that of `rank`, such as "[M, K]"."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} is a {type(value).__name__}; give a tensor {rank}")
+    if value.dim() != rank.count(",") + 1:
+        raise ValueError(f"{name} has shape {list(value.shape)}; give {rank}")
+    if value.dtype not in DTYPE_NAMES:
+        raise ValueError(f"{name} has dtype {name_of(value.dtype)}; give bfloat16, float16 or float32")
+    check_layout(name, value)
+
+
+def check_weight(weight: Any) -> None:
+    """Weights [G, N, K] with a group at least."""
+    check_tensor("weight", weight, "[G, N, K]")
+    if not weight.shape[0]:
+        raise ValueError(f"weight has shape {list(weight.shape)}; give at least one group")
+
+
+def check_operands(x: Any, weight: Any) -> None:
+    """x [M, K] and weight [G, N, K] of one dtype on one device."""
+    if not (
+        isinstance(x, Tensor)
+        and isinstance(weight, Tensor)
+        and x.dim() == 2
+        and weight.dim() == 3
+        and x.dtype is weight.dtype
+        and x.dtype in DTYPE_NAMES
+        and x.shape[1] == weight.shape[2]
+        and x.device == weight.device
+        and weight.shape[0]
+        and x.layout is weight.layout is torch.strided
+    ):
+        _explain_operands(x, weight)
+
+
+def _explain_operands(x: Any, weight: Any) -> None:
+    check_tensor("x", x, "[M, K]")
+    check_weight(weight)
+    if x.shape[1] != weight.shape[2]:
+        raise ValueError(
+            f"x has {x.shape[1]} features and weight has shape {list(weight.shape)}; "
+            f"give [G, N, K] with K = {x.shape[1]}"
+        )
+    if x.dtype is not weight.dtype:
+        raise ValueError(
+            f"x has dtype {name_of(x.dtype)} and weight {name_of(weight.dtype)}; cast one to the other's dtype"
+        )
+    raise ValueError(f"x is on {x.device} and weight on {weight.device}; move one to the other's device")

@@ -1,0 +1,101 @@
+"""One tensor a group: G tensors of one shape, read as one tensor [G, ...] and given a gradient each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from octavo_torch.arrays.dtypes import name_of
+from octavo_torch.compiler.tracing import is_plain
+
+Weights = Tensor | Sequence[Tensor]
+"""A parameter of a grouped layer: one tensor with the groups as its first axis, or one tensor a group."""
+
+
+def in_one_piece(parts: Sequence[Tensor]) -> Tensor | None:
+    """A view [G, ...] of `parts` where they stand at one distance, in order, in one piece of memory; else None."""
+    first = parts[0]
+    strides, size = first.stride(), first.element_size()
+    start = first.data_ptr()
+    step = parts[1].data_ptr() - start if len(parts) > 1 else first.numel() * size
+    extent = 1 + sum((length - 1) * stride for length, stride in zip(first.shape, strides, strict=True))
+    if not first.numel() or step % size or step < extent * size:
+        return None
+    if any(part.data_ptr() != start + g * step or part.stride() != strides for g, part in enumerate(parts)):
+        return None
+    memory = first.untyped_storage()
+    # neighbours in memory by chance are no one piece
+    if (len(parts) - 1) * step + extent * size > memory.data_ptr() + memory.nbytes() - start:
+        return None
+    return first.detach().as_strided((len(parts), *first.shape), (step // size, *strides))
+
+
+class _Joined(torch.autograd.Function):
+    """[G, ...] of G tensors; their gradients are the parts of one tensor."""
+
+    @staticmethod
+    def forward(_: Any, *parts: Tensor) -> Tensor:
+        """A view where they share memory, else a copy."""
+        return _whole(parts)
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        """One gradient a part."""
+        return grad.unbind(0)
+
+
+_joined: Callable[..., Tensor] = _Joined.apply
+
+
+def _whole(parts: Sequence[Tensor]) -> Tensor:
+    # a compiler's tensors have no address
+    whole = in_one_piece(parts) if all(map(is_plain, parts)) else None
+    return torch.stack(tuple(parts)) if whole is None else whole
+
+
+def joined(name: str, parts: Sequence[Any]) -> Tensor:
+    """`parts` as one tensor [G, ...], differentiable in each: without a copy where they share memory, except in a graph
+    of torch.compile.
+
+    Raises ValueError unless they are tensors of one shape, dtype and device, one at least.
+    """
+    if not parts:
+        raise ValueError(f"{name} is empty; give one tensor a group, at least one")
+    first = parts[0]
+    for index, part in enumerate(parts):
+        if not isinstance(part, Tensor):
+            raise ValueError(f"{name}[{index}] is a {type(part).__name__}; give one tensor a group")
+        if part.shape != first.shape or part.dtype is not first.dtype or part.device != first.device:
+            raise ValueError(
+                f"{name}[{index}] is {name_of(part.dtype)} {list(part.shape)} on {part.device} and {name}[0] "
+                f"{name_of(first.dtype)} {list(first.shape)} on {first.device}; give tensors that are alike"
+            )
+    if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
+        return _joined(*parts)
+    return _whole(parts)
+
+
+def as_one(name: str, value: Any) -> Tensor:
+    """`value`, or its `joined` tensor where it is a sequence of one tensor a group."""
+    return joined(name, value) if type(value) is tuple or type(value) is list else cast(Tensor, value)
+
+
+def leaves_of(value: Weights) -> tuple[Tensor, ...]:
+    """The tensors that `value` consists of."""
+    return (value,) if isinstance(value, Tensor) else tuple(value)
+
+
+def version_of(value: Weights) -> int:
+    """A number that grows with every change in place; 0 for a compiler's tensors."""
+    return sum(part._version for part in leaves_of(value) if is_plain(part))
+
+
+@torch.no_grad()
+def share(parts: Sequence[Tensor]) -> None:
+    """Move `parts` into one piece of memory in their order, where they are not; each stays the same tensor object."""
+    if len({(part.shape, part.dtype, part.device) for part in parts}) == 1 and in_one_piece(parts) is None:
+        for part, place in zip(parts, torch.stack(tuple(part.detach() for part in parts)), strict=True):
+            part.data = place

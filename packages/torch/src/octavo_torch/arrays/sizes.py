@@ -1,0 +1,98 @@
+"""Group sizes as backends take them: an integer tensor, checked where reading it costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo import check_group_sizes
+from octavo_torch.arrays.checks import told
+from octavo_torch.arrays.dtypes import name_of
+from octavo_torch.arrays.operands import check_layout
+from octavo_torch.compiler.tracing import is_plain
+
+_INT64, _STRIDED = torch.int64, torch.strided
+
+
+def as_sizes(group_sizes: Any, rows: int, groups: int | None, like: Tensor) -> tuple[Tensor, bool]:
+    """`group_sizes` as an int64 CPU tensor and True, or as the caller's own tensor on `like`'s device and False.
+
+    Host sizes (a sequence of integers, a numpy array, a CPU tensor) are checked: ValueError for a negative size or a
+    sum past `rows`. So is their number, where `groups` is given. Under torch.compile the check of values runs inside
+    the operators, when they are known.
+    """
+    # exactly a Tensor: one that a compiler traces is of a subclass
+    if (
+        type(group_sizes) is Tensor
+        and group_sizes.is_cpu
+        and group_sizes.dtype is _INT64
+        and group_sizes.layout is _STRIDED
+    ):
+        host = group_sizes.tolist()
+        # as many sizes as groups, and numbers: then the tensor has one axis
+        if type(host) is list and len(host) == groups and type(host[0]) is int and sum(host) <= rows:
+            for size in host:
+                if size < 0:
+                    break
+            else:
+                return group_sizes, True
+    sizes, at_host = _checked_sizes(group_sizes, rows, like)
+    if groups is not None and sizes.shape[0] != groups:
+        raise ValueError(f"group_sizes has {sizes.shape[0]} sizes and weight {groups} groups; give one size a group")
+    return sizes, at_host
+
+
+def all_rows(x: Tensor) -> Any:
+    """Sizes of one group of all rows of `x`, on its device: a captured graph takes none from the host."""
+    return [x.shape[0]] if x.is_cpu else torch.full((1,), x.shape[0], device=x.device)
+
+
+def _checked_sizes(group_sizes: Any, rows: int, like: Tensor) -> tuple[Tensor, bool]:
+    if not isinstance(group_sizes, Tensor):
+        host = _host_list(group_sizes)
+        _check_host(host, rows)
+        return torch.tensor(host, dtype=torch.int64), True
+    if group_sizes.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"group_sizes has dtype {name_of(group_sizes.dtype)}; give int32 or int64")
+    if group_sizes.dim() != 1:
+        raise ValueError(f"group_sizes has shape {list(group_sizes.shape)}; give one size a group, [G]")
+    check_layout("group_sizes", group_sizes)
+    if not group_sizes.is_cpu:
+        if group_sizes.device != like.device:
+            raise ValueError(
+                f"group_sizes is on {group_sizes.device} and the tensor on {like.device}; move it there, or to the host"
+            )
+        return group_sizes, False
+    sizes = group_sizes.to(torch.int64)
+    if is_plain(group_sizes):
+        _check_host(sizes.tolist(), rows)
+    return sizes, True
+
+
+def _check_host(sizes: list[int], rows: int) -> None:
+    """ValueError unless `sizes` has a group, no negative size and a sum of at most `rows`."""
+    if not sizes:
+        raise ValueError("group_sizes is empty; give one size a group, at least one")
+    check_group_sizes(sizes, rows)
+
+
+def _host_list(group_sizes: Any) -> list[int]:
+    if hasattr(group_sizes, "tolist"):  # a numpy array
+        if getattr(group_sizes, "ndim", 1) != 1 or group_sizes.dtype.kind not in "iu":
+            raise ValueError(
+                f"group_sizes is an array of {group_sizes.dtype} with shape {list(group_sizes.shape)}; "
+                "give integers, [G]"
+            )
+        group_sizes = group_sizes.tolist()
+    if not isinstance(group_sizes, Sequence) or isinstance(group_sizes, str):
+        raise ValueError(
+            f"group_sizes is a {type(group_sizes).__name__}; "
+            "give a list of integers, a numpy array or an integer tensor"
+        )
+    for index, size in enumerate(group_sizes):
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise ValueError(f"group_sizes[{index}] is {told(size)}; sizes are integers")
+    return list(group_sizes)

@@ -1,0 +1,1 @@
+"""Saving and loading, with the recipe that the numbers were made with."""

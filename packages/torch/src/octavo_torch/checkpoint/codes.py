@@ -1,0 +1,124 @@
+"""Quantized weights as tensors of a file and back: codes and scales as they are, never quantized again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo import GroupedTensorSpec, OctavoError
+from octavo.grouped_tensor import PLAIN
+from octavo_torch.arithmetic.casts import FP8_DTYPE
+from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.interleaving import to_halves
+from octavo_torch.distributed.fsdp.codes import reads_plain, whole_layer
+from octavo_torch.distributed.fsdp.planes import of_planes, planes_of
+from octavo_torch.linear import functional
+from octavo_torch.linear.arguments import direction_name
+from octavo_torch.linear.coded_weight import CodedWeight
+from octavo_torch.scaling.recipe_module import RecipeModule
+
+_NAN_BYTE = {"e8m0": 0xFF, "e4m3": 0x7F}
+
+
+def codes_of(layer: RecipeModule, weight: Tensor, number: int) -> GroupedTensor | None:
+    """Plain planes of a layer's weight as the next forward reads it; None where fprop reads values.
+
+    A weight that is codes already gives those. number: which of its module's layers the weight belongs to.
+    """
+    spec = layer.recipe.quantizer("w")
+    if spec is None or not layer.recipe.quantizes("fprop"):
+        return None
+    if isinstance(weight, CodedWeight):
+        if weight.layouts == (PLAIN, PLAIN):
+            return weight.codes
+        quantizer = whole_layer(layer.recipe, _like(weight), weight.shape, layer.backend).quantize_w
+        plain: GroupedTensor = quantizer.to_plain(weight.codes)  # type: ignore[union-attr]
+        return plain
+    if block := interleave_of(layer, number):
+        weight = to_halves(weight, block)
+    scale = layer.delayed_states[number].encode_scale("w") if layer.recipe.stateful else None
+    return functional.quantize(weight.detach(), spec, scale=scale, backend=layer.backend)
+
+
+def interleave_of(layer: RecipeModule, number: int) -> int:
+    """Rows of a block where gate and up projection take turns in the weight, 0 where none do."""
+    return getattr(layer, "interleave", None) or 0 if number == 0 else 0
+
+
+def weight_of(layer: RecipeModule, codes: GroupedTensor, dtype: torch.dtype, number: int) -> CodedWeight:
+    """The parameter of a layer whose weight these plain planes are, in the layouts that its backend reads."""
+    like = torch.empty((), dtype=dtype, device=codes.device)
+    whole = whole_layer(layer.recipe, like, codes.shape, layer.backend)
+    if not reads_plain(whole):
+        convert = getattr(whole.quantize_w, "from_plain", None)
+        if convert is None:
+            raise ValueError(
+                f"{whole.quantizers['w'].backend} reads weights in layouts {whole.w_layouts} and makes them of values "
+                "alone; make the module with another backend="
+            )
+        codes = convert(codes)
+    return CodedWeight(codes, layer.recipe, dtype, interleave_of(layer, number))
+
+
+def to_tensors(name: str, codes: GroupedTensor) -> dict[str, Tensor]:
+    """The planes by name, shared ones once."""
+    payloads, scales = planes_of(codes.spec.quantizer)
+    return {f"{name}.{plane}": getattr(codes, plane).contiguous() for plane in (*payloads, *scales)}
+
+
+def describe(codes: GroupedTensor, dtype: torch.dtype, interleave: int) -> dict[str, Any]:
+    """What a file says of a quantized weight beside its planes."""
+    return {"spec": codes.spec.model_dump(mode="json"), "dtype": DTYPE_NAMES[dtype], "interleave": interleave}
+
+
+def from_tensors(name: str, said: Any, tensors: Mapping[str, Tensor]) -> tuple[GroupedTensor, torch.dtype]:
+    """The GroupedTensor that `to_tensors` and `describe` told of; ValueError where something does not fit."""
+    try:
+        spec, dtype = GroupedTensorSpec.model_validate(said["spec"]), DTYPES[said["dtype"]]
+    except (KeyError, TypeError, ValueError, OctavoError) as error:
+        raise ValueError(f"what the checkpoint says of {name} cannot be read: {error}; save it again") from None
+    payloads, scales = planes_of(spec.quantizer)
+    made: dict[str, Tensor] = {}
+    for plane in (*payloads, *scales):
+        value = tensors.get(f"{name}.{plane}")
+        direction, _, part = plane.partition("_")
+        needed: tuple[int, ...] = spec.payload_shape(direction_name(direction))
+        kind = FP8_DTYPE.get(spec.quantizer.format, torch.uint8)
+        if part == "scale":
+            needed = spec.scale_shape(direction_name(direction))
+            kind = {"fp32": torch.float32, "e8m0": torch.uint8}.get(spec.quantizer.scale_format, torch.float8_e4m3fn)
+        elif part == "global":
+            needed, kind = (spec.groups,), torch.float32
+        if value is None or tuple(value.shape) != needed or value.dtype is not kind:
+            given = "missing" if value is None else f"{value.dtype} {list(value.shape)}"
+            raise ValueError(f"{name}.{plane} is {given} in the checkpoint, and its spec says {kind} {list(needed)}")
+        if part:
+            check_scales(f"{name}.{plane}", value, "fp32" if part == "global" else spec.quantizer.scale_format)
+        made[plane] = value
+    return of_planes(spec, made), dtype
+
+
+def check_scales(name: str, value: Tensor, kind: str) -> None:
+    """ValueError for scales that no quantizer of finite values makes: not positive, infinite or NaN.
+
+    NVFP4's block scales may be zero; E8M0 has no sign.
+    """
+    if kind == "fp32":
+        wrong = ~(value.isfinite() & (value > 0))
+    elif kind == "e8m0":
+        wrong = value == _NAN_BYTE[kind]
+    else:
+        wrong = value.view(torch.uint8) >= _NAN_BYTE[kind]
+    if wrong.any():
+        place = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}{place} is {value[tuple(place)].item()} in the checkpoint, which is no scale of finite values"
+        )
+
+
+def _like(weight: CodedWeight) -> Tensor:
+    return torch.empty((), dtype=weight.dtype, device=weight.device)

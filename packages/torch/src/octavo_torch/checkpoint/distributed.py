@@ -1,0 +1,116 @@
+"""Sharded checkpoints by torch.distributed.checkpoint: any number of ranks, either form of parameters, no pickle."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor, Shard
+
+from octavo_torch.arrays.checks import check_module, check_path
+from octavo_torch.arrays.group_parameters import part_names
+from octavo_torch.arrays.per_group import in_one_piece
+from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_layers, recipe_state
+from octavo_torch.distributed.fsdp.shard import WeightShard
+
+
+def save_distributed(module: nn.Module, folder: str | Path) -> None:
+    """Write the state dict of `module` and its recipes' fingerprints to safetensors files in `folder`.
+
+    Every rank of the default group calls it and writes what it has; without one, this process writes all. Needs the
+    package safetensors. Codes of weights are no values: save_checkpoint writes those.
+    """
+    check_module(module)
+    check_path("folder", folder)
+    state = {**module.state_dict(), **recipe_state(module)}
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    with _alone():
+        save({name: _values(value) for name, value in state.items()}, storage_writer=writer)
+
+
+@torch.no_grad()
+def load_distributed(module: nn.Module, folder: str | Path) -> None:
+    """Read what `save_distributed` wrote into `module`, which may be sharded otherwise, over more or fewer ranks.
+
+    A module with one parameter a group loads what one with a parameter for all groups has saved, and the other way
+    round. Raises ValueError where recipes differ or arrays are missing.
+    """
+    check_module(module)
+    check_path("folder", folder)
+    reader = HuggingFaceStorageReader(str(folder))
+    with _alone():
+        saved = reader.read_metadata().state_dict_metadata.keys()
+        prints = recipe_state(module)
+        wanted = _wanted(module, saved)
+        missing = sorted((wanted.keys() | prints.keys()) - saved)
+        if missing:
+            raise ValueError(f"the checkpoint in {folder} lacks {missing}; give one of a module like this")
+        found = {name: torch.zeros_like(value) for name, value in prints.items()}
+        load(found, storage_reader=reader)
+        check_recipe_state(module, found)
+        load(wanted, storage_reader=reader)
+
+
+def _wanted(module: nn.Module, saved: Set[str]) -> dict[str, Tensor]:
+    """Where the checkpoint's arrays go, by the names that they have there: views of the module's own memory."""
+    state = {name: _values(value) for name, value in module.state_dict().items()}
+    for prefix, layer in recipe_layers(module).items():
+        for own in layer._shapes:
+            whole = f"{prefix}.{own}" if prefix else own
+            parts = [f"{prefix}.{part}" if prefix else part for part in part_names(own, layer.num_groups)]
+            if whole in state and whole not in saved and set(parts) <= saved:
+                state.update(_parts(state.pop(whole), parts))
+            elif whole not in state and whole in saved:
+                made = in_one_piece([state.pop(part) for part in parts])
+                if made is None:
+                    raise ValueError(
+                        f"{whole} is one array in the checkpoint and {parts[0]} and its like are apart here; load it "
+                        "before they are sharded"
+                    )
+                state[whole] = made
+    return state
+
+
+def _parts(whole: Tensor, names: list[str]) -> dict[str, Tensor]:
+    """Views of the groups of `whole` that this rank has something of."""
+    if not isinstance(whole, DTensor):
+        return dict(zip(names, whole.unbind(0), strict=True))
+    local, mesh = whole.to_local(), whole.device_mesh
+    if not any(placement.is_shard(0) for placement in whole.placements):
+        within = [Shard(p.dim - 1) if isinstance(p, Shard) else p for p in whole.placements]
+        shape, stride = whole.shape[1:], whole.stride()[1:]
+        return {
+            name: DTensor.from_local(part, mesh, within, run_check=False, shape=shape, stride=stride)
+            for name, part in zip(names, local.unbind(0), strict=True)
+        }
+    if mesh.ndim > 1:
+        raise ValueError(
+            f"{names[0]} and its like are sharded by groups on a mesh of {mesh.ndim} axes; load them whole"
+        )
+    first = -(-whole.shape[0] // mesh.size()) * mesh.get_local_rank()
+    return dict(zip(names[first:], local.unbind(0), strict=False))
+
+
+def _values(value: Tensor) -> Tensor:
+    """`value` with an ordinary tensor inside, the same memory."""
+    if isinstance(value, DTensor) and isinstance(value._local_tensor, WeightShard):
+        return DTensor.from_local(
+            value._local_tensor.held, value.device_mesh, value.placements, run_check=False,
+            shape=value.shape, stride=value.stride(),
+        )  # fmt: skip
+    return value
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Without the warning that one process is one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield

@@ -1,0 +1,1 @@
+"""Plans of the registry for one layer, and how long they are remembered."""

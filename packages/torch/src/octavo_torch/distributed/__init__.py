@@ -1,0 +1,1 @@
+"""Layers over several ranks: tensor parallelism and FSDP."""

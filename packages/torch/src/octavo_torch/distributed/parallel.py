@@ -1,0 +1,142 @@
+"""Tensor parallelism of grouped layers: styles for torch.distributed.tensor.parallel.parallelize_module.
+
+A rank has a part of each group's matrix, and quantizes that part by itself: scales are those of a layer of the part's
+size. Rows, group sizes and probabilities are the same on every rank of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from octavo_registry.contract.cards import GATED
+from octavo_torch.linear.module import GroupedLinear
+from octavo_torch.mlp.module import GroupedMLP
+
+
+class _Style(ParallelStyle):
+    """Parameters sharded by name; what enters and what leaves is exchanged in hooks."""
+
+    kind: type[nn.Module]
+    shards: ClassVar[Mapping[str, int]]
+    gathers_gradients = False
+    adds_results = False
+
+    def __init__(self, *, reduce: bool = True) -> None:
+        """reduce: False leaves the sum of a result over the ranks to the caller."""
+        super().__init__()
+        self.reduce = reduce
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if not isinstance(module, self.kind):
+            raise ValueError(
+                f"the module is a {type(module).__name__}; {type(self).__name__} is for {self.kind.__name__}"
+            )
+        self.check(module, device_mesh.size())
+        for name, parameter in [*module._parameters.items()]:
+            if parameter is None:
+                continue
+            if name not in self.shards and not name.startswith("bias"):
+                raise ValueError(f"{name} is one of several weights; make the layer without per_group_parameters")
+            placement: Placement = Shard(self.shards[name]) if name in self.shards else Replicate()
+            made = distribute_tensor(parameter.detach(), device_mesh, [placement])
+            module._parameters[name] = nn.Parameter(made, parameter.requires_grad)
+        if self.gathers_gradients:
+            module.register_forward_pre_hook(_Entering(device_mesh), with_kwargs=True)
+        if self.adds_results and self.reduce:
+            module.register_forward_hook(_Leaving(device_mesh))
+        return module
+
+    def check(self, module: Any, ranks: int) -> None:
+        """ValueError where `module` cannot be split among `ranks`."""
+        for name, dim in self.shards.items():
+            parameter = module._parameters.get(name)
+            if parameter is not None and parameter.shape[dim] % ranks:
+                raise ValueError(
+                    f"{name} has shape {list(parameter.shape)} and dim {dim} is split among {ranks} ranks; "
+                    "give features that they divide"
+                )
+
+
+class GroupedColumnParallel(_Style):
+    """A GroupedLinear whose out-features are split: y is this rank's [M, N / ranks]; gradients of x are summed.
+
+    Two halves of features that a gated activation reads are split as one axis, so that a rank would get one of them:
+    take GroupedMLPParallel there.
+    """
+
+    kind = GroupedLinear
+    shards: ClassVar[Mapping[str, int]] = {"weight": 1, "bias": 1}
+    gathers_gradients = True
+
+
+class GroupedRowParallel(_Style):
+    """A GroupedLinear whose in-features are split: x is this rank's [M, K / ranks], y the sum over the ranks."""
+
+    kind = GroupedLinear
+    shards: ClassVar[Mapping[str, int]] = {"weight": 2}
+    adds_results = True
+
+
+class GroupedMLPParallel(_Style):
+    """A GroupedMLP whose hidden features are split: x and y are whole. A gated one has `interleave`, in blocks of which
+    each rank gets the same number of gate and up.
+    """
+
+    kind = GroupedMLP
+    shards: ClassVar[Mapping[str, int]] = {"weight1": 1, "bias1": 1, "weight2": 2}
+    gathers_gradients = adds_results = True
+
+    def check(self, module: GroupedMLP, ranks: int) -> None:
+        """As for every style, and whole blocks a rank."""
+        super().check(module, ranks)
+        if module.activation not in GATED:
+            return
+        block = module.interleave
+        if block is None:
+            raise ValueError(
+                f"{module.activation} reads a gate and an up projection, whose halves would go to different ranks; "
+                "make the GroupedMLP with interleave=, which lets both take turns in blocks"
+            )
+        if module.hidden_features % (block * ranks):
+            raise ValueError(
+                f"hidden_features is {module.hidden_features} in blocks of {block} for {ranks} ranks; "
+                "give a number that blocks times ranks divide"
+            )
+
+
+class _Entering:
+    """A forward pre-hook: rows and what scales them are whole on each rank, and their gradients parts of a sum."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The arguments with gradients that are summed over the ranks."""
+        return tuple(map(self._summed, args)), {name: self._summed(value) for name, value in kwargs.items()}
+
+    def _summed(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            return value
+        whole = DTensor.from_local(value, self.mesh, [Replicate()], run_check=False)
+        return whole.to_local(grad_placements=[Partial()])
+
+
+class _Leaving:
+    """A forward hook: the sum of the ranks' results."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+
+    def __call__(self, module: nn.Module, args: Any, result: Tensor) -> Tensor:
+        """The sum, on every rank."""
+        part = DTensor.from_local(result, self.mesh, [Partial()], run_check=False)
+        return part.redistribute(placements=[Replicate()]).to_local()
+
+
+__all__ = ["GroupedColumnParallel", "GroupedMLPParallel", "GroupedRowParallel"]

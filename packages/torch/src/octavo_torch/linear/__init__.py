@@ -1,0 +1,1 @@
+"""The grouped linear layer: function, module, autograd, quantized operands."""

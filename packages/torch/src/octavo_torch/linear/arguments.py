@@ -1,0 +1,201 @@
+"""Checks of arguments: ValueError sentences that say what was given, what is needed and what to do."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from octavo import QuantizerSpec, Recipe
+from octavo.quantizer import Direction, Operand
+from octavo_torch.arrays.checks import check_recipe, check_spec, told
+from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
+from octavo_torch.arrays.operands import check_layout, check_tensor
+from octavo_torch.arrays.strides import overlaps_itself, share_memory
+from octavo_torch.dispatch.layer import Layer
+from octavo_torch.scaling.delayed_state import DelayedState
+from octavo_torch.scaling.seeds import Seed, check_seed
+
+NEEDS_SEED = (
+    "seed is None and the recipe rounds stochastically; give an integer or an integer scalar tensor, "
+    "another one each step"
+)
+
+
+def check_call(
+    layer: Layer,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    bias_scales: Tensor | None,
+    seed: Seed,
+    state: DelayedState | None,
+    out: Tensor | None,
+    grad_input: Tensor | None,
+) -> None:
+    """The arguments beside x and weight fit them and the recipe."""
+    groups, rows = layer.groups, x.shape[0]
+    width = int(layer.weight_shape[1])
+    if bias is not None:
+        check_like("bias", bias, (groups, width), x)
+    if bias_scales is not None:
+        if bias is None:
+            raise ValueError("bias_scales was given without a bias; give both or neither")
+        check_like("bias_scales", bias_scales, (rows,), x)
+    if seed is not None:
+        check_seed(seed)
+    elif layer.needs_seed:
+        raise ValueError(NEEDS_SEED)
+    if layer.stateful or state is not None:
+        check_state(layer.recipe, state, x, groups)
+    read = {"x": x, "weight": weight, "bias": bias, "bias_scales": bias_scales}
+    if out is not None:
+        check_buffer("out", out, (rows, width), layer.row_dtype, x.device, read)
+    if grad_input is not None:
+        check_buffer("grad_input", grad_input, tuple(x.shape), x.dtype, x.device, {**read, "out": out})
+
+
+def check_state(recipe: Recipe, state: DelayedState | None, like: Tensor, groups: int | None = None) -> None:
+    """`state` is there where the recipe needs one, and fits it."""
+    check_recipe(recipe)
+    if not recipe.stateful:
+        if state is not None:
+            raise ValueError(f"state was given and {type(recipe).__name__} keeps none; leave it out")
+        return
+    if state is None:
+        raise ValueError(
+            f"state is None and {type(recipe).__name__} takes its scales from history; "
+            "give a DelayedState, DelayedState.create(recipe, num_groups, device) makes one"
+        )
+    if not isinstance(state, DelayedState):
+        raise ValueError(f"state is {told(state)}; give a DelayedState, DelayedState.create makes one")
+    needed = like.shape[0] if groups is None else groups
+    if state.groups != needed:
+        raise ValueError(f"state holds {state.groups} groups and the weight {needed}; give one made for {needed}")
+    if state.scale.device != like.device:
+        raise ValueError(f"state is on {state.scale.device} and the tensors on {like.device}; move it there")
+
+
+def check_like(name: str, value: Any, shape: tuple[int, ...], x: Tensor) -> None:
+    """A high-precision tensor of just this shape on x's device."""
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+        given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{name} has shape {given}; give {list(shape)}")
+    if value.dtype not in DTYPE_NAMES:
+        raise ValueError(f"{name} has dtype {name_of(value.dtype)}; give bfloat16, float16 or float32")
+    if value.device != x.device:
+        raise ValueError(f"{name} is on {value.device} and x on {x.device}; move it there")
+    check_layout(name, value)
+
+
+def check_buffer(
+    name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, read: dict[str, Any]
+) -> None:
+    """A plain tensor that the call may write: of this shape, dtype and device, in any strides, without overlap.
+
+    read   what the call reads, by name: none of it may share the buffer's memory
+    """
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} is a {type(value).__name__}; give {name_of(dtype)} {list(shape)} on {device}")
+    if tuple(value.shape) != shape or value.dtype is not dtype or value.device != device:
+        raise ValueError(
+            f"{name} is {name_of(value.dtype)} {list(value.shape)} on {value.device}; "
+            f"give {name_of(dtype)} {list(shape)} on {device}"
+        )
+    if value.requires_grad:
+        raise ValueError(f"{name} requires a gradient; give a plain buffer that the call may overwrite")
+    if overlaps_itself(value):
+        raise ValueError(
+            f"{name} has shape {list(shape)} and strides {list(value.stride())}, where elements share memory; give a "
+            "buffer whose elements stand apart"
+        )
+    for other, tensor in read.items():
+        if isinstance(tensor, Tensor) and share_memory(value, tensor):
+            raise ValueError(f"{name} shares memory with {other}, which the call reads; give a buffer of its own")
+
+
+def check_unchanged(unchanged: Any, out: Any, x: Tensor) -> None:
+    """A flag is an int32 scalar on the device, and leaves outputs that are there already as they are."""
+    if unchanged is None:
+        return
+    if out is None:
+        raise ValueError("unchanged was given without out; give the tensors that may stay as they are")
+    if not isinstance(unchanged, Tensor) or unchanged.dtype is not torch.int32 or unchanged.numel() != 1:
+        given = (
+            f"{name_of(unchanged.dtype)} {list(unchanged.shape)}"
+            if isinstance(unchanged, Tensor)
+            else type(unchanged).__name__
+        )
+        raise ValueError(f"unchanged is {given}; give an int32 tensor of one element on x's device")
+    if unchanged.device != x.device:
+        raise ValueError(f"unchanged is on {unchanged.device} and x on {x.device}; move it there")
+
+
+def check_quantize(x: Any, spec: Any, group_sizes: Any, seed: Any, scale: Any, group_offset: Any) -> None:
+    """The arguments of `quantize` that do not depend on the number of groups."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"x is a {type(x).__name__}; give a tensor [M, K] or [G, N, K]")
+    if x.dim() not in (2, 3):
+        raise ValueError(f"x has shape {list(x.shape)}; give rows [M, K] or stacked matrices [G, N, K]")
+    if x.dtype not in DTYPE_NAMES:
+        raise ValueError(f"x has dtype {name_of(x.dtype)}; give bfloat16, float16 or float32")
+    check_layout("x", x)
+    check_spec("spec", spec)
+    if x.dim() == 3:
+        if group_sizes is not None:
+            raise ValueError("group_sizes was given with stacked matrices [G, N, K]; leave it out: each is a group")
+        if not x.shape[0]:
+            raise ValueError(f"x has shape {list(x.shape)}; give at least one matrix")
+        if spec.hadamard:
+            raise ValueError("spec.hadamard is True and x holds stacked matrices; take it off, or give rows [M, K]")
+    check_seed(seed)
+    if spec.stochastic and seed is None:
+        raise ValueError(NEEDS_SEED)
+    check_group_offset(group_offset)
+    if spec.scaling == "delayed" and scale is None:
+        raise ValueError("scale is None and delayed scaling takes its scales from history; give [G] encode scales")
+    if spec.scaling != "delayed" and scale is not None:
+        raise ValueError(f"scale was given and {spec.scaling} scaling makes its own; leave it out")
+
+
+def check_group_offset(group_offset: Any) -> None:
+    """ValueError for anything but a 32-bit number."""
+    if not isinstance(group_offset, int) or not 0 <= group_offset < 1 << 32:
+        raise ValueError(f"group_offset is {told(group_offset)}; give the first group's number, from 0 to 2^32 - 1")
+
+
+def check_scale(scale: Any, groups: int, spec: QuantizerSpec) -> None:
+    """Delayed scaling's encode scales: [G] float32."""
+    if scale is None:
+        return
+    if not isinstance(scale, Tensor) or scale.dtype is not torch.float32 or tuple(scale.shape) != (groups,):
+        given = f"{name_of(scale.dtype)} {list(scale.shape)}" if isinstance(scale, Tensor) else type(scale).__name__
+        raise ValueError(f"scale is {given}; give float32 [{groups}], the encode scale of each group")
+
+
+def check_grouped_mm(a: Any, b: Any, offs: Any, out_dtype: Any) -> None:
+    """a [M, K], b [G, K, N], cumulative ends as torch's grouped_mm takes them, a high-precision result dtype."""
+    check_tensor("a", a, "[M, K]")
+    check_tensor("b", b, "[G, K, N]")
+    if a.shape[1] != b.shape[1]:
+        raise ValueError(f"a has {a.shape[1]} columns and b has shape {list(b.shape)}; give [G, K, N] with that K")
+    if not isinstance(offs, Tensor) or offs.dim() != 1 or offs.dtype not in (torch.int32, torch.int64):
+        given = f"{name_of(offs.dtype)} {list(offs.shape)}" if isinstance(offs, Tensor) else type(offs).__name__
+        raise ValueError(f"offs is {given}; give int32 [G], the cumulative end of each group")
+    if out_dtype is not None and (not isinstance(out_dtype, torch.dtype) or out_dtype not in DTYPE_NAMES):
+        raise ValueError(f"out_dtype is {told(out_dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
+
+
+def operand_name(operand: Any) -> Operand | None:
+    """`operand`, or ValueError."""
+    if operand is not None and (not isinstance(operand, str) or operand not in ("x", "w", "dy")):
+        raise ValueError(f"operand is {told(operand)}; give 'x', 'w' or 'dy'")
+    return cast(Operand | None, operand)
+
+
+def direction_name(direction: Any) -> Direction:
+    """`direction`, or ValueError."""
+    if not isinstance(direction, str) or direction not in ("rowwise", "columnwise"):
+        raise ValueError(f"direction is {told(direction)}; give 'rowwise' or 'columnwise'")
+    return cast(Direction, direction)

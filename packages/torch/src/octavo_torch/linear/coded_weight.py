@@ -1,0 +1,137 @@
+"""CodedWeight: a weight of which codes exist and high-precision values do not; and what a call takes of a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial
+from torch.utils import _pytree as pytree
+
+from octavo import GroupedTensorSpec, Recipe
+from octavo_torch.arrays.checks import check_dtype, check_recipe, told
+from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
+from octavo_torch.linear.weights import QuantizedWeight
+
+_IN_FEATURES = 2
+_aten = torch.ops.aten
+_SAME = {
+    _aten.detach.default,
+    _aten.alias.default,
+    _aten.as_strided.default,
+    _aten.view.default,
+}  # as a parameter is made, or seen through a sharding wrapper: another tensor over the same codes
+_COPIES = {_aten.clone.default, _aten._to_copy.default}
+_NEW = {_aten.zeros_like.default, _aten.new_zeros.default, _aten.empty_like.default, _aten.new_empty.default}
+
+
+_Facts = tuple[GroupedTensorSpec, Recipe, torch.dtype, int, tuple[tuple[str, str], ...]]
+"""What compilers keep of a CodedWeight beside its planes."""
+
+
+class CodedWeight(torch.Tensor):
+    """Weights [G, N, K] as codes alone, with shape, dtype and device of the values that they stand for.
+
+    It may be a parameter: `grouped_linear`, `grouped_mlp` and their modules take it in the weight's place, and a
+    gradient that it receives is an ordinary tensor. FSDP2 gathers one where `quantize_before_gather` is on, and a
+    checkpoint of quantized weights is loaded as one. Whatever would need values raises ValueError: nothing is
+    dequantized in silence, `octavo_torch.dequantize(weight.codes)` does it. torch.compile sees its planes.
+
+    codes     both planes, in the layouts that the backend reads
+    recipe    the recipe that they were made for
+    layouts   of the two planes
+    interleave  as QuantizedWeight has it
+    """
+
+    codes: GroupedTensor
+    recipe: Recipe
+    layouts: tuple[str, str]
+    interleave: int
+    _first: dict[str, str]
+
+    @staticmethod
+    def __new__(cls, codes: GroupedTensor, recipe: Recipe, dtype: torch.dtype, interleave: int = 0) -> CodedWeight:
+        """The weight of `codes`, whose shape it has; `dtype` is that of the values. ValueError for what is no codes."""
+        if not isinstance(codes, GroupedTensor) or codes.spec.ragged_axis is not None:
+            raise ValueError(f"codes is {told(codes)}; give the GroupedTensor of stacked matrices [G, N, K]")
+        check_recipe(recipe)
+        check_dtype(dtype)
+        made: CodedWeight = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=dtype, device=codes.device)
+        made.codes, made.recipe, made.interleave = codes, recipe, interleave
+        made.layouts = codes.spec.rowwise_layout, codes.spec.columnwise_layout
+        made._first = _first_of_same(codes)
+        for name in made._first.values():
+            setattr(made, name, getattr(codes, name))
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Views and copies of the whole, and new tensors of its shape; ValueError for all else."""
+        weight = args[0]
+        given = dict(kwargs or {})
+        if func in _SAME and isinstance(weight, cls):
+            shape = args[1] if func in (_aten.as_strided.default, _aten.view.default) else weight.shape
+            if tuple(shape) == tuple(weight.shape):
+                return cls(weight.codes, weight.recipe, weight.dtype, weight.interleave)
+        if func in _COPIES and isinstance(weight, cls):
+            device = given.get("device") or weight.device
+            codes = pytree.tree_map_only(Tensor, lambda plane: plane.to(device, copy=True), weight.codes)
+            return cls(codes, weight.recipe, given.get("dtype") or weight.dtype, weight.interleave)
+        if func in _NEW:
+            like = torch.empty((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
+            return func(like, *args[1:], **given)
+        raise ValueError(
+            f"{func} was called on a weight that is codes of recipe {weight.recipe.kind} alone; give it to a grouped "
+            "layer, or take values from octavo_torch.dequantize(weight.codes)"
+        )
+
+    def __tensor_flatten__(self) -> tuple[list[str], _Facts]:
+        facts = self.codes.spec, self.recipe, self.dtype, self.interleave, tuple(self._first.items())
+        return [*dict.fromkeys(self._first.values())], facts
+
+    @classmethod
+    def __tensor_unflatten__(cls, planes: dict[str, Tensor], facts: _Facts, size: Any, stride: Any) -> CodedWeight:
+        spec, recipe, dtype, interleave, first = facts
+        return cls(GroupedTensor(spec, None, **{name: planes[of] for name, of in first}), recipe, dtype, interleave)
+
+    def quantized(self) -> QuantizedWeight:
+        """The codes as a call takes them; the gradient goes to this tensor."""
+        return QuantizedWeight(self, self.codes, self.recipe, self.layouts, 0, None, self.interleave)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"CodedWeight({self.codes!r}, dtype={self.dtype})"
+
+
+def _first_of_same(codes: GroupedTensor) -> dict[str, str]:
+    """Of each plane that is there, the name of the first one that is the same tensor: a compiler takes each once."""
+    first: dict[int, str] = {}
+    there = [name for name in PLANES if getattr(codes, name) is not None]
+    return {name: first.setdefault(id(getattr(codes, name)), name) for name in there}
+
+
+def operands_of(weight: Any, bias: Any) -> tuple[Any, Any]:
+    """What a call takes of a layer's parameters: of DTensors the local shards, of codes alone the quantized weight."""
+    if type(bias) is DTensor:
+        bias = bias_of(bias, weight)
+    if type(weight) is DTensor:
+        weight = weight.to_local()
+    return weight.quantized() if type(weight) is CodedWeight else weight, bias
+
+
+def bias_of(bias: DTensor, weight: Any) -> Tensor:
+    """The local shard of a bias. Where in-features are sharded the ranks' results are summed: there it is the first
+    rank's alone, and zero on the others.
+    """
+    shards = weight.placements if isinstance(weight, DTensor) and weight.device_mesh == bias.device_mesh else ()
+    summed = [axis for axis, placement in enumerate(shards) if placement.is_shard(_IN_FEATURES)]
+    grads = [Partial() if axis in summed else placement for axis, placement in enumerate(bias.placements)]
+    local = bias.to_local(grad_placements=grads)
+    if any(bias.device_mesh.get_local_rank(axis) for axis in summed):
+        return local.masked_fill(torch.ones((), dtype=torch.bool, device=local.device), 0)
+    return local

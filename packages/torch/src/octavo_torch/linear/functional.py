@@ -1,0 +1,185 @@
+"""The public functions: quantize, dequantize, grouped_linear, grouped_mm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from octavo import HighPrecision, QuantizerSpec, Recipe
+from octavo_torch.arrays.checks import backend_names, check_recipe
+from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.per_group import Weights
+from octavo_torch.arrays.sizes import all_rows, as_sizes
+from octavo_torch.compiler.graphs import wants_graph
+from octavo_torch.compiler.tracing import one_call
+from octavo_torch.dispatch.layer import quantizer_for
+from octavo_torch.linear import arguments
+from octavo_torch.linear.grouped import Rows, apply, traced
+from octavo_torch.linear.weights import QuantizedWeight
+from octavo_torch.reference import backend as reference
+from octavo_torch.scaling.delayed_state import DelayedState
+from octavo_torch.wgrad.postponed import DelayedWgrad
+
+_HIGH_PRECISION = HighPrecision()
+_is_compiling = torch.compiler.is_compiling
+
+Backend = str | Sequence[str] | None
+
+
+@one_call
+@torch.no_grad()
+def quantize(
+    x: Tensor,
+    spec: QuantizerSpec,
+    group_sizes: Any = None,
+    *,
+    seed: int | Tensor | None = None,
+    operand: str | None = None,
+    group_offset: int = 0,
+    scale: Tensor | None = None,
+    backend: Backend = None,
+) -> GroupedTensor:
+    """Codes and decode scales of `x`, in the directions that `spec` asks for.
+
+    x             [M, K] rows in group order, or [G, N, K] stacked matrices; bf16, fp16 or fp32
+    group_sizes   [G] integers on the host or on x's device, sum <= M; None: one group of M rows. Not with matrices
+    seed          integer or integer scalar tensor, modulo 2^64; needed by stochastic rounding
+    operand       "x", "w" or "dy": part of the random bits' position; None: the spec's role
+    group_offset  number of the first group, likewise
+    scale         [G] fp32 encode scales, needed by delayed scaling
+    backend       a name or a closed list of names
+
+    Not differentiable. Rows past the sum are not read. Raises ValueError for arguments that do not fit,
+    NoBackendError where no installed backend serves the request.
+    """
+    arguments.check_quantize(x, spec, group_sizes, seed, scale, group_offset)
+    named = arguments.operand_name(operand)
+    graph_safe = not _is_compiling() and wants_graph(x)
+    if x.dim() == 3:
+        run = quantizer_for(spec, x, x.shape[0], x.is_cpu, backend_names(backend), graph_safe=graph_safe)
+        sizes = None
+        arguments.check_scale(scale, x.shape[0], spec)
+    else:
+        sizes, at_host = as_sizes(all_rows(x) if group_sizes is None else group_sizes, x.shape[0], None, x)
+        arguments.check_scale(scale, sizes.shape[0], spec)
+        run = quantizer_for(spec, x, sizes.shape[0], at_host, backend_names(backend), graph_safe=graph_safe)
+    result: GroupedTensor = run(x, sizes, seed=seed, operand=named or spec.role, group_offset=group_offset, scale=scale)
+    return result
+
+
+@one_call
+@torch.no_grad()
+def dequantize(q: GroupedTensor, direction: Literal["rowwise", "columnwise"] = "rowwise") -> Tensor:
+    """fp32 values of one direction, in the logical shape; rows past the sum are +0.
+
+    Hadamard column data come back in the Hadamard domain, [block_bound(M, G, 16) * 16, K]. Plain layouts only.
+    """
+    if not isinstance(q, GroupedTensor):
+        raise ValueError(f"q is a {type(q).__name__}; give the GroupedTensor that quantize returned")
+    return reference.dequantize(q, arguments.direction_name(direction))
+
+
+def grouped_linear(
+    x: Rows,
+    weight: Weights | QuantizedWeight,
+    group_sizes: Any,
+    *,
+    recipe: Recipe | None,
+    bias: Weights | None = None,
+    bias_scales: Tensor | None = None,
+    seed: int | Tensor | None = None,
+    state: DelayedState | None = None,
+    group_offset: int = 0,
+    backend: Backend = None,
+    out: Tensor | None = None,
+    grad_input: Tensor | None = None,
+    main_grad: Literal["accumulate", "overwrite"] | None = None,
+    delayed_wgrad: DelayedWgrad | None = None,
+) -> Tensor:
+    """y[r] = x[r] @ weight[g].T + bias[g] for every row r of group g.
+
+    x             [M, K]     bf16, fp16 or fp32; rows of one group stand together, in group order. Or rows that are
+                             quantized: what `quantize_input` made, or a GroupedTensor, which takes no gradient
+    weight        [G, N, K]  x's dtype; or G tensors [N, K], which are copied unless they lie in one piece of memory at
+                             one distance; or what `quantize_weight` made of either
+    group_sizes   [G]        integers: a list, numpy or a CPU tensor (checked), or a tensor on x's device (never read);
+                             None where x is quantized
+    recipe                   None: HighPrecision
+    bias          [G, N]     optional, or G tensors [N]; bias_scales [M] multiplies it row by row
+    seed                     of stochastic rounding: an integer or an integer scalar tensor, another one each step
+    state                    of delayed scaling: amax of x and w is recorded in forward, of dy in backward
+    group_offset             number of the first group, where a call computes some of the groups
+    out, grad_input          buffers for y [M, N] and for dx [M, K], of any strides without overlap; they share no
+                             memory with what the call reads, nor grad_input with y's gradient
+    main_grad                "accumulate" adds the weight's gradient to `weight.main_grad` [G, N, K] in backward,
+                             "overwrite" stores it there; autograd gets zeros for the weight. See below
+    delayed_wgrad            backward leaves the weight's gradient to this object's `backward_dw`
+    Returns       [M, N]     rows past the sum are zero and x is not read there
+
+    Differentiable in x, weight, bias and bias_scales, once. Raises ValueError for shapes, dtypes or host sizes that do
+    not fit; NoBackendError when no installed backend serves the request. Device sizes whose sum passes M write
+    nothing out of bounds and set the flag that `check_errors()` reads.
+
+    With `main_grad`, what `weight.get_main_grad()` returns in backward takes the place of `weight.main_grad` where the
+    weight has that method; `weight.overwrite_main_grad`, where true, means "overwrite" for this backward; and
+    `weight.grad_added_to_main_grad` is True once the work is enqueued. The buffer is float32, bfloat16 or float16,
+    whatever the recipe's `wgrad_dtype`, on the weight's device, and written in place: its rows of K are contiguous,
+    rows and groups may stand apart. Of G tensors each has its own buffer [N, K]; buffers that are not at one distance
+    in one piece of memory are copied together and back. The weight is a leaf. Where its gradient is not wanted nothing
+    is read or written. torch.autograd.grad asked for the weight writes the buffer, too, and returns the zeros.
+    torch.compile leaves a call with main_grad or delayed_wgrad out of its graph, and refuses it under fullgraph=True.
+    """
+    if recipe is None:
+        recipe = _HIGH_PRECISION
+    if backend is not None and type(backend) is not str:
+        backend = backend_names(backend)
+    run = traced if _is_compiling() else apply
+    return run(
+        x, weight, group_sizes, recipe, backend, bias, bias_scales, seed, state, True, group_offset, out, grad_input,
+        None, main_grad, delayed_wgrad,
+    )  # fmt: skip
+
+
+def grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor,
+    *,
+    recipe: Recipe | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """torch's grouped_mm with a recipe: rows of `a` between offs[g - 1] and offs[g] times b[g].
+
+    a      [M, K]
+    b      [G, K, N], any strides
+    offs   [G] int32 cumulative ends, on the host or on a's device; rows past the last one are zero in the result
+    bias   [G, N], optional
+    """
+    arguments.check_grouped_mm(a, b, offs, out_dtype)
+    # the operands are checked first: a transposed view of something else would be blamed in other words
+    sizes = torch.diff(offs, prepend=offs.new_zeros(1))
+    chosen = _HIGH_PRECISION if recipe is None else recipe
+    if out_dtype is not None and out_dtype is not a.dtype:
+        check_recipe(chosen)
+        chosen = _with_output_dtype(chosen, out_dtype)
+    return grouped_linear(a, b.transpose(1, 2), sizes, recipe=chosen, bias=bias)
+
+
+_rerounded: dict[tuple[int, torch.dtype], tuple[Recipe, Recipe]] = {}
+
+
+def _with_output_dtype(recipe: Recipe, dtype: torch.dtype) -> Recipe:
+    """`recipe` with another output dtype, one object for each pair so that its layers are found again."""
+    known = _rerounded.get((id(recipe), dtype))
+    if known is not None and known[0] is recipe:
+        return known[1]
+    if len(_rerounded) >= 256:
+        _rerounded.clear()
+    made = type(recipe)(**{**recipe.model_dump(), "output_dtype": DTYPE_NAMES[dtype]})
+    _rerounded[id(recipe), dtype] = (recipe, made)
+    return made

@@ -1,0 +1,174 @@
+"""GroupedLinear: a grouped linear layer as a module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from octavo import Recipe
+from octavo_torch.arrays.checks import check_flag
+from octavo_torch.arrays.per_group import Weights
+from octavo_torch.linear.grouped import Held, Rows, apply, traced
+from octavo_torch.linear.quantized_input import QuantizedInput
+from octavo_torch.linear.quantized_operands import quantize_input, quantize_weight
+from octavo_torch.linear.weights import QuantizedWeight, check_own
+from octavo_torch.scaling.delayed_state import DelayedState
+from octavo_torch.scaling.recipe_module import RecipeModule
+from octavo_torch.scaling.seeds import SeedCounter
+
+_is_compiling = torch.compiler.is_compiling
+
+
+class GroupedLinear(RecipeModule):
+    """y[r] = x[r] @ weight[g].T + bias[g] for every row r of group g, in the precision that `recipe` says.
+
+    Parameters are plain tensors: weight [G, N, K], bias [G, N]; with `per_group_parameters` weight0, weight1 ... [N, K]
+    and bias0, bias1 ... [N], in one piece of memory, see GroupParameters. State lives in RecipeModule's buffers:
+    amax_history [3, H, G] and encode_scale [3, G], operands in the order x, w, dy.
+    """
+
+    num_groups: int
+    in_features: int
+    out_features: int
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        num_groups: int,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        recipe: Recipe | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        backend: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        main_grad: Literal["accumulate", "overwrite"] | None = None,
+        per_group_parameters: bool = False,
+        delay_wgrad: bool = False,
+    ) -> None:
+        """seed: base of stochastic rounding's seeds; None draws one from torch's generator.
+
+        main_grad: "accumulate" or "overwrite" writes the weight's gradient into `weight.main_grad`, see grouped_linear.
+        per_group_parameters: a parameter a group in the place of one for all.
+        delay_wgrad: backward leaves the weight's gradient to `backward_dw()`.
+        """
+        check_flag("bias", bias)
+        sides = {"num_groups": num_groups, "in_features": in_features, "out_features": out_features}
+        super().__init__(sides, recipe, device, backend, seed, main_grad, per_group_parameters, delay_wgrad)
+        self._held: Held = {}
+        shapes = {
+            "weight": (num_groups, out_features, in_features),
+            "bias": (num_groups, out_features) if bias else None,
+        }
+        self.add_parameters(shapes, device, dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Parameters uniform in +-1 / sqrt(in_features), as torch.nn.Linear's; buffers as before the first step."""
+        for name in ("weight", "bias"):
+            self.reset_uniform(name, 1 / math.sqrt(self.in_features))
+        self.reset_buffers()
+
+    @property
+    def weights(self) -> Weights:
+        """The weight, or one a group: what `grouped_linear` takes."""
+        value = self.of_all_groups("weight")
+        assert value is not None
+        return value
+
+    @property
+    def biases(self) -> Weights | None:
+        """The bias, or one a group; None without."""
+        return self.of_all_groups("bias")
+
+    @property
+    def delayed_state(self) -> DelayedState | None:
+        """The module's buffers as the state of delayed scaling; None for other recipes."""
+        if not self._stateful:
+            return None
+        # straight from the dictionary, as GroupParameters.of_all_groups
+        return DelayedState(self.recipe, self._buffers["amax_history"], self._buffers["encode_scale"])  # type: ignore[arg-type]
+
+    def forward(
+        self,
+        x: Rows,
+        group_sizes: Any,
+        *,
+        weight: QuantizedWeight | None = None,
+        bias_scales: Tensor | None = None,
+        out: Tensor | None = None,
+        grad_input: Tensor | None = None,
+    ) -> Tensor:
+        """y [M, N]: see octavo_torch.grouped_linear. `weight`: what `quantize_weight` returned this step."""
+        own = self.of_all_groups("weight")
+        if weight is not None:
+            check_own("weight", weight, own)
+        seed = SeedCounter(self.seed_base, self.seed_counter) if self._stochastic else None
+        state = self.delayed_state if self._stateful else None
+        call = traced if _is_compiling() else apply
+        return call(
+            x,
+            own if weight is None else weight,  # type: ignore[arg-type]
+            group_sizes,
+            self.recipe,
+            self.backend,
+            self.of_all_groups("bias") if self.per_group_parameters else self._parameters.get("bias"),
+            bias_scales,
+            seed,
+            state,
+            self.training,
+            0,
+            out,
+            grad_input,
+            self._held,
+            self.main_grad,
+            self.delayed_wgrad,
+        )
+
+    def quantize_weight(
+        self, *, out: QuantizedWeight | None = None, unchanged: Tensor | None = None
+    ) -> QuantizedWeight:
+        """The weight quantized once, for every forward until it changes; with delayed scaling its amax is recorded.
+
+        out, unchanged   write an earlier result's codes again, unless a flag on the device says that nothing has
+                         changed: see octavo_torch.quantize_weight
+        """
+        return quantize_weight(
+            self.weights,
+            self.recipe,
+            seed=self.seed_base if self._stochastic else None,
+            state=self.delayed_state,
+            backend=self.backend,
+            out=out,
+            unchanged=unchanged,
+        )
+
+    def quantize_input(self, x: Tensor, group_sizes: Any) -> QuantizedInput:
+        """`x` quantized once, for every forward of this layer and of others with such weights that reads it."""
+        return quantize_input(
+            x,
+            self.weights,
+            group_sizes,
+            self.recipe,
+            seed=self.seed.current() if self.seed else None,
+            state=self.delayed_state,
+            backend=self.backend,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the resolved layers: bound functions stay in their process."""
+        return {**self.__dict__, "_held": {}}
+
+    def extra_repr(self) -> str:
+        """Shape, bias and recipe."""
+        return (
+            f"num_groups={self.num_groups}, in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={'bias' in self._shapes}, recipe={self.recipe.kind}{self.repr_of_options()}"
+        )

@@ -1,0 +1,50 @@
+"""grouped_linear whose result is quantized: rows in codes for the next layer, without a gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo import QuantizerSpec
+from octavo_torch.arrays.checks import check_spec
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.per_group import Weights
+from octavo_torch.linear.functional import grouped_linear, quantize
+from octavo_torch.linear.grouped import Rows
+from octavo_torch.linear.quantized_input import QuantizedInput
+from octavo_torch.linear.weights import QuantizedWeight
+from octavo_torch.scaling.seeds import second_stream
+
+
+@torch.no_grad()
+def grouped_linear_quantized(
+    x: Rows,
+    weight: Weights | QuantizedWeight,
+    group_sizes: Any,
+    quantizer: QuantizerSpec,
+    *,
+    scale: Tensor | None = None,
+    **rest: Any,
+) -> GroupedTensor:
+    """What `grouped_linear` returns, quantized by `quantizer`: x of the next layer, as a GroupedTensor.
+
+    quantizer   as the next layer's recipe has it: `recipe.quantizer("x")`
+    scale       fp32 [G], of delayed scaling
+    rest        grouped_linear's other arguments, `recipe` among them
+
+    Plain layouts. y has one rounding to its dtype before; stochastic rounding takes seed XOR 2^63. Not differentiable:
+    for training give y to `quantize_input`. Raises as `grouped_linear` and `quantize` do.
+    """
+    check_spec("quantizer", quantizer)
+    y = grouped_linear(x, weight, group_sizes, **rest)
+    return quantize(
+        y,
+        quantizer,
+        x.group_sizes if isinstance(x, GroupedTensor | QuantizedInput) else group_sizes,
+        seed=second_stream(rest.get("seed")) if quantizer.stochastic else None,
+        group_offset=rest.get("group_offset", 0),
+        scale=scale,
+        backend=rest.get("backend"),
+    )

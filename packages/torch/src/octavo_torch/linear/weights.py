@@ -1,0 +1,96 @@
+"""QuantizedWeight: weights quantized once and used by many microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from octavo import Recipe
+from octavo_torch.arrays.checks import told
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.per_group import Weights, leaves_of, version_of
+from octavo_torch.compiler.tracing import is_plain
+
+Layouts = tuple[str | None, str | None]
+"""Of the rowwise and the columnwise plane; None for a plane that is not there, or that nobody reads."""
+
+
+@dataclass(eq=False)
+class QuantizedWeight:
+    """Weights [G, N, K] and their codes; takes the weight's place in `grouped_linear`. Made by `quantize_weight`.
+
+    weight    the high-precision weights, which receive the gradient: one tensor, or one [N, K] a group
+    codes     both directions where a gradient may be wanted; None where no GEMM of the recipe reads quantized weights
+    recipe    the recipe it was made for
+    version   the weight's in-place version at that time: a weight that has changed since is refused; None where a
+              compiled graph has made the codes, which knows no versions
+    amax      fp32 [G] of delayed scaling: max |w| at that time; None for other recipes
+    interleave  rows of a block where gate and up projection take turns in the weight, as grouped_mlp has it; 0: none do
+    """
+
+    weight: Weights
+    codes: GroupedTensor | None
+    recipe: Recipe
+    layouts: Layouts | None
+    version: int | None
+    amax: Tensor | None = None
+    interleave: int = 0
+
+    def check(self, recipe: Recipe, layouts: Layouts | None) -> None:
+        """ValueError where the codes do not fit the call, or are older than the weight."""
+        self.check_made_for(recipe, layouts)
+        known = self.version is not None and is_plain(leaves_of(self.weight)[0])
+        if known and version_of(self.weight) != self.version:
+            raise ValueError("weight has changed in place since quantize_weight; quantize it again")
+
+    def check_made_for(self, recipe: Recipe, layouts: Layouts | None) -> None:
+        """ValueError where the codes do not fit the recipe or the backend."""
+        if recipe is not self.recipe and recipe.fingerprint != self.recipe.fingerprint:
+            raise ValueError(
+                f"weight was quantized for recipe {self.recipe.kind} ({self.recipe.fingerprint}) and the call's is "
+                f"{recipe.kind} ({recipe.fingerprint}); quantize it for this one"
+            )
+        held = self.layouts or (None, None)
+        if layouts is not None and any(a is not None and a != b for a, b in zip(layouts, held, strict=True)):
+            raise ValueError(
+                f"weight was quantized to layouts {self.layouts} and the chosen backend wants {layouts}; "
+                "give quantize_weight and grouped_linear the same backend"
+            )
+
+
+def layouts_of(codes: GroupedTensor) -> Layouts:
+    """The layouts of the planes that are there."""
+    made = codes.spec.quantizer.directions
+    row, column = codes.spec.rowwise_layout, codes.spec.columnwise_layout
+    return row if "rowwise" in made else None, column if "columnwise" in made else None
+
+
+def check_own(name: str, given: QuantizedWeight, own: Weights | None) -> None:
+    """ValueError unless `given` was made of just the tensors of `own`."""
+    if not isinstance(given, QuantizedWeight):
+        raise ValueError(f"{name} is {told(given)}; give what this module's quantize_{name} returned")
+    ours, theirs = () if own is None else leaves_of(own), leaves_of(given.weight)
+    if len(ours) != len(theirs) or any(a is not b for a, b in zip(ours, theirs, strict=True)):
+        what, made = ("were", "quantize_weights") if name == "weights" else ("was", "quantize_weight")
+        raise ValueError(f"{name} {what} not made by this module; give what its {made} returned")
+
+
+def _flatten(value: QuantizedWeight) -> tuple[list[Any], tuple[Any, ...]]:
+    # what is not there is no leaf: torch.compile takes no None
+    present = tuple(name for name in ("codes", "amax") if getattr(value, name) is not None)
+    leaves = [value.weight, *(getattr(value, name) for name in present)]
+    return leaves, (value.recipe, value.layouts, value.version, value.interleave, present)
+
+
+def _unflatten(leaves: Iterable[Any], context: Any) -> QuantizedWeight:
+    weight, *rest = leaves
+    recipe, layouts, version, interleave, present = context
+    made = dict(zip(present, rest, strict=True))
+    return QuantizedWeight(weight, made.get("codes"), recipe, layouts, version, made.get("amax"), interleave)
+
+
+pytree.register_pytree_node(QuantizedWeight, _flatten, _unflatten, serialized_type_name="octavo_torch.QuantizedWeight")

@@ -1,0 +1,86 @@
+"""Activation functions between grouped layers: differentiable, computed in fp32 and rounded once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo_registry.contract.cards import Activation as Name
+from octavo_torch.arrays.dtypes import name_of
+from octavo_torch.arrays.operands import check_tensor
+from octavo_torch.compiler.second_derivative import once_differentiated
+from octavo_torch.compiler.tracing import one_call
+from octavo_torch.functions import activations
+from octavo_torch.functions.activations import check_activation, features
+from octavo_torch.linear.arguments import check_like
+
+
+class _Activate(torch.autograd.Function):
+    """act(x) times probabilities, and both gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str, probs: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, probs)
+        ctx.name = name
+        made: Tensor = activations.activate(x, probs, name)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, probs = ctx.saved_tensors
+        with torch.no_grad():
+            dx = activations.activate_gradient(dy, x, probs, ctx.name) if ctx.needs_input_grad[0] else None
+            dprobs = activations.probs_gradient(dy, x, ctx.name) if ctx.needs_input_grad[2] else None
+        return tuple(once_differentiated([dx, None, dprobs], dy))
+
+
+@one_call
+def _activated(x: Tensor, name: str, probs: Tensor | None = None) -> Tensor:
+    made: Tensor = _Activate.apply(x, name, probs)  # type: ignore[no-untyped-call]
+    return made
+
+
+def activate(x: Tensor, activation: str, *, probs: Tensor | None = None) -> Tensor:
+    """act(x), or act(gate) * up where the activation is gated, times `probs` row by row.
+
+    x           [M, F], or [M, 2 F] with the gate first for swiglu, geglu and geglu_tanh; bf16, fp16 or fp32
+    activation  silu, gelu (with erf), gelu_tanh, relu2, swiglu, geglu or geglu_tanh
+    probs       [M] float32
+
+    Returns [M, F] in x's dtype, computed in fp32 and rounded once, as are the gradients of x and probs. Differentiable
+    once. Raises ValueError for arguments that do not fit.
+    """
+    check_tensor("x", x, "[M, F]")
+    name = check_activation(activation)
+    features(x.shape[1], name, "x")
+    if probs is None:
+        return _activated(x, name)
+    check_probs(probs, x)
+    return _activated(x, name, probs)
+
+
+def check_probs(probs: Any, x: Tensor) -> None:
+    """ValueError unless `probs` is fp32 [M] for x's rows."""
+    check_like("probs", probs, (x.shape[0],), x)
+    if probs.dtype is not torch.float32:
+        raise ValueError(f"probs has dtype {name_of(probs.dtype)}; give float32")
+
+
+class Activation(nn.Module):
+    """`activate` as a module: an operation of `Sequential`, which fuses it with the layers beside it."""
+
+    activation: Name
+
+    def __init__(self, activation: str = "swiglu") -> None:
+        super().__init__()
+        self.activation = check_activation(activation)
+
+    def forward(self, x: Tensor, probs: Tensor | None = None) -> Tensor:
+        """[M, F]: see octavo_torch.activate."""
+        return activate(x, self.activation, probs=probs)
+
+    def extra_repr(self) -> str:
+        """The activation's name."""
+        return self.activation

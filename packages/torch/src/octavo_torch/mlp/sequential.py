@@ -1,0 +1,229 @@
+"""Sequential: grouped layers and activations in a row, of which adjacent ones run fused where a fused plan exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from octavo_registry.contract.cards import GATED
+from octavo_torch.linear.grouped import Rows
+from octavo_torch.linear.module import GroupedLinear
+from octavo_torch.linear.weights import check_own
+from octavo_torch.mlp import mlp
+from octavo_torch.mlp.activation_module import Activation
+from octavo_torch.mlp.module import GroupedMLP
+from octavo_torch.scaling.recipe_module import RecipeModule
+
+Quantized = dict[int, Any]
+"""Quantized weights by the number of their operation: a QuantizedWeight, or the two of a GroupedMLP."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What runs as one: operations `first` to `last`, and why no more than these are fused ("" where they are)."""
+
+    first: int
+    last: int
+    why: str = ""
+
+
+class Sequential(nn.Module):
+    """Operations in a row on rows sorted by group: GroupedLinear, GroupedMLP, Activation, and modules of one tensor.
+
+    A GroupedLinear, an Activation and a GroupedLinear run as one `grouped_mlp`, with the quantizers between them fused
+    where a backend can, if both layers have one recipe, groups, backend and main_grad and their features fit. Each has
+    its own parameters, seeds and scales; results are those of the operations one after the other, up to the last bit of
+    an activation's fp32 value. `explain` says what is fused and what is not. Hooks of a layer inside a fused run are
+    not called, so layers that have some are not fused.
+    """
+
+    def __init__(self, *operations: nn.Module) -> None:
+        super().__init__()
+        for index, operation in enumerate(operations):
+            if not isinstance(operation, nn.Module):
+                raise ValueError(f"operation {index} is a {type(operation).__name__}; give modules")
+            self.add_module(str(index), operation)
+
+    @property
+    def operations(self) -> tuple[nn.Module, ...]:
+        """The operations in order."""
+        return tuple(self._modules.values())  # type: ignore[arg-type]
+
+    def steps(self) -> Iterator[Step]:
+        """What runs as one, in order. Asked at each call: recipes and hooks of the parts may change."""
+        operations = self.operations
+        index = 0
+        while index < len(operations):
+            why = _why_not_fused(operations[index : index + 3])
+            length = 3 if why == "" else 1
+            yield Step(index, index + length - 1, why or "")
+            index += length
+
+    def forward(
+        self,
+        x: Rows,
+        group_sizes: Any,
+        probs: Tensor | None = None,
+        *,
+        weights: Quantized | None = None,
+        out: Tensor | None = None,
+        grad_input: Tensor | None = None,
+    ) -> Tensor:
+        """The last operation's result.
+
+        x                 [M, K], quantized already where the first operation takes that
+        group_sizes       [G], for every grouped layer
+        probs             fp32 [M], multiplies the one activation: an Activation's or a GroupedMLP's
+        weights           what `quantize_weights` returned this step
+        out, grad_input   buffers of the last operation's result and of the first one's dx, of grouped layers alone
+
+        Raises ValueError for probs without just one activation, and as the operations do.
+        """
+        operations = self.operations
+        if probs is not None:
+            activations = sum(isinstance(operation, Activation | GroupedMLP) for operation in operations)
+            if activations != 1:
+                raise ValueError(f"probs was given and there are {activations} activations; give it with one")
+        steps, quantized = tuple(self.steps()), weights or {}
+        _check_ends(operations, steps, out, grad_input)
+        for step in steps:
+            operation = operations[step.first]
+            buffers: dict[str, Any] = {
+                "out": out if step is steps[-1] else None,
+                "grad_input": grad_input if step is steps[0] else None,
+            }
+            if step.last > step.first:
+                codes = quantized.get(step.first), quantized.get(step.last)
+                x = _fused(operations[step.first : step.last + 1], x, group_sizes, probs, codes, buffers)
+            elif isinstance(operation, GroupedMLP):
+                x = operation(x, group_sizes, probs, weights=quantized.get(step.first), **buffers)
+            elif isinstance(operation, GroupedLinear):
+                x = operation(x, group_sizes, weight=quantized.get(step.first), **buffers)
+            elif isinstance(operation, Activation):
+                x = operation(x, probs)
+            else:
+                x = operation(x)
+        return cast(Tensor, x)
+
+    def quantize_weights(self, *, out: Quantized | None = None, unchanged: Tensor | None = None) -> Quantized:
+        """Every grouped layer's weights quantized once, by the operation's number: for each forward until they change.
+
+        out, unchanged   as GroupedLinear.quantize_weight has them
+        """
+        made: dict[int, Any] = {}
+        for number, operation in enumerate(self.operations):
+            before = None if out is None else out[number]
+            if isinstance(operation, GroupedMLP):
+                made[number] = operation.quantize_weights(out=before, unchanged=unchanged)
+            elif isinstance(operation, GroupedLinear):
+                made[number] = operation.quantize_weight(out=before, unchanged=unchanged)
+        return made
+
+    def backward_dw(self, count: int | None = None) -> None:
+        """`backward_dw` of every layer with `delay_wgrad`, the last one's first; ValueError where none has it."""
+        layers = [part for part in self.operations if isinstance(part, RecipeModule) and part.delayed_wgrad is not None]
+        if not layers:
+            raise ValueError("no operation has delay_wgrad=True, so backward leaves no weight gradient out")
+        for layer in reversed(layers):
+            layer.backward_dw(count)
+
+    def explain(self, x: Tensor, group_sizes: Any) -> str:
+        """A line or more for each step, from the rows `x` of the first operation on: what is fused, or why not."""
+        operations, lines = self.operations, []
+        for step in self.steps():
+            names = " + ".join(f"{at} {_name(operations[at])}" for at in range(step.first, step.last + 1))
+            if step.last == step.first:
+                lines.append(names + (f": not fused, {step.why}" if step.why else ""))
+                continue
+            first, activation, second = _triple(operations[step.first : step.last + 1])
+            rows = x.new_empty((x.shape[0], first.in_features)).requires_grad_()
+            plan = mlp.explain_mlp(
+                rows, first.weights, second.weights, group_sizes,
+                activation=activation.activation, recipe=first.recipe, backend=first.backend,
+            )  # fmt: skip
+            lines.append(f"{names}: one grouped_mlp")
+            lines += [f"  {what} and quantize: {part}" for what, part in plan.fused.items()]
+        return "\n".join(lines)
+
+
+def _name(operation: nn.Module) -> str:
+    return operation.activation if isinstance(operation, Activation) else type(operation).__name__
+
+
+def _triple(operations: Any) -> tuple[GroupedLinear, Activation, GroupedLinear]:
+    return cast(tuple[GroupedLinear, Activation, GroupedLinear], tuple(operations))
+
+
+def _why_not_fused(operations: tuple[nn.Module, ...]) -> str | None:
+    """ "" where these three run as one; a reason where they nearly do; None where nothing suggests it."""
+    if len(operations) < 2 or type(operations[0]) is not GroupedLinear or not isinstance(operations[1], Activation):
+        return None
+    if len(operations) < 3 or type(operations[2]) is not GroupedLinear:
+        return f"no GroupedLinear follows {_name(operations[1])}"
+    first, activation, second = _triple(operations)
+    if first.recipe is not second.recipe and first.recipe != second.recipe:
+        return f"the recipes are {first.recipe.kind} ({first.recipe.fingerprint}) and {second.recipe.kind} " + (
+            f"({second.recipe.fingerprint})"
+        )
+    if first.recipe.output_dtype is not None:
+        return f"the recipe's output_dtype is {first.recipe.output_dtype}, and between the layers it would be x's"
+    for what in ("num_groups", "backend", "main_grad", "training"):
+        ours, theirs = getattr(first, what), getattr(second, what)
+        if ours != theirs:
+            return f"{what} is {ours!r} and {theirs!r}"
+    width = second.in_features * (2 if activation.activation in GATED else 1)
+    if first.out_features != width:
+        return f"{activation.activation} reads {width} features and the layer before it makes {first.out_features}"
+    if any(_is_watched(operation) for operation in operations):
+        return "a module has hooks, which a fused run would not call"
+    return ""
+
+
+def _is_watched(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _check_ends(
+    operations: tuple[nn.Module, ...], steps: tuple[Step, ...], out: Tensor | None, grad_input: Tensor | None
+) -> None:
+    for name, buffer, at in (("out", out, -1), ("grad_input", grad_input, 0)):
+        if buffer is not None and not (steps and isinstance(operations[steps[at].first], RecipeModule)):
+            which = "last" if at else "first"
+            raise ValueError(f"{name} was given and the {which} operation is no grouped layer; leave it out")
+
+
+def _fused(
+    operations: Any, x: Any, group_sizes: Any, probs: Tensor | None, weights: tuple[Any, Any], buffers: dict[str, Any]
+) -> Tensor:
+    first, activation, second = _triple(operations)
+    layers = (first, second)
+    for layer, codes in zip(layers, weights, strict=True):
+        if codes is not None:
+            check_own("weights", codes, layer.weights)
+    states = (*first.delayed_states, *second.delayed_states)
+    stores = (first.delayed_wgrad, second.delayed_wgrad)
+    w1, w2 = (layer.weights if codes is None else codes for layer, codes in zip(layers, weights, strict=True))
+    return mlp.run(
+        x,
+        w1,
+        w2,
+        group_sizes,
+        first.recipe,
+        activation=activation.activation,
+        probs=probs,
+        bias1=first.biases,
+        bias2=second.biases,
+        seed=first.seed,
+        second_seed=second.seed,
+        state=states or None,
+        record=first.training,
+        backend=first.backend,
+        main_grad=first.main_grad,
+        delayed_wgrad=None if stores == (None, None) else stores,
+        **buffers,
+    )

@@ -1,0 +1,1 @@
+"""Tokens to experts and back: routing, permutation, the exchange between ranks."""

@@ -1,0 +1,94 @@
+"""Derivatives of moved rows. Each of the three is linear in each operand, so they are each other's, at any order."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo_torch.moe.moves import Moves
+
+
+class Places(NamedTuple):
+    """Where rows go: order [M], position [T, k] and routed [T, k] of permutation.Routing."""
+
+    order: Tensor
+    position: Tensor
+    routed: Tensor
+
+
+class _Permute(torch.autograd.Function):
+    """rows[position[t, j]] = weights[t, j] x[t], or x[t]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weights, *places)
+        ctx.moves = moves
+        rows: Tensor = moves.permute_rows(x, *places, weights)
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, drows: Tensor) -> tuple[Tensor | None, ...]:
+        x, weights, *kept = ctx.saved_tensors
+        places = Places(*kept)
+        dx = combine(drows, weights, places, ctx.moves) if ctx.needs_input_grad[0] else None
+        dweights = dot(drows, x, places, ctx.moves) if ctx.needs_input_grad[1] else None
+        return dx, dweights, None, None
+
+
+class _Combine(torch.autograd.Function):
+    """y[t] = sum over j of weights[t, j] rows[position[t, j]], or of the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
+        ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weights, *places)
+        ctx.moves = moves
+        y: Tensor = moves.combine_rows(rows, places.position, places.routed, weights)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weights, *kept = ctx.saved_tensors
+        places = Places(*kept)
+        drows = permute(dy, weights, places, ctx.moves) if ctx.needs_input_grad[0] else None
+        dweights = dot(rows, dy, places, ctx.moves) if ctx.needs_input_grad[1] else None
+        return drows, dweights, None, None
+
+
+class _Dot(torch.autograd.Function):
+    """products[t, j] = rows[position[t, j]] . dy[t]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, dy: Tensor, places: Places, moves: Moves) -> Tensor:
+        ctx.save_for_backward(rows, dy, *places)
+        ctx.moves = moves
+        products: Tensor = moves.dot_rows(rows, dy, places.position, places.routed)
+        return products
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, dy, *kept = ctx.saved_tensors
+        places = Places(*kept)
+        drows = permute(dy, grad, places, ctx.moves) if ctx.needs_input_grad[0] else None
+        ddy = combine(rows, grad, places, ctx.moves) if ctx.needs_input_grad[1] else None
+        return drows, ddy, None, None
+
+
+def permute(x: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
+    """moves.permute_rows, differentiable in x and fp32 weights."""
+    rows: Tensor = _Permute.apply(x, weights, places, moves)  # type: ignore[no-untyped-call]
+    return rows
+
+
+def combine(rows: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
+    """moves.combine_rows, differentiable in rows and fp32 weights; rows are kept where the weights' gradient is
+    wanted."""
+    y: Tensor = _Combine.apply(rows, weights, places, moves)  # type: ignore[no-untyped-call]
+    return y
+
+
+def dot(rows: Tensor, dy: Tensor, places: Places, moves: Moves) -> Tensor:
+    """moves.dot_rows, differentiable in both."""
+    products: Tensor = _Dot.apply(rows, dy, places, moves)  # type: ignore[no-untyped-call]
+    return products

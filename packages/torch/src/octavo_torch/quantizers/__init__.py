@@ -1,0 +1,1 @@
+"""Quantizers and what is fused with them."""

@@ -1,0 +1,188 @@
+"""octavo_torch.adapters.transformers: its recorded interface, and inside transformers where that is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, silu
+
+import octavo
+from octavo_torch import grouped_mlp, permute, unpermute
+from octavo_torch.adapters.grouped_mm import GroupedMM
+from octavo_torch.adapters.transformers import experts, register
+
+T, H, INNER, E, CHOICES = 24, 32, 48, 4, 2
+CLOSE = 2.0**-12
+"""Of fp32 results that sum some hundreds of products in another order, relative to their norm."""
+
+
+class Recorded(nn.Module):
+    """An experts module as `use_experts_implementation` of transformers 5.17 to 5.23 leaves it."""
+
+    def __init__(self, **facts: Any) -> None:
+        super().__init__()
+        self.num_experts = E
+        plain = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
+        for name, value in ({"act_fn": nn.SiLU(), **plain} | facts).items():
+            setattr(self, name, value)
+        first = "gate_up_proj" if self.has_gate else "up_proj"
+        inner = 2 * INNER if self.has_gate else INNER
+        for name, n, k in ((first, inner, H), ("down_proj", H, INNER)):
+            shape = (E, k, n) if self.is_transposed else (E, n, k)
+            setattr(self, name, nn.Parameter(torch.randn(shape) / k**0.5))
+            if self.has_bias:
+                setattr(self, f"{name}_bias", nn.Parameter(torch.randn(E, n)))
+
+    def _default_apply_gate(self, value: Tensor) -> Tensor:
+        gate, up = value.chunk(2, -1)
+        return self.act_fn(gate) * up
+
+    _apply_gate = _default_apply_gate
+
+    def loop(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """What it computes, choice by choice."""
+        first = self.gate_up_proj if self.has_gate else self.up_proj
+        y = torch.zeros_like(x)
+        for token, choice in np.ndindex(*index.shape):
+            expert = int(index[token, choice])
+            if expert >= E:
+                continue
+            matrices = [one[expert].T if self.is_transposed else one[expert] for one in (first, self.down_proj)]
+            h = matrices[0] @ x[token]
+            if self.has_bias:
+                h = h + (self.gate_up_proj_bias if self.has_gate else self.up_proj_bias)[expert]
+            h = matrices[1] @ (self._apply_gate(h) if self.has_gate else self.act_fn(h))
+            if self.has_bias:
+                h = h + self.down_proj_bias[expert]
+            if getattr(self, "has_post_expert_norm", False):
+                h = self.post_expert_norm(h)
+            y = y.index_add(0, torch.tensor([token]), (h * weights[token, choice])[None])
+        return y
+
+
+class Interleaved(Recorded):
+    """A gate of its own, as gpt-oss has one."""
+
+    def _apply_gate(self, value: Tensor) -> Tensor:
+        return silu(value[..., ::2]) * (value[..., 1::2] + 1)
+
+
+class Relu2(nn.Module):
+    """Named as the class of transformers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu().square()
+
+
+Relu2.__name__ = "ReLUSquaredActivation"
+
+
+def choices(rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, experts of which some are elsewhere, weights."""
+    index = torch.tensor(np.stack([rng.permutation(E + 1)[:CHOICES] for _ in range(T)]))
+    return torch.randn(T, H).requires_grad_(), index, torch.rand(T, CHOICES).requires_grad_()
+
+
+def gradients(function: Any, module: nn.Module, given: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+    x, index, weights = given
+    y = function(x, index, weights)
+    leaves = [x, weights, *module.parameters()]
+    return [y.detach(), *torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel()).view(y.shape))]
+
+
+def assert_close(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.linalg.vector_norm(a - b) <= CLOSE * torch.linalg.vector_norm(b)
+
+
+MODULES: dict[str, Any] = {
+    "gated": lambda: Recorded(),
+    "biases": lambda: Recorded(has_bias=True),
+    "turned": lambda: Recorded(is_transposed=True),
+    "no gate": lambda: Recorded(has_gate=False, act_fn=Relu2()),
+    "unknown activation": lambda: Recorded(act_fn=lambda x: gelu(x) * 2),
+    "gpt-oss": lambda: Interleaved(has_bias=True, is_transposed=True, is_concatenated=False),
+    "a norm behind": lambda: Recorded(has_post_expert_norm=True, post_expert_norm=nn.LayerNorm(H)),
+}
+
+
+@pytest.mark.parametrize("which", MODULES)
+def test_the_recorded_call(which: str, backend: str | None, rng: np.random.Generator) -> None:
+    """Every kind of module that transformers dispatches: the values and gradients of its loop (faults.md 18, 61)."""
+    module, given = MODULES[which](), choices(rng)
+    function = experts(None, backend=backend)
+    assert_close(gradients(lambda *x: function(module, *x), module, given), gradients(module.loop, module, given))
+
+
+def test_the_recipe_is_what_runs(backend: str | None, rng: np.random.Generator) -> None:
+    """The bits of grouped_mlp with it; a stochastic one draws its seeds from torch's generator (faults.md 40)."""
+    module, (x, index, weights) = Recorded(), choices(rng)
+    function = experts("mxfp8", backend=backend)
+    rows, sizes, routing = permute(x, index, E)
+    how = {"recipe": octavo.MXFP8(), "backend": backend}
+    y = grouped_mlp(rows, module.gate_up_proj, module.down_proj, sizes, probs=routing.to_rows(weights), **how)
+    assert torch.equal(function(module, x, index, weights), unpermute(y, routing))
+    function = experts(octavo.NVFP4(), backend=backend)
+    given = x, index, weights
+    first, second = (gradients(lambda *x: function(module, *x), module, given)[1] for _ in range(2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(5)
+    third = gradients(lambda *x: function(module, *x), module, given)[1]
+    torch.manual_seed(5)
+    assert torch.equal(gradients(lambda *x: function(module, *x), module, given)[1], third)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sentence"),
+    [
+        (octavo.DelayedScaling(), "recipe is DelayedScaling, which takes its scales from history"),
+        (8, "recipe is 8; give a Recipe"),
+    ],
+)
+def test_recipes_that_no_function_can_run(recipe: Any, sentence: str) -> None:
+    """Refused when the function is made, not at some step."""
+    for make in (experts, GroupedMM):
+        with pytest.raises(ValueError, match=sentence):
+            make(recipe)
+
+
+CONFIG = {
+    "vocab_size": 64, "hidden_size": H, "intermediate_size": INNER, "moe_intermediate_size": INNER,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+    "num_experts": E, "num_local_experts": E, "num_experts_per_tok": CHOICES, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["Qwen3Moe", "Mixtral", "GptOss"])
+def test_inside_transformers(kind: str, backend: str | None, rng: np.random.Generator) -> None:
+    """A whole model by name: in high precision the loss and gradients of its own loop; a recipe changes them, and each
+    layer of experts asks us once."""
+    transformers = pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
+    config = getattr(transformers, f"{kind}Config")(**CONFIG)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    tokens = torch.tensor(rng.integers(0, 64, (2, 12)))
+
+    def train(name: str) -> list[Tensor]:
+        model.set_experts_implementation(name)
+        model.zero_grad()
+        loss = model(tokens, labels=tokens).loss
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    plain = train("eager")
+    name = register(None, backend=backend)
+    assert name == "octavo-high_precision"
+    assert_close(train(name), plain)
+    asked = []
+    function = experts("mxfp8", backend=backend)
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register("counted", lambda *given: asked.append(given[0]) or function(*given))
+    changed = train("counted")
+    assert len(set(asked)) == len(asked) == CONFIG["num_hidden_layers"]
+    assert not torch.equal(changed[0], plain[0])
+    assert all(bool(grad.isfinite().all()) for grad in changed)

@@ -1,0 +1,236 @@
+"""Checkpoint files: tensors as they are, recipes with fingerprints, weights as codes; nothing that is executed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import octavo_torch
+from octavo import MXFP8, NVFP4, PRESETS, BlockScaling, DelayedScaling, Recipe
+from octavo_torch import GroupedLinear, GroupedMLP, load_checkpoint, save_checkpoint, update_scales
+from octavo_torch.checkpoint.files import digest
+from octavo_torch.linear.coded_weight import CodedWeight
+
+G, K, F, M = 3, 64, 48, 50
+SIZES = [20, 0, 25]
+RECIPES: dict[str, Recipe] = {
+    **PRESETS,
+    "fp8-delayed": DelayedScaling(history=3),
+    "mxfp8-square": MXFP8(square_weights=True),
+    "nvfp4-1x16": NVFP4(square_weights=False),
+    "fprop alone": BlockScaling(dgrad="high_precision", wgrad="high_precision"),
+}
+CODED = [name for name in RECIPES if name != "bf16"]
+
+
+def model(recipe: Recipe, seed: int = 3) -> nn.Module:
+    return nn.ModuleDict(
+        {
+            "router": nn.Linear(K, G, dtype=torch.bfloat16),
+            "fc": GroupedLinear(G, K, F, bias=True, recipe=recipe, dtype=torch.bfloat16, seed=seed),
+            "mlp": GroupedMLP(G, F, 32, recipe=recipe, dtype=torch.bfloat16, seed=seed),
+        }
+    )
+
+
+def run(module: Any, x: Tensor) -> Tensor:
+    out: Tensor = module["mlp"](module["fc"](x, SIZES), SIZES)
+    return out
+
+
+def rewrite(path: Path, saved: dict[str, Tensor], said: dict[str, Any]) -> None:
+    """The file with other contents, and digests that fit them."""
+    said["sha256"] = {name: digest(value) for name, value in saved.items()}
+    text = json.dumps(said)
+    save_file(saved, str(path), {"octavo": f"{hashlib.sha256(text.encode()).hexdigest()} {text}"})
+
+
+def trained(recipe: Recipe) -> nn.Module:
+    """After a step, so that histories, scales and counters have moved."""
+    made = model(recipe)
+    for _ in range(2):
+        run(made, torch.randn(M, K, dtype=torch.bfloat16)).square().mean().backward()
+        update_scales(made)
+    made.zero_grad()
+    return made
+
+
+def arrays(path: Path) -> dict[str, Tensor]:
+    with safe_open(str(path), framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def metadata(path: Path) -> dict[str, Any]:
+    with safe_open(str(path), framework="pt") as file:
+        said: dict[str, Any] = json.loads(file.metadata()["octavo"].partition(" ")[2])
+    return said
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_array_comes_back(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Values: hashes of all arrays after loading are those of the file, and a step goes on bit for bit (faults.md 47,
+    51)."""
+    made, path = trained(RECIPES[name]), tmp_path / "model.safetensors"
+    save_checkpoint(made, path)
+    loaded = model(RECIPES[name], seed=99)
+    load_checkpoint(loaded, path)
+    assert {key: digest(value) for key, value in loaded.state_dict().items()} == metadata(path)["sha256"]
+    x = torch.randn(M, K, dtype=torch.bfloat16)
+    for one in (made, loaded):
+        run(one, x).sum().backward()
+    for left, right in zip(made.parameters(), loaded.parameters(), strict=True):
+        assert (left.grad is None) == (right.grad is None)
+        assert left.grad is None or torch.equal(left.grad, right.grad)
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_codes_are_kept_verbatim(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Codes and scales in the file are those that a forward reads; loaded and saved again the file is the same, byte
+    for byte, however often (faults.md 50). The loaded module's results are those of the values' module."""
+    made = trained(RECIPES[name]).eval()
+    first, again = tmp_path / "first.safetensors", tmp_path / "again.safetensors"
+    save_checkpoint(made, first, quantized=True)
+    saved = arrays(first)
+    assert "fc.weight" not in saved
+    layer: Any = made["fc"]  # type: ignore[index]
+    spec = RECIPES[name].quantizer("w")
+    assert spec is not None
+    scale = layer.delayed_state.encode_scale("w") if RECIPES[name].stateful else None
+    codes = octavo_torch.quantize(layer.weight.detach(), spec, scale=scale)
+    assert torch.equal(saved["fc.weight.rowwise"].view(torch.uint8), codes.rowwise.view(torch.uint8))  # type: ignore[union-attr]
+    assert torch.equal(saved["fc.weight.rowwise_scale"].view(torch.uint8), codes.rowwise_scale.view(torch.uint8))  # type: ignore[union-attr]
+    loaded = model(RECIPES[name], seed=99).eval()
+    for _ in range(2):
+        load_checkpoint(loaded, first)
+        save_checkpoint(loaded, again)
+        assert again.read_bytes() == first.read_bytes()
+    assert isinstance(loaded["fc"].weight, CodedWeight)  # type: ignore[index, union-attr]
+    x = torch.randn(M, K, dtype=torch.bfloat16)
+    assert torch.equal(run(loaded, x), run(made, x))
+    assert torch.equal(run(copy.deepcopy(loaded), x), run(made, x))
+
+
+def test_codes_carry_a_gradient_through(tmp_path: Path, rng: np.random.Generator) -> None:
+    """A frozen layer of codes passes dx on as the layer of values does, and its values are nowhere to be had."""
+    made, path = trained(PRESETS["mxfp8"]), tmp_path / "model.safetensors"
+    save_checkpoint(made, path, quantized=True)
+    loaded = model(PRESETS["mxfp8"])
+    load_checkpoint(loaded, path)
+    x, dx = torch.randn(M, K, dtype=torch.bfloat16), []
+    for one in (made, loaded):
+        leaf = x.clone().requires_grad_()
+        run(one, leaf).sum().backward()
+        dx.append(leaf.grad)
+    assert torch.equal(dx[0], dx[1])
+    weight: Any = loaded["fc"].weight  # type: ignore[index, union-attr]
+    with pytest.raises(ValueError, match="codes of recipe mxfp8 alone"):
+        weight + 1
+
+
+def test_another_recipe_is_refused(tmp_path: Path) -> None:
+    """By the field that differs; values may be taken on purpose, codes may not."""
+    path = tmp_path / "model.safetensors"
+    for quantized in (False, True):
+        save_checkpoint(model(MXFP8()), path, quantized=quantized)
+        other = model(MXFP8(gradient_format="e5m2"))
+        with pytest.raises(ValueError, match="gradient_format"):
+            load_checkpoint(other, path)
+        if quantized:
+            with pytest.raises(ValueError, match="gradient_format"):
+                load_checkpoint(other, path, recipes="any")
+        else:
+            load_checkpoint(other, path, recipes="any")
+
+
+class Bomb:
+    """What a pickle can do."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.canary,)
+
+
+def test_a_pickle_is_refused_unread(tmp_path: Path) -> None:
+    """A pickle, or torch.save's archive of one, is no checkpoint, and is not executed to find that out."""
+    path, canary = tmp_path / "model.safetensors", tmp_path / "canary"
+    for write in (lambda: path.write_bytes(pickle.dumps(Bomb(canary))), lambda: torch.save(Bomb(canary), path)):
+        write()
+        with pytest.raises(ValueError, match="no whole safetensors file"):
+            load_checkpoint(model(MXFP8()), path)
+        assert not canary.exists()
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Cut anywhere, or any bit turned: ValueError, and what the module had is unchanged."""
+    made, path = model(DelayedScaling(history=3)), tmp_path / "model.safetensors"
+    save_checkpoint(made, path, quantized=True)
+    whole = path.read_bytes()
+    loaded = model(DelayedScaling(history=3), seed=99)
+    before = {name: digest(value) for name, value in loaded.state_dict().items()}
+    for _ in range(60):
+        damaged = bytearray(whole[: int(rng.integers(0, len(whole)))])
+        if rng.random() < 0.7:
+            damaged = bytearray(whole)
+            at = int(rng.integers(0, len(whole) if rng.random() < 0.5 else 400))
+            damaged[at] ^= 1 << int(rng.integers(0, 8))
+        path.write_bytes(damaged)
+        try:
+            load_checkpoint(loaded, path)
+        except ValueError:
+            assert {name: digest(value) for name, value in loaded.state_dict().items()} == before
+        else:
+            pytest.fail(f"a file with {len(damaged)} of {len(whole)} bytes was loaded")
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+def test_scales_that_are_none(bad: float, tmp_path: Path) -> None:
+    """Zero, negative, NaN and infinite scales are refused where digests fit, too: of codes and of delayed scaling."""
+    path = tmp_path / "model.safetensors"
+    for name, quantized in (("fc.encode_scale", False), ("fc.weight.rowwise_scale", True)):
+        save_checkpoint(model(DelayedScaling(history=3)), path, quantized=quantized)
+        saved, said = arrays(path), metadata(path)
+        saved[name].view(-1)[1] = bad
+        rewrite(path, saved, said)
+        with pytest.raises(ValueError, match="no scale of finite values"):
+            load_checkpoint(model(DelayedScaling(history=3)), path)
+
+
+def test_what_does_not_fit(tmp_path: Path) -> None:
+    """Other shapes, a missing array, a module on the meta device: named, before anything is silently left out."""
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(model(MXFP8()), path)
+    with pytest.raises(ValueError, match="make the module alike"):
+        load_checkpoint(model(MXFP8()).float(), path)
+    with pytest.raises(ValueError, match="meta device"):
+        load_checkpoint(model(MXFP8()).to("meta"), path)
+    saved, said = arrays(path), metadata(path)
+    del saved["router.bias"]
+    rewrite(path, saved, said)
+    with pytest.raises(ValueError, match=r"lacks \['router.bias'\]"):
+        load_checkpoint(model(MXFP8()), path)
+    with pytest.raises(ValueError, match="recipes is 'other'"):
+        load_checkpoint(model(MXFP8()), path, recipes="other")  # type: ignore[arg-type]
+
+
+def test_size_does_not_grow(tmp_path: Path) -> None:
+    """A file after 20 steps is as long as after none (faults.md 48)."""
+    made, path = model(DelayedScaling(history=3)), tmp_path / "model.safetensors"
+    save_checkpoint(made, path)
+    before = path.stat().st_size
+    for _ in range(20):
+        update_scales(made)
+    save_checkpoint(made, path)
+    assert path.stat().st_size == before

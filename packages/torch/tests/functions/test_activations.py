@@ -1,0 +1,91 @@
+"""Activations, their derivatives and the probabilities' gradient against float64, in every dtype."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from octavo_registry.contract.cards import GATED
+from octavo_torch.functions.activations import ACTIVATIONS, activate, activate_gradient, probs_gradient
+
+ROWS, F = 190, 72
+UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 0.0}
+STEP = {torch.bfloat16: 2.0**-134, torch.float16: 2.0**-25, torch.float32: 2.0**-120}
+
+
+def act64(name: str, x: Tensor) -> Tensor:
+    """The activation in float64; torch's own gelu cancels where x is far below zero."""
+    x = x.double()
+    if name in ("silu", "swiglu"):
+        return x * torch.sigmoid(x)
+    if name == "relu2":
+        return x.clamp(min=0).square()
+    if name.endswith("tanh"):
+        return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
+    return x * 0.5 * torch.erfc(x * -math.sqrt(0.5))
+
+
+def whole64(name: str, x: Tensor, probs: Tensor) -> Tensor:
+    gate, *up = x.chunk(2, 1) if name in GATED else (x,)
+    value = act64(name, gate) * probs.double()[:, None]
+    return value * up[0].double() if up else value
+
+
+def assert_close(got: Tensor, exact: Tensor, factors: Tensor | float = 0.0) -> None:
+    """One rounding to the dtype and 8 ulp of fp32; beside a derivative's root 2^-23 of what multiplies it."""
+    bound = exact.abs() * (UNIT[got.dtype] + 2.0**-20) + torch.as_tensor(factors) * 2.0**-22 + STEP[got.dtype]
+    worst = float(((got.double() - exact).abs() / bound).max())
+    assert worst <= 1.0, f"error is {worst:.2f} of its bound"
+
+
+@pytest.mark.parametrize("dtype", UNIT)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_values_and_gradients(name: str, dtype: torch.dtype, rng: np.random.Generator) -> None:
+    """act(x), act(gate) * up, times probabilities, and every gradient, rounded once."""
+    x = (3 * torch.randn(ROWS, F * (2 if name in GATED else 1))).to(dtype)
+    dy, probs = torch.randn(ROWS, F).to(dtype), torch.rand(ROWS)
+    leaf, weight = x.double().requires_grad_(), probs.double().requires_grad_()
+    exact = whole64(name, leaf, weight)
+    dx, dprobs = torch.autograd.grad(exact, (leaf, weight), dy.double())
+    assert_close(activate(x, probs, name), exact.detach())
+    assert torch.equal(activate(x, None, name), activate(x, torch.ones(ROWS), name))
+    factors = (dy.double() * probs.double()[:, None]).abs()
+    if name in GATED:
+        gate, up = x.double().chunk(2, 1)
+        factors = torch.cat([factors * up.abs(), factors * act64(name, gate).abs()], 1)
+    assert_close(activate_gradient(dy, x, probs, name), dx, factors)
+    terms = (dy.double() * whole64(name, x, torch.ones(ROWS))).abs().sum(1)
+    error = (probs_gradient(dy, x, name).double() - dprobs).abs()
+    assert bool((error <= (F + 8) * 2.0**-24 * terms).all())
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_limits(name: str) -> None:
+    """Infinities give the limit and NaN gives NaN, in the values and in the derivatives."""
+    x = torch.tensor([[math.inf], [-math.inf], [math.nan], [-300.0]])
+    gated = name in GATED
+    pair = torch.cat([x, torch.ones_like(x)], 1) if gated else x
+    value = activate(pair, None, name)
+    slope = activate_gradient(torch.ones_like(x), pair, None, name)[:, :1]
+    assert value[0].item() == math.inf
+    assert value[1].item() == value[3].item() == slope[1].item() == slope[3].item() == 0
+    assert slope[0].item() == (math.inf if name == "relu2" else 1)
+    assert value[2].isnan()
+    assert slope[2].isnan()
+
+
+def test_operators_pass_opcheck() -> None:
+    """Fake kernels against real metadata (faults.md 46)."""
+    space = torch.ops.octavo_torch
+    x, dy, probs = torch.randn(5, 8).bfloat16(), torch.randn(5, 4).bfloat16(), torch.rand(5)
+    for operator, arguments in (
+        (space.activate, (x, probs, "swiglu")),
+        (space.activate, (x, None, "gelu")),
+        (space.activate_gradient, (dy, x, probs, "geglu_tanh")),
+        (space.probs_gradient, (dy, x, "swiglu")),
+    ):
+        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))

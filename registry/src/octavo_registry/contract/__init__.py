@@ -1,0 +1,1 @@
+"""What a plugin and a front end agree on: cards, requests, hooks."""

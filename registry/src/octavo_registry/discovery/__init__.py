@@ -1,0 +1,1 @@
+"""From entry points to plugins whose hooks may be called."""

@@ -1,0 +1,170 @@
+"""A grouped linear layer from the operations that backends serve: GEMMs, and the quantizers that feed them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from octavo import Recipe
+from octavo.grouped_tensor import PLAIN
+from octavo.quantizer import Operand
+from octavo.recipe_base import GEMMS, Gemm
+from octavo_registry.contract.cards import Weight
+from octavo_registry.contract.request import Bound, Plan, Request
+from octavo_registry.contract.weights import as_it_lies, readers
+from octavo_registry.dispatch.candidates import Candidates
+from octavo_registry.dispatch.layer_requests import (
+    OWN_DTYPES,
+    LayerDtypes,
+    gemm_request,
+    operand_spec,
+    quantize_request,
+)
+from octavo_registry.dispatch.report import describe_layer, describe_request
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """Everything that a grouped linear layer runs. Printable.
+
+    recipe        the whole recipe
+    fprop         y from x and w
+    dgrad, wgrad  dx from dy and w, dw from x and dy; None where the request was not for training
+    quantize_*    one plan an operand, asking for exactly the planes that the GEMMs above read, each in the layout
+                  that its GEMM wants: the spec is `plan.request.quantizer`, the layouts are `plan.request.layouts`;
+                  None where no GEMM reads the operand quantized
+    weight        how the caller's w lies in memory; `transposes` where the plans take it the other way
+    """
+
+    recipe: Recipe
+    fprop: Plan
+    dgrad: Plan | None
+    wgrad: Plan | None
+    quantize_x: Plan | None
+    quantize_w: Plan | None
+    quantize_dy: Plan | None
+    weight: Weight = "nk"
+
+    @property
+    def transposes(self) -> bool:
+        """True where the front end hands w over with its last two axes swapped, and swaps dw back."""
+        return self.fprop.request.weight != self.weight
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans that there are: quantizers, then GEMMs."""
+        every = (self.quantize_x, self.quantize_w, self.quantize_dy, self.fprop, self.dgrad, self.wgrad)
+        return tuple(plan for plan in every if plan is not None)
+
+    def __str__(self) -> str:
+        return describe_layer(self)
+
+
+@dataclass(slots=True)
+class Composition:
+    """Which candidate serves each operation, by index, and why better ones were passed over."""
+
+    gemms: dict[Gemm, tuple[Candidates, int]]
+    quantizers: dict[Operand, Candidates]
+    passed_over: dict[Gemm, dict[int, str]] = field(default_factory=dict)
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Names by operation: GEMMs, then quantizers."""
+        found = [candidates.at(index) for candidates, index in self.gemms.values()]
+        found += [candidates.at(0) for candidates in self.quantizers.values()]
+        return tuple(pair[0].name for pair in found if pair is not None)
+
+
+Find = Callable[[Request], Candidates]
+OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
+
+
+def _bound(candidates: Candidates, index: int) -> Bound | None:
+    found = candidates.at(index)
+    return found[1] if found is not None else None
+
+
+def compose(layer: Request, recipe: Recipe, find: Find, dtypes: LayerDtypes = OWN_DTYPES) -> Composition | Candidates:
+    """The best combination of backends, or the candidates of the operation that nothing serves.
+
+    A kernel that lies as [G, K, N] is taken so where the same backends serve that as would serve its transposed copy;
+    else the front end transposes: where w lies decides how a layer runs, not who runs it.
+    """
+    turned = _compose(replace(layer, weight="nk"), recipe, find, dtypes)
+    if layer.weight == "nk" or isinstance(turned, Candidates):
+        return turned
+    as_is = _compose(layer, recipe, find, dtypes)
+    return as_is if isinstance(as_is, Composition) and as_is.backends == turned.backends else turned
+
+
+def _compose(layer: Request, recipe: Recipe, find: Find, dtypes: LayerDtypes) -> Composition | Candidates:
+    """The best combination of backends, or the candidates of the operation that nothing serves.
+
+    GEMMs take their best candidates unless nothing quantizes an operand to the layouts that these want; then
+    combinations are tried by the sum of their places in the order, those that keep the fprop before others.
+    """
+    gemms: tuple[Gemm, ...] = GEMMS if layer.training else ("fprop",)
+    candidates = {gemm: find(gemm_request(layer, recipe, gemm, dtypes)) for gemm in gemms}
+    for found in candidates.values():
+        if found.at(0) is None:
+            return found
+    start = tuple(0 for _ in gemms)
+    queue, seen = [(0, start)], {start}
+    first_failure: Candidates | None = None
+    passed_over: dict[Gemm, dict[int, str]] = {gemm: {} for gemm in gemms}
+    while queue:
+        _, places = heapq.heappop(queue)
+        chosen = dict(zip(gemms, places, strict=True))
+        layouts: dict[Gemm, Mapping[str, str]] = {}
+        for gemm in gemms:
+            bound = _bound(candidates[gemm], chosen[gemm])
+            if bound is None:
+                break
+            layouts[gemm] = bound.layouts
+        else:
+            quantizers, failed = _quantizers(layer, recipe, layouts, find, dtypes)
+            if failed is None:
+                kept = {g: {i: why for i, why in passed_over[g].items() if i < chosen[g]} for g in gemms}
+                return Composition({g: (candidates[g], chosen[g]) for g in gemms}, quantizers, kept)
+            operand, nobody = failed
+            first_failure = first_failure or nobody
+            for gemm in readers(operand, layer.weight):
+                if gemm not in chosen or not recipe.quantizes(gemm):
+                    continue
+                wanted = layouts[gemm].get(operand, PLAIN)
+                passed_over[gemm].setdefault(
+                    chosen[gemm], f"wants {operand} in layout {wanted!r}, and nothing serves {_asked(nobody.request)}"
+                )
+                further = tuple(place + (g == gemm) for g, place in chosen.items())
+                if further not in seen:
+                    seen.add(further)
+                    heapq.heappush(queue, (sum(further), further))
+    assert first_failure is not None
+    return first_failure
+
+
+def _asked(request: Request) -> str:
+    row, column = request.layouts
+    return f"{describe_request(request)}, in layouts {row!r} and {column!r}"
+
+
+def _quantizers(
+    layer: Request, recipe: Recipe, layouts: Mapping[Gemm, Mapping[str, str]], find: Find, dtypes: LayerDtypes
+) -> tuple[dict[Operand, Candidates], tuple[Operand, Candidates] | None]:
+    """Candidates for each operand, and the first operand for which there are none."""
+    found: dict[Operand, Candidates] = {}
+    for operand in OPERANDS:
+        spec = operand_spec(recipe, operand, layer.training)
+        if spec is None:
+            continue
+        row, column = (
+            layouts[gemm].get(operand, PLAIN) if gemm in layouts and recipe.quantizes(gemm) else PLAIN
+            for gemm in readers(operand, layer.weight)
+        )
+        spec = as_it_lies(spec, operand, layer.weight)
+        found[operand] = find(quantize_request(layer, spec, operand, (row, column), dtypes))
+        if found[operand].at(0) is None:
+            return found, (operand, found[operand])
+    return found, None

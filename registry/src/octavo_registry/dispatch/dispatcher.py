@@ -1,0 +1,290 @@
+"""From a request to a plan: who may serve, in which order, who binds; and what is said about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import MappingProxyType
+
+import pluggy
+
+from octavo import NoBackendError, Recipe
+from octavo_registry.contract.cards import QUANTIZERS
+from octavo_registry.contract.kernels import KernelChoice, ask_kernels
+from octavo_registry.contract.request import Backend, Bound, Decision, Plan, Refused, Request
+from octavo_registry.discovery.guard import Fault, guard
+from octavo_registry.discovery.loader import Plugin, call
+from octavo_registry.discovery.names import RESERVED
+from octavo_registry.discovery.records import BackendRecord
+from octavo_registry.dispatch.candidates import Candidate, Candidates, filter_cards
+from octavo_registry.dispatch.compose import LayerPlan, compose
+from octavo_registry.dispatch.layer_requests import OWN_DTYPES, LayerDtypes
+from octavo_registry.dispatch.preference import REST, Preference, UnknownBackendError, current, from_argument, source_of
+from octavo_registry.dispatch.report import describe_request, explain_failure
+
+log = logging.getLogger("octavo")
+
+Names = str | Sequence[str] | None
+
+
+class Dispatcher:
+    """Plans for one fixed set of backends. A registry that changes makes another, so its caches never go stale."""
+
+    def __init__(
+        self,
+        records: Sequence[BackendRecord],
+        plugins: Sequence[Plugin],
+        manager: pluggy.PluginManager,
+        lock: AbstractContextManager[object],
+    ) -> None:
+        self.records = tuple(records)
+        self._plugins = {plugin.name: plugin for plugin in plugins}
+        self._manager = manager
+        self._lock = lock
+        self._loaded: dict[str, Backend | Fault] = {}
+        self._candidates_of: dict[tuple[Request, Preference | None], Candidates] = {}
+        self._plans: dict[tuple[Request, Preference | None], Plan] = {}
+        self._layers: dict[tuple[Request, Preference | None, LayerDtypes], LayerPlan] = {}
+        self._told: set[object] = set()
+
+    # ---- the three questions
+
+    def plan(self, request: Request, backend: Names) -> Plan:
+        """The cached plan, or a new one; NoBackendError with every verdict."""
+        preference = self._preference(backend)
+        plan = self._plans.get((request, preference))
+        if plan is None:
+            with self._lock:
+                plan = self._finish(self._candidates(request, preference), preference)
+                self._announce(plan.request.recipe, plan.request, f"{plan.backend}{_noted(plan)}")
+        return plan
+
+    def explain(self, request: Request, backend: Names) -> tuple[Decision, ...]:
+        """The verdicts of `plan`, whether or not something serves."""
+        preference = self._preference(backend)
+        with self._lock:
+            candidates = self._candidates(request, preference)
+            return candidates.decisions(0 if candidates.at(0) is not None else None)
+
+    def plan_layer(self, request: Request, backend: Names, dtypes: LayerDtypes = OWN_DTYPES) -> LayerPlan:
+        """The cached composition, or a new one; NoBackendError of the operation that nothing serves."""
+        recipe = request.recipe
+        if request.op != "fprop" or recipe is None:
+            raise ValueError(
+                f"plan_layer takes the layer's fprop request with its whole recipe; got op={request.op!r}, "
+                f"recipe={'None' if recipe is None else recipe.kind}"
+            )
+        preference = self._preference(backend)
+        key = (request, preference, dtypes)
+        layer = self._layers.get(key)
+        if layer is None:
+            with self._lock:
+                layer = self._layers[key] = self._compose(request, recipe, preference, dtypes)
+        return layer
+
+    def kernel_choices(
+        self, request: Request, rows: int, backend: Names
+    ) -> tuple[str, tuple[KernelChoice, ...] | None]:
+        """The backend that serves `request`, and what it says of its kernels; None: it has no model."""
+        name = self.plan(request, backend).backend
+        record = next(record for record in self.records if record.name == name and record.verdict is None)
+        with self._lock:
+            return name, ask_kernels(self._load(record), name, request, rows)
+
+    # ---- who may serve
+
+    def _preference(self, backend: Names) -> Preference | None:
+        preference = from_argument(backend)
+        if preference is None:
+            preference = current()
+        known = {record.name for record in self.records}
+        for name in preference or ():
+            if name != REST and name not in known:
+                if name in RESERVED:
+                    raise UnknownBackendError(
+                        f"{source_of(backend)}: {name!r} is not installed; pip install {RESERVED[name]}"
+                    )
+                installed = ", ".join(sorted(known)) or "none is installed"
+                raise UnknownBackendError(
+                    f"{source_of(backend)}: there is no backend {name!r}; known names are {installed}"
+                )
+        return preference
+
+    def _candidates(self, request: Request, preference: Preference | None) -> Candidates:
+        """Candidates of which the first has bound, where any binds; kept, so that each binds once."""
+        key = (request, preference)
+        candidates = self._candidates_of.get(key)
+        if candidates is None:
+            order, others = filter_cards(self.records, request, preference)
+            candidates = Candidates(request, self._ranked(request, order), others, self._bind)
+            if candidates.at(0) is not None:
+                self._candidates_of[key] = candidates
+        return candidates
+
+    def _ranked(self, request: Request, order: list[Candidate]) -> list[Candidate]:
+        """The first opinion of a plugin's `octavo_rank` that is a permutation; others are ignored, and logged once."""
+        names = tuple(candidate.name for candidate in order)
+        if len(names) < 2:
+            return order
+        for hook in reversed(self._manager.hook.octavo_rank.get_hookimpls()):
+            try:
+                opinion = call(hook, request=request, eligible=names)
+                ranked = None if opinion is None else guard(tuple, opinion)
+            except Fault as fault:
+                self._warn_once(f"octavo_rank of plugin {hook.plugin_name} raised {fault}; it is ignored")
+                continue
+            if ranked is None:
+                continue
+            given = [name if isinstance(name, str) else f"a {type(name).__name__}" for name in ranked]
+            if sorted(given) != sorted(names):
+                self._warn_once(
+                    f"octavo_rank of plugin {hook.plugin_name} gave {given}, no permutation of {list(names)}; "
+                    "it is ignored"
+                )
+                continue
+            by_name = {candidate.name: candidate for candidate in order}
+            return [by_name[name] for name in given]
+        return order
+
+    # ---- who binds
+
+    def _load(self, record: BackendRecord) -> Backend:
+        loaded = self._loaded.get(record.name)
+        if loaded is None:
+            try:
+                # only the plugin that gave the card is asked: nobody answers for another's backend
+                answer: Backend | None = call(self._plugins[record.plugin].hooks["octavo_load"], name=record.name)
+                if answer is None:
+                    raise Fault(f"octavo_load({record.name!r}) returned None, and the plugin's card names it")
+                loaded = answer
+            except Fault as fault:
+                loaded = Fault(str(fault))
+            self._loaded[record.name] = loaded
+        if isinstance(loaded, Fault):
+            raise loaded
+        return loaded
+
+    def _bind(self, candidate: Candidate, request: Request) -> Bound | Decision:
+        record = candidate.record
+        try:
+            bound = guard(_ask, self._load(record), request)
+        except Fault as fault:
+            if isinstance(fault.__cause__, Refused):
+                return record.decision("refused", str(fault.__cause__))
+            return record.decision("broken", str(fault))
+        if not isinstance(bound, Bound) or not callable(bound.run) or not isinstance(bound.layouts, Mapping):
+            return record.decision(
+                "broken", f"bind returned a {type(bound).__name__}; it returns a Bound with `run` and `layouts`"
+            )
+        for name in ("prepare", "run_with_amax", "whole_layer", "update_scales"):
+            function = getattr(bound, name)
+            if function is not None and not callable(function):
+                what = f"bind returned a Bound whose `{name}` is of type {type(function).__name__}"
+                return record.decision("broken", f"{what}; give a function or None")
+        return bound
+
+    # ---- what was decided
+
+    def _finish(
+        self,
+        candidates: Candidates,
+        preference: Preference | None,
+        index: int = 0,
+        passed_over: Mapping[int, str] | None = None,
+    ) -> Plan:
+        """The plan of the `index`-th candidate that binds, told to observers; kept where it is the first."""
+        key = (candidates.request, preference)
+        if index == 0 and key in self._plans:
+            return self._plans[key]
+        found = candidates.at(index)
+        if found is None:
+            raise self._nobody(candidates)
+        candidate, bound = found
+        # bits are bits: only products are emulated
+        quantizes = candidates.request.op in QUANTIZERS or candidates.request.op == "dequantize"
+        emulated = None if quantizes else candidate.row.emulated
+        plan = Plan(
+            request=candidates.request,
+            backend=candidate.name,
+            run=bound.run,
+            layouts=MappingProxyType(dict(bound.layouts)),
+            workspace_bytes=bound.workspace_bytes,
+            note=bound.note or (f"emulated: {emulated}" if emulated else ""),
+            decisions=candidates.decisions(index, passed_over),
+            capability=candidate.row,
+            prepare=bound.prepare,
+            run_with_amax=bound.run_with_amax,
+            whole_layer=bound.whole_layer,
+            update_scales=bound.update_scales,
+        )
+        if index == 0:
+            self._plans[key] = plan
+        for hook in self._manager.hook.octavo_plan_made.get_hookimpls():
+            try:
+                call(hook, plan=plan, request=plan.request)
+            except Fault as fault:
+                self._warn_once(f"octavo_plan_made of plugin {hook.plugin_name} raised {fault}; the plan stands")
+        return plan
+
+    def _nobody(self, candidates: Candidates) -> NoBackendError:
+        decisions = candidates.decisions()
+        return NoBackendError(explain_failure(candidates.request, decisions, self.records), decisions)
+
+    def _compose(
+        self, request: Request, recipe: Recipe, preference: Preference | None, dtypes: LayerDtypes
+    ) -> LayerPlan:
+        found = compose(request, recipe, lambda wanted: self._candidates(wanted, preference), dtypes)
+        if isinstance(found, Candidates):
+            raise self._nobody(found)
+        gemms = {
+            gemm: self._finish(candidates, preference, index, found.passed_over.get(gemm))
+            for gemm, (candidates, index) in found.gemms.items()
+        }
+        operands = {operand: self._finish(candidates, preference) for operand, candidates in found.quantizers.items()}
+        layer = LayerPlan(
+            recipe=recipe,
+            fprop=gemms["fprop"],
+            dgrad=gemms.get("dgrad"),
+            wgrad=gemms.get("wgrad"),
+            quantize_x=operands.get("x"),
+            quantize_w=operands.get("w"),
+            quantize_dy=operands.get("dy"),
+            weight=request.weight,
+        )
+        parts = [f"quantize {operand} {plan.backend}" for operand, plan in operands.items()]
+        parts += [f"{gemm} {plan.backend}{_noted(plan)}" for gemm, plan in gemms.items()]
+        self._announce(recipe, request, ", ".join(parts), op="layer")
+        return layer
+
+    # ---- what is said
+
+    def _announce(self, recipe: Recipe | None, request: Request, what: str, op: str | None = None) -> None:
+        """One INFO line at the first use of a recipe for an operation on a device."""
+        if recipe is None:
+            return
+        key = (recipe.fingerprint, op or request.op, request.framework, request.device, request.arch)
+        if key in self._told:
+            return
+        self._told.add(key)
+        words = describe_request(request)
+        if op is not None:
+            words = words.replace(request.op, "grouped linear", 1)
+        log.info("%s (recipe %s) runs on: %s", words, recipe.fingerprint, what)
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            log.warning(message)
+
+
+def _ask(backend: Backend, request: Request) -> object:
+    """What `bind` returns; `Refused` where the backend refuses, either way."""
+    reason = backend.refuses(request)
+    if reason is not None:
+        raise Refused(str(reason))
+    return backend.bind(request)
+
+
+def _noted(plan: Plan) -> str:
+    return f" ({plan.note})" if plan.note else ""
