@@ -8,8 +8,8 @@ from octavo_bench.errors import InputError
 from octavo_bench.harness.goals import Goals, Place
 from octavo_bench.harness.shapes import even, ragged
 from octavo_bench.harness.timing import MOST_COPIES, host_times, input_copies, summary
+from octavo_bench.quantize.benchmark import parse_shapes
 from octavo_bench.quantize.case import CASES, Case, chosen_cases
-from octavo_bench.quantize.options import parse_shapes
 
 
 def test_goals_are_those_of_the_design(h200: Goals) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_bench.errors import InputError
-from octavo_bench.gemm.options import chosen_cases
+from octavo_bench.gemm.benchmark import chosen_cases
 from octavo_bench.gemm.row import GemmRow, wgrad_limit_us
 from octavo_bench.harness.goals import Goal, Goals, Place, read_goals, tightest, verdict
 from octavo_bench.harness.perform import results_of
@@ -20,8 +20,7 @@ from octavo_bench.harness.run import Run
 from octavo_bench.harness.shapes import DEEPGEMM, MODELS, SMALL, Shape
 from octavo_bench.harness.table import print_results
 from octavo_bench.harness.timing import Times
-from octavo_bench.step.benchmark import Step
-from octavo_bench.step.row import StepRow
+from octavo_bench.step.benchmark import Step, StepRow
 from octavo_bench.step.work import quantize_ms
 
 Names = Callable[..., list[str]]

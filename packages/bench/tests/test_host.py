@@ -11,7 +11,7 @@ import pytest
 from octavo_bench.harness.recipes import FRAMEWORK as PEER
 from octavo_bench.harness.shapes import MODELS, Shape
 from octavo_bench.harness.timing import Times
-from octavo_bench.host.row import ApiRow, Graph, HostRow
+from octavo_bench.host.benchmark import ApiRow, Graph, HostRow
 
 
 def test_python_and_the_api_beside_the_kernels(

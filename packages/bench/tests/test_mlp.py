@@ -9,7 +9,7 @@ from typing import Any
 from octavo_bench.harness.recipes import FRAMEWORK as PEER
 from octavo_bench.harness.shapes import EXPERTS
 from octavo_bench.harness.timing import Times
-from octavo_bench.mlp.row import FUSED, IN_A_ROW, MlpRow, Way
+from octavo_bench.mlp.benchmark import FUSED, IN_A_ROW, MlpRow, Way
 
 
 def test_recipes_both_ways(tmp_path: Path, run: Any, goals_file: Path, has_the_schema_of: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from octavo_bench.harness.shapes import EXPERTS
 from octavo_bench.harness.timing import Times
-from octavo_bench.moe.row import ADDED, GATHERED, PEERS, MoeRow
+from octavo_bench.moe.benchmark import ADDED, GATHERED, PEERS, MoeRow
 
 MOE = ["bench", "moe", "--device", "cpu"]
 

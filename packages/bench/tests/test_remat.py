@@ -12,7 +12,7 @@ import pytest
 
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Times
-from octavo_bench.remat.row import KEPT, NOTHING, PEER, PLAIN, POLICIES, ROWS, RematRow
+from octavo_bench.remat.benchmark import KEPT, NOTHING, PEER, PLAIN, POLICIES, ROWS, RematRow
 
 MAIN = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "remat", "--device", "cpu"]
 

@@ -17,9 +17,7 @@ from octavo_bench.harness.run import Run
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.table import print_results
 from octavo_bench.harness.timing import Times
-from octavo_bench.tiles.benchmark import Tiles
-from octavo_bench.tiles.options import TilesOptions
-from octavo_bench.tiles.row import SAME, Sweep, TileTime
+from octavo_bench.tiles.benchmark import SAME, Sweep, Tiles, TilesOptions, TileTime
 
 ABSENT = [name for name in ("octavo_native", "octavo_torch_native") if importlib.util.find_spec(name) is None]
 NEEDS_KERNELS = pytest.mark.skipif(

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from octavo_bench.ep.benchmark import Ep
-from octavo_bench.gemm.benchmark import Gemm
+from octavo_bench.gemm.benchmark import GemmBenchmark
 from octavo_bench.harness.benchmark import Benchmark
 from octavo_bench.harness.perform import command_of
 from octavo_bench.host.benchmark import Host
@@ -20,7 +20,7 @@ from octavo_bench.tiles.benchmark import Tiles
 
 BENCHMARKS: tuple[Benchmark[Any], ...] = (
     Quantize(),
-    Gemm(),
+    GemmBenchmark(),
     Step(),
     Mlp(),
     Moe(),

@@ -11,11 +11,10 @@ from functools import partial
 import jax
 
 from octavo import DelayedScaling
+from octavo_bench.ep.benchmark import EpOptions, EpRow, Gathered
 from octavo_bench.ep.block import Block, compiled_step, draw_block, received_bytes
 from octavo_bench.ep.gathers import LAYERS, gathered_bytes, gathering_step
 from octavo_bench.ep.nvlink import received_in_a_step
-from octavo_bench.ep.options import EpOptions
-from octavo_bench.ep.row import EpRow, Gathered
 from octavo_bench.errors import InputError
 from octavo_bench.harness.engine.jax import JaxEngine
 from octavo_bench.harness.problem import backends_of, layer_plan

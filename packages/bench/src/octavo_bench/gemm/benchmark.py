@@ -1,22 +1,104 @@
-"""`octavo bench gemm`: its tables and its verdict. Importing this module imports neither numpy nor a framework."""
+"""`octavo bench gemm`: its options, tables and verdict. It imports neither numpy nor a framework."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
 
+import typer
+
+from octavo.recipe_base import Gemm
 from octavo_bench.errors import RunError
 from octavo_bench.gemm.advice import wasted_rows
-from octavo_bench.gemm.options import GemmOptions
 from octavo_bench.gemm.row import DIFFERS, IN_BOUND, GemmRow
 from octavo_bench.harness.benchmark import Benchmark
+from octavo_bench.harness.checks import one_of
+from octavo_bench.harness.options import FRAMEWORKS, BackendOption, Ops, SizesOption, gemms_of
+from octavo_bench.harness.recipes import ACCUMULATED, FAST, GemmCase
 from octavo_bench.harness.results import Judged, Results
-from octavo_bench.harness.run import Run
+from octavo_bench.harness.shapes import DEEPGEMM, MODELS, SMALL, Shape
 from octavo_bench.harness.table import GOAL, Column, Table, number, rate_text, recorded_line
 from octavo_bench.peers.peer import BATCHED, DENSE, Peer
 
+_DEEPGEMM_KINDS = ("bf16", "block")
 
-class Gemm(Benchmark[GemmOptions]):
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A shape and what is measured of it. sizes: "even", "skewed"."""
+
+    shape: Shape
+    sizes: tuple[str, ...]
+    cases: tuple[GemmCase, ...]
+
+    @property
+    def gemms(self) -> tuple[Gemm, ...]:
+        """Those of its cases."""
+        return tuple(dict.fromkeys(case.gemm for case in self.cases))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmOptions(SizesOption, BackendOption):
+    """See the command's help."""
+
+    command: ClassVar[str] = "gemm"
+    small: ClassVar[tuple[Shape, ...]] = SMALL
+    published: ClassVar[tuple[Shape, ...]] = MODELS
+    published_quick: ClassVar[tuple[Shape, ...]] = MODELS[1:3]
+    default_repeats: ClassVar[Mapping[tuple[str, bool], int]] = MappingProxyType(
+        {("cuda", False): 20, ("cuda", True): 8, ("cpu", False): 3, ("cpu", True): 1}
+    )
+
+    framework: Annotated[str, typer.Option(help="torch or jax.")] = "torch"
+    sizes: Annotated[str, typer.Option(help="even, skewed (Dirichlet(0.5), one group empty), or both.")] = "even,skewed"
+    ops: Ops = ""
+    fast: Annotated[
+        bool, typer.Option("--fast/--no-fast", help="Also FP8 without promotion, against peers without it.")
+    ] = True
+    quick: Annotated[bool, typer.Option("--quick", help="Two shapes, even groups, few repeats: seconds.")] = False
+
+    def check(self) -> None:
+        """See `Options`."""
+        one_of("--framework", self.framework, tuple(FRAMEWORKS))
+        super().check()
+        gemms_of(self.ops)
+
+    @property
+    def chosen_frameworks(self) -> tuple[str, ...]:
+        """The one framework."""
+        return (self.framework,)
+
+    @property
+    def work(self) -> list[Work]:
+        """Shapes in their order; on a GPU also those that DeepGEMM's figures are of, with even groups."""
+        # JAX gets no buffers to add to, so an accumulator would be copied first
+        accumulate = self.framework == "torch" and not self.quick
+        cases = chosen_cases(
+            self.chosen_kinds, gemms_of(self.ops), fast=self.fast and not self.quick, accumulate=accumulate
+        )
+        sizes = self.chosen_sizes[:1] if self.quick and not self.shape else self.chosen_sizes
+        work = [Work(shape, sizes, tuple(cases)) for shape in self.chosen_shapes]
+        if self.chosen_device == "cuda" and not self.quick and not self.shape:
+            some = cases if self.kinds else [case for case in cases if case.kind in _DEEPGEMM_KINDS]
+            models = {shape.key for shape in MODELS}
+            work += [Work(shape, ("even",), tuple(some)) for shape in DEEPGEMM if shape.key not in models]
+        return [one for one in work if one.cases]
+
+
+def chosen_cases(kinds: tuple[str, ...], gemms: tuple[Gemm, ...], *, fast: bool, accumulate: bool) -> list[GemmCase]:
+    """The rows of a table: every kind, its fast variant after it, and the accumulating wgrads last of each."""
+    cases = []
+    for kind in kinds:
+        for quick in (False, True) if fast and kind in FAST else (False,):
+            cases += [GemmCase(kind, gemm, quick) for gemm in gemms]
+            if accumulate and "wgrad" in gemms and kind in ACCUMULATED and not quick:
+                cases.append(GemmCase(kind, "wgrad", accumulate=True))
+    return cases
+
+
+class GemmBenchmark(Benchmark[GemmOptions]):
     """Grouped GEMMs of every kind beside the framework's own, cuBLAS's dense and batched ones, and goals.
 
     Operands are quantized beforehand; the quantizers' time is in the advice. Sampled outputs of each GEMM are compared
@@ -26,13 +108,8 @@ class Gemm(Benchmark[GemmOptions]):
 
     name = GemmOptions.command
     options = GemmOptions
+    work = "octavo_bench.gemm.work:gemm_rows"
     sections: ClassVar[tuple[str, ...]] = ("rows", "quantize", "peers")
-
-    def rows(self, run: Run[GemmOptions]) -> Iterable[Any]:
-        """See `Benchmark`."""
-        from octavo_bench.gemm.work import gemm_rows
-
-        return gemm_rows(run)
 
     def tables(self, results: Results) -> Iterable[Table[Any]]:
         """A table per shape and vector of sizes, with its peers under it."""

@@ -9,8 +9,8 @@ from functools import partial
 from itertools import groupby
 
 from octavo_bench.gemm.advice import advice
+from octavo_bench.gemm.benchmark import GemmOptions, Work
 from octavo_bench.gemm.match import Pending, pending_match
-from octavo_bench.gemm.options import GemmOptions, Work
 from octavo_bench.gemm.row import GemmRow, QuantizeTime, wgrad_limit_us
 from octavo_bench.harness.engine.make import make_engine
 from octavo_bench.harness.engine.protocol import Engine

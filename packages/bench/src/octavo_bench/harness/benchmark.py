@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from octavo_bench.errors import RunError
@@ -19,15 +20,20 @@ class Benchmark(Protocol[Asked]):
 
     name       of its command
     options    a dataclass whose annotated fields are the command line
+    work       where `rows` are measured, as "module:function": imported when the options have been checked
     sections   the lists of rows that its result file has
     """
 
     name: ClassVar[str]
     options: type[Asked]
+    work: ClassVar[str]
     sections: ClassVar[tuple[str, ...]] = ("rows",)
 
     def rows(self, run: Run[Asked]) -> Iterable[Any]:
         """Measure: rows (`results.Row`) in the order of the tables; what fails goes to `run`."""
+        module, _, function = self.work.partition(":")
+        rows: Iterable[Any] = getattr(import_module(module), function)(run)
+        return rows
 
     def tables(self, results: Results) -> Iterable[Table[Any]]:
         """How the rows are shown."""

@@ -117,10 +117,14 @@ class Options:
 class LayerOptions(Options):
     """Options of benchmarks of layers of some shapes in some kinds of recipe.
 
-    small   the shapes that a CPU runs without a wish
+    small             the shapes that a CPU runs unless the user gives some
+    published         those of a GPU
+    published_quick   those of a GPU in a quick run; empty for the same ones
     """
 
     small: ClassVar[tuple[Shape, ...]]
+    published: ClassVar[tuple[Shape, ...]]
+    published_quick: ClassVar[tuple[Shape, ...]] = ()
 
     shape: Annotated[
         list[str] | None,
@@ -135,11 +139,6 @@ class LayerOptions(Options):
         parse_shapes(self.shape or [])
 
     @property
-    def published(self) -> tuple[Shape, ...]:
-        """The shapes that a GPU runs without a wish."""
-        raise NotImplementedError
-
-    @property
     def chosen_kinds(self) -> tuple[str, ...]:
         """The kinds to run."""
         return names_of("--kinds", self.kinds, KINDS)
@@ -147,7 +146,10 @@ class LayerOptions(Options):
     @property
     def chosen_shapes(self) -> tuple[Shape, ...]:
         """The user's shapes, or the default ones of the device."""
-        return parse_shapes(self.shape or []) or (self.small if self.chosen_device == "cpu" else self.published)
+        own = parse_shapes(self.shape or [])
+        if own or self.chosen_device == "cpu":
+            return own or self.small
+        return self.published_quick or self.published if self.quick else self.published
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,123 @@
-"""`octavo bench host`: its tables. Importing this module imports neither numpy nor a framework."""
+"""`octavo bench host`: its options, rows and tables. It imports neither numpy nor a framework."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import typer
 
 from octavo_bench.harness.benchmark import Benchmark
-from octavo_bench.harness.results import Results
-from octavo_bench.harness.run import Run
+from octavo_bench.harness.goals import Goal
+from octavo_bench.harness.options import BackendOption, Names, SizesOption
+from octavo_bench.harness.results import Results, goal_dicts, rounded
+from octavo_bench.harness.shapes import MODELS, SMALL, Shape
 from octavo_bench.harness.table import BACKENDS, GOAL, Column, Table, number, share
-from octavo_bench.host.options import SIDE, HostOptions
-from octavo_bench.host.row import ApiRow, HostRow
+from octavo_bench.harness.timing import Times
+
+_EXPERTS = {("cuda", False): (8, 32, 128, 512), ("cuda", True): (8, 512), ("cpu", False): (4, 32), ("cpu", True): (4,)}
+_ROWS = {"cuda": 4096, "cpu": 256}
+
+SIDE = 256
+"""K and N of the layers whose host time is taken: their kernels are short."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostOptions(SizesOption, BackendOption):
+    """See the command's help."""
+
+    command: ClassVar[str] = "host"
+    small: ClassVar[tuple[Shape, ...]] = SMALL
+    published: ClassVar[tuple[Shape, ...]] = MODELS
+    published_quick: ClassVar[tuple[Shape, ...]] = MODELS[1:3]
+
+    quick: Annotated[bool, typer.Option("--quick", help="Two shapes, fewer experts, few repeats: seconds.")] = False
+
+    @property
+    def host_shapes(self) -> tuple[Shape, ...]:
+        """Layers of several numbers of experts, whose host time is taken."""
+        rows = _ROWS[self.chosen_device]
+        return tuple(Shape("host", groups, SIDE, SIDE, rows) for groups in _EXPERTS[self.chosen_device, self.quick])
+
+    @property
+    def backend_in_graphs(self) -> Names:
+        """Without a wish the registry chooses, which has plans for graphs and others."""
+        return None if self.backend is None else self.chosen_backend
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """Host time of forward and backward of one layer; backends are empty for torch's own."""
+
+    section: ClassVar[str] = "host"
+
+    kind: str
+    shape: Shape
+    backends: tuple[str, ...]
+    times: Times
+
+    def measures(self, rows: Sequence[Any]) -> dict[str, float]:
+        """Microseconds, of ours."""
+        return {"us of the host": self.times.median} if self.backends else {}
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "groups": self.shape.groups,
+            "backends": list(self.backends),
+            "host_us": self.times.as_dict(),
+            "goals": goal_dicts(goals),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A replay in turn with eager calls, others right after one another, and the sum of a replay's kernels in us."""
+
+    replay: Times
+    alone: Times
+    kernels_us: float
+
+
+@dataclass(frozen=True)
+class ApiRow:
+    """Forward and backward of one layer: through `grouped_linear`, as kernels alone, and as a graph (None: no GPU)."""
+
+    section: ClassVar[str] = "layers"
+
+    shape: Shape
+    sizes: str
+    kind: str
+    backends: tuple[str, ...]
+    api: Times
+    raw: Times
+    graph: Graph | None
+
+    def measures(self, rows: Sequence[Any]) -> dict[str, float]:
+        """The API over its kernels, a replay over the sum of its own."""
+        reached = {"kernels": self.api.median / self.raw.median}
+        if self.graph is not None:
+            reached["a replay's kernels"] = self.graph.alone.median / self.graph.kernels_us
+        return reached
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        graph = self.graph
+        return {
+            "kind": self.kind,
+            "shape": list(self.shape.key),
+            "name": self.shape.name,
+            "sizes": self.sizes,
+            "backends": list(self.backends),
+            "api_us": self.api.as_dict(),
+            "kernels_alone_us": self.raw.as_dict(),
+            "replay_us": None if graph is None else graph.replay.as_dict(),
+            "replay_alone_us": None if graph is None else graph.alone.as_dict(),
+            "kernels_of_replay_us": rounded(None if graph is None else graph.kernels_us, 3),
+            "goals": goal_dicts(goals),
+        }
 
 
 class Host(Benchmark[HostOptions]):
@@ -24,13 +131,8 @@ class Host(Benchmark[HostOptions]):
 
     name = HostOptions.command
     options = HostOptions
+    work = "octavo_bench.host.work:host_rows"
     sections: ClassVar[tuple[str, ...]] = ("host", "layers")
-
-    def rows(self, run: Run[HostOptions]) -> Iterable[HostRow | ApiRow]:
-        """See `Benchmark`."""
-        from octavo_bench.host.work import host_rows
-
-        return host_rows(run)
 
     def tables(self, results: Results) -> Iterable[Table[Any]]:
         """The host's table, and one per shape and vector of sizes."""

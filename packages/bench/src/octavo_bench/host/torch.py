@@ -14,7 +14,7 @@ from octavo_bench.harness.problem import Data, Prepared, layer_plan
 from octavo_bench.harness.recipes import GemmCase, recipe_of
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Call, Times, cuda_times_in_turn, host_times
-from octavo_bench.host.row import Graph
+from octavo_bench.host.benchmark import Graph
 from octavo_bench.peers.grouped_mm import check_aligned, grouped
 from octavo_torch import GroupedLinear
 from octavo_torch.plugin_api import record_graph

@@ -12,8 +12,7 @@ from octavo_bench.harness.problem import Data, backends_of, draw, layer_plan
 from octavo_bench.harness.recipes import FRAMEWORK, recipe_of
 from octavo_bench.harness.run import Run, problems
 from octavo_bench.harness.shapes import Shape
-from octavo_bench.host.options import HostOptions
-from octavo_bench.host.row import ApiRow, HostRow
+from octavo_bench.host.benchmark import ApiRow, HostOptions, HostRow
 from octavo_bench.host.torch import host_of_layer, host_of_torch, raw_calls, times_and_graph
 from octavo_bench.training.torch import linear_calls
 

@@ -1,16 +1,93 @@
-"""`octavo bench mlp`: its table. Importing this module imports neither numpy nor a framework."""
+"""`octavo bench mlp`: its options, rows and table. It imports neither numpy nor a framework."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import typer
 
 from octavo_bench.harness.benchmark import Benchmark
-from octavo_bench.harness.results import Results
-from octavo_bench.harness.run import Run
+from octavo_bench.harness.goals import Goal
+from octavo_bench.harness.options import BackendOption, ExpertShapes, SizesOption
+from octavo_bench.harness.recipes import FRAMEWORK
+from octavo_bench.harness.results import Results, goal_dicts
+from octavo_bench.harness.shapes import EXPERTS, SMALL_BLOCK, Shape
 from octavo_bench.harness.table import BACKENDS, GOAL, MS, Column, Table, gain, rate_text
-from octavo_bench.mlp.options import MlpOptions
-from octavo_bench.mlp.row import MlpRow
+from octavo_bench.harness.timing import Times
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpOptions(SizesOption, BackendOption):
+    """See the command's help. Shapes are experts' (G, K, F, M)."""
+
+    command: ClassVar[str] = "mlp"
+    small: ClassVar[tuple[Shape, ...]] = SMALL_BLOCK
+    published: ClassVar[tuple[Shape, ...]] = EXPERTS
+    published_quick: ClassVar[tuple[Shape, ...]] = EXPERTS[1:3]
+
+    shape: ExpertShapes = None
+    probs: Annotated[bool, typer.Option("--probs/--no-probs", help="Rows weighted, with the weights' gradient.")] = True
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also on torch's own grouped GEMM in bf16.")] = True
+
+
+Way = Literal["fused", "in a row"]
+FUSED: Way = "fused"
+IN_A_ROW: Way = "in a row"
+WAYS: tuple[Way, Way] = (IN_A_ROW, FUSED)
+
+
+@dataclass(frozen=True)
+class MlpRow:
+    """Forward and backward of the experts (G, K, F, M) with SwiGLU: [2F, K] and [K, F] per expert.
+
+    way        `grouped_mlp`, or the operations in a row
+    backends   that serve the two layers; empty for torch's own
+    fused      what `grouped_mlp`'s plan says of the operations between the layers
+    """
+
+    section: ClassVar[str] = "rows"
+
+    shape: Shape
+    sizes: str
+    kind: str
+    way: Way
+    backends: tuple[str, ...]
+    fused: str
+    times: Times
+
+    @property
+    def tflops(self) -> float:
+        """The rate of the nine products of [M, K] and [F, K] in this time."""
+        return 9 * self.shape.tflops(self.times.median)
+
+    def measures(self, rows: Sequence[MlpRow]) -> dict[str, float]:
+        """How many times as fast as the same recipe in a row, where it is fused, and as torch's own bf16."""
+        reached = {}
+        for row in rows:
+            if (row.shape, row.sizes, row.way) != (self.shape, self.sizes, IN_A_ROW):
+                continue
+            if self.way == FUSED and row.kind == self.kind:
+                reached["in a row"] = row.times.ms / self.times.ms
+            if row.kind == FRAMEWORK != self.kind:
+                reached["torch's bf16"] = row.times.ms / self.times.ms
+        return reached
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "way": self.way,
+            "shape": list(self.shape.key),
+            "name": self.shape.name,
+            "sizes": self.sizes,
+            "backends": list(self.backends),
+            "fused": self.fused,
+            "us": self.times.as_dict(),
+            "ms": round(self.times.ms, 4),
+            "goals": goal_dicts(goals),
+        }
 
 
 class Mlp(Benchmark[MlpOptions]):
@@ -23,12 +100,7 @@ class Mlp(Benchmark[MlpOptions]):
 
     name = MlpOptions.command
     options = MlpOptions
-
-    def rows(self, run: Run[MlpOptions]) -> Iterable[MlpRow]:
-        """See `Benchmark`."""
-        from octavo_bench.mlp.torch import mlp_rows
-
-        return mlp_rows(run)
+    work = "octavo_bench.mlp.torch:mlp_rows"
 
     def tables(self, results: Results) -> Iterable[Table[Any]]:
         """A table per shape and vector of sizes."""

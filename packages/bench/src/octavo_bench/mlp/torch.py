@@ -18,8 +18,7 @@ from octavo_bench.harness.recipes import FRAMEWORK, recipe_of
 from octavo_bench.harness.run import Run, problems
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Call, Times, input_copies
-from octavo_bench.mlp.options import MlpOptions
-from octavo_bench.mlp.row import FUSED, IN_A_ROW, WAYS, MlpRow, Way
+from octavo_bench.mlp.benchmark import FUSED, IN_A_ROW, WAYS, MlpOptions, MlpRow, Way
 from octavo_bench.peers.grouped_mm import check_aligned, ends_of, grouped
 from octavo_bench.training.torch import delayed_states, gradients_call
 

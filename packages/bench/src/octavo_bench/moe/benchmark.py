@@ -1,16 +1,98 @@
-"""`octavo bench moe`: its table. Importing this module imports neither numpy nor a framework."""
+"""`octavo bench moe`: its options, rows and table. It imports neither numpy nor a framework."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
+import typer
+
+from octavo_bench.errors import InputError
 from octavo_bench.harness.benchmark import Benchmark
-from octavo_bench.harness.results import Results
-from octavo_bench.harness.run import Run
+from octavo_bench.harness.goals import Goal
+from octavo_bench.harness.options import BackendOption, ExpertShapes, TokenChoices
+from octavo_bench.harness.results import Results, goal_dicts
+from octavo_bench.harness.shapes import EXPERTS, SMALL_BLOCK, Shape
 from octavo_bench.harness.table import BACKENDS, GOAL, MS, Column, Table, gain, rate_text
-from octavo_bench.moe.options import MoeOptions
-from octavo_bench.moe.row import MoeRow
+from octavo_bench.harness.timing import Times
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeOptions(BackendOption):
+    """See the command's help. Shapes are experts' (G, K, F, M)."""
+
+    command: ClassVar[str] = "moe"
+    small: ClassVar[tuple[Shape, ...]] = SMALL_BLOCK
+    published: ClassVar[tuple[Shape, ...]] = EXPERTS
+    published_quick: ClassVar[tuple[Shape, ...]] = EXPERTS[1:2]
+
+    shape: ExpertShapes = None
+    choices: TokenChoices = None
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also on torch's own grouped GEMM in bf16.")] = True
+    quick: Annotated[bool, typer.Option("--quick", help="DeepSeek-V3's alone, few repeats: seconds.")] = False
+
+    @property
+    def chosen_choices(self) -> int:
+        """Experts per token; `InputError` where a shape cannot be dealt out evenly."""
+        choices = self.choices
+        if choices is None:
+            choices = 2 if self.chosen_device == "cpu" else 8
+        for shape in self.chosen_shapes:
+            if not 1 <= choices <= shape.groups or shape.rows % choices or shape.rows % shape.groups:
+                raise InputError(
+                    f"--choices is {choices} and the experts are {shape.key}; give 1 to {shape.groups}, and M a "
+                    "multiple of it and of G"
+                )
+        return choices
+
+
+ADDED = "torch's bf16, index_add"
+GATHERED = "torch's bf16, gathered and summed"
+PEERS = (ADDED, GATHERED)
+"""The kinds of torch's own grouped GEMM, by how the rows of a token are put together again."""
+
+
+@dataclass(frozen=True)
+class MoeRow:
+    """Forward and backward of a layer with experts (G, K, F, M): routing, permutation, SwiGLU experts, and back.
+
+    choices    of each of the M / choices tokens
+    backends   that serve the experts; empty for torch's own
+    """
+
+    section: ClassVar[str] = "rows"
+
+    shape: Shape
+    choices: int
+    kind: str
+    backends: tuple[str, ...]
+    times: Times
+
+    @property
+    def tflops(self) -> float:
+        """The rate of the nine products of [M, K] and [F, K] in this time."""
+        return 9 * self.shape.tflops(self.times.median)
+
+    def measures(self, rows: Sequence[MoeRow]) -> dict[str, float]:
+        """How many times as fast as torch's faster way at the same shape."""
+        own = [row for row in rows if row.kind in PEERS and (row.shape, row.choices) == (self.shape, self.choices)]
+        if self.kind in PEERS or not own:
+            return {}
+        return {"torch's bf16": min(row.times.ms for row in own) / self.times.ms}
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "shape": list(self.shape.key),
+            "name": self.shape.name,
+            "choices": self.choices,
+            "backends": list(self.backends),
+            "us": self.times.as_dict(),
+            "ms": round(self.times.ms, 4),
+            "goals": goal_dicts(goals),
+        }
 
 
 class Moe(Benchmark[MoeOptions]):
@@ -23,12 +105,7 @@ class Moe(Benchmark[MoeOptions]):
 
     name = MoeOptions.command
     options = MoeOptions
-
-    def rows(self, run: Run[MoeOptions]) -> Iterable[MoeRow]:
-        """See `Benchmark`."""
-        from octavo_bench.moe.torch import moe_rows
-
-        return moe_rows(run)
+    work = "octavo_bench.moe.torch:moe_rows"
 
     def tables(self, results: Results) -> Iterable[Table[Any]]:
         """A table per shape."""

@@ -19,8 +19,7 @@ from octavo_bench.harness.recipes import recipe_of
 from octavo_bench.harness.run import Run
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Call, input_copies
-from octavo_bench.moe.options import MoeOptions
-from octavo_bench.moe.row import ADDED, PEERS, MoeRow
+from octavo_bench.moe.benchmark import ADDED, PEERS, MoeOptions, MoeRow
 from octavo_bench.peers.grouped_mm import check_aligned, grouped
 from octavo_bench.training.torch import delayed_states, gradients_call
 

@@ -8,10 +8,10 @@ from typing import Any
 from octavo_bench.harness.results import Failure, in_one_line
 from octavo_bench.harness.run import Run
 from octavo_bench.harness.shapes import Grouping, even, ragged
+from octavo_bench.quantize.benchmark import QuantizeOptions
 from octavo_bench.quantize.case import Case, traffic
 from octavo_bench.quantize.match import check_match
 from octavo_bench.quantize.measure import copy_rate, measured_on_cpu, measured_on_cuda
-from octavo_bench.quantize.options import QuantizeOptions
 from octavo_bench.quantize.problem import TORCH_DTYPES, Setting
 from octavo_bench.quantize.row import QuantizeRow
 

@@ -1,16 +1,115 @@
-"""`octavo bench remat`: its table. Importing this module imports neither numpy nor a framework."""
+"""`octavo bench remat`: its options, rows and table. It imports neither numpy nor a framework."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import typer
 
 from octavo_bench.harness.benchmark import Benchmark
-from octavo_bench.harness.results import Results
-from octavo_bench.harness.run import Run
+from octavo_bench.harness.checks import check_counts
+from octavo_bench.harness.goals import Goal
+from octavo_bench.harness.options import BackendOption, ExpertShapes, SizesOption, SomeKinds
+from octavo_bench.harness.results import Results, goal_dicts
+from octavo_bench.harness.shapes import EXPERTS, SMALL_BLOCK, Shape
 from octavo_bench.harness.table import GOAL, MS, Column, Table, gain, number
-from octavo_bench.remat.options import RematOptions
-from octavo_bench.remat.row import PEER, RematRow
+from octavo_bench.harness.timing import Times
+
+
+@dataclass(frozen=True, kw_only=True)
+class RematOptions(SizesOption, BackendOption):
+    """See the command's help. Shapes are experts' (G, K, F, M)."""
+
+    command: ClassVar[str] = "remat"
+    framework_names: ClassVar[tuple[str, ...]] = ("jax",)
+    small: ClassVar[tuple[Shape, ...]] = SMALL_BLOCK
+    published: ClassVar[tuple[Shape, ...]] = EXPERTS[2:3]
+
+    shape: ExpertShapes = None
+    kinds: SomeKinds = "current,block,mxfp8"
+    layers: Annotated[int, typer.Option(help="Layers of the block.")] = 5
+    unroll: Annotated[bool, typer.Option("--unroll", help="Layers one after another instead of a lax.scan.")] = False
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also the block on jax.lax.ragged_dot in bf16.")] = (
+        True
+    )
+    quick: Annotated[bool, typer.Option("--quick", help="One recipe, no peers, few repeats: seconds.")] = False
+
+    def check(self) -> None:
+        """See `Options`."""
+        super().check()
+        check_counts(layers=self.layers)
+
+    @property
+    def chosen_kinds(self) -> tuple[str, ...]:
+        """See `LayerOptions`; the first in a quick run."""
+        chosen = super().chosen_kinds
+        return chosen[:1] if self.quick else chosen
+
+
+PEER = "ragged_dot bf16"
+"""The kind of the same block on jax.lax.ragged_dot."""
+
+NOTHING, PLAIN, KEPT, OUTPUTS = "no remat", "remat", "save_quantized", "save_quantized, y"
+ROWS = "save_quantized of x, y"
+POLICIES = (PLAIN, NOTHING, KEPT, OUTPUTS, ROWS)
+"""`jax.checkpoint` without a policy; none; with quantized operands saved; with the products' results saved, too; with
+those and the codes of x alone, so that kernels are quantized again."""
+
+
+@dataclass(frozen=True)
+class RematRow:
+    """Forward and backward of the block.
+
+    trace_s, compile_s   from Python to StableHLO, and from there to a program, nothing cached
+    temporary_bytes      of the program beside its arguments and results; None where XLA does not say
+    quantize, fprop      runs per step, counted in the jaxpr
+    over_plain           how many times as fast as with plain remat, measured in turns; None for that itself
+    """
+
+    section: ClassVar[str] = "rows"
+
+    shape: Shape
+    sizes: str
+    kind: str
+    policy: str
+    backends: tuple[str, ...]
+    times: Times
+    trace_s: float
+    compile_s: float
+    temporary_bytes: int | None
+    quantize: int
+    fprop: int
+    over_plain: float | None = None
+
+    def measures(self, rows: Sequence[RematRow]) -> dict[str, float]:
+        """Seconds to compile, and how many times as fast as with plain remat and as on ragged_dot."""
+        reached = {"s to compile": self.trace_s + self.compile_s}
+        if self.over_plain is not None:
+            reached["plain remat"] = self.over_plain
+        for row in rows:
+            if row.kind == PEER and (row.shape, row.sizes) == (self.shape, self.sizes):
+                reached[PEER] = row.times.ms / self.times.ms
+        return reached
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "policy": self.policy,
+            "shape": list(self.shape.key),
+            "sizes": self.sizes,
+            "backends": list(self.backends),
+            "us": self.times.as_dict(),
+            "ms": round(self.times.ms, 4),
+            "trace_s": round(self.trace_s, 3),
+            "compile_s": round(self.compile_s, 3),
+            "temporary_bytes": self.temporary_bytes,
+            "runs": {"quantize": self.quantize, "fprop": self.fprop},
+            **({} if self.over_plain is None else {"over_plain": round(self.over_plain, 4)}),
+            "goals": goal_dicts(goals),
+        }
 
 
 class Remat(Benchmark[RematOptions]):
@@ -22,12 +121,7 @@ class Remat(Benchmark[RematOptions]):
 
     name = RematOptions.command
     options = RematOptions
-
-    def rows(self, run: Run[RematOptions]) -> Iterable[RematRow]:
-        """See `Benchmark`."""
-        from octavo_bench.remat.work import remat_rows
-
-        return remat_rows(run)
+    work = "octavo_bench.remat.work:remat_rows"
 
     def tables(self, results: Results) -> Iterable[Table[Any]]:
         """A table per shape and vector of sizes."""

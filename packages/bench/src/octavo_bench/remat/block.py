@@ -17,7 +17,7 @@ from octavo import DelayedScaling
 from octavo_bench.harness.options import Names
 from octavo_bench.harness.recipes import recipe_of
 from octavo_bench.harness.shapes import Shape
-from octavo_bench.remat.row import KEPT, NOTHING, OUTPUTS, PEER, PLAIN, ROWS
+from octavo_bench.remat.benchmark import KEPT, NOTHING, OUTPUTS, PEER, PLAIN, ROWS
 from octavo_jax.policies import plane_names, save_quantized
 
 

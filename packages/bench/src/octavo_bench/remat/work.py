@@ -16,9 +16,8 @@ from octavo_bench.harness.recipes import recipe_of
 from octavo_bench.harness.run import Run, problems
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Call
+from octavo_bench.remat.benchmark import PEER, PLAIN, POLICIES, RematOptions, RematRow
 from octavo_bench.remat.block import operands, step
-from octavo_bench.remat.options import RematOptions
-from octavo_bench.remat.row import PEER, PLAIN, POLICIES, RematRow
 from octavo_jax.counting import count_runs
 
 

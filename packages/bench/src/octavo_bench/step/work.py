@@ -17,8 +17,7 @@ from octavo_bench.harness.run import Run, problems
 from octavo_bench.harness.shapes import Shape, even
 from octavo_bench.harness.timing import Call
 from octavo_bench.harness.traffic import quantize_traffic
-from octavo_bench.step.options import StepOptions
-from octavo_bench.step.row import StepRow
+from octavo_bench.step.benchmark import StepOptions, StepRow
 from octavo_registry import Weight
 
 

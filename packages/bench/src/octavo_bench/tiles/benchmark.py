@@ -1,18 +1,132 @@
-"""`octavo bench tiles`: its table and its verdict. Importing this module imports neither numpy nor a framework."""
+"""`octavo bench tiles`: its options, rows, table and verdict. It imports neither numpy nor a framework."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
 
+from octavo.recipe_base import Gemm
 from octavo_bench.errors import RunError
 from octavo_bench.harness.benchmark import Benchmark
+from octavo_bench.harness.checks import check_installed
+from octavo_bench.harness.goals import Goal
+from octavo_bench.harness.options import Ops, Repeats, SizesOption, SomeKinds, gemms_of
+from octavo_bench.harness.recipes import GemmCase
 from octavo_bench.harness.results import Judged, Results
-from octavo_bench.harness.run import Run
+from octavo_bench.harness.shapes import DEEPGEMM, MODELS, SMALL, Shape
 from octavo_bench.harness.table import Column, Table
-from octavo_bench.tiles.options import TilesOptions
-from octavo_bench.tiles.row import Sweep, TileTime
+from octavo_bench.harness.timing import Times
+
+
+@dataclass(frozen=True, kw_only=True)
+class TilesOptions(SizesOption):
+    """See the command's help."""
+
+    command: ClassVar[str] = "tiles"
+    small: ClassVar[tuple[Shape, ...]] = SMALL
+    published: ClassVar[tuple[Shape, ...]] = tuple({one.key: one for one in (*MODELS, *DEEPGEMM)}.values())
+    published_quick: ClassVar[tuple[Shape, ...]] = MODELS[1:3]
+    default_repeats: ClassVar[Repeats] = MappingProxyType(
+        {("cuda", False): 10, ("cuda", True): 6, ("cpu", False): 2, ("cpu", True): 1}
+    )
+
+    ops: Ops = ""
+    kinds: SomeKinds = "bf16,current,block"
+
+    def check(self) -> None:
+        """See `Options`; what is missing too."""
+        super().check()
+        gemms_of(self.ops)
+        needed = ("torch", "octavo_torch", "octavo_native", "octavo_torch_native")
+        check_installed(self.command, needed, "torch-native")
+
+    @property
+    def gemms(self) -> tuple[Gemm, ...]:
+        """In the order of a training step."""
+        return gemms_of(self.ops)
+
+
+SAME = 2.0**-7
+"""Norm of the difference that another order of summation may leave in a bf16 result, generously."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileTime:
+    """One tile: what the model expects, what was measured, and how far its result is from the chosen tile's."""
+
+    name: str
+    predicted_us: float
+    filled: float
+    waves: float
+    chosen: bool
+    times: Times
+    difference: float
+
+    @property
+    def same(self) -> bool:
+        """Whether its result is the chosen one's."""
+        return self.difference <= SAME
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Every tile of one GEMM on one shape and vector of sizes, the chosen one first."""
+
+    section: ClassVar[str] = "rows"
+
+    shape: Shape
+    sizes: str
+    case: GemmCase
+    tiles: tuple[TileTime, ...]
+
+    @property
+    def chosen(self) -> TileTime:
+        """The model's choice."""
+        return next(tile for tile in self.tiles if tile.chosen)
+
+    @property
+    def best(self) -> TileTime:
+        """The fastest."""
+        return min(self.tiles, key=lambda tile: tile.times.median)
+
+    @property
+    def same(self) -> bool:
+        """Whether all tiles have one result."""
+        return all(tile.same for tile in self.tiles)
+
+    def measures(self, rows: Sequence[Any]) -> dict[str, float]:
+        """The chosen tile's rate over the fastest one's."""
+        return {"the best tile": self.best.times.median / self.chosen.times.median}
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "case": self.case.label,
+            "gemm": self.case.gemm,
+            "shape": list(self.shape.key),
+            "name": self.shape.name,
+            "sizes": self.sizes,
+            "chosen": self.chosen.name,
+            "best": self.best.name,
+            "goal": goals[0].as_dict() if goals else None,
+            "tiles": [
+                {
+                    "name": tile.name,
+                    "predicted_us": round(tile.predicted_us, 3),
+                    "us": tile.times.as_dict(),
+                    "tflops": round(self.shape.tflops(tile.times.median), 1),
+                    "filled": round(tile.filled, 4),
+                    "waves": round(tile.waves, 3),
+                    "chosen": tile.chosen,
+                    "difference": tile.difference if math.isfinite(tile.difference) else None,
+                }
+                for tile in self.tiles
+            ],
+        }
 
 
 class Tiles(Benchmark[TilesOptions]):
@@ -24,12 +138,7 @@ class Tiles(Benchmark[TilesOptions]):
 
     name = TilesOptions.command
     options = TilesOptions
-
-    def rows(self, run: Run[TilesOptions]) -> Iterable[Sweep]:
-        """See `Benchmark`."""
-        from octavo_bench.tiles.sweep import sweeps
-
-        return sweeps(run)
+    work = "octavo_bench.tiles.sweep:sweeps"
 
     def tables(self, results: Results) -> Iterable[Table[Any]]:
         """A table per shape and vector of sizes, with a row per GEMM."""

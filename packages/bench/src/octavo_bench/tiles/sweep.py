@@ -17,8 +17,7 @@ from octavo_bench.harness.problem import SIDES, Data, Prepared, draw, layer_plan
 from octavo_bench.harness.recipes import GemmCase, recipe_of
 from octavo_bench.harness.run import Run, problems
 from octavo_bench.harness.timing import Call
-from octavo_bench.tiles.options import TilesOptions
-from octavo_bench.tiles.row import Sweep, TileTime
+from octavo_bench.tiles.benchmark import Sweep, TilesOptions, TileTime
 from octavo_native.gemms import TileChoice, gemm_choices, gemm_named, names_of
 
 BACKEND = "torch-native"
