@@ -42,7 +42,7 @@ LANES = {
              TORCH, ("linear/whole.py", "linear/autograd.py")),
         Step("torch", "One native call per pass", "Addresses go into recorded arguments; a workspace is "
              "taken from torch.", TORCH_NATIVE, ("linear/whole.py", "arrays/launch.py")),
-        Step("native", "Bindings", "Integers in, launches out; the GIL is released.", NATIVE,
+        Step("native", "Bindings", "Integers in, checked arguments out.", NATIVE,
              ("lib/bindings/python/sequence.cpp", "lib/common")),
         Step("native", "Kernels", "Plan of the groups, quantizers, GEMM, on the caller's stream.", NATIVE,
              ("lib/cuda/rows", "lib/cuda/quantize", "lib/cuda/gemm")),
@@ -73,8 +73,8 @@ LANES = {
              ("lib/cuda/rows", "lib/cuda")),
     ),
     "JAX": (
-        Step("jax", "grouped_dense(x, kernel, group_sizes)", "Checks arguments; with a mesh, finds how they are placed.",
-             JAX, ("linear/grouped.py", "sharding/placement.py")),
+        Step("jax", "grouped_dense(x, kernel, group_sizes)", "Checks arguments; with a mesh, finds how they are "
+             "placed.", JAX, ("linear/grouped.py", "sharding/placement.py")),
         REGISTERED,
         Step("jax", "custom_vjp", "Quantizes x and the kernel, multiplies; residuals are the planes that backward "
              "reads.", JAX, ("linear/autograd.py", "linear/products.py")),

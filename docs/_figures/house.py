@@ -28,22 +28,25 @@ class Place:
 # Every package of the workspace has its place here; the arrows come from the pyproject files.
 PLACES = {
     "octavo": Place(
-        (0, 3), 0, "tool", "The commands octavo train and octavo new; extras install the other packages. Uses all."
+        (0, 3),
+        0,
+        "tool",
+        "The commands octavo train and octavo new; extras install the other packages. Uses all of them.",
     ),
     "octavo-bench": Place(
-        (0, 3), 1, "tool", "The command octavo bench: one folder per benchmark. Uses the front ends and native."
+        (0, 3), 1, "tool", "The command octavo bench: one folder per benchmark. Uses the front ends and the kernels."
     ),
     "octavo-torch-cudagraph": Place(
-        (0, 0), 2, "torch", "Backend: graph-safe plans; captures functions, modules, steps."
+        (0, 0), 2, "torch", "Backend: graph-safe plans; captures functions, modules and training steps."
     ),
-    "octavo-torch-native": Place((0, 0), 3, "torch", "Backend: the native kernels on torch tensors."),
     "octavo-torch-triton": Place((1, 1), 2, "torch", "Backend: kernels in Triton, for any NVIDIA GPU."),
+    "octavo-torch-native": Place((0, 0), 3, "torch", "Backend: the native kernels on torch tensors."),
     "octavo-native": Place(
-        (1, 1), 3, "native", "C++ and CUDA kernels over addresses and a stream; knows no framework.", 2
+        (1, 1), 3, "native", "C++ and CUDA kernels over addresses and a stream; knows no framework.", rows=2
     ),
     "octavo-jax-native": Place((2, 2), 3, "jax", "Backend: the native kernels through XLA's FFI."),
     "octavo-conformance": Place(
-        (3, 3), 2, "check", "The suite that every backend must pass, and its pytest plugin.", 2
+        (3, 3), 2, "check", "The suite that every backend must pass, and its pytest plugin.", rows=2
     ),
     "octavo-torch": Place((0, 0), 4, "torch", "Front end: functions, modules, autograd; the reference backend."),
     "octavo-jax": Place(
@@ -51,10 +54,8 @@ PLACES = {
     ),
     "octavo-numerics": Place((3, 3), 4, "check", "The executable definition of every recipe, in numpy; error bounds."),
     "octavo-registry": Place(
-        (0, 2),
-        5,
-        "base",
-        "The contract of a backend; finds backends, chooses one per operation, says why; the octavo command.",
+        *((0, 2), 5, "base"),
+        "The contract of a backend; finds backends, chooses one per operation and says why; the octavo command.",
     ),
     "octavo-core": Place(
         (0, 3), 6, "base", "Recipes, quantizer specs, shapes of quantized tensors, errors: data without a framework."
@@ -131,7 +132,7 @@ def rooms_of(name: str) -> list[str]:
 
 
 def _rank(tree: str, folder: str) -> int:
-    order = [room for room in rooms.ROOMS.get(tree, ())]
+    order = rooms.ROOMS.get(tree, ())
     return next((number for number, room in enumerate(order) if f"{folder}/".startswith(f"{room}/")), len(order))
 
 

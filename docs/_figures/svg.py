@@ -74,7 +74,8 @@ class Drawing:
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
             f"<title>{escape(self.title)}</title>",
             f"<style>\n{_style()}</style>",
-            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+            'orient="auto">'
             '<path class="head" d="M0,0 L8,4 L0,8 z"/></marker></defs>',
             f'<rect class="sheet" width="{self.width:g}" height="{height:g}" rx="10"/>',
         ]
