@@ -1,39 +1,53 @@
-"""What requests are made with, and how long what was planned for them holds."""
+"""Memory of what was computed before: bounded dictionaries, and values that hold until the registry's state changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-import torch
-
 import octavo_registry as registry
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
-_MOST = 1024
 _state_token = registry.state_token
 
 
-class Kept(Generic[T]):
-    """Values made of plans, each kept until the registry's state changes."""
+class Bounded(dict[K, T]):
+    """A dictionary that is emptied before it would exceed `limit` entries, for programs whose keys never repeat.
+
+    Looking up costs what it costs in a plain dictionary: only assignment is a Python call.
+    """
+
+    limit = 1024
+
+    def __setitem__(self, key: K, value: T) -> None:
+        """Stores `value`, if need be as the only entry."""
+        if len(self) >= self.limit:
+            self.clear()
+        super().__setitem__(key, value)
+
+
+class Memo(Generic[T]):
+    """At most `Bounded.limit` values, each of which holds until the registry's state changes."""
+
+    __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[object, object, T]] = {}
+        self._entries: Bounded[Hashable, tuple[object, object, T]] = Bounded()
 
-    def get(self, key: Hashable, make: Callable[[], T], owner: object = None) -> T:
-        """The value of `key`, made if there is none. `owner` is an object whose id the key holds."""
-        token = _state_token()  # of before planning: what changes meanwhile makes the value stale
-        known = self._known.get(key)
-        if known is not None and known[0] is token and known[1] is owner:
-            return known[2]
-        value = make()
-        if len(self._known) >= _MOST:
-            self._known.clear()
-        self._known[key] = token, owner, value
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Hashable, compute: Callable[[], T], owner: object = None) -> T:
+        """The value of `key`, computed where there is none.
+
+        owner   an object whose id is part of the key, kept alive and compared: ids are used again
+        """
+        token = _state_token()  # read before computing, so that a change in the meantime invalidates the value
+        entry = self._entries.get(key)
+        if entry is not None and entry[0] is token and entry[1] is owner:
+            return entry[2]
+        value = compute()
+        self._entries[key] = token, owner, value
         return value
-
-
-def arch_of(device: torch.device) -> tuple[int, int] | None:
-    """The compute capability that a request has; None on a CPU."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None

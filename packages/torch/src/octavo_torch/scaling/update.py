@@ -12,12 +12,13 @@ from octavo import DelayedScaling, NoBackendError
 from octavo_registry.contract.request import Request
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.memo import Kept, arch_of
+from octavo_torch.dispatch.device import arch_of
+from octavo_torch.dispatch.memo import Memo
 
 Update = Callable[..., None]
 
 _is_compiling = torch.compiler.is_compiling
-_updates: Kept[Update | None] = Kept()
+_updates: Memo[Update | None] = Memo()
 
 
 def update_of(recipe: DelayedScaling, history: Tensor, scale: Tensor) -> Update | None:
