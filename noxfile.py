@@ -32,6 +32,7 @@ DIRECTORIES = {
     "octavo-torch-cudagraph": "packages/torch-cudagraph",
     "octavo-jax-native": "packages/jax-native",
     "octavo-conformance": "packages/conformance",
+    "octavo-bench": "packages/bench",
     "octavo": "packages/cli",
 }
 TEMPLATE = "docs/examples/acme-octavo"
@@ -44,7 +45,7 @@ BACKENDS = {
     "jax-native": "octavo-jax-native",
 }
 ON_CUDA = ["torch-cudagraph"]  # backends that serve nothing else
-SLOW = ["octavo-numerics", "octavo-jax", "octavo"]  # packages with tests that take minutes
+SLOW = ["octavo-numerics", "octavo-jax", "octavo-bench", "octavo"]  # packages with tests that take minutes
 TOOLS = ("ruff==0.17.5", "mypy==2.4.1")
 ADAPTED = (
     "qwix==0.1.8",
@@ -102,12 +103,19 @@ def _install(session: nox.Session, *distributions: str, extra: tuple[str, ...] =
     session.install("-c", str(ROOT / "constraints.txt"), *_local(session, workspace), *outside)
 
 
+def _with_python() -> list[str]:
+    """Files and folders of the root with Python that git tracks: a virtual environment in the clone has any name."""
+    command = ("git", "-C", str(ROOT), "ls-files", "--", "*.py", "*.pyi")
+    names = subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()
+    return sorted({name.split("/")[0] for name in names})
+
+
 def _nvcc() -> str | None:
     return os.environ.get("CUDACXX") or shutil.which("nvcc")
 
 
 def _native_sources() -> list[Path]:
-    """Every file that the wheel of octavo-native is made from."""
+    """Every file that the wheel of octavo-native is made from, tracked or not: CMake compiles what lies there."""
     native = ROOT / DIRECTORIES[NATIVE]
     files = [native / name for name in ("pyproject.toml", "CMakeLists.txt", "README.md")]
     files += [path for part in ("cmake", "include", "lib", "src") for path in (native / part).rglob("*")]
@@ -175,8 +183,9 @@ def _test_group(distribution: str) -> tuple[str, ...]:
 def lint(session: nox.Session) -> None:
     """Format and lint."""
     session.install(*TOOLS[:1])
-    session.run("ruff", "format", "--check", ".")
-    session.run("ruff", "check", ".")
+    places = _with_python()
+    session.run("ruff", "format", "--check", *places)
+    session.run("ruff", "check", *places)
 
 
 @nox.session

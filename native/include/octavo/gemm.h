@@ -36,11 +36,11 @@ struct GemmSpec {
   Scaling scaling = Scaling::block;  // of both quantized operands
   Format left_format = Format::e4m3;
   Format right_format = Format::e4m3;
-  bool right_square = false;         // w in square blocks
-  bool hadamard = false;             // wgrad of NVFP4: each group is padded to 16 rows, which take part
+  bool right_square = false;  // w in square blocks
+  bool hadamard = false;      // wgrad of NVFP4: each group is padded to 16 rows, which take part
   DType out_dtype = DType::bf16;
-  bool accumulate = false;           // wgrad: added to `out` in fp32 and rounded once
-  bool fast_accumulation = false;    // FP8 without block scales: no promotion of partial sums to fp32
+  bool accumulate = false;         // wgrad: added to `out` in fp32 and rounded once
+  bool fast_accumulation = false;  // FP8 without block scales: no promotion of partial sums to fp32
 };
 
 struct GemmArgs {
@@ -53,9 +53,9 @@ struct GemmArgs {
   GemmOperand left;
   GemmOperand right;
   void* out = nullptr;
-  int64_t out_row_stride = 0;          // elements between rows of y, dx, or of one dw[g]
-  int64_t out_group_stride = 0;        // elements between the matrices of dw
-  const void* bias = nullptr;          // fprop: [G, N] or null; dgrad: [G, K] or null
+  int64_t out_row_stride = 0;    // elements between rows of y, dx, or of one dw[g]
+  int64_t out_group_stride = 0;  // elements between the matrices of dw
+  const void* bias = nullptr;    // fprop: [G, N] or null; dgrad: [G, K] or null
   DType bias_dtype = DType::bf16;
   const float* bias_scales = nullptr;  // [M] or null: y[r] = ... + bias_scales[r] * bias[g]
   int tile = -1;                       // number of a tile of gemm_tiles; -1: chosen by gemm_tile
@@ -72,10 +72,10 @@ struct GemmTile {
 
 // What the model of gemm_tile expects of a tile on a problem.
 struct GemmTileChoice {
-  int tile;          // number in gemm_tiles
-  int64_t tiles;     // tiles that are computed, each group's last ones in part
-  double waves;      // tiles a CTA
-  double filled;     // part of the computed outputs that the result has
+  int tile;       // number in gemm_tiles
+  int64_t tiles;  // tiles that are computed, each group's last ones in part
+  double waves;   // tiles a CTA
+  double filled;  // part of the computed outputs that the result has
   double microseconds;
 };
 

@@ -22,10 +22,10 @@ Error route_cuda(const RouteArgs& args, void* stream);
 // Where the rows of tokens are. A choice that is not routed has weight 0, whatever its row holds; a position outside
 // 0 to tokens * each - 1 is never followed: nothing is read or written there.
 struct Choices {
-  int64_t tokens = 0, each = 0;         // T and k; T k is at most 2^30
-  const int64_t* position = nullptr;    // [T, k]
-  const uint8_t* routed = nullptr;      // [T, k]
-  const float* weights = nullptr;       // [T, k]; null: 1
+  int64_t tokens = 0, each = 0;       // T and k; T k is at most 2^30
+  const int64_t* position = nullptr;  // [T, k]
+  const uint8_t* routed = nullptr;    // [T, k]
+  const float* weights = nullptr;     // [T, k]; null: 1
 };
 
 // permute   out[position[t, j]] = weight * from[t], from [T, cols], out [T k, cols]

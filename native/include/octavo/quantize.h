@@ -12,7 +12,7 @@ struct QuantizerSpec {
   Operand operand = Operand::x;  // part of the Philox counter
   bool square = false;
   bool stochastic = false;
-  bool hadamard = false;         // columnwise data only
+  bool hadamard = false;  // columnwise data only
   bool power_of_two = false;
   float amax_epsilon = 0.0f;
 
@@ -51,8 +51,8 @@ struct Prologue {
   const void* gamma = nullptr;   // [C], dtype of the input
   const void* beta = nullptr;    // [C] or null
   float epsilon = 0.0f;
-  float* mean = nullptr;         // [M], written (LayerNorm)
-  float* rstd = nullptr;         // [M], written
+  float* mean = nullptr;  // [M], written (LayerNorm)
+  float* rstd = nullptr;  // [M], written
 };
 
 struct Plane {
@@ -76,8 +76,8 @@ struct QuantizeArgs {
   const uint32_t* seed = nullptr;        // two words, low first, on the device of the call
   uint32_t group_offset = 0;
   const uint32_t* group_offset_device = nullptr;  // added to group_offset where given
-  const int32_t* unchanged = nullptr;    // on the device; not 0: every output is left as it is
-  void* workspace = nullptr;             // 256-byte aligned, undefined at entry
+  const int32_t* unchanged = nullptr;             // on the device; not 0: every output is left as it is
+  void* workspace = nullptr;                      // 256-byte aligned, undefined at entry
   size_t workspace_bytes = 0;
 };
 

@@ -67,14 +67,12 @@ Error check_shape(int64_t rows, int64_t cols, int64_t groups, int64_t matrix_row
   return {};
 }
 
-bool wide_scales(const QuantizerSpec& spec) { return spec.scaling != Scaling::mxfp8 && spec.scaling != Scaling::nvfp4; }
-
 // `elements` of the payload: an operand without any may have null arrays.
 Error check_plane(const QuantizerSpec& spec, const Plane& plane, int64_t elements) {
   if (!named(plane.layout, Layout::native)) {
     return invalid("a plane's layout is no Layout; give plain or native (0, 1)");
   }
-  if (wide_scales(spec) && !aligned(plane.scales, 4)) {
+  if (wide_scales(spec.scaling) && !aligned(plane.scales, 4)) {
     return invalid("a plane's scales are not aligned to 4 bytes; they are fp32");
   }
   if (!aligned(plane.global, 4)) return invalid("a plane's global is not aligned to 4 bytes; it is fp32");
@@ -143,13 +141,10 @@ Error check_norm(const QuantizeArgs& args) {
 
 Error check_prologue(const QuantizeArgs& args) {
   switch (args.prologue.kind) {
-    case PrologueKind::none:
-      return {};
+    case PrologueKind::none: return {};
     case PrologueKind::activation:
-    case PrologueKind::activation_grad:
-      return check_activation(args);
-    case PrologueKind::norm:
-      return check_norm(args);
+    case PrologueKind::activation_grad: return check_activation(args);
+    case PrologueKind::norm: return check_norm(args);
   }
   return invalid("prologue is no PrologueKind; give a number from 0 to 3");
 }
@@ -275,7 +270,7 @@ Error check_convert(const ConvertArgs& args) {
   const int64_t elements = args.rows * args.cols;
   const Plane* const planes[] = {&args.from, &args.into};
   for (const Plane* plane : planes) {
-    if (!aligned(plane->scales, wide_scales(args.spec) ? 4 : 1)) {
+    if (!aligned(plane->scales, wide_scales(args.spec.scaling) ? 4 : 1)) {
       return invalid("a plane's scales are not aligned to 4 bytes; they are fp32");
     }
     if (elements > 0 && (plane->codes == nullptr || plane->scales == nullptr)) {

@@ -10,6 +10,9 @@ constexpr int64_t MAX_GROUPS = 65536, PLAN_ALIGNMENT = 32;
 
 inline bool aligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
+// Scales of fp32; the others are bytes.
+inline bool wide_scales(Scaling scaling) { return scaling != Scaling::mxfp8 && scaling != Scaling::nvfp4; }
+
 template <typename Enum>
 bool named(Enum value, Enum last) {
   return static_cast<int32_t>(value) >= 0 && value <= last;

@@ -11,7 +11,6 @@ constexpr int64_t CUDA_BYTES = 16, CUDA_SIDE = 16;
 constexpr int64_t MAX_GROUP_STRIDE = int64_t{1} << 44;  // 65536 of them are an address still
 
 bool group_scales(Scaling scaling) { return scaling == Scaling::delayed || scaling == Scaling::current; }
-bool wide_scales(Scaling scaling) { return scaling != Scaling::mxfp8 && scaling != Scaling::nvfp4; }
 
 Error check_names(const GemmSpec& spec) {
   if (!named(spec.gemm, Gemm::wgrad)) return invalid("gemm is no Gemm; give fprop, dgrad or wgrad (0 to 2)");

@@ -42,8 +42,8 @@ double microseconds(const GemmSpec& spec, int number, int64_t tiles, int64_t k_b
 }  // namespace
 
 const GemmTile* gemm_tiles(const GemmSpec& spec, int* count) {
-  const bool rare = multiplies_fp8(spec) ? spec.right_format != Format::e4m3
-                                         : !spec.quantized && spec.dtype != DType::bf16;
+  const bool rare =
+      multiplies_fp8(spec) ? spec.right_format != Format::e4m3 : !spec.quantized && spec.dtype != DType::bf16;
   *count = rare ? 1 : GEMM_TILE_COUNT;
   return GEMM_TILES;
 }
@@ -55,8 +55,8 @@ GemmTileChoice gemm_tile(const GemmSpec& spec, int64_t rows, int64_t n, int64_t 
   const int64_t depth = k_grouped ? ceil_div(rows, groups) : spec.gemm == Gemm::fprop ? k : n;
   const int64_t k_blocks = ceil_div(depth, K_BLOCK_BYTES / static_cast<int64_t>(width));
   const double out_bytes = double(groups) * out_rows * out_cols * dtype_bytes(spec.out_dtype);
-  const double bytes = width * groups * (double(out_rows) * depth + double(out_cols) * depth) +
-                       out_bytes * (spec.accumulate ? 2 : 1);
+  const double bytes =
+      width * groups * (double(out_rows) * depth + double(out_cols) * depth) + out_bytes * (spec.accumulate ? 2 : 1);
   int count = 0;
   const GemmTile* const tiles = gemm_tiles(spec, &count);
   GemmTileChoice best = {-1, 0, 0.0, 0.0, 0.0};

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from octavo_conformance.gaps import Gap, GapsError, read_gaps
+from octavo_conformance.reports.gaps import Gap, GapsError, read_gaps
 
 
 def test_loading_the_plugin_imports_nothing_heavy() -> None:

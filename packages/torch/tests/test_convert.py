@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import octavo
 from octavo_torch import GroupedLinear, GroupedMLP, convert
-from octavo_torch.adapters.call import GroupedMM
+from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.transformers import experts
 
 G, K, M = 3, 32, 24

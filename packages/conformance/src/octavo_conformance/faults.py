@@ -188,7 +188,7 @@ def named_by_tests(files: Iterable[Path]) -> dict[int, tuple[Test, ...]]:
 @cache
 def _covered() -> dict[int, tuple[str, ...]]:
     """Row to tests of the suite."""
-    files = sorted((Path(__file__).parent / "suite").glob("test_*.py"))
+    files = sorted((Path(__file__).parent / "suite").rglob("test_*.py"))
     return {
         number: tuple(f"{file.stem.removeprefix('test_')}::{name}" for file, name in tests)
         for number, tests in named_by_tests(files).items()

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from octavo_conformance import SEED_KEY
-from octavo_conformance.case import Case, Examples, Measure
-from octavo_conformance.gaps import Gap, GapsError, read_gaps
-from octavo_conformance.needs import Need
-from octavo_conformance.report import Report, Row, write
-from octavo_conformance.table import render
-from octavo_conformance.targets import Target, UnknownBackend, find_targets
+from octavo_conformance.cards.needs import Need
+from octavo_conformance.cards.targets import Target, UnknownBackend, find_targets
+from octavo_conformance.problems.case import Case, Examples, Measure
+from octavo_conformance.reports.gaps import Gap, GapsError, read_gaps
+from octavo_conformance.reports.report import Report, Row, write
+from octavo_conformance.reports.table import render
 
 ROW_KEY = "octavo_row"
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from octavo.recipe_base import GEMMS
 from octavo_registry.contract.request import Bound, Request
-from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
-from octavo_torch.compiler.status import status_word
+from octavo_torch.plugin_api import GraphUnsafeError, is_capturing, status_word
 from octavo_torch_native.backend import NativeBackend
 
 if TYPE_CHECKING:

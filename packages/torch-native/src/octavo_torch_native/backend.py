@@ -12,8 +12,7 @@ from octavo.quantizer import Direction
 from octavo.recipe_base import GEMMS
 from octavo_registry.contract.cards import MOVES, QUANTIZERS
 from octavo_registry.contract.request import Bound, Request
-from octavo_torch.arrays.dtypes import DTYPES
-from octavo_torch.compiler.status import status_word
+from octavo_torch.plugin_api import DTYPES, status_word
 from octavo_torch_native.plugin import PANELS, ROWS
 
 if TYPE_CHECKING:

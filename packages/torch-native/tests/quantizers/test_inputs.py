@@ -14,7 +14,7 @@ import octavo_registry
 import octavo_torch
 import octavo_torch_native as native
 from octavo import QuantizerSpec
-from octavo_conformance.variants import RAGGED, STACKED
+from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_registry.contract.request import Request
 from octavo_torch import GroupedTensor
 from octavo_torch.arrays.grouped_tensor import PLANES

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from octavo_torch.mlp.sequential import Sequential
     from octavo_torch.moe.exchange import ExpertExchange
     from octavo_torch.moe.permutation import Routing, permute, unpermute
-    from octavo_torch.scaling.delayed import DelayedState
+    from octavo_torch.scaling.delayed_state import DelayedState
     from octavo_torch.scaling.recipe_module import update_scales
-    from octavo_torch.wgrad.delayed_wgrad import DelayedWgrad
+    from octavo_torch.wgrad.postponed import DelayedWgrad
 
 __version__ = "0.1.0"
 
@@ -88,8 +88,8 @@ _PLACES = (
     "checkpoint.recipes",
     "linear.coded_weight",
     "conversion",
-    "scaling.delayed",
-    "wgrad.delayed_wgrad",
+    "scaling.delayed_state",
+    "wgrad.postponed",
     "moe.exchange",
     "distributed.fsdp.api",
     "linear.functional",

@@ -17,7 +17,7 @@ from octavo_torch.compiler import graphs
 from octavo_torch.compiler.host_reads import watch_host_reads
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.linear import functional
-from octavo_torch.scaling.delayed import OPERANDS, DelayedState
+from octavo_torch.scaling.delayed_state import OPERANDS, DelayedState
 
 if TYPE_CHECKING:
     import numpy as np

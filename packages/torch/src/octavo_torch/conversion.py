@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
-from octavo_torch.adapters.call import GroupedMM, recipe_of
+from octavo_torch.adapters.grouped_mm import GroupedMM, recipe_of
 from octavo_torch.adapters.transformers import ExpertsFunction
 from octavo_torch.arrays.checks import told
 from octavo_torch.linear.module import GroupedLinear

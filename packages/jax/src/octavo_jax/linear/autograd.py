@@ -22,8 +22,8 @@ from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.checkpoint_names import name_array, name_planes
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed import DelayedState, ScalingHistory, amax_of, record_amax
-from octavo_jax.sharding.products import bias_sums, kernel_product, rows_product
-from octavo_jax.sharding.quantizing import quantize_kernel, quantize_rows
+from octavo_jax.sharding.gemms import bias_sums, kernel_product, rows_product
+from octavo_jax.sharding.quantizers import quantize_kernel, quantize_rows
 from octavo_registry import Plan
 from octavo_registry.contract.weights import readers
 

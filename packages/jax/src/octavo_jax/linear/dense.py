@@ -17,8 +17,8 @@ from octavo_jax.linear.dense_arguments import dense_operands
 from octavo_jax.linear.grouped import run_layer
 from octavo_jax.scaling.delayed import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.dense import out_of_blocks
 from octavo_jax.sharding.manual import summed_result
-from octavo_jax.sharding.one_matrix import out_of_blocks
 
 
 def dense(

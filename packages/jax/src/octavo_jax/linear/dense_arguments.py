@@ -16,9 +16,7 @@ from octavo_jax.linear.arguments import as_array, check_state
 from octavo_jax.scaling.delayed import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.conflicts import check_shards
-from octavo_jax.sharding.explicit import placed_state
-from octavo_jax.sharding.manual import on_first, unsummed
-from octavo_jax.sharding.one_matrix import (
+from octavo_jax.sharding.dense import (
     as_row,
     as_stack,
     gathered_factors,
@@ -26,6 +24,8 @@ from octavo_jax.sharding.one_matrix import (
     matrix_placement,
     one_group_each,
 )
+from octavo_jax.sharding.explicit import placed_state
+from octavo_jax.sharding.manual import on_first, unsummed
 from octavo_jax.sharding.placement import Placement
 
 

@@ -35,11 +35,10 @@ from octavo_jax.linear.autograd import (
 from octavo_jax.quantizers.derivatives import in_reverse
 from octavo_jax.scaling.delayed import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
-from octavo_jax.sharding.conflicts import check_shards
+from octavo_jax.sharding.conflicts import check_shards, check_unnamed
 from octavo_jax.sharding.explicit import placed_layer
 from octavo_jax.sharding.manual import on_first, summed_result, unsummed
-from octavo_jax.sharding.placing import placement_of
-from octavo_jax.sharding.unnamed import check_unnamed
+from octavo_jax.sharding.placement_of_call import placement_of
 
 
 @jax.tree_util.register_dataclass

@@ -25,7 +25,7 @@ from octavo_jax.linear.autograd import (
     quantize_operand,
     stored_weight,
 )
-from octavo_jax.linear.fused_operands import Made, NormSaved, kept_quantized, normalized_operand
+from octavo_jax.linear.computed_operands import Made, NormSaved, kept_quantized, normalized_operand
 from octavo_jax.scaling.delayed import DelayedState
 
 

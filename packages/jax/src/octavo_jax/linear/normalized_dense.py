@@ -24,7 +24,7 @@ from octavo_jax.linear.normalized_autograd import Arrays, norm_layer, octavo_lay
 from octavo_jax.quantizers.derivatives import in_reverse
 from octavo_jax.scaling.delayed import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
-from octavo_jax.sharding.one_matrix import out_of_blocks
+from octavo_jax.sharding.dense import out_of_blocks
 from octavo_registry.contract.cards import Norm
 
 

@@ -29,7 +29,7 @@ from octavo_jax.linear.autograd import (
     quantize_operand,
     stored_weight,
 )
-from octavo_jax.linear.fused_operands import (
+from octavo_jax.linear.computed_operands import (
     Made,
     NormSaved,
     activated_operand,

@@ -36,11 +36,10 @@ from octavo_jax.mlp.plan import OutputNames, mlp_for
 from octavo_jax.quantizers.derivatives import in_reverse
 from octavo_jax.scaling.delayed import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
-from octavo_jax.sharding.conflicts import check_shards
+from octavo_jax.sharding.conflicts import check_shards, check_unnamed
+from octavo_jax.sharding.dense import as_row, as_stack, in_blocks, matrix_placement, one_group_each, out_of_blocks
 from octavo_jax.sharding.manual import on_first, summed_result, unsummed
-from octavo_jax.sharding.one_matrix import as_row, as_stack, in_blocks, matrix_placement, one_group_each, out_of_blocks
-from octavo_jax.sharding.placing import placement_of
-from octavo_jax.sharding.unnamed import check_unnamed
+from octavo_jax.sharding.placement_of_call import placement_of
 from octavo_registry.contract.cards import Activation, Norm
 
 __all__ = ["OutputNames", "States", "grouped_mlp", "layernorm_mlp"]

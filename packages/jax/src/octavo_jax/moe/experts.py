@@ -11,7 +11,7 @@ from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.dispatch.layer import Names
 from octavo_jax.mlp.mlp import OutputNames, States, grouped_mlp
-from octavo_jax.moe.arranging import Routing
+from octavo_jax.moe.arrangement import Routing
 from octavo_jax.moe.permutation import combine, permute, row_weights
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.cards import Activation

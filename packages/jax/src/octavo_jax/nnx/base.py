@@ -14,7 +14,8 @@ from jax.typing import DTypeLike
 from octavo import DelayedScaling, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.dispatch.layer import Names
-from octavo_jax.module_parts import Initializer, State, fresh_state, next_seed, update_states
+from octavo_jax.modules.initializers import Initializer
+from octavo_jax.modules.states import State, fresh_state, next_seed, update_states
 from octavo_jax.sharding.axes import MeshAxes
 
 Axes = tuple[str | None, ...]

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from octavo import Recipe
-from octavo_torch.adapters.call import GroupedMM, misfit
+from octavo_torch.adapters.grouped_mm import GroupedMM, misfit
 
 TESTED = "0.7.0"
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
-from octavo_torch.adapters.call import misfit
+from octavo_torch.adapters.grouped_mm import misfit
 from octavo_torch.linear.module import GroupedLinear
 
 TESTED = "0.16.1"

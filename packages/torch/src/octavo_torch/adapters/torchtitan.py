@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from octavo_torch.adapters.call import GroupedMM, misfit
+from octavo_torch.adapters.grouped_mm import GroupedMM, misfit
 
 TESTED = "0.3.0"
 

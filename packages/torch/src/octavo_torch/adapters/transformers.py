@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from octavo import Recipe
-from octavo_torch.adapters.call import GroupedMM, misfit
+from octavo_torch.adapters.grouped_mm import GroupedMM, misfit
 from octavo_torch.mlp.mlp import grouped_mlp
 from octavo_torch.moe.permutation import permute, unpermute
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from octavo_torch.arrays.sizes import Sizes
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 
 
 class WholeLayer(Protocol):

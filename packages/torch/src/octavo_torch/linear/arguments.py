@@ -15,7 +15,7 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.operands import check_layout, check_tensor
 from octavo_torch.arrays.strides import overlaps_itself, share_memory
 from octavo_torch.linear.call import Call
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import check_seed
 
 NEEDS_SEED = (

@@ -11,10 +11,10 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.dispatch.layer import Layer, Layers
 from octavo_torch.dispatch.whole_layer import WholeLayer
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import Seed
-from octavo_torch.wgrad.delayed_wgrad import DelayedWgrad
 from octavo_torch.wgrad.main_grad import MainGrad
+from octavo_torch.wgrad.postponed import DelayedWgrad
 from octavo_torch.wgrad.target import WgradTarget
 
 Backend = str | tuple[str, ...] | None

@@ -19,7 +19,7 @@ from octavo_torch.linear.grouped import Rows, apply, traced
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.quantized_operands import quantize_input, quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight, check_own
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.recipe_module import RecipeModule
 from octavo_torch.scaling.seeds import SeedCounter
 

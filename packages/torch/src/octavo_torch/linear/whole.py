@@ -16,7 +16,7 @@ from octavo_torch.dispatch.whole_layer import WholeLayer
 from octavo_torch.linear.autograd import Context, cast_gradients, dtypes_of, needed_gradients
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.contexts import run_backward
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import SeedCounter
 
 _grad_enabled = torch.is_grad_enabled

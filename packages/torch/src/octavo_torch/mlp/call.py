@@ -11,9 +11,9 @@ from torch import Tensor
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.linear.call import Call, Options
 from octavo_torch.mlp.plan import MlpPlan
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import Seed, SeedCounter, second_stream
-from octavo_torch.wgrad.delayed_wgrad import DelayedWgrad
+from octavo_torch.wgrad.postponed import DelayedWgrad
 
 States = tuple[DelayedState, DelayedState]
 Stores = tuple[DelayedWgrad | None, DelayedWgrad | None]

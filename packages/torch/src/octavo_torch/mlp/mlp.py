@@ -25,8 +25,8 @@ from octavo_torch.mlp.autograd import grouped_mlp_function
 from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.mlp.forward import forward
 from octavo_torch.mlp.plan import MlpPlan, Needed, mlp_plan_for
-from octavo_torch.scaling.delayed import DelayedState
-from octavo_torch.wgrad.delayed_wgrad import DelayedWgrad
+from octavo_torch.scaling.delayed_state import DelayedState
+from octavo_torch.wgrad.postponed import DelayedWgrad
 
 _HIGH_PRECISION = HighPrecision()
 _is_compiling = torch.compiler.is_compiling

@@ -11,6 +11,7 @@ from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_registry.contract.request import Bound, Request
 from octavo_torch.arithmetic import operations
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.scaling.seeds import seed_tensor
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -54,16 +55,6 @@ def _quantizer(quantizer: str, role: str) -> Callable[..., GroupedTensor]:
         return result if out is None else result.copy_into(out)
 
     return quantize
-
-
-def seed_tensor(seed: Tensor | int | None, device: torch.device) -> Tensor | None:
-    """A seed as a 0-dimensional int64 tensor on `device`, its bits those of the seed modulo 2^64."""
-    if seed is None:
-        return None
-    if isinstance(seed, Tensor):
-        return seed.reshape(()).to(device, torch.int64)
-    wrapped = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
-    return torch.full((), wrapped, dtype=torch.int64, device=device)
 
 
 def dequantize(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:

@@ -13,10 +13,10 @@ from octavo import HighPrecision, Recipe
 from octavo_torch.arrays.checks import backend_names, check_count, check_flag, check_module, check_recipe
 from octavo_torch.arrays.group_parameters import GroupParameters
 from octavo_torch.compiler.tracing import register_constants
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import SeedCounter
-from octavo_torch.wgrad.delayed_wgrad import DelayedWgrad
 from octavo_torch.wgrad.main_grad import MainGrad, check_mode
+from octavo_torch.wgrad.postponed import DelayedWgrad
 
 
 class RecipeModule(GroupParameters):

@@ -65,6 +65,16 @@ def check_seed(seed: Any) -> None:
     raise ValueError(f"seed is {told(seed)}; give an integer (taken modulo 2^64) or a scalar integer tensor")
 
 
+def seed_tensor(seed: Tensor | int | None, device: torch.device) -> Tensor | None:
+    """A seed as a 0-dimensional int64 tensor on `device`, its bits those of the seed modulo 2^64."""
+    if seed is None:
+        return None
+    if isinstance(seed, Tensor):
+        return seed.reshape(()).to(device, torch.int64)
+    wrapped = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+    return torch.full((), wrapped, dtype=torch.int64, device=device)
+
+
 def _flatten(seed: SeedCounter) -> tuple[list[Tensor], None]:
     return [seed.base, seed.counter], None
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from octavo_torch.arrays.per_group import Weights, leaves_of
-from octavo_torch.wgrad.delayed_wgrad import DelayedWgrad
 from octavo_torch.wgrad.main_grad import MainGrad, check_main_grad, check_mode, write_main_grad
+from octavo_torch.wgrad.postponed import DelayedWgrad
 
 Wgrad = Callable[..., Any]
 

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from octavo_torch.arrays.checks import check_module
-from octavo_torch.distributed.fsdp.notes import Notes
+from octavo_torch.distributed.fsdp.gather_state import Notes
 from octavo_torch.distributed.fsdp.shard import WeightShard
 from octavo_torch.scaling.recipe_module import RecipeModule
 

@@ -16,7 +16,7 @@ from octavo_torch.dispatch.layer import Layer, layer_for
 from octavo_torch.distributed.fsdp.planes import of_planes
 from octavo_torch.distributed.fsdp.route import Route
 from octavo_torch.linear import functional
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 
 Names = str | tuple[str, ...] | None
 

@@ -19,7 +19,7 @@ from octavo import GroupedTensorSpec
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.distributed.fsdp.codes import gather_scales, quantize_shard, reads_plain, whole_layer
-from octavo_torch.distributed.fsdp.notes import Gathered, Given, Notes
+from octavo_torch.distributed.fsdp.gather_state import Gathered, Given, Notes
 from octavo_torch.distributed.fsdp.planes import beside, planes_of, refill, whole_of
 from octavo_torch.distributed.fsdp.route import Route, route_of, shard_dim
 from octavo_torch.linear.coded_weight import CodedWeight
