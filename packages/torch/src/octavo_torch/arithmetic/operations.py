@@ -18,7 +18,7 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.graphs import check_not_captured
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.status import flag_bad_sizes
-from octavo_torch.dispatch.memo import Memo
+from octavo_torch.memo import Memo
 
 _operator = Operators("octavo_torch").define
 

@@ -17,7 +17,7 @@ from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
-from octavo_torch.dispatch.memo import Bounded, Memo
+from octavo_torch.memo import Bounded, Memo
 
 if TYPE_CHECKING:
     from octavo_torch.dispatch.whole_layer import WholeLayer

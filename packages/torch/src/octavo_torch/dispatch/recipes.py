@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo import Recipe
 from octavo.formats import DType
-from octavo_torch.dispatch.memo import Memo
+from octavo_torch.memo import Memo
 
 _variants: Memo[Recipe] = Memo()
 

@@ -150,5 +150,6 @@ def traced(
     bias_scales: Tensor | None,
     call: Call,
 ) -> Tensor:
-    """`apply` under torch.compile."""
+    """`apply` under torch.compile, below which a module's layers are those of functional calls."""
+    call.layers = None
     return _in_graph(x, weight, group_sizes=group_sizes, bias=bias, bias_scales=bias_scales, **call.present())

@@ -12,8 +12,8 @@ from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import Layer, Run, layer_for
-from octavo_torch.dispatch.memo import Memo
 from octavo_torch.dispatch.recipes import with_output_dtype
+from octavo_torch.memo import Memo
 from octavo_torch.quantizers.fused import Fused, activation_quantizer, gradient_quantizer
 
 

@@ -14,7 +14,7 @@ from octavo_registry.contract.request import Request
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.device import arch_of
-from octavo_torch.dispatch.memo import Memo
+from octavo_torch.memo import Memo
 from octavo_torch.moe import gathers
 
 Run = Callable[..., Any]

@@ -13,7 +13,7 @@ from octavo_registry.contract.request import Request
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.device import arch_of
-from octavo_torch.dispatch.memo import Memo
+from octavo_torch.memo import Memo
 
 Update = Callable[..., None]
 

@@ -10,7 +10,7 @@ import pytest
 import octavo_torch
 from octavo_registry import prefer
 from octavo_registry.dispatch import preference
-from octavo_torch.dispatch.memo import Bounded, Memo
+from octavo_torch.memo import Bounded, Memo
 
 
 def test_a_value_holds_for_its_owner_and_the_registrys_state() -> None:
