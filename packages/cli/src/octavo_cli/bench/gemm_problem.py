@@ -16,7 +16,7 @@ from octavo_cli.bench.engine import Engine
 from octavo_cli.bench.gemm_cases import GemmCase
 from octavo_cli.bench.shapes import Shape
 from octavo_cli.bench.timing import Call, input_copies
-from octavo_registry import LayerPlan, Plan, Request, Weight
+from octavo_registry import LayerPlan, Plan, Weight
 
 Names = str | Sequence[str] | None
 
@@ -70,7 +70,7 @@ def layer_plan(
 
     weight   how w lies: "kn" is JAX's kernel
     """
-    request = Request(
+    request = registry.GemmRequest(
         op="fprop",
         framework=engine.framework,
         device=engine.device,
@@ -173,13 +173,15 @@ class Prepared:
 
 def dequantizer(engine: Engine, quantize: Plan) -> Plan:
     """The plan of the same backend that gives a quantized operand's fp32 values."""
-    request = Request(
+    spec = quantize.request.quantizer
+    assert spec is not None
+    request = registry.DequantizeRequest(
         op="dequantize",
         framework=engine.framework,
         device=engine.device,
         in_dtype="float32",
         out_dtype="float32",
-        quantizer=quantize.request.quantizer,
+        quantizer=spec,
         arch=engine.arch,
         sizes=engine.where,
         layouts=quantize.request.layouts,

@@ -17,7 +17,16 @@ from octavo import HighPrecision, QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo_jax.sharding.placement import Placement
-from octavo_registry import LayerPlan, Plan, Request, Weight, state_token
+from octavo_registry import (
+    DequantizeRequest,
+    GemmRequest,
+    LayerPlan,
+    Plan,
+    QuantizeRequest,
+    Weight,
+    state_token,
+)
+from octavo_registry.dispatch.layer_plan import QuantizePlan
 
 Names = str | Sequence[str] | None
 Run = Callable[..., Any]
@@ -224,7 +233,7 @@ def _layer(asked: Asked) -> Layer:
         dx_dtype = "float32" if placement.sums("o") else dx_dtype
         dw_dtype = "float32" if placement.sums_blocks else dw_dtype
     kind, arch = asked.device
-    request = Request(
+    request = GemmRequest(
         op="fprop",
         framework="jax",
         device=kind,
@@ -253,7 +262,7 @@ def _layer(asked: Asked) -> Layer:
     return layer
 
 
-def in_plain_layouts(plan: Plan, backend: Names) -> Plan:
+def in_plain_layouts(plan: QuantizePlan, backend: Names) -> QuantizePlan:
     """The plan of the same quantizer whose planes are in the plain layout; itself where they are."""
     if plan.request.layouts == (PLAIN, PLAIN):
         return plan
@@ -262,7 +271,7 @@ def in_plain_layouts(plan: Plan, backend: Names) -> Plan:
 
 def quantizer_for(
     spec: QuantizerSpec, x: Array, groups: int, stacked: bool, backend: Names, *, columns: int | None = None
-) -> Plan:
+) -> QuantizePlan:
     """The plan that quantizes x by `spec`; NoBackendError where nothing serves it.
 
     columns   of what is quantized, where that is computed from x on the way; None: x's
@@ -271,11 +280,11 @@ def quantizer_for(
     columns = x.shape[-1] if columns is None else columns
     rows = x.shape[-2] if stacked else None
     key = (id(spec), rows, columns, x.dtype, groups, stacked, device, _hashable(backend))
-    seen: tuple[QuantizerSpec, Plan] | None = _quantizers_seen.get(key)
+    seen: tuple[QuantizerSpec, QuantizePlan] | None = _quantizers_seen.get(key)
     if seen is not None:
         return seen[1]
     dtype = dtype_name(x.dtype, "x")
-    request = Request(
+    request = QuantizeRequest(
         op="quantize",
         framework="jax",
         device=device[0],
@@ -298,7 +307,7 @@ def dequantizer_for(
 ) -> Plan:
     """The plan that dequantizes to `dtype`; NoBackendError where nothing serves it."""
     kind, arch = device_of(payload)
-    request = Request(
+    request = DequantizeRequest(
         op="dequantize",
         framework="jax",
         device=kind,

@@ -24,8 +24,8 @@ from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed import DelayedState, ScalingHistory, amax_of, record_amax
 from octavo_jax.sharding.products import bias_sums, kernel_product, rows_product
 from octavo_jax.sharding.quantizing import quantize_kernel, quantize_rows
-from octavo_registry import Plan
 from octavo_registry.contract.weights import readers
+from octavo_registry.dispatch.layer_plan import QuantizePlan
 
 GemmOperand = GroupedTensor | Array
 
@@ -39,7 +39,7 @@ class Context(NamedTuple):
 
 
 def quantize_operand(
-    plan: Plan | None,
+    plan: QuantizePlan | None,
     layer: Layer,
     x: Array,
     operand: Operand,
@@ -59,7 +59,7 @@ def quantize_operand(
     spec = plan.request.quantizer
     assert spec is not None
     x, sizes = undifferentiated(x), None if operand == "w" else context.group_sizes
-    how = {
+    how: dict[str, Any] = {
         "seed": context.seed if spec.stochastic else None,
         "operand": operand,
         "group_offset": context.group_offset,
@@ -70,15 +70,15 @@ def quantize_operand(
         return named(layer, q, operand), None if history is None else record_amax(history, never_recomputed(amax))
     if history is None:
         return named(layer, plan.run(x, sizes, **how), operand), None
-    if plan.run_with_amax is None:
+    if plan.bound.with_amax is None:
         q, amax = plan.run(x, sizes, **how), amax_of(x, sizes)
     else:
-        q, amax = plan.run_with_amax(x, sizes, **how)
+        q, amax = plan.bound.with_amax(x, sizes, **how)
     return named(layer, q, operand), record_amax(history, never_recomputed(amax))
 
 
 def _quantized_shards(
-    plan: Plan, layer: Layer, x: Array, sizes: Array | None, how: dict[str, Any]
+    plan: QuantizePlan, layer: Layer, x: Array, sizes: Array | None, how: dict[str, Any]
 ) -> tuple[GroupedTensor, Any]:
     """Of rows with sizes, or of a kernel; planes in the plain layout where shards are parts of an operand."""
     placement = layer.placement

@@ -20,8 +20,8 @@ from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed import ScalingHistory, amax_of, record_amax
 from octavo_jax.sharding.fused import fused_rows
 from octavo_jax.sharding.placement import Letter
-from octavo_registry import Plan
 from octavo_registry.contract.cards import Activation
+from octavo_registry.dispatch.layer_plan import QuantizePlan
 
 
 class Made(NamedTuple):
@@ -54,7 +54,7 @@ class NormSaved(NamedTuple):
 
 def _run(
     run: Run,
-    plan: Plan | None,
+    plan: QuantizePlan | None,
     layer: Layer,
     operand: Operand,
     context: Context,

@@ -25,8 +25,8 @@ from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.quantizers.functional import check_group_offset, check_scale
 from octavo_jax.remat.checkpoint_names import name_planes
 from octavo_jax.scaling.seeds import seed_words
-from octavo_registry import Plan
 from octavo_registry.contract.cards import Activation, Norm
+from octavo_registry.dispatch.layer_plan import QuantizePlan
 
 __all__ = ["Extras", "act_quantize", "dact_quantize", "norm_quantize"]
 
@@ -63,7 +63,7 @@ def _how(
     }
 
 
-def _plan(spec: QuantizerSpec, x: Array, columns: int, groups: int, backend: Names) -> Plan:
+def _plan(spec: QuantizerSpec, x: Array, columns: int, groups: int, backend: Names) -> QuantizePlan:
     """The plan of `spec`'s quantizer of [M, columns] in x's dtype, on x's device."""
     return quantizer_for(spec, x, groups, False, backend, columns=columns)
 

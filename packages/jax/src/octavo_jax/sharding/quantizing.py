@@ -26,7 +26,8 @@ from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Blocks, join_experts
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.route import run
-from octavo_registry import Plan, Weight
+from octavo_registry import Weight
+from octavo_registry.dispatch.layer_plan import QuantizePlan
 
 Made = tuple[GroupedTensor, Array | None]
 _SPANNING = frozenset({"current", "row", "nvfp4"})
@@ -37,7 +38,7 @@ def spans(spec: QuantizerSpec, span: Span) -> bool:
     return span != WHOLE and spec.scaling in _SPANNING
 
 
-def _function(plan: Plan, span: Span, records: bool) -> Callable[..., Made]:
+def _function(plan: QuantizePlan, span: Span, records: bool) -> Callable[..., Made]:
     """(x, sizes, how) to codes and scales of one block or shard, and its amaxes where delayed scaling records them."""
     spec = plan.request.quantizer
     assert spec is not None
@@ -46,9 +47,9 @@ def _function(plan: Plan, span: Span, records: bool) -> Callable[..., Made]:
     def quantized(x: Array, sizes: Array | None, **how: Any) -> Made:
         if not records:
             return made(x, sizes, **how), None
-        if plan.run_with_amax is None:
+        if plan.bound.with_amax is None:
             return made(x, sizes, **how), _amaxes(amax_of(x, sizes), span)
-        q, amax = plan.run_with_amax(x, sizes, **how)
+        q, amax = plan.bound.with_amax(x, sizes, **how)
         return q, _amaxes(amax, span)
 
     return quantized
@@ -67,7 +68,7 @@ def recorded(amaxes: list[Array], axes: tuple[str, ...]) -> Array:
 
 def quantize_rows(
     placement: Placement,
-    plan: Plan,
+    plan: QuantizePlan,
     x: Array,
     group_sizes: Array,
     *,
@@ -120,7 +121,7 @@ def quantize_rows(
 
 def quantize_kernel(
     placement: Placement,
-    plan: Plan,
+    plan: QuantizePlan,
     w: Array,
     weight: Weight,
     *,

@@ -13,14 +13,17 @@ import octavo_registry as registry
 from octavo import QuantizerSpec, Recipe
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
-from octavo_registry.contract.request import Plan, Request
+from octavo.recipe_base import Gemm
+from octavo_registry.contract.layer import WholeLayer
+from octavo_registry.contract.request import GemmRequest, QuantizeRequest
+from octavo_registry.dispatch.layer_plan import GemmPlan, QuantizePlan
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.memo import Kept, arch_of
 
 if TYPE_CHECKING:
-    from octavo_torch.linear.whole import WholeLayer
+    from octavo_torch.scaling.delayed import DelayedState
 
 Run = Callable[..., Any]
 Names = str | Sequence[str] | None
@@ -96,7 +99,7 @@ class Layer:
         self.on_cpu = device.type == "cpu"
         self.stateful = recipe.stateful
         name = DTYPE_NAMES[dtype]
-        request = Request(
+        request = GemmRequest(
             op="fprop",
             framework="torch",
             device=device.type,
@@ -127,36 +130,40 @@ class Layer:
         self.quantize_x: Run | None = x.run if x else None
         self.quantize_w: Run | None = w.run if w else None
         self.quantize_dy: Run | None = dy.run if dy else None
-        made: dict[Operand, Plan | None] = {"x": x, "w": w, "dy": dy}
+        made: dict[Operand, QuantizePlan | None] = {"x": x, "w": w, "dy": dy}
         self.quantizers = {name: part for name, part in made.items() if part}
-        self.with_amax = {name: part.run_with_amax for name, part in self.quantizers.items() if part.run_with_amax}
+        self.with_amax = {
+            name: part.bound.with_amax for name, part in self.quantizers.items() if part.bound.with_amax is not None
+        }
         read_sizes = (plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None, x, dy)
         prepares = [part.prepare for part in read_sizes if part is not None]
         # sizes that one backend prepared are nothing to another
         self.prepare: Run | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
         self.stochastic_forward = any(
-            part is not None and part.request.quantizer is not None and part.request.quantizer.stochastic
-            for part in (plan.quantize_x, plan.quantize_w)
+            part is not None and part.request.quantizer.stochastic for part in (plan.quantize_x, plan.quantize_w)
         )
         self.needs_seed = self.stochastic_forward or (self.quantize_dy is not None and recipe.stochastic)
         self.wants_more = self.needs_seed or self.stateful
         self.whole = self._whole()
 
-    def _whole(self) -> WholeLayer | None:
+    def _whole(self) -> WholeLayer[Tensor, DelayedState] | None:
         fprop, dgrad, wgrad = self.plan.fprop, self.plan.dgrad, self.plan.wgrad
-        gemms = {"fprop": fprop, "dgrad": dgrad if self.need_dx else None, "wgrad": wgrad if self.need_dw else None}
+        gemms: dict[Gemm, GemmPlan | None] = {
+            "fprop": fprop,
+            "dgrad": dgrad if self.need_dx else None,
+            "wgrad": wgrad if self.need_dw else None,
+        }
         wanted = {gemm: plan for gemm, plan in gemms.items() if plan is not None}
         if {plan.backend for plan in (*wanted.values(), *self.quantizers.values())} != {fprop.backend}:
             return None
-        whole: WholeLayer | None = None if fprop.whole_layer is None else fprop.whole_layer(wanted, self.quantizers)
-        return whole
+        make = fprop.bound.whole_layer
+        return None if make is None else make(wanted, self.quantizers)
 
-    def _quantizer(self, plan: Plan | None, row: bool, column: bool) -> Plan | None:
+    def _quantizer(self, plan: QuantizePlan | None, row: bool, column: bool) -> QuantizePlan | None:
         """`plan` for fewer planes where fewer are read: codes that nobody reads are not made."""
         if plan is None or not (row or column):
             return None
         spec = plan.request.quantizer
-        assert spec is not None
         orientation = "both" if row and column else "rowwise" if row else "columnwise"
         if spec.orientation == orientation:
             return plan
@@ -164,9 +171,9 @@ class Layer:
         return registry.plan(replace(plan.request, quantizer=narrow), backend=self.backend)
 
 
-def _read_layouts(plan: Plan | None) -> tuple[str | None, str | None] | None:
+def _read_layouts(plan: QuantizePlan | None) -> tuple[str | None, str | None] | None:
     """The layouts that a quantizer's plan makes, None for a plane that it does not."""
-    if plan is None or plan.request.quantizer is None:
+    if plan is None:
         return None
     row, column = plan.request.layouts
     made = plan.request.quantizer.directions
@@ -217,7 +224,7 @@ def quantizer_for(
 
     def planned() -> Run:
         name = DTYPE_NAMES[x.dtype]
-        request = Request(
+        request = QuantizeRequest(
             op="quantize",
             framework="torch",
             device=x.device.type,
@@ -233,7 +240,8 @@ def quantizer_for(
             graph_safe=graph_safe,
             layouts=layouts,
         )
-        return registry.plan(request, backend=backend).run
+        run: Run = registry.plan(request, backend=backend).bound.run
+        return run
 
     key = (id(spec), x.dtype, x.device, x.dim(), x.shape[-1], groups, at_host, backend, layouts, graph_safe)
     return _quantizers.get(key, planned, spec)

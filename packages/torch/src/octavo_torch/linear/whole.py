@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from octavo_registry.contract.layer import WholeLayer
 from octavo_torch.arithmetic import operations
 from octavo_torch.compiler.second_derivative import once_differentiated
 from octavo_torch.compiler.tracing import is_plain
@@ -24,60 +25,10 @@ _is_compiling = torch.compiler.is_compiling
 _stands_for_another: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
-class WholeLayer(Protocol):
-    """What `Bound.whole_layer` makes: a layer's two passes, bit for bit those of its plans one after the other.
-
-    For calls on plain tensors that give nothing but x, a weight, sizes, a bias, a seed and a state; others are
-    composed of the plans.
-
-    keeps_x, keeps_w   whether backward reads the unquantized operand
-    """
-
-    keeps_x: bool
-    keeps_w: bool
-
-    def takes(self, x: Tensor, w: Tensor, bias: Tensor | None, state: DelayedState | None) -> bool:
-        """Whether the arrays stand in memory as the passes read them; a call that does not is composed."""
-
-    def forward(
-        self,
-        x: Tensor,
-        w: Tensor,
-        sizes: Tensor,
-        bias: Tensor | None,
-        seed: Tensor | int | None,
-        state: DelayedState | None,
-        record: bool,
-        group_offset: int,
-    ) -> tuple[Tensor, Tensor | None, Any]:
-        """y, the codes that backward reads, and what else it is given, which is the call's own and stays as it is.
-
-        sizes   int [G], checked where they are in host memory; they may change before backward
-        record  x's and w's amax goes into the state
-        """
-
-    def backward(
-        self,
-        dy: Tensor,
-        x: Tensor | None,
-        w: Tensor | None,
-        kept: Tensor | None,
-        rest: Any,
-        wanted: tuple[bool, bool],
-        seed: Tensor | int | None,
-        state: DelayedState | None,
-        record: bool,
-        group_offset: int,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """dx and dw, each where it is wanted, of dy in y's dtype; x and w where they are kept."""
-
-    def sizes(self, rest: Any) -> Tensor:
-        """The call's sizes, int64 [G], cut to the rows."""
+Whole: TypeAlias = WholeLayer[Tensor, "DelayedState"]
 
 
-def runs_whole(
-    layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None, state: DelayedState | None
-) -> WholeLayer | None:
+def runs_whole(layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None, state: DelayedState | None) -> Whole | None:
     """The layer's passes where they take these tensors: neither a compiler's nor a transform's, in memory of theirs."""
     whole = layer.whole
     if (
@@ -99,7 +50,7 @@ class WholeCall:
 
     def __init__(
         self,
-        whole: WholeLayer,
+        whole: Whole,
         layer: Layer,
         sizes: Tensor,
         seed: Seed,
@@ -128,7 +79,7 @@ class WholeCall:
         seed, drawn = self.seed, None
         if self.layer.quantize_dy is not None:
             drawn = seed.take() if isinstance(seed, SeedCounter) else seed
-        return self.whole.backward(dy, x, w, kept, self.rest, wanted, drawn, self.state, self.record, self.group_offset)
+        return self.whole.backward(dy, x, w, kept, self.rest, wanted, drawn)
 
 
 # compiled autograd traces the backward of a forward that was eager

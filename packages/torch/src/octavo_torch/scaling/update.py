@@ -9,7 +9,7 @@ from torch import Tensor
 
 import octavo_registry as registry
 from octavo import DelayedScaling, NoBackendError
-from octavo_registry.contract.request import Request
+from octavo_registry.contract.request import QuantizeRequest
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.memo import Kept, arch_of
@@ -33,7 +33,7 @@ def _planned(recipe: DelayedScaling, device: torch.device, graph_safe: bool) -> 
     spec = recipe.quantizer("x") or recipe.quantizer("dy")
     if spec is None:
         return None  # nothing is quantized
-    request = Request(
+    request = QuantizeRequest(
         op="quantize",
         framework="torch",
         device=device.type,
@@ -44,6 +44,6 @@ def _planned(recipe: DelayedScaling, device: torch.device, graph_safe: bool) -> 
         graph_safe=graph_safe,
     )
     try:
-        return registry.plan(request).update_scales
+        return registry.plan(request).bound.update_scales
     except NoBackendError:  # the layers have a backend of their own, named by each
         return None

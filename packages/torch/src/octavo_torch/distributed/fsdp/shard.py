@@ -126,8 +126,9 @@ class WeightShard(torch.Tensor):
         if about.scales:
             scales = tuple(_on_this_stream(scale) for scale in about.scales)
         codes = whole_of(about.spec, outputs[:count], scales)
-        if not reads_plain(about.layer):
-            codes = about.layer.quantize_w.from_plain(codes)  # type: ignore[union-attr]
+        from_plain = about.layer.quantizers["w"].bound.from_plain
+        if from_plain is not None and not reads_plain(about.layer):
+            codes = from_plain(codes)
         more = beside(codes, outputs)
         if out is not None:
             whole: Any = out._local_tensor if isinstance(out, DTensor) else out
@@ -151,10 +152,10 @@ def _given(codes: GroupedTensor, layer: Layer, whole: tuple[int, ...], dim: int,
 
 def _readable(route: Route, layer: Layer) -> Route:
     """`route`, but with values where the backend that reads the codes makes its layouts of values alone."""
-    if reads_plain(layer) or hasattr(layer.quantize_w, "from_plain"):
+    plan = layer.quantizers["w"]
+    if reads_plain(layer) or plan.bound.from_plain is not None:
         return route
-    name = layer.quantizers["w"].backend
-    return Route(route.dim, None, f"{name} reads layouts {layer.w_layouts} and makes them of values alone")
+    return Route(route.dim, None, f"{plan.backend} reads layouts {layer.w_layouts} and makes them of values alone")
 
 
 def _on_this_stream(scale: Tensor) -> Tensor:
