@@ -44,7 +44,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         made = function()
         return AgainGraph(function, made), made
 
-    monkeypatch.setattr("octavo_torch.compiler.graphs.record", record)
+    monkeypatch.setattr("octavo_torch_cudagraph.graphed.record_graph", record)
     monkeypatch.setattr("octavo_torch_cudagraph.arguments.on_host", lambda tensor: False)
 
 
@@ -78,7 +78,7 @@ def test_what_the_function_closes_over_lives_on(no_gpu: None, monkeypatch: pytes
     def record(function: Callable[[], Any], device: torch.device, *, warmup: int, pool: Any) -> tuple[Any, Any]:
         return SimpleNamespace(replay=lambda: None), function()
 
-    monkeypatch.setattr("octavo_torch.compiler.graphs.record", record)
+    monkeypatch.setattr("octavo_torch_cudagraph.graphed.record_graph", record)
     factor = torch.ones(3)
     watched = weakref.ref(factor)
     captured = graphs.capture(lambda x, factor=factor: x * factor, torch.zeros(3))

@@ -14,9 +14,9 @@ import torch
 
 import octavo_registry
 from octavo import MXFP8, HighPrecision, Recipe
+from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import BackendCard, Capability, Op
 from octavo_registry.contract.hookspecs import hookimpl
-from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.request import Request
 from octavo_torch import GroupedLinear, grouped_linear
 

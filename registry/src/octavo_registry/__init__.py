@@ -45,7 +45,7 @@ from octavo_registry.discovery.bridges import (
 )
 from octavo_registry.discovery.loader import PluginRecord
 from octavo_registry.discovery.records import OLDEST_API_LEVEL, BackendRecord
-from octavo_registry.dispatch.layer_plan import LayerPlan
+from octavo_registry.dispatch.layer_plan import GemmPlan, LayerPlan, QuantizePlan
 from octavo_registry.dispatch.preference import UnknownBackendError, mirror_preference, prefer, state_token
 from octavo_registry.dispatch.preference import current as current_preference
 from octavo_registry.level4.bound import Bound
@@ -90,6 +90,7 @@ __all__ = [
     "Device",
     "Framework",
     "FrameworkRecord",
+    "GemmPlan",
     "GemmRequest",
     "HookSpecs",
     "KernelChoice",
@@ -101,6 +102,7 @@ __all__ = [
     "Op",
     "Plan",
     "PluginRecord",
+    "QuantizePlan",
     "QuantizeRequest",
     "QuantizerCard",
     "Refused",

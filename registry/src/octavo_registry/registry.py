@@ -108,15 +108,23 @@ class Registry:
     def _discovered(self) -> list[Plugin]:
         if self._plugins is None:
             self._plugins = []
-            found = list(self._find())
-            void = void_claims([entry.claim for entry in found], self._reserved)
-            # a plugin whose name is contested is not imported either: whose code it is cannot be told
-            loaded = [
+            try:
+                self._discover()
+            except BaseException:  # Ctrl-C while a framework is imported: the next question discovers again
+                self._plugins, self._broken, self._manager = None, [], loader.manager()
+                raise
+        return self._plugins
+
+    def _discover(self) -> None:
+        found = list(self._find())
+        void = void_claims([entry.claim for entry in found], self._reserved)
+        # a plugin whose name is contested is not imported either: whose code it is cannot be told
+        self._adopt(
+            [
                 loader.broken(entry, void[i]) if i in void else loader.load_published(entry)
                 for i, entry in enumerate(found)
             ]
-            self._adopt(loaded)
-        return self._plugins
+        )
 
     def _adopt(self, loaded: Sequence[Plugin | PluginRecord]) -> None:
         adopted = self._plugins = list(self._plugins or ())

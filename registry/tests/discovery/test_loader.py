@@ -9,6 +9,7 @@ import pytest
 
 from octavo import NoBackendError
 from octavo_registry import PluginRecord, Registry, hookimpl
+from octavo_registry.discovery.entry_points import Published
 from octavo_registry.discovery.loader import HOOKS
 
 Discovered = Callable[[], Registry]
@@ -58,6 +59,34 @@ def test_a_keyboard_interrupt_during_an_import_is_the_users(install: Any, discov
     install("test-slow", {"oct_slow": "raise KeyboardInterrupt"}, group(slow="oct_slow"))
     with pytest.raises(KeyboardInterrupt):
         discovered().plugins()
+
+
+@pytest.mark.parametrize("at", ["find", "load"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+def test_discovery_that_was_interrupted_begins_again(error: type[BaseException], at: str, fakes: Any) -> None:
+    """Discovery imports frameworks, so a notebook's user interrupts it easily; the registry may not stay empty."""
+    errors = [error]
+
+    class Point:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def load(self) -> Any:
+            if at == "load" and errors and self.name == "b":
+                raise errors.pop()
+            return fakes.plugin(self.name)
+
+    def find() -> list[Published]:
+        if at == "find" and errors:
+            raise errors.pop()
+        points: list[Any] = [Point("a"), Point("b")]
+        return [Published(point.name, "good", "test-good", "1.0", point=point) for point in points]
+
+    registry = Registry(find=find)
+    with pytest.raises(error):
+        registry.plugins()
+    assert [record.name for record in registry.plugins()] == ["a", "b"]
+    assert registry.plan(fakes.request()).backend == "a"
 
 
 def test_a_misspelt_hook_is_reported_and_the_plugin_is_not_half_registered(

@@ -226,3 +226,18 @@ def test_forward_mode_is_refused() -> None:
     x, kernel = jnp.ones((4, 8)), jnp.ones((1, 8, 8))
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(lambda x: octavo_jax.grouped_dense(x, kernel, [4], recipe=None), (x,), (x,))
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [("uint8", 256), ("int8", 200), ("int16", 1 << 15), ("uint16", 1 << 16)])
+def test_narrow_integers_are_sizes(dtype: str, rows: int, rng: np.random.Generator) -> None:
+    """The number of rows is no number of such a dtype: it may not wrap, so that rows are lost or the tail is read."""
+    x = rng.standard_normal((rows, 4)).astype(np.float32)
+    counts = [100, 20]
+    x[sum(counts) :] = np.nan
+    kernel = rng.standard_normal((2, 4, 3)).astype(np.float32)
+    run = jax.jit(lambda s: octavo_jax.grouped_dense(x, kernel, s, recipe=None, return_status=True))
+    (narrow, status), (wide, _) = (run(jnp.asarray(counts, d)) for d in (dtype, jnp.int32))
+    assert int(status) == 0
+    assert np.array_equal(narrow, wide)
+    assert not np.asarray(narrow[sum(counts) :]).any()
+    assert np.asarray(narrow[: sum(counts)]).all()

@@ -193,3 +193,18 @@ def test_bad_arguments() -> None:
             jax.eval_shape(call)
     with pytest.raises(ValueError, match="2\\^31 rows"):
         jax.eval_shape(lambda: moe.route(jnp.zeros((1 << 30, 4), jnp.bfloat16), 2))
+
+
+@pytest.mark.parametrize(("dtype", "experts"), [("uint8", 256), ("int8", 128), ("int16", 1 << 15), ("uint16", 1 << 16)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_narrow_integers_name_every_expert(dtype: str, experts: int, masked: bool, rng: np.random.Generator) -> None:
+    """The number of experts is no number of such a dtype: it may not wrap to 0 and drop or misplace every choice."""
+    chosen = rng.integers(0, min(experts, 4000), (9, 2))
+    weights = jnp.asarray(rng.random((9, 2)), jnp.float32)
+    mask = jnp.asarray(rng.random(9) < 0.7) if masked else None
+    narrow, wide = (moe.arrange(jnp.asarray(chosen, d), weights, experts, mask=mask) for d in (dtype, jnp.int32))
+    for a, b in zip(jax.tree.leaves(narrow), jax.tree.leaves(wide), strict=True):
+        assert a.dtype == b.dtype
+        assert np.array_equal(a, b)
+    kept = np.asarray(mask).repeat(2) if masked else np.full(18, True)
+    assert np.array_equal(narrow.group_sizes, np.bincount(chosen.reshape(-1)[kept], minlength=experts))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_torch.compiler.graphs import GraphUnsafeError, graph_safe
+    from octavo_torch.plugin_api import GraphUnsafeError, graph_safe
     from octavo_torch_cudagraph.graphed import Graphed, capture
     from octavo_torch_cudagraph.modules import make_graphed
     from octavo_torch_cudagraph.step import graphed_step
@@ -31,10 +31,10 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from octavo_torch.compiler import graphs
+    from octavo_torch import plugin_api
     from octavo_torch_cudagraph import graphed, modules, step, weights
 
-    for place in (graphs, graphed, modules, step, weights):
+    for place in (plugin_api, graphed, modules, step, weights):
         globals().update({public: value for public, value in vars(place).items() if public in __all__})
     return globals()[name]
 

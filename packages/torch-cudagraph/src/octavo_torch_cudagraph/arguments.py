@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from octavo_torch.arrays.dtypes import name_of
+from octavo_torch.plugin_api import dtype_text
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -88,7 +88,7 @@ def _check_example(name: str, value: Any) -> None:
     if isinstance(value, Tensor):
         if on_host(value):
             raise ValueError(
-                f"{name} is {name_of(value.dtype)} {list(value.shape)} on {value.device}, whose values a CUDA graph "
+                f"{name} is {dtype_text(value.dtype)} {list(value.shape)} on {value.device}, whose values a CUDA graph "
                 "would keep; move it to the GPU, group sizes, too"
             )
         return
@@ -109,10 +109,10 @@ def _check_same(name: str, own: Any, new: Any) -> None:
             raise ValueError(f"{name} is {new!r} and the graph was captured with {own!r}; capture another graph for it")
         return
     if not isinstance(new, Tensor):
-        raise ValueError(f"{name} is of type {type(new).__name__}; give {name_of(own.dtype)} {list(own.shape)}")
+        raise ValueError(f"{name} is of type {type(new).__name__}; give {dtype_text(own.dtype)} {list(own.shape)}")
     if new.shape != own.shape or new.dtype is not own.dtype or new.device != own.device:
         raise ValueError(
-            f"{name} is {name_of(new.dtype)} {list(new.shape)} on {new.device} and the graph was captured with "
-            f"{name_of(own.dtype)} {list(own.shape)} on {own.device}; give such a tensor, in any strides, or capture "
-            "another graph"
+            f"{name} is {dtype_text(new.dtype)} {list(new.shape)} on {new.device} and the graph was captured with "
+            f"{dtype_text(own.dtype)} {list(own.shape)} on {own.device}; give such a tensor, in any strides, or "
+            "capture another graph"
         )

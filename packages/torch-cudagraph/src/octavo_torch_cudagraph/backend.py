@@ -14,8 +14,7 @@ from octavo.recipe_base import GEMMS
 from octavo_registry.contract.backend import AnyBound, Backend
 from octavo_registry.contract.quantize import BoundQuantize
 from octavo_registry.contract.request import AnyRequest, GemmRequest
-from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
-from octavo_torch.compiler.status import status_word
+from octavo_torch.plugin_api import GraphUnsafeError, is_capturing, status_word
 from octavo_torch_native.backend import NativeBackend
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from octavo_torch.compiler import graphs
+from octavo_torch.plugin_api import WARMUP, record_graph
 from octavo_torch_cudagraph.arguments import Arguments
 from octavo_torch_cudagraph.held import Held
 from octavo_torch_cudagraph.restoring import restored
@@ -62,7 +62,7 @@ def capture(
     function: Callable[..., R],
     *examples: Any,
     restore: Iterable[Tensor] = (),
-    warmup: int = graphs.WARMUP,
+    warmup: int = WARMUP,
     pool: Any = None,
 ) -> Graphed[R]:
     """`function` captured into a CUDA graph with arguments like `examples`.
@@ -81,7 +81,7 @@ def capture(
     check_warmup(warmup)
     arguments = Arguments(examples)
     with restored(restore):
-        graph, made = graphs.record(lambda: function(*arguments.values), arguments.device, warmup=warmup, pool=pool)
+        graph, made = record_graph(lambda: function(*arguments.values), arguments.device, warmup=warmup, pool=pool)
     return Graphed(graph, arguments, pytree.tree_map_only(Tensor, Tensor.detach, made), Held(), function)
 
 

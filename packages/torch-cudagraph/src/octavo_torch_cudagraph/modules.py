@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from octavo_torch.compiler import graphs
-from octavo_torch.scaling.recipe_module import RecipeModule
+from octavo_torch.plugin_api import WARMUP, RecipeModule, explained_waits, graph_safe
 from octavo_torch_cudagraph.arguments import Arguments
 from octavo_torch_cudagraph.graphed import check_warmup
 from octavo_torch_cudagraph.held import Held, held_by
@@ -26,7 +25,7 @@ def make_graphed(
     module: Module,
     sample_arguments: Sequence[Any],
     *,
-    warmup: int = graphs.WARMUP,
+    warmup: int = WARMUP,
     pool: Any = None,
     allow_unused_input: bool = False,
 ) -> Module:
@@ -63,9 +62,9 @@ def make_graphed(
     for parameter in flags:
         setattr(parameter, _FLAG, False)
     try:
-        with restored(state_of(module)), graphs.graph_safe():
+        with restored(state_of(module)), graph_safe():
             _run_once(module, arguments)
-            with graphs.explained_waits(), torch.cuda.device(arguments.device):
+            with explained_waits(), torch.cuda.device(arguments.device):
                 torch.cuda.make_graphed_callables(
                     module,
                     arguments.values,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo_torch import update_scales
-from octavo_torch.compiler import graphs
+from octavo_torch.plugin_api import WARMUP
 from octavo_torch_cudagraph.graphed import Graphed, capture
 from octavo_torch_cudagraph.held import Held, Named, held_by
 from octavo_torch_cudagraph.restoring import state_of
@@ -21,7 +21,7 @@ def graphed_step(
     *examples: Any,
     optimizer: torch.optim.Optimizer | None = None,
     process_group: Any = None,
-    warmup: int = graphs.WARMUP,
+    warmup: int = WARMUP,
     pool: Any = None,
 ) -> Graphed[Tensor]:
     """A training step as one graph: call it with new arguments, it returns the loss and has trained.

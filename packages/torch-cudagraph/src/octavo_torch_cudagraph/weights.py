@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo import Recipe
 from octavo_torch import DelayedState, QuantizedWeight, quantize_weight
-from octavo_torch.arrays.per_group import leaves_of
+from octavo_torch.plugin_api import leaves_of
 
 
 class StaticWeight:

@@ -27,9 +27,7 @@ from octavo_registry.contract.request import (
     PlanesRequest,
     QuantizeRequest,
 )
-from octavo_torch.arrays.dtypes import DTYPES
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.compiler.status import status_word
+from octavo_torch.plugin_api import DTYPES, GroupedTensor, status_word
 from octavo_torch_native.plugin import PANELS, ROWS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 
 import octavo_torch_native as native
 from octavo import PRESETS, QuantizerSpec
-from octavo_conformance.variants import RAGGED, STACKED
+from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_torch import grouped_linear
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.kernel import kernel_of

@@ -18,7 +18,7 @@ import octavo_numerics
 import octavo_torch
 import octavo_torch_native as native
 from octavo import QuantizerSpec
-from octavo_conformance.variants import RAGGED, STACKED
+from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_torch import GroupedTensor, check_errors
 from octavo_torch.arrays.grouped_tensor import PLANES
 from octavo_torch.bridge import BRIDGE

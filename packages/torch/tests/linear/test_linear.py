@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import octavo_numerics
-from octavo import PRESETS, HighPrecision, Recipe
+from octavo import PRESETS, DelayedScaling, HighPrecision, Recipe
 from octavo_torch import DelayedState, GroupedTensor, dequantize, grouped_linear, grouped_mm, quantize, quantize_weight
 
 SIZES = [33, 0, 1, 70, 16]
@@ -193,13 +193,35 @@ def test_out_and_grad_input_buffers(rng: np.random.Generator) -> None:
     assert torch.equal(grad_input, torch.autograd.grad(z, x, dy)[0])
 
 
-def test_no_second_derivative() -> None:
-    """Double backward is refused with a sentence; create_graph alone is not."""
-    x, w = torch.randn(4, 8, requires_grad=True), torch.randn(2, 6, 8, requires_grad=True)
-    y = grouped_linear(x, w, [2, 2], recipe=None)
-    (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="no second derivative"):
-        dx.sum().backward()
+@pytest.mark.parametrize("recipe", [None, *PRESETS.values()])
+def test_no_second_derivative(recipe: Recipe | None) -> None:
+    """Every way to a second derivative is refused with a sentence; none drops a term in silence.
+
+    autograd.grad and backward(inputs=...) run only the nodes that lead to the inputs that are asked for.
+    """
+    x, w = torch.randn(4, 16), torch.randn(2, 8, 16, requires_grad=True)
+    seed = 1 if recipe is not None and recipe.stochastic else None
+
+    def f(v: torch.Tensor) -> torch.Tensor:
+        state = DelayedState.create(recipe, 2) if isinstance(recipe, DelayedScaling) else None
+        return grouped_linear(v, w, [2, 2], recipe=recipe, seed=seed, state=state).square().sum()
+
+    refused = pytest.raises(NotImplementedError, match="no second derivative")
+    functional = torch.autograd.functional
+    with refused:
+        functional.hvp(f, x, torch.ones_like(x))  # type: ignore[no-untyped-call]
+    with refused:
+        functional.hessian(f, x)  # type: ignore[no-untyped-call]
+    leaf = x.clone().requires_grad_()
+    for rows in (leaf, leaf * 1.0):
+        with refused:  # a path past the layer hid that the layer's own term was missing
+            (dx,) = torch.autograd.grad(f(rows) + leaf.pow(3).sum(), leaf, create_graph=True)
+            torch.autograd.grad(dx.square().sum(), leaf)
+        with refused:
+            (dw,) = torch.autograd.grad(f(rows), w, create_graph=True)
+            (dw.square().sum() + w.sum()).backward(inputs=[w])
+        with refused:
+            f(rows).backward(create_graph=True)
 
 
 @pytest.mark.parametrize("sizes", [np.array([2, 1], np.int32), (2, 1), torch.tensor([2, 1], dtype=torch.int32)])

@@ -141,8 +141,8 @@ def twice(y: Tensor, x: Tensor) -> None:
 
 
 def test_no_second_derivative_of_anything(rng: np.random.Generator) -> None:
-    """A gradient penalty raises a sentence for every function and module, where y's gradient is a constant, too; a
-    graph that nobody differentiates is not refused."""
+    """A gradient penalty raises a sentence for every function and module, where y's gradient is a constant, too, and
+    already where the graph of the gradients is asked for."""
     x = torch.randn(M, K).requires_grad_()
     wide = torch.randn(M, 2 * F).requires_grad_()
     given, function = mlp()
@@ -162,5 +162,5 @@ def test_no_second_derivative_of_anything(rng: np.random.Generator) -> None:
     for y, leaf in results:
         with pytest.raises(NotImplementedError, match="a grouped layer has no second derivative"):
             twice(y, leaf)
-    (dx,) = torch.autograd.grad(modules[0](x, SIZES).sum(), x, create_graph=True)
-    assert bool(dx.isfinite().all())
+        with pytest.raises(NotImplementedError, match="a grouped layer has no second derivative"):
+            torch.autograd.grad(y.sum(), leaf, create_graph=True)  # it could lose its terms in silence later

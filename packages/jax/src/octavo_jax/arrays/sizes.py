@@ -21,7 +21,7 @@ GroupSizes = Array | np.ndarray | Sequence[int]
 
 
 def as_group_sizes(group_sizes: GroupSizes, rows: int, blocks: tuple[int, ...] = ()) -> Array:
-    """int32 or int64 [*blocks, G] array of `group_sizes`, of `rows` rows each.
+    """Integers of 32 bits or more [*blocks, G]: `group_sizes`, of `rows` rows each.
 
     A list, a tuple or a numpy array is checked: ValueError for a negative size or a sum past `rows`. A jax.Array,
     traced or not, is never read back; the backend clamps it and `status` says so.
@@ -36,7 +36,7 @@ def as_group_sizes(group_sizes: GroupSizes, rows: int, blocks: tuple[int, ...] =
                 f"group_sizes has shape {list(group_sizes.shape)} and dtype {group_sizes.dtype}; "
                 "it is one integer a group, shape [G]"
             )
-        return group_sizes
+        return widened(group_sizes)
     host = np.asarray(group_sizes)
     if host.shape[:-1] != blocks or host.ndim == 0 or not np.issubdtype(host.dtype, np.integer):
         raise ValueError(
@@ -45,6 +45,14 @@ def as_group_sizes(group_sizes: GroupSizes, rows: int, blocks: tuple[int, ...] =
     for sizes in host.reshape(-1, host.shape[-1]):
         check_group_sizes(sizes.tolist(), rows)
     return jnp.asarray(host.astype(np.int32))
+
+
+def widened(integers: Array) -> Array:
+    """`integers`, as int32 where they have fewer than 32 bits.
+
+    A Python number in an expression takes the array's dtype, so a bound of 256 is 0 beside uint8.
+    """
+    return integers.astype(jnp.int32) if integers.dtype.itemsize < 4 else integers
 
 
 def group_ends(group_sizes: Array, rows: int) -> Array:

@@ -6,7 +6,7 @@ plain JAX, rounded once, and then the plan's own `run`; so from the rounded arra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +15,17 @@ from jax import Array
 import octavo_registry
 from octavo import NoBackendError
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.functions.composed import ComposedActivation, ComposedGradient, ComposedNorm, ComposedQuantizer, Extras
 from octavo_jax.functions.norms import NormSpec
-from octavo_registry import Plan, Request
+from octavo_registry import Plan, QuantizePlan, Request
 from octavo_registry.contract.cards import Activation
-from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_registry.dispatch.layer_requests import activation_request, norm_request
 
 Run = Callable[..., tuple[GroupedTensor, Extras]]
-Names = str | Sequence[str] | None
 
 
-def _served(quantizer: QuantizePlan, request: Request, backend: Names) -> Plan | None:
+def _served(quantizer: QuantizePlan, request: Request, backend: BackendNames) -> Plan | None:
     """The plan of the fused operation, unless its backend could quantize, too, and was not chosen for that."""
     try:
         plan = octavo_registry.plan(request, backend=backend)
@@ -49,19 +48,19 @@ class _WithEpsilon:
         return self.run(*arrays, epsilon=self.epsilon, **how)
 
 
-def activation_run(quantizer: QuantizePlan, activation: Activation, backend: Names) -> Run:
-    """`run(x, group_sizes, *, probs, seed, operand, group_offset, scale)`, as `octavo_registry.Bound` has it."""
+def activation_run(quantizer: QuantizePlan, activation: Activation, backend: BackendNames) -> Run:
+    """The function of octavo_registry.contract.fused.ActQuantize."""
     plan = _served(quantizer, activation_request(quantizer.request, "act_quantize", activation), backend)
     return ComposedActivation(_quantizer(quantizer), activation) if plan is None else plan.run
 
 
-def gradient_run(quantizer: QuantizePlan, activation: Activation, backend: Names) -> Run:
-    """`run(dy, x, group_sizes, *, probs, ...)`; dy and x have one dtype, and the extras hold dbias."""
+def gradient_run(quantizer: QuantizePlan, activation: Activation, backend: BackendNames) -> Run:
+    """The function of octavo_registry.contract.fused.DactQuantize; dy and x have one dtype, the extras hold dbias."""
     plan = _served(quantizer, activation_request(quantizer.request, "dact_quantize", activation), backend)
     return ComposedGradient(_quantizer(quantizer), activation) if plan is None else plan.run
 
 
-def norm_run(quantizer: QuantizePlan, spec: NormSpec, backend: Names) -> Run:
+def norm_run(quantizer: QuantizePlan, spec: NormSpec, backend: BackendNames) -> Run:
     """`run(x, gamma, beta, group_sizes, *, seed, operand, group_offset, scale)`; the extras hold the statistics."""
     plan = _served(quantizer, norm_request(quantizer.request, spec.norm), backend)
     run = ComposedNorm(_quantizer(quantizer), spec.norm) if plan is None else plan.run

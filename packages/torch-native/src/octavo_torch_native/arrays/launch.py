@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_native import Sequence
-from octavo_torch.arrays.strides import row_strides
+from octavo_torch.plugin_api import row_strides
 
 PIECE = 16
 """Bytes that one load of a kernel takes; rows that stand otherwise take the slow way, or a copy."""

@@ -13,9 +13,7 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
 from octavo_native.gemms import OPERANDS_OF_GEMM
-from octavo_torch.arithmetic.operations import quantizer_text
-from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES, name_of
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, GroupedTensor, dtype_text, quantizer_text
 from octavo_torch_native.arrays.rows import RowPlan, plan_of
 from octavo_torch_native.backend import LAYOUTS
 from octavo_torch_native.gemm import operators as gemm_ops
@@ -128,7 +126,7 @@ class GroupedGemm:
 
     def _new_text(self, dtype: torch.dtype, out_dtype: torch.dtype, accumulate: bool) -> str:
         if dtype not in DTYPE_NAMES:
-            raise ValueError(f"{self.left} has dtype {name_of(dtype)}; give bfloat16, float16 or float32")
+            raise ValueError(f"{self.left} has dtype {dtype_text(dtype)}; give bfloat16, float16 or float32")
         product = Product(
             gemm=self.gemm, dtype=DTYPE_NAMES[dtype], out_dtype=self._out_name(out_dtype), accumulate=accumulate
         )
@@ -167,7 +165,7 @@ class GroupedGemm:
     def _out_name(self, dtype: torch.dtype) -> DType:
         name = DTYPE_NAMES.get(dtype)
         if name is None:
-            raise ValueError(f"out has dtype {name_of(dtype)}; give bfloat16, float16 or float32")
+            raise ValueError(f"out has dtype {dtype_text(dtype)}; give bfloat16, float16 or float32")
         return name
 
     def _check_out(self, out: Tensor, rows: int, n: int, k: int, groups: int, like: Tensor) -> None:
@@ -183,8 +181,9 @@ class GroupedGemm:
         dtype = torch.promote_types(left.dtype, right.dtype)
         if left.is_cuda and dtype is torch.float32:
             raise ValueError(
-                f"{self.left} is {name_of(left.dtype)} and {self.right} {name_of(right.dtype)}; Hopper's {self.gemm} "
-                "takes two operands of one 16-bit dtype: leave out the recipe's output_dtype, or use torch-reference"
+                f"{self.left} is {dtype_text(left.dtype)} and {self.right} {dtype_text(right.dtype)}; Hopper's "
+                f"{self.gemm} takes two operands of one 16-bit dtype: leave out the recipe's output_dtype, "
+                "or use torch-reference"
             )
         return left.to(dtype), right.to(dtype)
 

@@ -13,11 +13,7 @@ from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
 from octavo_registry.contract.plan import Plan
 from octavo_registry.contract.request import GemmRequest, QuantizeRequest
-from octavo_torch.arrays.dtypes import DTYPES
-from octavo_torch.compiler.graphs import check_not_captured
-from octavo_torch.compiler.status import status_word
-from octavo_torch.reference.backend import seed_tensor
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.plugin_api import DTYPES, DelayedState, check_not_captured, seed_tensor, status_word
 from octavo_torch_native.arrays.launch import PIECE, aligned, run, workspace
 from octavo_torch_native.backend import LAYOUTS
 from octavo_torch_native.gemm.product import multiplier_of, product_of, product_text

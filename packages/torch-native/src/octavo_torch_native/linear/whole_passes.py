@@ -18,7 +18,7 @@ from octavo.recipe_base import Gemm
 from octavo_native import place
 from octavo_native.gemms import OPERANDS_OF_GEMM
 from octavo_native.layouts import round_up
-from octavo_torch.scaling.delayed import OPERANDS
+from octavo_torch.plugin_api import OPERANDS
 from octavo_torch_native.arrays.launch import PIECE
 from octavo_torch_native.gemm.gemm import BOUND
 from octavo_torch_native.gemm.product import Multiplier

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import octavo_native
-from octavo_torch.moe import gathers
+from octavo_torch.plugin_api import MOVE_OPERATORS
 from octavo_torch_native.arrays.launch import address, as_rows, submit
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.kernel import DTYPE_NUMBERS
@@ -16,7 +17,7 @@ from octavo_torch_native.quantizers.kernel import DTYPE_NUMBERS
 
 def _route(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     index = expert_index.to(torch.int64).contiguous()
-    sizes, order, position, routed = gathers.route_fake(index, groups)
+    sizes, order, position, routed = MOVE_OPERATORS["route"].fake(index, groups)
     arguments = {
         "index": address(index),
         "choices": index.numel(),
@@ -31,13 +32,13 @@ def _route(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, T
 
 
 def _permute_rows(x: Tensor, order: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None) -> Tensor:
-    rows = gathers.permute_fake(x, order)
+    rows: Tensor = MOVE_OPERATORS["permute_rows"].fake(x, order)
     _move(octavo_native.permute_rows, x, position, routed, weights, rows)
     return rows
 
 
 def _combine_rows(rows: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None) -> Tensor:
-    y = gathers.combine_fake(rows, position)
+    y: Tensor = MOVE_OPERATORS["combine_rows"].fake(rows, position)
     _move(octavo_native.combine_rows, rows, position, routed, weights, y)
     return y
 
@@ -57,7 +58,7 @@ def _move(call: Any, given: Tensor, position: Tensor, routed: Tensor, weights: T
 
 
 def _dot_rows(rows: Tensor, dy: Tensor, position: Tensor, routed: Tensor) -> Tensor:
-    products = gathers.dot_fake(rows, dy, position, routed)
+    products: Tensor = MOVE_OPERATORS["dot_rows"].fake(rows, dy, position, routed)
     (rows, row_stride), (dy, dy_stride) = as_rows(rows), as_rows(dy)
     position, routed = position.contiguous(), routed.contiguous()
     arguments = {
@@ -83,7 +84,12 @@ def _choices(position: Tensor, routed: Tensor, like: Tensor) -> dict[str, Any]:
     }
 
 
-route = operators.define(gathers.ROUTE, _route, gathers.route_fake)
-permute_rows = operators.define(gathers.PERMUTE, _permute_rows, gathers.permute_fake)
-combine_rows = operators.define(gathers.COMBINE, _combine_rows, gathers.combine_fake)
-dot_rows = operators.define(gathers.DOT, _dot_rows, gathers.dot_fake)
+def _defined(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    form = MOVE_OPERATORS[name]
+    return operators.define(form.schema, function, form.fake)
+
+
+route = _defined("route", _route)
+permute_rows = _defined("permute_rows", _permute_rows)
+combine_rows = _defined("combine_rows", _combine_rows)
+dot_rows = _defined("dot_rows", _dot_rows)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from octavo import QuantizerSpec
 from octavo_native import GATED
-from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.operands import check_tensor
+from octavo_torch.plugin_api import dtype_text
 from octavo_torch_native.quantizers.work import Activation, Norm, Work
 
 _ACTIVATIONS: tuple[str, ...] = get_args(Activation)
@@ -51,9 +51,11 @@ def check_beside(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dty
     if value is None:
         return
     if not isinstance(value, Tensor):
-        raise ValueError(f"{name} is a {type(value).__name__}; give a {name_of(dtype)} tensor {list(shape)}")
+        raise ValueError(f"{name} is a {type(value).__name__}; give a {dtype_text(dtype)} tensor {list(shape)}")
     if tuple(value.shape) != shape or value.dtype is not dtype:
-        raise ValueError(f"{name} is {name_of(value.dtype)} {list(value.shape)}; give {name_of(dtype)} {list(shape)}")
+        raise ValueError(
+            f"{name} is {dtype_text(value.dtype)} {list(value.shape)}; give {dtype_text(dtype)} {list(shape)}"
+        )
     if value.device != x.device:
         raise ValueError(f"{name} is on {value.device} and x on {x.device}; move it there")
 

@@ -7,20 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from octavo_torch.arrays.dtypes import name_of
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.plugin_api import GroupedTensor, dtype_text
 from octavo_torch_native.quantizers.kernel import Frame, Kernel, Shape
 
 
 def check_buffer(name: str, value: Tensor | None, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`value`; ValueError unless it is a contiguous tensor of this shape, dtype and device."""
     if value is None:
-        raise ValueError(f"{name} is None; give {name_of(dtype)} {list(shape)} on {device}")
+        raise ValueError(f"{name} is None; give {dtype_text(dtype)} {list(shape)} on {device}")
     if tuple(value.shape) != shape or value.dtype is not dtype or value.device != device or not value.is_contiguous():
         strides = "" if value.is_contiguous() else f" of strides {list(value.stride())}"
         raise ValueError(
-            f"{name} is {name_of(value.dtype)} {list(value.shape)}{strides} on {value.device}; "
-            f"give contiguous {name_of(dtype)} {list(shape)} on {device}"
+            f"{name} is {dtype_text(value.dtype)} {list(value.shape)}{strides} on {value.device}; "
+            f"give contiguous {dtype_text(dtype)} {list(shape)} on {device}"
         )
     return value
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
-from octavo_torch.arithmetic.operations import quantizer_text
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.plugin_api import GroupedTensor, quantizer_text
 from octavo_torch_native.arrays.rows import RowPlan, plan_of
 from octavo_torch_native.backend import LAYOUTS
 from octavo_torch_native.quantizers import operators

@@ -16,7 +16,7 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import all_rows, as_sizes
 from octavo_torch.dispatch.layer import quantizer_for
 from octavo_torch.linear import arguments as front_end
-from octavo_torch.reference.backend import seed_tensor
+from octavo_torch.plugin_api import seed_tensor
 from octavo_torch_native.arrays.rows import RowPlan, plan_of, plan_rows
 from octavo_torch_native.graphs import in_graph
 from octavo_torch_native.plugin import NAME

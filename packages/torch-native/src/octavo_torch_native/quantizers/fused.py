@@ -8,9 +8,7 @@ from torch import Tensor
 
 from octavo import QuantizerSpec
 from octavo_registry.contract.cards import Activation, Norm
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.quantizers.fused import Extras
-from octavo_torch.reference.backend import seed_tensor
+from octavo_torch.plugin_api import Extras, GroupedTensor, seed_tensor
 from octavo_torch_native.arrays.rows import RowPlan, plan_of
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.kernel import Kernel, kernel_of

@@ -15,11 +15,7 @@ from octavo.formats import ScaleFormat
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
 from octavo_native import layouts as native_layouts
-from octavo_torch.arithmetic.casts import FP8_DTYPE
-from octavo_torch.arithmetic.operations import quantizer_from
-from octavo_torch.arrays.dtypes import DTYPE_NAMES
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.plugin_api import DTYPE_NAMES, FP8_DTYPE, GroupedTensor, is_plain, quantizer_from
 from octavo_torch_native.arrays.launch import address, aligned_rows, as_rows, submit, workspace
 from octavo_torch_native.quantizers.work import Work, work_from
 

@@ -11,10 +11,7 @@ import octavo_native
 from octavo import check_group_sizes
 from octavo.quantizer import Direction
 from octavo_native import layouts as native_layouts
-from octavo_torch.arithmetic.operations import layout_from
-from octavo_torch.compiler.graphs import check_not_captured
-from octavo_torch.compiler.operators import Operators
-from octavo_torch.compiler.status import status_word
+from octavo_torch.plugin_api import Operators, check_not_captured, plain_layout, status_word
 from octavo_torch_native.arrays.launch import address, submit
 from octavo_torch_native.quantizers.kernel import (
     DTYPE_NUMBERS,
@@ -128,7 +125,7 @@ def _dequantize(
     layout: str,
     dtype: torch.dtype,
 ) -> Tensor:
-    plain = layout_from(quantizer, tuple(shape), groups)
+    plain = plain_layout(quantizer, tuple(shape), groups)
     out = torch.empty(plain.payload_shape(direction), dtype=dtype, device=codes.device)
     if plain.quantizer.shares_codes and layout == "plain":
         direction = "rowwise"
@@ -153,7 +150,7 @@ def _dequantize_fake(
     codes: Tensor, scale: Any, factor: Any, plan: Any, quantizer: str, shape: Any, groups: int, *rest: Any
 ) -> Tensor:
     direction, _, dtype = rest
-    plain = layout_from(quantizer, tuple([int(size) for size in shape]), groups)
+    plain = plain_layout(quantizer, tuple([int(size) for size in shape]), groups)
     return codes.new_empty(plain.payload_shape(direction), dtype=dtype)
 
 
@@ -169,7 +166,7 @@ dequantize = define(
 def _converted_shapes(
     quantizer: str, shape: Any, groups: int, direction: Direction, to: str
 ) -> tuple[tuple[Shape, torch.dtype], tuple[Shape, torch.dtype]]:
-    plain = layout_from(quantizer, tuple([int(size) for size in shape]), groups)
+    plain = plain_layout(quantizer, tuple([int(size) for size in shape]), groups)
     codes, scales = plane_shapes(plain, direction, to)
     return (codes, codes_dtype(plain.quantizer)), (scales, SCALE_DTYPE[plain.quantizer.scale_format])
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.plugin_api import GroupedTensor
 
 
 @dataclass(eq=False)

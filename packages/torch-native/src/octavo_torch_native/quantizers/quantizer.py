@@ -9,8 +9,7 @@ from torch import Tensor
 from octavo import QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.reference.backend import seed_tensor
+from octavo_torch.plugin_api import GroupedTensor, seed_tensor
 from octavo_torch_native.arrays.rows import RowPlan, plan_of
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.buffers import planes_of, write_sizes

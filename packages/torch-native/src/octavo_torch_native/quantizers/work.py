@@ -11,7 +11,7 @@ from octavo import QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
 from octavo_native import GATED
-from octavo_torch.arithmetic.operations import quantizer_from, quantizer_text
+from octavo_torch.plugin_api import quantizer_from, quantizer_text
 
 Prologue = Literal["none", "activation", "activation_grad", "norm"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu", "geglu_tanh"]

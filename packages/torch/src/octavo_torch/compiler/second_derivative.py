@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from octavo_torch.compiler.tracing import is_plain
 
@@ -16,31 +14,19 @@ def refuse() -> NotImplementedError:
     """The error."""
     return NotImplementedError(
         "a grouped layer has no second derivative: quantization is a step function, whose derivative is zero or "
-        "undefined; compute this term with torch.nn.functional.linear per group instead"
+        "undefined; call backward without create_graph=True, or compute this term with torch.nn.functional.linear "
+        "per group instead"
     )
 
 
-class _Once(torch.autograd.Function):
-    """The identity, whose derivative is refused."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, grad: Tensor, _: Tensor) -> Tensor:
-        """`grad` itself."""
-        return grad.view_as(grad)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *_: Tensor) -> Any:
-        """Raises NotImplementedError."""
-        raise refuse()
-
-
-_once: Callable[[Tensor, Tensor], Tensor] = _Once.apply
-
-
 def once_differentiated(grads: Sequence[Tensor | None], dy: Tensor) -> list[Tensor | None]:
-    """`grads`, whose own derivatives raise NotImplementedError where backward was asked for a graph (create_graph)."""
-    if not torch.is_grad_enabled() or not is_plain(dy):
-        return list(grads)
-    # they depend on the layer's inputs, too, so a graph from dy alone would drop terms where dy is a constant
-    anchor = dy.new_zeros(()).requires_grad_()
-    return [None if grad is None else _once(grad, anchor) for grad in grads]
+    """`grads`; NotImplementedError where backward was asked for a graph of them (create_graph=True).
+
+    Refused at once rather than where that graph is differentiated: `torch.autograd.grad` and `backward(inputs=...)`
+    run only the nodes that lead to the inputs that they are asked for, so a node here that refuses would be passed by
+    and the term would be missing without a word. A backward has no handle on the inputs of its forward that it has
+    not saved, and saving them would keep their memory.
+    """
+    if torch.is_grad_enabled() and is_plain(dy):
+        raise refuse()
+    return list(grads)

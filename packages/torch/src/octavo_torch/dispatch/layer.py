@@ -23,7 +23,7 @@ from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.memo import Kept, arch_of
 
 if TYPE_CHECKING:
-    from octavo_torch.scaling.delayed import DelayedState
+    from octavo_torch.scaling.delayed_state import DelayedState
 
 Run = Callable[..., Any]
 Names = str | Sequence[str] | None

@@ -23,7 +23,7 @@ from octavo_torch.linear import arguments
 from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight, layouts_of
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import check_seed
 
 Backend = str | Sequence[str] | None

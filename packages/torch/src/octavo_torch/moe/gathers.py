@@ -1,10 +1,14 @@
-"""Routing and moved rows in torch's operations, for where no backend serves them: octavo_registry.Bound has the calls.
+"""Routing, permuting and combining rows in torch's operations, used where no backend serves them.
 
-Custom operators, so that bits do not depend on how a compiler orders sums; all are gathers, so that no sum depends on
-an order of threads. `order` [M], `position` [T, k] and `routed` [T, k] are those of permutation.Routing.
+octavo_registry.Bound describes the calls. They are custom operators, so that bits do not depend on how a compiler
+orders sums, and all are gathers, so that no sum depends on an order of threads.
+`order` [M], `position` [T, k] and `routed` [T, k] are those of permutation.Routing.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +26,7 @@ def _route(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, T
     return torch.diff(ends, prepend=ends.new_zeros(1)), order, position.view(shape), routed.view(shape)
 
 
-def route_fake(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Shapes and dtypes of route's results."""
+def _route_fake(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     def integers(*shape: int) -> Tensor:
         return expert_index.new_empty(shape, dtype=torch.int64)
@@ -34,19 +37,18 @@ def route_fake(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def _permute_rows(x: Tensor, order: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None) -> Tensor:
-    # sorted, those that are routed nowhere stand at the end
+    # sorted: choices that are routed nowhere are at the end
     live = torch.arange(order.shape[0], device=order.device) < routed.sum()
     tokens = order // routed.shape[1]
     if weights is None:
-        # a row of zeros to read costs one row; to overwrite rows afterwards costs a pass over all of them
+        # reading an added row of zeros costs one row; overwriting rows afterwards would cost a pass over all of them
         padded = torch.cat((x, x.new_zeros((1, x.shape[1]))))
         return padded.index_select(0, torch.where(live, tokens, x.shape[0]))
     rows = x.index_select(0, tokens).float() * weights.reshape(-1).index_select(0, order)[:, None]
     return torch.where(live[:, None], rows, 0).to(x.dtype)
 
 
-def permute_fake(x: Tensor, order: Tensor, *_: Tensor | None) -> Tensor:
-    """Shape and dtype of permute_rows' result."""
+def _permute_fake(x: Tensor, order: Tensor, *_: Tensor | None) -> Tensor:
     return x.new_empty((order.shape[0], x.shape[1]))
 
 
@@ -62,8 +64,7 @@ def _combine_rows(rows: Tensor, position: Tensor, routed: Tensor, weights: Tenso
     return total.to(rows.dtype)
 
 
-def combine_fake(rows: Tensor, position: Tensor, *_: Tensor | None) -> Tensor:
-    """Shape and dtype of combine_rows' result."""
+def _combine_fake(rows: Tensor, position: Tensor, *_: Tensor | None) -> Tensor:
     return rows.new_empty((position.shape[0], rows.shape[1]))
 
 
@@ -73,19 +74,41 @@ def _dot_rows(rows: Tensor, dy: Tensor, position: Tensor, routed: Tensor) -> Ten
     return torch.where(routed, torch.stack(columns, 1), 0.0)
 
 
-def dot_fake(rows: Tensor, dy: Tensor, position: Tensor, routed: Tensor) -> Tensor:
-    """Shape and dtype of dot_rows' result."""
+def _dot_fake(rows: Tensor, dy: Tensor, position: Tensor, routed: Tensor) -> Tensor:
     return rows.new_empty(position.shape, dtype=torch.float32)
 
 
-ROUTE = "route(Tensor index, int groups) -> (Tensor, Tensor, Tensor, Tensor)"
-PERMUTE = "permute_rows(Tensor x, Tensor order, Tensor position, Tensor routed, Tensor? weights) -> Tensor"
-COMBINE = "combine_rows(Tensor rows, Tensor position, Tensor routed, Tensor? weights) -> Tensor"
-DOT = "dot_rows(Tensor rows, Tensor dy, Tensor position, Tensor routed) -> Tensor"
-"""Schemas that a backend's operators may have, too, with the fakes above."""
+class OperatorForm(NamedTuple):
+    """What every operator of one operation has in common, whichever backend defines it.
+
+    schema   of torch.library
+    fake     shapes and dtypes of the results
+    """
+
+    schema: str
+    fake: Callable[..., Any]
+
+
+MOVE_OPERATORS: Mapping[str, OperatorForm] = {
+    "route": OperatorForm("route(Tensor index, int groups) -> (Tensor, Tensor, Tensor, Tensor)", _route_fake),
+    "permute_rows": OperatorForm(
+        "permute_rows(Tensor x, Tensor order, Tensor position, Tensor routed, Tensor? weights) -> Tensor", _permute_fake
+    ),
+    "combine_rows": OperatorForm(
+        "combine_rows(Tensor rows, Tensor position, Tensor routed, Tensor? weights) -> Tensor", _combine_fake
+    ),
+    "dot_rows": OperatorForm("dot_rows(Tensor rows, Tensor dy, Tensor position, Tensor routed) -> Tensor", _dot_fake),
+}
+"""The operators that route and move rows, by the names of their operations."""
 
 _define = Operators("octavo_torch").define
-route = _define(ROUTE, _route, route_fake)
-permute_rows = _define(PERMUTE, _permute_rows, permute_fake)
-combine_rows = _define(COMBINE, _combine_rows, combine_fake)
-dot_rows = _define(DOT, _dot_rows, dot_fake)
+
+
+def _defined(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    return _define(MOVE_OPERATORS[name].schema, function, MOVE_OPERATORS[name].fake)
+
+
+route = _defined("route", _route)
+permute_rows = _defined("permute_rows", _permute_rows)
+combine_rows = _defined("combine_rows", _combine_rows)
+dot_rows = _defined("dot_rows", _dot_rows)

@@ -13,6 +13,7 @@ from octavo_registry.contract.quantize import BoundQuantize, Quantize
 from octavo_registry.contract.request import AnyRequest, DequantizeRequest, GemmRequest, QuantizeRequest
 from octavo_torch.arithmetic import operations
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.scaling.seeds import seed_tensor
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -63,16 +64,6 @@ def _quantizer(quantizer: str, role: str) -> Quantize[Tensor, GroupedTensor]:
         return operations.assembled(operations.layout_of(x, sizes, quantizer), sizes, planes)
 
     return quantize
-
-
-def seed_tensor(seed: Tensor | int | None, device: torch.device) -> Tensor | None:
-    """A seed as a 0-dimensional int64 tensor on `device`, its bits those of the seed modulo 2^64."""
-    if seed is None:
-        return None
-    if isinstance(seed, Tensor):
-        return seed.reshape(()).to(device, torch.int64)
-    wrapped = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
-    return torch.full((), wrapped, dtype=torch.int64, device=device)
 
 
 def dequantize(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:

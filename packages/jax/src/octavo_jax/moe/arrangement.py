@@ -1,0 +1,127 @@
+"""The row where each choice of a router stands: static shapes, nothing is dropped unless it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.sizes import widened
+from octavo_jax.remat.checkpoint_names import name_array
+
+_MAX_ROWS = 1 << 31
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Routing:
+    """T tokens with k choices each among E experts, as R rows that are sorted by expert. R is T * k, or fewer if asked.
+
+    group_sizes     [E] int32, rows of each expert. Their sum is T * k, less the choices that are left out
+    order           [R] int32, the choice t * k + j that stands in each row. Within an expert rows are in the order of
+                    their choices; those that are left out stand past the sum
+    position        [T, k] int32, the row of each choice: the inverse of `order`. A choice that is left out has one
+                    past the sum of the sizes, which may be R or more
+    weights         [T, k] float32, what `combine` multiplies by; 0 where a choice is left out
+    probabilities   [T, E] float32, the router's softmax, or None where `arrange` made this; 0 for tokens left out
+    """
+
+    group_sizes: Array
+    order: Array
+    position: Array
+    weights: Array
+    probabilities: Array | None = None
+
+
+def arrange(
+    experts: Array,
+    weights: Array,
+    num_experts: int,
+    *,
+    mask: Array | None = None,
+    rows: int | None = None,
+    checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
+) -> Routing:
+    """The rows of choices that another router made.
+
+    experts   [T, k] integers. A number outside 0 to num_experts - 1 leaves that choice out, as `mask` does a token's
+    weights   [T, k] floats
+    rows      R; None: T * k. Choices that would stand past it are left out: the last ones of the highest experts
+    mask, checkpoint_name   as `route`'s
+
+    Raises ValueError for shapes or dtypes that do not fit.
+    """
+    if experts.ndim != 2 or experts.shape[1] == 0 or not jnp.issubdtype(experts.dtype, jnp.integer):
+        raise ValueError(
+            f"experts has shape {list(experts.shape)} and dtype {experts.dtype}; give integers [T, k], k one or more"
+        )
+    if weights.shape != experts.shape or not jnp.issubdtype(weights.dtype, jnp.floating):
+        raise ValueError(
+            f"weights has shape {list(weights.shape)} and dtype {weights.dtype}; give floats {list(experts.shape)}, "
+            "one a choice"
+        )
+    if num_experts < 1:
+        raise ValueError(f"num_experts is {num_experts}; give one or more")
+    if rows is not None and rows < 1:
+        raise ValueError(f"rows is {rows}; give one or more, or None for one a choice")
+    check_mask(mask, experts.shape[0])
+    experts = named(widened(experts), checkpoint_name)
+    if mask is not None:
+        experts = jnp.where(mask[:, None], experts, num_experts)
+    return arranged(experts, weights, num_experts, checkpoint_name, rows=rows)
+
+
+def arranged(
+    experts: Array,
+    weights: Array,
+    num_experts: int,
+    checkpoint_name: str | None,
+    probabilities: Array | None = None,
+    rows: int | None = None,
+) -> Routing:
+    """`arrange` of choices that are checked and named; `rows` as there."""
+    tokens, k = experts.shape
+    if tokens * k >= _MAX_ROWS:
+        raise ValueError(f"{tokens} tokens with {k} choices are 2^31 rows or more; route fewer tokens at once")
+    taken = (experts >= 0) & (experts < num_experts)
+    keys = jnp.where(taken, experts, num_experts).astype(jnp.int32).reshape(-1)
+    order = named(jnp.argsort(keys, stable=True).astype(jnp.int32), checkpoint_name)
+    numbers = jnp.arange(tokens * k, dtype=jnp.int32)
+    position = numbers.at[order].set(numbers, unique_indices=True, mode="promise_in_bounds")
+    sizes = counts(keys, num_experts)
+    if rows is not None and rows < tokens * k:
+        order, sizes = order[:rows], limited(sizes, rows)
+    return Routing(
+        group_sizes=sizes,
+        order=order,
+        position=named(position.reshape(tokens, k), checkpoint_name),
+        weights=jnp.where(taken, weights.astype(jnp.float32), np.float32(0)),
+        probabilities=probabilities,
+    )
+
+
+def counts(experts: Array, num_experts: int) -> Array:
+    """[num_experts] int32: how often each number occurs; others are not counted."""
+    # Counting by comparison: a scatter-add of ones is serialised where XLA must be deterministic.
+    return jnp.sum(experts.reshape(-1, 1) == jnp.arange(num_experts, dtype=jnp.int32), axis=0, dtype=jnp.int32)
+
+
+def limited(sizes: Array, rows: int) -> Array:
+    """Sizes [E] that sum to `rows` at most: the last groups lose what is too much."""
+    return jnp.diff(jnp.minimum(jnp.cumsum(sizes), rows), prepend=0)
+
+
+def named(x: Array, name: str | None) -> Array:
+    return x if name is None else name_array(x, name)
+
+
+def check_mask(mask: Array | None, tokens: int) -> None:
+    if mask is not None and (mask.shape != (tokens,) or mask.dtype != jnp.bool_):
+        raise ValueError(
+            f"mask has shape {list(mask.shape)} and dtype {mask.dtype}; give bool [{tokens}], False for tokens that "
+            "are left out"
+        )

@@ -1,0 +1,47 @@
+"""The install lines that users are given work: nothing is missing from a command, and every extra is what it says."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+
+import pytest
+from workspace import ROOT, packages
+
+PAGES = ("README.md", "docs/guide/quickstart.md")
+COMMANDS = {
+    (page, line)
+    for page in PAGES
+    for line in re.findall(
+        r"^\$ pip install (\./(?:packages|registry|native)[^#\n]*)", (ROOT / page).read_text(), flags=re.MULTILINE
+    )
+}
+
+
+def _ours(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\[<>=!~; ]", line, maxsplit=1)[0] for line in requirements} & set(packages())
+
+
+@pytest.mark.parametrize(("page", "command"), sorted(COMMANDS))
+def test_an_install_from_the_clone_names_all_that_it_needs(page: str, command: str) -> None:
+    """pip seeks what a command leaves out on an index, where our names are not (or, worse, are somebody else's)."""
+    by_folder = {package.directory: package for package in packages().values()}
+    named = [by_folder[(ROOT / folder).resolve()] for folder in command.split()]
+    needed = set(chain.from_iterable(_ours(package.project.get("dependencies", [])) for package in named))
+    assert needed <= {package.distribution for package in named}, page
+
+
+def test_both_pages_have_install_lines() -> None:
+    """A page whose line was reworded would otherwise have nothing to test."""
+    assert {page for page, _ in COMMANDS} == set(PAGES)
+
+
+def test_extras_bring_every_backend() -> None:
+    """octavo[all] gives users of both frameworks the compiled kernels; each extra that the README names is there."""
+    extras = packages()["octavo"].project["optional-dependencies"]
+    (sentence,) = re.findall(r"Extras: (.*?)\. ", (ROOT / "README.md").read_text().replace("\n", " "))
+    assert set(re.findall(r"`([a-z-]+)`", sentence)) == set(extras)
+    (everything,) = extras["all"]
+    assert set(re.findall(r"[a-z-]+", everything.partition("[")[2])) == set(extras) - {"all"}
+    for plugin in ("torch-native", "torch-cudagraph", "jax-native"):
+        assert f"octavo-{plugin}" in _ours(extras[plugin])
