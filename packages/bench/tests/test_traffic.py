@@ -1,11 +1,11 @@
-"""The byte model against counts by hand: bytes an element of bf16 input, and the padding of column panels."""
+"""The byte model against counts by hand: bytes per element of bf16 input, and the padding of column panels."""
 
 from __future__ import annotations
 
 import pytest
 
-from octavo_bench.harness.traffic import Traffic, panels, traffic
-from octavo_bench.quantize.case import CASES, Case
+from octavo_bench.harness.traffic import Traffic, panels
+from octavo_bench.quantize.case import CASES, Case, traffic
 
 EVEN = (4096,) * 8
 COLS = 7168
