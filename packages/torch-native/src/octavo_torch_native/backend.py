@@ -64,7 +64,7 @@ class NativeBackend:
         """The function for `request.op`; see octavo_registry.Bound for the calls."""
         # here, because the modules below use names that another ABI level may not have
         from octavo_native.gemms import LAYOUTS_OF_GEMM
-        from octavo_torch_native.arrays.rows import plan_rows
+        from octavo_torch_native.arrays.group_index import index_groups
         from octavo_torch_native.gemm.gemm import BOUND
         from octavo_torch_native.gemm.product import product_of
         from octavo_torch_native.linear.whole import whole_layer
@@ -83,7 +83,7 @@ class NativeBackend:
             return Bound(
                 run=run,
                 layouts=LAYOUTS_OF_GEMM[request.op] if product.scaling else {},
-                prepare=plan_rows,
+                prepare=index_groups,
                 whole_layer=whole_layer if request.op == "fprop" else None,
             )
         if request.op in MOVES:
@@ -93,18 +93,17 @@ class NativeBackend:
             return Bound(run=Dequantizer(DTYPES[request.out_dtype]))
         if request.op == "norm_quantize":
             assert request.norm is not None
-            return Bound(run=NormQuantizer(request.quantizer, request.layouts, request.norm), prepare=plan_rows)
+            return Bound(run=NormQuantizer(request.quantizer, request.layouts, request.norm), prepare=index_groups)
         if request.op in ("act_quantize", "dact_quantize"):
             assert request.activation is not None
             fused = ActQuantizer if request.op == "act_quantize" else DactQuantizer
-            return Bound(run=fused(request.quantizer, request.layouts, request.activation), prepare=plan_rows)
+            return Bound(run=fused(request.quantizer, request.layouts, request.activation), prepare=index_groups)
         quantizer = Quantizer(request.quantizer, request.layouts)
-        delayed = request.quantizer.scaling == "delayed"
         return Bound(
             run=quantizer,
-            prepare=plan_rows,
-            run_with_amax=quantizer.with_amax if delayed else None,
-            update_scales=update_scales if delayed else None,
+            prepare=index_groups,
+            run_with_amax=quantizer.with_amax,
+            update_scales=update_scales if request.quantizer.scaling == "delayed" else None,
         )
 
     def kernels(self, request: Request, rows: int) -> tuple[KernelChoice, ...]:

@@ -57,12 +57,12 @@ class TorchEngine:
         return function
 
     def sizes_for(self, backend: str, sizes: Any, rows: int) -> Any:
-        """torch-native works a plan out of sizes once a layer; other backends take the sizes."""
+        """torch-native computes an index of sizes once per layer; other backends take the sizes."""
         if backend != "torch-native":
             return sizes
         import octavo_torch_native
 
-        return octavo_torch_native.plan(sizes, rows)
+        return octavo_torch_native.index_groups(sizes, rows, sizes)
 
     def take(self, array: Tensor, index: npt.NDArray[np.int64], axis: int) -> Tensor:
         """See `Engine`."""

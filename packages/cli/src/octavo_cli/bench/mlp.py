@@ -13,7 +13,7 @@ from octavo_cli.bench.engine_torch import TorchEngine
 from octavo_cli.bench.facts import facts_of
 from octavo_cli.bench.gemm_problem import Names
 from octavo_cli.bench.mlp_results import FUSED, IN_A_ROW, WAYS, MlpResults, MlpRow, Way, mlp_goals
-from octavo_cli.bench.mlp_torch import Experts, draw_experts, own_calls, plan_of, torch_calls
+from octavo_cli.bench.mlp_torch import Experts, draw_experts, group_index_of, own_calls, torch_calls
 from octavo_cli.bench.shapes import Shape, sizes_of
 from octavo_cli.bench.step_results import PEER
 from octavo_cli.bench.timing import Times
@@ -81,7 +81,7 @@ def _peer(engine: TorchEngine, experts: Experts, name: str, choices: Choices) ->
 def _row(
     experts: Experts, name: str, kind: str, way: Way, times: Callable[[], dict[Way, Times]], choices: Choices
 ) -> MlpRow:
-    plan = plan_of(experts, kind, choices.backend)
+    plan = group_index_of(experts, kind, choices.backend)
     made = (*plan.fc1.plan.plans, *plan.fc2.plan.plans)
     backends = tuple(dict.fromkeys(part.backend for part in made))
     fused = "; ".join(f"{what} {part}" for what, part in plan.fused.items()) if way == FUSED else ""

@@ -50,7 +50,7 @@ def draw_experts(engine: TorchEngine, shape: Shape, sizes: Sequence[int], seed: 
     return Experts(shape, engine.array(list(sizes), "int64"), tuple(sets), tuple(sizes))
 
 
-def plan_of(experts: Experts, kind: str, backend: Names) -> MlpPlan:
+def group_index_of(experts: Experts, kind: str, backend: Names) -> MlpPlan:
     """What `grouped_mlp` runs; NoBackendError where nothing serves it."""
     x, w1, w2, *_ = experts.sets[0]
     return octavo_torch.explain_mlp(x, w1, w2, experts.sizes, recipe=recipe_of(kind), backend=backend)

@@ -12,7 +12,7 @@ from octavo_cli.bench.engine_torch import TorchEngine
 from octavo_cli.bench.facts import facts_of
 from octavo_cli.bench.gemm_problem import Names, backends_of
 from octavo_cli.bench.moe_results import PEERS, MoeResults, MoeRow, moe_goals
-from octavo_cli.bench.moe_torch import Layer, draw_layer, own_calls, plan_of, torch_calls
+from octavo_cli.bench.moe_torch import Layer, draw_layer, group_index_of, own_calls, torch_calls
 from octavo_cli.bench.shapes import Shape
 
 Say = Callable[[str], None]
@@ -60,7 +60,7 @@ def _row(engine: TorchEngine, layer: Layer, kind: str, choices: Choices) -> MoeR
     if kind in PEERS:
         times = engine.times(own_calls(layer, kind), choices.repeats)
         return MoeRow(layer.shape, layer.choices, kind, (), times)
-    plan = plan_of(layer, kind, choices.backend)
+    plan = group_index_of(layer, kind, choices.backend)
     backends = backends_of(plan.fc1.plan, plan.fc2.plan)
     times = engine.times(torch_calls(layer, kind, choices.backend), choices.repeats)
     return MoeRow(layer.shape, layer.choices, kind, backends, times)

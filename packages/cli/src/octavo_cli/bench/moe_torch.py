@@ -79,7 +79,7 @@ def route(held: Operands, choices: int) -> tuple[Tensor, Tensor]:
     return index, weights / weights.sum(-1, keepdim=True)
 
 
-def plan_of(layer: Layer, kind: str, backend: Names) -> MlpPlan:
+def group_index_of(layer: Layer, kind: str, backend: Names) -> MlpPlan:
     """What `grouped_mlp` runs; NoBackendError where nothing serves it."""
     held, rows = layer.sets[0], layer.shape.rows
     x = held.x.new_empty((rows, layer.shape.k)).requires_grad_()

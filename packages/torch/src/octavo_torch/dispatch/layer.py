@@ -11,13 +11,12 @@ from torch import Tensor
 
 import octavo_registry as registry
 from octavo import QuantizerSpec, Recipe
-from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
 from octavo_registry.contract.request import Plan, Request
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.compiler.tracing import register_constants
-from octavo_torch.dispatch.memo import Kept, arch_of
+from octavo_torch.dispatch.memo import arch_of
 
 if TYPE_CHECKING:
     from octavo_torch.linear.whole import WholeLayer
@@ -199,41 +198,3 @@ def layer_for(
         _layers.clear()
     layer = _layers[key] = Layer(recipe, dtype, x.device, shape, at_host, need_dx, need_dw, backend, graph_safe)
     return layer
-
-
-_quantizers: Kept[Run] = Kept()
-
-
-def quantizer_for(
-    spec: QuantizerSpec,
-    x: Tensor,
-    groups: int,
-    at_host: bool,
-    backend: Names,
-    layouts: tuple[str, str] = (PLAIN, PLAIN),
-    graph_safe: bool = False,
-) -> Run:
-    """The bound function that quantizes tensors like `x` by `spec` to the (rowwise, columnwise) `layouts`."""
-
-    def planned() -> Run:
-        name = DTYPE_NAMES[x.dtype]
-        request = Request(
-            op="quantize",
-            framework="torch",
-            device=x.device.type,
-            in_dtype=name,
-            out_dtype=name,
-            quantizer=spec,
-            arch=arch_of(x.device),
-            k=int(x.shape[-1]),
-            n=int(x.shape[1]) if x.dim() == 3 else None,
-            groups=groups,
-            stacked=x.dim() == 3,
-            sizes="host" if at_host else "device",
-            graph_safe=graph_safe,
-            layouts=layouts,
-        )
-        return registry.plan(request, backend=backend).run
-
-    key = (id(spec), x.dtype, x.device, x.dim(), x.shape[-1], groups, at_host, backend, layouts, graph_safe)
-    return _quantizers.get(key, planned, spec)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,11 +18,13 @@ from octavo_torch.arrays.per_group import Weights, as_one, leaves_of, version_of
 from octavo_torch.arrays.sizes import as_sizes
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import one_call
-from octavo_torch.dispatch.layer import Layer, Run, layer_for
+from octavo_torch.dispatch.layer import Layer, layer_for
 from octavo_torch.linear import arguments
 from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight, layouts_of
+from octavo_torch.quantizers.arguments import NEEDS_SEED, check_group_offset, check_unchanged
+from octavo_torch.quantizers.writing import replace_unless, takes_unchanged
 from octavo_torch.scaling.delayed import DelayedState
 from octavo_torch.scaling.seeds import check_seed
 
@@ -90,12 +90,12 @@ def _weight_codes(
     need = any(leaf.requires_grad for leaf in leaves_of(w))
     layer = layer_for(recipe, whole, whole, whole.is_cpu, need, need, backend_names(backend), wants_graph(whole))
     if layer.stochastic_forward and layer.quantize_w is not None and seed is None:
-        raise ValueError(arguments.NEEDS_SEED)
+        raise ValueError(NEEDS_SEED)
     check_seed(seed)
     block = check_interleave(interleave, "swiglu", whole)
     if out is not None:
         _check_out(w, recipe, layer, block, out)
-    arguments.check_unchanged(unchanged, out, whole)
+    check_unchanged(unchanged, out, whole)
     if layer.quantize_w is None:
         return ()
     if block:
@@ -132,27 +132,13 @@ def _write(
     into: Any = out.codes
     if state is not None:
         run, into, how = layer.with_amax.get("w"), (out.codes, out.amax), {"scale": state.encode_scale("w")}
-    if run is not None and _takes_unchanged(run):
+    if run is not None and takes_unchanged(run):
         run(w, None, seed=seed, operand="w", out=into, unchanged=unchanged, **how)
         return
     codes, amax = (*_made(layer, w, seed, state), None)[:2]
     for name in PLANES:
-        _replace(getattr(out.codes, name), getattr(codes, name), unchanged)
-    _replace(out.amax, amax, unchanged)
-
-
-def _replace(target: Tensor | None, new: Tensor | None, unchanged: Tensor | None) -> None:
-    if target is None or new is None:
-        return
-    # as bytes: torch selects among few of the narrow types
-    old, made = target.view(torch.uint8), new.view(torch.uint8)
-    old.copy_(made if unchanged is None else torch.where(unchanged.view(()) != 0, old, made))
-
-
-@lru_cache(maxsize=256)
-def _takes_unchanged(run: Run) -> bool:
-    """True where a bound quantizer writes into `out` and has the flag itself; others' results are selected later."""
-    return "unchanged" in inspect.signature(run).parameters
+        replace_unless(unchanged, getattr(out.codes, name), getattr(codes, name))
+    replace_unless(unchanged, out.amax, amax)
 
 
 def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: Any) -> None:
@@ -221,8 +207,8 @@ def _input_codes(
     if layer.quantize_x is None:
         return (sizes,)
     if layer.stochastic_forward and seed is None:
-        raise ValueError(arguments.NEEDS_SEED)
+        raise ValueError(NEEDS_SEED)
     check_seed(seed)
-    arguments.check_group_offset(group_offset)
+    check_group_offset(group_offset)
     codes = quantize_operand(layer, layer.quantize_x, x, "x", sizes, seed, state, True, group_offset)
     return codes.group_sizes, codes

@@ -15,7 +15,8 @@ from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.functions.activations import activate
 from octavo_torch.linear.autograd import quantize_operand, run_forward
 from octavo_torch.mlp.plan import MlpPlan
-from octavo_torch.quantizers.fused import Extras, Fused, Run
+from octavo_torch.quantizers.extras import Extras
+from octavo_torch.quantizers.fused import Fused, Run
 from octavo_torch.scaling.delayed import DelayedState
 from octavo_torch.scaling.seeds import Seed, SeedCounter, second_stream
 from octavo_torch.wgrad.target import WgradTarget

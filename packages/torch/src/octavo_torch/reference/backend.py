@@ -31,7 +31,8 @@ class ReferenceBackend:
             assert request.quantizer is not None
             return Bound(run=_quantizer(operations.quantizer_text(request.quantizer), request.quantizer.role))
         if request.op == "dequantize":
-            return Bound(run=dequantize)
+            dtype = _DTYPES[request.out_dtype]
+            return Bound(run=_dequantizer(dtype))
         return Bound(run=_GEMMS[request.op](_DTYPES[request.out_dtype]))
 
 
@@ -67,6 +68,13 @@ def dequantize(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:
         codes, scale, factor, sizes, text, list(layout.shape), layout.groups, direction
     )
     return value
+
+
+def _dequantizer(dtype: torch.dtype) -> Callable[..., Tensor]:
+    def run(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:
+        return dequantize(q, direction).to(dtype)
+
+    return run
 
 
 def _operand(value: GroupedTensor | Tensor, direction: Direction) -> Tensor:

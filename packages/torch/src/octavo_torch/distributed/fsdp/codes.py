@@ -15,7 +15,7 @@ from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import Layer, layer_for
 from octavo_torch.distributed.fsdp.planes import of_planes
 from octavo_torch.distributed.fsdp.route import Route
-from octavo_torch.linear import functional
+from octavo_torch.quantizers.functional import quantize
 from octavo_torch.scaling.delayed import DelayedState
 
 Names = str | tuple[str, ...] | None
@@ -52,14 +52,14 @@ def quantize_shard(
             # a compiled backward holds the history, in whose row of dy nothing changes here
             with _unsafe_preserve_version_counter(state.history):
                 state.record("w", _largest(amax, group))
-        return functional.quantize(shard, spec, scale=state.encode_scale("w")[groups], backend=backend)
+        return quantize(shard, spec, scale=state.encode_scale("w")[groups], backend=backend)
     if not route.shares:
-        return functional.quantize(shard, spec, backend=backend)
+        return quantize(shard, spec, backend=backend)
     # a further row of blocks that holds the amax of all shards: it is in no block of the shard's, and in its groups
     rows = spec.block_size or 1
     padded = torch.nn.functional.pad(shard, (0, 0, 0, rows))
     padded[:, -rows, 0] = _largest(_amax(shard), group).to(shard.dtype)
-    return _without_last_rows(functional.quantize(padded, spec, backend=backend), rows)
+    return _without_last_rows(quantize(padded, spec, backend=backend), rows)
 
 
 def _amax(x: Tensor) -> Tensor:
