@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 _HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(_HERE / "tests"))
+sys.path.insert(0, str(_HERE / "tests" / "support"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

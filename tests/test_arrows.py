@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from workspace import Package, packages
+from workspace import Package, packages, tracked
 
 # What each package may need of ours (architecture.md, "The tree"); a new package adds its row.
 MAY_NEED: dict[str, set[str]] = {
@@ -24,8 +24,12 @@ MAY_NEED: dict[str, set[str]] = {
     },
     "octavo-jax-native": {"octavo-core", "octavo-registry", "octavo-jax", "octavo-native"},
     "octavo-conformance": {"octavo-core", "octavo-numerics", "octavo-registry"},
+    "octavo-bench": {
+        *("octavo-core", "octavo-numerics", "octavo-registry"),
+        *("octavo-torch", "octavo-jax", "octavo-native", "octavo-torch-native"),
+    },
     "octavo": {
-        *("octavo-core", "octavo-numerics", "octavo-registry", "octavo-conformance"),
+        *("octavo-core", "octavo-numerics", "octavo-registry", "octavo-conformance", "octavo-bench"),
         *("octavo-torch", "octavo-jax", "octavo-native"),
         *("octavo-torch-native", "octavo-torch-cudagraph", "octavo-jax-native"),
     },
@@ -51,7 +55,7 @@ def _imported(file: Path) -> Iterator[str]:
 
 
 def _imports(package: Package) -> dict[str, Path]:
-    return {name: file for file in sorted(package.source.rglob("*.py")) for name in _imported(file)}
+    return {name: file for file in tracked("**/*.py", root=package.source) for name in _imported(file)}
 
 
 def test_every_package_has_its_row() -> None:

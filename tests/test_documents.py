@@ -11,17 +11,16 @@ import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 from typer.testing import CliRunner
-from workspace import ROOT
+from workspace import ROOT, tracked
 
 import octavo
 from octavo_registry.cli import app
 
 PATTERNS = ("*.md", "docs/**/*.md", "packages/*/README.md", "registry/README.md", "native/README.md")
-DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
-IN_TREE = [path for path in DOCUMENTS if "_build" not in path.parts]
+DOCUMENTS = tracked(*PATTERNS)
 QUICK = ("doctor", "why", "recipes")
 
-every_document = pytest.mark.parametrize("path", IN_TREE, ids=lambda path: str(path.relative_to(ROOT)))
+every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def _read_toml(example: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from workspace import ROOT
+from workspace import tracked
 
 from octavo_conformance.faults import named_by_tests
 
@@ -18,7 +18,7 @@ STREAMS, GRAPHS, STRIDES, BOUNDS = {34}, {35, 36}, {58, 59}, {61}
 
 def test_kernels_are_tested_for_every_fault_of_grouped_gemms() -> None:
     """On a device: empty groups, tails, small and odd sizes, equal bits, 2^31 elements, streams, replays, strides."""
-    named = named_by_tests(file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("test_cuda*.py")))
+    named = named_by_tests(tracked(*(f"{folder}/**/test_cuda*.py" for folder in FOLDERS)))
     wanted = EMPTY | TAILS | SHAPES | REPEATS | OVERFLOW | STREAMS | GRAPHS | STRIDES | BOUNDS
     assert wanted <= set(named), f"no test_cuda*.py of {', '.join(FOLDERS)} names rows {sorted(wanted - set(named))}"
 
@@ -35,6 +35,6 @@ def test_kernels_are_tested_for_every_fault_of_grouped_gemms() -> None:
 def test_front_ends_are_tested_for_every_fault_of_training(package: str, more: set[int]) -> None:
     """Empty groups, tails, changed sizes, seeds, recomputation, gradients of one value, state, codes that are saved,
     ranks without tokens, bad indices, and what its framework adds: each row has a test of the front end's own."""
-    named = named_by_tests(sorted((ROOT / "packages" / package / "tests").rglob("test_*.py")))
+    named = named_by_tests(tracked(f"packages/{package}/tests/**/test_*.py"))
     wanted = FRONT_ENDS | more
     assert wanted <= set(named), f"no test of packages/{package}/tests names rows {sorted(wanted - set(named))}"

@@ -12,7 +12,9 @@ PAGES = ("README.md", "docs/guide/quickstart.md")
 COMMANDS = {
     (page, line)
     for page in PAGES
-    for line in re.findall(r"^\$ pip install (\./(?:packages|registry|native)[^#\n]*)", (ROOT / page).read_text(), flags=re.MULTILINE)
+    for line in re.findall(
+        r"^\$ pip install (\./(?:packages|registry|native)[^#\n]*)", (ROOT / page).read_text(), flags=re.MULTILINE
+    )
 }
 
 

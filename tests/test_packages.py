@@ -6,7 +6,7 @@ import importlib
 import re
 
 import pytest
-from workspace import ROOT, packages
+from workspace import ROOT, packages, tracked
 
 every_package = pytest.mark.parametrize("name", sorted(packages()))
 
@@ -16,7 +16,7 @@ def test_a_package_is_complete(name: str) -> None:
     """Whoever opens one package finds what it is, what changed, its tests, and types that checkers read."""
     package = packages()[name]
     assert (package.source / "py.typed").exists()
-    assert list((package.directory / "tests").glob("test_*.py"))
+    assert tracked("tests/**/test_*.py", root=package.directory)
     assert package.project["license"] == "Apache-2.0"
     assert package.project["requires-python"] == ">=3.11"
     assert (package.directory / "README.md").stat().st_size > 100
@@ -43,9 +43,7 @@ def test_the_repository_speaks_of_the_project_alone() -> None:
     """No path of one machine and no host of a package registry stands in what users read or run."""
     machine = re.compile(r"/(?:work|opt|root|home)/|/tmp/[a-z]|files\.pythonhosted|pypi\.org")
     texts = (".py", ".md", ".toml", ".txt", ".json", ".yml", ".html", ".css")
-    skipped = {".nox", ".venv", ".git", "demo-output", "reports", "_build", "dist", "build"}
-    for file in ROOT.rglob("*"):
-        relative = file.relative_to(ROOT)
-        if file.suffix in texts and not skipped & set(relative.parts) and relative.name != "test_packages.py":
-            found = machine.search(file.read_text(errors="replace"))
-            assert not found, f"{relative}: {found and found.group()}"
+    for file in tracked():
+        if file.suffix in texts and file.name != "test_packages.py":
+            match = machine.search(file.read_text(errors="replace"))
+            assert not match, f"{file.relative_to(ROOT)}: {match and match.group()}"

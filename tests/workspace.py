@@ -1,7 +1,8 @@
-"""Where the packages of this repository are."""
+"""Where the packages of this repository are, and which files belong to it."""
 
 from __future__ import annotations
 
+import subprocess
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -9,6 +10,18 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def tracked(*patterns: str, root: Path = ROOT) -> list[Path]:
+    """Files that git tracks under `root`, sorted; all of them, or those that match one of the glob `patterns`.
+
+    A clone holds much that is not the project's: virtual environments of any name, builds, results. Only git knows
+    which files are. As in `Path.glob`, `*` stays within one folder and `**/` crosses folders. Files that are deleted
+    and not yet committed are left out.
+    """
+    command = ["git", "-C", str(root), "ls-files", "-z", "--", *(f":(glob){pattern}" for pattern in patterns)]
+    output = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    return sorted(path for name in output.split("\0") if name and (path := root / name).exists())
 
 
 @dataclass(frozen=True)
@@ -31,9 +44,9 @@ class Package:
 
 @cache
 def packages() -> dict[str, Package]:
-    """Every package of the workspace by distribution name, found by its pyproject.toml."""
-    found = {}
-    for file in sorted([*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("*/pyproject.toml")]):
+    """Every package of the workspace by distribution name, as its pyproject.toml gives it."""
+    by_name = {}
+    for file in tracked("packages/*/pyproject.toml", "*/pyproject.toml"):
         project = tomllib.loads(file.read_text())["project"]
-        found[project["name"]] = Package(project["name"], file.parent, project)
-    return found
+        by_name[project["name"]] = Package(project["name"], file.parent, project)
+    return by_name

@@ -29,10 +29,13 @@ import argparse
 import itertools
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))  # as native/conftest.py does for pytest
 from gemm_launches import KINDS, Launch
 from move_calls import CASES, draw_index, draw_rows, route
 from problems import (

@@ -21,7 +21,7 @@ from pathlib import Path
 
 NATIVE = Path(__file__).resolve().parent.parent
 TABLE = NATIVE.parent / "docs" / "reference" / "kernels.md"
-TYPES = (*(NATIVE / "include" / "octavo").glob("*.h"), *(NATIVE / "lib" / "cuda").glob("*.cuh"))
+TYPES = (*(NATIVE / "include" / "octavo").glob("*.h"), *(NATIVE / "lib" / "cuda").glob("*/*.cuh"))
 
 _NVCC = re.compile(r"CUDA compiler identification is NVIDIA (\S+)")
 _FILE = re.compile(r"Building CUDA object \S*?/(lib/\S+\.cu)\.o")

@@ -169,8 +169,8 @@ OCTAVO_HD Pair gelu_tanh_inner(float x) {
 struct Normal {
   float z;
   float ratio;
-  float p;     // 2^rest
-  int32_t n;   // 0 to -163: exp(-z^2 / 2) = p * 2^n
+  float p;    // 2^rest
+  int32_t n;  // 0 to -163: exp(-z^2 / 2) = p * 2^n
 };
 
 OCTAVO_HD Normal normal_tail(float x) {
@@ -182,8 +182,7 @@ OCTAVO_HD Normal normal_tail(float x) {
   const float numerator = z - 3.0f;  // exact from 1.5 to 6; below, numerator_rest is what 3 - z lost
   const float numerator_rest = z > 3.0f ? (z - numerator) - 3.0f : z - (numerator + 3.0f);
   const float t = quotient(numerator, denominator, inverse);
-  const float t_rest =
-      (fmaf(-denominator, t, numerator) + fmaf(-denominator_rest, t, numerator_rest)) * inverse;
+  const float t_rest = (fmaf(-denominator, t, numerator) + fmaf(-denominator_rest, t, numerator_rest)) * inverse;
   float h = 5.52035999e-05f;
   h = fmaf(h, t, 0.000132595334f);
   h = fmaf(h, t, -0.000244929106f);
@@ -281,8 +280,8 @@ OCTAVO_HD float exp2_approximate(float x) {
 #endif
 }
 
-// silu for |x| <= SILU_MODERATE, where nothing over- or underflows, within 6 ulp in half the steps: for results that are
-// rounded to 16 bits, in the kernels that run at the speed of memory.
+// silu for |x| <= SILU_MODERATE, where nothing over- or underflows, within 6 ulp in half the steps: for results that
+// are rounded to 16 bits, in the kernels that run at the speed of memory.
 constexpr float SILU_MODERATE = 80.0f;
 
 template <bool want_value, bool want_slope>
@@ -306,18 +305,12 @@ OCTAVO_HD ValueAndSlope silu_moderate(float x) {
   return result;
 }
 
-OCTAVO_HD float act_forward(Activation name, float x) {
-  return activation_parts<true, false>(name, x).value;
-}
+OCTAVO_HD float act_forward(Activation name, float x) { return activation_parts<true, false>(name, x).value; }
 
-OCTAVO_HD float act_derivative(Activation name, float x) {
-  return activation_parts<false, true>(name, x).slope;
-}
+OCTAVO_HD float act_derivative(Activation name, float x) { return activation_parts<false, true>(name, x).slope; }
 
 // fl(fl(act(gate) * up) * prob); without a gate fl(act(x) * prob); without probabilities the last product is left out.
-OCTAVO_HD float gated_forward(Activation name, float gate, float up) {
-  return act_forward(name, gate) * up;
-}
+OCTAVO_HD float gated_forward(Activation name, float gate, float up) { return act_forward(name, gate) * up; }
 
 OCTAVO_HD float gated_forward(Activation name, float gate, float up, float prob) {
   return gated_forward(name, gate, up) * prob;

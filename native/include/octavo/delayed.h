@@ -25,9 +25,9 @@ struct UpdateArgs {
   const float* reduced = nullptr;  // [operands, groups] or null: amax over all ranks, where not 0 or NaN for slot 0
   float maxima[MOST_DELAYED_OPERANDS] = {};  // largest values of the formats, less the margin
   int64_t operands = 1;
-  int64_t slots = 0;               // at least 2
+  int64_t slots = 0;  // at least 2
   int64_t groups = 0;
-  bool most_recent = false;        // amax is the last one, not the maximum of all
+  bool most_recent = false;  // amax is the last one, not the maximum of all
 };
 
 Error check_record(const RecordArgs& args);

@@ -28,7 +28,7 @@ struct GemmOperand {
   int64_t row_stride = 0;
 };
 
-// What a layer knows before it has tensors.
+// What is known of a GEMM before there are tensors.
 struct GemmSpec {
   Gemm gemm = Gemm::fprop;
   bool quantized = false;
@@ -36,11 +36,11 @@ struct GemmSpec {
   Scaling scaling = Scaling::block;  // of both quantized operands
   Format left_format = Format::e4m3;
   Format right_format = Format::e4m3;
-  bool right_square = false;         // w in square blocks
-  bool hadamard = false;             // wgrad of NVFP4: each group is padded to 16 rows, which take part
+  bool right_square = false;  // w in square blocks
+  bool hadamard = false;      // wgrad of NVFP4: each group is padded to 16 rows, which take part
   DType out_dtype = DType::bf16;
-  bool accumulate = false;           // wgrad: added to `out` in fp32 and rounded once
-  bool fast_accumulation = false;    // FP8 without block scales: no promotion of partial sums to fp32
+  bool accumulate = false;         // wgrad: added to `out` in fp32 and rounded once
+  bool fast_accumulation = false;  // FP8 without block scales: no promotion of partial sums to fp32
 };
 
 struct GemmArgs {
@@ -53,9 +53,9 @@ struct GemmArgs {
   GemmOperand left;
   GemmOperand right;
   void* out = nullptr;
-  int64_t out_row_stride = 0;          // elements between rows of y, dx, or of one dw[g]
-  int64_t out_group_stride = 0;        // elements between the matrices of dw
-  const void* bias = nullptr;          // fprop: [G, N] or null; dgrad: [G, K] or null
+  int64_t out_row_stride = 0;    // elements between rows of y, dx, or of one dw[g]
+  int64_t out_group_stride = 0;  // elements between the matrices of dw
+  const void* bias = nullptr;    // fprop: [G, N] or null; dgrad: [G, K] or null
   DType bias_dtype = DType::bf16;
   const float* bias_scales = nullptr;  // [M] or null: y[r] = ... + bias_scales[r] * bias[g]
   int tile = -1;                       // number of a tile of gemm_tiles; -1: chosen by gemm_tile
@@ -63,8 +63,7 @@ struct GemmArgs {
   size_t workspace_bytes = 0;
 };
 
-// One way in which the CUDA kernels cut a product: `rows` x `cols` outputs a tile, `stages` K-blocks of 128 bytes in
-// flight.
+// A tile shape of the CUDA kernels: `rows` x `cols` outputs per tile, `stages` K-blocks of 128 bytes in flight.
 struct GemmTile {
   const char* name;
   int rows, cols, stages;
@@ -72,22 +71,22 @@ struct GemmTile {
 
 // What the model of gemm_tile expects of a tile on a problem.
 struct GemmTileChoice {
-  int tile;          // number in gemm_tiles
-  int64_t tiles;     // tiles that are computed, each group's last ones in part
-  double waves;      // tiles a CTA
-  double filled;     // part of the computed outputs that the result has
+  int tile;       // number in gemm_tiles
+  int64_t tiles;  // tiles that are computed, each group's last ones in part
+  double waves;   // tiles per CTA
+  double filled;  // fraction of the computed outputs that belongs to the result
   double microseconds;
 };
 
-// The tiles that the kernels of `spec` come in; sets `count`. Static storage.
+// The tiles that the kernels of `spec` are compiled for; sets `count`. Static storage.
 const GemmTile* gemm_tiles(const GemmSpec& spec, int* count);
 
 // The model's expectation of tile `tile` (-1: of the tile with the least) for M rows in equal groups on `sms`
 // multiprocessors. Host arithmetic alone, in builds without CUDA too.
 GemmTileChoice gemm_tile(const GemmSpec& spec, int64_t rows, int64_t n, int64_t k, int64_t groups, int sms, int tile);
 
-// Shapes, alignment, combinations: both devices. `cuda` adds what the kernels of Hopper ask for: K and N multiples of
-// 16, 16-bit or quantized operands, 16-byte aligned arrays and strides.
+// Checks shapes, alignment and combinations, for both devices. `cuda` adds what the Hopper kernels need: K and N
+// multiples of 16, 16-bit or quantized operands, arrays and strides aligned to 16 bytes.
 Error check_gemm(const GemmArgs& args, bool cuda);
 
 size_t gemm_workspace_cpu(const GemmArgs& args);

@@ -79,8 +79,8 @@ OCTAVO_HD uint16_t f16_of(float value) {
   const uint32_t bits = bits_of(value), sign = (bits >> 16) & 0x8000u, rest = bits & ABS_BITS;
   if (rest > INF_BITS) return 0x7E00;
   if (rest >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);  // from 65520 on
-  if (rest < 0x38800000u) {                                             // below 2^-14: a multiple of 2^-24
-    const float shifted = float_of(rest) + float_of(0x3F000000u);        // 0.5, whose ulp is 2^-24
+  if (rest < 0x38800000u) {                                               // below 2^-14: a multiple of 2^-24
+    const float shifted = float_of(rest) + float_of(0x3F000000u);         // 0.5, whose ulp is 2^-24
     return static_cast<uint16_t>(sign | (bits_of(shifted) - 0x3F000000u));
   }
   return static_cast<uint16_t>(sign | ((rest - 0x38000000u + 0xFFFu + ((rest >> 13) & 1u)) >> 13));
@@ -157,7 +157,8 @@ OCTAVO_HD float e4m3_value(uint8_t code) {
 
 OCTAVO_HD float e5m2_value(uint8_t code) {
   const uint32_t rest = code & 0x7Fu;
-  if (rest >= 0x7Cu) return rest == 0x7Cu ? float_of(static_cast<uint32_t>(code & 0x80u) << 24 | INF_BITS) : float_of(NAN_BITS);
+  if (rest >= 0x7Cu)
+    return rest == 0x7Cu ? float_of(static_cast<uint32_t>(code & 0x80u) << 24 | INF_BITS) : float_of(NAN_BITS);
   return fp8_value<2, 15>(code);
 }
 
@@ -291,6 +292,8 @@ OCTAVO_HD uint32_t draw_stream(Direction direction, int half, Operand operand) {
   return 8 * static_cast<uint32_t>(operand) + 2 * static_cast<uint32_t>(direction) + half;
 }
 
-OCTAVO_HD uint32_t draw(const Words& words, int element) { return (words.word[element / 2] >> (16 * (element & 1))) & 0xFFFFu; }
+OCTAVO_HD uint32_t draw(const Words& words, int element) {
+  return (words.word[element / 2] >> (16 * (element & 1))) & 0xFFFFu;
+}
 
 }  // namespace octavo

@@ -5,14 +5,14 @@
 
 namespace octavo {
 
-// Sorts choices by group, equal ones in their order; those of no group stand last.
+// Sorts choices by group, stably; those without a group come last.
 struct RouteArgs {
   const int64_t* index = nullptr;   // [choices]; a number outside 0 to groups - 1 is no group
   int64_t choices = 0, groups = 0;  // at most 2^30 and 65 536
   int64_t* group_sizes = nullptr;   // [groups]
   int64_t* order = nullptr;         // [choices]: the choice of each row
   int64_t* position = nullptr;      // [choices]: the row of each choice, the inverse of `order`
-  uint8_t* routed = nullptr;        // [choices]: 1 where the choice has a group, else 0
+  uint8_t* routed = nullptr;        // [choices]: 1 if the choice has a group, otherwise 0
 };
 
 Error check_route(const RouteArgs& args);
@@ -22,10 +22,10 @@ Error route_cuda(const RouteArgs& args, void* stream);
 // Where the rows of tokens are. A choice that is not routed has weight 0, whatever its row holds; a position outside
 // 0 to tokens * each - 1 is never followed: nothing is read or written there.
 struct Choices {
-  int64_t tokens = 0, each = 0;         // T and k; T k is at most 2^30
-  const int64_t* position = nullptr;    // [T, k]
-  const uint8_t* routed = nullptr;      // [T, k]
-  const float* weights = nullptr;       // [T, k]; null: 1
+  int64_t tokens = 0, each = 0;       // T and k; T k is at most 2^30
+  const int64_t* position = nullptr;  // [T, k]
+  const uint8_t* routed = nullptr;    // [T, k]
+  const float* weights = nullptr;     // [T, k]; null: 1
 };
 
 // permute   out[position[t, j]] = weight * from[t], from [T, cols], out [T k, cols]

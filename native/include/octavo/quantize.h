@@ -1,4 +1,4 @@
-// Grouped quantization: one call makes every plane that is asked for.
+// Grouped quantization: one call produces every requested plane.
 #pragma once
 
 #include "octavo/plan.h"
@@ -12,7 +12,7 @@ struct QuantizerSpec {
   Operand operand = Operand::x;  // part of the Philox counter
   bool square = false;
   bool stochastic = false;
-  bool hadamard = false;         // columnwise data only
+  bool hadamard = false;  // columnwise data only
   bool power_of_two = false;
   float amax_epsilon = 0.0f;
 
@@ -35,7 +35,7 @@ struct Input {
 
 enum class PrologueKind : int32_t { none = 0, activation = 1, activation_grad = 2, norm = 3 };
 
-// What happens to the input before it is quantized: computed in fp32, rounded once to the input's dtype.
+// What is applied to the input before it is quantized: computed in fp32, rounded once to the input's dtype.
 //
 // activation       input [M, F], or [M, 2 F] with gate first where gated -> act(x) (* up) (* probs[row])
 // activation_grad  input as above, dy [M, F] -> gradient of the input, [M, F] or [M, 2 F]
@@ -51,12 +51,12 @@ struct Prologue {
   const void* gamma = nullptr;   // [C], dtype of the input
   const void* beta = nullptr;    // [C] or null
   float epsilon = 0.0f;
-  float* mean = nullptr;         // [M], written (LayerNorm)
-  float* rstd = nullptr;         // [M], written
+  float* mean = nullptr;  // [M], written (LayerNorm)
+  float* rstd = nullptr;  // [M], written
 };
 
 struct Plane {
-  void* codes = nullptr;  // null: the plane is not wanted
+  void* codes = nullptr;  // null: the plane is not requested
   void* scales = nullptr;
   float* global = nullptr;  // [G], NVFP4's second-level decode factor
   Layout layout = Layout::plain;
@@ -76,8 +76,8 @@ struct QuantizeArgs {
   const uint32_t* seed = nullptr;        // two words, low first, on the device of the call
   uint32_t group_offset = 0;
   const uint32_t* group_offset_device = nullptr;  // added to group_offset where given
-  const int32_t* unchanged = nullptr;    // on the device; not 0: every output is left as it is
-  void* workspace = nullptr;             // 256-byte aligned, undefined at entry
+  const int32_t* unchanged = nullptr;             // on the device; not 0: every output is left as it is
+  void* workspace = nullptr;                      // 256-byte aligned, undefined at entry
   size_t workspace_bytes = 0;
 };
 

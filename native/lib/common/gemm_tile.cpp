@@ -1,4 +1,4 @@
-// Which tile a grouped GEMM is cut into: a model of waves, operand bytes and rows a group, and no timing cache.
+// Chooses the tile of a grouped GEMM by a model of waves, operand bytes and rows per group; nothing is timed or cached.
 #include "gemm_tile.h"
 
 #include <algorithm>
@@ -10,15 +10,16 @@ namespace octavo {
 
 namespace {
 
-// Fitted to measurements on an H200 (benchmarks/results has them): microseconds, and what one of its 132
-// multiprocessors does in one.
+// Fitted to measurements on an H200 (in benchmarks/results): microseconds, and the work of one of its 132
+// multiprocessors per microsecond.
 constexpr double FAST_FLOPS = 14.0e6, PROMOTED_FLOPS = 11.5e6, BF16_FLOPS = 7.0e6;
 constexpr double MEMORY_BYTES = 33.0e3;  // a multiprocessor's share of device memory
 constexpr double LAUNCH = 4.0, TILE_START = 0.5;
-constexpr double EXPOSED = 0.25;  // part of the shorter of products and memory's time that the longer one does not hide
-// Part of the rate that a tile reaches: smaller ones load more for a product, and 128x128 has fewer bytes in flight.
+constexpr double EXPOSED = 0.25;  // fraction of the shorter of math and memory time that the longer one does not hide
+// Fraction of the peak rate that each tile reaches: smaller ones load more per product, and 128x128 has fewer bytes in
+// flight.
 constexpr double REACHED[GEMM_TILE_COUNT] = {1.0, 0.58, 0.75};
-constexpr int STAGED = 1;  // sums that are added to fp32 leave beside the next tile's products
+constexpr int STAGED = 1;  // the tile whose fp32 accumulation overlaps the next tile's mainloop
 
 constexpr int K_BLOCK_BYTES = 128;
 
@@ -42,8 +43,8 @@ double microseconds(const GemmSpec& spec, int number, int64_t tiles, int64_t k_b
 }  // namespace
 
 const GemmTile* gemm_tiles(const GemmSpec& spec, int* count) {
-  const bool rare = multiplies_fp8(spec) ? spec.right_format != Format::e4m3
-                                         : !spec.quantized && spec.dtype != DType::bf16;
+  const bool rare =
+      multiplies_fp8(spec) ? spec.right_format != Format::e4m3 : !spec.quantized && spec.dtype != DType::bf16;
   *count = rare ? 1 : GEMM_TILE_COUNT;
   return GEMM_TILES;
 }
@@ -55,8 +56,8 @@ GemmTileChoice gemm_tile(const GemmSpec& spec, int64_t rows, int64_t n, int64_t 
   const int64_t depth = k_grouped ? ceil_div(rows, groups) : spec.gemm == Gemm::fprop ? k : n;
   const int64_t k_blocks = ceil_div(depth, K_BLOCK_BYTES / static_cast<int64_t>(width));
   const double out_bytes = double(groups) * out_rows * out_cols * dtype_bytes(spec.out_dtype);
-  const double bytes = width * groups * (double(out_rows) * depth + double(out_cols) * depth) +
-                       out_bytes * (spec.accumulate ? 2 : 1);
+  const double bytes =
+      width * groups * (double(out_rows) * depth + double(out_cols) * depth) + out_bytes * (spec.accumulate ? 2 : 1);
   int count = 0;
   const GemmTile* const tiles = gemm_tiles(spec, &count);
   GemmTileChoice best = {-1, 0, 0.0, 0.0, 0.0};

@@ -2,8 +2,9 @@
 
 This is what backends are made of (octavo-torch-native, octavo-jax-native), not what a model calls. Arrays are passed as
 addresses, kinds as numbers (`FORMATS["e4m3"]`); a CUDA call puts its work on the stream that it is given and neither
-waits nor allocates. `layouts` has the shape of every array, `gemms` makes GEMMs from names. Importing this package
-imports no framework and no numpy.
+waits nor allocates. `layouts` has the shape of every array, `gemms` makes GEMMs from names, `support` says what the
+kernels serve. Importing this package imports no framework and no numpy, and loads the compiled module only when one of
+its names is used; `layouts` and `support` never need it.
 
 Raises ValueError with the reason where arguments do not fit or this build cannot serve them, RuntimeError with the
 CUDA runtime's text where a launch fails.
@@ -11,38 +12,44 @@ CUDA runtime's text where a launch fails.
 
 from __future__ import annotations
 
-from octavo_native import gemms, layouts
-from octavo_native._native import (
-    ABI_LEVEL,
-    ACTIVATIONS,
-    DIRECTIONS,
-    DTYPES,
-    FORMATS,
-    GATED,
-    GEMMS,
-    HAS_CUDA,
-    LAYOUTS,
-    NORMS,
-    OPERANDS,
-    PLACE_BITS,
-    PROLOGUES,
-    SCALINGS,
-    Gemm,
-    Quantizer,
-    Sequence,
-    build_info,
-    combine_rows,
-    dot_rows,
-    ffi_targets,
-    pack_e2m1,
-    permute_rows,
-    plan,
-    plan_words,
-    record_amax,
-    route,
-    swizzle_scales,
-    update_scales,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from octavo_native import layouts, support
+
+if TYPE_CHECKING:
+    from octavo_native import gemms
+    from octavo_native._native import (
+        ABI_LEVEL,
+        ACTIVATIONS,
+        DIRECTIONS,
+        DTYPES,
+        FORMATS,
+        GATED,
+        GEMMS,
+        HAS_CUDA,
+        LAYOUTS,
+        NORMS,
+        OPERANDS,
+        PLACE_BITS,
+        PROLOGUES,
+        SCALINGS,
+        Gemm,
+        Quantizer,
+        Sequence,
+        build_info,
+        combine_rows,
+        dot_rows,
+        ffi_targets,
+        pack_e2m1,
+        permute_rows,
+        plan,
+        plan_words,
+        record_amax,
+        route,
+        swizzle_scales,
+        update_scales,
+    )
 
 __version__ = "0.1.0"
 
@@ -77,6 +84,7 @@ __all__ = [
     "plan_words",
     "record_amax",
     "route",
+    "support",
     "swizzle_scales",
     "update_scales",
 ]
@@ -85,3 +93,17 @@ __all__ = [
 def place(number: int, offset: int = 0) -> int:
     """Where a launch of a Sequence finds an array: `offset` bytes into the `number`-th of `run`'s arrays, from 1 on."""
     return number << PLACE_BITS | offset
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "gemms":
+        return import_module("octavo_native.gemms")
+    value: object = getattr(import_module("octavo_native._native"), name)
+    globals()[name] = value  # later uses cost what those of an imported name do
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

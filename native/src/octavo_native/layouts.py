@@ -17,9 +17,18 @@ Stacked rowwise codes are [G, N, C]. Square blocks keep their plain scales in ev
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
 PLAIN = "plain"
 NATIVE_ROWS = "rows"
 NATIVE_COLUMNS = "panels"
+
+LAYOUTS_OF_DIRECTION: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {"rowwise": (PLAIN, NATIVE_ROWS), "columnwise": (PLAIN, NATIVE_COLUMNS)}
+)
+"""The layouts that a plane of each direction may have."""
 
 PANEL_ROWS = 128
 """Rows of one group in a panel."""
@@ -130,11 +139,11 @@ def _plain_scales(
 
 
 def _check(layout: str, direction: str, scaling: str, rows: int, groups: int, matrix_rows: int) -> None:
-    allowed = {"rowwise": (PLAIN, NATIVE_ROWS), "columnwise": (PLAIN, NATIVE_COLUMNS)}
-    if direction not in allowed:
-        raise ValueError(f"direction is {direction!r}; it is one of {', '.join(allowed)}")
-    if layout not in allowed[direction]:
-        raise ValueError(f"layout is {layout!r}; {direction} data have one of {', '.join(allowed[direction])}")
+    if direction not in LAYOUTS_OF_DIRECTION:
+        raise ValueError(f"direction is {direction!r}; it is one of {', '.join(LAYOUTS_OF_DIRECTION)}")
+    if layout not in LAYOUTS_OF_DIRECTION[direction]:
+        known = ", ".join(LAYOUTS_OF_DIRECTION[direction])
+        raise ValueError(f"layout is {layout!r}; {direction} data have one of {known}")
     if scaling not in _BLOCK_SIZE:
         raise ValueError(f"scaling is {scaling!r}; it is one of {', '.join(_BLOCK_SIZE)}")
     if matrix_rows and rows != groups * matrix_rows:

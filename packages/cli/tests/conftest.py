@@ -35,7 +35,7 @@ class Run:
 
 @pytest.fixture(scope="session")
 def run() -> type[Run]:
-    """run("bench", "gemm", ...): the outcome of the command with these arguments."""
+    """run("train", "--quick", ...): the outcome of the command with these arguments."""
     return Run
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from octavo_cli.errors import InputError, RunError
 from octavo_cli.train.config import TrainConfig, parse_recipes, pick_framework
-from octavo_cli.train.output import output_folder
+from octavo_cli.train.report.output import output_folder
 
 TABLE = [
     (["--recipes", "mxfp9"], "mxfp9"),

@@ -15,7 +15,7 @@ import pytest
 
 from octavo_cli.train import gates
 from octavo_cli.train.planted import FAULTS
-from octavo_cli.train.results import SEED_SPREAD
+from octavo_cli.train.report.results import SEED_SPREAD
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 

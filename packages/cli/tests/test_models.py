@@ -12,16 +12,16 @@ import octavo
 from octavo import Recipe
 from octavo_cli.train.config import QUICK, TrainConfig
 from octavo_cli.train.data import read_corpus
-from octavo_cli.train.model import Model, StepResult, initial_parameters
-from octavo_cli.train.results import Evaluation, Run, gap_at
+from octavo_cli.train.models.model import Model, StepResult, initial_parameters
+from octavo_cli.train.report.results import Evaluation, Run, gap_at
 
 CONFIG = dataclasses.replace(TrainConfig(), **QUICK)
 RECIPES = {name: octavo.recipe(name) for name in ("bf16", "fp8-delayed", "nvfp4")}
 
 
 def _models(recipe: Recipe, vocabulary: int, seed: int) -> tuple[Model, Model]:
-    from octavo_cli.train.jax_model import JaxModel
-    from octavo_cli.train.torch_model import TorchModel
+    from octavo_cli.train.models.jax_model import JaxModel
+    from octavo_cli.train.models.torch_model import TorchModel
 
     return TorchModel(CONFIG, recipe, vocabulary, seed, "cpu"), JaxModel(CONFIG, recipe, vocabulary, seed, "cpu")
 

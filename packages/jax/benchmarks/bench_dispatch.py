@@ -17,7 +17,7 @@ import pytest
 import octavo_jax
 import octavo_registry
 from octavo import HighPrecision
-from octavo_jax.dispatch.layer import layer_for
+from octavo_jax.dispatch.layer import LayerOptions, layer_for
 from octavo_registry.contract.cards import BackendCard, Capability, Op
 from octavo_registry.contract.hookspecs import hookimpl
 from octavo_registry.contract.request import Bound, Request
@@ -102,13 +102,5 @@ def test_finding_the_kept_plan(benchmark: Any) -> None:
     x, kernel, _ = _arguments()
     _measure(
         benchmark,
-        lambda: layer_for(
-            RECIPE,
-            x,
-            kernel,
-            preferred_element_type=None,
-            checkpoint_name=None,
-            output_checkpoint_name=None,
-            backend="noop",
-        ),
+        lambda: layer_for(LayerOptions.of(RECIPE, backend="noop"), x, kernel),
     )

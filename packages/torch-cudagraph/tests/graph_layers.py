@@ -11,7 +11,7 @@ from torch import Tensor
 
 import octavo_native
 from octavo import Recipe
-from octavo_conformance.inputs import draw_sizes
+from octavo_conformance.problems.inputs import draw_sizes
 from octavo_torch import GroupedLinear
 
 M, K, N, G = 400, 272, 208, 6

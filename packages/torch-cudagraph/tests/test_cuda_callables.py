@@ -16,7 +16,7 @@ from torch import Tensor
 
 import octavo_torch_cudagraph as graphs
 from octavo import Recipe
-from octavo_conformance.variants import RECIPES
+from octavo_conformance.cards.variants import RECIPES
 from octavo_torch import GroupedMLP, check_errors
 from octavo_torch.compiler.graphs import no_waiting
 from octavo_torch_cudagraph.restoring import state_of

@@ -8,7 +8,7 @@ import torch
 from graph_layers import MARKS, Differences, follow, inputs, pair, splits, state
 from torch._dynamo.utils import counters
 
-from octavo_conformance.variants import RECIPES
+from octavo_conformance.cards.variants import RECIPES
 
 pytestmark = MARKS
 

@@ -14,7 +14,7 @@ from graph_layers import MARKS, Differences, G, K, M, N, inputs, splits
 from torch import Tensor
 
 import octavo_torch_cudagraph as graphs
-from octavo_conformance.variants import RECIPES
+from octavo_conformance.cards.variants import RECIPES
 from octavo_torch import GroupedLinear
 from octavo_torch.compiler.graphs import GraphUnsafeError, no_waiting
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import octavo_torch_cudagraph as graphs
 from octavo import NoBackendError
-from octavo_conformance.variants import RECIPES
+from octavo_conformance.cards.variants import RECIPES
 from octavo_torch import GroupedLinear, QuantizedWeight, check_errors, quantize_weight
 from octavo_torch.compiler.graphs import no_waiting
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import octavo_numerics
 from octavo import GroupedTensorSpec, QuantizerSpec
-from octavo_conformance.inputs import CLASSES, draw, draw_mixed, draw_sizes
+from octavo_conformance.problems.inputs import CLASSES, draw, draw_mixed, draw_sizes
 from octavo_torch import GroupedTensor
 from octavo_torch.bridge import BRIDGE
 

@@ -16,8 +16,8 @@ import octavo_registry
 from octavo import Recipe
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS, Gemm
-from octavo_conformance.checks import Part, blocks_of, with_bias
-from octavo_conformance.operands import RUN_ORDER, Problem, by_definition, draw_problem
+from octavo_conformance.oracles.checks import Part, blocks_of, with_bias
+from octavo_conformance.problems.operands import RUN_ORDER, Problem, by_definition, draw_problem
 from octavo_numerics import PLANES, QuantizedArray
 from octavo_registry.contract.request import Request
 from octavo_torch import GroupedTensor

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import octavo
 from octavo_torch import GroupedLinear, GroupedMLP, convert
-from octavo_torch.adapters.call import GroupedMM
+from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.transformers import experts
 
 G, K, M = 3, 32, 24
@@ -150,7 +150,7 @@ def test_a_recipe_with_a_state_begins_anew(rng: np.random.Generator) -> None:
         ((GroupedLinear(G, K, K), None, 5), "filter is 5; give a pattern of names"),
         (
             (GroupedLinear(G, K, K), None, "x.*"),
-            "filter takes none of .* names of theirs: ''",
+            "filter matches none of .* names among ''",
         ),
         ((Seam(), octavo.DelayedScaling()), "which takes its scales from history"),
     ],

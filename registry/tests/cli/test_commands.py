@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -93,6 +94,25 @@ def test_a_broken_command_is_one_line_and_breaks_nothing(run: Any, name: str, re
     assert listed[name]["status"] == "broken"
     assert reason in listed[name]["reason"]
     assert run("recipes", "list").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "install"),
+    [
+        ("bench", "octavo-bench", '"octavo[bench]"'),
+        ("conform", "octavo-conformance", "octavo-conformance"),
+        ("train", "octavo", "octavo"),
+    ],
+)
+def test_an_absent_command_of_ours_says_which_distribution_has_it(
+    run: Any, name: str, owner: str, install: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads of `octavo bench` and lacks it is told what to install, not that there is no such command."""
+    monkeypatch.setattr(import_module("octavo_registry.cli.app"), "find_commands", dict)
+    ran = run(name)
+    assert ran.code == 2
+    assert f"`octavo {name}` is a command of {owner}, which is not installed; pip install {install}" in ran.err
+    assert ran.err.count("\n") == 1
 
 
 @pytest.mark.usefixtures("extended")

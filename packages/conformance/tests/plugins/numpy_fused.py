@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from octavo_conformance.functions import activated, activated_gradient, normalized
+from octavo_conformance.oracles.functions import activated, activated_gradient, normalized
 from octavo_registry.contract.request import Request
 
 Quantize = Callable[..., Any]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from octavo_jax import adapters, counting, moe, policies, traffic
     from octavo_jax.arrays.grouped_tensor import GroupedTensor
-    from octavo_jax.explaining import LayerReport, explain
     from octavo_jax.functions.activations import activate
     from octavo_jax.functions.norms import normalize
+    from octavo_jax.layer_report import LayerReport, explain
     from octavo_jax.linear.dense import dense
     from octavo_jax.linear.grouped import grouped_dense
     from octavo_jax.linear.normalized_dense import layernorm_dense
@@ -73,7 +73,7 @@ _PLACES = (
     "functions.activations",
     "remat.checkpoint_names",
     "scaling.delayed",
-    "explaining",
+    "layer_report",
     "quantizers.fused",
     "linear.grouped",
     "arrays.grouped_tensor",

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.interpreters import partial_eval
 
-from octavo_jax.remat.naming import unnamed_planes
+from octavo_jax.remat.name_checks import unnamed_planes
 
 QUANTIZE = "octavo_quantize"
 GEMMS = ("octavo_gemm_fprop", "octavo_gemm_dgrad", "octavo_wgrad")

@@ -16,7 +16,7 @@ from moe_cases import BACKEND, CHOICES, SHAPES, Arrays, E, N, T, assert_sums_agr
 import octavo
 import octavo_jax
 from octavo_jax import moe
-from octavo_jax.moe import ragged, spread
+from octavo_jax.moe import expert_parallel, ragged_exchange
 from octavo_jax.policies import save_quantized
 from octavo_jax.traffic import collectives
 
@@ -28,8 +28,8 @@ KERNELS = ("wi", "wo")
 def ragged_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA's ragged_all_to_all where there is one, else its definition."""
     if jax.default_backend() == "cpu":
-        monkeypatch.setattr(ragged, "exchange_rows", emulated)
-        monkeypatch.setattr(spread, "LACKING", ())
+        monkeypatch.setattr(ragged_exchange, "exchange_rows", emulated)
+        monkeypatch.setattr(expert_parallel, "LACKING", ())
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,6 @@ def test_what_a_mesh_refuses(mesh_of: Any) -> None:
         with pytest.raises(ValueError, match="sharding names the axis 'experts' and the mesh has"):
             jax.eval_shape(partial(run, sharding=octavo_jax.MeshAxes(ep="experts")), **a)
     with jax.set_mesh(mesh_of(ep=2)), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spread, "LACKING", ("cpu", "cuda"))
+        patch.setattr(expert_parallel, "LACKING", ("cpu", "cuda"))
         with pytest.raises(ValueError, match="way is 'ragged' and XLA:CPU has no ragged_all_to_all; use 'gather'"):
             jax.eval_shape(partial(run, sharding=roles, exchange=moe.Exchange("ragged")), **a)

@@ -17,7 +17,7 @@ import octavo_numerics
 from octavo_jax import moe
 from octavo_jax.moe.exchange import Journey, everywhere, home
 from octavo_jax.moe.payload import payload_spec
-from octavo_jax.moe.ragged import slices
+from octavo_jax.moe.ragged_exchange import slices
 
 MESH = {"ep": 4}
 ROWS, WIDTH = 6, 160

@@ -13,7 +13,7 @@ from jax import Array
 import octavo
 from octavo_jax.arithmetic.quantize import Random, Span
 from octavo_jax.arithmetic.rows import RaggedRows
-from octavo_jax.sharding.quantizing import spans
+from octavo_jax.sharding.quantizers import spans
 
 M, C = 40, 64
 HALF = C // 2

@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from octavo_jax.sharding.conflicts import check_unnamed
 from octavo_jax.sharding.explicit import placed as placed_as
-from octavo_jax.sharding.unnamed import check_unnamed
 from octavo_jax.traffic import collectives
 
 SHAPE = (2, 4, 8)

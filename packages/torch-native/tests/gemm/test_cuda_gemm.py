@@ -19,7 +19,7 @@ from torch import Tensor
 import octavo_registry
 from octavo import PRESETS, CurrentScaling, HighPrecision, NoBackendError, Recipe, RowScaling
 from octavo.recipe_base import GEMMS, Gemm
-from octavo_conformance.variants import MORE_RECIPES, RECIPES
+from octavo_conformance.cards.variants import MORE_RECIPES, RECIPES
 from octavo_registry.contract.cards import Capability
 from octavo_registry.dispatch.match import match
 from octavo_torch import DelayedState, GroupedLinear, check_errors, grouped_linear

@@ -15,8 +15,8 @@ from torch import Tensor
 import octavo_registry
 from octavo import MXFP8, NVFP4, BlockScaling, CurrentScaling, HighPrecision, Recipe
 from octavo.recipe_base import GEMMS, Gemm
-from octavo_conformance.operands import RUN_ORDER
-from octavo_conformance.variants import MORE_RECIPES, RECIPES
+from octavo_conformance.cards.variants import MORE_RECIPES, RECIPES
+from octavo_conformance.problems.operands import RUN_ORDER
 from octavo_torch_native.backend import NativeBackend
 from octavo_torch_native.gemm import gemm as gemms
 from octavo_torch_native.gemm import product as products

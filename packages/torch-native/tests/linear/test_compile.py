@@ -11,7 +11,7 @@ import torch
 
 import octavo_registry
 from octavo import PRESETS, QuantizerSpec
-from octavo_conformance.variants import RAGGED, STACKED
+from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_torch import (
     GroupedTensor,
     act_quantize,

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import octavo_torch
 from octavo import NVFP4, BlockScaling, HighPrecision
-from octavo_conformance.variants import RAGGED
+from octavo_conformance.cards.variants import RAGGED
 from octavo_torch_native.gemm.gemm import Dgrad, Fprop, Wgrad
 from octavo_torch_native.quantizers.quantizer import Quantizer
 

@@ -16,7 +16,7 @@ from mlp_layers import assert_equal, assert_without_rows, composed, draw_mlp, fu
 from torch import Tensor
 
 from octavo import Recipe
-from octavo_conformance.variants import MORE_RECIPES, RECIPES
+from octavo_conformance.cards.variants import MORE_RECIPES, RECIPES
 from octavo_torch import GroupedMLP, check_errors, explain_mlp, permute, unpermute
 from octavo_torch.functions.activations import ACTIVATIONS
 

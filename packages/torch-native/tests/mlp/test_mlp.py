@@ -12,7 +12,7 @@ from mlp_layers import assert_equal, assert_without_rows, composed, draw_mlp, fu
 
 import octavo_registry
 from octavo import MXFP8, Recipe
-from octavo_conformance.variants import MORE_RECIPES, RAGGED, RECIPES
+from octavo_conformance.cards.variants import MORE_RECIPES, RAGGED, RECIPES
 from octavo_registry.contract.cards import GATED, Activation
 from octavo_registry.contract.request import Request
 from octavo_torch import explain_mlp

@@ -12,7 +12,7 @@ import torch
 import octavo_native
 import octavo_numerics
 from octavo import QuantizerSpec
-from octavo_conformance.variants import RAGGED, STACKED
+from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_torch import quantize
 from octavo_torch.bridge import BRIDGE
 

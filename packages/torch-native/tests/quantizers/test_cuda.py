@@ -18,7 +18,7 @@ from torch import Tensor
 import octavo_numerics
 import octavo_torch
 from octavo import QuantizerSpec
-from octavo_conformance.variants import RAGGED, STACKED
+from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_torch import GroupedTensor, check_errors
 from octavo_torch.arrays.grouped_tensor import PLANES
 from octavo_torch.bridge import BRIDGE

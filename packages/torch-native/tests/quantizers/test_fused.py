@@ -13,7 +13,7 @@ from torch import Tensor
 
 import octavo_torch
 from octavo import QuantizerSpec
-from octavo_conformance.variants import RAGGED, STACKED
+from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_registry.contract.cards import GATED, Activation
 
 ACTIVATIONS = get_args(Activation)

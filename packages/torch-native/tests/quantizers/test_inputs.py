@@ -14,7 +14,7 @@ from torch import Tensor
 import octavo_registry
 import octavo_torch
 from octavo import QuantizerSpec
-from octavo_conformance.variants import RAGGED, STACKED
+from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_registry.contract.request import Request
 from octavo_torch import GroupedTensor
 from octavo_torch.arrays.grouped_tensor import PLANES

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from octavo_torch.quantizers.extras import Extras
     from octavo_torch.quantizers.functional import convert_layout, dequantize, group_amax, quantize
     from octavo_torch.quantizers.fused_functional import act_quantize, dact_quantize, norm_quantize
-    from octavo_torch.scaling.delayed import DelayedState
+    from octavo_torch.scaling.delayed_state import DelayedState
     from octavo_torch.scaling.recipe_module import update_scales
-    from octavo_torch.wgrad.delayed_wgrad import DelayedWgrad
+    from octavo_torch.wgrad.postponed import DelayedWgrad
 
 __version__ = "0.1.0"
 
@@ -90,15 +90,15 @@ __all__ = [
 ]
 
 
-_PLACES = (
+_DEFINING_MODULES = (
     "mlp.activation_module",
     "checkpoint.files",
     "checkpoint.distributed",
     "checkpoint.recipes",
     "linear.coded_weight",
     "conversion",
-    "scaling.delayed",
-    "wgrad.delayed_wgrad",
+    "scaling.delayed_state",
+    "wgrad.postponed",
     "moe.exchange",
     "distributed.fsdp.api",
     "linear.functional",
@@ -125,9 +125,9 @@ _PLACES = (
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # all at once: afterwards every name is a plain global, which a compiler can trace
-    for place in _PLACES:
-        public = vars(importlib.import_module(f"octavo_torch.{place}"))
+    # all names together: afterwards each is a plain global, which a compiler can trace
+    for module in _DEFINING_MODULES:
+        public = vars(importlib.import_module(f"octavo_torch.{module}"))
         globals().update({public_name: value for public_name, value in public.items() if public_name in __all__})
     return globals()[name]
 

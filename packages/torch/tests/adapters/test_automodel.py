@@ -13,7 +13,7 @@ from torch import Tensor
 
 import octavo
 from octavo_torch.adapters.automodel import select_grouped_mm, using
-from octavo_torch.adapters.call import AdapterError, GroupedMM
+from octavo_torch.adapters.grouped_mm import AdapterError, GroupedMM
 
 INSTALLED = find_spec("nemo_automodel") is not None
 needs_automodel = pytest.mark.skipif(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import octavo
-from octavo_torch.adapters.call import AdapterError, GroupedMM
+from octavo_torch.adapters.grouped_mm import AdapterError, GroupedMM
 
 INSTALLED = find_spec("torchtitan") is not None
 needs_torchtitan = pytest.mark.skipif(

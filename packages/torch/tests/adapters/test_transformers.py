@@ -12,7 +12,7 @@ from torch.nn.functional import gelu, silu
 
 import octavo
 from octavo_torch import grouped_mlp, permute, unpermute
-from octavo_torch.adapters.call import GroupedMM
+from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.transformers import experts, register
 
 T, H, INNER, E, CHOICES = 24, 32, 48, 4, 2

@@ -17,7 +17,7 @@ from fuzzing import BACKEND, SPEC, G, K, M, N, judge, leaf, with_anything
 
 import octavo_torch as ot
 from octavo import MXFP8
-from octavo_torch.adapters.call import GroupedMM
+from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.transformers import experts
 
 Given = Callable[[Path], dict[str, Any]]

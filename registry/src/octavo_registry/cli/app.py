@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from octavo_registry.cli.commands import Command, find_commands
+from octavo_registry.cli.commands import Command, absent_command, find_commands
 from octavo_registry.cli.errors import fail
 from octavo_registry.cli.output import fancy
 
@@ -42,6 +42,9 @@ class Commands(TyperGroup):
         command = self.found.get(name)
         if command is not None:
             return name, command.load_or_fail(), args[1:]
+        absent = absent_command(name)
+        if absent is not None:
+            ctx.fail(absent)
         close = difflib.get_close_matches(name, self.found, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(self.found)}"
         return ctx.fail(f"there is no command {name!r}; {hint}")  # type: ignore[no-any-return]

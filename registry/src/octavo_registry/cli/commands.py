@@ -31,11 +31,14 @@ OWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "conform": ("octavo-conformance", "Run the conformance suite on a backend."),
         "inspect": ("octavo-numerics", "What each recipe would do to the tensors of a file."),
         "train": ("octavo", "Train a small mixture-of-experts model in several recipes and compare them."),
-        "bench": ("octavo", "Time the kernels against the memory's speed and the framework's own."),
+        "bench": ("octavo-bench", "Time the kernels against the memory's speed and the framework's own."),
         "new": ("octavo", "Start a backend package of your own from the tested template."),
     }
 )
 """Commands of Octavo's other distributions, which alone may use these names, and their lines of help."""
+
+_EXTRAS: Mapping[str, str] = MappingProxyType({"bench": '"octavo[bench]"'})
+"""What to install for a command whose distribution is an extra of `octavo`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,14 @@ def external_commands() -> tuple[Command, ...]:
         for position, entry in enumerate(entries)
     )
     return tuple(sorted(commands, key=lambda command: (command.name, command.fault != "", command.distribution)))
+
+
+def absent_command(name: str) -> str | None:
+    """What to install for a command of Octavo's own that is not here; None for a name that no distribution has."""
+    if name not in OWN:
+        return None
+    owner, _ = OWN[name]
+    return f"`octavo {name}` is a command of {owner}, which is not installed; pip install {_EXTRAS.get(name, owner)}"
 
 
 def find_commands() -> dict[str, Command]:

@@ -36,6 +36,7 @@ DISTRIBUTIONS = (
     "octavo-torch-cudagraph",
     "octavo-jax-native",
     "octavo-conformance",
+    "octavo-bench",
     "torch",
     "jax",
     "jaxlib",

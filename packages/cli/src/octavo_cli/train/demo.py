@@ -19,11 +19,11 @@ from octavo import Recipe
 from octavo_cli.errors import InputError, RunError
 from octavo_cli.train.config import QUICK, TrainConfig, parse_recipes, pick_framework
 from octavo_cli.train.data import read_corpus
-from octavo_cli.train.live import LossTable, print_summary
 from octavo_cli.train.loop import ModelFactory, train_all
-from octavo_cli.train.model import Model
-from octavo_cli.train.output import output_folder
-from octavo_cli.train.results import Results
+from octavo_cli.train.models.model import Model
+from octavo_cli.train.report.live import LossTable, print_summary
+from octavo_cli.train.report.output import output_folder
+from octavo_cli.train.report.results import Results
 from octavo_registry.cli.output import print_json, print_line
 
 
@@ -69,7 +69,7 @@ def run_demo(choices: Choices) -> None:
         with LossTable(console, config, recipes) as table:
             runs = train_all(config, recipes, corpus, make, table)
         console.print("Comparing the quantized weights ...")
-        from octavo_cli.train.bits import compare_bits
+        from octavo_cli.train.models.bits import compare_bits
 
         first = {run.recipe: run.weights for run in reversed(runs)}
         bits = compare_bits(recipes, first, frameworks)
@@ -96,7 +96,7 @@ def model_factory(framework: str, device: str) -> ModelFactory:
     if framework == "torch":
         import torch
 
-        from octavo_cli.train.torch_model import TorchModel
+        from octavo_cli.train.models.torch_model import TorchModel
 
         present = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
         made: Any = TorchModel
@@ -107,7 +107,7 @@ def model_factory(framework: str, device: str) -> ModelFactory:
     else:
         import jax
 
-        from octavo_cli.train.jax_model import JaxModel
+        from octavo_cli.train.models.jax_model import JaxModel
 
         present = sorted({"cpu", *("cuda" if item.platform == "gpu" else item.platform for item in jax.devices())})
         made = JaxModel
@@ -123,8 +123,8 @@ def model_factory(framework: str, device: str) -> ModelFactory:
 
 def write_report(results: Results, folder: Path, command: str) -> None:
     """curves.json, loss.png, expert_load.png and index.html into `folder`."""
-    from octavo_cli.train.page import render_page
-    from octavo_cli.train.plots import DARK, LIGHT, load_figure, loss_figure
+    from octavo_cli.train.report.page import render_page
+    from octavo_cli.train.report.plots import DARK, LIGHT, load_figure, loss_figure
 
     loss = (loss_figure(results, LIGHT), loss_figure(results, DARK))
     load = (load_figure(results, LIGHT), load_figure(results, DARK))

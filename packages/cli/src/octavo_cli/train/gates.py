@@ -25,7 +25,7 @@ from octavo_cli.train.data import read_corpus
 from octavo_cli.train.demo import model_factory, versions
 from octavo_cli.train.loop import train_one
 from octavo_cli.train.planted import FAULTS, planted
-from octavo_cli.train.results import Gap, Run, gap_at
+from octavo_cli.train.report.results import Gap, Run, gap_at
 
 LIMITS: dict[str, float] = {"fp8-block": 1.0, "mxfp8": 1.0, "nvfp4": 2.0}
 """Largest mean gap to bf16 in per cent, by preset."""

@@ -13,8 +13,8 @@ from octavo import Recipe
 from octavo_cli.errors import RunError
 from octavo_cli.train.config import TrainConfig
 from octavo_cli.train.data import Corpus
-from octavo_cli.train.model import Model
-from octavo_cli.train.results import Evaluation, Run
+from octavo_cli.train.models.model import Model
+from octavo_cli.train.report.results import Evaluation, Run
 
 ModelFactory = Callable[[TrainConfig, Recipe, int, int], Model]
 """(config, recipe, vocabulary size, seed) -> a fresh model."""

@@ -24,7 +24,7 @@ from octavo_cli.train.config import TrainConfig
 from octavo_cli.train.data import read_corpus
 from octavo_cli.train.demo import versions
 from octavo_cli.train.loop import train_one
-from octavo_cli.train.results import Run
+from octavo_cli.train.report.results import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def compare(config: TrainConfig, name: str, device: str, devices: int, payload: 
     """Train every seed on one device and on `devices`; plain values for JSON, `within` the verdict."""
     import jax
 
-    from octavo_cli.train.jax_model import JaxModel
-    from octavo_cli.train.spread import Spread
+    from octavo_cli.train.models.jax_model import JaxModel
+    from octavo_cli.train.models.spread import Spread
     from octavo_jax.moe import Exchange
 
     corpus, recipe = read_corpus(None, config.context), preset(name)

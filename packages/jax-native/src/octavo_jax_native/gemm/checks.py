@@ -14,7 +14,7 @@ from octavo.formats import DType
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_jax import GroupedTensor
-from octavo_jax.dispatch.layer import dtype_name
+from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax_native.arrays.tensors import checked_plane
 from octavo_jax_native.ffi import arguments
 from octavo_jax_native.gemm.call import GemmCall, cuda_refusal, sums_fast

@@ -6,7 +6,7 @@ plain JAX, rounded once, and then the plan's own `run`; so from the rounded arra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,16 +15,16 @@ from jax import Array
 import octavo_registry
 from octavo import NoBackendError
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.functions.composed import ComposedActivation, ComposedGradient, ComposedNorm, ComposedQuantizer, Extras
 from octavo_jax.functions.norms import NormSpec
 from octavo_registry import Plan, Request
 from octavo_registry.contract.cards import Activation
 
 Run = Callable[..., tuple[GroupedTensor, Extras]]
-Names = str | Sequence[str] | None
 
 
-def _served(quantizer: Plan, request: Request, backend: Names) -> Plan | None:
+def _served(quantizer: Plan, request: Request, backend: BackendNames) -> Plan | None:
     """The plan of the fused operation, unless its backend could quantize, too, and was not chosen for that."""
     try:
         plan = octavo_registry.plan(request, backend=backend)
@@ -48,19 +48,19 @@ class _WithEpsilon:
         return self.run(*arrays, epsilon=self.epsilon, **how)
 
 
-def activation_run(quantizer: Plan, activation: Activation, backend: Names) -> Run:
+def activation_run(quantizer: Plan, activation: Activation, backend: BackendNames) -> Run:
     """`run(x, group_sizes, *, probs, seed, operand, group_offset, scale)`, as `octavo_registry.Bound` has it."""
     plan = _served(quantizer, replace(quantizer.request, op="act_quantize", activation=activation), backend)
     return ComposedActivation(_quantizer(quantizer), activation) if plan is None else plan.run
 
 
-def gradient_run(quantizer: Plan, activation: Activation, backend: Names) -> Run:
+def gradient_run(quantizer: Plan, activation: Activation, backend: BackendNames) -> Run:
     """`run(dy, x, group_sizes, *, probs, ...)`; dy and x have one dtype, and the extras hold dbias."""
     plan = _served(quantizer, replace(quantizer.request, op="dact_quantize", activation=activation), backend)
     return ComposedGradient(_quantizer(quantizer), activation) if plan is None else plan.run
 
 
-def norm_run(quantizer: Plan, spec: NormSpec, backend: Names) -> Run:
+def norm_run(quantizer: Plan, spec: NormSpec, backend: BackendNames) -> Run:
     """`run(x, gamma, beta, group_sizes, *, seed, operand, group_offset, scale)`; the extras hold the statistics."""
     plan = _served(quantizer, replace(quantizer.request, op="norm_quantize", norm=spec.norm), backend)
     run = ComposedNorm(_quantizer(quantizer), spec.norm) if plan is None else plan.run

@@ -13,7 +13,7 @@ from octavo_jax.linen.dense import DenseGeneral, LayerNormDenseGeneral
 from octavo_jax.linen.grouped import GroupedDense
 from octavo_jax.linen.mlp import GroupedMLP, LayerNormMLP, MLPModule
 from octavo_jax.linen.moe import MoE
-from octavo_jax.module_parts import grouped_kernel_init as kernel_init
+from octavo_jax.modules.initializers import grouped_kernel_init as kernel_init
 
 __all__ = [
     "RNG",

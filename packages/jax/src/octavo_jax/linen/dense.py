@@ -12,17 +12,8 @@ from jax import Array
 from octavo_jax.linear.dense import dense
 from octavo_jax.linear.normalized_dense import layernorm_dense
 from octavo_jax.linen.base import Axes, QuantizedModule
-from octavo_jax.module_parts import (
-    Initializer,
-    as_tuple,
-    cast,
-    contracted_last,
-    dense_kernel_init,
-    flattened,
-    leading_dims,
-    ones_init,
-    zeros_init,
-)
+from octavo_jax.modules.axes import as_tuple, cast, contracted_last, leading_dims
+from octavo_jax.modules.initializers import Initializer, dense_kernel_init, flattened, ones_init, zeros_init
 from octavo_registry.contract.cards import Norm
 
 

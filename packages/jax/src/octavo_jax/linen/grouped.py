@@ -10,7 +10,8 @@ from jax import Array
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.linen.base import Axes, QuantizedModule
-from octavo_jax.module_parts import Initializer, cast, grouped_kernel_init, zeros_init
+from octavo_jax.modules.axes import cast
+from octavo_jax.modules.initializers import Initializer, grouped_kernel_init, zeros_init
 
 
 class GroupedDense(QuantizedModule):

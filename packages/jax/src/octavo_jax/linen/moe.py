@@ -9,7 +9,7 @@ from jax import Array
 
 from octavo_jax.linen.base import Axes
 from octavo_jax.linen.mlp import MLPModule
-from octavo_jax.module_parts import Initializer, dense_kernel_init, grouped_kernel_init
+from octavo_jax.modules.initializers import Initializer, dense_kernel_init, grouped_kernel_init
 from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, RouterStats, moe_mlp
 from octavo_jax.moe.experts import WeightsOn
 

@@ -1,11 +1,12 @@
 """Mixture of experts: a router, rows by expert and back, and the whole block.
 
-`routing` which experts each token goes to, `arranging` where its rows stand, `permutation` rows by expert and back,
-`experts` both around a grouped MLP, `block` the router before it. Over a mesh (`over_mesh`) experts are spread
-(`spread`), and tokens travel to them and back: `exchange` densely, `ragged` choice by choice, `payload` as codes.
+`routing` chooses the experts of each token, `arrangement` the row of each choice, `permutation` moves rows there and
+back, `experts` runs a grouped MLP between the two, and `block` puts the router before it. Over a mesh (`sharded_block`,
+and `local_block` on each device) the experts are spread (`expert_parallel`), and tokens travel to them and back:
+`exchange` sends every token everywhere, `ragged_exchange` each choice to its expert, `payload` codes in their place.
 """
 
-from octavo_jax.moe.arranging import Routing, arrange
+from octavo_jax.moe.arrangement import Routing, arrange
 from octavo_jax.moe.block import moe_mlp
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
 from octavo_jax.moe.experts import routed_mlp

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from octavo_jax.moe.arranging import Routing
+from octavo_jax.moe.arrangement import Routing
 
 
 def permute(x: Array, routing: Routing) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.moe.arranging import Routing, arranged, check_mask, named
+from octavo_jax.moe.arrangement import Routing, arranged, check_mask, named
 
 
 class Choices(NamedTuple):

@@ -10,7 +10,7 @@ base_seed, calls    with a stochastic recipe of `SeedState`, else None: a call w
                     and counts itself
 """
 
-from octavo_jax.module_parts import grouped_kernel_init as kernel_init
+from octavo_jax.modules.initializers import grouped_kernel_init as kernel_init
 from octavo_jax.nnx.base import QuantizedModule, ScalingState, SeedState, update_state
 from octavo_jax.nnx.grouped import GroupedLinear
 from octavo_jax.nnx.linear import LayerNormLinear, Linear

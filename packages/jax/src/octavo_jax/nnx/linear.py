@@ -9,7 +9,8 @@ from jax import Array
 
 from octavo_jax.linear.dense import dense
 from octavo_jax.linear.normalized_dense import layernorm_dense
-from octavo_jax.module_parts import Initializer, cast, dense_kernel_init, ones_init, zeros_init
+from octavo_jax.modules.axes import cast
+from octavo_jax.modules.initializers import Initializer, dense_kernel_init, ones_init, zeros_init
 from octavo_jax.nnx.base import Axes, Common, QuantizedModule, value_of
 from octavo_registry.contract.cards import Norm
 

@@ -9,15 +9,8 @@ from jax import Array
 
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.mlp.mlp import OutputNames, grouped_mlp, layernorm_mlp
-from octavo_jax.module_parts import (
-    Initializer,
-    cast,
-    dense_kernel_init,
-    grouped_kernel_init,
-    inner_columns,
-    ones_init,
-    zeros_init,
-)
+from octavo_jax.modules.axes import cast, inner_columns
+from octavo_jax.modules.initializers import Initializer, dense_kernel_init, grouped_kernel_init, ones_init, zeros_init
 from octavo_jax.nnx.base import Axes, Common, QuantizedModule, value_of
 from octavo_registry.contract.cards import Activation, Norm
 

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from jax import Array
 
-from octavo_jax.module_parts import Initializer, dense_kernel_init
+from octavo_jax.modules.initializers import Initializer, dense_kernel_init
 from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, RouterStats, moe_mlp
 from octavo_jax.moe.experts import WeightsOn
 from octavo_jax.nnx.base import Axes, value_of

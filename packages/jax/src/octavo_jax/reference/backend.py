@@ -11,17 +11,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo import QuantizerSpec
 from octavo.quantizer import Direction, Operand
 from octavo_jax.arithmetic import gemm
 from octavo_jax.arithmetic.dequantize import dequantize, padded_sizes
-from octavo_jax.arithmetic.quantize import OPERAND_NUMBER, WHOLE, Plane, Random, Span, quantize_plane
-from octavo_jax.arithmetic.rows import RaggedRows, Rows, StackedRows
+from octavo_jax.arithmetic.quantizer import quantizer_of
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
-from octavo_jax.arrays.sizes import one_group
 from octavo_jax.functions.composed import bind_fused
 from octavo_jax.scaling.seeds import seed_words
 from octavo_registry.contract.cards import QUANTIZERS, Weight
@@ -40,23 +37,10 @@ def _no_out(out: Any) -> None:
         raise ValueError("out was given; JAX arrays are immutable, so take the returned array instead")
 
 
-# One function a spec: fused quantizers end in the compiled code of the quantizer alone.
 @lru_cache(maxsize=512)
-def bind_quantize(spec: QuantizerSpec, span: Span = WHOLE) -> Callable[..., GroupedTensor]:
-    """`Bound.run` of a quantize request for whole operands, or for shards of one that `span` tells of."""
-    specs: dict[tuple[tuple[int, ...], int], GroupedTensorSpec] = {}
-
-    def octavo_quantize(
-        x: Array, group_sizes: Array | None, seed: Array | None, group_offset: Array, scale: Array | None, operand: int
-    ) -> dict[str, Plane]:
-        rows: Rows = StackedRows(*x.shape[:2]) if group_sizes is None else RaggedRows(group_sizes, x.shape[0])
-        first = span.first_column(x.shape[-1])
-        random = None if seed is None else Random(seed, operand, group_offset, first)
-        wanted: tuple[Direction, ...] = ("rowwise",) if spec.shares_codes else spec.directions
-        how: dict[str, Any] = {"scale": scale, "random": random, "span": span}
-        return {direction: quantize_plane(x, rows, spec, direction, **how) for direction in wanted}
-
-    compiled = _named(octavo_quantize, f"octavo_quantize_{spec.scaling}", static_argnames="operand")
+def bind_quantize(spec: QuantizerSpec) -> Callable[..., GroupedTensor]:
+    """`Bound.run` of a quantize request."""
+    quantize = quantizer_of(spec)
 
     def run(
         x: Array,
@@ -69,40 +53,10 @@ def bind_quantize(spec: QuantizerSpec, span: Span = WHOLE) -> Callable[..., Grou
         out: None = None,
     ) -> GroupedTensor:
         _no_out(out)
-        if group_sizes is None and x.ndim == 2:
-            group_sizes = one_group(x.shape[0])
-        groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
-        shape = (x.shape, groups)
-        tensor = specs.get(shape)
-        if tensor is None:
-            ragged = None if group_sizes is None else 0
-            tensor = GroupedTensorSpec(shape=x.shape, groups=groups, quantizer=spec, ragged_axis=ragged)  # type: ignore[arg-type]
-            specs[shape] = tensor
-        words = None
-        if spec.stochastic:
-            if seed is None:
-                raise ValueError("seed is None and the quantizer rounds stochastically; give an integer seed")
-            words = seed_words(seed)
-        number = OPERAND_NUMBER[operand or spec.role]
-        planes = compiled(x, group_sizes, words, _offset(group_offset), scale, operand=number)
-        first = planes.get("rowwise")
-        row = first if spec.orientation != "columnwise" else None
-        column = first if spec.shares_codes else planes.get("columnwise")
-        if spec.orientation == "rowwise":
-            column = None
-        return GroupedTensor(tensor, group_sizes, *_fields(row), *_fields(column))
+        words = seed_words(seed) if spec.stochastic and seed is not None else None
+        return quantize(x, group_sizes, seed=words, operand=operand, group_offset=group_offset, scale=scale)
 
     return run
-
-
-def _offset(group_offset: int | Array) -> Array | np.uint32:
-    if isinstance(group_offset, jax.Array):
-        return group_offset.astype(jnp.uint32)
-    return np.uint32(int(group_offset) % (1 << 32))
-
-
-def _fields(plane: Plane | None) -> tuple[Array | None, Array | None, Array | None]:
-    return (None, None, None) if plane is None else (plane.payload, plane.scale, plane.second_level)
 
 
 def _values(operand: GemmOperand, direction: Direction) -> Array:

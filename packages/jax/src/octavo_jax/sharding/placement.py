@@ -176,7 +176,7 @@ class Placement:
 
     @property
     def deferred(self) -> bool:
-        """True where the mesh is known when XLA partitions the program, and no sooner: `octavo_jax.sharding.auto`."""
+        """True where the mesh is known when XLA partitions the program, and no sooner: see `custom_partitioning`."""
         return self.mesh is None and bool(self.axes.every)
 
     def gemm_size(self, letter: Letter, given: int) -> int:

@@ -3,7 +3,7 @@
 A local function takes and returns the arrays of one shard and names mesh axes in its collectives. On one device, and
 where the caller is manual over every axis, it is called as it is. Else it runs in a shard_map over all axes that the
 caller is not manual over yet, which serves Auto and Explicit meshes and, nested, a partly manual caller. Where no mesh
-is known until XLA partitions the program, `octavo_jax.sharding.auto` does the same then.
+is known until XLA partitions the program, `octavo_jax.sharding.custom_partitioning` does the same then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from octavo_jax.arrays.varying import varying_axes, varying_over
-from octavo_jax.sharding.auto import run_deferred
+from octavo_jax.sharding.custom_partitioning import run_deferred
 from octavo_jax.sharding.placement import Placement
 
 

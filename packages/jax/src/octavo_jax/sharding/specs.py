@@ -13,8 +13,8 @@
 Tokens' blocks are e and f, in that order. m and h, rows and groups of a block, are never cut. r and c are the kernel's
 two last dimensions as it lies. Planes of tokens in a backend's own layout have letters for their blocks alone.
 
-Where the mesh is not known yet, PartitionSpecs name letters in the place of axes: `octavo_jax.sharding.auto` makes
-Shardy's rule of them, and later the axes.
+Where the mesh is not known yet, PartitionSpecs name letters in the place of axes:
+`octavo_jax.sharding.custom_partitioning` gives them to Shardy as a rule (`shardy_rules`), and later as axes.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from octavo import Recipe
-from octavo_torch.arrays.checks import check_recipe, told
+from octavo_torch.arrays.checks import brief, check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.operands import check_layout, check_tensor
 from octavo_torch.arrays.strides import overlaps_itself, share_memory
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.quantizers.arguments import NEEDS_SEED
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import Seed, check_seed
 
 
@@ -64,7 +64,7 @@ def check_state(recipe: Recipe, state: DelayedState | None, like: Tensor, groups
             "give a DelayedState, DelayedState.create(recipe, num_groups, device) makes one"
         )
     if not isinstance(state, DelayedState):
-        raise ValueError(f"state is {told(state)}; give a DelayedState, DelayedState.create makes one")
+        raise ValueError(f"state is {brief(state)}; give a DelayedState, DelayedState.create makes one")
     needed = like.shape[0] if groups is None else groups
     if state.groups != needed:
         raise ValueError(f"state holds {state.groups} groups and the weight {needed}; give one made for {needed}")
@@ -120,4 +120,4 @@ def check_grouped_mm(a: Any, b: Any, offs: Any, out_dtype: Any) -> None:
         given = f"{name_of(offs.dtype)} {list(offs.shape)}" if isinstance(offs, Tensor) else type(offs).__name__
         raise ValueError(f"offs is {given}; give int32 [G], the cumulative end of each group")
     if out_dtype is not None and (not isinstance(out_dtype, torch.dtype) or out_dtype not in DTYPE_NAMES):
-        raise ValueError(f"out_dtype is {told(out_dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
+        raise ValueError(f"out_dtype is {brief(out_dtype)}; give torch.bfloat16, torch.float16 or torch.float32")

@@ -17,7 +17,7 @@ from octavo_torch.compiler.second_derivative import once_differentiated
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Layer, Run
 from octavo_torch.linear.contexts import run_backward
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import Seed, SeedCounter
 from octavo_torch.wgrad.target import WgradTarget
 

@@ -15,8 +15,8 @@ from octavo_torch.arrays.per_group import Weights
 from octavo_torch.linear import arguments
 from octavo_torch.linear.grouped import Rows, apply, traced
 from octavo_torch.linear.weights import QuantizedWeight
-from octavo_torch.scaling.delayed import DelayedState
-from octavo_torch.wgrad.delayed_wgrad import DelayedWgrad
+from octavo_torch.scaling.delayed_state import DelayedState
+from octavo_torch.wgrad.postponed import DelayedWgrad
 
 _HIGH_PRECISION = HighPrecision()
 _is_compiling = torch.compiler.is_compiling

@@ -23,11 +23,11 @@ from octavo_torch.linear.coded_weight import operands_of
 from octavo_torch.linear.quantized_input import QUANTIZED, QuantizedInput, check_codes, rows_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.linear.whole import WholeCall, runs_whole, whole_layer_function
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import Seed
-from octavo_torch.wgrad.delayed_wgrad import DelayedWgrad
 from octavo_torch.wgrad.main_grad import MainGrad
-from octavo_torch.wgrad.target import BESIDE_GRAPH, target_for
+from octavo_torch.wgrad.postponed import DelayedWgrad
+from octavo_torch.wgrad.target import OUTSIDE_GRAPH, target_for
 
 _Parameter = torch.nn.Parameter
 _autocast_anywhere, _transforms_active = contexts.autocast_anywhere, contexts.transforms_active
@@ -165,7 +165,7 @@ def _apply_with_own_sizes(x: Rows, weight: Weights | QuantizedWeight, recipe: Re
 
 
 _apply_beside_graph: Callable[..., Tensor] = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    apply, reason=BESIDE_GRAPH
+    apply, reason=OUTSIDE_GRAPH
 )
 
 _NAMES = (

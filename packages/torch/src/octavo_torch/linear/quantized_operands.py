@@ -25,7 +25,7 @@ from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight, layouts_of
 from octavo_torch.quantizers.arguments import NEEDS_SEED, check_group_offset, check_unchanged
 from octavo_torch.quantizers.writing import replace_unless, takes_unchanged
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import check_seed
 
 Backend = str | Sequence[str] | None

@@ -17,7 +17,7 @@ from octavo_torch.scaling.seeds import Seed, SeedCounter
 
 if TYPE_CHECKING:
     from octavo_torch.dispatch.layer import Layer
-    from octavo_torch.scaling.delayed import DelayedState
+    from octavo_torch.scaling.delayed_state import DelayedState
 
 _grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling

@@ -17,7 +17,7 @@ from octavo_torch.linear.autograd import quantize_operand, run_forward
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.quantizers.extras import Extras
 from octavo_torch.quantizers.fused import Fused, Run
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import Seed, SeedCounter, second_stream
 from octavo_torch.wgrad.target import WgradTarget
 

@@ -24,11 +24,11 @@ from octavo_torch.mlp.arguments import check_mlp, check_mlp_buffers, check_opera
 from octavo_torch.mlp.autograd import grouped_mlp_function
 from octavo_torch.mlp.forward import MlpCall, States, forward
 from octavo_torch.mlp.plan import MlpPlan, Wanted, mlp_plan_for
-from octavo_torch.scaling.delayed import DelayedState
+from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import Seed
-from octavo_torch.wgrad.delayed_wgrad import DelayedWgrad
 from octavo_torch.wgrad.main_grad import MainGrad
-from octavo_torch.wgrad.target import BESIDE_GRAPH, target_for
+from octavo_torch.wgrad.postponed import DelayedWgrad
+from octavo_torch.wgrad.target import OUTSIDE_GRAPH, target_for
 
 _HIGH_PRECISION = HighPrecision()
 _is_compiling = torch.compiler.is_compiling
@@ -127,7 +127,7 @@ def _codes(weight: Weights | QuantizedWeight, recipe: Recipe, layouts: Layouts |
 _apply_in_graph = torch._dynamo.nonstrict_trace(apply)
 
 _apply_beside_graph: Callable[..., Tensor] = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    apply, reason=BESIDE_GRAPH
+    apply, reason=OUTSIDE_GRAPH
 )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.quantizer import Direction, Operand
 from octavo_registry.contract.cards import Norm
-from octavo_torch.arrays.checks import check_spec, told
+from octavo_torch.arrays.checks import brief, check_spec
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.operands import check_layout
@@ -51,7 +51,7 @@ def check_quantize(x: Any, spec: Any, group_sizes: Any, seed: Any, scale: Any, g
 def check_group_offset(group_offset: Any) -> None:
     """ValueError for anything but a 32-bit number."""
     if not isinstance(group_offset, int) or not 0 <= group_offset < 1 << 32:
-        raise ValueError(f"group_offset is {told(group_offset)}; give the first group's number, from 0 to 2^32 - 1")
+        raise ValueError(f"group_offset is {brief(group_offset)}; give the first group's number, from 0 to 2^32 - 1")
 
 
 def check_scale(scale: Any, groups: int, x: Tensor) -> None:
@@ -68,14 +68,14 @@ def check_scale(scale: Any, groups: int, x: Tensor) -> None:
 def operand_name(operand: Any) -> Operand | None:
     """`operand`, or ValueError."""
     if operand is not None and (not isinstance(operand, str) or operand not in ("x", "w", "dy")):
-        raise ValueError(f"operand is {told(operand)}; give 'x', 'w' or 'dy'")
+        raise ValueError(f"operand is {brief(operand)}; give 'x', 'w' or 'dy'")
     return cast(Operand | None, operand)
 
 
 def direction_name(direction: Any) -> Direction:
     """`direction`, or ValueError."""
     if not isinstance(direction, str) or direction not in ("rowwise", "columnwise"):
-        raise ValueError(f"direction is {told(direction)}; give 'rowwise' or 'columnwise'")
+        raise ValueError(f"direction is {brief(direction)}; give 'rowwise' or 'columnwise'")
     return cast(Direction, direction)
 
 

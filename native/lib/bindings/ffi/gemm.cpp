@@ -1,0 +1,200 @@
+// octavo_gemm: one grouped GEMM of a linear layer (gemm.h), fprop, dgrad or wgrad.
+//
+// operands  left, right; plan; of quantized ones left_scales, right_scales; of nvfp4 left_global, right_global f32[G];
+//           fprop, dgrad: bias [G, N], [G, K] of f32, f16 or bf16, and with it bias_scales f32[M];
+//           wgrad with accumulate: out, what is added to, aliased with the result
+// results   out [M, N], [M, K] or [G, N, K] of f32, f16 or bf16; workspace u8[any size]
+//
+// Quantized operands are in the native layout; M, N and K do not follow from padded panels, so they are attributes.
+#include "octavo/gemm.h"
+
+#include "common/check.h"
+#include "common/gemm_strides.h"
+#include "handler.h"
+#include "workspace.h"
+
+namespace octavo {
+
+struct GemmAttributes {
+  std::string_view operands;
+  std::string_view results;
+  int64_t gemm;
+  bool quantized;
+  int64_t scaling;
+  int64_t left_format;
+  int64_t right_format;
+  bool right_square;
+  bool hadamard;
+  bool accumulate;
+  bool fast_accumulation;
+  int64_t rows;
+  int64_t n;
+  int64_t k;
+  int64_t groups;
+  int64_t threads;
+};
+
+}  // namespace octavo
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
+    octavo::GemmAttributes, ::xla::ffi::StructMember<std::string_view>("operands"),
+    ::xla::ffi::StructMember<std::string_view>("results"), ::xla::ffi::StructMember<int64_t>("gemm"),
+    ::xla::ffi::StructMember<bool>("quantized"), ::xla::ffi::StructMember<int64_t>("scaling"),
+    ::xla::ffi::StructMember<int64_t>("left_format"), ::xla::ffi::StructMember<int64_t>("right_format"),
+    ::xla::ffi::StructMember<bool>("right_square"), ::xla::ffi::StructMember<bool>("hadamard"),
+    ::xla::ffi::StructMember<bool>("accumulate"), ::xla::ffi::StructMember<bool>("fast_accumulation"),
+    ::xla::ffi::StructMember<int64_t>("rows"), ::xla::ffi::StructMember<int64_t>("n"),
+    ::xla::ffi::StructMember<int64_t>("k"), ::xla::ffi::StructMember<int64_t>("groups"),
+    ::xla::ffi::StructMember<int64_t>("threads"));
+
+namespace octavo {
+namespace {
+
+constexpr const char* NAME = "octavo_gemm";
+
+// How an operand is laid out: x [M, K], dy [M, N], w [G, N, K], and the direction in which this GEMM reads it.
+struct Side {
+  const char* name;
+  const char* scales;
+  const char* global;
+  Format format;
+  bool square;
+  Extent extent;
+};
+
+void read_attributes(const GemmAttributes& given, Buffers& operands, GemmArgs& args) {
+  args.spec.gemm = enum_from<Gemm>(given.gemm, Gemm::wgrad, "gemm", operands);
+  args.spec.quantized = given.quantized;
+  args.spec.scaling = enum_from<Scaling>(given.scaling, Scaling::nvfp4, "scaling", operands);
+  args.spec.left_format = enum_from<Format>(given.left_format, Format::e2m1, "left_format", operands);
+  args.spec.right_format = enum_from<Format>(given.right_format, Format::e2m1, "right_format", operands);
+  args.spec.right_square = given.right_square;
+  args.spec.hadamard = given.hadamard;
+  args.spec.accumulate = given.accumulate;
+  args.spec.fast_accumulation = given.fast_accumulation;
+  args.rows = given.rows;
+  args.n = given.n;
+  args.k = given.k;
+  args.groups = given.groups;
+  if (given.rows < 0 || given.rows > MAX_ROWS || given.n < 1 || given.n > MAX_COLS || given.k < 1 ||
+      given.k > MAX_COLS || given.groups < 1 || given.groups > MAX_GROUPS) {
+    operands.refuse("rows " + std::to_string(given.rows) + ", n " + std::to_string(given.n) + ", k " +
+                    std::to_string(given.k) + " and groups " + std::to_string(given.groups) +
+                    " are not the shape of a GEMM; rows is 0 to 2^30, n and k 1 to 2^30, groups 1 to 65536");
+  }
+}
+
+Side left_side(const GemmArgs& args) {
+  const Extent extent{args.rows, left_cols(args), args.groups, 0};
+  return {"left", "left_scales", "left_global", args.spec.left_format, false, extent};
+}
+
+Side right_side(const GemmArgs& args) {
+  const bool ragged = args.spec.gemm == Gemm::wgrad;
+  const Extent extent =
+      ragged ? Extent{args.rows, args.k, args.groups, 0} : Extent{args.groups * args.n, args.k, args.groups, args.n};
+  return {"right", "right_scales", "right_global", args.spec.right_format, args.spec.right_square, extent};
+}
+
+void read_quantized(Buffers& operands, const GemmArgs& args, Direction direction, const Side& side,
+                    GemmOperand& operand) {
+  QuantizerSpec spec;
+  spec.format = side.format;
+  spec.scaling = args.spec.scaling;
+  spec.square = side.square;
+  operand.data =
+      operands.take(side.name, codes_type(side.format), codes_dims(spec, direction, Layout::native, side.extent));
+  operands.need(side.scales);
+  operand.scales =
+      operands.take(side.scales, scales_type(spec.scaling), scales_dims(spec, direction, Layout::native, side.extent));
+  if (spec.scaling == Scaling::nvfp4) {
+    operands.need(side.global);
+    operand.global = operands.take<const float>(side.global, ffi::F32, {args.groups});
+  }
+}
+
+// Both operands have the dtype of `left`.
+void read_unquantized(Buffers& operands, ffi::DataType type, const Side& side, GemmOperand& operand) {
+  const Extent& e = side.extent;
+  operand.data = operands.take(side.name, type, with_rows(e, e.rows, e.matrix_rows, e.cols));
+}
+
+void read_operands(Buffers& operands, GemmArgs& args) {
+  const Gemm gemm = args.spec.gemm;
+  operands.need("left");
+  operands.need("right");
+  const ffi::AnyBuffer* left = operands.take("left");
+  if (args.spec.quantized) {
+    const Direction left_direction = gemm == Gemm::wgrad ? Direction::columnwise : Direction::rowwise;
+    const Direction right_direction = gemm == Gemm::fprop ? Direction::rowwise : Direction::columnwise;
+    read_quantized(operands, args, left_direction, left_side(args), args.left);
+    read_quantized(operands, args, right_direction, right_side(args), args.right);
+  } else if (left != nullptr) {
+    const ffi::DataType type = left->element_type();
+    if (!dtype_of(type, args.spec.dtype)) {
+      operands.refuse("operand left is " + text(*left) + " and must be f32, f16 or bf16");
+    }
+    read_unquantized(operands, type, left_side(args), args.left);
+    read_unquantized(operands, type, right_side(args), args.right);
+  }
+  operands.need("plan");
+  args.plan = operands.take<const int64_t>("plan", ffi::S32, {2 * plan_words(args.rows, args.groups)});
+  if (gemm == Gemm::wgrad) return;
+  if (const ffi::AnyBuffer* bias = operands.take("bias")) {
+    if (!dtype_of(bias->element_type(), args.bias_dtype)) {
+      operands.refuse("operand bias is " + text(*bias) + " and must be f32, f16 or bf16");
+    }
+    args.bias = operands.take("bias", bias->element_type(), {args.groups, out_cols(args)});
+    args.bias_scales = operands.take<const float>("bias_scales", ffi::F32, {args.rows});
+  }
+}
+
+void read_out(Buffers& operands, Buffers& results, GemmArgs& args) {
+  const bool stacked = args.spec.gemm == Gemm::wgrad;
+  const Dims dims = stacked ? Dims{args.groups, args.n, args.k} : Dims{args.rows, out_cols(args)};
+  results.need("out");
+  const ffi::AnyBuffer* out = results.take("out");
+  if (out == nullptr) return;
+  const ffi::DataType type = out->element_type();
+  if (!dtype_of(type, args.spec.out_dtype)) {
+    results.refuse("result out is " + text(*out) + " and must be f32, f16 or bf16");
+  }
+  args.out = results.take("out", type, dims);
+  if (!args.spec.accumulate) return;
+  operands.need("out");
+  const void* accumulator = operands.take("out", type, dims);
+  if (accumulator != nullptr && accumulator != args.out) {
+    operands.refuse("operand out is not the memory of result out; alias the two with input_output_aliases");
+  }
+}
+
+ffi::Error gemm(const Launch& launch, ffi::RemainingArgs given_operands, ffi::RemainingRets given_results,
+                const GemmAttributes& given) {
+  Buffers operands(NAME, "operand"), results(NAME, "result");
+  operands.read(given.operands, given_operands);
+  results.read(given.results, given_results);
+  GemmArgs args;
+  read_attributes(given, operands, args);
+  if (ffi::Error error = operands.checked(); error.failure()) return error;
+  read_operands(operands, args);
+  read_out(operands, results, args);
+  args = with_strides(args);
+  Workspace workspace;
+  workspace.read(results);
+  if (ffi::Error error = results.finish(); error.failure()) return error;
+  if (ffi::Error error = operands.finish(); error.failure()) return error;
+  if (!launch.cuda()) {
+    if (const Error error = check_gemm(args, false)) return as_ffi(error, NAME);
+    workspace.grow(gemm_workspace_cpu(args));
+  }
+  args.workspace = workspace.memory();
+  args.workspace_bytes = workspace.bytes();
+  if (launch.cuda()) return as_ffi(gemm_cuda(args, launch.stream), NAME);
+  return as_ffi(gemm_cpu(args, thread_count(given.threads)), NAME);
+}
+
+}  // namespace
+
+std::vector<Target> gemm_targets() { return {target<GemmAttributes, gemm>(NAME)}; }
+
+}  // namespace octavo

@@ -1,0 +1,24 @@
+// The parts of the Python module, one file each.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace octavo::bindings {
+
+void bind_names(nanobind::module_& m);        // names.cpp
+void bind_plan(nanobind::module_& m);         // plan.cpp
+void bind_quantizer(nanobind::module_& m);    // quantizer.cpp
+void bind_gemm(nanobind::module_& m);         // gemm.cpp
+void bind_delayed(nanobind::module_& m);      // delayed.cpp
+void bind_sequence(nanobind::module_& m);     // sequence.cpp
+void bind_conversions(nanobind::module_& m);  // conversions.cpp
+void bind_permute(nanobind::module_& m);      // permute.cpp
+
+}  // namespace octavo::bindings
+
+namespace octavo {
+
+// Handlers for XLA by platform ("cpu", "CUDA") and target name (ffi/targets.cpp).
+nanobind::dict ffi_targets();
+
+}  // namespace octavo

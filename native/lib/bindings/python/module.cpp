@@ -1,0 +1,18 @@
+// octavo_native._native: the library for Python, as addresses and numbers. No framework, no numpy.
+#include "bindings.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_native, m) {
+  // Caches keep bound objects alive until the process ends, which nanobind would report as leaks.
+  nb::set_leak_warnings(false);
+  octavo::bindings::bind_names(m);
+  octavo::bindings::bind_sequence(m);
+  octavo::bindings::bind_plan(m);
+  octavo::bindings::bind_quantizer(m);
+  octavo::bindings::bind_gemm(m);
+  octavo::bindings::bind_delayed(m);
+  octavo::bindings::bind_conversions(m);
+  octavo::bindings::bind_permute(m);
+  m.def("ffi_targets", &octavo::ffi_targets, "Handlers for XLA: platform (cpu, CUDA) to target name to capsule.");
+}

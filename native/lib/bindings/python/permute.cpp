@@ -1,0 +1,80 @@
+// Routing, and moving rows accordingly.
+#include "octavo/permute.h"
+
+#include "arguments.h"
+#include "bindings.h"
+
+namespace octavo::bindings {
+
+namespace {
+
+void route_choices(bool cuda, Address index, int64_t choices, int64_t groups, Address group_sizes, Address order,
+                   Address position, Address routed, Address stream) {
+  const RouteArgs args = {pointer<const int64_t>(index),
+                          choices,
+                          groups,
+                          pointer<int64_t>(group_sizes),
+                          pointer<int64_t>(order),
+                          pointer<int64_t>(position),
+                          pointer<uint8_t>(routed)};
+  launch(cuda, [&] { return route_cpu(args); }, [&] { return route_cuda(args, cuda_stream(stream)); });
+}
+
+Choices choices_of(int64_t tokens, int64_t each, Address position, Address routed, Address weights) {
+  return {tokens, each, pointer<const int64_t>(position), pointer<const uint8_t>(routed),
+          pointer<const float>(weights)};
+}
+
+template <Error (*on_cpu)(const MoveArgs&, int), Error (*on_cuda)(const MoveArgs&, void*)>
+void move_rows(bool cuda, int64_t tokens, int64_t each, Address position, Address routed, Address weights, int dtype,
+               int64_t cols, Address from, int64_t stride, Address out, Address stream, int threads) {
+  const MoveArgs args = {choices_of(tokens, each, position, routed, weights),
+                         enum_of(dtype, DType::bf16, "dtype"),
+                         cols,
+                         stride,
+                         pointer<const void>(from),
+                         pointer<void>(out)};
+  launch(cuda, [&] { return on_cpu(args, threads); }, [&] { return on_cuda(args, cuda_stream(stream)); });
+}
+
+void dot_rows(bool cuda, int64_t tokens, int64_t each, Address position, Address routed, int dtype, int64_t cols,
+              Address rows, int64_t row_stride, Address dy, int64_t dy_stride, Address out, Address stream,
+              int threads) {
+  const DotArgs args = {choices_of(tokens, each, position, routed, 0),
+                        enum_of(dtype, DType::bf16, "dtype"),
+                        cols,
+                        row_stride,
+                        dy_stride,
+                        pointer<const void>(rows),
+                        pointer<const void>(dy),
+                        pointer<float>(out)};
+  launch(cuda, [&] { return dot_cpu(args, threads); }, [&] { return dot_cuda(args, cuda_stream(stream)); });
+}
+
+}  // namespace
+
+void bind_permute(nb::module_& m) {
+  using namespace nb::literals;
+  m.def(
+      "route", &route_choices, nb::kw_only(), "cuda"_a, "index"_a, "choices"_a, "groups"_a, "group_sizes"_a, "order"_a,
+      "position"_a, "routed"_a, "stream"_a = 0,
+      "Sort int64 `index` [choices] stably by group: int64 sizes [groups], order and its inverse position [choices],\n"
+      "one byte per choice in `routed`. A number outside 0 to groups - 1 is no group and is sorted last.");
+  m.def(
+      "permute_rows", &move_rows<permute_cpu, permute_cuda>, nb::kw_only(), "cuda"_a, "tokens"_a, "each"_a,
+      "position"_a, "routed"_a, "weights"_a, "dtype"_a, "cols"_a, "from_"_a, "stride"_a, "out"_a, "stream"_a = 0,
+      "threads"_a = 1,
+      "out[position[t, j]] = weights[t, j] * from[t], from [tokens, cols] and out [tokens * each, cols] of `dtype`.\n\n"
+      "Zeros where routed[t, j] is 0; copies of bits where fp32 `weights` is 0.");
+  m.def(
+      "combine_rows", &move_rows<combine_cpu, combine_cuda>, nb::kw_only(), "cuda"_a, "tokens"_a, "each"_a,
+      "position"_a, "routed"_a, "weights"_a, "dtype"_a, "cols"_a, "from_"_a, "stride"_a, "out"_a, "stream"_a = 0,
+      "threads"_a = 1,
+      "out[t] = the sum over j of weights[t, j] * from[position[t, j]] where routed[t, j], in fp32 in the order of j.");
+  m.def("dot_rows", &dot_rows, nb::kw_only(), "cuda"_a, "tokens"_a, "each"_a, "position"_a, "routed"_a, "dtype"_a,
+        "cols"_a, "rows"_a, "row_stride"_a, "dy"_a, "dy_stride"_a, "out"_a, "stream"_a = 0, "threads"_a = 1,
+        "out[t, j] = rows[position[t, j]] . dy[t] in fp32, 0 where routed[t, j] is 0: the gradient of combine's "
+        "weights.");
+}
+
+}  // namespace octavo::bindings

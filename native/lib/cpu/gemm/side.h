@@ -1,0 +1,65 @@
+// One operand of a grouped GEMM: its values in fp32, block by block.
+#pragma once
+
+#include "cpu/planes/values.h"
+#include "octavo/gemm.h"
+
+namespace octavo::cpu {
+
+// Per-thread memory. Loops read whole vectors, so values are defined from the start.
+struct SideBuffers : PlaneBuffers {
+  alignas(64) float values[128 * 128] = {};
+};
+
+class GemmSide {
+ public:
+  // `shape`: direction, rows, cols, groups, matrix_rows and plan of the operand; the rest is filled in. Along rows: the
+  // sum runs over the operand's rows, else over its columns.
+  GemmSide(const GemmSpec& spec, const GemmOperand& operand, bool is_left, bool along_rows, DequantizeArgs shape,
+           const octavo_loops::Loops& loops)
+      : operand_(operand),
+        loops_(loops),
+        dtype_(spec.dtype),
+        quantized_(spec.quantized),
+        along_rows_(along_rows),
+        plane_(with_plane(spec, operand, is_left, along_rows, shape), loops) {}
+
+  // to[d * stride + o]: o counts the rows or columns of the result, d what is summed.
+  void load(const PanelBlock& block, SideBuffers& buffers, float* to, int64_t stride) const {
+    if (along_rows_) return fetch(block, buffers, to, stride);
+    fetch(block, buffers, buffers.values, 128);
+    loops_.transpose_values(buffers.values, 128, block.rows, block.cols, to, stride);
+  }
+
+ private:
+  static DequantizeArgs with_plane(const GemmSpec& spec, const GemmOperand& operand, bool is_left, bool along_rows,
+                                   DequantizeArgs args) {
+    args.spec.format = is_left ? spec.left_format : spec.right_format;
+    args.spec.scaling = spec.scaling;
+    args.spec.square = spec.right_square && !is_left;
+    args.spec.hadamard = spec.hadamard;
+    args.direction = along_rows ? Direction::columnwise : Direction::rowwise;
+    // a Plane is written by quantizers and only read here
+    args.plane = {const_cast<void*>(operand.data), const_cast<void*>(operand.scales),
+                  const_cast<float*>(operand.global), Layout::native};
+    return args;
+  }
+
+  // to[r * stride + c] = element (r, c) of the block.
+  void fetch(const PanelBlock& block, SideBuffers& buffers, float* to, int64_t stride) const {
+    if (quantized_) return plane_.load(block, buffers, to, stride);
+    const auto* data = static_cast<const uint8_t*>(operand_.data);
+    for (int r = 0; r < block.rows; ++r) {
+      const int64_t element = (block.panel.row0 + r) * operand_.row_stride + block.col;
+      loops_.load(static_cast<int>(dtype_), data + element * dtype_bytes(dtype_), to + r * stride, block.cols);
+    }
+  }
+
+  GemmOperand operand_;
+  const octavo_loops::Loops& loops_;
+  DType dtype_;
+  bool quantized_, along_rows_;
+  PlaneValues plane_;
+};
+
+}  // namespace octavo::cpu

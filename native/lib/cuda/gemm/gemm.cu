@@ -1,0 +1,334 @@
+// Grouped GEMMs on Hopper, host side: chooses the kernel, encodes the tensor maps, lays out the workspace.
+//
+//                left                             right                              K-blocks of
+//   fprop        x rows                           w rows, stacked                    in-features
+//   dgrad        dy rows                          w: K-panels, or rows along K       out-features
+//   wgrad        dy: K-panels, or rows along K    x: the same                        the group's tokens
+//
+// FP8 wgmma takes K-major operands only, which columnwise data in K-panels are; unquantized operands stay as they are
+// and are multiplied with their rows along K. MXFP8 values, and NVFP4 values without their second level, are exact in
+// bf16: each operand is dequantized once into the workspace, and the product is a bf16 GEMM.
+#include "common/check.h"
+#include "common/gemm_strides.h"
+#include "cuda/device/launch.h"
+#include "cuda/planes/dequantize.h"
+#include "kernels.h"
+#include "octavo/dequantize.h"
+#include "tensor_map.h"
+
+namespace octavo {
+
+namespace cuda {
+namespace {
+
+constexpr int64_t COPY_ALIGNMENT = 256;
+
+// An operand as the kernel reads it: codes, unquantized values, or bf16 values dequantized from codes.
+struct Side {
+  const void* data;
+  int element_bytes;
+  OperandWalk walk;
+  int64_t cols;        // per row, or in a panel
+  int64_t row_stride;  // elements; rows and matrices
+  int64_t rows;        // ragged rows, or rows per matrix
+  int64_t panels;
+};
+
+bool ragged(OperandWalk walk) {
+  return walk == OperandWalk::rows || walk == OperandWalk::rows_t || walk == OperandWalk::panels;
+}
+
+OperandWalk left_walk(const GemmSpec& spec) {
+  if (spec.gemm != Gemm::wgrad) return OperandWalk::rows;
+  return spec.quantized ? OperandWalk::panels : OperandWalk::rows_t;
+}
+
+OperandWalk right_walk(const GemmSpec& spec) {
+  switch (spec.gemm) {
+    case Gemm::fprop: return OperandWalk::matrices;
+    case Gemm::dgrad: return spec.quantized ? OperandWalk::stacked : OperandWalk::matrices_t;
+    default: return spec.quantized ? OperandWalk::panels : OperandWalk::rows_t;
+  }
+}
+
+Side side_of(const GemmArgs& args, bool left) {
+  const GemmSpec& spec = args.spec;
+  const GemmOperand& operand = left ? args.left : args.right;
+  Side side;
+  side.data = operand.data;
+  side.element_bytes = multiplies_fp8(spec) ? 1 : 2;
+  side.walk = left ? left_walk(spec) : right_walk(spec);
+  side.cols = left ? left_cols(args) : right_cols(args);
+  side.row_stride = spec.quantized ? side.cols : operand.row_stride;
+  side.rows = ragged(side.walk) ? args.rows : args.n;
+  side.panels =
+      panel_bound(ragged(side.walk) ? args.rows : args.groups * args.n, args.groups, ragged(side.walk) ? 0 : args.n);
+  return side;
+}
+
+// TMA tiles of `span` rows (or columns of a panel) and one K-block.
+Error encode_side(const Side& side, const GemmArgs& args, int span, CUtensorMap* map) {
+  const uint32_t block = SWIZZLE_BYTES / side.element_bytes;
+  const uint64_t cols = side.cols, bytes = side.element_bytes;
+  switch (side.walk) {
+    case OperandWalk::rows:
+      return encode(ragged_map(side.data, side.element_bytes, side.cols, side.row_stride, block, span), map);
+    case OperandWalk::rows_t:
+      return encode(ragged_map(side.data, side.element_bytes, side.cols, side.row_stride, block, 64), map);
+    case OperandWalk::matrices:
+    case OperandWalk::matrices_t: {
+      const uint64_t stride = side.row_stride * bytes;
+      const uint32_t rows = side.walk == OperandWalk::matrices ? span : 64;
+      return encode({side.data,
+                     side.element_bytes,
+                     3,
+                     {cols, static_cast<uint64_t>(side.rows), static_cast<uint64_t>(args.groups)},
+                     {stride, stride * side.rows},
+                     {block, rows, 1},
+                     true},
+                    map);
+    }
+    default:
+      return encode({side.data,
+                     side.element_bytes,
+                     3,
+                     {PANEL_ROWS, cols, static_cast<uint64_t>(side.panels)},
+                     {PANEL_ROWS * bytes, PANEL_ROWS * bytes * cols},
+                     {block, static_cast<uint32_t>(span), 1},
+                     true},
+                    map);
+  }
+}
+
+// TMA tiles of a warp's 16 rows of the result, 128 bytes wide.
+Error encode_out(const GemmArgs& args, CUtensorMap* map) {
+  const int bytes = dtype_bytes(args.spec.out_dtype);
+  const uint64_t cols = out_cols(args);
+  if (args.spec.gemm != Gemm::wgrad) {
+    return encode(ragged_map(args.out, bytes, cols, args.out_row_stride, SWIZZLE_BYTES / bytes, 16), map);
+  }
+  return encode(
+      {args.out,
+       bytes,
+       3,
+       {cols, static_cast<uint64_t>(args.n), static_cast<uint64_t>(args.groups)},
+       {static_cast<uint64_t>(args.out_row_stride * bytes), static_cast<uint64_t>(args.out_group_stride * bytes)},
+       {static_cast<uint32_t>(SWIZZLE_BYTES / bytes), 16, 1},
+       true},
+      map);
+}
+
+// Scales of 1 x 128 blocks: [K-blocks or panels][rows or columns, rounded up to 4] fp32.
+Error encode_scales(const void* scales, int64_t width, int64_t blocks, int span, CUtensorMap* map) {
+  const uint64_t pitch = round_up(width, 4);
+  return encode(
+      {scales, 4, 2, {pitch, static_cast<uint64_t>(blocks)}, {pitch * 4}, {static_cast<uint32_t>(span), 1}, false},
+      map);
+}
+
+Promotion promotion_of(const GemmSpec& spec) {
+  if (!multiplies_fp8(spec) || spec.fast_accumulation) return Promotion::none;
+  if (spec.scaling != Scaling::block) return Promotion::plain;
+  return spec.right_square ? Promotion::square : Promotion::vectors;
+}
+
+GemmKernel kernel_of(const GemmSpec& spec, int tile) {
+  const bool left_transposed = left_walk(spec) == OperandWalk::rows_t;
+  const bool right_transposed = left_transposed || right_walk(spec) == OperandWalk::matrices_t;
+  if (!multiplies_fp8(spec)) {
+    return !spec.quantized && spec.dtype == DType::f16 ? f16_kernel(left_transposed, right_transposed)
+                                                       : bf16_kernel(left_transposed, right_transposed, tile);
+  }
+  const Promotion promotion = promotion_of(spec);
+  if (spec.right_format == Format::e5m2) {
+    return fp8_rare_kernel(spec.left_format == Format::e5m2 ? Element::e5m2 : Element::e4m3, promotion);
+  }
+  return spec.left_format == Format::e5m2 ? fp8_e5m2_kernel(promotion, tile) : fp8_e4m3_kernel(promotion, tile);
+}
+
+Factor factor_of(const GemmSpec& spec, bool left) {
+  if (!spec.quantized) return Factor::none;
+  switch (spec.scaling) {
+    case Scaling::delayed:
+    case Scaling::current:
+    case Scaling::nvfp4: return Factor::group;
+    case Scaling::row: return left && spec.gemm != Gemm::wgrad ? Factor::row : Factor::column;
+    default: return Factor::none;
+  }
+}
+
+const float* factors_of(const GemmSpec& spec, const GemmOperand& operand) {
+  return spec.scaling == Scaling::nvfp4 ? operand.global : static_cast<const float*>(operand.scales);
+}
+
+void set_square(const GemmArgs& args, GemmParams& params) {
+  const int32_t across = static_cast<int32_t>(ceil_div(args.k, 128)),
+                down = static_cast<int32_t>(ceil_div(args.n, 128));
+  params.square = static_cast<const float*>(args.right.scales);
+  params.square_group = across * down;
+  params.square_column = args.spec.gemm == Gemm::fprop ? across : 1;
+  params.square_k = args.spec.gemm == Gemm::fprop ? 1 : across;
+}
+
+void set_epilogue(const GemmArgs& args, GemmParams& params) {
+  params.out = args.out;
+  params.out_dtype = args.spec.out_dtype;
+  params.out_row_stride = args.out_row_stride;
+  params.out_group_stride = args.out_group_stride;
+  params.accumulate = args.spec.accumulate;
+  params.left_use = factor_of(args.spec, true);
+  params.right_use = factor_of(args.spec, false);
+  params.left_factor = factors_of(args.spec, args.left);
+  params.right_factor = factors_of(args.spec, args.right);
+  params.bias = args.bias;
+  params.bias_dtype = args.bias_dtype;
+  params.bias_scales = args.bias_scales;
+  const bool columns = params.right_use == Factor::column;
+  params.finish = args.bias                                                               ? Finish::general
+                  : args.spec.accumulate && args.spec.out_dtype == DType::f32 && !columns ? Finish::adds
+                  : args.spec.accumulate                                                  ? Finish::general
+                  : columns                                                               ? Finish::columns
+                                                                                          : Finish::plain;
+}
+
+// The block scales of a promoted product: tensor maps of vectors, or the array of square blocks.
+Error set_scales(const GemmArgs& args, const Side& left, const Side& right, const GemmTile& tile, GemmParams& params) {
+  const Promotion promotion = promotion_of(args.spec);
+  if (promotion < Promotion::square) return {};
+  const bool panels = left.walk == OperandWalk::panels;
+  if (const Error error = encode_scales(args.left.scales, panels ? left.cols : args.rows,
+                                        panels ? left.panels : ceil_div(left.cols, 128), tile.rows + SCALE_TILE_EXTRA,
+                                        &params.left_scales)) {
+    return error;
+  }
+  if (promotion == Promotion::square) {
+    set_square(args, params);
+    return {};
+  }
+  const bool rows = right.walk == OperandWalk::matrices;
+  params.right_rows = rows ? static_cast<int32_t>(args.n) : 0;
+  return encode_scales(args.right.scales, rows ? args.groups * args.n : right.cols,
+                       rows ? ceil_div(right.cols, 128) : right.panels, tile.cols, &params.right_scales);
+}
+
+Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cudaStream_t stream) {
+  int device = 0, sms = 0;
+  cudaGetDevice(&device);
+  cudaSetDevice(device);  // this thread may have no current context yet, and encoding a tensor map needs one
+  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  const int number =
+      args.tile >= 0 ? args.tile : gemm_tile(args.spec, args.rows, args.n, args.k, args.groups, sms, -1).tile;
+  const GemmTile& tile = GEMM_TILES[number];
+  const bool k_grouped = args.spec.gemm == Gemm::wgrad;
+
+  GemmParams params = {};
+  params.plan = args.plan;
+  params.rows = args.rows;
+  params.groups = static_cast<int32_t>(args.groups);
+  params.k_grouped = k_grouped;
+  params.height = static_cast<int32_t>(args.n);
+  params.width = static_cast<int32_t>(out_cols(args));
+  params.k_blocks = static_cast<int32_t>(ceil_div(left.cols, SWIZZLE_BYTES / left.element_bytes));
+  params.left_walk = left.walk;
+  params.right_walk = right.walk;
+  params.panels_each = right.walk == OperandWalk::stacked ? static_cast<int32_t>(ceil_div(args.n, PANEL_ROWS)) : 0;
+  set_epilogue(args, params);
+
+  const int64_t down = k_grouped ? args.groups * ceil_div(args.n, tile.rows)
+                                 : block_bound(args.rows, args.groups, tile.rows) + ceil_div(args.rows, tile.rows);
+  const int64_t tiles = down * ceil_div(params.width, tile.cols);
+  if (tiles > INT32_MAX - 65536) return unsupported("the result has more than 2^31 tiles; split the call");
+  if (tiles == 0) return {};
+  const GemmKernel kernel = kernel_of(args.spec, number);
+  if (kernel.entry == nullptr)
+    return unsupported("the CUDA kernels have no tile of this number for these formats; give -1 to have one chosen");
+  // Without rows there are no operands and every tile is zero: the maps stay undefined and are not used.
+  if (args.rows > 0) {
+    if (const Error error = encode_side(left, args, tile.rows, &params.left)) return error;
+    if (const Error error = encode_side(right, args, tile.cols, &params.right)) return error;
+    if (const Error error = set_scales(args, left, right, tile, params)) return error;
+    params.out_by_tma =
+        kernel.stores_by_tma &&
+        (params.finish == Finish::adds || (params.finish <= Finish::columns && args.spec.out_dtype == DType::bf16));
+    if (params.out_by_tma) {
+      if (const Error error = encode_out(args, &params.out_map)) return error;
+    }
+  }
+  cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
+  void* arguments[] = {&params};
+  const unsigned ctas = static_cast<unsigned>(tiles < sms ? tiles : sms);
+  cudaLaunchKernel(kernel.entry, dim3(ctas), dim3(GEMM_THREADS), arguments, kernel.smem_bytes, stream);
+  return launched();
+}
+
+// ---- bf16 copies of MXFP8 and NVFP4 operands
+
+int64_t copy_elements(const Side& side, const GemmArgs& args) {
+  switch (side.walk) {
+    case OperandWalk::rows: return args.rows * side.cols;
+    case OperandWalk::matrices: return args.groups * args.n * side.cols;
+    default: return side.panels * side.cols * PANEL_ROWS;
+  }
+}
+
+size_t copy_bytes_of(const Side& side, const GemmArgs& args) {
+  return static_cast<size_t>(round_up(copy_elements(side, args) * 2, COPY_ALIGNMENT));
+}
+
+// Codes times their block scales. The second level is applied in the epilogue: with it bf16 would round.
+Error copy_side(const GemmArgs& args, const Side& side, bool left, void* into, cudaStream_t stream) {
+  const GemmSpec& spec = args.spec;
+  const GemmOperand& operand = left ? args.left : args.right;
+  DequantizeArgs copy;
+  copy.spec.format = left ? spec.left_format : spec.right_format;
+  copy.spec.scaling = spec.scaling;
+  copy.spec.square = !left && spec.right_square;
+  copy.spec.hadamard = spec.hadamard;
+  const bool panels = side.walk == OperandWalk::panels || side.walk == OperandWalk::stacked;
+  copy.direction = panels ? Direction::columnwise : Direction::rowwise;
+  copy.plane = {const_cast<void*>(operand.data), const_cast<void*>(operand.scales), nullptr, Layout::native};
+  copy.rows = ragged(side.walk) ? args.rows : args.groups * args.n;
+  copy.cols = side.cols;
+  copy.groups = args.groups;
+  copy.matrix_rows = ragged(side.walk) ? 0 : args.n;
+  copy.plan = args.plan;
+  copy.out = into;
+  copy.out_dtype = DType::bf16;
+  copy.out_layout = panels ? Layout::native : Layout::plain;
+  return launch_dequantize(copy, stream);
+}
+
+bool copies(const GemmSpec& spec) { return spec.quantized && !multiplies_fp8(spec); }
+
+}  // namespace
+}  // namespace cuda
+
+size_t gemm_workspace_cuda(const GemmArgs& given) {
+  if (!cuda::copies(given.spec)) return 0;
+  const GemmArgs args = with_strides(given);
+  return cuda::copy_bytes_of(cuda::side_of(args, true), args) + cuda::copy_bytes_of(cuda::side_of(args, false), args);
+}
+
+Error gemm_cuda(const GemmArgs& given, void* on) {
+  if (const Error error = check_gemm(given, true)) return error;
+  const GemmArgs args = with_strides(given);
+  const cudaStream_t stream = cuda::stream_of(on);
+  cuda::Side left = cuda::side_of(args, true), right = cuda::side_of(args, false);
+  if (cuda::copies(args.spec) && args.rows > 0) {
+    const size_t first = cuda::copy_bytes_of(left, args), bytes = first + cuda::copy_bytes_of(right, args);
+    if (args.workspace_bytes < bytes || args.workspace == nullptr) {
+      return {ErrorCode::workspace_too_small, "the workspace is smaller than gemm_workspace_cuda says"};
+    }
+    if (!aligned(args.workspace, cuda::COPY_ALIGNMENT)) {
+      return invalid("the workspace is not aligned to 256 bytes; allocate it so");
+    }
+    uint8_t* const workspace = static_cast<uint8_t*>(args.workspace);
+    if (const Error error = cuda::copy_side(args, left, true, workspace, stream)) return error;
+    if (const Error error = cuda::copy_side(args, right, false, workspace + first, stream)) return error;
+    left.data = workspace;
+    right.data = workspace + first;
+  }
+  return cuda::launch_gemm(args, left, right, stream);
+}
+
+}  // namespace octavo

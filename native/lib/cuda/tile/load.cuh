@@ -1,0 +1,156 @@
+// Loading a tile's values, and the loop over a CTA's tiles.
+#pragma once
+
+#include "slots.cuh"
+#include "sources.cuh"
+#include "swiglu.cuh"
+#include "tile.cuh"
+
+namespace octavo::cuda {
+
+// Issues cp.async for all of a tile's inputs; zeros past the group's end and past the last column.
+template <class Source>
+__device__ __forceinline__ void fetch(const Source& source, const Tile& tile, void* slots) {
+  const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+#pragma unroll
+  for (int input = 0; input < Source::inputs; ++input)
+    Slots<typename Source::Type>::fetch(slots, input, source.address(input, tile.first_row(), tile.col()),
+                                        source.row_bytes(input), live);
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits for what `fetch` has issued and applies the prologue.
+template <class Source>
+__device__ __forceinline__ void take(const Source& source, const Tile& tile, void* slots,
+                                     Pack<typename Source::Type> (&values)[8]) {
+  using T = typename Source::Type;
+  wait_for_slots();
+  // Not unrolled: eight copies of the prologue would not fit the instruction cache.
+  const bool inside = tile.col() < tile.end;
+#pragma unroll 1
+  for (int i = 0; i < 8; ++i) {
+    Pack<T> inputs[Source::inputs];
+#pragma unroll
+    for (int input = 0; input < Source::inputs; ++input) inputs[input] = Slots<T>::load(slots, input, i);
+    Slots<T>::store(
+        slots, 0, i,
+        inside && i < tile.live_rows() ? source.make(inputs, tile.first_row() + i, tile.col()) : zeros<T>());
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] = Slots<T>::load(slots, 0, i);
+  // The slots must not be overwritten before these loads have returned.
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (uint32_t& word : values[i].word) order_barrier(word);
+}
+
+// Loads straight to registers, all rows before the first is used: fewer loads in flight would not saturate memory.
+// Zeros past the group's end and past the last column.
+template <class Source>
+__device__ __forceinline__ void read(const Source& source, const Tile& tile, Pack<typename Source::Type> (&values)[8]) {
+  using T = typename Source::Type;
+  const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+  const char* from = source.address(0, tile.first_row(), tile.col());
+  const int64_t stride = source.row_bytes(0);
+#pragma unroll
+  for (int i = 0; i < 8; ++i, from += stride) values[i] = i < live ? load_pack<T>(from) : zeros<T>();
+}
+
+// Value by value, for rows that are not aligned.
+template <class Source>
+__device__ __forceinline__ void load_unaligned(const Source& source, const Tile& tile, int64_t cols,
+                                               Pack<typename Source::Type> (&values)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      const int64_t row = tile.first_row() + i, col = tile.col() + 2 * pair;
+      const bool live = i < tile.live_rows();
+      values[i].set(pair, live && col < cols ? source.value(row, col) : 0.0f,
+                    live && col + 1 < cols ? source.value(row, col + 1) : 0.0f);
+    }
+  }
+}
+
+// True if a CTA processes more than one tile.
+template <class Source, bool WIDE>
+constexpr bool is_persistent = WIDE && Source::computes;
+
+// The number of arrays that a thread keeps in its slots.
+template <class Source, bool WIDE>
+constexpr int arrays_kept() {
+  if constexpr (!WIDE)
+    return 0;
+  else if constexpr (Source::computes)
+    return Source::inputs;
+  else
+    return Source::kept;
+}
+
+// Calls `work(tile, values)` and then `finish(tile)` for each of this CTA's tiles; `reverse`: last tile first.
+template <int LANES, bool WIDE, class Source, class Work, class Finish>
+__device__ __forceinline__ void for_each_tile(const Source& source, const Tiles& tiles, bool reverse, int64_t cols,
+                                              void* slots, const Work& work, const Finish& finish) {
+  using T = typename Source::Type;
+  Pack<T> values[8];
+  TileWalk walk(tiles, reverse);
+  Tile tile;
+  tile.end = static_cast<int>(makes_halves<Source> ? cols / 2 : cols);
+  if constexpr (is_persistent<Source, WIDE>) {
+    const auto skip_empty = [&] {
+      while (!walk.done() && !walk.template locate<LANES>(tile)) walk.step();
+      return !walk.done();
+    };
+    if (!skip_empty()) return;
+    fetch(source, tile, slots);
+    for (bool more = true; more;) {
+      take(source, tile, slots, values);
+      const Tile current = tile;
+      walk.step();
+      more = skip_empty();
+      if (more) fetch(source, tile, slots);
+      work(current, values);
+      finish(current);
+    }
+  } else {
+    if (!walk.template locate<LANES>(tile)) return;
+    if constexpr (!WIDE) {
+      load_unaligned(source, tile, cols, values);
+    } else {
+      if constexpr (keeps_slots<Source>) {
+        source.fetch_kept(tile, slots);
+        const float own = own_probability(source, tile);
+        read(source, tile, values);
+        // The branch separates issuing from waiting: in straight-line code the compiler would wait for the slots before
+        // it has issued the loads of all rows.
+        if (is_live(tile)) {
+          make(source, tile, own, values, slots);
+        } else {
+          wait_for_slots();
+        }
+      } else {
+        read(source, tile, values);
+      }
+    }
+    if constexpr (makes_halves<Source>) {
+      // Not unrolled: two copies would not fit the instruction cache.
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        // Makes the compiler recompute what both halves' addresses share: there are no registers to keep it in.
+        asm volatile("" : "+r"(tile.panel_index), "+r"(tile.first), "+r"(tile.panel.row0));
+#pragma unroll
+        for (int i = 0; i < 8; ++i) values[i] = Slots<T>::load(slots, half, i);
+        work(tile, values);
+        finish(tile);
+        tile.col0 += static_cast<int>(cols / 2);
+        tile.end = static_cast<int>(cols);
+      }
+    } else {
+      work(tile, values);
+      finish(tile);
+    }
+  }
+}
+
+}  // namespace octavo::cuda

@@ -1,0 +1,227 @@
+// What a tile quantizes: the input itself, or the result of a prologue, computed in fp32 and rounded once to the
+// input's dtype.
+#pragma once
+
+#include "cuda/device/packs.cuh"
+#include "octavo/activations.h"
+#include "octavo/quantize.h"
+#include "slots.cuh"
+
+namespace octavo::cuda {
+
+// A source has `Type`; `inputs`, the number of arrays that it reads; `address(input, row, col)` of eight values in one
+// of them, from a column that is a multiple of eight; `row_bytes(input)` from one row to the next; if it `computes`,
+// `make(inputs, row, col)` of the loaded values; and `value(row, col)`, a single value. Swiglu has a load of its own.
+template <class T>
+struct Plain {
+  using Type = T;
+  static constexpr int inputs = 1;
+  static constexpr bool computes = false;
+  static constexpr int kept = 0;
+  const char* data;
+  int64_t stride;
+
+  __device__ int64_t row_bytes(int) const { return stride * Pack<T>::bytes; }
+  __device__ const char* address(int, int64_t row, int64_t col) const {
+    return data + (row * stride + col) * Pack<T>::bytes;
+  }
+  __device__ Pack<T> load(int64_t row, int64_t col) const { return load_pack<T>(address(0, row, col)); }
+  __device__ float value(int64_t row, int64_t col) const { return load_value<T>(data, row * stride + col); }
+};
+
+// Eight results of `function`, each rounded once.
+template <class T, class Function>
+__device__ __forceinline__ Pack<T> pack_of(const Function& function) {
+  Pack<T> out;
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) out.set(pair, function(2 * pair), function(2 * pair + 1));
+  return out;
+}
+
+// Calls `body` with the activation as a compile-time constant, so that eight values share one branch.
+template <class Body>
+__device__ __forceinline__ auto with_activation(Activation activation, const Body& body) {
+  using A = Activation;
+  switch (activation) {
+    case A::silu: return body(std::integral_constant<A, A::silu>{});
+    case A::gelu: return body(std::integral_constant<A, A::gelu>{});
+    case A::gelu_tanh: return body(std::integral_constant<A, A::gelu_tanh>{});
+    case A::relu2: return body(std::integral_constant<A, A::relu2>{});
+    case A::geglu: return body(std::integral_constant<A, A::geglu>{});
+    case A::geglu_tanh: return body(std::integral_constant<A, A::geglu_tanh>{});
+    default: return body(std::integral_constant<A, A::swiglu>{});
+  }
+}
+
+// activation_parts, by the shorter path if values are rounded to 16 bits. Every way in which a value can get into a
+// tile uses it, so the bits are the same.
+template <class T, bool want_value, bool want_slope>
+__device__ __forceinline__ ValueAndSlope parts_of(Activation name, float x) {
+  if constexpr (Pack<T>::bytes == 2) {
+    const bool is_silu = name == Activation::silu || name == Activation::swiglu;
+    if (is_silu && abs_bits(x) <= bits_of(SILU_MODERATE)) return silu_moderate<want_value, want_slope>(x);
+  }
+  return activation_parts<want_value, want_slope>(name, x);
+}
+
+template <class T>
+struct Activated {
+  using Type = T;
+  static constexpr int inputs = 2;
+  static constexpr bool computes = true;
+  Plain<T> x;
+  const float* probs;
+  int64_t features;  // F: columns of the result
+  Activation activation;
+
+  __device__ int64_t row_bytes(int) const { return x.row_bytes(0); }
+  __device__ const char* address(int input, int64_t row, int64_t col) const {
+    return x.address(0, row, input && is_gated(activation) ? features + col : col);
+  }
+  __device__ Pack<T> make(const Pack<T> (&in)[2], int64_t row, int64_t) const {
+    const float prob = probs ? __ldg(probs + row) : 1.0f;  // multiplying by 1 is exact
+    return with_activation(activation, [&](auto name) {
+      return pack_of<T>([&](int i) { return forward(name(), in[0].value(i), in[1].value(i), prob); });
+    });
+  }
+  __device__ float value(int64_t row, int64_t col) const {
+    const float gate = x.value(row, col), up = is_gated(activation) ? x.value(row, features + col) : gate;
+    return forward(activation, gate, up, probs ? __ldg(probs + row) : 1.0f);
+  }
+  static __device__ float forward(Activation name, float gate, float up, float prob) {
+    const float value = parts_of<T, true, false>(name, gate).value;
+    return (is_gated(name) ? value * up : value) * prob;
+  }
+};
+
+// Activated with SwiGLU, the case that the kernels are tuned for (swiglu.cuh): gates are loaded into registers, up into
+// slots.
+template <class T>
+struct Swiglu {
+  using Type = T;
+  static constexpr int inputs = 1;
+  static constexpr bool computes = false;
+  static constexpr int kept = 1;
+  Plain<T> x;
+  const float* probs;
+  int64_t features;
+
+  __device__ int64_t row_bytes(int) const { return x.row_bytes(0); }
+  __device__ const char* address(int, int64_t row, int64_t col) const { return x.address(0, row, col); }
+  __device__ void fetch_kept(const Tile& tile, void* slots) const {
+    const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+    Slots<T>::fetch(slots, 0, x.address(0, tile.first_row(), features + tile.col()), x.row_bytes(0), live);
+  }
+};
+
+// Columns whose products with dy are summed in one chunk: eight at a time, then pairs of neighbouring eights, and so
+// on. The chunks of a row are then added from the first one on (dprobs.cu).
+constexpr int PRODUCT_CHUNK = 128;
+
+// ActivationGrad with SwiGLU, likewise. A tile is read once and yields two: the gate's gradient and, F columns further,
+// the up projection's. F is a multiple of every block size. Slots: dy, replaced by the gate's gradients, and up,
+// replaced by its own.
+template <class T>
+struct SwigluGrad {
+  using Type = T;
+  static constexpr int inputs = 1;
+  static constexpr bool computes = false;
+  static constexpr int kept = 2;
+  Plain<T> x;
+  Plain<T> dy;
+  const float* probs;
+  int64_t features;
+  float* products;  // [chunks of columns][M] or null: sums of dy act(gate) up over a chunk's columns
+  int64_t rows;     // M
+
+  __device__ int64_t row_bytes(int) const { return x.row_bytes(0); }
+  __device__ const char* address(int, int64_t row, int64_t col) const { return x.address(0, row, col); }
+  __device__ void fetch_kept(const Tile& tile, void* slots) const {
+    const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+    Slots<T>::fetch(slots, 0, dy.address(0, tile.first_row(), tile.col()), dy.row_bytes(0), live);
+    Slots<T>::fetch(slots, 1, x.address(0, tile.first_row(), features + tile.col()), x.row_bytes(0), live);
+  }
+};
+
+template <class S>
+constexpr bool is_plain = std::is_same_v<S, Plain<typename S::Type>>;
+
+// Swiglu and SwigluGrad.
+template <class S>
+constexpr bool keeps_slots = !S::computes && !is_plain<S>;
+
+template <class S>
+constexpr bool makes_halves = std::is_same_v<S, SwigluGrad<typename S::Type>>;
+
+// Columns below F are the gate's gradient (or the only one), those from F on the up projection's.
+template <class T>
+struct ActivationGrad {
+  using Type = T;
+  static constexpr int inputs = 3;  // gate, up, dy
+  static constexpr bool computes = true;
+  Plain<T> x;
+  Plain<T> dy;
+  const float* probs;
+  int64_t features;
+  Activation activation;
+
+  __device__ int64_t row_bytes(int input) const { return input == 2 ? dy.row_bytes(0) : x.row_bytes(0); }
+  __device__ const char* address(int input, int64_t row, int64_t col) const {
+    const int64_t at = col >= features ? col - features : col;
+    if (input == 2) return dy.address(0, row, at);
+    return x.address(0, row, input && is_gated(activation) ? features + at : at);
+  }
+  __device__ Pack<T> make(const Pack<T> (&in)[3], int64_t row, int64_t col) const {
+    const bool is_up = col >= features;
+    const float prob = probs ? __ldg(probs + row) : 1.0f;
+    return with_activation(activation, [&](auto name) {
+      return pack_of<T>(
+          [&](int i) { return backward(name(), in[0].value(i), in[1].value(i), in[2].value(i) * prob, is_up); });
+    });
+  }
+  __device__ float value(int64_t row, int64_t col) const {
+    const bool is_up = col >= features;
+    const int64_t at = is_up ? col - features : col;
+    const float gate = x.value(row, at), up = is_gated(activation) ? x.value(row, features + at) : gate;
+    return backward(activation, gate, up, dy.value(row, at) * (probs ? __ldg(probs + row) : 1.0f), is_up);
+  }
+  static __device__ float backward(Activation name, float gate, float up, float grad, bool is_up) {
+    if (is_gated(name) && is_up) return grad * parts_of<T, true, false>(name, gate).value;
+    const float dgate = grad * parts_of<T, false, true>(name, gate).slope;
+    return is_gated(name) ? dgate * up : dgate;
+  }
+};
+
+template <class T>
+struct Normalized {
+  using Type = T;
+  static constexpr int inputs = 1;
+  static constexpr bool computes = true;
+  Plain<T> x;
+  const void* gamma;
+  const void* beta;
+  const float* mean;  // null: RMSNorm
+  const float* rest;  // the rounding error of the mean, which matters where x - mean cancels
+  const float* rstd;
+
+  __device__ int64_t row_bytes(int) const { return x.row_bytes(0); }
+  __device__ const char* address(int, int64_t row, int64_t col) const { return x.address(0, row, col); }
+  __device__ Pack<T> make(const Pack<T> (&in)[1], int64_t row, int64_t col) const {
+    const Pack<T> scale = load_pack<T>(static_cast<const char*>(gamma) + col * Pack<T>::bytes);
+    const Pack<T> shift = beta ? load_pack<T>(static_cast<const char*>(beta) + col * Pack<T>::bytes) : zeros<T>();
+    const float center = mean ? __ldg(mean + row) : 0.0f, left = mean ? __ldg(rest + row) : 0.0f;
+    const float spread = __ldg(rstd + row);
+    return pack_of<T>(
+        [&](int i) { return forward(in[0].value(i), center, left, spread, scale.value(i), shift.value(i)); });
+  }
+  __device__ float value(int64_t row, int64_t col) const {
+    return forward(x.value(row, col), mean ? __ldg(mean + row) : 0.0f, mean ? __ldg(rest + row) : 0.0f,
+                   __ldg(rstd + row), load_value<T>(gamma, col), beta ? load_value<T>(beta, col) : 0.0f);
+  }
+  __device__ float forward(float in, float center, float left, float spread, float scale, float shift) const {
+    if (!mean) return rms_norm(in, spread, scale);
+    return layer_norm(in, center, left, spread, scale, shift);
+  }
+};
+
+}  // namespace octavo::cuda

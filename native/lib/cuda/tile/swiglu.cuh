@@ -1,0 +1,175 @@
+// SwiGLU and its gradient for tiles whose gates are in registers and whose other inputs are in slots.
+#pragma once
+
+#include "slots.cuh"
+#include "sources.cuh"
+
+namespace octavo::cuda {
+
+// Reloads the gate row: dynamic indexing of a register array would spill to local memory.
+template <class Source>
+__device__ __forceinline__ Pack<typename Source::Type> reload_gate(const Source& source, const Tile& tile, int row) {
+  return load_pack<typename Source::Type>(source.address(0, tile.first_row() + row, tile.col()));
+}
+
+// Each of eight neighbouring threads holds the probability of one of their eight rows.
+template <class Source>
+__device__ __forceinline__ float own_probability(const Source& source, const Tile& tile) {
+  const int row = static_cast<int>(threadIdx.x % 8);
+  return source.probs && row < tile.live_rows() ? __ldg(source.probs + tile.first_row() + row) : 1.0f;
+}
+
+__device__ __forceinline__ float probability_of(float own, int row) { return __shfl_sync(~0u, own, row, 8); }
+
+// True if silu_moderate applies to all gates of the warp.
+template <class T>
+__device__ __forceinline__ bool all_moderate(const Pack<T> (&gate)[8]) {
+  using P = Pack<T>;
+  uint32_t most = P::maximum(gate[0].word[0], gate[0].word[1]);
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int k = i ? 0 : 2; k < P::words; ++k) most = P::maximum(most, gate[i].word[k]);
+  return __all_sync(~0u, P::fp32_bits(P::across(most), 0) <= bits_of(SILU_MODERATE));
+}
+
+// Keeps the compiler from interleaving many values, for which there are no registers.
+__device__ __forceinline__ void order_barrier(uint32_t& word) { asm volatile("" : "+r"(word)::"memory"); }
+
+// MODERATE: silu_moderate applies to all eight gates.
+template <bool MODERATE, class T>
+__device__ __forceinline__ Pack<T> activate(Pack<T> gate, const Pack<T>& up, float prob) {
+  Pack<T> out;
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    float results[2];
+    if (!MODERATE) order_barrier(gate.word[pair]);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const float g = gate.value(2 * pair + k), u = up.value(2 * pair + k);
+      results[k] = MODERATE ? silu_moderate<true, false>(g).value * u * prob
+                            : Activated<T>::forward(Activation::swiglu, g, u, prob);
+    }
+    out.set(pair, results[0], results[1]);
+  }
+  return out;
+}
+
+// Replaces the gates in `values` by the values to quantize, once the slots are loaded. Rows past the group's end stay
+// zero.
+template <class T>
+__device__ __forceinline__ void make(const Swiglu<T>& source, const Tile& tile, float own, Pack<T> (&values)[8],
+                                     void* slots) {
+  const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+  wait_for_slots();
+  if (all_moderate(values)) {
+    // One branch per row: without it the compiler would interleave all rows.
+#pragma unroll
+    for (int row = 0; row < 8; ++row) {
+      const float prob = probability_of(own, row);
+      if (row < live) values[row] = activate<true>(values[row], Slots<T>::load(slots, 0, row), prob);
+    }
+    return;
+  }
+  // Not unrolled, because it is rare and long.
+#pragma unroll 1
+  for (int row = 0; row < 8; ++row) {
+    const float prob = probability_of(own, row);
+    if (row >= live) continue;
+    const Pack<T> activated = activate<false>(reload_gate(source, tile, row), Slots<T>::load(slots, 0, row), prob);
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+      if (row == k) values[k] = activated;
+  }
+}
+
+// ---- the gradient
+
+// Butterfly reduction of eight rows' sums over 8 lanes, in one fixed order: rows are folded in bit-reversed order, and
+// lane l ends with row bitreverse3(l).
+__device__ __forceinline__ constexpr int reversed(int three_bits) {
+  return (three_bits & 1) << 2 | (three_bits & 2) | (three_bits & 4) >> 2;
+}
+
+__device__ __forceinline__ float fold(float first, float second, int bit) {
+  const bool upper = threadIdx.x & bit;
+  return (upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, bit);
+}
+
+// Performs the folds that are possible once sum `at`, that of row `reversed(at)`, is known.
+__device__ __forceinline__ void fold_sums(float (&sums)[8], int at) {
+  if (at % 2 == 1) sums[at - 1] = fold(sums[at - 1], sums[at], 1);
+  if (at % 4 == 3) sums[at - 3] = fold(sums[at - 3], sums[at - 1], 2);
+  if (at == 7) sums[0] = fold(sums[0], sums[4], 4);
+}
+
+// Stores the folded sums to the source's products: the columns of 16 threads are one chunk.
+template <class T>
+__device__ __forceinline__ void store_products(const SwigluGrad<T>& source, const Tile& tile, float sum) {
+  sum += __shfl_xor_sync(~0u, sum, 8);
+  const int lane = static_cast<int>(threadIdx.x % 16), row = reversed(lane), chunk = tile.col() / PRODUCT_CHUNK;
+  if (lane < 8 && row < tile.live_rows() && chunk * PRODUCT_CHUNK < tile.end)
+    source.products[chunk * source.rows + tile.first_row() + row] = sum;
+}
+
+// Writes one row's gradients to the slots and returns its contribution to the row's products.
+template <bool MODERATE, class T>
+__device__ __forceinline__ float differentiate(Pack<T> gate, float prob, int row, void* slots) {
+  const Pack<T> dy = Slots<T>::load(slots, 0, row), up = Slots<T>::load(slots, 1, row);
+  Pack<T> dgate, dup;
+  float sum = 0.0f;
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    float of_gate[2], of_up[2];
+    if (!MODERATE) order_barrier(gate.word[pair]);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const float g = gate.value(2 * pair + k), u = up.value(2 * pair + k), d = dy.value(2 * pair + k);
+      const ValueAndSlope parts =
+          MODERATE ? silu_moderate<true, true>(g) : parts_of<T, true, true>(Activation::swiglu, g);
+      const float grad = d * prob;
+      of_gate[k] = (grad * parts.slope) * u;
+      of_up[k] = grad * parts.value;
+      sum += (parts.value * u) * d;
+    }
+    dgate.set(pair, of_gate[0], of_gate[1]);
+    dup.set(pair, of_up[0], of_up[1]);
+  }
+  Slots<T>::store(slots, 0, row, dgate);
+  Slots<T>::store(slots, 1, row, dup);
+  return sum;
+}
+
+// Replaces dy and up in the slots, once they are loaded, by the gradients of gate and up. Rows past the group's end
+// stay zero.
+template <class T>
+__device__ __forceinline__ void make(const SwigluGrad<T>& source, const Tile& tile, float own, const Pack<T> (&gate)[8],
+                                     void* slots) {
+  const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+  float sums[8];
+  wait_for_slots();
+  if (all_moderate(gate)) {
+#pragma unroll
+    for (int at = 0; at < 8; ++at) {
+      const int row = reversed(at);
+      const float prob = probability_of(own, row);
+      sums[at] = 0.0f;
+      if (row < live) sums[at] = differentiate<true>(gate[row], prob, row, slots);
+      fold_sums(sums, at);
+    }
+  } else {
+#pragma unroll 1
+    for (int row = 0; row < 8; ++row) {
+      const float prob = probability_of(own, row);
+      const float sum = row < live ? differentiate<false>(reload_gate(source, tile, row), prob, row, slots) : 0.0f;
+#pragma unroll
+      for (int k = 0; k < 8; ++k)
+        if (row == k) sums[reversed(k)] = sum;
+    }
+#pragma unroll
+    for (int at = 0; at < 8; ++at) fold_sums(sums, at);
+  }
+  if (source.products) store_products(source, tile, sums[0]);
+}
+
+}  // namespace octavo::cuda

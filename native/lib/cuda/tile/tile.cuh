@@ -1,0 +1,158 @@
+// A tile is what a CTA of 256 threads processes at a time: 8 x 8 values per thread, so that one thread owns eight
+// elements along either axis: half a Philox block, one store of eight codes, three quarters of a Hadamard butterfly. If
+// columnwise data are produced, a tile is one panel (128 rows of one group) by 128 columns; if only rowwise data are,
+// 16 rows of a panel by 1024 columns, which makes longer contiguous reads and writes.
+//
+// Plain input is loaded straight to registers, one tile per CTA: 128 bytes per thread are in flight while other CTAs
+// compute. With a computing prologue CTAs are persistent and prefetch the next tile's input (cp.async) during the
+// current tile; each thread prefetches exactly what it will read itself, so no barrier is needed.
+#pragma once
+
+#include "cuda/device/packs.cuh"
+#include "octavo/quantize.h"
+
+namespace octavo::cuda {
+
+constexpr int TILE_COLS = 128;
+constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / 32;
+
+// Threads along a row of a tile.
+constexpr int COLUMN_LANES = 16;
+constexpr int ROW_LANES = 128;
+
+template <int LANES>
+constexpr int tile_cols() {
+  return LANES * 8;
+}
+
+template <int LANES>
+constexpr int tile_rows() {
+  return THREADS / LANES * 8;
+}
+
+// Where groups begin: the part of Input and plan that a tile needs.
+struct Groups {
+  const Panel* panels;         // ragged
+  int64_t matrix_rows;         // stacked
+  const int64_t* rows_in_use;  // neither: panels of the first rows, regardless of groups
+};
+
+// Division by a divisor known on the host, for dividends below 2^31.
+struct Divisor {
+  uint32_t multiplier, shift;
+
+  static Divisor of(uint32_t divisor) {
+    uint32_t shift = 31;
+    while (uint64_t{divisor} << 31 > uint64_t{1} << shift) ++shift;
+    return {static_cast<uint32_t>(((uint64_t{1} << shift) + divisor - 1) / divisor), shift};
+  }
+  __device__ uint32_t quotient(uint32_t dividend) const {
+    return static_cast<uint32_t>(uint64_t{dividend} * multiplier >> shift);
+  }
+};
+
+// The tiles of an operand in processing order: across the columns first, then down.
+struct Tiles {
+  Groups groups;
+  uint32_t col_blocks;
+  Divisor by_col_blocks;
+  uint32_t down;                    // rows of tiles
+  uint32_t step_down, step_across;  // the grid's size in whole rows of tiles, and the remainder
+};
+
+// Rows (M is at most 2^30), columns and panels fit 32 bits; address arithmetic uses 64.
+struct Rows {
+  int group;
+  int rows;
+  int row0;
+  int local;
+  int first16;
+  int first32;
+};
+
+// A tile's position, and this thread's in it. Few members, because the next tile's are live during the current tile.
+struct Tile {
+  Rows panel;
+  int panel_index;
+  int first;       // first row of the tile in its panel
+  int col0;        // first column of the tile
+  uint32_t lanes;  // threads along a row: a compile-time constant wherever it is used
+  int end;         // first column past the tile's part of the operand
+
+  // This thread's first row in the panel, that row's number in the operand, and the thread's first column.
+  __device__ int row() const { return first + static_cast<int>(threadIdx.x / lanes) * 8; }
+  __device__ int64_t first_row() const { return panel.row0 + row(); }
+  __device__ int col() const { return col0 + static_cast<int>(threadIdx.x % lanes) * 8; }
+  // Of its eight rows, those within the group.
+  __device__ int live_rows() const { return min(max(panel.rows - row(), 0), 8); }
+};
+
+// False if all of the warp's rows are past the group's end: their codes are zero, and none of these rows is stored.
+__device__ __forceinline__ bool is_live(const Tile& tile) { return __any_sync(~0u, tile.live_rows() > 0); }
+
+// A load with L1 evict-last priority: all tiles of a panel read these words, and each needs them before it can issue
+// its own loads.
+__device__ __forceinline__ int4 load_evict_last(const int4* at) {
+  int4 loaded;
+  asm("ld.global.nc.L1::evict_last.v4.s32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(loaded.x), "=r"(loaded.y), "=r"(loaded.z), "=r"(loaded.w)
+      : "l"(at));
+  return loaded;
+}
+
+__device__ __forceinline__ Rows panel_at(const Groups& groups, int index) {
+  if (groups.rows_in_use) {
+    const int left = static_cast<int>(__ldg(groups.rows_in_use)) - index * PANEL_ROWS;
+    return {0, min(max(left, 0), PANEL_ROWS), index * PANEL_ROWS, 0, 0, 0};
+  }
+  if (!groups.panels) {
+    const Panel panel = stacked_panel(index, groups.matrix_rows);
+    return {panel.group, panel.rows, static_cast<int>(panel.row0), panel.local, panel.first16, panel.first32};
+  }
+  const int4* words = reinterpret_cast<const int4*>(groups.panels + index);
+  const int4 first = load_evict_last(words), second = load_evict_last(words + 1);
+  return {first.x, first.y, first.z, second.x, second.z, second.w};
+}
+
+// A CTA's walk over its tiles, every gridDim.x-th one, without a division per step.
+class TileWalk {
+ public:
+  __device__ TileWalk(const Tiles& tiles, bool reverse)
+      : tiles_(tiles),
+        reverse_(reverse),
+        down_(tiles.by_col_blocks.quotient(blockIdx.x)),
+        across_(blockIdx.x - down_ * tiles.col_blocks) {}
+
+  __device__ bool done() const { return down_ >= tiles_.down; }
+
+  __device__ void step() {
+    down_ += tiles_.step_down;
+    across_ += tiles_.step_across;
+    if (across_ >= tiles_.col_blocks) {
+      across_ -= tiles_.col_blocks;
+      ++down_;
+    }
+  }
+
+  // False if the tile holds no rows.
+  template <int LANES>
+  __device__ bool locate(Tile& tile) const {
+    constexpr uint32_t parts = PANEL_ROWS / tile_rows<LANES>();
+    const uint32_t down = reverse_ ? tiles_.down - 1 - down_ : down_;
+    const uint32_t across = reverse_ ? tiles_.col_blocks - 1 - across_ : across_;
+    tile.first = static_cast<int>(down % parts) * tile_rows<LANES>();
+    tile.panel_index = static_cast<int>(down / parts);
+    tile.col0 = static_cast<int>(across) * tile_cols<LANES>();
+    tile.lanes = LANES;
+    tile.panel = panel_at(tiles_.groups, tile.panel_index);
+    return tile.first < tile.panel.rows;
+  }
+
+ private:
+  const Tiles& tiles_;
+  bool reverse_;
+  uint32_t down_, across_;
+};
+
+}  // namespace octavo::cuda

@@ -1,0 +1,152 @@
+"""What the kernels serve, as a table, and the sentences in which they refuse the rest.
+
+Pure data: nothing here loads the compiled module, so a plugin's card can be built from it. The kernels check their
+arguments for themselves; what they need is said here a second time, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, get_args
+
+from octavo_native.layouts import LAYOUTS_OF_DIRECTION
+
+Device = Literal["cpu", "cuda"]
+Accumulation = Literal["fp32", "hopper_bf16", "hopper_fp8"]
+QuantizeOp = Literal["quantize", "dequantize", "act_quantize", "dact_quantize", "norm_quantize"]
+GemmOp = Literal["fprop", "dgrad", "wgrad"]
+MoveOp = Literal["route", "permute_rows", "combine_rows", "dot_rows"]
+HalfDType = Literal["bfloat16", "float16"]
+
+QUANTIZE_OPS: Final[frozenset[QuantizeOp]] = frozenset(get_args(QuantizeOp))
+GEMM_OPS: Final[frozenset[GemmOp]] = frozenset(get_args(GemmOp))
+MOVE_OPS: Final[frozenset[MoveOp]] = frozenset(get_args(MoveOp))
+
+FP8_RECIPES: Final = frozenset({"delayed", "current", "row", "block"})
+EMULATED_RECIPES: Final = frozenset({"mxfp8", "nvfp4"})
+"""Recipes whose formats Hopper has no tensor-core instructions for."""
+
+QUANTIZED_RECIPES: Final = FP8_RECIPES | EMULATED_RECIPES
+HIGH_PRECISION: Final = frozenset({"high_precision"})
+
+HOPPER: Final = (9, 0)
+"""The compute capability of the CUDA kernels: sm_90a code runs on no other."""
+
+CUDA_MULTIPLE: Final = 16
+"""K and N of a GEMM on CUDA are multiples of this."""
+
+CUDA_DTYPES: Final[tuple[HalfDType, ...]] = ("bfloat16", "float16")
+"""What unquantized operands of a GEMM on CUDA may be."""
+
+EMULATED_ON_CUDA: Final = "bf16 products of exact dequantized copies"
+EMULATED_ON_CPU: Final = "fp32 products of dequantized operands"
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """One row of the support table: any of these operations with any of these recipes.
+
+    in_dtypes     of unquantized operands; None: bfloat16, float16 and float32
+    accumulation  how a GEMM sums: octavo_registry.Capability has the names
+    emulated      how a product is computed that the device has no instructions for; None: it is not emulated
+    """
+
+    ops: frozenset[QuantizeOp | GemmOp | MoveOp]
+    recipes: frozenset[str]
+    in_dtypes: frozenset[HalfDType] | None = None
+    accumulation: Accumulation = "fp32"
+    emulated: str | None = None
+
+
+SUPPORT: Final[Mapping[Device, tuple[Support, ...]]] = MappingProxyType(
+    {
+        "cpu": (
+            Support(QUANTIZE_OPS, QUANTIZED_RECIPES),
+            Support(GEMM_OPS, HIGH_PRECISION),
+            Support(GEMM_OPS, QUANTIZED_RECIPES, emulated=EMULATED_ON_CPU),
+            Support(MOVE_OPS, HIGH_PRECISION),
+        ),
+        "cuda": (
+            Support(QUANTIZE_OPS, QUANTIZED_RECIPES),
+            Support(GEMM_OPS, HIGH_PRECISION, frozenset(CUDA_DTYPES), "hopper_bf16"),
+            Support(GEMM_OPS, FP8_RECIPES, accumulation="hopper_fp8"),
+            Support(GEMM_OPS, EMULATED_RECIPES, accumulation="hopper_bf16", emulated=EMULATED_ON_CUDA),
+            Support(MOVE_OPS, HIGH_PRECISION),
+        ),
+    }
+)
+"""The support table by device."""
+
+_OPERANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("x", "dy")}
+)
+
+
+def abi_refusal(found: int, caller: str, called: int) -> str | None:
+    """Why `caller`, written for level `called`, cannot use a compiled module of level `found`, or None."""
+    if found == called:
+        return None
+    return (
+        f"octavo-native has ABI level {found} and {caller} calls level {called}; "
+        "install releases of both that belong together"
+    )
+
+
+def build_refusal(cuda: bool, has_cuda: bool) -> str | None:
+    """Why a build with or without CUDA kernels (octavo_native.HAS_CUDA) cannot serve the device, or None."""
+    if not cuda or has_cuda:
+        return None
+    return (
+        "this octavo-native was built without CUDA kernels; install a build with them, or build it where nvcc is found "
+        "(octavo doctor shows what was built)"
+    )
+
+
+def layout_refusal(directions: Collection[str], layouts: Sequence[str]) -> str | None:
+    """Why a quantizer cannot produce these layouts, rowwise and columnwise, or None.
+
+    directions  those that are produced; the layout of another one does not matter
+    """
+    for (direction, known), layout in zip(LAYOUTS_OF_DIRECTION.items(), layouts, strict=True):
+        if direction in directions and layout not in known:
+            return f"produces {direction} data in layouts {' or '.join(known)}; {layout} was requested"
+    return None
+
+
+def gemm_refusal(
+    op: str,
+    *,
+    cuda: bool,
+    k: int | None = None,
+    n: int | None = None,
+    dtypes: tuple[str | None, str | None] | None = None,
+) -> str | None:
+    """Why the kernels do not take a GEMM of these sides and operands, or None.
+
+    k, n    in-features and out-features; None: any
+    dtypes  of two unquantized operands, in the order of fprop's x and w, dgrad's dy and w, wgrad's x and dy; one that
+            is None is not known. None: the operands are quantized
+    """
+    device, step = ("cuda", CUDA_MULTIPLE) if cuda else ("cpu", 1)
+    uneven = [f"{name} is {side}" for name, side in (("k", k), ("n", n)) if side is not None and _uneven(side, step)]
+    if uneven:
+        return f"{' and '.join(uneven)}, and its {device} GEMMs take multiples of {step} from {step} on"
+    if not cuda or dtypes is None:
+        return None
+    first, second = dtypes
+    if first is not None and second is not None and first != second:
+        left, right = _OPERANDS[op]
+        return f"{left} is {first} and {right} {second}; its cuda GEMMs multiply unquantized operands of one dtype"
+    dtype = first or second
+    if dtype is not None and dtype not in CUDA_DTYPES:
+        return (
+            f"the unquantized operands are {dtype}; its cuda GEMMs multiply {' or '.join(CUDA_DTYPES)}, so cast them "
+            "or quantize them"
+        )
+    return None
+
+
+def _uneven(side: int, step: int) -> bool:
+    return side < 1 or side % step != 0

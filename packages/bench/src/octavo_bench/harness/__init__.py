@@ -1,0 +1,1 @@
+"""What every benchmark shares: options, engines, clocks, problems, goals, tables and result files."""

@@ -1,0 +1,81 @@
+"""Engine: what a framework has to give so that one benchmark serves torch and JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.formats import DType
+from octavo_bench.harness.timing import Call, Times
+
+F32 = npt.NDArray[np.float32]
+
+BUDGET_MS = 80.0
+"""Device time that one row's timed calls may take: slow peers get fewer repeats."""
+
+
+class Engine(Protocol):
+    """Arrays and clocks of one framework on one device.
+
+    framework, device, arch   as in octavo_registry.Request
+    where                     where group sizes live, likewise
+    cache_bytes               of the device's last cache; 0: buffers are not rotated
+    """
+
+    framework: str
+    device: str
+    arch: tuple[int, int] | None
+    where: Literal["host", "device"]
+    cache_bytes: int
+
+    def normal(self, shape: tuple[int, ...], seed: int) -> Any:
+        """bf16 normal values; rows, and blocks of 128 columns of matrices, differ in size by up to 4."""
+
+    def array(self, values: Sequence[float] | Sequence[int], dtype: str) -> Any:
+        """A one-dimensional array of these values."""
+
+    def full(self, shape: tuple[int, ...], dtype: DType, value: float) -> Any:
+        """A new array of one value."""
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` as a user would run it again and again."""
+
+    def sizes_for(self, backend: str, sizes: Any, rows: int) -> Any:
+        """`sizes` in the form that a layer of this backend keeps for its calls."""
+
+    def take(self, array: Any, index: npt.NDArray[np.int64], axis: int) -> Any:
+        """Rows or columns of an array."""
+
+    def host(self, array: Any) -> F32:
+        """The values on the host."""
+
+    def times(self, calls: Sequence[Call], repeats: int) -> Times:
+        """Time of one call; `calls` are the same work on different buffers, taken in turn."""
+
+    def batch(self, calls: Sequence[Call], count: int) -> float:
+        """Microseconds a call of `count` of them in turn, from the host's first to the device's last."""
+
+    def copy_rate(self) -> float | None:
+        """TB/s of a device copy, bytes read and written counted; None where it says nothing."""
+
+    def release(self) -> None:
+        """Give memory that is not used back to the device."""
+
+
+def make_engine(framework: str, device: str) -> Engine:
+    """The engine of a framework that is installed."""
+    if framework == "jax":
+        from octavo_bench.harness.engine.jax import JaxEngine
+
+        return JaxEngine(device)
+    from octavo_bench.harness.engine.torch import TorchEngine
+
+    return TorchEngine(device)
+
+
+def magnitude(count: int, width: int) -> F32:
+    """0.5, 1, 2, 0.5, ... for runs of `width` elements: neighbouring scales differ, so a wrong one is seen."""
+    return np.exp2(np.arange(count) // width % 3 - 1).astype(np.float32)

@@ -1,0 +1,94 @@
+"""One layer in torch: its calls from Python, its kernels alone, and its CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from octavo_bench.harness.engine.torch import TorchEngine
+from octavo_bench.harness.problem import Data, Names, Prepared, layer_plan
+from octavo_bench.harness.recipes import GemmCase, recipe_of
+from octavo_bench.harness.timing import Call, Times, cuda_times_in_turn, host_times
+from octavo_bench.host.row import SIDE, Graph
+from octavo_bench.peers.peer import check_aligned
+from octavo_torch import GroupedLinear
+from octavo_torch.compiler import graphs
+
+
+def host_of_layer(engine: TorchEngine, kind: str, groups: int, rows: int, backend: Names, repeats: int) -> Times:
+    """Microseconds of the host for forward and backward of a `GroupedLinear`, none of them spent waiting on a GPU."""
+    layer = GroupedLinear(
+        groups, SIDE, SIDE, recipe=recipe_of(kind), device=engine.device, dtype=torch.bfloat16, backend=backend, seed=1
+    )
+    x = torch.randn(rows, SIDE, device=engine.device, dtype=torch.bfloat16).requires_grad_()
+    dy = torch.randn(rows, SIDE, device=engine.device, dtype=torch.bfloat16)
+    sizes = torch.full((groups,), rows // groups, device=engine.device)
+    return _unhindered(engine, lambda: layer(x, sizes), (x, layer.weight), dy, repeats)
+
+
+def host_of_torch(engine: TorchEngine, groups: int, rows: int, repeats: int) -> Times:
+    """The same of torch's own grouped GEMM in bf16: what autograd and three launches cost on this machine."""
+    check_aligned([rows // groups], 8, "torch's wgrad")
+    shapes = ((rows, SIDE), (groups, SIDE, SIDE), (rows, SIDE))
+    x, w, dy = (torch.randn(shape, device=engine.device, dtype=torch.bfloat16) for shape in shapes)
+    leaves = x.requires_grad_(), w.requires_grad_()
+    ends = torch.arange(1, groups + 1, device=engine.device, dtype=torch.int32) * (rows // groups)
+    return _unhindered(engine, lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=ends), leaves, dy, repeats)
+
+
+def _unhindered(
+    engine: TorchEngine, forward: Callable[[], Tensor], leaves: Sequence[Tensor], dy: Tensor, repeats: int
+) -> Times:
+    """Of `forward` and the backward that a training step calls, into gradients that are not there yet."""
+
+    def call() -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        forward().backward(dy)  # type: ignore[no-untyped-call]
+
+    call()
+    if engine.cuda:
+        torch.cuda.synchronize()  # from an empty queue on, no call finds it full
+    times = host_times(call, repeats)
+    if engine.cuda:
+        torch.cuda.synchronize()
+    return times
+
+
+def raw_calls(engine: TorchEngine, data: Data, sizes: Sequence[int], kind: str, backend: Names) -> list[Call]:
+    """The kernels of a step alone: quantizers and GEMMs as the registry bound them, one after the other."""
+    prepared = Prepared(engine, data, sizes, layer_plan(engine, data.shape, recipe_of(kind), backend))
+    quantize = prepared.quantize or [lambda: None] * len(data.sets)
+    gemms = [prepared.call(GemmCase(kind, gemm)) for gemm in ("fprop", "dgrad", "wgrad")]
+
+    def made(at: int) -> Call:
+        calls = [quantize[at], *(calls[at] for calls in gemms)]
+
+        def call() -> None:
+            for one in calls:
+                one()
+
+        return call
+
+    return [made(at) for at in range(len(data.sets))]
+
+
+def times_and_graph(ways: Sequence[Sequence[Call]], captured: Call, repeats: int) -> tuple[Times, Times, Graph]:
+    """Times of two ways to run a step, and of its CUDA graph, one call of each in turn.
+
+    The sum of the kernels, copies and fills of a replay is torch's profiler's, of replays in turn with nothing else.
+    Raises RuntimeError where it sees no kernels of the device.
+    """
+    graph, _ = graphs.record(captured, torch.device("cuda", torch.cuda.current_device()))
+    first, second, replay = cuda_times_in_turn([*ways, [graph.replay]], repeats)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        for _ in range(repeats):
+            graph.replay()
+        torch.cuda.synchronize()
+    total = sum(row.self_device_time_total for row in seen.key_averages()) / repeats
+    if not total:
+        raise RuntimeError("torch's profiler saw no kernels; CUPTI may be missing or in use")
+    (alone,) = cuda_times_in_turn([[graph.replay]], repeats, warm_ms=0.0)
+    return first, second, Graph(replay, alone, total)

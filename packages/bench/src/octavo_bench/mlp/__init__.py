@@ -1,0 +1,1 @@
+"""`octavo bench mlp`: expert MLPs in torch, fused and as operations in a row."""

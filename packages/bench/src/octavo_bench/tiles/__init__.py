@@ -1,0 +1,1 @@
+"""`octavo bench tiles`: every tile of octavo-native's GEMMs against the model's choice."""

@@ -1,0 +1,1 @@
+"""Forward and backward passes of one grouped linear layer in each framework."""

@@ -1,0 +1,88 @@
+"""`octavo bench ep` on virtual devices and the reference backend; its goals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo_bench.ep.nvlink import received_in_a_step
+from octavo_bench.ep.row import EpRow, Gathered, ep_goals, gathered_goals
+from octavo_bench.harness.shapes import EXPERTS
+from octavo_bench.harness.timing import Times
+
+MAIN = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "ep", "--device", "cpu"]
+
+
+def _run(*options: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    line = [*MAIN, "--backend", "jax-reference", "--repeats", "1", *options]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_one_device_and_two(tmp_path: Path) -> None:
+    """A row on one device and one on two, nothing dropped; what moves is counted in the program: T tokens gathered and
+    their gradients, two sums sent home, and the kernel that FSDP cuts."""
+    target = tmp_path / "ep.json"
+    result = _run("--kinds", "bf16", "--shape", "4,64,32,64", "--slack", "2", "--output", str(target))
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr
+    content = json.loads(target.read_text())
+    assert [(row["devices"], row["way"], row["dropped"]) for row in content["rows"]] == [(1, "", 0), (2, "gather", 0)]
+    tokens, width = 64 // 2, 64
+    # XLA:CPU moves bf16 as fp32; of choices and weights, 8 bytes for each of 2, half comes from the other device
+    assert content["rows"][1]["received_bytes"] >= 4 * tokens * width * 4 / 2
+    assert content["rows"][1]["received_bytes"] <= (4 * tokens * width * 4 + 4 * tokens * 2 * 8) / 2
+    assert [row["gathered_bytes"] for row in content["gathered"]] == [2 * 4 * 64 * 64 * 4]  # for fprop and dgrad
+    assert content["failures"] == []
+    assert content["goals"] == {"reached": 0, "of": 0}
+
+
+def test_what_does_not_fit_is_told_before_the_work() -> None:
+    """More devices than there are; rows that are not cut evenly."""
+    for options, sentence in (
+        (["--devices", "4"], "--devices is 4 and JAX sees 2 here; on a CPU XLA_FLAGS="),
+        (["--shape", "3,64,32,64"], "is not cut evenly among 2 devices"),
+        (["--slack", "0.5"], "--slack is 0.5; a device needs at least an even share"),
+    ):
+        result = _run(*options)
+        assert result.returncode == 2
+        assert sentence in " ".join(result.stderr.split())
+
+
+def _row(devices: int, way: str, payload: bool, ms: float) -> EpRow:
+    times = Times(1e3 * ms, 1e3 * ms, 1e3 * ms)
+    return EpRow(EXPERTS[1], "block", devices, way, payload, ("jax-native",), 0, None, 0, times)
+
+
+def test_the_faster_way_is_held_against_one_device() -> None:
+    """2.8 of one device, 3.2 with tokens as codes; other numbers of devices have no goal. Kernels are gathered in half
+    of bf16's bytes."""
+    rows = [_row(1, "", False, 10.0), _row(4, "gather", False, 3.5), _row(4, "ragged", False, 4.0)]
+    rows += [_row(4, "gather", True, 3.2), _row(2, "gather", True, 5.0)]
+    judged = [[goal.passed for goal in ep_goals(row, rows)] for row in rows]
+    assert judged == [[], [True], [], [False], []]
+    kinds = (("bf16", 1000, 750), ("block", 510, 400), ("mxfp8", 600, None))
+    kernels = [Gathered(EXPERTS[1], kind, 4, held, moved) for kind, held, moved in kinds]
+    assert [[goal.passed for goal in gathered_goals(row, kernels)] for row in kernels] == [[], [True, False], [False]]
+
+
+def test_bytes_by_the_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every link of every GPU has received, by nvidia-smi's own words; nothing where there is no such command."""
+    counter = tmp_path / "count"
+    counter.write_text("100")
+    fake = tmp_path / "nvidia-smi"
+    link = r'printf "GPU 0: NVIDIA H200\n\t Link 0: Data Tx: 7 KiB\n\t Link 0: Data Rx: %s KiB\n" $(cat COUNT)'
+    fake.write_text("#!/bin/sh\n" + link.replace("COUNT", str(counter)) + "\n" + link.replace("COUNT", str(counter)))
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def run(steps: int) -> None:
+        counter.write_text(str(int(counter.read_text()) + 8 * steps))
+
+    assert received_in_a_step(run, devices=2) == 2 * 8 * 1024 // 2
+    fake.write_text("#!/bin/sh\nexit 1\n")
+    assert received_in_a_step(run, devices=2) is None

@@ -1,0 +1,50 @@
+"""`octavo bench host` on the reference backend: both tables in every kind of recipe, and its goals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo_bench.harness.shapes import MODELS
+from octavo_bench.harness.timing import Times
+from octavo_bench.host.row import ApiRow, Graph, HostRow
+from octavo_bench.step.row import PEER
+
+
+def test_python_and_the_api_beside_the_kernels(tmp_path: Path, run: Any) -> None:
+    """A row a recipe in each table; graphs and goals are a GPU's."""
+    target, kinds = tmp_path / "host.json", ("bf16", "delayed")
+    line = ["bench", "host", "--device", "cpu", "--backend", "torch-reference", "--kinds", ",".join(kinds), "--quick"]
+    result = run(*line, "--shape", "3,48,80,150", "--sizes", "skewed", "--output", str(target))
+    assert result.code == 0, result.out[-3000:] + result.err
+    content = json.loads(target.read_text())
+    # torch's own grouped GEMM, where this torch has it, then ours
+    assert [row["kind"] for row in content["host"] if row["kind"] != PEER] == list(kinds)
+    assert [(row["kind"], row["sizes"], row["replay_us"]) for row in content["layers"]] == [
+        (kind, "skewed", None) for kind in kinds
+    ]
+    assert content["failures"] == []
+    assert content["goals"] == {"reached": 0, "of": 0}
+    assert "API / KERNELS" in result.out
+
+
+def _times(us: float) -> Times:
+    return Times(us, us, us)
+
+
+@pytest.mark.parametrize(
+    ("api", "raw", "replay", "kernels", "passed"),
+    [(1029, 1000, 1019, 1000, [True, True]), (1031, 1000, 1021, 1000, [False, False])],
+)
+def test_goals(api: float, raw: float, replay: float, kernels: float, passed: list[bool]) -> None:
+    """3 % over the kernels, 2 % over those of a replay, 100 microseconds of the host; on a GPU alone."""
+    graph = Graph(_times(1.0), _times(replay), kernels)
+    row = ApiRow(MODELS[1], "even", "block", ("torch-native",), _times(api), _times(raw), graph, True)
+    assert [goal.passed for goal in row.goals] == passed
+    for us in (99.0, 101.0):
+        (goal,) = HostRow("block", 512, (), _times(us), True).goals
+        assert goal.passed is (us < 100)
+    assert HostRow("block", 512, (), _times(9.0), False).goals == ()

@@ -1,0 +1,321 @@
+"""What the suite tries on every backend: quantizer specs and recipes, in a quick and a full selection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from octavo import (
+    MXFP8,
+    NVFP4,
+    PRESETS,
+    BlockScaling,
+    CurrentScaling,
+    DelayedScaling,
+    QuantizerSpec,
+    Recipe,
+    RowScaling,
+)
+from octavo.formats import DType
+from octavo.recipe_base import GEMMS, Gemm
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizerVariant:
+    """One quantizer on one input dtype; `stacked`: on [G, N, K] matrices rather than ragged rows."""
+
+    name: str
+    spec: QuantizerSpec
+    dtype: DType = "float32"
+    stacked: bool = False
+
+    @property
+    def id(self) -> str:
+        """Stable text for test ids."""
+        return f"{self.name}{'.stacked' if self.stacked else ''}-{self.dtype}"
+
+    @property
+    def kind(self) -> str:
+        """The recipe kind that a capability row is matched with."""
+        return self.spec.scaling
+
+
+@dataclass(frozen=True, slots=True)
+class FusedVariant(QuantizerVariant):
+    """A quantizer and what is computed before it: `function` is an activation or a norm."""
+
+    function: str = ""
+
+    @property
+    def id(self) -> str:
+        """Stable text for test ids."""
+        return f"{self.name}.{self.function}-{self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeVariant:
+    """One recipe on one input dtype; `gemm`: one GEMM of it, else the whole layer."""
+
+    name: str
+    recipe: Recipe
+    dtype: DType = "bfloat16"
+    gemm: Gemm | None = None
+
+    @property
+    def id(self) -> str:
+        """Stable text for test ids."""
+        return f"{self.name}{'.' + self.gemm if self.gemm else ''}-{self.dtype}"
+
+    @property
+    def kind(self) -> str:
+        """The recipe kind that a capability row is matched with."""
+        return (self.recipe.for_gemm(self.gemm) if self.gemm else self.recipe).kind
+
+
+Variant = QuantizerVariant | FusedVariant | RecipeVariant
+
+
+def _spec(code_format: Any, scaling: Any, **fields: Any) -> QuantizerSpec:
+    return QuantizerSpec(format=code_format, scaling=scaling, **fields)
+
+
+RAGGED: dict[str, QuantizerSpec] = {
+    "delayed.e4m3": _spec("e4m3", "delayed"),
+    "delayed.e5m2": _spec("e5m2", "delayed", role="dy"),
+    "current.e4m3": _spec("e4m3", "current"),
+    "current.e5m2": _spec("e5m2", "current", role="dy"),
+    "current.e4m3.pow2": _spec("e4m3", "current", power_of_two=True),
+    "current.e4m3.eps": _spec("e4m3", "current", amax_epsilon=0.3),
+    "row.e4m3.pow2": _spec("e4m3", "row", power_of_two=True),
+    "row.e4m3.fp32": _spec("e4m3", "row"),
+    "row.e5m2.pow2.eps": _spec("e5m2", "row", power_of_two=True, amax_epsilon=0.3, role="dy"),
+    "block.e4m3.pow2": _spec("e4m3", "block", power_of_two=True),
+    "block.e4m3.fp32": _spec("e4m3", "block"),
+    "block.e5m2.pow2": _spec("e5m2", "block", power_of_two=True, role="dy"),
+    "block.e4m3.fp32.eps": _spec("e4m3", "block", amax_epsilon=0.3),
+    "block.e4m3.square": _spec("e4m3", "block", power_of_two=True, square=True),
+    "mxfp8.e4m3": _spec("e4m3", "mxfp8"),
+    "mxfp8.e5m2": _spec("e5m2", "mxfp8", role="dy"),
+    "mxfp8.e4m3.square": _spec("e4m3", "mxfp8", square=True),
+    "nvfp4": _spec("e2m1", "nvfp4"),
+    "nvfp4.hadamard": _spec("e2m1", "nvfp4", hadamard=True),
+    "nvfp4.stochastic": _spec("e2m1", "nvfp4", rounding="stochastic", role="dy"),
+    "nvfp4.stochastic.hadamard": _spec("e2m1", "nvfp4", rounding="stochastic", hadamard=True, role="dy"),
+    "nvfp4.square": _spec("e2m1", "nvfp4", square=True),
+}
+"""Quantizers of ragged [M, K] rows."""
+
+STACKED: dict[str, QuantizerSpec] = {
+    "delayed.e4m3": _spec("e4m3", "delayed", role="w"),
+    "current.e4m3": _spec("e4m3", "current", role="w"),
+    "row.e4m3.pow2": _spec("e4m3", "row", power_of_two=True, role="w"),
+    "block.e4m3.square": _spec("e4m3", "block", power_of_two=True, square=True, role="w"),
+    "block.e4m3.square.fp32": _spec("e4m3", "block", square=True, role="w"),
+    "mxfp8.e4m3": _spec("e4m3", "mxfp8", role="w"),
+    "mxfp8.e4m3.square": _spec("e4m3", "mxfp8", square=True, role="w"),
+    "nvfp4": _spec("e2m1", "nvfp4", role="w"),
+    "nvfp4.square": _spec("e2m1", "nvfp4", square=True, role="w"),
+}
+"""Quantizers of stacked [G, N, K] weights."""
+
+RECIPES: dict[str, Recipe] = {
+    "bf16": PRESETS["bf16"],
+    "delayed": DelayedScaling(),
+    "current": CurrentScaling(),
+    "row": RowScaling(),
+    "block": BlockScaling(),
+    "mxfp8": MXFP8(),
+    "nvfp4": NVFP4(),
+}
+"""One recipe a kind, with its defaults."""
+
+MORE_RECIPES: dict[str, Recipe] = {
+    "current.pow2": CurrentScaling(power_of_two=True),
+    "row.wgrad_high_precision": RowScaling(wgrad="high_precision"),
+    "block.fp32": BlockScaling(power_of_two=False),
+    "mxfp8.forward_only": MXFP8(dgrad="high_precision", wgrad="high_precision"),
+    "mxfp8.square": MXFP8(square_weights=True),
+    "mxfp8.e5m2_gradients": MXFP8(gradient_format="e5m2"),
+    "nvfp4.plain": NVFP4(square_weights=False, stochastic_gradients=False, hadamard=False),
+    "nvfp4.wgrad_high_precision": NVFP4(wgrad="high_precision"),
+    "nvfp4.backward_only": NVFP4(fprop="high_precision"),
+}
+"""Options and slots of the recipes."""
+
+_FULL_ONLY = ("current.e4m3.pow2", "block.e5m2.pow2", "block.e4m3.fp32.eps", "nvfp4.stochastic")
+"""Ragged quantizers whose parts the quick selection has in others."""
+
+_ONE_A_SCALING = ("delayed.e4m3", "current.e4m3", "row.e4m3.pow2", "block.e4m3.pow2", "mxfp8.e4m3", "nvfp4.hadamard")
+_DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
+
+
+def ragged(full: bool) -> list[QuantizerVariant]:
+    """Quantizers of ragged rows in fp32; in the full selection in bf16 and fp16 too."""
+    dtypes = _DTYPES if full else _DTYPES[:1]
+    names = [name for name in RAGGED if full or name not in _FULL_ONLY]
+    return [QuantizerVariant(name, RAGGED[name], dtype) for dtype in dtypes for name in names]
+
+
+def narrow(full: bool) -> list[QuantizerVariant]:
+    """bf16 inputs, one quantizer a scaling, and fp16 inputs; one quantizer of fp16 in the quick selection."""
+    halves = _ONE_A_SCALING if full else ("mxfp8.e4m3",)
+    return [QuantizerVariant(name, RAGGED[name], "float16") for name in halves] + bf16_rows(full)
+
+
+def few_quantizers(full: bool) -> list[QuantizerVariant]:
+    """`one_a_scaling`, of which the quick selection takes two, because each test of them has shapes of its own."""
+    return [v for v in one_a_scaling(full) if full or v.name in ("current.e4m3", "mxfp8.e4m3")]
+
+
+def stacked(full: bool) -> list[QuantizerVariant]:
+    """Every quantizer of stacked weights in bf16; in the full selection in fp32 and fp16 too."""
+    dtypes = _DTYPES if full else ("bfloat16",)
+    return [QuantizerVariant(name, spec, dtype, stacked=True) for dtype in dtypes for name, spec in STACKED.items()]
+
+
+def one_a_scaling(full: bool) -> list[QuantizerVariant]:
+    """One quantizer a scaling, in fp32; every ragged one in the full selection."""
+    if full:
+        return [variant for variant in ragged(True) if variant.dtype == "float32"]
+    return [QuantizerVariant(name, RAGGED[name]) for name in _ONE_A_SCALING]
+
+
+def bf16_rows(full: bool) -> list[QuantizerVariant]:
+    """One quantizer a scaling on bf16 rows."""
+    return [QuantizerVariant(name, RAGGED[name], "bfloat16") for name in _ONE_A_SCALING]
+
+
+def stochastic(full: bool) -> list[QuantizerVariant]:
+    """Quantizers that take a seed."""
+    return [variant for variant in ragged(full) if variant.spec.stochastic and variant.dtype == "float32"]
+
+
+def recipes(full: bool) -> list[RecipeVariant]:
+    """Whole layers in bf16: each recipe, and its options in the full selection in fp32 and fp16 too."""
+    if not full:
+        return [RecipeVariant(name, recipe) for name, recipe in {**RECIPES, **_slots()}.items()]
+    return [RecipeVariant(n, r, d) for d in _DTYPES for n, r in {**RECIPES, **MORE_RECIPES}.items()]
+
+
+def base_recipes(full: bool) -> list[RecipeVariant]:
+    """Whole layers in bf16, one per kind."""
+    chosen = {**RECIPES, **MORE_RECIPES} if full else RECIPES
+    return [RecipeVariant(name, recipe) for name, recipe in chosen.items()]
+
+
+def unquantized(full: bool) -> list[RecipeVariant]:
+    """High precision in each dtype."""
+    return [RecipeVariant("bf16", RECIPES["bf16"], dtype) for dtype in _DTYPES]
+
+
+def gemms(full: bool) -> list[RecipeVariant]:
+    """Each GEMM of each recipe on its own, in bf16; with the recipes' options and fp16, fp32 in the full selection."""
+    chosen = {**RECIPES, **MORE_RECIPES} if full else RECIPES
+    dtypes = _DTYPES if full else ("bfloat16",)
+    return [
+        RecipeVariant(name, recipe, dtype, gemm)
+        for dtype in dtypes
+        for name, recipe in chosen.items()
+        for gemm in GEMMS
+        if name in RECIPES or recipe.quantizes(gemm)
+    ]
+
+
+def unrounded(full: bool) -> list[QuantizerVariant]:
+    """`one_a_scaling` without stochastic rounding, whose bits depend on the group's number."""
+    return [variant for variant in one_a_scaling(full) if not variant.spec.stochastic]
+
+
+def positional(full: bool) -> list[QuantizerVariant]:
+    """`one_a_scaling`, with stochastic rounding."""
+    return list(dict.fromkeys([*one_a_scaling(full), *stochastic(full)]))
+
+
+def self_scaled(full: bool) -> list[QuantizerVariant]:
+    """`one_a_scaling` where the scale follows x: neither from history nor with a floor."""
+    return [v for v in one_a_scaling(full) if v.spec.scaling != "delayed" and not v.spec.amax_epsilon]
+
+
+def row_scaled(full: bool) -> list[QuantizerVariant]:
+    """`one_a_scaling` where no scale of the row data spans rows."""
+    return [v for v in one_a_scaling(full) if v.spec.scaling in ("row", "block", "mxfp8") and not v.spec.square]
+
+
+def mx(full: bool) -> list[QuantizerVariant]:
+    """`one_a_scaling` with E8M0 scales."""
+    return [variant for variant in one_a_scaling(full) if variant.spec.scaling == "mxfp8"]
+
+
+def unrounded_recipes(full: bool) -> list[RecipeVariant]:
+    """Whole layers without stochastic rounding; in the full selection NVFP4 without its option too."""
+    plain = [variant for variant in base_recipes(full) if not variant.recipe.stochastic]
+    return [*plain, RecipeVariant("nvfp4.nearest", NVFP4(stochastic_gradients=False))] if full else plain
+
+
+def row_scaled_recipes(full: bool) -> list[RecipeVariant]:
+    """Whole layers where no scale that y or dx depends on spans rows."""
+    return [v for v in base_recipes(full) if v.recipe.kind in ("high_precision", "row", "block", "mxfp8")]
+
+
+def fprops(full: bool) -> list[RecipeVariant]:
+    """The forward GEMM of each recipe."""
+    return [variant for variant in gemms(False) if variant.gemm == "fprop"]
+
+
+def few_gemms(full: bool) -> list[RecipeVariant]:
+    """GEMMs of one recipe without and one with block scales, and in the full selection of all."""
+    return [variant for variant in gemms(False) if full or variant.name in ("row", "mxfp8")]
+
+
+def mx_gemms(full: bool) -> list[RecipeVariant]:
+    """GEMMs of one recipe, and in the full selection of all."""
+    return [variant for variant in gemms(False) if full or variant.name == "mxfp8"]
+
+
+def few_fprops(full: bool) -> list[RecipeVariant]:
+    """Forward GEMMs of `few_gemms`."""
+    return [variant for variant in few_gemms(full) if variant.gemm == "fprop"]
+
+
+def mx_fprops(full: bool) -> list[RecipeVariant]:
+    """Forward GEMMs of `mx_gemms`."""
+    return [variant for variant in mx_gemms(full) if variant.gemm == "fprop"]
+
+
+def mx_wgrads(full: bool) -> list[RecipeVariant]:
+    """Weight-gradient GEMMs of `mx_gemms`."""
+    return [variant for variant in mx_gemms(full) if variant.gemm == "wgrad"]
+
+
+def row_recipe(full: bool) -> list[RecipeVariant]:
+    """Whole layers of another recipe, likewise."""
+    return [variant for variant in base_recipes(full) if full or variant.name == "row"]
+
+
+def mx_recipe(full: bool) -> list[RecipeVariant]:
+    """Whole layers of one recipe, for tests whose shapes are their own; in the full selection of all."""
+    return [variant for variant in base_recipes(full) if full or variant.name == "mxfp8"]
+
+
+def few_recipes(full: bool) -> list[RecipeVariant]:
+    """Whole layers of three recipes that share nothing, and in the full selection of all."""
+    return [variant for variant in base_recipes(full) if full or variant.name in ("row", "mxfp8", "nvfp4")]
+
+
+def compiled_recipes(full: bool) -> list[RecipeVariant]:
+    """Whole layers that are compiled: one in the quick selection, because a compiler takes its time."""
+    return [variant for variant in base_recipes(False) if full or variant.name == "mxfp8"]
+
+
+def one_fprop(full: bool) -> list[RecipeVariant]:
+    """The forward GEMM of one recipe."""
+    return [variant for variant in fprops(False) if variant.name == "block"]
+
+
+def stochastic_recipes(full: bool) -> list[RecipeVariant]:
+    """Whole layers that take a seed."""
+    return [variant for variant in base_recipes(full) if variant.recipe.stochastic]
+
+
+def _slots() -> dict[str, Recipe]:
+    return {name: MORE_RECIPES[name] for name in ("mxfp8.forward_only", "row.wgrad_high_precision")}

@@ -1,0 +1,1 @@
+"""What the card says: it is plain data, and nothing works that it does not declare."""

@@ -1,0 +1,1 @@
+"""What a call does to its device and its compiler: capture, synchronization, compilation, cost."""

@@ -1,0 +1,1 @@
+"""Grouped GEMMs, and rows that move between tokens and groups."""

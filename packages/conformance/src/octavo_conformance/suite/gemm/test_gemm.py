@@ -1,0 +1,271 @@
+"""GEMMs on operands that the definition quantized, against float64 within docs/numerics' bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo import Recipe
+from octavo.quantizer import Operand
+from octavo_conformance.cards import variants
+from octavo_conformance.cards.needs import needs
+from octavo_conformance.oracles.checks import (
+    assert_same_bits,
+    assert_within_bound,
+    assert_zero_groups,
+    assert_zero_rows,
+    blocks_of,
+    with_bias,
+)
+from octavo_conformance.problems.case import OPERANDS, Case, Measure
+from octavo_conformance.problems.inputs import DTYPES, Array, Rng, draw_sizes, offsets
+from octavo_conformance.problems.operands import (
+    MAIN,
+    RUN_ORDER,
+    Problem,
+    by_definition,
+    draw_problem,
+    gemm_operand,
+    to_framework,
+)
+from octavo_numerics import QuantizedArray, valid
+from octavo_registry.contract.frameworks import PLANES
+from octavo_registry.contract.request import Plan
+
+
+def _plan(case: Case, problem: Problem, **fields: Any) -> Plan:
+    _, N, K = problem.w.shape
+    return case.plan(case.gemm, k=K, n=N, groups=len(problem.sizes), **fields)
+
+
+def _quantized(case: Case, problem: Problem) -> dict[Operand, QuantizedArray | None]:
+    recipe: Recipe = case.recipe
+    if not recipe.quantizes(case.gemm):
+        return dict.fromkeys(OPERANDS)
+    return {operand: by_definition(problem, recipe, operand) for operand in OPERANDS}
+
+
+def _run(
+    case: Case, plan: Plan, problem: Problem, quantized: dict[Operand, QuantizedArray | None], **rest: Any
+) -> Array:
+    operands = [gemm_operand(case, plan, problem, name, quantized[name]) for name in RUN_ORDER[case.gemm]]
+    return case.numpy(plan.run(*operands, case.sizes(problem.sizes), **rest))
+
+
+def _check(case: Case, problem: Problem, actual: Array, quantized: Any, measure: Measure) -> None:
+    assert_within_bound(
+        case, case.recipe, case.gemm, blocks_of(problem, case.recipe, case.gemm, quantized, actual), measure
+    )
+    if case.gemm == "wgrad":
+        assert_zero_groups(actual, problem.sizes)
+    else:
+        assert_zero_rows(actual, problem.total, case.gemm)
+
+
+@needs("gemm", variants.gemms)
+def test_product_is_within_its_bound(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
+    """fprop, dgrad and wgrad of every recipe, ragged, with empty groups and a tail: each element, row, column and
+    8x8 tile is bounded (faults 1, 2, 3, 6, 7, 16, 58, 59); an empty group's dw and the tail are exact zeros."""
+    for _ in range(6 if full else 2):
+        problem = draw_problem(rng, case.dtype)
+        plan = _plan(case, problem)
+        quantized = _quantized(case, problem)
+        actual = _run(case, plan, problem, quantized)
+        assert actual.dtype == DTYPES[case.dtype], f"result is {actual.dtype}, {case.dtype} was asked for"
+        _check(case, problem, actual, quantized, measure)
+
+
+@needs("gemm", variants.mx_gemms, weight="kn")
+def test_weights_that_lie_the_other_way(case: Case, rng: Rng, measure: Measure) -> None:
+    """A weight stored as [G, K, N] and quantized as it lies: fprop reads its columnwise plane, dgrad its rowwise one,
+    and wgrad writes dw as [G, K, N]; the bounds are those of [G, N, K], whose planes these are."""
+    problem = draw_problem(rng, case.dtype)
+    turned = replace(problem, w=np.ascontiguousarray(np.swapaxes(problem.w, 1, 2)))
+    actual = _run(case, _plan(case, problem, weight="kn"), turned, _quantized(case, turned))
+    if case.gemm == "wgrad":
+        actual = np.ascontiguousarray(np.swapaxes(actual, 1, 2))
+    _check(case, problem, actual, _quantized(case, problem), measure)
+
+
+@needs("gemm", variants.mx_gemms)
+def test_fp32_result(case: Case, rng: Rng, measure: Measure) -> None:
+    """out_dtype float32 keeps the accumulator: no rounding through a narrower type."""
+    problem = draw_problem(rng, case.dtype)
+    plan = _plan(case, problem, out_dtype="float32")
+    quantized = _quantized(case, problem)
+    actual = _run(case, plan, problem, quantized)
+    assert actual.dtype == np.float32
+    _check(case, problem, actual, quantized, measure)
+
+
+@needs("gemm", variants.few_fprops)
+def test_bias_is_added(case: Case, rng: Rng, measure: Measure) -> None:
+    """y has its group's bias, before the one rounding, and none past the sum."""
+    problem = draw_problem(rng, case.dtype)
+    quantized = _quantized(case, problem)
+    actual = _run(case, _plan(case, problem), problem, quantized, bias=case.array(problem.bias))
+    parts = blocks_of(problem, case.recipe, "fprop", quantized, actual)
+    assert_within_bound(case, case.recipe, "fprop", with_bias(parts, problem), measure)
+    assert_zero_rows(actual, problem.total, "y with a bias")
+
+
+@needs("gemm", variants.mx_fprops)
+def test_bias_is_scaled_by_row(case: Case, rng: Rng, measure: Measure) -> None:
+    """With `bias_scales` [M] row r gets bias_scales[r] times its group's bias; scales past the sum are not read."""
+    problem = draw_problem(rng, case.dtype)
+    quantized = _quantized(case, problem)
+    scales = rng.standard_normal(len(problem.x)).astype(np.float32)
+    scales[problem.total :] = np.nan
+    run = {"bias": case.array(problem.bias), "bias_scales": case.array(scales)}
+    actual = _run(case, _plan(case, problem), problem, quantized, **run)
+    parts = blocks_of(problem, case.recipe, "fprop", quantized, actual)
+    assert_within_bound(case, case.recipe, "fprop", with_bias(parts, problem, scales), measure)
+    assert_zero_rows(actual, problem.total, "y with a scaled bias")
+
+
+@needs("gemm", variants.gemms)
+def test_unspecified_rows_are_not_read(case: Case, rng: Rng) -> None:
+    """Codes and scales past the sum are the quantizer's business: filled with NaN they change no bit
+    (faults 9, 12)."""
+    problem = draw_problem(rng, case.dtype, sizes=draw_sizes(rng, MAIN[3], MAIN[0] - 40))
+    plan = _plan(case, problem)
+    if any(plan.layouts.get(name, "plain") != "plain" for name in RUN_ORDER[case.gemm]):
+        pytest.skip("operands are in the backend's own layout, whose padding it fills itself")
+    quantized = _quantized(case, problem)
+    clean = _run(case, plan, problem, quantized)
+    operands = []
+    for name in RUN_ORDER[case.gemm]:
+        tensor = quantized[name]
+        if tensor is None:
+            array = problem.of(name).copy()
+            if name != "w":
+                array[problem.total :] = np.nan
+            operands.append(case.array(array))
+        else:
+            operands.append(to_framework(case, _poisoned(tensor), case.sizes(problem.sizes)))
+    actual = case.numpy(plan.run(*operands, case.sizes(problem.sizes)))
+    assert_same_bits(actual, clean, f"{case.gemm} with NaN in unspecified rows")
+
+
+def _poisoned(tensor: QuantizedArray) -> QuantizedArray:
+    """The tensor with 0xFF bytes wherever the definition leaves values open (stacked matrices have no such place)."""
+    if tensor.group_sizes is None:
+        return tensor
+    valid_parts = valid(tensor)
+    planes = {}
+    for name in PLANES:
+        array = getattr(tensor, name)
+        if array is None or array.shape == valid_parts[name].shape:
+            continue
+        filled = np.full(array.shape, 0xFF, dtype=np.uint8).view(np.uint8)
+        if array.dtype.itemsize > 1:
+            filled = np.full((*array.shape, array.dtype.itemsize), 0xFF, dtype=np.uint8)
+        elif array.dtype == np.uint8 and name in ("rowwise", "columnwise"):
+            filled &= 0x0F
+        poisoned = filled.view(array.dtype).reshape(array.shape).copy()
+        poisoned[: len(valid_parts[name])] = valid_parts[name]
+        planes[name] = poisoned
+    return replace(tensor, **planes)
+
+
+@needs("gemm", variants.gemms)
+def test_all_groups_empty(case: Case, rng: Rng) -> None:
+    """Sizes that are all zero give zeros and neither NaN nor a hang (faults 1, 3, 5, 34)."""
+    problem = draw_problem(rng, case.dtype, sizes=np.zeros(MAIN[3], dtype=np.int32))
+    actual = _run(case, _plan(case, problem), problem, _quantized(case, problem))
+    assert not actual.astype(np.float32).any()
+
+
+@needs("gemm", variants.mx_wgrads)
+def test_wgrad_accumulates(case: Case, rng: Rng, measure: Measure) -> None:
+    """With `out` and accumulate=True dw is added to it, and an empty group leaves its part untouched to the bit."""
+    problem = draw_problem(rng, case.dtype)
+    problem.sizes[int(rng.integers(len(problem.sizes)))] = 0
+    quantized = _quantized(case, problem)
+    plan = _plan(case, problem, out_dtype="float32")
+    G, N, K = problem.w.shape
+    row, column = rng.standard_normal((G, N)).astype(np.float32), np.ones((G, K), dtype=np.float32)
+    start = row[:, :, None] * column[:, None, :]
+    actual = _run(case, plan, problem, quantized, out=case.array(start.copy()), accumulate=True)
+    parts = [
+        replace(
+            part,
+            a=np.column_stack([part.a, row[part.group].astype(np.float64)]),
+            b=np.column_stack([part.b, np.ones(K)]),
+        )
+        for part in blocks_of(problem, case.recipe, "wgrad", quantized, actual)
+    ]
+    assert_within_bound(case, case.recipe, "wgrad", parts, measure, cuts=())
+    empty = problem.sizes == 0
+    assert_same_bits(actual[empty], start[empty], "accumulator of empty groups")
+
+
+@needs("gemm", variants.gemms)
+def test_poisoned_out_is_overwritten(case: Case, rng: Rng) -> None:
+    """NaN in `out` changes no bit: tails and empty groups are written too (faults 1, 3, 8, 12). A framework whose
+    arrays cannot be written says so in a ValueError."""
+    problem = draw_problem(rng, case.dtype)
+    quantized = _quantized(case, problem)
+    plan = _plan(case, problem)
+    fresh = _run(case, plan, problem, quantized)
+    poison = case.array(np.full(fresh.shape, np.nan, dtype=fresh.dtype))
+    try:
+        actual = _run(case, plan, problem, quantized, out=poison)
+    except ValueError as error:
+        if "out" not in str(error):
+            raise
+        pytest.skip(f"no out: {error}")
+    assert_same_bits(actual, fresh, f"{case.gemm} into a poisoned out")
+
+
+def _long_problem(case: Case, rng: Rng, length: int, others: tuple[int, int]) -> Problem:
+    """A problem whose GEMM sums over `length`."""
+    K, N = others
+    if case.gemm == "wgrad":
+        return draw_problem(rng, case.dtype, (length, K, N, 2), np.array([length - 30, 17], dtype=np.int32))
+    shape = (80, length, N, 2) if case.gemm == "fprop" else (80, K, length, 2)
+    return draw_problem(rng, case.dtype, shape, np.array([41, 30], dtype=np.int32))
+
+
+@needs("gemm", variants.mx_gemms)
+def test_long_sums(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
+    """A sum far longer than one tile, a multiple of 16 and of no tile, as kernels that refuse odd columns serve
+    (faults 20, 21, 24, 25); more than 16 384 in the full selection."""
+    problem = _long_problem(case, rng, 16_432 if full else 1_072, (48, 80))
+    quantized = _quantized(case, problem)
+    _check(case, problem, _run(case, _plan(case, problem), problem, quantized), quantized, measure)
+
+
+@needs("gemm", variants.mx_gemms)
+def test_long_odd_sums(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
+    """The same of odd length, between odd sides (faults 24, 25)."""
+    problem = _long_problem(case, rng, 16_401 if full else 1_057, (41, 33))
+    quantized = _quantized(case, problem)
+    _check(case, problem, _run(case, _plan(case, problem), problem, quantized), quantized, measure)
+
+
+@needs("gemm", variants.gemms)
+def test_one_group_at_a_time(case: Case, rng: Rng, measure: Measure) -> None:
+    """All rows in the first group, in the last, in a middle one; one row only (faults 6, 13, 19)."""
+    for group, size in ((0, 129), (MAIN[3] - 1, 128), (2, 1)):
+        sizes = np.zeros(MAIN[3], dtype=np.int32)
+        sizes[group] = size
+        problem = draw_problem(rng, case.dtype, sizes=sizes)
+        quantized = _quantized(case, problem)
+        actual = _run(case, _plan(case, problem), problem, quantized)
+        assert int(offsets(sizes)[-1]) == size
+        _check(case, problem, actual, quantized, measure)
+
+
+@needs("gemm", variants.gemms)
+def test_gemm_repeats_bitwise(case: Case, rng: Rng, full: bool) -> None:
+    """The same operands give the same bits (product: deterministic by default; faults 22, 30, 33)."""
+    problem = draw_problem(rng, case.dtype)
+    quantized = _quantized(case, problem)
+    plan = _plan(case, problem)
+    first = _run(case, plan, problem, quantized)
+    for _ in range(100 if full else 3):
+        assert_same_bits(_run(case, plan, problem, quantized), first, f"{case.gemm}, repeated")

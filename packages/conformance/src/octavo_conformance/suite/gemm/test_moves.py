@@ -1,0 +1,132 @@
+"""Choices sorted by group, and rows of tokens that move with them, against numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from octavo_conformance.cards import variants
+from octavo_conformance.cards.needs import needs
+from octavo_conformance.oracles.checks import assert_same_bits
+from octavo_conformance.oracles.functions import U
+from octavo_conformance.problems.case import Case, Measure
+from octavo_conformance.problems.inputs import DTYPES, Array, Rng, draw
+
+TOKENS, CHOICES, GROUPS = 37, 3, 5
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """What `route` makes of choices [T, k], by its contract."""
+
+    sizes: Array
+    order: Array
+    position: Array
+    routed: Array
+
+
+def draw_choices(rng: Rng) -> Array:
+    """int64 [T, k]: some of no group, a group without any."""
+    return rng.choice(np.array([0, 2, 3, 4, -1, GROUPS, 1 << 40]), (TOKENS, CHOICES))
+
+
+def by_contract(index: Array) -> Routing:
+    """Groups in order, choices in order within them, those of no group last."""
+    routed = (index >= 0) & (index < GROUPS)
+    keys = np.where(routed, index, GROUPS).reshape(-1)
+    order = np.argsort(keys, kind="stable")
+    position = np.empty_like(order)
+    position[order] = np.arange(order.size)
+    return Routing(np.bincount(keys, minlength=GROUPS + 1)[:GROUPS], order, position.reshape(index.shape), routed)
+
+
+def on_device(case: Case, routing: Routing) -> tuple[Any, Any, Any]:
+    """order, position and routed as the framework has them."""
+    return case.array(routing.order), case.array(routing.position), case.array(routing.routed)
+
+
+def draw_weights(rng: Rng) -> Array | None:
+    """fp32 [T, k], or none."""
+    return None if rng.random() < 0.3 else rng.random((TOKENS, CHOICES), dtype=np.float32)
+
+
+def columns(rng: Rng) -> int:
+    """Whole pieces of 16 bytes, and other widths."""
+    return int(rng.choice([1, 40, 129]))
+
+
+@needs("route", variants.unquantized)
+def test_route(case: Case, rng: Rng) -> None:
+    """Stable, nobody's choices last and in no size, each position the inverse of the order (faults 18, 61)."""
+    index = draw_choices(rng)
+    expected = by_contract(index)
+    routing = case.plan("route", groups=GROUPS).run(case.array(index), GROUPS)
+    for name, array in zip(("sizes", "order", "position", "routed"), routing, strict=True):
+        assert_same_bits(case.numpy(array), getattr(expected, name), name)
+
+
+@needs("permute_rows", variants.unquantized)
+def test_permute_rows(case: Case, rng: Rng) -> None:
+    """A token's row once per choice, times its weight and rounded once; zeros past the sum."""
+    index, weights, x = draw_choices(rng), draw_weights(rng), draw(rng, (TOKENS, columns(rng)), case.dtype)
+    routing = by_contract(index)
+    factors = None if weights is None else case.array(weights)
+    rows = case.plan("permute_rows").run(case.array(x), *on_device(case, routing), factors)
+    factor = np.float32(1) if weights is None else weights[..., None]
+    weighted = x.astype(np.float32)[:, None] * factor * np.ones((1, CHOICES, 1), np.float32)
+    expected = np.zeros((TOKENS * CHOICES, x.shape[1]), DTYPES[case.dtype])
+    expected[routing.position[routing.routed]] = weighted[routing.routed].astype(DTYPES[case.dtype])
+    assert_same_bits(case.numpy(rows), expected, "rows")
+
+
+@needs("combine_rows", variants.unquantized)
+def test_combine_rows(case: Case, rng: Rng) -> None:
+    """fp32 sums in the order of choices, rounded once; NaN past the sum stays there (faults 14, 18)."""
+    index, weights = draw_choices(rng), draw_weights(rng)
+    routing, rows = by_contract(index), draw(rng, (TOKENS * CHOICES, columns(rng)), case.dtype)
+    rows[int(routing.sizes.sum()) :] = np.nan
+    factors = None if weights is None else case.array(weights)
+    y = case.plan("combine_rows").run(case.array(rows), *on_device(case, routing)[1:], factors)
+    total = np.zeros((TOKENS, rows.shape[1]), np.float32)
+    for j in range(CHOICES):
+        part = rows[routing.position[:, j]].astype(np.float32)
+        part = part if weights is None else part * weights[:, j, None]
+        total += np.where(routing.routed[:, j, None], part, np.float32(0))
+    assert_same_bits(case.numpy(y), total.astype(DTYPES[case.dtype]), "y")
+
+
+@needs("dot_rows", variants.unquantized)
+def test_dot_rows(case: Case, rng: Rng, measure: Measure) -> None:
+    """The gradient of weights within n u of float64, zero where a choice is nobody's, the same each time (fault 11)."""
+    index, width = draw_choices(rng), columns(rng)
+    routing, rows = by_contract(index), draw(rng, (TOKENS * CHOICES, width), case.dtype)
+    dy = draw(rng, (TOKENS, width), case.dtype)
+    rows[int(routing.sizes.sum()) :] = np.nan
+    run, places = case.plan("dot_rows").run, on_device(case, routing)[1:]
+    products, again = (case.numpy(run(case.array(rows), case.array(dy), *places)) for _ in range(2))
+    assert_same_bits(again, products, "products of a second run")
+    assert products.dtype == np.float32
+    terms = rows[routing.position].astype(np.float64) * dy.astype(np.float64)[:, None]
+    exact, allowed = terms.sum(-1), (width + 2) * U * np.abs(terms).sum(-1)
+    error = np.abs(products - exact)[routing.routed] / np.maximum(allowed[routing.routed], np.finfo(np.float64).tiny)
+    assert (error <= 1).all()
+    assert not products[~routing.routed].any()
+    measure("bound.products", float(error.max(initial=0)))
+
+
+@needs("combine_rows", variants.unquantized, graph_safe=True)
+def test_moves_read_no_value(case: Case, rng: Rng) -> None:
+    """Graph-safe moves wait for no value of the routing (fault 36)."""
+    x, index = case.array(draw(rng, (TOKENS, 40), case.dtype)), case.array(draw_choices(rng))
+    plans = {op: case.plan(op, groups=GROUPS).run for op in ("route", "permute_rows", "combine_rows", "dot_rows")}
+
+    def call(x: Any, index: Any) -> Any:
+        _, order, position, routed = plans["route"](index, GROUPS)
+        rows = plans["permute_rows"](x, order, position, routed, None)
+        products = plans["dot_rows"](rows, x, position, routed)
+        return plans["combine_rows"](rows, position, routed, products)
+
+    reads = case.bridge.host_reads(call, x, index)
+    assert not reads, f"moves wait for values: {', '.join(reads)}"

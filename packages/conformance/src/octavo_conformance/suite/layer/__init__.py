@@ -1,0 +1,1 @@
+"""Whole layers: forward and backward through a framework's front end."""

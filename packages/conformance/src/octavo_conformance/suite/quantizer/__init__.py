@@ -1,0 +1,1 @@
+"""Quantizers, alone and fused with an activation or a norm."""

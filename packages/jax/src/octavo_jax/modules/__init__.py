@@ -1,0 +1,1 @@
+"""What the linen and the nnx modules share. Imports no Flax, so that the two packages stay apart."""

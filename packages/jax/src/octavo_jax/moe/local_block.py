@@ -1,0 +1,113 @@
+"""The block on one device's arrays: router, exchange where experts are spread, experts, statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from octavo import Recipe
+from octavo_jax.mlp.mlp import OutputNames, States
+from octavo_jax.moe.arrangement import arranged, counts
+from octavo_jax.moe.exchange import Exchange
+from octavo_jax.moe.expert_parallel import spread_mlp
+from octavo_jax.moe.experts import LocalExperts, WeightsOn
+from octavo_jax.moe.routing import RouterStats, choose, stats_of
+from octavo_jax.sharding.axes import MeshAxes
+from octavo_registry.contract.cards import Activation
+
+
+class Arrays(NamedTuple):
+    """Arguments with values: x [..., K], mask [...], the parameters, seed, delayed scaling's states."""
+
+    x: Array
+    mask: Array | None
+    router: Array
+    wi: Array
+    wo: Array
+    bi: Array | None
+    bo: Array | None
+    seed: int | Array | None
+    state: States | None
+
+
+class Result(NamedTuple):
+    """y [..., N], what the router did, delayed scaling's new states."""
+
+    y: Array
+    stats: RouterStats
+    state: States | None
+
+
+@dataclass(frozen=True)
+class Body:
+    """Static arguments of `octavo_jax.moe.moe_mlp`."""
+
+    k: int
+    activation: Activation
+    recipe: Recipe | None
+    normalize: bool
+    weights_on: WeightsOn
+    dtype: DTypeLike | None
+    checkpoint_name: str | None
+    output_checkpoint_names: OutputNames
+    out_dtype: DTypeLike
+    backend: str | tuple[str, ...] | None
+    sharding: MeshAxes | None
+    exchange: Exchange
+
+    @property
+    def token_axes(self) -> tuple[str, ...]:
+        """Mesh axes over which tokens are spread, the outermost first."""
+        axes = self.sharding
+        return () if axes is None else axes.names("dp") + axes.names("fsdp") + axes.names("ep")
+
+    def run(self, a: Arrays) -> Result:
+        """The block on arrays of one device, all axes of `sharding` manual."""
+        tokens, mask = a.x.reshape(-1, a.x.shape[-1]), None if a.mask is None else a.mask.reshape(-1)
+        wi, wo, bi, bo = a.wi, a.wo, a.bi, a.bo
+        if mask is not None:
+            tokens = jnp.where(mask[:, None], tokens, 0)  # the router's gradient multiplies each token by its zero
+        logits = jnp.matmul(tokens, a.router, preferred_element_type=jnp.float32)
+        choices = choose(logits, self.k, normalize=self.normalize, mask=mask, checkpoint_name=self.checkpoint_name)
+        if self.dtype is not None:
+            tokens, wi, wo = (one.astype(self.dtype) for one in (tokens, wi, wo))
+            bi, bo = (None if b is None else b.astype(self.dtype) for b in (bi, bo))
+        options: dict[str, Any] = {
+            "activation": self.activation,
+            "recipe": self.recipe,
+            "bi": bi,
+            "bo": bo,
+            "seed": a.seed,
+            "state": a.state,
+            "checkpoint_name": self.checkpoint_name,
+            "output_checkpoint_names": self.output_checkpoint_names,
+            "backend": self.backend,
+            "sharding": self.sharding,
+        }
+        experts = LocalExperts(wi, wo, self.weights_on, self.out_dtype, options)
+        load, dropped = counts(choices.experts, logits.shape[1]), None
+        spread = () if self.sharding is None else self.sharding.names("ep")
+        if spread:
+            y, dropped, state = spread_mlp(tokens, choices, experts, spread, self.exchange)
+        else:
+            routing = arranged(choices.experts, choices.weights, logits.shape[1], self.checkpoint_name)
+            y, state = experts.routed(tokens, routing)
+        y = y.reshape(*a.x.shape[:-1], y.shape[-1])
+        return Result(y, self._stats(load, jnp.sum(choices.probabilities, axis=0), dropped), state)
+
+    def _stats(self, load: Array, probabilities: Array, dropped: Array | None) -> RouterStats:
+        """Of all tokens of the mesh."""
+        if self.token_axes:
+            load, probabilities = _summed((load, probabilities), self.token_axes)
+        stats = stats_of(load, probabilities, self.k)
+        if self.exchange.rows is None or dropped is None:
+            return stats
+        return stats._replace(dropped=_summed(dropped, self.token_axes))
+
+
+def _summed(tree: Any, axes: tuple[str, ...]) -> Any:
+    return lax.psum(tree, axes)  # type: ignore[no-untyped-call]

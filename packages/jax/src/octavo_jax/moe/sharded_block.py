@@ -1,0 +1,126 @@
+"""The block over a mesh: inside the caller's manual region as it is, elsewhere in a `jax.shard_map` of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from octavo_jax.mlp.arguments import mlp_placements
+from octavo_jax.moe import shared_states
+from octavo_jax.moe.local_block import Arrays, Body, Result
+from octavo_jax.moe.routing import RouterStats
+from octavo_jax.scaling.seeds import seed_words
+from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.explicit import placed
+from octavo_jax.sharding.placement import Placement, mesh_of
+from octavo_jax.sharding.route import run
+
+_Names = tuple[str, ...]
+P: Any = PartitionSpec  # JAX leaves it untyped
+
+
+def over_mesh(body: Body, a: Arrays) -> Result:
+    """`body` on each device's part of `a`. The first axis of x lies along `body.token_axes`, experts along ep, the
+    kernels' other axes as `octavo_jax.grouped_mlp` wants them.
+
+    Raises ValueError where no mesh is in scope, an axis is missing, or a length does not divide.
+    """
+    assert body.sharding is not None
+    placement = Placement(body.sharding, mesh_of(a), ())
+    if placement.route == "manual":
+        return body.run(a)
+    _check_axes(placement)
+    tokens = placement.auto(body.token_axes)
+    experts = placement.auto(body.sharding.names("ep"))
+    data = tuple(name for name in tokens if name not in experts)
+    specs = _specs(body, placement, a, tokens, experts, data)
+    _check_lengths(placement, a, specs)
+    a = _placed(a, specs, placement)
+    if a.seed is not None:
+        a = a._replace(seed=seed_words(a.seed))
+    if a.state is not None:
+        a = a._replace(state=shared_states.lent(a.state, placement.size(data)))
+
+    def part(a: Arrays) -> Result:
+        result = body.run(a._replace(state=shared_states.own(a.state)))
+        return result._replace(state=shared_states.as_copy(result.state))
+
+    dropped = None if body.exchange.rows is None or not body.sharding.ep else P()
+    # Inside, what is the same on all devices is known by the specs: the statistics are sums over all axes of tokens.
+    result = run(placement, part, (a,), (specs,), Result(P(tokens), RouterStats(P(), P(), dropped), specs.state))
+    return result._replace(state=shared_states.merged(result.state))  # type: ignore[no-any-return]
+
+
+def devices_sharing_experts(sharding: MeshAxes | None) -> int:
+    """Devices along those axes of ep that the caller is manual over: it gives each of them its own experts."""
+    if sharding is None:
+        return 1
+    placement = Placement(sharding, mesh_of(), ())
+    return placement.size(tuple(name for name in sharding.names("ep") if name in placement.manual))
+
+
+def _specs(body: Body, placement: Placement, a: Arrays, tokens: _Names, experts: _Names, data: _Names) -> Arrays:
+    """PartitionSpecs of the arrays that are there."""
+    fc1, fc2 = mlp_placements(placement, body.activation)
+    assert fc1 is not None
+    assert fc2 is not None
+
+    def kernel(one: Placement) -> Any:
+        groups, k, n = (one.auto(one.axes_of(letter)) for letter in ("g", "k", "n"))
+        return P(experts + groups, k, n)
+
+    specs = Arrays(
+        x=P(tokens),
+        mask=P(tokens),
+        router=P(),
+        wi=kernel(fc1),
+        wo=kernel(fc2),
+        bi=P(experts, fc1.auto(body.sharding.names("tp") if body.sharding else ())),
+        bo=P(experts),
+        seed=P(),
+        state=None if a.state is None else shared_states.copy_specs(a.state, data, experts),
+    )
+    given: dict[str, Any] = a._asdict()
+    absent: dict[str, Any] = {name: None for name, one in given.items() if one is None}
+    return specs._replace(**absent)
+
+
+def _check_axes(placement: Placement) -> None:
+    mesh, axes = placement.mesh, placement.axes
+    if mesh is None:
+        raise ValueError(
+            f"sharding is {axes!r} and no mesh is in scope; call the block under jax.set_mesh(mesh), or inside "
+            "jax.shard_map over these axes"
+        )
+    missing = [name for name in axes.every if name not in mesh.axis_names]
+    if missing:
+        raise ValueError(
+            f"sharding names the axis {missing[0]!r} and the mesh has {list(mesh.axis_names)}; give one of these"
+        )
+
+
+def _check_lengths(placement: Placement, a: Arrays, specs: Arrays) -> None:
+    for name, array, spec in _by_name(a, specs):
+        for axis, entry in enumerate(spec):
+            names = (entry,) if isinstance(entry, str) else entry or ()
+            shards = placement.size(names)
+            if shards > 1 and (array.ndim < len(spec) + (name == "x") or array.shape[axis] % shards):
+                raise ValueError(
+                    f"{name} has shape {list(array.shape)} and the mesh axes {list(names)} cut its axis {axis} into "
+                    f"{shards}; give a multiple of {shards}"
+                )
+
+
+def _placed(a: Arrays, specs: Arrays, placement: Placement) -> Arrays:
+    """`a` as Explicit axes of a mesh want it; see `octavo_jax.sharding.explicit`."""
+    made: dict[str, Any] = {
+        name: placed(placement.mesh, name, array, spec, tokens=name == "x") for name, array, spec in _by_name(a, specs)
+    }
+    return a._replace(**made)
+
+
+def _by_name(a: Arrays, specs: Arrays) -> list[tuple[str, Any, Any]]:
+    """Name, array and PartitionSpec of the plain arrays that are there."""
+    triples = zip(a._fields, a, specs, strict=True)
+    return [(name, one, spec) for name, one, spec in triples if one is not None and name not in ("seed", "state")]

@@ -1,0 +1,133 @@
+"""Fused quantizers of sharded tokens: an activation, its gradient or a normalization, then codes, block by block.
+
+Columns are whole on every shard here: a scale, a gate's partner and a row's statistics never lie across shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.functions.composed import Extras
+from octavo_jax.scaling.delayed import amax_of
+from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
+from octavo_jax.sharding import planes, specs
+from octavo_jax.sharding.blocks import Block, Blocks
+from octavo_jax.sharding.manual import summed
+from octavo_jax.sharding.placement import Letter, Placement
+from octavo_jax.sharding.quantizers import recorded
+from octavo_jax.sharding.route import run
+from octavo_registry import Plan
+
+_ROWS = ("activated", "mean", "rstd")
+
+
+class FusedInputs(NamedTuple):
+    """The arrays that a fused function reads.
+
+    tokens   [*B, M, C]; probs [*B, M]
+    whole    the same for all rows: gamma and beta
+    """
+
+    tokens: tuple[Array, ...]
+    whole: tuple[Array | None, ...] = ()
+    probs: Array | None = None
+
+
+def fused_rows(
+    placement: Placement,
+    function: Callable[..., tuple[GroupedTensor, Extras]],
+    plan: Plan,
+    inputs: FusedInputs,
+    group_sizes: Array,
+    wanted: tuple[str, ...],
+    arguments: QuantizerArguments,
+) -> tuple[GroupedTensor, Extras]:
+    """`function(*tokens, *whole, group_sizes, ...)` of each block, as `quantize_rows` of one array.
+
+    plan        of the quantizer in the fused function
+    wanted      names of the Extras to return: rows' are [*B, M, C] or [*B, M], `dbias` is summed over data blocks
+    arguments   `scale` is [E * G]; where there is one, the Extras hold the amax [E * G], too
+    """
+    (tokens, whole, probs), (seed, operand, group_offset, scale) = inputs, arguments
+    spec, columns, groups = plan.request.quantizer, plan.request.k, group_sizes.shape[-1]
+    assert spec is not None
+    assert columns is not None
+
+    def local(
+        tokens: tuple[Array, ...],
+        whole: tuple[Array | None, ...],
+        sizes: Array,
+        probs: Array | None,
+        seed: Array | None,
+        offset: Any,
+        scale: Array | None,
+    ) -> tuple[GroupedTensor, dict[str, Array]]:
+        blocks = Blocks.of(placement, sizes)
+        parts: list[GroupedTensor] = []
+        made: dict[str, list[Array]] = {name: [] for name in wanted}
+        amaxes: list[list[Array]] = [[] for _ in range(blocks.experts)]
+
+        def call(block: Block) -> tuple[GroupedTensor, Extras]:
+            more = {} if probs is None else {"probs": blocks.take(probs, block)}
+            return function(
+                *(blocks.take(one, block) for one in tokens),
+                *whole,
+                blocks.take(sizes, block),
+                seed=seed,
+                operand=operand,
+                group_offset=blocks.first_group(offset, block, groups) if spec.stochastic else offset,
+                scale=None if scale is None else scale.reshape(blocks.experts, groups)[block.e],
+                **more,
+            )
+
+        for block in blocks:
+            q, extras = call(block)
+            parts.append(replace(q, group_sizes=None))
+            for name, values in made.items():
+                values.append(getattr(extras, name))
+            if scale is not None:
+                assert extras.activated is not None
+                amax = amax_of(extras.activated, blocks.take(sizes, block)) if extras.amax is None else extras.amax
+                amaxes[block.e].append(amax)
+        found = {name: blocks.join(made[name]) for name in wanted if name in _ROWS}
+        if "dbias" in made:
+            found["dbias"] = _over_data(placement, blocks, made["dbias"])
+        if scale is not None:
+            found["amax"] = jnp.concatenate([recorded(each, placement.data) for each in amaxes])
+        return blocks.join(parts), found
+
+    column: Letter = "o" if operand == "dy" else "i"
+    form = planes.form_of(planes.spec_of_plan(plan, (tokens[0].shape[-2], columns), groups))
+    rows, per_row = specs.rows(placement, column), specs.spec_of(placement, (*placement.block_letters, "m"))
+    per_group = specs.groups(placement)
+    known = {"activated": rows, "mean": per_row, "rstd": per_row, "dbias": per_group, "amax": per_group}
+    names = (*wanted, *(() if scale is None else ("amax",)))
+    q, extras = run(
+        placement,
+        local,
+        (tokens, whole, group_sizes, probs, seed, group_offset, scale),
+        (rows, specs.WHOLE, specs.sizes(placement), per_row, specs.WHOLE, specs.WHOLE, per_group),
+        (specs.quantized_rows(placement, form, column), {name: known[name] for name in names}),
+    )
+    return replace(planes.shared(q), group_sizes=group_sizes), _extras(extras)
+
+
+def _over_data(placement: Placement, blocks: Blocks, each: list[Array]) -> Array:
+    """[E * G, C] from [G, C] of each block, in order: summed over data blocks, here and on the mesh."""
+    totals: list[Array] = []
+    for number, sums in enumerate(each):
+        if number % blocks.data == 0:
+            totals.append(sums)
+        else:
+            totals[-1] = totals[-1] + sums
+    return summed(placement, jnp.concatenate(totals), placement.data)
+
+
+def _extras(found: Mapping[str, Array]) -> Extras:
+    return Extras(**found)

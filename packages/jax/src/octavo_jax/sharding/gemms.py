@@ -1,0 +1,166 @@
+"""The sharded GEMMs: block by block, with the kernel's shards gathered before and partial sums reduced after.
+
+fprop   the quantized plane that it reads is gathered over fsdp; over a sharded K, y is summed
+dgrad   the other plane is gathered; over a sharded N, dx is summed
+wgrad   summed over the data blocks of a shard, then scattered over fsdp and summed over dp, once
+Sums over blocks and shards are of float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from octavo.quantizer import Direction
+from octavo.recipe_base import Gemm
+from octavo_jax.arithmetic.gemm import add_bias, group_sums
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.sharding import planes, specs
+from octavo_jax.sharding.blocks import Blocks, of_expert
+from octavo_jax.sharding.manual import summed
+from octavo_jax.sharding.placement import Letter, Placement
+from octavo_jax.sharding.route import run
+from octavo_registry import Weight
+from octavo_registry.contract.weights import readers
+
+GemmOperand = GroupedTensor | Array
+
+
+def _rows_specs(placement: Placement, rows: GemmOperand, column: Letter) -> Any:
+    if isinstance(rows, GroupedTensor):
+        return specs.quantized_rows(placement, rows, column)
+    return specs.rows(placement, column)
+
+
+def _kernel_specs(placement: Placement, w: GemmOperand, weight: Weight) -> Any:
+    if isinstance(w, GroupedTensor):
+        return specs.quantized_kernel(placement, w, weight)
+    return specs.kernel(placement, weight)
+
+
+def _whole_kernel(placement: Placement, w: GemmOperand, direction: Direction, weight: Weight, experts: int) -> Any:
+    """The kernel that a GEMM multiplies, [E, ...]: gathered over fsdp, one plane of it where it is quantized."""
+    w = planes.on_shard(placement, w, ("g", *specs.sides(weight)))
+    if isinstance(w, GroupedTensor):
+        return planes.gathered(placement, w, direction, weight)
+    if placement.gathered:
+        axis = ("g", *specs.sides(weight)).index(placement.gathered_letter)
+        w = planes.gathered_array(w, placement.gathered, axis)
+    return w.reshape(experts, -1, *w.shape[1:])
+
+
+class ShardedGemm(NamedTuple):
+    """A GEMM of a layer on shards.
+
+    gemm       "fprop", "dgrad" or "wgrad"
+    product    the backend's function for one block; it returns float32 where its results are summed
+    weight     the axes of the kernel: "kn" for [E * G, K, N], "nk" for [E * G, N, K]
+    out_dtype  of the result, to which sums are rounded once
+    """
+
+    placement: Placement
+    gemm: Gemm
+    product: Callable[..., Array]
+    weight: Weight
+    out_dtype: Any
+
+
+def rows_product(
+    how: ShardedGemm, rows: GemmOperand, w: GemmOperand, group_sizes: Array, bias: Array | None = None
+) -> Array:
+    """y of "fprop" or dx of "dgrad", [*B, M, C], from the rows [*B, M, K], the kernel, and bias [E * G, N]."""
+    placement, gemm, product, weight, out_dtype = how
+    direction: Direction = "rowwise" if readers("w", weight)[0] == gemm else "columnwise"
+    contracted: Letter = "i" if gemm == "fprop" else "o"
+    remaining: Letter = "o" if gemm == "fprop" else "i"
+
+    def local(rows: GemmOperand, w: GemmOperand, sizes: Array, bias: Array | None) -> Array:
+        partial = placement.auto(placement.several(contracted))
+        blocks, rows = Blocks.of(placement, sizes), planes.on_shard(placement, rows, ("m", contracted))
+        whole = _whole_kernel(placement, w, direction, weight, blocks.experts)
+        biases = None if bias is None else bias.reshape(blocks.experts, -1, bias.shape[-1])
+        outs = []
+        for block in blocks:
+            here, mine = blocks.take(sizes, block), None if biases is None else biases[block.e]
+            inside = {} if mine is None or partial else {"bias": mine}
+            out = product(blocks.take(rows, block), of_expert(whole, block.e), here, **inside)
+            if partial:
+                out = lax.psum(out, partial)  # type: ignore[no-untyped-call]
+                out = out if mine is None else add_bias(out, mine, here, None)
+            outs.append(out.astype(out_dtype))
+        return blocks.join(outs)
+
+    operands = rows, w, group_sizes, bias
+    in_specs = (
+        _rows_specs(placement, rows, contracted),
+        _kernel_specs(placement, w, weight),
+        specs.sizes(placement),
+        specs.groups(placement, columns=remaining),
+    )
+    result: Array = run(placement, local, operands, in_specs, specs.rows(placement, remaining))
+    return result
+
+
+def kernel_product(how: ShardedGemm, x: GemmOperand, dy: GemmOperand, group_sizes: Array) -> Array:
+    """dw with the axes of the kernel, from "wgrad" of each block."""
+    placement, _, product, weight, out_dtype = how
+    axis = ("g", *specs.sides(weight)).index(placement.gathered_letter)
+
+    def local(x: GemmOperand, dy: GemmOperand, sizes: Array) -> Array:
+        blocks, totals = Blocks.of(placement, sizes), list[Array]()
+        x, dy = planes.on_shard(placement, x, ("m", "i")), planes.on_shard(placement, dy, ("m", "o"))
+        for block in blocks:
+            operands = blocks.take(x, block), blocks.take(dy, block), blocks.take(sizes, block)
+            if block.f == 0:
+                totals.append(product(*operands))
+            else:
+                totals[-1] = product(*operands, out=totals[-1], accumulate=True)
+        return _reduced(placement, jnp.concatenate(totals), axis).astype(out_dtype)
+
+    result: Array = run(
+        placement,
+        local,
+        (x, dy, group_sizes),
+        (_rows_specs(placement, x, "i"), _rows_specs(placement, dy, "o"), specs.sizes(placement)),
+        specs.kernel(placement, weight),
+    )
+    return result
+
+
+def _reduced(placement: Placement, dw: Array, axis: int) -> Array:
+    """A whole gradient of this shard's tokens as the sum over all of them, cut as the kernel is."""
+    scattered, data = placement.gathered, placement.data
+    if scattered and set(scattered) <= set(data):
+        dw = lax.psum_scatter(dw, scattered, scatter_dimension=axis, tiled=True)  # type: ignore[no-untyped-call]
+    elif scattered:
+        # Tokens that fsdp does not shard: every member has the same sum already, and keeps its part.
+        size = dw.shape[axis] // placement.size(scattered)
+        dw = lax.dynamic_slice_in_dim(dw, lax.axis_index(scattered) * size, size, axis)
+    return summed(placement, dw, tuple(name for name in data if name not in scattered))
+
+
+def bias_sums(placement: Placement, dy: Array, group_sizes: Array, dtype: Any) -> Array:
+    """dbias [E * G, N]: column sums of each group's rows over all data blocks, summed in float32."""
+
+    def local(dy: Array, sizes: Array) -> Array:
+        blocks = Blocks.of(placement, sizes)
+        totals: list[Array] = []
+        for block in blocks:
+            sums = group_sums(blocks.take(dy, block), blocks.take(sizes, block))
+            if block.f == 0:
+                totals.append(sums)
+            else:
+                totals[-1] = totals[-1] + sums
+        return summed(placement, jnp.concatenate(totals), placement.data).astype(dtype)
+
+    result: Array = run(
+        placement,
+        local,
+        (dy, group_sizes),
+        (specs.rows(placement, "o"), specs.sizes(placement)),
+        specs.groups(placement, columns="o"),
+    )
+    return result

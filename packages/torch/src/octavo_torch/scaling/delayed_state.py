@@ -1,0 +1,147 @@
+"""Delayed scaling's state: amax histories and encode scales of one layer's operands, changed in place.
+
+The rules are those of docs/numerics (after Micikevicius et al., arXiv 2209.05433, section 4): record once or more per
+step (per microbatch), then `update` once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from octavo import DelayedScaling
+from octavo.formats import FORMAT_MAX
+from octavo.quantizer import Operand
+from octavo_torch.arithmetic.casts import FLT_MAX
+from octavo_torch.arithmetic.scales import divide
+from octavo_torch.arrays.checks import brief, check_count, check_device
+from octavo_torch.scaling.fused_update import fused_update
+
+OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
+
+
+def update_delayed(
+    history: Tensor,
+    scale: Tensor,
+    maximum: float,
+    *,
+    algorithm: Literal["max", "most_recent"],
+    margin: int,
+    reduced_amax: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """History [H, G] and scale [G] at the end of a step; those of a group whose amax is 0 do not change.
+
+    maximum        largest value of the payload format
+    reduced_amax   [G], this step's amax over all ranks; replaces slot 0 where it is not 0
+    """
+    last = history[0]
+    if reduced_amax is not None:
+        last = torch.where((reduced_amax != 0) & ~reduced_amax.isnan(), reduced_amax, last)
+    seen = last != 0
+    amax = torch.maximum(last, history[1:].amax(0)) if algorithm == "max" else last
+    rolled = torch.cat((torch.zeros_like(history[:1]), history[2:], last[None]))
+    usable = seen & amax.isfinite() & (amax > 0)
+    # ldexp rounds to fp32 once: margins near 64 leave no subnormal for the formats' maxima
+    new_scale = divide(math.ldexp(maximum, -margin), amax).clamp_(max=FLT_MAX)
+    return torch.where(seen, rolled, history), torch.where(usable, new_scale, scale)
+
+
+class DelayedState:
+    """Histories and scales of x, w and dy of one layer with DelayedScaling.
+
+    history  [3, H, G] float32   operands in the order x, w, dy; slot 0 holds the running amax of this step
+    scale    [3, G] float32      encode scales of this step
+
+    `grouped_linear(..., state=state)` records x's and w's amax in forward and dy's in backward. Recording keeps the
+    maximum, so any number of microbatches and recomputations may record. `update()` ends the step. Both tensors may be
+    buffers of a module: every change is in place.
+    """
+
+    __slots__ = ("history", "recipe", "scale")
+
+    def __init__(self, recipe: DelayedScaling, history: Tensor, scale: Tensor) -> None:
+        slots, groups = history.shape[1], history.shape[2]
+        if slots != recipe.history or tuple(scale.shape) != (3, groups) or history.shape[0] != 3:
+            raise ValueError(
+                f"history has shape {list(history.shape)} and scale {list(scale.shape)}; "
+                f"give [3, {recipe.history}, G] and [3, G]"
+            )
+        self.recipe, self.history, self.scale = recipe, history, scale
+
+    @classmethod
+    def create(cls, recipe: DelayedScaling, num_groups: int, device: torch.device | str | None = None) -> DelayedState:
+        """The state before the first step: history 0, scale 1. Raises ValueError for arguments that do not fit."""
+        if not isinstance(recipe, DelayedScaling):
+            raise ValueError(f"recipe is {brief(recipe)}; give DelayedScaling, the recipe that has a state")
+        check_count("num_groups", num_groups)
+        check_device(device)
+        history = torch.zeros(3, recipe.history, num_groups, dtype=torch.float32, device=device)
+        return cls(recipe, history, torch.ones(3, num_groups, dtype=torch.float32, device=device))
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return int(self.scale.shape[1])
+
+    def encode_scale(self, operand: Operand) -> Tensor:
+        """The encode scales of `operand`, [G]."""
+        return self.scale[OPERANDS.index(operand)]
+
+    @torch.no_grad()
+    def record(self, operand: Operand, amax: Tensor) -> None:
+        """Raise this step's running amax of `operand` to `amax`, fp32 [G]; NaN is ignored."""
+        slot = self.history[OPERANDS.index(operand), 0]
+        # fmax returns the number where one of the two is NaN
+        torch.fmax(slot, amax, out=slot)
+
+    @torch.no_grad()
+    def update(self, process_group: torch.distributed.ProcessGroup | None = None) -> None:
+        """End the step: compute the next scales from the amax recorded since the last update.
+
+        process_group   reduce amax over its ranks first (MAX); every rank must call, including ranks without tokens
+        """
+        reduced = None
+        if process_group is not None:
+            reduced = self.history[:, 0].clone()
+            torch.distributed.all_reduce(reduced, torch.distributed.ReduceOp.MAX, group=process_group)
+        recipe = self.recipe
+        update_all = fused_update(recipe, self.history, self.scale)
+        if update_all is not None:
+            maxima = [math.ldexp(self._maximum(operand), -recipe.margin) for operand in OPERANDS]
+            most_recent = recipe.algorithm == "most_recent"
+            update_all(self.history, self.scale, maxima, most_recent=most_recent, reduced=reduced)
+            return
+        for index, operand in enumerate(OPERANDS):
+            history, scale = update_delayed(
+                self.history[index],
+                self.scale[index],
+                self._maximum(operand),
+                algorithm=recipe.algorithm,
+                margin=recipe.margin,
+                reduced_amax=None if reduced is None else reduced[index],
+            )
+            self.history[index].copy_(history)
+            self.scale[index].copy_(scale)
+
+    def _maximum(self, operand: Operand) -> float:
+        recipe = self.recipe
+        return FORMAT_MAX[recipe.gradient_format if operand == "dy" else recipe.forward_format]
+
+
+def _flatten(state: DelayedState) -> tuple[list[Tensor], DelayedScaling]:
+    return [state.history, state.scale], state.recipe
+
+
+def _unflatten(tensors: Iterable[Tensor], recipe: DelayedScaling) -> DelayedState:
+    state = object.__new__(DelayedState)  # shapes are not checked: tree_map may put anything in a tensor's place
+    state.recipe = recipe
+    state.history, state.scale = tensors
+    return state
+
+
+pytree.register_pytree_node(DelayedState, _flatten, _unflatten, serialized_type_name="octavo_torch.DelayedState")

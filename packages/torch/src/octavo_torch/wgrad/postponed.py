@@ -1,0 +1,130 @@
+"""DelayedWgrad: weight gradients that backward leaves for later, to be computed on a stream of the caller's choice."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from octavo_torch.arrays.checks import brief
+from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
+
+
+class _Postponed:
+    """One weight gradient: the function that computes it, the tensors that this reads, and when those are ready.
+
+    versions   of the unquantized tensors that are read: a change in place would change the gradient
+    """
+
+    __slots__ = ("captured", "event", "inputs", "run", "stream", "versions")
+
+    def __init__(self, run: Callable[[], Iterable[Tensor]], operands: Sequence[object]) -> None:
+        self.run = run
+        self.inputs = [leaf for leaf in pytree.tree_leaves(operands) if isinstance(leaf, Tensor)]
+        self.versions = [(value, value._version) for value in operands if isinstance(value, Tensor)]
+        self.captured = is_capturing()
+        self.stream: torch.cuda.Stream | None = None
+        if self.inputs[0].is_cuda:
+            self.stream = torch.cuda.current_stream(self.inputs[0].device)
+            self.event = self.stream.record_event()
+
+    def compute(self) -> None:
+        """Compute the gradient on the current stream, after the tensors that it reads are ready."""
+        for value, version in self.versions:
+            if value._version != version:
+                raise ValueError(
+                    f"a tensor of shape {list(value.shape)} that a delayed weight gradient reads has changed in place "
+                    "since backward; call backward_dw before that, or change a copy"
+                )
+        if self.stream is None:
+            self.run()
+            return
+        if self.captured is not (is_capturing() or _is_captured(self.stream)):
+            raise GraphUnsafeError(
+                "backward and backward_dw are not in the same CUDA graph, or one of them is in none; call both inside "
+                "the captured function"
+            )
+        here = torch.cuda.current_stream(self.stream.device)
+        if here == self.stream:
+            self.run()
+            return
+        here.wait_event(self.event)
+        # the allocator knows only the stream on which a tensor was allocated
+        for value in self.inputs:
+            value.record_stream(here)
+        for gradient in self.run():
+            gradient.record_stream(self.stream)
+
+
+def _is_captured(stream: torch.cuda.Stream) -> bool:
+    with torch.cuda.stream(stream):
+        return is_capturing()
+
+
+class DelayedWgrad:
+    """Weight gradients that backward has postponed, oldest first: pass it to `grouped_linear` as `delayed_wgrad`.
+
+    Backward then computes the other gradients and keeps what the weight's gradient needs: the columnwise codes of x and
+    dy, or both unquantized where the recipe's wgrad slot is high precision. The weight's hooks run once, when its
+    gradient is computed. `len()` is the number of backward passes with postponed gradients. Copies and pickles are
+    empty.
+
+    anchor   takes the weight's place in autograd's graph: autograd would run the weight's hooks even for no gradient
+    """
+
+    def __init__(self) -> None:
+        self.anchor = torch.zeros((), requires_grad=True)
+        self._passes: deque[list[_Postponed]] = deque()
+        self._last_owner: object = None
+
+    def __len__(self) -> int:
+        return len(self._passes)
+
+    def postpone(self, owner: object, run: Callable[[], Iterable[Tensor]], operands: Sequence[object]) -> None:
+        """Called by backward: keep `run`, which reads `operands` and returns the tensors that it allocated.
+
+        owner   the forward call whose backward this is: gradients of all its weights are computed together
+        """
+        postponed = _Postponed(run, operands)
+        if self._passes and owner is self._last_owner:
+            self._passes[-1].append(postponed)
+        else:
+            self._passes.append([postponed])
+            self._last_owner = owner
+
+    def backward_dw(self, count: int | None = None) -> None:
+        """Compute the weight gradients of the oldest `count` backward passes; None: of all.
+
+        They are added to the weights' .grad, or go to `main_grad` where the call asked for that. All work is enqueued
+        on the current stream, which waits for the backward that postponed it:
+
+            with torch.cuda.stream(side):
+                layer.backward_dw()
+            torch.cuda.current_stream().wait_stream(side)  # before gradients are read
+
+        Raises ValueError where `count` exceeds the number of postponed passes, or where an unquantized operand has
+        changed since; GraphUnsafeError where backward was captured into a CUDA graph and this call is not, or vice
+        versa.
+        """
+        postponed = len(self._passes)
+        if count is None:
+            count = postponed
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= postponed:
+            raise ValueError(
+                f"count is {brief(count)} and {postponed} backward passes have postponed weight gradients; "
+                "give at most that number, or None for all"
+            )
+        for _ in range(count):
+            gradients = self._passes[0]
+            while gradients:
+                gradients[0].compute()
+                del gradients[0]
+            self._passes.popleft()
+        if not self._passes:
+            self._last_owner = None
+
+    def __reduce__(self) -> tuple[type[DelayedWgrad], tuple[()]]:
+        return DelayedWgrad, ()
