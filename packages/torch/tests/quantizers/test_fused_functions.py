@@ -13,7 +13,8 @@ from torch import Tensor
 
 import octavo_registry
 from octavo import NoBackendError, QuantizerSpec
-from octavo_registry import Bound
+from octavo_registry.contract.backend import Backend
+from octavo_registry.contract.fused import BoundActQuantize
 from octavo_torch import (
     Extras,
     GroupedTensor,
@@ -157,14 +158,14 @@ def fused_only(x: Tensor, group_sizes: Any = None, *, wanted: Any = None, probs:
     return q, Extras(activated=rows if "activated" in wanted else None)
 
 
-class FusedPlugin:
+class FusedPlugin(Backend):
     """A backend of the operation that the reference has not."""
 
     def refuses(self, request: Any) -> None:
         return None
 
-    def bind(self, request: Any) -> Bound:
-        return Bound(run=fused_only)
+    def bind(self, request: Any) -> BoundActQuantize[Tensor, GroupedTensor]:
+        return BoundActQuantize(fused_only)
 
     @octavo_registry.hookimpl
     def octavo_backends(self) -> Any:

@@ -21,10 +21,11 @@ from octavo_torch.compiler.tracing import one_call
 from octavo_torch.dispatch.layer import Layer, layer_for
 from octavo_torch.linear import arguments
 from octavo_torch.linear.autograd import quantize_operand
+from octavo_torch.linear.call import Call
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight, layouts_of
 from octavo_torch.quantizers.arguments import NEEDS_SEED, check_group_offset, check_unchanged
-from octavo_torch.quantizers.writing import replace_unless, takes_unchanged
+from octavo_torch.quantizers.writing import replace_unless
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import check_seed
 
@@ -128,12 +129,10 @@ def _write(
     layer: Layer, w: Tensor, seed: Any, state: DelayedState | None, out: QuantizedWeight, unchanged: Tensor | None
 ) -> None:
     """New codes and amax into `out`'s tensors, but where `unchanged` says so."""
-    run, how = layer.quantize_w, {}
-    into: Any = out.codes
-    if state is not None:
-        run, into, how = layer.with_amax.get("w"), (out.codes, out.amax), {"scale": state.encode_scale("w")}
-    if run is not None and takes_unchanged(run):
-        run(w, None, seed=seed, operand="w", out=into, unchanged=unchanged, **how)
+    into = layer.quantizers["w"].bound.into
+    if into is not None:
+        scale = None if state is None else state.encode_scale("w")
+        into(w, None, out=out.codes, amax=out.amax, unchanged=unchanged, seed=seed, operand="w", scale=scale)
         return
     codes, amax = (*_made(layer, w, seed, state), None)[:2]
     for name in PLANES:
@@ -152,7 +151,7 @@ def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: Any) -
         raise ValueError(f"out was made with interleave={out.interleave or None}; give the call the same")
     if out.codes is not None:
         spec = layer.quantizers["w"].request.quantizer
-        if spec is not None and out.codes.spec.orientation != spec.orientation:
+        if out.codes.spec.orientation != spec.orientation:
             raise ValueError(
                 f"out holds {out.codes.spec.orientation} data and the call makes {spec.orientation}: the weight's "
                 "gradient is wanted now and was not, or the other way round; leave out= away"
@@ -210,5 +209,7 @@ def _input_codes(
         raise ValueError(NEEDS_SEED)
     check_seed(seed)
     check_group_offset(group_offset)
-    codes = quantize_operand(layer, layer.quantize_x, x, "x", sizes, seed, state, True, group_offset)
+    call = Call(recipe, group_offset=group_offset, state=state)
+    call.layer, call.sizes = layer, sizes
+    codes = quantize_operand(call, layer.quantize_x, "x", x, seed)
     return codes.group_sizes, codes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
 
+from octavo import QuantizerSpec
 from octavo.quantizer import Direction, Operand
 from octavo_registry.contract.cards import Norm
 from octavo_torch.arrays.checks import brief, check_spec
@@ -21,7 +22,9 @@ NEEDS_SEED = (
 )
 
 
-def check_quantize(x: Any, spec: Any, group_sizes: Any, seed: Any, scale: Any, group_offset: Any) -> None:
+def check_quantize(
+    x: object, spec: QuantizerSpec, group_sizes: object, seed: object, scale: object, group_offset: object
+) -> None:
     """The arguments of `quantize` that do not depend on the number of groups."""
     if not isinstance(x, Tensor):
         raise ValueError(f"x is a {type(x).__name__}; give a tensor [M, K] or [G, N, K]")
@@ -48,13 +51,13 @@ def check_quantize(x: Any, spec: Any, group_sizes: Any, seed: Any, scale: Any, g
         raise ValueError(f"scale was given and {spec.scaling} scaling makes its own; leave it out")
 
 
-def check_group_offset(group_offset: Any) -> None:
+def check_group_offset(group_offset: object) -> None:
     """ValueError for anything but a 32-bit number."""
     if not isinstance(group_offset, int) or not 0 <= group_offset < 1 << 32:
         raise ValueError(f"group_offset is {brief(group_offset)}; give the first group's number, from 0 to 2^32 - 1")
 
 
-def check_scale(scale: Any, groups: int, x: Tensor) -> None:
+def check_scale(scale: object, groups: int, x: Tensor) -> None:
     """Delayed scaling's encode scales: float32 [G] on x's device."""
     if scale is None:
         return
@@ -65,21 +68,21 @@ def check_scale(scale: Any, groups: int, x: Tensor) -> None:
         raise ValueError(f"scale is on {scale.device} and x on {x.device}; move it there")
 
 
-def operand_name(operand: Any) -> Operand | None:
+def operand_name(operand: object) -> Operand | None:
     """`operand`, or ValueError."""
     if operand is not None and (not isinstance(operand, str) or operand not in ("x", "w", "dy")):
         raise ValueError(f"operand is {brief(operand)}; give 'x', 'w' or 'dy'")
     return cast(Operand | None, operand)
 
 
-def direction_name(direction: Any) -> Direction:
+def direction_name(direction: object) -> Direction:
     """`direction`, or ValueError."""
     if not isinstance(direction, str) or direction not in ("rowwise", "columnwise"):
         raise ValueError(f"direction is {brief(direction)}; give 'rowwise' or 'columnwise'")
     return cast(Direction, direction)
 
 
-def check_unchanged(unchanged: Any, out: Any, x: Tensor) -> None:
+def check_unchanged(unchanged: object, out: object, x: Tensor) -> None:
     """A flag is an int32 scalar on the device, and leaves outputs that are there already as they are."""
     if unchanged is None:
         return
@@ -96,7 +99,7 @@ def check_unchanged(unchanged: Any, out: Any, x: Tensor) -> None:
         raise ValueError(f"unchanged is on {unchanged.device} and x on {x.device}; move it there")
 
 
-def check_exact(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype, x: Tensor) -> None:
+def check_exact(name: str, value: object, shape: tuple[int, ...], dtype: torch.dtype, x: Tensor) -> None:
     """A tensor of exactly this shape and dtype on x's device; None passes."""
     if value is None:
         return
@@ -108,7 +111,7 @@ def check_exact(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtyp
         raise ValueError(f"{name} is on {value.device} and x on {x.device}; move it there")
 
 
-def check_norm(norm: Any, epsilon: Any, x: Tensor, gamma: Any, beta: Any) -> Norm:
+def check_norm(norm: object, epsilon: object, x: Tensor, gamma: object, beta: object) -> Norm:
     """`norm`; ValueError unless it names a normalization and the other arguments fit it and x [M, C]."""
     if norm not in get_args(Norm):
         raise ValueError(f"norm is {norm!r}; give 'rms' or 'layer'")
@@ -123,7 +126,7 @@ def check_norm(norm: Any, epsilon: Any, x: Tensor, gamma: Any, beta: Any) -> Nor
     return cast(Norm, norm)
 
 
-def layout_names(layouts: Any) -> tuple[str, str]:
+def layout_names(layouts: object) -> tuple[str, str]:
     """`layouts`, or ValueError for anything but the names of the rowwise and of the columnwise plane's."""
     if (
         not isinstance(layouts, (tuple, list))
@@ -134,7 +137,7 @@ def layout_names(layouts: Any) -> tuple[str, str]:
     return layouts[0], layouts[1]
 
 
-def check_quantized(q: Any) -> None:
+def check_quantized(q: object) -> None:
     """ValueError for anything but a GroupedTensor."""
     if not isinstance(q, GroupedTensor):
         raise ValueError(f"q is a {type(q).__name__}; give the GroupedTensor that quantize returned")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo_registry.contract.cards import Activation, Norm
-from octavo_registry.contract.request import Plan
+from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arithmetic import operations
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.functions.activations import activate, activate_gradient, probs_gradient
@@ -23,23 +23,23 @@ Wanted = tuple[str, ...]
 
 
 def _quantized(
-    quantizer: Plan, rows: Tensor, group_sizes: Tensor, wanted: Wanted, how: dict[str, Any]
+    quantizer: QuantizePlan, rows: Tensor, group_sizes: Tensor, wanted: Wanted, how: dict[str, Any]
 ) -> tuple[GroupedTensor, Extras]:
     extras = Extras(activated=rows if "activated" in wanted else None)
-    if "amax" not in wanted:
-        return quantizer.run(rows, group_sizes, **how), extras
-    if quantizer.run_with_amax is None:
+    bound = quantizer.bound
+    if "amax" in wanted and bound.with_amax is not None:
+        q, extras.amax = bound.with_amax(rows, group_sizes, **how)
+        return q, extras
+    if "amax" in wanted:
         extras.amax = operations.group_amax_of(rows, group_sizes)
-        return quantizer.run(rows, group_sizes, **how), extras
-    q, extras.amax = quantizer.run_with_amax(rows, group_sizes, **how)
-    return q, extras
+    return bound.run(rows, group_sizes, **how), extras
 
 
 @dataclass(frozen=True, slots=True)
 class ComposedActivation:
     """ "act_quantize" by `quantizer`, the plan of "quantize" for what the activation returns."""
 
-    quantizer: Plan
+    quantizer: QuantizePlan
     activation: Activation
 
     def __call__(
@@ -52,7 +52,7 @@ class ComposedActivation:
 class ComposedGradient:
     """ "dact_quantize" by `quantizer`, the plan of "quantize" for the gradient."""
 
-    quantizer: Plan
+    quantizer: QuantizePlan
     activation: Activation
 
     def __call__(
@@ -73,7 +73,7 @@ class ComposedGradient:
 class ComposedNorm:
     """ "norm_quantize" by `quantizer`, the plan of "quantize" for the normalized rows."""
 
-    quantizer: Plan
+    quantizer: QuantizePlan
     norm: Norm
 
     def __call__(

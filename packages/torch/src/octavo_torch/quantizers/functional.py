@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,12 +11,11 @@ from torch import Tensor
 
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
-from octavo_registry.contract.request import Plan
 from octavo_torch.arithmetic import operations
 from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
-from octavo_torch.arrays.sizes import all_rows, as_sizes
+from octavo_torch.arrays.sizes import GroupSizes, all_rows, as_sizes
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.quantizers import arguments
 from octavo_torch.quantizers.plans import converter_plan, dequantizer_plan, quantizer_plan
@@ -34,7 +33,7 @@ _AMAX_SPEC = QuantizerSpec(scaling="current", format="e4m3", orientation="rowwis
 def quantize(
     x: Tensor,
     spec: QuantizerSpec,
-    group_sizes: Any = None,
+    group_sizes: GroupSizes | None = None,
     *,
     layouts: Layouts = PLAIN_LAYOUTS,
     seed: int | Tensor | None = None,
@@ -80,7 +79,7 @@ def quantize(
     return out
 
 
-def sizes_of(x: Tensor, group_sizes: Any) -> tuple[Tensor | None, bool]:
+def sizes_of(x: Tensor, group_sizes: GroupSizes | None) -> tuple[Tensor | None, bool]:
     """Sizes as backends take them, None for matrices, and whether they are in host memory."""
     if x.dim() == 3:
         return None, x.is_cpu
@@ -136,18 +135,23 @@ def convert_layout(q: GroupedTensor, layouts: Layouts, *, backend: Backend = Non
     wanted = (rowwise, columnwise)
     if wanted == now:
         return q
-    converted = q if now == PLAIN_LAYOUTS else _conversion(converter_plan(q, now, names), "to_plain")(q)
+    converted = q
+    if now != PLAIN_LAYOUTS:
+        plan = converter_plan(q, now, names)
+        converted = _conversion(plan.backend, now, plan.bound.to_plain)(q)
     if wanted != PLAIN_LAYOUTS:
-        converted = _conversion(converter_plan(converted, wanted, names), "from_plain")(converted)
+        plan = converter_plan(converted, wanted, names)
+        converted = _conversion(plan.backend, wanted, plan.bound.from_plain)(converted)
     return _sharing(q, converted)
 
 
-def _conversion(plan: Plan, name: Literal["from_plain", "to_plain"]) -> Any:
-    conversion = getattr(plan.run, name, None)
+def _conversion(
+    backend: str, layouts: Layouts, conversion: Callable[[GroupedTensor], GroupedTensor] | None
+) -> Callable[[GroupedTensor], GroupedTensor]:
     if conversion is None:
         raise ValueError(
-            f"{plan.backend} makes layouts {' and '.join(plan.request.layouts)} and does not convert planes to them or "
-            "back; quantize with these layouts instead"
+            f"{backend} makes layouts {' and '.join(layouts)} and converts no planes to them or back; quantize with "
+            "these layouts instead"
         )
     return conversion
 
@@ -164,7 +168,7 @@ def _sharing(q: GroupedTensor, converted: GroupedTensor) -> GroupedTensor:
 
 @one_call
 @torch.no_grad()
-def group_amax(x: Tensor, group_sizes: Any = None) -> Tensor:
+def group_amax(x: Tensor, group_sizes: GroupSizes | None = None) -> Tensor:
     """fp32 [G]: max |x| of each group of [M, K] rows or of each of [G, N, K] matrices.
 
     NaN where a group holds one, 0 where it has no rows; rows past the sum are not read. `x` and `group_sizes` as in

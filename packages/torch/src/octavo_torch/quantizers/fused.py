@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
 
 import octavo_registry as registry
 from octavo import NoBackendError, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
-from octavo_registry.contract.cards import Activation, Norm
-from octavo_registry.contract.request import Plan, Request
-from octavo_registry.dispatch.layer_requests import quantize_request
+from octavo_registry.contract.cards import Activated, Activation, Norm
+from octavo_registry.contract.plan import Plan
+from octavo_registry.contract.request import FusedRequest
+from octavo_registry.dispatch.layer_plan import QuantizePlan
+from octavo_registry.dispatch.layer_requests import activation_request, norm_request, quantize_request
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.dispatch.layer import Layer, Names
-from octavo_torch.dispatch.memo import Kept
+from octavo_torch.memo import Memo
 from octavo_torch.quantizers.composed import ComposedActivation, ComposedGradient, ComposedNorm
 from octavo_torch.quantizers.extras import Extras
-
-FusedOp = Literal["act_quantize", "dact_quantize"]
 
 _UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
 """What is asked for where nobody reads codes: one pass is worth a byte an element that is thrown away."""
 
 
 Run = Callable[..., tuple[GroupedTensor, Extras]]
-"""octavo_registry.Bound's "act_quantize" and "dact_quantize", with one keyword more: `wanted`, names of the fields of
-Extras that the caller reads. A backend's function that takes it makes no others; one that does not makes them all."""
+"""octavo_registry.contract.fused.ActQuantize, DactQuantize or NormQuantize."""
 
 
 @dataclass(frozen=True)
@@ -63,21 +60,21 @@ def gradient_quantizer(layer: Layer, activation: Activation) -> Fused:
     return _fused("dact_quantize", layer, "dy", activation, array=array)
 
 
-def _fused(op: FusedOp, layer: Layer, operand: Operand, activation: Activation, *, array: bool) -> Fused:
+def _fused(op: Activated, layer: Layer, operand: Operand, activation: Activation, *, array: bool) -> Fused:
     quantizer = layer.quantizers.get(operand)
     codes = quantizer is not None
     if quantizer is None:
-        chosen = layer.plan.fprop
-        request = quantize_request(chosen.request, _UNREAD, operand, (PLAIN, PLAIN))
+        chosen: Plan = layer.plan.fprop
+        request = quantize_request(layer.plan.fprop.request, _UNREAD, operand, (PLAIN, PLAIN))
     else:
         chosen, request = quantizer, quantizer.request
-    plan = _fusing(chosen, replace(request, op=op, activation=activation), codes, layer.backend)
+    plan = _fusing(chosen, activation_request(request, op, activation), codes, layer.backend)
     if isinstance(plan, str):
         return Fused(None, None, plan, codes, array)
-    return Fused(plan, _taking_wanted(plan.run), "", codes, array)
+    return Fused(plan, plan.run, "", codes, array)
 
 
-def _fusing(chosen: Plan, request: Request, codes: bool, backend: Names) -> Plan | str:
+def _fusing(chosen: Plan, request: FusedRequest, codes: bool, backend: Names) -> Plan | str:
     """The plan of a fused operation beside the plan of the operation that it is fused with; or why there is none."""
     try:
         plan = registry.plan(request, backend=backend)
@@ -91,41 +88,28 @@ def _fusing(chosen: Plan, request: Request, codes: bool, backend: Names) -> Plan
     return plan
 
 
-_runs: Kept[Run] = Kept()
+_runs: Memo[Run] = Memo()
 
 
-def activation_run(op: FusedOp, quantizer: Plan, activation: Activation, backend: Names) -> Run:
+def activation_run(op: Activated, quantizer: QuantizePlan, activation: Activation, backend: Names) -> Run:
     """The function of "act_quantize" or "dact_quantize" for the plan of a quantizer: a backend's, or composed."""
 
     def planned() -> Run:
-        request = replace(quantizer.request, op=op, activation=activation)
+        plan = _fusing(quantizer, activation_request(quantizer.request, op, activation), True, backend)
+        if not isinstance(plan, str):
+            run: Run = plan.bound.run
+            return run
         composed = ComposedActivation if op == "act_quantize" else ComposedGradient
-        return _run_of(_fusing(quantizer, request, True, backend)) or composed(quantizer, activation)
+        return composed(quantizer, activation)
 
     return _runs.get((id(quantizer), op, activation, backend), planned, quantizer)
 
 
-def norm_run(quantizer: Plan, norm: Norm, backend: Names) -> Run:
+def norm_run(quantizer: QuantizePlan, norm: Norm, backend: Names) -> Run:
     """The function of "norm_quantize" for the plan of a quantizer: a backend's, or composed."""
 
     def planned() -> Run:
-        request = replace(quantizer.request, op="norm_quantize", norm=norm)
-        return _run_of(_fusing(quantizer, request, True, backend)) or ComposedNorm(quantizer, norm)
+        plan = _fusing(quantizer, norm_request(quantizer.request, norm), True, backend)
+        return ComposedNorm(quantizer, norm) if isinstance(plan, str) else plan.bound.run
 
     return _runs.get((id(quantizer), "norm_quantize", norm, backend), planned, quantizer)
-
-
-def _run_of(plan: Plan | str) -> Run | None:
-    return None if isinstance(plan, str) else _taking_wanted(plan.run)
-
-
-def _taking_wanted(run: Callable[..., Any]) -> Run:
-    parameters = inspect.signature(run).parameters
-    if "wanted" in parameters or any(part.kind is part.VAR_KEYWORD for part in parameters.values()):
-        return run
-
-    def call(*arrays: Any, wanted: tuple[str, ...], **how: Any) -> tuple[GroupedTensor, Extras]:
-        result: tuple[GroupedTensor, Extras] = run(*arrays, **how)
-        return result
-
-    return call

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from octavo import QuantizerSpec
 from octavo_registry.contract.cards import Activation, Norm
-from octavo_registry.contract.request import Plan
+from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arithmetic import operations
 from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.operands import check_tensor
+from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.functions.activations import check_activation, features
 from octavo_torch.quantizers import arguments
@@ -36,7 +37,7 @@ _How = dict[str, Any]
 def act_quantize(
     x: Tensor,
     spec: QuantizerSpec,
-    group_sizes: Any = None,
+    group_sizes: GroupSizes | None = None,
     *,
     activation: Activation,
     probs: Tensor | None = None,
@@ -75,7 +76,7 @@ def dact_quantize(
     dy: Tensor,
     x: Tensor,
     spec: QuantizerSpec,
-    group_sizes: Any = None,
+    group_sizes: GroupSizes | None = None,
     *,
     activation: Activation,
     probs: Tensor | None = None,
@@ -115,7 +116,7 @@ def norm_quantize(
     x: Tensor,
     gamma: Tensor,
     spec: QuantizerSpec,
-    group_sizes: Any = None,
+    group_sizes: GroupSizes | None = None,
     *,
     beta: Tensor | None = None,
     norm: Norm = "rms",
@@ -150,8 +151,14 @@ def norm_quantize(
 
 
 def _planned(
-    x: Tensor, spec: QuantizerSpec, group_sizes: Any, columns: int, layouts: Layouts, backend: Backend, how: _How
-) -> tuple[Plan, Tensor]:
+    x: Tensor,
+    spec: QuantizerSpec,
+    group_sizes: GroupSizes | None,
+    columns: int,
+    layouts: Layouts,
+    backend: Backend,
+    how: _How,
+) -> tuple[QuantizePlan, Tensor]:
     """The plan of the quantizer alone, and the sizes; ValueError where the arguments of `quantize` do not fit."""
     arguments.check_quantize(x, spec, group_sizes, how["seed"], how["scale"], how["group_offset"])
     how["operand"] = arguments.operand_name(how["operand"]) or spec.role
@@ -163,7 +170,9 @@ def _planned(
     return quantizer_plan(spec, x, columns, groups, at_host, backend_names(backend), layouts), sizes
 
 
-def _names(wanted: Any, spec: QuantizerSpec, usual: tuple[str, ...], others: tuple[str, ...] = ()) -> tuple[str, ...]:
+def _names(
+    wanted: object, spec: QuantizerSpec, usual: tuple[str, ...], others: tuple[str, ...] = ()
+) -> tuple[str, ...]:
     """The names of the extras to return; ValueError for one that the function has not."""
     if wanted is None:
         return (*usual, "amax") if spec.scaling == "delayed" else usual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,56 +13,55 @@ from octavo import QuantizerSpec
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
-from octavo_registry.contract.cards import Op
-from octavo_registry.contract.request import Plan, Request
+from octavo_registry.contract.plan import Plan
+from octavo_registry.contract.request import DequantizeRequest, QuantizeRequest
+from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.graphs import wants_graph
-from octavo_torch.dispatch.memo import Kept, arch_of
+from octavo_torch.dispatch.device import arch_of
+from octavo_torch.memo import Memo
 
 Names = str | Sequence[str] | None
 Layouts = tuple[str, str]
 
 _is_compiling = torch.compiler.is_compiling
-_quantizers: Kept[Plan] = Kept()
-_dequantizers: Kept[Plan] = Kept()
-_converters: Kept[Plan] = Kept()
+_quantizers: Memo[QuantizePlan] = Memo()
+_dequantizers: Memo[Plan] = Memo()
+_converters: Memo[QuantizePlan] = Memo()
 
 
 def _graph_safe(x: Tensor) -> bool:
     return not _is_compiling() and wants_graph(x)
 
 
-def _request_of(q: GroupedTensor, op: Op, out_dtype: DType, layouts: Layouts, graph_safe: bool) -> Request:
+def _fields(q: GroupedTensor, graph_safe: bool) -> dict[str, Any]:
+    """What requests for an operation on `q` have in common."""
     spec = q.spec
-    return Request(
-        op=op,
-        framework="torch",
-        device=q.device.type,
-        in_dtype="float32",
-        out_dtype=out_dtype,
-        quantizer=spec.quantizer,
-        arch=arch_of(q.device),
-        k=spec.shape[-1],
-        n=None if spec.ragged_axis == 0 else spec.shape[1],
-        groups=spec.groups,
-        stacked=spec.ragged_axis is None,
+    return {
+        "framework": "torch",
+        "device": q.device.type,
+        "in_dtype": "float32",
+        "quantizer": spec.quantizer,
+        "arch": arch_of(q.device),
+        "k": spec.shape[-1],
+        "n": None if spec.ragged_axis == 0 else spec.shape[1],
+        "groups": spec.groups,
         # those of a quantized operand are on its device
-        sizes="host" if q.device.type == "cpu" else "device",
-        graph_safe=graph_safe,
-        layouts=layouts,
-    )
+        "sizes": "host" if q.device.type == "cpu" else "device",
+        "graph_safe": graph_safe,
+    }
 
 
 def quantizer_plan(
     spec: QuantizerSpec, x: Tensor, columns: int, groups: int, at_host: bool, backend: Names, layouts: Layouts
-) -> Plan:
+) -> QuantizePlan:
     """The plan that quantizes tensors like `x`, if with `columns` columns, to the (rowwise, columnwise) `layouts`."""
     graph_safe = _graph_safe(x)
 
-    def planned() -> Plan:
+    def planned() -> QuantizePlan:
         name = DTYPE_NAMES[x.dtype]
-        request = Request(
+        request = QuantizeRequest(
             op="quantize",
             framework="torch",
             device=x.device.type,
@@ -91,18 +91,22 @@ def dequantizer_plan(q: GroupedTensor, direction: Direction, dtype: DType, backe
     def planned() -> Plan:
         # the other plane is not read, whatever its layout is
         layouts = (spec.rowwise_layout, PLAIN) if direction == "rowwise" else (PLAIN, spec.columnwise_layout)
-        return registry.plan(_request_of(q, "dequantize", dtype, layouts, graph_safe), backend=backend)
+        request = DequantizeRequest(op="dequantize", out_dtype=dtype, layouts=layouts, **_fields(q, graph_safe))
+        return registry.plan(request, backend=backend)
 
     key = (id(spec), direction, codes.device, dtype, backend, graph_safe)
     return _dequantizers.get(key, planned, spec)
 
 
-def converter_plan(q: GroupedTensor, layouts: Layouts, backend: Names) -> Plan:
+def converter_plan(q: GroupedTensor, layouts: Layouts, backend: Names) -> QuantizePlan:
     """The plan of a quantizer to `layouts`, whose backend converts planes of tensors like `q` to them and back."""
     graph_safe = _graph_safe(next(plane for plane in (q.rowwise, q.columnwise) if plane is not None))
 
-    def planned() -> Plan:
-        return registry.plan(_request_of(q, "quantize", "float32", layouts, graph_safe), backend=backend)
+    def planned() -> QuantizePlan:
+        stacked = q.spec.ragged_axis is None
+        fields = _fields(q, graph_safe)
+        request = QuantizeRequest(op="quantize", out_dtype="float32", stacked=stacked, layouts=layouts, **fields)
+        return registry.plan(request, backend=backend)
 
     key = (id(q.spec), q.device, layouts, backend, graph_safe)
     return _converters.get(key, planned, q.spec)

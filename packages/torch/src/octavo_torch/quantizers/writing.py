@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from octavo_registry.contract.request import Plan
+from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
-
-
-@lru_cache(maxsize=256)
-def takes_unchanged(run: Callable[..., Any]) -> bool:
-    """True where a bound quantizer writes into `out` and has the flag itself; others' results are selected later."""
-    return "unchanged" in inspect.signature(run).parameters
 
 
 def replace_unless(unchanged: Tensor | None, target: Tensor | None, new: Tensor | None) -> None:
@@ -30,16 +21,19 @@ def replace_unless(unchanged: Tensor | None, target: Tensor | None, new: Tensor 
 
 
 def quantize_into(
-    plan: Plan, x: Tensor, sizes: Tensor | None, out: GroupedTensor, unchanged: Tensor | None, how: dict[str, Any]
+    plan: QuantizePlan,
+    x: Tensor,
+    sizes: Tensor | None,
+    out: GroupedTensor,
+    unchanged: Tensor | None,
+    how: dict[str, Any],
 ) -> None:
     """`x` quantized by `plan` into the tensors of `out`, but where `unchanged` says so."""
-    if unchanged is None:
-        plan.run(x, sizes, out=out, **how)
-    elif takes_unchanged(plan.run):
-        plan.run(x, sizes, out=out, unchanged=unchanged, **how)
-    else:
-        codes = plan.run(x, sizes, **how)
-        if out.spec != codes.spec:
-            raise ValueError(f"out is {out!r} and the result {codes!r}; give one of the same spec")
-        for name in (*PLANES, "group_sizes"):
-            replace_unless(unchanged, getattr(out, name), getattr(codes, name))
+    if plan.bound.into is not None:
+        plan.bound.into(x, sizes, out=out, unchanged=unchanged, **how)
+        return
+    codes = plan.bound.run(x, sizes, **how)
+    if out.spec != codes.spec:
+        raise ValueError(f"out is {out!r} and the result {codes!r}; give one of the same spec")
+    for name in (*PLANES, "group_sizes"):
+        replace_unless(unchanged, getattr(out, name), getattr(codes, name))
