@@ -136,7 +136,9 @@ def bind_quantize(
         operand: Operand | None = None,
         group_offset: int | Array = 0,
         scale: Array | None = None,
+        out: None = None,
     ) -> GroupedTensor:
+        arguments.check_out(out)
         return made(x, group_sizes, seed, operand, group_offset, scale, ())[0]
 
     def with_amax(
