@@ -42,7 +42,7 @@ def calls(name: str) -> dict[str, Callable[[], Any]]:
     plan = native.plan(SIZES, 8)
     return {
         "bound": lambda: run(x, SIZES, **given),
-        "bound, out": lambda: run(x, SIZES, out=held, **given),
+        "bound, out": lambda: run.into(x, SIZES, out=held, **given),
         "bound, planned": lambda: run(x, plan, **given),
         "front end": lambda: octavo_torch.quantize(x, spec, SIZES, **given),
         "front end, out": lambda: octavo_torch.quantize(x, spec, SIZES, out=held, **given),
