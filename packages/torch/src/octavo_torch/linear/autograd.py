@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -55,19 +55,12 @@ def quantize_operand(call: Call, run: Run, operand: Operand, value: Tensor, seed
     return codes
 
 
-class Forward(NamedTuple):
-    """y [M, N], and x and w as backward saves them: quantized where a GEMM reads codes."""
-
-    y: Tensor
-    x: Tensor | GroupedTensor
-    w: Tensor | GroupedTensor
-
-
 def run_forward(
     call: Call, seed: int | Tensor | None, x: Tensor, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
-) -> Forward:
+) -> tuple[Tensor, Tensor | GroupedTensor, Tensor | GroupedTensor]:
     """The layer's product of x [M, K] and w [G, N, K], each quantized first where the call has no codes of it.
 
+    Returns y [M, N], and x and w as backward saves them: quantized where a GEMM reads codes.
     Of an x whose codes the call has, the values are read where the fprop slot is high precision alone.
     """
     layer = call.layer
@@ -77,16 +70,9 @@ def run_forward(
         rows = quantize_operand(call, layer.quantize_x, "x", x, seed)
     if layer.quantize_w is not None and call.w_codes is None:
         matrices = quantize_operand(call, layer.quantize_w, "w", w, seed)
-    read = (rows, matrices) if layer.quantized_fprop else (x, w)
-    y = layer.fprop(*read, call.sizes, bias=bias, bias_scales=bias_scales, out=call.out)
-    return Forward(y, rows, matrices)
-
-
-def forward_without_gradients(
-    call: Call, x: Tensor, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
-) -> Tensor:
-    """y [M, N]."""
-    return run_forward(call, draw_in_forward(call), x, w, bias, bias_scales).y
+    left, right = (rows, matrices) if layer.quantized_fprop else (x, w)
+    y = layer.fprop(left, right, call.sizes, bias=bias, bias_scales=bias_scales, out=call.out)
+    return y, rows, matrices
 
 
 class Saved:
@@ -116,7 +102,7 @@ class Context(Protocol):
     dtypes   of forward's last inputs, those that take a gradient; None for one that is absent
     """
 
-    dtypes: list[torch.dtype | None]
+    dtypes: Sequence[torch.dtype | None]
     needs_input_grad: tuple[bool, ...]
     saved_tensors: tuple[Tensor, ...]
     next_functions: tuple[tuple[Node | None, int], ...]

@@ -69,27 +69,27 @@ class GroupedMLPFunction(torch.autograd.Function):
         plan = call.plan
         fc1, fc2 = plan.fc1, plan.fc2
         operands = Operands(x, w1, w2, probs, bias1, bias2, bias2_scales)
-        first, h, second = forward(call, operands)
+        result = forward(call, operands)
         call.release()
         tensors = [caller_sizes(call.sizes), None, None, None, None]
         if fc2.need_dx or (fc2.need_dw and not fc2.quantized_wgrad):
-            tensors[1:3] = [h, probs]
+            tensors[1:3] = [result.h, probs]
         if bias2_scales is not None:
             tensors[3:] = [bias2, bias2_scales]
         if fc1.need_dw:
-            ctx.x = Saved(first.x if fc1.quantized_wgrad else x, tensors)
+            ctx.x = Saved(result.x if fc1.quantized_wgrad else x, tensors)
         if fc1.need_dx:
-            ctx.w1 = Saved(first.w if fc1.quantized_dgrad else w1, tensors)
+            ctx.w1 = Saved(result.w1 if fc1.quantized_dgrad else w1, tensors)
         if fc2.need_dw and fc2.quantized_wgrad:
-            ctx.a = Saved(second.x, tensors)
+            ctx.a = Saved(result.a, tensors)
         if fc2.need_dx:
-            ctx.w2 = Saved(second.w if fc2.quantized_dgrad else w2, tensors)
+            ctx.w2 = Saved(result.w2 if fc2.quantized_dgrad else w2, tensors)
         ctx.save_for_backward(*tensors)
         ctx.call = call
         ctx.dtypes = dtypes_of(*operands, anchor)
         if out is not None:
             ctx.mark_dirty(out)
-        return second.y
+        return result.y
 
     @staticmethod
     def backward(ctx: MlpContext, dy: Tensor) -> tuple[Tensor | None, ...]:

@@ -13,7 +13,7 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.functions.activations import activate
-from octavo_torch.linear.autograd import Forward, quantize_operand, run_forward
+from octavo_torch.linear.autograd import quantize_operand, run_forward
 from octavo_torch.linear.call import Call
 from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.quantizers.fused import Extras, Fused
@@ -23,11 +23,14 @@ DrawnSeed = int | Tensor | None
 
 
 class MlpForward(NamedTuple):
-    """Both layers' results with their operands, and h, fc1's result in front of the activation."""
+    """y, h (fc1's result in front of the activation), and each layer's operands as its GEMMs read them."""
 
-    fc1: Forward
+    y: Tensor
     h: Tensor
-    fc2: Forward
+    x: Tensor | GroupedTensor
+    w1: Tensor | GroupedTensor
+    a: Tensor | GroupedTensor
+    w2: Tensor | GroupedTensor
 
 
 def forward(call: MlpCall, operands: Operands) -> MlpForward:
@@ -41,11 +44,10 @@ def forward(call: MlpCall, operands: Operands) -> MlpForward:
         bias1 = None if bias1 is None else to_halves(bias1, call.block)
         # high-precision slots alone read the weight beside its codes
         w1 = to_halves(w1, call.block) if fc1.w_codes is None or not fc1.layer.quantized_fprop else w1
-    first = run_forward(fc1, seed1, x, w1, bias1, None)
-    h = first.y
+    h, rows1, matrices1 = run_forward(fc1, seed1, x, w1, bias1, None)
     a, fc2.x_codes = _activation(call, h, probs, seed2)
-    second = run_forward(fc2, seed2, h if a is None else a, w2, bias2, bias2_scales)
-    return MlpForward(first, h, second)
+    y, rows2, matrices2 = run_forward(fc2, seed2, h if a is None else a, w2, bias2, bias2_scales)
+    return MlpForward(y, h, rows1, matrices1, rows2, matrices2)
 
 
 def _activation(

@@ -86,7 +86,7 @@ def apply(
     if any(needs):
         anchors = [anchor for anchor in (anchor_of(call.fc1), anchor_of(call.fc2)) if anchor is not None]
         return grouped_mlp_function(call, out, x, settled1, settled2, *arrays[3:], anchors[0] if anchors else None)
-    y = forward(call, arrays).fc2.y
+    y = forward(call, arrays).y
     mark_written(out)
     return y
 
