@@ -24,7 +24,7 @@ import octavo_native
 import octavo_numerics
 import octavo_registry
 from octavo import QuantizerSpec
-from octavo_jax.dispatch.layer import device_kind
+from octavo_jax.dispatch.devices import device_kind
 from octavo_jax_native import act_quantize, dact_quantize
 from octavo_jax_native.backend import NativeBackend
 from octavo_registry import Request

@@ -15,7 +15,8 @@ from jax.typing import DTypeLike
 from octavo import Recipe
 from octavo_jax.arrays.axes import ContractingDims, grouped_weight
 from octavo_jax.arrays.sizes import GroupSizes
-from octavo_jax.dispatch.layer import Layer, Names, layer_for
+from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.linear.arguments import as_array, check_operands
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.axes import MeshAxes
@@ -56,7 +57,7 @@ def explain(
     contracting_dims: ContractingDims = ((-1,), (1,)),
     preferred_element_type: DTypeLike | None = None,
     sharding: MeshAxes | None = None,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> LayerReport:
     """What `octavo_jax.grouped_dense` of these arguments would run, forward and backward; nothing is computed.
 
@@ -70,17 +71,8 @@ def explain(
     placement = placement_of(sharding, group_sizes, x, kernel)
     check_operands(x, kernel, weight, None, placement)
     check_shards(placement, recipe, x, kernel, weight)
-    layer = layer_for(
-        recipe,
-        x,
-        kernel,
-        preferred_element_type=preferred_element_type,
-        checkpoint_name=None,
-        output_checkpoint_name=None,
-        backend=backend,
-        weight=weight,
-        placement=placement,
-    )
+    options = LayerOptions.of(recipe, preferred_element_type, backend=backend)
+    layer = layer_for(options, x, kernel, weight=weight, placement=placement)
     if placement is None or placement.route == "single":
         return LayerReport("single", MappingProxyType({}), (), layer.plan)
     lie: dict[str, Any] = {

@@ -15,7 +15,7 @@ import pytest
 import octavo
 import octavo_jax
 import octavo_registry
-from octavo_jax.linear.grouped import octavo_grouped_dense
+from octavo_jax.linear.autograd import octavo_grouped_dense
 from octavo_jax.plugin import CARD
 from octavo_registry import BackendCard, Bound, Capability, Request, hookimpl
 
@@ -28,7 +28,7 @@ class _Halves:
     def __init__(self) -> None:
         self.card = BackendCard(
             name="halves",
-            api_level=3,
+            api_level=4,
             priority=-200,
             capabilities=(
                 Capability(

@@ -17,7 +17,7 @@ import octavo
 import octavo_jax
 import octavo_registry
 from octavo import NoBackendError
-from octavo_jax.dispatch.layer import layer_for
+from octavo_jax.dispatch.layer import LayerOptions, layer_for
 from octavo_jax.linear.arguments import context_of
 from octavo_registry import BackendCard, hookimpl
 
@@ -92,12 +92,11 @@ def test_the_dtypes_that_backends_are_asked_for() -> None:
     """Unquantized operands have one dtype: x's and the kernel's, fp32 where these differ; dx has x's, dw the kernel's.
     What is quantized keeps its own, an fp32 kernel beside bf16 x too."""
     x, narrow, wide = jnp.ones((M, K), jnp.bfloat16), jnp.ones((G, K, N), jnp.bfloat16), jnp.ones((G, K, N))
-    more: dict[str, Any] = {"checkpoint_name": None, "output_checkpoint_name": None, "backend": None}
     for kernel, product in ((narrow, "bfloat16"), (wide, "float32")):
-        plan = layer_for(None, x, kernel, preferred_element_type=jnp.float32, **more).plan
+        plan = layer_for(LayerOptions.of(None, jnp.float32), x, kernel).plan
         for part in plan.plans:
             assert (part.request.in_dtype, part.request.other_dtype) == (product, None), part.request.op
-    plan = layer_for(ROW, x, wide, preferred_element_type=jnp.float32, **more).plan
+    plan = layer_for(LayerOptions.of(ROW, jnp.float32), x, wide).plan
     assert plan.dgrad is not None
     assert plan.wgrad is not None
     assert plan.quantize_w is not None

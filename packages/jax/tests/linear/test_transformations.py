@@ -18,7 +18,7 @@ from jax import export
 import octavo
 import octavo_jax
 from octavo_jax import GroupedTensor
-from octavo_jax.linear import grouped
+from octavo_jax.linear import autograd
 
 M, K, N, G = 24, 32, 16, 3
 SIZES = np.array([9, 0, 8], np.int32)
@@ -234,7 +234,7 @@ def test_equal_arguments_are_traced_once(rng: np.random.Generator) -> None:
     for sizes in ([9, 0, 8], [0, 0, 0], [1, 2, 3]):
         run(x, kernel, jnp.asarray(sizes), octavo.CurrentScaling())
     assert traces == 1
-    layer_of = grouped.octavo_grouped_dense  # what an eager call compiles
+    layer_of = autograd.octavo_grouped_dense  # what an eager call compiles
     before = layer_of._cache_size()
     for _ in range(3):
         octavo_jax.grouped_dense(x, kernel, SIZES, recipe=octavo.CurrentScaling(), backend=BACKEND)

@@ -332,8 +332,8 @@ def test_with_amax_is_the_reference(dtype: torch.dtype) -> None:
         spec = QuantizerSpec(scaling="delayed", format="e4m3", orientation=orientation)
         request = Request(op="quantize", framework="torch", device="cpu", in_dtype=name, out_dtype=name, quantizer=spec)
         plan = octavo_registry.plan(request, backend=BACKEND)
-        assert plan.run_with_amax is not None
-        codes, amax = plan.run_with_amax(x, sizes, scale=torch.ones(5))
+        assert plan.bound.with_amax is not None
+        codes, amax = plan.bound.with_amax(x, sizes, scale=torch.ones(5))
         expected = reference_ops.group_amax_of(x, sizes)
         assert expected[2].isnan()
         assert torch.equal(amax.view(torch.int32), expected.view(torch.int32))
@@ -375,7 +375,7 @@ def test_compiled_amax(rng: np.random.Generator, fresh_compiler: None) -> None:
         states.append(state)
     assert torch.equal(states[0].history, states[1].history)
     assert states[0].history[:, 0].any(1).all()
-    assert targets.count("octavo_torch_native.quantizers.default") == 3
+    assert targets.count("octavo_torch_native.quantize.default") == 3
     assert "octavo_torch.group_amax.default" not in targets
 
 

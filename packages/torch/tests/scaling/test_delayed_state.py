@@ -26,7 +26,7 @@ SIZES = [5, 0, 9]
 def test_updates_equal_the_definition(
     algorithm: Literal["max", "most_recent"], margin: int, rng: np.random.Generator
 ) -> None:
-    """Random amaxes with zeros (no tokens), Inf, NaN, subnormals and several records a step."""
+    """Random amaxes with zeros (no tokens), Inf, NaN, subnormals and several records per step."""
     recipe = DelayedScaling(history=5, algorithm=algorithm, margin=margin)
     state = DelayedState.create(recipe, 4)
     definition = octavo_numerics.init_delayed(4, 5)
@@ -80,10 +80,10 @@ class Measuring(ReferenceBackend):
     def bind(self, request: Request) -> Bound:
         bound = super().bind(request)
 
-        def run_with_amax(x: Tensor, group_sizes: Tensor | None = None, **rest: Any) -> tuple[Any, Tensor]:
+        def with_amax(x: Tensor, group_sizes: Tensor | None = None, **rest: Any) -> tuple[Any, Tensor]:
             return bound.run(x, group_sizes, **rest), torch.tensor([1.0, 0.0, torch.nan])
 
-        return replace(bound, run_with_amax=run_with_amax) if request.op == "quantize" else bound
+        return replace(bound, with_amax=with_amax) if request.op == "quantize" else bound
 
 
 class Plugin:

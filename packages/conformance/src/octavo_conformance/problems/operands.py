@@ -17,7 +17,7 @@ from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import DTYPES, Array, Rng, draw, draw_sizes, offsets
 from octavo_numerics import QuantizedArray
 from octavo_registry.contract.frameworks import PLANES
-from octavo_registry.contract.request import Plan
+from octavo_registry.contract.plan import Plan
 from octavo_registry.contract.weights import readers
 
 READS: dict[Gemm, dict[Operand, Direction]] = {
@@ -110,8 +110,8 @@ def values(problem: Problem, quantized: QuantizedArray | None, operand: Operand,
 def to_framework(case: Case, quantized: QuantizedArray, sizes: Any) -> Any:
     """The definition's planes as a GroupedTensor of the framework."""
     arrays = {name: getattr(quantized, name) for name in PLANES}
-    made = {name: case.array(array) for name, array in arrays.items() if array is not None}
-    return case.bridge.grouped_tensor(quantized.spec, None if quantized.group_sizes is None else sizes, made)
+    planes = {name: case.array(array) for name, array in arrays.items() if array is not None}
+    return case.bridge.grouped_tensor(quantized.spec, None if quantized.group_sizes is None else sizes, planes)
 
 
 def gemm_operand(case: Case, plan: Plan, problem: Problem, operand: Operand, quantized: QuantizedArray | None) -> Any:

@@ -10,7 +10,7 @@ from jax import Array
 
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.dispatch.layer import Names
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.linear.ragged import ragged_dot
 
 Seed = int | Array | Callable[[], int | Array] | None
@@ -30,7 +30,7 @@ class RaggedDot:
     recipe: Recipe | None
     seed: Seed = None
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
-    backend: Names = None
+    backend: BackendNames = None
 
     def __call__(self, lhs: Any, rhs: Any, group_sizes: Any, *rest: Any, **more: Any) -> Array:
         """The product; arguments of `jax.lax.ragged_dot`."""

@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.adapters.call import RaggedDot, Seed
-from octavo_jax.dispatch.layer import Names
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.linear.dense import dense
 from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.linear.normalized_dense import layernorm_dense
@@ -50,7 +50,7 @@ class RecipeRule(qwix.QtRule):  # type: ignore[misc]
     recipe: Recipe | None
     seed: Seed = None
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
-    backend: Names = None
+    backend: BackendNames = None
 
     def __post_init__(self) -> None:
         asked = {name: getattr(self, name) for name in ("weight_qtype", "act_qtype", "bwd_qtype", "tile_size")}

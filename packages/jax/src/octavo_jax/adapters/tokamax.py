@@ -23,7 +23,8 @@ from jax.typing import DTypeLike
 from octavo import NoBackendError, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.adapters.call import RaggedDot, Seed
-from octavo_jax.dispatch.layer import HIGH_PRECISION, Names
+from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.layer import HIGH_PRECISION
 from octavo_jax.linear.ragged import check_precision
 
 Activation = Callable[[Array], Array]
@@ -37,7 +38,7 @@ def implementation(
     *,
     seed: Seed = None,
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> Callable[..., Array]:
     """What tokamax calls with lhs [M, K] and rhs [G, K, N] or, in `ragged_dot_general`, [G, N, K].
 

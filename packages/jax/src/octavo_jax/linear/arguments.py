@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from octavo import Recipe
-from octavo_jax.linear.autograd import Context
+from octavo_jax.linear.operands import Context
 from octavo_jax.quantizers.functional import check_group_offset
 from octavo_jax.scaling.delayed import DelayedState
 from octavo_jax.scaling.seeds import seed_words

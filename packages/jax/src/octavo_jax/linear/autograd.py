@@ -1,207 +1,90 @@
-"""What every layer's custom_vjp is made of: quantized operands with their names, the three GEMMs, delayed scaling.
-
-Forward:    x and w are quantized (`quantize_operand`) and multiplied (`forward_product`); `kept` leaves of each operand
-            the one plane that the backward pass reads.
-Backward:   dy is quantized once and read by `input_gradient` and `kernel_gradient`; `bias_gradient` sums its rows.
-"""
+"""The differentiable grouped linear layer behind `octavo_jax.grouped_dense`."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
+import jax
 from jax import Array
 
-from octavo.quantizer import Direction, Operand
-from octavo.recipe_base import Gemm
-from octavo_jax.arithmetic.gemm import group_sums
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
-from octavo_jax.dispatch.layer import Layer, in_plain_layouts
-from octavo_jax.quantizers.derivatives import undifferentiated
-from octavo_jax.remat.checkpoint_names import name_array, name_planes
-from octavo_jax.remat.never_recomputed import never_recomputed
-from octavo_jax.scaling.delayed import DelayedState, ScalingHistory, amax_of, record_amax
-from octavo_jax.sharding.gemms import bias_sums, kernel_product, rows_product
-from octavo_jax.sharding.quantizers import quantize_kernel, quantize_rows
-from octavo_registry import Plan
-from octavo_registry.contract.weights import readers
-
-GemmOperand = GroupedTensor | Array
+from octavo_jax.dispatch.layer import Layer
+from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
+from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
+from octavo_jax.quantizers.derivatives import in_reverse
+from octavo_jax.scaling.delayed import DelayedState, merged
 
 
-class Context(NamedTuple):
-    """Arguments that have no gradient: sizes [G], seed words [2] or None, number of the first group."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Residuals:
+    """What the backward pass reads: wgrad's x, dgrad's kernel, sizes and seed, scales and amaxes, and bias's dtype."""
 
-    group_sizes: Array
-    seed: Array | None
-    group_offset: Array | np.uint32
-
-
-def quantize_operand(
-    plan: Plan | None,
-    layer: Layer,
-    x: Array,
-    operand: Operand,
-    context: Context,
-    history: ScalingHistory | None = None,
-) -> tuple[GroupedTensor | None, ScalingHistory | None]:
-    """`x` quantized by `plan` and named, and the history with its amax recorded.
-
-    plan      the layer's quantizer of this operand; None where no GEMM reads it quantized: then there is no tensor
-              and the history is what it was
-    x         [M, C] rows, [*B, M, C] where the layer has a placement; for "w" the stacked matrices as `stored_weight`
-              gives them
-    history   of delayed scaling, else None
-    """
-    if plan is None:
-        return None, history
-    spec = plan.request.quantizer
-    assert spec is not None
-    x, sizes = undifferentiated(x), None if operand == "w" else context.group_sizes
-    how = {
-        "seed": context.seed if spec.stochastic else None,
-        "operand": operand,
-        "group_offset": context.group_offset,
-        "scale": None if history is None else history.scale,
-    }
-    if layer.placement is not None:
-        q, amax = _quantized_shards(plan, layer, x, sizes, how)
-        return named(layer, q, operand), None if history is None else record_amax(history, never_recomputed(amax))
-    if history is None:
-        return named(layer, plan.run(x, sizes, **how), operand), None
-    if plan.run_with_amax is None:
-        q, amax = plan.run(x, sizes, **how), amax_of(x, sizes)
-    else:
-        q, amax = plan.run_with_amax(x, sizes, **how)
-    return named(layer, q, operand), record_amax(history, never_recomputed(amax))
+    layer: Layer = field(metadata={"static": True})
+    x: GemmOperand
+    w: GemmOperand
+    context: Context
+    state: DelayedState | None
+    bias: Array | None
 
 
-def _quantized_shards(
-    plan: Plan, layer: Layer, x: Array, sizes: Array | None, how: dict[str, Any]
-) -> tuple[GroupedTensor, Any]:
-    """Of rows with sizes, or of a kernel; planes in the plain layout where shards are parts of an operand."""
-    placement = layer.placement
-    assert placement is not None
-    cut = placement.cuts("g", "k", "n") if sizes is None else placement.cuts("i" if how["operand"] == "x" else "o")
-    plan = in_plain_layouts(plan, layer.asked.backend) if cut else plan
-    if sizes is None:
-        return quantize_kernel(placement, plan, x, layer.plan.fprop.request.weight, **how)
-    return quantize_rows(placement, plan, x, sizes, **how)
+def _forward(
+    layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
+) -> tuple[Array, DelayedState | None, GroupedTensor | None, GroupedTensor | None]:
+    """y, the state with the amaxes of x and the kernel, and the two quantized."""
+    plan, w = layer.plan, stored_weight(layer, kernel)
+    histories = (None, None) if state is None else (state.x, state.kernel)
+    xq, of_x = quantize_operand(plan.quantize_x, layer, x, "x", context, histories[0])
+    wq, of_kernel = quantize_operand(plan.quantize_w, layer, w, "w", context, histories[1])
+    y = forward_product(layer, x, xq, w, wq, bias, context)
+    if state is not None and of_x is not None and of_kernel is not None:
+        state = DelayedState(of_x, of_kernel, state.grad)
+    return y, state, xq, wq
 
 
-def named(layer: Layer, q: GroupedTensor, operand: Operand) -> GroupedTensor:
-    """q with its planes named, to be called before their first use; dy has no name, for nothing recomputes it."""
-    return q if operand == "dy" else name_planes(q, layer.checkpoint_name)
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _grouped(
+    layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
+) -> tuple[Array, DelayedState | None]:
+    return _forward(layer, x, kernel, bias, state, context)[:2]
 
 
-def gemm_operand(q: GroupedTensor | None, array: Array, wanted: bool) -> GemmOperand:
-    """What a GEMM multiplies: the quantized operand where its slot wants it, else the array."""
-    return q if wanted and q is not None else array
+def _differentiated(
+    layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
+) -> tuple[tuple[Array, DelayedState | None], Residuals]:
+    layer = layer.trained()
+    y, state, xq, wq = _forward(layer, x, kernel, bias, state, context)
+    return (y, state), Residuals(layer, wgrad_x(layer, x, xq), dgrad_weight(layer, kernel, wq), context, state, bias)
 
 
-def _factor(layer: Layer, gemm: Gemm, q: GroupedTensor | None, array: Array) -> GemmOperand:
-    factor = gemm_operand(q, array, layer.plan.recipe.quantizes(gemm))
-    return factor if isinstance(factor, GroupedTensor) else factor.astype(layer.product_dtype)
+def _backward(_: Layer, saved: Residuals, cotangents: tuple[Array, DelayedState | None]) -> tuple[Any, ...]:
+    # The residuals' layer is the one whose planes were saved; a preference may have changed since.
+    dy, later = cotangents
+    layer, context, state = saved.layer, saved.context, saved.state
+    history = None if state is None else state.grad
+    dyq, of_dy = quantize_operand(layer.plan.quantize_dy, layer, dy, "dy", context, history)
+    dx = input_gradient(layer, dy, dyq, saved.w, context)
+    dw = kernel_gradient(layer, saved.x, dy, dyq, context)
+    if state is not None and of_dy is not None and later is not None:
+        state = merged(DelayedState(state.x, state.kernel, of_dy), later)
+    return dx, dw, bias_gradient(layer, dy, saved.bias, context), state, None
 
 
-def kept(operand: GemmOperand, direction: Direction) -> GemmOperand:
-    """The operand with the one plane that the backward pass reads."""
-    if not isinstance(operand, GroupedTensor):
-        return operand
-    payload, scale, second = operand.plane(direction)
-    if direction == "rowwise":
-        return GroupedTensor(operand.spec, operand.group_sizes, payload, scale, second)
-    sizes = operand.group_sizes
-    return GroupedTensor(operand.spec, sizes, columnwise=payload, columnwise_scale=scale, columnwise_global=second)
+_grouped.defvjp(_differentiated, _backward)
 
 
-def stored_weight(layer: Layer, kernel: Array) -> Array:
-    """The kernel as the plan's operations take it: as it lies, but where no backend of the plan reads it so."""
-    return jnp.swapaxes(kernel, 1, 2) if layer.plan.transposes else kernel
+# One compiled call for eager users; inside their own jit it is a nested one of the same name.
+@partial(jax.jit, static_argnums=0)
+def octavo_grouped_dense(
+    layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
+) -> tuple[Array, DelayedState | None]:
+    """The differentiable call of x [M, K] with everything static in `layer`."""
+    return _grouped(layer, x, kernel, bias, state, context)
 
 
-def forward_product(
-    layer: Layer,
-    x: Array,
-    xq: GroupedTensor | None,
-    w: Array,
-    wq: GroupedTensor | None,
-    bias: Array | None,
-    context: Context,
-) -> Array:
-    """y [M, N], named where the layer names its output; w is `stored_weight`'s."""
-    operands = _factor(layer, "fprop", xq, x), _factor(layer, "fprop", wq, w)
-    y = _rows_product(layer, "fprop", *operands, context, bias)
-    return y if layer.output_checkpoint_name is None else name_array(y, layer.output_checkpoint_name)
-
-
-def _rows_product(
-    layer: Layer,
-    gemm: Literal["fprop", "dgrad"],
-    rows: GemmOperand,
-    w: GemmOperand,
-    context: Context,
-    bias: Array | None = None,
-) -> Array:
-    plan, placement = layer.plan.fprop if gemm == "fprop" else layer.plan.dgrad, layer.placement
-    assert plan is not None
-    sizes, more = context.group_sizes, {"bias": bias} if gemm == "fprop" else {}
-    if placement is None:
-        product: Array = plan.run(rows, w, sizes, **more)
-        return product
-    dtype = layer.y_dtype if gemm == "fprop" else layer.x_dtype
-    return rows_product(placement, plan.run, gemm, rows, w, plan.request.weight, sizes, dtype, **more)
-
-
-def kept_x(layer: Layer, x: Array, xq: GroupedTensor | None) -> GemmOperand:
-    """What the weight gradient reads of x."""
-    return kept(gemm_operand(xq, x, layer.plan.recipe.quantizes("wgrad")), "columnwise")
-
-
-def kept_w(layer: Layer, kernel: Array, wq: GroupedTensor | None) -> GemmOperand:
-    """What the input gradient reads of the kernel: one plane, or the kernel itself as the caller holds it."""
-    reads_rows = readers("w", layer.plan.fprop.request.weight)[0] == "dgrad"
-    operand = gemm_operand(wq, kernel, layer.plan.recipe.quantizes("dgrad"))
-    return kept(operand, "rowwise" if reads_rows else "columnwise")
-
-
-def input_gradient(layer: Layer, dy: Array, dyq: GroupedTensor | None, w: GemmOperand, context: Context) -> Array:
-    """dx [M, K] in x's dtype; w is `kept_w`'s."""
-    assert layer.plan.dgrad is not None
-    if not isinstance(w, GroupedTensor):
-        w = stored_weight(layer, w).astype(layer.product_dtype)
-    return _rows_product(layer, "dgrad", _factor(layer, "dgrad", dyq, dy), w, context)
-
-
-def kernel_gradient(layer: Layer, x: GemmOperand, dy: Array, dyq: GroupedTensor | None, context: Context) -> Array:
-    """The kernel's gradient in its own shape and dtype; x is `kept_x`'s."""
-    assert layer.plan.wgrad is not None
-    if not isinstance(x, GroupedTensor):
-        x = x.astype(layer.product_dtype)
-    operands = x, _factor(layer, "wgrad", dyq, dy)
-    run, placement, sizes = layer.plan.wgrad.run, layer.placement, context.group_sizes
-    if placement is None:
-        dw: Array = run(*operands, sizes)
-    else:
-        stored = layer.plan.fprop.request.weight
-        dw = kernel_product(placement, run, *operands, stored, sizes, layer.kernel_dtype)
-    return stored_weight(layer, dw).astype(layer.kernel_dtype)
-
-
-def bias_gradient(layer: Layer, dy: Array, bias: Array | None, context: Context) -> Array | None:
-    """Column sums of each group's rows, [G, N] in the bias's dtype; None without a bias."""
-    if bias is None:
-        return None
-    if layer.placement is not None:
-        return bias_sums(layer.placement, dy, context.group_sizes, bias.dtype)
-    return group_sums(dy, context.group_sizes).astype(bias.dtype)
-
-
-def merged(state: DelayedState, later: DelayedState) -> DelayedState:
-    """Both states' running amaxes: `later` is what calls that took this call's second result recorded."""
-    return DelayedState(
-        record_amax(state.x, later.x.history[0]),
-        record_amax(state.kernel, later.kernel.history[0]),
-        record_amax(state.grad, later.grad.history[0]),
-    )
+def run_layer(name: str, *arguments: Any) -> tuple[Array, DelayedState | None]:
+    """`octavo_grouped_dense`, with a sentence where `jax.jvp` differentiates the function called `name`."""
+    result: tuple[Array, DelayedState | None] = in_reverse(name, octavo_grouped_dense, *arguments)
+    return result

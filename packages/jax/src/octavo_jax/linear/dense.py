@@ -11,10 +11,11 @@ from jax.typing import DTypeLike
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.axes import ContractingDims
-from octavo_jax.dispatch.layer import Names
+from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.layer import LayerOptions
 from octavo_jax.linear.arguments import as_array, context_of
+from octavo_jax.linear.autograd import run_layer
 from octavo_jax.linear.dense_arguments import dense_operands
-from octavo_jax.linear.grouped import run_layer
 from octavo_jax.scaling.delayed import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.dense import out_of_blocks
@@ -34,7 +35,7 @@ def dense(
     output_checkpoint_name: str | None = None,
     preferred_element_type: DTypeLike | None = None,
     sharding: MeshAxes | None = None,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> Any:
     """x times one kernel, plus bias: `octavo_jax.grouped_dense` of a single group, with the same bits and names.
 
@@ -52,20 +53,8 @@ def dense(
     Differentiable as `grouped_dense`, and raises the same errors.
     """
     x = as_array(x)
-    operands = dense_operands(
-        "dense",
-        x,
-        kernel,
-        bias,
-        state,
-        contracting_dims,
-        recipe=recipe,
-        checkpoint_name=checkpoint_name,
-        output_checkpoint_name=output_checkpoint_name,
-        preferred_element_type=preferred_element_type,
-        sharding=sharding,
-        backend=backend,
-    )
+    options = LayerOptions.of(recipe, preferred_element_type, checkpoint_name, output_checkpoint_name, backend)
+    operands = dense_operands("dense", options, x, kernel, bias, state, contracting_dims, sharding)
     context = context_of(recipe, operands.group_sizes, seed, 0)
     of_layer = operands.layer, operands.x, operands.kernel, operands.bias, operands.state
     y, new_state = run_layer("dense", *of_layer, context)

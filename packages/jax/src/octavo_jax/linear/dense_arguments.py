@@ -7,11 +7,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import DTypeLike
 
-from octavo import Recipe
 from octavo_jax.arrays.axes import ContractingDims, DenseAxes, dense_axes
-from octavo_jax.dispatch.layer import Layer, Names, layer_for
+from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.linear.arguments import as_array, check_state
 from octavo_jax.scaling.delayed import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
@@ -49,20 +47,18 @@ class DenseOperands(NamedTuple):
 
 def dense_operands(
     function: str,
+    options: LayerOptions,
     x: Array,
     kernel: Array | np.ndarray,
     bias: Array | np.ndarray | None,
     state: DelayedState | None,
     contracting_dims: ContractingDims,
-    *,
-    recipe: Recipe | None,
-    checkpoint_name: str | None,
-    output_checkpoint_name: str | None,
-    preferred_element_type: DTypeLike | None,
     sharding: MeshAxes | None,
-    backend: Names,
 ) -> DenseOperands:
-    """The arguments of `octavo_jax.dense`, checked: ValueError where they do not go together."""
+    """The arguments of `octavo_jax.dense`, checked: ValueError where they do not go together.
+
+    function   the public function that was called
+    """
     kernel = as_array(kernel)
     placement = matrix_placement(function, sharding, x, kernel)
     axes = dense_axes(contracting_dims, x.shape, kernel.shape, gathered_factors(placement))
@@ -74,22 +70,13 @@ def dense_operands(
             f"bias has shape {list(bias.shape)}; kernel {list(kernel.shape)} with contracting_dims "
             f"{contracting_dims!r} needs {list(axes.columns)}"
         )
-    check_state(recipe, state, 1)
+    check_state(options.recipe, state, 1)
     rows, matrix = in_blocks(placement, x, axes), as_stack(placement, kernel, axes)
-    check_shards(placement, recipe, rows, matrix, axes.weight)
+    check_shards(placement, options.recipe, rows, matrix, axes.weight)
     partial = unsummed(placement)
-    layer = layer_for(
-        recipe,
-        rows,
-        matrix,
-        preferred_element_type=jnp.float32 if partial else preferred_element_type,
-        checkpoint_name=checkpoint_name,
-        output_checkpoint_name=output_checkpoint_name,
-        backend=backend,
-        weight=axes.weight,
-        training=False,
-        placement=placement,
-    )
+    if partial:
+        options = options._replace(preferred_element_type=jnp.float32)
+    layer = layer_for(options, rows, matrix, weight=axes.weight, training=False, placement=placement)
     if placement is not None and state is not None:
         state = placed_state(placement, "state", state)
     row = on_first(as_row(placement, bias), partial)

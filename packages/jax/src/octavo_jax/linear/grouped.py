@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -15,103 +12,17 @@ from jax.typing import DTypeLike
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.axes import ContractingDims, grouped_weight
-from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, status
-from octavo_jax.dispatch.layer import Layer, Names, layer_for
+from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.layer import LayerOptions, layer_for
 from octavo_jax.linear.arguments import as_array, check_operands, check_sizes_fit, check_state, context_of
-from octavo_jax.linear.autograd import (
-    Context,
-    GemmOperand,
-    bias_gradient,
-    forward_product,
-    input_gradient,
-    kept_w,
-    kept_x,
-    kernel_gradient,
-    merged,
-    quantize_operand,
-    stored_weight,
-)
-from octavo_jax.quantizers.derivatives import in_reverse
+from octavo_jax.linear.autograd import run_layer
 from octavo_jax.scaling.delayed import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.conflicts import check_shards, check_unnamed
 from octavo_jax.sharding.explicit import placed_layer
 from octavo_jax.sharding.manual import on_first, summed_result, unsummed
 from octavo_jax.sharding.placement_of_call import placement_of
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Residuals:
-    """What the backward pass reads: wgrad's x, dgrad's kernel, sizes and seed, scales and amaxes, and bias's dtype."""
-
-    layer: Layer = field(metadata={"static": True})
-    x: GemmOperand
-    w: GemmOperand
-    context: Context
-    state: DelayedState | None
-    bias: Array | None
-
-
-def _forward(
-    layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
-) -> tuple[Array, DelayedState | None, GroupedTensor | None, GroupedTensor | None]:
-    """y, the state with the amaxes of x and the kernel, and the two quantized."""
-    plan, w = layer.plan, stored_weight(layer, kernel)
-    histories = (None, None) if state is None else (state.x, state.kernel)
-    xq, of_x = quantize_operand(plan.quantize_x, layer, x, "x", context, histories[0])
-    wq, of_kernel = quantize_operand(plan.quantize_w, layer, w, "w", context, histories[1])
-    y = forward_product(layer, x, xq, w, wq, bias, context)
-    if state is not None and of_x is not None and of_kernel is not None:
-        state = DelayedState(of_x, of_kernel, state.grad)
-    return y, state, xq, wq
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _grouped(
-    layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
-) -> tuple[Array, DelayedState | None]:
-    return _forward(layer, x, kernel, bias, state, context)[:2]
-
-
-def _differentiated(
-    layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
-) -> tuple[tuple[Array, DelayedState | None], Residuals]:
-    layer = layer.trained()
-    y, state, xq, wq = _forward(layer, x, kernel, bias, state, context)
-    return (y, state), Residuals(layer, kept_x(layer, x, xq), kept_w(layer, kernel, wq), context, state, bias)
-
-
-def _backward(_: Layer, saved: Residuals, cotangents: tuple[Array, DelayedState | None]) -> tuple[Any, ...]:
-    # The residuals' layer is the one whose planes were saved; a preference may have changed since.
-    dy, later = cotangents
-    layer, context, state = saved.layer, saved.context, saved.state
-    history = None if state is None else state.grad
-    dyq, of_dy = quantize_operand(layer.plan.quantize_dy, layer, dy, "dy", context, history)
-    dx = input_gradient(layer, dy, dyq, saved.w, context)
-    dw = kernel_gradient(layer, saved.x, dy, dyq, context)
-    if state is not None and of_dy is not None and later is not None:
-        state = merged(DelayedState(state.x, state.kernel, of_dy), later)
-    return dx, dw, bias_gradient(layer, dy, saved.bias, context), state, None
-
-
-_grouped.defvjp(_differentiated, _backward)
-
-
-# One compiled call for eager users; inside their own jit it is a nested one of the same name.
-@partial(jax.jit, static_argnums=0)
-def octavo_grouped_dense(
-    layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
-) -> tuple[Array, DelayedState | None]:
-    """The differentiable call of x [M, K] with everything static in `layer`."""
-    return _grouped(layer, x, kernel, bias, state, context)
-
-
-def run_layer(name: str, *arguments: Any) -> tuple[Array, DelayedState | None]:
-    """`octavo_grouped_dense`, with a sentence where `jax.jvp` differentiates the function called `name`."""
-    made: tuple[Array, DelayedState | None] = in_reverse(name, octavo_grouped_dense, *arguments)
-    return made
 
 
 def grouped_dense(
@@ -130,7 +41,7 @@ def grouped_dense(
     preferred_element_type: DTypeLike | None = None,
     sharding: MeshAxes | None = None,
     return_status: bool = False,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> Any:
     """y[r] = x[r] @ kernel[g] + bias[g] for every row r of group g.
 
@@ -188,21 +99,12 @@ def grouped_dense(
     if sharding is None:
         check_unnamed("grouped_dense", x=x, kernel=kernel)
     partial = unsummed(placement)
-    layer = layer_for(
-        recipe,
-        rows,
-        kernel,
-        preferred_element_type=jnp.float32 if partial else preferred_element_type,
-        checkpoint_name=checkpoint_name,
-        output_checkpoint_name=output_checkpoint_name,
-        backend=backend,
-        weight=weight,
-        training=False,
-        placement=placement,
-    )
+    dtype = jnp.float32 if partial else preferred_element_type
+    options = LayerOptions.of(recipe, dtype, checkpoint_name, output_checkpoint_name, backend)
+    layer = layer_for(options, rows, kernel, weight=weight, training=False, placement=placement)
     if placement is not None:
-        given = placed_layer(placement, weight, rows, kernel, on_first(bias, partial), sizes, state)
-        rows, kernel, bias, sizes, state = given
+        arrays = rows, kernel, on_first(bias, partial), sizes, state
+        rows, kernel, bias, sizes, state = placed_layer(placement, weight, *arrays)
     context = context_of(recipe, sizes, seed, group_offset)
     y, new_state = run_layer("grouped_dense", layer, rows, kernel, bias, state, context)
     y = summed_result(y, partial, recipe, x, preferred_element_type)

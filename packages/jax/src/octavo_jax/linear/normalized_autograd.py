@@ -11,22 +11,13 @@ from jax import Array
 
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.fused import Run, norm_run
-from octavo_jax.dispatch.layer import Cache, Layer, Same
+from octavo_jax.dispatch.layer import Layer
+from octavo_jax.dispatch.memo import Identities, Memo
 from octavo_jax.functions.norms import NormSpec, octavo_normalization
-from octavo_jax.linear.autograd import (
-    Context,
-    GemmOperand,
-    bias_gradient,
-    forward_product,
-    input_gradient,
-    kept_w,
-    kernel_gradient,
-    merged,
-    quantize_operand,
-    stored_weight,
-)
-from octavo_jax.linear.computed_operands import Made, NormSaved, kept_quantized, normalized_operand
-from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.linear.computed_operands import ComputedOperand, NormSaved, normalized_operand, wgrad_x_if_quantized
+from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight
+from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
+from octavo_jax.scaling.delayed import DelayedState, merged
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,24 +30,22 @@ class NormLayer:
 
     def trained(self) -> NormLayer:
         """The layer with its gradients planned, too; itself where they are."""
-        return self if self.layer.asked.training else norm_layer(self.layer.trained(), self.norm)
+        return self if self.layer.request.training else norm_layer(self.layer.trained(), self.norm)
 
 
-_seen = Cache()
-_made = Same()
+_known: Memo[NormLayer] = Memo()
+_layers: Identities[NormLayer] = Identities()
 
 
 def norm_layer(layer: Layer, norm: NormSpec) -> NormLayer:
     """The same object as long as the registry chooses the same functions."""
-    key = (layer, norm)
-    seen: NormLayer | None = _seen.get(key)
-    if seen is not None:
-        return seen
-    x = layer.plan.quantize_x
-    run = None if x is None else norm_run(x, norm, layer.asked.backend)
-    made: NormLayer = _made.of((*key, run), lambda: NormLayer(layer, norm, run))
-    _seen.put(key, made)
-    return made
+
+    def build() -> NormLayer:
+        x = layer.plan.quantize_x
+        run = None if x is None else norm_run(x, norm, layer.options.backend)
+        return _layers.of((layer, norm, run), lambda: NormLayer(layer, norm, run))
+
+    return _known.get((layer, norm), build)
 
 
 class Arrays(NamedTuple):
@@ -93,7 +82,7 @@ class Residuals:
 
 def _forward(
     of: NormLayer, a: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
-) -> tuple[Results, tuple[Made, NormSaved, GroupedTensor | None]]:
+) -> tuple[Results, tuple[ComputedOperand, NormSaved, GroupedTensor | None]]:
     layer, w = of.layer, stored_weight(of.layer, a.kernel)
     histories = (None, None) if state is None else (state.x, state.kernel)
     x, saved = normalized_operand(of.run, layer, of.norm, (a.x, a.gamma, a.beta), context, histories[0])
@@ -116,8 +105,8 @@ def _differentiated(
 ) -> tuple[Results, Residuals]:
     of = of.trained()
     result, (x, norm, wq) = _forward(of, arrays, state, context, wants_normalized)
-    w = kept_w(of.layer, arrays.kernel, wq)
-    saved = Residuals(of, norm, kept_quantized(of.layer, x), w, arrays.bias, context, result.state)
+    w = dgrad_weight(of.layer, arrays.kernel, wq)
+    saved = Residuals(of, norm, wgrad_x_if_quantized(of.layer, x), w, arrays.bias, context, result.state)
     return result, saved
 
 

@@ -16,7 +16,8 @@ from jax.typing import DTypeLike
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.axes import ContractingDims
-from octavo_jax.dispatch.layer import Names
+from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.layer import LayerOptions
 from octavo_jax.functions.norms import check_norm
 from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.dense_arguments import dense_operands
@@ -46,7 +47,7 @@ def layernorm_dense(
     preferred_element_type: DTypeLike | None = None,
     return_normalized: bool = False,
     sharding: MeshAxes | None = None,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> Any:
     """y = normalize(x) @ kernel + bias: `octavo_jax.dense` of `octavo_jax.normalize`, its quantizer fused.
 
@@ -67,20 +68,8 @@ def layernorm_dense(
         raise ValueError(
             f"tp={sharding.tp!r} has tp_dim='K' and the normalization is over K, which that would cut; give tp_dim='N'"
         )
-    operands = dense_operands(
-        "layernorm_dense",
-        x,
-        kernel,
-        bias,
-        state,
-        contracting_dims,
-        recipe=recipe,
-        checkpoint_name=checkpoint_name,
-        output_checkpoint_name=output_checkpoint_name,
-        preferred_element_type=preferred_element_type,
-        sharding=sharding,
-        backend=backend,
-    )
+    options = LayerOptions.of(recipe, preferred_element_type, checkpoint_name, output_checkpoint_name, backend)
+    operands = dense_operands("layernorm_dense", options, x, kernel, bias, state, contracting_dims, sharding)
     axes, placement = operands.axes, operands.placement
     if axes.k != x.shape[-1]:
         raise ValueError(

@@ -13,7 +13,8 @@ from jax.typing import DTypeLike
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.sizes import GroupSizes
-from octavo_jax.dispatch.layer import HIGH_PRECISION, Names
+from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.layer import HIGH_PRECISION
 from octavo_jax.linear.grouped import grouped_dense
 
 
@@ -49,7 +50,7 @@ def ragged_dot(
     seed: int | Array | None = None,
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
     output_checkpoint_name: str | None = None,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> Array:
     """`jax.lax.ragged_dot(lhs, rhs, group_sizes, ...)` computed by a recipe: lhs [M, K], rhs [G, K, N] to [M, N].
 

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from octavo import DelayedScaling, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.dispatch.layer import Names
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.modules.initializers import Initializer, zeros_init
 from octavo_jax.modules.states import State, fresh_state, update_states
 from octavo_jax.sharding.axes import MeshAxes
@@ -47,7 +47,7 @@ class QuantizedModule(nn.Module, kw_only=True):
     param_dtype: DTypeLike = jnp.float32
     quantization_checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
     sharding: MeshAxes | None = None
-    backend: Names = None
+    backend: BackendNames = None
 
     @nn.nowrap
     def _parameter(self, name: str, init: Initializer, shape: tuple[int, ...], axes: Axes) -> Array:

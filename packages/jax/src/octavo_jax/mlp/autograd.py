@@ -16,29 +16,19 @@ from jax import Array
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.functions.activations import octavo_activation, octavo_probs_gradient
 from octavo_jax.functions.norms import octavo_normalization
-from octavo_jax.linear.autograd import (
-    Context,
-    GemmOperand,
-    bias_gradient,
-    forward_product,
-    input_gradient,
-    kept_w,
-    kept_x,
-    kernel_gradient,
-    merged,
-    quantize_operand,
-    stored_weight,
-)
 from octavo_jax.linear.computed_operands import (
-    Made,
+    ActivationQuantizer,
+    ComputedOperand,
     NormSaved,
     activated_operand,
     activation_gradient_operand,
-    kept_quantized,
     normalized_operand,
+    wgrad_x_if_quantized,
 )
+from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
+from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.mlp.plan import Mlp
-from octavo_jax.scaling.delayed import DelayedState, ScalingHistory
+from octavo_jax.scaling.delayed import DelayedState, ScalingHistory, merged
 from octavo_jax.scaling.seeds import second_stream
 
 States = tuple[DelayedState, DelayedState] | None
@@ -61,11 +51,11 @@ class Arrays(NamedTuple):
 class Passed(NamedTuple):
     """What a forward pass made on the way to y."""
 
-    x1: Made
+    x1: ComputedOperand
     norm: NormSaved | None
     w1: GroupedTensor | None
     y1: Array
-    x2: Made
+    x2: ComputedOperand
     w2: GroupedTensor | None
 
 
@@ -115,7 +105,7 @@ def _forward(mlp: Mlp, a: Arrays, states: States, context: Context) -> tuple[tup
     s1, s2 = states or (None, None)
     if mlp.norm is None:
         q, of_x = quantize_operand(fc1.plan.quantize_x, fc1, a.x, "x", context, _of(s1, "x"))
-        x1 = Made(a.x, q, of_x)
+        x1 = ComputedOperand(a.x, q, of_x)
     else:
         assert a.gamma is not None
         arrays = (a.x, a.gamma, a.beta)
@@ -124,7 +114,8 @@ def _forward(mlp: Mlp, a: Arrays, states: States, context: Context) -> tuple[tup
     w1, of_w1 = quantize_operand(fc1.plan.quantize_w, fc1, wi, "w", context, _of(s1, "kernel"))
     y1 = forward_product(fc1, x1.array, x1.q, wi, w1, a.bi, context)
     later = _second(context)
-    x2 = activated_operand(mlp.quantize_activated, fc2, mlp.activation, y1, a.probs, later, _of(s2, "x"))
+    activation = ActivationQuantizer(mlp.quantize_activated, mlp.activation, a.probs)
+    x2 = activated_operand(activation, fc2, y1, later, _of(s2, "x"))
     wo = stored_weight(fc2, a.wo)
     w2, of_w2 = quantize_operand(fc2.plan.quantize_w, fc2, wo, "w", later, _of(s2, "kernel"))
     y = forward_product(fc2, x2.array, x2.q, wo, w2, a.bo, later)
@@ -146,11 +137,11 @@ def _differentiated(
     return result, Residuals(
         mlp,
         made.norm,
-        kept_x(mlp.fc1, *made.x1[:2]) if made.norm is None else kept_quantized(mlp.fc1, made.x1),
-        kept_w(mlp.fc1, arrays.wi, made.w1),
+        wgrad_x(mlp.fc1, *made.x1[:2]) if made.norm is None else wgrad_x_if_quantized(mlp.fc1, made.x1),
+        dgrad_weight(mlp.fc1, arrays.wi, made.w1),
         made.y1,
-        kept_quantized(mlp.fc2, made.x2),
-        kept_w(mlp.fc2, arrays.wo, made.w2),
+        wgrad_x_if_quantized(mlp.fc2, made.x2),
+        dgrad_weight(mlp.fc2, arrays.wo, made.w2),
         arrays.bi,
         arrays.bo,
         arrays.probs,
@@ -169,9 +160,8 @@ def _backward(_: Mlp, r: Residuals, cotangents: tuple[Array, States]) -> tuple[A
     x2 = octavo_activation(r.y1, r.probs, activation=mlp.activation) if r.x2 is None else r.x2
     dwo = kernel_gradient(fc2, x2, dy, dyq, later)
     dprobs = None if r.probs is None else octavo_probs_gradient(da, r.y1, activation=mlp.activation)
-    dy1, dbi = activation_gradient_operand(
-        mlp.quantize_gradient, fc1, mlp.activation, da, r.y1, r.probs, r.bi, context, _of(s1, "grad")
-    )
+    gradient = ActivationQuantizer(mlp.quantize_gradient, mlp.activation, r.probs)
+    dy1, dbi = activation_gradient_operand(gradient, fc1, da, r.y1, r.bi, context, _of(s1, "grad"))
     dx = input_gradient(fc1, dy1.array, dy1.q, r.w1, context)
     x1, dgamma, dbeta = r.x1, None, None
     if r.norm is not None:

@@ -26,7 +26,8 @@ from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.axes import DenseAxes
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes
-from octavo_jax.dispatch.layer import Names
+from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.layer import LayerOptions
 from octavo_jax.functions.activations import check_activation, check_probs
 from octavo_jax.functions.norms import check_norm
 from octavo_jax.linear.arguments import as_array, check_sizes_fit, context_of
@@ -66,7 +67,7 @@ def grouped_mlp(
     output_checkpoint_names: OutputNames = (None, None),
     preferred_element_type: DTypeLike | None = None,
     sharding: MeshAxes | None = None,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> Any:
     """y[r] = (act(x[r] @ wi[g] + bi[g]) * probs[r]) @ wo[g] + bo[g] for every row r of group g.
 
@@ -116,19 +117,9 @@ def grouped_mlp(
     for placement, kernel in zip(placements, (wi, wo), strict=True):
         check_shards(placement, recipe, x, kernel, "kn")
     partial = unsummed(placements[1])
-    mlp = mlp_for(
-        recipe,
-        rows,
-        wi,
-        wo,
-        name,
-        None,
-        checkpoint_name,
-        output_checkpoint_names,
-        jnp.float32 if partial else preferred_element_type,
-        backend,
-        placements,
-    )
+    dtype = jnp.float32 if partial else preferred_element_type
+    options = LayerOptions.of(recipe, dtype, checkpoint_name, backend=backend)
+    mlp = mlp_for(options, output_checkpoint_names, rows, wi, wo, name, None, placements)
     weights = probs if in_blocks or probs is None else probs.reshape(-1)
     arrays = Arrays(rows, None, None, wi, wo, bi, on_first(bo, partial), weights)
     arrays, state, sizes = placed_mlp(placements, arrays, state, sizes)
@@ -158,7 +149,7 @@ def layernorm_mlp(
     output_checkpoint_names: OutputNames = (None, None),
     preferred_element_type: DTypeLike | None = None,
     sharding: MeshAxes | None = None,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> Any:
     """y = act(normalize(x) @ wi + bi) @ wo + bo, the normalization fused with the first quantizer.
 
@@ -187,18 +178,9 @@ def layernorm_mlp(
     for placement, kernel in zip(placements, kernels, strict=True):
         check_shards(placement, recipe, rows, kernel, "kn")
     partial = unsummed(placements[1])
-    mlp = mlp_for(
-        recipe,
-        rows,
-        *kernels,
-        name,
-        spec,
-        checkpoint_name,
-        output_checkpoint_names,
-        jnp.float32 if partial else preferred_element_type,
-        backend,
-        placements,
-    )
+    dtype = jnp.float32 if partial else preferred_element_type
+    options = LayerOptions.of(recipe, dtype, checkpoint_name, backend=backend)
+    mlp = mlp_for(options, output_checkpoint_names, rows, *kernels, name, spec, placements)
     biases = as_row(placements[0], bi), on_first(as_row(placements[1], bo), partial)
     arrays = Arrays(rows, gamma, beta, *kernels, *biases, None)
     arrays, state, sizes = placed_mlp(placements, arrays, state, one_group_each(placements[0], rows))

@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.dispatch.layer import Names
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
 from octavo_jax.moe.experts import WeightsOn
@@ -41,7 +41,7 @@ def moe_mlp(
     preferred_element_type: DTypeLike | None = None,
     sharding: MeshAxes | None = None,
     exchange: Exchange = DEFAULT_EXCHANGE,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> Any:
     """A Mixture-of-Experts block: each token through its k most probable experts, weighted and summed.
 

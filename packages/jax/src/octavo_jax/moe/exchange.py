@@ -16,7 +16,7 @@ from jax import Array, lax
 
 from octavo import Recipe
 from octavo.quantizer import Operand
-from octavo_jax.dispatch.layer import Names
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.moe.payload import payload_spec, sent
 
 Way = Literal["gather", "ragged"]
@@ -64,7 +64,7 @@ class Journey:
     backend: str | tuple[str, ...] | None
 
     @classmethod
-    def of(cls, axes: tuple[str, ...], payload: Recipe | None, backend: Names) -> Journey:
+    def of(cls, axes: tuple[str, ...], payload: Recipe | None, backend: BackendNames) -> Journey:
         """With a backend or backends as a caller gives them."""
         names = backend if backend is None or isinstance(backend, str) else tuple(backend)
         return cls(axes, payload, names)

@@ -7,17 +7,14 @@ what is quantized of them is the same to the bit.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.typing import DTypeLike
 
-from octavo_jax.dispatch.layer import device_of
-from octavo_jax.mlp.mlp import grouped_mlp
+from octavo_jax.dispatch.devices import device_of
+from octavo_jax.mlp.mlp import States
 from octavo_jax.moe.arrangement import arrange, arranged
 from octavo_jax.moe.exchange import Exchange, Journey, Way, everywhere, home
-from octavo_jax.moe.experts import WeightsOn, check_experts, routed_mlp
+from octavo_jax.moe.experts import LocalExperts, check_experts
 from octavo_jax.moe.permutation import combine, permute, row_weights
 from octavo_jax.moe.ragged_exchange import away, back, slices
 from octavo_jax.moe.routing import Choices
@@ -36,78 +33,48 @@ def chosen_way(exchange: Exchange, k: int, devices: int, platform: str) -> Way:
 
 
 def spread_mlp(
-    x: Array,
-    choices: Choices,
-    wi: Array,
-    wo: Array,
-    *,
-    axes: tuple[str, ...],
-    exchange: Exchange,
-    weights_on: WeightsOn,
-    preferred_element_type: DTypeLike,
-    **options: Any,
-) -> tuple[Array, Array, Any]:
+    x: Array, choices: Choices, experts: LocalExperts, axes: tuple[str, ...], exchange: Exchange
+) -> tuple[Array, Array, States | None]:
     """(y [T, N], choices of these tokens or rows of these experts that were dropped, new state or None).
 
     x         [T, K], this device's tokens
     choices   theirs, among all D * G experts
-    wi, wo    [G, K, C] and [G, F, N], this device's experts
+    experts   this device's G
     axes      over which the experts are spread, manual ones
-    options   of `octavo_jax.grouped_mlp`
     """
-    check_experts(x, weights_on, options["bo"])
-    devices, local = lax.axis_size(axes), wi.shape[0]
-    (tokens, k), backend = choices.experts.shape, options["backend"]
-    most = devices * tokens * min(k, local)
+    check_experts(x, experts.weights_on, experts.options["bo"])
+    devices, (tokens, k) = lax.axis_size(axes), choices.experts.shape
+    most = devices * tokens * min(k, experts.number)
     rows = most if exchange.rows is None else min(exchange.rows, most)
-    journey = Journey.of(axes, exchange.payload, backend)
-    run = _gathered if chosen_way(exchange, k, devices, device_of(x)[0]) == "gather" else _ragged
-    return run(x, choices, wi, wo, journey, rows, weights_on, preferred_element_type, options)
+    journey = Journey.of(axes, exchange.payload, experts.options["backend"])
+    run = _gathered if chosen_way(exchange, k, devices, device_of(x).kind) == "gather" else _ragged
+    return run(x, choices, experts, journey, rows)
 
 
 def _gathered(
-    x: Array,
-    choices: Choices,
-    wi: Array,
-    wo: Array,
-    journey: Journey,
-    rows: int,
-    weights_on: WeightsOn,
-    dtype: DTypeLike,
-    options: dict[str, Any],
-) -> tuple[Array, Array, Any]:
-    experts, weights = (lax.all_gather(a, journey.axes, tiled=True) for a in choices[:2])
-    mine = experts - lax.axis_index(journey.axes) * wi.shape[0]
-    routing = arrange(mine, weights, wi.shape[0], rows=rows, checkpoint_name=options["checkpoint_name"])
-    result = routed_mlp(
-        everywhere(x, journey), routing, wi, wo, weights_on=weights_on, preferred_element_type=dtype, **options
-    )
-    parts, state = (result, None) if options["state"] is None else result
-    asked = jnp.sum((mine >= 0) & (mine < wi.shape[0]), dtype=jnp.int32)
-    return home(parts, journey), asked - jnp.sum(routing.group_sizes), state
+    x: Array, choices: Choices, experts: LocalExperts, journey: Journey, rows: int
+) -> tuple[Array, Array, States | None]:
+    numbers, weights = (lax.all_gather(a, journey.axes, tiled=True) for a in choices[:2])
+    local = numbers - lax.axis_index(journey.axes) * experts.number
+    name = experts.options["checkpoint_name"]
+    routing = arrange(local, weights, experts.number, rows=rows, checkpoint_name=name)
+    parts, state = experts.routed(everywhere(x, journey), routing)
+    chosen = jnp.sum((local >= 0) & (local < experts.number), dtype=jnp.int32)
+    return home(parts, journey), chosen - jnp.sum(routing.group_sizes), state
 
 
 def _ragged(
-    x: Array,
-    choices: Choices,
-    wi: Array,
-    wo: Array,
-    journey: Journey,
-    rows: int,
-    weights_on: WeightsOn,
-    dtype: DTypeLike,
-    options: dict[str, Any],
-) -> tuple[Array, Array, Any]:
-    experts = lax.axis_size(journey.axes) * wi.shape[0]
-    routing = arranged(choices.experts, choices.weights, experts, options["checkpoint_name"])
+    x: Array, choices: Choices, experts: LocalExperts, journey: Journey, rows: int
+) -> tuple[Array, Array, States | None]:
+    everyone = lax.axis_size(journey.axes) * experts.number
+    routing = arranged(choices.experts, choices.weights, everyone, experts.options["checkpoint_name"])
     where, here = slices(routing.group_sizes, journey.axes, rows), len(routing.order)
     probs = None
-    if weights_on == "activation":
+    if experts.weights_on == "activation":
         bare = Journey.of(journey.axes, None, None)
         probs = away(row_weights(routing)[:, None], where, bare, here, rows)[:, 0]
     landed = away(permute(x, routing), where, journey, here, rows)
-    result = grouped_mlp(landed, wi, wo, where.group_sizes, probs=probs, **options)
-    made, state = (result, None) if options["state"] is None else result
-    returned = back(made, where, journey, here, rows)
-    y = combine(returned, routing, weighted=probs is None, preferred_element_type=dtype)
+    results, state = experts.grouped(landed, where.group_sizes, probs)
+    returned = back(results, where, journey, here, rows)
+    y = combine(returned, routing, weighted=probs is None, preferred_element_type=experts.out_dtype)
     return y, where.dropped, state

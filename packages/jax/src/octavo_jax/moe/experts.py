@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from jax import Array
@@ -9,7 +11,7 @@ from jax.typing import DTypeLike
 
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.dispatch.layer import Names
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.mlp.mlp import OutputNames, States, grouped_mlp
 from octavo_jax.moe.arrangement import Routing
 from octavo_jax.moe.permutation import combine, permute, row_weights
@@ -36,7 +38,7 @@ def routed_mlp(
     output_checkpoint_names: OutputNames = (None, None),
     preferred_element_type: DTypeLike | None = None,
     sharding: MeshAxes | None = None,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> Any:
     """x [T, K] through the experts that `routing` names: permute, `octavo_jax.grouped_mlp`, combine.
 
@@ -78,3 +80,45 @@ def check_experts(x: Array, weights_on: WeightsOn, bo: Array | None) -> None:
         raise ValueError(f"weights_on is {weights_on!r}; it is 'output' or 'activation'")
     if bo is not None and weights_on != "output":
         raise ValueError("bo was given and weights_on is 'activation', which would add it unweighted; use 'output'")
+
+
+@dataclass(frozen=True)
+class LocalExperts:
+    """The experts of one device, and how rows go through them.
+
+    wi, wo       [G, K, C] and [G, F, N]
+    weights_on   as in `routed_mlp`
+    out_dtype    of y
+    options      the other keywords of `octavo_jax.grouped_mlp`
+    """
+
+    wi: Array
+    wo: Array
+    weights_on: WeightsOn
+    out_dtype: DTypeLike
+    options: Mapping[str, Any]
+
+    @property
+    def number(self) -> int:
+        """G."""
+        return int(self.wi.shape[0])
+
+    def routed(self, x: Array, routing: Routing) -> tuple[Array, States | None]:
+        """`routed_mlp`: y [T, N] of tokens, and the new state or None."""
+        result = routed_mlp(
+            x,
+            routing,
+            self.wi,
+            self.wo,
+            weights_on=self.weights_on,
+            preferred_element_type=self.out_dtype,
+            **self.options,
+        )
+        return self._with_state(result)
+
+    def grouped(self, rows: Array, group_sizes: Array, probs: Array | None) -> tuple[Array, States | None]:
+        """`octavo_jax.grouped_mlp` of rows that are sorted by expert, and the new state or None."""
+        return self._with_state(grouped_mlp(rows, self.wi, self.wo, group_sizes, probs=probs, **self.options))
+
+    def _with_state(self, result: Any) -> tuple[Array, States | None]:
+        return (result, None) if self.options["state"] is None else result

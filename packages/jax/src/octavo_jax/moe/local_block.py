@@ -14,7 +14,7 @@ from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.arrangement import arranged, counts
 from octavo_jax.moe.exchange import Exchange
 from octavo_jax.moe.expert_parallel import spread_mlp
-from octavo_jax.moe.experts import WeightsOn, routed_mlp
+from octavo_jax.moe.experts import LocalExperts, WeightsOn
 from octavo_jax.moe.routing import RouterStats, choose, stats_of
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.cards import Activation
@@ -88,17 +88,14 @@ class Body:
             "backend": self.backend,
             "sharding": self.sharding,
         }
-        place: dict[str, Any] = {"weights_on": self.weights_on, "preferred_element_type": self.out_dtype}
-        load = counts(choices.experts, logits.shape[1])
+        experts = LocalExperts(wi, wo, self.weights_on, self.out_dtype, options)
+        load, dropped = counts(choices.experts, logits.shape[1]), None
         spread = () if self.sharding is None else self.sharding.names("ep")
         if spread:
-            y, dropped, state = spread_mlp(
-                tokens, choices, wi, wo, axes=spread, exchange=self.exchange, **place, **options
-            )
+            y, dropped, state = spread_mlp(tokens, choices, experts, spread, self.exchange)
         else:
             routing = arranged(choices.experts, choices.weights, logits.shape[1], self.checkpoint_name)
-            result = routed_mlp(tokens, routing, wi, wo, **place, **options)
-            (y, state), dropped = (result, None) if a.state is None else result, None
+            y, state = experts.routed(tokens, routing)
         y = y.reshape(*a.x.shape[:-1], y.shape[-1])
         return Result(y, self._stats(load, jnp.sum(choices.probabilities, axis=0), dropped), state)
 

@@ -10,7 +10,7 @@ from jax import Array, lax
 from octavo import QuantizerSpec, Recipe
 from octavo.quantizer import Operand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
-from octavo_jax.dispatch.layer import Names
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.quantizers.functional import dequantize, quantize
 
 _ROW_BY_ROW = ("row", "block", "mxfp8")
@@ -36,7 +36,7 @@ def sent(
     move: Callable[[Array], Array],
     payload: Recipe | None,
     operand: Operand,
-    backend: Names,
+    backend: BackendNames,
 ) -> Array:
     """`move(rows)`; with a payload rows [M, K] travel as codes and scales, and come out dequantized in their dtype.
 

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from octavo import DelayedScaling, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.dispatch.layer import Names
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.modules.initializers import Initializer
 from octavo_jax.modules.states import State, fresh_state, next_seed, update_states
 from octavo_jax.sharding.axes import MeshAxes
@@ -49,7 +49,7 @@ class Common(TypedDict, total=False):
     param_dtype: DTypeLike
     quantization_checkpoint_name: str | None
     sharding: MeshAxes | None
-    backend: Names
+    backend: BackendNames
     rngs: Required[nnx.Rngs]
 
 
@@ -66,7 +66,7 @@ class QuantizedModule(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         quantization_checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
         sharding: MeshAxes | None = None,
-        backend: Names = None,
+        backend: BackendNames = None,
         rngs: nnx.Rngs,
     ) -> None:
         state = fresh_state(recipe, groups, layers)

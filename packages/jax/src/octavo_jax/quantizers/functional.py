@@ -12,7 +12,8 @@ from octavo import QuantizerSpec
 from octavo.quantizer import Direction, Operand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
-from octavo_jax.dispatch.layer import Names, dequantizer_for, quantizer_for
+from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.quantizer import dequantizer_for, quantizer_for
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.checkpoint_names import name_planes
 from octavo_jax.scaling.seeds import seed_words
@@ -59,7 +60,7 @@ def quantize(
     operand: Operand | None = None,
     group_offset: int | Array = 0,
     scale: Array | np.ndarray | None = None,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> GroupedTensor:
     """x in the planes that `spec.orientation` asks for, equal bit for bit to `octavo_numerics.quantize`.
 
@@ -109,7 +110,7 @@ def dequantize(
     direction: Direction = "rowwise",
     *,
     preferred_element_type: DTypeLike = jnp.float32,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> Array:
     """Values of one plane of q: [M, K] or [G, N, K], rows past the sum +0, every NaN 0x7FC00000.
 

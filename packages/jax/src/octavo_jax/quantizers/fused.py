@@ -16,8 +16,9 @@ from octavo import QuantizerSpec
 from octavo.quantizer import Operand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.fused import activation_run, gradient_run, norm_run
-from octavo_jax.dispatch.layer import Names, quantizer_for
+from octavo_jax.dispatch.quantizer import quantizer_for
 from octavo_jax.functions.activations import check_activation, check_probs, features
 from octavo_jax.functions.composed import Extras
 from octavo_jax.functions.norms import check_norm
@@ -25,7 +26,7 @@ from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.quantizers.functional import check_group_offset, check_scale
 from octavo_jax.remat.checkpoint_names import name_planes
 from octavo_jax.scaling.seeds import seed_words
-from octavo_registry import Plan
+from octavo_registry import QuantizePlan
 from octavo_registry.contract.cards import Activation, Norm
 
 __all__ = ["Extras", "act_quantize", "dact_quantize", "norm_quantize"]
@@ -63,7 +64,7 @@ def _how(
     }
 
 
-def _plan(spec: QuantizerSpec, x: Array, columns: int, groups: int, backend: Names) -> Plan:
+def _plan(spec: QuantizerSpec, x: Array, columns: int, groups: int, backend: BackendNames) -> QuantizePlan:
     """The plan of `spec`'s quantizer of [M, columns] in x's dtype, on x's device."""
     return quantizer_for(spec, x, groups, False, backend, columns=columns)
 
@@ -79,7 +80,7 @@ def act_quantize(
     operand: Operand | None = None,
     group_offset: int | Array = 0,
     scale: Array | None = None,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> tuple[GroupedTensor, Extras]:
     """`octavo_jax.activate(x, activation, probs=probs)`, quantized.
 
@@ -110,7 +111,7 @@ def dact_quantize(
     operand: Operand | None = None,
     group_offset: int | Array = 0,
     scale: Array | None = None,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> tuple[GroupedTensor, Extras]:
     """The gradient of `act_quantize`'s x, quantized, and its column sums by group, which are a bias's gradient.
 
@@ -147,7 +148,7 @@ def norm_quantize(
     operand: Operand | None = None,
     group_offset: int | Array = 0,
     scale: Array | None = None,
-    backend: Names = None,
+    backend: BackendNames = None,
 ) -> tuple[GroupedTensor, Extras]:
     """`octavo_jax.normalize(x, gamma, beta, norm=norm, epsilon=epsilon)`, quantized.
 

@@ -15,7 +15,7 @@ from octavo import DelayedScaling, QuantizerSpec, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import GroupSizes
-from octavo_jax.dispatch.layer import Names
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.quantizers import saving
 from octavo_jax.quantizers.functional import quantize
 from octavo_jax.scaling.delayed import DelayedState, ScalingHistory, init_delayed
@@ -40,7 +40,7 @@ class Quantizer:
         *,
         seed: int | Array | None = None,
         group_offset: int | Array = 0,
-        backend: Names = None,
+        backend: BackendNames = None,
     ) -> GroupedTensor:
         """`octavo_jax.quantize` with this spec and scale."""
         scale = None if self.state is None else self.state.scale

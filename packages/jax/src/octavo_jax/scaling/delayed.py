@@ -90,6 +90,15 @@ def record_amax(state: ScalingHistory, amax: Array) -> ScalingHistory:
     return ScalingHistory(state.history.at[0].set(_larger(state.history[0], amax)), state.scale)
 
 
+def merged(state: DelayedState, later: DelayedState) -> DelayedState:
+    """Both states' running amaxes: `later` is what calls that took this call's second result recorded."""
+    return DelayedState(
+        record_amax(state.x, later.x.history[0]),
+        record_amax(state.kernel, later.kernel.history[0]),
+        record_amax(state.grad, later.grad.history[0]),
+    )
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def shared_state(state: DelayedState, axes: frozenset[str]) -> DelayedState:
     """`state` inside `jax.shard_map` as one whose amaxes differ over the manual `axes`.

@@ -7,50 +7,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from octavo.quantizer import Operand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.functions.composed import Extras
 from octavo_jax.scaling.delayed import amax_of
+from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
 from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Block, Blocks
 from octavo_jax.sharding.manual import summed
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.quantizers import recorded
 from octavo_jax.sharding.route import run
-from octavo_registry import Plan
+from octavo_registry import QuantizePlan
 
 _ROWS = ("activated", "mean", "rstd")
+
+
+class FusedInputs(NamedTuple):
+    """The arrays that a fused function reads.
+
+    tokens   [*B, M, C]; probs [*B, M]
+    whole    the same for all rows: gamma and beta
+    """
+
+    tokens: tuple[Array, ...]
+    whole: tuple[Array | None, ...] = ()
+    probs: Array | None = None
 
 
 def fused_rows(
     placement: Placement,
     function: Callable[..., tuple[GroupedTensor, Extras]],
-    plan: Plan,
-    tokens: tuple[Array, ...],
-    whole: tuple[Array | None, ...],
+    plan: QuantizePlan,
+    inputs: FusedInputs,
     group_sizes: Array,
     wanted: tuple[str, ...],
-    *,
-    seed: Array | None,
-    operand: Operand,
-    group_offset: Array | np.uint32,
-    scale: Array | None,
-    probs: Array | None = None,
+    arguments: QuantizerArguments,
 ) -> tuple[GroupedTensor, Extras]:
     """`function(*tokens, *whole, group_sizes, ...)` of each block, as `quantize_rows` of one array.
 
-    plan     of the quantizer in the fused function
-    tokens   [*B, M, C]; probs [*B, M]
-    whole    the same for all rows: gamma and beta
-    wanted   names of the Extras that are made: rows' are [*B, M, C] or [*B, M], `dbias` is summed over data blocks. The
-             amax [E * G] is there, too, where a scale is given
+    plan        of the quantizer in the fused function
+    wanted      names of the Extras to return: rows' are [*B, M, C] or [*B, M], `dbias` is summed over data blocks
+    arguments   `scale` is [E * G]; where there is one, the Extras hold the amax [E * G], too
     """
+    (tokens, whole, probs), (seed, operand, group_offset, scale) = inputs, arguments
     spec, columns, groups = plan.request.quantizer, plan.request.k, group_sizes.shape[-1]
     assert spec is not None
     assert columns is not None

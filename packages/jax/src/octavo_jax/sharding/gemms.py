@@ -9,12 +9,13 @@ Sums over blocks and shards are of float32 and rounded once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from octavo.quantizer import Direction
+from octavo.recipe_base import Gemm
 from octavo_jax.arithmetic.gemm import add_bias, group_sums
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.sharding import planes, specs
@@ -26,7 +27,6 @@ from octavo_registry import Weight
 from octavo_registry.contract.weights import readers
 
 GemmOperand = GroupedTensor | Array
-Product = Callable[..., Array]
 
 
 def _rows_specs(placement: Placement, rows: GemmOperand, column: Letter) -> Any:
@@ -52,25 +52,30 @@ def _whole_kernel(placement: Placement, w: GemmOperand, direction: Direction, we
     return w.reshape(experts, -1, *w.shape[1:])
 
 
-def rows_product(
-    placement: Placement,
-    product: Product,
-    gemm: str,
-    rows: GemmOperand,
-    w: GemmOperand,
-    weight: Weight,
-    group_sizes: Array,
-    out_dtype: Any,
-    bias: Array | None = None,
-) -> Array:
-    """y of "fprop" or dx of "dgrad", [*B, M, C], from `product`, the GEMM of one block.
+class ShardedGemm(NamedTuple):
+    """A GEMM of a layer on shards.
 
-    out_dtype   of the result; where it is summed over shards, `product` gives float32
-    bias        [E * G, N]
+    gemm       "fprop", "dgrad" or "wgrad"
+    product    the backend's function for one block; it returns float32 where its results are summed
+    weight     the axes of the kernel: "kn" for [E * G, K, N], "nk" for [E * G, N, K]
+    out_dtype  of the result, to which sums are rounded once
     """
+
+    placement: Placement
+    gemm: Gemm
+    product: Callable[..., Array]
+    weight: Weight
+    out_dtype: Any
+
+
+def rows_product(
+    how: ShardedGemm, rows: GemmOperand, w: GemmOperand, group_sizes: Array, bias: Array | None = None
+) -> Array:
+    """y of "fprop" or dx of "dgrad", [*B, M, C], from the rows [*B, M, K], the kernel, and bias [E * G, N]."""
+    placement, gemm, product, weight, out_dtype = how
     direction: Direction = "rowwise" if readers("w", weight)[0] == gemm else "columnwise"
     contracted: Letter = "i" if gemm == "fprop" else "o"
-    kept: Letter = "o" if gemm == "fprop" else "i"
+    remaining: Letter = "o" if gemm == "fprop" else "i"
 
     def local(rows: GemmOperand, w: GemmOperand, sizes: Array, bias: Array | None) -> Array:
         partial = placement.auto(placement.several(contracted))
@@ -93,22 +98,15 @@ def rows_product(
         _rows_specs(placement, rows, contracted),
         _kernel_specs(placement, w, weight),
         specs.sizes(placement),
-        specs.groups(placement, columns=kept),
+        specs.groups(placement, columns=remaining),
     )
-    made: Array = run(placement, local, operands, in_specs, specs.rows(placement, kept))
-    return made
+    result: Array = run(placement, local, operands, in_specs, specs.rows(placement, remaining))
+    return result
 
 
-def kernel_product(
-    placement: Placement,
-    product: Product,
-    x: GemmOperand,
-    dy: GemmOperand,
-    weight: Weight,
-    group_sizes: Array,
-    out_dtype: Any,
-) -> Array:
-    """dw as the kernel lies, from `product`, wgrad of one block, which gives float32 where there is a sum."""
+def kernel_product(how: ShardedGemm, x: GemmOperand, dy: GemmOperand, group_sizes: Array) -> Array:
+    """dw with the axes of the kernel, from "wgrad" of each block."""
+    placement, _, product, weight, out_dtype = how
     axis = ("g", *specs.sides(weight)).index(placement.gathered_letter)
 
     def local(x: GemmOperand, dy: GemmOperand, sizes: Array) -> Array:
@@ -122,14 +120,14 @@ def kernel_product(
                 totals[-1] = product(*operands, out=totals[-1], accumulate=True)
         return _reduced(placement, jnp.concatenate(totals), axis).astype(out_dtype)
 
-    made: Array = run(
+    result: Array = run(
         placement,
         local,
         (x, dy, group_sizes),
         (_rows_specs(placement, x, "i"), _rows_specs(placement, dy, "o"), specs.sizes(placement)),
         specs.kernel(placement, weight),
     )
-    return made
+    return result
 
 
 def _reduced(placement: Placement, dw: Array, axis: int) -> Array:
@@ -158,11 +156,11 @@ def bias_sums(placement: Placement, dy: Array, group_sizes: Array, dtype: Any) -
                 totals[-1] = totals[-1] + sums
         return summed(placement, jnp.concatenate(totals), placement.data).astype(dtype)
 
-    made: Array = run(
+    result: Array = run(
         placement,
         local,
         (dy, group_sizes),
         (specs.rows(placement, "o"), specs.sizes(placement)),
         specs.groups(placement, columns="o"),
     )
-    return made
+    return result

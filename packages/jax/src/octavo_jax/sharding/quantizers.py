@@ -16,19 +16,21 @@ import numpy as np
 from jax import Array, lax
 
 from octavo import QuantizerSpec
-from octavo.quantizer import Operand
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.quantize import WHOLE, Span
 from octavo_jax.arithmetic.quantizer import quantizer_of
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.scaling.delayed import amax_of
+from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
 from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Blocks, join_experts
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.route import run
-from octavo_registry import Plan, Weight
+from octavo_registry import QuantizePlan, Weight
 
-Made = tuple[GroupedTensor, Array | None]
+Quantized = tuple[GroupedTensor, Array | None]
+"""Codes and scales, and amaxes where delayed scaling records them."""
+
 _SPANNING = frozenset({"current", "row", "nvfp4"})
 
 
@@ -37,18 +39,17 @@ def spans(spec: QuantizerSpec, span: Span) -> bool:
     return span != WHOLE and spec.scaling in _SPANNING
 
 
-def _function(plan: Plan, span: Span, records: bool) -> Callable[..., Made]:
+def _function(plan: QuantizePlan, span: Span, records: bool) -> Callable[..., Quantized]:
     """(x, sizes, how) to codes and scales of one block or shard, and its amaxes where delayed scaling records them."""
     spec = plan.request.quantizer
-    assert spec is not None
-    made = quantizer_of(spec, span) if spans(spec, span) else plan.run
+    quantize = quantizer_of(spec, span) if spans(spec, span) else plan.run
 
-    def quantized(x: Array, sizes: Array | None, **how: Any) -> Made:
+    def quantized(x: Array, sizes: Array | None, **how: Any) -> Quantized:
         if not records:
-            return made(x, sizes, **how), None
-        if plan.run_with_amax is None:
-            return made(x, sizes, **how), _amaxes(amax_of(x, sizes), span)
-        q, amax = plan.run_with_amax(x, sizes, **how)
+            return quantize(x, sizes, **how), None
+        if plan.bound.with_amax is None:
+            return quantize(x, sizes, **how), _amaxes(amax_of(x, sizes), span)
+        q, amax = plan.bound.with_amax(x, sizes, **how)
         return q, _amaxes(amax, span)
 
     return quantized
@@ -67,25 +68,21 @@ def recorded(amaxes: list[Array], axes: tuple[str, ...]) -> Array:
 
 def quantize_rows(
     placement: Placement,
-    plan: Plan,
+    plan: QuantizePlan,
     x: Array,
     group_sizes: Array,
-    *,
-    seed: Array | None,
-    operand: Operand,
-    group_offset: Array | np.uint32,
-    scale: Array | None,
-) -> Made:
+    arguments: QuantizerArguments,
+) -> Quantized:
     """x or dy, [*B, M, C], quantized block by block, and the amaxes [E * G] that delayed scaling records, else None.
 
-    scale   [E * G] encode scales of delayed scaling
+    arguments   `scale` is [E * G]
     """
+    seed, operand, group_offset, scale = arguments
     column: Letter = "i" if operand == "x" else "o"
     spec = plan.request.quantizer
-    assert spec is not None
     groups, records = group_sizes.shape[-1], scale is not None
 
-    def local(x: Array, sizes: Array, seed: Array | None, offset: Any, scale: Array | None) -> Made:
+    def local(x: Array, sizes: Array, seed: Array | None, offset: Any, scale: Array | None) -> Quantized:
         function = _function(plan, Span(columns=placement.several(column)), records)
         blocks = Blocks.of(placement, sizes)
         parts: list[GroupedTensor] = []
@@ -108,35 +105,32 @@ def quantize_rows(
     shard = x.shape[-1] // placement.size(placement.auto(placement.axes_of(column)))
     form = planes.form_of(planes.spec_of_plan(plan, (x.shape[-2], shard), groups))
     per_group = specs.groups(placement)
-    made: Made = run(
+    result: Quantized = run(
         placement,
         local,
         (x, group_sizes, seed, group_offset, scale),
         (specs.rows(placement, column), specs.sizes(placement), specs.WHOLE, specs.WHOLE, per_group),
         (specs.quantized_rows(placement, form, column), per_group),
     )
-    return replace(planes.shared(made[0]), group_sizes=group_sizes), made[1]
+    return replace(planes.shared(result[0]), group_sizes=group_sizes), result[1]
 
 
 def quantize_kernel(
     placement: Placement,
-    plan: Plan,
+    plan: QuantizePlan,
     w: Array,
     weight: Weight,
-    *,
-    seed: Array | None,
-    operand: Operand = "w",
-    group_offset: Array | np.uint32,
-    scale: Array | None,
-) -> Made:
+    arguments: QuantizerArguments,
+) -> Quantized:
     """The kernel as it lies, [E * G, R, C], quantized shard by shard, an expert block at a time: planes [E, ...].
 
-    scale   [E * G] encode scales of delayed scaling; then the second result is the amaxes [E * G], else None
+    arguments   `scale` is [E * G]; where there is one, the second result is the amaxes [E * G], else None
     """
+    seed, operand, group_offset, scale = arguments
     rows, columns = specs.sides(weight)
     records = scale is not None
 
-    def local(w: Array, seed: Array | None, offset: Any, scale: Array | None) -> Made:
+    def local(w: Array, seed: Array | None, offset: Any, scale: Array | None) -> Quantized:
         function = _function(plan, Span(placement.several(columns), placement.several(rows)), records)
         here = placement.count("e") // placement.size(placement.auto(placement.indexed("e")))
         groups = w.shape[0] // here
@@ -155,11 +149,11 @@ def quantize_kernel(
     shape = (groups, w.shape[1] // cut[rows], w.shape[2] // cut[columns])
     form = planes.form_of(planes.spec_of_plan(plan, shape, groups))
     per_group = specs.groups(placement, of_kernel=True)
-    made: Made = run(
+    result: Quantized = run(
         placement,
         local,
         (w, seed, group_offset, scale),
         (specs.kernel(placement, weight), specs.WHOLE, specs.WHOLE, per_group),
         (specs.quantized_kernel(placement, form, weight), per_group),
     )
-    return planes.shared(made[0]), made[1]
+    return planes.shared(result[0]), result[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -12,15 +12,15 @@ import octavo_registry as registry
 from octavo import QuantizerSpec, Recipe
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
-from octavo_registry.contract.request import Plan, Request
+from octavo.recipe_base import Gemm
+from octavo_registry.contract.layer import WholeLayer
+from octavo_registry.contract.request import GemmRequest, QuantizeRequest
+from octavo_registry.dispatch.layer_plan import GemmPlan, QuantizePlan
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.memo import Bounded, Memo
-
-if TYPE_CHECKING:
-    from octavo_torch.dispatch.whole_layer import WholeLayer
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
@@ -97,7 +97,7 @@ class Layer:
         self.on_cpu = x.device.type == "cpu"
         self.stateful = recipe.stateful
         name = DTYPE_NAMES[x.dtype]
-        request = Request(
+        request = GemmRequest(
             op="fprop",
             framework="torch",
             device=x.device.type,
@@ -122,21 +122,24 @@ class Layer:
         self.quantized_fprop, self.quantized_dgrad = recipe.quantizes("fprop"), recipe.quantizes("dgrad")
         self.quantized_wgrad = recipe.quantizes("wgrad")
         row_dy, column = need_dx and self.quantized_dgrad, need_dw and self.quantized_wgrad
-        parts: dict[Operand, Plan | None] = {
+        parts: dict[Operand, QuantizePlan | None] = {
             "x": self._quantizer(plan.quantize_x, self.quantized_fprop, column),
             "w": self._quantizer(plan.quantize_w, self.quantized_fprop, row_dy),
             "dy": self._quantizer(plan.quantize_dy, row_dy, column),
         }
         self.quantizers = {name: part for name, part in parts.items() if part}
         self.quantize_x, self.quantize_w, self.quantize_dy = (self._run(operand) for operand in OPERANDS)
-        self.with_amax = {name: part.run_with_amax for name, part in self.quantizers.items() if part.run_with_amax}
-        gemms = (plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None)
-        prepares = [part.prepare for part in (*gemms, parts["x"], parts["dy"]) if part is not None]
+        self.with_amax = {
+            name: part.bound.with_amax for name, part in self.quantizers.items() if part.bound.with_amax is not None
+        }
+        read_sizes = (
+            plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None, parts["x"], parts["dy"]
+        )  # fmt: skip
+        prepares = [part.prepare for part in read_sizes if part is not None]
         # sizes that one backend prepared are nothing to another
         self.prepare: Run | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
         self.stochastic_forward = any(
-            part is not None and part.request.quantizer is not None and part.request.quantizer.stochastic
-            for part in (plan.quantize_x, plan.quantize_w)
+            part is not None and part.request.quantizer.stochastic for part in (plan.quantize_x, plan.quantize_w)
         )
         self.needs_seed = self.stochastic_forward or (self.quantize_dy is not None and recipe.stochastic)
         self.wants_more = self.needs_seed or self.stateful
@@ -146,21 +149,24 @@ class Layer:
         plan = self.quantizers.get(operand)
         return None if plan is None else plan.run
 
-    def _whole(self) -> WholeLayer | None:
+    def _whole(self) -> WholeLayer[Tensor, Any] | None:
         fprop, dgrad, wgrad = self.plan.fprop, self.plan.dgrad, self.plan.wgrad
-        gemms = {"fprop": fprop, "dgrad": dgrad if self.need_dx else None, "wgrad": wgrad if self.need_dw else None}
+        gemms: dict[Gemm, GemmPlan | None] = {
+            "fprop": fprop,
+            "dgrad": dgrad if self.need_dx else None,
+            "wgrad": wgrad if self.need_dw else None,
+        }
         wanted = {gemm: plan for gemm, plan in gemms.items() if plan is not None}
         if {plan.backend for plan in (*wanted.values(), *self.quantizers.values())} != {fprop.backend}:
             return None
-        whole: WholeLayer | None = None if fprop.whole_layer is None else fprop.whole_layer(wanted, self.quantizers)
-        return whole
+        make = fprop.bound.whole_layer
+        return None if make is None else make(wanted, self.quantizers)
 
-    def _quantizer(self, plan: Plan | None, row: bool, column: bool) -> Plan | None:
+    def _quantizer(self, plan: QuantizePlan | None, row: bool, column: bool) -> QuantizePlan | None:
         """`plan` for fewer planes where fewer are read: codes that nobody reads are not made."""
         if plan is None or not (row or column):
             return None
         spec = plan.request.quantizer
-        assert spec is not None
         orientation = "both" if row and column else "rowwise" if row else "columnwise"
         if spec.orientation == orientation:
             return plan
@@ -168,9 +174,9 @@ class Layer:
         return registry.plan(replace(plan.request, quantizer=narrow), backend=self.backend)
 
 
-def _read_layouts(plan: Plan | None) -> tuple[str | None, str | None] | None:
+def _read_layouts(plan: QuantizePlan | None) -> tuple[str | None, str | None] | None:
     """The layouts that a quantizer's plan makes, None for a plane that it does not."""
-    if plan is None or plan.request.quantizer is None:
+    if plan is None:
         return None
     row, column = plan.request.layouts
     made = plan.request.quantizer.directions
@@ -224,7 +230,7 @@ def quantizer_for(
 
     def planned() -> Run:
         name = DTYPE_NAMES[x.dtype]
-        request = Request(
+        request = QuantizeRequest(
             op="quantize",
             framework="torch",
             device=x.device.type,
@@ -240,7 +246,8 @@ def quantizer_for(
             graph_safe=graph_safe,
             layouts=layouts,
         )
-        return registry.plan(request, backend=backend).run
+        run: Run = registry.plan(request, backend=backend).bound.run
+        return run
 
     key = (id(spec), x.dtype, x.device, x.dim(), x.shape[-1], groups, at_host, backend, layouts, graph_safe)
     return _quantizers.get(key, planned, spec)

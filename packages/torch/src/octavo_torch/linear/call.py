@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import TypeAlias
 
 from torch import Tensor
 
 from octavo import Recipe
+from octavo_registry.contract.layer import WholeLayer
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.dispatch.layer import Layer, Layers
-from octavo_torch.dispatch.whole_layer import WholeLayer
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import Seed
 from octavo_torch.wgrad.main_grad import MainGrad
@@ -18,6 +19,7 @@ from octavo_torch.wgrad.postponed import DelayedWgrad
 from octavo_torch.wgrad.target import WgradTarget
 
 Backend = str | tuple[str, ...] | None
+WholePasses: TypeAlias = WholeLayer[Tensor, DelayedState]
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +66,7 @@ class Call(Options):
     x_codes: GroupedTensor | None = field(default=None, init=False)
     w_codes: GroupedTensor | None = field(default=None, init=False)
     target: WgradTarget | None = field(default=None, init=False)
-    whole: WholeLayer = field(init=False)
+    whole: WholePasses = field(init=False)
     context: object = field(default=None, init=False)
 
     def release(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo_torch.wgrad.target import BESIDE_GRAPH
+from octavo_torch.wgrad.target import OUTSIDE_GRAPH
 
 
 def graph_route(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -17,7 +17,7 @@ def graph_route(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     Python. Keywords that are None are left out, because a call out of traced code takes no None.
     """
     in_graph = torch._dynamo.nonstrict_trace(function)
-    beside_graph: Callable[..., Tensor] = torch.compiler.disable(function, reason=BESIDE_GRAPH)  # type: ignore[no-untyped-call]
+    beside_graph: Callable[..., Tensor] = torch.compiler.disable(function, reason=OUTSIDE_GRAPH)  # type: ignore[no-untyped-call]
 
     def traced(*operands: object, **options: object) -> Tensor:
         present = {name: value for name, value in options.items() if value is not None}

@@ -1,40 +1,39 @@
-"""Who makes delayed scaling's next scales: a backend at once, or torch's operations one by one."""
+"""Chooses the implementation of the delayed-scaling update: a backend's fused call or plain torch."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 import octavo_registry as registry
 from octavo import DelayedScaling, NoBackendError
-from octavo_registry.contract.request import Request
+from octavo_registry.contract.quantize import UpdateScales
+from octavo_registry.contract.request import QuantizeRequest
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.memo import Memo
 
-Update = Callable[..., None]
+Update = UpdateScales[Tensor]
 
 _is_compiling = torch.compiler.is_compiling
 _updates: Memo[Update | None] = Memo()
 
 
-def update_of(recipe: DelayedScaling, history: Tensor, scale: Tensor) -> Update | None:
-    """The `update_scales` of the backend that quantizes on this device; None where there is none for such tensors."""
+def fused_update(recipe: DelayedScaling, history: Tensor, scale: Tensor) -> Update | None:
+    """`update_scales` of the backend that quantizes on this device; None where it has none, or not for such tensors."""
     if _is_compiling() or not all(is_plain(part) and part.is_contiguous() for part in (history, scale)):
         return None
     graph_safe = wants_graph(history)
     key = (id(recipe), history.device, graph_safe)
-    return _updates.get(key, lambda: _planned(recipe, history.device, graph_safe), recipe)
+    return _updates.get(key, lambda: _resolve(recipe, history.device, graph_safe), recipe)
 
 
-def _planned(recipe: DelayedScaling, device: torch.device, graph_safe: bool) -> Update | None:
+def _resolve(recipe: DelayedScaling, device: torch.device, graph_safe: bool) -> Update | None:
     spec = recipe.quantizer("x") or recipe.quantizer("dy")
     if spec is None:
         return None  # nothing is quantized
-    request = Request(
+    request = QuantizeRequest(
         op="quantize",
         framework="torch",
         device=device.type,
@@ -45,6 +44,6 @@ def _planned(recipe: DelayedScaling, device: torch.device, graph_safe: bool) -> 
         graph_safe=graph_safe,
     )
     try:
-        return registry.plan(request).update_scales
-    except NoBackendError:  # the layers have a backend of their own, named by each
+        return registry.plan(request).bound.update_scales
+    except NoBackendError:  # each layer may still name a backend that serves it
         return None

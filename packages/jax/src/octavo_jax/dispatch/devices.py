@@ -1,0 +1,34 @@
+"""The devices of JAX as requests name them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+
+
+class Device(NamedTuple):
+    """kind: "cpu", "cuda", "rocm" or the platform's name; arch: compute capability of "cuda", else None."""
+
+    kind: str
+    arch: tuple[int, int] | None
+
+
+def device_of(x: Array) -> Device:
+    """The device that x is on, or the default device for a traced x."""
+    if isinstance(x, jax.core.Tracer):
+        default = jax.config.jax_default_device  # type: ignore[attr-defined]
+        return device_kind(jax.devices(default)[0] if isinstance(default, str) else default or jax.devices()[0])
+    return device_kind(next(iter(x.devices())))
+
+
+def device_kind(device: Any) -> Device:
+    """The kind of a JAX device: "cuda" for NVIDIA's GPUs, else its platform."""
+    if device.platform != "gpu":
+        return Device(device.platform, None)
+    capability = str(getattr(device, "compute_capability", ""))
+    if "rocm" in str(getattr(device.client, "platform_version", "")).lower() or "." not in capability:
+        return Device("rocm", None)
+    major, minor = capability.split(".")
+    return Device("cuda", (int(major), int(minor)))

@@ -1,0 +1,55 @@
+"""What was planned or built before, by what was asked: both kinds of memory are bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from octavo_registry import state_token
+
+T = TypeVar("T")
+
+_MOST = 512
+
+
+class Identities(Generic[T]):
+    """One object for equal keys, until there are too many: JAX traces once what it compares by identity."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Hashable, T] = {}
+
+    def of(self, key: Hashable, build: Callable[[], T]) -> T:
+        """The object of `key`, built where there is none."""
+        known = self._objects.get(key)
+        if known is None:
+            if len(self._objects) >= _MOST:
+                self._objects.clear()
+            known = self._objects[key] = build()
+        return known
+
+
+class Memo(Generic[T]):
+    """Values by key, which hold until the registry's state changes: a plan, and what is built of plans.
+
+    A key may hold the id of its owner in place of the owner, whose hash is slow: the value of another owner with that
+    id is not returned.
+    """
+
+    def __init__(self) -> None:
+        self._token: object = None
+        self._values: dict[Hashable, tuple[object, T]] = {}
+
+    def get(self, key: Hashable, build: Callable[[], T], owner: object = None) -> T:
+        """The value of `key`, built where there is none."""
+        token = state_token()
+        if self._token is not token:
+            self._values.clear()
+            self._token = token
+        known = self._values.get(key)
+        if known is not None and known[0] is owner:
+            return known[1]
+        value = build()
+        if len(self._values) >= _MOST:
+            self._values.clear()
+        self._values[key] = owner, value
+        return value

@@ -1,0 +1,130 @@
+"""Operands of a layer's GEMMs: quantized and named on their way in, and what the backward pass keeps of them.
+
+`quantize_operand` makes both planes of x and of the kernel in the forward pass; `wgrad_x` and `dgrad_weight` leave of
+each the one plane that the backward pass reads.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from octavo.quantizer import Direction, Operand
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.dispatch.layer import Layer
+from octavo_jax.dispatch.quantizer import in_plain_layouts
+from octavo_jax.quantizers.derivatives import undifferentiated
+from octavo_jax.remat.checkpoint_names import name_planes
+from octavo_jax.remat.never_recomputed import never_recomputed
+from octavo_jax.scaling.delayed import ScalingHistory, amax_of, record_amax
+from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
+from octavo_jax.sharding.quantizers import quantize_kernel, quantize_rows
+from octavo_registry import QuantizePlan
+from octavo_registry.contract.weights import readers
+
+GemmOperand = GroupedTensor | Array
+
+
+class Context(NamedTuple):
+    """Arguments that have no gradient: sizes [G], seed words [2] or None, number of the first group."""
+
+    group_sizes: Array
+    seed: Array | None
+    group_offset: Array | np.uint32
+
+    def quantizer_arguments(
+        self, plan: QuantizePlan, operand: Operand, history: ScalingHistory | None
+    ) -> QuantizerArguments:
+        """Those of the quantizer that `plan` runs for `operand`, whose history is delayed scaling's or None."""
+        spec = plan.request.quantizer
+        seed = self.seed if spec.stochastic else None
+        return QuantizerArguments(seed, operand, self.group_offset, None if history is None else history.scale)
+
+
+def quantize_operand(
+    plan: QuantizePlan | None,
+    layer: Layer,
+    x: Array,
+    operand: Operand,
+    context: Context,
+    history: ScalingHistory | None = None,
+) -> tuple[GroupedTensor | None, ScalingHistory | None]:
+    """`x` quantized by `plan` and named, and the history with its amax recorded.
+
+    plan      the layer's quantizer of this operand; None where no GEMM reads it quantized: then there is no tensor
+              and the history is unchanged
+    x         [M, C] rows, [*B, M, C] where the layer has a placement; for "w" the stacked matrices as `stored_weight`
+              gives them
+    history   of delayed scaling, else None
+    """
+    if plan is None:
+        return None, history
+    arguments = context.quantizer_arguments(plan, operand, history)
+    x, sizes = undifferentiated(x), None if operand == "w" else context.group_sizes
+    if layer.placement is not None:
+        q, amax = _quantize_shards(plan, layer, x, sizes, arguments)
+        if history is None:
+            return named(layer, q, operand), None
+        assert amax is not None
+        return named(layer, q, operand), record_amax(history, never_recomputed(amax))
+    if history is None:
+        return named(layer, plan.run(x, sizes, **arguments.keywords()), operand), None
+    if plan.bound.with_amax is None:
+        q, amax = plan.run(x, sizes, **arguments.keywords()), amax_of(x, sizes)
+    else:
+        q, amax = plan.bound.with_amax(x, sizes, **arguments.keywords())
+    return named(layer, q, operand), record_amax(history, never_recomputed(amax))
+
+
+def _quantize_shards(
+    plan: QuantizePlan, layer: Layer, x: Array, sizes: Array | None, arguments: QuantizerArguments
+) -> tuple[GroupedTensor, Array | None]:
+    """Rows with sizes, or a kernel without; planes in the plain layout where shards are parts of an operand."""
+    placement = layer.placement
+    assert placement is not None
+    cut = placement.cuts("g", "k", "n") if sizes is None else placement.cuts("i" if arguments.operand == "x" else "o")
+    plan = in_plain_layouts(plan, layer.options.backend) if cut else plan
+    if sizes is None:
+        return quantize_kernel(placement, plan, x, layer.plan.fprop.request.weight, arguments)
+    return quantize_rows(placement, plan, x, sizes, arguments)
+
+
+def named(layer: Layer, q: GroupedTensor, operand: Operand) -> GroupedTensor:
+    """q with its planes named, to be called before their first use; dy has no name, for nothing recomputes it."""
+    return q if operand == "dy" else name_planes(q, layer.options.checkpoint_name)
+
+
+def gemm_operand(q: GroupedTensor | None, array: Array, quantized: bool) -> GemmOperand:
+    """What a GEMM multiplies: the quantized operand where its slot is `quantized`, else the array."""
+    return q if quantized and q is not None else array
+
+
+def one_plane(operand: GemmOperand, direction: Direction) -> GemmOperand:
+    """The operand with the plane of this direction alone."""
+    if not isinstance(operand, GroupedTensor):
+        return operand
+    payload, scale, second = operand.plane(direction)
+    if direction == "rowwise":
+        return GroupedTensor(operand.spec, operand.group_sizes, payload, scale, second)
+    sizes = operand.group_sizes
+    return GroupedTensor(operand.spec, sizes, columnwise=payload, columnwise_scale=scale, columnwise_global=second)
+
+
+def stored_weight(layer: Layer, kernel: Array) -> Array:
+    """The kernel as the plan's operations take it: with its own axes wherever a backend of the plan reads them so."""
+    return jnp.swapaxes(kernel, 1, 2) if layer.plan.transposes else kernel
+
+
+def wgrad_x(layer: Layer, x: Array, xq: GroupedTensor | None) -> GemmOperand:
+    """What the weight gradient reads of x."""
+    return one_plane(gemm_operand(xq, x, layer.plan.recipe.quantizes("wgrad")), "columnwise")
+
+
+def dgrad_weight(layer: Layer, kernel: Array, wq: GroupedTensor | None) -> GemmOperand:
+    """What the input gradient reads of the kernel: one plane, or the kernel itself with the caller's axes."""
+    reads_rows = readers("w", layer.plan.fprop.request.weight)[0] == "dgrad"
+    operand = gemm_operand(wq, kernel, layer.plan.recipe.quantizes("dgrad"))
+    return one_plane(operand, "rowwise" if reads_rows else "columnwise")

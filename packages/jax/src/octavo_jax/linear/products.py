@@ -1,0 +1,91 @@
+"""The GEMMs of a layer, forward and backward, on one device or on the shards of a mesh.
+
+Forward:    `forward_product` multiplies x and w.
+Backward:   dy is quantized once and read by `input_gradient` and `kernel_gradient`; `bias_gradient` sums its rows.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jax import Array
+
+from octavo.recipe_base import Gemm
+from octavo_jax.arithmetic.gemm import group_sums
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.dispatch.layer import Layer
+from octavo_jax.linear.operands import Context, GemmOperand, gemm_operand, stored_weight
+from octavo_jax.remat.checkpoint_names import name_array
+from octavo_jax.sharding.gemms import ShardedGemm, bias_sums, kernel_product, rows_product
+
+
+def _factor(layer: Layer, gemm: Gemm, q: GroupedTensor | None, array: Array) -> GemmOperand:
+    factor = gemm_operand(q, array, layer.plan.recipe.quantizes(gemm))
+    return factor if isinstance(factor, GroupedTensor) else factor.astype(layer.product_dtype)
+
+
+def forward_product(
+    layer: Layer,
+    x: Array,
+    xq: GroupedTensor | None,
+    w: Array,
+    wq: GroupedTensor | None,
+    bias: Array | None,
+    context: Context,
+) -> Array:
+    """y [M, N], named where the layer names its output; w is `stored_weight`'s."""
+    operands = _factor(layer, "fprop", xq, x), _factor(layer, "fprop", wq, w)
+    y = _rows_product(layer, "fprop", *operands, context, bias)
+    name = layer.options.output_checkpoint_name
+    return y if name is None else name_array(y, name)
+
+
+def _rows_product(
+    layer: Layer,
+    gemm: Literal["fprop", "dgrad"],
+    rows: GemmOperand,
+    w: GemmOperand,
+    context: Context,
+    bias: Array | None = None,
+) -> Array:
+    plan, placement = layer.plan.fprop if gemm == "fprop" else layer.plan.dgrad, layer.placement
+    assert plan is not None
+    if placement is None:
+        options = {"bias": bias} if gemm == "fprop" else {}
+        product: Array = plan.run(rows, w, context.group_sizes, **options)
+        return product
+    dtype = layer.y_dtype if gemm == "fprop" else layer.x_dtype
+    sharded = ShardedGemm(placement, gemm, plan.run, plan.request.weight, dtype)
+    return rows_product(sharded, rows, w, context.group_sizes, bias)
+
+
+def input_gradient(layer: Layer, dy: Array, dyq: GroupedTensor | None, w: GemmOperand, context: Context) -> Array:
+    """dx [M, K] in x's dtype; w is `dgrad_weight`'s."""
+    if not isinstance(w, GroupedTensor):
+        w = stored_weight(layer, w).astype(layer.product_dtype)
+    return _rows_product(layer, "dgrad", _factor(layer, "dgrad", dyq, dy), w, context)
+
+
+def kernel_gradient(layer: Layer, x: GemmOperand, dy: Array, dyq: GroupedTensor | None, context: Context) -> Array:
+    """The kernel's gradient in its own shape and dtype; x is `wgrad_x`'s."""
+    plan, placement, sizes = layer.plan.wgrad, layer.placement, context.group_sizes
+    assert plan is not None
+    if not isinstance(x, GroupedTensor):
+        x = x.astype(layer.product_dtype)
+    operands = x, _factor(layer, "wgrad", dyq, dy)
+    if placement is None:
+        dw: Array = plan.run(*operands, sizes)
+    else:
+        weight = layer.plan.fprop.request.weight
+        sharded = ShardedGemm(placement, "wgrad", plan.run, weight, layer.kernel_dtype)
+        dw = kernel_product(sharded, *operands, sizes)
+    return stored_weight(layer, dw).astype(layer.kernel_dtype)
+
+
+def bias_gradient(layer: Layer, dy: Array, bias: Array | None, context: Context) -> Array | None:
+    """Column sums of each group's rows, [G, N] in the bias's dtype; None without a bias."""
+    if bias is None:
+        return None
+    if layer.placement is not None:
+        return bias_sums(layer.placement, dy, context.group_sizes, bias.dtype)
+    return group_sums(dy, context.group_sizes).astype(bias.dtype)

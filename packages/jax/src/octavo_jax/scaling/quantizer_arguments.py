@@ -1,0 +1,29 @@
+"""What a quantizer takes beside an array and its group sizes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax import Array
+
+from octavo.quantizer import Operand
+
+
+class QuantizerArguments(NamedTuple):
+    """The keywords of a backend's quantizer.
+
+    seed          uint32 [2] words; None where it rounds to nearest
+    operand       "x", "w" or "dy"
+    group_offset  number of the first group
+    scale         [G] encode scales of delayed scaling, else None
+    """
+
+    seed: Array | None
+    operand: Operand
+    group_offset: Array | np.uint32
+    scale: Array | None
+
+    def keywords(self) -> dict[str, Any]:
+        """By name."""
+        return self._asdict()
