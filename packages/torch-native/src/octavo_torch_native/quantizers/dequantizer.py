@@ -29,7 +29,7 @@ class Dequantizer:
         spec = q.spec
         text = quantizer_text(spec.quantizer)
         plan = plan_of(spec.shape, plan or q.group_sizes, codes)
-        words, layout = plan and plan.words, layout_of(spec, direction)
+        words, layout = None if plan is None else plan.words, layout_of(spec, direction)
         value: Tensor = operators.dequantize(
             codes, scale, factor, words, text, list(spec.shape), spec.groups, direction, layout, self._dtype
         )
@@ -69,7 +69,14 @@ def converted(q: GroupedTensor, layouts: tuple[str, str], plan: RowPlan | None =
         if layout_of(spec, direction) != layout and not _same_bytes(spec.quantizer, direction):
             plan = plan_of(spec.shape, plan or q.group_sizes, codes)
             codes, scale = operators.convert(
-                codes, scale, plan and plan.words, text, list(spec.shape), spec.groups, direction, layout
+                codes,
+                scale,
+                None if plan is None else plan.words,
+                text,
+                list(spec.shape),
+                spec.groups,
+                direction,
+                layout,
             )
         made |= {direction: codes, f"{direction}_scale": scale}
         if factor is not None:

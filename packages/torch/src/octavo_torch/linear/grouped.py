@@ -1,4 +1,4 @@
-"""One call of grouped_linear: arguments checked, the layer found, forward run, with autograd where it is wanted.
+"""One call of grouped_linear: arguments checked, the layer resolved, forward run, with autograd where it is needed.
 
 A call takes one of three routes. Eager calls on plain tensors, of a layer that one backend serves whole, are one call
 of that backend each way (`whole`). All others are composed of the layer's bound functions (`autograd`). Under
@@ -50,7 +50,7 @@ def apply(
     bias_scales: Tensor | None,
     call: Call,
 ) -> Tensor:
-    """`grouped_linear`, eagerly, where a seed may also be a SeedCounter; sets what is found out in `call`.
+    """`grouped_linear`, eagerly, where a seed may also be a SeedCounter; stores what it resolves in `call`.
 
     The path of every call: no model of pydantic's is built, compared or hashed here, and no plugin is asked.
     """
@@ -62,10 +62,10 @@ def apply(
     b: Tensor | None
     if type(weight) in _PLAIN and (bias is None or type(bias) in _PLAIN):
         # as parameters_of would return them; typing.cast would be a call
-        given, leaves, w, b = weight, weight, weight, bias  # type: ignore[assignment]
+        source, leaves, w, b = weight, weight, weight, bias  # type: ignore[assignment]
     else:
-        given, leaves, w, b = parameters_of(weight, bias)
-    rows_given, x_codes = x, None
+        source, leaves, w, b = parameters_of(weight, bias)
+    rows_or_codes, x_codes = x, None
     if isinstance(x, QUANTIZED):
         x, x_codes, group_sizes = rows_of(x, w, group_sizes, recipe)
         call.x_codes = x_codes
@@ -102,18 +102,18 @@ def apply(
         layer = layers[key] = layer_for(recipe, x, w, at_host, need_dx, need_dw, backend, graph_safe)
     call.layer, call.sizes = layer, sizes
     plain = call.out is None and call.grad_input is None and bias_scales is None
-    if not plain or call.seed is not None or state is not None or layer.wants_more or b is not None:
+    if not plain or call.seed is not None or state is not None or layer.needs_more or b is not None:
         arguments.check_call(call, x, w, b, bias_scales)
-    autograds = given is leaves and call.main_grad is None and call.delayed_wgrad is None
+    autograds = source is leaves and call.main_grad is None and call.delayed_wgrad is None
     if (plain and autograds and x_codes is None) and (whole := whole_passes_for(layer, x, w, b, state)) is not None:
         call.whole = whole
         return whole_layer_function(call, x, w, b) if need_any else whole_forward(call, x, w, b)[0]
     if x_codes is not None:
-        check_codes(layer, recipe, rows_given, x_codes)
+        check_codes(layer, recipe, rows_or_codes, x_codes)
     if layer.prepare is not None:
         call.sizes = layer.prepare(sizes, rows, x)
     if not autograds:
-        w = settle(call, given, leaves, w, need_dw)
+        w = settle(call, source, leaves, w, need_dw)
     # detached so that the caller's tensor stays a plain buffer, for the next call
     out = call.out = None if call.out is None else call.out.detach()
     if need_any:
