@@ -39,7 +39,8 @@ def test_counts_are_per_group(text: str, is_stiff: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "is_stiff"),
     [
-        ("format is no Format", True)("which is no weight of a layer", True),
+        ("format is no Format", True),
+        ("which is no weight of a layer", True),
         ("these are no groups", True),
         ("there is no g++ here", False),
         ("it is no longer served", False),
