@@ -75,9 +75,9 @@ def _inputs(setting: Setting, cols: int) -> list[Tensor]:
 def _problem(case: Case, setting: Setting, x: Tensor) -> Problem:
     if case.kind != "dequantize":
         return quantize_problem(case, setting, x)
-    made = quantize_problem(replace(case, kind="quantize"), setting, x)
-    made.call()
-    return dequantize_problem(case, setting, made.planes)
+    quantized = quantize_problem(replace(case, kind="quantize"), setting, x)
+    quantized.call()
+    return dequantize_problem(case, setting, quantized.planes)
 
 
 def _host(case: Case, setting: Setting, x: Tensor, repeats: int) -> dict[str, Any]:
