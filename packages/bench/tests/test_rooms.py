@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -40,18 +39,3 @@ def test_a_benchmark_uses_no_other_benchmarks_files(room: str) -> None:
     """There are nine, and each stands on the shared rooms alone."""
     assert len(BENCHMARKS) == 9
     assert _rooms(room) <= set(SHARED)
-
-
-def test_no_files_import_each_other_in_a_circle() -> None:
-    """Not inside functions either; a circle raises graphlib.CycleError, which lists it."""
-    graph = {}
-    for file in ROOT.rglob("*.py"):
-        name = ".".join(("octavo_bench", *file.relative_to(ROOT).with_suffix("").parts))
-        graph[name] = set(_imports(file))
-    assert len(list(TopologicalSorter(graph).static_order())) > 60
-
-
-def test_folders_stay_small() -> None:
-    """A listing explains a room: sixteen files of source at most."""
-    for folder in (ROOT, *(path for path in ROOT.rglob("*") if path.is_dir() and path.name != "__pycache__")):
-        assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 16, folder
