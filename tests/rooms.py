@@ -25,8 +25,8 @@ MOST_ANY_LINES = 100
 # module beside the folders, at any depth. Modules of the package itself that are not listed are on top of everything.
 ROOMS: dict[str, tuple[str, ...]] = {
     "octavo_torch": (
-        *("compiler", "arrays", "arithmetic", "functions", "dispatch", "wgrad", "scaling", "quantizers", "linear"),
-        *("mlp", "moe", "distributed", "checkpoint", "reference", "adapters"),
+        *("memo", "compiler", "arrays", "arithmetic", "functions", "dispatch", "wgrad", "scaling", "quantizers"),
+        *("linear", "mlp", "moe", "distributed", "checkpoint", "reference", "adapters"),
     ),
     "octavo_jax": (
         *("arrays", "arithmetic", "scaling", "functions", "remat", "sharding", "dispatch", "quantizers", "linear"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.formats import DType
+from octavo_registry.contract.backend import Backend
 from octavo_registry.contract.cards import QUANTIZERS, BackendCard, Capability, Op, Weight
 from octavo_registry.contract.hookspecs import hookimpl
-from octavo_registry.contract.request import Backend
 
 NAME = "jax-native"
 
@@ -36,7 +36,7 @@ def _on_hopper(ops: frozenset[Op], recipes: frozenset[str], **conditions: Any) -
 
 CARD = BackendCard(
     name=NAME,
-    api_level=3,
+    api_level=5,
     priority=100,
     needs=("jax>=0.10.2", "octavo-native>=0.1"),
     summary="quantizers and grouped GEMMs of every recipe as compiled kernels, for CPUs and for Hopper GPUs",

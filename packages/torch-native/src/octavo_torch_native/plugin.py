@@ -11,7 +11,7 @@ from octavo_registry.contract.cards import ALL_DTYPES, MOVES, Accumulation, Back
 from octavo_registry.contract.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from octavo_registry.contract.request import Backend
+    from octavo_registry.contract.backend import Backend
 
 NAME = "torch-native"
 
@@ -65,7 +65,7 @@ def _on_hopper(sizes: frozenset[Literal["host", "device"]], graph_safe: bool) ->
 
 CARD = BackendCard(
     name=NAME,
-    api_level=4,
+    api_level=5,
     priority=100,
     needs=("torch>=2.11", "octavo-native>=0.1"),
     summary="Grouped quantization and GEMMs by octavo-native's kernels: AVX2 on CPUs, Hopper on GPUs.",

@@ -130,7 +130,6 @@ def test_the_kernels_check_again() -> None:
     codes, scales = torch.empty(8, 32, dtype=torch.uint8), torch.empty(8, 1, dtype=torch.uint8)
     quantizer = octavo_native.Quantizer(format=octavo_native.FORMATS["e4m3"], scaling=octavo_native.SCALINGS["mxfp8"])
     good: dict[str, Any] = {
-        "cuda": False,
         "x": X.data_ptr(),
         "dtype": octavo_native.DTYPES["float32"],
         "rows": 8,
@@ -138,11 +137,20 @@ def test_the_kernels_check_again() -> None:
         "row_stride": 32,
         "groups": 1,
         "plan": plan.words.data_ptr(),
-        "row_codes": codes.data_ptr(),
-        "row_scales": scales.data_ptr(),
     }
-    quantizer.run(**good)
-    wrong = {"x": 0, "dtype": 7, "rows": -1, "row_stride": 31, "groups": 0, "plan": 8, "row_scales": 0, "row_layout": 5}
+    plane = {"codes": codes.data_ptr(), "scales": scales.data_ptr()}
+
+    def run(**changes: int) -> None:
+        quantizer.run(
+            cuda=False,
+            input=octavo_native.InputArgs(**{**good, **{name: changes[name] for name in changes if name in good}}),
+            rowwise=octavo_native.PlaneArgs(
+                **{**plane, **{name: changes[name] for name in changes if name not in good}}
+            ),
+        )
+
+    run()
+    wrong = {"x": 0, "dtype": 7, "rows": -1, "row_stride": 31, "groups": 0, "plan": 8, "scales": 0, "layout": 5}
     for name, value in wrong.items():
         with pytest.raises(ValueError, match=r"; "):
-            quantizer.run(**{**good, name: value})
+            run(**{name: value})
