@@ -12,9 +12,10 @@ from torch import Tensor
 from octavo_bench.harness.machine import cores
 from octavo_bench.harness.shapes import Grouping
 from octavo_bench.harness.timing import cuda_graph_times, cuda_times, host_times, input_copies
-from octavo_bench.peers.compile import Peer, compiled, quantizer_peer, row_codes
+from octavo_bench.peers.compile import compiled, row_codes
 from octavo_bench.quantize.bound import bound_call
 from octavo_bench.quantize.case import Case
+from octavo_bench.quantize.peer import peer_of
 from octavo_bench.quantize.problem import Problem, Setting, dequantize_problem, quantize_problem
 
 HOST_REPEATS = 30
@@ -88,14 +89,6 @@ def _host(case: Case, setting: Setting, x: Tensor, repeats: int) -> dict[str, An
     if setting.cuda:
         torch.cuda.synchronize()
     return {"host": times}
-
-
-def peer_of(case: Case, grouping: Grouping, cols: int) -> Peer | None:
-    """The torch version of a case in this grouping; None where there is none, or it would do other work."""
-    aligned = all(size == grouping.sizes[0] and size % 128 == 0 for size in grouping.sizes) and cols % 128 == 0
-    if not aligned or case.kind != "quantize" or not case.native:
-        return None
-    return quantizer_peer(str(case.recipe), case.outputs, swiglu=case.swiglu)
 
 
 def _peer(
