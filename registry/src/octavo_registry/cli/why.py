@@ -21,9 +21,8 @@ from octavo_registry.cli.why_graph import Ways, lines, ways, ways_json
 from octavo_registry.cli.why_kernels import Kernels, ask, kernels_json, show_kernels
 from octavo_registry.contract.cards import MOVES, Activation, Norm, Op, Weight
 from octavo_registry.contract.plan import Decision, Plan
-from octavo_registry.contract.request import GemmRequest, MoveRequest, Request
+from octavo_registry.contract.request import GemmRequest, MoveRequest, Request, describe_request
 from octavo_registry.contract.weights import WEIGHT_SHAPES, as_it_lies
-from octavo_registry.contract.words import describe_request
 from octavo_registry.discovery.bridges import framework_record
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.names import FRONT_ENDS

@@ -9,21 +9,20 @@ from torch import Tensor
 
 import octavo_registry as registry
 from octavo import QuantizerSpec, Recipe
-from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
 from octavo_registry.contract.arrays import Prepare
 from octavo_registry.contract.gemm import Dgrad, Fprop, Wgrad
 from octavo_registry.contract.layer import DelayedScales, WholeLayer
 from octavo_registry.contract.quantize import Quantize, QuantizeWithAmax
-from octavo_registry.contract.request import GemmRequest, QuantizeRequest
+from octavo_registry.contract.request import GemmRequest
 from octavo_registry.dispatch.layer_plan import GemmPlan, QuantizePlan
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
-from octavo_torch.memo import Bounded, Memo
+from octavo_torch.memo import Bounded
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
@@ -222,42 +221,3 @@ def layer_for(
     check_recipe(recipe)
     layer = _layers[key] = Layer(recipe, x, w, at_host, need_dx, need_dw, backend, graph_safe)
     return layer
-
-
-_quantizers: Memo[QuantizeFunction] = Memo()
-
-
-def quantizer_for(
-    spec: QuantizerSpec,
-    x: Tensor,
-    groups: int,
-    at_host: bool,
-    backend: Names,
-    layouts: tuple[str, str] = (PLAIN, PLAIN),
-    graph_safe: bool = False,
-) -> QuantizeFunction:
-    """The bound function that quantizes tensors like `x` by `spec` to the (rowwise, columnwise) `layouts`."""
-
-    def resolve() -> QuantizeFunction:
-        name = DTYPE_NAMES[x.dtype]
-        request = QuantizeRequest(
-            op="quantize",
-            framework="torch",
-            device=x.device.type,
-            in_dtype=name,
-            out_dtype=name,
-            quantizer=spec,
-            arch=arch_of(x.device),
-            k=int(x.shape[-1]),
-            n=int(x.shape[1]) if x.dim() == 3 else None,
-            groups=groups,
-            stacked=x.dim() == 3,
-            sizes="host" if at_host else "device",
-            graph_safe=graph_safe,
-            layouts=layouts,
-        )
-        run: QuantizeFunction = registry.plan(request, backend=backend).bound.run
-        return run
-
-    key = (id(spec), x.dtype, x.device, x.dim(), x.shape[-1], groups, at_host, backend, layouts, graph_safe)
-    return _quantizers.get(key, resolve, spec)

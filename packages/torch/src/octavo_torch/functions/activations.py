@@ -88,7 +88,9 @@ def features(columns: int, activation: Activation, what: str) -> int:
     if activation not in GATED:
         return columns
     if columns % 2:
-        raise ValueError(f"{what} has {columns} columns and {activation} reads a gate and an up projection; give 2 F")
+        raise ValueError(
+            f"{what} has {columns} columns and {activation} reads a gate and an up projection side by side; give 2 F"
+        )
     return columns // 2
 
 

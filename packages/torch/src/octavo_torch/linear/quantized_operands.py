@@ -23,6 +23,8 @@ from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight, layouts_of
+from octavo_torch.quantizers.arguments import NEEDS_SEED, check_group_offset, check_unchanged
+from octavo_torch.quantizers.writing import replace_unless
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import check_seed
 
@@ -89,12 +91,12 @@ def _weight_codes(
     need = any(leaf.requires_grad for leaf in leaves_of(w))
     layer = layer_for(recipe, whole, whole, whole.is_cpu, need, need, backend_names(backend), wants_graph(whole))
     if layer.stochastic_forward and layer.quantize_w is not None and seed is None:
-        raise ValueError(arguments.NEEDS_SEED)
+        raise ValueError(NEEDS_SEED)
     check_seed(seed)
     block = check_interleave(interleave, "swiglu", whole)
     if out is not None:
         _check_out(w, recipe, layer, block, out)
-    arguments.check_unchanged(unchanged, out, whole)
+    check_unchanged(unchanged, out, whole)
     if layer.quantize_w is None:
         return ()
     if block:
@@ -142,17 +144,9 @@ def _write(
         return
     codes, *amax = _quantized(layer, w, seed, state)
     for name in PLANES:
-        _replace(getattr(out.codes, name), getattr(codes, name), unchanged)
+        replace_unless(unchanged, getattr(out.codes, name), getattr(codes, name))
     for value in amax:
-        _replace(out.amax, value, unchanged)
-
-
-def _replace(target: Tensor | None, new: Tensor | None, unchanged: Tensor | None) -> None:
-    if target is None or new is None:
-        return
-    # as bytes: torch.where takes few of the narrow types
-    old, latest = target.view(torch.uint8), new.view(torch.uint8)
-    old.copy_(latest if unchanged is None else torch.where(unchanged.view(()) != 0, old, latest))
+        replace_unless(unchanged, out.amax, value)
 
 
 def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: object) -> None:
@@ -221,9 +215,9 @@ def _input_codes(
     if layer.quantize_x is None:
         return (sizes,)
     if layer.stochastic_forward and seed is None:
-        raise ValueError(arguments.NEEDS_SEED)
+        raise ValueError(NEEDS_SEED)
     check_seed(seed)
-    arguments.check_group_offset(group_offset)
+    check_group_offset(group_offset)
     call = Call(recipe, group_offset=group_offset, state=state)
     call.layer, call.sizes = layer, sizes
     codes = quantize_operand(call, layer.quantize_x, "x", x, seed)

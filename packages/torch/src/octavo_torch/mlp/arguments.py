@@ -8,10 +8,11 @@ from octavo_registry.contract.cards import GATED, Activation
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.operands import check_tensor
 from octavo_torch.functions.activations import check_activation, features
-from octavo_torch.linear.arguments import NEEDS_SEED, check_buffer, check_like, check_state
+from octavo_torch.linear.arguments import check_buffer, check_like, check_state
 from octavo_torch.mlp.activation_module import check_probs
 from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.mlp.plan import MlpPlan
+from octavo_torch.quantizers.arguments import NEEDS_SEED
 from octavo_torch.scaling.seeds import check_seed
 
 

@@ -17,7 +17,8 @@ from octavo_torch.functions.activations import activate
 from octavo_torch.linear.autograd import quantize_operand, run_forward
 from octavo_torch.linear.call import Call
 from octavo_torch.mlp.call import MlpCall, Operands
-from octavo_torch.quantizers.fused import Extras, Fused
+from octavo_torch.quantizers.extras import Extras
+from octavo_torch.quantizers.fused import Fused
 from octavo_torch.scaling.seeds import SeedCounter
 
 DrawnSeed = int | Tensor | None

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_registry.contract.backend import AnyBound, AnyBoundGemm, Backend, Refused
-from octavo_registry.contract.dequantize import BoundDequantize
+from octavo_registry.contract.dequantize import BoundDequantize, Dequantize
 from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
 from octavo_registry.contract.quantize import BoundQuantize, Quantize
 from octavo_registry.contract.request import AnyRequest, DequantizeRequest, GemmRequest, QuantizeRequest
@@ -35,7 +35,7 @@ class ReferenceBackend(Backend):
             text = operations.quantizer_text(request.quantizer)
             return BoundQuantize(_quantizer(text, request.quantizer.role))
         if isinstance(request, DequantizeRequest):
-            return BoundDequantize(dequantize)
+            return BoundDequantize(_dequantizer(_DTYPES[request.out_dtype]))
         raise Refused(f"serves no {request.op}; its card does not name it")
 
 
@@ -76,6 +76,13 @@ def dequantize(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:
         codes, scale, factor, sizes, text, list(layout.shape), layout.groups, direction
     )
     return value
+
+
+def _dequantizer(dtype: torch.dtype) -> Dequantize[GroupedTensor, Tensor]:
+    def run(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:
+        return dequantize(q, direction).to(dtype)
+
+    return run
 
 
 def _operand(value: GroupedTensor | Tensor, direction: Direction) -> Tensor:
