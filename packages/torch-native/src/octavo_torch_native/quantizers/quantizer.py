@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from octavo import QuantizerSpec
@@ -18,6 +16,10 @@ from octavo_torch_native.quantizers.kernel import Frame, Kernel, kernel_of
 from octavo_torch_native.quantizers.work import Work, text_of
 
 _OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
+
+
+Inputs = tuple[Tensor, Tensor | None, int, str, Tensor | None, int, Tensor | None]
+"""The first arguments of the operators that quantize."""
 
 
 class Quantizer:
@@ -107,7 +109,7 @@ class Quantizer:
         seed: Tensor | int | None,
         group_offset: int,
         scale: Tensor | None,
-    ) -> tuple[tuple[Any, ...], Frame, Tensor | None]:
+    ) -> tuple[Inputs, Frame, Tensor | None]:
         """The operator's arguments, the frame and int64 sizes."""
         plan = group_index_of(x.shape, group_sizes, x)
         if plan is None:

@@ -197,7 +197,7 @@ def _called(
         rows = returned.activated
         if rows is None:
             rows = run(*arrays, wanted=("activated",), **how)[1].activated
-        assert rows is not None  # what `wanted` names is there
+            assert rows is not None  # what is wanted is returned
         extras.amax = operations.group_amax_of(rows, arrays[-1])
     if "dequantized" in names and extras.dequantized is None:
         extras.dequantized = dequantize(q, dtype=torch.bfloat16)
