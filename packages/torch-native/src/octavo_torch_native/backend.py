@@ -11,14 +11,25 @@ import octavo_native
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo.recipe_base import GEMMS
-from octavo_registry.contract.backend import AnyBound, AnyBoundFused, AnyBoundGemm, Backend
-from octavo_registry.contract.dequantize import BoundDequantize
-from octavo_registry.contract.fused import BoundActQuantize, BoundDactQuantize, BoundNormQuantize
-from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad
-from octavo_registry.contract.moves import AnyBoundMove, BoundCombineRows, BoundDotRows, BoundPermuteRows, BoundRoute
-from octavo_registry.contract.quantize import BoundQuantize
-from octavo_registry.contract.request import (
+from octavo_registry.contract import (
+    AnyBound,
+    AnyBoundFused,
+    AnyBoundGemm,
+    AnyBoundMove,
     AnyRequest,
+    Backend,
+    BoundActQuantize,
+    BoundCombineRows,
+    BoundDactQuantize,
+    BoundDequantize,
+    BoundDgrad,
+    BoundDotRows,
+    BoundFprop,
+    BoundNormQuantize,
+    BoundPermuteRows,
+    BoundQuantize,
+    BoundRoute,
+    BoundWgrad,
     DequantizeRequest,
     FusedRequest,
     GemmRequest,
@@ -31,7 +42,7 @@ from octavo_torch.plugin_api import DTYPES, GroupedTensor, status_word
 from octavo_torch_native.plugin import PANELS, ROWS
 
 if TYPE_CHECKING:
-    from octavo_registry.contract.kernels import KernelChoice
+    from octavo_registry.contract import KernelChoice
 
 ABI_LEVEL = 1
 """The level of octavo-native's calls that this package makes."""
@@ -101,7 +112,7 @@ class NativeBackend(Backend):
         if request.device != "cuda" or request.op not in GEMMS or k is None or n is None or groups is None:
             return ()
         from octavo_native.gemms import gemm_choices, gemm_named
-        from octavo_registry.contract.kernels import KernelChoice
+        from octavo_registry.contract import KernelChoice
         from octavo_torch_native.gemm.product import product_of
 
         product = product_of(request)
@@ -119,7 +130,7 @@ class NativeBackend(Backend):
 
 def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     from octavo_native.gemms import LAYOUTS_OF_GEMM
-    from octavo_torch_native.arrays.rows import plan_rows
+    from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.gemm.gemm import Dgrad, Fprop, Wgrad
     from octavo_torch_native.gemm.product import product_of
     from octavo_torch_native.linear.whole import whole_layer
@@ -129,40 +140,39 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     dtype, fast = request.out_dtype, product.fast_accumulation
     if request.op == "fprop":
         run = Fprop(dtype, fast_accumulation=fast)
-        return BoundFprop(run, layouts=layouts, prepare=plan_rows, whole_layer=whole_layer)
+        return BoundFprop(run, layouts=layouts, prepare=index_groups, whole_layer=whole_layer)
     if request.op == "dgrad":
-        return BoundDgrad(Dgrad(dtype, fast_accumulation=fast), layouts=layouts, prepare=plan_rows)
-    return BoundWgrad(Wgrad(dtype, fast_accumulation=fast), layouts=layouts, prepare=plan_rows)
+        return BoundDgrad(Dgrad(dtype, fast_accumulation=fast), layouts=layouts, prepare=index_groups)
+    return BoundWgrad(Wgrad(dtype, fast_accumulation=fast), layouts=layouts, prepare=index_groups)
 
 
 def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTensor]:
-    from octavo_torch_native.arrays.rows import plan_rows
+    from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.quantizers.delayed import update_scales
     from octavo_torch_native.quantizers.quantizer import Quantizer
 
     quantizer = Quantizer(request.quantizer, request.layouts)
-    delayed = request.quantizer.scaling == "delayed"
     return BoundQuantize(
         quantizer,
-        prepare=plan_rows,
-        with_amax=quantizer.with_amax if delayed else None,
+        prepare=index_groups,
+        with_amax=quantizer.with_amax,
         into=quantizer.into,
         from_plain=quantizer.from_plain,
         to_plain=quantizer.to_plain,
-        update_scales=update_scales if delayed else None,
+        update_scales=update_scales if request.quantizer.scaling == "delayed" else None,
     )
 
 
 def _bind_fused(request: FusedRequest) -> AnyBoundFused:
-    from octavo_torch_native.arrays.rows import plan_rows
+    from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.quantizers.fused import ActQuantizer, DactQuantizer, NormQuantizer
 
     how = request.quantizer, request.layouts
     if isinstance(request, NormRequest):
-        return BoundNormQuantize(NormQuantizer(*how, request.norm), prepare=plan_rows)
+        return BoundNormQuantize(NormQuantizer(*how, request.norm), prepare=index_groups)
     if request.op == "act_quantize":
-        return BoundActQuantize(ActQuantizer(*how, request.activation), prepare=plan_rows)
-    return BoundDactQuantize(DactQuantizer(*how, request.activation), prepare=plan_rows)
+        return BoundActQuantize(ActQuantizer(*how, request.activation), prepare=index_groups)
+    return BoundDactQuantize(DactQuantizer(*how, request.activation), prepare=index_groups)
 
 
 def _bind_move(request: MoveRequest) -> AnyBoundMove:

@@ -17,7 +17,7 @@ from octavo.formats import DType, Format
 from octavo.quantizer import Scaling
 from octavo.recipe_base import Gemm
 from octavo_native.gemms import OPERANDS_OF_GEMM, gemm_named, names_of
-from octavo_registry.contract.request import GemmRequest
+from octavo_registry.contract import GemmRequest
 from octavo_torch.plugin_api import DTYPES
 from octavo_torch_native.arrays.launch import address, aligned_rows, submit, workspace, writable_strides
 from octavo_torch_native.quantizers.kernel import DTYPE_NUMBERS, Shape
