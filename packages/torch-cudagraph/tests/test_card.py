@@ -22,7 +22,7 @@ from octavo_torch.compiler import graphs
 from octavo_torch_cudagraph import graph_safe, plugin
 from octavo_torch_cudagraph.backend import CudaGraphBackend
 from octavo_torch_cudagraph.sizes import device_plan
-from octavo_torch_native.arrays.rows import RowPlan
+from octavo_torch_native.arrays.group_index import GroupIndex
 
 MXFP8 = PRESETS["mxfp8"]
 SPEC = QuantizerSpec(scaling="mxfp8", format="e4m3")
@@ -126,7 +126,7 @@ def test_host_sizes_never_reach_a_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ValueError, match="group_sizes is on the CPU"):
         bound.prepare(sizes, 8, x)
     plan = octavo_registry.plan(gemm("fprop", PRESETS["bf16"], device="cpu", arch=None), backend="torch-native")
-    rows: RowPlan = plan.prepare(sizes, 8, x)  # type: ignore[misc]
+    rows: GroupIndex = plan.prepare(sizes, 8, x)  # type: ignore[misc]
     assert torch.equal(bound.run(x, w, rows), plan.run(x, w, sizes))
 
 

@@ -39,6 +39,11 @@ CASES = [
         "makes layouts plain, panels, plain was asked for",
     ),
     (
+        {"ops": {"dequantize"}},
+        {"op": "dequantize", "recipe": None, "quantizer": SPEC, "layouts": ("plain", "panels")},
+        "reads layouts plain, the data are in panels, plain",
+    ),
+    (
         {"ops": {"act_quantize"}},
         {"op": "act_quantize", "quantizer": SPEC, "activation": "silu", "layouts": ("plain", "panels")},
         "makes layouts plain, panels, plain was asked for",
@@ -66,7 +71,7 @@ def test_each_refusal_has_both_values(fakes: Any, row: Any, request_: Any, sente
 def test_a_row_that_fits_is_found_behind_one_that_does_not(fakes: Any, row: Any, request_: Any, sentence: str) -> None:
     """Any row of the table may admit; the first that does is the plan's capability."""
     wide = fakes.row(
-        ops={"fprop", *QUANTIZERS},
+        ops={"fprop", "dequantize", *QUANTIZERS},
         graph_safe=True,
         layouts={"plain", "panels"},
         emulated="everything",

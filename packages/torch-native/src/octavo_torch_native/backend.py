@@ -130,7 +130,7 @@ class NativeBackend(Backend):
 
 def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     from octavo_native.gemms import LAYOUTS_OF_GEMM
-    from octavo_torch_native.arrays.rows import plan_rows
+    from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.gemm.gemm import Dgrad, Fprop, Wgrad
     from octavo_torch_native.gemm.product import product_of
     from octavo_torch_native.linear.whole import whole_layer
@@ -140,40 +140,39 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     dtype, fast = request.out_dtype, product.fast_accumulation
     if request.op == "fprop":
         run = Fprop(dtype, fast_accumulation=fast)
-        return BoundFprop(run, layouts=layouts, prepare=plan_rows, whole_layer=whole_layer)
+        return BoundFprop(run, layouts=layouts, prepare=index_groups, whole_layer=whole_layer)
     if request.op == "dgrad":
-        return BoundDgrad(Dgrad(dtype, fast_accumulation=fast), layouts=layouts, prepare=plan_rows)
-    return BoundWgrad(Wgrad(dtype, fast_accumulation=fast), layouts=layouts, prepare=plan_rows)
+        return BoundDgrad(Dgrad(dtype, fast_accumulation=fast), layouts=layouts, prepare=index_groups)
+    return BoundWgrad(Wgrad(dtype, fast_accumulation=fast), layouts=layouts, prepare=index_groups)
 
 
 def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTensor]:
-    from octavo_torch_native.arrays.rows import plan_rows
+    from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.quantizers.delayed import update_scales
     from octavo_torch_native.quantizers.quantizer import Quantizer
 
     quantizer = Quantizer(request.quantizer, request.layouts)
-    delayed = request.quantizer.scaling == "delayed"
     return BoundQuantize(
         quantizer,
-        prepare=plan_rows,
-        with_amax=quantizer.with_amax if delayed else None,
+        prepare=index_groups,
+        with_amax=quantizer.with_amax,
         into=quantizer.into,
         from_plain=quantizer.from_plain,
         to_plain=quantizer.to_plain,
-        update_scales=update_scales if delayed else None,
+        update_scales=update_scales if request.quantizer.scaling == "delayed" else None,
     )
 
 
 def _bind_fused(request: FusedRequest) -> AnyBoundFused:
-    from octavo_torch_native.arrays.rows import plan_rows
+    from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.quantizers.fused import ActQuantizer, DactQuantizer, NormQuantizer
 
     how = request.quantizer, request.layouts
     if isinstance(request, NormRequest):
-        return BoundNormQuantize(NormQuantizer(*how, request.norm), prepare=plan_rows)
+        return BoundNormQuantize(NormQuantizer(*how, request.norm), prepare=index_groups)
     if request.op == "act_quantize":
-        return BoundActQuantize(ActQuantizer(*how, request.activation), prepare=plan_rows)
-    return BoundDactQuantize(DactQuantizer(*how, request.activation), prepare=plan_rows)
+        return BoundActQuantize(ActQuantizer(*how, request.activation), prepare=index_groups)
+    return BoundDactQuantize(DactQuantizer(*how, request.activation), prepare=index_groups)
 
 
 def _bind_move(request: MoveRequest) -> AnyBoundMove:

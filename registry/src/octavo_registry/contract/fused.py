@@ -13,7 +13,7 @@ from octavo.quantizer import Operand
 from octavo_registry.contract.arrays import A, A_co, A_contra, GroupOffset, GroupSizes, Q, Q_co
 from octavo_registry.contract.bound import Bound
 
-Extra = Literal["activated", "amax", "dbias", "dprobs", "mean", "rstd"]
+Extra = Literal["activated", "amax", "dequantized", "dbias", "dprobs", "mean", "rstd"]
 Wanted: TypeAlias = tuple[Extra, ...] | None
 """Names of the `Extras` that the caller reads; the others may be None. None: all that the function has."""
 
@@ -27,7 +27,14 @@ class Extras(Protocol[A_co]):
 
     @property
     def amax(self) -> A_co | None:
-        """fp32 [G], with delayed scaling: max of the magnitudes of `activated` in each group."""
+        """fp32 [G]: max of the magnitudes of `activated` in each group. Optional where the scaling is not delayed."""
+
+    @property
+    def dequantized(self) -> A_co | None:
+        """bf16 [M, C]: row codes times their scales, rounded once.
+
+        Optional: where it is wanted and None, the front end computes it.
+        """
 
     @property
     def dbias(self) -> A_co | None:

@@ -70,12 +70,19 @@ def _wanted_orientations(request: Request) -> frozenset[str]:
 
 def wanted_layouts(request: Request) -> frozenset[str]:
     """The layouts of the planes that a quantizer's request asks for; empty for other operations."""
-    wanted = _wanted_orientations(request)
-    return frozenset(
-        layout
-        for direction, layout in zip(("rowwise", "columnwise"), request.layouts, strict=True)
-        if direction in wanted
-    )
+    return _layouts_of(request, _wanted_orientations(request))
+
+
+def _read_layouts(request: Request) -> frozenset[str]:
+    """The layouts of the planes that a request for "dequantize" reads; empty for other operations."""
+    if request.op != "dequantize" or request.quantizer is None:
+        return frozenset()
+    return _layouts_of(request, frozenset(request.quantizer.directions))
+
+
+def _layouts_of(request: Request, directions: frozenset[str]) -> frozenset[str]:
+    planes = zip(("rowwise", "columnwise"), request.layouts, strict=True)
+    return frozenset(layout for direction, layout in planes if direction in directions)
 
 
 _CHECKS: tuple[Check, ...] = (
@@ -116,6 +123,10 @@ _CHECKS: tuple[Check, ...] = (
     Check(
         lambda row, r: wanted_layouts(r) <= row.layouts,
         lambda rows, r: f"makes layouts {_union(rows, 'layouts')}, {listed(wanted_layouts(r))} was asked for",
+    ),
+    Check(
+        lambda row, r: _read_layouts(r) <= row.layouts,
+        lambda rows, r: f"reads layouts {_union(rows, 'layouts')}, the data are in {listed(_read_layouts(r))}",
     ),
     Check(
         lambda row, r: r.op not in GEMMS or r.weight in row.weights,

@@ -16,9 +16,9 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.distributed.fsdp.codes import reads_plain, whole_layer
 from octavo_torch.distributed.fsdp.planes import from_planes, plane_names
-from octavo_torch.linear import functional
-from octavo_torch.linear.arguments import direction_name
 from octavo_torch.linear.coded_weight import CodedWeight
+from octavo_torch.quantizers.arguments import direction_name
+from octavo_torch.quantizers.functional import quantize
 from octavo_torch.scaling.recipe_module import RecipeModule
 
 _NAN_BYTE = {"e8m0": 0xFF, "e4m3": 0x7F}
@@ -46,7 +46,7 @@ def codes_of(layer: RecipeModule, weight: Tensor, number: int) -> GroupedTensor 
     if block := interleave_of(layer, number):
         weight = to_halves(weight, block)
     scale = layer.delayed_states[number].encode_scale("w") if layer.recipe.stateful else None
-    return functional.quantize(weight.detach(), spec, scale=scale, backend=layer.backend)
+    return quantize(weight.detach(), spec, scale=scale, backend=layer.backend)
 
 
 def interleave_of(layer: RecipeModule, number: int) -> int:

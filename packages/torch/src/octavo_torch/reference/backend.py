@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_registry.contract.backend import AnyBound, AnyBoundGemm, Backend, Refused
-from octavo_registry.contract.dequantize import BoundDequantize
+from octavo_registry.contract.dequantize import BoundDequantize, Dequantize
 from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
 from octavo_registry.contract.quantize import BoundQuantize, Quantize
 from octavo_registry.contract.request import AnyRequest, DequantizeRequest, GemmRequest, QuantizeRequest
@@ -35,7 +35,7 @@ class ReferenceBackend(Backend):
             text = operations.quantizer_text(request.quantizer)
             return BoundQuantize(_quantizer(text, request.quantizer.role))
         if isinstance(request, DequantizeRequest):
-            return BoundDequantize(dequantize)
+            return BoundDequantize(_dequantizer(_DTYPES[request.out_dtype]))
         raise Refused(f"serves no {request.op}; its card does not name it")
 
 
@@ -78,19 +78,25 @@ def dequantize(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:
     return value
 
 
+def _dequantizer(dtype: torch.dtype) -> Dequantize[GroupedTensor, Tensor]:
+    def run(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:
+        return dequantize(q, direction).to(dtype)
+
+    return run
+
+
 def _operand(value: GroupedTensor | Tensor, direction: Direction) -> Tensor:
     return dequantize(value, direction) if isinstance(value, GroupedTensor) else value
 
 
 def _row_sizes(rows: GroupedTensor | Tensor, group_sizes: Tensor) -> Tensor:
     """Bounded sizes of the ragged operand. A quantized one may come from another backend, which has bounded nothing."""
-    like: Tensor | None = (
-        rows if isinstance(rows, Tensor) else rows.columnwise if rows.rowwise is None else rows.rowwise
-    )
-    if isinstance(rows, GroupedTensor) and rows.group_sizes is not None:
-        group_sizes = rows.group_sizes
-    sizes: Tensor = operations.bound_sizes(group_sizes, rows.shape[0], like)
-    return sizes
+    if isinstance(rows, Tensor):
+        return operations.bound_sizes(group_sizes, rows.shape[0], rows)
+    plane = rows.columnwise if rows.rowwise is None else rows.rowwise
+    assert plane is not None  # a GroupedTensor has one
+    sizes = group_sizes if rows.group_sizes is None else rows.group_sizes
+    return operations.bound_sizes(sizes, rows.shape[0], plane)
 
 
 def _into(out: Tensor | None, result: Tensor) -> Tensor:
