@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import octavo_native
-from octavo.grouped_tensor import PLAIN
-from octavo.quantizer import Direction
 from octavo.recipe_base import GEMMS
 from octavo_jax_native.ffi import targets
-from octavo_jax_native.plugin import EMULATED, EMULATED_RECIPES
+from octavo_native import support
 from octavo_registry.contract.request import Bound, Request
 
 if TYPE_CHECKING:
     from octavo_registry.contract.kernels import KernelChoice
-
-LAYOUTS: dict[Direction, tuple[str, str]] = {"rowwise": (PLAIN, "rows"), "columnwise": (PLAIN, "panels")}
-"""The layouts that a plane may have."""
 
 
 class NativeBackend:
@@ -35,25 +30,14 @@ class NativeBackend:
         whose sides or dtypes the CUDA kernels do not take."""
         if self._unfit is not None:
             return self._unfit
-        if request.device == "cuda" and not octavo_native.HAS_CUDA:
-            return (
-                "this octavo-native was built without CUDA kernels; install a build with them, or build it where "
-                "nvcc is found (octavo doctor shows what was built)"
-            )
-        if request.device == "cuda" and request.op in GEMMS:
-            from octavo_jax_native.gemm.call import cuda_refusal
-
-            if request.other_dtype not in (None, request.in_dtype):
-                first, other = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("x", "dy")}[request.op]
-                return (
-                    f"its CUDA kernels multiply unquantized operands of one dtype, {first} is {request.in_dtype} and "
-                    f"{other} {request.other_dtype}"
-                )
-            return cuda_refusal(None if _quantized(request) else request.in_dtype, request.n, request.k)
+        cuda = request.device == "cuda"
+        if refusal := support.build_refusal(cuda, octavo_native.HAS_CUDA):
+            return refusal
+        if cuda and request.op in GEMMS:
+            dtypes = None if _quantized(request) else (request.in_dtype, request.other_dtype)
+            return support.gemm_refusal(request.op, cuda=True, k=request.k, n=request.n, dtypes=dtypes)
         if request.quantizer is not None:
-            for (direction, known), layout in zip(LAYOUTS.items(), request.layouts, strict=True):
-                if direction in request.quantizer.directions and layout not in known:
-                    return f"its {direction} data have layout {' or '.join(known)}, {layout} was asked for"
+            return support.layout_refusal(request.quantizer.directions, request.layouts)
         return None
 
     def bind(self, request: Request) -> Bound:
@@ -65,11 +49,11 @@ class NativeBackend:
         from octavo_jax_native.quantizers.quantizer import bind_quantize
 
         if request.op in GEMMS:
-            emulated = request.device == "cuda" and request.kind in EMULATED_RECIPES
+            emulated = request.device == "cuda" and request.kind in support.EMULATED_RECIPES
             return Bound(
                 bind_gemm(request),
                 layouts=_layouts(request) if _quantized(request) else {},
-                note=f"emulated: {EMULATED}" if emulated else "",
+                note=f"emulated: {support.EMULATED_ON_CUDA}" if emulated else "",
             )
         if request.quantizer is None:
             raise ValueError(f"a {request.op} request names no quantizer; give Request.quantizer")

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 import octavo_native
-from octavo.grouped_tensor import PLAIN
-from octavo.quantizer import Direction
 from octavo.recipe_base import GEMMS
+from octavo_native import support
 from octavo_registry.contract.cards import MOVES, QUANTIZERS
 from octavo_registry.contract.request import Bound, Request
 from octavo_torch.plugin_api import DTYPES, status_word
-from octavo_torch_native.plugin import PANELS, ROWS
 
 if TYPE_CHECKING:
     from octavo_registry.contract.kernels import KernelChoice
@@ -21,10 +19,6 @@ if TYPE_CHECKING:
 ABI_LEVEL = 1
 """The level of octavo-native's calls that this package makes."""
 
-LAYOUTS: dict[Direction, tuple[str, str]] = {"rowwise": (PLAIN, ROWS), "columnwise": (PLAIN, PANELS)}
-"""The layouts that a plane may have."""
-
-_CUDA_SIDES = 16
 _ROUTED_GROUPS = 1024
 _SMS_OF_AN_H100 = 132
 
@@ -34,30 +28,22 @@ class NativeBackend:
 
     def refuses(self, request: Request) -> str | None:
         """Another ABI level, a build without CUDA, no device, a layout of the other direction, sides of a GEMM."""
-        if octavo_native.ABI_LEVEL != ABI_LEVEL:
-            return (
-                f"octavo-native has ABI level {octavo_native.ABI_LEVEL} and octavo-torch-native calls level "
-                f"{ABI_LEVEL}; install releases of both that belong together"
-            )
-        if request.op == "route" and request.device == "cuda" and (request.groups or 1) > _ROUTED_GROUPS:
+        cuda = request.device == "cuda"
+        if refusal := support.abi_refusal(octavo_native.ABI_LEVEL, "octavo-torch-native", ABI_LEVEL):
+            return refusal
+        if request.op == "route" and cuda and (request.groups or 1) > _ROUTED_GROUPS:
             return (
                 f"groups is {request.groups}, and its cuda kernel, which counts the choices once a group, is slower "
                 f"than a sort past {_ROUTED_GROUPS}"
             )
-        if request.device == "cuda":
-            if not octavo_native.HAS_CUDA:
-                return (
-                    "this octavo-native was built without CUDA kernels; install a build with them, or build it where "
-                    "nvcc is found (octavo doctor shows what was built)"
-                )
-            if not torch.cuda.is_available():
-                return "device is cuda and this torch sees no CUDA device; install a CUDA build of torch or use the CPU"
-        if request.op in QUANTIZERS and request.quantizer is not None:
-            for (direction, known), layout in zip(LAYOUTS.items(), request.layouts, strict=True):
-                if direction in request.quantizer.directions and layout not in known:
-                    return f"makes {direction} data in layouts {' and '.join(known)}, {layout} was asked for"
+        if refusal := support.build_refusal(cuda, octavo_native.HAS_CUDA):
+            return refusal
+        if cuda and not torch.cuda.is_available():
+            return "device is cuda and this torch sees no CUDA device; install a CUDA build of torch or use the CPU"
         if request.op in GEMMS:
             return _gemm_refusal(request)
+        if request.op in QUANTIZERS and request.quantizer is not None:
+            return support.layout_refusal(request.quantizer.directions, request.layouts)
         return None
 
     def bind(self, request: Request) -> Bound:
@@ -130,23 +116,18 @@ class NativeBackend:
 
 
 def _gemm_refusal(request: Request) -> str | None:
-    """What octavo_native refuses of the GEMM, and on CUDA operands of two dtypes."""
+    """What octavo_native refuses of the GEMM."""
     from octavo_native.gemms import gemm_named
     from octavo_torch_native.gemm.product import product_of
 
     recipe, cuda = request.recipe, request.device == "cuda"
     assert recipe is not None  # part of the contract of the GEMMs
-    step = _CUDA_SIDES if cuda else 1
-    for name, side in (("k", request.k), ("n", request.n)):
-        if side is not None and (side < 1 or side % step):
-            return f"{name} is {side}, and its {request.device} GEMMs take multiples of {step} from {step} on"
-    if cuda and request.other_dtype not in (None, request.in_dtype):
-        first, other = ("dy", "w") if request.op == "dgrad" else ("x", "dy")
-        return (
-            f"{first} is {request.in_dtype} and {other} {request.other_dtype}; its cuda GEMMs multiply unquantized "
-            "operands of one dtype"
-        )
+    assert request.op in GEMMS
     product = product_of(request)
+    dtypes = None if product.scaling else (request.in_dtype, request.other_dtype)
+    if refusal := support.gemm_refusal(request.op, cuda=cuda, k=request.k, n=request.n, dtypes=dtypes):
+        return refusal
+    step = support.CUDA_MULTIPLE if cuda else 1
     sides = {"rows": 1, "n": request.n or step, "k": request.k or step, "groups": request.groups or 1}
     try:
         gemm_named(**vars(product)).workspace_bytes(cuda=cuda, **sides)
