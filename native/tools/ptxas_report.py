@@ -1,4 +1,4 @@
-"""Gate on what ptxas says of the CUDA kernels, and the table of their registers in docs/reference/kernels.md.
+"""Gate on what ptxas says of the CUDA kernels, and the table of their registers in native/tools/kernels.md.
 
     python native/tools/ptxas_report.py build.log            write the table
     python native/tools/ptxas_report.py build.log --check    compare it with the committed one
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NATIVE = Path(__file__).resolve().parent.parent
-TABLE = NATIVE.parent / "docs" / "reference" / "kernels.md"
+TABLE = NATIVE / "tools" / "kernels.md"
 TYPES = (*(NATIVE / "include" / "octavo").glob("*.h"), *(NATIVE / "lib" / "cuda").glob("*/*.cuh"))
 
 _NVCC = re.compile(r"CUDA compiler identification is NVIDIA (\S+)")
@@ -139,8 +139,8 @@ def table(log: Log) -> str:
         "# CUDA kernels",
         "",
         f"Registers per thread and static shared memory, as nvcc {log.nvcc} compiles them for sm_90a. No kernel spills",
-        "or has a stack frame: the `native` session of nox fails where one does, and where this page is not what the",
-        "compiler says. Written by `python native/tools/ptxas_report.py build.log`.",
+        "registers or has a stack frame: the `native` session of nox fails where one does, and where this file differs",
+        "from what the compiler prints. Written by `python native/tools/ptxas_report.py build.log`.",
         "",
         "In GEMM kernels the producer warpgroup gives registers to the consumers at run time (setmaxnreg: 56 and 224",
         "per thread), and their shared memory, up to 227 KB, is dynamic: neither is in the table.",

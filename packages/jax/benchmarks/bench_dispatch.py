@@ -18,9 +18,10 @@ import octavo_jax
 import octavo_registry
 from octavo import HighPrecision
 from octavo_jax.dispatch.layer import LayerOptions, layer_for
+from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import BackendCard, Capability, Op
 from octavo_registry.contract.hookspecs import hookimpl
-from octavo_registry.contract.request import Bound, Request
+from octavo_registry.contract.request import Request
 
 M, K, N, G = 8, 32, 16, 4
 RECIPE = HighPrecision()
@@ -34,7 +35,7 @@ class NoOp:
         """A card that admits everything the benchmark asks."""
         gemms: frozenset[Op] = frozenset({"fprop", "dgrad", "wgrad"})
         row = Capability(ops=gemms, recipes=frozenset({"high_precision"}), framework="jax", device="cpu")
-        return (BackendCard(name="noop", api_level=3, capabilities=(row,)),)
+        return (BackendCard(name="noop", api_level=4, capabilities=(row,)),)
 
     @hookimpl
     def octavo_load(self, name: str) -> NoOp | None:

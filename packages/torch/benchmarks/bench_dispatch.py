@@ -14,9 +14,10 @@ import torch
 
 import octavo_registry
 from octavo import MXFP8, HighPrecision, Recipe
+from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import BackendCard, Capability, Op
 from octavo_registry.contract.hookspecs import hookimpl
-from octavo_registry.contract.request import Bound, Request
+from octavo_registry.contract.request import Request
 from octavo_torch import GroupedLinear, grouped_linear
 
 _OPS: frozenset[Op] = frozenset({"quantize", "fprop", "dgrad", "wgrad"})
@@ -34,7 +35,7 @@ class NoOp:
         return (
             BackendCard(
                 name="noop",
-                api_level=3,
+                api_level=4,
                 capabilities=(Capability(ops=_OPS, recipes=kinds, framework="torch", device="cpu"),),
             ),
         )

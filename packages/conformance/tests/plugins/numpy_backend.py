@@ -12,7 +12,8 @@ from numpy_fused import act_quantize, dact_quantize, norm_quantize
 import octavo_numerics
 from octavo.quantizer import Direction
 from octavo_numerics import QuantizedArray
-from octavo_registry.contract.request import Bound, Request
+from octavo_registry.contract.bound import Bound
+from octavo_registry.contract.request import Request
 
 FUSED: dict[str, Any] = {
     "act_quantize": act_quantize,

@@ -6,9 +6,9 @@ from typing import Any
 
 from octavo_native import support
 from octavo_native.layouts import LAYOUTS_OF_DIRECTION
+from octavo_registry.contract.backend import Backend
 from octavo_registry.contract.cards import ALL_DTYPES, BackendCard, Capability, Weight
 from octavo_registry.contract.hookspecs import hookimpl
-from octavo_registry.contract.request import Backend
 
 NAME = "jax-native"
 
@@ -38,7 +38,7 @@ def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
 
 CARD = BackendCard(
     name=NAME,
-    api_level=3,
+    api_level=5,
     priority=100,
     needs=("jax>=0.10.2", "octavo-native>=0.1"),
     summary="quantizers and grouped GEMMs of every recipe as compiled kernels, for CPUs and for Hopper GPUs",

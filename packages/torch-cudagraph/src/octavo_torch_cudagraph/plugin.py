@@ -10,7 +10,7 @@ from octavo_registry.contract.hookspecs import hookimpl
 from octavo_torch_native import plugin as native
 
 if TYPE_CHECKING:
-    from octavo_registry.contract.request import Backend
+    from octavo_registry.contract.backend import Backend
 
 NAME = "torch-cudagraph"
 

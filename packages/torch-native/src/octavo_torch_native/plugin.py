@@ -12,7 +12,7 @@ from octavo_registry.contract.cards import ALL_DTYPES, BackendCard, Capability
 from octavo_registry.contract.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from octavo_registry.contract.request import Backend
+    from octavo_registry.contract.backend import Backend
 
 NAME = "torch-native"
 
@@ -40,7 +40,7 @@ _HOPPER = {"min_arch": support.HOPPER, "max_arch": support.HOPPER}
 
 CARD = BackendCard(
     name=NAME,
-    api_level=4,
+    api_level=5,
     priority=100,
     needs=("torch>=2.11", "octavo-native>=0.1"),
     summary="Grouped quantization and GEMMs by octavo-native's kernels: AVX2 on CPUs, Hopper on GPUs.",

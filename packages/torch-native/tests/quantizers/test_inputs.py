@@ -174,8 +174,8 @@ def test_out_is_written(name: str, layouts: tuple[str, str], rng: np.random.Gene
         request = Request(
             op="quantize", framework="torch", device="cpu", in_dtype="float32", out_dtype="float32", quantizer=spec
         )
-        run = octavo_registry.plan(request, backend="torch-native").run
-        assert run(y, torch.tensor(SIZES), out=again) is again
+        into = octavo_registry.plan(request, backend="torch-native").bound.into
+        into(y, torch.tensor(SIZES), out=again)
         assert_equal(again, native.quantize(y, spec, SIZES).codes)
 
 

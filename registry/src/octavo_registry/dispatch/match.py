@@ -9,13 +9,9 @@ from octavo.recipe_base import GEMMS
 from octavo_registry.contract.cards import QUANTIZERS, Arch, BackendCard, Capability
 from octavo_registry.contract.request import Request
 from octavo_registry.contract.weights import WEIGHT_SHAPES
+from octavo_registry.contract.words import sm
 
 Rows = Sequence[Capability]
-
-
-def sm(arch: tuple[int, int]) -> str:
-    """CUDA's name of a compute capability: (9, 0) is sm_90."""
-    return f"sm_{arch[0]}{arch[1]}"
 
 
 def listed(values: Iterable[str]) -> str:
@@ -106,13 +102,6 @@ _CHECKS: tuple[Check, ...] = (
         lambda rows, r: f"graph_safe=True was asked for and its {r.op} in {r.kind} is not graph-safe",
     ),
     Check(lambda row, r: r.stacked or r.sizes in row.sizes, _sizes_sentence),
-    Check(
-        lambda row, r: r.sharding <= row.sharding,
-        lambda rows, r: (
-            f"operands are sharded over {listed(r.sharding)}, "
-            f"it partitions over {_union(rows, 'sharding') or 'nothing'}"
-        ),
-    ),
     Check(
         lambda row, r: r.op == "dequantize" or r.in_dtype in row.in_dtypes,
         lambda rows, r: f"takes {_union(rows, 'in_dtypes')}, the input is {r.in_dtype}",

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from octavo import HighPrecision, QuantizerSpec, Recipe
+from octavo import QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.quantizer import Direction, Operand
-from octavo.recipe_base import GEMMS, Gemm
+from octavo.recipe_base import Gemm
 from octavo_jax import GroupedTensor
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax_native.arrays.tensors import checked_plane
@@ -21,7 +21,7 @@ from octavo_jax_native.gemm.call import GemmCall, sums_fast
 from octavo_jax_native.gemm.forms import Form, form_of
 from octavo_native import support
 from octavo_registry.contract.cards import Weight
-from octavo_registry.contract.request import Request
+from octavo_registry.contract.request import GemmRequest
 from octavo_registry.contract.weights import WEIGHT_SHAPES
 
 GemmOperand = GroupedTensor | Array
@@ -41,11 +41,9 @@ class Wanted:
     weight: Weight
 
     @classmethod
-    def of(cls, request: Request) -> Wanted:
+    def of(cls, request: GemmRequest) -> Wanted:
         """Of a request of one of the three GEMMs."""
-        assert request.op in GEMMS
-        recipe = request.recipe or HighPrecision()
-        return cls(request.op, recipe, request.out_dtype, request.device == "cuda", request.weight)
+        return cls(request.op, request.recipe, request.out_dtype, request.device == "cuda", request.weight)
 
     @property
     def form(self) -> Form:

@@ -1,48 +1,54 @@
-"""`Bound.run` of a request for a fused quantizer."""
+"""The functions of requests for fused quantizers, as octavo_registry.contract.fused has them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from jax import Array
 
 from octavo_jax import GroupedTensor
-from octavo_jax.functions.composed import Extras
+from octavo_jax.functions.composed import BoundFused, Extras
 from octavo_jax_native.quantizers.functional import act_quantize, dact_quantize, norm_quantize
-from octavo_registry.contract.request import Request
+from octavo_registry.contract.fused import BoundActQuantize, BoundDactQuantize, BoundNormQuantize, Wanted
+from octavo_registry.contract.request import FusedRequest, NormRequest
 
-Run = Callable[..., tuple[GroupedTensor, Extras]]
 
+def bind_fused(request: FusedRequest) -> BoundFused:
+    """The kernels' function for `request`, which is jitted.
 
-def bind_fused(request: Request) -> Run:
-    """The kernels' function for `request`, which is jitted; extras that nobody reads are not made under jit."""
+    All extras are made, wanted or not: under `jax.jit` those that nobody reads cost nothing.
+    """
     spec = request.quantizer
-    assert spec is not None
     asked: dict[str, Any] = {
         "layouts": request.layouts,
         "activated": True,
         "amax": spec.scaling == "delayed",
     }
-    if request.op == "norm_quantize":
-        if request.norm is None:
-            raise ValueError("a norm_quantize request names no norm; give Request.norm")
+    if isinstance(request, NormRequest):
         asked["norm"] = request.norm
 
         def run_norm(
-            x: Array, gamma: Array, beta: Array | None = None, group_sizes: Array | None = None, **how: Any
+            x: Array,
+            gamma: Array,
+            beta: Array | None = None,
+            group_sizes: Array | None = None,
+            *,
+            wanted: Wanted = None,
+            **how: Any,
         ) -> tuple[GroupedTensor, Extras]:
             return norm_quantize(x, spec, group_sizes, gamma=gamma, beta=beta, **asked, **how)
 
-        return run_norm
-    if request.activation is None:
-        raise ValueError(f"a {request.op} request names no activation; give Request.activation")
+        return BoundNormQuantize(run_norm)
     asked["activation"] = request.activation
 
-    def run(x: Array, group_sizes: Array | None = None, **how: Any) -> tuple[GroupedTensor, Extras]:
+    def run(
+        x: Array, group_sizes: Array | None = None, *, wanted: Wanted = None, **how: Any
+    ) -> tuple[GroupedTensor, Extras]:
         return act_quantize(x, spec, group_sizes, **asked, **how)
 
-    def run_gradient(dy: Array, x: Array, group_sizes: Array | None = None, **how: Any) -> tuple[GroupedTensor, Extras]:
+    def run_gradient(
+        dy: Array, x: Array, group_sizes: Array | None = None, *, wanted: Wanted = None, **how: Any
+    ) -> tuple[GroupedTensor, Extras]:
         return dact_quantize(dy, x, spec, group_sizes, **asked, **how)
 
-    return run if request.op == "act_quantize" else run_gradient
+    return BoundActQuantize(run) if request.op == "act_quantize" else BoundDactQuantize(run_gradient)

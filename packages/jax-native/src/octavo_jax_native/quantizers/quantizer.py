@@ -1,8 +1,7 @@
-"""`Bound.run` and `Bound.run_with_amax` of a "quantize" request."""
+"""The functions of a "quantize" request, as octavo_registry.contract.quantize has them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from octavo_jax_native.arrays.planes import Extent, array, calls_for, plane_resu
 from octavo_jax_native.ffi import arguments, targets
 from octavo_jax_native.ffi.calls import QuantizeCall, make_plan
 from octavo_jax_native.quantizers.primitive import quantize_call
+from octavo_registry.contract.quantize import Quantize, QuantizeWithAmax
 
 
 def tensor_spec(
@@ -84,8 +84,8 @@ def planes_of(
 
 def bind_quantize(
     spec: QuantizerSpec, layouts: tuple[str, str]
-) -> tuple[Callable[..., GroupedTensor], Callable[..., tuple[GroupedTensor, Array]]]:
-    """`run` and `run_with_amax` of what quantizes by `spec` into these (rowwise, columnwise) layouts."""
+) -> tuple[Quantize[Array, GroupedTensor], QuantizeWithAmax[Array, GroupedTensor]]:
+    """What quantizes by `spec` into these (rowwise, columnwise) layouts, and what returns the amax, too."""
     specs: dict[tuple[tuple[int, ...], int], GroupedTensorSpec] = {}
 
     def octavo_quantize(
@@ -136,12 +136,10 @@ def bind_quantize(
         operand: Operand | None = None,
         group_offset: int | Array = 0,
         scale: Array | None = None,
-        out: None = None,
     ) -> GroupedTensor:
-        arguments.check_out(out)
         return made(x, group_sizes, seed, operand, group_offset, scale, ())[0]
 
-    def run_with_amax(
+    def with_amax(
         x: Array,
         group_sizes: Array | None = None,
         *,
@@ -153,4 +151,4 @@ def bind_quantize(
         tensor, results = made(x, group_sizes, seed, operand, group_offset, scale, ("amax",))
         return tensor, results["amax"]
 
-    return run, run_with_amax
+    return run, with_amax

@@ -42,7 +42,7 @@ class _Pair:
 
 
 class GroupedGemm:
-    """One GEMM of a grouped linear layer; the subclasses take its operands as octavo_registry.Bound says.
+    """One GEMM of a grouped linear layer; the subclasses take its operands as octavo_registry.contract.gemm says.
 
     Operands are GroupedTensors of one scaling in any layout this package reads, or unquantized tensors. Group sizes of
     a GroupedTensor are its own; a RowPlan in their place is used as it is.

@@ -1,4 +1,4 @@
-"""The bound functions of "act_quantize", "dact_quantize" and "norm_quantize": one launch each, as Bound has them."""
+"""The functions of "act_quantize", "dact_quantize" and "norm_quantize", as octavo_registry.contract.fused has them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,10 @@ _OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
 
 class Quantizer:
-    """One spec, in the layouts of its request. Calls are as octavo_registry.Bound says; sizes may also be a RowPlan."""
+    """One spec, in the layouts of its request, as octavo_registry.contract.quantize has it.
+
+    Sizes may also be a RowPlan.
+    """
 
     def __init__(self, spec: QuantizerSpec, layouts: tuple[str, str] = (PLAIN, PLAIN)) -> None:
         self._stochastic = spec.stochastic
@@ -47,20 +50,11 @@ class Quantizer:
         operand: str | None = None,
         group_offset: int = 0,
         scale: Tensor | None = None,
-        out: GroupedTensor | None = None,
-        unchanged: Tensor | None = None,
     ) -> GroupedTensor:
-        """`x` in the planes of the spec; `seed`, `operand` and `group_offset` tell where random bits come from.
-
-        unchanged   int32 [1]: where it is not 0, `out` is left as it is
-        """
+        """`x` in the planes of the spec; `seed`, `operand` and `group_offset` tell where random bits come from."""
         text, kernel = self._by_operand[operand]
         inputs, frame, sizes = self._launch(text, kernel, x, group_sizes, seed, group_offset, scale)
-        if out is None:
-            return kernel.tensor(frame, sizes, operators.quantize(*inputs))
-        operators.quantize_into(*inputs, unchanged, planes_of(out, kernel, frame, x.device))
-        write_sizes(out, sizes)
-        return out
+        return kernel.tensor(frame, sizes, operators.quantize(*inputs))
 
     def with_amax(
         self,
@@ -71,19 +65,32 @@ class Quantizer:
         operand: str | None = None,
         group_offset: int = 0,
         scale: Tensor | None = None,
-        out: tuple[GroupedTensor, Tensor] | None = None,
-        unchanged: Tensor | None = None,
     ) -> tuple[GroupedTensor, Tensor]:
         """The same in one launch with x's amax by group, fp32 [G]. Delayed scaling's alone."""
         text, kernel = self._with_amax[operand]
         inputs, frame, sizes = self._launch(text, kernel, x, group_sizes, seed, group_offset, scale)
-        if out is not None:
-            codes, amax = out
-            operators.quantize_into(*inputs, unchanged, [*planes_of(codes, kernel, frame, x.device), amax])
-            write_sizes(codes, sizes)
-            return out
         outputs = operators.quantize(*inputs)
         return kernel.tensor(frame, sizes, outputs), outputs[-1]
+
+    def into(
+        self,
+        x: Tensor,
+        group_sizes: Tensor | RowPlan | None = None,
+        *,
+        out: GroupedTensor,
+        amax: Tensor | None = None,
+        unchanged: Tensor | None = None,
+        seed: Tensor | int | None = None,
+        operand: str | None = None,
+        group_offset: int = 0,
+        scale: Tensor | None = None,
+    ) -> None:
+        """The same, written into the planes of `out`, and x's amax into `amax`, unless `unchanged` is not 0."""
+        text, kernel = (self._by_operand if amax is None else self._with_amax)[operand]
+        inputs, frame, sizes = self._launch(text, kernel, x, group_sizes, seed, group_offset, scale)
+        planes = planes_of(out, kernel, frame, x.device)
+        operators.quantize_into(*inputs, unchanged, planes if amax is None else [*planes, amax])
+        write_sizes(out, sizes)
 
     def from_plain(self, q: GroupedTensor) -> GroupedTensor:
         """Plain planes, which may be another's, in the layouts of the request; planes of equal bytes are shared."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,9 +18,10 @@ from octavo_torch.arrays.per_group import Weights, as_one, leaves_of, version_of
 from octavo_torch.arrays.sizes import as_sizes
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import one_call
-from octavo_torch.dispatch.layer import Layer, Run, layer_for
+from octavo_torch.dispatch.layer import Layer, layer_for
 from octavo_torch.linear import arguments
 from octavo_torch.linear.autograd import quantize_operand
+from octavo_torch.linear.call import Call
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight, layouts_of
 from octavo_torch.scaling.delayed_state import DelayedState
@@ -128,12 +127,10 @@ def _write(
     layer: Layer, w: Tensor, seed: Any, state: DelayedState | None, out: QuantizedWeight, unchanged: Tensor | None
 ) -> None:
     """New codes and amax into `out`'s tensors, but where `unchanged` says so."""
-    run, how = layer.quantize_w, {}
-    into: Any = out.codes
-    if state is not None:
-        run, into, how = layer.with_amax.get("w"), (out.codes, out.amax), {"scale": state.encode_scale("w")}
-    if run is not None and _takes_unchanged(run):
-        run(w, None, seed=seed, operand="w", out=into, unchanged=unchanged, **how)
+    into = layer.quantizers["w"].bound.into
+    if into is not None:
+        scale = None if state is None else state.encode_scale("w")
+        into(w, None, out=out.codes, amax=out.amax, unchanged=unchanged, seed=seed, operand="w", scale=scale)
         return
     codes, amax = (*_made(layer, w, seed, state), None)[:2]
     for name in PLANES:
@@ -149,12 +146,6 @@ def _replace(target: Tensor | None, new: Tensor | None, unchanged: Tensor | None
     old.copy_(made if unchanged is None else torch.where(unchanged.view(()) != 0, old, made))
 
 
-@lru_cache(maxsize=256)
-def _takes_unchanged(run: Run) -> bool:
-    """True where a bound quantizer writes into `out` and has the flag itself; others' results are selected later."""
-    return "unchanged" in inspect.signature(run).parameters
-
-
 def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: Any) -> None:
     if not isinstance(out, QuantizedWeight):
         raise ValueError(f"out is a {type(out).__name__}; give what quantize_weight returned for this weight")
@@ -166,7 +157,7 @@ def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: Any) -
         raise ValueError(f"out was made with interleave={out.interleave or None}; give the call the same")
     if out.codes is not None:
         spec = layer.quantizers["w"].request.quantizer
-        if spec is not None and out.codes.spec.orientation != spec.orientation:
+        if out.codes.spec.orientation != spec.orientation:
             raise ValueError(
                 f"out holds {out.codes.spec.orientation} data and the call makes {spec.orientation}: the weight's "
                 "gradient is wanted now and was not, or the other way round; leave out= away"
@@ -224,5 +215,7 @@ def _input_codes(
         raise ValueError(arguments.NEEDS_SEED)
     check_seed(seed)
     arguments.check_group_offset(group_offset)
-    codes = quantize_operand(layer, layer.quantize_x, x, "x", sizes, seed, state, True, group_offset)
+    call = Call(recipe, group_offset=group_offset, state=state)
+    call.layer, call.sizes = layer, sizes
+    codes = quantize_operand(call, layer.quantize_x, "x", x, seed)
     return codes.group_sizes, codes

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -13,13 +12,11 @@ import octavo_registry as registry
 from octavo import NoBackendError, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
-from octavo_registry.contract.cards import Activation
-from octavo_registry.contract.request import Plan
-from octavo_registry.dispatch.layer_requests import quantize_request
+from octavo_registry.contract.cards import Activated, Activation
+from octavo_registry.contract.plan import Plan
+from octavo_registry.dispatch.layer_requests import activation_request, quantize_request
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.dispatch.layer import Layer
-
-FusedOp = Literal["act_quantize", "dact_quantize"]
 
 _UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
 """What is asked for where nobody reads codes: one pass is worth a byte an element that is thrown away."""
@@ -44,8 +41,7 @@ class Extras(NamedTuple):
 
 
 Run = Callable[..., tuple[GroupedTensor, Extras]]
-"""octavo_registry.Bound's "act_quantize" and "dact_quantize", with one keyword more: `wanted`, names of the fields of
-Extras that the caller reads. A backend's function that takes it makes no others; one that does not makes them all."""
+"""octavo_registry.contract.fused.ActQuantize or DactQuantize."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +76,16 @@ def gradient_quantizer(layer: Layer, activation: Activation) -> Fused:
     return _fused("dact_quantize", layer, "dy", activation, array=array)
 
 
-def _fused(op: FusedOp, layer: Layer, operand: Operand, activation: Activation, *, array: bool) -> Fused:
+def _fused(op: Activated, layer: Layer, operand: Operand, activation: Activation, *, array: bool) -> Fused:
     quantizer = layer.quantizers.get(operand)
     codes = quantizer is not None
     if quantizer is None:
-        chosen = layer.plan.fprop
-        request = quantize_request(chosen.request, _UNREAD, operand, (PLAIN, PLAIN))
+        chosen: Plan = layer.plan.fprop
+        request = quantize_request(layer.plan.fprop.request, _UNREAD, operand, (PLAIN, PLAIN))
     else:
         chosen, request = quantizer, quantizer.request
     try:
-        plan = registry.plan(replace(request, op=op, activation=activation), backend=layer.backend)
+        plan = registry.plan(activation_request(request, op, activation), backend=layer.backend)
     except NoBackendError as error:
         refusals = (f"{decision.backend}: {decision.reason}" for decision in error.decisions)
         return Fused(None, None, "; ".join([f"no backend serves {op}", *refusals]), codes, array)
@@ -99,16 +95,4 @@ def _fused(op: FusedOp, layer: Layer, operand: Operand, activation: Activation, 
         return Fused(
             None, None, f"{chosen.backend} was chosen for {chosen.request.op} and serves no {op}", codes, array
         )
-    return Fused(plan, _taking_wanted(plan.run), "", codes, array)
-
-
-def _taking_wanted(run: Callable[..., Any]) -> Run:
-    parameters = inspect.signature(run).parameters
-    if "wanted" in parameters or any(part.kind is part.VAR_KEYWORD for part in parameters.values()):
-        return run
-
-    def call(*arrays: Any, wanted: tuple[str, ...], **how: Any) -> tuple[GroupedTensor, Extras]:
-        result: tuple[GroupedTensor, Extras] = run(*arrays, **how)
-        return result
-
-    return call
+    return Fused(plan, plan.run, "", codes, array)
