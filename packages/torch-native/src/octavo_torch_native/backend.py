@@ -67,7 +67,7 @@ class NativeBackend(Backend):
             )
         if request.op == "route" and request.device == "cuda" and (request.groups or 1) > _ROUTED_GROUPS:
             return (
-                f"groups is {request.groups}, and its cuda kernel, which counts the choices once a group, is slower "
+                f"groups is {request.groups}, and its cuda kernel, which counts the choices once per group, is slower "
                 f"than a sort past {_ROUTED_GROUPS}"
             )
         if request.device == "cuda":

@@ -130,7 +130,7 @@ def _hooks(plugin: object, name: str) -> dict[str, HookImpl]:
         if caller.name not in HOOKS:
             close = difflib.get_close_matches(caller.name, HOOKS, n=1)
             hint = f"; did you mean {close[0]}?" if close else f"; the hooks are {', '.join(HOOKS)}"
-            raise Fault(f"{caller.name} is no hook of octavo-registry{hint}")
+            raise Fault(f"{caller.name} is not a hook of octavo-registry{hint}")
         hook = caller.get_hookimpls()[0]
         if hook.wrapper or hook.hookwrapper:
             raise Fault(f"{caller.name} is a wrapper; Octavo's hooks take plain functions")

@@ -15,13 +15,13 @@ def installed_version(distribution: str) -> str | None:
 
 
 def check_requirement(text: str) -> str:
-    """`text` itself; ValueError where it is no requirement string (PEP 508)."""
+    """`text` itself; ValueError where it is not a requirement string (PEP 508)."""
     from packaging.requirements import InvalidRequirement, Requirement  # here, not above: 15 ms that few imports need
 
     try:
         Requirement(text)
     except InvalidRequirement as error:
-        raise ValueError(f"needs {text!r}, which is no requirement string ({str(error).splitlines()[0]})") from None
+        raise ValueError(f"needs {text!r}, which is not a requirement string ({str(error).splitlines()[0]})") from None
     return text
 
 
