@@ -79,7 +79,7 @@ def test_other_packages_add_commands(run: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("number", "TypeError: 3 is no command; name a Typer app or a function"),
+        ("number", "TypeError: 3 is not a command; name a Typer app or a function"),
         ("absent", "AttributeError: module 'oct_commands' has no attribute 'gone'"),
         ("train", "'train' belongs to octavo; test-more 1.0 (plugin train) needs a name of its own"),
     ],

@@ -105,7 +105,7 @@ void bind_sequence(nb::module_& m) {
       .def(
           "run", &Sequence::run, "arrays"_a, "stream"_a = 0, "threads"_a = 1,
           "Every launch in order: on the arrays at these addresses, of which the first has number 1. An address of 0\n"
-          "is no array, whatever the offset. ValueError and RuntimeError as the launches themselves raise them; those\n"
+          "stands for no array, whatever the offset. ValueError and RuntimeError as the launches themselves raise them; those\n"
           "before have run.")
       .def("__len__", &Sequence::size);
 }

@@ -59,7 +59,7 @@ class NativeBackend(Backend):
             return refusal
         if request.op == "route" and cuda and (request.groups or 1) > _ROUTED_GROUPS:
             return (
-                f"groups is {request.groups}, and its cuda kernel, which counts the choices once a group, is slower "
+                f"groups is {request.groups}, and its cuda kernel, which counts the choices once per group, is slower "
                 f"than a sort past {_ROUTED_GROUPS}"
             )
         if refusal := support.build_refusal(cuda, octavo_native.HAS_CUDA):

@@ -15,7 +15,7 @@ Values
 Dtypes
 
     DTYPES               the torch dtype of each high-precision dtype that a request can name
-    DTYPE_NAMES          the other way round
+    DTYPE_NAMES          the inverse: the name of each of those dtypes
     FP8_DTYPE            the torch dtype of E4M3 and of E5M2 codes; E2M1 codes are uint8
     dtype_text           a dtype as error messages print it: "bfloat16" without torch's prefix
 

@@ -96,7 +96,7 @@ def test_modules_pass_buffers_on(rng: np.random.Generator) -> None:
         (dx,) = torch.autograd.grad(y.sum(), x)
         assert torch.equal(dx, grad_input)
         assert torch.equal(y, module(x, SIZES))
-    with pytest.raises(ValueError, match="out was given and the last operation is no grouped layer"):
+    with pytest.raises(ValueError, match="out was given and the last operation is not a grouped layer"):
         Sequential(first, Activation())(x, SIZES, out=torch.empty(M, F))
 
 

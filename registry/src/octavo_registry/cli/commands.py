@@ -88,7 +88,7 @@ def _as_command(name: str, loaded: Any) -> Any:
         app.command(name)(loaded)
         command = typer.main.get_command(app)
     else:
-        raise TypeError(f"{loaded!r} is no command; name a Typer app or a function")
+        raise TypeError(f"{loaded!r} is not a command; name a Typer app or a function")
     command.name = name
     return command
 

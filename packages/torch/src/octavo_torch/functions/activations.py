@@ -140,7 +140,7 @@ _operator = Operators("octavo_torch").define
 activate = _operator("activate(Tensor x, Tensor? probs, str activation) -> Tensor", _activate, _activate_fake)
 """fl(fl(act(gate) up) probs), or without gates fl(act(x) probs), rounded to x's dtype: [..., F] of [..., C].
 
-probs   fp32 [...], one a row
+probs   fp32 [...], one per row
 """
 
 activate_gradient = _operator(

@@ -82,14 +82,14 @@ class GroupedLinear(RecipeModule):
 
     @property
     def weights(self) -> Weights:
-        """The weight, or one a group: what `grouped_linear` takes."""
+        """The weight, or one per group: what `grouped_linear` takes."""
         value = self.of_all_groups("weight")
         assert value is not None
         return value
 
     @property
     def biases(self) -> Weights | None:
-        """The bias, or one a group; None without."""
+        """The bias, or one per group; None without."""
         return self.of_all_groups("bias")
 
     @property

@@ -163,7 +163,7 @@ def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: object
         if out.codes.spec.orientation != spec.orientation:
             raise ValueError(
                 f"out holds {out.codes.spec.orientation} data and the call makes {spec.orientation}: the weight's "
-                "gradient is needed now and was not before, or the other way round; leave out= away"
+                "gradient is needed now and was not before, or vice versa; omit out="
             )
 
 

@@ -105,7 +105,7 @@ class GroupedMLP(RecipeModule):
 
     @property
     def weights(self) -> tuple[Weights, Weights]:
-        """Both weights, each of them one tensor or one a group: what `grouped_mlp` takes."""
+        """Both weights, each of them one tensor or one per group: what `grouped_mlp` takes."""
         first, second = self.of_all_groups("weight1"), self.of_all_groups("weight2")
         assert first is not None
         assert second is not None

@@ -198,7 +198,7 @@ def _check_ends(
     for name, buffer, at in (("out", out, -1), ("grad_input", grad_input, 0)):
         if buffer is not None and not (steps and isinstance(operations[steps[at].first], RecipeModule)):
             which = "last" if at else "first"
-            raise ValueError(f"{name} was given and the {which} operation is no grouped layer; leave it out")
+            raise ValueError(f"{name} was given and the {which} operation is not a grouped layer; leave it out")
 
 
 def _fused(

@@ -71,7 +71,7 @@ class ExpertExchange:
         return torch.nn.functional.pad(returned, (0, 0, 0, to - sent))
 
 
-class _Context(Protocol):
+class _Context(AutogradContext, Protocol):
     splits: tuple[list[int], list[int]]
     group: dist.ProcessGroup
 

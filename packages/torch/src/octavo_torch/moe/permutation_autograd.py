@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,12 +18,8 @@ class Places(NamedTuple):
     routed: Tensor
 
 
-class _Context(Protocol):
+class _Context(AutogradContext, Protocol):
     moves: Moves
-    needs_input_grad: Sequence[bool]
-    saved_tensors: tuple[Tensor, ...]
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
 
 
 class _Permute(torch.autograd.Function):
