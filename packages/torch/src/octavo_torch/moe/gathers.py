@@ -8,7 +8,7 @@ orders sums, and all are gathers, so that no sum depends on an order of threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ class OperatorForm(NamedTuple):
     """
 
     schema: str
-    fake: Callable[..., Any]
+    fake: Callable[..., object]
 
 
 MOVE_OPERATORS: Mapping[str, OperatorForm] = {
@@ -104,7 +104,7 @@ MOVE_OPERATORS: Mapping[str, OperatorForm] = {
 _define = Operators("octavo_torch").define
 
 
-def _defined(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _defined(name: str, function: Callable[..., object]) -> Callable[..., object]:
     return _define(MOVE_OPERATORS[name].schema, function, MOVE_OPERATORS[name].fake)
 
 

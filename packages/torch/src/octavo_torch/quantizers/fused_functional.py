@@ -7,7 +7,6 @@ rounded rows are what `octavo_torch.quantize` makes of them. Where no backend ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from octavo_torch.quantizers.functional import PLAIN_LAYOUTS, Backend, Layouts, 
 from octavo_torch.quantizers.fused import Run, activation_run, norm_run
 from octavo_torch.quantizers.plans import quantizer_plan
 
-_How = dict[str, Any]
+_How = dict[str, object]
 """Keywords of a bound quantizer: seed, operand, group_offset, scale."""
 
 
