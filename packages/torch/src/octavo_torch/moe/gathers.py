@@ -1,6 +1,6 @@
 """Routing, permuting and combining rows in torch's operations, used where no backend serves them.
 
-octavo_registry.Bound describes the calls. They are custom operators, so that bits do not depend on how a compiler
+octavo_registry.contract.moves has the calls. They are custom operators, so that bits do not depend on how a compiler
 orders sums, and all are gathers, so that no sum depends on an order of threads.
 `order` [M], `position` [T, k] and `routed` [T, k] are those of permutation.Routing.
 """
@@ -8,7 +8,7 @@ orders sums, and all are gathers, so that no sum depends on an order of threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ class OperatorForm(NamedTuple):
     """
 
     schema: str
-    fake: Callable[..., object]
+    fake: Callable[..., Any]
 
 
 MOVE_OPERATORS: Mapping[str, OperatorForm] = {
@@ -104,7 +104,7 @@ MOVE_OPERATORS: Mapping[str, OperatorForm] = {
 _define = Operators("octavo_torch").define
 
 
-def _defined(name: str, function: Callable[..., object]) -> Callable[..., object]:
+def _defined(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return _define(MOVE_OPERATORS[name].schema, function, MOVE_OPERATORS[name].fake)
 
 
