@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo import PRESETS, HighPrecision, Recipe
 from octavo.recipe_base import GEMMS
 from octavo_torch import DelayedState, GroupedLinear, grouped_linear, grouped_mm, quantize_weight
-from octavo_torch.arithmetic import operations as reference_ops
+from octavo_torch.arithmetic import operators as reference_ops
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.grouped import apply
 from octavo_torch_native.backend import NativeBackend

@@ -11,7 +11,7 @@ import torch
 
 from octavo import NVFP4, BlockScaling, DelayedScaling, HighPrecision, Recipe
 from octavo_torch import GroupedLinear, grouped_linear, quantize, quantize_weight
-from octavo_torch.arithmetic import operations
+from octavo_torch.arithmetic import operators
 
 SIZES = torch.tensor([20, 0, 40])
 RECIPES: dict[str, Recipe] = {
@@ -77,11 +77,11 @@ def test_inductor_and_the_function(rng: object) -> None:
 def test_operators_pass_opcheck(rng: object) -> None:
     """Fake kernels against real metadata (faults.md 46), and schemas that name no mutation because there is none."""
     x, w, dy = torch.randn(70, 64), torch.randn(3, 48, 64), torch.randn(70, 48)
-    text = operations.quantizer_text(NVFP4().quantizer("dy"))  # type: ignore[arg-type]
+    text = operators.quantizer_text(NVFP4().quantizer("dy"))  # type: ignore[arg-type]
     q = quantize(x, NVFP4().quantizer("x"), SIZES)  # type: ignore[arg-type]
-    plane = q.rowwise, q.rowwise_scale, q.rowwise_global, SIZES, operations.quantizer_text(q.spec.quantizer)
+    plane = q.rowwise, q.rowwise_scale, q.rowwise_global, SIZES, operators.quantizer_text(q.spec.quantizer)
     space = torch.ops.octavo_torch
-    plain = operations.quantizer_text(BlockScaling().quantizer("w"))  # type: ignore[arg-type]
+    plain = operators.quantizer_text(BlockScaling().quantizer("w"))  # type: ignore[arg-type]
     calls: list[tuple[Any, tuple[Any, ...]]] = [
         (space.bound_sizes, (SIZES, 70, x)),
         (space.group_amax, (x, SIZES)),

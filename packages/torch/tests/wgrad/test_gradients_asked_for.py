@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import octavo_registry
 from octavo import MXFP8, NVFP4, CurrentScaling, HighPrecision, Recipe
 from octavo_torch import Activation, GroupedLinear, GroupedMLP, Sequential, activate, grouped_linear, grouped_mlp
-from octavo_torch.arithmetic import operations
+from octavo_torch.arithmetic import operators
 
 SIZES = torch.tensor([20, 0, 40])
 M, K, F, N, G = 70, 32, 24, 16, len(SIZES)
@@ -34,13 +34,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
 
     def counted(name: str) -> None:
-        function = getattr(operations, name)
+        function = getattr(operators, name)
 
         def call(*args: Any) -> Any:
             counts[f"{name} {args[4]}" if name == "quantize_planes" else name] += 1
             return function(*args)
 
-        monkeypatch.setattr(operations, name, call)
+        monkeypatch.setattr(operators, name, call)
 
     for name in ("fprop", "dgrad", "wgrad", "bias_grads", "quantize_planes"):
         counted(name)

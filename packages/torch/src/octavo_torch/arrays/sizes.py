@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo import check_group_sizes
+from octavo_registry.contract.arrays import Prepared
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.operands import check_layout
@@ -45,15 +46,7 @@ GroupSizes = Tensor | Sequence[int] | HostArray
 """What callers give as the sizes of G groups."""
 
 
-class PreparedSizes(Protocol):
-    """Group sizes as the kernels of one backend read them: what `Bound.prepare` makes."""
-
-    @property
-    def group_sizes(self) -> Tensor:
-        """int64 [G] on the rows' device, cut to the rows, in memory of their own."""
-
-
-Sizes = Tensor | PreparedSizes
+Sizes = Tensor | Prepared[Tensor]
 """What operations on rows take as group sizes: int [G], or what their backend prepared."""
 
 

@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 
 from octavo import GroupedTensorSpec
 from octavo.quantizer import Operand
-from octavo_torch.arithmetic import operations
+from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.strides import share_memory
@@ -52,7 +52,7 @@ def quantize_operand(
         state.record(operand, amax)
         return codes
     if call.record:
-        state.record(operand, operations.group_amax_of(value, None if sizes is None else group_sizes_of(sizes)))
+        state.record(operand, operators.group_amax_of(value, None if sizes is None else group_sizes_of(sizes)))
     return run(value, sizes, seed=seed, operand=operand, group_offset=offset, scale=scale)
 
 
@@ -170,7 +170,7 @@ def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
     if dy.dtype is not layer.row_dtype:
         dy = dy.to(layer.row_dtype)
     if need_b or need_s:
-        sums = operations.bias_grads(dy, bounded_sizes(sizes, dy), bias, bias_scales)
+        sums = operators.bias_grads(dy, bounded_sizes(sizes, dy), bias, bias_scales)
         db = sums[0] if need_b else None
         ds = sums[1] if need_s else None
     if need_x or need_w:
@@ -200,7 +200,7 @@ def bounded_sizes(sizes: Sizes, like: Tensor) -> Tensor:
     """int64 [G] on `like`'s device, within its rows."""
     if not isinstance(sizes, Tensor):
         return sizes.group_sizes
-    return operations.bound_sizes(sizes, like.shape[0], like)
+    return operators.bound_sizes(sizes, like.shape[0], like)
 
 
 def dtypes_of(*inputs: Tensor | None) -> list[torch.dtype | None]:

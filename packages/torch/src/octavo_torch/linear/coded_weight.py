@@ -72,7 +72,7 @@ class CodedWeight(torch.Tensor):
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    ) -> object:
         """Views and copies of the whole, and new tensors of its shape; ValueError for all else."""
         weight = args[0]
         options = dict(kwargs or {})

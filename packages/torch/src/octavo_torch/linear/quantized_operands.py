@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo import Recipe
-from octavo_torch.arithmetic import operations
+from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.interleaving import check_interleave, to_halves
@@ -125,7 +125,7 @@ def _quantized(layer: Layer, w: Tensor, seed: int | Tensor | None, state: Delaye
     if with_amax is not None:
         codes, amax = with_amax(w, None, seed=seed, operand="w", scale=scale)
         return codes, amax
-    return layer.quantize_w(w, None, seed=seed, operand="w", scale=scale), operations.group_amax_of(w, None)
+    return layer.quantize_w(w, None, seed=seed, operand="w", scale=scale), operators.group_amax_of(w, None)
 
 
 def _write(

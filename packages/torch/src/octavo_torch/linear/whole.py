@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from octavo_torch.arithmetic import operations
+from octavo_torch.arithmetic import operators
 from octavo_torch.compiler.second_derivative import once_differentiated
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Layer
@@ -102,7 +102,7 @@ def _backward(ctx: WholeContext, dy: Tensor) -> list[Tensor | None]:
     if dy.dtype is not call.layer.row_dtype:
         dy = dy.to(call.layer.row_dtype)
     if need_b:
-        db = operations.bias_grads(dy, call.whole.sizes(call.context), None, None)[0]
+        db = operators.bias_grads(dy, call.whole.sizes(call.context), None, None)[0]
     if need_x or need_w:
         run = _beside_graph if _is_compiling() else _whole_backward
         dx, dw = run(call, dy, ctx.saved_tensors, (need_x, need_w))

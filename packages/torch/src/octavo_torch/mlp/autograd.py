@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from octavo_torch.arithmetic import operations
+from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import from_halves, to_halves
 from octavo_torch.compiler.second_derivative import once_differentiated
@@ -123,7 +123,7 @@ def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
     if dy.dtype is not fc2.row_dtype:
         dy = dy.to(fc2.row_dtype)
     if need_b2 or need_s2:
-        sums = operations.bias_grads(dy, bounded_sizes(sizes, dy), bias2, bias2_scales)
+        sums = operators.bias_grads(dy, bounded_sizes(sizes, dy), bias2, bias2_scales)
         db2 = sums[0] if need_b2 else None
         ds2 = sums[1] if need_s2 else None
     codes: Matrix = dy
@@ -190,7 +190,7 @@ def _gradient_of_h(
         return _Gradients(computed.activated, codes, computed.dbias, dp)
     dh = activate_gradient(da, h, probs, plan.activation)
     codes = None if quantize is None else quantize_operand(call.fc1, quantize, "dy", dh, seed)
-    db = operations.bias_grads(dh, bounded_sizes(call.sizes, dh), None, None)[0] if need_bias else None
+    db = operators.bias_grads(dh, bounded_sizes(call.sizes, dh), None, None)[0] if need_bias else None
     return _Gradients(dh, codes, db, probs_gradient(da, h, plan.activation) if need_probs else None)
 
 

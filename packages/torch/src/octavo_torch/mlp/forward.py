@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from octavo.quantizer import Operand
-from octavo_torch.arithmetic import operations
+from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.arrays.sizes import group_sizes_of
@@ -114,6 +114,6 @@ def run_fused(
         amax = computed.amax
         if amax is None:
             assert computed.activated is not None  # always there, see Extras
-            amax = operations.group_amax_of(computed.activated, group_sizes_of(call.sizes))
+            amax = operators.group_amax_of(computed.activated, group_sizes_of(call.sizes))
         state.record(operand, amax)
     return codes, computed

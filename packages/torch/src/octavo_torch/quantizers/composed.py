@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo_registry.contract.cards import Activation, Norm
 from octavo_registry.dispatch.layer_plan import QuantizePlan
-from octavo_torch.arithmetic import operations
+from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.functions.activations import activate, activate_gradient, probs_gradient
 from octavo_torch.functions.norms import normalize
@@ -31,7 +31,7 @@ def _quantized(
         q, extras.amax = bound.with_amax(rows, group_sizes, **how)
         return q, extras
     if "amax" in wanted:
-        extras.amax = operations.group_amax_of(rows, group_sizes)
+        extras.amax = operators.group_amax_of(rows, group_sizes)
     return bound.run(rows, group_sizes, **how), extras
 
 
@@ -60,9 +60,9 @@ class ComposedGradient:
     ) -> tuple[GroupedTensor, Extras]:
         rows = activate_gradient(dy, x, probs, self.activation)
         q, extras = _quantized(self.quantizer, rows, group_sizes, wanted, how)
-        sizes = operations.bound_sizes(group_sizes, x.shape[0], x)
+        sizes = operators.bound_sizes(group_sizes, x.shape[0], x)
         if "dbias" in wanted:
-            extras.dbias = operations.bias_grads(rows, sizes, None, None)[0]
+            extras.dbias = operators.bias_grads(rows, sizes, None, None)[0]
         if "dprobs" in wanted:
             in_groups = torch.arange(x.shape[0], device=x.device) < sizes.sum()
             extras.dprobs = torch.where(in_groups, probs_gradient(dy, x, self.activation), 0.0)

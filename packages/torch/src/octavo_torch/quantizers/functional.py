@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
-from octavo_torch.arithmetic import operations
+from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
@@ -175,5 +175,5 @@ def group_amax(x: Tensor, group_sizes: GroupSizes | None = None) -> Tensor:
     `quantize`.
     """
     arguments.check_quantize(x, _AMAX_SPEC, group_sizes, None, None, 0)
-    amax: Tensor = operations.group_amax_of(x, sizes_of(x, group_sizes)[0])
+    amax: Tensor = operators.group_amax_of(x, sizes_of(x, group_sizes)[0])
     return amax

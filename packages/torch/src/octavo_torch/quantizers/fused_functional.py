@@ -7,7 +7,6 @@ rounded rows are what `octavo_torch.quantize` makes of them. Where no backend ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from octavo import QuantizerSpec
 from octavo_registry.contract.cards import Activation, Norm
 from octavo_registry.dispatch.layer_plan import QuantizePlan
-from octavo_torch.arithmetic import operations
+from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.operands import check_tensor
@@ -28,7 +27,7 @@ from octavo_torch.quantizers.functional import PLAIN_LAYOUTS, Backend, Layouts, 
 from octavo_torch.quantizers.fused import Run, activation_run, norm_run
 from octavo_torch.quantizers.plans import quantizer_plan
 
-_How = dict[str, Any]
+_How = dict[str, object]
 """Keywords of a bound quantizer: seed, operand, group_offset, scale."""
 
 
@@ -198,7 +197,7 @@ def _called(
         if rows is None:
             rows = run(*arrays, wanted=("activated",), **how)[1].activated
             assert rows is not None  # what is wanted is returned
-        extras.amax = operations.group_amax_of(rows, arrays[-1])
+        extras.amax = operators.group_amax_of(rows, arrays[-1])
     if "dequantized" in names and extras.dequantized is None:
         extras.dequantized = dequantize(q, dtype=torch.bfloat16)
     return q, extras

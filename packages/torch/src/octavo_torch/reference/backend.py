@@ -11,7 +11,7 @@ from octavo_registry.contract.dequantize import BoundDequantize, Dequantize
 from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
 from octavo_registry.contract.quantize import BoundQuantize, Quantize
 from octavo_registry.contract.request import AnyRequest, DequantizeRequest, GemmRequest, QuantizeRequest
-from octavo_torch.arithmetic import operations
+from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.scaling.seeds import seed_tensor
 
@@ -32,7 +32,7 @@ class ReferenceBackend(Backend):
         if isinstance(request, GemmRequest):
             return _gemm(request)
         if isinstance(request, QuantizeRequest):
-            text = operations.quantizer_text(request.quantizer)
+            text = operators.quantizer_text(request.quantizer)
             return BoundQuantize(_quantizer(text, request.quantizer.role))
         if isinstance(request, DequantizeRequest):
             return BoundDequantize(_dequantizer(_DTYPES[request.out_dtype]))
@@ -56,12 +56,12 @@ def _quantizer(quantizer: str, role: str) -> Quantize[Tensor, GroupedTensor]:
         group_offset: int = 0,
         scale: Tensor | None = None,
     ) -> GroupedTensor:
-        sizes = None if group_sizes is None else operations.bound_sizes(group_sizes, x.shape[0], x)
+        sizes = None if group_sizes is None else operators.bound_sizes(group_sizes, x.shape[0], x)
         if sizes is None and x.dim() == 2:
             sizes = torch.full((1,), x.shape[0], dtype=torch.int64, device=x.device)
         key = seed_tensor(seed, x.device)
-        planes = operations.quantize_planes(x, sizes, quantizer, key, operand or role, group_offset, scale)
-        return operations.assembled(operations.layout_of(x, sizes, quantizer), sizes, planes)
+        planes = operators.quantize_planes(x, sizes, quantizer, key, operand or role, group_offset, scale)
+        return operators.assembled(operators.layout_of(x, sizes, quantizer), sizes, planes)
 
     return quantize
 
@@ -70,9 +70,9 @@ def dequantize(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:
     """fp32 values of one plane."""
     codes, scale, factor = q.plane(direction)
     layout = q.spec
-    text = operations.quantizer_text(layout.quantizer)
-    sizes = None if q.group_sizes is None else operations.bound_sizes(q.group_sizes, layout.shape[0], codes)
-    value: Tensor = operations.dequantize_plane(
+    text = operators.quantizer_text(layout.quantizer)
+    sizes = None if q.group_sizes is None else operators.bound_sizes(q.group_sizes, layout.shape[0], codes)
+    value: Tensor = operators.dequantize_plane(
         codes, scale, factor, sizes, text, list(layout.shape), layout.groups, direction
     )
     return value
@@ -92,11 +92,11 @@ def _operand(value: GroupedTensor | Tensor, direction: Direction) -> Tensor:
 def _row_sizes(rows: GroupedTensor | Tensor, group_sizes: Tensor) -> Tensor:
     """Bounded sizes of the ragged operand. A quantized one may come from another backend, which has bounded nothing."""
     if isinstance(rows, Tensor):
-        return operations.bound_sizes(group_sizes, rows.shape[0], rows)
+        return operators.bound_sizes(group_sizes, rows.shape[0], rows)
     plane = rows.columnwise if rows.rowwise is None else rows.rowwise
     assert plane is not None  # a GroupedTensor has one
     sizes = group_sizes if rows.group_sizes is None else rows.group_sizes
-    return operations.bound_sizes(sizes, rows.shape[0], plane)
+    return operators.bound_sizes(sizes, rows.shape[0], plane)
 
 
 def _into(out: Tensor | None, result: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def _fprop(dtype: torch.dtype) -> Fprop[Tensor, GroupedTensor | Tensor]:
     ) -> Tensor:
         sizes = _row_sizes(x, group_sizes)
         rows, matrices = _operand(x, "rowwise"), _operand(w, "rowwise")
-        return _into(out, operations.fprop(rows, matrices, sizes, bias, bias_scales, _result_dtype(out, dtype)))
+        return _into(out, operators.fprop(rows, matrices, sizes, bias, bias_scales, _result_dtype(out, dtype)))
 
     return fprop
 
@@ -130,7 +130,7 @@ def _dgrad(dtype: torch.dtype) -> Dgrad[Tensor, GroupedTensor | Tensor]:
     ) -> Tensor:
         sizes = _row_sizes(dy, group_sizes)
         rows, matrices = _operand(dy, "rowwise"), _operand(w, "columnwise")
-        return _into(out, operations.dgrad(rows, matrices, sizes, _result_dtype(out, dtype)))
+        return _into(out, operators.dgrad(rows, matrices, sizes, _result_dtype(out, dtype)))
 
     return dgrad
 
@@ -152,8 +152,8 @@ def _wgrad(dtype: torch.dtype) -> Wgrad[Tensor, GroupedTensor | Tensor]:
         else:
             product_sizes = sizes
         if out is None or not accumulate:
-            return _into(out, operations.wgrad(left, right, product_sizes, _result_dtype(out, dtype)))
-        added = out.float() + operations.wgrad(left, right, product_sizes, torch.float32)
+            return _into(out, operators.wgrad(left, right, product_sizes, _result_dtype(out, dtype)))
+        added = out.float() + operators.wgrad(left, right, product_sizes, torch.float32)
         # the accumulator of a group without rows keeps its bits, a negative zero and a NaN included
         return out.copy_(torch.where((sizes > 0)[:, None, None], added.to(out.dtype), out))
 
