@@ -63,8 +63,8 @@ class Sequence:
     def run(self, arrays: _Sequence[int], stream: int = 0, threads: int = 1) -> None:
         """
         Every launch in order: on the arrays at these addresses, of which the first has number 1. An address of 0
-        is no array, whatever the offset. ValueError and RuntimeError as the launches themselves raise them; those
-        before have run.
+        means a null array, whatever the offset. ValueError and RuntimeError as the launches themselves raise
+        them; those before have run.
         """
 
     def __len__(self) -> int: ...
@@ -403,7 +403,7 @@ def route(
 ) -> None:
     """
     Sort int64 `index` [choices] stably by group: int64 sizes [groups], order and its inverse position [choices],
-    one byte per choice in `routed`. A number outside 0 to groups - 1 is no group and is sorted last.
+    one byte per choice in `routed`. A number outside 0 to groups - 1 names no group and is sorted last.
     """
 
 def permute_rows(

@@ -102,11 +102,10 @@ void bind_sequence(nb::module_& m) {
                        "they get as `into`. The arrays of a recorded launch are places, octavo_native.place(number,\n"
                        "offset), 0 where there is none; everything else is as it was recorded.")
       .def(nb::init<bool>(), nb::kw_only(), "cuda"_a)
-      .def(
-          "run", &Sequence::run, "arrays"_a, "stream"_a = 0, "threads"_a = 1,
-          "Every launch in order: on the arrays at these addresses, of which the first has number 1. An address of 0\n"
-          "stands for no array, whatever the offset. ValueError and RuntimeError as the launches themselves raise them; those\n"
-          "before have run.")
+      .def("run", &Sequence::run, "arrays"_a, "stream"_a = 0, "threads"_a = 1,
+           "Every launch in order: on the arrays at these addresses, of which the first has number 1. An address of 0\n"
+           "means a null array, whatever the offset. ValueError and RuntimeError as the launches themselves raise\n"
+           "them; those before have run.")
       .def("__len__", &Sequence::size);
 }
 
