@@ -38,13 +38,13 @@ def unmet(needs: Iterable[str]) -> str | None:
         if requirement.marker is not None and not requirement.marker.evaluate():
             continue
         version = installed_version(requirement.name)
-        wanted = f"{requirement.name}{requirement.specifier}"
+        needed = f"{requirement.name}{requirement.specifier}"
         if version is None:
-            return f"needs {wanted}, which is not installed; pip install '{wanted}'"
+            return f"needs {needed}, which is not installed; pip install '{needed}'"
         try:
             Version(version)
         except InvalidVersion:
-            return f"needs {wanted}, and the version of {requirement.name} is {version!r}, which is none; reinstall it"
+            return f"needs {needed}, and the version of {requirement.name} is {version!r}, which is none; reinstall it"
         if not requirement.specifier.contains(version, prereleases=True):
-            return f"needs {wanted}, {requirement.name} {version} is installed; pip install '{wanted}'"
+            return f"needs {needed}, {requirement.name} {version} is installed; pip install '{needed}'"
     return None
