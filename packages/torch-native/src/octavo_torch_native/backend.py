@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 import octavo_native
-from octavo.grouped_tensor import PLAIN
-from octavo.quantizer import Direction
 from octavo.recipe_base import GEMMS
 from octavo_registry.contract.backend import AnyBound, AnyBoundFused, AnyBoundGemm, Backend
 from octavo_registry.contract.dequantize import BoundDequantize
@@ -28,16 +26,13 @@ from octavo_registry.contract.request import (
     QuantizeRequest,
 )
 from octavo_torch.plugin_api import DTYPES, GroupedTensor, status_word
-from octavo_torch_native.plugin import PANELS, ROWS
+from octavo_torch_native.layouts import LAYOUTS
 
 if TYPE_CHECKING:
     from octavo_registry.contract.kernels import KernelChoice
 
 ABI_LEVEL = 1
 """The level of octavo-native's calls that this package makes."""
-
-LAYOUTS: dict[Direction, tuple[str, str]] = {"rowwise": (PLAIN, ROWS), "columnwise": (PLAIN, PANELS)}
-"""The layouts that a plane may have."""
 
 _CUDA_SIDES = 16
 _ROUTED_GROUPS = 1024
@@ -102,12 +97,12 @@ class NativeBackend(Backend):
             return ()
         from octavo_native.gemms import gemm_choices, gemm_named
         from octavo_registry.contract.kernels import KernelChoice
-        from octavo_torch_native.gemm.product import product_of
+        from octavo_torch_native.gemm.spec import gemm_spec
 
-        product = product_of(request)
+        spec = gemm_spec(request)
         here = torch.cuda.get_device_properties() if torch.cuda.is_available() else None
         sms = _SMS_OF_AN_H100 if here is None else here.multi_processor_count
-        choices = gemm_choices(gemm_named(**vars(product)), rows=rows, n=n, k=k, groups=groups, sms=sms)
+        choices = gemm_choices(gemm_named(**vars(spec)), rows=rows, n=n, k=k, groups=groups, sms=sms)
         return tuple(
             KernelChoice(choice.name, choice.tiles, choice.waves, choice.filled, choice.microseconds, choice.chosen)
             for choice in choices
@@ -121,12 +116,12 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     from octavo_native.gemms import LAYOUTS_OF_GEMM
     from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.gemm.gemm import Dgrad, Fprop, Wgrad
-    from octavo_torch_native.gemm.product import product_of
-    from octavo_torch_native.linear.whole import whole_layer
+    from octavo_torch_native.gemm.spec import gemm_spec
+    from octavo_torch_native.linear.recorded_layer import whole_layer
 
-    product = product_of(request)
-    layouts = LAYOUTS_OF_GEMM[request.op] if product.scaling else {}
-    dtype, fast = request.out_dtype, product.fast_accumulation
+    spec = gemm_spec(request)
+    layouts = LAYOUTS_OF_GEMM[request.op] if spec.scaling else {}
+    dtype, fast = request.out_dtype, spec.fast_accumulation
     if request.op == "fprop":
         run = Fprop(dtype, fast_accumulation=fast)
         return BoundFprop(run, layouts=layouts, prepare=index_groups, whole_layer=whole_layer)
@@ -177,7 +172,7 @@ def _bind_move(request: MoveRequest) -> AnyBoundMove:
 def _gemm_refusal(request: GemmRequest) -> str | None:
     """What octavo_native refuses of the GEMM, and on CUDA operands of two dtypes."""
     from octavo_native.gemms import gemm_named
-    from octavo_torch_native.gemm.product import product_of
+    from octavo_torch_native.gemm.spec import gemm_spec
 
     cuda = request.device == "cuda"
     step = _CUDA_SIDES if cuda else 1
@@ -190,10 +185,10 @@ def _gemm_refusal(request: GemmRequest) -> str | None:
             f"{first} is {request.in_dtype} and {other} {request.other_dtype}; its cuda GEMMs multiply unquantized "
             "operands of one dtype"
         )
-    product = product_of(request)
+    spec = gemm_spec(request)
     sides = {"rows": 1, "n": request.n or step, "k": request.k or step, "groups": request.groups or 1}
     try:
-        gemm_named(**vars(product)).workspace_bytes(cuda=cuda, **sides)
+        gemm_named(**vars(spec)).workspace_bytes(cuda=cuda, **sides)
     except ValueError as error:
         return str(error)
     return None

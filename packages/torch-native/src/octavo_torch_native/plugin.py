@@ -9,14 +9,12 @@ from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo_registry.contract.cards import ALL_DTYPES, MOVES, Accumulation, BackendCard, Capability, Op
 from octavo_registry.contract.hookspecs import hookimpl
+from octavo_torch_native.layouts import PANELS, ROWS
 
 if TYPE_CHECKING:
     from octavo_registry.contract.backend import Backend
 
 NAME = "torch-native"
-
-# octavo_native.layouts has these names too; importing it would load the kernels
-ROWS, PANELS = "rows", "panels"
 
 _SCALINGS = frozenset({"delayed", "current", "row", "block", "mxfp8", "nvfp4"})
 _QUANTIZERS: frozenset[Op] = frozenset({"quantize", "dequantize", "act_quantize", "dact_quantize", "norm_quantize"})

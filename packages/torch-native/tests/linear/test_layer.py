@@ -20,7 +20,7 @@ from octavo_torch.linear.grouped import apply
 from octavo_torch_native.backend import NativeBackend
 from octavo_torch_native.plugin import CARD
 from octavo_torch_native.quantizers import operators
-from octavo_torch_native.quantizers.kernel import kernel_of
+from octavo_torch_native.quantizers.launches import launch_of
 
 BACKEND = "torch-native"
 SPLIT = [33, 0, 1, 70, 16]
@@ -314,7 +314,7 @@ def test_no_amax_where_nothing_is_recorded(
     apply(x, w, layer.sizes, None, None, buffered)  # which no whole layer takes
     assert not amax_calls
     assert not state.history.any()
-    assert [kernel_of(work).extras for work in works] == [[], []]
+    assert [launch_of(work).extras for work in works] == [[], []]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

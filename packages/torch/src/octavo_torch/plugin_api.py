@@ -33,6 +33,10 @@ Specs in operators, whose schemas take text
     quantizer_from       the QuantizerSpec of that JSON
     plain_layout         the GroupedTensorSpec of a plain tensor, from that JSON, a shape and the number of groups
 
+Memory of what was computed before
+
+    Bounded              a dictionary that is emptied before it would exceed 1024 entries
+
 Operators and CUDA graphs
 
     Operators            defines custom operators of a namespace, which eager calls pass by
@@ -70,6 +74,7 @@ from octavo_torch.compiler.graphs import record as record_graph
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.status import status_word
 from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.memo import Bounded
 from octavo_torch.moe.gathers import MOVE_OPERATORS
 from octavo_torch.quantizers.extras import Extras
 from octavo_torch.scaling.delayed_state import OPERANDS, DelayedState
@@ -84,6 +89,7 @@ __all__ = [
     "OPERANDS",
     "PLANES",
     "WARMUP",
+    "Bounded",
     "DelayedState",
     "Extras",
     "GraphUnsafeError",

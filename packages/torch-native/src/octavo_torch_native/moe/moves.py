@@ -12,7 +12,7 @@ import octavo_native
 from octavo_torch.plugin_api import MOVE_OPERATORS
 from octavo_torch_native.arrays.launch import address, as_rows, submit
 from octavo_torch_native.quantizers import operators
-from octavo_torch_native.quantizers.kernel import DTYPE_NUMBERS
+from octavo_torch_native.quantizers.planes import DTYPE_NUMBERS
 
 
 def _route(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo_torch.plugin_api import GroupedTensor, quantizer_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
-from octavo_torch_native.backend import LAYOUTS
+from octavo_torch_native.layouts import LAYOUTS, layout_of
 from octavo_torch_native.quantizers import operators
 
 
@@ -33,16 +33,6 @@ class Dequantizer:
         return value
 
 
-def layout_of(spec: GroupedTensorSpec, direction: Direction) -> str:
-    """The layout of a plane; ValueError where it is another backend's."""
-    layout = spec.rowwise_layout if direction == "rowwise" else spec.columnwise_layout
-    if layout not in LAYOUTS[direction]:
-        raise ValueError(
-            f"{direction} data are in layout {layout!r}; torch-native reads {' and '.join(LAYOUTS[direction])}"
-        )
-    return layout
-
-
 def _same_bytes(spec: QuantizerSpec, direction: Direction) -> bool:
     """True where the plain and the native layout of a plane differ in name alone."""
     turned = spec.scaling == "block" and not spec.square
@@ -53,7 +43,7 @@ def converted(q: GroupedTensor, layouts: tuple[str, str]) -> GroupedTensor:
     """`q` in the (rowwise, columnwise) layouts; planes that have theirs already are shared with it."""
     spec = q.spec
     text = quantizer_text(spec.quantizer)
-    made: dict[str, Tensor] = {}
+    planes: dict[str, Tensor] = {}
     index: GroupIndex | None = None
     chosen = {}
     for (direction, known), layout in zip(LAYOUTS.items(), layouts, strict=True):
@@ -71,12 +61,13 @@ def converted(q: GroupedTensor, layouts: tuple[str, str]) -> GroupedTensor:
             codes, scale = operators.convert(
                 codes, scale, words, text, list(spec.shape), spec.groups, direction, layout
             )
-        made |= {direction: codes, f"{direction}_scale": scale}
+        planes |= {direction: codes, f"{direction}_scale": scale}
         if factor is not None:
-            made[f"{direction}_global"] = factor
+            planes[f"{direction}_global"] = factor
     into = GroupedTensorSpec(
         **{**dict(spec), "rowwise_layout": chosen["rowwise"], "columnwise_layout": chosen["columnwise"]}
     )
     if spec.quantizer.shares_codes and spec.orientation == "both" and set(chosen.values()) == {PLAIN}:
-        made |= {name.replace("rowwise", "columnwise"): made[name] for name in [*made] if name.startswith("rowwise")}
-    return GroupedTensor(into, q.group_sizes, **made)
+        rows = {name: plane for name, plane in planes.items() if name.startswith("rowwise")}
+        planes |= {name.replace("rowwise", "columnwise"): plane for name, plane in rows.items()}
+    return GroupedTensor(into, q.group_sizes, **planes)

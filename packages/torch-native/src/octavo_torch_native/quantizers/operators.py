@@ -13,14 +13,13 @@ from octavo.quantizer import Direction
 from octavo_native import layouts as native_layouts
 from octavo_torch.plugin_api import Operators, check_not_captured, plain_layout, status_word
 from octavo_torch_native.arrays.launch import address, submit
-from octavo_torch_native.quantizers.kernel import (
+from octavo_torch_native.quantizers.launches import QuantizeInputs, launch_of
+from octavo_torch_native.quantizers.planes import (
     DTYPE_NUMBERS,
     SCALE_DTYPE,
-    Frame,
     Shape,
     codes_dtype,
     geometry,
-    kernel_of,
     layout_number,
     plane_shapes,
     quantizer_of,
@@ -71,49 +70,49 @@ def _plan_fake(sizes: Tensor, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 plan = define("plan(Tensor sizes, SymInt rows, Tensor like) -> (Tensor, Tensor)", _plan, _plan_fake)
-"""The plan of `rows` rows on `like`'s device, and int64 sizes that fit into them: see rows.GroupIndex."""
+"""octavo_native's plan of `rows` rows on `like`'s device, and int64 sizes that fit into them: see GroupIndex."""
 
 
 # ---- quantize
 
 
-def _quantize(x: Tensor, plan: Tensor | None, groups: int, work: str, *rest: Any) -> list[Tensor]:
-    kernel = kernel_of(work)
-    frame = kernel.frame(x, groups)
+def _quantize(x: Tensor, plan: Tensor | None, groups: int, spec: str, *rest: Any) -> list[Tensor]:
+    launch = launch_of(spec)
+    shapes = launch.shapes(x, groups)
     device = x.device
-    outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in frame.outputs]
-    kernel.run(frame, outputs, x, plan, *rest)
+    outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes.outputs]
+    launch.run(shapes, outputs, QuantizeInputs(x, plan, *rest))
     return outputs
 
 
-def _quantize_fake(x: Tensor, plan: Tensor | None, groups: int, work: str, *_: Any) -> list[Tensor]:
-    frame: Frame = kernel_of(work).frame(x, groups)
-    return [x.new_empty(shape, dtype=dtype) for shape, dtype in frame.outputs]
+def _quantize_fake(x: Tensor, plan: Tensor | None, groups: int, spec: str, *_: Any) -> list[Tensor]:
+    return [x.new_empty(shape, dtype=dtype) for shape, dtype in launch_of(spec).shapes(x, groups).outputs]
 
 
-_INPUTS = "Tensor x, Tensor? plan, int groups, str work, Tensor? seed, SymInt group_offset, Tensor? scale"
+_INPUTS = "Tensor x, Tensor? plan, int groups, str spec, Tensor? seed, SymInt group_offset, Tensor? scale"
 
 quantize = define(
     f"quantize({_INPUTS}, Tensor? dy, Tensor? probs, Tensor? gamma, Tensor? beta) -> Tensor[]",
     _quantize,
     _quantize_fake,
 )
-"""The outputs of the Work of text `work`, in the order of its Kernel's fields and extras."""
+"""The outputs of the QuantizeSpec of text `spec`, in the order of its QuantizeLaunch's fields and extras."""
 
 
 def _quantize_into(
     x: Tensor,
     plan: Tensor | None,
     groups: int,
-    work: str,
+    spec: str,
     seed: Tensor | None,
     group_offset: int,
     scale: Tensor | None,
     unchanged: Tensor | None,
     out: list[Tensor],
 ) -> None:
-    kernel = kernel_of(work)
-    kernel.run(kernel.frame(x, groups), out, x, plan, seed, group_offset, scale, unchanged=unchanged)
+    launch = launch_of(spec)
+    inputs = QuantizeInputs(x, plan, seed, group_offset, scale, unchanged=unchanged)
+    launch.run(launch.shapes(x, groups), out, inputs)
 
 
 quantize_into = define(f"quantize_into({_INPUTS}, Tensor? unchanged, Tensor(a!)[] out) -> ()", _quantize_into)
@@ -191,8 +190,8 @@ def _convert(
     direction: Direction,
     to: str,
 ) -> tuple[Tensor, Tensor]:
-    made = _converted_shapes(quantizer, shape, groups, direction, to)
-    into_codes, into_scale = (torch.empty(size, dtype=dtype, device=codes.device) for size, dtype in made)
+    planes = _converted_shapes(quantizer, shape, groups, direction, to)
+    into_codes, into_scale = (torch.empty(size, dtype=dtype, device=codes.device) for size, dtype in planes)
     codes, scale = codes.contiguous(), scale.contiguous()
     arguments: dict[str, Any] = {
         "direction": octavo_native.DIRECTIONS[direction],
