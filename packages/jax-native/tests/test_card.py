@@ -105,4 +105,5 @@ def test_tiles_are_told_without_a_gpu(kind: str, gemm: Any) -> None:
     backend = NativeBackend()
     assert backend.kernels(replace(request, device="cpu", arch=None), 8192) == ()
     spec = QuantizerSpec(format="e4m3", scaling="block")
-    assert backend.kernels(replace(request, op="quantize", recipe=None, quantizer=spec), 8192) == ()
+    quantize = Request("quantize", "jax", "cuda", "bfloat16", "bfloat16", quantizer=spec, arch=(9, 0), k=4096, groups=8)
+    assert backend.kernels(quantize, 8192) == ()

@@ -14,7 +14,7 @@ import torch
 
 import octavo_registry
 from octavo import MXFP8, HighPrecision, Recipe
-from octavo_registry.contract.bound import Bound
+from octavo_registry.contract import OPERATIONS
 from octavo_registry.contract.cards import BackendCard, Capability, Op
 from octavo_registry.contract.hookspecs import hookimpl
 from octavo_registry.contract.request import Request
@@ -35,7 +35,7 @@ class NoOp:
         return (
             BackendCard(
                 name="noop",
-                api_level=4,
+                api_level=5,
                 capabilities=(Capability(ops=_OPS, recipes=kinds, framework="torch", device="cpu"),),
             ),
         )
@@ -48,7 +48,7 @@ class NoOp:
     def refuses(self, request: Request) -> None:
         """Nothing."""
 
-    def bind(self, request: Request) -> Bound:
+    def bind(self, request: Request) -> Any:
         """A function that returns at once."""
         result = self.result
 
@@ -60,7 +60,7 @@ class NoOp:
         ) -> Any:
             return result
 
-        return Bound(run=quantize if request.op == "quantize" else gemm)
+        return OPERATIONS[request.op].bound(quantize if request.op == "quantize" else gemm)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,7 +5,7 @@ Importing this package loads no plugin.
 
 from __future__ import annotations
 
-from octavo_registry.contract.backend import Backend, Refused
+from octavo_registry.contract.backend import Backend, KernelChoice, Refused
 from octavo_registry.contract.cards import (
     ALL_ACTIVATIONS,
     ALL_DTYPES,
@@ -24,7 +24,6 @@ from octavo_registry.contract.cards import (
 )
 from octavo_registry.contract.frameworks import PLANES, Device, Framework, LayerResult
 from octavo_registry.contract.hookspecs import API_LEVEL, HookSpecs, hookimpl
-from octavo_registry.contract.kernels import KernelChoice
 from octavo_registry.contract.plan import Decision, Plan, Verdict
 from octavo_registry.contract.request import (
     ActivationRequest,

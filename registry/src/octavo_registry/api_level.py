@@ -14,12 +14,11 @@ from typing import Any
 
 from octavo_registry.contract import fused, layer, quantize
 from octavo_registry.contract.arrays import Prepare, Prepared
-from octavo_registry.contract.backend import Backend
+from octavo_registry.contract.backend import Backend, KernelChoice
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import BackendCard, Op, QuantizerCard
 from octavo_registry.contract.frameworks import PLANES
 from octavo_registry.contract.hookspecs import API_LEVEL, HookSpecs
-from octavo_registry.contract.kernels import KernelChoice
 from octavo_registry.contract.operations import OPERATIONS
 from octavo_registry.contract.request import REQUESTS, Request
 

@@ -1,6 +1,6 @@
-"""The path of API level 4 to `octavo_registry.contract.kernels`."""
+"""The path of API level 4 to `octavo_registry.contract.backend`."""
 
 from octavo_registry.contract.backend import Backend as KernelModel
-from octavo_registry.contract.kernels import KernelChoice
+from octavo_registry.contract.backend import KernelChoice
 
 __all__ = ["KernelChoice", "KernelModel"]

@@ -11,7 +11,7 @@ from octavo import OctavoError, QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.presets import PRESETS
 from octavo.presets import recipe as core_recipe
-from octavo_registry.contract.kernels import KernelChoice
+from octavo_registry.contract.backend import KernelChoice
 from octavo_registry.contract.plan import Decision, Plan
 from octavo_registry.contract.request import GemmRequest, QuantizeRequest, Request
 from octavo_registry.discovery import loader

@@ -9,21 +9,26 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.plugin import EMULATED, EMULATED_RECIPES
-from octavo_registry.contract.backend import AnyBound, AnyBoundGemm, Backend, Refused
-from octavo_registry.contract.dequantize import BoundDequantize
-from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad
-from octavo_registry.contract.quantize import BoundQuantize
-from octavo_registry.contract.request import (
+from octavo_registry.contract import (
+    AnyBound,
+    AnyBoundGemm,
     AnyRequest,
+    Backend,
+    BoundDequantize,
+    BoundDgrad,
+    BoundFprop,
+    BoundQuantize,
+    BoundWgrad,
     DequantizeRequest,
     GemmRequest,
     MoveRequest,
     PlanesRequest,
     QuantizeRequest,
+    Refused,
 )
 
 if TYPE_CHECKING:
-    from octavo_registry.contract.kernels import KernelChoice
+    from octavo_registry.contract import KernelChoice
 
 LAYOUTS: dict[Direction, tuple[str, str]] = {"rowwise": (PLAIN, "rows"), "columnwise": (PLAIN, "panels")}
 """The layouts that a plane may have."""

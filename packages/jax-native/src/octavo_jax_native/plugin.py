@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.formats import DType
-from octavo_registry.contract.backend import Backend
-from octavo_registry.contract.cards import QUANTIZERS, BackendCard, Capability, Op, Weight
-from octavo_registry.contract.hookspecs import hookimpl
+from octavo_registry.contract import QUANTIZERS, Backend, BackendCard, Capability, Op, Weight, hookimpl
 
 NAME = "jax-native"
 

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from octavo.recipe_base import GEMMS
-from octavo_registry.contract.backend import AnyBound, Backend
-from octavo_registry.contract.quantize import BoundQuantize
-from octavo_registry.contract.request import AnyRequest, GemmRequest
+from octavo_registry.contract import AnyBound, AnyRequest, Backend, BoundQuantize, GemmRequest
 from octavo_torch.plugin_api import GraphUnsafeError, is_capturing, status_word
 from octavo_torch_native.backend import NativeBackend
 
 if TYPE_CHECKING:
-    from octavo_registry.contract.kernels import KernelChoice
+    from octavo_registry.contract import KernelChoice
 
 
 _SIZES_AT: Mapping[str, int] = {

@@ -9,14 +9,25 @@ from torch import Tensor
 
 import octavo_native
 from octavo.recipe_base import GEMMS
-from octavo_registry.contract.backend import AnyBound, AnyBoundFused, AnyBoundGemm, Backend
-from octavo_registry.contract.dequantize import BoundDequantize
-from octavo_registry.contract.fused import BoundActQuantize, BoundDactQuantize, BoundNormQuantize
-from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad
-from octavo_registry.contract.moves import AnyBoundMove, BoundCombineRows, BoundDotRows, BoundPermuteRows, BoundRoute
-from octavo_registry.contract.quantize import BoundQuantize
-from octavo_registry.contract.request import (
+from octavo_registry.contract import (
+    AnyBound,
+    AnyBoundFused,
+    AnyBoundGemm,
+    AnyBoundMove,
     AnyRequest,
+    Backend,
+    BoundActQuantize,
+    BoundCombineRows,
+    BoundDactQuantize,
+    BoundDequantize,
+    BoundDgrad,
+    BoundDotRows,
+    BoundFprop,
+    BoundNormQuantize,
+    BoundPermuteRows,
+    BoundQuantize,
+    BoundRoute,
+    BoundWgrad,
     DequantizeRequest,
     FusedRequest,
     GemmRequest,
@@ -29,7 +40,7 @@ from octavo_torch.plugin_api import DTYPES, GroupedTensor, status_word
 from octavo_torch_native.layouts import LAYOUTS
 
 if TYPE_CHECKING:
-    from octavo_registry.contract.kernels import KernelChoice
+    from octavo_registry.contract import KernelChoice
 
 ABI_LEVEL = 1
 """The level of octavo-native's calls that this package makes."""
@@ -96,7 +107,7 @@ class NativeBackend(Backend):
         if request.device != "cuda" or request.op not in GEMMS or k is None or n is None or groups is None:
             return ()
         from octavo_native.gemms import gemm_choices, gemm_named
-        from octavo_registry.contract.kernels import KernelChoice
+        from octavo_registry.contract import KernelChoice
         from octavo_torch_native.gemm.spec import gemm_spec
 
         spec = gemm_spec(request)

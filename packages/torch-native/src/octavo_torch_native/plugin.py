@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
-from octavo_registry.contract.cards import ALL_DTYPES, MOVES, Accumulation, BackendCard, Capability, Op
-from octavo_registry.contract.hookspecs import hookimpl
+from octavo_registry.contract import ALL_DTYPES, MOVES, Accumulation, BackendCard, Capability, Op, hookimpl
 from octavo_torch_native.layouts import PANELS, ROWS
 
 if TYPE_CHECKING:
-    from octavo_registry.contract.backend import Backend
+    from octavo_registry.contract import Backend
 
 NAME = "torch-native"
 

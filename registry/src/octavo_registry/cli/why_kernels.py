@@ -9,7 +9,7 @@ from typing import Any
 import octavo_registry
 from octavo import NoBackendError
 from octavo_registry.cli.output import print_line, print_table
-from octavo_registry.contract.kernels import KernelChoice
+from octavo_registry.contract.backend import KernelChoice
 from octavo_registry.contract.request import GemmRequest
 
 _HEADER = ("kernel", "tiles", "waves", "filled", "predicted us", "chosen")

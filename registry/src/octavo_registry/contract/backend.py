@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from octavo import OctavoError
 from octavo_registry.contract.dequantize import AnyBoundDequantize
 from octavo_registry.contract.fused import AnyBoundActQuantize, AnyBoundDactQuantize, AnyBoundNormQuantize
 from octavo_registry.contract.gemm import AnyBoundDgrad, AnyBoundFprop, AnyBoundWgrad
-from octavo_registry.contract.kernels import KernelChoice
 from octavo_registry.contract.moves import AnyBoundMove
 from octavo_registry.contract.quantize import AnyBoundQuantize
 from octavo_registry.contract.request import AnyRequest, GemmRequest
@@ -20,6 +20,26 @@ AnyBound: TypeAlias = AnyBoundGemm | AnyBoundQuantize | AnyBoundDequantize | Any
 
 class Refused(OctavoError):
     """A backend cannot serve a request that its card admits; the message is a sentence with both values."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """One way in which a backend could compute a GEMM, and what its model expects of it.
+
+    name          of the kernel or tile, for people
+    tiles         output tiles that are computed, partly filled ones included
+    waves         tiles that each processor of the device computes one after another
+    filled        part of the computed outputs that the result has, 0 to 1
+    microseconds  expected time
+    chosen        True for the one that runs
+    """
+
+    name: str
+    tiles: int
+    waves: float
+    filled: float
+    microseconds: float
+    chosen: bool
 
 
 class Backend(Protocol):

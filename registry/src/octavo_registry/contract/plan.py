@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal
 
@@ -11,8 +11,7 @@ from typing_extensions import TypeVar  # of typing from Python 3.13 on
 from octavo_registry.contract.arrays import Prepare
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import Capability
-from octavo_registry.contract.request import Request
-from octavo_registry.contract.words import describe_request, table
+from octavo_registry.contract.request import Request, describe_request
 
 Verdict = Literal["chosen", "eligible", "refused", "broken"]
 
@@ -29,6 +28,19 @@ class Decision:
     version: str
     verdict: Verdict
     reason: str
+
+
+def table(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
+    """Rows in aligned columns; the last column is left as long as it is."""
+    cells = [tuple(row) for row in rows]
+    if not cells:
+        return ""
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]) - 1)]
+    lines = []
+    for row in cells:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append((indent + "  ".join([*padded, row[-1]])).rstrip())
+    return "\n".join(lines)
 
 
 def decision_table(decisions: Iterable[Decision]) -> str:

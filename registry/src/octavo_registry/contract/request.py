@@ -12,6 +12,7 @@ from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_registry.contract.cards import MOVES, Activated, Activation, Move, Norm, Op, Weight
+from octavo_registry.contract.weights import WEIGHT_SHAPES
 
 Layouts: TypeAlias = tuple[str, str]
 """The layouts of a (rowwise, columnwise) plane."""
@@ -58,6 +59,9 @@ class Request(metaclass=_OfItsOperation):
     classes add fields; of a request that has no such field the properties here give the value that narrows nothing,
     and `Request` takes that value, too.
 
+    op          the operation
+    framework   the front end whose arrays it is about
+    device      their kind: "cpu", "cuda"
     in_dtype    dtype of the unquantized operand
     out_dtype   of the result
     arch        compute capability of a CUDA device, (9, 0) for Hopper; None elsewhere
@@ -211,7 +215,10 @@ class DequantizeRequest(PlanesRequest):
 
 @dataclass(frozen=True, slots=True)
 class ActivationRequest(PlanesRequest):
-    """For "act_quantize" or "dact_quantize"; `k` is the columns of what is quantized."""
+    """For "act_quantize" or "dact_quantize"; `k` is the columns of what is quantized.
+
+    activation  the function whose result, or whose gradient, is quantized
+    """
 
     ops: ClassVar[frozenset[Op]] = frozenset({"act_quantize", "dact_quantize"})
 
@@ -221,7 +228,10 @@ class ActivationRequest(PlanesRequest):
 
 @dataclass(frozen=True, slots=True)
 class NormRequest(PlanesRequest):
-    """For "norm_quantize"."""
+    """For "norm_quantize".
+
+    norm  the normalization whose result is quantized
+    """
 
     ops: ClassVar[frozenset[Op]] = frozenset({"norm_quantize"})
 
@@ -250,3 +260,25 @@ REQUESTS: Mapping[Op, type[Request]] = MappingProxyType(
     }
 )
 """The class of each operation's requests."""
+
+
+def sm(arch: tuple[int, int]) -> str:
+    """CUDA's name of a compute capability: (9, 0) is sm_90."""
+    return f"sm_{arch[0]}{arch[1]}"
+
+
+def describe_request(request: Request) -> str:
+    """`fprop in mxfp8 for torch on cuda (sm_90)`, with what else narrows the choice."""
+    function = request.activation or request.norm
+    op = f"{request.op} of {function}" if function else request.op
+    words = f"{op} in {request.kind} for {request.framework} on {request.device}"
+    if request.arch is not None:
+        words += f" ({sm(request.arch)})"
+    extras = []
+    if request.op in GEMMS and request.weight != "nk":
+        extras.append(f"w as {WEIGHT_SHAPES[request.weight]}")
+    if request.quantizer is not None:
+        extras.append(f"{request.quantizer.role} {request.quantizer.orientation}")
+    if request.graph_safe:
+        extras.append("graph-safe")
+    return f"{words}, {', '.join(extras)}" if extras else words

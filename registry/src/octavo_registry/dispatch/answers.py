@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from octavo import OctavoError
-from octavo_registry.contract.backend import Backend, Refused
+from octavo_registry.contract.backend import Backend, KernelChoice, Refused
 from octavo_registry.contract.bound import Bound
-from octavo_registry.contract.kernels import KernelChoice
 from octavo_registry.contract.operations import OPERATIONS
 from octavo_registry.contract.request import AnyRequest, GemmRequest, Request
 from octavo_registry.discovery.guard import Fault, guard

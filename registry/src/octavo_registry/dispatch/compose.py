@@ -11,9 +11,8 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_registry.contract.bound import Bound
-from octavo_registry.contract.request import GemmRequest, Request
+from octavo_registry.contract.request import GemmRequest, Request, describe_request
 from octavo_registry.contract.weights import as_it_lies, readers
-from octavo_registry.contract.words import describe_request
 from octavo_registry.dispatch.candidates import Candidates
 from octavo_registry.dispatch.layer_requests import (
     OWN_DTYPES,

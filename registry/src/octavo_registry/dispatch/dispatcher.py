@@ -10,13 +10,11 @@ from typing import Any
 import pluggy
 
 from octavo import NoBackendError, Recipe
-from octavo_registry.contract.backend import Backend, Refused
+from octavo_registry.contract.backend import Backend, KernelChoice, Refused
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import QUANTIZERS
-from octavo_registry.contract.kernels import KernelChoice
 from octavo_registry.contract.plan import Decision, Plan
-from octavo_registry.contract.request import GemmRequest, Request
-from octavo_registry.contract.words import describe_request
+from octavo_registry.contract.request import GemmRequest, Request, describe_request
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.loader import Plugin, call
 from octavo_registry.discovery.names import RESERVED

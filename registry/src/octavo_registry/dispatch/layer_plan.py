@@ -9,11 +9,10 @@ from octavo import Recipe
 from octavo_registry.contract.backend import AnyBoundGemm
 from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.gemm import AnyBoundDgrad, AnyBoundFprop, AnyBoundWgrad
-from octavo_registry.contract.plan import Plan
+from octavo_registry.contract.plan import Plan, table
 from octavo_registry.contract.quantize import AnyBoundQuantize
-from octavo_registry.contract.request import GemmRequest, QuantizeRequest
+from octavo_registry.contract.request import GemmRequest, QuantizeRequest, sm
 from octavo_registry.contract.weights import WEIGHT_SHAPES
-from octavo_registry.contract.words import sm, table
 
 QuantizePlan: TypeAlias = Plan[QuantizeRequest, AnyBoundQuantize]
 GemmPlan: TypeAlias = Plan[GemmRequest, AnyBoundGemm]

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from octavo.recipe_base import GEMMS
 from octavo_registry.contract.cards import QUANTIZERS, Arch, BackendCard, Capability
-from octavo_registry.contract.request import Request
+from octavo_registry.contract.request import Request, sm
 from octavo_registry.contract.weights import WEIGHT_SHAPES
-from octavo_registry.contract.words import sm
 
 Rows = Sequence[Capability]
 

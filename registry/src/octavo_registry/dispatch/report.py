@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from octavo_registry.contract.plan import Decision, decision_table
-from octavo_registry.contract.request import Request
-from octavo_registry.contract.words import describe_request
+from octavo_registry.contract.request import Request, describe_request
 from octavo_registry.discovery.names import FRONT_ENDS
 from octavo_registry.discovery.records import BackendRecord
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from octavo_registry.contract.backend import AnyBound, Backend
+from octavo_registry.contract.backend import AnyBound, Backend, KernelChoice
 from octavo_registry.contract.cards import QUANTIZERS, Op
-from octavo_registry.contract.kernels import KernelChoice
 from octavo_registry.contract.operations import OPERATIONS
 from octavo_registry.contract.quantize import BoundQuantize
 from octavo_registry.contract.request import AnyRequest, GemmRequest

@@ -19,9 +19,7 @@ from octavo_jax_native.arrays.tensors import checked_plane
 from octavo_jax_native.ffi import arguments
 from octavo_jax_native.gemm.call import GemmCall, cuda_refusal, sums_fast
 from octavo_jax_native.gemm.forms import Form, form_of
-from octavo_registry.contract.cards import Weight
-from octavo_registry.contract.request import GemmRequest
-from octavo_registry.contract.weights import WEIGHT_SHAPES
+from octavo_registry.contract import WEIGHT_SHAPES, GemmRequest, Weight
 
 GemmOperand = GroupedTensor | Array
 Arrays = dict[str, Array]

@@ -15,8 +15,7 @@ from octavo_jax_native.ffi.calls import make_plan
 from octavo_jax_native.gemm.call import GemmCall
 from octavo_jax_native.gemm.checks import Arrays, GemmOperand, Wanted, call_of, checked_bias, checked_out, planes_of
 from octavo_jax_native.quantizers.converting import native_plane
-from octavo_registry.contract.gemm import Dgrad, Fprop, Wgrad
-from octavo_registry.contract.request import GemmRequest
+from octavo_registry.contract import Dgrad, Fprop, GemmRequest, Wgrad
 
 Specs = tuple[GroupedTensorSpec | None, GroupedTensorSpec | None]
 

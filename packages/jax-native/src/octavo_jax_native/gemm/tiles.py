@@ -7,8 +7,7 @@ from octavo.recipe_base import GEMMS
 from octavo_jax_native.gemm.call import GemmCall, sums_fast
 from octavo_jax_native.gemm.forms import form_of
 from octavo_native.gemms import gemm_choices
-from octavo_registry.contract.kernels import KernelChoice
-from octavo_registry.contract.request import GemmRequest
+from octavo_registry.contract import GemmRequest, KernelChoice
 
 
 def kernel_choices(request: GemmRequest, rows: int) -> tuple[KernelChoice, ...]:

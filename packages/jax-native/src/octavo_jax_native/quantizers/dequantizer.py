@@ -14,7 +14,7 @@ from octavo_jax_native.arrays.planes import Extent, array
 from octavo_jax_native.arrays.tensors import checked_plane, layout_of
 from octavo_jax_native.ffi import arguments
 from octavo_jax_native.ffi.calls import dequantize_call, make_plan
-from octavo_registry.contract.dequantize import Dequantize
+from octavo_registry.contract import Dequantize
 
 
 def bind_dequantize(out_dtype: DType) -> Dequantize[GroupedTensor, Array]:

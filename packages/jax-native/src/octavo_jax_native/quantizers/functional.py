@@ -26,7 +26,7 @@ from octavo_jax.quantizers.functional import check_group_offset, check_scale
 from octavo_jax_native.arrays.planes import array, tensor_of
 from octavo_jax_native.ffi import arguments, targets
 from octavo_jax_native.quantizers.quantizer import planes_of, tensor_spec
-from octavo_registry.contract.cards import Activation, Norm
+from octavo_registry.contract import Activation, Norm
 
 Layouts = tuple[str, str]
 

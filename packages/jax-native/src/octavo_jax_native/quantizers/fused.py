@@ -9,8 +9,14 @@ from jax import Array
 from octavo_jax import GroupedTensor
 from octavo_jax.functions.composed import BoundFused, Extras
 from octavo_jax_native.quantizers.functional import act_quantize, dact_quantize, norm_quantize
-from octavo_registry.contract.fused import BoundActQuantize, BoundDactQuantize, BoundNormQuantize, Wanted
-from octavo_registry.contract.request import FusedRequest, NormRequest
+from octavo_registry.contract import (
+    BoundActQuantize,
+    BoundDactQuantize,
+    BoundNormQuantize,
+    FusedRequest,
+    NormRequest,
+    Wanted,
+)
 
 
 def bind_fused(request: FusedRequest) -> BoundFused:

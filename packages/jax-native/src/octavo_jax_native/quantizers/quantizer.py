@@ -17,7 +17,7 @@ from octavo_jax_native.arrays.planes import Extent, array, calls_for, plane_resu
 from octavo_jax_native.ffi import arguments, targets
 from octavo_jax_native.ffi.calls import QuantizeCall, make_plan
 from octavo_jax_native.quantizers.primitive import quantize_call
-from octavo_registry.contract.quantize import Quantize, QuantizeWithAmax
+from octavo_registry.contract import Quantize, QuantizeWithAmax
 
 
 def tensor_spec(
@@ -136,7 +136,9 @@ def bind_quantize(
         operand: Operand | None = None,
         group_offset: int | Array = 0,
         scale: Array | None = None,
+        out: None = None,
     ) -> GroupedTensor:
+        arguments.check_out(out)
         return made(x, group_sizes, seed, operand, group_offset, scale, ())[0]
 
     def with_amax(

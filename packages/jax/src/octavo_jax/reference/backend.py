@@ -54,7 +54,9 @@ def bind_quantize(spec: QuantizerSpec) -> Quantize[Array, GroupedTensor]:
         operand: Operand | None = None,
         group_offset: int | Array = 0,
         scale: Array | None = None,
+        out: None = None,
     ) -> GroupedTensor:
+        _no_out(out)
         words = seed_words(seed) if spec.stochastic and seed is not None else None
         return quantize(x, group_sizes, seed=words, operand=operand, group_offset=group_offset, scale=scale)
 

@@ -188,6 +188,7 @@ def _native(spec: GroupedTensorSpec, planes: Planes, index: GroupIndex, directio
     words = index.words if spec.ragged_axis == 0 else None
     _, to = LAYOUTS[direction]
     text = quantizer_text(spec.quantizer)
+    assert scale is not None  # of quantized operands there are always some
     codes, scale = operators.convert(codes, scale, words, text, list(spec.shape), spec.groups, direction, to)
     return codes, scale, factor
 

@@ -11,7 +11,7 @@ from octavo.formats import DType, Format
 from octavo.quantizer import Scaling
 from octavo.recipe_base import Gemm
 from octavo_native.gemms import OPERANDS_OF_GEMM, names_of
-from octavo_registry.contract.request import GemmRequest
+from octavo_registry.contract import GemmRequest
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
-from octavo_registry.contract.plan import Plan
-from octavo_registry.contract.request import GemmRequest, QuantizeRequest
+from octavo_registry.contract import GemmRequest, Plan, QuantizeRequest
 from octavo_torch.plugin_api import DTYPES, Bounded, DelayedState, check_not_captured, seed_tensor, status_word
 from octavo_torch_native.arrays.launch import PIECE, aligned, run, workspace
 from octavo_torch_native.gemm.launches import gemm_launch_of

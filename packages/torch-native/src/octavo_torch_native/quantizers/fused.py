@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from octavo import QuantizerSpec
-from octavo_registry.contract.cards import Activation, Norm
+from octavo_registry.contract import Activation, Norm
 from octavo_torch.plugin_api import Bounded, Extras, GroupedTensor, seed_tensor
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.quantizers import operators

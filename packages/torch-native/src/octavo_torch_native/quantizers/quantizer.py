@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from octavo import QuantizerSpec
@@ -17,7 +15,14 @@ from octavo_torch_native.quantizers.dequantizer import converted
 from octavo_torch_native.quantizers.launches import QuantizeLaunch, QuantizeShapes, launch_of
 from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
 
+_Arguments = tuple[Tensor, Tensor | None, int, str, Tensor | None, int, Tensor | None]
+"""The first arguments of both operators: x, plan, groups, spec, seed, group_offset, scale."""
+
 _OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
+
+
+Inputs = tuple[Tensor, Tensor | None, int, str, Tensor | None, int, Tensor | None]
+"""The first arguments of the operators that quantize."""
 
 
 class Quantizer:
@@ -107,13 +112,13 @@ class Quantizer:
         seed: Tensor | int | None,
         group_offset: int,
         scale: Tensor | None,
-    ) -> tuple[tuple[Any, ...], QuantizeShapes, Tensor | None]:
+    ) -> tuple[_Arguments, QuantizeShapes, Tensor | None]:
         """The operator's arguments, the shapes and int64 sizes."""
-        plan = group_index_of(x.shape, group_sizes, x)
-        if plan is None:
+        index = group_index_of(x.shape, group_sizes, x)
+        if index is None:
             groups, words, sizes = x.shape[0], None, None
         else:
-            groups, words, sizes = plan.groups, plan.words, plan.group_sizes
+            groups, words, sizes = index.groups, index.words, index.group_sizes
         key = seed_tensor(seed, x.device) if self._stochastic else None
         inputs = (x, words, groups, text, key, group_offset, scale)
         return inputs, launch.shapes(x, groups), sizes

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
@@ -12,30 +11,41 @@ import octavo_registry as registry
 from octavo import QuantizerSpec, Recipe
 from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
-from octavo_registry.contract.layer import WholeLayer
+from octavo_registry.contract.arrays import Prepare
+from octavo_registry.contract.gemm import Dgrad, Fprop, Wgrad
+from octavo_registry.contract.layer import DelayedScales, WholeLayer
+from octavo_registry.contract.quantize import Quantize, QuantizeWithAmax
 from octavo_registry.contract.request import GemmRequest
 from octavo_registry.dispatch.layer_plan import GemmPlan, QuantizePlan
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.memo import Bounded
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
-Run = Callable[..., Any]
 Names = str | Sequence[str] | None
+Matrix = Tensor | GroupedTensor
+"""An operand of a GEMM: a quantized one, or a plain tensor where its slot is high precision."""
+
+FpropFunction = Fprop[Tensor, Matrix]
+DgradFunction = Dgrad[Tensor, Matrix]
+WgradFunction = Wgrad[Tensor, Matrix]
+QuantizeFunction = Quantize[Tensor, GroupedTensor]
+PrepareFunction = Prepare[Tensor]
 
 
 class Layer:
-    """What one call of a grouped linear runs, for one dtype, device, weight shape and set of wanted gradients.
+    """What one call of a grouped linear runs, for one dtype, device, weight shape and set of needed gradients.
 
     token       the registry's state when it was resolved
-    wants_more  a seed or a state has to come with each call
-    graph_safe  only plans that a CUDA graph may hold were asked for
-    quantize_*  bound quantizers making just the planes that the wanted GEMMs read; None: that operand stays as it is
+    needs_more  each call has to come with a seed or a state
+    graph_safe  every plan is one that a CUDA graph may hold
+    quantize_*  bound quantizers of exactly the planes that the GEMMs read; None: that operand stays as it is
     quantizers  the plans of those, by operand
-    with_amax   those operands' quantizers that return the groups' amax beside the codes, where the backend has one
+    with_amax   the quantizers that also return the amax of each group, by operand, where the backend has them
     whole       the two passes as one call each, where one backend serves the whole layer and offers them
     """
 
@@ -51,6 +61,7 @@ class Layer:
         "groups",
         "need_dw",
         "need_dx",
+        "needs_more",
         "needs_seed",
         "on_cpu",
         "plan",
@@ -68,7 +79,6 @@ class Layer:
         "stochastic_forward",
         "token",
         "w_layouts",
-        "wants_more",
         "weight_shape",
         "wgrad",
         "whole",
@@ -113,9 +123,9 @@ class Layer:
         )
         plan = self.plan = registry.plan_layer(request, backend=backend, wgrad_dtype=recipe.wgrad_dtype or name)
         self.row_dtype = DTYPES[request.out_dtype]
-        self.fprop: Run = plan.fprop.run
-        self.dgrad: Run | None = plan.dgrad.run if need_dx and plan.dgrad else None
-        self.wgrad: Run | None = plan.wgrad.run if need_dw and plan.wgrad else None
+        self.fprop: FpropFunction = plan.fprop.run
+        self.dgrad: DgradFunction | None = plan.dgrad.run if need_dx and plan.dgrad else None
+        self.wgrad: WgradFunction | None = plan.wgrad.run if need_dw and plan.wgrad else None
         self.w_layouts = _read_layouts(plan.quantize_w)
         self.x_layouts = plan.quantize_x.request.layouts if plan.quantize_x else None
         self.quantized_fprop, self.quantized_dgrad = recipe.quantizes("fprop"), recipe.quantizes("dgrad")
@@ -128,7 +138,7 @@ class Layer:
         }
         self.quantizers = {name: part for name, part in parts.items() if part}
         self.quantize_x, self.quantize_w, self.quantize_dy = (self._run(operand) for operand in OPERANDS)
-        self.with_amax = {
+        self.with_amax: dict[Operand, QuantizeWithAmax[Tensor, GroupedTensor]] = {
             name: part.bound.with_amax for name, part in self.quantizers.items() if part.bound.with_amax is not None
         }
         read_sizes = (
@@ -136,33 +146,33 @@ class Layer:
         )  # fmt: skip
         prepares = [part.prepare for part in read_sizes if part is not None]
         # sizes that one backend prepared are nothing to another
-        self.prepare: Run | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
+        self.prepare: PrepareFunction | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
         self.stochastic_forward = any(
             part is not None and part.request.quantizer.stochastic for part in (plan.quantize_x, plan.quantize_w)
         )
         self.needs_seed = self.stochastic_forward or (self.quantize_dy is not None and recipe.stochastic)
-        self.wants_more = self.needs_seed or self.stateful
+        self.needs_more = self.needs_seed or self.stateful
         self.whole = self._whole()
 
-    def _run(self, operand: Operand) -> Run | None:
+    def _run(self, operand: Operand) -> QuantizeFunction | None:
         plan = self.quantizers.get(operand)
         return None if plan is None else plan.run
 
-    def _whole(self) -> WholeLayer[Tensor, Any] | None:
+    def _whole(self) -> WholeLayer[Tensor, DelayedScales[Tensor]] | None:
         fprop, dgrad, wgrad = self.plan.fprop, self.plan.dgrad, self.plan.wgrad
         gemms: dict[Gemm, GemmPlan | None] = {
             "fprop": fprop,
             "dgrad": dgrad if self.need_dx else None,
             "wgrad": wgrad if self.need_dw else None,
         }
-        wanted = {gemm: plan for gemm, plan in gemms.items() if plan is not None}
-        if {plan.backend for plan in (*wanted.values(), *self.quantizers.values())} != {fprop.backend}:
+        needed = {gemm: plan for gemm, plan in gemms.items() if plan is not None}
+        if {plan.backend for plan in (*needed.values(), *self.quantizers.values())} != {fprop.backend}:
             return None
         make = fprop.bound.whole_layer
-        return None if make is None else make(wanted, self.quantizers)
+        return None if make is None else make(needed, self.quantizers)
 
     def _quantizer(self, plan: QuantizePlan | None, row: bool, column: bool) -> QuantizePlan | None:
-        """`plan` for fewer planes where fewer are read: codes that nobody reads are not made."""
+        """`plan` for fewer planes where fewer are read: codes that nobody reads are not computed."""
         if plan is None or not (row or column):
             return None
         spec = plan.request.quantizer
@@ -174,12 +184,12 @@ class Layer:
 
 
 def _read_layouts(plan: QuantizePlan | None) -> tuple[str | None, str | None] | None:
-    """The layouts that a quantizer's plan makes, None for a plane that it does not."""
+    """The layouts of the planes that a quantizer's plan computes, None for the others."""
     if plan is None:
         return None
     row, column = plan.request.layouts
-    made = plan.request.quantizer.directions
-    return row if "rowwise" in made else None, column if "columnwise" in made else None
+    directions = plan.request.quantizer.directions
+    return row if "rowwise" in directions else None, column if "columnwise" in directions else None
 
 
 LayerKey = tuple[int, bool, bool, bool]
@@ -189,7 +199,7 @@ Layers = Bounded[LayerKey, Layer]
 """The layers that one caller used last. The caller checks the layer's fields: these are not part of the key."""
 
 _state_token = registry.state_token
-_layers: Bounded[tuple[Any, ...], Layer] = Bounded()
+_layers: Bounded[tuple[object, ...], Layer] = Bounded()
 
 
 def layer_for(
@@ -202,7 +212,7 @@ def layer_for(
     backend: str | tuple[str, ...] | None,
     graph_safe: bool = False,
 ) -> Layer:
-    """The resolved layer for operands that fit together, kept by the recipe's identity: a recipe does not change."""
+    """The resolved layer for operands that fit together, found by the recipe's identity: a recipe does not change."""
     dtype, shape = x.dtype, w.shape
     key = (id(recipe), dtype, shape, at_host, need_dx, need_dw, backend, graph_safe)
     layer = _layers.get(key)

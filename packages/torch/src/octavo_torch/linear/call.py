@@ -24,7 +24,7 @@ WholePasses: TypeAlias = WholeLayer[Tensor, DelayedState]
 
 @dataclass(slots=True, eq=False)
 class Options:
-    """What the caller of a layer, or of an MLP, says beside its operands. The public functions document each.
+    """What the caller of a layer, or of an MLP, says in addition to its operands. The public functions document each.
 
     record   whether delayed scaling records the amax of this call; modules record while they train
     """
@@ -46,16 +46,16 @@ class Options:
 
 @dataclass(slots=True, eq=False)
 class Call(Options):
-    """One call of one layer: its options, and what is found out about it before its forward runs.
+    """One call of one layer: its options, and what `apply` resolves before the forward runs.
 
     layers    where the caller's layers are remembered; None: with those of all functional calls
     layer     the resolved layer
-    sizes     int [G], or what `layer.prepare` made of them
+    sizes     int [G], or what `layer.prepare` returned for them
     x_codes   the codes of an x that was quantized before the call
     w_codes   the codes of a weight that was quantized before the call
     target    where the weight's gradient goes; None: to autograd
     whole     the layer's passes, of a call that runs whole
-    context   what the whole forward left for the backward beside tensors
+    context   what the whole forward passes to the backward in addition to tensors
     """
 
     state: DelayedState | None = None

@@ -64,7 +64,7 @@ def _explain(x: Tensor, w1: Tensor, w2: Tensor, activation: Activation) -> None:
 
 
 def check_mlp(call: MlpCall, plan: MlpPlan, operands: Operands) -> None:
-    """The arguments beside x and the weights fit them and the recipe."""
+    """The arguments other than x and the weights fit these and the recipe."""
     x, _, _, probs, bias1, bias2, bias2_scales = operands
     rows, groups = x.shape[0], plan.fc1.groups
     if probs is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo import QuantizerSpec
-from octavo_registry.contract.cards import Activation, Norm
+from octavo_registry.contract import Activation, Norm
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arithmetic import operations
 from octavo_torch.arrays.checks import backend_names
@@ -197,6 +197,7 @@ def _called(
         rows = returned.activated
         if rows is None:
             rows = run(*arrays, wanted=("activated",), **how)[1].activated
+            assert rows is not None  # what is wanted is returned
         extras.amax = operations.group_amax_of(rows, arrays[-1])
     if "dequantized" in names and extras.dequantized is None:
         extras.dequantized = dequantize(q, dtype=torch.bfloat16)

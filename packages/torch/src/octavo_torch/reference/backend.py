@@ -91,13 +91,12 @@ def _operand(value: GroupedTensor | Tensor, direction: Direction) -> Tensor:
 
 def _row_sizes(rows: GroupedTensor | Tensor, group_sizes: Tensor) -> Tensor:
     """Bounded sizes of the ragged operand. A quantized one may come from another backend, which has bounded nothing."""
-    like: Tensor | None = (
-        rows if isinstance(rows, Tensor) else rows.columnwise if rows.rowwise is None else rows.rowwise
-    )
-    if isinstance(rows, GroupedTensor) and rows.group_sizes is not None:
-        group_sizes = rows.group_sizes
-    sizes: Tensor = operations.bound_sizes(group_sizes, rows.shape[0], like)
-    return sizes
+    if isinstance(rows, Tensor):
+        return operations.bound_sizes(group_sizes, rows.shape[0], rows)
+    plane = rows.columnwise if rows.rowwise is None else rows.rowwise
+    assert plane is not None  # a GroupedTensor has one
+    sizes = group_sizes if rows.group_sizes is None else rows.group_sizes
+    return operations.bound_sizes(sizes, rows.shape[0], plane)
 
 
 def _into(out: Tensor | None, result: Tensor) -> Tensor:
