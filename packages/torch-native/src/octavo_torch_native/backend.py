@@ -37,7 +37,7 @@ from octavo_registry.contract import (
     QuantizeRequest,
 )
 from octavo_torch.plugin_api import DTYPES, GroupedTensor, status_word
-from octavo_torch_native.layouts import LAYOUTS
+from octavo_torch_native.arrays.layouts import LAYOUTS
 
 if TYPE_CHECKING:
     from octavo_registry.contract import KernelChoice
@@ -62,7 +62,7 @@ class NativeBackend(Backend):
             )
         if request.op == "route" and request.device == "cuda" and (request.groups or 1) > _ROUTED_GROUPS:
             return (
-                f"groups is {request.groups}, and its cuda kernel, which counts the choices once a group, is slower "
+                f"groups is {request.groups}, and its cuda kernel, which counts the choices once per group, is slower "
                 f"than a sort past {_ROUTED_GROUPS}"
             )
         if request.device == "cuda":

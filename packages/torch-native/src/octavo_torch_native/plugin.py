@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo_registry.contract import ALL_DTYPES, MOVES, Accumulation, BackendCard, Capability, Op, hookimpl
-from octavo_torch_native.layouts import PANELS, ROWS
+from octavo_torch_native.arrays.layouts import PANELS, ROWS
 
 if TYPE_CHECKING:
     from octavo_registry.contract import Backend

@@ -23,6 +23,7 @@ from octavo_torch import (
     norm_quantize,
     quantize,
 )
+from octavo_torch_native.arrays import operators as array_operators
 from octavo_torch_native.plugin import NAME
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.launches import launch_of
@@ -154,7 +155,7 @@ def test_fake_kernels(name: str, layouts: tuple[str, str], rng: np.random.Genera
     """Shapes, dtypes and strides of every output before it is made (fault 46)."""
     space, spec = torch.ops.octavo_torch_native, RAGGED[name]
     x = torch.randn(70, 64)
-    words, sizes = operators.plan(SIZES, 70, x)
+    words, sizes = array_operators.plan(SIZES, 70, x)
     launched = QuantizeSpec(spec, "dy", layouts, "activation", "swiglu", amax=True, dequantized=True, activated=True)
     work = spec_text(launched)
     seed = torch.tensor(3) if spec.stochastic else None
@@ -178,7 +179,7 @@ def test_fake_kernels_of_the_rest(rng: np.random.Generator) -> None:
     space, x = torch.ops.octavo_torch_native, torch.randn(70, 64)
     check(space.plan, SIZES, 70, x, schema=True)
     check(space.plan, SIZES.int(), 70, x, schema=True)
-    words, _ = operators.plan(SIZES, 70, x)
+    words, _ = array_operators.plan(SIZES, 70, x)
     gradient = spec_text(QuantizeSpec(SPEC, "dy", prologue="activation_grad", activation="geglu", dbias=True))
     check(space.quantize, x, words, 3, gradient, None, 0, None, torch.randn(70, 32), torch.rand(70), None, None)
     norm = spec_text(QuantizeSpec(SPEC, "x", prologue="norm", norm="layer", epsilon=1e-5))

@@ -17,6 +17,7 @@ from octavo_torch import DelayedState, GroupedLinear, grouped_linear, grouped_mm
 from octavo_torch.arithmetic import operations as reference_ops
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.grouped import apply
+from octavo_torch_native.arrays import operators as array_operators
 from octavo_torch_native.backend import NativeBackend
 from octavo_torch_native.plugin import CARD
 from octavo_torch_native.quantizers import operators
@@ -383,8 +384,10 @@ def test_compiled_amax(rng: np.random.Generator, fresh_compiler: None) -> None:
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of rows of each plan that is launched from here on."""
     made: list[int] = []
-    real = operators.plan
-    monkeypatch.setattr(operators, "plan", lambda sizes, rows, like: (made.append(rows), real(sizes, rows, like))[1])
+    real = array_operators.plan
+    monkeypatch.setattr(
+        array_operators, "plan", lambda sizes, rows, like: (made.append(rows), real(sizes, rows, like))[1]
+    )
     return made
 
 

@@ -104,7 +104,7 @@ def test_operators_pass_opcheck(rng: np.random.Generator) -> None:
 
 
 def test_many_groups_are_left_to_a_sort() -> None:
-    """A GPU's route reads the choices once a group: past 1 024 torch's operations take over, for the reason told."""
+    """A GPU's route reads the choices once per group: past 1 024 torch's operations take over, for the reason told."""
     request = Request(
         op="route",
         framework="torch",

@@ -16,9 +16,9 @@ from octavo.recipe_base import Gemm
 from octavo_native.gemms import OPERANDS_OF_GEMM
 from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, Bounded, GroupedTensor, dtype_text, quantizer_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
+from octavo_torch_native.arrays.layouts import LAYOUTS, layout_of
 from octavo_torch_native.gemm import operators as gemm_operators
 from octavo_torch_native.gemm.spec import GemmSpec, gemm_text, quantized_gemm
-from octavo_torch_native.layouts import LAYOUTS, layout_of
 from octavo_torch_native.quantizers import operators
 
 GroupSizes = Tensor | GroupIndex

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo_torch_native.arrays.operators import define
 from octavo_torch_native.gemm.launches import GemmOperands, gemm_launch_of
-from octavo_torch_native.quantizers.operators import define
 
 _INPUTS = (
     "Tensor left, Tensor? left_scales, Tensor? left_global, Tensor right, Tensor? right_scales, Tensor? right_global,"

@@ -14,12 +14,12 @@ from octavo.recipe_base import Gemm
 from octavo_registry.contract import GemmRequest, Plan, QuantizeRequest
 from octavo_torch.plugin_api import DTYPES, Bounded, DelayedState, check_not_captured, seed_tensor, status_word
 from octavo_torch_native.arrays.launch import PIECE, aligned, run, workspace
+from octavo_torch_native.arrays.layouts import LAYOUTS
+from octavo_torch_native.arrays.operators import ROW_START
 from octavo_torch_native.gemm.launches import gemm_launch_of
 from octavo_torch_native.gemm.spec import gemm_spec, gemm_text
-from octavo_torch_native.layouts import LAYOUTS
 from octavo_torch_native.linear.recording import LayerKernels, LayerRecording
 from octavo_torch_native.quantizers.launches import launch_of
-from octavo_torch_native.quantizers.operators import ROW_START
 from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
 
 _INT64, _UINT8 = torch.int64, torch.uint8

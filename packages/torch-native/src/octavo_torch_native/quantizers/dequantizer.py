@@ -10,7 +10,7 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo_torch.plugin_api import GroupedTensor, quantizer_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
-from octavo_torch_native.layouts import LAYOUTS, layout_of
+from octavo_torch_native.arrays.layouts import LAYOUTS, layout_of
 from octavo_torch_native.quantizers import operators
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict, Unpack
+
 from torch import Tensor
 
 from octavo import QuantizerSpec
@@ -17,6 +19,16 @@ from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
 
 _Arguments = tuple[Tensor, Tensor | None, int, str, Tensor | None, int, Tensor | None]
 """The first arguments of both operators: x, plan, groups, spec, seed, group_offset, scale."""
+
+
+class Rounding(TypedDict, total=False):
+    """How codes are rounded: keywords of octavo_registry.contract.quantize.QuantizeInto."""
+
+    seed: Tensor | int | None
+    operand: Operand | None
+    group_offset: int
+    scale: Tensor | None
+
 
 _OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
@@ -83,14 +95,12 @@ class Quantizer:
         out: GroupedTensor,
         amax: Tensor | None = None,
         unchanged: Tensor | None = None,
-        seed: Tensor | int | None = None,
-        operand: str | None = None,
-        group_offset: int = 0,
-        scale: Tensor | None = None,
+        **rounding: Unpack[Rounding],
     ) -> None:
         """The same, written into the planes of `out`, and x's amax into `amax`, unless `unchanged` is not 0."""
-        text, launch = (self._by_operand if amax is None else self._with_amax)[operand]
-        inputs, shapes, sizes = self._launch(text, launch, x, group_sizes, seed, group_offset, scale)
+        text, launch = (self._by_operand if amax is None else self._with_amax)[rounding.get("operand")]
+        seed, offset, scale = rounding.get("seed"), rounding.get("group_offset", 0), rounding.get("scale")
+        inputs, shapes, sizes = self._launch(text, launch, x, group_sizes, seed, offset, scale)
         planes = planes_of(out, launch, shapes, x.device)
         operators.quantize_into(*inputs, unchanged, planes if amax is None else [*planes, amax])
         write_sizes(out, sizes)
