@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import octavo_native
-from octavo.grouped_tensor import PLAIN
-from octavo.quantizer import Direction
 from octavo_jax_native.ffi import targets
-from octavo_jax_native.plugin import EMULATED, EMULATED_RECIPES
+from octavo_native import support
 from octavo_registry.contract import (
     AnyBound,
     AnyBoundGemm,
@@ -30,9 +28,6 @@ from octavo_registry.contract import (
 if TYPE_CHECKING:
     from octavo_registry.contract import KernelChoice
 
-LAYOUTS: dict[Direction, tuple[str, str]] = {"rowwise": (PLAIN, "rows"), "columnwise": (PLAIN, "panels")}
-"""The layouts that a plane may have."""
-
 
 class NativeBackend(Backend):
     """Serves what its card admits, where octavo-native has kernels for the device.
@@ -50,25 +45,14 @@ class NativeBackend(Backend):
         whose sides or dtypes the CUDA kernels do not take."""
         if self._unfit is not None:
             return self._unfit
-        if request.device == "cuda" and not octavo_native.HAS_CUDA:
-            return (
-                "this octavo-native was built without CUDA kernels; install a build with them, or build it where "
-                "nvcc is found (octavo doctor shows what was built)"
-            )
-        if request.device == "cuda" and isinstance(request, GemmRequest):
-            from octavo_jax_native.gemm.call import cuda_refusal
-
-            if request.other_dtype not in (None, request.in_dtype):
-                first, other = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("x", "dy")}[request.op]
-                return (
-                    f"its CUDA kernels multiply unquantized operands of one dtype, {first} is {request.in_dtype} and "
-                    f"{other} {request.other_dtype}"
-                )
-            return cuda_refusal(None if _quantized(request) else request.in_dtype, request.n, request.k)
+        cuda = request.device == "cuda"
+        if refusal := support.build_refusal(cuda, octavo_native.HAS_CUDA):
+            return refusal
+        if cuda and isinstance(request, GemmRequest):
+            dtypes = None if _quantized(request) else (request.in_dtype, request.other_dtype)
+            return support.gemm_refusal(request.op, cuda=True, k=request.k, n=request.n, dtypes=dtypes)
         if isinstance(request, PlanesRequest):
-            for (direction, known), layout in zip(LAYOUTS.items(), request.layouts, strict=True):
-                if direction in request.quantizer.directions and layout not in known:
-                    return f"its {direction} data have layout {' or '.join(known)}, {layout} was asked for"
+            return support.layout_refusal(request.quantizer.directions, request.layouts)
         return None
 
     def bind(self, request: AnyRequest) -> AnyBound:
@@ -101,9 +85,9 @@ class NativeBackend(Backend):
 def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     from octavo_jax_native.gemm.gemm import bind_dgrad, bind_fprop, bind_wgrad
 
-    emulated = request.device == "cuda" and request.kind in EMULATED_RECIPES
+    emulated = request.device == "cuda" and request.kind in support.EMULATED_RECIPES
     layouts = _layouts(request) if _quantized(request) else {}
-    note = f"emulated: {EMULATED}" if emulated else ""
+    note = f"emulated: {support.EMULATED_ON_CUDA}" if emulated else ""
     if request.op == "fprop":
         return BoundFprop(bind_fprop(request), layouts=layouts, note=note)
     if request.op == "dgrad":

@@ -77,7 +77,7 @@ def make_plan(group_sizes: Array, rows: int) -> Array:
 class QuantizeCall:
     """One quantize call but for its arrays; hashable, so that jaxprs compare by it.
 
-    operands   names of the operands in their order, as in native/lib/bindings/ffi_quantize.cpp; x among them
+    operands   names of the operands in their order, as in native/lib/bindings/ffi/quantize.cpp; x among them
     dtype      of x
     extent     of x, before the prologue
     results    name, shape and dtype of each result in its order
@@ -172,7 +172,7 @@ def dequantize_call(
     layout: str,
     extent: Extent,
 ) -> Array:
-    """One dequantize call; operands by name as in native/lib/bindings/ffi_dequantize.cpp."""
+    """One dequantize call; operands by name as in native/lib/bindings/ffi/dequantize.cpp."""
     attributes = {
         "operands": ",".join(operands),
         "format": octavo_native.FORMATS[spec.format],
@@ -200,7 +200,7 @@ def convert_call(
     layout: str,
     extent: Extent,
 ) -> list[Array]:
-    """Codes and scales of one plane in `layout`, from the other one, as in native/lib/bindings/ffi_convert.cpp."""
+    """Codes and scales of one plane in `layout`, from the other one, as in native/lib/bindings/ffi/convert.cpp."""
     attributes = {
         "operands": ",".join(operands),
         "results": ",".join(results),

@@ -14,9 +14,10 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
 from octavo_native.gemms import OPERANDS_OF_GEMM
+from octavo_native.layouts import LAYOUTS_OF_DIRECTION
 from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, Bounded, GroupedTensor, dtype_text, quantizer_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
-from octavo_torch_native.arrays.layouts import LAYOUTS, layout_of
+from octavo_torch_native.arrays.layouts import layout_of
 from octavo_torch_native.gemm import operators as gemm_operators
 from octavo_torch_native.gemm.spec import GemmSpec, gemm_text, quantized_gemm
 from octavo_torch_native.quantizers import operators
@@ -186,7 +187,7 @@ def _native(spec: GroupedTensorSpec, planes: Planes, index: GroupIndex, directio
     """Plain planes in the native layout. Stacked matrices have no sizes, and no plan."""
     codes, scale, factor = planes
     words = index.words if spec.ragged_axis == 0 else None
-    _, to = LAYOUTS[direction]
+    _, to = LAYOUTS_OF_DIRECTION[direction]
     text = quantizer_text(spec.quantizer)
     assert scale is not None  # of quantized operands there are always some
     codes, scale = operators.convert(codes, scale, words, text, list(spec.shape), spec.groups, direction, to)

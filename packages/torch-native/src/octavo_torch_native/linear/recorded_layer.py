@@ -11,10 +11,10 @@ from torch import Tensor
 
 from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
+from octavo_native.layouts import LAYOUTS_OF_DIRECTION
 from octavo_registry.contract import GemmRequest, Plan, QuantizeRequest
 from octavo_torch.plugin_api import DTYPES, Bounded, DelayedState, check_not_captured, seed_tensor, status_word
 from octavo_torch_native.arrays.launch import PIECE, aligned, run, workspace
-from octavo_torch_native.arrays.layouts import LAYOUTS
 from octavo_torch_native.arrays.operators import ROW_START
 from octavo_torch_native.gemm.launches import gemm_launch_of
 from octavo_torch_native.gemm.spec import gemm_spec, gemm_text
@@ -36,7 +36,7 @@ def whole_layer(
         return None
     for plan in quantizers.values():
         spec = plan.request.quantizer
-        for (direction, (_, native)), layout in zip(LAYOUTS.items(), plan.request.layouts, strict=True):
+        for (direction, (_, native)), layout in zip(LAYOUTS_OF_DIRECTION.items(), plan.request.layouts, strict=True):
             if direction in spec.directions and layout != native:
                 return None
     return RecordedLayer(gemms, quantizers)

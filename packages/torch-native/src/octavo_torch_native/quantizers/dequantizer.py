@@ -8,9 +8,10 @@ from torch import Tensor
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
+from octavo_native.layouts import LAYOUTS_OF_DIRECTION
 from octavo_torch.plugin_api import GroupedTensor, quantizer_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
-from octavo_torch_native.arrays.layouts import LAYOUTS, layout_of
+from octavo_torch_native.arrays.layouts import layout_of
 from octavo_torch_native.quantizers import operators
 
 
@@ -46,7 +47,7 @@ def converted(q: GroupedTensor, layouts: tuple[str, str]) -> GroupedTensor:
     planes: dict[str, Tensor] = {}
     index: GroupIndex | None = None
     chosen = {}
-    for (direction, known), layout in zip(LAYOUTS.items(), layouts, strict=True):
+    for (direction, known), layout in zip(LAYOUTS_OF_DIRECTION.items(), layouts, strict=True):
         if direction not in spec.quantizer.directions:
             chosen[direction] = PLAIN
             continue
