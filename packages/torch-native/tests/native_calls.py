@@ -23,8 +23,8 @@ from octavo_torch_native.arrays.group_index import group_index_of
 from octavo_torch_native.plugin import NAME
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.buffers import check_buffer, planes_of, write_sizes
-from octavo_torch_native.quantizers.kernel import kernel_of
-from octavo_torch_native.quantizers.work import Work, text_of
+from octavo_torch_native.quantizers.launches import launch_of
+from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
 
 PLAIN_LAYOUTS = (PLAIN, PLAIN)
 
@@ -81,22 +81,22 @@ def _launched(
     scale: Tensor | None = None,
     unchanged: Tensor | None = None,
 ) -> Quantized:
-    text = text_of(Work(spec, operand or spec.role, layouts, **dict.fromkeys(extras, True)))
-    kernel = kernel_of(text)
+    text = spec_text(QuantizeSpec(spec, operand or spec.role, layouts, **dict.fromkeys(extras, True)))
+    launch = launch_of(text)
     if isinstance(group_sizes, list | np.ndarray):
         group_sizes = torch.from_numpy(np.asarray(group_sizes, np.int64))
     index = group_index_of(x.shape, group_sizes, x)
     groups, words, sizes = (x.shape[0], None, None) if index is None else (index.groups, index.words, index.group_sizes)
     key = seed_tensor(seed, x.device) if spec.stochastic else None
     inputs = (x, words, groups, text, key, group_offset, scale)
-    frame = kernel.frame(x, groups)
+    shapes = launch.shapes(x, groups)
     if out is None:
         outputs = operators.quantize(*inputs, None, None, None, None)
         made = dict(zip(extras, outputs[len(outputs) - len(extras) :], strict=True))
-        return Quantized(kernel.tensor(frame, sizes, outputs), **made)
+        return Quantized(launch.tensor(shapes, sizes, outputs), **made)
     codes = out.codes if isinstance(out, Quantized) else out
-    outputs = planes_of(codes, kernel, frame, x.device)
-    for name, (shape, dtype) in zip(extras, frame.outputs[len(outputs) :], strict=True):
+    outputs = planes_of(codes, launch, shapes, x.device)
+    for name, (shape, dtype) in zip(extras, shapes.outputs[len(outputs) :], strict=True):
         outputs.append(check_buffer(f"out.{name}", getattr(out, name, None), shape, dtype, x.device))
     operators.quantize_into(*inputs, unchanged, outputs)
     write_sizes(codes, sizes)

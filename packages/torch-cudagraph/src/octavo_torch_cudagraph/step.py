@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo_torch import update_scales
-from octavo_torch.plugin_api import WARMUP
+from octavo_torch.plugin_api import WARMUP, update_scales
 from octavo_torch_cudagraph.graphed import Graphed, capture
 from octavo_torch_cudagraph.held import Held, Named, held_by
 from octavo_torch_cudagraph.restoring import state_of

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo import Recipe
-from octavo_torch import DelayedState, QuantizedWeight, quantize_weight
-from octavo_torch.plugin_api import leaves_of
+from octavo_torch.plugin_api import DelayedState, QuantizedWeight, leaves_of, quantize_weight
 
 
 class StaticWeight:

@@ -99,12 +99,12 @@ class NativeBackend(Backend):
             return ()
         from octavo_native.gemms import gemm_choices, gemm_named
         from octavo_registry.contract import KernelChoice
-        from octavo_torch_native.gemm.product import product_of
+        from octavo_torch_native.gemm.spec import gemm_spec
 
-        product = product_of(request)
+        spec = gemm_spec(request)
         here = torch.cuda.get_device_properties() if torch.cuda.is_available() else None
         sms = _SMS_OF_AN_H100 if here is None else here.multi_processor_count
-        choices = gemm_choices(gemm_named(**vars(product)), rows=rows, n=n, k=k, groups=groups, sms=sms)
+        choices = gemm_choices(gemm_named(**vars(spec)), rows=rows, n=n, k=k, groups=groups, sms=sms)
         return tuple(
             KernelChoice(choice.name, choice.tiles, choice.waves, choice.filled, choice.microseconds, choice.chosen)
             for choice in choices
@@ -118,12 +118,12 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     from octavo_native.gemms import LAYOUTS_OF_GEMM
     from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.gemm.gemm import Dgrad, Fprop, Wgrad
-    from octavo_torch_native.gemm.product import product_of
-    from octavo_torch_native.linear.whole import whole_layer
+    from octavo_torch_native.gemm.spec import gemm_spec
+    from octavo_torch_native.linear.recorded_layer import whole_layer
 
-    product = product_of(request)
-    layouts = LAYOUTS_OF_GEMM[request.op] if product.scaling else {}
-    dtype, fast = request.out_dtype, product.fast_accumulation
+    spec = gemm_spec(request)
+    layouts = LAYOUTS_OF_GEMM[request.op] if spec.scaling else {}
+    dtype, fast = request.out_dtype, spec.fast_accumulation
     if request.op == "fprop":
         run = Fprop(dtype, fast_accumulation=fast)
         return BoundFprop(run, layouts=layouts, prepare=index_groups, whole_layer=whole_layer)
@@ -174,17 +174,17 @@ def _bind_move(request: MoveRequest) -> AnyBoundMove:
 def _gemm_refusal(request: GemmRequest) -> str | None:
     """What octavo_native refuses of the GEMM."""
     from octavo_native.gemms import gemm_named
-    from octavo_torch_native.gemm.product import product_of
+    from octavo_torch_native.gemm.spec import gemm_spec
 
     cuda = request.device == "cuda"
-    product = product_of(request)
-    dtypes = None if product.scaling else (request.in_dtype, request.other_dtype)
+    spec = gemm_spec(request)
+    dtypes = None if spec.scaling else (request.in_dtype, request.other_dtype)
     if refusal := support.gemm_refusal(request.op, cuda=cuda, k=request.k, n=request.n, dtypes=dtypes):
         return refusal
     step = support.CUDA_MULTIPLE if cuda else 1
     sides = {"rows": 1, "n": request.n or step, "k": request.k or step, "groups": request.groups or 1}
     try:
-        gemm_named(**vars(product)).workspace_bytes(cuda=cuda, **sides)
+        gemm_named(**vars(spec)).workspace_bytes(cuda=cuda, **sides)
     except ValueError as error:
         return str(error)
     return None

@@ -17,9 +17,11 @@ from octavo import MXFP8, NVFP4, BlockScaling, CurrentScaling, HighPrecision, Re
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_conformance.cards.variants import MORE_RECIPES, RECIPES
 from octavo_conformance.problems.operands import RUN_ORDER
+from octavo_torch.plugin_api import Bounded
+from octavo_torch_native.arrays import operators as array_operators
 from octavo_torch_native.backend import NativeBackend
 from octavo_torch_native.gemm import gemm as gemms
-from octavo_torch_native.gemm import product as products
+from octavo_torch_native.gemm import launches
 from octavo_torch_native.quantizers import operators
 
 M, K, N, G = SHAPE
@@ -216,7 +218,7 @@ def test_one_index_for_a_step(gemm: Gemm, name: str, rng: np.random.Generator, m
     expected = run(gemm, recipe, operands, layer.sizes)
     plan = native.plan(layer.sizes, M)
     run_one = bound(gemm, recipe)
-    monkeypatch.setattr(operators, "plan", lambda *_: pytest.fail("an index was computed"))
+    monkeypatch.setattr(array_operators, "plan", lambda *_: pytest.fail("an index was computed"))
     same(run_one(*operands, plan), expected)
     monkeypatch.undo()
     with pytest.raises(ValueError, match=f"a GroupIndex of {M + 1} rows on cpu and the operand has {M} rows"):
@@ -298,8 +300,7 @@ def test_native_operands_are_not_converted(rng: np.random.Generator, monkeypatch
 
 def test_many_shapes_are_not_all_kept(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept for a shape or a pair of specs is bounded (fault 52)."""
-    monkeypatch.setattr(products, "_MOST_FRAMES", 16)
-    monkeypatch.setattr(gemms, "_MOST_PAIRS", 16)
+    monkeypatch.setattr(Bounded, "limit", 16)
     recipe, w = MXFP8(), torch.randn(1, 16, 16)
     codes = native.quantize(w, recipe.quantizer("w")).codes  # type: ignore[arg-type]
     fprop = gemms.Fprop("float16")
@@ -309,4 +310,4 @@ def test_many_shapes_are_not_all_kept(rng: np.random.Generator, monkeypatch: pyt
         fprop(native.quantize(x, recipe.quantizer("x")).codes, codes, sizes)  # type: ignore[arg-type]
     assert 0 < len(fprop._pairs) <= 16
     texts = [*fprop._texts.values(), *(pair.text for pair in fprop._pairs.values())]
-    assert all(0 < len(products.multiplier_of(text)._frames) <= 16 for text in texts)
+    assert all(0 < len(launches.gemm_launch_of(text)._shapes) <= 16 for text in texts)

@@ -194,10 +194,10 @@ def test_gemms_keep_nothing(name: str) -> None:
 def test_shapes_that_never_repeat_are_not_all_kept() -> None:
     """A router gives another number of rows each step; what is kept for a shape is bounded (fault 52)."""
     run = Quantizer(RAGGED["mxfp8.e4m3"])
-    kernel = run._by_operand[None][1]
+    launch = run._by_operand[None][1]
     for rows in range(1, 2500):
-        kernel.frame(torch.empty(rows, 32, device="meta"), 1)
-    assert len(kernel._frames) <= 1024
+        launch.shapes(torch.empty(rows, 32, device="meta"), 1)
+    assert len(launch._shapes) <= 1024
 
 
 def test_eight_threads(rng: np.random.Generator) -> None:

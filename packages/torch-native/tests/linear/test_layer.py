@@ -17,10 +17,11 @@ from octavo_torch import DelayedState, GroupedLinear, grouped_linear, grouped_mm
 from octavo_torch.arithmetic import operators as reference_ops
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.grouped import apply
+from octavo_torch_native.arrays import operators as array_operators
 from octavo_torch_native.backend import NativeBackend
 from octavo_torch_native.plugin import CARD
 from octavo_torch_native.quantizers import operators
-from octavo_torch_native.quantizers.kernel import kernel_of
+from octavo_torch_native.quantizers.launches import launch_of
 
 BACKEND = "torch-native"
 SPLIT = [33, 0, 1, 70, 16]
@@ -314,7 +315,7 @@ def test_no_amax_where_nothing_is_recorded(
     apply(x, w, layer.sizes, None, None, buffered)  # which no whole layer takes
     assert not amax_calls
     assert not state.history.any()
-    assert [kernel_of(work).extras for work in works] == [[], []]
+    assert [launch_of(work).extras for work in works] == [[], []]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -383,8 +384,10 @@ def test_compiled_amax(rng: np.random.Generator, fresh_compiler: None) -> None:
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of rows of each plan that is launched from here on."""
     made: list[int] = []
-    real = operators.plan
-    monkeypatch.setattr(operators, "plan", lambda sizes, rows, like: (made.append(rows), real(sizes, rows, like))[1])
+    real = array_operators.plan
+    monkeypatch.setattr(
+        array_operators, "plan", lambda sizes, rows, like: (made.append(rows), real(sizes, rows, like))[1]
+    )
     return made
 
 

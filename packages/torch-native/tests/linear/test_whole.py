@@ -15,8 +15,8 @@ from torch import Tensor
 
 from octavo import PRESETS, BlockScaling, DelayedScaling, Recipe
 from octavo_torch import DelayedState, GroupedLinear, grouped_linear
-from octavo_torch_native.linear import whole
-from octavo_torch_native.linear.whole import WholeLayer
+from octavo_torch_native.linear import recorded_layer
+from octavo_torch_native.linear.recorded_layer import RecordedLayer
 
 M, K, N, G = 150, 144, 80, 5
 SPLIT = [33, 0, 1, 70, 16]
@@ -70,8 +70,10 @@ OPTIONS = {
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The launches of each sequence that runs from here on."""
     seen: list[int] = []
-    real = whole.run
-    monkeypatch.setattr(whole, "run", lambda sequence, *rest: (seen.append(len(sequence)), real(sequence, *rest))[1])
+    real = recorded_layer.run
+    monkeypatch.setattr(
+        recorded_layer, "run", lambda sequence, *rest: (seen.append(len(sequence)), real(sequence, *rest))[1]
+    )
     return seen
 
 
@@ -146,8 +148,8 @@ def test_shapes_that_never_repeat_are_not_all_kept() -> None:
     for rows in range(1, 1200):
         layer(torch.zeros(rows, 16, dtype=torch.bfloat16), [rows])
     made = next(iter(layer._layers.values())).whole
-    assert isinstance(made, WholeLayer)
-    assert len(made._passes) <= 1024
+    assert isinstance(made, RecordedLayer)
+    assert len(made._recordings) <= 1024
 
 
 def test_a_tensor_that_left_a_transform(rng: np.random.Generator, runs: list[int]) -> None:

@@ -10,12 +10,13 @@ Values
     DelayedState         the amax history and scales of delayed scaling
     OPERANDS             the operands in the order of a DelayedState's rows: "x", "w", "dy"
     Extras               what a fused quantizer returns beside codes and scales
-    RecipeModule         the base of GroupedLinear and GroupedMLP
+    QuantizedWeight      a weight's codes with the weight that they were made of; quantize_weight makes them
+    RecipeModule         the base of GroupedLinear and GroupedMLP; update_scales ends a step of those in a model
 
 Dtypes
 
     DTYPES               the torch dtype of each high-precision dtype that a request can name
-    DTYPE_NAMES          the inverse: the name of each of those dtypes
+    DTYPE_NAMES          the name of each of these torch dtypes
     FP8_DTYPE            the torch dtype of E4M3 and of E5M2 codes; E2M1 codes are uint8
     dtype_text           a dtype as error messages print it: "bfloat16" without torch's prefix
 
@@ -32,6 +33,10 @@ Specs in operators, whose schemas take text
     quantizer_text       a QuantizerSpec as JSON, computed once per object
     quantizer_from       the QuantizerSpec of that JSON
     plain_layout         the GroupedTensorSpec of a plain tensor, from that JSON, a shape and the number of groups
+
+Memory of what was computed before
+
+    Bounded              a dictionary that is emptied before it would exceed 1024 entries
 
 Operators and CUDA graphs
 
@@ -70,10 +75,13 @@ from octavo_torch.compiler.graphs import record as record_graph
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.status import status_word
 from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.linear.quantized_operands import quantize_weight
+from octavo_torch.linear.weights import QuantizedWeight
+from octavo_torch.memo import Bounded
 from octavo_torch.moe.gathers import MOVE_OPERATORS
 from octavo_torch.quantizers.extras import Extras
 from octavo_torch.scaling.delayed_state import OPERANDS, DelayedState
-from octavo_torch.scaling.recipe_module import RecipeModule
+from octavo_torch.scaling.recipe_module import RecipeModule, update_scales
 from octavo_torch.scaling.seeds import seed_tensor
 
 __all__ = [
@@ -84,11 +92,13 @@ __all__ = [
     "OPERANDS",
     "PLANES",
     "WARMUP",
+    "Bounded",
     "DelayedState",
     "Extras",
     "GraphUnsafeError",
     "GroupedTensor",
     "Operators",
+    "QuantizedWeight",
     "RecipeModule",
     "check_not_captured",
     "dtype_text",
@@ -99,10 +109,12 @@ __all__ = [
     "is_plain",
     "leaves_of",
     "plain_layout",
+    "quantize_weight",
     "quantizer_from",
     "quantizer_text",
     "record_graph",
     "row_strides",
     "seed_tensor",
     "status_word",
+    "update_scales",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo_torch_native.quantizers import operators
+from octavo_torch_native.arrays import operators
 
 
 @dataclass(eq=False, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,21 +15,19 @@ from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
 from octavo_native.gemms import OPERANDS_OF_GEMM
 from octavo_native.layouts import LAYOUTS_OF_DIRECTION
-from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, GroupedTensor, dtype_text, quantizer_text
+from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, Bounded, GroupedTensor, dtype_text, quantizer_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
-from octavo_torch_native.gemm import operators as gemm_ops
-from octavo_torch_native.gemm.product import Product, product_text, quantized_product
+from octavo_torch_native.arrays.layouts import layout_of
+from octavo_torch_native.gemm import operators as gemm_operators
+from octavo_torch_native.gemm.spec import GemmSpec, gemm_text, quantized_gemm
 from octavo_torch_native.quantizers import operators
-from octavo_torch_native.quantizers.dequantizer import layout_of
 
 GroupSizes = Tensor | GroupIndex
 Planes = tuple[Tensor, Tensor | None, Tensor | None]
 
-_MOST_PAIRS = 1024
 
-
-class _Pair:
-    """What a GEMM of two operands of these specs is: its product's text, its sides, the planes that are plain.
+class _OperandPair:
+    """What a GEMM of two operands of these specs is: its spec's text, its sides, the planes that are plain.
 
     Holds the specs, by whose identity it is found: comparing or hashing one costs more than a launch.
     """
@@ -55,13 +54,13 @@ class GroupedGemm:
         self.left, self.right = OPERANDS_OF_GEMM[self.gemm]
         self._dtype = DTYPES[dtype]
         self._fast = fast_accumulation
-        self._pairs: dict[tuple[int, int, torch.dtype, bool], _Pair] = {}
-        self._texts: dict[tuple[torch.dtype, torch.dtype, bool], str] = {}
+        self._pairs: Bounded[tuple[int, int, torch.dtype, bool], _OperandPair] = Bounded()
+        self._texts: Bounded[tuple[torch.dtype, torch.dtype, bool], str] = Bounded()
 
     def _run(
         self,
-        left: Any,
-        right: Any,
+        left: GroupedTensor | Tensor,
+        right: GroupedTensor | Tensor,
         group_sizes: GroupSizes,
         out: Tensor | None,
         accumulate: bool = False,
@@ -69,7 +68,7 @@ class GroupedGemm:
         bias_scales: Tensor | None = None,
     ) -> Tensor:
         dtype = self._dtype if out is None else out.dtype
-        plan: GroupIndex | None
+        index: GroupIndex | None
         if isinstance(left, GroupedTensor) and isinstance(right, GroupedTensor):
             pair = self._pairs.get((id(left.spec), id(right.spec), dtype, accumulate))
             if pair is None:
@@ -78,19 +77,19 @@ class GroupedGemm:
             a: Planes = left.plane(self.direction[0])
             b: Planes = right.plane(self.direction[1])
             sizes = group_sizes if type(group_sizes) is GroupIndex else left.group_sizes
-            plan = group_index_of((rows, 0), sizes, a[0])
-            assert plan is not None
+            index = group_index_of((rows, 0), sizes, a[0])
+            assert index is not None
             if pair.convert_left:
-                a = _native(left.spec, a, plan, self.direction[0])
+                a = _native(left.spec, a, index, self.direction[0])
             if pair.convert_right:
-                b = _native(right.spec, b, plan, self.direction[1])
+                b = _native(right.spec, b, index, self.direction[1])
         elif isinstance(left, Tensor) and isinstance(right, Tensor):
             if left.dtype is not right.dtype:
                 left, right = self._same_dtype(left, right)
             text = self._texts.get((left.dtype, dtype, accumulate)) or self._new_text(left.dtype, dtype, accumulate)
-            plan = group_index_of((left.shape[0], 0), group_sizes, left)
-            assert plan is not None
-            groups = plan.groups
+            index = group_index_of((left.shape[0], 0), group_sizes, left)
+            assert index is not None
+            groups = index.groups
             rows, n, k = self._sides(left.shape, right.shape, groups)
             a, b = (left, None, None), (right, None, None)
         else:
@@ -98,48 +97,44 @@ class GroupedGemm:
                 f"{self.left} is a {type(left).__name__} and {self.right} a {type(right).__name__}; "
                 "give two GroupedTensors or two tensors"
             )
-        inputs = (*a, *b, plan.words, bias, bias_scales, text, rows, n, k, groups)
+        inputs = (*a, *b, index.words, bias, bias_scales, text, rows, n, k, groups)
         if out is None:
-            result: Tensor = gemm_ops.gemm(*inputs)
+            result: Tensor = gemm_operators.gemm(*inputs)
             return result
         self._check_out(out, rows, n, k, groups, a[0])
-        gemm_ops.gemm_into(*inputs, out)
+        gemm_operators.gemm_into(*inputs, out)
         return out
 
     # ---- what is worked out once
 
     def _new_pair(
         self, left: GroupedTensorSpec, right: GroupedTensorSpec, dtype: torch.dtype, accumulate: bool
-    ) -> _Pair:
+    ) -> _OperandPair:
         self._check_quantizers(left, right)
-        product = quantized_product(
-            self.gemm, left.quantizer, right.quantizer, self._out_name(dtype), self._fast, accumulate
-        )
+        spec = quantized_gemm(self.gemm, left.quantizer, right.quantizer, self._out_name(dtype), self._fast, accumulate)
         sides = (*self._sides(left.shape, right.shape, left.groups), left.groups)
-        pair = _Pair((left, right), product_text(product), sides)
+        pair = _OperandPair((left, right), gemm_text(spec), sides)
         pair.convert_left = layout_of(left, self.direction[0]) == PLAIN
         pair.convert_right = layout_of(right, self.direction[1]) == PLAIN
-        if len(self._pairs) >= _MOST_PAIRS:
-            self._pairs.clear()
         self._pairs[id(left), id(right), dtype, accumulate] = pair
         return pair
 
     def _new_text(self, dtype: torch.dtype, out_dtype: torch.dtype, accumulate: bool) -> str:
         if dtype not in DTYPE_NAMES:
             raise ValueError(f"{self.left} has dtype {dtype_text(dtype)}; give bfloat16, float16 or float32")
-        product = Product(
+        spec = GemmSpec(
             gemm=self.gemm, dtype=DTYPE_NAMES[dtype], out_dtype=self._out_name(out_dtype), accumulate=accumulate
         )
-        text = self._texts[dtype, out_dtype, accumulate] = product_text(product)
+        text = self._texts[dtype, out_dtype, accumulate] = gemm_text(spec)
         return text
 
-    def _sides(self, left: Any, right: Any, groups: int) -> tuple[int, int, int]:
+    def _sides(self, left: Sequence[int], right: Sequence[int], groups: int) -> tuple[int, int, int]:
         """rows, n and k; ValueError where the operands' shapes do not go together."""
         raise NotImplementedError
 
     # ---- what does not fit
 
-    def _misfit(self, left: Any, right: Any, groups: int) -> ValueError:
+    def _misfit(self, left: Sequence[int], right: Sequence[int], groups: int) -> ValueError:
         needed = {"fprop": "x [M, K], w [G, N, K]", "dgrad": "dy [M, N], w [G, N, K]", "wgrad": "x [M, K], dy [M, N]"}
         return ValueError(
             f"{self.left} has shape {list(left)}, {self.right} {list(right)} and there are {groups} group sizes; "
@@ -188,12 +183,13 @@ class GroupedGemm:
         return left.to(dtype), right.to(dtype)
 
 
-def _native(spec: GroupedTensorSpec, planes: Any, plan: GroupIndex, direction: Direction) -> Planes:
+def _native(spec: GroupedTensorSpec, planes: Planes, index: GroupIndex, direction: Direction) -> Planes:
     """Plain planes in the native layout. Stacked matrices have no sizes, and no plan."""
     codes, scale, factor = planes
-    words = plan.words if spec.ragged_axis == 0 else None
+    words = index.words if spec.ragged_axis == 0 else None
     _, to = LAYOUTS_OF_DIRECTION[direction]
     text = quantizer_text(spec.quantizer)
+    assert scale is not None  # of quantized operands there are always some
     codes, scale = operators.convert(codes, scale, words, text, list(spec.shape), spec.groups, direction, to)
     return codes, scale, factor
 
@@ -217,7 +213,7 @@ class Fprop(GroupedGemm):
         """Rows past the sum are +0; `out` decides the dtype where it is given."""
         return self._run(x, w, group_sizes, out, False, bias, bias_scales)
 
-    def _sides(self, left: Any, right: Any, groups: int) -> tuple[int, int, int]:
+    def _sides(self, left: Sequence[int], right: Sequence[int], groups: int) -> tuple[int, int, int]:
         if len(left) != 2 or len(right) != 3 or left[1] != right[2] or right[0] != groups:
             raise self._misfit(left, right, groups)
         return left[0], right[1], right[2]
@@ -240,7 +236,7 @@ class Dgrad(GroupedGemm):
         """Rows past the sum are +0."""
         return self._run(dy, w, group_sizes, out)
 
-    def _sides(self, left: Any, right: Any, groups: int) -> tuple[int, int, int]:
+    def _sides(self, left: Sequence[int], right: Sequence[int], groups: int) -> tuple[int, int, int]:
         if len(left) != 2 or len(right) != 3 or left[1] != right[1] or right[0] != groups:
             raise self._misfit(left, right, groups)
         return left[0], right[1], right[2]
@@ -266,7 +262,7 @@ class Wgrad(GroupedGemm):
         """
         return self._run(dy, x, group_sizes, out, accumulate and out is not None)
 
-    def _sides(self, left: Any, right: Any, groups: int) -> tuple[int, int, int]:
+    def _sides(self, left: Sequence[int], right: Sequence[int], groups: int) -> tuple[int, int, int]:
         if len(left) != 2 or len(right) != 2 or left[0] != right[0]:
             raise self._misfit(left, right, groups)
         return left[0], left[1], right[1]

@@ -11,8 +11,8 @@ from torch import Tensor
 import octavo_native
 from octavo_torch.plugin_api import MOVE_OPERATORS
 from octavo_torch_native.arrays.launch import address, as_rows, submit
-from octavo_torch_native.quantizers import operators
-from octavo_torch_native.quantizers.kernel import DTYPE_NUMBERS
+from octavo_torch_native.arrays.operators import define
+from octavo_torch_native.quantizers.planes import DTYPE_NUMBERS
 
 
 def _route(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -86,7 +86,7 @@ def _choices(position: Tensor, routed: Tensor, like: Tensor) -> dict[str, Any]:
 
 def _defined(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     form = MOVE_OPERATORS[name]
-    return operators.define(form.schema, function, form.fake)
+    return define(form.schema, function, form.fake)
 
 
 route = _defined("route", _route)

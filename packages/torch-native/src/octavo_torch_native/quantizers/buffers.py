@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from octavo_torch.plugin_api import GroupedTensor, dtype_text
-from octavo_torch_native.quantizers.kernel import Frame, Kernel, Shape
+from octavo_torch_native.quantizers.launches import QuantizeLaunch, QuantizeShapes
+from octavo_torch_native.quantizers.planes import Shape
 
 
 def check_buffer(name: str, value: Tensor | None, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -24,21 +25,21 @@ def check_buffer(name: str, value: Tensor | None, shape: Shape, dtype: torch.dty
     return value
 
 
-def planes_of(out: GroupedTensor, kernel: Kernel, frame: Frame, device: torch.device) -> list[Tensor]:
+def planes_of(out: GroupedTensor, launch: QuantizeLaunch, shapes: QuantizeShapes, device: torch.device) -> list[Tensor]:
     """The tensors of `out` in the order of the launch's outputs; ValueError that names the field that does not fit."""
-    if out.spec != frame.layout:
-        raise ValueError(f"out.spec is {out.spec!r} and the result's {frame.layout!r}; give one of the same spec")
-    found: dict[int, Tensor] = {}
-    for field, number in kernel.fields:
-        shape, dtype = frame.outputs[number]
+    if out.spec != shapes.layout:
+        raise ValueError(f"out.spec is {out.spec!r} and the result's {shapes.layout!r}; give one of the same spec")
+    planes: dict[int, Tensor] = {}
+    for field, number in launch.fields:
+        shape, dtype = shapes.outputs[number]
         value = check_buffer(f"out.{field}", getattr(out, field), shape, dtype, device)
-        first = found.setdefault(number, value)
+        first = planes.setdefault(number, value)
         if value is not first and value.data_ptr() != first.data_ptr():
             raise ValueError(
                 f"out.{field} and out.{field.replace('columnwise', 'rowwise')} are different tensors and "
-                f"{frame.layout.quantizer.scaling} data share them; give the one tensor in both fields"
+                f"{shapes.layout.quantizer.scaling} data share them; give the one tensor in both fields"
             )
-    return [found[number] for number in sorted(found)]
+    return [planes[number] for number in sorted(planes)]
 
 
 def write_sizes(out: GroupedTensor, group_sizes: Tensor | None) -> None:

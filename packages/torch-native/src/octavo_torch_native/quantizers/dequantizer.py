@@ -11,6 +11,7 @@ from octavo.quantizer import Direction
 from octavo_native.layouts import LAYOUTS_OF_DIRECTION
 from octavo_torch.plugin_api import GroupedTensor, quantizer_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
+from octavo_torch_native.arrays.layouts import layout_of
 from octavo_torch_native.quantizers import operators
 
 
@@ -33,15 +34,6 @@ class Dequantizer:
         return value
 
 
-def layout_of(spec: GroupedTensorSpec, direction: Direction) -> str:
-    """The layout of a plane; ValueError where it is another backend's."""
-    layout = spec.rowwise_layout if direction == "rowwise" else spec.columnwise_layout
-    known = LAYOUTS_OF_DIRECTION[direction]
-    if layout not in known:
-        raise ValueError(f"{direction} data are in layout {layout!r}; torch-native reads {' and '.join(known)}")
-    return layout
-
-
 def _same_bytes(spec: QuantizerSpec, direction: Direction) -> bool:
     """True where the plain and the native layout of a plane differ in name alone."""
     turned = spec.scaling == "block" and not spec.square
@@ -52,7 +44,7 @@ def converted(q: GroupedTensor, layouts: tuple[str, str]) -> GroupedTensor:
     """`q` in the (rowwise, columnwise) layouts; planes that have theirs already are shared with it."""
     spec = q.spec
     text = quantizer_text(spec.quantizer)
-    made: dict[str, Tensor] = {}
+    planes: dict[str, Tensor] = {}
     index: GroupIndex | None = None
     chosen = {}
     for (direction, known), layout in zip(LAYOUTS_OF_DIRECTION.items(), layouts, strict=True):
@@ -70,12 +62,13 @@ def converted(q: GroupedTensor, layouts: tuple[str, str]) -> GroupedTensor:
             codes, scale = operators.convert(
                 codes, scale, words, text, list(spec.shape), spec.groups, direction, layout
             )
-        made |= {direction: codes, f"{direction}_scale": scale}
+        planes |= {direction: codes, f"{direction}_scale": scale}
         if factor is not None:
-            made[f"{direction}_global"] = factor
+            planes[f"{direction}_global"] = factor
     into = GroupedTensorSpec(
         **{**dict(spec), "rowwise_layout": chosen["rowwise"], "columnwise_layout": chosen["columnwise"]}
     )
     if spec.quantizer.shares_codes and spec.orientation == "both" and set(chosen.values()) == {PLAIN}:
-        made |= {name.replace("rowwise", "columnwise"): made[name] for name in [*made] if name.startswith("rowwise")}
-    return GroupedTensor(into, q.group_sizes, **made)
+        rows = {name: plane for name, plane in planes.items() if name.startswith("rowwise")}
+        planes |= {name.replace("rowwise", "columnwise"): plane for name, plane in rows.items()}
+    return GroupedTensor(into, q.group_sizes, **planes)

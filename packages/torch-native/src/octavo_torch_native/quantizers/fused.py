@@ -8,62 +8,67 @@ from torch import Tensor
 
 from octavo import QuantizerSpec
 from octavo_registry.contract import Activation, Norm
-from octavo_torch.plugin_api import Extras, GroupedTensor, seed_tensor
+from octavo_torch.plugin_api import Bounded, Extras, GroupedTensor, seed_tensor
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.quantizers import operators
-from octavo_torch_native.quantizers.kernel import Kernel, kernel_of
-from octavo_torch_native.quantizers.work import Prologue, Work, text_of
+from octavo_torch_native.quantizers.launches import QuantizeLaunch, launch_of
+from octavo_torch_native.quantizers.spec import Prologue, QuantizeSpec, spec_text
 
 GroupSizes = Tensor | GroupIndex | None
 Wanted = tuple[str, ...] | None
-"""Names of the fields of Extras that are made; None: all that the function has."""
+"""Names of the fields of Extras to compute; None: all that the function has."""
+
+
+_OUTPUTS = ("amax", "dequantized", "activated", "dbias", "dprobs")
 
 
 class _Fused:
-    """What the three have in common: one spec in the layouts of its request, after one prologue."""
+    """A quantizer behind one prologue, in the layouts of its request."""
 
     def __init__(
         self, spec: QuantizerSpec, layouts: tuple[str, str], prologue: Prologue, everything: tuple[str, ...]
     ) -> None:
         self._spec, self._layouts, self._prologue = spec, layouts, prologue
         self._everything = (*everything, "amax") if spec.scaling == "delayed" else everything
-        self._kernels: dict[tuple[Any, ...], tuple[str, Kernel]] = {}
+        self._launches: Bounded[tuple[Any, ...], tuple[str, QuantizeLaunch]] = Bounded()
 
     def _launch(
         self,
         x: Tensor,
         group_sizes: GroupSizes,
-        operand: Any,
+        operand: str | None,
         wanted: Wanted,
-        seed: Tensor | int | None,
-        group_offset: int,
-        scale: Tensor | None,
-        dy: Tensor | None = None,
-        probs: Tensor | None = None,
-        gamma: Tensor | None = None,
-        beta: Tensor | None = None,
-        **how: Any,
+        rounding: tuple[Tensor | int | None, int, Tensor | None],
+        prologue: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None],
+        **function: str | float,
     ) -> tuple[GroupedTensor, Extras]:
-        key = (operand, wanted, *how.values())
-        text, kernel = self._kernels.get(key) or self._new_kernel(key, how)
-        plan = group_index_of(x.shape, group_sizes, x)
-        assert plan is not None  # rows, by the contract of these operations
-        drawn = seed_tensor(seed, x.device) if self._spec.stochastic else None
-        outputs = operators.quantize(
-            x, plan.words, plan.groups, text, drawn, group_offset, scale, dy, probs, gamma, beta
-        )
-        codes = kernel.tensor(kernel.frame(x, plan.groups), plan.group_sizes, outputs)
-        extras = outputs[len(outputs) - len(kernel.extras) :]
-        return codes, Extras(**dict(zip(kernel.extras, extras, strict=True)))
+        """Codes and the extras that are wanted.
 
-    def _new_kernel(self, key: tuple[Any, ...], how: dict[str, Any]) -> tuple[str, Kernel]:
-        operand, wanted = key[:2]
+        rounding   seed, group offset and encode scales
+        prologue   dy, probs, gamma and beta
+        function   fields of QuantizeSpec that name what is computed first
+        """
+        key = (operand, wanted, *function.values())
+        text, launch = self._launches.get(key) or self._new_launch(operand, wanted, function)
+        index = group_index_of(x.shape, group_sizes, x)
+        assert index is not None  # these operations take rows
+        seed, group_offset, scale = rounding
+        key_of_bits = seed_tensor(seed, x.device) if self._spec.stochastic else None
+        outputs = operators.quantize(x, index.words, index.groups, text, key_of_bits, group_offset, scale, *prologue)
+        codes = launch.tensor(launch.shapes(x, index.groups), index.group_sizes, outputs)
+        extras = outputs[len(outputs) - len(launch.extras) :]
+        return codes, Extras(**dict(zip(launch.extras, extras, strict=True)))
+
+    def _new_launch(self, operand: Any, wanted: Wanted, function: dict[str, Any]) -> tuple[str, QuantizeLaunch]:
         names = self._everything if wanted is None else wanted
-        made = {name: name in names for name in ("amax", "dequantized", "activated", "dbias", "dprobs")}
-        what: dict[str, Any] = {**how, **made}
-        text = text_of(Work(self._spec, operand or self._spec.role, self._layouts, self._prologue, **what))
-        kernel = self._kernels[key] = text, kernel_of(text)
-        return kernel
+        outputs: dict[str, Any] = {
+            name: name in names for name in ("amax", "dequantized", "activated", "dbias", "dprobs")
+        }
+        operand_of_bits = operand or self._spec.role
+        spec = QuantizeSpec(self._spec, operand_of_bits, self._layouts, self._prologue, **function, **outputs)
+        text = spec_text(spec)
+        launch = self._launches[operand, wanted, *function.values()] = text, launch_of(text)
+        return launch
 
 
 class ActQuantizer(_Fused):
@@ -87,7 +92,13 @@ class ActQuantizer(_Fused):
     ) -> tuple[GroupedTensor, Extras]:
         """Codes of [M, F], of x [M, F] or [M, 2 F]; see octavo_torch.act_quantize."""
         return self._launch(
-            x, group_sizes, operand, wanted, seed, group_offset, scale, probs=probs, activation=self._activation
+            x,
+            group_sizes,
+            operand,
+            wanted,
+            (seed, group_offset, scale),
+            (None, probs, None, None),
+            activation=self._activation,
         )
 
 
@@ -113,7 +124,13 @@ class DactQuantizer(_Fused):
     ) -> tuple[GroupedTensor, Extras]:
         """Codes of x's shape, of dy [M, F] in x's dtype; see octavo_torch.dact_quantize."""
         return self._launch(
-            x, group_sizes, operand, wanted, seed, group_offset, scale, dy, probs, activation=self._activation
+            x,
+            group_sizes,
+            operand,
+            wanted,
+            (seed, group_offset, scale),
+            (dy, probs, None, None),
+            activation=self._activation,
         )
 
 
@@ -140,6 +157,6 @@ class NormQuantizer(_Fused):
     ) -> tuple[GroupedTensor, Extras]:
         """Codes of [M, C], with `rstd`, and `mean` for LayerNorm; see octavo_torch.norm_quantize."""
         return self._launch(
-            x, group_sizes, operand, wanted, seed, group_offset, scale, gamma=gamma, beta=beta,
+            x, group_sizes, operand, wanted, (seed, group_offset, scale), (None, None, gamma, beta),
             norm=self._norm, epsilon=float(epsilon),
         )  # fmt: skip

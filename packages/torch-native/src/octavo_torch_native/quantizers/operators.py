@@ -1,4 +1,4 @@
-"""The custom operators `octavo_torch_native::*`: octavo_native's calls as functions of tensors."""
+"""The custom operators `quantize`, `quantize_into`, `dequantize` and `convert`: octavo_native's calls on tensors."""
 
 from __future__ import annotations
 
@@ -8,112 +8,51 @@ import torch
 from torch import Tensor
 
 import octavo_native
-from octavo import check_group_sizes
 from octavo.quantizer import Direction
-from octavo_native import layouts as native_layouts
-from octavo_torch.plugin_api import Operators, check_not_captured, plain_layout, status_word
+from octavo_torch.plugin_api import plain_layout
 from octavo_torch_native.arrays.launch import address, submit
-from octavo_torch_native.quantizers.kernel import (
+from octavo_torch_native.arrays.operators import define
+from octavo_torch_native.quantizers.launches import QuantizeInputs, launch_of
+from octavo_torch_native.quantizers.planes import (
     DTYPE_NUMBERS,
     SCALE_DTYPE,
-    Frame,
     Shape,
     codes_dtype,
     geometry,
-    kernel_of,
     layout_number,
     plane_shapes,
     quantizer_of,
 )
 
-define = Operators("octavo_torch_native").define
-"""Defines an operator of this package's namespace; one object, which lives as long as the operators."""
 
-ROW_START = 16
-"""Words of a plan before row_start[G + 1]: octavo/plan.h, ABI level 1."""
-
-
-# ---- plan
-
-
-def _plan(sizes: Tensor, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    groups, device = sizes.shape[0], like.device
-    checked = sizes.is_cpu
-    if checked:
-        host = sizes.tolist()
-        if sum(host) > rows or min(host, default=0) < 0:
-            check_group_sizes(host, rows)
-        if not like.is_cpu:
-            check_not_captured("group_sizes", like)
-            sizes = sizes.to(device, non_blocking=True)
-    sizes = sizes.contiguous()
-    words = torch.empty(octavo_native.plan_words(rows, groups), dtype=torch.int64, device=device)
-    arguments = {
-        "sizes": address(sizes),
-        "sizes_are_64": sizes.dtype is torch.int64,
-        "groups": groups,
-        "rows": rows,
-        "plan": words.data_ptr(),
-    }
-    if not checked:
-        arguments["status"] = status_word(device).data_ptr()
-    submit(octavo_native.plan, words, arguments, threaded=False)
-    if checked:
-        return words, sizes.to(torch.int64, copy=True)
-    # torch.diff costs several times as much on the host
-    starts = words[ROW_START : ROW_START + groups + 1]
-    return words, starts[1:] - starts[:-1]
-
-
-def _plan_fake(sizes: Tensor, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    words = native_layouts.plan_words(rows, sizes.shape[0])
-    return like.new_empty((words,), dtype=torch.int64), like.new_empty(sizes.shape, dtype=torch.int64)
-
-
-plan = define("plan(Tensor sizes, SymInt rows, Tensor like) -> (Tensor, Tensor)", _plan, _plan_fake)
-"""The plan of `rows` rows on `like`'s device, and int64 sizes that fit into them: see rows.GroupIndex."""
-
-
-# ---- quantize
-
-
-def _quantize(x: Tensor, plan: Tensor | None, groups: int, work: str, *rest: Any) -> list[Tensor]:
-    kernel = kernel_of(work)
-    frame = kernel.frame(x, groups)
+def _quantize(x: Tensor, plan: Tensor | None, groups: int, spec: str, *rest: Any) -> list[Tensor]:
+    launch = launch_of(spec)
+    shapes = launch.shapes(x, groups)
     device = x.device
-    outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in frame.outputs]
-    kernel.run(frame, outputs, x, plan, *rest)
+    outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes.outputs]
+    launch.run(shapes, outputs, QuantizeInputs(x, plan, *rest))
     return outputs
 
 
-def _quantize_fake(x: Tensor, plan: Tensor | None, groups: int, work: str, *_: Any) -> list[Tensor]:
-    frame: Frame = kernel_of(work).frame(x, groups)
-    return [x.new_empty(shape, dtype=dtype) for shape, dtype in frame.outputs]
+def _quantize_fake(x: Tensor, plan: Tensor | None, groups: int, spec: str, *_: Any) -> list[Tensor]:
+    return [x.new_empty(shape, dtype=dtype) for shape, dtype in launch_of(spec).shapes(x, groups).outputs]
 
 
-_INPUTS = "Tensor x, Tensor? plan, int groups, str work, Tensor? seed, SymInt group_offset, Tensor? scale"
+_INPUTS = "Tensor x, Tensor? plan, int groups, str spec, Tensor? seed, SymInt group_offset, Tensor? scale"
 
 quantize = define(
     f"quantize({_INPUTS}, Tensor? dy, Tensor? probs, Tensor? gamma, Tensor? beta) -> Tensor[]",
     _quantize,
     _quantize_fake,
 )
-"""The outputs of the Work of text `work`, in the order of its Kernel's fields and extras."""
+"""The outputs of the QuantizeSpec of text `spec`, in the order of its QuantizeLaunch's fields and extras."""
 
 
-def _quantize_into(
-    x: Tensor,
-    plan: Tensor | None,
-    groups: int,
-    work: str,
-    seed: Tensor | None,
-    group_offset: int,
-    scale: Tensor | None,
-    unchanged: Tensor | None,
-    out: list[Tensor],
-) -> None:
-    kernel = kernel_of(work)
-    kernel.run(kernel.frame(x, groups), out, x, plan, seed, group_offset, scale, unchanged=unchanged)
+def _quantize_into(x: Tensor, plan: Tensor | None, groups: int, spec: str, *rest: Any) -> None:
+    seed, group_offset, scale, unchanged, out = rest
+    launch = launch_of(spec)
+    inputs = QuantizeInputs(x, plan, seed, group_offset, scale, unchanged=unchanged)
+    launch.run(launch.shapes(x, groups), out, inputs)
 
 
 quantize_into = define(f"quantize_into({_INPUTS}, Tensor? unchanged, Tensor(a!)[] out) -> ()", _quantize_into)
@@ -123,18 +62,8 @@ quantize_into = define(f"quantize_into({_INPUTS}, Tensor? unchanged, Tensor(a!)[
 # ---- dequantize, convert
 
 
-def _dequantize(
-    codes: Tensor,
-    scale: Tensor,
-    factor: Tensor | None,
-    plan: Tensor | None,
-    quantizer: str,
-    shape: list[int],
-    groups: int,
-    direction: Direction,
-    layout: str,
-    dtype: torch.dtype,
-) -> Tensor:
+def _dequantize(codes: Tensor, scale: Tensor, factor: Tensor | None, plan: Tensor | None, *rest: Any) -> Tensor:
+    quantizer, shape, groups, direction, layout, dtype = rest
     plain = plain_layout(quantizer, tuple(shape), groups)
     out = torch.empty(plain.payload_shape(direction), dtype=dtype, device=codes.device)
     if plain.quantizer.shares_codes and layout == "plain":
@@ -191,8 +120,8 @@ def _convert(
     direction: Direction,
     to: str,
 ) -> tuple[Tensor, Tensor]:
-    made = _converted_shapes(quantizer, shape, groups, direction, to)
-    into_codes, into_scale = (torch.empty(size, dtype=dtype, device=codes.device) for size, dtype in made)
+    planes = _converted_shapes(quantizer, shape, groups, direction, to)
+    into_codes, into_scale = (torch.empty(size, dtype=dtype, device=codes.device) for size, dtype in planes)
     codes, scale = codes.contiguous(), scale.contiguous()
     arguments: dict[str, Any] = {
         "direction": octavo_native.DIRECTIONS[direction],

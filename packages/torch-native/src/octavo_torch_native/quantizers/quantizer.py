@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict, Unpack
+
 from torch import Tensor
 
 from octavo import QuantizerSpec
@@ -12,8 +14,21 @@ from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.buffers import planes_of, write_sizes
 from octavo_torch_native.quantizers.dequantizer import converted
-from octavo_torch_native.quantizers.kernel import Frame, Kernel, kernel_of
-from octavo_torch_native.quantizers.work import Work, text_of
+from octavo_torch_native.quantizers.launches import QuantizeLaunch, QuantizeShapes, launch_of
+from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
+
+_Arguments = tuple[Tensor, Tensor | None, int, str, Tensor | None, int, Tensor | None]
+"""The first arguments of both operators: x, plan, groups, spec, seed, group_offset, scale."""
+
+
+class Rounding(TypedDict, total=False):
+    """How codes are rounded: keywords of octavo_registry.contract.quantize.QuantizeInto."""
+
+    seed: Tensor | int | None
+    operand: Operand | None
+    group_offset: int
+    scale: Tensor | None
+
 
 _OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
@@ -31,13 +46,13 @@ class Quantizer:
     def __init__(self, spec: QuantizerSpec, layouts: tuple[str, str] = (PLAIN, PLAIN)) -> None:
         self._stochastic = spec.stochastic
         self._layouts = layouts
-        self._by_operand: dict[str | None, tuple[str, Kernel]] = {}
-        self._with_amax: dict[str | None, tuple[str, Kernel]] = {}
+        self._by_operand: dict[str | None, tuple[str, QuantizeLaunch]] = {}
+        self._with_amax: dict[str | None, tuple[str, QuantizeLaunch]] = {}
         for operand in _OPERANDS:
-            text = text_of(Work(spec, operand, layouts))
-            self._by_operand[operand] = text, kernel_of(text)
-            text = text_of(Work(spec, operand, layouts, amax=True))
-            self._with_amax[operand] = text, kernel_of(text)
+            text = spec_text(QuantizeSpec(spec, operand, layouts))
+            self._by_operand[operand] = text, launch_of(text)
+            text = spec_text(QuantizeSpec(spec, operand, layouts, amax=True))
+            self._with_amax[operand] = text, launch_of(text)
         self._by_operand[None] = self._by_operand[spec.role]
         self._with_amax[None] = self._with_amax[spec.role]
 
@@ -52,9 +67,9 @@ class Quantizer:
         scale: Tensor | None = None,
     ) -> GroupedTensor:
         """`x` in the planes of the spec; `seed`, `operand` and `group_offset` tell where random bits come from."""
-        text, kernel = self._by_operand[operand]
-        inputs, frame, sizes = self._launch(text, kernel, x, group_sizes, seed, group_offset, scale)
-        return kernel.tensor(frame, sizes, operators.quantize(*inputs, None, None, None, None))
+        text, launch = self._by_operand[operand]
+        inputs, shapes, sizes = self._launch(text, launch, x, group_sizes, seed, group_offset, scale)
+        return launch.tensor(shapes, sizes, operators.quantize(*inputs, None, None, None, None))
 
     def with_amax(
         self,
@@ -67,10 +82,10 @@ class Quantizer:
         scale: Tensor | None = None,
     ) -> tuple[GroupedTensor, Tensor]:
         """The same in one launch with x's amax by group, fp32 [G]."""
-        text, kernel = self._with_amax[operand]
-        inputs, frame, sizes = self._launch(text, kernel, x, group_sizes, seed, group_offset, scale)
+        text, launch = self._with_amax[operand]
+        inputs, shapes, sizes = self._launch(text, launch, x, group_sizes, seed, group_offset, scale)
         outputs = operators.quantize(*inputs, None, None, None, None)
-        return kernel.tensor(frame, sizes, outputs), outputs[-1]
+        return launch.tensor(shapes, sizes, outputs), outputs[-1]
 
     def into(
         self,
@@ -80,15 +95,13 @@ class Quantizer:
         out: GroupedTensor,
         amax: Tensor | None = None,
         unchanged: Tensor | None = None,
-        seed: Tensor | int | None = None,
-        operand: str | None = None,
-        group_offset: int = 0,
-        scale: Tensor | None = None,
+        **rounding: Unpack[Rounding],
     ) -> None:
         """The same, written into the planes of `out`, and x's amax into `amax`, unless `unchanged` is not 0."""
-        text, kernel = (self._by_operand if amax is None else self._with_amax)[operand]
-        inputs, frame, sizes = self._launch(text, kernel, x, group_sizes, seed, group_offset, scale)
-        planes = planes_of(out, kernel, frame, x.device)
+        text, launch = (self._by_operand if amax is None else self._with_amax)[rounding.get("operand")]
+        seed, offset, scale = rounding.get("seed"), rounding.get("group_offset", 0), rounding.get("scale")
+        inputs, shapes, sizes = self._launch(text, launch, x, group_sizes, seed, offset, scale)
+        planes = planes_of(out, launch, shapes, x.device)
         operators.quantize_into(*inputs, unchanged, planes if amax is None else [*planes, amax])
         write_sizes(out, sizes)
 
@@ -103,19 +116,19 @@ class Quantizer:
     def _launch(
         self,
         text: str,
-        kernel: Kernel,
+        launch: QuantizeLaunch,
         x: Tensor,
         group_sizes: Tensor | GroupIndex | None,
         seed: Tensor | int | None,
         group_offset: int,
         scale: Tensor | None,
-    ) -> tuple[Inputs, Frame, Tensor | None]:
-        """The operator's arguments, the frame and int64 sizes."""
-        plan = group_index_of(x.shape, group_sizes, x)
-        if plan is None:
+    ) -> tuple[_Arguments, QuantizeShapes, Tensor | None]:
+        """The operator's arguments, the shapes and int64 sizes."""
+        index = group_index_of(x.shape, group_sizes, x)
+        if index is None:
             groups, words, sizes = x.shape[0], None, None
         else:
-            groups, words, sizes = plan.groups, plan.words, plan.group_sizes
+            groups, words, sizes = index.groups, index.words, index.group_sizes
         key = seed_tensor(seed, x.device) if self._stochastic else None
         inputs = (x, words, groups, text, key, group_offset, scale)
-        return inputs, kernel.frame(x, groups), sizes
+        return inputs, launch.shapes(x, groups), sizes

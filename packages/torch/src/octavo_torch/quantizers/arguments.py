@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo import QuantizerSpec
 from octavo.quantizer import Direction, Operand
-from octavo_registry.contract.cards import Norm
+from octavo_registry.contract import Norm
 from octavo_torch.arrays.checks import brief, check_spec
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.grouped_tensor import GroupedTensor

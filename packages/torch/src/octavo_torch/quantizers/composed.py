@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo_registry.contract.cards import Activation, Norm
+from octavo_registry.contract import Activation, Norm
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor

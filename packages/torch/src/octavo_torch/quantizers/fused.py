@@ -9,9 +9,7 @@ import octavo_registry as registry
 from octavo import NoBackendError, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
-from octavo_registry.contract.cards import Activated, Activation, Norm
-from octavo_registry.contract.plan import Plan
-from octavo_registry.contract.request import FusedRequest
+from octavo_registry.contract import Activated, Activation, FusedRequest, Norm, Plan
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_registry.dispatch.layer_requests import activation_request, norm_request, quantize_request
 from octavo_torch.arrays.grouped_tensor import GroupedTensor

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo import QuantizerSpec
-from octavo_registry.contract.cards import Activation, Norm
+from octavo_registry.contract import Activation, Norm
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.checks import backend_names

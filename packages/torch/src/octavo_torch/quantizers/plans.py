@@ -13,8 +13,7 @@ from octavo import QuantizerSpec
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
-from octavo_registry.contract.plan import Plan
-from octavo_registry.contract.request import DequantizeRequest, QuantizeRequest
+from octavo_registry.contract import DequantizeRequest, Plan, QuantizeRequest
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor

@@ -1,4 +1,4 @@
-"""Work: everything about a quantizing launch that its tensors do not say, as a value that an operator can name."""
+"""QuantizeSpec: everything about a quantizing launch that its tensors do not say, as text in operators' schemas."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Norm = Literal["rms", "layer"]
 
 
 @dataclass(frozen=True)
-class Work:
+class QuantizeSpec:
     """One kind of launch.
 
-    quantizer    the spec; its orientation says which planes are made
+    quantizer    how the planes are quantized; its orientation says which are written
     operand      part of the random bits' position
     layouts      of the rowwise and the columnwise plane
-    prologue     what happens to the input first; activation, norm and epsilon are its own
-    amax ...     further outputs: [G] amax, a bf16 dequantized copy, what was quantized, its column sums by group, the
-                 gradient of the rows' probabilities
+    prologue     what is computed first; activation, norm and epsilon belong to it
+    amax ...     whether the launch also writes the amax of each group, a bf16 dequantized copy, what was quantized, its
+                 column sums by group, and the gradient of the rows' probabilities
     """
 
     quantizer: QuantizerSpec
@@ -49,13 +49,14 @@ class Work:
         return self.prologue == "activation" and self.activation in GATED
 
 
-def text_of(work: Work) -> str:
-    """The text by which operators name `work`."""
-    return json.dumps({**vars(work), "quantizer": quantizer_text(work.quantizer)})
+def spec_text(spec: QuantizeSpec) -> str:
+    """`spec` as JSON: operators' schemas take text."""
+    return json.dumps({**vars(spec), "quantizer": quantizer_text(spec.quantizer)})
 
 
 @lru_cache(maxsize=1024)
-def work_from(text: str) -> Work:
-    """What `text_of` wrote."""
+def spec_from(text: str) -> QuantizeSpec:
+    """The spec that `spec_text` wrote."""
     fields = json.loads(text)
-    return Work(**{**fields, "quantizer": quantizer_from(fields["quantizer"]), "layouts": tuple(fields["layouts"])})
+    fields["quantizer"], fields["layouts"] = quantizer_from(fields["quantizer"]), tuple(fields["layouts"])
+    return QuantizeSpec(**fields)

@@ -1,0 +1,71 @@
+"""GemmSpec: everything about a grouped GEMM that its tensors do not say, as text in operators' schemas."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+
+from octavo import QuantizerSpec
+from octavo.formats import DType, Format
+from octavo.quantizer import Scaling
+from octavo.recipe_base import Gemm
+from octavo_native.gemms import OPERANDS_OF_GEMM, names_of
+from octavo_registry.contract import GemmRequest
+
+
+@dataclass(frozen=True)
+class GemmSpec:
+    """One kind of grouped GEMM: fprop x w^T, dgrad dy w, wgrad dy^T x, left operand first.
+
+    dtype         of unquantized operands, where `scaling` is None
+    scaling ...   of quantized operands: the formats of the left and of the right one, square blocks of the weights,
+                  Hadamard data, whose groups are padded to 16 rows
+    accumulate    of wgrad: the product is added to what `out` holds
+    """
+
+    gemm: Gemm
+    dtype: DType = "bfloat16"
+    scaling: Scaling | None = None
+    left_format: Format = "e4m3"
+    right_format: Format = "e4m3"
+    right_square: bool = False
+    hadamard: bool = False
+    out_dtype: DType = "bfloat16"
+    accumulate: bool = False
+    fast_accumulation: bool = False
+
+
+def quantized_gemm(
+    gemm: Gemm, left: QuantizerSpec, right: QuantizerSpec, out_dtype: DType, fast_accumulation: bool, accumulate: bool
+) -> GemmSpec:
+    """The GEMM of operands that are quantized by these specs."""
+    return GemmSpec(
+        gemm=gemm,
+        **names_of(gemm, left, right),
+        out_dtype=out_dtype,
+        accumulate=accumulate,
+        # sums of blocks are promoted at each, whatever a recipe allows
+        fast_accumulation=fast_accumulation and left.block_size is None,
+    )
+
+
+def gemm_spec(request: GemmRequest) -> GemmSpec:
+    """The GEMM that a request asks for."""
+    gemm, recipe = request.op, request.recipe
+    left, right = (recipe.quantizer(operand) for operand in OPERANDS_OF_GEMM[gemm])
+    if left is None or right is None or not recipe.quantizes(gemm):
+        return GemmSpec(gemm=gemm, dtype=request.in_dtype, out_dtype=request.out_dtype)
+    fast = gemm in getattr(recipe, "fast_accumulation", ())
+    return quantized_gemm(gemm, left, right, request.out_dtype, fast, accumulate=False)
+
+
+def gemm_text(spec: GemmSpec) -> str:
+    """`spec` as JSON: operators' schemas take text."""
+    return json.dumps(vars(spec))
+
+
+@lru_cache(maxsize=1024)
+def gemm_from(text: str) -> GemmSpec:
+    """The spec that `gemm_text` wrote."""
+    return GemmSpec(**json.loads(text))

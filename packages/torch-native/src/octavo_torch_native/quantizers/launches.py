@@ -1,0 +1,260 @@
+"""QuantizeLaunch: the launches of one QuantizeSpec, and the shapes of what they write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import octavo_native
+from octavo import GroupedTensorSpec
+from octavo.grouped_tensor import PLAIN
+from octavo.quantizer import Direction
+from octavo_native import InputArgs, PlaneArgs, PrologueArgs
+from octavo_torch.plugin_api import Bounded, GroupedTensor, is_plain
+from octavo_torch_native.arrays.launch import address, aligned_rows, as_rows, submit, workspace
+from octavo_torch_native.quantizers.planes import (
+    DTYPE_NUMBERS,
+    PREFIX,
+    SCALE_DTYPE,
+    Shape,
+    codes_dtype,
+    geometry,
+    layout_number,
+    native_quantizer,
+    native_shapes,
+    plane_shapes,
+)
+from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_from
+
+_PROLOGUE_OUTPUTS = ("dprobs", "mean", "rstd")
+
+
+class QuantizeInputs(NamedTuple):
+    """What a launch reads: the operators' arguments of these names; None where there is none.
+
+    plan       the words of a GroupIndex; None for matrices
+    scale      fp32 [G], encode scales of delayed scaling
+    unchanged  int32 [1]: where it is not 0, the outputs are left as they are
+    """
+
+    x: Tensor
+    plan: Tensor | None
+    seed: Tensor | None
+    group_offset: int
+    scale: Tensor | None
+    dy: Tensor | None = None
+    probs: Tensor | None = None
+    gamma: Tensor | None = None
+    beta: Tensor | None = None
+    unchanged: Tensor | None = None
+
+
+class QuantizeShapes:
+    """What launches on inputs of one shape write and need.
+
+    layout      the spec of the codes; built when it is first read, because recorded launches never read it
+    outputs     the shape and dtype of every output
+    constants   fields of octavo_native.InputArgs that follow from the shape
+    workspace   bytes of scratch
+    """
+
+    __slots__ = ("_layout", "_make_layout", "constants", "outputs", "workspace")
+
+    def __init__(
+        self,
+        make_layout: Callable[[], GroupedTensorSpec],
+        outputs: tuple[tuple[Shape, torch.dtype], ...],
+        constants: dict[str, int],
+        workspace: int,
+    ) -> None:
+        self._make_layout, self.outputs, self.constants, self.workspace = make_layout, outputs, constants, workspace
+        self._layout: GroupedTensorSpec | None = None
+
+    @property
+    def layout(self) -> GroupedTensorSpec:
+        layout = self._layout
+        if layout is None:
+            layout = self._layout = self._make_layout()
+        return layout
+
+
+class QuantizeLaunch:
+    """The launches of one QuantizeSpec.
+
+    fields     GroupedTensor's planes, each with the number of the output that holds it; shared codes have one output
+    extras     names of the outputs after the planes
+    arguments  octavo_native's names of all outputs
+    """
+
+    def __init__(self, spec: QuantizeSpec) -> None:
+        quantizer = spec.quantizer
+        self.spec = spec
+        self.extras = [name for name in ("amax", "dequantized", "activated", "dbias", "dprobs") if getattr(spec, name)]
+        if spec.prologue == "norm":
+            self.extras += ["mean", "rstd"] if spec.norm == "layer" else ["rstd"]
+        self._native = native_quantizer(quantizer, spec.operand)
+        self._layouts = dict(zip(PREFIX, spec.layouts, strict=True))
+        self._shapes: Bounded[tuple[Any, ...], QuantizeShapes] = Bounded()
+        directions = quantizer.directions
+        # plain shared codes and their scales are one array, whichever direction it is read in: the row data
+        self._shared = quantizer.shares_codes and all(self._layouts[direction] == PLAIN for direction in directions)
+        self._directions: tuple[Direction, ...] = ("rowwise",) if self._shared else directions
+        self._arrays = ("", "_scale", "_global") if quantizer.scaling == "nvfp4" else ("", "_scale")
+        numbers = {direction: number for number, direction in enumerate(self._directions)}
+        self.fields: list[tuple[str, int]] = [
+            (direction + part, numbers["rowwise" if self._shared else direction] * len(self._arrays) + number)
+            for direction in directions
+            for number, part in enumerate(self._arrays)
+        ]
+        words = {"": "_codes", "_scale": "_scales", "_global": "_global"}
+        self._words = [words[part] for part in self._arrays]
+        self.arguments = [PREFIX[direction] + word for direction in self._directions for word in self._words]
+        self.arguments += self.extras
+        self._planes = [(direction, layout_number(self._layouts[direction])) for direction in self._directions]
+        self._prologue: dict[str, Any] = {
+            "kind": octavo_native.PROLOGUES[spec.prologue],
+            "activation": octavo_native.ACTIVATIONS[spec.activation],
+            "norm": octavo_native.NORMS[spec.norm],
+        }
+        if spec.prologue == "norm":
+            self._prologue["epsilon"] = spec.epsilon
+
+    def shapes(self, x: Tensor, groups: int) -> QuantizeShapes:
+        """Those of inputs like `x` in this many groups; computing them takes longer than a launch."""
+        # sizes that a compiler traces are symbols, which are no keys
+        shape = x.shape if is_plain(x) else tuple([int(size) for size in x.shape])
+        key = (shape, groups, x.dtype, x.is_cuda)
+        shapes = self._shapes.get(key)
+        if shapes is None:
+            shapes = self._shapes[key] = self.new_shapes(tuple(shape), groups, x.dtype, x.is_cuda)
+        return shapes
+
+    def new_shapes(self, shape: Shape, groups: int, dtype: torch.dtype, cuda: bool) -> QuantizeShapes:
+        """Those of inputs of this shape, [M, K] or [G, N, K], and dtype."""
+        spec, quantizer = self.spec, self.spec.quantizer
+        quantized = (*shape[:-1], shape[-1] // 2) if spec.halves else shape
+        row_layout, column_layout = (
+            self._layouts[direction] if direction in quantizer.directions else PLAIN for direction in PREFIX
+        )
+        make_layout = partial(
+            GroupedTensorSpec,
+            shape=quantized,
+            groups=groups,
+            ragged_axis=0 if len(shape) == 2 else None,
+            quantizer=quantizer,
+            rowwise_layout=row_layout,
+            columnwise_layout=column_layout,
+        )
+        outputs: list[tuple[Shape, torch.dtype]] = []
+        for direction in self._directions:
+            name = self._layouts[direction]
+            if name == PLAIN:
+                codes, scales = plane_shapes(make_layout(), direction, name)
+            else:
+                codes, scales = native_shapes(quantizer, quantized, groups, direction, name)
+            outputs += [(codes, codes_dtype(quantizer)), (scales, SCALE_DTYPE[quantizer.scale_format])]
+            if quantizer.scaling == "nvfp4":
+                outputs.append(((groups,), torch.float32))
+        extras = {
+            "amax": ((groups,), torch.float32),
+            "dequantized": (quantized, torch.bfloat16),
+            "activated": (quantized, dtype),
+            "dbias": ((groups, quantized[-1]), torch.float32),
+            "dprobs": (shape[:-1], torch.float32),
+            "mean": (shape[:-1], torch.float32),
+            "rstd": (shape[:-1], torch.float32),
+        }
+        outputs += [extras[name] for name in self.extras]
+        size = self._native.workspace_bytes(
+            cuda=cuda,
+            dtype=DTYPE_NUMBERS[dtype],
+            groups=groups,
+            rowwise="rowwise" in self._directions,
+            columnwise="columnwise" in self._directions,
+            amax=spec.amax,
+            dbias=spec.dbias,
+            dprobs=spec.dprobs,
+            prologue=self._prologue["kind"],
+            activation=self._prologue["activation"],
+            norm=self._prologue["norm"],
+            **geometry(shape),
+        )
+        constants = {"dtype": DTYPE_NUMBERS[dtype], "groups": groups, **geometry(shape)}
+        return QuantizeShapes(make_layout, tuple(outputs), constants, size)
+
+    def run(self, shapes: QuantizeShapes, outputs: list[Tensor], inputs: QuantizeInputs) -> None:
+        """Write `outputs`, which have these shapes."""
+        x, plan, seed, group_offset, scale, dy, probs, gamma, beta, unchanged = inputs
+        # a prologue's kernels need room for its result where rows are not aligned, which no workspace has
+        as_read = as_rows if self.spec.prologue == "none" else aligned_rows
+        rows, stride = as_read(x)
+        addresses = list(map(address, outputs))
+        arguments: dict[str, Any] = {
+            "input": InputArgs(
+                x=address(rows), row_stride=stride, plan=0 if plan is None else plan.data_ptr(), **shapes.constants
+            )
+        }
+        size, first = len(self._arrays), 0
+        for direction, layout in self._planes:
+            factor = addresses[first + 2] if size == 3 else 0
+            arguments[direction] = PlaneArgs(addresses[first], addresses[first + 1], factor, layout)
+            first += size
+        extras = dict(zip(self.extras, addresses[first:], strict=True))
+        if self.spec.prologue != "none":
+            prologue = dict(self._prologue)
+            if dy is not None:
+                dy, prologue["dy_stride"] = as_read(dy)
+                prologue["dy"] = address(dy)
+            if probs is not None:
+                probs = probs.contiguous()
+                prologue["probs"] = address(probs)
+            if gamma is not None:
+                gamma, beta = gamma.contiguous(), None if beta is None else beta.contiguous()
+                prologue["gamma"], prologue["beta"] = address(gamma), address(beta)
+            for name in _PROLOGUE_OUTPUTS:
+                prologue[name] = extras.pop(name, 0)
+            arguments["prologue"] = PrologueArgs(**prologue)
+        arguments |= extras
+        if seed is not None:
+            arguments["seed"], arguments["group_offset"] = seed.data_ptr(), group_offset
+        if scale is not None:
+            scale = scale.contiguous()
+            arguments["encode_scales"] = scale.data_ptr()
+        if unchanged is not None:
+            arguments["unchanged"] = unchanged.data_ptr()
+        # alive until the launch: torch reuses memory in stream order, so afterwards it may go
+        memory, arguments["workspace"] = workspace(shapes.workspace, x)
+        arguments["workspace_bytes"] = shapes.workspace
+        submit(self._native.run, x, arguments)
+        del memory
+
+    def record(self, into: octavo_native.Sequence, shapes: QuantizeShapes, cuda: bool, **slots: int) -> None:
+        """Append the launch on contiguous rows to `into`; `slots` are its arrays, by octavo_native's names."""
+        x, plan = slots.pop("x"), slots.pop("plan", 0)
+        arguments: dict[str, Any] = {}
+        for direction, layout in self._planes:
+            codes, scales, *factors = [slots.pop(PREFIX[direction] + word) for word in self._words]
+            arguments[direction] = PlaneArgs(codes, scales, factors[0] if factors else 0, layout)
+        arguments |= slots
+        self._native.run(
+            cuda=cuda,
+            input=InputArgs(x=x, row_stride=shapes.constants["cols"], plan=plan, **shapes.constants),
+            prologue=PrologueArgs(**self._prologue),
+            workspace_bytes=shapes.workspace,
+            into=into,
+            **arguments,
+        )
+
+    def tensor(self, shapes: QuantizeShapes, group_sizes: Tensor | None, outputs: list[Tensor]) -> GroupedTensor:
+        """The GroupedTensor of a launch's outputs."""
+        return GroupedTensor(shapes.layout, group_sizes, **{field: outputs[number] for field, number in self.fields})
+
+
+@lru_cache(maxsize=1024)
+def launch_of(text: str) -> QuantizeLaunch:
+    """The launches of the QuantizeSpec of this text."""
+    return QuantizeLaunch(spec_from(text))

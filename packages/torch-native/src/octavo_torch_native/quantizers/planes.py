@@ -1,0 +1,93 @@
+"""Shapes, dtypes and numbers of planes, as octavo_native has them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+import octavo_native
+from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo.formats import ScaleFormat
+from octavo.grouped_tensor import PLAIN
+from octavo.quantizer import Direction, Operand
+from octavo_native import layouts as native_layouts
+from octavo_torch.plugin_api import DTYPE_NAMES, FP8_DTYPE, quantizer_from
+
+Shape = tuple[int, ...]
+
+DTYPE_NUMBERS: dict[torch.dtype, int] = {dtype: octavo_native.DTYPES[name] for dtype, name in DTYPE_NAMES.items()}
+"""octavo_native's number of each high-precision dtype."""
+SCALE_DTYPE: dict[ScaleFormat, torch.dtype] = {
+    "fp32": torch.float32,
+    "e8m0": torch.uint8,
+    "e4m3": torch.float8_e4m3fn,
+}
+"""The dtype of decode scales in each format."""
+PREFIX: dict[Direction, str] = {"rowwise": "row", "columnwise": "col"}
+"""How octavo_native's names of a plane's arrays begin."""
+
+
+def native_quantizer(spec: QuantizerSpec, operand: Operand) -> octavo_native.Quantizer:
+    """The spec in octavo_native's numbers."""
+    return octavo_native.Quantizer(
+        format=octavo_native.FORMATS[spec.format],
+        scaling=octavo_native.SCALINGS[spec.scaling],
+        operand=octavo_native.OPERANDS[operand],
+        square=spec.square,
+        stochastic=spec.stochastic,
+        hadamard=spec.hadamard,
+        power_of_two=spec.power_of_two,
+        amax_epsilon=spec.amax_epsilon,
+    )
+
+
+@lru_cache(maxsize=256)
+def quantizer_of(text: str) -> octavo_native.Quantizer:
+    """What dequantizes and converts for the spec of this text."""
+    spec = quantizer_from(text)
+    return native_quantizer(spec, spec.role)
+
+
+def layout_number(layout: str) -> int:
+    """A layout's name in octavo_native's numbers."""
+    number: int = octavo_native.LAYOUTS["plain" if layout == PLAIN else "native"]
+    return number
+
+
+def codes_dtype(spec: QuantizerSpec) -> torch.dtype:
+    """A float8 type; uint8 for E2M1, which torch has no arithmetic for."""
+    return torch.uint8 if spec.format == "e2m1" else FP8_DTYPE[spec.format]
+
+
+def plane_shapes(layout: GroupedTensorSpec, direction: Direction, name: str) -> tuple[Shape, Shape]:
+    """Shapes of a plane's codes and scales in the layout of that name."""
+    if name == PLAIN:
+        return layout.payload_shape(direction), layout.scale_shape(direction)
+    return native_shapes(layout.quantizer, layout.shape, layout.groups, direction, name)
+
+
+def native_shapes(
+    spec: QuantizerSpec, shape: Shape, groups: int, direction: Direction, name: str
+) -> tuple[Shape, Shape]:
+    """Shapes of a plane's codes and scales in the native layout of that name."""
+    of_plane: dict[str, Any] = {
+        "format": spec.format,
+        "scaling": spec.scaling,
+        "square": spec.square,
+        "hadamard": spec.hadamard,
+        "layout": name,
+        "direction": direction,
+        "groups": groups,
+        **geometry(shape),
+    }
+    return native_layouts.codes_shape(**of_plane), native_layouts.scales_shape(**of_plane)
+
+
+def geometry(shape: Shape) -> dict[str, int]:
+    """rows, cols and matrix_rows of an operand of this shape, as octavo_native counts them."""
+    if len(shape) == 2:
+        return {"rows": shape[0], "cols": shape[1], "matrix_rows": 0}
+    groups, rows, cols = shape
+    return {"rows": groups * rows, "cols": cols, "matrix_rows": rows}
