@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "octavo_jax": (
         *("arrays", "arithmetic", "scaling", "functions", "remat", "sharding", "dispatch", "quantizers", "linear"),
-        *("mlp", "moe", "reference", "module_parts", "linen", "nnx", "adapters"),
+        *("mlp", "moe", "reference", "modules", "linen", "nnx", "adapters"),
     ),
     "octavo_registry": ("contract", "discovery", "dispatch", "registry", "__init__", "cli"),
     "octavo_torch_native": ("arrays", "quantizers", "gemm", "moe", "linear"),

@@ -41,7 +41,7 @@ class NativeBackend:
                 "nvcc is found (octavo doctor shows what was built)"
             )
         if request.device == "cuda" and request.op in GEMMS:
-            from octavo_jax_native.gemm.call import cuda_refusal
+            from octavo_jax_native.ffi.gemm import cuda_refusal
 
             if request.other_dtype not in (None, request.in_dtype):
                 first, other = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("x", "dy")}[request.op]
@@ -92,7 +92,7 @@ class NativeBackend:
 def _layouts(request: Request) -> dict[str, str]:
     """The native layout of the plane that a GEMM reads of each operand."""
     from octavo_jax_native.arrays.planes import NATIVE
-    from octavo_jax_native.gemm.forms import form_of
+    from octavo_jax_native.gemm.orientation import form_of
 
     assert request.op in GEMMS
     form = form_of(request.op, request.weight)

@@ -1,48 +1,198 @@
-"""`Bound.run` of a request for a fused quantizer."""
+"""`Bound.run` of requests for fused quantizers: an activation, its gradient or a normalization, and the quantizer.
+
+Each is computed in fp32 and rounded once to the input's dtype, in one pass over memory; the quantizer of that rounded
+array has the bits that `octavo_jax.quantize` gives it. None of them is differentiable. `octavo_jax.act_quantize`,
+`dact_quantize` and `norm_quantize` are their public door.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax import Array
 
-from octavo_jax import GroupedTensor
-from octavo_jax.functions.composed import Extras
-from octavo_jax_native.quantizers.functional import act_quantize, dact_quantize, norm_quantize
+from octavo import QuantizerSpec
+from octavo.quantizer import Operand
+from octavo_jax.plugin_api import Extras, GroupedTensor, check_activation, check_norm, features, one_group
+from octavo_jax_native.arrays import checks
+from octavo_jax_native.arrays.planes import array, tensor_of
+from octavo_jax_native.ffi import targets
+from octavo_jax_native.ffi.quantize import Prologue
+from octavo_jax_native.quantizers.kernel import QuantizeKernel
+from octavo_registry.contract.cards import Activation, Norm
 from octavo_registry.contract.request import Request
 
 Run = Callable[..., tuple[GroupedTensor, Extras]]
+Wanted = tuple[str, ...] | None
+Layouts = tuple[str, str]
 
 
 def bind_fused(request: Request) -> Run:
-    """The kernels' function for `request`, which is jitted; extras that nobody reads are not made under jit."""
+    """The kernels' function for `request`, which is jitted; extras that nobody reads are not computed under jit."""
     spec = request.quantizer
     assert spec is not None
-    asked: dict[str, Any] = {
-        "layouts": request.layouts,
-        "activated": True,
-        "amax": spec.scaling == "delayed",
-    }
     if request.op == "norm_quantize":
         if request.norm is None:
             raise ValueError("a norm_quantize request names no norm; give Request.norm")
-        asked["norm"] = request.norm
-
-        def run_norm(
-            x: Array, gamma: Array, beta: Array | None = None, group_sizes: Array | None = None, **how: Any
-        ) -> tuple[GroupedTensor, Extras]:
-            return norm_quantize(x, spec, group_sizes, gamma=gamma, beta=beta, **asked, **how)
-
-        return run_norm
+        return norm_quantizer(spec, request.layouts, request.norm)
     if request.activation is None:
         raise ValueError(f"a {request.op} request names no activation; give Request.activation")
-    asked["activation"] = request.activation
+    bind = act_quantizer if request.op == "act_quantize" else dact_quantizer
+    return bind(spec, request.layouts, request.activation)
 
-    def run(x: Array, group_sizes: Array | None = None, **how: Any) -> tuple[GroupedTensor, Extras]:
-        return act_quantize(x, spec, group_sizes, **asked, **how)
 
-    def run_gradient(dy: Array, x: Array, group_sizes: Array | None = None, **how: Any) -> tuple[GroupedTensor, Extras]:
-        return dact_quantize(dy, x, spec, group_sizes, **asked, **how)
+def act_quantizer(spec: QuantizerSpec, layouts: Layouts, activation: Activation) -> Run:
+    """The function of "act_quantize"."""
+    function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation", check_activation(activation))))
 
-    return run if request.op == "act_quantize" else run_gradient
+    def run(
+        x: Array,
+        group_sizes: Array | None = None,
+        *,
+        probs: Array | None = None,
+        wanted: Wanted = None,
+        **arguments: Any,
+    ) -> tuple[GroupedTensor, Extras]:
+        checks.check_input(x, "x", (2,))
+        columns = features(int(x.shape[1]), activation, f"x {list(x.shape)}")
+        operands = {"x": x, **_probs_operand(probs, x)}
+        q, extras = function(operands, columns, group_sizes, _chosen(wanted, _extras_of(spec)), **arguments)
+        return q, Extras(**extras)
+
+    return run
+
+
+def dact_quantizer(spec: QuantizerSpec, layouts: Layouts, activation: Activation) -> Run:
+    """The function of "dact_quantize"."""
+    function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation_grad", check_activation(activation))))
+
+    def run(
+        dy: Array,
+        x: Array,
+        group_sizes: Array | None = None,
+        *,
+        probs: Array | None = None,
+        wanted: Wanted = None,
+        **arguments: Any,
+    ) -> tuple[GroupedTensor, Extras]:
+        checks.check_input(x, "x", (2,))
+        checks.check_input(dy, "dy", (2,))
+        inner = features(int(x.shape[1]), activation, f"x {list(x.shape)}")
+        checks.check_array(dy, "dy", (x.shape[0], inner), x.dtype)
+        operands = {"x": x, "dy": dy, **_probs_operand(probs, x)}
+        names = _chosen(wanted, (*_extras_of(spec), "dbias"))
+        q, extras = function(operands, x.shape[1], group_sizes, names, **arguments)
+        return q, Extras(**extras)
+
+    return run
+
+
+def norm_quantizer(spec: QuantizerSpec, layouts: Layouts, norm: Norm) -> Run:
+    """The function of "norm_quantize"."""
+    kernel = QuantizeKernel(spec, layouts, Prologue("norm", norm=norm))
+    statistics = ("rstd", "mean") if norm == "layer" else ("rstd",)
+
+    def run(
+        x: Array,
+        gamma: Array,
+        beta: Array | None = None,
+        group_sizes: Array | None = None,
+        *,
+        epsilon: float = 1e-6,
+        wanted: Wanted = None,
+        **arguments: Any,
+    ) -> tuple[GroupedTensor, Extras]:
+        checks.check_input(x, "x", (2,))
+        check_norm(norm, epsilon, x, gamma, beta)
+        operands = {"x": x, "gamma": gamma} | ({} if beta is None else {"beta": beta})
+        function = fused_function(replace(kernel, prologue=replace(kernel.prologue, epsilon=float(epsilon))))
+        names = _chosen(wanted, (*_extras_of(spec), *statistics))
+        q, extras = function(operands, x.shape[1], group_sizes, names, **arguments)
+        return q, Extras(**extras)
+
+    return run
+
+
+def _probs_operand(probs: Array | None, x: Array) -> dict[str, Array]:
+    if probs is None:
+        return {}
+    checks.check_array(probs, "probs", (x.shape[0],), jnp.float32)
+    return {"probs": probs}
+
+
+def _extras_of(spec: QuantizerSpec) -> tuple[str, ...]:
+    """Extras of every fused function: delayed scaling alone records an amax."""
+    return ("activated", "amax") if spec.scaling == "delayed" else ("activated",)
+
+
+def _chosen(wanted: Wanted, every: tuple[str, ...]) -> tuple[str, ...]:
+    return every if wanted is None else tuple(name for name in every if name in wanted)
+
+
+def _extra_results(names: tuple[str, ...], x: Array, columns: int, groups: int) -> dict[str, jax.ShapeDtypeStruct]:
+    rows = x.shape[0]
+    every: dict[str, tuple[tuple[int, ...], Any]] = {
+        "activated": ((rows, columns), x.dtype),
+        "amax": ((groups,), jnp.float32),
+        "dequantized": ((rows, columns), jnp.bfloat16),
+        "dbias": ((groups, columns), jnp.float32),
+        "mean": ((rows,), jnp.float32),
+        "rstd": ((rows,), jnp.float32),
+    }
+    return {name: array(*every[name]) for name in names}
+
+
+@lru_cache(maxsize=512)
+def fused_function(kernel: QuantizeKernel) -> Callable[..., tuple[GroupedTensor, dict[str, Array]]]:
+    """The function of a quantizer with its prologue, whose inner part is jitted once.
+
+    function(operands, columns, group_sizes, names, *, seed, operand, group_offset, scale) returns the tensor [M,
+    columns] and the extras in `names`: activated [M, columns], amax fp32 [G], dequantized bf16 [M, columns] (row codes
+    times their scales), dbias fp32 [G, columns], mean and rstd fp32 [M]. Operands are checked already.
+    """
+    spec = kernel.spec
+
+    def octavo_quantize(
+        operands: dict[str, Array], group_sizes: Array, columns: int, operand: Operand, names: tuple[str, ...]
+    ) -> tuple[dict[str, Array], ...]:
+        extras = _extra_results(names, operands["x"], columns, group_sizes.shape[0])
+        return kernel.results(operands, group_sizes, operand, columns, extras)
+
+    octavo_quantize.__name__ = octavo_quantize.__qualname__ = targets.QUANTIZE[spec.scaling]
+    compiled = jax.jit(octavo_quantize, static_argnames=("columns", "operand", "names"))
+    tensor_spec = lru_cache(maxsize=512)(kernel.tensor_spec)
+
+    def function(
+        operands: dict[str, Array],
+        columns: int,
+        group_sizes: Array | None,
+        names: tuple[str, ...],
+        *,
+        seed: int | Array | None = None,
+        operand: Operand | None = None,
+        group_offset: int | Array = 0,
+        scale: Array | None = None,
+    ) -> tuple[GroupedTensor, dict[str, Array]]:
+        if "dequantized" in names and "rowwise" not in spec.directions:
+            raise ValueError(
+                f"dequantized is the row data's values and orientation is {spec.orientation!r}; use 'both' or 'rowwise'"
+            )
+        rows = operands["x"].shape[0]
+        sizes = one_group(rows) if group_sizes is None else group_sizes
+        checks.check_sizes(sizes)
+        groups = sizes.shape[0]
+        every = {
+            **operands,
+            **checks.random_operands(spec, seed, group_offset),
+            **checks.scale_operand(spec, scale, groups),
+        }
+        results = compiled(every, sizes, columns=columns, operand=operand or spec.role, names=names)
+        tensor = tensor_of(tensor_spec((rows, columns), groups), sizes, results)
+        return tensor, {name: results[0][name] for name in names}
+
+    return function

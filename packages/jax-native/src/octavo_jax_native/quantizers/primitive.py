@@ -16,7 +16,7 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, partial_eval
 
-from octavo_jax_native.ffi.calls import QuantizeCall
+from octavo_jax_native.ffi.quantize import QuantizeCall
 
 _PLANES = ("row", "col")
 

@@ -23,18 +23,16 @@ from octavo_registry.contract.cards import Activation, Norm
 
 
 class Extras(NamedTuple):
-    """What a fused function makes beside codes and scales; None where it was not asked for.
+    """What a fused function returns beside codes and scales; None where it does not apply.
 
     activated     what was quantized, in the input's dtype
     amax          [G] float32: max |.| of it, NaN winning
-    dequantized   bf16: row codes times their scales
     dbias         [G, C] float32: its column sums, in a fixed order
     mean, rstd    [M] float32 statistics of a normalization; RMSNorm has no mean
     """
 
     activated: Array | None = None
     amax: Array | None = None
-    dequantized: Array | None = None
     dbias: Array | None = None
     mean: Array | None = None
     rstd: Array | None = None

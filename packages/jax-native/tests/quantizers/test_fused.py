@@ -13,11 +13,16 @@ import pytest
 
 import octavo_numerics
 from octavo import QuantizerSpec
+from octavo_jax import GroupedTensor, act_quantize, dact_quantize, norm_quantize
 from octavo_jax.functions.activations import ACTIVATIONS
-from octavo_jax_native import Extras, act_quantize, dact_quantize, norm_quantize
+from octavo_jax_native.backend import NativeBackend
+from octavo_jax_native.ffi.quantize import Prologue
+from octavo_jax_native.quantizers.fused import act_quantizer, dact_quantizer, fused_function, norm_quantizer
+from octavo_jax_native.quantizers.kernel import QuantizeKernel
 from octavo_native import GATED
 
 M, F = 90, 48
+PLAIN = ("plain", "plain")
 SIZES = np.array([40, 0, 33], np.int32)
 USED = int(SIZES.sum())
 
@@ -96,17 +101,40 @@ def _draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.nd
     return x
 
 
-def _check_extras(extras: Extras, q: Any, spec: QuantizerSpec, same_tensor: Any, arguments: dict[str, Any]) -> Any:
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> None:
+    """The kernels handed to XLA, as the registry does when it loads the backend."""
+    NativeBackend()
+
+
+def _run(
+    spec: QuantizerSpec,
+    prologue: Prologue,
+    operands: dict[str, np.ndarray],
+    columns: int,
+    names: tuple[str, ...],
+    **arguments: Any,
+) -> tuple[GroupedTensor, dict[str, Any]]:
+    """The kernel with every extra result in `names`, the amax and the dequantized copy among them."""
+    function = fused_function(QuantizeKernel(spec, PLAIN, prologue))
+    arrays = {name: jnp.asarray(array) for name, array in operands.items()}
+    given = {name: jnp.asarray(value) if name == "scale" else value for name, value in arguments.items()}
+    return function(arrays, columns, jnp.asarray(SIZES), ("activated", "amax", "dequantized", *names), **given)
+
+
+def _check_extras(
+    extras: dict[str, Any], q: Any, spec: QuantizerSpec, same_tensor: Any, arguments: dict[str, Any]
+) -> Any:
     """The quantizer's bits on the array that was quantized, amax and the dequantized copy of it."""
-    activated = np.asarray(extras.activated)
+    activated = np.asarray(extras["activated"])
     expected = octavo_numerics.quantize(activated, spec, SIZES, **arguments)
     same_tensor(q, expected)
     starts = np.cumsum(SIZES) - SIZES
     groups = [activated[start : start + size] for start, size in zip(starts, SIZES, strict=True)]
     amax = [np.abs(group.astype(np.float32)).max(initial=0) for group in groups]
-    np.testing.assert_array_equal(np.asarray(extras.amax), np.array(amax, np.float32))
+    np.testing.assert_array_equal(np.asarray(extras["amax"]), np.array(amax, np.float32))
     values = octavo_numerics.dequantize(expected, "rowwise")[:USED].astype(jnp.bfloat16)
-    copy = np.asarray(extras.dequantized)[:USED]
+    copy = np.asarray(extras["dequantized"])[:USED]
     np.testing.assert_array_equal(copy.view(np.uint16), values.view(np.uint16))
     return activated
 
@@ -121,17 +149,8 @@ def test_activation_and_quantize(
         spec, arguments = specs[name], arguments_for(specs[name], rng, len(SIZES))
         x = _draw(rng, (M, 2 * F if activation in GATED else F), jnp.dtype(dtype))
         probs = rng.random(M).astype(np.float32) if name != "delayed" else None
-        q, extras = act_quantize(
-            jnp.asarray(x),
-            spec,
-            jnp.asarray(SIZES),
-            activation=activation,
-            probs=None if probs is None else jnp.asarray(probs),
-            activated=True,
-            amax=True,
-            dequantized=True,
-            **arguments,
-        )
+        operands = {"x": x} if probs is None else {"x": x, "probs": probs}
+        q, extras = _run(spec, Prologue("activation", activation), operands, F, (), **arguments)
         activated = _check_extras(extras, q, spec, same_tensor, arguments)
         _close(activated[:USED], _activated(x, activation, probs)[:USED])
 
@@ -148,18 +167,8 @@ def test_gradient_and_quantize(
     dy, probs = _draw(rng, (M, F), jnp.dtype(dtype)), rng.random(M).astype(np.float32)
 
     def run() -> Any:
-        return dact_quantize(
-            jnp.asarray(dy),
-            jnp.asarray(x),
-            spec,
-            jnp.asarray(SIZES),
-            activation=activation,
-            probs=jnp.asarray(probs),
-            activated=True,
-            amax=True,
-            dequantized=True,
-            **arguments,
-        )
+        operands = {"dy": dy, "x": x, "probs": probs}
+        return _run(spec, Prologue("activation_grad", activation), operands, x.shape[1], ("dbias",), **arguments)
 
     q, extras = run()
     activated = _check_extras(extras, q, spec, same_tensor, arguments)
@@ -170,8 +179,8 @@ def test_gradient_and_quantize(
     for group, (start, size) in enumerate(zip(starts, SIZES, strict=True)):
         rows = activated[start : start + size].astype(np.float64)
         bound = size * 2.0**-24 * np.abs(rows).sum(0)
-        assert np.all(np.abs(np.asarray(extras.dbias[group], np.float64) - rows.sum(0)) <= bound)
-    same_bits(run()[1].dbias, extras.dbias, "dbias of a second run")
+        assert np.all(np.abs(np.asarray(extras["dbias"][group], np.float64) - rows.sum(0)) <= bound)
+    same_bits(run()[1]["dbias"], extras["dbias"], "dbias of a second run")
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])
@@ -180,18 +189,9 @@ def test_normalization_and_quantize(norm: Any, rng: Any, specs: Any, same_tensor
     spec = specs["row"]
     x = _draw(rng, (M, F), np.float32)
     gamma, beta = (rng.standard_normal(F).astype(np.float32) for _ in range(2))
-    q, extras = norm_quantize(
-        jnp.asarray(x),
-        spec,
-        jnp.asarray(SIZES),
-        norm=norm,
-        gamma=jnp.asarray(gamma),
-        beta=jnp.asarray(beta) if norm == "layer" else None,
-        epsilon=1e-5,
-        activated=True,
-        amax=True,
-        dequantized=True,
-    )
+    operands = {"x": x, "gamma": gamma} | ({"beta": beta} if norm == "layer" else {})
+    statistics = ("rstd", "mean") if norm == "layer" else ("rstd",)
+    q, extras = _run(spec, Prologue("norm", norm=norm, epsilon=1e-5), operands, F, statistics)
     activated = _check_extras(extras, q, spec, same_tensor, {})
     rows = x[:USED].astype(np.float64)
     mean = rows.mean(1, keepdims=True) if norm == "layer" else np.zeros((USED, 1))
@@ -199,18 +199,43 @@ def test_normalization_and_quantize(norm: Any, rng: Any, specs: Any, same_tensor
     exact = (rows - mean) * rstd * gamma + (beta if norm == "layer" else 0)
     terms = (np.abs(rows) + np.abs(mean)) * rstd * np.abs(gamma) + (np.abs(beta) if norm == "layer" else 0)
     _close(activated[:USED], exact, terms)
-    _close(np.asarray(extras.rstd)[:USED], rstd[:, 0])
+    _close(np.asarray(extras["rstd"])[:USED], rstd[:, 0])
     if norm == "layer":
-        _close(np.asarray(extras.mean)[:USED], mean[:, 0], np.abs(rows).mean(1))
-    else:
-        assert extras.mean is None
+        _close(np.asarray(extras["mean"])[:USED], mean[:, 0], np.abs(rows).mean(1))
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_the_public_function_returns_the_statistics(norm: Any, specs: Any, same_bits: Any, rng: Any) -> None:
+    """Through the registry: what was quantized, rstd, and the mean of LayerNorm alone; the bits of the kernel."""
+    x, gamma = _draw(rng, (M, F), np.float32), rng.standard_normal(F).astype(np.float32)
+    q, extras = norm_quantize(
+        jnp.asarray(x), jnp.asarray(gamma), specs["row"], SIZES, norm=norm, epsilon=1e-5, backend="jax-native"
+    )
+    statistics = ("rstd", "mean") if norm == "layer" else ("rstd",)
+    expected, results = _run(
+        specs["row"], Prologue("norm", norm=norm, epsilon=1e-5), {"x": x, "gamma": gamma}, F, statistics
+    )
+    assert (extras.mean is None) == (norm == "rms")
+    assert (extras.amax, extras.dbias) == (None, None)
+    same_bits(np.asarray(q.rowwise)[:USED], np.asarray(expected.rowwise)[:USED], "row codes")
+    for name in ("activated", *statistics):
+        same_bits(np.asarray(getattr(extras, name))[:USED], np.asarray(results[name])[:USED], name)
+
+
+def test_extras_that_are_not_wanted_are_none(specs: Any) -> None:
+    """Called alone, a function computes no more than its caller reads."""
+    run = act_quantizer(specs["delayed"], PLAIN, "silu")
+    x, scale = jnp.ones((M, F)), jnp.ones(len(SIZES))
+    for wanted, names in ((None, {"activated", "amax"}), (("amax",), {"amax"}), ((), set())):
+        _, extras = run(x, jnp.asarray(SIZES), scale=scale, wanted=wanted)
+        assert {name for name, array in extras._asdict().items() if array is not None} == names
 
 
 def test_only_what_is_read_is_made(specs: Any) -> None:
     """Under jit an extra or a plane that nobody reads costs nothing."""
 
     def run(x: jax.Array, sizes: jax.Array) -> jax.Array:
-        q, extras = act_quantize(x, specs["mxfp8"], sizes, activation="silu", activated=True, amax=True)
+        q, extras = act_quantize(x, specs["mxfp8"], sizes, activation="silu", backend="jax-native")
         del extras
         return q.columnwise
 
@@ -223,7 +248,7 @@ def test_native_layouts(specs: Any, rng: Any, same_bits: Any) -> None:
     """Fused functions write the layouts that the Hopper GEMMs read, too."""
     x, sizes = jnp.asarray(_draw(rng, (M, 2 * F), np.float32)), jnp.asarray(SIZES)
     plain, native = (
-        act_quantize(x, specs["block"], sizes, activation="swiglu", layouts=layouts)[0]
+        act_quantizer(specs["block"], layouts, "swiglu")(x, sizes)[0]
         for layouts in (("plain", "plain"), ("rows", "panels"))
     )
     assert (native.spec.rowwise_layout, native.spec.columnwise_layout) == ("rows", "panels")
@@ -232,34 +257,57 @@ def test_native_layouts(specs: Any, rng: Any, same_bits: Any) -> None:
     same_bits(np.asarray(native.columnwise)[0, :, :40].T, np.asarray(plain.columnwise)[:40], "first panel")
 
 
-X = jnp.ones((8, 32))
+X, ONES = jnp.ones((8, 32)), jnp.ones(32)
 BLOCK = QuantizerSpec(format="e4m3", scaling="block")
+COLUMNWISE = QuantizerSpec(**{**dict(BLOCK), "orientation": "columnwise"})
+NATIVE: dict[str, Any] = {"backend": "jax-native"}
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: act_quantize(X, BLOCK, activation="tanh"), "activation is 'tanh'"),  # type: ignore[arg-type]
-        (lambda: act_quantize(X[:, :31], BLOCK, activation="swiglu"), r"x \[8, 31\] has 31 columns; swiglu needs"),
-        (lambda: act_quantize(X, BLOCK, activation="silu", probs=jnp.ones(7)), r"probs has shape \[7\]"),
-        (lambda: act_quantize(X, BLOCK, [9], activation="silu"), "group_sizes sum to 9"),
-        (lambda: act_quantize(jnp.ones((2, 8, 32)), BLOCK, activation="silu"), r"x has shape \[2, 8, 32\]"),
-        (lambda: act_quantize(X, BLOCK, activation="silu", scale=jnp.ones(1)), "scale was given"),
-        (lambda: dact_quantize(X, X, BLOCK, activation="swiglu"), r"dy has shape \[8, 32\] .* \[8, 16\]"),
-        (lambda: dact_quantize(X.astype(jnp.bfloat16), X, BLOCK, activation="silu"), "dy has .* bfloat16"),
-        (lambda: norm_quantize(X, BLOCK, gamma=jnp.ones(8)), r"gamma has shape \[8\]"),
-        (lambda: norm_quantize(X, BLOCK, gamma=jnp.ones(32), beta=jnp.ones(32)), "beta was given and norm is 'rms'"),
-        (lambda: norm_quantize(X, BLOCK, gamma=jnp.ones(32), epsilon=0.0), "epsilon is 0.0"),
-        (lambda: norm_quantize(X, BLOCK, gamma=jnp.ones(32), norm="batch"), "norm is 'batch'"),  # type: ignore[arg-type]
+        (lambda: act_quantize(X, BLOCK, activation="tanh", **NATIVE), "activation is 'tanh'"),
         (
-            lambda: act_quantize(
-                X, QuantizerSpec(**{**dict(BLOCK), "orientation": "columnwise"}), activation="silu", dequantized=True
-            ),
-            "dequantized=True is the row data's values",
+            lambda: act_quantize(X[:, :31], BLOCK, activation="swiglu", **NATIVE),
+            r"x \[8, 31\] has 31 columns; swiglu needs",
         ),
+        (lambda: act_quantize(X, BLOCK, activation="silu", probs=jnp.ones(7), **NATIVE), r"probs has shape \[7\]"),
+        (lambda: act_quantize(X, BLOCK, [9], activation="silu", **NATIVE), "group_sizes sum to 9"),
+        (lambda: act_quantize(jnp.ones((2, 8, 32)), BLOCK, activation="silu", **NATIVE), r"x has shape \[2, 8, 32\]"),
+        (lambda: act_quantize(X, BLOCK, activation="silu", scale=jnp.ones(1), **NATIVE), "scale was given"),
+        (lambda: dact_quantize(X, X, BLOCK, activation="swiglu", **NATIVE), r"dy has shape \[8, 32\] .* \[8, 16\]"),
+        (lambda: dact_quantize(X.astype(jnp.bfloat16), X, BLOCK, activation="silu", **NATIVE), "dy has .* bfloat16"),
+        (lambda: norm_quantize(X, jnp.ones(8), BLOCK, **NATIVE), r"gamma has shape \[8\]"),
+        (lambda: norm_quantize(X, ONES, BLOCK, beta=ONES, **NATIVE), "beta was given and norm is 'rms'"),
+        (lambda: norm_quantize(X, ONES, BLOCK, epsilon=0.0, **NATIVE), "epsilon is 0.0"),
+        (lambda: norm_quantize(X, ONES, BLOCK, norm="batch", **NATIVE), "norm is 'batch'"),
     ],
 )
 def test_arguments_are_refused_by_name(call: Callable[[], Any], message: str) -> None:
     """At the Python edge, with what was given."""
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: act_quantizer(BLOCK, PLAIN, "tanh"), "activation is 'tanh'"),  # type: ignore[arg-type]
+        (lambda: act_quantizer(BLOCK, PLAIN, "swiglu")(X[:, :31]), r"x \[8, 31\] has 31 columns; swiglu needs"),
+        (lambda: act_quantizer(BLOCK, PLAIN, "silu")(X, probs=jnp.ones(7)), r"probs has shape \[7\]"),
+        (lambda: act_quantizer(BLOCK, PLAIN, "silu")(jnp.ones((2, 8, 32))), r"x has shape \[2, 8, 32\]"),
+        (lambda: dact_quantizer(BLOCK, PLAIN, "swiglu")(X, X), r"dy has shape \[8, 32\] .* \[8, 16\]"),
+        (lambda: norm_quantizer(BLOCK, PLAIN, "rms")(X, jnp.ones(8)), r"gamma has shape \[8\]"),
+        (lambda: norm_quantizer(BLOCK, PLAIN, "rms")(X, ONES, epsilon=0.0), "epsilon is 0.0"),
+        (
+            lambda: fused_function(QuantizeKernel(COLUMNWISE, PLAIN, Prologue("activation")))(
+                {"x": X}, 32, None, ("dequantized",)
+            ),
+            "dequantized is the row data's values and orientation is 'columnwise'",
+        ),
+    ],
+)
+def test_a_bound_function_refuses_by_name(call: Callable[[], Any], message: str) -> None:
+    """A front end that did not check learns what was wrong from a sentence, and the kernels are not called."""
     with pytest.raises(ValueError, match=message):
         call()

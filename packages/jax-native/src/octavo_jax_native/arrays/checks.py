@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from octavo import QuantizerSpec
-from octavo_jax.scaling.seeds import seed_words
+from octavo_jax.plugin_api import seed_words
 
 INPUT_DTYPES = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
 """Dtypes of what is quantized and of what dequantizing returns."""

@@ -14,7 +14,7 @@ from octavo.formats import DType
 from octavo.recipe_base import Gemm
 from octavo_jax_native.arrays.planes import array
 from octavo_jax_native.ffi import targets
-from octavo_jax_native.ffi.calls import CPU_THREADS, call, workspace_result
+from octavo_jax_native.ffi.custom_call import CPU_THREADS, call, workspace_result
 from octavo_native.gemms import gemm_named, names_of
 
 CUDA_MULTIPLE = 16
