@@ -9,6 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,11 @@ from nox.project import dependency_groups, load_toml
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv|venv"
 nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["change"]
 
 ROOT = Path(__file__).parent
+CORES = os.cpu_count() or 1
+WORKERS = "PYTEST_XDIST_AUTO_NUM_WORKERS"
 DIRECTORIES = {
     "octavo-core": "packages/core",
     "octavo-numerics": "packages/numerics",
@@ -153,14 +159,16 @@ def _native_wheel(session: nox.Session) -> tuple[Path, Path]:
 
 
 def _pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False) -> None:
-    """pytest with a worker a core; what XLA compiles is kept, because compiling is most of the JAX tests' time.
+    """pytest with one worker per core; what XLA compiles is kept, because compiling is most of the JAX tests' time.
 
-    Work is dealt by module: a module's fixture (a whole training run) is made once, not once a worker. JAX has eight
-    devices everywhere: tests of sharding want them, and a program compiled for another number is another program.
+    Work is divided by module, so that a module's fixture (a whole training run) is set up once and not once per worker.
+    JAX has eight devices everywhere: tests of sharding need them, and a program compiled for another number of devices
+    is another program. PYTEST_XDIST_AUTO_NUM_WORKERS sets another number of workers; one is this process itself.
 
     in_a_hurry   XLA rewrites programs as always, but LLVM optimizes nothing: half of the time to compile
     """
-    workers = str(min(os.cpu_count() or 1, 8))
+    count = int(os.environ.get(WORKERS) or min(CORES, 8))
+    workers = str(count if count > 1 else 0)
     flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
     settings = {
         "OMP_NUM_THREADS": "1",  # beside workers, torch's threads only wait for each other
@@ -177,6 +185,90 @@ def _pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False) -> 
 def _test_group(distribution: str) -> tuple[str, ...]:
     pyproject = load_toml(ROOT / DIRECTORIES[distribution] / "pyproject.toml")
     return tuple(dependency_groups(pyproject, "test"))
+
+
+# These take longest and start first, in this order: a long session that starts last leaves the other cores idle.
+LONGEST_FIRST = (
+    *("native", "tests(octavo-jax)", "tests(octavo-torch)", "conformance(jax-reference)"),
+    *("conformance(torch-reference)", "tests(octavo-jax-native)", "tests(octavo-torch-native)", "integration"),
+    *("conformance(jax-native)", "types", "tests(octavo-numerics)", "third_party", "adapters"),
+)
+
+
+def _checks() -> dict[str, bool]:
+    """Every session that a change must pass, in the order of their start, and whether it needs the native wheel."""
+    everything = list(DIRECTORIES)
+    installed = {"native": [], "lint": [], "types": everything, "docs": everything, "integration": everything}
+    installed |= {"adapters": ["octavo-jax", "octavo-torch"], "third_party": ["octavo", "octavo-torch"]}
+    installed |= {f"tests({name})": [name, *_ours(list(_test_group(name)))] for name in everything}
+    installed |= {f"conformance({backend})": [owner, "octavo-conformance"] for backend, owner in BACKENDS.items()}
+    order = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    names = sorted(installed, key=lambda name: order.get(name, len(order)))
+    return {name: NATIVE in _closure(installed[name]) for name in names}
+
+
+class _Queue:
+    """Sessions that have not started yet; those that need the native wheel wait until it is compiled."""
+
+    def __init__(self, checks: dict[str, bool]) -> None:
+        self.waiting = dict(checks)
+        self.passed: dict[str, bool] = {}
+        self.changed = threading.Condition()
+
+    def take(self) -> str | None:
+        """The next session that can start; None when there is none left."""
+        with self.changed:
+            while self.waiting:
+                wheel = self.passed.get("native")
+                name = next((name for name, needs_wheel in self.waiting.items() if wheel or not needs_wheel), None)
+                if name is not None:
+                    del self.waiting[name]
+                    return name
+                if wheel is False:
+                    return None
+                self.changed.wait()
+            return None
+
+    def finish(self, name: str, passed: bool) -> None:
+        with self.changed:
+            self.passed[name] = passed
+            self.changed.notify_all()
+
+
+@nox.session(venv_backend="none")
+def change(session: nox.Session) -> None:
+    """Everything that a change must pass: the sessions below, several at a time, each with its share of the cores.
+
+    One session alone leaves cores idle while it makes its environment, imports, collects and waits for its last test.
+    A session's output is in .nox/.cache/logs; that of a failed one is printed, too.
+    """
+    lanes = min(CORES, 4)
+    environment = {**os.environ, WORKERS: str(max(1, min(CORES // lanes, 8)))}
+    logs = session.cache_dir.resolve() / "logs"
+    logs.mkdir(exist_ok=True)
+    queue = _Queue(_checks())
+
+    def work() -> None:
+        while (name := queue.take()) is not None:
+            log, start = logs / f"{name}.log", time.monotonic()
+            with log.open("w") as output:
+                command = (sys.executable, "-m", "nox", "-s", name, "--", *session.posargs)
+                run = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            text = log.read_text(errors="replace")
+            if run.returncode:
+                session.warn(text)
+            counts = re.findall(r"^=+ (.*) in [^=]*=+$", text, flags=re.MULTILINE)
+            outcome = "passed" if run.returncode == 0 else "FAILED"
+            session.log(f"{name} {outcome} after {time.monotonic() - start:.0f} s {', '.join(counts[-1:])}")
+            queue.finish(name, run.returncode == 0)
+
+    with ThreadPoolExecutor(lanes) as pool:
+        for lane in [pool.submit(work) for _ in range(lanes)]:
+            lane.result()
+    failed = [name for name, passed in queue.passed.items() if not passed]
+    failed += [f"{name} (not run: octavo-native does not build)" for name in queue.waiting]
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
 
 
 @nox.session

@@ -56,7 +56,7 @@ Error check_swizzle(const SwizzleArgs& args);
 Error swizzle_scales_cpu(const SwizzleArgs& args);
 Error swizzle_scales_cuda(const SwizzleArgs& args, void* stream);
 
-// One-byte E2M1 codes [rows, cols] to two a byte [rows, ceil(cols / 2)], the even column low, or back.
+// One-byte E2M1 codes [rows, cols] to two per byte [rows, ceil(cols / 2)], the even column low, or back.
 struct PackArgs {
   const uint8_t* from = nullptr;
   uint8_t* into = nullptr;

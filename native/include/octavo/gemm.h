@@ -28,7 +28,7 @@ struct GemmOperand {
   int64_t row_stride = 0;
 };
 
-// What a layer knows before it has tensors.
+// What is known of a GEMM before there are tensors.
 struct GemmSpec {
   Gemm gemm = Gemm::fprop;
   bool quantized = false;
@@ -63,8 +63,7 @@ struct GemmArgs {
   size_t workspace_bytes = 0;
 };
 
-// One way in which the CUDA kernels cut a product: `rows` x `cols` outputs a tile, `stages` K-blocks of 128 bytes in
-// flight.
+// A tile shape of the CUDA kernels: `rows` x `cols` outputs per tile, `stages` K-blocks of 128 bytes in flight.
 struct GemmTile {
   const char* name;
   int rows, cols, stages;
@@ -74,20 +73,20 @@ struct GemmTile {
 struct GemmTileChoice {
   int tile;       // number in gemm_tiles
   int64_t tiles;  // tiles that are computed, each group's last ones in part
-  double waves;   // tiles a CTA
-  double filled;  // part of the computed outputs that the result has
+  double waves;   // tiles per CTA
+  double filled;  // fraction of the computed outputs that belongs to the result
   double microseconds;
 };
 
-// The tiles that the kernels of `spec` come in; sets `count`. Static storage.
+// The tiles that the kernels of `spec` are compiled for; sets `count`. Static storage.
 const GemmTile* gemm_tiles(const GemmSpec& spec, int* count);
 
 // The model's expectation of tile `tile` (-1: of the tile with the least) for M rows in equal groups on `sms`
 // multiprocessors. Host arithmetic alone, in builds without CUDA too.
 GemmTileChoice gemm_tile(const GemmSpec& spec, int64_t rows, int64_t n, int64_t k, int64_t groups, int sms, int tile);
 
-// Shapes, alignment, combinations: both devices. `cuda` adds what the kernels of Hopper ask for: K and N multiples of
-// 16, 16-bit or quantized operands, 16-byte aligned arrays and strides.
+// Checks shapes, alignment and combinations, for both devices. `cuda` adds what the Hopper kernels need: K and N
+// multiples of 16, 16-bit or quantized operands, arrays and strides aligned to 16 bytes.
 Error check_gemm(const GemmArgs& args, bool cuda);
 
 size_t gemm_workspace_cpu(const GemmArgs& args);

@@ -1,11 +1,11 @@
 // Shapes of the native layouts. octavo.GroupedTensorSpec defines the plain ones; octavo_native.layouts says both in
 // Python.
 //
-// Rowwise, native: codes [M, C] as in plain, E2M1 two a byte [M, ceil(C / 2)], the even column in the low four bits.
+// Rowwise, native: codes [M, C] as in plain, E2M1 two per byte [M, ceil(C / 2)], the even column in the low four bits.
 //   Scales: `block` fp32 transposed, [ceil(C / 128)][M rounded up to 4]; all others plain.
 //
 // Columnwise, native ("K-panels"): codes [P][C][128], E2M1 [P][C][64]: each panel holds 128 rows of one group, column
-//   after column, the rows of a column side by side; rows past the group's end are zero codes. P = panel_bound for
+//   after column, the rows of a column contiguous; rows past the group's end are zero codes. P = panel_bound for
 //   ragged rows, G * ceil(N / 128) for stacked matrices, whose panels restart at each matrix. Unused panels are not
 //   written.
 //   Scales by scaling: delayed, current [G]; row [G, C]; block fp32 [P][C rounded up to 4]; mxfp8 [P][C][4];
@@ -19,7 +19,8 @@ namespace octavo {
 
 constexpr int PANEL_ROWS = 128;
 
-// Most blocks of `size` rows that `rows` rows in `groups` groups can need when blocks restart at each group.
+// An upper bound of the blocks of `size` rows that `rows` rows in `groups` groups can need when blocks restart at each
+// group.
 OCTAVO_HD int64_t block_bound(int64_t rows, int64_t groups, int64_t size) {
   return (rows + (size - 1) * groups) / size;
 }

@@ -5,14 +5,14 @@
 
 namespace octavo {
 
-// Sorts choices by group, equal ones in their order; those of no group stand last.
+// Sorts choices by group, stably; those without a group come last.
 struct RouteArgs {
   const int64_t* index = nullptr;   // [choices]; a number outside 0 to groups - 1 is no group
   int64_t choices = 0, groups = 0;  // at most 2^30 and 65 536
   int64_t* group_sizes = nullptr;   // [groups]
   int64_t* order = nullptr;         // [choices]: the choice of each row
   int64_t* position = nullptr;      // [choices]: the row of each choice, the inverse of `order`
-  uint8_t* routed = nullptr;        // [choices]: 1 where the choice has a group, else 0
+  uint8_t* routed = nullptr;        // [choices]: 1 if the choice has a group, otherwise 0
 };
 
 Error check_route(const RouteArgs& args);

@@ -1,4 +1,4 @@
-// Grouped quantization: one call makes every plane that is asked for.
+// Grouped quantization: one call produces every requested plane.
 #pragma once
 
 #include "octavo/plan.h"
@@ -35,7 +35,7 @@ struct Input {
 
 enum class PrologueKind : int32_t { none = 0, activation = 1, activation_grad = 2, norm = 3 };
 
-// What happens to the input before it is quantized: computed in fp32, rounded once to the input's dtype.
+// What is applied to the input before it is quantized: computed in fp32, rounded once to the input's dtype.
 //
 // activation       input [M, F], or [M, 2 F] with gate first where gated -> act(x) (* up) (* probs[row])
 // activation_grad  input as above, dy [M, F] -> gradient of the input, [M, F] or [M, 2 F]
@@ -56,7 +56,7 @@ struct Prologue {
 };
 
 struct Plane {
-  void* codes = nullptr;  // null: the plane is not wanted
+  void* codes = nullptr;  // null: the plane is not requested
   void* scales = nullptr;
   float* global = nullptr;  // [G], NVFP4's second-level decode factor
   Layout layout = Layout::plain;

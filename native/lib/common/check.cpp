@@ -1,4 +1,4 @@
-// What both devices refuse, and why. Pointers are looked at, never followed.
+// Argument checks of the quantizers, shared by both devices. Pointers are compared and never dereferenced.
 #include <cmath>
 
 #include "check.h"
@@ -14,9 +14,10 @@ constexpr const char* HADAMARD_STACKED =
     "hadamard is for ragged rows and matrix_rows says stacked matrices; take hadamard off their quantizer";
 
 Error check_spec(const QuantizerSpec& spec) {
-  if (!named(spec.format, Format::e2m1)) return invalid("format is no Format; give e4m3, e5m2 or e2m1 (0 to 2)");
-  if (!named(spec.scaling, Scaling::nvfp4)) return invalid("scaling is no Scaling; give a number from 0 to 5");
-  if (!named(spec.operand, Operand::dy)) return invalid("operand is no Operand; give x, w or dy (0 to 2)");
+  if (!named(spec.format, Format::e2m1))
+    return invalid("format is not a valid Format; give e4m3, e5m2 or e2m1 (0 to 2)");
+  if (!named(spec.scaling, Scaling::nvfp4)) return invalid("scaling is not a valid Scaling; give a number from 0 to 5");
+  if (!named(spec.operand, Operand::dy)) return invalid("operand is not a valid Operand; give x, w or dy (0 to 2)");
   if ((spec.format == Format::e2m1) != (spec.scaling == Scaling::nvfp4)) {
     return invalid("format and scaling do not go together; e2m1 goes with nvfp4 and nothing else does with either");
   }
@@ -67,10 +68,10 @@ Error check_shape(int64_t rows, int64_t cols, int64_t groups, int64_t matrix_row
   return {};
 }
 
-// `elements` of the payload: an operand without any may have null arrays.
+// `elements`: of the payload. An operand without elements may have null arrays.
 Error check_plane(const QuantizerSpec& spec, const Plane& plane, int64_t elements) {
   if (!named(plane.layout, Layout::native)) {
-    return invalid("a plane's layout is no Layout; give plain or native (0, 1)");
+    return invalid("a plane's layout is not a valid Layout; give plain or native (0, 1)");
   }
   if (wide_scales(spec.scaling) && !aligned(plane.scales, 4)) {
     return invalid("a plane's scales are not aligned to 4 bytes; they are fp32");
@@ -78,10 +79,10 @@ Error check_plane(const QuantizerSpec& spec, const Plane& plane, int64_t element
   if (!aligned(plane.global, 4)) return invalid("a plane's global is not aligned to 4 bytes; it is fp32");
   if (elements == 0) return {};
   if (plane.codes == nullptr && (plane.scales != nullptr || plane.global != nullptr)) {
-    return invalid("a plane has scales and no codes; give both, or neither where the plane is not wanted");
+    return invalid("a plane has scales and no codes; give both, or neither to leave the plane out");
   }
   if (plane.codes != nullptr && plane.scales == nullptr) {
-    return invalid("a plane has codes and no scales; give both, or neither where the plane is not wanted");
+    return invalid("a plane has codes and no scales; give both, or neither to leave the plane out");
   }
   if (plane.codes != nullptr && spec.scaling == Scaling::nvfp4 && plane.global == nullptr) {
     return invalid("a plane of nvfp4 has no global; give [groups] fp32 for the second-level factors");
@@ -93,7 +94,7 @@ Error check_activation(const QuantizeArgs& args) {
   const Prologue& prologue = args.prologue;
   const int64_t elements = args.input.rows * args.input.cols;
   if (!named(prologue.activation, Activation::geglu_tanh)) {
-    return invalid("activation is no Activation; give a number from 0 to 6");
+    return invalid("activation is not a valid Activation; give a number from 0 to 6");
   }
   const bool gated = is_gated(prologue.activation);
   if (gated && args.input.cols % 2 != 0) {
@@ -117,7 +118,7 @@ Error check_activation(const QuantizeArgs& args) {
 Error check_norm(const QuantizeArgs& args) {
   const Prologue& prologue = args.prologue;
   const int bytes = dtype_bytes(args.input.dtype);
-  if (!named(prologue.norm, Norm::layer)) return invalid("norm is no Norm; give rms or layer (0, 1)");
+  if (!named(prologue.norm, Norm::layer)) return invalid("norm is not a valid Norm; give rms or layer (0, 1)");
   if (prologue.gamma == nullptr && args.input.cols > 0) {
     return invalid("gamma is null and the prologue is norm; give the weights [cols], ones for none");
   }
@@ -146,11 +147,11 @@ Error check_prologue(const QuantizeArgs& args) {
     case PrologueKind::activation_grad: return check_activation(args);
     case PrologueKind::norm: return check_norm(args);
   }
-  return invalid("prologue is no PrologueKind; give a number from 0 to 3");
+  return invalid("prologue is not a valid PrologueKind; give a number from 0 to 3");
 }
 
 Error check_input(const Input& input) {
-  if (!named(input.dtype, DType::bf16)) return invalid("dtype is no DType; give f32, f16 or bf16 (0 to 2)");
+  if (!named(input.dtype, DType::bf16)) return invalid("dtype is not a valid DType; give f32, f16 or bf16 (0 to 2)");
   const Error shape = check_shape(input.rows, input.cols, input.groups, input.matrix_rows, input.plan);
   if (shape) return shape;
   if (input.data == nullptr && input.rows * input.cols > 0) {
@@ -178,7 +179,7 @@ Error check_outputs(const QuantizeArgs& args) {
     return invalid("activated is not aligned to its elements; it has the dtype of the input");
   }
   if (args.dequantized != nullptr && args.rowwise.codes == nullptr) {
-    return invalid("dequantized holds rowwise data and no rowwise plane is wanted; give its codes and scales too");
+    return invalid("dequantized holds rowwise data and no rowwise plane is requested; give its codes and scales, too");
   }
   return {};
 }
@@ -198,7 +199,7 @@ Error check_scalars(const QuantizeArgs& args) {
   if (!aligned(args.seed, 4) || !aligned(args.group_offset_device, 4) || !aligned(args.unchanged, 4)) {
     return invalid("seed, group_offset_device or unchanged is not aligned to 4 bytes; they are 32-bit words");
   }
-  // What every allocator on the CPU gives; quantize_cuda asks for the 256 bytes of its own.
+  // Every CPU allocator aligns to 16 bytes; quantize_cuda lays its arrays out at multiples of 256.
   if (!aligned(args.workspace, 16)) return invalid("workspace is not aligned to 16 bytes; allocate it so");
   return {};
 }
@@ -225,7 +226,7 @@ Error check_quantize(const QuantizeArgs& args) {
   if (const Error error = check_plane(args.spec, args.rowwise, elements)) return error;
   if (const Error error = check_plane(args.spec, args.columnwise, elements)) return error;
   if (elements > 0 && args.rowwise.codes == nullptr && args.columnwise.codes == nullptr) {
-    return invalid("no plane is wanted; give codes and scales of the rowwise plane, the columnwise one, or both");
+    return invalid("no plane is requested; give codes and scales of the rowwise plane, the columnwise one, or both");
   }
   if (args.spec.hadamard && args.input.matrix_rows > 0 && args.columnwise.codes != nullptr) {
     return invalid(HADAMARD_STACKED);
@@ -237,9 +238,11 @@ Error check_quantize(const QuantizeArgs& args) {
 Error check_dequantize(const DequantizeArgs& args) {
   if (const Error error = check_spec(args.spec)) return error;
   if (const Error error = check_shape(args.rows, args.cols, args.groups, args.matrix_rows, args.plan)) return error;
-  if (!named(args.direction, Direction::columnwise)) return invalid("direction is no Direction; give 0 or 1");
-  if (!named(args.out_dtype, DType::bf16)) return invalid("out_dtype is no DType; give f32, f16 or bf16 (0 to 2)");
-  if (!named(args.out_layout, Layout::native)) return invalid("out_layout is no Layout; give plain or native (0, 1)");
+  if (!named(args.direction, Direction::columnwise)) return invalid("direction is not a valid Direction; give 0 or 1");
+  if (!named(args.out_dtype, DType::bf16))
+    return invalid("out_dtype is not a valid DType; give f32, f16 or bf16 (0 to 2)");
+  if (!named(args.out_layout, Layout::native))
+    return invalid("out_layout is not a valid Layout; give plain or native (0, 1)");
   if (args.spec.hadamard && args.direction == Direction::columnwise && args.matrix_rows > 0) {
     return invalid(HADAMARD_STACKED);
   }
@@ -259,8 +262,8 @@ Error check_dequantize(const DequantizeArgs& args) {
 Error check_convert(const ConvertArgs& args) {
   if (const Error error = check_spec(args.spec)) return error;
   if (const Error error = check_shape(args.rows, args.cols, args.groups, args.matrix_rows, args.plan)) return error;
-  if (!named(args.direction, Direction::columnwise)) return invalid("direction is no Direction; give 0 or 1");
-  if (!named(args.to, Layout::native)) return invalid("to is no Layout; give plain or native (0, 1)");
+  if (!named(args.direction, Direction::columnwise)) return invalid("direction is not a valid Direction; give 0 or 1");
+  if (!named(args.to, Layout::native)) return invalid("to is not a valid Layout; give plain or native (0, 1)");
   if (args.into.layout != args.to || args.from.layout == args.to) {
     return invalid("the planes' layouts do not fit `to`; into.layout is `to` and from.layout the other one");
   }

@@ -1,4 +1,4 @@
-// What the checks of check.cpp and check_gemm.cpp share.
+// Limits and helpers that all argument checks share.
 #pragma once
 
 #include "octavo/types.h"
@@ -10,7 +10,7 @@ constexpr int64_t MAX_GROUPS = 65536, PLAN_ALIGNMENT = 32;
 
 inline bool aligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
-// Scales of fp32; the others are bytes.
+// True if the scales are fp32; otherwise they are bytes.
 inline bool wide_scales(Scaling scaling) { return scaling != Scaling::mxfp8 && scaling != Scaling::nvfp4; }
 
 template <typename Enum>

@@ -1,4 +1,4 @@
-// What both devices refuse of delayed scaling's state.
+// Argument checks of delayed scaling's state, shared by both devices.
 #include "check.h"
 #include "octavo/delayed.h"
 

@@ -1,4 +1,4 @@
-// What both devices refuse of a grouped GEMM, and why. Pointers are looked at, never followed.
+// Argument checks of the grouped GEMMs, shared by both devices. Pointers are compared and never dereferenced.
 #include "check.h"
 #include "gemm_strides.h"
 #include "octavo/gemm.h"
@@ -8,17 +8,18 @@ namespace octavo {
 namespace {
 
 constexpr int64_t CUDA_BYTES = 16, CUDA_SIDE = 16;
-constexpr int64_t MAX_GROUP_STRIDE = int64_t{1} << 44;  // 65536 of them are an address still
+constexpr int64_t MAX_GROUP_STRIDE = int64_t{1} << 44;  // 65 536 of them still fit an address
 
 bool group_scales(Scaling scaling) { return scaling == Scaling::delayed || scaling == Scaling::current; }
 
 Error check_names(const GemmSpec& spec) {
-  if (!named(spec.gemm, Gemm::wgrad)) return invalid("gemm is no Gemm; give fprop, dgrad or wgrad (0 to 2)");
-  if (!named(spec.dtype, DType::bf16)) return invalid("dtype is no DType; give f32, f16 or bf16 (0 to 2)");
-  if (!named(spec.out_dtype, DType::bf16)) return invalid("out_dtype is no DType; give f32, f16 or bf16 (0 to 2)");
-  if (!named(spec.scaling, Scaling::nvfp4)) return invalid("scaling is no Scaling; give a number from 0 to 5");
+  if (!named(spec.gemm, Gemm::wgrad)) return invalid("gemm is not a valid Gemm; give fprop, dgrad or wgrad (0 to 2)");
+  if (!named(spec.dtype, DType::bf16)) return invalid("dtype is not a valid DType; give f32, f16 or bf16 (0 to 2)");
+  if (!named(spec.out_dtype, DType::bf16))
+    return invalid("out_dtype is not a valid DType; give f32, f16 or bf16 (0 to 2)");
+  if (!named(spec.scaling, Scaling::nvfp4)) return invalid("scaling is not a valid Scaling; give a number from 0 to 5");
   if (!named(spec.left_format, Format::e2m1) || !named(spec.right_format, Format::e2m1)) {
-    return invalid("left_format or right_format is no Format; give e4m3, e5m2 or e2m1 (0 to 2)");
+    return invalid("left_format or right_format is not a valid Format; give e4m3, e5m2 or e2m1 (0 to 2)");
   }
   return {};
 }
@@ -74,7 +75,7 @@ Error check_sides(const GemmArgs& args, bool cuda) {
   return {};
 }
 
-// Strides are resolved: none is 0 where it counts.
+// Takes resolved strides: none that matters is 0.
 Error check_strides(const GemmArgs& args) {
   const GemmSpec& spec = args.spec;
   if (spec.quantized && (args.left.row_stride != 0 || args.right.row_stride != 0)) {
@@ -167,7 +168,8 @@ Error check_bias(const GemmArgs& args) {
     return {};
   }
   if (args.spec.gemm == Gemm::wgrad) return invalid("bias was given and the GEMM is wgrad; leave it null");
-  if (!named(args.bias_dtype, DType::bf16)) return invalid("bias_dtype is no DType; give f32, f16 or bf16 (0 to 2)");
+  if (!named(args.bias_dtype, DType::bf16))
+    return invalid("bias_dtype is not a valid DType; give f32, f16 or bf16 (0 to 2)");
   if (!aligned(args.bias, dtype_bytes(args.bias_dtype))) {
     return invalid("bias is not aligned to its elements; give an address that is a multiple of their size");
   }
@@ -180,7 +182,8 @@ Error check_tile(const GemmArgs& args) {
   int count = 0;
   gemm_tiles(args.spec, &count);
   if (args.tile < -1 || args.tile >= count) {
-    return invalid("tile is no number of gemm_tiles for this GEMM; give one, or -1 to have it chosen");
+    return invalid(
+        "tile is not a tile number of this GEMM (Gemm.tiles lists them); give one of them, or -1 to have it chosen");
   }
   return {};
 }

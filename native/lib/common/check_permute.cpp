@@ -1,4 +1,4 @@
-// What both devices refuse of routing and of moved rows, and why. Pointers are looked at, never followed.
+// Argument checks of routing and of moving rows, shared by both devices. Pointers are compared and never dereferenced.
 #include "check.h"
 #include "octavo/permute.h"
 
@@ -23,14 +23,15 @@ Error check_choices(const Choices& choices) {
 
 Error check_array(const void* array, int64_t stride, int64_t cols, DType dtype) {
   if (array == nullptr && cols > 0) return invalid("an array of rows is null; give its address");
-  if (!aligned(array, dtype_bytes(dtype))) return invalid("an array of rows is not aligned to its elements");
+  if (!aligned(array, dtype_bytes(dtype)))
+    return invalid("an array of rows is not aligned to its elements; give an address that is a multiple of their size");
   if (stride < cols) return invalid("a row stride is less than cols; give the elements from one row to the next");
   if (stride > MAX_STRIDE) return invalid("a row stride is past 2^32 elements; copy the rows closer together");
   return {};
 }
 
 Error check_sides(const Choices& choices, DType dtype, int64_t cols) {
-  if (!named(dtype, DType::bf16)) return invalid("dtype is no DType; give f32, f16 or bf16 (0 to 2)");
+  if (!named(dtype, DType::bf16)) return invalid("dtype is not a valid DType; give f32, f16 or bf16 (0 to 2)");
   if (cols < 0) return invalid("cols is negative; give the columns of the rows, 0 or more");
   if (cols > MAX_COLS) return invalid("cols is past 2^30; split the rows");
   return check_choices(choices);

@@ -1,4 +1,4 @@
-// Strides of a GEMM's arrays that the caller left at 0.
+// Default strides of a GEMM's arrays.
 #pragma once
 
 #include "octavo/gemm.h"
@@ -10,8 +10,8 @@ inline int64_t left_cols(const GemmArgs& args) { return args.spec.gemm == Gemm::
 inline int64_t right_cols(const GemmArgs& args) { return args.k; }
 inline int64_t out_cols(const GemmArgs& args) { return args.spec.gemm == Gemm::fprop ? args.n : args.k; }
 
-// The arguments with every stride of 0 as contiguous arrays have it. Quantized operands have no strides, y and dx no
-// group stride.
+// The arguments with every stride of 0 replaced by that of a contiguous array. Quantized operands have no strides; y
+// and dx have no group stride.
 inline GemmArgs with_strides(GemmArgs args) {
   if (!args.spec.quantized) {
     if (args.left.row_stride == 0) args.left.row_stride = left_cols(args);
@@ -19,7 +19,7 @@ inline GemmArgs with_strides(GemmArgs args) {
   }
   if (args.out_row_stride == 0) args.out_row_stride = out_cols(args);
   if (args.out_group_stride == 0 && args.spec.gemm == Gemm::wgrad) {
-    // unsigned: check_gemm looks at strides that may be anything
+    // Unsigned, because check_gemm sees strides before they are validated and the product may overflow.
     args.out_group_stride =
         static_cast<int64_t>(static_cast<uint64_t>(args.n) * static_cast<uint64_t>(args.out_row_stride));
   }

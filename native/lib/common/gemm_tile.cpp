@@ -1,4 +1,4 @@
-// Which tile a grouped GEMM is cut into: a model of waves, operand bytes and rows a group, and no timing cache.
+// Chooses the tile of a grouped GEMM by a model of waves, operand bytes and rows per group; nothing is timed or cached.
 #include "gemm_tile.h"
 
 #include <algorithm>
@@ -10,15 +10,16 @@ namespace octavo {
 
 namespace {
 
-// Fitted to measurements on an H200 (benchmarks/results has them): microseconds, and what one of its 132
-// multiprocessors does in one.
+// Fitted to measurements on an H200 (in benchmarks/results): microseconds, and the work of one of its 132
+// multiprocessors per microsecond.
 constexpr double FAST_FLOPS = 14.0e6, PROMOTED_FLOPS = 11.5e6, BF16_FLOPS = 7.0e6;
 constexpr double MEMORY_BYTES = 33.0e3;  // a multiprocessor's share of device memory
 constexpr double LAUNCH = 4.0, TILE_START = 0.5;
-constexpr double EXPOSED = 0.25;  // part of the shorter of products and memory's time that the longer one does not hide
-// Part of the rate that a tile reaches: smaller ones load more for a product, and 128x128 has fewer bytes in flight.
+constexpr double EXPOSED = 0.25;  // fraction of the shorter of math and memory time that the longer one does not hide
+// Fraction of the peak rate that each tile reaches: smaller ones load more per product, and 128x128 has fewer bytes in
+// flight.
 constexpr double REACHED[GEMM_TILE_COUNT] = {1.0, 0.58, 0.75};
-constexpr int STAGED = 1;  // sums that are added to fp32 leave beside the next tile's products
+constexpr int STAGED = 1;  // the tile whose fp32 accumulation overlaps the next tile's mainloop
 
 constexpr int K_BLOCK_BYTES = 128;
 

@@ -1,4 +1,4 @@
-// The tiles that the CUDA kernels come in. Their numbers are those of GemmArgs::tile.
+// The tiles that the CUDA kernels are compiled for, by the number that GemmArgs::tile takes.
 #pragma once
 
 #include "octavo/gemm.h"
@@ -12,7 +12,7 @@ constexpr GemmTile GEMM_TILES[] = {
 };
 constexpr int GEMM_TILE_COUNT = 3;
 
-// What the tensor cores multiply: MXFP8 and NVFP4 as bf16, which holds their values exactly.
+// True if the tensor cores multiply FP8. MXFP8 and NVFP4 are multiplied as bf16, which represents their values exactly.
 inline bool multiplies_fp8(const GemmSpec& spec) {
   return spec.quantized && spec.scaling != Scaling::mxfp8 && spec.scaling != Scaling::nvfp4;
 }

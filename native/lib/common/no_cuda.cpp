@@ -1,4 +1,4 @@
-// What a build without nvcc has in place of lib/cuda.
+// Replaces lib/cuda in a build without nvcc.
 #include "octavo/delayed.h"
 #include "octavo/dequantize.h"
 #include "octavo/gemm.h"

@@ -115,8 +115,8 @@ def test_names_that_do_not_go_together_are_refused(call: Call, spec: dict[str, A
         ({"k": -16}, "n or k is less than 1"),
         ({"k": 2**40}, r"k is past 2\^30"),
         ({"n": 2**30}, r"groups \* n is past 2\^30"),
-        ({"tile": 1000}, "tile is no number of gemm_tiles"),
-        ({"tile": -2}, "tile is no number of gemm_tiles"),
+        ({"tile": 1000}, "tile is not a tile number of this GEMM"),
+        ({"tile": -2}, "tile is not a tile number of this GEMM"),
     ],
 )
 def test_sides_that_are_no_problem_are_refused(call: Call, changes: dict[str, Any], reason: str) -> None:

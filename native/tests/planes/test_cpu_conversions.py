@@ -24,7 +24,7 @@ from cpu_calls import (
     put,
     quantizer,
 )
-from test_cpu_bits import SPECS, random_operand
+from cpu_operands import SPECS, random_operand
 
 import octavo_native as native
 from octavo import QuantizerSpec

@@ -75,7 +75,7 @@ def test_an_address_is_an_integer_of_64_bits(call: Call, name: str, value: Any) 
         ({"row_stride": COLS - 1}, "row_stride is less than cols"),
         ({"row_codes": 0}, "scales and no codes"),
         ({"row_scales": 0}, "codes and no scales"),
-        ({"row_codes": 0, "row_scales": 0}, "no plane is wanted"),
+        ({"row_codes": 0, "row_scales": 0}, "no plane is requested"),
         ({"matrix_rows": 7}, "rows is not groups \\* matrix_rows"),
         ({"dtype": 3}, "dtype is 3; it takes 0 to 2"),
         ({"dtype": -1}, "dtype is -1; it takes 0 to 2"),
@@ -134,7 +134,7 @@ def test_a_quantizer_of_unknown_numbers_is_refused(fields: dict[str, int], reaso
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"rows": -1}, "rows is negative"), ({"groups": 0}, "groups"), ({"rowwise": False}, "no plane is wanted")],
+    [({"rows": -1}, "rows is negative"), ({"groups": 0}, "groups"), ({"rowwise": False}, "no plane is requested")],
 )
 def test_workspace_bytes_refuses_what_run_refuses(call: Call, changes: dict[str, Any], reason: str) -> None:
     """A size computed from nonsense would be allocated."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cpu_calls import NATIVE, Operand, differences, prepare, put, quantizer, run
-from test_cpu_bits import SPECS, random_values
+from cpu_operands import SPECS, random_values
 
 import octavo_native as native
 from octavo import QuantizerSpec
@@ -175,7 +175,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (BLOCK, {"row_codes": 0}, "scales and no codes"),
     (BLOCK, {"row_scales": 0}, "codes and no scales"),
     (BLOCK, {"col_scales": 6}, "not aligned to 4"),
-    (BLOCK, {"row_codes": 0, "row_scales": 0, "col_codes": 0, "col_scales": 0}, "no plane is wanted"),
+    (BLOCK, {"row_codes": 0, "row_scales": 0, "col_codes": 0, "col_scales": 0}, "no plane is requested"),
     (BLOCK, {"row_codes": 0, "row_scales": 0, "dequantized": 64}, "no rowwise plane"),
     (BLOCK, {"dequantized": 1}, "dequantized is not aligned"),
     (BLOCK, {"activated": 2}, "activated is not aligned"),

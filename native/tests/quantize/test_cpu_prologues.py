@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cpu_calls import DTYPE, NATIVE, POISON, Operand, run
-from test_cpu_bits import SPECS, random_values
+from cpu_operands import SPECS, random_values
 
 from octavo_native.layouts import PLAIN
 

@@ -115,7 +115,7 @@ def test_gaps_are_strict(suite: Any, tmp_path: Path) -> None:
         ('[[gap]]\nkind = "never"\nreason = "r"\n', "names neither a test nor a capability"),
         ('[[gap]]\nkind = "never"\nreason = "r"\ncapability = { ops = "x" }\n', "its keys are"),
         ('[[gap]]\nkind = "never"\nreason = "r"\ntests = "x"\n', "unknown keys ['tests']"),
-        ("gaps = 1\n", "write one [[gap]] table a gap"),
+        ("gaps = 1\n", "write one [[gap]] table per gap"),
         ("[[gap\n", "not TOML"),
     ],
 )

@@ -36,9 +36,9 @@ def test_a_file_gives_the_recipe_that_was_written(tmp_path: Path, suffix: str) -
     [
         ("recipe.yaml", b"", "ends in .json or .toml"),
         ("absent.json", None, "cannot be read"),
-        ("cut.json", b'{"kind": "mx', "no JSON"),
+        ("cut.json", b'{"kind": "mx', "not valid JSON"),
         ("binary.json", b"\xff\xfe\x00", "not UTF-8"),
-        ("wrong.toml", b"kind = ", "no TOML"),
+        ("wrong.toml", b"kind = ", "not valid TOML"),
         ("huge.json", b" " * (1 << 20) + b"{}", "larger than"),
         ("field.toml", b'kind = "row"\nfprop = "no"', "RowScaling.fprop: got 'no'"),
     ],

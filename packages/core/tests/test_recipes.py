@@ -137,8 +137,8 @@ def test_a_bad_value_names_the_field_the_value_and_the_fix(make: Any, names: lis
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ("", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ("[]", "got list"),
         ("{}", "schema_version: got None"),
         ('{"schema_version": 2, "kind": "mxfp8"}', "schema_version: got 2"),

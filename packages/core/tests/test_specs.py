@@ -15,12 +15,12 @@ from octavo import GroupedTensorSpec, QuantizerSpec, RecipeError, block_bound, c
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"format": "e2m1", "scaling": "row"}, "e2m1 and nvfp4 go together"),
-        ({"format": "e4m3", "scaling": "nvfp4"}, "e2m1 and nvfp4 go together"),
+        ({"format": "e2m1", "scaling": "row"}, "e2m1 and nvfp4 need each other"),
+        ({"format": "e4m3", "scaling": "nvfp4"}, "e2m1 and nvfp4 need each other"),
         ({"format": "e4m3", "scaling": "row", "square": True}, "square=True needs blocks"),
         ({"format": "e4m3", "scaling": "mxfp8", "rounding": "stochastic"}, "defined for e2m1"),
         ({"format": "e4m3", "scaling": "block", "hadamard": True}, "defined for nvfp4"),
-        ({"format": "e2m1", "scaling": "nvfp4", "hadamard": True, "square": True}, "drop one"),
+        ({"format": "e2m1", "scaling": "nvfp4", "hadamard": True, "square": True}, "drop one of the two"),
         ({"format": "e2m1", "scaling": "nvfp4", "hadamard": True, "role": "w"}, "role is 'w'"),
         ({"format": "e4m3", "scaling": "mxfp8", "power_of_two": True}, "fixes its own"),
         ({"format": "e4m3", "scaling": "delayed", "amax_epsilon": 1e-6}, "takes 0"),
@@ -107,7 +107,7 @@ def test_the_block_bound_is_reached(size: int) -> None:
     [
         ({"shape": (3, 4, 5), "groups": 3}, r"ragged tensor has shape \[M, K\]"),
         ({"shape": (3, 4), "groups": 3, "ragged_axis": None}, r"stacked matrices have shape \[G, N, K\]"),
-        ({"shape": (3, 4, 5), "groups": 2, "ragged_axis": None}, "holds 3 matrices and groups=2"),
+        ({"shape": (3, 4, 5), "groups": 2, "ragged_axis": None}, "holds 3 matrices, but groups=2"),
         ({"shape": (-3, 4), "groups": 2}, "got -3"),
         ({"shape": (3, 4), "groups": 0}, "groups: got 0"),
     ],

@@ -38,16 +38,16 @@ def changed(q: QuantizedArray, **planes: Any) -> QuantizedArray:
         (lambda: quantize(X, MX, [2**62, 2**62]), "group_sizes sum to 9223372036854775808 and the tensor has 4 rows"),
         (lambda: quantize(X, MX, [1.0, 2.0]), "group_sizes has dtype float64; give integers (int32 or int64)"),
         (lambda: quantize(X, MX, [True]), "group_sizes has dtype bool; give integers"),
-        (lambda: quantize(X, MX, []), "group_sizes has shape [0]; give one size a group, [G] with G at least 1"),
-        (lambda: quantize(X, MX, [[2]]), "group_sizes has shape [1, 1]; give one size a group"),
-        (lambda: quantize(X, MX, 4), "group_sizes has shape []; give one size a group"),
+        (lambda: quantize(X, MX, []), "group_sizes has shape [0]; give one size per group, [G] with G at least 1"),
+        (lambda: quantize(X, MX, [[2]]), "group_sizes has shape [1, 1]; give one size per group"),
+        (lambda: quantize(X, MX, 4), "group_sizes has shape []; give one size per group"),
         (lambda: quantize(W, MX, [4, 4]), "group_sizes was given with stacked matrices of shape [2, 4, 8]"),
         (lambda: quantize(W, NVFP4), "hadamard=True is defined for ragged [M, K] operands"),
         (lambda: quantize(X, SR), "seed is None and rounding is 'stochastic'; give an integer seed"),
-        (lambda: quantize(X, SR, seed=1.5), "seed=1.5 is no integer; give an integer (taken modulo 2^64)"),  # type: ignore[arg-type]
+        (lambda: quantize(X, SR, seed=1.5), "seed=1.5 is not an integer; give an integer (taken modulo 2^64)"),  # type: ignore[arg-type]
         (lambda: quantize(X, MX, operand="y"), "operand='y' is none of 'x', 'w', 'dy'"),  # type: ignore[arg-type]
         (lambda: quantize(X, MX, group_offset=-1), "group_offset=-1 with 1 groups is outside 0 to 2^32 - 1"),
-        (lambda: quantize(X, MX, group_offset=0.5), "group_offset=0.5 is no integer"),  # type: ignore[arg-type]
+        (lambda: quantize(X, MX, group_offset=0.5), "group_offset=0.5 is not an integer"),  # type: ignore[arg-type]
         (lambda: quantize(X, DELAYED), "scale is None and scaling is 'delayed'; give the encode scales [G]"),
         (lambda: quantize(X, DELAYED, scale=np.ones((1, 1), dtype=np.float32)), "scale has shape [1, 1]; give one"),
         (lambda: quantize(X, DELAYED, scale=np.ones(1)), "scale has dtype float64; give float32 encode scales"),
@@ -80,7 +80,7 @@ def test_planes_that_do_not_fit_their_spec_are_refused() -> None:
     for planes, message in (
         ({"rowwise": q.rowwise[:3]}, r"rowwise has shape \[3, 8\]; its spec says \[4, 8\]"),
         ({"rowwise_scale": q.rowwise_scale.ravel()}, r"rowwise_scale has shape \[4\]; its spec says \[4, 1\]"),
-        ({"rowwise_global": None}, r"rowwise_global is None; nvfp4 needs one second-level factor a group, \[1\]"),
+        ({"rowwise_global": None}, r"rowwise_global is None; nvfp4 needs one second-level factor per group, \[1\]"),
         ({"group_sizes": np.array([5])}, "group_sizes sum to 5"),
         ({"spec": q.spec.model_copy(update={"rowwise_layout": "tiled"})}, "rowwise_layout='tiled' is a backend's own"),
     ):

@@ -174,7 +174,7 @@ def expert_parallel(recipe: str) -> list[bool]:
 
 
 def save_and_reshard(folder: str, recipe: str) -> list[bool]:
-    """Saved by four ranks along dim 1, loaded along dim 0, and loaded into one parameter a group."""
+    """Saved by four ranks along dim 1, loaded along dim 0, and loaded into one parameter per group."""
     layer = sharded(layer_of(PRESETS[recipe]), 1)
     layer(data(0), sizes_of([11, 0, 17, 6])).backward(data(1))
     torch.optim.SGD(layer.parameters(), lr=0.1).step()
@@ -214,7 +214,7 @@ def resume_with_the_optimizer(folder: str) -> list[bool]:
 
 
 def load_parts(folder: str) -> list[bool]:
-    """What one process saved with one parameter a group, loaded into shards along each dim."""
+    """What one process saved with one parameter per group, loaded into shards along each dim."""
     found = []
     torch.manual_seed(7)
     parts = GroupedLinear(4, 512, 512, bias=True, recipe=BlockScaling(), per_group_parameters=True)

@@ -150,7 +150,7 @@ def test_a_recipe_with_a_state_begins_anew(rng: np.random.Generator) -> None:
         ((GroupedLinear(G, K, K), None, 5), "filter is 5; give a pattern of names"),
         (
             (GroupedLinear(G, K, K), None, "x.*"),
-            "filter takes none of .* names of theirs: ''",
+            "filter matches none of .* names among ''",
         ),
         ((Seam(), octavo.DelayedScaling()), "which takes its scales from history"),
     ],

@@ -71,7 +71,7 @@ inline ffi::Error as_ffi(const Error& error, std::string_view target) {
   return ffi::Error(code, std::string(target) + ": " + error.message);
 }
 
-// The operands or the results of one call. The first thing that does not fit is kept; later checks then do nothing.
+// The operands or the results of one call. The first error is kept; later checks then do nothing.
 class Buffers {
  public:
   // `kind` is "operand" or "result".
@@ -80,7 +80,7 @@ class Buffers {
   void read(std::string_view names, const ffi::RemainingArgs& args) {
     for (size_t i = 0; i < args.size(); ++i) {
       auto buffer = args.get<ffi::AnyBuffer>(i);
-      if (!buffer) return refuse(std::string(kind_) + " " + std::to_string(i) + " is no buffer");
+      if (!buffer) return refuse(std::string(kind_) + " " + std::to_string(i) + " is not a buffer");
       entries_.push_back({{}, *buffer});
     }
     name(names);
@@ -89,7 +89,7 @@ class Buffers {
   void read(std::string_view names, const ffi::RemainingRets& rets) {
     for (size_t i = 0; i < rets.size(); ++i) {
       auto buffer = rets.get<ffi::AnyBuffer>(i);
-      if (!buffer) return refuse(std::string(kind_) + " " + std::to_string(i) + " is no buffer");
+      if (!buffer) return refuse(std::string(kind_) + " " + std::to_string(i) + " is not a buffer");
       entries_.push_back({{}, **buffer});
     }
     name(names);
@@ -102,7 +102,7 @@ class Buffers {
     return false;
   }
 
-  // The buffer of that name, or null. Taken buffers are known ones.
+  // The buffer of that name, marked as known to the call, or null.
   const ffi::AnyBuffer* take(std::string_view name) {
     for (Entry& entry : entries_) {
       if (entry.name == name) {
@@ -113,7 +113,7 @@ class Buffers {
     return nullptr;
   }
 
-  // Its address where it is there and has this type and shape; else null.
+  // Its address if it is present with this type and shape; otherwise null.
   void* take(std::string_view name, ffi::DataType type, const Dims& dims) {
     const ffi::AnyBuffer* buffer = take(name);
     if (buffer == nullptr || !error_.empty()) return nullptr;
@@ -131,8 +131,8 @@ class Buffers {
     return static_cast<T*>(take(name, type, dims));
   }
 
-  // Operands `start_<result>`: XLA lets a result take over their memory, so that what a kernel leaves unwritten has
-  // their values. The kernels do not read them.
+  // Operands `start_<result>`: XLA aliases the result with them, so that what a kernel leaves unwritten keeps their
+  // values. The kernels do not read them.
   void take_starts() {
     for (Entry& entry : entries_) entry.taken = entry.taken || entry.name.substr(0, 6) == "start_";
   }
@@ -151,13 +151,13 @@ class Buffers {
     if (error_.empty()) error_ = std::string(target_) + ": " + std::move(reason);
   }
 
-  // Success where everything so far fitted.
+  // Success if there has been no error so far.
   ffi::Error checked() const { return error_.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(error_); }
 
-  // Success where everything fitted and was taken.
+  // Success if there was no error and every buffer was taken.
   ffi::Error finish() {
     for (const Entry& entry : entries_) {
-      if (!entry.taken) refuse(std::string(kind_) + " " + std::string(entry.name) + " is none that this call has");
+      if (!entry.taken) refuse(std::string(kind_) + " " + std::string(entry.name) + " is not known to this call");
     }
     return checked();
   }
@@ -191,7 +191,7 @@ class Buffers {
   std::string error_;
 };
 
-// The enum of an attribute; 0 and a refusal where it is none of its values.
+// The enum value of an attribute; 0 and an error if it is out of range.
 template <typename Enum>
 Enum enum_from(int64_t value, Enum last, const char* attribute, Buffers& operands) {
   if (value >= 0 && value <= static_cast<int64_t>(last)) return static_cast<Enum>(value);

@@ -1,5 +1,5 @@
-// What the calls on one plane of codes share: its quantizer and logical shape, which the attributes give because the
-// native layouts pad the buffers, and the reading of codes, scales and plan.
+// Shared by the calls on one plane of codes: reading its quantizer, its logical shape (from attributes, because the
+// native layouts pad the buffers), codes, scales and plan.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ Extent read_extent(const Attributes& given, Buffers& operands, Args& args) {
   if (!fits || !agrees) {
     operands.refuse("rows " + std::to_string(given.rows) + ", cols " + std::to_string(given.cols) + ", groups " +
                     std::to_string(given.groups) + " and matrix_rows " + std::to_string(given.matrix_rows) +
-                    " are no operand; rows is 0 to 2^30, or groups * matrix_rows");
+                    " are not the shape of an operand; rows is 0 to 2^30, or groups * matrix_rows");
   }
   args.rows = given.rows;
   args.cols = given.cols;

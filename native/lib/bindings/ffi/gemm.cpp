@@ -5,7 +5,7 @@
 //           wgrad with accumulate: out, what is added to, aliased with the result
 // results   out [M, N], [M, K] or [G, N, K] of f32, f16 or bf16; workspace u8[any size]
 //
-// Quantized operands are in the native layout; their codes and panels do not tell M, N and K, so the attributes do.
+// Quantized operands are in the native layout; M, N and K do not follow from padded panels, so they are attributes.
 #include "octavo/gemm.h"
 
 #include "common/check.h"
@@ -80,7 +80,7 @@ void read_attributes(const GemmAttributes& given, Buffers& operands, GemmArgs& a
       given.k > MAX_COLS || given.groups < 1 || given.groups > MAX_GROUPS) {
     operands.refuse("rows " + std::to_string(given.rows) + ", n " + std::to_string(given.n) + ", k " +
                     std::to_string(given.k) + " and groups " + std::to_string(given.groups) +
-                    " are no GEMM; rows is 0 to 2^30, n and k 1 to 2^30, groups 1 to 65536");
+                    " are not the shape of a GEMM; rows is 0 to 2^30, n and k 1 to 2^30, groups 1 to 65536");
   }
 }
 

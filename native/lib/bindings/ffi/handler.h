@@ -1,4 +1,4 @@
-// One handler function a device from one body:
+// One handler function per device from one body:
 // `ffi::Error body(const Launch&, RemainingArgs, RemainingRets, Attributes)`.
 #pragma once
 
@@ -26,7 +26,7 @@ ffi::Error guarded(const Body& body) {
   } catch (const std::exception& error) {
     return ffi::Error::Internal(std::string("octavo: ") + error.what());
   } catch (...) {
-    return ffi::Error::Internal("octavo: an exception that is no std::exception");
+    return ffi::Error::Internal("octavo: an exception that is not a std::exception");
   }
 }
 
@@ -61,19 +61,19 @@ XLA_FFI_Error* handler(XLA_FFI_CallFrame* frame) {
   }
 }
 
-// The attribute `threads` as the CPU calls take it, whatever it says.
+// The attribute `threads`, clamped to what the CPU calls take.
 inline int thread_count(int64_t threads) { return static_cast<int>(std::clamp<int64_t>(threads, 1, 1024)); }
 
 using Handler = XLA_FFI_Error* (*)(XLA_FFI_CallFrame*);
 
-// What a source file adds to the table of targets.cpp.
+// An entry of the table in targets.cpp.
 struct Target {
   const char* name;
   Handler cpu;
   Handler cuda;
 };
 
-// The CUDA handler in builds that have the kernels; else null.
+// The CUDA handler is null in builds without the kernels.
 template <typename Attributes, auto body>
 Target target(const char* name) {
 #if OCTAVO_HAS_CUDA

@@ -1,4 +1,5 @@
-// Shapes of what XLA hands over, from the same rules as octavo.GroupedTensorSpec (plain) and layouts.h (native).
+// Shapes that the buffers from XLA must have: those of octavo.GroupedTensorSpec (plain) and layouts.h (native). A test
+// compares them with octavo_native.layouts.
 #pragma once
 
 #include <vector>

@@ -2,7 +2,7 @@
 //
 // It is a result rather than scratch of the call: XLA gives scratch back when the handler returns, and a command buffer
 // that recorded the launch would write there again at every replay. A buffer that XLA assigned is the command buffer's
-// own. CPU handlers, which nothing records, take memory of their own where it is missing or small.
+// own. CPU handlers, which nothing records, allocate memory of their own if it is missing or too small.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace octavo {
 
 class Workspace {
  public:
-  // What of the result is aligned; nothing where there is no such result.
+  // Takes the aligned part of the result `workspace`, if there is one.
   void read(Buffers& results) {
     const ffi::AnyBuffer* given = results.take("workspace");
     if (given == nullptr) return;
@@ -30,7 +30,7 @@ class Workspace {
     }
   }
 
-  // Host memory of this call, where what was given is less than `bytes`.
+  // Allocates host memory for this call if the result has less than `bytes`.
   void grow(size_t bytes) {
     if (bytes <= bytes_) return;
     own_.reset(::operator new(bytes, std::align_val_t(ALIGNMENT)));

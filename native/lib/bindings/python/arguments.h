@@ -1,4 +1,4 @@
-// From Python's integers to the library's arguments, and from its errors to exceptions.
+// Conversion of Python's integers to the library's arguments, and of its errors to exceptions.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,7 +13,7 @@ namespace octavo::bindings {
 
 namespace nb = nanobind;
 
-// An address, 0 where there is no array. Nothing keeps the array alive but the caller.
+// An address, or 0 if there is no array. Only the caller keeps the array alive.
 using Address = uint64_t;
 
 template <typename T>
@@ -34,14 +34,14 @@ Enum enum_of(int value, Enum last, const char* name) {
   return static_cast<Enum>(value);
 }
 
-// ValueError with the library's sentence; RuntimeError where it is CUDA's.
+// Raises ValueError with the library's message, or RuntimeError for an error of CUDA.
 inline void raise_if(const Error& error) {
   if (!error) return;
   if (error.code == ErrorCode::cuda) throw std::runtime_error(error.message);
   throw nb::value_error(error.message);
 }
 
-// Other Python threads run beside work on the CPU; a launch returns at once and keeps the lock.
+// Releases the GIL during work on the CPU; a CUDA launch returns at once and keeps it.
 template <typename OnCpu, typename OnCuda>
 void launch(bool cuda, OnCpu&& on_cpu, OnCuda&& on_cuda) {
   Error error;

@@ -1,4 +1,4 @@
-// The parts of the module, one file each.
+// The parts of the Python module, one file each.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -26,7 +26,7 @@ void bind_conversions(nb::module_& m) {
         "to_swizzled"_a, "stream"_a = 0,
         "One-byte block scales [outer, blocks] to Blackwell's tiles of 128 x 4, padded with zeros, or back.");
   m.def("pack_e2m1", &pack, nb::kw_only(), "cuda"_a, "from_"_a, "into"_a, "rows"_a, "cols"_a, "pack"_a, "stream"_a = 0,
-        "One-byte E2M1 codes [rows, cols] to two a byte [rows, ceil(cols / 2)], the even column low, or back.");
+        "One-byte E2M1 codes [rows, cols] to two per byte [rows, ceil(cols / 2)], the even column low, or back.");
 }
 
 }  // namespace octavo::bindings

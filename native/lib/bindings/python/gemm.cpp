@@ -10,7 +10,7 @@ namespace octavo::bindings {
 
 namespace {
 
-// An address that is not followed: what checks and workspace sizes are asked with.
+// A placeholder address for checks and workspace sizes; it is never dereferenced.
 template <typename T>
 T* somewhere() {
   return pointer<T>(256);
@@ -78,7 +78,8 @@ class GroupedGemm {
     int count = 0;
     const GemmTile* found = gemm_tiles(spec_, &count);
     const GemmTileChoice choice = gemm_tile(spec_, rows, n, k, groups, sms, tile);
-    if (choice.tile < 0 || choice.tile >= count) throw nb::value_error("this GEMM comes in no tile on CUDA");
+    if (choice.tile < 0 || choice.tile >= count)
+      throw nb::value_error("tile is not a tile number of this GEMM; give one of `tiles`, or -1");
     nb::dict made;
     made["name"] = found[choice.tile].name;
     made["tile"] = choice.tile;
@@ -100,7 +101,7 @@ class GroupedGemm {
     return args;
   }
 
-  // A call of these sides, its arrays contiguous and all there.
+  // A call with these sides whose arrays are all present and contiguous.
   GemmArgs anywhere(int64_t rows, int64_t n, int64_t k, int64_t groups) const {
     GemmArgs args = sides(rows, n, k, groups);
     args.plan = somewhere<const int64_t>();
@@ -150,7 +151,8 @@ void bind_gemm(nb::module_& m) {
       .def("tiles", &GroupedGemm::tiles, "Names of the tiles that the CUDA kernels of this GEMM come in, by number.")
       .def("tile", &GroupedGemm::tile, nb::kw_only(), "rows"_a, "n"_a, "k"_a, "groups"_a, "sms"_a = 132, "tile"_a = -1,
            "What the model expects of a tile (-1: of the one that it chooses) for M rows in equal groups:\n\n"
-           "name; tile, its number; tiles that are computed; waves, tiles a CTA; filled, part of the computed outputs\n"
+           "name; tile, its number; tiles that are computed; waves, tiles per CTA; filled, part of the computed "
+           "outputs\n"
            "that the result has; microseconds. Host arithmetic alone.");
 }
 

@@ -4,7 +4,7 @@
 namespace nb = nanobind;
 
 NB_MODULE(_native, m) {
-  // caches keep bound objects until the process ends, which is no leak
+  // Caches keep bound objects alive until the process ends, which nanobind would report as leaks.
   nb::set_leak_warnings(false);
   octavo::bindings::bind_names(m);
   octavo::bindings::bind_sequence(m);

@@ -1,4 +1,4 @@
-// The numbers of types.h by name, and what this build is made of.
+// The enum values of types.h by name, and build information.
 #include <initializer_list>
 #include <utility>
 
@@ -14,9 +14,9 @@ namespace {
 
 template <typename Enum>
 nb::dict numbers(std::initializer_list<std::pair<const char*, Enum>> names) {
-  nb::dict found;
-  for (const auto& [name, value] : names) found[name] = static_cast<int>(value);
-  return found;
+  nb::dict table;
+  for (const auto& [name, value] : names) table[name] = static_cast<int>(value);
+  return table;
 }
 
 nb::dict build_info() {

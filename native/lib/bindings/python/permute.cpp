@@ -1,4 +1,4 @@
-// Routing, and rows that move with it.
+// Routing, and moving rows accordingly.
 #include "octavo/permute.h"
 
 #include "arguments.h"
@@ -59,7 +59,7 @@ void bind_permute(nb::module_& m) {
       "route", &route_choices, nb::kw_only(), "cuda"_a, "index"_a, "choices"_a, "groups"_a, "group_sizes"_a, "order"_a,
       "position"_a, "routed"_a, "stream"_a = 0,
       "Sort int64 `index` [choices] stably by group: int64 sizes [groups], order and its inverse position [choices],\n"
-      "one byte a choice in `routed`. A number outside 0 to groups - 1 is no group and stands last.");
+      "one byte per choice in `routed`. A number outside 0 to groups - 1 is no group and is sorted last.");
   m.def(
       "permute_rows", &move_rows<permute_cpu, permute_cuda>, nb::kw_only(), "cuda"_a, "tokens"_a, "each"_a,
       "position"_a, "routed"_a, "weights"_a, "dtype"_a, "cols"_a, "from_"_a, "stride"_a, "out"_a, "stream"_a = 0,

@@ -9,10 +9,10 @@ namespace octavo::bindings {
 
 namespace {
 
-// For workspace sizes: what a call will be given is told by addresses, and none of them is followed.
+// A placeholder for an array that a call will be given, for workspace sizes; it is never dereferenced.
 template <typename T>
-T* wanted(bool is) {
-  return is ? pointer<T>(256) : nullptr;
+T* placeholder(bool present) {
+  return present ? pointer<T>(256) : nullptr;
 }
 
 class Quantizer {
@@ -33,27 +33,27 @@ class Quantizer {
                          bool dbias, bool dprobs) const {
     QuantizeArgs args;
     args.spec = spec_;
-    args.input = {wanted<const void>(true),
+    args.input = {placeholder<const void>(true),
                   enum_of(dtype, DType::bf16, "dtype"),
                   rows,
                   cols,
                   cols,
                   groups,
                   matrix_rows,
-                  wanted<const int64_t>(matrix_rows == 0)};
+                  placeholder<const int64_t>(matrix_rows == 0)};
     args.prologue.kind = enum_of(prologue, PrologueKind::norm, "prologue");
     args.prologue.activation = enum_of(activation, Activation::geglu_tanh, "activation");
     args.prologue.norm = enum_of(norm, Norm::layer, "norm");
-    args.prologue.dy = wanted<const void>(args.prologue.kind == PrologueKind::activation_grad);
+    args.prologue.dy = placeholder<const void>(args.prologue.kind == PrologueKind::activation_grad);
     args.prologue.dy_stride = cols;
-    args.prologue.gamma = wanted<const void>(args.prologue.kind == PrologueKind::norm);
-    args.rowwise = {wanted<void>(rowwise), wanted<void>(rowwise), wanted<float>(rowwise)};
-    args.columnwise = {wanted<void>(columnwise), wanted<void>(columnwise), wanted<float>(columnwise)};
-    args.encode_scales = wanted<const float>(spec_.scaling == Scaling::delayed);
-    args.seed = wanted<const uint32_t>(spec_.stochastic);
-    args.amax = wanted<float>(amax);
-    args.dbias = wanted<float>(dbias);
-    args.prologue.dprobs = wanted<float>(dprobs);
+    args.prologue.gamma = placeholder<const void>(args.prologue.kind == PrologueKind::norm);
+    args.rowwise = {placeholder<void>(rowwise), placeholder<void>(rowwise), placeholder<float>(rowwise)};
+    args.columnwise = {placeholder<void>(columnwise), placeholder<void>(columnwise), placeholder<float>(columnwise)};
+    args.encode_scales = placeholder<const float>(spec_.scaling == Scaling::delayed);
+    args.seed = placeholder<const uint32_t>(spec_.stochastic);
+    args.amax = placeholder<float>(amax);
+    args.dbias = placeholder<float>(dbias);
+    args.prologue.dprobs = placeholder<float>(dprobs);
     raise_if(check_quantize(args));
     return cuda ? quantize_workspace_cuda(args) : quantize_workspace_cpu(args);
   }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint64_t OFFSET = (uint64_t{1} << PLACE_BITS) - 1;
 
-// `use` of every array of a launch, a pointer by reference.
+// Calls `use` with every array pointer of a launch, by reference.
 
 template <typename Use>
 void each_array(PlanArgs& args, Use&& use) {

@@ -1,4 +1,4 @@
-// A launch now, or recorded into a sequence that makes it later, with other arrays each time.
+// Launches that are made at once, or recorded into a sequence that replays them with other arrays each time.
 #pragma once
 
 #include <variant>
@@ -12,8 +12,8 @@
 
 namespace octavo::bindings {
 
-// Where a recorded launch finds an array: the number of one of `Sequence::run`'s, from 1 on, above the bytes from its
-// start. No address of a process is as large, and no number as small as an address is.
+// A recorded launch names an array by its number among those of `Sequence::run`, from 1 on, in the bits above
+// PLACE_BITS, and the byte offset into it below. User-space addresses are below 2^48, so the two cannot be confused.
 constexpr int PLACE_BITS = 48;
 
 using Launch = std::variant<PlanArgs, QuantizeArgs, GemmArgs, RecordArgs>;
@@ -35,7 +35,7 @@ class Sequence {
   // Appends a launch whose arrays are places. ValueError for another device, and for addresses.
   void add(bool cuda, Launch launch);
 
-  // Every launch in order on `arrays`, of which a null one is a null array of the launches.
+  // Makes every launch in order on `arrays`; a null one is a null array of the launches.
   void run(const std::vector<Address>& arrays, Address stream, int threads) const;
 
   size_t size() const { return launches_.size(); }

@@ -1,5 +1,5 @@
-// gemm_cpu: tiles of the result, each by one thread. For every 128 of the summed axis both operands' values come to
-// fp32, and their products are added; the order of a sum depends on its length alone.
+// gemm_cpu: one thread per tile of the result. For every 128 elements along K both operands are converted to fp32 and
+// their products are accumulated; the order of a sum depends on its length alone.
 #include "octavo/gemm.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 using octavo_loops::Loops;
 
 constexpr int64_t TILE_ROWS = PANEL_ROWS, TILE_COLS = 256, DEPTH = PANEL_ROWS;
-// `multiply` takes rows by sixes: up to five past a tile.
+// `multiply` processes rows in sixes: up to five past a tile.
 constexpr int64_t SPARE_ROWS = 5;
 // An odd number of cache lines: with a power of two the cache would map all rows to a few of its sets.
 constexpr int64_t LEFT_STRIDE = TILE_ROWS + 16, RIGHT_STRIDE = TILE_COLS + 16;
@@ -50,7 +50,7 @@ class GroupedGemm {
     return weights() ? args_.groups * ceil_div(args_.n, TILE_ROWS) * col_tiles_ : panels_.used() * col_tiles_;
   }
 
-  // Bytes of the values of both operands of a tile of middling size, which tell its time.
+  // Bytes of both operands' values for a tile of average size, as an estimate of its time.
   int64_t tile_bytes() const {
     const int64_t sides = std::min(TILE_ROWS, weights() ? args_.n : args_.rows) + std::min(TILE_COLS, out_cols(args_));
     return 4 * sides * (weights() ? ceil_div(args_.rows, args_.groups) : length());
@@ -64,7 +64,7 @@ class GroupedGemm {
     }
   }
 
-  // Rows of y and dx that no group has are +0.
+  // Rows of y and dx that belong to no group are +0.
   void zero_tail() const {
     const int64_t used = args_.plan ? plan().rows_in_use() : 0;
     const size_t bytes = static_cast<size_t>(out_cols(args_) * dtype_bytes(spec_.out_dtype));
@@ -74,7 +74,7 @@ class GroupedGemm {
  private:
   bool weights() const { return spec_.gemm == Gemm::wgrad; }
   PlanView plan() const { return {args_.plan, args_.rows, args_.groups}; }
-  // What fprop and dgrad sum over.
+  // K of fprop and dgrad.
   int64_t length() const { return left_cols(args_); }
 
   DequantizeArgs ragged(int64_t cols) const {

@@ -1,8 +1,8 @@
-// The loops of loops.h. Included by one source file for each instruction set: no function of the standard library's
-// templates may be used here, since the linker keeps one copy of a template and it could be the AVX2 one.
+// Definitions of the loops of loops.h, included by one source file per instruction set. No standard-library template
+// may be used here: the linker keeps one copy of each instantiation, and it could be the AVX2 one.
 
-// GCC leaves a loop scalar where both sides of a choice compute in floating point, lest it raise a flag that the
-// source would not. Nobody reads the flags here, and no value depends on this.
+// GCC does not vectorise a loop in which both sides of a conditional compute in floating point, because it might raise
+// a flag that the source would not. Nothing reads the flags here, and no value depends on this.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("no-trapping-math")
 #endif

@@ -1,4 +1,4 @@
-// Loops that move codes. Part of body.h, whose rules hold.
+// Loops that move codes. Part of body.h, whose rules apply.
 #pragma once
 
 #include "octavo/numerics.h"

@@ -1,4 +1,4 @@
-// Loops that make codes. Part of body.h, whose rules hold.
+// Loops that encode values. Part of body.h, whose rules apply.
 #pragma once
 
 #include "octavo/numerics.h"

@@ -1,4 +1,4 @@
-// Loops that make the draws of stochastic rounding. Part of body.h, whose rules hold.
+// Loops that generate the random draws of stochastic rounding. Part of body.h, whose rules apply.
 #pragma once
 
 #if defined(__AVX2__)

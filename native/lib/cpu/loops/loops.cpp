@@ -1,4 +1,4 @@
-// The loops for every processor of the architecture, and the choice.
+// The portable loops, and the choice at run time.
 #include "body.h"
 
 namespace octavo_loops {

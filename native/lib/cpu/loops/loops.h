@@ -1,5 +1,5 @@
-// The loops over elements that decide the speed, as a table of functions: built once for every processor and once for
-// AVX2 (loops_avx2.cpp), with the same bits. Nothing here names a type of namespace octavo, which the AVX2 build
+// The performance-critical loops over elements, as a table of functions: built once for every processor and once for
+// AVX2 (loops_avx2.cpp), with the same bits. Nothing here may name a type of namespace octavo, which the AVX2 build
 // renames.
 #pragma once
 
@@ -70,7 +70,7 @@ struct Loops {
 const Loops& plain_loops();
 const Loops& avx2_loops();  // where OCTAVO_AVX2 is 1, and on a processor that has it
 
-// The fastest that this processor runs; with 0 threads the plain ones, so that tests can compare.
+// The fastest loops that this processor can run; with 0 threads the portable ones, so that tests can compare the two.
 const Loops& loops_for(int threads);
 
 }  // namespace octavo_loops

@@ -1,4 +1,4 @@
-// Loops of the grouped GEMMs. Part of body.h, whose rules hold.
+// Loops of the grouped GEMMs. Part of body.h, whose rules apply.
 #pragma once
 
 #if defined(__AVX2__)

@@ -1,4 +1,4 @@
-// Loops that make amaxes and scales. Part of body.h, whose rules hold.
+// Loops that compute amaxes and scales. Part of body.h, whose rules apply.
 #pragma once
 
 #include "casts.h"

@@ -1,4 +1,4 @@
-// Work over a range on several threads, and the floating-point mode that the definition needs.
+// Splitting a range over threads, and the floating-point mode that the numerical definition requires.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace octavo::cpu {
 
-// While it lives, subnormals are kept and rounding is to nearest: frameworks' threads may have set FTZ and DAZ.
+// During its lifetime subnormals are honoured and rounding is to nearest; frameworks' threads may have set FTZ and DAZ.
 class FloatMode {
  public:
   FloatMode();
@@ -36,8 +36,8 @@ void split(int64_t count, int64_t bytes_each, int threads, Body&& body) {
   split_pieces(count, bytes_each, threads, piece, &body);
 }
 
-// split, each piece with a Scratch of its own: body(first, last, scratch). False where a thread had no memory for one;
-// its piece is not done then.
+// `split` with one Scratch per piece: body(first, last, scratch). False if a thread had no memory for its Scratch; its
+// piece is then not processed.
 template <typename Scratch, typename Body>
 [[nodiscard]] bool split_with(int64_t count, int64_t bytes_each, int threads, const Body& body) {
   std::atomic<bool> good = true;

@@ -1,5 +1,5 @@
-// Loops over values in fp32: from and to other dtypes, from codes, transformed, added. Part of body.h, whose
-// rules hold.
+// Loops over fp32 values: conversions from and to other dtypes, decoding, transforms, sums. Part of body.h, whose rules
+// apply.
 #pragma once
 
 #include "octavo/numerics.h"

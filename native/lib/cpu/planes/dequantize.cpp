@@ -38,7 +38,7 @@ void store(const DequantizeArgs& args, const Loops& loops, const PanelBlock& blo
   }
 }
 
-// Rows of the plain output that no group has are +0.
+// Rows of the plain output that belong to no group are +0.
 void zero_tail(const DequantizeArgs& args) {
   const PlanView plan = {args.plan, args.rows, args.groups};
   const bool padded = args.spec.hadamard && args.direction == Direction::columnwise;
@@ -48,7 +48,7 @@ void zero_tail(const DequantizeArgs& args) {
                        : padded         ? plan.blocks_in_use(HEIGHT_16) * 16
                                         : plan.rows_in_use();
   const int64_t row_bytes = args.cols * dtype_bytes(args.out_dtype);
-  if (all == used || row_bytes == 0) return;  // memset takes no null pointer, not even for nothing
+  if (all == used || row_bytes == 0) return;  // memset must not get a null pointer, even for 0 bytes
   std::memset(static_cast<uint8_t*>(args.out) + used * row_bytes, 0, static_cast<size_t>((all - used) * row_bytes));
 }
 

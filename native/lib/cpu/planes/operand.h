@@ -12,7 +12,7 @@ class Panels {
   Panels(int64_t rows, int64_t groups, int64_t matrix_rows, const int64_t* plan)
       : matrix_rows_(matrix_rows), bound_(panel_bound(rows, groups, matrix_rows)), plan_{plan, rows, groups} {}
 
-  // Without a look at the plan: workspace sizes are asked for where there is none yet.
+  // Does not read the plan: workspace sizes are computed before there is one.
   int64_t bound() const { return bound_; }
   int64_t used() const {
     if (matrix_rows_) return bound_;
@@ -30,7 +30,7 @@ inline int64_t first_block(const Panel& panel, int64_t index, int size) {
   return size == 16 ? panel.first16 : size == 32 ? panel.first32 : index;
 }
 
-// A scaling unit's row count is `block_size`, where scales are not one a row, column or group.
+// True if scales belong to blocks of `block_size` elements, not to rows, columns or groups.
 inline bool has_blocks(const QuantizerSpec& spec) { return block_size(spec.scaling) != 0; }
 inline bool has_group_scales(const QuantizerSpec& spec) {
   return spec.scaling == Scaling::delayed || spec.scaling == Scaling::current;

@@ -19,7 +19,8 @@ void codes_to_columns(const octavo_loops::Loops& loops, Format format, uint8_t* 
 void columns_to_codes(const octavo_loops::Loops& loops, Format format, const uint8_t* from, int64_t cols,
                       uint8_t* turned, uint8_t* codes);
 
-// One row of `cols` E2M1 codes, a byte each, to ceil(cols / 2) bytes, an odd last one alone in its byte; and back.
+// Packs one row of `cols` one-byte E2M1 codes into ceil(cols / 2) bytes, an odd last code alone in its byte; and
+// unpacks it.
 inline void pack_row(const octavo_loops::Loops& loops, const uint8_t* from, int64_t cols, uint8_t* to) {
   loops.pack(from, cols / 2, to);
   if (cols % 2) to[cols / 2] = from[cols - 1] & 0xFu;

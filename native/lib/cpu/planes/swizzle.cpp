@@ -1,4 +1,4 @@
-// Layouts of bytes that depend on no group: Blackwell's tiles of scales, packed E2M1.
+// Byte layouts that do not depend on groups: Blackwell's scale tiles, packed E2M1.
 #include <cstring>
 
 #include "octavo/dequantize.h"

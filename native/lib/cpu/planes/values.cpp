@@ -52,7 +52,7 @@ void PlaneValues::load_units(int64_t first, int64_t step, int64_t count, int32_t
   }
 }
 
-// One decode scale an element of row r of the block, in buffers.scales.
+// One decode scale per element of row r of the block, in buffers.scales.
 void PlaneValues::row_scales(const PanelBlock& block, int r, PlaneBuffers& buffers) const {
   const QuantizerSpec& spec = args_.spec;
   const int size = block_size(spec.scaling);

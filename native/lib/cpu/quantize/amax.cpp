@@ -1,4 +1,4 @@
-// What must be known before the first code is written: amaxes of groups, and of the columns of a group.
+// Amaxes that must be known before the first code is written: of groups, and of the columns of a group.
 #include <algorithm>
 #include <cstring>
 
@@ -81,7 +81,7 @@ bool column_amax_pass(const Job& job) {
           });
         }
       });
-  // The encode scales are made again where they are used: [G, C] of them would not fit beside the amaxes.
+  // The encode scales are recomputed where they are used: the workspace has room for [G, C] amaxes only.
   constexpr int64_t CHUNK = 1024;
   float encode[CHUNK];
   for (int64_t i = 0; i < all; i += CHUNK) {

@@ -1,4 +1,4 @@
-// One call of quantize_cpu: its arguments, what they come to, and the arrays in its workspace.
+// One call of quantize_cpu: its arguments, what follows from them, and the arrays in its workspace.
 #pragma once
 
 #include "cpu/loops/loops.h"
@@ -88,12 +88,12 @@ struct Job {
   int64_t panel_bytes() const { return PANEL_ROWS * cols * dtype_bytes(args.input.dtype); }
 };
 
-// Assigns the workspace's arrays and returns its size; with a null base only the size is right.
+// Assigns the workspace's arrays and returns its size; with a null base only the size is meaningful.
 size_t lay_out_workspace(Job& job, void* base);
 
 // ---- prologue.cpp
 
-// What the prologue needs of the rows of a panel before its tiles are loaded: scratch.mean, scratch.rstd.
+// Computes the row statistics of a panel that the prologue needs before tiles are loaded: scratch.mean, scratch.rstd.
 void begin_panel(const Job& job, const Panel& panel, Scratch& scratch);
 // prologue.dprobs of the rows of a panel.
 void probability_gradients(const Job& job, const Panel& panel, Scratch& scratch);
@@ -126,7 +126,7 @@ void each_tile(const Job& job, int64_t index, bool wide, int64_t first, int64_t 
   }
 }
 
-// ---- amax.cpp: what must be known before the first code, and the scales that groups share
+// ---- amax.cpp: amaxes that must be known before the first code, and the scales that groups share
 
 // Panel amaxes; false where memory ran out.
 bool panel_amax_pass(const Job& job);

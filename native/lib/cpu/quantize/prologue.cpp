@@ -1,4 +1,4 @@
-// Activations, their gradients and normalization, a row at a time.
+// Activations, their gradients and normalization, row by row.
 #include <algorithm>
 #include <cmath>
 

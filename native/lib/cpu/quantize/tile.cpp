@@ -85,7 +85,7 @@ void decode_units(const Job& job, int64_t count, int32_t group, Scratch& scratch
   }
 }
 
-// A row's scales, one an element, in scratch.spread: of blocks from `units`, else `whole`.
+// A row's scales, one per element, in scratch.spread: block scales from `units`, otherwise `whole`.
 const float* spread_scales(const Job& job, const Tile& tile, const float* units, float whole, Scratch& scratch) {
   const int size = block_size(job.spec().scaling);
   if (size != 0) {

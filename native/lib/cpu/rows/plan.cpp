@@ -1,4 +1,5 @@
-// The plan kernel's twin. Integers alone: the sizes are the only input, and any sizes are legal.
+// plan_cpu: the CPU counterpart of the plan kernel. Integers only: the sizes are the only input, and any sizes are
+// legal.
 #include "octavo/plan.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ int64_t size_at(const PlanArgs& args, int64_t group) {
                            : static_cast<const int32_t*>(args.sizes)[group];
 }
 
-// row_start and the header's first words; true where every size was taken as it is.
+// Writes row_start and the first words of the header; true if no size had to be cut.
 bool bound_sizes(const PlanArgs& args, int64_t* row_start) {
   bool good = true;
   int64_t end = 0;

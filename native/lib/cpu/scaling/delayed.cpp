@@ -1,4 +1,4 @@
-// The delayed-scaling kernels' twins.
+// Delayed scaling on the CPU: counterparts of the CUDA kernels.
 #include "octavo/delayed.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace octavo {
 
 namespace {
 
-// The larger one, NaN before any number.
+// The larger one; NaN wins over any number.
 float maximum(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 
 void update_group(const UpdateArgs& args, int64_t operand, int64_t group) {

@@ -1,11 +1,11 @@
-// Eight codes at a time: the casts in the instructions that the device has, bit for bit those of numerics.h.
+// Casts of eight values at a time with the device's own instructions, bit for bit those of numerics.h.
 #pragma once
 
 #include "octavo/numerics.h"
 
 namespace octavo::cuda {
 
-// Eight codes of one row or of one column: FP8 a byte each, E2M1 four bits each, the first in the low bits.
+// Eight codes of one row or of one column: FP8 one byte each, E2M1 four bits each, the first in the low bits.
 template <Format F>
 struct Codes {
   uint32_t low, high;
@@ -18,7 +18,7 @@ struct Codes<Format::e2m1> {
   static constexpr int bytes = 4;
 };
 
-// NaN codes as 0x7F, past the largest value saturates: what the instruction does with .satfinite.
+// NaN encodes as 0x7F and values past the largest saturate: what .satfinite does.
 template <Format F>
 __device__ __forceinline__ uint32_t fp8_pair(float first, float second) {
   uint16_t pair;
@@ -30,10 +30,9 @@ __device__ __forceinline__ uint32_t fp8_pair(float first, float second) {
   return pair;
 }
 
-// E2M1 as in numerics.h, in fewer steps. A magnitude of binade k (1, 2, 4: k = 0, 1, 2) plus a power of two whose ulp
-// is the binade's step has the number of steps in its low bits; with 2 k put into those bits beforehand, they are the
-// code.
-// A NaN here comes from a scale, has no sign, and becomes 6, which is E2M1's code for it.
+// E2M1 as in numerics.h, in fewer steps. Adding a power of two whose ulp is the step of the magnitude's binade k (1, 2,
+// 4: k = 0, 1, 2) leaves the number of steps in the low bits; with 2 k added there beforehand, these bits are the code.
+// E2M1 has no NaN: a NaN (from a NaN scale) encodes as +6.
 __device__ __forceinline__ float e2m1_clamped(float scaled) { return fminf(fabsf(scaled), 6.0f); }
 
 __device__ __forceinline__ uint32_t e2m1_binade(float magnitude) {
@@ -41,21 +40,21 @@ __device__ __forceinline__ uint32_t e2m1_binade(float magnitude) {
 }
 
 __device__ __forceinline__ uint32_t with_sign_of(float value, uint32_t rest) {
-  uint32_t result;  // one instruction: the top bit of the first, the others of the second
+  uint32_t result;  // one instruction: the top bit of the first operand, the other bits of the second
   asm("lop3.b32 %0, %1, %2, 0x80000000, 0xE4;" : "=r"(result) : "r"(bits_of(value)), "r"(rest));
   return result;
 }
 
-// The code less 2 modulo 8 and its sign, in the top four bits; the others are anything.
+// The code minus 2 modulo 8, with its sign, in the top four bits; the other bits are undefined.
 __device__ __forceinline__ uint32_t e2m1_top(float scaled) {
   const float magnitude = e2m1_clamped(scaled);
   const uint32_t binade = e2m1_binade(magnitude);
-  // the shifted exponent is 2 (127 + k): modulo 8 it is 2 k - 2
+  // The shifted exponent is 2 (127 + k), which is 2 k - 2 modulo 8.
   const uint32_t sum = bits_of(fmaf(float_of(binade | binade >> 22), 4194304.0f, magnitude));
   return with_sign_of(scaled, sum << 28);
 }
 
-// The signs of eight values where E2M1 codes have them: in the top bit of each four.
+// The signs of eight values where E2M1 codes have them: in the top bit of each nibble.
 __device__ __forceinline__ uint32_t e2m1_signs(const float (&values)[8]) {
   const auto top_bytes = [&](int i) {
     return __byte_perm(__byte_perm(bits_of(values[i]), bits_of(values[i + 2]), 0x0073),
@@ -70,7 +69,7 @@ __device__ __forceinline__ Codes<F> encode8(const float (&scaled)[8]) {
     uint32_t word = 0;
 #pragma unroll
     for (int i = 7; i >= 0; --i) word = __funnelshift_l(e2m1_top(scaled[i]), word, 4);
-    const uint32_t codes = (word & 0x77777777u) + 0x22222222u;  // no code's carry leaves its four bits
+    const uint32_t codes = (word & 0x77777777u) + 0x22222222u;  // no carry leaves its nibble
     return {(word & 0x88888888u) | (codes & 0x77777777u)};
   } else {
     return {fp8_pair<F>(scaled[0], scaled[1]) | fp8_pair<F>(scaled[2], scaled[3]) << 16,
@@ -78,11 +77,11 @@ __device__ __forceinline__ Codes<F> encode8(const float (&scaled)[8]) {
   }
 }
 
-// Stochastically rounded: the draw is added below the one mantissa bit that is kept, and carries into it. Below 1 the
-// step is that from 1 to 2: half of a magnitude and a half more has the same mantissa step in the binade before, and is
-// the larger of the two just there (towards zero: of what is cut off nothing counts). Exponent and kept bit are then
-// the code plus twice the exponent of 0.5. One instruction adds the draw, cuts off and appends to the codes of the
-// elements after; what they are too large by is taken off all at once.
+// Stochastic rounding: the draw is added below the one mantissa bit that is kept, and carries into it. Below 1 the step
+// is that between 1 and 2: half of the magnitude plus a half has the same mantissa step one binade lower, and is the
+// larger of the two exactly there (rounded towards zero: bits that are cut off do not count). Exponent and kept bit are
+// then the code plus twice the exponent of 0.5. One instruction adds the draw, cuts off and appends to the codes of the
+// later elements; the excess is subtracted from all codes at once.
 __device__ __forceinline__ Codes<Format::e2m1> encode8_stochastic(const float (&scaled)[8], const Words& words) {
   constexpr uint32_t too_large = 2u * 126u * 0x11111111u;
   uint32_t codes = 0;
@@ -100,7 +99,7 @@ __device__ __forceinline__ Codes<Format::e2m1> encode8_stochastic(const float (&
   return {(codes - too_large) | e2m1_signs(scaled)};
 }
 
-// All bits of the first `count` codes of eight, to be kept by `masked`.
+// A mask of the first `count` of eight codes, for `masked`.
 template <Format F>
 __device__ __forceinline__ Codes<F> first_codes(int count) {
   if constexpr (F == Format::e2m1) {
@@ -134,11 +133,11 @@ __device__ __forceinline__ void transpose4(uint32_t& a, uint32_t& b, uint32_t& c
   c = __byte_perm(AB, CD, 0x5410), d = __byte_perm(AB, CD, 0x7632);
 }
 
-// Rows of eight codes become columns of eight codes, in place.
+// Transposes 8 x 8 codes in place.
 template <Format F>
 __device__ __forceinline__ void transpose(Codes<F> (&codes)[8]) {
   if constexpr (F == Format::e2m1) {
-    // nibbles, then bytes, then half words
+    // Nibbles, then bytes, then half words.
 #pragma unroll
     for (int shift = 4; shift <= 16; shift *= 2) {
       const uint32_t mask = shift == 4 ? 0x0F0F0F0Fu : shift == 8 ? 0x00FF00FFu : 0x0000FFFFu;

@@ -1,4 +1,4 @@
-// What a launch reports.
+// Launch helpers: errors, streams, grid sizes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +7,7 @@
 
 namespace octavo::cuda {
 
-// The error of the launch just made, if any; it is cleared, and nothing waits for the kernel.
+// Returns and clears the error of the last launch, if any, without waiting for the kernel.
 inline Error launched() {
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? Error{} : Error{ErrorCode::cuda, cudaGetErrorString(error)};
@@ -17,7 +17,7 @@ inline cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(s
 
 constexpr int64_t MAX_GRID_Y = 65535;
 
-// Blocks for a loop whose stride is the whole grid, where a launch of one block a unit could be too large.
+// Blocks for a grid-stride loop, where one block per unit could exceed the largest grid.
 inline unsigned grid_for(int64_t units, int64_t most = 1 << 20) {
   return static_cast<unsigned>(units < 1 ? 1 : units < most ? units : most);
 }

@@ -1,4 +1,4 @@
-// Eight neighbouring values of one row, as a thread holds them, and maxima of their magnitudes.
+// Eight neighbouring values of one row in a thread's registers, and maxima of their magnitudes.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,7 +14,7 @@ struct F32 {};
 struct F16 {};
 struct BF16 {};
 
-// Two 16-bit values a word. A magnitude's bits order it, so the maximum is an integer one and NaN wins.
+// Two 16-bit values per word. Magnitudes order like their bits, so the maximum is one of integers and NaN wins.
 template <class T>
 struct Pack {
   static constexpr int words = 4;
@@ -22,7 +22,7 @@ struct Pack {
   static constexpr int bytes = 2;
   uint32_t word[words];
 
-  // The larger magnitudes, NaN above all, with some sign that means nothing.
+  // The larger magnitudes, NaN above all; the sign bits are meaningless.
   static __device__ uint32_t maximum(uint32_t a, uint32_t b) {
     uint32_t most;
     if constexpr (std::is_same_v<T, BF16>) {
@@ -104,7 +104,7 @@ __device__ __forceinline__ void store_pack(void* at, const Pack<T>& pack) {
     to[i] = {pack.word[4 * i], pack.word[4 * i + 1], pack.word[4 * i + 2], pack.word[4 * i + 3]};
 }
 
-// Every NaN as the canonical one: 0x7FC0 (bf16), 0x7E00 (fp16), 0x7FC00000.
+// Replaces every NaN by the canonical one: 0x7FC0 (bf16), 0x7E00 (fp16), 0x7FC00000 (fp32).
 template <class T>
 __device__ __forceinline__ void make_canonical(Pack<T>& pack) {
   constexpr bool is_bf16 = std::is_same_v<T, BF16>;

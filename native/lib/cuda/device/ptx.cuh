@@ -1,4 +1,4 @@
-// PTX without an intrinsic: mbarriers, bulk tensor copies, register budgets. PTX ISA 8.0, sm_90.
+// Wrappers of PTX instructions that have no intrinsic: mbarrier, TMA, setmaxnreg. PTX ISA 8.0, sm_90.
 #pragma once
 
 #include <cuda.h>
@@ -8,44 +8,44 @@
 
 namespace octavo::cuda {
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// A barrier in shared memory whose phases complete when `count` arrivals and all announced bytes have come in.
-__device__ __forceinline__ void barrier_init(uint64_t* barrier, uint32_t count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+// An mbarrier in smem: a phase completes after `count` arrivals and once all expected bytes have arrived.
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(count) : "memory");
 }
 
-// Makes initialized barriers visible to the copy engine.
-__device__ __forceinline__ void barrier_init_fence() {
+// Makes initialized mbarriers visible to the async proxy (TMA).
+__device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
-__device__ __forceinline__ void barrier_arrive_expecting(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(bytes)
                : "memory");
 }
 
-// Returns when the phase of this parity has completed.
-__device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
+// Waits until the phase of this parity has completed.
+__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
       "again:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@!done bra again;\n"
-      "}\n" ::"r"(shared_address(barrier)),
+      "}\n" ::"r"(smem_address(barrier)),
       "r"(parity)
       : "memory");
 }
 
-// Whether the phase of this parity is over.
-__device__ __forceinline__ bool barrier_passed(uint64_t* barrier, uint32_t parity) {
+// True if the phase of this parity has completed.
+__device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t passed;
   asm volatile(
       "{\n"
@@ -54,89 +54,90 @@ __device__ __forceinline__ bool barrier_passed(uint64_t* barrier, uint32_t parit
       "selp.u32 %0, 1, 0, passed;\n"
       "}\n"
       : "=r"(passed)
-      : "r"(shared_address(barrier)), "r"(parity)
+      : "r"(smem_address(barrier)), "r"(parity)
       : "memory");
   return passed != 0;
 }
 
-// A box of a tensor at coordinates c, innermost first, to shared memory; its bytes count at `barrier`.
-__device__ __forceinline__ void copy_box(const CUtensorMap& map, void* into, uint64_t* barrier, int32_t c0,
+// TMA load of a tile at coordinates c, innermost first, into smem; completes its bytes at `barrier`.
+__device__ __forceinline__ void tma_load(const CUtensorMap& map, void* into, uint64_t* barrier, int32_t c0,
                                          int32_t c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::
-          "r"(shared_address(into)),
-      "l"(&map), "r"(shared_address(barrier)), "r"(c0), "r"(c1)
+          "r"(smem_address(into)),
+      "l"(&map), "r"(smem_address(barrier)), "r"(c0), "r"(c1)
       : "memory");
 }
 
-__device__ __forceinline__ void copy_box(const CUtensorMap& map, void* into, uint64_t* barrier, int32_t c0, int32_t c1,
+__device__ __forceinline__ void tma_load(const CUtensorMap& map, void* into, uint64_t* barrier, int32_t c0, int32_t c1,
                                          int32_t c2) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(into)),
-      "l"(&map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(smem_address(into)),
+      "l"(&map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
 
-__device__ __forceinline__ void copy_box(const CUtensorMap& map, void* into, uint64_t* barrier, int32_t c0, int32_t c1,
+__device__ __forceinline__ void tma_load(const CUtensorMap& map, void* into, uint64_t* barrier, int32_t c0, int32_t c1,
                                          int32_t c2, int32_t c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(into)),
-      "l"(&map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(smem_address(into)),
+      "l"(&map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
 
-// A box from shared memory to a tensor; what lies outside of the tensor is left out. One of the thread's bulk copies.
-__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* from, int32_t c0, int32_t c1,
+// TMA store of a tile from smem, clipped at the tensor's bounds. Belongs to the thread's current bulk group.
+__device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* from, int32_t c0, int32_t c1,
                                           int32_t c2) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
-               "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2)
+               "r"(smem_address(from)), "r"(c0), "r"(c1), "r"(c2)
                : "memory");
 }
 
-__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* from, int32_t c0, int32_t c1, int32_t c2,
+__device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* from, int32_t c0, int32_t c1, int32_t c2,
                                           int32_t c3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
-               "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               "r"(smem_address(from)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                : "memory");
 }
 
-// Adds a box of fp32 from shared memory to a tensor, in L2, which gives its lines up first. One of the thread's bulk
-// copies.
-__device__ __forceinline__ void add_box(const CUtensorMap& map, const void* from, int32_t c0, int32_t c1, int32_t c2) {
+// TMA reduce-add of a tile of fp32 from smem, performed in L2 with an evict-first policy. Belongs to the thread's
+// current bulk group.
+__device__ __forceinline__ void tma_reduce_add(const CUtensorMap& map, const void* from, int32_t c0, int32_t c1,
+                                               int32_t c2) {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile(
       "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group.L2::cache_hint "
       "[%0, {%2, %3, %4}], [%1], %5;" ::"l"(&map),
-      "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "l"(policy)
+      "r"(smem_address(from)), "r"(c0), "r"(c1), "r"(c2), "l"(policy)
       : "memory");
 }
 
-// Makes a group of the thread's bulk copies from shared memory since the last group.
-__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Closes the thread's current bulk group.
+__device__ __forceinline__ void bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until at most `pending` groups still read shared memory.
+// Waits until at most `pending` bulk groups have yet to read their smem.
 template <int pending>
-__device__ __forceinline__ void bulk_wait_read() {
+__device__ __forceinline__ void bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
-// Waits until all groups have ended.
-__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// Waits until all bulk groups have completed.
+__device__ __forceinline__ void bulk_wait_group() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// What the thread has written to shared memory is seen by bulk copies that are begun behind a barrier.
-__device__ __forceinline__ void copies_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Makes the thread's smem writes visible to TMA operations that are issued after the next barrier.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A warpgroup's share of the register file, in registers a thread.
+// Decreases or increases a warpgroup's registers per thread.
 template <int registers>
-__device__ __forceinline__ void give_up_registers() {
+__device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
 template <int registers>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 

@@ -1,4 +1,4 @@
-// Codes and stored scales to values, and values to memory, a few at a time. Bits are those of numerics.h.
+// Codes and stored scales to values, and values to memory, a few at a time. The bits are those of numerics.h.
 #pragma once
 
 #include "octavo/dequantize.h"
@@ -6,7 +6,7 @@
 
 namespace octavo::cuda {
 
-// How a unit's decode scale is stored. e4m3: times the group's second-level factor.
+// How a unit's decode scale is stored. e4m3: to be multiplied by the group's second-level factor.
 enum class Stored { f32, e8m0, e4m3 };
 
 template <Stored S>
@@ -25,7 +25,7 @@ __device__ __forceinline__ void decode4(uint32_t codes, float* values) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t code = codes >> (8 * i);
-      // exponent and mantissa as those of an fp32 of a wrong bias, moved to the right one by an exact product
+      // Exponent and mantissa in fp32 positions with the wrong bias, which an exact multiplication corrects.
       values[i] = __uint_as_float((code & 7u) << 22 | (code & 8u) << 28) * 0x1p126f;
     }
   } else {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void decode4(uint32_t codes, float* values) {
 #endif
 }
 
-// Four codes of four bits, in the low half, as four bytes; and back.
+// Four 4-bit codes, in the low half, to four bytes; and back.
 __device__ __forceinline__ uint32_t spread_nibbles(uint32_t codes) {
   const uint32_t pairs = (codes | codes << 8) & 0x00FF00FFu;
   return (pairs | pairs << 4) & 0x0F0F0F0Fu;
@@ -58,7 +58,7 @@ __device__ __forceinline__ uint32_t gather_nibbles(uint32_t bytes) {
   return (pairs | pairs >> 8) & 0xFFFFu;
 }
 
-// Bytes of a row to bytes of a column: word i of the result holds byte i of each of the four words.
+// A 4 x 4 byte transposition: word i of the result holds byte i of each of the four words.
 __device__ __forceinline__ void transpose_bytes(uint32_t (&word)[4]) {
   const uint32_t low01 = __byte_perm(word[0], word[1], 0x5140), high01 = __byte_perm(word[0], word[1], 0x7362);
   const uint32_t low23 = __byte_perm(word[2], word[3], 0x5140), high23 = __byte_perm(word[2], word[3], 0x7362);
@@ -72,7 +72,7 @@ __device__ __forceinline__ uint16_t half_word(float value) {
   return f16_of(value);
 }
 
-// Two values rounded to D. The instruction's own NaN is not the canonical one, so `nan` takes the long way.
+// Two values rounded to D. The cvt instruction's NaN is not the canonical one, so `nan` takes the slow path.
 template <DType D>
 __device__ __forceinline__ uint32_t round_pair(float low, float high, bool nan) {
 #if defined(__CUDA_ARCH__)
@@ -99,7 +99,7 @@ __device__ __forceinline__ void store_value(void* out, int64_t index, float valu
 }
 
 // `count` (4 or 8) neighbouring values from element `index` on, whose address is a multiple of 16 bytes (8 where four
-// values take no more).
+// values need only that).
 template <DType D, int count>
 __device__ __forceinline__ void store_values(void* out, int64_t index, const float (&values)[count]) {
   if constexpr (D == DType::f32) {

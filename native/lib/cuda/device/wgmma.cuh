@@ -1,4 +1,4 @@
-// wgmma: 64 rows of A times 128 or 256 columns of B, both in shared memory with the 128-byte swizzle, sums in fp32.
+// wgmma: 64 rows of A times 128 or 256 columns of B, both in smem with the 128-byte swizzle, accumulated in fp32.
 // PTX ISA, "Asynchronous warpgroup level matrix instructions".
 #pragma once
 
@@ -12,31 +12,32 @@ namespace octavo::cuda {
 // What the tensor cores multiply.
 enum class Element : int32_t { e4m3 = 0, e5m2 = 1, bf16 = 2, f16 = 3 };
 
-constexpr int SWIZZLE_BYTES = 128;               // of a row of a box: K for K-major operands, rows or columns else
+constexpr int SWIZZLE_BYTES = 128;               // of a row of a TMA tile: along K if K-major, else along M or N
 constexpr int ATOM_BYTES = 8 * SWIZZLE_BYTES;    // the swizzle repeats every 8 rows
-constexpr int BLOCK_BYTES = 64 * SWIZZLE_BYTES;  // a box of 64 rows
+constexpr int BLOCK_BYTES = 64 * SWIZZLE_BYTES;  // a TMA tile of 64 rows
 
-// Where an operand begins in shared memory, and its strides: 8 rows of the box, and (not K-major) the next box of 64.
+// The smem matrix descriptor of an operand: its address and the strides to the next 8 rows and, if the operand is not
+// K-major, to the next TMA tile of 64.
 __device__ __forceinline__ uint64_t matrix_descriptor(const void* start) {
   constexpr uint64_t swizzle_128 = uint64_t{1} << 62;
-  constexpr uint64_t next_box = uint64_t{BLOCK_BYTES >> 4} << 16, next_atom = uint64_t{ATOM_BYTES >> 4} << 32;
-  return swizzle_128 | next_atom | next_box | ((shared_address(start) & 0x3FFFF) >> 4);
+  constexpr uint64_t next_tile = uint64_t{BLOCK_BYTES >> 4} << 16, next_atom = uint64_t{ATOM_BYTES >> 4} << 32;
+  return swizzle_128 | next_atom | next_tile | ((smem_address(start) & 0x3FFFF) >> 4);
 }
 
 __device__ __forceinline__ uint64_t advanced(uint64_t descriptor, int bytes) { return descriptor + (bytes >> 4); }
 
-__device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most `pending` committed groups are in flight.
+// Waits until at most `pending` committed wgmma groups are in flight.
 template <int pending>
-__device__ __forceinline__ void wgmma_wait() {
+__device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// Keeps the compiler from reading accumulators before the wait above it, or writing them after the begin below.
+// Keeps the compiler from moving reads of accumulators above the preceding wait, or writes below the following fence.
 template <int N>
-__device__ __forceinline__ void hold(float (&d)[N]) {
+__device__ __forceinline__ void wgmma_fence_operands(float (&d)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
@@ -64,8 +65,7 @@ __device__ __forceinline__ void hold(float (&d)[N]) {
 #define OCTAVO_SUMS_64(d) OCTAVO_32(d, 0), OCTAVO_32(d, 32)
 #define OCTAVO_SUMS_128(d) OCTAVO_SUMS_64(d), OCTAVO_32(d, 64), OCTAVO_32(d, 96)
 
-// `a`, `b`, `add` are the operand numbers after the sums. FP8 is K-major alone; 16-bit operands say whether they are
-// not.
+// `a`, `b`, `add`: operand numbers after the accumulators. FP8 is always K-major; 16-bit operands carry transpose bits.
 #define OCTAVO_WGMMA(n, sums, a, b, add, kind, tail) \
   asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" add ", 0;\nwgmma.mma_async.sync.aligned.m64n" n kind \
                " {" OCTAVO_NAMES_##sums "}, %" a ", %" b ", adds, 1, 1" tail ";\n}\n" \
@@ -91,7 +91,7 @@ __device__ __forceinline__ void hold(float (&d)[N]) {
     OCTAVO_BY_WIDTH(kind, ", 1, 1") \
   }
 
-// d (+)= left [64, K] right [K, 2 N], K being 32 bytes. A transposed operand lies in boxes of 64 K-rows.
+// d (+)= left [64, K] right [K, 2 N], K being 32 bytes. A transposed operand lies in TMA tiles of 64 K-rows.
 template <Element L, Element R, bool left_transposed, bool right_transposed, int N>
 __device__ __forceinline__ void wgmma(float (&d)[N], uint64_t left, uint64_t right, bool adds) {
   static_assert(N == 64 || N == 128);

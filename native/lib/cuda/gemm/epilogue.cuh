@@ -1,12 +1,11 @@
-// From the sums of a tile to the result: scales that cover whole dot products, bias, one rounding, stores.
+// The epilogue of a tile: scales that apply to whole dot products, bias, one rounding, stores.
 //
-// bf16 results are put into boxes in shared memory, from where the copy engine writes them while the next tile is
-// multiplied. So are fp32 sums that are added to the result. All else goes straight from registers: four lanes hold
-// eight neighbouring columns of a row, two each, and values are turned among them by shuffles until each lane has 16
-// bytes of the result side by side.
+// bf16 results are staged in smem and stored by TMA while the next tile's mainloop runs; so are fp32 sums that are
+// added to the result. Everything else is stored straight from registers: four lanes hold eight neighbouring columns of
+// a row, two each, and shuffles transpose the values among them until each lane has 16 contiguous bytes of the result.
 //
-// A tile's epilogue is straight-line code that runs once, and what does not stay in the instruction cache costs more
-// than what it does: each way to finish is compiled by itself, and the usual ones are short.
+// A tile's epilogue is straight-line code that runs once, and an instruction-cache miss costs more than the work
+// itself: each variant is compiled separately, and the common ones are short.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -28,23 +27,23 @@ __device__ __forceinline__ float2 unpacked(uint32_t word) {
   }
 }
 
-// Of each two lanes, word `first` of the odd one and word `second` of the even one change places. `by` 2: of each two
+// In each pair of lanes, swaps word `first` of the odd lane with word `second` of the even one. `by` 2: in each two
 // pairs of lanes.
 __device__ __forceinline__ void exchange(uint32_t& first, uint32_t& second, bool odd, int by) {
-  const uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, odd ? first : second, by);
-  first = odd ? got : first;
-  second = odd ? second : got;
+  const uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, odd ? first : second, by);
+  first = odd ? received : first;
+  second = odd ? second : received;
 }
 
-// Word `i` of lane `q` of four becomes word `q` of lane `i`.
-__device__ __forceinline__ void turn(uint32_t (&words)[4], int lane) {
+// A 4 x 4 transposition among four lanes: word `i` of lane `q` becomes word `q` of lane `i`.
+__device__ __forceinline__ void transpose_quad(uint32_t (&words)[4], int lane) {
   exchange(words[0], words[1], lane & 1, 1);
   exchange(words[2], words[3], lane & 1, 1);
   exchange(words[0], words[2], lane & 2, 2);
   exchange(words[1], words[3], lane & 2, 2);
 }
 
-__device__ __forceinline__ void add_four(float* at, float4 values) {
+__device__ __forceinline__ void red_add_v4(float* at, float4 values) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(values.x), "f"(values.y),
                "f"(values.z), "f"(values.w)
                : "memory");
@@ -56,20 +55,20 @@ __device__ __forceinline__ float load_one(const void* data, DType dtype, int64_t
   return dtype == DType::bf16 ? unpacked<DType::bf16>(half).x : unpacked<DType::f16>(half).x;
 }
 
-// 128 threads wait for each other.
+// A barrier among the 128 threads of this warpgroup.
 __device__ __forceinline__ void warpgroup_sync() {
   asm volatile("bar.sync %0, 128;" ::"r"(threadIdx.x / 128) : "memory");
 }
 
-// Four 8 x 8 blocks of 16-bit values, of which each lane has a word a block. Lane l gives the address of row l % 8 of
-// block l / 8.
-__device__ __forceinline__ void store_matrices(void* row, const uint32_t (&words)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+// stmatrix.x4: stores four 8 x 8 matrices of 16-bit values, of which each lane holds one word per matrix. Lane l gives
+// the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void stmatrix(void* row, const uint32_t (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address(row)),
                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 }
 
-// What a tile's results are multiplied by beside its block scales: fetched before the products, used behind them.
+// The factors of a tile's results apart from block scales: loaded before the mainloop, used after it.
 template <class Config>
 class GemmFactors {
  public:
@@ -78,11 +77,11 @@ class GemmFactors {
     lower_ = left(params, tile, tile.m + row + 8);
     right_ = params.right_use == Factor::group ? __ldg(params.right_factor + tile.group) : 1.0f;
     if (params.right_use == Factor::column) {
-      warpgroup_sync();  // the last tile's have been read
+      warpgroup_sync();  // the last tile's factors have been read
       const int last = min(Config::TILE_N, params.width - tile.n);
       const float* const from = params.right_factor + static_cast<int64_t>(tile.group) * params.width + tile.n;
       for (int i = threadIdx.x % 128; i < last; i += 128) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(pipeline.columns() + i)),
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem_address(pipeline.columns() + i)),
                      "l"(from + i)
                      : "memory");
       }
@@ -95,7 +94,7 @@ class GemmFactors {
     warpgroup_sync();
   }
 
-  // Of the thread's two rows. Multiplied here, not where they are loaded, which would wait for the loads.
+  // For the thread's upper and lower row. Multiplied here, because at the load it would have to wait for the data.
   __device__ float upper() const { return upper_ * right_; }
   __device__ float lower() const { return lower_ * right_; }
 
@@ -115,7 +114,7 @@ class GemmFactors {
   float upper_, lower_, right_;
 };
 
-// One thread's two rows of a part of a tile.
+// One thread's two rows of a part of a tile, stored from registers.
 class GemmStore {
  public:
   __device__ GemmStore(const GemmParams& params, const GemmTileAt& tile, int row, int col)
@@ -131,7 +130,7 @@ class GemmStore {
     }
   }
 
-  // `columns`: factors of this part's columns in shared memory. D bf16 and `general`: either 16-bit result.
+  // `columns`: factors of this part's columns, in smem. With D bf16 and `general` the result may be fp16 too.
   template <Finish F, DType D, int N>
   __device__ void store(float (&sums)[N], float upper, float lower, const float* columns) const {
 #pragma unroll
@@ -156,7 +155,7 @@ class GemmStore {
     }
   }
 
-  // Brings what will be added to into L2: a row of the tile a thread.
+  // Prefetches into L2 what the result will be added to, one row of the tile per thread.
   template <class Config>
   __device__ static void prefetch(const GemmParams& params, const GemmTileAt& tile) {
     const int thread = threadIdx.x % 128, warpgroup = threadIdx.x / 128 - 1;
@@ -171,7 +170,7 @@ class GemmStore {
                  : "memory");
   }
 
-  // Zeros in this thread's share of `cols` columns.
+  // Stores zeros in this thread's share of `cols` columns.
   __device__ void store_zeros(int cols) const {
     const int bytes = dtype_bytes(params_.out_dtype), piece = 16 / bytes;
     const int end = min(col_ + cols, params_.width);
@@ -207,8 +206,8 @@ class GemmStore {
     }
   }
 
-  // Lanes of a pair exchange halves: the even ones then have four columns of the first block of 8, the odd ones of the
-  // second.
+  // The two lanes of a pair exchange halves: the even one then holds four columns of the first block of 8, the odd one
+  // four of the second.
   template <Finish F>
   __device__ void store_f32(const float (&values)[8], int i, int col) const {
 #pragma unroll
@@ -224,7 +223,7 @@ class GemmStore {
       if (!inside_[i] || at >= params_.width) continue;
       float* const into = static_cast<float*>(params_.out) + offset_[i] + at;
       if (F == Finish::adds || (F == Finish::general && params_.accumulate)) {
-        add_four(into, four);
+        red_add_v4(into, four);
       } else {
         *reinterpret_cast<float4*>(into) = four;
       }
@@ -252,7 +251,7 @@ class GemmStore {
       words[j] = f16 ? round_pair<DType::f16>(values[2 * j], values[2 * j + 1], false)
                      : round_pair<DType::bf16>(values[2 * j], values[2 * j + 1], false);
     }
-    turn(words, lane_);
+    transpose_quad(words, lane_);
     const int at = col + 8 * lane_;
     if (inside_[i] && at < params_.width) {
       *reinterpret_cast<uint4*>(out + at) = {words[0], words[1], words[2], words[3]};
@@ -266,15 +265,15 @@ class GemmStore {
   int64_t offset_[2];
 };
 
-// Adds a tile of fp32 sums to the result by way of shared memory: the copy engine adds while the next tile's products
-// are made. 64 x 128 sums a warpgroup, a row of them a copy.
+// Adds a tile of fp32 sums to the result by bulk reduce-adds from smem, which run during the next tile's mainloop: 64 x
+// 128 sums per warpgroup, one bulk copy per row.
 template <class Config, int N>
-__device__ __forceinline__ void add_staged(const GemmParams& params, const GemmTileAt& tile, int row, float upper,
-                                           float lower, const GemmPipeline<Config>& pipeline, float (&sums)[N]) {
+__device__ __forceinline__ void reduce_add_rows(const GemmParams& params, const GemmTileAt& tile, int row, float upper,
+                                                float lower, const GemmPipeline<Config>& pipeline, float (&sums)[N]) {
   static_assert(N == 64 && Config::SPLITS_ROWS);
   const int thread = threadIdx.x % 128, col = threadIdx.x % 4 * 2;
-  // those who asked for the last tile's copies wait until its sums were read
-  bulk_wait_read<0>();
+  // The threads that issued the last tile's bulk copies wait until those have read smem.
+  bulk_wait_group_read<0>();
   warpgroup_sync();
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
@@ -282,7 +281,7 @@ __device__ __forceinline__ void add_staged(const GemmParams& params, const GemmT
     *reinterpret_cast<float2*>(pipeline.staged(row + 8) + 8 * j + col) = {sums[4 * j + 2] * lower,
                                                                           sums[4 * j + 3] * lower};
   }
-  copies_fence();
+  fence_proxy_async();
   warpgroup_sync();
   const int own = (threadIdx.x / 128 - 1) * 64 + thread, at = tile.m + own;
   if (thread < 64 && at < params.height) {
@@ -290,108 +289,113 @@ __device__ __forceinline__ void add_staged(const GemmParams& params, const GemmT
         static_cast<float*>(params.out) + tile.group * params.out_group_stride + at * params.out_row_stride + tile.n;
     const int bytes = min(Config::TILE_N, params.width - tile.n) * 4;
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(into),
-                 "r"(shared_address(pipeline.staged(own))), "r"(bytes)
+                 "r"(smem_address(pipeline.staged(own))), "r"(bytes)
                  : "memory");
   }
-  bulk_commit();
+  bulk_commit_group();
 }
 
-// Stores a warp's 16 rows of a tile by way of shared memory, in boxes of 64 columns: the copy engine writes them while
-// the next tile is multiplied, and leaves out rows past the group's end and columns past the result's.
+// Stores a warp's 16 rows of a tile by TMA, in TMA tiles of 64 columns staged in smem, during the next tile's mainloop.
+// TMA clips rows past the group's end and columns past the result's.
 template <class Config, Finish F>
-__device__ __forceinline__ void store_boxes(const GemmParams& params, const GemmTileAt& tile,
-                                            const GemmMath<Config>& math, const GemmFactors<Config>& factors,
+__device__ __forceinline__ void store_tiles(const GemmParams& params, const GemmTileAt& tile,
+                                            const GemmMainloop<Config>& mainloop, const GemmFactors<Config>& factors,
                                             const GemmPipeline<Config>& pipeline,
-                                            typename GemmMath<Config>::Sums& sums) {
-  constexpr int BOXES = Config::COLS / 64, EACH = BOXES / Config::PARTS;  // boxes of a part
+                                            typename GemmMainloop<Config>::Sums& sums) {
+  constexpr int TILES = Config::COLS / 64, EACH = TILES / Config::PARTS;  // TMA tiles, and those of a part
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32 - 4, 0);
   const float upper = factors.upper(), lower = factors.lower();
   const int32_t row = tile.m + 16 * warp, col = tile.n, group = tile.group, rows = tile.rows, end = tile.start + rows;
-  float2 columns[F == Finish::columns ? 8 * BOXES : 1];  // all at once, before stores that they would have to wait for
+  float2 columns[F == Finish::columns ? 8 * TILES
+                                      : 1];  // all loaded before the first store, which they would have to wait for
   if constexpr (F == Finish::columns) {
 #pragma unroll
-    for (int i = 0; i < 8 * BOXES; ++i) {
+    for (int i = 0; i < 8 * TILES; ++i) {
       columns[i] = *reinterpret_cast<const float2*>(pipeline.columns() + 8 * i + lane % 4 * 2);
     }
   }
-  if (lane == 0) bulk_wait_read<0>();  // what the boxes held before was read
-  warpgroup_sync();                    // and so were the last stages
+  if (lane == 0) bulk_wait_group_read<0>();  // the last tile's TMA stores have read smem
+  warpgroup_sync();                          // and every warp has read the last stages
 #pragma unroll
-  for (int box = 0; box < BOXES; ++box) {
-    uint8_t* const staged = pipeline.box(warp, box) + lane % 16 * SWIZZLE_BYTES;
+  for (int piece = 0; piece < TILES; ++piece) {
+    uint8_t* const staged = pipeline.out_tile(warp, piece) + lane % 16 * SWIZZLE_BYTES;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       uint32_t words[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const float* const two = sums[box / EACH] + 32 * (box % EACH) + 8 * j + 2 * w;
+        const float* const two = sums[piece / EACH] + 32 * (piece % EACH) + 8 * j + 2 * w;
         float left = two[0] * (w % 2 ? lower : upper), right = two[1] * (w % 2 ? lower : upper);
         if constexpr (F == Finish::columns) {
-          left *= columns[8 * box + 2 * j + w / 2].x;
-          right *= columns[8 * box + 2 * j + w / 2].y;
+          left *= columns[8 * piece + 2 * j + w / 2].x;
+          right *= columns[8 * piece + 2 * j + w / 2].y;
         }
         words[w] = round_pair<DType::bf16>(left, right, false);
       }
-      store_matrices(staged + ((2 * j + lane / 16) ^ lane % 8) * 16, words);
+      stmatrix(staged + ((2 * j + lane / 16) ^ lane % 8) * 16, words);
     }
   }
-  copies_fence();
+  fence_proxy_async();
   __syncwarp();
   if (lane != 0) return;
 #pragma unroll
-  for (int i = 0; i < BOXES; ++i) {
-    const int box = BOXES - 1 - i;  // the lent ones first
+  for (int i = 0; i < TILES; ++i) {
+    const int piece = TILES - 1 - i;  // borrowed smem first
     if (params.k_grouped) {
-      store_box(params.boxes, pipeline.box(warp, box), col + 64 * box, row, group);
+      tma_store(params.out_map, pipeline.out_tile(warp, piece), col + 64 * piece, row, group);
     } else {
-      store_box(params.boxes, pipeline.box(warp, box), col + 64 * box, RAGGED_ROWS - rows + row, end, RAGGED_ROWS);
+      tma_store(params.out_map, pipeline.out_tile(warp, piece), col + 64 * piece, RAGGED_ROWS - rows + row, end,
+                RAGGED_ROWS);
     }
-    if (box == Config::OUT_BOXES || box == 0) bulk_commit();
+    if (piece == Config::OUT_TILES || piece == 0) bulk_commit_group();
   }
 }
 
-// Adds a warp's 16 rows of fp32 sums to the result by way of shared memory, in boxes of 32 columns: the copy engine
-// adds the last ones while the next tile is multiplied. Half of the room is filled while the other half is read.
+// Adds a warp's 16 rows of fp32 sums to the result by TMA reduce-adds, in TMA tiles of 32 columns staged in smem; the
+// last of them run during the next tile's mainloop. Half of the buffers are filled while the other half is read.
 template <class Config>
-__device__ __forceinline__ void add_boxes(const GemmParams& params, const GemmTileAt& tile,
-                                          const GemmFactors<Config>& factors, const GemmPipeline<Config>& pipeline,
-                                          typename GemmMath<Config>::Sums& sums) {
-  constexpr int BOXES = Config::COLS / 32, EACH = BOXES / Config::PARTS;  // boxes of a part
-  constexpr int ROOMS = Config::OUT_BOXES + Config::LENT_BOXES, AT_ONCE = ROOMS / 2;
-  static_assert(BOXES % ROOMS == 0 && ROOMS % 2 == 0);
+__device__ __forceinline__ void reduce_add_tiles(const GemmParams& params, const GemmTileAt& tile,
+                                                 const GemmFactors<Config>& factors,
+                                                 const GemmPipeline<Config>& pipeline,
+                                                 typename GemmMainloop<Config>::Sums& sums) {
+  constexpr int TILES = Config::COLS / 32, EACH = TILES / Config::PARTS;  // TMA tiles, and those of a part
+  constexpr int BUFFERS = Config::OUT_TILES + Config::BORROWED_TILES, AT_ONCE = BUFFERS / 2;
+  static_assert(TILES % BUFFERS == 0 && BUFFERS % 2 == 0);
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32 - 4, 0);
   const float upper = factors.upper(), lower = factors.lower();
   const int32_t row = tile.m + 16 * warp, col = tile.n, group = tile.group;
-  if (lane == 0) bulk_wait_read<0>();  // what the boxes held before was read
-  warpgroup_sync();                    // and so were the last stages
+  if (lane == 0) bulk_wait_group_read<0>();  // the last tile's TMA stores have read smem
+  warpgroup_sync();                          // and every warp has read the last stages
 #pragma unroll
-  for (int first = 0; first < BOXES; first += AT_ONCE) {
-    if (first >= ROOMS) {
-      if (lane == 0) bulk_wait_read<1>();
+  for (int first = 0; first < TILES; first += AT_ONCE) {
+    if (first >= BUFFERS) {
+      if (lane == 0) bulk_wait_group_read<1>();
       __syncwarp();
     }
 #pragma unroll
-    for (int box = first; box < first + AT_ONCE; ++box) {
-      uint8_t* const staged = pipeline.box(warp, ROOMS - 1 - box % ROOMS) + lane / 4 * SWIZZLE_BYTES + lane % 2 * 8;
+    for (int piece = first; piece < first + AT_ONCE; ++piece) {
+      uint8_t* const staged =
+          pipeline.out_tile(warp, BUFFERS - 1 - piece % BUFFERS) + lane / 4 * SWIZZLE_BYTES + lane % 2 * 8;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float* const four = sums[box / EACH] + 16 * (box % EACH) + 4 * j;
+        const float* const four = sums[piece / EACH] + 16 * (piece % EACH) + 4 * j;
         uint8_t* const at = staged + ((2 * j + lane % 4 / 2) ^ (lane / 4)) * 16;
         *reinterpret_cast<float2*>(at) = {four[0] * upper, four[1] * upper};
         *reinterpret_cast<float2*>(at + 8 * SWIZZLE_BYTES) = {four[2] * lower, four[3] * lower};
       }
     }
-    copies_fence();
+    fence_proxy_async();
     __syncwarp();
     if (lane == 0) {
 #pragma unroll
-      for (int box = first; box < first + AT_ONCE; ++box) {
-        add_box(params.boxes, pipeline.box(warp, ROOMS - 1 - box % ROOMS), col + 32 * box, row, group);
+      for (int piece = first; piece < first + AT_ONCE; ++piece) {
+        tma_reduce_add(params.out_map, pipeline.out_tile(warp, BUFFERS - 1 - piece % BUFFERS), col + 32 * piece, row,
+                       group);
       }
-      bulk_commit();
+      bulk_commit_group();
     }
   }
-  if (Config::OUT_BOXES < AT_ONCE && lane == 0) bulk_wait_read<0>();  // a lent box is among the last ones
+  if (Config::OUT_TILES < AT_ONCE && lane == 0) bulk_wait_group_read<0>();  // a borrowed buffer is among the last ones
 }
 
 }  // namespace octavo::cuda

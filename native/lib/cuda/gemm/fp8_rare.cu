@@ -1,4 +1,4 @@
-// A right operand of E5M2: recipes with E5M2 weights or activations, in the largest tile alone.
+// E5M2 right operands: recipes with E5M2 weights or activations. Only the largest tile is compiled.
 #include "kernels.h"
 
 namespace octavo::cuda {

@@ -1,13 +1,13 @@
-// Grouped GEMMs on Hopper: which kernel, which tensor maps, which scratch. The kernels are in kernel.cuh.
+// Grouped GEMMs on Hopper, host side: chooses the kernel, encodes the tensor maps, lays out the workspace.
 //
 //                left                             right                              K-blocks of
 //   fprop        x rows                           w rows, stacked                    in-features
 //   dgrad        dy rows                          w: K-panels, or rows along K       out-features
 //   wgrad        dy: K-panels, or rows along K    x: the same                        the group's tokens
 //
-// FP8 tensor cores take operands whose K is innermost, which columnwise data in K-panels are; unquantized operands stay
-// as they are and are multiplied with their rows along K. MXFP8 and NVFP4 values, without the latter's second level,
-// are bf16 numbers: each operand is dequantized once into the workspace, and the product is bf16's.
+// FP8 wgmma takes K-major operands only, which columnwise data in K-panels are; unquantized operands stay as they are
+// and are multiplied with their rows along K. MXFP8 values, and NVFP4 values without their second level, are exact in
+// bf16: each operand is dequantized once into the workspace, and the product is a bf16 GEMM.
 #include "common/check.h"
 #include "common/gemm_strides.h"
 #include "cuda/device/launch.h"
@@ -23,14 +23,14 @@ namespace {
 
 constexpr int64_t COPY_ALIGNMENT = 256;
 
-// An operand as the kernel multiplies it: codes, unquantized values, or bf16 values dequantized from codes.
+// An operand as the kernel reads it: codes, unquantized values, or bf16 values dequantized from codes.
 struct Side {
   const void* data;
   int element_bytes;
   OperandWalk walk;
-  int64_t cols;        // of a row, or in a panel
+  int64_t cols;        // per row, or in a panel
   int64_t row_stride;  // elements; rows and matrices
-  int64_t rows;        // ragged rows, or of a matrix
+  int64_t rows;        // ragged rows, or rows per matrix
   int64_t panels;
 };
 
@@ -66,15 +66,15 @@ Side side_of(const GemmArgs& args, bool left) {
   return side;
 }
 
-// Boxes of `span` rows (or columns of a panel) of the tile and one K-block.
+// TMA tiles of `span` rows (or columns of a panel) and one K-block.
 Error encode_side(const Side& side, const GemmArgs& args, int span, CUtensorMap* map) {
   const uint32_t block = SWIZZLE_BYTES / side.element_bytes;
   const uint64_t cols = side.cols, bytes = side.element_bytes;
   switch (side.walk) {
     case OperandWalk::rows:
-      return encode(ragged_boxes(side.data, side.element_bytes, side.cols, side.row_stride, block, span), map);
+      return encode(ragged_map(side.data, side.element_bytes, side.cols, side.row_stride, block, span), map);
     case OperandWalk::rows_t:
-      return encode(ragged_boxes(side.data, side.element_bytes, side.cols, side.row_stride, block, 64), map);
+      return encode(ragged_map(side.data, side.element_bytes, side.cols, side.row_stride, block, 64), map);
     case OperandWalk::matrices:
     case OperandWalk::matrices_t: {
       const uint64_t stride = side.row_stride * bytes;
@@ -100,12 +100,12 @@ Error encode_side(const Side& side, const GemmArgs& args, int span, CUtensorMap*
   }
 }
 
-// Boxes of a warp's 16 rows of a result, 128 bytes wide.
+// TMA tiles of a warp's 16 rows of the result, 128 bytes wide.
 Error encode_out(const GemmArgs& args, CUtensorMap* map) {
   const int bytes = dtype_bytes(args.spec.out_dtype);
   const uint64_t cols = out_cols(args);
   if (args.spec.gemm != Gemm::wgrad) {
-    return encode(ragged_boxes(args.out, bytes, cols, args.out_row_stride, SWIZZLE_BYTES / bytes, 16), map);
+    return encode(ragged_map(args.out, bytes, cols, args.out_row_stride, SWIZZLE_BYTES / bytes, 16), map);
   }
   return encode(
       {args.out,
@@ -118,7 +118,7 @@ Error encode_out(const GemmArgs& args, CUtensorMap* map) {
       map);
 }
 
-// Scales of 1 x 128 blocks: [K-blocks or panels][rows or columns up to 4] fp32.
+// Scales of 1 x 128 blocks: [K-blocks or panels][rows or columns, rounded up to 4] fp32.
 Error encode_scales(const void* scales, int64_t width, int64_t blocks, int span, CUtensorMap* map) {
   const uint64_t pitch = round_up(width, 4);
   return encode(
@@ -191,13 +191,13 @@ void set_epilogue(const GemmArgs& args, GemmParams& params) {
                                                                                           : Finish::plain;
 }
 
-// The block scales of a promoted product: maps of vectors, or the array of squares.
+// The block scales of a promoted product: tensor maps of vectors, or the array of square blocks.
 Error set_scales(const GemmArgs& args, const Side& left, const Side& right, const GemmTile& tile, GemmParams& params) {
   const Promotion promotion = promotion_of(args.spec);
   if (promotion < Promotion::square) return {};
   const bool panels = left.walk == OperandWalk::panels;
   if (const Error error = encode_scales(args.left.scales, panels ? left.cols : args.rows,
-                                        panels ? left.panels : ceil_div(left.cols, 128), tile.rows + SCALE_BOX_EXTRA,
+                                        panels ? left.panels : ceil_div(left.cols, 128), tile.rows + SCALE_TILE_EXTRA,
                                         &params.left_scales)) {
     return error;
   }
@@ -214,7 +214,7 @@ Error set_scales(const GemmArgs& args, const Side& left, const Side& right, cons
 Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cudaStream_t stream) {
   int device = 0, sms = 0;
   cudaGetDevice(&device);
-  cudaSetDevice(device);  // no call of the runtime may have made a context current in this thread, and maps want one
+  cudaSetDevice(device);  // this thread may have no current context yet, and encoding a tensor map needs one
   cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
   const int number =
       args.tile >= 0 ? args.tile : gemm_tile(args.spec, args.rows, args.n, args.k, args.groups, sms, -1).tile;
@@ -240,26 +240,28 @@ Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cud
   if (tiles > INT32_MAX - 65536) return unsupported("the result has more than 2^31 tiles; split the call");
   if (tiles == 0) return {};
   const GemmKernel kernel = kernel_of(args.spec, number);
-  if (kernel.entry == nullptr) return unsupported("the CUDA kernels have no tile of this number for the formats");
-  // Without rows there are no operands, and every tile is zero: the maps stay undefined and are not used.
+  if (kernel.entry == nullptr)
+    return unsupported("the CUDA kernels have no tile of this number for these formats; give -1 to have one chosen");
+  // Without rows there are no operands and every tile is zero: the maps stay undefined and are not used.
   if (args.rows > 0) {
     if (const Error error = encode_side(left, args, tile.rows, &params.left)) return error;
     if (const Error error = encode_side(right, args, tile.cols, &params.right)) return error;
     if (const Error error = set_scales(args, left, right, tile, params)) return error;
-    params.boxed = kernel.boxes && (params.finish == Finish::adds ||
-                                    (params.finish <= Finish::columns && args.spec.out_dtype == DType::bf16));
-    if (params.boxed) {
-      if (const Error error = encode_out(args, &params.boxes)) return error;
+    params.out_by_tma =
+        kernel.stores_by_tma &&
+        (params.finish == Finish::adds || (params.finish <= Finish::columns && args.spec.out_dtype == DType::bf16));
+    if (params.out_by_tma) {
+      if (const Error error = encode_out(args, &params.out_map)) return error;
     }
   }
-  cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
+  cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
   void* arguments[] = {&params};
   const unsigned ctas = static_cast<unsigned>(tiles < sms ? tiles : sms);
-  cudaLaunchKernel(kernel.entry, dim3(ctas), dim3(GEMM_THREADS), arguments, kernel.shared_bytes, stream);
+  cudaLaunchKernel(kernel.entry, dim3(ctas), dim3(GEMM_THREADS), arguments, kernel.smem_bytes, stream);
   return launched();
 }
 
-// ---- bf16 copies of MXFP8 and NVFP4
+// ---- bf16 copies of MXFP8 and NVFP4 operands
 
 int64_t copy_elements(const Side& side, const GemmArgs& args) {
   switch (side.walk) {
@@ -273,7 +275,7 @@ size_t copy_bytes_of(const Side& side, const GemmArgs& args) {
   return static_cast<size_t>(round_up(copy_elements(side, args) * 2, COPY_ALIGNMENT));
 }
 
-// Codes times their block scales; the second level waits for the epilogue, because with it bf16 would round.
+// Codes times their block scales. The second level is applied in the epilogue: with it bf16 would round.
 Error copy_side(const GemmArgs& args, const Side& side, bool left, void* into, cudaStream_t stream) {
   const GemmSpec& spec = args.spec;
   const GemmOperand& operand = left ? args.left : args.right;
@@ -320,11 +322,11 @@ Error gemm_cuda(const GemmArgs& given, void* on) {
     if (!aligned(args.workspace, cuda::COPY_ALIGNMENT)) {
       return invalid("the workspace is not aligned to 256 bytes; allocate it so");
     }
-    uint8_t* const memory = static_cast<uint8_t*>(args.workspace);
-    if (const Error error = cuda::copy_side(args, left, true, memory, stream)) return error;
-    if (const Error error = cuda::copy_side(args, right, false, memory + first, stream)) return error;
-    left.data = memory;
-    right.data = memory + first;
+    uint8_t* const workspace = static_cast<uint8_t*>(args.workspace);
+    if (const Error error = cuda::copy_side(args, left, true, workspace, stream)) return error;
+    if (const Error error = cuda::copy_side(args, right, false, workspace + first, stream)) return error;
+    left.data = workspace;
+    right.data = workspace + first;
   }
   return cuda::launch_gemm(args, left, right, stream);
 }

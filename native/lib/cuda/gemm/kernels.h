@@ -1,4 +1,4 @@
-// The compiled kernels by what they multiply. Each source file holds some.
+// The compiled kernels, by operand types. Each .cu file of this folder instantiates some of them.
 #pragma once
 
 #include "kernel.cuh"
@@ -6,12 +6,12 @@
 namespace octavo::cuda {
 
 struct GemmKernel {
-  const void* entry = nullptr;  // null: there is none
-  int shared_bytes = 0;
-  bool boxes = false;  // bf16 results leave through GemmParams::boxes
+  const void* entry = nullptr;  // null: there is no such kernel
+  int smem_bytes = 0;
+  bool stores_by_tma = false;  // bf16 results are stored through GemmParams::out_map
 };
 
-// `tile` is a number of GEMM_TILES; 16-bit kernels differ by the operands whose rows lie along K.
+// `tile` is an index into GEMM_TILES. 16-bit kernels differ in which operands have their rows along K.
 GemmKernel fp8_e4m3_kernel(Promotion promotion, int tile);      // e4m3 x e4m3
 GemmKernel fp8_e5m2_kernel(Promotion promotion, int tile);      // e5m2 x e4m3
 GemmKernel fp8_rare_kernel(Element left, Promotion promotion);  // x e5m2; tile 0
@@ -22,9 +22,9 @@ template <Element L, Element R, bool LT, bool RT, Promotion P, int TILE>
 GemmKernel gemm_kernel_as() {
   constexpr GemmTile tile = GEMM_TILES[TILE];
   using Config = GemmConfig<tile.rows, tile.cols, tile.stages, L, R, LT, RT, P>;
-  constexpr size_t bytes = gemm_shared_bytes<Config>();
+  constexpr size_t bytes = gemm_smem_bytes<Config>();
   static_assert(bytes <= 232448, "a Hopper CTA has 227 KiB of shared memory");
-  return {reinterpret_cast<const void*>(&gemm_kernel<Config>), static_cast<int>(bytes), Config::OUT_BOXES > 0};
+  return {reinterpret_cast<const void*>(&gemm_kernel<Config>), static_cast<int>(bytes), Config::OUT_TILES > 0};
 }
 
 template <Element L, Element R, bool LT, bool RT, Promotion P>

@@ -1,4 +1,4 @@
-// The products of one tile, summed over its K-blocks in registers of a warpgroup.
+// The mainloop of one tile: wgmma over its K-blocks, accumulated in the registers of a warpgroup.
 #pragma once
 
 #include "cuda/device/wgmma.cuh"
@@ -6,24 +6,25 @@
 
 namespace octavo::cuda {
 
-// When a warpgroup adds the tensor cores' sums to its own fp32 ones, and what they are scaled by.
+// When a warpgroup promotes wgmma's accumulators to its own fp32 sums, and by what they are scaled.
 enum class Promotion : int32_t {
   none = 0,     // never: 16-bit operands, fast accumulation
   plain = 1,    // every K-block of 128
-  square = 2,   // with a scale a row of the left and a scale a 128 x 128 block of the right operand
-  vectors = 3,  // with a scale a row of the left and a scale a column of the right operand
+  square = 2,   // with one scale per row of the left and one per 128 x 128 block of the right operand
+  vectors = 3,  // with one scale per row of the left and one per column of the right operand
 };
 
-// A warpgroup's sums: PARTS of 64 rows x PART_COLS columns side by side, PART_COLS / 2 sums a thread in each. Thread t
-// of the warpgroup has of a part, for j < PART_COLS / 8, at 4 j row 16 (t / 32) + t % 32 / 4, columns 8 j + 2 (t % 4)
-// and one more; at 4 j + 2 the row 8 below.
+// A warpgroup's sums: PARTS of 64 rows x PART_COLS columns side by side, PART_COLS / 2 sums per thread and part. In a
+// part thread t of the warpgroup holds, for each j < PART_COLS / 8, at 4 j and 4 j + 1 the row 16 (t / 32) + t % 32 /
+// 4, columns 8 j + 2 (t % 4) and the next; at 4 j + 2 and 4 j + 3 the same columns 8 rows below.
 template <class Config>
-class GemmMath {
+class GemmMainloop {
  public:
   using Sums = float[Config::PARTS][Config::PART_COLS / 2];
 
-  __device__ GemmMath(const GemmParams& params, GemmPipeline<Config>& pipeline) : params_(params), pipeline_(pipeline) {
-    // through a shuffle, after which the compiler knows them to be the same in a warp
+  __device__ GemmMainloop(const GemmParams& params, GemmPipeline<Config>& pipeline)
+      : params_(params), pipeline_(pipeline) {
+    // The shuffle tells the compiler that the value is uniform across the warp.
     const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 128 - 1, 0);
     row_ = Config::SPLITS_ROWS ? warpgroup * 64 : 0;
     col_ = Config::SPLITS_ROWS ? 0 : warpgroup * Config::COLS;
@@ -31,7 +32,7 @@ class GemmMath {
     right_ = matrix_descriptor(pipeline.right(0) + col_ * SWIZZLE_BYTES);
   }
 
-  // Of the thread's first sum within the tile, and where the columns of a part begin.
+  // The row of the thread's first sum within the tile, and the first column of a part.
   __device__ int row() const { return row_ + static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4); }
   __device__ int col(int part) const { return col_ + part * Config::PART_COLS; }
 
@@ -46,8 +47,8 @@ class GemmMath {
  private:
   static constexpr Element L = Config::LEFT, R = Config::RIGHT;
   static constexpr bool LT = Config::LEFT_TRANSPOSED, RT = Config::RIGHT_TRANSPOSED;
-  static constexpr int PARTS = Config::PARTS, STEPS = 4;  // wgmmas along a K-block
-  // 32 bytes along K, or 16 rows of a transposed box
+  static constexpr int PARTS = Config::PARTS, STEPS = 4;  // wgmmas per K-block
+  // 32 bytes along K, or 16 rows of a transposed TMA tile
   static constexpr int LEFT_STEP = LT ? 16 * SWIZZLE_BYTES : 32, RIGHT_STEP = RT ? 16 * SWIZZLE_BYTES : 32;
 
   static constexpr int LEFT_BYTES = Config::TILE_M * SWIZZLE_BYTES, RIGHT_BYTES = Config::TILE_N * SWIZZLE_BYTES;
@@ -72,15 +73,15 @@ class GemmMath {
   }
 
   __device__ int multiply_all(Sums& sums, bool adds) {
-    const int stage = pipeline_.wait_full();
-    wgmma_begin();
+    const int stage = pipeline_.consumer_wait();
+    wgmma_fence();
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) multiply(sums[part], operands(stage), part, adds);
-    wgmma_commit();
+    wgmma_commit_group();
     return stage;
   }
 
-  // Sums that are in flight where a loop begins again would be waited for after each wgmma (ptxas C7514).
+  // Accumulators in flight across the loop back-edge make ptxas serialise every wgmma (C7514).
   __device__ void run_fast(int k_blocks, Sums& sums) {
     constexpr int UNROLL = 4;
     int block = 0;
@@ -90,40 +91,40 @@ class GemmMath {
       for (int i = 0; i < UNROLL; ++i) {
         const int stage = multiply_all(sums, block + i > 0);
         if (i > 0) {
-          wgmma_wait<1>();
-          pipeline_.release(last);
+          wgmma_wait_group<1>();
+          pipeline_.consumer_release(last);
         }
         last = stage;
       }
-      wgmma_wait<0>();
-      pipeline_.release(last);
+      wgmma_wait_group<0>();
+      pipeline_.consumer_release(last);
     }
     for (; block < k_blocks; ++block) {
       const int stage = multiply_all(sums, block > 0);
-      wgmma_wait<0>();
-      pipeline_.release(stage);
+      wgmma_wait_group<0>();
+      pipeline_.consumer_release(stage);
     }
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) hold(sums[part]);
+    for (int part = 0; part < PARTS; ++part) wgmma_fence_operands(sums[part]);
   }
 
-  // What the next K-block begins with, found out while the tensor cores are busy with the last one.
+  // What the next K-block starts from, computed while the tensor cores still work on the last one.
   struct Ahead {
     Operands from;
     bool full;
   };
 
-  // Steps instead of a product with the stage, which the compiler would move to where the K-block begins.
+  // Advances step by step: the compiler would move a multiplication by the stage to the start of the K-block.
   __device__ __forceinline__ void look_ahead(Ahead& ahead) const {
     const bool first = pipeline_.next_stage() == 0;
     ahead.from.left = first ? left_ : advanced(ahead.from.left, LEFT_BYTES);
     ahead.from.right = first ? right_ : advanced(ahead.from.right, RIGHT_BYTES);
-    ahead.full = pipeline_.next_is_full();
+    ahead.full = pipeline_.consumer_try_wait();
   }
 
-  // One part after the other: the tensor cores' sums of one take 64 registers beside the fp32 ones of all. The other
-  // warpgroup multiplies while this one adds: from the end of a part's products to the start of the next part's, each
-  // cycle above 256 is one that the tensor cores wait.
+  // One part after the other: wgmma's accumulators of one part take 64 registers on top of the fp32 sums of all. The
+  // other warpgroup's wgmmas run while this one promotes: between the end of one part's wgmmas and the start of the
+  // next part's, each cycle above 256 leaves the tensor cores idle.
   __device__ void run_promoted(const GemmTileAt& tile, Sums& sums) {
     static_assert(Config::PART_COLS == 128);
 #pragma unroll
@@ -132,12 +133,12 @@ class GemmMath {
       for (int i = 0; i < 64; ++i) sums[part][i] = 0.0f;
     }
     const int k_blocks = tile.k_blocks;
-    const int scale = row() + (params_.left_walk == OperandWalk::rows ? tile.start % SCALE_BOX_EXTRA : 0);
+    const int scale = row() + (params_.left_walk == OperandWalk::rows ? tile.start % SCALE_TILE_EXTRA : 0);
     Ahead ahead = {operands(pipeline_.next_stage()), false};
     if constexpr (Config::PROMOTION != Promotion::square) {
       for (int block = 0; block < k_blocks; ++block) add_block(scale, nullptr, 0, ahead, sums);
     } else {
-      // a lane keeps the scales of one block in 32, and fetches those of the next 32 meanwhile
+      // Each lane holds the scale of one of 32 K-blocks and prefetches that of the next 32.
       float squares[PARTS], next[PARTS];
       load_squares(tile, 0, next);
       for (int first = 0; first < k_blocks; first += 32) {
@@ -150,10 +151,10 @@ class GemmMath {
     }
   }
 
-  // A K-block's products, scaled and added. `scale`: of this thread's row, among the left scales. `squares`: of the
-  // parts of the K-blocks of lane numbers.
+  // One K-block: multiplies, scales and adds. `scale`: index of this thread's row among the left scales. `squares`: one
+  // scale per part, of the K-block with the lane's number.
   __device__ __forceinline__ void add_block(int scale, const float* squares, int block, Ahead& ahead, Sums& sums) {
-    const int stage = pipeline_.wait_full(ahead.full);
+    const int stage = pipeline_.consumer_wait(ahead.full);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       float upper = 1.0f, lower = 1.0f, square = 1.0f;
@@ -163,24 +164,24 @@ class GemmMath {
       }
       if constexpr (Config::PROMOTION == Promotion::square) square = __shfl_sync(0xFFFFFFFFu, squares[part], block);
       float products[64];
-      hold(products);
-      wgmma_begin();
+      wgmma_fence_operands(products);
+      wgmma_fence();
       multiply(products, ahead.from, part, false);
-      wgmma_commit();
+      wgmma_commit_group();
       if (part == PARTS - 1) look_ahead(ahead);
-      wgmma_wait<0>();
-      hold(products);
-      if (Config::PROMOTION != Promotion::vectors && part == PARTS - 1) pipeline_.release(stage);
+      wgmma_wait_group<0>();
+      wgmma_fence_operands(products);
+      if (Config::PROMOTION != Promotion::vectors && part == PARTS - 1) pipeline_.consumer_release(stage);
       if constexpr (Config::PROMOTION == Promotion::vectors) {
         add_scaled(products, sums[part], upper, lower, pipeline_.right_scales(stage) + col(part));
       } else {
         add(products, sums[part], upper, lower, square);
       }
     }
-    if constexpr (Config::PROMOTION == Promotion::vectors) pipeline_.release(stage);
+    if constexpr (Config::PROMOTION == Promotion::vectors) pipeline_.consumer_release(stage);
   }
 
-  // This lane's of the scales of 32 K-blocks, from `first` on. Past the last block it is that one's.
+  // This lane's share of the scales of 32 K-blocks from `first` on; past the last K-block, the last one's.
   __device__ void load_squares(const GemmTileAt& tile, int first, float (&squares)[PARTS]) const {
     const int block = min(first + static_cast<int>(threadIdx.x % 32), tile.k_blocks - 1);
 #pragma unroll
@@ -189,7 +190,7 @@ class GemmMath {
     }
   }
 
-  // The first scale of 128 columns. Those past the matrix take its last one, and nobody stores them.
+  // Index of the first scale of 128 columns. Columns past the matrix take the last one; their results are not stored.
   __device__ int32_t square_at(const GemmTileAt& tile, int col) const {
     return tile.group * params_.square_group + min(tile.n + col, params_.width - 1) / 128 * params_.square_column;
   }
@@ -221,7 +222,7 @@ class GemmMath {
   const GemmParams& params_;
   GemmPipeline<Config>& pipeline_;
   int row_, col_;
-  uint64_t left_, right_;  // matrix descriptors of this warpgroup's operands in the first stage
+  uint64_t left_, right_;  // smem matrix descriptors of this warpgroup's operands in the first stage
 };
 
 }  // namespace octavo::cuda

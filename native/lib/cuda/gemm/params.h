@@ -1,4 +1,4 @@
-// What a launch of a grouped GEMM kernel is given, by value: a captured graph holds all of it.
+// The kernel parameters of a grouped GEMM, passed by value so that a captured graph holds all of them.
 #pragma once
 
 #include <cuda.h>
@@ -9,15 +9,15 @@
 
 namespace octavo::cuda {
 
-// Where the ragged tensor maps have each group's end (tensor_map.h).
+// The coordinate of each group's end in the ragged tensor maps (tensor_map.h).
 constexpr int32_t RAGGED_ROWS = 1 << 30;
 
 // How an operand's tiles are found in its tensor map. E elements of K make one K-block, 128 bytes.
 enum class OperandWalk : int32_t {
   rows = 0,        // ragged [M, C], K along C:     {c, 2^30 - size + row, start + size, 2^30} of the ragged map
-  rows_t = 1,      // ragged [M, C], K along M:     the same map, boxes of 64 x 64
+  rows_t = 1,      // ragged [M, C], K along M:     the same map, TMA tiles of 64 x 64
   matrices = 2,    // stacked [G, R, C], K along C: {c, row, group}
-  matrices_t = 3,  // stacked [G, R, C], K along R: the same order, boxes of 64 x 64
+  matrices_t = 3,  // stacked [G, R, C], K along R: the same order, TMA tiles of 64 x 64
   panels = 4,      // K-panels [P][D][128] of ragged rows:      {k, column, panel}
   stacked = 5,     // K-panels [P][D][128] of stacked matrices: {k, column, panel}
 };
@@ -26,21 +26,21 @@ enum class OperandWalk : int32_t {
 enum class Factor : int32_t {
   none = 0,
   group = 1,   // [G]
-  row = 2,     // left: one a row of the result, counted over all groups
-  column = 3,  // one a row (left) or column (right) of each group's result: [G, .]
+  row = 2,     // left: one per row of the result, counted over all groups
+  column = 3,  // one per row (left) or column (right) of each group's result: [G, .]
 };
 
-// How sums become results; each is compiled apart.
+// How accumulators become results; each variant is compiled separately.
 enum class Finish : int32_t {
   plain = 0,    // row factors; stored
   columns = 1,  // row and column factors; stored
   adds = 2,     // row factors; added to an fp32 result
-  general = 3,  // all that there is
+  general = 3,  // everything: factors, bias, accumulation, fp16
 };
 
 struct GemmParams {
   CUtensorMap left, right, left_scales, right_scales;
-  CUtensorMap boxes;  // of a bf16 result, or of an fp32 one that is added to: 16 rows, 128 bytes
+  CUtensorMap out_map;  // of a bf16 result, or of an fp32 one that is added to: TMA tiles of 16 rows of 128 bytes
   const int64_t* plan;
   int64_t rows;
   int32_t groups;
@@ -50,14 +50,14 @@ struct GemmParams {
   int32_t width;     // columns of the result
   int32_t k_blocks;  // where not k_grouped
   OperandWalk left_walk, right_walk;
-  int32_t panels_each;  // stacked: panels of a matrix
+  int32_t panels_each;  // stacked: panels per matrix
   int32_t right_rows;   // columns of the result in a matrix of right_scales; 0: its rows are panels
 
   const float* square;  // [G][..][..] scales of 128 x 128 blocks of the right operand
   int32_t square_group, square_column, square_k;
 
   Finish finish;
-  bool boxed;  // results leave through `boxes`
+  bool out_by_tma;  // results are stored through `out_map`
   void* out;
   DType out_dtype;
   int64_t out_row_stride, out_group_stride;

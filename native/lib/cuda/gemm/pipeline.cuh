@@ -1,4 +1,4 @@
-// Stages in shared memory between the warp that asks for copies and the warpgroups that multiply.
+// The smem pipeline between the producer warp, which issues TMA loads, and the consumer warpgroups, which issue wgmma.
 #pragma once
 
 #include "cuda/device/ptx.cuh"
@@ -8,36 +8,36 @@
 
 namespace octavo::cuda {
 
-constexpr int MATH_WARPGROUPS = 2;
-constexpr int MATH_WARPS = 4 * MATH_WARPGROUPS;
-constexpr int GEMM_THREADS = 128 * (1 + MATH_WARPGROUPS);
-constexpr uint32_t TILE_SLOTS = 4;  // tiles that the producer may be ahead
+constexpr int CONSUMER_WARPGROUPS = 2;
+constexpr int CONSUMER_WARPS = 4 * CONSUMER_WARPGROUPS;
+constexpr int GEMM_THREADS = 128 * (1 + CONSUMER_WARPGROUPS);
+constexpr uint32_t TILE_SLOTS = 4;  // how many tiles the producer may run ahead
 
-// Row scales are fetched from a multiple of 4 before the tile's first row: a copy begins at 16 bytes.
-constexpr int SCALE_BOX_EXTRA = 4, SCALE_ROOM_EXTRA = 32;
+// Row scales are loaded from a multiple of 4 at or before the tile's first row: a TMA load starts at 16 bytes.
+constexpr int SCALE_TILE_EXTRA = 4, SCALE_ROOM_EXTRA = 32;
 
-// Floats from one staged row to the next: eight rows of eight words each then meet all banks twice, and no more.
+// Floats from one staged row to the next: eight rows of eight words then hit every bank exactly twice.
 constexpr int STAGED_PITCH = 128 + 8;
 
-// Rounded results on their way out: boxes of a warp's 16 rows and 128 bytes, swizzled.
-constexpr int OUT_BOX_BYTES = 16 * SWIZZLE_BYTES;
+// Rounded results before their TMA store: TMA tiles of a warp's 16 rows of 128 bytes, swizzled.
+constexpr int OUT_TILE_BYTES = 16 * SWIZZLE_BYTES;
 
 template <class Config>
-struct GemmShared {
+struct GemmSmem {
   alignas(1024) uint8_t left[Config::STAGES][Config::TILE_M * SWIZZLE_BYTES];
   alignas(1024) uint8_t right[Config::STAGES][Config::TILE_N * SWIZZLE_BYTES];
-  union {  // a launch uses one of them
-    alignas(1024) uint8_t boxes[MATH_WARPS][Config::OUT_BOXES * OUT_BOX_BYTES + (Config::OUT_BOXES == 0)];
+  union {  // a launch uses only one of the two
+    alignas(1024) uint8_t out_tiles[CONSUMER_WARPS][Config::OUT_TILES * OUT_TILE_BYTES + (Config::OUT_TILES == 0)];
     alignas(128) float staged[Config::STAGED ? Config::TILE_M : 1][Config::STAGED ? STAGED_PITCH : 4];
   };
   alignas(128) float left_scales[Config::LEFT_SCALES ? Config::STAGES : 1]
                                 [Config::LEFT_SCALES ? Config::TILE_M + SCALE_ROOM_EXTRA : 1];
   alignas(128) float right_scales[Config::RIGHT_SCALES ? Config::STAGES : 1][Config::RIGHT_SCALES ? Config::TILE_N : 1];
-  // factors of the result's columns
-  alignas(16) float columns[MATH_WARPGROUPS][Config::LEFT_SCALES ? 1 : Config::TILE_N];
+  // Factors of the result's columns.
+  alignas(16) float columns[CONSUMER_WARPGROUPS][Config::LEFT_SCALES ? 1 : Config::TILE_N];
   alignas(16) GemmTileAt tiles[TILE_SLOTS];
-  uint64_t full[Config::STAGES], empty[Config::STAGES];
-  uint64_t tile_full[TILE_SLOTS], tile_empty[TILE_SLOTS];
+  uint64_t full_barriers[Config::STAGES], empty_barriers[Config::STAGES];
+  uint64_t tile_full_barriers[TILE_SLOTS], tile_empty_barriers[TILE_SLOTS];
 };
 
 // A position in a ring of SIZE barriers and the parity of its phase.
@@ -54,97 +54,97 @@ struct Ring {
   }
 };
 
-// One side's view of the stages. Both sides walk the same K-blocks of the same tiles, in order.
+// The pipeline as the producer or one consumer thread sees it. Both walk the same K-blocks of the same tiles, in order.
 template <class Config>
 class GemmPipeline {
  public:
-  __device__ explicit GemmPipeline(GemmShared<Config>& shared) : shared_(shared) {}
+  __device__ explicit GemmPipeline(GemmSmem<Config>& smem) : smem_(smem) {}
 
-  __device__ static void init(GemmShared<Config>& shared) {
+  __device__ static void init(GemmSmem<Config>& smem) {
     for (int stage = 0; stage < Config::STAGES; ++stage) {
-      barrier_init(&shared.full[stage], 1);
-      barrier_init(&shared.empty[stage], MATH_WARPS);
+      mbarrier_init(&smem.full_barriers[stage], 1);
+      mbarrier_init(&smem.empty_barriers[stage], CONSUMER_WARPS);
     }
     for (uint32_t slot = 0; slot < TILE_SLOTS; ++slot) {
-      barrier_init(&shared.tile_full[slot], 1);
-      barrier_init(&shared.tile_empty[slot], MATH_WARPS);
+      mbarrier_init(&smem.tile_full_barriers[slot], 1);
+      mbarrier_init(&smem.tile_empty_barriers[slot], CONSUMER_WARPS);
     }
-    barrier_init_fence();
+    fence_mbarrier_init();
   }
 
-  __device__ uint8_t* left(int stage) const { return shared_.left[stage]; }
-  __device__ uint8_t* right(int stage) const { return shared_.right[stage]; }
-  __device__ float* left_scales(int stage) const { return shared_.left_scales[stage]; }
-  __device__ float* right_scales(int stage) const { return shared_.right_scales[stage]; }
-  __device__ float* staged(int row) const { return shared_.staged[row]; }
-  // Math: room for a warp's box `number` of a tile whose stages have all been read: its own, and then the warpgroup's
-  // left rows of the last stages.
-  __device__ uint8_t* box(int warp, int number) const {
-    if (number < Config::OUT_BOXES) return shared_.boxes[warp] + number * OUT_BOX_BYTES;
-    const int stage = (read_.at + Config::STAGES - 1 - (number - Config::OUT_BOXES)) % Config::STAGES;
-    return shared_.left[stage] + warp * OUT_BOX_BYTES;
+  __device__ uint8_t* left(int stage) const { return smem_.left[stage]; }
+  __device__ uint8_t* right(int stage) const { return smem_.right[stage]; }
+  __device__ float* left_scales(int stage) const { return smem_.left_scales[stage]; }
+  __device__ float* right_scales(int stage) const { return smem_.right_scales[stage]; }
+  __device__ float* staged(int row) const { return smem_.staged[row]; }
+  // Consumer: smem for a warp's output TMA tile `number`, once all stages of the tile have been read: its own first,
+  // then the warpgroup's rows of the left operand in the last stages.
+  __device__ uint8_t* out_tile(int warp, int number) const {
+    if (number < Config::OUT_TILES) return smem_.out_tiles[warp] + number * OUT_TILE_BYTES;
+    const int stage = (read_.at + Config::STAGES - 1 - (number - Config::OUT_TILES)) % Config::STAGES;
+    return smem_.left[stage] + warp * OUT_TILE_BYTES;
   }
-  __device__ float* columns() const { return shared_.columns[threadIdx.x / 128 - 1]; }
+  __device__ float* columns() const { return smem_.columns[threadIdx.x / 128 - 1]; }
 
-  // Producer: the next stage, once it is empty, with `bytes` announced at the barrier that is returned.
-  __device__ uint64_t* begin_fill(int& stage, uint32_t bytes) {
-    barrier_wait(&shared_.empty[read_.at], read_.parity ^ 1);
+  // Producer: waits until the next stage is empty, expects `bytes` at its full barrier and returns that barrier.
+  __device__ uint64_t* producer_acquire(int& stage, uint32_t bytes) {
+    mbarrier_wait(&smem_.empty_barriers[read_.at], read_.parity ^ 1);
     stage = read_.at;
     read_.next();
-    barrier_arrive_expecting(&shared_.full[stage], bytes);
-    return &shared_.full[stage];
+    mbarrier_arrive_expect_tx(&smem_.full_barriers[stage], bytes);
+    return &smem_.full_barriers[stage];
   }
 
-  // Math: the next stage, and whether it is full already.
+  // Consumer: the next stage, and whether it is already full.
   __device__ int next_stage() const { return read_.at; }
-  __device__ bool next_is_full() const { return barrier_passed(&shared_.full[read_.at], read_.parity); }
+  __device__ bool consumer_try_wait() const { return mbarrier_test_wait(&smem_.full_barriers[read_.at], read_.parity); }
 
-  // Math: the next stage, once it is full, which it may be known to be.
-  __device__ int wait_full(bool full = false) {
-    if (!full) barrier_wait(&shared_.full[read_.at], read_.parity);
+  // Consumer: waits until the next stage is full, unless the caller knows that it is, and returns it.
+  __device__ int consumer_wait(bool full = false) {
+    if (!full) mbarrier_wait(&smem_.full_barriers[read_.at], read_.parity);
     const int stage = read_.at;
     read_.next();
     return stage;
   }
 
-  // Math: the stage was read. Once a warp.
-  __device__ void release(int stage) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(&shared_.empty[stage]);
+  // Consumer: the stage has been read. One arrival per warp.
+  __device__ void consumer_release(int stage) {
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&smem_.empty_barriers[stage]);
   }
 
-  // Producer: hands a tile to the math warpgroups. All lanes of the warp together.
-  __device__ void put_tile(uint32_t number, const GemmTileAt& tile) {
+  // Producer: publishes a tile to the consumer warpgroups. Called by all lanes of the warp.
+  __device__ void publish_tile(uint32_t number, const GemmTileAt& tile) {
     const uint32_t slot = number % TILE_SLOTS;
-    barrier_wait(&shared_.tile_empty[slot], number / TILE_SLOTS % 2 ^ 1);
+    mbarrier_wait(&smem_.tile_empty_barriers[slot], number / TILE_SLOTS % 2 ^ 1);
     if (threadIdx.x % 32 == 0) {
-      shared_.tiles[slot] = tile;
-      barrier_arrive(&shared_.tile_full[slot]);
+      smem_.tiles[slot] = tile;
+      mbarrier_arrive(&smem_.tile_full_barriers[slot]);
     }
   }
 
-  // Math: tile `number`, which stays in shared memory until it is released.
-  __device__ const GemmTileAt& take_tile(uint32_t number) {
+  // Consumer: waits for tile `number`, which stays in smem until it is released.
+  __device__ const GemmTileAt& wait_tile(uint32_t number) {
     const uint32_t slot = number % TILE_SLOTS;
-    barrier_wait(&shared_.tile_full[slot], number / TILE_SLOTS % 2);
-    return shared_.tiles[slot];
+    mbarrier_wait(&smem_.tile_full_barriers[slot], number / TILE_SLOTS % 2);
+    return smem_.tiles[slot];
   }
 
-  // Math: the tile's description and the stages lent to its results are of no more use.
+  // Consumer: the tile's description and the stages that its results borrowed may be overwritten.
   __device__ void release_tile(uint32_t number) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      if (Config::LENT_BOXES > 0) bulk_wait_read<1>();  // the boxes of its own are behind the lent ones
-      barrier_arrive(&shared_.tile_empty[number % TILE_SLOTS]);
+      if (Config::BORROWED_TILES > 0) bulk_wait_group_read<1>();  // borrowed tiles were committed before the warp's own
+      mbarrier_arrive(&smem_.tile_empty_barriers[number % TILE_SLOTS]);
     }
   }
 
-  // Producer: returns when the tile before `number` has been released.
-  __device__ void wait_released(uint32_t number) {
-    if (number > 0) barrier_wait(&shared_.tile_empty[(number - 1) % TILE_SLOTS], (number - 1) / TILE_SLOTS % 2);
+  // Producer: waits until the tile before `number` has been released.
+  __device__ void wait_tile_released(uint32_t number) {
+    if (number > 0) mbarrier_wait(&smem_.tile_empty_barriers[(number - 1) % TILE_SLOTS], (number - 1) / TILE_SLOTS % 2);
   }
 
  private:
-  GemmShared<Config>& shared_;
+  GemmSmem<Config>& smem_;
   Ring<Config::STAGES> read_;
 };
 

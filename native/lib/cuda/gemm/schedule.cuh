@@ -1,9 +1,9 @@
-// The tiles of a grouped product in one fixed order, which follows from the plan alone.
+// The tiles of a grouped GEMM in a fixed order that depends on the plan alone.
 //
-// CTA c computes tiles c, c + CTAs, c + 2 CTAs, ... of the order, so that no counter is shared and a launch gives the
-// same bits each time. m-grouped: group after group, and behind them the rows that no group has. k-grouped: the groups
-// by descending size, because the last tiles should be short ones. In a group, RASTER rows of tiles at a time, down
-// before across: their left tiles stay in L2 while the right operand streams through once.
+// CTA c computes tiles c, c + CTAs, c + 2 CTAs, ... of that order, so no counter is shared and every launch gives the
+// same bits. m-grouped: group after group, then the rows that belong to no group. k-grouped: groups by descending size,
+// so that the last tiles are short. Within a group RASTER rows of tiles at a time, down before across: their left
+// operand stays in L2 while the right operand streams through once.
 #pragma once
 
 #include "octavo/plan.h"
@@ -14,10 +14,10 @@ namespace octavo::cuda {
 constexpr int RASTER = 16;
 
 struct GemmTileAt {
-  int32_t group;     // -1: rows past the sum
+  int32_t group;     // -1: rows past the last group
   int32_t m, n;      // first row and column within the group's result
-  int32_t k_blocks;  // 0: the tile is zero; -1: no tiles are left
-  int32_t rows;      // of the group: in the result, or (k-grouped) to be summed over
+  int32_t k_blocks;  // 0: the tile is zero; -1: there are no more tiles
+  int32_t rows;      // of the group: in the result or, k-grouped, along K
   int32_t start;     // the group's first row in the ragged operand: at most 2^30
   int32_t panel;     // the group's first panel
 };
@@ -31,7 +31,7 @@ class GemmSchedule {
         across_((params.width + TILE_N - 1) / TILE_N),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  // Tile `index` of the order; indices must not decrease from call to call. All lanes of a warp together.
+  // Tile `index` of the order; indices must not decrease from call to call. Called by all lanes of a warp.
   __device__ GemmTileAt at(int32_t index) { return params_.k_grouped ? k_grouped(index) : m_grouped(index); }
 
  private:
@@ -89,10 +89,10 @@ class GemmSchedule {
     return tile;
   }
 
-  // All that the schedule reads fits 32 bits: rows are at most 2^30, and gemm.cu refuses 2^31 tiles.
+  // Everything that the schedule reads fits 32 bits: there are at most 2^30 rows, and gemm.cu refuses 2^31 tiles.
   __device__ static int32_t word(const int64_t* at) { return __ldg(reinterpret_cast<const int32_t*>(at)); }
 
-  // The group of tile `index`: 32 groups a step from the one found last.
+  // Finds the group of tile `index`, 32 groups per step, starting from the last result.
   __device__ void find(const int64_t* start, int32_t index) {
     while (true) {
       const int32_t group = group_ + lane_;

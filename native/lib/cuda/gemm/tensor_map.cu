@@ -8,7 +8,7 @@ namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// From the driver that the process has, so that nothing links to libcuda.
+// Looked up in the driver of the process, so that the library does not link to libcuda.
 Encode driver_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found;
@@ -25,25 +25,25 @@ CUtensorMapDataType type_of(int element_bytes) {
 
 }  // namespace
 
-Error encode(const Boxes& boxes, CUtensorMap* map) {
+Error encode(const TensorMapSpec& spec, CUtensorMap* map) {
   static const Encode encode_tiled = driver_encode();
   if (encode_tiled == nullptr) {
     return {ErrorCode::cuda, "the CUDA driver has no cuTensorMapEncodeTiled; install a driver of CUDA 12.0 or newer"};
   }
   const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const CUresult result = encode_tiled(map, type_of(boxes.element_bytes), static_cast<cuuint32_t>(boxes.rank),
-                                       const_cast<void*>(boxes.data), boxes.dims, boxes.strides, boxes.box, steps,
-                                       CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                       boxes.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-                                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode_tiled(map, type_of(spec.element_bytes), static_cast<cuuint32_t>(spec.rank), const_cast<void*>(spec.data),
+                   spec.dims, spec.strides, spec.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   spec.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return {ErrorCode::cuda,
           "the CUDA driver refused a tensor map of a GEMM's operand or result; its address, strides or sizes are out "
           "of range"};
 }
 
-Boxes ragged_boxes(const void* data, int element_bytes, int64_t cols, int64_t row_stride, uint32_t box_cols,
-                   uint32_t box_rows) {
+TensorMapSpec ragged_map(const void* data, int element_bytes, int64_t cols, int64_t row_stride, uint32_t box_cols,
+                         uint32_t box_rows) {
   constexpr uint64_t rows = uint64_t{1} << 30, most = 0x7FFF0000, wrap = uint64_t{1} << 34;
   const uint64_t stride = static_cast<uint64_t>(row_stride) * element_bytes;
   return {data,

@@ -1,5 +1,5 @@
-// Loops over bytes that depend on no group: copies, packed E2M1, Blackwell's tiles of scales. Each is run by all
-// threads of a one-dimensional grid.
+// Grid-stride loops over bytes that do not depend on groups: copies, packed E2M1, Blackwell's scale tiles. Called by
+// all threads of a one-dimensional grid.
 #pragma once
 
 #include "cuda/device/values.cuh"
@@ -21,8 +21,8 @@ __device__ __forceinline__ void copy_bytes(const uint8_t* __restrict__ from, uin
   for (int64_t i = 16 * whole + thread_number(); i < count; i += thread_count()) into[i] = __ldg(from + i);
 }
 
-// One-byte codes [rows, cols] to two a byte [rows, ceil(cols / 2)], or back. `vectors`: cols is even, so that rows
-// follow one another without gaps, and the addresses are multiples of 16 (bytes) and 8 (packed).
+// One-byte codes [rows, cols] to two codes per byte [rows, ceil(cols / 2)], or back. `vectors`: cols is even, so that
+// rows are contiguous, and the addresses are multiples of 16 (one-byte side) and 8 (packed side).
 __device__ __forceinline__ void pack_nibbles(const uint8_t* __restrict__ from, uint8_t* __restrict__ into, int64_t rows,
                                              int64_t cols, bool pack, bool vectors) {
   const int64_t pitch = (cols + 1) / 2, packed = rows * pitch, whole = vectors ? packed / 8 : 0;
@@ -50,7 +50,8 @@ __device__ __forceinline__ void pack_nibbles(const uint8_t* __restrict__ from, u
   }
 }
 
-// A tile of 512 bytes has 32 rows of 16: row r holds four blocks each of the outer indices r, r + 32, r + 64, r + 96.
+// A tile of 512 bytes has 32 rows of 16: row r holds four blocks for each of the outer indices r, r + 32, r + 64, r
+// + 96.
 constexpr int TILE_OUTER = 128, TILE_BLOCKS = 4, SWIZZLED_ROWS = 32;
 
 // Rows of 16 bytes in the swizzled array.
@@ -58,10 +59,10 @@ OCTAVO_HD int64_t swizzle_rows(const SwizzleArgs& args) {
   return ceil_div(args.outer, TILE_OUTER) * ceil_div(args.blocks, TILE_BLOCKS) * SWIZZLED_ROWS;
 }
 
-// Eight threads side by side take neighbouring tiles, whose plain bytes follow one another; the four rows of 16 bytes
-// of the other threads of the warp follow one another in the swizzled array.
+// Eight neighbouring threads take neighbouring tiles, whose plain bytes are contiguous; across the warp, four
+// consecutive rows of 16 bytes are contiguous in the swizzled array.
 OCTAVO_HD void swizzled_row(int64_t thread, int64_t tiles_wide, int64_t& tile, int64_t& row) {
-  const int64_t strip = tiles_wide / 8 * 8 * SWIZZLED_ROWS;  // rows of a tile row that eights cover
+  const int64_t strip = tiles_wide / 8 * 8 * SWIZZLED_ROWS;  // rows of a tile row that groups of eight tiles cover
   const int64_t whole = tiles_wide * SWIZZLED_ROWS, tile_row = thread / whole, within = thread % whole;
   if (within < strip) {
     const int64_t eight = within / (8 * SWIZZLED_ROWS), rest = within % (8 * SWIZZLED_ROWS);

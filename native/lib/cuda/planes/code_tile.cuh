@@ -1,7 +1,7 @@
-// 128 rows by 64 columns of one-byte codes in shared memory, between row-major payloads and panels.
+// 128 rows by 64 columns of one-byte codes in smem, between row-major payloads and panels.
 //
 // Word (column, k) holds rows 4 k to 4 k + 3 of a column. A thread moves 4 x 4 codes with one transposition in
-// registers; a column's pitch of 33 words keeps both directions free of bank conflicts beyond two ways.
+// registers; with a pitch of 33 words per column neither direction has more than two-way bank conflicts.
 #pragma once
 
 #include "cuda/device/values.cuh"
@@ -18,7 +18,7 @@ struct CodeTile {
   uint32_t word[TILE_COLS * COLUMN_PITCH];
 };
 
-// A block of 4 x 4 codes: columns 4 * col4 on, rows 4 * row4 on. `i` is from 0 to 511.
+// Block `i` (0 to 511) of 4 x 4 codes: from column 4 * col4 and row 4 * row4 on.
 struct Block4 {
   int col4, row4;
 };
@@ -36,7 +36,7 @@ __device__ __forceinline__ void put_rows(CodeTile& tile, const Block4& block, ui
   for (int i = 0; i < 4; ++i) tile.word[(4 * block.col4 + i) * COLUMN_PITCH + block.row4] = row[i];
 }
 
-// Up to four bytes of a row; the rest are 0. `words`: the address is a multiple of 4 and all four are there.
+// The first `count` (up to four) bytes of a row, the others 0. `words`: the address is aligned to 4 and count is 4.
 __device__ __forceinline__ uint32_t load_row4(const uint8_t* __restrict__ from, int count, bool words) {
   if (words) return __ldg(reinterpret_cast<const uint32_t*>(from));
   uint32_t word = 0;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_row4(uint8_t* into, uint32_t word, int cou
   }
 }
 
-// Rows [row0, row0 + rows) and columns from `col0` of a payload [.., cols]; what lies outside is 0 in the tile.
+// Rows [row0, row0 + rows) and columns from `col0` on of a payload [.., cols]; zeros outside of it.
 __device__ __forceinline__ void load_rows(CodeTile& tile, const uint8_t* __restrict__ codes, int64_t row0, int rows,
                                           int64_t col0, int64_t cols, bool words) {
 #pragma unroll
@@ -87,7 +87,7 @@ __device__ __forceinline__ void store_rows(const CodeTile& tile, uint8_t* __rest
   }
 }
 
-// Columns from `col0` of a panel [cols][128], E2M1 [cols][64]: one contiguous piece. The panel is 4-byte aligned.
+// Columns from `col0` on of a panel [cols][128], E2M1 [cols][64]: one contiguous range. The panel is 4-byte aligned.
 template <bool packed>
 __device__ __forceinline__ void load_panel(CodeTile& tile, const uint8_t* __restrict__ panel, int64_t col0,
                                            int64_t cols) {

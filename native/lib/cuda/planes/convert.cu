@@ -3,7 +3,7 @@
 //   reads, writes  1 B/element each way (E2M1 0.5 on the native side), scales
 //   bound          device memory
 //
-// Only what groups hold is read, since codes and scales past it are undefined.
+// Only rows that belong to groups are read: codes and scales past them are undefined.
 #include "bytes.cuh"
 #include "code_tile.cuh"
 #include "common/check.h"
@@ -24,7 +24,7 @@ struct ColumnCodes {
   Panels panels;
   int64_t cols;
   bool padded;
-  bool words;  // rows start at multiples of 4 bytes
+  bool words;  // rows are aligned to 4 bytes
 };
 
 template <bool packed, bool to_panels>
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(TILE_THREADS) move_columns(const __grid_consta
   }
 }
 
-// ---- scales of blocks, by the maps of both layouts
+// ---- block scales, indexed by the scale maps of both layouts
 
 struct BlockScales {
   const void* from;
@@ -57,10 +57,10 @@ struct BlockScales {
   Panels panels;
   ScaleMap from_map, into_map;
   int64_t cols;
-  int block;  // rows of a scaling unit: 1 where blocks run along columns
+  int block;  // rows per scaling unit; 1 if blocks run along columns
   bool padded;
-  bool rows_fastest;  // which way the destination is contiguous
-  bool whole_panels;  // the destination holds all blocks of a panel: zero past the group's end
+  bool rows_fastest;  // the axis along which the destination is contiguous
+  bool whole_panels;  // the destination holds all blocks of a panel: zeros past the group's end
 };
 
 template <class T>
@@ -84,11 +84,11 @@ __global__ void __launch_bounds__(THREADS) move_scales(const __grid_constant__ B
   }
 }
 
-// ---- what is the same array in both layouts
+// ---- arrays that are the same in both layouts
 
 enum class Extent : int32_t { all, rows, blocks16, blocks32, blocks128 };
 
-// `width` bytes of each of: all `most` units, or as many as the groups hold.
+// Copies `width` bytes of each unit: of all `most` units, or of as many as the groups occupy.
 struct Copy {
   const uint8_t* from;
   uint8_t* into;
@@ -138,11 +138,11 @@ Error launch_pack(const uint8_t* from, uint8_t* into, const Panels& panels, int6
   return launched();
 }
 
-// ---- Blackwell's tiles
+// ---- Blackwell's scale tiles
 
 __global__ void __launch_bounds__(THREADS) swizzle(const SwizzleArgs args) { swizzle_tiles(args); }
 
-// ---- by plane
+// ---- launches for one plane
 
 Error convert_codes(const ConvertArgs& args, const Panels& panels, cudaStream_t stream) {
   const auto* from = static_cast<const uint8_t*>(args.from.codes);
@@ -240,7 +240,7 @@ Error swizzle_scales_cuda(const SwizzleArgs& args, void* stream) {
 
 Error pack_e2m1_cuda(const PackArgs& args, void* stream) {
   if (const Error error = check_pack(args)) return error;
-  // one matrix of all rows: nothing is left out
+  // As one matrix of all rows, so that none is left out.
   const cuda::Panels all = {args.rows, 1, args.rows, nullptr};
   return cuda::launch_pack(args.from, args.into, all, args.cols, args.pack, cuda::stream_of(stream));
 }

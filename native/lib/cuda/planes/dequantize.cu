@@ -1,12 +1,12 @@
-// Codes and scales of one plane to values.
+// Dequantization: codes and scales of one plane to values.
 //
 //   reads   codes  1 B/element (E2M1 in a native layout 0.5), scales
 //   writes  out    2 or 4 B/element
 //   bound   device memory: 3.03 B/element from FP8 to bf16
 //
-// One kernel a pair of orders in memory, since neighbouring threads must read and write neighbouring addresses: from
-// rows and from panels, to rows and to panels. A CTA owns some columns of one panel; where the order changes, the codes
-// pass through shared memory as bytes, which is a quarter or half of what the values would take.
+// One kernel per pair of memory orders, from rows or panels to rows or panels, because neighbouring threads must read
+// and write neighbouring addresses. A CTA owns some columns of one panel. If the order changes, the codes pass through
+// smem as bytes, a quarter or half of what the values would take.
 #include "dequantize.h"
 
 #include "code_tile.cuh"
@@ -27,9 +27,9 @@ struct Job {
   ScaleMap map;
   int64_t cols;
   bool padded;       // Hadamard data: groups padded to 16 rows
-  bool packed;       // rows of E2M1, two a byte
-  bool words;        // rows start at multiples of the vectors' sizes
-  bool each_column;  // scales differ from column to column
+  bool packed;       // rows of E2M1, two codes per byte
+  bool words;        // rows are aligned to the vector size
+  bool each_column;  // every column has a scale of its own
 };
 
 struct PanelSlice {
@@ -51,7 +51,7 @@ __device__ __forceinline__ PanelSlice slice_of(const Job& job, int64_t index, in
   return slice;
 }
 
-// The end of a plain output, rows [used, all), is one contiguous piece, which `parts` rows of CTAs share.
+// Zeroes rows [used, all) of a plain output, one contiguous range that `parts` rows of CTAs share.
 template <DType D>
 __device__ __forceinline__ void zero_tail(const Job& job, int64_t part, int64_t parts) {
   const int64_t all = job.padded ? block_bound(job.panels.rows, job.panels.groups, 16) * 16 : job.panels.rows;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void zero_tail(const Job& job, int64_t part, int64_t 
   const int64_t first = used * job.cols, end = all * job.cols;
   const int64_t thread = (part * gridDim.x + blockIdx.x) * TILE_THREADS + threadIdx.x;
   const int64_t step = parts * gridDim.x * TILE_THREADS;
-  if (job.words) {  // both are multiples of 4 elements then
+  if (job.words) {  // then both bounds are multiples of 4 elements
     for (int64_t i = first / 4 + thread; i < end / 4; i += step) {
       store_values<D, 4>(job.out, 4 * i, {0.0f, 0.0f, 0.0f, 0.0f});
     }
@@ -68,11 +68,11 @@ __device__ __forceinline__ void zero_tail(const Job& job, int64_t part, int64_t 
   }
 }
 
-// ---- rows to rows: eight columns a thread, 256 a warp
+// ---- rows to rows: eight columns per thread, 256 per warp
 
 constexpr int ROW_COLS = 256;
 constexpr int WARPS = TILE_THREADS / 32;
-constexpr int BATCH = 4;  // rows in flight a thread
+constexpr int BATCH = 4;  // rows in flight per thread
 
 template <Format F>
 __device__ __forceinline__ uint2 load_row8(const Job& job, int64_t row, int64_t col) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ uint2 load_row8(const Job& job, int64_t row, int64_t 
   return __ldg(reinterpret_cast<const uint2*>(job.codes + row * job.cols + col));
 }
 
-// Rows that start at multiples of eight, and a scale for all eight columns.
+// Fast path: rows aligned to eight elements, and one scale for all eight columns.
 template <Format F, Stored S, DType D>
 __device__ __forceinline__ void dequantize_rows(const Job& job, const PanelSlice& slice) {
   const int64_t col = slice.col0 + threadIdx.x % 32 * 8;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void dequantize_rows(const Job& job, const PanelSlice
   }
 }
 
-// Any columns, any scales: one element at a time.
+// General path, element by element: any columns, any scales.
 template <Format F, Stored S, DType D>
 __device__ __forceinline__ void dequantize_elements(const Job& job, const PanelSlice& slice) {
   const int64_t row0 = plane_row0(job.padded, slice.panel);
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(TILE_THREADS) rows_to_rows(const __grid_consta
   }
 }
 
-// ---- to panels: eight rows of a column a thread; scales past the group's end are not read
+// ---- to panels: eight rows of a column per thread; scales past the group's end are not read
 
 template <Format F, Stored S, DType D>
 __device__ __forceinline__ void emit_column8(const Job& job, const PanelSlice& slice, int col, int row, uint2 codes) {
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(TILE_THREADS) rows_to_panels(const __grid_cons
   }
 }
 
-// ---- panels to rows: 4 x 4 codes a thread
+// ---- panels to rows: 4 x 4 codes per thread
 
 template <Format F, Stored S, DType D>
 __device__ __forceinline__ void emit_rows4(const Job& job, const PanelSlice& slice, const CodeTile& tile, int i) {
@@ -229,7 +229,7 @@ __device__ __forceinline__ void emit_rows4(const Job& job, const PanelSlice& sli
   float scale[4];
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
-    // a unit's rows are a multiple of 4
+    // A scaling unit's height is a multiple of 4 rows.
     scale[c] = c < count ? scale_value<S>(job.scales, slice.scale(row, col + c), slice.global) : 0.0f;
   }
   uint32_t words[4];
@@ -280,7 +280,7 @@ template <Format F, Stored S, DType D>
 Error launch(const DequantizeArgs& args, Job job, cudaStream_t stream) {
   const bool from_panels = args.direction == Direction::columnwise && args.plane.layout == Layout::native;
   const bool to_panels = args.out_layout == Layout::native;
-  // eight columns a load and a store where both sides are rows, otherwise four
+  // Vectors of eight columns between rows, otherwise of four.
   const int vector = from_panels || to_panels ? 4 : 8;
   job.words = job.cols % vector == 0 && (from_panels || aligned(job.codes, 8)) && aligned(job.out, 16);
   if ((from_panels && !aligned(job.codes, 16)) || (to_panels && !aligned(job.out, 16))) {

@@ -1,4 +1,4 @@
-// The dequantizing launch without the checks of the entry point.
+// The dequantize launch without the argument checks of the entry point.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +7,7 @@
 
 namespace octavo::cuda {
 
-// As dequantize_cuda, and NVFP4 without a second level where the plane has none.
+// Like dequantize_cuda, but an NVFP4 plane may lack the second level, which is then 1.
 Error launch_dequantize(const DequantizeArgs& args, cudaStream_t stream);
 
 }  // namespace octavo::cuda

@@ -1,4 +1,5 @@
-// Where a plane's codes and scales lie, for kernels that go panel by panel. Arithmetic alone: the host runs it too.
+// Addresses of a plane's codes and scales for kernels that work panel by panel. Pure arithmetic, which the host runs,
+// too.
 #pragma once
 
 #include "octavo/dequantize.h"
@@ -15,7 +16,7 @@ struct Panels {
   OCTAVO_HD Panel at(int64_t index) const {
     return matrix_rows ? stacked_panel(index, matrix_rows) : PlanView{plan, rows, groups}.panels()[index];
   }
-  // An operand of no rows may come without a plan.
+  // An operand without rows may have no plan.
   OCTAVO_HD int64_t rows_in_use() const {
     return matrix_rows ? rows : plan ? PlanView{plan, rows, groups}.rows_in_use() : 0;
   }
@@ -40,8 +41,8 @@ struct ScaleAt {
 
 enum class ScaleBase : int32_t { group, row, panel, block16, block32 };
 
-// What all panels of a plane share of ScaleAt: base is the panel's group, first row, number or first block, times
-// `per_base`.
+// The part of ScaleAt that all panels of a plane share: its base is the panel's group, first row, number or first
+// block, times `per_base`.
 struct ScaleMap {
   ScaleBase of = ScaleBase::group;
   int64_t per_base = 1;
@@ -98,7 +99,7 @@ inline ScaleMap scale_map(const QuantizerSpec& spec, Direction direction, Layout
   return map;
 }
 
-// Rows of a panel that its plane holds, and the first one's place in a plain payload: Hadamard data pad groups to 16.
+// The rows of a panel that its plane holds, and its first row in a plain payload: Hadamard data pad groups to 16 rows.
 OCTAVO_HD int plane_rows(bool padded, const Panel& panel) {
   return padded ? static_cast<int>(round_up(panel.rows, 16)) : panel.rows;
 }

@@ -1,15 +1,17 @@
-// The pass before quantizing, where a scale covers more than a tile: current and row scaling, NVFP4's second level.
+// The amax pass before quantizing, for scales that cover more than a tile: current and row scaling, NVFP4's second
+// level.
 #pragma once
 
 #include "tile_kernel.cuh"
 
 namespace octavo::cuda {
 
-// group: each group's amax. hadamard: also that of its transformed columns. rows_and_columns: each row's, and each
-// (group, column)'s.
+// group: the amax of each group. hadamard: also that of its Hadamard transform. rows_and_columns: of each row, and of
+// each column of each group.
 enum class Amax { group, hadamard, rows_and_columns };
 
-// All arrays hold fp32 bits and are zeroed before: an integer maximum orders magnitudes, NaN wins, order is no matter.
+// All arrays hold fp32 bits and are zeroed before the launch: an integer maximum orders magnitudes, NaN wins, and the
+// order of atomics does not matter.
 template <class Source>
 struct AmaxArgs {
   Source source;
@@ -36,7 +38,7 @@ __global__ void __launch_bounds__(THREADS, amax_ctas<S, A, WIDE>())
   constexpr int LANES = A == Amax::group ? ROW_LANES : COLUMN_LANES;
   __shared__ uint32_t partial[TILE_COLS];
   if (args.unchanged && *args.unchanged) return;
-  // one atomic a CTA: with many groups, those of one address queue up
+  // One atomic per CTA: those on one address are serialised.
   const auto raise_group = [&](uint32_t* most, uint32_t bits) {
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = bits;
     __syncthreads();
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(THREADS, amax_ctas<S, A, WIDE>())
       }
     }
   };
-  for_each_tile<LANES, WIDE>(args.source, args.tiles, false, args.cols, dynamic_shared, work, [](const Tile&) {});
+  for_each_tile<LANES, WIDE>(args.source, args.tiles, false, args.cols, dynamic_smem, work, [](const Tile&) {});
 }
 
 }  // namespace octavo::cuda

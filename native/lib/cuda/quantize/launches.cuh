@@ -1,4 +1,4 @@
-// Bodies of launches.h, from run-time choices to template arguments.
+// Definitions for launches.h: run-time choices to template arguments.
 #pragma once
 
 #include "launches.h"
@@ -19,7 +19,7 @@ inline uint32_t multiprocessors() {
   return static_cast<uint32_t>(count);
 }
 
-// A CTA a tile, or as many as the device holds at once, each with the slots for its next tile.
+// One CTA per tile, or, for persistent kernels, as many CTAs as the device holds at once, each with smem slots.
 template <int LANES, bool WIDE, class Args>
 void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t stream) {
   using Source = decltype(args.source);
@@ -28,7 +28,7 @@ void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t str
   args.tiles.by_col_blocks = Divisor::of(args.tiles.col_blocks);
   args.tiles.down = static_cast<uint32_t>(args.panels * (PANEL_ROWS / tile_rows<LANES>()));
   const uint32_t count = args.tiles.down * args.tiles.col_blocks;
-  if (!count) return;  // x has no rows, and a launch needs a block
+  if (!count) return;  // x has no rows, and a grid may not be empty
   constexpr bool persistent = is_persistent<Source, WIDE>;
   const uint32_t most = persistent ? multiprocessors() * static_cast<uint32_t>(ctas) : count;
   const uint32_t grid = count < most ? count : most;
@@ -68,7 +68,7 @@ void launch_kind(const TileArgs<S>& args, const Choice& choice, cudaStream_t str
       launch_one<K, F, COLUMNS, false, false, WIDE>(args, stream);
     }
   };
-  // odd shapes always take the kernel of both planes, which leaves out what is not wanted
+  // Odd shapes always take the kernel for both planes, which skips the plane that is not requested.
   if constexpr (WIDE) {
     with_bool(choice.columns, columns);
   } else {
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(THREADS, 1) materialize_tile(const __grid_cons
   const auto work = [&](const Tile& tile, Pack<typename S::Type>(&values)[8]) {
     store_activated<WIDE>(args, tile, values);
   };
-  for_each_tile<ROW_LANES, WIDE>(args.source, args.tiles, false, args.cols, dynamic_shared, work, [](const Tile&) {});
+  for_each_tile<ROW_LANES, WIDE>(args.source, args.tiles, false, args.cols, dynamic_smem, work, [](const Tile&) {});
 }
 
 template <class S>

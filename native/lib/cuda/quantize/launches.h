@@ -1,4 +1,4 @@
-// What the entry point asks of the kernels; each source's launches are compiled in a file of their own.
+// Launches of the quantize kernels. Those of each source are compiled in a file of their own.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@
 
 namespace octavo::cuda {
 
-// A kernel by its template arguments.
+// The template arguments of a kernel, at run time.
 struct Choice {
   Kind kind;
   Format format;
@@ -21,9 +21,9 @@ struct Choice {
   bool wide;
 };
 
-// Plain sources have every kernel. The others have those of 16-byte loads, and no square or per-row tiles: what they
-// lack is served by materializing the source first, with the same bits. SwiGLU and its gradient have the pass for the
-// amaxes of rows and columns, which can do that.
+// Plain sources have every kernel. The other sources have only those with 16-byte loads, and none for square blocks or
+// row scaling: for these the source is materialized first, with the same bits. SwiGLU and its gradient have the amax
+// pass over rows and columns, which can materialize on the way.
 template <class S>
 void launch_tiles(const TileArgs<S>& args, const Choice& choice, cudaStream_t stream);
 

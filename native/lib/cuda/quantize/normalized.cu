@@ -2,7 +2,7 @@
 
 namespace octavo::cuda {
 
-// A normalization's codes of all rows at once, where rows alone are wanted, do not fit what three CTAs leave.
+// The codes of all rows of a norm prologue, rowwise only, do not fit the registers that three CTAs leave.
 template <>
 constexpr int heavy<Normalized<BF16>, Kind::known, false, false, false>() {
   return 1;

@@ -1,4 +1,4 @@
-// The entry point: which kernels a call needs, in order, and where in the caller's workspace each keeps its arrays.
+// The entry point: the kernels that a call needs, in order, and the layout of the caller's workspace.
 #include "common/check.h"
 #include "cuda/device/launch.h"
 #include "cuda/reductions/dbias.h"
@@ -36,13 +36,13 @@ bool is_wide(const QuantizeArgs& args, int64_t cols) {
          aligned(args.activated, 16);
 }
 
-// How a call is served. `fused` sources go straight into the tiles; the others are materialized first, `measured` ones
-// in the pass that takes the amaxes of rows and columns.
+// How a call is served. `fused` sources are quantized tile by tile; others are materialized first, `measured` ones in
+// the amax pass over rows and columns.
 struct Route {
   Kind kind;
   bool wide, fused, materialize, measured;
   bool halves;     // SwigluGrad serves it
-  bool row_alone;  // rows of row scaling without a column pass
+  bool row_alone;  // row scaling of rowwise data only, without a column pass
   bool group_amax, hadamard_amax, rows_amax, columns_amax;
 };
 
@@ -73,13 +73,13 @@ Route route_of(const QuantizeArgs& args) {
   return route;
 }
 
-// Offsets into the workspace, in bytes; the arrays that must be zeroed stand together, first.
+// Byte offsets into the workspace. The arrays that must be zeroed come first, contiguously.
 struct Workspace {
   size_t group, hadamard, rows, columns, cleared;
   size_t row_levels, col_levels, mean, rest, rstd, partial_sums, products, materialized, bytes;
 };
 
-// Tiles of columns are taken: sums go down them, too.
+// True if tiles span whole panels, as columnwise codes and column sums need.
 bool by_columns(const QuantizeArgs& args) { return args.columnwise.codes || args.dbias; }
 
 int64_t product_chunks(const QuantizeArgs& args) { return ceil_div(output_cols(args) / 2, PRODUCT_CHUNK); }
@@ -153,7 +153,7 @@ class Call {
 
   void clear_amaxes() const {
     clear_words(at<uint32_t>(0), static_cast<int64_t>(space_.cleared / 4));
-    // delayed scaling's is cleared with its scales
+    // Delayed scaling clears its amax together with storing its scales.
     if (args_.amax && !route_.group_amax && args_.spec.scaling != Scaling::delayed)
       clear_words(reinterpret_cast<uint32_t*>(args_.amax), args_.input.groups);
   }
@@ -218,7 +218,7 @@ class Call {
     }
   }
 
-  // A source that is not plain: into the tiles, or to memory first.
+  // A source with a prologue: fused into the tiles, or materialized first.
   template <class S>
   void prepare(const S& source) {
     using T = typename S::Type;
@@ -234,7 +234,7 @@ class Call {
     quantize(Plain<T>{static_cast<const char*>(to), cols_});
   }
 
-  // To memory in the pass that takes the amaxes.
+  // Materializes the source in the amax pass.
   template <class S>
   void measure(S source) {
     using T = typename S::Type;
@@ -265,7 +265,7 @@ class Call {
     return tile;
   }
 
-  // Tiles of full panels where it does not matter which group a row belongs to.
+  // Tiles of full panels, for kernels to which it does not matter which group a row belongs to.
   template <class Args>
   void without_groups(Args& tile) const {
     const Input& input = args_.input;
@@ -284,7 +284,7 @@ class Call {
     encode(source);
   }
 
-  // All that follows the amaxes.
+  // Everything after the amax pass.
   template <class S>
   void encode(const S& source) const {
     scales();
@@ -346,7 +346,7 @@ class Call {
     launch_amax(amax, what, route_.wide, stream_);
   }
 
-  // Scales of whole groups, rows and columns: those of groups without rows included.
+  // Scales of whole groups, rows and columns, including those of groups without rows.
   void scales() const {
     const int64_t groups = args_.input.groups;
     float* row_out = static_cast<float*>(args_.rowwise.codes ? args_.rowwise.scales : nullptr);

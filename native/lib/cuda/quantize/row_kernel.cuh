@@ -1,4 +1,4 @@
-// Row scaling of rows alone, in one read of memory: a CTA takes a row, and finds its second read in the cache.
+// Rowwise data of row scaling in one read of device memory: one CTA per row, whose second read hits the cache.
 #pragma once
 
 #include "tile_kernel.cuh"

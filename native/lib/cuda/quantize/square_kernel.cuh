@@ -1,15 +1,15 @@
-// Square blocks: one scale for B x B elements, so that column codes are the transposed row codes.
+// Square blocks: one scale per B x B elements, so that columnwise codes are the transposed rowwise codes.
 #pragma once
 
 #include "tile_kernel.cuh"
 
 namespace octavo::cuda {
 
-// fp32 bits of the largest magnitude of this thread's block.
+// fp32 bits of the maximum magnitude of this thread's block.
 template <int B, class T>
 __device__ __forceinline__ uint32_t block_maximum(const Pack<T> (&values)[8], uint32_t (&partial)[WARPS * 4]) {
   uint32_t bits = thread_maximum(values);
-  // the block's columns among the half warp's lanes, then the warp's two half warps
+  // The block's columns over the lanes of a half warp, then the two half warps.
 #pragma unroll
   for (int step = 1; step < B / 8; step *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, step));
   bits = max(bits, __shfl_xor_sync(~0u, bits, 16));
@@ -29,13 +29,13 @@ __global__ void __launch_bounds__(THREADS, WIDE && !STOCHASTIC && Pack<typename 
     quantize_square(const __grid_constant__ TileArgs<S> args) {
   using T = typename S::Type;
   constexpr int B = unit_size(K);
-  __shared__ Shared<T, K, F> shared;
+  __shared__ TileSmem<T, K, F> smem;
   __shared__ uint32_t partial[WARPS * 4];
   __shared__ std::conditional_t<STOCHASTIC, DrawKeys, Nothing> keys;
   if (args.unchanged && *args.unchanged) return;
   if constexpr (STOCHASTIC) make_keys(args, keys);
   const auto work = [&](const Tile& tile, Pack<T>(&values)[8]) {
-    side_outputs<WIDE, true>(args, tile, shared, values);
+    side_outputs<WIDE, true>(args, tile, smem, values);
     SecondLevel level{};
     if constexpr (K == Kind::nvfp4) level = args.row_levels[tile.panel.group];
     typename Scale<K>::Stored stored;
@@ -55,16 +55,16 @@ __global__ void __launch_bounds__(THREADS, WIDE && !STOCHASTIC && Pack<typename 
     for (int i = 0; i < 8; ++i) codes[i] = encode_row<F, STOCHASTIC>(draws, tile, i, values[i], scale);
     store_rows<WIDE>(args, tile, codes, decode_of<K>(stored, level));
     if constexpr (COLUMNS) {
-      if (args.columnwise.codes) store_transposed(args, tile, shared, codes);
+      if (args.columnwise.codes) store_transposed(args, tile, smem, codes);
     }
   };
   const auto finish = [&](const Tile& tile) {
-    __syncthreads();  // `partial` is the next tile's
+    __syncthreads();  // the next tile overwrites `partial`
     if constexpr (COLUMNS) {
-      if (args.columnwise.codes) store_columns<F, false>(args, tile, shared);
+      if (args.columnwise.codes) store_columns<F, false>(args, tile, smem);
     }
   };
-  for_each_tile<COLUMN_LANES, WIDE>(args.source, args.tiles, args.reverse, args.cols, dynamic_shared, work, finish);
+  for_each_tile<COLUMN_LANES, WIDE>(args.source, args.tiles, args.reverse, args.cols, dynamic_smem, work, finish);
 }
 
 }  // namespace octavo::cuda

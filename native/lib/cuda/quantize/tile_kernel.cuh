@@ -1,4 +1,4 @@
-// The quantize kernel: one tile to row codes, column codes or both, in one pass over the input.
+// The quantize kernel: a tile to rowwise codes, columnwise codes or both, in one pass over the input.
 #pragma once
 
 #include "cuda/tile/columns.cuh"
@@ -7,10 +7,10 @@
 
 namespace octavo::cuda {
 
-extern __shared__ __align__(16) unsigned char dynamic_shared[];
+extern __shared__ __align__(16) unsigned char dynamic_smem[];
 
-// CTAs of a multiprocessor, and so the registers of a thread: what fits without spilling. WIDE: loads and stores of
-// eight neighbours are aligned; the others are for the odd shapes that no GEMM takes. HEAVY: how many things ask for
+// CTAs per multiprocessor, and with it registers per thread: as many as fit without spilling. WIDE: loads and stores of
+// eight neighbours are aligned; the other kernels are for odd shapes that no GEMM takes. HEAVY: how many features need
 // more registers.
 template <class S, bool COLUMNS, int HEAVY, bool WIDE>
 constexpr int ctas() {
@@ -21,8 +21,8 @@ constexpr int ctas() {
   return left < 1 ? 1 : left;
 }
 
-// What asks for more registers: random bits, where rows alone would leave fewer than columns do, and codes of all rows
-// at once beside what SwiGLU keeps.
+// Features that need more registers: random bits, in the rowwise kernel, which otherwise leaves fewer; the Hadamard
+// transform; and the codes of all rows at once next to SwiGLU's slots.
 template <class S, Kind K, bool COLUMNS, bool STOCHASTIC, bool HADAMARD>
 constexpr int heavy() {
   return (STOCHASTIC && !COLUMNS ? 1 : 0) + (HADAMARD ? 1 : 0) +
@@ -34,12 +34,12 @@ __global__ void __launch_bounds__(THREADS, ctas<S, COLUMNS, heavy<S, K, COLUMNS,
     quantize_tile(const __grid_constant__ TileArgs<S> args) {
   using T = typename S::Type;
   constexpr int LANES = COLUMNS ? COLUMN_LANES : ROW_LANES;
-  __shared__ std::conditional_t<COLUMNS, Shared<T, K, F>, Nothing> shared;
+  __shared__ std::conditional_t<COLUMNS, TileSmem<T, K, F>, Nothing> smem;
   __shared__ std::conditional_t<STOCHASTIC, DrawKeys, Nothing> keys;
   if (args.unchanged && *args.unchanged) return;
   if constexpr (STOCHASTIC) make_keys(args, keys);
   const auto work = [&](const Tile& tile, Pack<T>(&values)[8]) {
-    side_outputs<WIDE, COLUMNS>(args, tile, shared, values);
+    side_outputs<WIDE, COLUMNS>(args, tile, smem, values);
     if constexpr (K == Kind::known) {
       const float scale = __ldg(args.encode + tile.panel.group), stored = decode_scale(scale);
       Codes<F> codes[8];
@@ -48,13 +48,13 @@ __global__ void __launch_bounds__(THREADS, ctas<S, COLUMNS, heavy<S, K, COLUMNS,
       for (int i = 0; i < 8; ++i) codes[i] = encode_row<F, false>(Draws{}, tile, i, values[i], scale);
       store_rows<WIDE>(args, tile, codes, stored);
       if constexpr (COLUMNS) {
-        if (args.columnwise.codes) store_transposed(args, tile, shared, codes);
+        if (args.columnwise.codes) store_transposed(args, tile, smem, codes);
       }
     } else {
       const Draws draws = draws_of<STOCHASTIC>(args, tile, keys);
       quantize_rows<WIDE, K, F, STOCHASTIC>(args, tile, values, draws);
       if constexpr (COLUMNS) {
-        if (args.columnwise.codes) quantize_columns<S, K, F, STOCHASTIC, HADAMARD>(args, tile, shared, values, draws);
+        if (args.columnwise.codes) quantize_columns<S, K, F, STOCHASTIC, HADAMARD>(args, tile, smem, values, draws);
       }
     }
   };
@@ -62,10 +62,10 @@ __global__ void __launch_bounds__(THREADS, ctas<S, COLUMNS, heavy<S, K, COLUMNS,
     if constexpr (COLUMNS) {
       if (!args.columnwise.codes) return;
       __syncthreads();
-      store_columns<F, HADAMARD>(args, tile, shared);
+      store_columns<F, HADAMARD>(args, tile, smem);
     }
   };
-  for_each_tile<LANES, WIDE>(args.source, args.tiles, args.reverse, args.cols, dynamic_shared, work, finish);
+  for_each_tile<LANES, WIDE>(args.source, args.tiles, args.reverse, args.cols, dynamic_smem, work, finish);
 }
 
 }  // namespace octavo::cuda

@@ -3,8 +3,8 @@
 //   reads   partial [P][C] fp32, 1/128 of the operand's elements
 //   writes  out     [G, C] fp32
 //
-// A thread owns a column of a group and adds its panels in order, so the bits do not depend on the launch; small CTAs
-// spread few groups over the device.
+// One thread owns a column of a group and adds its panels in order, so the bits do not depend on the launch. Small CTAs
+// spread even few groups over the device.
 #include "dbias.h"
 
 #include "cuda/device/launch.h"
@@ -14,7 +14,7 @@ namespace octavo::cuda {
 namespace {
 
 constexpr int THREADS = 64;
-constexpr int AHEAD = 16;  // loads in flight, since the additions wait for one another
+constexpr int AHEAD = 16;  // loads in flight, because the additions depend on one another
 
 struct Job {
   const float* partial;

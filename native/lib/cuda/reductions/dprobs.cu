@@ -36,7 +36,7 @@ struct Job {
   const int32_t* unchanged;
 };
 
-// Sum of a thread's eight columns.
+// The sum over a thread's eight columns.
 template <class T, bool WIDE, class Name>
 __device__ __forceinline__ float eight_products(const Job& job, int64_t row, int64_t col, Name name) {
   const Plain<T> x = {static_cast<const char*>(job.input.data), job.input.row_stride};
@@ -58,7 +58,7 @@ __device__ __forceinline__ float eight_products(const Job& job, int64_t row, int
   return sum;
 }
 
-// A warp a row, two chunks at a time, in the order of the tiles that make them on the way.
+// One warp per row, two chunks at a time, in the same order as the tiles that compute chunks on the way.
 template <class T, bool WIDE>
 __global__ void __launch_bounds__(SUM_THREADS) sum_products_kernel(const __grid_constant__ Job job) {
   static_assert(PRODUCT_CHUNK == 16 * 8);
@@ -95,7 +95,7 @@ Error sum_chunks(const float* sums, int64_t chunks, const Input& input, float* o
                  void* stream) {
   if (!input.rows) return {};
   const auto grid = static_cast<unsigned>(ceil_div(input.rows, SUM_THREADS));
-  // a plan's first word is the number of rows in use
+  // The first word of a plan is the number of rows in use.
   sum_chunks_kernel<<<grid, SUM_THREADS, 0, stream_of(stream)>>>(
       sums, chunks, input.rows, input.matrix_rows ? nullptr : input.plan, out, unchanged);
   return launched();

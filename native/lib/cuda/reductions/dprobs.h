@@ -1,4 +1,4 @@
-// Gradients of the rows' probabilities: what an activation gave before it was multiplied by them, times dy, summed over
+// Gradients of the rows' probabilities: the activation's output before it was multiplied by them, times dy, summed over
 // each row in a fixed order.
 #pragma once
 
@@ -6,11 +6,11 @@
 
 namespace octavo::cuda {
 
-// From sums over chunks of columns, [chunks][rows]; 0 for rows past those in use.
+// From sums over chunks of columns, [chunks][rows]; 0 for rows that belong to no group.
 Error sum_chunks(const float* sums, int64_t chunks, const Input& input, float* out, const int32_t* unchanged,
                  void* stream);
 
-// From the arrays themselves, of whatever dtype and activation; `features` is F.
+// From the arrays themselves, for any dtype and activation; `features` is F.
 Error sum_products(const Input& input, const Prologue& prologue, int64_t features, bool wide, float* out,
                    const int32_t* unchanged, void* stream);
 

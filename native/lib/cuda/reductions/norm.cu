@@ -1,12 +1,12 @@
 // Row statistics of RMSNorm and LayerNorm.
 //
 //   reads   x          [M, C], once from device memory; LayerNorm's second pass finds the row in the cache
-//   writes  mean, what its rounding left over, rstd [M] fp32
+//   writes  mean, its rounding error, rstd [M] fp32
 //   bound   device memory: 2 B/element in 16 bits
 //
-// A row belongs to one warp, or to a CTA where it is long. Each thread sums in fp32 eight strands of 1/8 of its
-// elements each, then strands and threads are added pairwise: an error of at most (C / (8 * threads) + 16) * 2^-24 of
-// the sum of magnitudes, the same bits on every run.
+// One warp per row, or one CTA if rows are long. Each thread sums eight strands of 1/8 of its elements each in fp32;
+// strands and threads are then added pairwise. The error is at most (C / (8 * threads) + 16) * 2^-24 of the sum of
+// magnitudes, and every run gives the same bits.
 #include "norm.h"
 
 #include "common/check.h"
@@ -28,7 +28,7 @@ struct Job {
   float* rstd;
   const int64_t* plan;
   const int32_t* unchanged;
-  bool vectors;  // eight elements at multiples of 16 bytes
+  bool vectors;  // eight elements are aligned to 16 bytes
 };
 
 template <DType D>
@@ -60,7 +60,7 @@ __device__ __forceinline__ void load8(const void* row, int64_t col, float (&valu
   }
 }
 
-// Sums of deviations from `shift` and of their squares.
+// The sum of deviations from `shift`, and that of their squares.
 struct Sums {
   float first, second;
 };
@@ -84,7 +84,7 @@ __device__ __forceinline__ Sums thread_sums(const Job& job, const void* row, int
       second[i] = fmaf(deviation, deviation, second[i]);
     }
   }
-  // the rest, or all where rows do not start at multiples of 16 bytes: a strand in turn
+  // The remainder, or everything if rows are not aligned to 16 bytes: strand by strand.
   for (int64_t base = whole; base < job.cols; base += 8 * LANES) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ Sums thread_sums(const Job& job, const void* row, int
   return {pairwise(first), pairwise(second)};
 }
 
-// Sums over the row's threads, the same in each of them. Ends with a barrier before `scratch` may be written again.
+// Sums over the row's threads, the same in all of them. Ends with a barrier, after which `scratch` may be overwritten.
 template <int LANES>
 __device__ __forceinline__ Sums row_sums(Sums sums, float2* scratch) {
 #pragma unroll
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(const __grid_constant__ J
     if constexpr (with_mean) {
       rest = sums.first / count;
       const float corrected = fmaf(-rest, rest, mean_square);
-      mean_square = corrected < 0.0f ? 0.0f : corrected;  // NaN stays
+      mean_square = corrected < 0.0f ? 0.0f : corrected;  // keeps NaN
     }
     if (lane == 0) {
       if constexpr (with_mean) {
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(const __grid_constant__ J
   }
 }
 
-constexpr int64_t LONG_ROW = 2048;  // from here on a CTA takes the row
+constexpr int64_t LONG_ROW = 2048;  // from here on one CTA per row
 
 template <DType D, bool with_mean>
 Error launch(const Job& job, cudaStream_t stream) {

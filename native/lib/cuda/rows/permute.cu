@@ -2,10 +2,10 @@
 //
 //   permute  reads  a token's row once       writes each of its rows
 //   combine  reads  each row                 writes a token's row once
-//   dot      reads  each row, and dy once a choice, from the L1 cache but for the first time
+//   dot      reads  each row, and dy once per choice, mostly from the L1 cache
 //   bound    device memory
 //
-// Threads stand along a token's columns, eight each; narrow rows share a CTA.
+// Threads run along a token's columns, eight each; narrow rows share a CTA.
 #include "common/check.h"
 #include "cuda/device/launch.h"
 #include "cuda/device/packs.cuh"
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int THREADS = 128, DOT_THREADS = 256, WARP = 32;
 
-// The row of a choice. `inside` is false where the position is nobody's, `live` where nothing of it may be read.
+// The row of a choice. `inside`: the position is a row of the array. `live`: it is, and the choice is routed.
 struct ChoiceRow {
   int64_t row;
   bool inside, live;
@@ -27,13 +27,13 @@ struct ChoiceRow {
 
 __device__ __forceinline__ ChoiceRow row_of(const Choices& choices, int64_t choice) {
   const int64_t row = __ldg(choices.position + choice);
-  const bool routed = __ldg(choices.routed + choice) != 0;  // asked for at once, not after the row
+  const bool routed = __ldg(choices.routed + choice) != 0;  // loaded at once, not after the row
   const bool inside = row >= 0 && row < choices.tokens * choices.each;
   const float weight = choices.weights == nullptr ? 1.0f : __ldg(choices.weights + choice);
   return {row, inside, inside && routed, weight};
 }
 
-// One value, with what a Pack has.
+// One value, with the interface of a Pack.
 template <class T>
 struct Single {
   static constexpr int values = 1;
@@ -90,7 +90,7 @@ __device__ __forceinline__ Piece<T, WIDE> rounded_piece(const float (&values)[Pi
   return piece;
 }
 
-// body(token, column) for every piece of every token.
+// Calls body(token, column) for every piece of every token.
 template <class T, bool WIDE, class Body>
 __device__ __forceinline__ void for_pieces(const MoveArgs& args, Body body) {
   constexpr int width = Piece<T, WIDE>::values;
@@ -104,34 +104,34 @@ __device__ __forceinline__ void for_pieces(const MoveArgs& args, Body body) {
 
 template <class T, bool WIDE, bool WEIGHTED>
 __global__ void __launch_bounds__(THREADS) permute_kernel(const __grid_constant__ MoveArgs args) {
-  using Held = Piece<T, WIDE>;
+  using PieceT = Piece<T, WIDE>;
   for_pieces<T, WIDE>(args, [&](int64_t token, int64_t col) {
-    const Held held = load_piece<T, WIDE>(args.from, token * args.stride + col);
+    const PieceT piece = load_piece<T, WIDE>(args.from, token * args.stride + col);
 #pragma unroll 2
     for (int64_t j = 0; j < args.choices.each; ++j) {
       const ChoiceRow target = row_of(args.choices, token * args.choices.each + j);
-      Held made = held;
+      PieceT result = piece;
       if constexpr (WEIGHTED) {
-        float values[Held::values];
+        float values[PieceT::values];
 #pragma unroll
-        for (int i = 0; i < Held::values; ++i) values[i] = held.value(i) * target.weight;
-        made = rounded_piece<T, WIDE>(values);
+        for (int i = 0; i < PieceT::values; ++i) values[i] = piece.value(i) * target.weight;
+        result = rounded_piece<T, WIDE>(values);
       }
-      if (!target.live) made = {};
-      if (target.inside) store_piece<T, WIDE>(args.out, target.row * args.cols + col, made);
+      if (!target.live) result = {};
+      if (target.inside) store_piece<T, WIDE>(args.out, target.row * args.cols + col, result);
     }
   });
 }
 
-// AHEAD rows in flight, since sums wait for one another. More of them take registers, and with these CTAs.
+// AHEAD rows are in flight, because the sums depend on one another. More would cost registers and thereby occupancy.
 template <class T, bool WIDE, bool WEIGHTED, int AHEAD>
 __global__ void __launch_bounds__(THREADS) combine_kernel(const __grid_constant__ MoveArgs args) {
-  using Held = Piece<T, WIDE>;
+  using PieceT = Piece<T, WIDE>;
   const int64_t each = args.choices.each;
   for_pieces<T, WIDE>(args, [&](int64_t token, int64_t col) {
-    float sums[Held::values] = {};
+    float sums[PieceT::values] = {};
     for (int64_t j = 0; j < each; j += AHEAD) {
-      Held held[AHEAD];
+      PieceT piece[AHEAD];
       float weight[AHEAD];
       bool live[AHEAD];
 #pragma unroll
@@ -141,15 +141,15 @@ __global__ void __launch_bounds__(THREADS) combine_kernel(const __grid_constant_
           const ChoiceRow target = row_of(args.choices, token * each + j + i);
           live[i] = target.live;
           weight[i] = target.weight;
-          if (target.live) held[i] = load_piece<T, WIDE>(args.from, target.row * args.stride + col);
+          if (target.live) piece[i] = load_piece<T, WIDE>(args.from, target.row * args.stride + col);
         }
       }
 #pragma unroll
       for (int i = 0; i < AHEAD; ++i) {
         if (!live[i]) continue;
 #pragma unroll
-        for (int v = 0; v < Held::values; ++v) {
-          sums[v] += WEIGHTED ? held[i].value(v) * weight[i] : held[i].value(v);
+        for (int v = 0; v < PieceT::values; ++v) {
+          sums[v] += WEIGHTED ? piece[i].value(v) * weight[i] : piece[i].value(v);
         }
       }
     }
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(THREADS) combine_kernel(const __grid_constant_
   });
 }
 
-// A warp a choice: lane l has columns 8 l to 8 l + 7 of every 256.
+// One warp per choice: lane l has columns 8 l to 8 l + 7 of every 256.
 template <class T, bool WIDE>
 __global__ void __launch_bounds__(DOT_THREADS) dot_kernel(const __grid_constant__ DotArgs args) {
   const int64_t choice = int64_t{blockIdx.x} * (DOT_THREADS / WARP) + threadIdx.x / WARP;

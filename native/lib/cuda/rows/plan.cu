@@ -1,11 +1,11 @@
-// The plan kernel: group sizes on the device to everything that other kernels need to know about them.
+// The plan kernel: from group sizes on the device to everything that other kernels need to know about them.
 //
 //   reads   sizes  [G] int32 or int64, once
-//   writes  the whole plan (plan.h), and the status word where a size was cut
-//   bound   latency: one CTA, since each start needs all sizes before it
+//   writes  the whole plan (plan.h), and the status word if a size was cut
+//   bound   latency: one CTA, because each start depends on all sizes before it
 //
-// Up to 1 024 groups each thread owns one and later steps read shared memory. More groups pass through in chunks of
-// 1 024 with their sums carried along, and later steps read back what the CTA itself wrote.
+// Up to 1 024 groups, each thread owns one and later steps read smem. More groups are processed in chunks of 1 024 that
+// carry their sums along, and later steps read back what the CTA itself has written.
 #include "cuda/device/launch.h"
 #include "plan_steps.h"
 
@@ -17,9 +17,9 @@ namespace {
 constexpr int THREADS = 1024;
 constexpr int WARPS = THREADS / 32;
 constexpr unsigned ALL = 0xFFFFFFFFu;
-constexpr int64_t RANKED_GROUPS = 512;  // up to here counting ranks costs less than the sorting network's barriers
+constexpr int64_t RANKED_GROUPS = 512;  // up to here counting ranks is cheaper than the sorting network's barriers
 
-// TILE_HEIGHTS, whose elements device code may use only as constants.
+// TILE_HEIGHTS as a function: device code cannot index a host constexpr array.
 __host__ __device__ constexpr uint32_t height_of(int h) { return 16u << h; }
 static_assert(TILE_HEIGHT_COUNT == 5 && TILE_HEIGHTS[0] == height_of(0) && TILE_HEIGHTS[1] == height_of(1) &&
               TILE_HEIGHTS[2] == height_of(2) && TILE_HEIGHTS[3] == height_of(3) && TILE_HEIGHTS[4] == height_of(4));
@@ -70,16 +70,16 @@ __device__ uint32_t scan(uint32_t value) {
   return value;
 }
 
-// Sums of the chunks so far.
+// Sums over the chunks so far.
 struct Carry {
   uint32_t rows = 0;
   uint32_t blocks[TILE_HEIGHT_COUNT] = {};
 };
 
-// Starts of the groups from `first` on, one a thread. True where this thread's size was cut.
+// Starts of the groups from `first` on, one per thread. True if this thread's size was cut.
 //
-// The totals have two copies in turn: a chunk's first barrier then also separates the last chunk's readers from the
-// next one's writers.
+// The totals are double-buffered, so that a chunk's first barrier also separates the readers of the last chunk from the
+// writers of the next one.
 __device__ bool place_chunk(const PlanArgs& args, int64_t first, int turn, Carry& carry, const Outputs& outputs,
                             Shared& shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -100,13 +100,13 @@ __device__ bool place_chunk(const PlanArgs& args, int64_t first, int turn, Carry
   const uint32_t before = saturating_sum(carry.rows, warp == 0 ? 0 : from_warps, most);
   const uint32_t end = saturating_sum(before, within, most);
   const uint32_t neighbour = __shfl_up_sync(ALL, end, 1);
-  const uint32_t kept = end - (lane == 0 ? before : neighbour);
+  const uint32_t size_within = end - (lane == 0 ? before : neighbour);
   carry.rows = saturating_sum(carry.rows, __shfl_sync(ALL, totals, 31), most);
 
   uint32_t counts[TILE_HEIGHT_COUNT];
 #pragma unroll
   for (int h = 0; h < TILE_HEIGHT_COUNT; ++h) {
-    counts[h] = scan((kept + height_of(h) - 1) / height_of(h));
+    counts[h] = scan((size_within + height_of(h) - 1) / height_of(h));
     if (lane == 31) shared.block_totals[turn][h][warp] = counts[h];
   }
   __syncthreads();
@@ -125,15 +125,15 @@ __device__ bool place_chunk(const PlanArgs& args, int64_t first, int turn, Carry
       shared.rows[group + 1] = end;
 #pragma unroll
       for (int h = 0; h < TILE_HEIGHT_COUNT; ++h) shared.blocks[h][group + 1] = counts[h];
-      shared.keys[group] = order_key(kept, group);
+      shared.keys[group] = order_key(size_within, group);
     } else {
-      outputs.order[group] = order_key(kept, group);
+      outputs.order[group] = order_key(size_within, group);
     }
   }
-  return static_cast<int64_t>(kept) != size;
+  return static_cast<int64_t>(size_within) != size;
 }
 
-// Keys differ, so a key's place is the number of smaller ones.
+// All keys differ, so a key's rank is the number of smaller keys.
 __device__ void order_by_rank(const int64_t* keys, int64_t groups, int64_t* order) {
   const int64_t group = threadIdx.x;
   if (group >= groups) return;
@@ -144,7 +144,7 @@ __device__ void order_by_rank(const int64_t* keys, int64_t groups, int64_t* orde
   order[rank] = group;
 }
 
-// A warp's 32 comparators stay within 64 neighbouring keys up to distance 32, so a barrier of the warp will do there.
+// Up to distance 32 a warp's 32 comparators stay within 64 neighbouring keys, so a warp barrier suffices.
 __device__ void wait_for_keys(int64_t distance, int64_t next_distance) {
   if (distance > 32 || next_distance > 32) {
     __syncthreads();
@@ -181,7 +181,7 @@ __device__ void sort_keys(int64_t* keys, int64_t count) {
 
 template <class Index>
 __device__ void list_panels(const Starts<Index>& starts, int64_t groups, int64_t bound, Panel* panels) {
-  // From the last thread on: where groups are few, the first warps are busy with the order.
+  // Starting from the last thread: with few groups, the first warps are busy with the order.
   for (int64_t panel = THREADS - 1 - static_cast<int>(threadIdx.x); panel < bound; panel += THREADS) {
     union {
       Panel panel;
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(THREADS, 1) plan_kernel(const PlanArgs args) {
   for (int64_t first = 0; first < args.groups; first += THREADS, turn ^= 1) {
     cut |= place_chunk(args, first, turn, carry, outputs, shared);
   }
-  // Also makes the starts and keys visible to all threads.
+  // This barrier also makes the starts and keys visible to all threads.
   const bool any_cut = __syncthreads_or(cut);
 
   if (threadIdx.x < PLAN_HEADER_WORDS) {

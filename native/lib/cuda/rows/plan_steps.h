@@ -1,14 +1,14 @@
-// The plan kernel's arithmetic apart from its threads, so that the host can run it too.
+// The arithmetic of the plan kernel without its threads, so that the host can run it, too.
 #pragma once
 
 #include "octavo/plan.h"
 
 namespace octavo::cuda {
 
-// Sums stop at `most`; with both at most 2^30 the sum fits.
+// a + b, at most `most`; both operands are at most 2^30, so the sum does not overflow.
 OCTAVO_HD uint32_t saturating_sum(uint32_t a, uint32_t b, uint32_t most) { return a + b < most ? a + b : most; }
 
-// A size as a number of rows from 0 to `most`, before what stands in front of it is taken into account.
+// A size clamped to 0 to `most` rows, before the groups in front of it are taken into account.
 OCTAVO_HD uint32_t bounded_size(int64_t size, uint32_t most) {
   return size < 0 ? 0u : size < static_cast<int64_t>(most) ? static_cast<uint32_t>(size) : most;
 }

@@ -1,11 +1,12 @@
-// Choices sorted by group, in one launch without scratch.
+// Sorts choices by group, in one launch without scratch memory.
 //
-//   reads   index, twice a group, from the L2 cache but for the first time
+//   reads   index, twice per group, mostly from the L2 cache
 //   writes  group_sizes, order, position, routed
-//   bound   latency: 32 warps a group walk over all choices
+//   bound   latency: 32 warps per group walk over all choices
 //
-// A CTA a group, and one for the choices that have none: it counts those of lower groups, which is where its own rows
-// begin, and its own ones by warp, each of which has one run of choices. Nothing depends on an order of threads.
+// One CTA per group, and one for the choices without a group. It counts the choices of lower groups, which is where its
+// own rows begin, and its own ones per warp, each of which has one run of choices. No result depends on the order of
+// threads.
 #include "cuda/device/launch.h"
 #include "octavo/permute.h"
 
@@ -20,7 +21,7 @@ struct Counts {
   int lower[WARPS], own[WARPS];
 };
 
-// `groups` for a choice of no group.
+// The group of a choice; `groups` if it has none.
 __device__ __forceinline__ int group_of(const RouteArgs& args, int choice) {
   const int64_t index = __ldg(args.index + choice);
   return static_cast<int>(index >= 0 && index < args.groups ? index : args.groups);
@@ -40,9 +41,9 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
     int lower = 0, own = 0;
 #pragma unroll 8
     for (int choice = first + lane; choice < last; choice += WARP) {
-      const int found = group_of(args, choice);
-      lower += found < group ? 1 : 0;
-      own += found == group ? 1 : 0;
+      const int its = group_of(args, choice);
+      lower += its < group ? 1 : 0;
+      own += its == group ? 1 : 0;
     }
     lower = __reduce_add_sync(~0u, lower);
     own = __reduce_add_sync(~0u, own);
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(THREADS) route_kernel(const __grid_constant__ 
       }
       row += __popc(all);
     }
-    __syncthreads();  // the next group's counts overwrite these
+    __syncthreads();  // the next group overwrites the counts
   }
 }
 

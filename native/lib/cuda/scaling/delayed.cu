@@ -1,11 +1,11 @@
-// Delayed scaling's state: what a step recorded, and the scales of the next one.
+// Delayed scaling: recording a step's amaxes, and the scales of the next step.
 //
 //   record   reads amax [operands, G], reads and writes as much of the history
 //   update   reads and writes history [operands, slots, G] and scale [operands, G], once
 //   bound    latency: a few hundred KB at most
 //
-// In update a CTA owns 32 groups of one operand, a lane a group. Its warps take neighbouring slots, piece by piece from
-// the first on: a piece is read whole before its rows move up by one, so the history moves in place.
+// In `update` a CTA owns 32 groups of one operand, one per lane. Its warps take neighbouring slots, block by block from
+// the first on: a block is read completely before its rows move by one slot, so the history can move in place.
 #include "octavo/delayed.h"
 
 #include <cfloat>
@@ -20,7 +20,7 @@ namespace {
 constexpr int RECORD_THREADS = 256;
 constexpr int LANES = 32;
 constexpr int WARPS = 16;
-constexpr int ROWS = 16;  // of a thread in a piece
+constexpr int ROWS = 16;  // per thread and block
 
 __global__ void __launch_bounds__(RECORD_THREADS) record_kernel(const __grid_constant__ RecordArgs args) {
   const int64_t i = int64_t{blockIdx.x} * RECORD_THREADS + threadIdx.x;
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(RECORD_THREADS) record_kernel(const __grid_con
   if (amax > *slot) *slot = amax;
 }
 
-// The larger one, NaN before any number.
+// The larger one; NaN wins over any number.
 __device__ float maximum(float a, float b) { return isnan(a) || a > b ? a : b; }
 
 __device__ float last_amax(const UpdateArgs& args, int64_t column, float recorded) {

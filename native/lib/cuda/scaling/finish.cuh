@@ -1,4 +1,4 @@
-// Between the amax pass and the tiles: small arrays of amaxes become scales.
+// Between the amax pass and the tiles: turns small arrays of amaxes into scales.
 #pragma once
 
 #include "scales.cuh"
@@ -11,7 +11,8 @@ __global__ void clear(uint32_t* words, int64_t count, const int32_t* unchanged) 
   if (i < count) words[i] = 0;
 }
 
-// Amax bits to encode scales in place, and to stored decode scales; `amax` is a copy for the caller. Null: not wanted.
+// Amax bits to encode scales, in place, and to stored decode scales; `amax` is a copy for the caller. Null outputs are
+// skipped.
 __global__ void finish_scales(uint32_t* bits_to_encode, int64_t count, Format format, ScaleOptions options,
                               float* first, float* second, float* amax, const int32_t* unchanged) {
   if (unchanged && *unchanged) return;
@@ -26,7 +27,7 @@ __global__ void finish_scales(uint32_t* bits_to_encode, int64_t count, Format fo
   if (amax) amax[i] = canonical(float_of(bits));
 }
 
-// Encode scales that the caller gave to stored decode scales; clears `amax`, which the tiles raise, on the way.
+// The caller's encode scales to stored decode scales. Also clears `amax`, which the tiles raise.
 __global__ void store_decode_scales(const float* encode, int64_t count, float* first, float* second, float* amax,
                                     const int32_t* unchanged) {
   if (unchanged && *unchanged) return;

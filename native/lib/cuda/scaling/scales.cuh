@@ -1,4 +1,4 @@
-// One unit's encode scale and what is stored of it, by kind of scale.
+// A unit's encode scale and its stored decode scale, by kind of scale.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -8,8 +8,8 @@
 
 namespace octavo::cuda {
 
-// known: a group's encode scale, made before. rows: a row's or a column's, made before. The rest: made from the amax of
-// the tile's own units.
+// known: one precomputed encode scale per group. rows: one precomputed per row or column. The others: computed from the
+// amax of the tile's own units.
 enum class Kind { known, rows, block, mxfp8, nvfp4 };
 
 __host__ __device__ constexpr int unit_size(Kind kind) {
@@ -21,17 +21,17 @@ struct ScaleOptions {
   bool power_of_two;
 };
 
-// NVFP4's second level of one plane and group: fl(S / 6) and the stored factor fl(1 / S).
+// NVFP4's second level for one plane and group: fl(S / 6) and the stored factor fl(1 / S).
 struct SecondLevel {
   float sixth;
   float factor;
 };
 
-// Encode scale of a unit with this amax, and what is stored of it. `encode_any` asks the options which rule holds.
+// The encode scale of a unit with this amax, and its stored decode scale. `encode_any` chooses the rule at run time.
 template <Kind K>
 struct Scale;
 
-// Calls `body` with power_of_two as a constant, so that eight scales share one branch.
+// Calls `body` with power_of_two as a compile-time constant, so that eight scales share one branch.
 template <Kind K, class Body>
 __device__ __forceinline__ void with_options(const ScaleOptions& options, const Body& body) {
   if (K != Kind::block || options.power_of_two) {
@@ -86,8 +86,8 @@ struct Scale<Kind::nvfp4> {
   template <Format F, bool>
   static __device__ float encode(uint32_t amax, const ScaleOptions&, const SecondLevel& level, Stored& stored) {
     // fminf would drop a NaN
-    const float product = float_of(amax) * level.sixth, wanted = product > FLOAT_MAX ? FLOAT_MAX : product;
-    const uint32_t code = fp8_pair<Format::e4m3>(wanted, 0.0f) & 0xFFu;
+    const float product = float_of(amax) * level.sixth, clamped = product > FLOAT_MAX ? FLOAT_MAX : product;
+    const uint32_t code = fp8_pair<Format::e4m3>(clamped, 0.0f) & 0xFFu;
     stored = static_cast<uint8_t>(code);
     uint32_t halves;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(code)));

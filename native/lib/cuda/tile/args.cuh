@@ -1,4 +1,4 @@
-// What a quantize kernel is given, and what its parts share.
+// The parameters of a quantize kernel and the smem that its parts share.
 #pragma once
 
 #include "cuda/scaling/scales.cuh"
@@ -10,7 +10,7 @@ namespace octavo::cuda {
 template <class Source>
 struct TileArgs {
   Source source;
-  Tiles tiles;  // of `panels` panels; the launch counts them
+  Tiles tiles;  // of `panels` panels; the launch fills in the counts
   int64_t panels;
   int64_t rows, cols;
   Plane rowwise, columnwise;
@@ -20,7 +20,7 @@ struct TileArgs {
   const SecondLevel* row_levels;  // nvfp4: [G]
   const SecondLevel* col_levels;
   ScaleOptions options;
-  bool poison_infinities;  // delayed: scales from history do not know of this step's Inf
+  bool poison_infinities;  // delayed: a scale from history would let an Inf saturate
   uint32_t* amax;          // [G] or null, zeroed before
   void* dequantized;       // bf16 [M, C] or null
   void* activated;         // [M, C] of the source's dtype or null
@@ -30,24 +30,24 @@ struct TileArgs {
   const uint32_t* group_offset_device;
   Operand operand;
   const int32_t* unchanged;
-  bool reverse;  // last tile first: what a pass before has left in the L2 cache is read from there
+  bool reverse;  // last tile first, so as to hit what an earlier pass left in L2
 };
 
 template <Kind K>
-constexpr int column_units() {  // row blocks in a panel
+constexpr int column_units() {  // row blocks per panel
   return unit_size(K) ? PANEL_ROWS / unit_size(K) : 1;
 }
 
 constexpr int ENCODE_STRIDE = TILE_COLS + 4;
 
 template <class T>
-constexpr int maxima_stride() {  // words; keeps a column's partial maxima in different banks
+constexpr int maxima_stride() {  // words; puts a column's partial maxima into different banks
   return TILE_COLS / Pack<T>::per_word + 4;
 }
 
 template <class T, Kind K, Format F>
-struct Shared {
-  // [warp][column], each warp's 16 rows
+struct TileSmem {
+  // [warp][column], over each warp's 16 rows
   alignas(16) uint32_t maxima[WARPS * maxima_stride<T>()];
   alignas(16) float encode[column_units<K>() * ENCODE_STRIDE];
   // column codes, [column][chunk of eight rows]; chunks are swizzled by the column, see `chunk_of`
@@ -56,8 +56,8 @@ struct Shared {
 
 struct Nothing {};
 
-// Where chunk `rows8` (eight rows) of a column stands within the column: a half warp writes 16 different columns'
-// chunks at once, which then fall into different banks.
+// Position of chunk `rows8` (eight rows) within its column. A half warp writes chunks of 16 different columns at once,
+// and this swizzle puts them into different banks.
 __device__ __forceinline__ int chunk_of(int column, int rows8) { return rows8 ^ (column / 8 % 16); }
 
 }  // namespace octavo::cuda

@@ -1,17 +1,17 @@
-// A tile's columns: scales from the warps' maxima, codes staged in shared memory, and their stores as panels.
+// A tile's columnwise data: scales from the warps' maxima, codes staged in smem, stores as panels or rows.
 #pragma once
 
 #include "draws.cuh"
 
 namespace octavo::cuda {
 
-// Where a thread's eight columns stand in the swizzled panel.
-template <Format F, class Sh>
+// A thread's eight columns in the swizzled panel in smem.
+template <Format F, class Smem>
 class StagedColumns {
  public:
-  __device__ StagedColumns(Sh& shared, const Tile& tile) {
+  __device__ StagedColumns(Smem& smem, const Tile& tile) {
     const int column = tile.col() - tile.col0;
-    to_ = shared.panel + (column * CHUNKS + chunk_of(column, tile.row() / 8)) * WORDS;
+    to_ = smem.panel + (column * CHUNKS + chunk_of(column, tile.row() / 8)) * WORDS;
   }
 
   // Codes of eight rows of column j.
@@ -29,12 +29,12 @@ class StagedColumns {
   uint32_t* to_;
 };
 
-// 16 bytes of a staged column: chunks 2 q, 2 q + 1 (FP8) or 4 q to 4 q + 3 (E2M1). Unsigned, so that what all of a
-// thread's columns have in common is worked out once.
-template <Format F, class Sh>
-__device__ __forceinline__ uint4 staged_quad(const Sh& shared, uint32_t column, uint32_t quad) {
+// 16 bytes of a staged column: chunks 2 q, 2 q + 1 (FP8) or 4 q to 4 q + 3 (E2M1). Unsigned arithmetic lets the
+// compiler hoist what a thread's columns have in common.
+template <Format F, class Smem>
+__device__ __forceinline__ uint4 staged_quad(const Smem& smem, uint32_t column, uint32_t quad) {
   const uint32_t swizzle = column / 8 % 16;
-  const uint4* from = reinterpret_cast<const uint4*>(shared.panel);
+  const uint4* from = reinterpret_cast<const uint4*>(smem.panel);
   if constexpr (F == Format::e2m1) {
     uint4 four = from[column * 4 + (quad ^ swizzle / 4)];
     if (swizzle & 1) four = {four.y, four.x, four.w, four.z};
@@ -46,45 +46,45 @@ __device__ __forceinline__ uint4 staged_quad(const Sh& shared, uint32_t column, 
   }
 }
 
-template <Format F, class Sh>
-__device__ __forceinline__ uint8_t staged_code(const Sh& shared, int column, int row) {
+template <Format F, class Smem>
+__device__ __forceinline__ uint8_t staged_code(const Smem& smem, int column, int row) {
   const int chunk = column * 16 + chunk_of(column, row / 8), within = row % 8;
   if constexpr (F == Format::e2m1) {
-    return static_cast<uint8_t>(shared.panel[chunk] >> (4 * within) & 0xFu);
+    return static_cast<uint8_t>(smem.panel[chunk] >> (4 * within) & 0xFu);
   } else {
-    return reinterpret_cast<const uint8_t*>(shared.panel)[chunk * 8 + within];
+    return reinterpret_cast<const uint8_t*>(smem.panel)[chunk * 8 + within];
   }
 }
 
-// The staged panel to memory: whole columns side by side, or in the input's own orientation.
-template <Format F, bool HADAMARD, class S, class Sh>
-__device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Tile& tile, const Sh& shared) {
+// Stores the staged panel: whole columns side by side (native), or in the input's own orientation (plain).
+template <Format F, bool HADAMARD, class S, class Smem>
+__device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Tile& tile, const Smem& smem) {
   const uint32_t live_cols = min(tile.end - tile.col0, TILE_COLS);
   if (args.columnwise.layout == Layout::native) {
     constexpr uint32_t quads = Codes<F>::bytes,
-                       columns = THREADS / quads;  // a column's 16-byte words, a step's columns
+                       columns = THREADS / quads;  // 16-byte words per column, columns per step
     const int64_t first = static_cast<int64_t>(tile.panel_index) * args.cols + tile.col0;
     uint4* to = static_cast<uint4*>(args.columnwise.codes) + first * quads + threadIdx.x;
 #pragma unroll
     for (uint32_t step = 0; step < TILE_COLS / columns; ++step) {
       const uint32_t column = step * columns + threadIdx.x / quads;
-      if (column < live_cols) to[step * THREADS] = staged_quad<F>(shared, column, threadIdx.x % quads);
+      if (column < live_cols) to[step * THREADS] = staged_quad<F>(smem, column, threadIdx.x % quads);
     }
     return;
   }
-  // Hadamard data stand in groups padded to 16 rows
+  // Hadamard data pad each group to 16 rows.
   const int rows = HADAMARD ? static_cast<int>(round_up(tile.panel.rows, 16)) : tile.panel.rows;
   const int64_t row0 = HADAMARD ? static_cast<int64_t>(tile.panel.first16) * 16 : int64_t{tile.panel.row0};
   uint8_t* to = static_cast<uint8_t*>(args.columnwise.codes) + row0 * args.cols + tile.col0;
   const uint32_t column = threadIdx.x % TILE_COLS;
   if (column >= live_cols) return;
   for (int row = static_cast<int>(threadIdx.x / TILE_COLS); row < rows; row += THREADS / TILE_COLS)
-    to[row * args.cols + column] = staged_code<F>(shared, column, row);
+    to[row * args.cols + column] = staged_code<F>(smem, column, row);
 }
 
-// Encode scales of the tile's column units from the warps' maxima, into shared memory; stored scales to memory.
-template <Kind K, Format F, class T, class S, class Sh>
-__device__ __forceinline__ void column_scales(const TileArgs<S>& args, const Tile& tile, Sh& shared,
+// Encode scales of the tile's column units from the warps' maxima, into smem; decode scales to device memory.
+template <Kind K, Format F, class T, class S, class Smem>
+__device__ __forceinline__ void column_scales(const TileArgs<S>& args, const Tile& tile, Smem& smem,
                                               const SecondLevel& level) {
   constexpr uint32_t units = column_units<K>(), warps_a_unit = WARPS / units;
   using Stored = typename Scale<K>::Stored;
@@ -94,16 +94,16 @@ __device__ __forceinline__ void column_scales(const TileArgs<S>& args, const Til
   for (uint32_t step = 0; step < (units * TILE_COLS + THREADS - 1) / THREADS; ++step) {
     const uint32_t at = step * THREADS + threadIdx.x;
     if (at >= units * TILE_COLS) break;
-    // the order in which the layout stores them
+    // In the order in which the layout stores them.
     const uint32_t unit = native ? at % units : at / TILE_COLS, column = native ? at / units : at % TILE_COLS;
     constexpr uint32_t per_word = Pack<T>::per_word;
     uint32_t most = 0;
 #pragma unroll
     for (uint32_t k = 0; k < warps_a_unit; ++k)
-      most = Pack<T>::maximum(most, shared.maxima[(unit * warps_a_unit + k) * maxima_stride<T>() + column / per_word]);
+      most = Pack<T>::maximum(most, smem.maxima[(unit * warps_a_unit + k) * maxima_stride<T>() + column / per_word]);
     Stored stored;
     const uint32_t amax = Pack<T>::fp32_bits(most, column % per_word);
-    shared.encode[unit * ENCODE_STRIDE + column] = Scale<K>::template encode_any<F>(amax, args.options, level, stored);
+    smem.encode[unit * ENCODE_STRIDE + column] = Scale<K>::template encode_any<F>(amax, args.options, level, stored);
     const int64_t col = tile.col0 + column;
     if (col >= tile.end) continue;
     Stored* to = static_cast<Stored*>(args.columnwise.scales);
@@ -118,30 +118,30 @@ __device__ __forceinline__ void column_scales(const TileArgs<S>& args, const Til
   }
 }
 
-template <Kind K, class T, class Sh>
-__device__ __forceinline__ void share_column_maxima(Sh& shared, const Pack<T> (&values)[8]) {
+template <Kind K, class T, class Smem>
+__device__ __forceinline__ void share_column_maxima(Smem& smem, const Pack<T> (&values)[8]) {
   uint32_t words[Pack<T>::words];
   column_maxima(values, words);
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   if (lane < 16) {
-    uint4* to = reinterpret_cast<uint4*>(shared.maxima + warp * maxima_stride<T>() + lane * Pack<T>::words);
+    uint4* to = reinterpret_cast<uint4*>(smem.maxima + warp * maxima_stride<T>() + lane * Pack<T>::words);
 #pragma unroll
     for (int k = 0; k < Pack<T>::words / 4; ++k)
       to[k] = {words[4 * k], words[4 * k + 1], words[4 * k + 2], words[4 * k + 3]};
   }
 }
 
-// Column codes of the thread's eight columns, into the staged panel. `encode(half)`: the scales of four of them.
-template <Format F, bool STOCHASTIC, bool HADAMARD, class T, class Sh, class Encode>
-__device__ __forceinline__ void stage_columns(const Tile& tile, Sh& shared, const Pack<T> (&values)[8],
+// Stages the codes of the thread's eight columns. `encode(half)`: the scales of four of them.
+template <Format F, bool STOCHASTIC, bool HADAMARD, class T, class Smem, class Encode>
+__device__ __forceinline__ void stage_columns(const Tile& tile, Smem& smem, const Pack<T> (&values)[8],
                                               const Draws& draws, const Encode& encode) {
-  const StagedColumns<F, Sh> staged(shared, tile);
+  const StagedColumns<F, Smem> staged(smem, tile);
   if (!is_live(tile)) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) staged.store(j, Codes<F>{});
     return;
   }
-  // a scale that is NaN poisons its own rows, not those past the group's end
+  // A NaN scale poisons the rows of its unit, but not those past the group's end.
   const Codes<F> kept = first_codes<F>(HADAMARD ? 8 : tile.live_rows());
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -165,33 +165,33 @@ __device__ __forceinline__ void stage_columns(const Tile& tile, Sh& shared, cons
   }
 }
 
-template <class S, Kind K, Format F, bool STOCHASTIC, bool HADAMARD, class Sh>
-__device__ __forceinline__ void quantize_columns(const TileArgs<S>& args, const Tile& tile, Sh& shared,
+template <class S, Kind K, Format F, bool STOCHASTIC, bool HADAMARD, class Smem>
+__device__ __forceinline__ void quantize_columns(const TileArgs<S>& args, const Tile& tile, Smem& smem,
                                                  const Pack<typename S::Type> (&values)[8], const Draws& draws) {
   using T = typename S::Type;
   const int column = tile.col() - tile.col0;
   const int64_t group = tile.panel.group;
   if constexpr (K == Kind::rows) {
-    __syncthreads();  // the tile before has left the staged panel
+    __syncthreads();  // the last tile's staged panel has been stored
     const float* from = args.encode_cols + group * args.cols + tile.col();
     const auto scale = [&](int j) { return tile.col() + j < tile.end ? __ldg(from + j) : 1.0f; };
-    stage_columns<F, false, false>(tile, shared, values, draws, [&](int half) {
+    stage_columns<F, false, false>(tile, smem, values, draws, [&](int half) {
       return float4{scale(4 * half), scale(4 * half + 1), scale(4 * half + 2), scale(4 * half + 3)};
     });
   } else {
     const auto finish = [&](const auto& source) {
       using V = std::conditional_t<HADAMARD, BF16, T>;
-      share_column_maxima<K>(shared, source);
+      share_column_maxima<K>(smem, source);
       __syncthreads();
       {
         SecondLevel level{};
         if constexpr (K == Kind::nvfp4) level = args.col_levels[group];
-        column_scales<K, F, V>(args, tile, shared, level);
+        column_scales<K, F, V>(args, tile, smem, level);
       }
       __syncthreads();
       const int unit = static_cast<int>(threadIdx.x / 32) / (WARPS / column_units<K>());
-      const float4* from = reinterpret_cast<const float4*>(shared.encode + unit * ENCODE_STRIDE + column);
-      stage_columns<F, STOCHASTIC, HADAMARD>(tile, shared, source, draws, [&](int half) { return from[half]; });
+      const float4* from = reinterpret_cast<const float4*>(smem.encode + unit * ENCODE_STRIDE + column);
+      stage_columns<F, STOCHASTIC, HADAMARD>(tile, smem, source, draws, [&](int half) { return from[half]; });
     };
     if constexpr (HADAMARD) {
       Pack<BF16> transformed[8];
@@ -203,16 +203,16 @@ __device__ __forceinline__ void quantize_columns(const TileArgs<S>& args, const 
   }
 }
 
-// Codes that are rows' and columns' at once, staged as columns.
-template <Format F, class S, class Sh>
-__device__ __forceinline__ void store_transposed(const TileArgs<S>& args, const Tile& tile, Sh& shared,
+// Stages the codes that rowwise and columnwise data share, as columns.
+template <Format F, class S, class Smem>
+__device__ __forceinline__ void store_transposed(const TileArgs<S>& args, const Tile& tile, Smem& smem,
                                                  Codes<F> (&codes)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    if (i >= tile.live_rows()) codes[i] = {};  // a scale that is NaN has poisoned the zeros there
+    if (i >= tile.live_rows()) codes[i] = {};  // a NaN scale has poisoned the zeros there
   transpose(codes);
-  __syncthreads();  // the tile before has left the staged panel
-  const StagedColumns<F, Sh> staged(shared, tile);
+  __syncthreads();  // the last tile's staged panel has been stored
+  const StagedColumns<F, Smem> staged(smem, tile);
 #pragma unroll
   for (int j = 0; j < 8; ++j) staged.store(j, codes[j]);
 }

@@ -1,16 +1,17 @@
-// A tile's random bits.
+// Random bits for stochastic rounding of a tile.
 #pragma once
 
 #include "args.cuh"
 
 namespace octavo::cuda {
 
-// The keys of all rounds: added up anew for every eight draws they would be a third of the generator's instructions.
+// The keys of all Philox rounds. Recomputing them for every eight draws would be a third of the generator's
+// instructions.
 struct DrawKeys {
   alignas(16) RoundKeys round[PHILOX_ROUNDS];
 };
 
-// Before anything draws. Called by the whole CTA.
+// Called by the whole CTA before anything draws.
 template <class S>
 __device__ __forceinline__ void make_keys(const TileArgs<S>& args, DrawKeys& keys) {
   if (threadIdx.x < PHILOX_ROUNDS)
@@ -18,7 +19,7 @@ __device__ __forceinline__ void make_keys(const TileArgs<S>& args, DrawKeys& key
   __syncthreads();
 }
 
-// The draws of one group.
+// The random draws of one group.
 struct Draws {
   const DrawKeys* keys;
   uint32_t group;
@@ -26,7 +27,7 @@ struct Draws {
 
   // The eight draws of half a block; `outer` and `block` are the counter's first words.
   __device__ Words operator()(uint32_t outer, uint32_t block, Direction direction, int half) const {
-    // keeps the compiler from working on several generators' rounds at once, for which there are no registers
+    // Keeps the compiler from interleaving the rounds of several blocks, for which there are no registers.
     asm volatile("" ::: "memory");
     const uint4* pairs = reinterpret_cast<const uint4*>(keys->round);
     uint4 pair;

@@ -1,4 +1,4 @@
-// How a tile's values come to its threads, and the loop over a CTA's tiles.
+// Loading a tile's values, and the loop over a CTA's tiles.
 #pragma once
 
 #include "slots.cuh"
@@ -8,7 +8,7 @@
 
 namespace octavo::cuda {
 
-// Asks for all of a tile's inputs; zeros past the group's end and past the last column.
+// Issues cp.async for all of a tile's inputs; zeros past the group's end and past the last column.
 template <class Source>
 __device__ __forceinline__ void fetch(const Source& source, const Tile& tile, void* slots) {
   const int live = tile.col() < tile.end ? tile.live_rows() : 0;
@@ -19,13 +19,13 @@ __device__ __forceinline__ void fetch(const Source& source, const Tile& tile, vo
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// What was fetched, through the prologue.
+// Waits for what `fetch` has issued and applies the prologue.
 template <class Source>
 __device__ __forceinline__ void take(const Source& source, const Tile& tile, void* slots,
                                      Pack<typename Source::Type> (&values)[8]) {
   using T = typename Source::Type;
   wait_for_slots();
-  // rolled: unrolled eight times, the prologue's code would not fit the instruction cache
+  // Not unrolled: eight copies of the prologue would not fit the instruction cache.
   const bool inside = tile.col() < tile.end;
 #pragma unroll 1
   for (int i = 0; i < 8; ++i) {
@@ -38,15 +38,15 @@ __device__ __forceinline__ void take(const Source& source, const Tile& tile, voi
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) values[i] = Slots<T>::load(slots, 0, i);
-  // the slots are written again only after these loads have returned
+  // The slots must not be overwritten before these loads have returned.
 #pragma unroll
   for (int i = 0; i < 8; ++i)
 #pragma unroll
-    for (uint32_t& word : values[i].word) in_turn(word);
+    for (uint32_t& word : values[i].word) order_barrier(word);
 }
 
-// Straight to registers, all rows before the first is used: with fewer in flight memory is not kept busy. Zeros past
-// the group's end and past the last column.
+// Loads straight to registers, all rows before the first is used: fewer loads in flight would not saturate memory.
+// Zeros past the group's end and past the last column.
 template <class Source>
 __device__ __forceinline__ void read(const Source& source, const Tile& tile, Pack<typename Source::Type> (&values)[8]) {
   using T = typename Source::Type;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void read(const Source& source, const Tile& tile, Pac
   for (int i = 0; i < 8; ++i, from += stride) values[i] = i < live ? load_pack<T>(from) : zeros<T>();
 }
 
-// One value after the other, where rows are not aligned.
+// Value by value, for rows that are not aligned.
 template <class Source>
 __device__ __forceinline__ void load_unaligned(const Source& source, const Tile& tile, int64_t cols,
                                                Pack<typename Source::Type> (&values)[8]) {
@@ -73,11 +73,11 @@ __device__ __forceinline__ void load_unaligned(const Source& source, const Tile&
   }
 }
 
-// True where a CTA stays for more than one tile.
+// True if a CTA processes more than one tile.
 template <class Source, bool WIDE>
 constexpr bool is_persistent = WIDE && Source::computes;
 
-// Arrays that a thread keeps in its slots.
+// The number of arrays that a thread keeps in its slots.
 template <class Source, bool WIDE>
 constexpr int arrays_kept() {
   if constexpr (!WIDE)
@@ -88,7 +88,7 @@ constexpr int arrays_kept() {
     return Source::kept;
 }
 
-// Calls `work(tile, values)` and then `finish(tile)` on this CTA's tiles; `reverse`: the last one first.
+// Calls `work(tile, values)` and then `finish(tile)` for each of this CTA's tiles; `reverse`: last tile first.
 template <int LANES, bool WIDE, class Source, class Work, class Finish>
 __device__ __forceinline__ void for_each_tile(const Source& source, const Tiles& tiles, bool reverse, int64_t cols,
                                               void* slots, const Work& work, const Finish& finish) {
@@ -122,8 +122,8 @@ __device__ __forceinline__ void for_each_tile(const Source& source, const Tiles&
         source.fetch_kept(tile, slots);
         const float own = own_probability(source, tile);
         read(source, tile, values);
-        // a branch between asking and waiting: in straight code the compiler waits for the slots before it has asked
-        // for all rows
+        // The branch separates issuing from waiting: in straight-line code the compiler would wait for the slots before
+        // it has issued the loads of all rows.
         if (is_live(tile)) {
           make(source, tile, own, values, slots);
         } else {
@@ -134,10 +134,10 @@ __device__ __forceinline__ void for_each_tile(const Source& source, const Tiles&
       }
     }
     if constexpr (makes_halves<Source>) {
-      // rolled: twice the code would not fit the instruction cache
+      // Not unrolled: two copies would not fit the instruction cache.
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
-        // what both halves' addresses have in common is worked out twice: for it there are no registers
+        // Makes the compiler recompute what both halves' addresses share: there are no registers to keep it in.
         asm volatile("" : "+r"(tile.panel_index), "+r"(tile.first), "+r"(tile.panel.row0));
 #pragma unroll
         for (int i = 0; i < 8; ++i) values[i] = Slots<T>::load(slots, half, i);

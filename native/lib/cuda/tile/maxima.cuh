@@ -1,11 +1,11 @@
-// Largest magnitudes of rows, columns and warps, and the Hadamard transform along rows.
+// Maximum magnitudes of rows, columns and warps, and the Hadamard transform along the rows' axis.
 #pragma once
 
 #include "tile.cuh"
 
 namespace octavo::cuda {
 
-// Lanes that share a row's unit, and of its eight rows how many neighbouring ones belong to each.
+// The number of lanes that share a row's scaling unit, up to 8, and how many of the eight rows each of them owns.
 template <int LANES>
 constexpr int sharing_lanes() {
   return LANES < 8 ? LANES : 8;
@@ -16,7 +16,7 @@ constexpr int own_rows() {
   return 8 / sharing_lanes<LANES>();
 }
 
-// Largest magnitudes of a lane's own rows, two rows a word where values have 16 bits.
+// Maximum magnitudes of a lane's own rows, two rows per word if values have 16 bits.
 template <int LANES, class T>
 struct RowMaxima {
   static constexpr int rows = own_rows<LANES>(), per_word = Pack<T>::per_word;
@@ -29,7 +29,7 @@ struct RowMaxima {
   }
 };
 
-// A lane gives its neighbour the one of two words that is the neighbour's, and keeps the larger of the other.
+// One butterfly step: a lane sends the word that its partner keeps, and returns the maximum of the other one.
 template <class T>
 __device__ __forceinline__ uint32_t exchanged_maximum(uint32_t first, uint32_t second, int bit) {
   const bool upper = threadIdx.x & bit;
@@ -57,7 +57,7 @@ __device__ __forceinline__ RowMaxima<LANES, T> row_maxima(const Pack<T> (&values
   }
 #pragma unroll
   for (int bit = sharing_lanes<LANES>() / 2; bit; bit /= 2) {
-    // this bit of the lane's number says which half of the rows that are left are its own
+    // This bit of the lane index selects which half of the remaining rows the lane keeps.
     if (words > 1) {
       words /= 2;
 #pragma unroll
@@ -74,7 +74,7 @@ __device__ __forceinline__ RowMaxima<LANES, T> row_maxima(const Pack<T> (&values
   return result;
 }
 
-// Largest magnitudes of the thread's columns over the warp's 16 rows, as words.
+// Maximum magnitudes of the thread's columns over the warp's 16 rows, as words.
 template <class T>
 __device__ __forceinline__ void column_maxima(const Pack<T> (&values)[8], uint32_t (&words)[Pack<T>::words]) {
   using P = Pack<T>;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void column_maxima(const Pack<T> (&values)[8], uint32
   }
 }
 
-// fp32 bits of the thread's largest magnitude.
+// fp32 bits of the maximum magnitude of the thread's values.
 template <class T>
 __device__ __forceinline__ uint32_t thread_maximum(const Pack<T> (&values)[8]) {
   using P = Pack<T>;
@@ -99,19 +99,19 @@ __device__ __forceinline__ uint32_t thread_maximum(const Pack<T> (&values)[8]) {
   return P::fp32_bits(P::across(most), 0);
 }
 
-// Of the warp's, NaN as NAN_BITS.
+// The same over the warp; NaN as NAN_BITS.
 template <class T>
 __device__ __forceinline__ uint32_t warp_maximum(const Pack<T> (&values)[8]) {
   const uint32_t bits = __reduce_max_sync(~0u, thread_maximum(values));
   return bits > INF_BITS ? NAN_BITS : bits;
 }
 
-// An atomic only where it would change something: after the first tiles of a group almost none does.
+// Skips the atomic if it would change nothing: after a group's first tiles almost none does.
 __device__ __forceinline__ void raise(uint32_t* most, uint32_t bits) {
   if (bits > *static_cast<volatile uint32_t*>(most)) atomicMax(most, bits);
 }
 
-// The Hadamard transform along rows: runs of 16 rows are the two half warps' eight each. The result holds bf16 values.
+// The Hadamard transform over runs of 16 rows, eight in each half warp. The results are bf16 values.
 template <class T>
 __device__ __forceinline__ void hadamard_rows(const Pack<T> (&values)[8], Pack<BF16> (&out)[8]) {
   const bool second_half = threadIdx.x & 16;

@@ -1,11 +1,11 @@
-// A tile's rows: scales, codes, their stores, and the dequantized copy.
+// A tile's rowwise data: scales, codes, their stores, and the dequantized copy.
 #pragma once
 
 #include "draws.cuh"
 
 namespace octavo::cuda {
 
-// Codes of one row of eight values that start at `col`, one by one where they are not aligned.
+// Stores the codes of eight values of one row from `col` on, one by one if they are not aligned.
 template <bool WIDE, Format F>
 __device__ __forceinline__ void store_row_codes(const Plane& plane, int64_t row, int64_t col, int64_t cols,
                                                 const Codes<F>& codes) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ void store_row_codes(const Plane& plane, int64_t row,
   }
 }
 
-// Row codes of a thread's eight rows. Aligned ones go to an address that grows by a row, under one condition each.
+// Stores of a thread's eight rows of codes. Aligned ones need one address increment and one condition per row.
 template <bool WIDE, Format F>
 class RowCodes {
  public:
@@ -71,7 +71,7 @@ class RowCodes {
   bool direct_;
 };
 
-// bf16 of code times stored scale: the row the GEMM would see.
+// bf16 of code times stored scale: the values that a GEMM would see.
 template <bool WIDE, Format F>
 __device__ __forceinline__ void store_dequantized(void* out, int64_t row, int64_t col, int64_t cols,
                                                   const Codes<F>& codes, float decode) {
@@ -106,7 +106,7 @@ __device__ __forceinline__ Codes<F> encode_row(const Draws& draws, const Tile& t
   }
 }
 
-// Infinities as NaN, where a scale from history would let them saturate.
+// Turns infinities into NaN: a scale from history would let them saturate.
 template <class T>
 __device__ __forceinline__ void poison_infinities(Pack<T> (&values)[8]) {
   if (thread_maximum(values) < INF_BITS) return;
@@ -126,13 +126,13 @@ __device__ __forceinline__ float decode_of(typename Scale<K>::Stored stored, con
   return e4m3_value(stored) * level.factor;
 }
 
-// Threads side by side that share a row's unit.
+// The number of neighbouring threads that share a row's scaling unit.
 template <Kind K>
 constexpr int unit_lanes() {
   return unit_size(K) / 8;
 }
 
-// Scales of the lane's own rows.
+// The scales of the lane's own rows.
 template <Kind K, Format F, class S>
 __device__ __forceinline__ void own_scales(const TileArgs<S>& args,
                                            const RowMaxima<unit_lanes<K>(), typename S::Type>& maxima,
@@ -149,7 +149,7 @@ template <Kind K, class S>
 __device__ __forceinline__ void store_row_scales(
     const TileArgs<S>& args, const Tile& tile, const typename Scale<K>::Stored (&stored)[own_rows<unit_lanes<K>()>()]) {
   constexpr int sharing = sharing_lanes<unit_lanes<K>()>(), own = own_rows<unit_lanes<K>()>();
-  // the lane's own columns may be past the last one where its block's first are not
+  // The lane's own columns may be past the last column even if its block's first column is not.
   const int64_t block = tile.col() / unit_size(K);
   if (threadIdx.x % unit_lanes<K>() >= sharing || block * unit_size(K) >= tile.end) return;
   const bool transposed = K == Kind::block && args.rowwise.layout == Layout::native;
@@ -163,7 +163,7 @@ __device__ __forceinline__ void store_row_scales(
     if (first + k < tile.live_rows()) to[k * row_step] = stored[k];
 }
 
-// Calls `use(i, encode, decode)` on the thread's eight rows in order. STORE: what is kept of the scales goes to memory.
+// Calls `use(i, encode, decode)` for the thread's eight rows in order. STORE: the decode scales are stored, too.
 template <Kind K, Format F, bool STORE, class S, class Use>
 __device__ __forceinline__ void for_each_row(const TileArgs<S>& args, const Tile& tile,
                                              const Pack<typename S::Type> (&values)[8], const Use& use) {
@@ -208,7 +208,7 @@ __device__ __forceinline__ void quantize_rows(const TileArgs<S>& args, const Til
   }
 }
 
-// Rows of codes that columns share.
+// Stores rows of codes that columnwise data share.
 template <bool WIDE, Format F, class S>
 __device__ __forceinline__ void store_rows(const TileArgs<S>& args, const Tile& tile, const Codes<F> (&codes)[8],
                                            float decode) {

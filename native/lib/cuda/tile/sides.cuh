@@ -1,17 +1,17 @@
-// What a tile leaves behind besides codes and scales: amax, column sums, what was quantized.
+// A tile's outputs besides codes and scales: amax, column sums, and the values that were quantized.
 #pragma once
 
 #include "args.cuh"
 
 namespace octavo::cuda {
 
-// Column sums of the tile: a thread's eight rows in order, two half warps, then the warps in order.
-template <class T, class S, class Sh>
-__device__ __forceinline__ void store_partial_sums(const TileArgs<S>& args, const Tile& tile, Sh& shared,
+// Column sums of the tile in a fixed order: a thread's eight rows, the two half warps, then the warps.
+template <class T, class S, class Smem>
+__device__ __forceinline__ void store_partial_sums(const TileArgs<S>& args, const Tile& tile, Smem& smem,
                                                    const Pack<T> (&values)[8]) {
-  static_assert(sizeof(shared.panel) >= WARPS * TILE_COLS * sizeof(float));
-  __syncthreads();  // the tile before has left the staged panel
-  float* sums = reinterpret_cast<float*>(shared.panel);
+  static_assert(sizeof(smem.panel) >= WARPS * TILE_COLS * sizeof(float));
+  __syncthreads();  // the last tile's staged panel has been stored
+  float* sums = reinterpret_cast<float*>(smem.panel);
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -51,8 +51,8 @@ __device__ __forceinline__ void store_activated(const Args& args, const Tile& ti
   }
 }
 
-template <bool WIDE, bool COLUMNS, class T, class S, class Sh>
-__device__ __forceinline__ void side_outputs(const TileArgs<S>& args, const Tile& tile, Sh& shared,
+template <bool WIDE, bool COLUMNS, class T, class S, class Smem>
+__device__ __forceinline__ void side_outputs(const TileArgs<S>& args, const Tile& tile, Smem& smem,
                                              const Pack<T> (&values)[8]) {
   if (args.amax) {
     const uint32_t bits = warp_maximum(values);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void side_outputs(const TileArgs<S>& args, const Tile
   }
   if (args.activated) store_activated<WIDE>(args, tile, values);
   if constexpr (COLUMNS) {
-    if (args.partial_sums) store_partial_sums(args, tile, shared, values);
+    if (args.partial_sums) store_partial_sums(args, tile, smem, values);
   }
 }
 

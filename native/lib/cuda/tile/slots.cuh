@@ -1,5 +1,5 @@
-// A thread's own places in shared memory, one for each of its eight rows and each of some arrays: what it asks the copy
-// engine (cp.async) for comes there, so that no registers wait for it and no barrier is needed.
+// A thread's own slots in smem, one for each of its eight rows and each of a few arrays: the destination of its
+// cp.async, so that prefetched data occupy no registers and need no barrier.
 #pragma once
 
 #include "cuda/device/packs.cuh"
@@ -35,11 +35,11 @@ struct Slots {
                                       pack.word[4 * part + 3]};
   }
 
-  // Asks for eight rows from `from` on, the first `live` of which there are; the others become zeros.
+  // Issues cp.async for eight rows from `from` on, of which the first `live` exist; the others become zeros.
   static __device__ void fetch(void* slots, int array, const char* from, int64_t row_bytes, int live) {
 #pragma unroll
     for (int i = 0; i < 8; ++i, from += row_bytes) {
-      // an address of which 0 bytes are read may be any
+      // With 0 bytes to read the address does not matter.
       const int bytes = i < live ? 16 : 0;
 #pragma unroll
       for (int part = 0; part < parts; ++part) {
@@ -51,7 +51,7 @@ struct Slots {
   }
 };
 
-// All that was asked for before is there afterwards.
+// Waits for everything issued before.
 __device__ __forceinline__ void wait_for_slots() {
   asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
 }

@@ -1,5 +1,5 @@
-// What a tile quantizes: the input itself, or what a prologue makes of it, in fp32 and rounded once to the input's
-// dtype.
+// What a tile quantizes: the input itself, or the result of a prologue, computed in fp32 and rounded once to the
+// input's dtype.
 #pragma once
 
 #include "cuda/device/packs.cuh"
@@ -9,9 +9,9 @@
 
 namespace octavo::cuda {
 
-// A source has `Type`; `inputs`, the arrays it reads; `address(input, row, col)` in them of eight values from a column
-// that is a multiple of eight, and `row_bytes(input)` from one row to the next; where it `computes`,
-// `make(inputs, row, col)` of what was read; and `value(row, col)`, one value. Swiglu has a load of its own.
+// A source has `Type`; `inputs`, the number of arrays that it reads; `address(input, row, col)` of eight values in one
+// of them, from a column that is a multiple of eight; `row_bytes(input)` from one row to the next; if it `computes`,
+// `make(inputs, row, col)` of the loaded values; and `value(row, col)`, a single value. Swiglu has a load of its own.
 template <class T>
 struct Plain {
   using Type = T;
@@ -29,16 +29,16 @@ struct Plain {
   __device__ float value(int64_t row, int64_t col) const { return load_value<T>(data, row * stride + col); }
 };
 
-// Results of a pair of values, each rounded once.
+// Eight results of `function`, each rounded once.
 template <class T, class Function>
-__device__ __forceinline__ Pack<T> made_by(const Function& function) {
+__device__ __forceinline__ Pack<T> pack_of(const Function& function) {
   Pack<T> out;
 #pragma unroll
   for (int pair = 0; pair < 4; ++pair) out.set(pair, function(2 * pair), function(2 * pair + 1));
   return out;
 }
 
-// Calls `body` with the activation as a constant, so that eight values share one branch.
+// Calls `body` with the activation as a compile-time constant, so that eight values share one branch.
 template <class Body>
 __device__ __forceinline__ auto with_activation(Activation activation, const Body& body) {
   using A = Activation;
@@ -53,8 +53,8 @@ __device__ __forceinline__ auto with_activation(Activation activation, const Bod
   }
 }
 
-// activation_parts, by the shorter way where values are rounded to 16 bits: on whatever way a value comes into a tile,
-// its bits are the same.
+// activation_parts, by the shorter path if values are rounded to 16 bits. Every way in which a value can get into a
+// tile uses it, so the bits are the same.
 template <class T, bool want_value, bool want_slope>
 __device__ __forceinline__ ValueAndSlope parts_of(Activation name, float x) {
   if constexpr (Pack<T>::bytes == 2) {
@@ -79,9 +79,9 @@ struct Activated {
     return x.address(0, row, input && is_gated(activation) ? features + col : col);
   }
   __device__ Pack<T> make(const Pack<T> (&in)[2], int64_t row, int64_t) const {
-    const float prob = probs ? __ldg(probs + row) : 1.0f;  // a product with 1 is exact
+    const float prob = probs ? __ldg(probs + row) : 1.0f;  // multiplying by 1 is exact
     return with_activation(activation, [&](auto name) {
-      return made_by<T>([&](int i) { return forward(name(), in[0].value(i), in[1].value(i), prob); });
+      return pack_of<T>([&](int i) { return forward(name(), in[0].value(i), in[1].value(i), prob); });
     });
   }
   __device__ float value(int64_t row, int64_t col) const {
@@ -94,7 +94,7 @@ struct Activated {
   }
 };
 
-// Activated with SwiGLU, the one that the kernels are tuned for (swiglu.cuh): gates are read into registers, up into
+// Activated with SwiGLU, the case that the kernels are tuned for (swiglu.cuh): gates are loaded into registers, up into
 // slots.
 template <class T>
 struct Swiglu {
@@ -114,13 +114,13 @@ struct Swiglu {
   }
 };
 
-// Columns whose products with dy are summed together, before all sums of a row are added from the first one on
-// (dprobs.cu): eight at a time, then pairs of neighbouring eights, and so on.
+// Columns whose products with dy are summed in one chunk: eight at a time, then pairs of neighbouring eights, and so
+// on. The chunks of a row are then added from the first one on (dprobs.cu).
 constexpr int PRODUCT_CHUNK = 128;
 
-// ActivationGrad with SwiGLU, likewise: a tile is read once and gives two, the gate's gradient and, F columns further,
-// the up projection's. F is a multiple of every block's size. Slots: dy, where the gate's gradients come, and up, where
-// its own do.
+// ActivationGrad with SwiGLU, likewise. A tile is read once and yields two: the gate's gradient and, F columns further,
+// the up projection's. F is a multiple of every block size. Slots: dy, replaced by the gate's gradients, and up,
+// replaced by its own.
 template <class T>
 struct SwigluGrad {
   using Type = T;
@@ -153,7 +153,7 @@ constexpr bool keeps_slots = !S::computes && !is_plain<S>;
 template <class S>
 constexpr bool makes_halves = std::is_same_v<S, SwigluGrad<typename S::Type>>;
 
-// Columns below F are the gate's gradient (or all there is), those from F on the up projection's.
+// Columns below F are the gate's gradient (or the only one), those from F on the up projection's.
 template <class T>
 struct ActivationGrad {
   using Type = T;
@@ -175,7 +175,7 @@ struct ActivationGrad {
     const bool is_up = col >= features;
     const float prob = probs ? __ldg(probs + row) : 1.0f;
     return with_activation(activation, [&](auto name) {
-      return made_by<T>(
+      return pack_of<T>(
           [&](int i) { return backward(name(), in[0].value(i), in[1].value(i), in[2].value(i) * prob, is_up); });
     });
   }
@@ -201,7 +201,7 @@ struct Normalized {
   const void* gamma;
   const void* beta;
   const float* mean;  // null: RMSNorm
-  const float* rest;  // what the mean's rounding left over: x - mean may cancel
+  const float* rest;  // the rounding error of the mean, which matters where x - mean cancels
   const float* rstd;
 
   __device__ int64_t row_bytes(int) const { return x.row_bytes(0); }
@@ -211,7 +211,7 @@ struct Normalized {
     const Pack<T> shift = beta ? load_pack<T>(static_cast<const char*>(beta) + col * Pack<T>::bytes) : zeros<T>();
     const float center = mean ? __ldg(mean + row) : 0.0f, left = mean ? __ldg(rest + row) : 0.0f;
     const float spread = __ldg(rstd + row);
-    return made_by<T>(
+    return pack_of<T>(
         [&](int i) { return forward(in[0].value(i), center, left, spread, scale.value(i), shift.value(i)); });
   }
   __device__ float value(int64_t row, int64_t col) const {

@@ -1,4 +1,4 @@
-// SwiGLU and its gradient, of tiles whose gates are in registers and whose other inputs are in slots.
+// SwiGLU and its gradient for tiles whose gates are in registers and whose other inputs are in slots.
 #pragma once
 
 #include "slots.cuh"
@@ -6,13 +6,13 @@
 
 namespace octavo::cuda {
 
-// A gate's row once more, from memory: of an array in registers it could not be picked by a number without many steps.
+// Reloads the gate row: dynamic indexing of a register array would spill to local memory.
 template <class Source>
-__device__ __forceinline__ Pack<typename Source::Type> gate_again(const Source& source, const Tile& tile, int row) {
+__device__ __forceinline__ Pack<typename Source::Type> reload_gate(const Source& source, const Tile& tile, int row) {
   return load_pack<typename Source::Type>(source.address(0, tile.first_row() + row, tile.col()));
 }
 
-// Eight neighbouring threads each hold one of their eight rows' probabilities.
+// Each of eight neighbouring threads holds the probability of one of their eight rows.
 template <class Source>
 __device__ __forceinline__ float own_probability(const Source& source, const Tile& tile) {
   const int row = static_cast<int>(threadIdx.x % 8);
@@ -21,7 +21,7 @@ __device__ __forceinline__ float own_probability(const Source& source, const Til
 
 __device__ __forceinline__ float probability_of(float own, int row) { return __shfl_sync(~0u, own, row, 8); }
 
-// True where silu_moderate serves all gates of the warp.
+// True if silu_moderate applies to all gates of the warp.
 template <class T>
 __device__ __forceinline__ bool all_moderate(const Pack<T> (&gate)[8]) {
   using P = Pack<T>;
@@ -33,37 +33,37 @@ __device__ __forceinline__ bool all_moderate(const Pack<T> (&gate)[8]) {
   return __all_sync(~0u, P::fp32_bits(P::across(most), 0) <= bits_of(SILU_MODERATE));
 }
 
-// Keeps the compiler from working on many values at once, for which there are no registers.
-__device__ __forceinline__ void in_turn(uint32_t& word) { asm volatile("" : "+r"(word)::"memory"); }
+// Keeps the compiler from interleaving many values, for which there are no registers.
+__device__ __forceinline__ void order_barrier(uint32_t& word) { asm volatile("" : "+r"(word)::"memory"); }
 
-// MODERATE: silu_moderate serves all eight gates.
+// MODERATE: silu_moderate applies to all eight gates.
 template <bool MODERATE, class T>
 __device__ __forceinline__ Pack<T> activate(Pack<T> gate, const Pack<T>& up, float prob) {
   Pack<T> out;
 #pragma unroll
   for (int pair = 0; pair < 4; ++pair) {
-    float made[2];
-    if (!MODERATE) in_turn(gate.word[pair]);
+    float results[2];
+    if (!MODERATE) order_barrier(gate.word[pair]);
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const float g = gate.value(2 * pair + k), u = up.value(2 * pair + k);
-      made[k] = MODERATE ? silu_moderate<true, false>(g).value * u * prob
-                         : Activated<T>::forward(Activation::swiglu, g, u, prob);
+      results[k] = MODERATE ? silu_moderate<true, false>(g).value * u * prob
+                            : Activated<T>::forward(Activation::swiglu, g, u, prob);
     }
-    out.set(pair, made[0], made[1]);
+    out.set(pair, results[0], results[1]);
   }
   return out;
 }
 
-// The gates in `values` become what is quantized, once the slots are there; rows past the group's end are zeros and
-// stay so.
+// Replaces the gates in `values` by the values to quantize, once the slots are loaded. Rows past the group's end stay
+// zero.
 template <class T>
 __device__ __forceinline__ void make(const Swiglu<T>& source, const Tile& tile, float own, Pack<T> (&values)[8],
                                      void* slots) {
   const int live = tile.col() < tile.end ? tile.live_rows() : 0;
   wait_for_slots();
   if (all_moderate(values)) {
-    // a branch a row: without it the compiler works on all at once
+    // One branch per row: without it the compiler would interleave all rows.
 #pragma unroll
     for (int row = 0; row < 8; ++row) {
       const float prob = probability_of(own, row);
@@ -71,22 +71,22 @@ __device__ __forceinline__ void make(const Swiglu<T>& source, const Tile& tile, 
     }
     return;
   }
-  // rolled, because it is rare and long
+  // Not unrolled, because it is rare and long.
 #pragma unroll 1
   for (int row = 0; row < 8; ++row) {
     const float prob = probability_of(own, row);
     if (row >= live) continue;
-    const Pack<T> made = activate<false>(gate_again(source, tile, row), Slots<T>::load(slots, 0, row), prob);
+    const Pack<T> activated = activate<false>(reload_gate(source, tile, row), Slots<T>::load(slots, 0, row), prob);
 #pragma unroll
     for (int k = 0; k < 8; ++k)
-      if (row == k) values[k] = made;
+      if (row == k) values[k] = activated;
   }
 }
 
 // ---- the gradient
 
-// Eight rows' sums over neighbouring threads, in one order whoever asks: rows come in the order of their reversed bits,
-// two become one a thread, which of them the lane's bit says, and at the end a lane holds the row of its reversed bits.
+// Butterfly reduction of eight rows' sums over 8 lanes, in one fixed order: rows are folded in bit-reversed order, and
+// lane l ends with row bitreverse3(l).
 __device__ __forceinline__ constexpr int reversed(int three_bits) {
   return (three_bits & 1) << 2 | (three_bits & 2) | (three_bits & 4) >> 2;
 }
@@ -96,14 +96,14 @@ __device__ __forceinline__ float fold(float first, float second, int bit) {
   return (upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, bit);
 }
 
-// What can be folded once the sum number `at`, of row `reversed(at)`, is there.
+// Performs the folds that are possible once sum `at`, that of row `reversed(at)`, is known.
 __device__ __forceinline__ void fold_sums(float (&sums)[8], int at) {
   if (at % 2 == 1) sums[at - 1] = fold(sums[at - 1], sums[at], 1);
   if (at % 4 == 3) sums[at - 3] = fold(sums[at - 3], sums[at - 1], 2);
   if (at == 7) sums[0] = fold(sums[0], sums[4], 4);
 }
 
-// The folded sums to the source's products: 16 threads' columns are a chunk.
+// Stores the folded sums to the source's products: the columns of 16 threads are one chunk.
 template <class T>
 __device__ __forceinline__ void store_products(const SwigluGrad<T>& source, const Tile& tile, float sum) {
   sum += __shfl_xor_sync(~0u, sum, 8);
@@ -112,7 +112,7 @@ __device__ __forceinline__ void store_products(const SwigluGrad<T>& source, cons
     source.products[chunk * source.rows + tile.first_row() + row] = sum;
 }
 
-// One row's gradients into the slots, and what it adds to the row's products.
+// Writes one row's gradients to the slots and returns its contribution to the row's products.
 template <bool MODERATE, class T>
 __device__ __forceinline__ float differentiate(Pack<T> gate, float prob, int row, void* slots) {
   const Pack<T> dy = Slots<T>::load(slots, 0, row), up = Slots<T>::load(slots, 1, row);
@@ -121,7 +121,7 @@ __device__ __forceinline__ float differentiate(Pack<T> gate, float prob, int row
 #pragma unroll
   for (int pair = 0; pair < 4; ++pair) {
     float of_gate[2], of_up[2];
-    if (!MODERATE) in_turn(gate.word[pair]);
+    if (!MODERATE) order_barrier(gate.word[pair]);
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const float g = gate.value(2 * pair + k), u = up.value(2 * pair + k), d = dy.value(2 * pair + k);
@@ -140,8 +140,8 @@ __device__ __forceinline__ float differentiate(Pack<T> gate, float prob, int row
   return sum;
 }
 
-// The slots' dy and up, once they are there, become the gradients of gate and up; rows past the group's end are zeros
-// and stay so.
+// Replaces dy and up in the slots, once they are loaded, by the gradients of gate and up. Rows past the group's end
+// stay zero.
 template <class T>
 __device__ __forceinline__ void make(const SwigluGrad<T>& source, const Tile& tile, float own, const Pack<T> (&gate)[8],
                                      void* slots) {
@@ -161,7 +161,7 @@ __device__ __forceinline__ void make(const SwigluGrad<T>& source, const Tile& ti
 #pragma unroll 1
     for (int row = 0; row < 8; ++row) {
       const float prob = probability_of(own, row);
-      const float sum = row < live ? differentiate<false>(gate_again(source, tile, row), prob, row, slots) : 0.0f;
+      const float sum = row < live ? differentiate<false>(reload_gate(source, tile, row), prob, row, slots) : 0.0f;
 #pragma unroll
       for (int k = 0; k < 8; ++k)
         if (row == k) sums[reversed(k)] = sum;

@@ -1,11 +1,11 @@
-// A tile is the work of a CTA of 256 threads at a time: 8 x 8 values a thread, so that eight elements along either axis
-// are one thread's: half a Philox block, a store of eight codes, three quarters of a Hadamard butterfly. Where columns
-// are wanted a tile is one panel (128 rows of one group) by 128 columns; where rows alone are, 16 rows of a panel by
-// 1024 columns, which reads and writes longer runs.
+// A tile is what a CTA of 256 threads processes at a time: 8 x 8 values per thread, so that one thread owns eight
+// elements along either axis: half a Philox block, one store of eight codes, three quarters of a Hadamard butterfly. If
+// columnwise data are produced, a tile is one panel (128 rows of one group) by 128 columns; if only rowwise data are,
+// 16 rows of a panel by 1024 columns, which makes longer contiguous reads and writes.
 //
-// Plain input goes straight to registers, one tile a CTA: 128 bytes a thread are in flight, and other CTAs work
-// meanwhile. Where a prologue computes, CTAs are persistent, and the next tile's input is on its way (cp.async) while
-// one is worked on; each thread fetches what it will read itself, so that the fetch needs no barrier.
+// Plain input is loaded straight to registers, one tile per CTA: 128 bytes per thread are in flight while other CTAs
+// compute. With a computing prologue CTAs are persistent and prefetch the next tile's input (cp.async) during the
+// current tile; each thread prefetches exactly what it will read itself, so no barrier is needed.
 #pragma once
 
 #include "cuda/device/packs.cuh"
@@ -17,7 +17,7 @@ constexpr int TILE_COLS = 128;
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 
-// Threads side by side along a row of a tile.
+// Threads along a row of a tile.
 constexpr int COLUMN_LANES = 16;
 constexpr int ROW_LANES = 128;
 
@@ -31,14 +31,14 @@ constexpr int tile_rows() {
   return THREADS / LANES * 8;
 }
 
-// Where groups begin: what of Input and plan a tile needs.
+// Where groups begin: the part of Input and plan that a tile needs.
 struct Groups {
   const Panel* panels;         // ragged
   int64_t matrix_rows;         // stacked
-  const int64_t* rows_in_use;  // neither: panels of the first rows, whatever their groups
+  const int64_t* rows_in_use;  // neither: panels of the first rows, regardless of groups
 };
 
-// Division by a number that the host knows, for dividends below 2^31.
+// Division by a divisor known on the host, for dividends below 2^31.
 struct Divisor {
   uint32_t multiplier, shift;
 
@@ -52,16 +52,16 @@ struct Divisor {
   }
 };
 
-// The tiles of an operand, in the order in which they are worked on: columns first, then down.
+// The tiles of an operand in processing order: across the columns first, then down.
 struct Tiles {
   Groups groups;
   uint32_t col_blocks;
   Divisor by_col_blocks;
-  uint32_t down;                    // tiles below each other
-  uint32_t step_down, step_across;  // the grid's size in whole rows of tiles, and what is left
+  uint32_t down;                    // rows of tiles
+  uint32_t step_down, step_across;  // the grid's size in whole rows of tiles, and the remainder
 };
 
-// 32 bits hold every row (M is at most 2^30), column and panel; what is made of them for an address has 64.
+// Rows (M is at most 2^30), columns and panels fit 32 bits; address arithmetic uses 64.
 struct Rows {
   int group;
   int rows;
@@ -71,14 +71,14 @@ struct Rows {
   int first32;
 };
 
-// Few numbers, because the next tile's are kept while one is worked on; a thread's own follow from them.
+// A tile's position, and this thread's in it. Few members, because the next tile's are live during the current tile.
 struct Tile {
   Rows panel;
   int panel_index;
   int first;       // first row of the tile in its panel
   int col0;        // first column of the tile
-  uint32_t lanes;  // threads along a row: a constant wherever this is used
-  int end;         // columns from here on are not this tile's
+  uint32_t lanes;  // threads along a row: a compile-time constant wherever it is used
+  int end;         // first column past the tile's part of the operand
 
   // This thread's first row in the panel, that row's number in the operand, and the thread's first column.
   __device__ int row() const { return first + static_cast<int>(threadIdx.x / lanes) * 8; }
@@ -88,17 +88,17 @@ struct Tile {
   __device__ int live_rows() const { return min(max(panel.rows - row(), 0), 8); }
 };
 
-// False where the warp's rows are all past the group's end: their codes are zero, and no row of them is stored.
+// False if all of the warp's rows are past the group's end: their codes are zero, and none of these rows is stored.
 __device__ __forceinline__ bool is_live(const Tile& tile) { return __any_sync(~0u, tile.live_rows() > 0); }
 
-// A load whose line the L1 cache gives up last: all tiles of a panel read it, and each waits for it before it can ask
-// for its input.
-__device__ __forceinline__ int4 keep_near(const int4* at) {
-  int4 made;
+// A load with L1 evict-last priority: all tiles of a panel read these words, and each needs them before it can issue
+// its own loads.
+__device__ __forceinline__ int4 load_evict_last(const int4* at) {
+  int4 loaded;
   asm("ld.global.nc.L1::evict_last.v4.s32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(made.x), "=r"(made.y), "=r"(made.z), "=r"(made.w)
+      : "=r"(loaded.x), "=r"(loaded.y), "=r"(loaded.z), "=r"(loaded.w)
       : "l"(at));
-  return made;
+  return loaded;
 }
 
 __device__ __forceinline__ Rows panel_at(const Groups& groups, int index) {
@@ -111,11 +111,11 @@ __device__ __forceinline__ Rows panel_at(const Groups& groups, int index) {
     return {panel.group, panel.rows, static_cast<int>(panel.row0), panel.local, panel.first16, panel.first32};
   }
   const int4* words = reinterpret_cast<const int4*>(groups.panels + index);
-  const int4 first = keep_near(words), second = keep_near(words + 1);
+  const int4 first = load_evict_last(words), second = load_evict_last(words + 1);
   return {first.x, first.y, first.z, second.x, second.z, second.w};
 }
 
-// A CTA's walk over its tiles, every gridDim.x-th one, without a division a step.
+// A CTA's walk over its tiles, every gridDim.x-th one, without a division per step.
 class TileWalk {
  public:
   __device__ TileWalk(const Tiles& tiles, bool reverse)
@@ -135,7 +135,7 @@ class TileWalk {
     }
   }
 
-  // False where the tile holds no rows.
+  // False if the tile holds no rows.
   template <int LANES>
   __device__ bool locate(Tile& tile) const {
     constexpr uint32_t parts = PANEL_ROWS / tile_rows<LANES>();

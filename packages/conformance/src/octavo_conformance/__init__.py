@@ -6,11 +6,11 @@
 __version__ = "0.1.0"
 
 SEED_KEY = "octavo_seed"
-"""Under this name pytest-xdist's controller hands the seed to its workers."""
+"""Key under which pytest-xdist's controller passes the seed to its workers."""
 
 
 class UndeclaredCapability(UserWarning):
-    """A backend does something right that its card does not declare, so nobody will ever be given it."""
+    """A backend does something right that its card does not declare, so that no request ever reaches it."""
 
 
 __all__ = ["UndeclaredCapability"]

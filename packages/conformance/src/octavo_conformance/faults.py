@@ -167,22 +167,22 @@ def markdown() -> str:
 
 def numbers_in(docstring: str) -> tuple[int, ...]:
     """The rows that a docstring names: "(faults 8, 14)", "(fault 3)", "(faults.md 1 to 6 and 61)"."""
-    found: list[int] = []
+    numbers: list[int] = []
     for named in _NAMED.findall(" ".join(docstring.split())):
         for first, last in _RANGE.findall(named):
-            found += range(int(first), int(last or first) + 1)
-    return tuple(found)
+            numbers += range(int(first), int(last or first) + 1)
+    return tuple(numbers)
 
 
 def named_by_tests(files: Iterable[Path]) -> dict[int, tuple[Test, ...]]:
     """Row to the tests that name it in their docstrings; nothing is imported."""
-    found: defaultdict[int, list[Test]] = defaultdict(list)
+    by_number: defaultdict[int, list[Test]] = defaultdict(list)
     for file in files:
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 for number in numbers_in(ast.get_docstring(node) or ""):
-                    found[number].append((file, node.name))
-    return {number: tuple(dict.fromkeys(tests)) for number, tests in found.items()}
+                    by_number[number].append((file, node.name))
+    return {number: tuple(dict.fromkeys(tests)) for number, tests in by_number.items()}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The suite's pytest plugin while a backend is under test: cases, seeds, gaps, rows."""
+"""The suite's pytest plugin while a backend is tested: cases, seeds, gaps and the report's rows."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Session:
 
     @pytest.hookimpl(optionalhook=True)  # xdist's hook: pytest knows it only where xdist is installed
     def pytest_configure_node(self, node: Any) -> None:
-        """xdist: hand the seed to a worker."""
+        """xdist: pass the seed on to a worker."""
         node.workerinput[SEED_KEY] = self.seed
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """One test a target and variant, or one a target."""
+        """One test per target and variant, or one per target."""
         if "case" in metafunc.fixturenames:
             marker = metafunc.definition.get_closest_marker("octavo_needs")
             if marker is None:
@@ -120,7 +120,7 @@ class Session:
 
     @pytest.fixture
     def full(self) -> bool:
-        """True where every combination was asked for."""
+        """True where every combination was requested."""
         return self.is_full
 
     @pytest.fixture
@@ -140,7 +140,7 @@ class Session:
 
     @pytest.fixture
     def measure(self, request: pytest.FixtureRequest) -> Iterator[Measure]:
-        """Keeps the largest value of each metric of this test."""
+        """Records the largest value of each metric of this test."""
         metrics: dict[str, float] = {}
 
         def keep(name: str, value: float) -> None:
@@ -173,13 +173,13 @@ class Session:
         row.add(report)
 
     def pytest_sessionfinish(self) -> None:
-        """Writes the reports that were asked for."""
+        """Writes the requested reports."""
         if not self.is_worker:
             for path in self.reports:
                 write(path, self.report())
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """The table, then gaps that met no test."""
+        """The table and the paths of the reports."""
         if not self.is_worker and self.rows:
             width = terminalreporter._tw.fullwidth
             terminalreporter.section("octavo conformance")
@@ -195,7 +195,7 @@ class Session:
 
 
 def _facts(item: pytest.Item) -> dict[str, str]:
-    """What a gap may name of this item; empty for tests that are not the suite's."""
+    """Facts about this item that a gap may name; empty for tests that are not the suite's."""
     params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     case, target = params.get("case"), params.get("target")
     if isinstance(case, Case):

@@ -1,4 +1,4 @@
-"""What differs between two recipes, for people."""
+"""The differences between two recipes, printable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from octavo.recipe_base import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One field that two recipes do not share; None stands for "has no such field"."""
+    """One field whose value differs between two recipes; None means that the recipe has no such field."""
 
     field: str
     left: str | None

@@ -13,13 +13,13 @@ class OctavoError(Exception):
 
 
 class RecipeError(OctavoError, ValueError):
-    """A recipe or a spec holds a value that it cannot hold; names the field, the value and the fix."""
+    """A recipe or spec has an invalid value; the message names the field, the value and the fix."""
 
 
 class NoBackendError(OctavoError, RuntimeError):
     """No installed backend serves a request.
 
-    `decisions` holds one verdict a backend, in the order in which they were considered.
+    `decisions` holds one verdict per backend, in the order in which the backends were considered.
     """
 
     def __init__(self, message: str, decisions: Sequence[Any] = ()) -> None:

@@ -10,11 +10,11 @@ from octavo.quantizer import HADAMARD_SIZE, Direction, Orientation, QuantizerSpe
 from octavo.schema import Schema
 
 PLAIN = "plain"
-"""The layout that every package understands: x's own orientation, one code a byte, nothing swizzled."""
+"""The layout that every package understands: x's own orientation, one code per byte, nothing swizzled."""
 
 
 def block_bound(rows: int, groups: int, size: int) -> int:
-    """Most row blocks of `size` that `rows` rows in `groups` groups can need when blocks restart at each group."""
+    """Upper bound on the row blocks of `size` rows for `rows` rows in `groups` groups; blocks restart at each group."""
     return (rows + (size - 1) * groups) // size
 
 
@@ -24,11 +24,11 @@ class GroupedTensorSpec(Schema):
     shape               [M, K] when ragged_axis is 0, [G, N, K] when it is None (each group its own matrix)
     groups              G
     ragged_axis         0: rows of one matrix are split among the groups by `group_sizes`, rows past the sum are a tail
-    quantizer           how the codes and scales were made; its orientation says which planes exist
+    quantizer           how the tensor was quantized; its orientation says which planes exist
     rowwise_layout      layout of the rowwise payload and scales
     columnwise_layout   layout of the columnwise payload and scales
 
-    The plain layout. Payload: `shape`, one code a byte in x's orientation; Hadamard column data have
+    The plain layout. Payload: `shape`, one code per byte in x's orientation; Hadamard column data have
     `block_bound(M, G, 16) * 16` rows, because each group is padded to 16 rows. Scales:
 
     | scaling | ragged rowwise | ragged columnwise | stacked rowwise | stacked columnwise |
@@ -38,8 +38,8 @@ class GroupedTensorSpec(Schema):
     | blocks of B | [M, ceil(K/B)] | [block_bound(M, G, B), K] | [G, N, ceil(K/B)] | [G, ceil(N/B), K] |
     | square blocks of B | [block_bound(M, G, B), ceil(K/B)] | the same array | [G, ceil(N/B), ceil(K/B)] | the same |
 
-    Blocks along ragged rows restart at each group and stand packed in group order: those of group g begin at
-    sum over h < g of ceil(size_h / B), and empty groups have none. NVFP4 adds a second-level factor [G] a plane.
+    Blocks along ragged rows restart at each group and are packed in group order: those of group g begin at
+    sum over h < g of ceil(size_h / B), and empty groups have none. NVFP4 adds a second-level factor [G] per plane.
     """
 
     shape: tuple[NonNegativeInt, ...]
@@ -56,9 +56,14 @@ class GroupedTensorSpec(Schema):
             kind = "a ragged tensor has shape [M, K]" if rank == 2 else "stacked matrices have shape [G, N, K]"
             raise ValueError(f"shape={list(self.shape)} has {len(self.shape)} axes; {kind}")
         if rank == 3 and self.shape[0] != self.groups:
-            raise ValueError(f"shape={list(self.shape)} holds {self.shape[0]} matrices and groups={self.groups}")
+            raise ValueError(
+                f"shape={list(self.shape)} holds {self.shape[0]} matrices, but groups={self.groups}; "
+                "give one matrix per group"
+            )
         if rank == 3 and self.quantizer.hadamard:
-            raise ValueError("hadamard=True is defined for ragged [M, K] operands; stacked matrices take it off")
+            raise ValueError(
+                "hadamard=True is defined for ragged [M, K] operands only; set hadamard=False for stacked matrices"
+            )
         return self
 
     @property
@@ -95,13 +100,13 @@ class GroupedTensorSpec(Schema):
 
 
 def check_group_sizes(sizes: list[int] | tuple[int, ...], rows: int) -> None:
-    """Raise ValueError unless host `sizes` are not negative and sum to at most `rows`."""
+    """Raise ValueError if one of the host `sizes` is negative or their sum exceeds `rows`."""
     for index, size in enumerate(sizes):
         if size < 0:
             raise ValueError(f"group_sizes[{index}] is {size}; sizes are zero or more")
     total = sum(sizes)
     if total > rows:
         raise ValueError(
-            f"group_sizes sum to {total} and the tensor has {rows} rows; the sum may be at most the rows "
+            f"group_sizes sum to {total} and the tensor has {rows} rows; the sum may not exceed the rows "
             "(rows past the sum are a tail that is never read)"
         )

@@ -33,7 +33,7 @@ _MAX_FILE_BYTES = 1 << 20
 
 
 def recipe(name: str) -> Recipe:
-    """The preset called `name`, or the defaults of the kind `name`; `RecipeError` lists what there is."""
+    """The preset called `name`, or the defaults of the kind `name`; `RecipeError` lists the known names."""
     preset = PRESETS.get(name)
     if preset is not None:
         return preset
@@ -45,7 +45,7 @@ def recipe(name: str) -> Recipe:
 
 
 def load_recipe(path: str | os.PathLike[str]) -> Recipe:
-    """The recipe in a `.json` or `.toml` file; `RecipeError` names the file and what is wrong with it."""
+    """The recipe in a `.json` or `.toml` file; `RecipeError` names the file and the problem."""
     file = Path(path)
     if file.suffix not in (".json", ".toml"):
         raise RecipeError(f"{file}: a recipe file ends in .json or .toml")
@@ -55,7 +55,7 @@ def load_recipe(path: str | os.PathLike[str]) -> Recipe:
     except OSError as error:
         raise RecipeError(f"{file}: cannot be read ({error.strerror})") from None
     if len(content) > _MAX_FILE_BYTES:
-        raise RecipeError(f"{file}: larger than {_MAX_FILE_BYTES} bytes, so no recipe")
+        raise RecipeError(f"{file}: larger than {_MAX_FILE_BYTES} bytes; a recipe file is smaller")
     try:
         text = content.decode()
         return Recipe.from_json(text) if file.suffix == ".json" else Recipe.from_toml(text)

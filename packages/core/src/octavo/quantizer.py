@@ -23,7 +23,7 @@ BLOCK_SIZE: dict[Scaling, int | None] = {
     "mxfp8": 32,
     "nvfp4": 16,
 }
-"""Elements that share one scale along the blocked axis; None where a scale covers a row or a group."""
+"""Elements along the blocked axis that share one scale; None where a scale covers a whole row or group."""
 
 HADAMARD_SIZE = 16
 """Rows that one Hadamard transform mixes; a group is zero-padded to a multiple of it."""
@@ -36,14 +36,14 @@ class QuantizerSpec(Schema):
     """How one operand is quantized. `docs/numerics` defines each combination bit for bit.
 
     format           payload format
-    scaling          which elements share a scale and how the scale is made; a recipe's kind
+    scaling          which elements share a scale and how the scale is computed; a recipe's kind
     orientation      rowwise: blocks along the last axis; columnwise: blocks along rows, restarting at each group
     role             the operand it is for; also the Philox operand number of stochastic rounding
     square           blocks span rows and columns alike (128x128, 32x32, 16x16); the column data is then the
                      transpose of the same codes
     rounding         stochastic rounding is defined for E2M1 and needs a seed
     power_of_two     fp32 scales are powers of two ("delayed" never; E8M0 always is)
-    amax_epsilon     floor of amax before the scale is made
+    amax_epsilon     lower bound of amax before the scale is computed
     hadamard         NVFP4 column data go through a 16-point Hadamard transform along rows first
     checkpoint_name  the name that `jax.checkpoint` policies see; no part of a recipe's fingerprint
     """
@@ -63,20 +63,24 @@ class QuantizerSpec(Schema):
     def _fits_together(self) -> Self:
         if (self.format == "e2m1") != (self.scaling == "nvfp4"):
             raise ValueError(
-                f"format={self.format!r} does not go with scaling={self.scaling!r}; e2m1 and nvfp4 go together"
+                f"format={self.format!r} does not fit scaling={self.scaling!r}; e2m1 and nvfp4 need each other"
             )
         if self.square and self.block_size is None:
-            raise ValueError(f"square=True needs blocks and scaling={self.scaling!r} has none; leave it False")
+            raise ValueError(f"square=True needs blocks, but scaling={self.scaling!r} has none; leave it False")
         if self.rounding == "stochastic" and self.format != "e2m1":
             raise ValueError(
-                f"rounding='stochastic' is defined for e2m1 and the format is {self.format!r}; use 'nearest'"
+                f"rounding='stochastic' is defined for e2m1, but the format is {self.format!r}; use 'nearest'"
             )
         if self.hadamard and self.scaling != "nvfp4":
-            raise ValueError(f"hadamard=True is defined for nvfp4 and the scaling is {self.scaling!r}; leave it False")
+            raise ValueError(f"hadamard=True is defined for nvfp4, but the scaling is {self.scaling!r}; leave it False")
         if self.hadamard and self.square:
-            raise ValueError("hadamard=True transforms rows and square blocks are shared by both directions; drop one")
+            raise ValueError(
+                "hadamard=True transforms rows, but square blocks are shared by both directions; drop one of the two"
+            )
         if self.hadamard and self.role == "w":
-            raise ValueError("hadamard=True is for x and dy, the operands of wgrad; role is 'w'")
+            raise ValueError(
+                "hadamard=True is for x and dy, the operands of wgrad, but the role is 'w'; leave it False"
+            )
         if self.power_of_two and self.scaling in ("delayed", "mxfp8", "nvfp4"):
             raise ValueError(f"power_of_two=True is an option of fp32 scales; scaling={self.scaling!r} fixes its own")
         if self.amax_epsilon and self.scaling in ("delayed", "mxfp8", "nvfp4"):

@@ -1,4 +1,4 @@
-"""Recipe: the base of every recipe, its JSON, its fingerprint; and the recipe that quantizes nothing."""
+"""Recipe: the base class of recipes with its JSON form and fingerprint, and the recipe that quantizes nothing."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Slot = Literal["quantized", "high_precision"]
 GEMMS: tuple[Gemm, ...] = ("fprop", "dgrad", "wgrad")
 
 READERS: dict[Operand, tuple[Gemm, Gemm]] = {"x": ("fprop", "wgrad"), "w": ("fprop", "dgrad"), "dy": ("dgrad", "wgrad")}
-"""The GEMM that reads an operand's rowwise plane, then the one that reads its columnwise plane."""
+"""For each operand: the GEMM that reads its rowwise plane, and the GEMM that reads its columnwise plane."""
 
 
 class Recipe(Schema):
-    """How the three GEMMs of a grouped linear layer compute: a frozen, hashable value.
+    """How the three GEMMs of a grouped linear layer are computed: an immutable, hashable value.
 
     Each GEMM has a slot, so "quantized forward, high-precision backward" is a recipe too. A subclass sets
     `kind` to a `Literal` of its own name and says in `_spec` how each operand is quantized; defining it makes
@@ -55,7 +55,7 @@ class Recipe(Schema):
         known = Recipe._kinds.setdefault(kind, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise RecipeError(
-                f"{cls.__qualname__}.kind: {kind!r} belongs to {known.__module__}.{known.__qualname__}; take another"
+                f"{cls.__qualname__}.kind: {kind!r} belongs to {known.__module__}.{known.__qualname__}; choose another"
             )
         Recipe._kinds[kind] = cls
 
@@ -67,7 +67,7 @@ class Recipe(Schema):
     def quantizer(
         self, operand: Operand, *, checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
     ) -> QuantizerSpec | None:
-        """How `operand` ("x", "w", "dy") is quantized, in the planes its GEMMs read; None: not at all."""
+        """How `operand` ("x", "w", "dy") is quantized, in the planes its GEMMs read; None where it is not quantized."""
         row_gemm, column_gemm = READERS[operand]
         row, column = self.quantizes(row_gemm), self.quantizes(column_gemm)
         if not (row or column):
@@ -84,7 +84,7 @@ class Recipe(Schema):
 
     @property
     def stateful(self) -> bool:
-        """True where scales come from history that the caller keeps (delayed scaling)."""
+        """True where scales come from a history that the caller stores (delayed scaling)."""
         return False
 
     @cached_property
@@ -95,7 +95,7 @@ class Recipe(Schema):
 
     @cached_property
     def fingerprint(self) -> str:
-        """First 16 hex digits of the SHA-256 of the canonical JSON: equal where the content means the same."""
+        """First 16 hex digits of the SHA-256 of the canonical JSON: equal for recipes with the same content."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
@@ -112,7 +112,7 @@ class Recipe(Schema):
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise RecipeError(f"not a recipe: this is no JSON ({error})") from None
+            raise RecipeError(f"not a recipe: not valid JSON ({error})") from None
         return cls._from_content(content)
 
     @classmethod
@@ -121,7 +121,7 @@ class Recipe(Schema):
         try:
             content = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
-            raise RecipeError(f"not a recipe: this is no TOML ({error})") from None
+            raise RecipeError(f"not a recipe: not valid TOML ({error})") from None
         return cls._from_content({"schema_version": cls.SCHEMA_VERSION, **content})
 
     @classmethod
@@ -140,7 +140,7 @@ class Recipe(Schema):
         if recipe_class is None:
             raise RecipeError(f"kind: got {kind!r}; known kinds are {', '.join(sorted(Recipe._kinds))}")
         if not issubclass(recipe_class, cls):
-            raise RecipeError(f"kind: got {kind!r}, which is {recipe_class.__name__}; {cls.__name__} was asked for")
+            raise RecipeError(f"kind: got {kind!r}, which is {recipe_class.__name__}; but {cls.__name__} was asked for")
         return recipe_class(**fields)
 
     def for_gemm(self, gemm: Gemm) -> Recipe:

@@ -1,4 +1,4 @@
-"""The seven recipes. `docs/numerics` defines each bit for bit."""
+"""The seven recipes; `docs/numerics` defines each of them bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AmaxEpsilon = Annotated[float, Field(ge=0.0)]
 
 
 class _Quantized(Recipe):
-    """What the quantizing recipes share: which format each operand takes."""
+    """Base of the quantizing recipes: the format of each operand."""
 
     forward_format: Fp8Format = "e4m3"
     gradient_format: Fp8Format = "e4m3"
@@ -25,7 +25,7 @@ class _Quantized(Recipe):
 
 
 class DelayedScaling(_Quantized):
-    """FP8 with one scale a group, made from the amax history of earlier steps.
+    """FP8 with one scale per group, computed from the amax history of earlier steps.
 
     Source: Micikevicius et al., arXiv 2209.05433, section 4; NVIDIA's "delayed scaling".
 
@@ -56,7 +56,7 @@ class DelayedScaling(_Quantized):
 
 
 class _Fp32Scaled(_Quantized):
-    """FP8 with fp32 scales made from the tensor's own amax."""
+    """FP8 with fp32 scales computed from the tensor's own amax."""
 
     power_of_two: bool = True
     amax_epsilon: AmaxEpsilon = 0.0
@@ -77,7 +77,7 @@ class _Fp32Scaled(_Quantized):
 
 
 class CurrentScaling(_Fp32Scaled):
-    """FP8 with one scale a group, made from the group's own amax."""
+    """FP8 with one scale per group, computed from the group's own amax."""
 
     kind: Literal["current"] = "current"
     gradient_format: Fp8Format = "e5m2"
@@ -88,7 +88,7 @@ class CurrentScaling(_Fp32Scaled):
 
 
 class RowScaling(_Fp32Scaled):
-    """FP8 with one scale a row; column data have one a (group, column)."""
+    """FP8 with one scale per row; column data have one per (group, column)."""
 
     kind: Literal["row"] = "row"
 
@@ -131,12 +131,12 @@ class MXFP8(_Quantized):
 
 
 class NVFP4(Recipe):
-    """E2M1 with E4M3 scales on blocks of 16 and an fp32 second level a group.
+    """E2M1 with E4M3 scales on blocks of 16 and an fp32 second level per group.
 
     Source: NVIDIA, "Pretraining Large Language Models with NVFP4" (arXiv 2509.25149), section 4.
 
     square_weights         16x16 weight blocks; else 1x16 and again 16x1
-    stochastic_gradients   dY is rounded stochastically; the caller gives a seed
+    stochastic_gradients   dY is rounded stochastically; the caller provides a seed
     hadamard               X and dY column data go through a 16-point Hadamard transform along rows
     """
 

@@ -1,4 +1,4 @@
-"""The base of everything that Octavo writes down: frozen, strict about names, plain about errors."""
+"""Base class of the serialized values: immutable, with no unknown fields and with readable errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo.errors import RecipeError, explain_validation
 class Schema(BaseModel):
     """A frozen value object. Unknown fields and bad values raise `RecipeError`, which is a `ValueError`.
 
-    Equality and hash read the fields and run no code of pydantic: specs are keys on hot paths.
+    Equality and hash read the fields without running pydantic, because specs are dictionary keys on hot paths.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

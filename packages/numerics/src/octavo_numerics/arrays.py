@@ -12,7 +12,7 @@ from octavo import GroupedTensorSpec
 from octavo.quantizer import Direction
 
 PLANES = ("rowwise", "rowwise_scale", "rowwise_global", "columnwise", "columnwise_scale", "columnwise_global")
-"""Array fields of a quantized tensor; those of a direction that was not asked for are None."""
+"""Array fields of a quantized tensor; those of a direction that was not requested are None."""
 
 Array = npt.NDArray[Any]
 
@@ -45,9 +45,9 @@ class QuantizedArray:
         """(payload, scale, global) of a direction; ValueError where it was not produced."""
         payload, scale = getattr(self, direction), getattr(self, f"{direction}_scale")
         if payload is None or scale is None:
-            made = ", ".join(name for name in ("rowwise", "columnwise") if getattr(self, name) is not None)
+            present = ", ".join(name for name in ("rowwise", "columnwise") if getattr(self, name) is not None)
             raise ValueError(
-                f"direction={direction!r} was not produced; this tensor has {made or 'no plane'}, so ask for that or "
-                f"quantize with orientation={direction!r} or 'both'"
+                f"direction={direction!r} was not produced; this tensor has {present or 'no plane'}, so ask for "
+                f"that or quantize with orientation={direction!r} or 'both'"
             )
         return payload, scale, getattr(self, f"{direction}_global")

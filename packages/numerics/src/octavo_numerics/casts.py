@@ -1,4 +1,4 @@
-"""fp32 to E4M3, E5M2, E2M1 and bfloat16, and back: round to nearest even, subnormals kept, saturating.
+"""fp32 to E4M3, E5M2, E2M1 and bfloat16, and back: round to nearest even, subnormals preserved, saturating.
 
 Sources: Micikevicius et al., "FP8 Formats for Deep Learning" (arXiv 2209.05433), table 1; OCP Microscaling Formats
 specification v1.0, table 5 (E2M1). Saturation and NaN are Octavo's (docs/numerics): +-Inf and everything past the
@@ -25,14 +25,14 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 NAN_CODE: dict[Format, int] = {"e4m3": 0x7F, "e5m2": 0x7F, "e2m1": 0x7}
-"""The code that every NaN takes."""
+"""The code of every NaN."""
 
 PAYLOAD_DTYPE: dict[Format, np.dtype[Any]] = {
     "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
     "e5m2": np.dtype(ml_dtypes.float8_e5m2),
     "e2m1": np.dtype(np.uint8),
 }
-"""dtype in which codes are stored: E2M1 as one code a byte, in the low nibble."""
+"""dtype in which codes are stored: E2M1 as one code per byte, in the low nibble."""
 
 _MANTISSA_BITS: dict[Format, int] = {"e4m3": 3, "e5m2": 2, "e2m1": 1}
 _MIN_EXPONENT: dict[Format, int] = {"e4m3": -6, "e5m2": -14, "e2m1": 0}
@@ -91,7 +91,7 @@ def decode(codes: npt.NDArray[Any], fmt: Format) -> F32:
 
 
 def round_bfloat16(values: F32) -> F32:
-    """fp32 `values` rounded to bfloat16 (nearest even, subnormals kept, overflow to Inf), as fp32."""
+    """fp32 `values` rounded to bfloat16 (nearest even, subnormals preserved, overflow to Inf), as fp32."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     rounded &= np.uint32(0xFFFF0000)

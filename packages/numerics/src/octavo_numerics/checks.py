@@ -1,4 +1,4 @@
-"""Arguments of the public functions: what is accepted, and the error for what is not."""
+"""Checks of the public functions' arguments."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _HALF = np.float32(0.5)
 
 
 def check_subnormals() -> None:
-    """RuntimeError where the calling thread flushes subnormals, as a library may have told the processor to do."""
+    """RuntimeError where the calling thread flushes subnormals, a processor mode that any library may have set."""
     if _LEAST_NORMAL * _HALF == 0:
         raise RuntimeError(
-            "this thread flushes subnormal numbers to zero and the definition needs them; turn that off "
+            "this thread flushes subnormal numbers to zero, but the definition needs them; turn that off "
             "(`torch.set_flush_denormal(False)`) or call from another thread"
         )
 
@@ -50,7 +50,7 @@ def check_sizes(group_sizes: Any, rows: int) -> npt.NDArray[np.int64]:
     """Host sizes [G] as int64, or ValueError for a wrong rank, dtype, sign or sum."""
     array = np.asarray(group_sizes)
     if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"group_sizes has shape {list(array.shape)}; give one size a group, [G] with G at least 1")
+        raise ValueError(f"group_sizes has shape {list(array.shape)}; give one size per group, [G] with G at least 1")
     if array.dtype.kind not in "iu":
         raise ValueError(f"group_sizes has dtype {array.dtype}; give integers (int32 or int64)")
     sizes = [int(size) for size in array]
@@ -78,7 +78,7 @@ def check_seed(seed: Any, spec: QuantizerSpec) -> int | None:
     try:
         return operator.index(seed)
     except TypeError:
-        raise ValueError(f"seed={seed!r} is no integer; give an integer (taken modulo 2^64)") from None
+        raise ValueError(f"seed={seed!r} is not an integer; give an integer (taken modulo 2^64)") from None
 
 
 def check_operand(operand: Any, spec: QuantizerSpec) -> Operand:
@@ -95,17 +95,17 @@ def check_group_offset(group_offset: Any, groups: int) -> int:
     try:
         offset = operator.index(group_offset)
     except TypeError:
-        raise ValueError(f"group_offset={group_offset!r} is no integer; give the number of the first group") from None
+        raise ValueError(f"group_offset={group_offset!r} is not an integer; give the first group's number") from None
     if offset < 0 or offset + groups - 1 > _MAX_GROUP:
         raise ValueError(f"group_offset={offset} with {groups} groups is outside 0 to 2^32 - 1; give a smaller one")
     return offset
 
 
 def check_scale(scale: Any, spec: QuantizerSpec, groups: int) -> F32 | None:
-    """Delayed scaling's encode scales [G], finite and positive; ValueError where another scaling is given one."""
+    """Delayed scaling's encode scales [G], finite and positive; ValueError where another scaling receives one."""
     if spec.scaling != "delayed":
         if scale is not None:
-            raise ValueError(f"scale was given and scaling={spec.scaling!r} makes its own; leave it out")
+            raise ValueError(f"scale was given, but scaling={spec.scaling!r} computes its own; leave it out")
         return None
     if scale is None:
         raise ValueError("scale is None and scaling is 'delayed'; give the encode scales [G] of its state")
@@ -113,7 +113,7 @@ def check_scale(scale: Any, spec: QuantizerSpec, groups: int) -> F32 | None:
     if array.dtype != np.float32:
         raise ValueError(f"scale has dtype {array.dtype}; give float32 encode scales")
     if array.shape != (groups,):
-        raise ValueError(f"scale has shape {list(array.shape)}; give one encode scale a group, [{groups}]")
+        raise ValueError(f"scale has shape {list(array.shape)}; give one encode scale per group, [{groups}]")
     bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
     if bad.size:
         raise ValueError(f"scale[{bad[0]}] is {array[bad[0]]}; encode scales are finite and more than 0")

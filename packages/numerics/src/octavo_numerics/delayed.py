@@ -41,7 +41,7 @@ def _recorded(amax: Any, state: DelayedState, name: str) -> F32:
     """amax [G] in fp32, NaN (which counts as not recorded) as 0."""
     values = np.asarray(amax)
     if values.shape != state.scale.shape:
-        raise ValueError(f"{name} has shape {list(values.shape)}; give one a group, {list(state.scale.shape)}")
+        raise ValueError(f"{name} has shape {list(values.shape)}; give one per group, {list(state.scale.shape)}")
     if values.dtype != np.float32:
         raise ValueError(f"{name} has dtype {values.dtype}; give float32")
     if (values < 0).any():

@@ -44,9 +44,9 @@ def _trim(q: QuantizedArray, direction: Direction) -> tuple[Units, Array, Array,
         if array.shape != shape:
             raise ValueError(f"{name} has shape {list(array.shape)}; its spec says {list(shape)}")
     if q.spec.quantizer.scaling == "nvfp4" and (factor is None or factor.shape != (q.spec.groups,)):
-        given = "None" if factor is None else f"of shape {list(factor.shape)}"
+        actual = "None" if factor is None else f"of shape {list(factor.shape)}"
         raise ValueError(
-            f"{direction}_global is {given}; nvfp4 needs one second-level factor a group, [{q.spec.groups}]"
+            f"{direction}_global is {actual}; nvfp4 needs one second-level factor per group, [{q.spec.groups}]"
         )
     payload = payload.reshape(math.prod(payload.shape[:-1]), units.cols)[: groups.rows]
     scale = scale.reshape(-1)[: math.prod(units.shape)].reshape(units.shape)

@@ -1,4 +1,4 @@
-"""How rows fall into groups and blocks, and how a scaling unit is reduced and spread.
+"""The partition of rows into groups and blocks; reducing over scaling units and broadcasting their scales.
 
 A scaling unit is a set of rows times a set of columns. Rows are taken one by one, in blocks that restart at each
 group, or a group at a time; columns one by one, in blocks, or all at once. Every scaling of docs/numerics, in both
@@ -67,12 +67,12 @@ class Groups:
 
     @cached_property
     def whole(self) -> RowPart:
-        """One part a group, those without rows included."""
+        """One part per group, groups without rows included."""
         return self._part(self.sizes, np.arange(self.count, dtype=np.int64))
 
     @cached_property
     def each(self) -> RowPart:
-        """One part a row."""
+        """One part per row."""
         return self._part(np.ones(self.rows, dtype=np.int64), self.whole.index)
 
     def blocks(self, size: int) -> RowPart:

@@ -70,7 +70,7 @@ def _scales(
 def quantize_plane(
     x: F32, spec: QuantizerSpec, groups: Groups, direction: Direction, scale: F32 | None, random: Randomness | None
 ) -> Plane:
-    """Quantize the valid rows `x` [U, K] in one direction; `random` is given where rounding is stochastic."""
+    """Quantize the valid rows `x` [U, K] in one direction; `random` is needed where rounding is stochastic."""
     if spec.hadamard and direction == "columnwise":
         x, groups = hadamard(groups.pad(x)), groups.padded()
     units = units_of(spec, direction, groups, x.shape[1])
@@ -171,8 +171,8 @@ def quantize(
         if direction == "columnwise" and spec.shares_codes and "rowwise" in planes:
             planes |= {name.replace("rowwise", "columnwise"): plane for name, plane in planes.items()}
             continue
-        made = "rowwise" if spec.shares_codes else direction
-        plane = quantize_plane(call.valid, spec, call.groups, made, call.scale, call.random)
+        produced = "rowwise" if spec.shares_codes else direction
+        plane = quantize_plane(call.valid, spec, call.groups, produced, call.scale, call.random)
         payload_dtype = PAYLOAD_DTYPE[spec.format]
         scale_dtype = PAYLOAD_DTYPE["e4m3"] if spec.scale_format == "e4m3" else plane.scales.dtype
         planes[direction] = _filled(plane.codes, call.tensor.payload_shape(direction), payload_dtype)

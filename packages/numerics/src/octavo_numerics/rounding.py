@@ -64,7 +64,7 @@ def cast_stochastic(values: F32, bits: npt.NDArray[np.uint16]) -> U8:
     """E2M1 codes of fp32 `values`, rounded up in magnitude with probability (v - lo) / (hi - lo) to 16 bits.
 
     v = min(|value|, 6), an infinite value included; lo <= v < hi on E2M1's grid; the upper code is taken where
-    floor(2^16 (v - lo) / (hi - lo)) + bits >= 2^16. The sign is kept on zero too. Exact in fp32: every difference
+    floor(2^16 (v - lo) / (hi - lo)) + bits >= 2^16. Zero keeps its sign, too. Exact in fp32: every difference
     is of numbers within a factor of two, every factor a power of two.
     """
     magnitude = np.minimum(np.abs(values), np.float32(FORMAT_MAX["e2m1"]))

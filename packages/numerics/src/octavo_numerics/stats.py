@@ -26,7 +26,7 @@ _PAST_LARGEST: dict[Format, float] = {"e4m3": 464.0, "e5m2": 61440.0, "e2m1": 7.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorStats:
-    """One entry a group, all [G].
+    """One entry per group, all [G].
 
     elements    elements quantized (the padded rows of Hadamard data included)
     amax        largest magnitude of what was quantized, NaN winning; 0 without elements
@@ -77,15 +77,15 @@ def tensor_stats(
     """
     call = prepare(x, spec, group_sizes, seed=seed, scale=scale)
     direction = spec.directions[0] if direction is None else checks.check_direction(direction)
-    made: Direction = "rowwise" if spec.shares_codes else direction
-    plane = quantize_plane(call.valid, spec, call.groups, made, call.scale, call.random)
-    groups = call.groups.padded() if spec.hadamard and made == "columnwise" else call.groups
-    units = units_of(spec, made, groups, plane.source.shape[1])
+    produced: Direction = "rowwise" if spec.shares_codes else direction
+    plane = quantize_plane(call.valid, spec, call.groups, produced, call.scale, call.random)
+    groups = call.groups.padded() if spec.hadamard and produced == "columnwise" else call.groups
+    units = units_of(spec, produced, groups, plane.source.shape[1])
     decoded = decode_plane(plane.codes, plane.scales, plane.factor, spec, units)
 
     source = plane.source
     finite = np.isfinite(source)
-    kept = finite & np.isfinite(decoded)
+    comparable = finite & np.isfinite(decoded)
     part = groups.whole
     edges = np.append(part.start, groups.rows)
 
@@ -105,7 +105,7 @@ def tensor_stats(
         amax=amax,
         non_finite=counted(~np.isfinite(decoded)),
         saturated=counted(clipped),
-        underflow=counted(kept & (source != 0) & (decoded == 0)),
-        signal=summed(np.where(kept, wide**2, 0.0)),
-        noise=summed(np.where(kept, error**2, 0.0)),
+        underflow=counted(comparable & (source != 0) & (decoded == 0)),
+        signal=summed(np.where(comparable, wide**2, 0.0)),
+        noise=summed(np.where(comparable, error**2, 0.0)),
     )

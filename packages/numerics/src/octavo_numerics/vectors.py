@@ -1,4 +1,4 @@
-"""Compact vectors: inputs made from a seed, SHA-256 of what every recipe makes of them.
+"""Compact vectors: inputs generated from a seed, and the SHA-256 of every recipe's output for them.
 
 `python -m octavo_numerics.vectors FOLDER` writes one JSON file an input class. A clone verifies itself with them, and
 a backend in another language can, without any binary file.

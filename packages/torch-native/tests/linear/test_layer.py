@@ -374,7 +374,7 @@ def test_compiled_amax(rng: np.random.Generator, fresh_compiler: None) -> None:
         states.append(state)
     assert torch.equal(states[0].history, states[1].history)
     assert states[0].history[:, 0].any(1).all()
-    assert targets.count("octavo_torch_native.quantizers.default") == 3
+    assert targets.count("octavo_torch_native.quantize.default") == 3
     assert "octavo_torch.group_amax.default" not in targets
 
 

@@ -81,7 +81,7 @@ __all__ = [
 ]
 
 
-_PLACES = (
+_DEFINING_MODULES = (
     "mlp.activation_module",
     "checkpoint.files",
     "checkpoint.distributed",
@@ -113,9 +113,9 @@ _PLACES = (
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # all at once: afterwards every name is a plain global, which a compiler can trace
-    for place in _PLACES:
-        public = vars(importlib.import_module(f"octavo_torch.{place}"))
+    # all names together: afterwards each is a plain global, which a compiler can trace
+    for module in _DEFINING_MODULES:
+        public = vars(importlib.import_module(f"octavo_torch.{module}"))
         globals().update({public_name: value for public_name, value in public.items() if public_name in __all__})
     return globals()[name]
 

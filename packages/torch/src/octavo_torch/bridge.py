@@ -1,4 +1,4 @@
-"""BRIDGE: how packages that import no framework reach torch's arrays and Octavo's functions for them."""
+"""BRIDGE: torch's arrays and octavo_torch's functions, for packages that import no framework."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from octavo_torch.scaling.delayed_state import OPERANDS, DelayedState
 if TYPE_CHECKING:
     import numpy as np
 
-# numpy has no such types of its own: ml_dtypes' arrays cross as integers of the same width
+# numpy has no such types: arrays of ml_dtypes cross as integers of the same width
 _BY_NAME: dict[str, tuple[torch.dtype, str]] = {
     "bfloat16": (torch.bfloat16, "int16"),
     "float8_e4m3fn": (torch.float8_e4m3fn, "uint8"),
@@ -32,7 +32,7 @@ _BY_NAME: dict[str, tuple[torch.dtype, str]] = {
 
 
 class TorchFramework:
-    """octavo_registry.contract.frameworks.Framework for torch. Needs numpy and ml_dtypes where arrays cross."""
+    """octavo_registry.contract.frameworks.Framework for torch. Converting arrays needs numpy and ml_dtypes."""
 
     name = "torch"
 
@@ -42,27 +42,27 @@ class TorchFramework:
 
     def devices(self) -> Sequence[Device]:
         """The CPU, and one row for each kind of CUDA device."""
-        found = {("cpu", None): Device("cpu", None, "CPU")}
+        devices = {("cpu", None): Device("cpu", None, "CPU")}
         if torch.cuda.is_available():
             for index in range(torch.cuda.device_count()):
                 arch = torch.cuda.get_device_capability(index)
-                found.setdefault(("cuda", arch), Device("cuda", arch, torch.cuda.get_device_name(index)))  # type: ignore[arg-type]
-        return list(found.values())
+                devices.setdefault(("cuda", arch), Device("cuda", arch, torch.cuda.get_device_name(index)))  # type: ignore[arg-type]
+        return list(devices.values())
 
     def from_numpy(self, array: np.ndarray, device: str = "cpu") -> Tensor:
-        """A tensor with the same bits; ml_dtypes' types included."""
+        """A tensor with the same bits; types of ml_dtypes are accepted."""
         import numpy as np
 
-        # a copy: torch would share, and warn about, memory that numpy calls read-only
+        # a copy: torch would share the memory, and warn where numpy declares it read-only
         array = np.array(array, order="C")
-        crossing = _BY_NAME.get(array.dtype.name)
-        if crossing is None:
+        converted = _BY_NAME.get(array.dtype.name)
+        if converted is None:
             return torch.from_numpy(array).to(device)
-        dtype, carrier = crossing
+        dtype, carrier = converted
         return torch.from_numpy(array.view(carrier)).view(dtype).to(device)
 
     def to_numpy(self, array: Tensor) -> np.ndarray:
-        """The same bits; bfloat16 and float8 as ml_dtypes' types."""
+        """An array with the same bits; bfloat16 and float8 become types of ml_dtypes."""
         import ml_dtypes
         import numpy as np
 
@@ -151,10 +151,9 @@ class TorchFramework:
         return LayerResult(y.detach(), *grads)
 
     def host_reads(self, function: Callable[..., Any], *arrays: Any) -> Sequence[str]:
-        """Operations by which `function(*arrays)` waits for values of a tensor.
+        """Operations by which `function(*arrays)` waits for a tensor's values on the host.
 
-        Tensors are treated as if they were on an accelerator, wherever they are: a read that a CPU gives away for
-        nothing is reported too.
+        Every tensor is treated as if it were on an accelerator, so reads of CPU tensors are reported, too.
         """
         with watch_host_reads() as reads:
             function(*arrays)
@@ -163,28 +162,28 @@ class TorchFramework:
     def capture(self, function: Callable[..., Any], *arrays: Any) -> Callable[..., Any]:
         """`function(*arrays)` as a CUDA graph: called with tensors like these, it replays and returns the results.
 
-        The results are the graph's tensors, which the next replay writes again. octavo_torch_cudagraph.capture is the
-        same with its arguments checked.
+        The results are the graph's own tensors, which the next replay overwrites. octavo_torch_cudagraph.capture does
+        the same and checks its arguments.
         """
-        own = [array.detach().clone() for array in arrays]
-        graph, made = graphs.record(lambda: function(*own), own[0].device)
-        return _Replay(graph, own, made, function)
+        inputs = [array.detach().clone() for array in arrays]
+        graph, results = graphs.record(lambda: function(*inputs), inputs[0].device)
+        return _Replay(graph, inputs, results, function)
 
 
 @dataclass(frozen=True, slots=True)
 class _Replay:
-    """A captured call. `function` is held because a replay reads the tensors that it closes over."""
+    """A captured call. It keeps `function` alive, because a replay reads the tensors that this closes over."""
 
     graph: torch.cuda.CUDAGraph
-    own: list[Tensor]
-    made: Any
+    inputs: list[Tensor]
+    results: Any
     function: Callable[..., Any]
 
     def __call__(self, *arrays: Any) -> Any:
-        for target, value in zip(self.own, arrays, strict=True):
+        for target, value in zip(self.inputs, arrays, strict=True):
             target.copy_(value)
         self.graph.replay()
-        return self.made
+        return self.results
 
 
 def _state_of(recipe: Any, scales: Mapping[str, Any], w: Tensor) -> DelayedState:

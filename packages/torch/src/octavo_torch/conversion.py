@@ -1,4 +1,4 @@
-"""convert: another recipe for a model's experts, in place, by name."""
+"""convert: give a model's experts another recipe, in place, selected by name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM, recipe_of
 from octavo_torch.adapters.transformers import ExpertsFunction
-from octavo_torch.arrays.checks import told
+from octavo_torch.arrays.checks import brief
 from octavo_torch.linear.module import GroupedLinear
 from octavo_torch.mlp.module import GroupedMLP
-from octavo_torch.scaling.recipe_module import RecipeModule
+from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule
 
 Filter = str | Callable[[str, nn.Module], bool] | None
 _BUFFERS = ("seed_base", "seed_counter", "amax_history", "encode_scale")
@@ -33,45 +33,46 @@ def convert(
 ) -> tuple[str, ...]:
     """Give the experts in `model` another recipe, in place; returns the names of the modules that have it now.
 
-    recipe    or its name; None: high precision
-    filter    which: a pattern of whole names such as "model.layers.*.experts", or a function of name and module; None:
-              all experts
+    recipe    a Recipe or its name; None: high precision
+    filter    selects modules: a pattern of whole names such as "model.layers.*.experts", or a function of name and
+              module; None: all experts
     seed      base of stochastic rounding's seeds; None: drawn from torch's generator
     backend   a name or a closed list of names
 
     Experts are GroupedLinear and GroupedMLP; modules of transformers that dispatch an experts function; modules with
-    torchtitan's seam `_grouped_mm(A=, B_t=, offs=)`. Parameters, their names, classes and hooks stay. A state of ours
-    begins anew, in buffers; the other libraries' modules keep none, so recipes with one are refused for them.
+    torchtitan's method `_grouped_mm(A=, B_t=, offs=)`. Parameters, their names, classes and hooks stay. GroupedLinear
+    and GroupedMLP start with a fresh recipe state, in buffers; other libraries' modules have no place for a state, so
+    recipes with one are refused for them.
 
-    Raises ValueError for arguments that do not fit and where no experts are found, before anything has changed.
+    Raises ValueError, before anything has changed, for arguments that do not fit and for a model without experts.
     """
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model is {told(model)}; give a torch.nn.Module")
+        raise ValueError(f"model is {brief(model)}; give a torch.nn.Module")
     if filter is not None and not isinstance(filter, str) and not callable(filter):
-        raise ValueError(f"filter is {told(filter)}; give a pattern of names, a function of name and module, or None")
+        raise ValueError(f"filter is {brief(filter)}; give a pattern of names, a function of name and module, or None")
     chosen = recipe_of(recipe)
     product: Any = None
-    known = dict(_experts(model))
-    names = [name for name, module in known.items() if _wanted(filter, name, module)]
-    if not known:
+    experts = dict(_experts(model))
+    names = [name for name, module in experts.items() if _matches(filter, name, module)]
+    if not experts:
         raise ValueError("model has no experts; give one with GroupedLinear, GroupedMLP or modules of a known library")
     if not names:
-        there = ", ".join(name or "'' (the model itself)" for name in known)
-        raise ValueError(f"filter takes none of the model's experts; give names of theirs: {there}")
-    if any(not isinstance(known[name], RecipeModule) for name in names):
+        all_names = ", ".join(name or "'' (the model itself)" for name in experts)
+        raise ValueError(f"filter matches none of the model's experts; give names among {all_names}")
+    if any(not isinstance(experts[name], RecipeModule) for name in names):
         product = GroupedMM(chosen, seed, backend)
     for name in names:
-        module = known[name]
-        if isinstance(module, RecipeModule):
+        module = experts[name]
+        if isinstance(module, GroupedLinear | GroupedMLP):
             _set_recipe(module, chosen, seed, backend)
         elif callable(getattr(module, "_grouped_mm", None)):
-            module._grouped_mm = _Seam(product)
+            module._grouped_mm = _TorchtitanGroupedMM(product)
         else:
             module.forward = partial(ExpertsFunction(product), module)
     return tuple(names)
 
 
-def _wanted(filter: Filter, name: str, module: nn.Module) -> bool:
+def _matches(filter: Filter, name: str, module: nn.Module) -> bool:
     if filter is None:
         return True
     return fnmatchcase(name, filter) if isinstance(filter, str) else bool(filter(name, module))
@@ -79,31 +80,30 @@ def _wanted(filter: Filter, name: str, module: nn.Module) -> bool:
 
 def _experts(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, module in model.named_modules():
-        seam = callable(getattr(module, "_grouped_mm", None))
+        has_grouped_mm = callable(getattr(module, "_grouped_mm", None))
         dispatched = hasattr(module, "has_gate") and hasattr(module, "is_transposed") and hasattr(module, "down_proj")
-        if isinstance(module, GroupedLinear | GroupedMLP) or seam or dispatched:
+        if isinstance(module, GroupedLinear | GroupedMLP) or has_grouped_mm or dispatched:
             yield name, module
 
 
 @dataclass
-class _Seam:
-    """torchtitan's seam of one module."""
+class _TorchtitanGroupedMM:
+    """What replaces the method `_grouped_mm` of one of torchtitan's modules."""
 
-    product: Any
+    product: GroupedMM
 
     def __call__(self, *, A: Tensor, B_t: Tensor, offs: Tensor) -> Tensor:
-        made: Tensor = self.product(A, B_t, offs)
-        return made
+        return self.product(A, B_t, offs)
 
 
-def _set_recipe(module: Any, recipe: Recipe, seed: int | None, backend: Any) -> None:
-    """`recipe` in the place of the module's own, its buffers as before the first step."""
+def _set_recipe(
+    module: GroupedLinear | GroupedMLP, recipe: Recipe, seed: int | None, backend: str | Sequence[str] | None
+) -> None:
+    """Replace the module's recipe; its buffers are as before the first step."""
     layers = (2,) if isinstance(module, GroupedMLP) else ()
     device: torch.device = next(module.parameters()).device
-    fresh = RecipeModule(
-        {"num_groups": module.num_groups}, recipe, device, backend, seed, module.main_grad,
-        module.per_group_parameters, False, layers,
-    )  # fmt: skip
+    options = ModuleOptions(recipe, backend, seed, module.main_grad, module.per_group_parameters, delay_wgrad=False)
+    fresh = RecipeModule({"num_groups": module.num_groups}, options, device, layers)
     for name in _BUFFERS:
         if name in module._buffers:
             delattr(module, name)

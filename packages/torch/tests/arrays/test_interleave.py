@@ -111,8 +111,8 @@ def test_what_does_not_fit_is_refused() -> None:
     """Sentences for blocks, activations without a gate, and weights quantized otherwise."""
     x, w1, w2 = torch.randn(M, K), torch.randn(G, 2 * F, K), torch.randn(G, N, F)
     for block, message in (
-        (5, "interleave is 5 and the weight has 24 rows of the gate; give a divisor of 24"),
-        (0, "interleave is 0; give the rows of a block"),
+        (5, "interleave is 5 and the weight has 24 gate rows; give a divisor of 24"),
+        (0, "interleave is 0; give the gate rows per block"),
         (True, "interleave is True"),
     ):
         with pytest.raises(ValueError, match=message):

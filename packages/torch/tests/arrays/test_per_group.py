@@ -1,4 +1,4 @@
-"""One parameter a group: the bits of one parameter for all, one piece of memory, state dicts of either form."""
+"""One parameter per group: the bits of one parameter for all, one block of memory, state dicts of either form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import octavo_registry
 from octavo import MXFP8, NVFP4, DelayedScaling, HighPrecision, Recipe
 from octavo_torch import Activation, GroupedLinear, GroupedMLP, Sequential, grouped_linear, quantize_weight
-from octavo_torch.arrays.per_group import in_one_piece, leaves_of
+from octavo_torch.arrays.per_group import leaves_of, stacked_view
 from octavo_torch.scaling.recipe_module import RecipeModule
 
 SIZES = torch.tensor([20, 0, 40])
@@ -89,7 +89,7 @@ def test_bits_of_one_parameter_for_all(kind: str, recipe: Recipe, rng: np.random
     assert names >= ({"weight0", "bias2"} if kind == "linear" else {"weight1_0", "weight2_2", "bias1_1"})
 
 
-def test_parameters_lie_in_one_piece(rng: np.random.Generator) -> None:
+def test_parameters_lie_stacked_view(rng: np.random.Generator) -> None:
     """After making, casting, copying, saving and assigning, a forward reads them where they are and copies nothing."""
     made = linear(MXFP8(), per_group_parameters=True)
     stream = io.BytesIO()
@@ -102,14 +102,14 @@ def test_parameters_lie_in_one_piece(rng: np.random.Generator) -> None:
     for module in (made, made.float(), made.bfloat16(), copy.deepcopy(made), assigned, loose):
         for name in ("weight", "bias"):
             parts = leaves(module, name)
-            piece = in_one_piece(parts)
+            piece = stacked_view(parts)
             assert piece is not None
             assert [part.data_ptr() for part in parts] == [group.data_ptr() for group in piece]
             assert all(isinstance(part, nn.Parameter) and part.is_leaf for part in parts)
     assert_equal(step(copy.deepcopy(made), *(given := data())), step(loose, *given))
     meta = linear(per_group_parameters=True, device="meta")
     meta.to_empty(device="cpu").reset_parameters()
-    assert in_one_piece(leaves(meta, "weight")) is not None
+    assert stacked_view(leaves(meta, "weight")) is not None
 
 
 def test_optimizer_steps_reach_every_group(rng: np.random.Generator) -> None:
@@ -220,8 +220,8 @@ def test_what_does_not_fit_is_refused(rng: np.random.Generator) -> None:
     x, _ = data()
     w = [torch.randn(N, K).bfloat16().requires_grad_() for _ in range(G)]
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"weight": []}, "weight is empty; give one tensor a group"),
-        ({"weight": [*w[:2], 3]}, r"weight\[2\] is a int; give one tensor a group"),
+        ({"weight": []}, "weight is empty; give one tensor per group"),
+        ({"weight": [*w[:2], 3]}, r"weight\[2\] is a int; give one tensor per group"),
         (
             {"weight": [*w[:2], w[2].T]},
             r"weight\[2\] is bfloat16 \[32, 16\] on cpu and weight\[0\] bfloat16 \[16, 32\]",
@@ -239,7 +239,7 @@ def test_what_does_not_fit_is_refused(rng: np.random.Generator) -> None:
     with pytest.raises(ValueError, match="inside the one from"):
         y.sum().backward()
     w[1].overwrite_main_grad = True  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="set it alike on all"):
+    with pytest.raises(ValueError, match="set the same value on all"):
         grouped_linear(x, w, SIZES, recipe=None, main_grad="accumulate").sum().backward()
     w[1].requires_grad_(False)
     with pytest.raises(ValueError, match=r"weight\[1\] requires no gradient while others do"):

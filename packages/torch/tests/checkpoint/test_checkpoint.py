@@ -164,11 +164,11 @@ class Bomb:
 
 
 def test_a_pickle_is_refused_unread(tmp_path: Path) -> None:
-    """A pickle, or torch.save's archive of one, is no checkpoint, and is not executed to find that out."""
+    """A pickle, or an archive of torch.save, is refused as a checkpoint without being executed."""
     path, canary = tmp_path / "model.safetensors", tmp_path / "canary"
     for write in (lambda: path.write_bytes(pickle.dumps(Bomb(canary))), lambda: torch.save(Bomb(canary), path)):
         write()
-        with pytest.raises(ValueError, match="no whole safetensors file"):
+        with pytest.raises(ValueError, match="not a complete safetensors file"):
             load_checkpoint(model(MXFP8()), path)
         assert not canary.exists()
 
@@ -204,7 +204,7 @@ def test_scales_that_are_none(bad: float, tmp_path: Path) -> None:
         saved, said = arrays(path), metadata(path)
         saved[name].view(-1)[1] = bad
         rewrite(path, saved, said)
-        with pytest.raises(ValueError, match="no scale of finite values"):
+        with pytest.raises(ValueError, match="not a scale of finite values"):
             load_checkpoint(model(DelayedScaling(history=3)), path)
 
 
@@ -212,7 +212,7 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     """Other shapes, a missing array, a module on the meta device: named, before anything is silently left out."""
     path = tmp_path / "model.safetensors"
     save_checkpoint(model(MXFP8()), path)
-    with pytest.raises(ValueError, match="make the module alike"):
+    with pytest.raises(ValueError, match="create a matching module"):
         load_checkpoint(model(MXFP8()).float(), path)
     with pytest.raises(ValueError, match="meta device"):
         load_checkpoint(model(MXFP8()).to("meta"), path)

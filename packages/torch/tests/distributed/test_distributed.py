@@ -34,7 +34,7 @@ def test_scales_are_reduced_over_ranks(ranks: Ranks) -> None:
 
 
 def test_a_rank_that_leaves_out_a_collective_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watchdog of these tests ends a deadlock: it is no proof that there is none unless it can bite."""
+    """The watchdog of these tests ends a deadlock: it proves nothing unless it can bite."""
     monkeypatch.setattr(pool, "WATCHDOG_SECONDS", 2.0)
     alone = Ranks()
     start = time.monotonic()
@@ -54,7 +54,7 @@ def test_a_parallel_mlp(ranks: Ranks) -> None:
     """Gate and up projection that take turns are split together; what cannot be split is refused."""
     for *differences, gated, uneven, other in ranks(parallel_mlp):
         assert differences == [True] * 7
-        assert "make the GroupedMLP with interleave=" in gated
+        assert "create the GroupedMLP with interleave=" in gated
         assert "126" in uneven
         assert "is for GroupedMLP" in other
 
@@ -80,7 +80,7 @@ def test_exchanges_that_do_not_fit() -> None:
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 def test_a_sharded_checkpoint_loads_elsewhere(recipe: str, tmp_path: Path, ranks: Ranks) -> None:
-    """From four ranks along dim 1 to four along dim 0, to one process, and to one parameter a group: the same bits
+    """From four ranks along dim 1 to four along dim 0, to one process, and to one parameter per group: the same bits
     (faults.md 47, 49, 51). There is no pickle in the folder."""
     for answer in ranks(save_and_reshard, str(tmp_path), recipe):
         assert all(answer), answer
@@ -94,7 +94,7 @@ def test_a_sharded_checkpoint_loads_elsewhere(recipe: str, tmp_path: Path, ranks
         load_distributed(layer, tmp_path)
     assert not torch.equal(one.weight, start.weight)
     assert torch.equal(one(data(2), [11, 0, 17, 6]), parts(data(2), [11, 0, 17, 6]))
-    with pytest.raises(ValueError, match="make the module with the recipe"):
+    with pytest.raises(ValueError, match="create the module with the recipe"):
         load_distributed(GroupedLinear(4, 512, 512, bias=True, recipe=BlockScaling(), dtype=torch.bfloat16), tmp_path)
 
 
@@ -112,19 +112,19 @@ def test_one_process_saves_and_four_ranks_load(tmp_path: Path, ranks: Ranks) -> 
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    """An array that the checkpoint lacks is no array that keeps its values (faults.md 51)."""
+    """An array that the checkpoint lacks does not silently keep its values (faults.md 51)."""
     save_distributed(GroupedLinear(2, 16, 16, recipe=MXFP8()), tmp_path)
     with pytest.raises(ValueError, match=r"lacks \['bias'\]"):
         load_distributed(GroupedLinear(2, 16, 16, bias=True, recipe=MXFP8()), tmp_path)
 
 
 def test_styles_are_for_their_layers() -> None:
-    """One parameter a group is no matrix to split."""
+    """One parameter per group is not a matrix to split."""
     layer = GroupedLinear(2, 16, 16, per_group_parameters=True)
 
     class Mesh:
         def size(self) -> int:
             return 2
 
-    with pytest.raises(ValueError, match="make the layer without per_group_parameters"):
+    with pytest.raises(ValueError, match="create the layer without per_group_parameters"):
         GroupedRowParallel()._apply(layer, Mesh())  # type: ignore[arg-type]

@@ -76,7 +76,7 @@ def test_codes_of_a_step(ranks: Ranks) -> None:
     for found, told in ranks(codes_of_a_step):
         for equal, counts in found:
             assert all(equal)
-            assert counts == [8, 2]  # two gathers a microbatch
+            assert counts == [8, 2]  # two gathers per microbatch
         assert "has changed inside unchanged_weights; leave the block before weights are written" in told
 
 
@@ -129,7 +129,7 @@ def test_what_is_refused() -> None:
     parted = GroupedLinear(2, 8, 8, recipe=MXFP8(), per_group_parameters=True)
     with pytest.raises(ValueError, match="without a GroupedLinear or GroupedMLP that has its weights in one parameter"):
         quantize_before_gather(parted)
-    assert explain_gather(parted) == "weight: gathered unquantized: it is a parameter a group"
+    assert explain_gather(parted) == "weight: gathered unquantized: it has one parameter per group"
     with pytest.raises(ValueError, match="call quantize_before_gather first"), unchanged_weights(layer):
         raise AssertionError
     quantize_before_gather(layer)

@@ -212,7 +212,7 @@ def test_weights_that_do_not_fit_are_refused(rng: np.random.Generator) -> None:
         ({"out": handle, "w": w.detach()}, "out was made of another weight"),
         ({"out": handle, "recipe": PRESETS["fp8-block"]}, "weight was quantized for recipe mxfp8"),
         ({"out": handle, "interleave": 4}, "out was made with interleave=None"),
-        ({"interleave": 3}, "interleave is 3 and the weight has 16 rows of the gate; give a divisor of 16"),
+        ({"interleave": 3}, "interleave is 3 and the weight has 16 gate rows; give a divisor of 16"),
     ]
     for changed, message in wrong:
         with pytest.raises(ValueError, match=message):

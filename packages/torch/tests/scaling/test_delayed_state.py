@@ -26,7 +26,7 @@ SIZES = [5, 0, 9]
 def test_updates_equal_the_definition(
     algorithm: Literal["max", "most_recent"], margin: int, rng: np.random.Generator
 ) -> None:
-    """Random amaxes with zeros (no tokens), Inf, NaN, subnormals and several records a step."""
+    """Random amaxes with zeros (no tokens), Inf, NaN, subnormals and several records per step."""
     recipe = DelayedScaling(history=5, algorithm=algorithm, margin=margin)
     state = DelayedState.create(recipe, 4)
     definition = octavo_numerics.init_delayed(4, 5)

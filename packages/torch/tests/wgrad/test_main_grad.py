@@ -15,7 +15,7 @@ import octavo_numerics
 import octavo_registry
 from octavo import PRESETS, Recipe
 from octavo_torch import DelayedState, GroupedLinear, dequantize, grouped_linear, quantize, quantize_weight
-from octavo_torch.wgrad.main_grad import check_pieces
+from octavo_torch.wgrad.main_grad import check_alignment
 
 SIZES = [33, 0, 1, 70, 16]
 M, K, N, G = 124, 48, 32, len(SIZES)
@@ -305,12 +305,12 @@ def test_refused_before_anything_runs(name: str) -> None:
 def test_buffers_on_a_gpu_are_whole_pieces() -> None:
     """16-byte pieces, which the check of CUDA buffers asks for; rows that no such kernel serves are not judged."""
     memory = torch.zeros(G, N, K + 16)
-    check_pieces("b", memory[..., 4 : K + 4])
+    check_alignment("b", memory[..., 4 : K + 4])
     with pytest.raises(ValueError, match=r"b starts at 0x.* multiples of 16 bytes"):
-        check_pieces("b", memory[..., 1 : K + 1])
+        check_alignment("b", memory[..., 1 : K + 1])
     with pytest.raises(ValueError, match=r"are \[6272, 196\] bytes apart"):
-        check_pieces("b", torch.zeros(G, N, K + 1)[..., :K])
-    check_pieces("b", torch.zeros(G, N, K - 1))
+        check_alignment("b", torch.zeros(G, N, K + 1)[..., :K])
+    check_alignment("b", torch.zeros(G, N, K - 1))
 
 
 @pytest.mark.parametrize("rows", [0, 4])
@@ -359,6 +359,6 @@ def test_compiled_calls_stay_out_of_the_graph_or_are_refused(rng: np.random.Gene
     assert made[0].any()
     assert torch.equal(*made)
     torch.compiler.reset()
-    with pytest.raises(Exception, match="main_grad or delayed_wgrad was given, and a traced backward cannot write"):
+    with pytest.raises(Exception, match="main_grad or delayed_wgrad was given, and a traced backward can neither"):
         torch.compile(layer, backend="aot_eager", fullgraph=True)(x, sizes)
     torch.compiler.reset()

@@ -141,9 +141,9 @@ def test_some_of_the_microbatches(rng: np.random.Generator) -> None:
         twin.zero_grad()
         passes(twin, batches[:upto])
         assert_equal([leaf.grad for leaf in weights(layer)], [leaf.grad for leaf in weights(twin)])  # type: ignore[misc]
-    with pytest.raises(ValueError, match="count is 1 and backward passes with weight gradients left out are 0"):
+    with pytest.raises(ValueError, match="count is 1 and 0 backward passes have postponed weight gradients"):
         layer.backward_dw(1)
-    with pytest.raises(ValueError, match="delay_wgrad is False and backward leaves no weight gradient out"):
+    with pytest.raises(ValueError, match="delay_wgrad is False and backward postpones no weight gradient"):
         twin.backward_dw()
 
 
@@ -207,9 +207,9 @@ def test_the_function_and_what_it_reads(rng: np.random.Generator) -> None:
 
 
 def test_one_graph_is_refused(rng: np.random.Generator) -> None:
-    """torch.compile says why under fullgraph=True; beside the graph it is main_grad's test that runs."""
+    """torch.compile says why under fullgraph=True; outside the graph, main_grad's test covers it."""
     layer = make("linear", MXFP8(), delay_wgrad=True)
     torch.compiler.reset()
-    with pytest.raises(Exception, match="main_grad or delayed_wgrad was given, and a traced backward cannot write"):
+    with pytest.raises(Exception, match="main_grad or delayed_wgrad was given, and a traced backward can neither"):
         torch.compile(layer, backend="eager", fullgraph=True)(data()[0], SIZES)
     torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""What is under test: one backend on one framework and one kind of device of this machine."""
+"""Targets of a run: one backend on one framework and one kind of device of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo_registry.contract.frameworks import Device, Framework
 
 
 class UnknownBackend(ValueError):
-    """The backend that was asked for cannot be tested; the message says why and what there is."""
+    """The backend that was asked for cannot be tested; the message says why, and which backends there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +47,20 @@ def find_targets(names: Sequence[str]) -> list[Target]:
             raise UnknownBackend(f"backend {name!r} is not installed; installed backends: {known}")
         if record.card is None or record.verdict is not None:
             raise UnknownBackend(f"backend {name!r} cannot be tested: it is {record.verdict}: {record.reason}")
-        found = [
+        usable = [
             Target(record.card, record.distribution, record.version, bridge, device)
             for bridge in (framework(each) for each in sorted({row.framework for row in record.card.capabilities}))
             for device in _devices(bridge, record.card)
         ]
-        if not found:
-            wanted = ", ".join(sorted({f"{row.framework} on {row.device}" for row in record.card.capabilities}))
-            raise UnknownBackend(f"backend {name!r} serves {wanted}, and this machine has no such device")
-        targets += found
+        if not usable:
+            served = ", ".join(sorted({f"{row.framework} on {row.device}" for row in record.card.capabilities}))
+            raise UnknownBackend(f"backend {name!r} serves {served}, and this machine has no such device")
+        targets += usable
     return targets
 
 
 def _devices(bridge: Framework, card: BackendCard) -> list[Device]:
-    """One device a kind that the card serves: the first that the framework lists."""
+    """One device per kind that the card serves: the first that the framework lists."""
     kinds = {row.device for row in card.capabilities if row.framework == bridge.name}
     first: dict[str, Device] = {}
     for device in bridge.devices():

@@ -198,7 +198,7 @@ def recipes(full: bool) -> list[RecipeVariant]:
 
 
 def base_recipes(full: bool) -> list[RecipeVariant]:
-    """Whole layers in bf16, one a kind."""
+    """Whole layers in bf16, one per kind."""
     chosen = {**RECIPES, **MORE_RECIPES} if full else RECIPES
     return [RecipeVariant(name, recipe) for name, recipe in chosen.items()]
 

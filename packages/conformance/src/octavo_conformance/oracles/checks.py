@@ -53,8 +53,8 @@ def assert_same_tensor(case: Case, tensor: Any, expected: QuantizedArray, what: 
     """Every plane that the spec asks for is there, and its valid part has the definition's bits."""
     mine = read_back(case, tensor, expected)
     for name in PLANES:
-        has, wanted = getattr(mine, name) is not None, getattr(expected, name) is not None
-        assert has == wanted, f"{what}{name}: {'present' if has else 'absent'}, the definition's is not"
+        has, needs = getattr(mine, name) is not None, getattr(expected, name) is not None
+        assert has == needs, f"{what}{name}: {'present' if has else 'absent'}, the definition's is not"
     actual, wanted_planes = octavo_numerics.valid(mine), octavo_numerics.valid(expected)
     for name, plane in wanted_planes.items():
         assert_same_bits(actual[name], plane, f"{what}{name} of {describe(expected.spec.quantizer)}")
@@ -89,7 +89,7 @@ class Part:
 def blocks_of(
     problem: Problem, recipe: Recipe, gemm: Gemm, quantized: Mapping[Operand, QuantizedArray | None], actual: Array
 ) -> list[Part]:
-    """The parts of a GEMM's result, one a group that has rows."""
+    """The parts of a GEMM's result, one per group that has rows."""
     planes = {
         operand: values(problem, quantized[operand], operand, direction) for operand, direction in READS[gemm].items()
     }
@@ -102,7 +102,7 @@ def blocks_of(
             return slice(int(padded[group]), int(padded[group + 1]))
         return slice(int(plain[group]), int(plain[group + 1]))
 
-    found = []
+    marked = []
     for group in np.flatnonzero(problem.sizes):
         g = int(group)
         here = slice(int(plain[g]), int(plain[g + 1]))
@@ -115,8 +115,8 @@ def blocks_of(
         terms = int(problem.sizes[g]) if gemm == "wgrad" else part.a.shape[-1]
         # Hadamard spreads one row of a last, partial run over 16 equal products.
         spread = part.a.shape[-1] != terms and actual.dtype == np.float32
-        found.append(replace(part, independent=terms >= LEAST_TERMS and not spread))
-    return found
+        marked.append(replace(part, independent=terms >= LEAST_TERMS and not spread))
+    return marked
 
 
 def assert_within_bound(
@@ -161,13 +161,13 @@ def assert_zero_groups(dw: Array, sizes: Array) -> None:
 def with_bias(parts: Sequence[Part], problem: Problem, bias_scales: Array | None = None) -> list[Part]:
     """The same with a bias, scaled by row where `bias_scales` [M] is given: one more product in each sum."""
     starts = offsets(problem.sizes)
-    made = []
+    with_biases = []
     for part in parts:
         rows = slice(int(starts[part.group]), int(starts[part.group + 1]))
         scale = np.ones(len(part.a)) if bias_scales is None else bias_scales[rows].astype(np.float64)
         bias = problem.bias[part.group].astype(np.float64)
-        made.append(replace(part, a=np.column_stack([part.a, scale]), b=np.column_stack([part.b, bias])))
-    return made
+        with_biases.append(replace(part, a=np.column_stack([part.a, scale]), b=np.column_stack([part.b, bias])))
+    return with_biases
 
 
 def assert_bias_gradient(problem: Problem, db: Array, measure: Measure) -> None:

@@ -60,8 +60,8 @@ def _gelu_tanh(x: Array) -> tuple[Array, Array]:
 
 
 def _relu2(x: Array) -> tuple[Array, Array]:
-    kept = np.maximum(x, 0)
-    return kept * kept, 2 * kept
+    positive = np.maximum(x, 0)
+    return positive * positive, 2 * positive
 
 
 _PARTS: dict[str, Callable[[Array], tuple[Array, Array]]] = {

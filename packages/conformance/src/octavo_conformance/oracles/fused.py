@@ -101,11 +101,13 @@ def call(case: Case, inputs: Inputs, columns: int, arrays: list[Array | None], *
     """
     plan = case.plan(case.need.op, k=columns, groups=GROUPS)
 
-    def made(value: Any) -> Any:
+    def on_device(value: Any) -> Any:
         return case.array(value) if isinstance(value, np.ndarray) else value
 
-    given = {name: made(value) for name, value in (how | inputs.arguments).items() if value is not None}
-    result: tuple[Any, Any] = plan.run(*map(made, arrays), case.sizes(inputs.sizes), operand=case.spec.role, **given)
+    keywords = {name: on_device(value) for name, value in (how | inputs.arguments).items() if value is not None}
+    result: tuple[Any, Any] = plan.run(
+        *map(on_device, arrays), case.sizes(inputs.sizes), operand=case.spec.role, **keywords
+    )
     return result
 
 

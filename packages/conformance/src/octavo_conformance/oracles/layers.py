@@ -1,4 +1,4 @@
-"""A whole grouped linear layer of the backend, and the definition's verdict on it."""
+"""A whole grouped linear layer of the backend, and its comparison with the definition."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from octavo_conformance.problems.operands import SEED, Problem, by_definition
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What came back, in numpy; None where it was not asked for."""
+    """The results in numpy; None where one was not requested."""
 
     y: Array
     dx: Array | None
@@ -33,7 +33,7 @@ class Outcome:
     db: Array | None
 
     def arrays(self) -> dict[str, Array]:
-        """Those that are there, by name."""
+        """Those that are present, by name."""
         return {name: array for name in ("y", "dx", "dw", "db") if (array := getattr(self, name)) is not None}
 
     def assert_bits_of(self, other: Outcome, what: str) -> None:
@@ -70,8 +70,8 @@ def run_layer(
             backend=case.backend,
             compiled=compiled,
         )
-    found = {name: getattr(result, name) for name in ("y", "dx", "dw", "db")}
-    arrays = {name: None if array is None else case.numpy(array) for name, array in found.items()}
+    results = {name: getattr(result, name) for name in ("y", "dx", "dw", "db")}
+    arrays = {name: None if array is None else case.numpy(array) for name, array in results.items()}
     outcome = Outcome(**arrays)  # type: ignore[arg-type]
     assert outcome.y.shape == (M, problem.w.shape[1]), f"y has shape {outcome.y.shape}"
     if backward:

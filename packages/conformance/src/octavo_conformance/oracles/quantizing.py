@@ -1,4 +1,4 @@
-"""The backend's quantizer beside the definition's, on the same arguments."""
+"""The backend's quantizer and the definition's, called with the same arguments."""
 
 from __future__ import annotations
 

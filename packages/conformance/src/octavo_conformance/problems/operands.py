@@ -110,8 +110,8 @@ def values(problem: Problem, quantized: QuantizedArray | None, operand: Operand,
 def to_framework(case: Case, quantized: QuantizedArray, sizes: Any) -> Any:
     """The definition's planes as a GroupedTensor of the framework."""
     arrays = {name: getattr(quantized, name) for name in PLANES}
-    made = {name: case.array(array) for name, array in arrays.items() if array is not None}
-    return case.bridge.grouped_tensor(quantized.spec, None if quantized.group_sizes is None else sizes, made)
+    planes = {name: case.array(array) for name, array in arrays.items() if array is not None}
+    return case.bridge.grouped_tensor(quantized.spec, None if quantized.group_sizes is None else sizes, planes)
 
 
 def gemm_operand(case: Case, plan: Plan, problem: Problem, operand: Operand, quantized: QuantizedArray | None) -> Any:

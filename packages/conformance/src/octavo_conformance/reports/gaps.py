@@ -1,4 +1,4 @@
-"""The gaps file: what a backend's authors know that it does not do yet.
+"""The gaps file: what a backend does not do yet, as its authors know.
 
     [[gap]]
     test = "gemm::test_fprop_is_within_its_bound[*nvfp4*]"   # test id; `*` stands for anything
@@ -64,7 +64,7 @@ def read_gaps(path: Path) -> tuple[Gap, ...]:
         raise GapsError(f"{path}: not TOML ({error})") from None
     entries = content.pop("gap", [])
     if content or not isinstance(entries, list):
-        raise GapsError(f"{path}: holds {sorted(content) or 'a gap that is no list'}; write one [[gap]] table a gap")
+        raise GapsError(f"{path}: holds {sorted(content) or 'a gap that is not a list'}; write one [[gap]] table per gap")
     return tuple(_gap(f"{path}: gap {index}", entry) for index, entry in enumerate(entries, 1))
 
 

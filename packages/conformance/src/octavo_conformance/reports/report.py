@@ -68,7 +68,7 @@ def undeclared(properties: list[tuple[str, object]], what: str) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """One run: what ran, on what, and one row a test. Rows hold no times, so two machines' reports compare."""
+    """One run: what ran, on which target, and one row per test. Rows hold no times, so that reports of two machines compare."""
 
     backends: list[dict[str, Any]]
     versions: dict[str, str]
@@ -116,13 +116,13 @@ class Report:
         return self._largest(measured=True)
 
     def _largest(self, *, measured: bool) -> dict[str, dict[str, float]]:
-        found: dict[str, dict[str, float]] = {}
+        largest: dict[str, dict[str, float]] = {}
         for row in self.rows:
             for name, value in row.metrics.items():
                 if name.startswith(_MEASURED) == measured:
-                    mine = found.setdefault(row.backend, {})
+                    mine = largest.setdefault(row.backend, {})
                     mine[name] = max(value, mine.get(name, float("-inf")))
-        return {backend: dict(sorted(values.items())) for backend, values in sorted(found.items())}
+        return {backend: dict(sorted(values.items())) for backend, values in sorted(largest.items())}
 
     def as_json(self) -> str:
         """The JSON document; keys sorted, rows in order of their ids."""

@@ -12,7 +12,7 @@ _COLUMNS = tuple(outcome for outcome in OUTCOMES if outcome != "undeclared")
 
 
 def render(report: Report, width: int = 100) -> str:
-    """A table a backend, a row a part: counts by outcome and the largest error as a share of its bound."""
+    """One table per backend, one row per part: counts by outcome and the largest error as a share of its bound."""
     from rich.console import Console
 
     text = io.StringIO()

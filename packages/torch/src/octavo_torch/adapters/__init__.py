@@ -1,4 +1,4 @@
 """Octavo inside other libraries' models: `transformers`, `torchtitan`, `megatron` and `automodel`.
 
-Each module says for which version it was written; importing this package imports none of these libraries.
+Each module names the version that it was written for; importing this package imports none of these libraries.
 """

@@ -5,8 +5,8 @@
     with using(octavo.recipe("mxfp8")):
         trainer.run()
 
-Experts with `BackendConfig(experts="torch_mm")` or `"torch_mm_mxfp8"` ask `select_grouped_mm` for their product in each
-forward; inside the block it is ours, for both. Nothing is padded and no weight is laid out anew.
+Experts with `BackendConfig(experts="torch_mm")` or `"torch_mm_mxfp8"` call `select_grouped_mm` for their product in
+each forward; inside the block both get ours. Nothing is padded, and no weight is copied to another layout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TESTED = "0.7.0"
 def select_grouped_mm(
     recipe: Recipe | str | None, *, seed: int | Tensor | None = None, backend: str | Sequence[str] | None = None
 ) -> Callable[[bool], GroupedMM]:
-    """What takes the place of Automodel's function of this name: whatever it is asked for, `GroupedMM`'s product."""
+    """A replacement for Automodel's function of this name: whatever its argument, it returns a `GroupedMM`."""
     product = GroupedMM(recipe, seed, backend)
 
     def select(use_mxfp8: bool) -> GroupedMM:
@@ -39,9 +39,9 @@ def select_grouped_mm(
 def using(
     recipe: Recipe | str | None, *, seed: int | Tensor | None = None, backend: str | Sequence[str] | None = None
 ) -> Iterator[None]:
-    """Automodel's experts multiply by `recipe` in the block; see GroupedMM for the arguments.
+    """A block in which Automodel's experts multiply in `recipe`; see GroupedMM for the arguments.
 
-    A forward inside the block has its backward by the recipe, too, wherever that runs. Raises as GroupedMM does, and
+    The backward of a forward in the block uses the recipe, too, wherever it runs. Raises as GroupedMM does, and
     AdapterError where Automodel has no such function.
     """
     ours = select_grouped_mm(recipe, seed=seed, backend=backend)

@@ -1,4 +1,4 @@
-"""What the adapters share: how a grouped product of another library becomes one of ours, and whose version fits."""
+"""Shared by the adapters: GroupedMM, which serves other libraries' grouped products, and errors about versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo import HighPrecision, OctavoError, Recipe
 from octavo import recipe as recipe_named
-from octavo_torch.arrays.checks import backend_names, told
+from octavo_torch.arrays.checks import backend_names, brief
 from octavo_torch.linear import arguments, functional
 from octavo_torch.scaling.seeds import check_seed
 
@@ -20,20 +20,20 @@ _HIGH_PRECISION = HighPrecision()
 
 
 class AdapterError(OctavoError, ImportError):
-    """A library is absent, or lacks what its adapter holds on to; the message names the version that was found."""
+    """A library is absent, or lacks what its adapter needs; the message names the installed version."""
 
 
 @dataclass(frozen=True)
 class GroupedMM:
-    """`grouped_mm` with everything but its operands.
+    """A grouped product with all arguments of `grouped_mm` but its operands.
 
-    recipe    None: high precision; its name: with its defaults. None that keeps state (delayed scaling): a function has
-              no place for it
-    seed      of stochastic rounding; None: each product draws one from torch's generator of its device, so layers and
-              steps differ, torch.manual_seed decides and CUDA graphs draw anew at each replay
+    recipe    a Recipe, or the name of one with its defaults; None: high precision. Recipes with a state (delayed
+              scaling) are refused: a function has no place for it
+    seed      of stochastic rounding; None: each product draws one from the device's generator, so that layers and steps
+              differ, torch.manual_seed applies, and CUDA graphs draw a new one at each replay
     backend   a name or a closed list of names
 
-    Raises ValueError for a recipe that it cannot run, OctavoError for a name that is none.
+    Raises ValueError for a recipe that it cannot run, OctavoError for an unknown name.
     """
 
     recipe: Recipe | str | None
@@ -44,8 +44,8 @@ class GroupedMM:
         recipe = recipe_of(self.recipe)
         if recipe.stateful:
             raise ValueError(
-                f"recipe is {type(recipe).__name__}, which takes its scales from history, and this seam is a function "
-                "that keeps none; give CurrentScaling, or a GroupedLinear its place"
+                f"recipe is {type(recipe).__name__}, which takes its scales from history, and a function has no "
+                "place for a state; give CurrentScaling, or use a GroupedLinear instead"
             )
         check_seed(self.seed)
         object.__setattr__(self, "recipe", recipe)
@@ -64,7 +64,7 @@ class GroupedMM:
         return torch.randint(torch.iinfo(torch.int64).max, (), device=device)
 
     def __call__(self, a: Tensor, b: Tensor, offs: Tensor, bias: Tensor | None = None) -> Tensor:
-        """a [M, K] times b [G, K, N], any strides, by cumulative ends offs [G]; rows past the last one are zero.
+        """[M, N]: a [M, K] times b [G, K, N], any strides; offs [G] are the groups' ends, and rows past them are zero.
 
         bias   [G, N]
         """
@@ -75,22 +75,22 @@ class GroupedMM:
 
 
 def recipe_of(recipe: Any) -> Recipe:
-    """A recipe, of that name, or HighPrecision for None; ValueError for anything else."""
-    found = _HIGH_PRECISION if recipe is None else recipe_named(recipe) if isinstance(recipe, str) else recipe
-    if not isinstance(found, Recipe):
-        raise ValueError(f"recipe is {told(recipe)}; give a Recipe or the name of one")
-    return found
+    """The recipe, the one of that name, or HighPrecision for None; raises ValueError for anything else."""
+    result = _HIGH_PRECISION if recipe is None else recipe_named(recipe) if isinstance(recipe, str) else recipe
+    if not isinstance(result, Recipe):
+        raise ValueError(f"recipe is {brief(recipe)}; give a Recipe or the name of one")
+    return result
 
 
-def misfit(distribution: str, tested: str, what: str) -> AdapterError:
-    """The error for a library that has no `what`: the version found, and the one that the adapter was written for."""
+def misfit(distribution: str, tested: str, needed: str) -> AdapterError:
+    """The error for a library without `needed`; names the installed version and the one that the adapter fits."""
     try:
-        found = metadata.version(distribution)
+        installed = metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return AdapterError(
-            f"{distribution} is not installed and its adapter needs {what}; pip install {distribution}=={tested}"
+            f"{distribution} is not installed and its adapter needs {needed}; pip install {distribution}=={tested}"
         )
     return AdapterError(
-        f"{distribution} {found} has no {what}, which this adapter holds on to; it was written for {distribution} "
+        f"{distribution} {installed} has no {needed}, which this adapter needs; it was written for {distribution} "
         f"{tested}: install that version, or pass octavo_torch's functions in by hand"
     )

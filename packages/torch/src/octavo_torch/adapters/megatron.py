@@ -5,9 +5,10 @@
     fc1, fc2 = builders(octavo.recipe("block"))
     experts = TEGroupedMLP(count, config, MLPSubmodules(linear_fc1=fc1, linear_fc2=fc2), pg_collection)
 
-`config` says the rest: `gradient_accumulation_fusion` writes weight gradients into `main_grad`, `delay_wgrad_compute`
-leaves them to `backward_dw()`. Leave its `fp8` and `fp4` unset: then nothing is padded. Parameters are `weight{i}` and
-`bias{i}`, one an expert, and keys of distributed checkpoints those of TEGroupedLinear, without `_extra_state`.
+Other options come from `config`: `gradient_accumulation_fusion` writes weight gradients into `main_grad`,
+`delay_wgrad_compute` leaves them to `backward_dw()`. Leave its `fp8` and `fp4` unset: then nothing is padded.
+Parameters are `weight{i}` and `bias{i}`, one per expert, and keys of distributed checkpoints are those of
+TEGroupedLinear, without `_extra_state`.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def builders(
 
 
 class ExpertLinear(GroupedLinear):
-    """`GroupedLinear` as Megatron builds and calls it; made by `builders`.
+    """`GroupedLinear` as Megatron builds and calls it; `builders` returns subclasses.
 
-    split   side of the weights that tensor parallelism splits: 0 outputs, 1 inputs. The dispatcher does the exchange
+    split   side of the weights that tensor parallelism splits: 0 outputs, 1 inputs. The dispatcher exchanges the rows
     """
 
     how: ClassVar[dict[str, Any]] = {"recipe": None}
@@ -103,14 +104,14 @@ class ExpertLinear(GroupedLinear):
         return y, biases
 
     def backward_dw(self, count: int | None = None) -> None:
-        """The weight gradients that `delay_wgrad_compute` has left out; nothing where it is off."""
+        """Compute the weight gradients that `delay_wgrad_compute` has postponed; does nothing where that is off."""
         if self.delayed_wgrad is not None:
             super().backward_dw(count)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Each expert's parameters under the keys that SequentialMLP has, and the state of the recipe beside them."""
+        """Each expert's parameters under SequentialMLP's keys, and the recipe's state."""
         from octavo_torch.adapters.megatron_checkpoint import sharded
 
         return sharded(self, self.pg_collection, self.split, prefix, sharded_offsets, metadata)
@@ -125,7 +126,7 @@ def _groups() -> Any:
 
 
 def _random_of_experts(device: str) -> AbstractContextManager[object]:
-    """Megatron's own stream of random numbers for experts, where it has one by now."""
+    """Megatron's own stream of random numbers for experts, once that is initialized."""
     if device != "cuda":
         return nullcontext()
     from megatron.core.tensor_parallel import random  # type: ignore[import-not-found,unused-ignore]

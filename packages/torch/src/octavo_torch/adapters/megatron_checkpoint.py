@@ -19,34 +19,34 @@ def sharded(
     offsets: tuple[Any, ...],
     metadata: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """A local `weight{i}`, `bias{i}` or buffer by its name in the module, as Megatron's ShardedTensor.
+    """The layer's local `weight{i}`, `bias{i}` and buffers as Megatron's ShardedTensors, by their names in the module.
 
     groups    a ProcessGroupCollection with ep, expt_tp and expt_dp
-    split     side of the weights that tensor parallelism splits: 0 outputs, and the biases with them, or 1 inputs
-    offsets   of the layers around this one: (axis, place, count) each
+    split     side of the weights that tensor parallelism splits: 0 outputs (and the biases), or 1 inputs
+    offsets   of the enclosing layers: (axis, index, count) each
 
-    Parameters have the keys of SequentialMLP, so a checkpoint may be read with other numbers of ranks. Buffers of a
-    recipe's state are laid out along the experts, their last axis; seeds are alike on every rank.
+    Parameters have the keys of SequentialMLP, so a checkpoint may be read with another number of ranks. Buffers of a
+    recipe's state are sharded along the experts, their last axis; seeds are the same on every rank.
     """
     options = metadata or {}
     count: int = layer.num_groups  # type: ignore[assignment]
     first, axis = groups.ep.rank() * count, len(offsets)
     single = bool(options.get("singleton_local_shards", False))
-    made: dict[str, Any] = {}
-    for name, tensor in layer.named_parameters():
+    tensors: dict[str, Any] = {}
+    for name, parameter in layer.named_parameters():
         kind = name.rstrip("0123456789")
         number = first + int(name.removeprefix(kind))
         key = f"{number}.{prefix}{kind}" if single else f"{prefix}{kind}"
         where = offsets if single else (*offsets, (axis, number, groups.ep.size() * count))
         sides = {key: split} if kind == "weight" or split == 0 else {}
-        made[f"{prefix}{name}"] = make_sharded_tensors_for_checkpoint(
-            {key: tensor}, "", sides, where, tp_group=groups.expt_tp, dp_cp_group=options.get("dp_cp_group")
+        tensors[f"{prefix}{name}"] = make_sharded_tensors_for_checkpoint(
+            {key: parameter}, "", sides, where, tp_group=groups.expt_tp, dp_cp_group=options.get("dp_cp_group")
         )[key]
     for name, buffer in layer.named_buffers():
         place = [(axis + buffer.dim() - 1, groups.ep.rank(), groups.ep.size())] if buffer.dim() else []
-        made[f"{prefix}{name}"] = ShardedTensor.from_rank_offsets(
+        tensors[f"{prefix}{name}"] = ShardedTensor.from_rank_offsets(
             f"{prefix}{name}", buffer, *offsets, *place, prepend_axis_num=axis, replica_id=(0, groups.expt_tp.rank(), 0)
         )
-    for one in made.values():
-        one.replica_id = (*one.replica_id[:2], groups.expt_dp.rank())
-    return made
+    for tensor in tensors.values():
+        tensor.replica_id = (*tensor.replica_id[:2], groups.expt_dp.rank())
+    return tensors

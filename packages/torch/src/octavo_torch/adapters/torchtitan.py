@@ -1,11 +1,11 @@
 """Routed experts of torchtitan on our grouped GEMM, written for torchtitan 0.3.0.
 
-Its own door for vendors, named on the command line:
+Use torchtitan's own override, on the command line:
 
     --override.imports 'octavo_torch.adapters.torchtitan.grouped_experts={"recipe": "block"}'
 
 or in a configuration, `OverrideConfig(imports=[("octavo_torch.adapters.torchtitan.grouped_experts", {...})])`. Every
-`GroupedExperts`, its subclasses too (gpt-oss), then multiplies by `GroupedMM` where it called `torch._grouped_mm`;
+`GroupedExperts`, subclasses (gpt-oss) included, then multiplies with `GroupedMM` where it called `torch._grouped_mm`;
 parameters, their names and their sharding stay. Sizes stay on the device and need no padding.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -29,16 +30,13 @@ except ImportError as error:
 if not hasattr(GroupedExperts, "_grouped_mm"):
     raise misfit("torchtitan", TESTED, "GroupedExperts._grouped_mm")
 
-_made: dict[type, type] = {}
 
-
+@lru_cache(maxsize=64)
 def experts_class(parent: type) -> Any:
-    """`parent`, a GroupedExperts class, with our product: its Config has `recipe`, `seed` and `backend` in addition.
+    """A subclass of `parent`, a GroupedExperts class, with our product; its Config adds `recipe`, `seed`, `backend`.
 
     recipe    a recipe's name or its JSON text; seed, backend as in GroupedMM
     """
-    if parent in _made:
-        return _made[parent]
     parent_config: Any = parent.Config  # type: ignore[attr-defined]
 
     class OctavoExperts(parent):  # type: ignore[misc,valid-type,unused-ignore]
@@ -56,12 +54,11 @@ def experts_class(parent: type) -> Any:
             return self._product(A, B_t, offs)
 
     OctavoExperts.__name__ = OctavoExperts.__qualname__ = f"Octavo{parent.__name__}"
-    _made[parent] = OctavoExperts
     return OctavoExperts
 
 
 def product_of(recipe: str, seed: int | None = None, backend: str | Sequence[str] | None = None) -> GroupedMM:
-    """GroupedMM of a recipe's name or JSON text, the forms that a command line has."""
+    """GroupedMM of a recipe's name or JSON text, the two forms that fit on a command line."""
     from octavo import Recipe
 
     return GroupedMM(Recipe.from_json(recipe) if recipe.lstrip().startswith("{") else recipe, seed, backend)
@@ -71,8 +68,11 @@ def product_of(recipe: str, seed: int | None = None, backend: str | Sequence[str
 def grouped_experts(
     config: Any, *, recipe: str, seed: int | None = None, backend: str | Sequence[str] | None = None
 ) -> Any:
-    """The configuration of the same experts with our product; ValueError, OctavoError for arguments that do not fit."""
-    product_of(recipe, seed, backend)  # refused here, where the command line is in sight
+    """The configuration of the same experts with our product.
+
+    Raises ValueError or OctavoError for arguments that do not fit.
+    """
+    product_of(recipe, seed, backend)  # refuses here, while the command line is parsed
     owner = type(config)._owner
-    kept = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
-    return experts_class(owner).Config(**{**kept, "recipe": recipe, "seed": seed, "backend": backend})
+    fields_of_config = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
+    return experts_class(owner).Config(**{**fields_of_config, "recipe": recipe, "seed": seed, "backend": backend})

@@ -4,9 +4,9 @@
 
     model = AutoModelForCausalLM.from_pretrained(name, experts_implementation=register(octavo.recipe("mxfp8")))
 
-Every module of experts that transformers dispatches then runs the recipe, forward and backward, whatever its biases,
-gates, and orientation of weights. transformers falls back to its own loop in silence where a model's experts are not
-dispatched at all: `model.get_experts_implementation()` and the count of calls in the tests tell.
+Every experts module that transformers dispatches then runs the recipe, forward and backward, with any biases, gates and
+orientation of weights. transformers silently falls back to its own loop where a model's experts are not dispatched at
+all: check `model.get_experts_implementation()`; the tests count calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from octavo_torch.moe.permutation import permute, unpermute
 
 TESTED = "5.23.0"
 
-# by class name, because transformers has several classes for one function
+# by class name: transformers has several classes for one function
 _GATED = {"SiLU": "swiglu", "SiLUActivation": "swiglu", "GELUActivation": "geglu", "GELUTanh": "geglu_tanh"}
 _PLAIN = {
     "SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
@@ -40,11 +40,11 @@ def register(
     backend: str | Sequence[str] | None = None,
     name: str | None = None,
 ) -> str:
-    """Tell transformers of `experts(recipe, ...)`; returns the name for `experts_implementation=`.
+    """Register `experts(recipe, ...)` with transformers; returns the name for `experts_implementation=`.
 
-    name   None: "octavo-" and the recipe's kind. A name that is taken is taken over
+    name   None: "octavo-" and the recipe's kind. An existing function of that name is replaced
 
-    Raises as GroupedMM does, and AdapterError where transformers has no register of experts functions.
+    Raises what GroupedMM raises, and AdapterError where transformers has no registry of experts functions.
     """
     function = experts(recipe, seed=seed, backend=backend)
     try:
@@ -59,17 +59,17 @@ def register(
 def experts(
     recipe: Recipe | str | None, *, seed: int | Tensor | None = None, backend: str | Sequence[str] | None = None
 ) -> ExpertsFunction:
-    """What transformers calls in place of an experts module's forward; see GroupedMM for the arguments."""
+    """The function that transformers calls instead of an experts module's forward; see GroupedMM for the arguments."""
     return ExpertsFunction(GroupedMM(recipe, seed, backend))
 
 
 @dataclass(frozen=True)
 class ExpertsFunction:
-    """hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k] -> [T, H], by a module's parameters.
+    """hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k] -> [T, H], with a module's parameters.
 
-    An index outside of the module's experts, as expert parallelism leaves it, costs no row. Where the activation is a
-    known one it is fused with the quantizers, and a choice's weight multiplies it there, in fp32; else the module's own
-    function runs, and the weight comes last.
+    An index outside of the module's experts, as expert parallelism leaves it, costs no row. A known activation is fused
+    with the quantizers, and each choice's weight multiplies it there, in fp32; otherwise the module's own function runs
+    and the weights multiply the result.
     """
 
     product: GroupedMM
@@ -98,16 +98,16 @@ class ExpertsFunction:
 
 def _projections(module: Any) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
     """Weight [G, N, K] and bias of both projections."""
-    made = []
+    projections = []
     for name in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
         weight = getattr(module, name)
         bias = getattr(module, f"{name}_bias") if module.has_bias else None
-        made.append((weight.transpose(1, 2) if module.is_transposed else weight, bias))
-    return made[0], made[1]
+        projections.append((weight.transpose(1, 2) if module.is_transposed else weight, bias))
+    return projections[0], projections[1]
 
 
 def _activation(module: Any) -> str | None:
-    """Its name in `grouped_mlp`; None where what the module does between its projections is its own."""
+    """The activation's name in `grouped_mlp`; None where the module does something else between its projections."""
     if getattr(module, "has_post_expert_norm", False):
         return None
     if not module.has_gate:

@@ -1,4 +1,4 @@
-"""Arguments that many functions take, checked; and values as messages quote them, in one line."""
+"""Checks for common arguments, and one-line formatting of values for error messages."""
 
 from __future__ import annotations
 
@@ -12,75 +12,75 @@ from torch import Tensor, nn
 from octavo import QuantizerSpec, Recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 
-_QUOTED = (str, int, float, type(None), torch.dtype, torch.device)
-_LONGEST = 60
+_SHOWN = (str, int, float, type(None), torch.dtype, torch.device)
+_MAX_LENGTH = 60
 
 
-def told(value: Any) -> str:
-    """`value` where that is short, a tensor's dtype and shape, else "a <type>"."""
+def brief(value: object) -> str:
+    """`value` for an error message: its repr where that is short, a tensor's dtype and shape, else "a <type>"."""
     if isinstance(value, Tensor):
         return f"{name_of(value.dtype)} {list(value.shape)}"
-    quoted = repr(value) if isinstance(value, _QUOTED) else ""
-    return quoted if 0 < len(quoted) <= _LONGEST else f"a {type(value).__name__}"
+    text = repr(value) if isinstance(value, _SHOWN) else ""
+    return text if 0 < len(text) <= _MAX_LENGTH else f"a {type(value).__name__}"
 
 
-def check_recipe(recipe: Any) -> None:
-    """ValueError for anything but a Recipe."""
+def check_recipe(recipe: object) -> None:
+    """Raises ValueError for anything but a Recipe."""
     if not isinstance(recipe, Recipe):
-        raise ValueError(f"recipe is {told(recipe)}; give a Recipe, octavo.recipe(name) makes one from a name")
+        raise ValueError(f"recipe is {brief(recipe)}; give a Recipe, octavo.recipe(name) returns the one of that name")
 
 
-def check_spec(name: str, spec: Any) -> None:
-    """ValueError for anything but a QuantizerSpec."""
+def check_spec(name: str, spec: object) -> None:
+    """Raises ValueError for anything but a QuantizerSpec."""
     if not isinstance(spec, QuantizerSpec):
-        raise ValueError(f"{name} is {told(spec)}; give a QuantizerSpec, recipe.quantizer('x') makes one")
+        raise ValueError(f"{name} is {brief(spec)}; give a QuantizerSpec, such as recipe.quantizer('x')")
 
 
 def backend_names(backend: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
-    """`backend` as a name, a tuple of names or None; ValueError for anything else."""
+    """`backend` as a name, a tuple of names or None; raises ValueError for anything else."""
     if backend is None or isinstance(backend, str):
         return backend
     names = tuple(backend) if isinstance(backend, Sequence) else ()
     if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"backend is {told(backend)}; give a name, several in order of preference, or None")
+        raise ValueError(f"backend is {brief(backend)}; give a name, several in order of preference, or None")
     return names
 
 
-def check_module(module: Any) -> None:
-    """ValueError for anything but a module."""
+def check_module(module: object) -> None:
+    """Raises ValueError for anything but a module."""
     if not isinstance(module, nn.Module):
-        raise ValueError(f"module is {told(module)}; give a torch.nn.Module")
+        raise ValueError(f"module is {brief(module)}; give a torch.nn.Module")
 
 
-def check_path(name: str, value: Any) -> None:
-    """ValueError for anything but a path or its text."""
+def check_path(name: str, value: object) -> None:
+    """Raises ValueError for anything but a pathlib.Path or a str."""
     if not isinstance(value, str | Path):
-        raise ValueError(f"{name} is {told(value)}; give a pathlib.Path or a str")
+        raise ValueError(f"{name} is {brief(value)}; give a pathlib.Path or a str")
 
 
-def check_flag(name: str, value: Any) -> None:
-    """ValueError for anything but True and False."""
+def check_flag(name: str, value: object) -> None:
+    """Raises ValueError for anything but True and False."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name} is {told(value)}; give True or False")
+        raise ValueError(f"{name} is {brief(value)}; give True or False")
 
 
-def check_count(name: str, value: Any) -> None:
-    """ValueError for anything but an integer of at least 1 that counts something in memory."""
+def check_count(name: str, value: object) -> None:
+    """Raises ValueError for anything but an integer from 1 to 2^31 - 1: a number of things that fit in memory."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
-        raise ValueError(f"{name} is {told(value)}; give an integer of at least 1 and below 2^31")
+        raise ValueError(f"{name} is {brief(value)}; give an integer of at least 1 and below 2^31")
 
 
-def check_place(device: Any, dtype: Any = None) -> None:
-    """ValueError where nothing can be made on `device`, or parameters are never of `dtype`."""
+def check_device(device: Any, dtype: object = None) -> None:
+    """Raises ValueError where tensors cannot be created on `device`, or parameters cannot have `dtype`."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        raise ValueError(f"device is {told(device)}; give a torch.device of this machine or its name") from error
+        raise ValueError(f"device is {brief(device)}; give a torch.device of this machine or its name") from error
     if dtype is not None:
         check_dtype(dtype)
 
 
-def check_dtype(dtype: Any) -> None:
-    """ValueError where parameters are never of `dtype`."""
+def check_dtype(dtype: object) -> None:
+    """Raises ValueError where parameters cannot have `dtype`."""
     if not isinstance(dtype, torch.dtype) or dtype not in DTYPE_NAMES:
-        raise ValueError(f"dtype is {told(dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
+        raise ValueError(f"dtype is {brief(dtype)}; give torch.bfloat16, torch.float16 or torch.float32")

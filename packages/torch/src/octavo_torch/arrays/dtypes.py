@@ -1,4 +1,4 @@
-"""The high-precision dtypes by their names in requests."""
+"""The high-precision dtypes and their names in requests."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ DTYPES: dict[DType, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.i
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """A dtype's name without torch's prefix, for messages."""
+    """A dtype's name without the prefix "torch.", for messages."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Parameters of modules with groups: one tensor for all of them, or one a group, and state dicts of either form."""
+"""Parameters of grouped modules: one tensor for all groups or one per group, and state dicts of either form."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from octavo_torch.arrays.checks import check_place
+from octavo_torch.arrays.checks import check_device
 from octavo_torch.arrays.per_group import Weights, leaves_of, share
 from octavo_torch.compiler.tracing import is_plain
 
 
 class GroupParameters(nn.Module):
-    """Parameters [G, ...], or with `per_group_parameters` G parameters [...] each, in one piece of memory.
+    """Parameters [G, ...], or with `per_group_parameters` G parameters [...] each, in one block of memory.
 
     The parameters of `weight` are then `weight0`, `weight1` and so on, those of `weight1` are `weight1_0`, `weight1_1`.
-    They are brought into one piece of memory again where moving, casting, copying or loading has parted them, so a
+    Moving, casting, copying or loading may separate them; they are then put into one block of memory again, so that a
     layer reads them without a copy. A state dict of one form loads into a module of the other.
     """
 
@@ -28,22 +28,22 @@ class GroupParameters(nn.Module):
     def add_parameters(
         self, shapes: Mapping[str, tuple[int, ...] | None], device: torch.device | str | None, dtype: torch.dtype | None
     ) -> None:
-        """Register parameters of these shapes, None for one that is not there; their values are not set."""
-        check_place(device, dtype)
+        """Register parameters of these shapes (None: the parameter is absent), uninitialized."""
+        check_device(device, dtype)
         self._shapes = {name: shape for name, shape in shapes.items() if shape is not None}
         for name, shape in shapes.items():
             if shape is None:
                 self.register_parameter(name, None)
                 continue
             memory = torch.empty(shape, device=device, dtype=dtype)
-            for part, value in self._split(name, memory).items():
-                self.register_parameter(part, nn.Parameter(value))
+            for part_name, part in self._split(name, memory).items():
+                self.register_parameter(part_name, nn.Parameter(part))
 
     def of_all_groups(self, name: str) -> Weights | None:
-        """The parameter, or one a group: what the functions take as a weight or a bias."""
+        """The parameter, or one parameter per group: what the functions take as a weight or a bias."""
         if not self.per_group_parameters:
-            # straight from the dictionary: nn.Module.__getattr__ costs more than a layer's forward. What is not there
-            # has been replaced by a parametrization or a sharding wrapper
+            # straight from the dictionary: nn.Module.__getattr__ costs more than a layer's forward. A parameter missing
+            # there has been replaced by a parametrization or a sharding wrapper
             own = self._parameters.get(name)
             return cast("Tensor | None", getattr(self, name)) if own is None else own
         if name not in self._shapes:
@@ -51,18 +51,19 @@ class GroupParameters(nn.Module):
         return tuple([cast(Tensor, getattr(self, part)) for part in part_names(name, self.num_groups)])
 
     def reset_uniform(self, name: str, bound: float) -> None:
-        """Fill a parameter, if it is there, with values uniform in +-bound."""
+        """Fill a parameter, if it is present, with values uniform in +-bound."""
         value = self.of_all_groups(name)
         for leaf in () if value is None else leaves_of(value):
             nn.init.uniform_(leaf, -bound, bound)
 
     def _split(self, name: str, value: Tensor) -> dict[str, Tensor]:
-        """`value` [G, ...] by the names of this module's parameters."""
+        """The parts of `value` [G, ...] by the names of this module's parameters."""
         if not self.per_group_parameters:
             return {name: value}
         return dict(zip(part_names(name, self.num_groups), value.unbind(0), strict=True))
 
-    def _share(self) -> None:
+    def _join_parts(self) -> None:
+        """Put the parameters of each name into one block of memory again, where they are ordinary tensors."""
         for name in self._shapes if self.per_group_parameters else ():
             leaves = [cast(Tensor, getattr(self, part)) for part in part_names(name, self.num_groups)]
             if all(map(is_plain, leaves)):
@@ -79,19 +80,19 @@ class GroupParameters(nn.Module):
             ):
                 state_dict[whole] = torch.stack([state_dict.pop(part) for part in parts])
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        self._share()
+        self._join_parts()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._share()
+        self._join_parts()
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._share()
+        self._join_parts()
 
 
 def part_names(name: str, groups: int) -> Sequence[str]:
-    """The names of the parameters of each group."""
+    """The names of the groups' parameters, in group order."""
     stem = f"{name}_" if name[-1].isdigit() else name
     return [f"{stem}{group}" for group in range(groups)]

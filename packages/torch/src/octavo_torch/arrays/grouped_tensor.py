@@ -1,4 +1,4 @@
-"""GroupedTensor: codes and decode scales of one quantized operand, in the directions that were asked for."""
+"""GroupedTensor: codes and decode scales of one quantized operand, in the requested directions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PLANES = ("rowwise", "rowwise_scale", "rowwise_global", "columnwise", "columnwis
 
 @dataclass(eq=False)
 class GroupedTensor:
-    """A quantized operand; `spec` gives every shape (GroupedTensorSpec) and how the codes were made.
+    """A quantized operand; `spec` (GroupedTensorSpec) gives every shape and how the codes were computed.
 
-    rowwise, columnwise                payload: float8_e4m3fn or float8_e5m2, or uint8 with one E2M1 code a byte
+    rowwise, columnwise                payload: float8_e4m3fn or float8_e5m2, or uint8 with one E2M1 code per byte
     rowwise_scale, columnwise_scale    decode scales: float32, uint8 (E8M0 exponents) or float8_e4m3fn (NVFP4)
     rowwise_global, columnwise_global  float32 [G], NVFP4's second-level decode factor
     group_sizes                        int64 [G]; None for stacked matrices
@@ -50,7 +50,7 @@ class GroupedTensor:
         return next(self._tensors()).device
 
     def plane(self, direction: Direction) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Payload, decode scales and second-level factor of one direction; ValueError where it was not made."""
+        """Payload, decode scales and second-level factor of one direction; raises ValueError where it is absent."""
         codes, scale = getattr(self, direction), getattr(self, f"{direction}_scale")
         if codes is None or scale is None:
             raise ValueError(
@@ -60,7 +60,7 @@ class GroupedTensor:
         return codes, scale, getattr(self, f"{direction}_global")
 
     def copy_into(self, out: GroupedTensor) -> GroupedTensor:
-        """Write every plane into `out`'s, whose spec must be the same; returns `out`."""
+        """Copy every plane into `out`, which must have the same spec; returns `out`."""
         if out.spec != self.spec:
             raise ValueError(f"out is {out!r} and the result {self!r}; give one of the same spec")
         for name in _ARRAYS:
@@ -76,7 +76,7 @@ class GroupedTensor:
                 yield value
 
     def nbytes(self) -> int:
-        """Bytes that the planes hold, shared ones counted once."""
+        """Bytes of all planes; shared planes are counted once."""
         unique = {id(value): value for value in self._tensors()}
         return sum(value.numel() * value.element_size() for value in unique.values())
 
@@ -90,11 +90,11 @@ _ARRAYS = tuple(field.name for field in fields(GroupedTensor) if field.name != "
 
 
 _Context = tuple[GroupedTensorSpec | str, tuple[str, ...]]
-"""The spec, or its name where a compiler traces; and the arrays that are there."""
+"""The spec, or its name where a compiler traces; and the names of the arrays that are present."""
 
 
 def _flatten_with_keys(tensor: GroupedTensor) -> tuple[list[tuple[Any, Any]], _Context]:
-    # absent planes are no leaves: torch.compile takes no None there
+    # absent planes are not leaves: torch.compile does not accept None there
     present = tuple(name for name in _ARRAYS if getattr(tensor, name) is not None)
     spec = tensor.spec if is_plain(getattr(tensor, present[0])) else name_of(tensor.spec)
     return [(pytree.GetAttrKey(name), getattr(tensor, name)) for name in present], (spec, present)

@@ -11,31 +11,31 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 
 
 def check_layout(name: str, value: Tensor) -> None:
-    """ValueError for a sparse tensor."""
+    """Raises ValueError for a sparse tensor."""
     if value.layout is not torch.strided:
         raise ValueError(f"{name} has layout {value.layout}; give a strided tensor, such as its to_dense()")
 
 
-def check_tensor(name: str, value: Any, rank: str) -> None:
-    """A tensor of a high-precision dtype whose rank is that of `rank`, such as "[M, K]"."""
+def check_tensor(name: str, value: object, shape: str) -> None:
+    """Raises ValueError unless `value` is a tensor of a high-precision dtype with as many axes as `shape`, "[M, K]"."""
     if not isinstance(value, Tensor):
-        raise ValueError(f"{name} is a {type(value).__name__}; give a tensor {rank}")
-    if value.dim() != rank.count(",") + 1:
-        raise ValueError(f"{name} has shape {list(value.shape)}; give {rank}")
+        raise ValueError(f"{name} is a {type(value).__name__}; give a tensor {shape}")
+    if value.dim() != shape.count(",") + 1:
+        raise ValueError(f"{name} has shape {list(value.shape)}; give {shape}")
     if value.dtype not in DTYPE_NAMES:
         raise ValueError(f"{name} has dtype {name_of(value.dtype)}; give bfloat16, float16 or float32")
     check_layout(name, value)
 
 
 def check_weight(weight: Any) -> None:
-    """Weights [G, N, K] with a group at least."""
+    """Raises ValueError unless `weight` is [G, N, K] with at least one group."""
     check_tensor("weight", weight, "[G, N, K]")
     if not weight.shape[0]:
         raise ValueError(f"weight has shape {list(weight.shape)}; give at least one group")
 
 
 def check_operands(x: Any, weight: Any) -> None:
-    """x [M, K] and weight [G, N, K] of one dtype on one device."""
+    """Raises ValueError unless x is [M, K] and weight [G, N, K], of one dtype and on one device."""
     if not (
         isinstance(x, Tensor)
         and isinstance(weight, Tensor)

@@ -1,4 +1,4 @@
-"""One tensor a group: G tensors of one shape, read as one tensor [G, ...] and given a gradient each."""
+"""One tensor per group: G tensors of one shape, read as one tensor [G, ...], each with its own gradient."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.compiler.tracing import is_plain
 
 Weights = Tensor | Sequence[Tensor]
-"""A parameter of a grouped layer: one tensor with the groups as its first axis, or one tensor a group."""
+"""A parameter of a grouped layer: one tensor with the groups as its first axis, or one tensor per group."""
 
 
-def in_one_piece(parts: Sequence[Tensor]) -> Tensor | None:
-    """A view [G, ...] of `parts` where they stand at one distance, in order, in one piece of memory; else None."""
+def stacked_view(parts: Sequence[Tensor]) -> Tensor | None:
+    """A view [G, ...] of `parts` where they lie in order, evenly spaced, in one block of memory; else None."""
     first = parts[0]
     strides, size = first.stride(), first.element_size()
     start = first.data_ptr()
@@ -27,14 +27,14 @@ def in_one_piece(parts: Sequence[Tensor]) -> Tensor | None:
     if any(part.data_ptr() != start + g * step or part.stride() != strides for g, part in enumerate(parts)):
         return None
     memory = first.untyped_storage()
-    # neighbours in memory by chance are no one piece
+    # neighbours in memory by chance are not one allocation
     if (len(parts) - 1) * step + extent * size > memory.data_ptr() + memory.nbytes() - start:
         return None
     return first.detach().as_strided((len(parts), *first.shape), (step // size, *strides))
 
 
 class _Joined(torch.autograd.Function):
-    """[G, ...] of G tensors; their gradients are the parts of one tensor."""
+    """G tensors as one [G, ...]; their gradients are the parts of one tensor."""
 
     @staticmethod
     def forward(_: Any, *parts: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def backward(_: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        """One gradient a part."""
+        """One gradient per part."""
         return grad.unbind(0)
 
 
@@ -51,8 +51,8 @@ _joined: Callable[..., Tensor] = _Joined.apply
 
 
 def _whole(parts: Sequence[Tensor]) -> Tensor:
-    # a compiler's tensors have no address
-    whole = in_one_piece(parts) if all(map(is_plain, parts)) else None
+    # tensors of a compiler's trace have no address
+    whole = stacked_view(parts) if all(map(is_plain, parts)) else None
     return torch.stack(tuple(parts)) if whole is None else whole
 
 
@@ -60,14 +60,14 @@ def joined(name: str, parts: Sequence[Any]) -> Tensor:
     """`parts` as one tensor [G, ...], differentiable in each: without a copy where they share memory, except in a graph
     of torch.compile.
 
-    Raises ValueError unless they are tensors of one shape, dtype and device, one at least.
+    Raises ValueError unless they are tensors of one shape, dtype and device, at least one.
     """
     if not parts:
-        raise ValueError(f"{name} is empty; give one tensor a group, at least one")
+        raise ValueError(f"{name} is empty; give one tensor per group, at least one")
     first = parts[0]
     for index, part in enumerate(parts):
         if not isinstance(part, Tensor):
-            raise ValueError(f"{name}[{index}] is a {type(part).__name__}; give one tensor a group")
+            raise ValueError(f"{name}[{index}] is a {type(part).__name__}; give one tensor per group")
         if part.shape != first.shape or part.dtype is not first.dtype or part.device != first.device:
             raise ValueError(
                 f"{name}[{index}] is {name_of(part.dtype)} {list(part.shape)} on {part.device} and {name}[0] "
@@ -79,7 +79,7 @@ def joined(name: str, parts: Sequence[Any]) -> Tensor:
 
 
 def as_one(name: str, value: Any) -> Tensor:
-    """`value`, or its `joined` tensor where it is a sequence of one tensor a group."""
+    """`value`, or its `joined` tensor where it is a sequence with one tensor per group."""
     return joined(name, value) if type(value) is tuple or type(value) is list else cast(Tensor, value)
 
 
@@ -89,13 +89,13 @@ def leaves_of(value: Weights) -> tuple[Tensor, ...]:
 
 
 def version_of(value: Weights) -> int:
-    """A number that grows with every change in place; 0 for a compiler's tensors."""
+    """A number that grows with every change in place; 0 for tensors of a compiler's trace."""
     return sum(part._version for part in leaves_of(value) if is_plain(part))
 
 
 @torch.no_grad()
 def share(parts: Sequence[Tensor]) -> None:
-    """Move `parts` into one piece of memory in their order, where they are not; each stays the same tensor object."""
-    if len({(part.shape, part.dtype, part.device) for part in parts}) == 1 and in_one_piece(parts) is None:
-        for part, place in zip(parts, torch.stack(tuple(part.detach() for part in parts)), strict=True):
-            part.data = place
+    """Move `parts` into one block of memory, in order, unless they are in one; each stays the same tensor object."""
+    if len({(part.shape, part.dtype, part.device) for part in parts}) == 1 and stacked_view(parts) is None:
+        for part, memory in zip(parts, torch.stack(tuple(part.detach() for part in parts)), strict=True):
+            part.data = memory

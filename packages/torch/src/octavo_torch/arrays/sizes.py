@@ -1,4 +1,4 @@
-"""Group sizes as backends take them: an integer tensor, checked where reading it costs nothing."""
+"""Group sizes as backends take them: an integer tensor, checked where its values can be read without a sync."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo import check_group_sizes
-from octavo_torch.arrays.checks import told
+from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.compiler.tracing import is_plain
@@ -21,10 +21,10 @@ def as_sizes(group_sizes: Any, rows: int, groups: int | None, like: Tensor) -> t
     """`group_sizes` as an int64 CPU tensor and True, or as the caller's own tensor on `like`'s device and False.
 
     Host sizes (a sequence of integers, a numpy array, a CPU tensor) are checked: ValueError for a negative size or a
-    sum past `rows`. So is their number, where `groups` is given. Under torch.compile the check of values runs inside
-    the operators, when they are known.
+    sum past `rows`. Unless `groups` is None, their number must equal it. Under torch.compile the values are checked
+    inside the operators, where they are known.
     """
-    # exactly a Tensor: one that a compiler traces is of a subclass
+    # exactly a Tensor: those that a compiler traces are of a subclass
     if (
         type(group_sizes) is Tensor
         and group_sizes.is_cpu
@@ -32,7 +32,7 @@ def as_sizes(group_sizes: Any, rows: int, groups: int | None, like: Tensor) -> t
         and group_sizes.layout is _STRIDED
     ):
         host = group_sizes.tolist()
-        # as many sizes as groups, and numbers: then the tensor has one axis
+        # a list of as many integers as groups: then the tensor has one axis
         if type(host) is list and len(host) == groups and type(host[0]) is int and sum(host) <= rows:
             for size in host:
                 if size < 0:
@@ -41,12 +41,12 @@ def as_sizes(group_sizes: Any, rows: int, groups: int | None, like: Tensor) -> t
                 return group_sizes, True
     sizes, at_host = _checked_sizes(group_sizes, rows, like)
     if groups is not None and sizes.shape[0] != groups:
-        raise ValueError(f"group_sizes has {sizes.shape[0]} sizes and weight {groups} groups; give one size a group")
+        raise ValueError(f"group_sizes has {sizes.shape[0]} sizes and weight {groups} groups; give one size per group")
     return sizes, at_host
 
 
-def all_rows(x: Tensor) -> Any:
-    """Sizes of one group of all rows of `x`, on its device: a captured graph takes none from the host."""
+def all_rows(x: Tensor) -> list[int] | Tensor:
+    """The sizes of one group with all rows of `x`, on its device: a captured graph takes no sizes from the host."""
     return [x.shape[0]] if x.is_cpu else torch.full((1,), x.shape[0], device=x.device)
 
 
@@ -58,7 +58,7 @@ def _checked_sizes(group_sizes: Any, rows: int, like: Tensor) -> tuple[Tensor, b
     if group_sizes.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"group_sizes has dtype {name_of(group_sizes.dtype)}; give int32 or int64")
     if group_sizes.dim() != 1:
-        raise ValueError(f"group_sizes has shape {list(group_sizes.shape)}; give one size a group, [G]")
+        raise ValueError(f"group_sizes has shape {list(group_sizes.shape)}; give one size per group, [G]")
     check_layout("group_sizes", group_sizes)
     if not group_sizes.is_cpu:
         if group_sizes.device != like.device:
@@ -73,9 +73,9 @@ def _checked_sizes(group_sizes: Any, rows: int, like: Tensor) -> tuple[Tensor, b
 
 
 def _check_host(sizes: list[int], rows: int) -> None:
-    """ValueError unless `sizes` has a group, no negative size and a sum of at most `rows`."""
+    """Raises ValueError unless `sizes` has a group, no negative size and a sum of at most `rows`."""
     if not sizes:
-        raise ValueError("group_sizes is empty; give one size a group, at least one")
+        raise ValueError("group_sizes is empty; give one size per group, at least one")
     check_group_sizes(sizes, rows)
 
 
@@ -94,5 +94,5 @@ def _host_list(group_sizes: Any) -> list[int]:
         )
     for index, size in enumerate(group_sizes):
         if isinstance(size, bool) or not isinstance(size, int):
-            raise ValueError(f"group_sizes[{index}] is {told(size)}; sizes are integers")
+            raise ValueError(f"group_sizes[{index}] is {brief(size)}; sizes are integers")
     return list(group_sizes)

@@ -1,4 +1,4 @@
-"""How the rows of a tensor stand in memory."""
+"""How the rows of a tensor are laid out in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo_torch.compiler.tracing import is_plain
 def row_strides(x: Tensor) -> tuple[int, int] | None:
     """Elements between the rows of `x` and, for [G, N, K], between its matrices, where it can be written row by row.
 
-    None where the elements of a row stand apart, or rows or matrices overlap or interleave.
+    None where the elements of a row are not adjacent, or rows or matrices overlap or interleave.
     """
     rows, columns = x.shape[-2:]
     if x.is_contiguous():
@@ -24,7 +24,7 @@ def row_strides(x: Tensor) -> tuple[int, int] | None:
 
 
 def overlaps_itself(x: Tensor) -> bool:
-    """True unless every element of `x` surely has memory of its own."""
+    """True unless every element of `x` provably has its own memory."""
     reach = 1
     for stride, length in sorted(zip(x.stride(), x.shape, strict=True)):
         if length > 1:
@@ -35,7 +35,7 @@ def overlaps_itself(x: Tensor) -> bool:
 
 
 def share_memory(a: Tensor, b: Tensor) -> bool:
-    """True where an element of `a` may be an element of `b`; columns side by side in one matrix are not."""
+    """True where an element of `a` may be an element of `b`; disjoint columns of one matrix share no element."""
     if not (is_plain(a) and is_plain(b)) or not a.numel() or not b.numel():
         return False
     if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
@@ -46,11 +46,11 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
     if a.dim() != 2 or b.dim() != 2 or a.dtype is not b.dtype or a.stride() != b.stride() or a.stride(1) != 1:
         return True
     row = a.stride(0)
-    apart = (b.storage_offset() - a.storage_offset()) % row
-    return apart < a.shape[1] or apart + b.shape[1] > row
+    distance = (b.storage_offset() - a.storage_offset()) % row
+    return distance < a.shape[1] or distance + b.shape[1] > row
 
 
 def _extent(x: Tensor) -> tuple[int, int]:
-    """The first byte and the one after the last."""
+    """The addresses of the first byte and of the one after the last."""
     reach = 1 + sum(stride * (length - 1) for stride, length in zip(x.stride(), x.shape, strict=True))
     return x.data_ptr(), x.data_ptr() + reach * x.element_size()

@@ -1,1 +1,1 @@
-"""Saving and loading, with the recipe that the numbers were made with."""
+"""Saving and loading modules together with the recipes that they were trained with."""

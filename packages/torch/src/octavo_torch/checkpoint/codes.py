@@ -1,4 +1,4 @@
-"""Quantized weights as tensors of a file and back: codes and scales as they are, never quantized again."""
+"""Quantized weights as tensors of a file, and back: codes and scales are stored, and never quantized again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.distributed.fsdp.codes import reads_plain, whole_layer
-from octavo_torch.distributed.fsdp.planes import of_planes, planes_of
+from octavo_torch.distributed.fsdp.planes import from_planes, plane_names
 from octavo_torch.linear import functional
 from octavo_torch.linear.arguments import direction_name
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -27,7 +27,7 @@ _NAN_BYTE = {"e8m0": 0xFF, "e4m3": 0x7F}
 def codes_of(layer: RecipeModule, weight: Tensor, number: int) -> GroupedTensor | None:
     """Plain planes of a layer's weight as the next forward reads it; None where fprop reads values.
 
-    A weight that is codes already gives those. number: which of its module's layers the weight belongs to.
+    A CodedWeight already has them. number: which of its module's layers the weight belongs to.
     """
     spec = layer.recipe.quantizer("w")
     if spec is None or not layer.recipe.quantizes("fprop"):
@@ -45,44 +45,44 @@ def codes_of(layer: RecipeModule, weight: Tensor, number: int) -> GroupedTensor 
 
 
 def interleave_of(layer: RecipeModule, number: int) -> int:
-    """Rows of a block where gate and up projection take turns in the weight, 0 where none do."""
+    """Rows per block where gate and up rows are interleaved in the weight, else 0."""
     return getattr(layer, "interleave", None) or 0 if number == 0 else 0
 
 
 def weight_of(layer: RecipeModule, codes: GroupedTensor, dtype: torch.dtype, number: int) -> CodedWeight:
-    """The parameter of a layer whose weight these plain planes are, in the layouts that its backend reads."""
+    """The layer's parameter with these plain planes, in the layouts that its backend reads."""
     like = torch.empty((), dtype=dtype, device=codes.device)
     whole = whole_layer(layer.recipe, like, codes.shape, layer.backend)
     if not reads_plain(whole):
         convert = getattr(whole.quantize_w, "from_plain", None)
         if convert is None:
             raise ValueError(
-                f"{whole.quantizers['w'].backend} reads weights in layouts {whole.w_layouts} and makes them of values "
-                "alone; make the module with another backend="
+                f"{whole.quantizers['w'].backend} reads weights in layouts {whole.w_layouts} and produces them from "
+                "values only; create the module with another backend="
             )
         codes = convert(codes)
     return CodedWeight(codes, layer.recipe, dtype, interleave_of(layer, number))
 
 
 def to_tensors(name: str, codes: GroupedTensor) -> dict[str, Tensor]:
-    """The planes by name, shared ones once."""
-    payloads, scales = planes_of(codes.spec.quantizer)
+    """The planes by name; shared planes appear once."""
+    payloads, scales = plane_names(codes.spec.quantizer)
     return {f"{name}.{plane}": getattr(codes, plane).contiguous() for plane in (*payloads, *scales)}
 
 
 def describe(codes: GroupedTensor, dtype: torch.dtype, interleave: int) -> dict[str, Any]:
-    """What a file says of a quantized weight beside its planes."""
+    """The JSON value that a file holds for a quantized weight in addition to its planes."""
     return {"spec": codes.spec.model_dump(mode="json"), "dtype": DTYPE_NAMES[dtype], "interleave": interleave}
 
 
-def from_tensors(name: str, said: Any, tensors: Mapping[str, Tensor]) -> tuple[GroupedTensor, torch.dtype]:
-    """The GroupedTensor that `to_tensors` and `describe` told of; ValueError where something does not fit."""
+def from_tensors(name: str, entry: Any, tensors: Mapping[str, Tensor]) -> tuple[GroupedTensor, torch.dtype]:
+    """The inverse of `to_tensors` and `describe`; raises ValueError where something does not fit."""
     try:
-        spec, dtype = GroupedTensorSpec.model_validate(said["spec"]), DTYPES[said["dtype"]]
+        spec, dtype = GroupedTensorSpec.model_validate(entry["spec"]), DTYPES[entry["dtype"]]
     except (KeyError, TypeError, ValueError, OctavoError) as error:
-        raise ValueError(f"what the checkpoint says of {name} cannot be read: {error}; save it again") from None
-    payloads, scales = planes_of(spec.quantizer)
-    made: dict[str, Tensor] = {}
+        raise ValueError(f"the checkpoint's description of {name} cannot be read: {error}; save it again") from None
+    payloads, scales = plane_names(spec.quantizer)
+    planes: dict[str, Tensor] = {}
     for plane in (*payloads, *scales):
         value = tensors.get(f"{name}.{plane}")
         direction, _, part = plane.partition("_")
@@ -94,29 +94,29 @@ def from_tensors(name: str, said: Any, tensors: Mapping[str, Tensor]) -> tuple[G
         elif part == "global":
             needed, kind = (spec.groups,), torch.float32
         if value is None or tuple(value.shape) != needed or value.dtype is not kind:
-            given = "missing" if value is None else f"{value.dtype} {list(value.shape)}"
-            raise ValueError(f"{name}.{plane} is {given} in the checkpoint, and its spec says {kind} {list(needed)}")
+            stored = "missing" if value is None else f"{value.dtype} {list(value.shape)}"
+            raise ValueError(f"{name}.{plane} is {stored} in the checkpoint, and its spec says {kind} {list(needed)}")
         if part:
             check_scales(f"{name}.{plane}", value, "fp32" if part == "global" else spec.quantizer.scale_format)
-        made[plane] = value
-    return of_planes(spec, made), dtype
+        planes[plane] = value
+    return from_planes(spec, planes), dtype
 
 
 def check_scales(name: str, value: Tensor, kind: str) -> None:
-    """ValueError for scales that no quantizer of finite values makes: not positive, infinite or NaN.
+    """Raises ValueError for scales that finite values cannot have: not positive, infinite or NaN.
 
     NVFP4's block scales may be zero; E8M0 has no sign.
     """
     if kind == "fp32":
-        wrong = ~(value.isfinite() & (value > 0))
+        invalid = ~(value.isfinite() & (value > 0))
     elif kind == "e8m0":
-        wrong = value == _NAN_BYTE[kind]
+        invalid = value == _NAN_BYTE[kind]
     else:
-        wrong = value.view(torch.uint8) >= _NAN_BYTE[kind]
-    if wrong.any():
-        place = wrong.nonzero()[0].tolist()
+        invalid = value.view(torch.uint8) >= _NAN_BYTE[kind]
+    if invalid.any():
+        index = invalid.nonzero()[0].tolist()
         raise ValueError(
-            f"{name}{place} is {value[tuple(place)].item()} in the checkpoint, which is no scale of finite values"
+            f"{name}{index} is {value[tuple(index)].item()} in the checkpoint, which is not a scale of finite values"
         )
 
 

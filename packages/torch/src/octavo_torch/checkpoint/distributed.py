@@ -1,4 +1,4 @@
-"""Sharded checkpoints by torch.distributed.checkpoint: any number of ranks, either form of parameters, no pickle."""
+"""Sharded checkpoints with torch.distributed.checkpoint: any number of ranks, either form of parameters, no pickle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from octavo_torch.arrays.checks import check_module, check_path
 from octavo_torch.arrays.group_parameters import part_names
-from octavo_torch.arrays.per_group import in_one_piece
+from octavo_torch.arrays.per_group import stacked_view
 from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_layers, recipe_state
 from octavo_torch.distributed.fsdp.shard import WeightShard
 
@@ -24,42 +24,42 @@ from octavo_torch.distributed.fsdp.shard import WeightShard
 def save_distributed(module: nn.Module, folder: str | Path) -> None:
     """Write the state dict of `module` and its recipes' fingerprints to safetensors files in `folder`.
 
-    Every rank of the default group calls it and writes what it has; without one, this process writes all. Needs the
-    package safetensors. Codes of weights are no values: save_checkpoint writes those.
+    Every rank of the default process group calls it and writes its part; without a process group, this process writes
+    everything. Needs the package safetensors. Only values are written: for weights as codes use save_checkpoint.
     """
     check_module(module)
     check_path("folder", folder)
     state = {**module.state_dict(), **recipe_state(module)}
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    with _alone():
+    with _without_process_group_warning():
         save({name: _values(value) for name, value in state.items()}, storage_writer=writer)
 
 
 @torch.no_grad()
 def load_distributed(module: nn.Module, folder: str | Path) -> None:
-    """Read what `save_distributed` wrote into `module`, which may be sharded otherwise, over more or fewer ranks.
+    """Load what `save_distributed` wrote into `module`, which may be sharded differently, over more or fewer ranks.
 
-    A module with one parameter a group loads what one with a parameter for all groups has saved, and the other way
-    round. Raises ValueError where recipes differ or arrays are missing.
+    A module with one parameter per group loads what a module with one parameter for all groups has saved, and vice
+    versa. Raises ValueError where recipes differ or arrays are missing.
     """
     check_module(module)
     check_path("folder", folder)
     reader = HuggingFaceStorageReader(str(folder))
-    with _alone():
+    with _without_process_group_warning():
         saved = reader.read_metadata().state_dict_metadata.keys()
-        prints = recipe_state(module)
-        wanted = _wanted(module, saved)
-        missing = sorted((wanted.keys() | prints.keys()) - saved)
+        fingerprints = recipe_state(module)
+        targets = _targets(module, saved)
+        missing = sorted((targets.keys() | fingerprints.keys()) - saved)
         if missing:
             raise ValueError(f"the checkpoint in {folder} lacks {missing}; give one of a module like this")
-        found = {name: torch.zeros_like(value) for name, value in prints.items()}
-        load(found, storage_reader=reader)
-        check_recipe_state(module, found)
-        load(wanted, storage_reader=reader)
+        saved_fingerprints = {name: torch.zeros_like(value) for name, value in fingerprints.items()}
+        load(saved_fingerprints, storage_reader=reader)
+        check_recipe_state(module, saved_fingerprints)
+        load(targets, storage_reader=reader)
 
 
-def _wanted(module: nn.Module, saved: Set[str]) -> dict[str, Tensor]:
-    """Where the checkpoint's arrays go, by the names that they have there: views of the module's own memory."""
+def _targets(module: nn.Module, saved: Set[str]) -> dict[str, Tensor]:
+    """Tensors to load into, by their names in the checkpoint: views of the module's own memory."""
     state = {name: _values(value) for name, value in module.state_dict().items()}
     for prefix, layer in recipe_layers(module).items():
         for own in layer._shapes:
@@ -68,18 +68,18 @@ def _wanted(module: nn.Module, saved: Set[str]) -> dict[str, Tensor]:
             if whole in state and whole not in saved and set(parts) <= saved:
                 state.update(_parts(state.pop(whole), parts))
             elif whole not in state and whole in saved:
-                made = in_one_piece([state.pop(part) for part in parts])
-                if made is None:
+                view = stacked_view([state.pop(part) for part in parts])
+                if view is None:
                     raise ValueError(
-                        f"{whole} is one array in the checkpoint and {parts[0]} and its like are apart here; load it "
-                        "before they are sharded"
+                        f"{whole} is one array in the checkpoint and {parts[0]} and its siblings are not in one block "
+                        "of memory here; load it before they are sharded"
                     )
-                state[whole] = made
+                state[whole] = view
     return state
 
 
 def _parts(whole: Tensor, names: list[str]) -> dict[str, Tensor]:
-    """Views of the groups of `whole` that this rank has something of."""
+    """Views of those groups of `whole` that this rank has a part of."""
     if not isinstance(whole, DTensor):
         return dict(zip(names, whole.unbind(0), strict=True))
     local, mesh = whole.to_local(), whole.device_mesh
@@ -92,25 +92,25 @@ def _parts(whole: Tensor, names: list[str]) -> dict[str, Tensor]:
         }
     if mesh.ndim > 1:
         raise ValueError(
-            f"{names[0]} and its like are sharded by groups on a mesh of {mesh.ndim} axes; load them whole"
+            f"{names[0]} and its siblings are sharded by groups on a mesh of {mesh.ndim} axes; load them whole"
         )
     first = -(-whole.shape[0] // mesh.size()) * mesh.get_local_rank()
     return dict(zip(names[first:], local.unbind(0), strict=False))
 
 
 def _values(value: Tensor) -> Tensor:
-    """`value` with an ordinary tensor inside, the same memory."""
+    """`value` without a WeightShard inside; it shares the memory."""
     if isinstance(value, DTensor) and isinstance(value._local_tensor, WeightShard):
         return DTensor.from_local(
-            value._local_tensor.held, value.device_mesh, value.placements, run_check=False,
+            value._local_tensor.wrapped, value.device_mesh, value.placements, run_check=False,
             shape=value.shape, stride=value.stride(),
         )  # fmt: skip
     return value
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """Without the warning that one process is one process."""
+def _without_process_group_warning() -> Iterator[None]:
+    """Suppress the warning that torch.distributed is not initialized: one process may save and load, too."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         yield

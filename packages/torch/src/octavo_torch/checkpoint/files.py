@@ -1,7 +1,7 @@
-"""Checkpoints of modules in safetensors files: tensors as they are, recipes with fingerprints, weights as codes.
+"""Checkpoints of modules in safetensors files: tensors, recipes with fingerprints, and weights as values or codes.
 
-A file holds arrays and JSON, nothing that is executed when it is read. Its metadata has the format's version, the
-recipe of every grouped layer, what is needed to read quantized weights, and the SHA-256 of every array and of itself.
+A file holds arrays and JSON; reading it executes nothing. Its metadata has the format's version, the recipe of every
+grouped layer, the description of quantized weights, and the SHA-256 of every array and of itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from octavo_torch.arrays.checks import check_flag, check_module, check_path, told
+from octavo_torch.arrays.checks import brief, check_flag, check_module, check_path
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.checkpoint import codes
 from octavo_torch.checkpoint.recipes import check_recipes_json, recipe_layers, recipes_json
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -25,16 +26,16 @@ from octavo_torch.scaling.recipe_module import RecipeModule
 
 VERSION = 1
 _KEY = "octavo"
-"""Of the metadata's one entry: a digest, a space, and the JSON that it is of. Two entries would have no fixed order."""
+"""Key of the single metadata entry: a digest, a space, and its JSON. Two entries would have no fixed order."""
 
 
 def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = False) -> None:
     """Write the state dict of `module` and its recipes to one safetensors file. Needs the package safetensors.
 
-    quantized   weights of grouped layers as the codes and scales that the next forward reads, not as values; weights
-                that are codes already are written so in any case, unchanged
+    quantized   write weights of grouped layers as the codes and scales that the next forward reads, not as values;
+                weights that are already codes are always written unchanged
 
-    Raises ValueError for sharded parameters: torch.distributed.checkpoint saves those, with `recipe_state` beside them.
+    Raises ValueError for sharded parameters: save those and `recipe_state` with torch.distributed.checkpoint.
     """
     from safetensors.torch import save_file
 
@@ -46,57 +47,55 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
         weight = layer._parameters[parameter]
         if weight is None or not (quantized or isinstance(weight, CodedWeight)):
             continue
-        made = codes.codes_of(layer, weight, number)
-        if made is not None:
+        quantized_weight = codes.codes_of(layer, weight, number)
+        if quantized_weight is not None:
             del tensors[name]
-            tensors |= codes.to_tensors(name, made)
-            weights[name] = codes.describe(made, weight.dtype, codes.interleave_of(layer, number))
+            tensors |= codes.to_tensors(name, quantized_weight)
+            weights[name] = codes.describe(quantized_weight, weight.dtype, codes.interleave_of(layer, number))
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    said = {
+    header = {
         "version": VERSION,
         "recipes": json.loads(recipes_json(module)),
         "weights": weights,
         "sha256": {name: digest(value) for name, value in tensors.items()},
     }
-    text = json.dumps(said, sort_keys=True)
+    text = json.dumps(header, sort_keys=True)
     save_file(tensors, str(path), {_KEY: f"{hashlib.sha256(text.encode()).hexdigest()} {text}"})
 
 
 def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["same", "any"] = "same") -> None:
-    """Read what `save_checkpoint` wrote into `module`: every array of the file, for every one of the module.
+    """Load a file that `save_checkpoint` wrote into `module`; file and module must have the same arrays.
 
-    Weights that were saved as codes become CodedWeight parameters with just these codes, which take no gradient. Every
-    array's digest, shape and dtype is checked, and that scales are scales.
+    Weights that were saved as codes become CodedWeight parameters with exactly these codes, which take no gradient.
+    Digest, shape and dtype of every array are checked, and that scales are finite and positive.
 
-    recipes   "same": each grouped layer has the recipe that it was saved with; "any": values may be loaded for another
-              recipe, codes may not
+    recipes   "same": each grouped layer must have the recipe that it was saved with; "any": values may be loaded for
+              another recipe, codes may not
 
-    Raises ValueError for a file that is damaged, is no such checkpoint, or does not fit `module`.
+    Raises ValueError for a file that is damaged, is not such a checkpoint, or does not fit `module`.
     """
     check_module(module)
     check_path("path", path)
     if not isinstance(recipes, str) or recipes not in ("same", "any"):
-        raise ValueError(f"recipes is {told(recipes)}; give 'same' or 'any'")
-    said, tensors = _read(Path(path))
-    if recipes == "same" or said["weights"]:
-        check_recipes_json(module, said["recipes"])
-    found = {name: (layer, parameter, number) for name, layer, parameter, number in _weights(module)}
+        raise ValueError(f"recipes is {brief(recipes)}; give 'same' or 'any'")
+    header, tensors = _read(Path(path))
+    if recipes == "same" or header["weights"]:
+        check_recipes_json(module, header["recipes"])
+    weights = {name: (layer, parameter, number) for name, layer, parameter, number in _weights(module)}
     coded: dict[str, CodedWeight] = {}
-    for name, about in said["weights"].items():
-        if name not in found:
-            raise ValueError(f"the checkpoint has codes of {name}, which is no weight of a grouped layer here")
-        layer, parameter, number = found[name]
-        made, dtype = codes.from_tensors(name, about, tensors)
-        own = codes.interleave_of(layer, number)
-        if about.get("interleave") != own:
-            raise ValueError(
-                f"{name} was saved with interleave={about.get('interleave')} and has {own} here; make it alike"
-            )
-        _check_like(name, layer._parameters[parameter], made.shape, dtype)
-        for plane in codes.to_tensors(name, made):
+    for name, entry in header["weights"].items():
+        if name not in weights:
+            raise ValueError(f"the checkpoint has codes of {name}, which is not a weight of a grouped layer here")
+        layer, parameter, number = weights[name]
+        weight_codes, dtype = codes.from_tensors(name, entry, tensors)
+        saved, own = entry.get("interleave"), codes.interleave_of(layer, number)
+        if saved != own:
+            raise ValueError(f"{name} was saved with interleave={saved} and has {own} here; create it with {saved}")
+        _check_like(name, layer._parameters[parameter], weight_codes.shape, dtype)
+        for plane in codes.to_tensors(name, weight_codes):
             del tensors[plane]
         device = layer._parameters[parameter].device  # type: ignore[union-attr]
-        coded[name] = codes.weight_of(layer, _moved(made, device), dtype, number)
+        coded[name] = codes.weight_of(layer, _moved(weight_codes, device), dtype, number)
     state = module.state_dict()
     for name, value in tensors.items():
         if name in state:
@@ -107,7 +106,7 @@ def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["sa
             raise ValueError(f"{name} is on the meta device, where loading does nothing; call module.to_empty first")
     _load(module, tensors, coded.keys())
     for name, weight in coded.items():
-        layer, parameter, _ = found[name]
+        layer, parameter, _ = weights[name]
         layer._parameters[parameter] = nn.Parameter(weight, requires_grad=False)
 
 
@@ -121,11 +120,11 @@ def _plain_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, value in module.state_dict().items():
         if isinstance(value, DTensor):
             raise ValueError(
-                f"{name} is sharded over {value.device_mesh}; save it with torch.distributed.checkpoint, and "
-                "octavo_torch.recipe_state beside it"
+                f"{name} is sharded over {value.device_mesh}; save it and octavo_torch.recipe_state with "
+                "torch.distributed.checkpoint"
             )
         if not isinstance(value, Tensor):
-            raise ValueError(f"{name} is a {type(value).__name__} in the state dict; a checkpoint holds tensors alone")
+            raise ValueError(f"{name} is a {type(value).__name__} in the state dict; a checkpoint holds tensors only")
         yield name, value
 
 
@@ -138,7 +137,7 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, RecipeModule, str, int]]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The metadata and the arrays of a file, digests checked."""
+    """The metadata and the arrays of a file, after checking the digests."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -146,49 +145,51 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path} is no whole safetensors file: {error}; copy or save it again") from None
+        raise ValueError(f"{path} is not a complete safetensors file: {error}; copy or save it again") from None
     try:
         check, _, text = metadata[_KEY].partition(" ")
-        said = json.loads(text)
-        version, digests = said["version"], said["sha256"]
-        well_formed = all(isinstance(said[part], Mapping) for part in ("recipes", "weights", "sha256"))
+        header = json.loads(text)
+        version, digests = header["version"], header["sha256"]
+        well_formed = all(isinstance(header[part], Mapping) for part in ("recipes", "weights", "sha256"))
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise ValueError(f"{path} says nothing of Octavo; load_checkpoint reads what save_checkpoint wrote") from None
+        raise ValueError(f"{path} lacks Octavo's metadata; load_checkpoint reads what save_checkpoint wrote") from None
     if hashlib.sha256(text.encode()).hexdigest() != check:
-        raise ValueError(f"what {path} says of its arrays was changed after it was saved; copy or save it again")
+        raise ValueError(f"the metadata of {path} was changed after it was saved; copy or save it again")
     if version != VERSION or not well_formed:
         raise ValueError(
             f"{path} has version {version!r} and this octavo-torch reads {VERSION}; install the one that wrote it"
         )
     if digests.keys() != tensors.keys():
         raise ValueError(
-            f"{path} has arrays {sorted(digests.keys() ^ tensors.keys())} of which its list knows or lacks"
+            f"{path} and its own list of arrays differ in {sorted(digests.keys() ^ tensors.keys())}; "
+            "copy or save it again"
         )
     for name, value in tensors.items():
         if digest(value) != digests[name]:
             raise ValueError(f"{name} in {path} has other bytes than were saved; copy or save it again")
-    return said, tensors
+    return header, tensors
 
 
 def _load(module: nn.Module, tensors: Mapping[str, Tensor], coded: Set[str]) -> None:
-    """Every array into its place; those of `coded` need none."""
+    """Load every array into the module's state; the weights in `coded` are not among them."""
     try:
         missing, unknown = module.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
         raise ValueError(f"the checkpoint does not fit the module: {error}") from None
     missing = [name for name in missing if name not in coded]
     if missing or unknown:
-        raise ValueError(f"the checkpoint lacks {missing} and has {unknown}, which the module has not")
+        raise ValueError(f"the checkpoint lacks {missing} and has {unknown}, which the module does not have")
 
 
 def _check_like(name: str, own: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> None:
     if own is None or own.shape != shape or own.dtype is not dtype:
         here = "absent" if own is None else f"{own.dtype} {list(own.shape)}"
-        raise ValueError(f"{name} is {dtype} {list(shape)} in the checkpoint and {here} here; make the module alike")
+        raise ValueError(f"{name} is {dtype} {list(shape)} in the checkpoint and {here} here; create a matching module")
 
 
-def _moved(made: Any, device: torch.device) -> Any:
-    return pytree.tree_map_only(Tensor, lambda plane: plane.to(device), made)
+def _moved(codes: GroupedTensor, device: torch.device) -> GroupedTensor:
+    moved: GroupedTensor = pytree.tree_map_only(Tensor, lambda plane: plane.to(device), codes)
+    return moved
 
 
 __all__ = ["digest", "load_checkpoint", "save_checkpoint"]

@@ -1,6 +1,6 @@
 """Tensor parallelism of grouped layers: styles for torch.distributed.tensor.parallel.parallelize_module.
 
-A rank has a part of each group's matrix, and quantizes that part by itself: scales are those of a layer of the part's
+A rank has a part of each group's matrix and quantizes that part by itself: its scales are those of a layer of that
 size. Rows, group sizes and probabilities are the same on every rank of the group.
 """
 
@@ -20,7 +20,7 @@ from octavo_torch.mlp.module import GroupedMLP
 
 
 class _Style(ParallelStyle):
-    """Parameters sharded by name; what enters and what leaves is exchanged in hooks."""
+    """Parameters sharded by name; hooks exchange the inputs' gradients and the results."""
 
     kind: type[nn.Module]
     shards: ClassVar[Mapping[str, int]]
@@ -28,7 +28,7 @@ class _Style(ParallelStyle):
     adds_results = False
 
     def __init__(self, *, reduce: bool = True) -> None:
-        """reduce: False leaves the sum of a result over the ranks to the caller."""
+        """reduce: False leaves summing a result over the ranks to the caller."""
         super().__init__()
         self.reduce = reduce
 
@@ -42,32 +42,32 @@ class _Style(ParallelStyle):
             if parameter is None:
                 continue
             if name not in self.shards and not name.startswith("bias"):
-                raise ValueError(f"{name} is one of several weights; make the layer without per_group_parameters")
+                raise ValueError(f"{name} is one of several weights; create the layer without per_group_parameters")
             placement: Placement = Shard(self.shards[name]) if name in self.shards else Replicate()
-            made = distribute_tensor(parameter.detach(), device_mesh, [placement])
-            module._parameters[name] = nn.Parameter(made, parameter.requires_grad)
+            sharded = distribute_tensor(parameter.detach(), device_mesh, [placement])
+            module._parameters[name] = nn.Parameter(sharded, parameter.requires_grad)
         if self.gathers_gradients:
-            module.register_forward_pre_hook(_Entering(device_mesh), with_kwargs=True)
+            module.register_forward_pre_hook(_SumInputGradients(device_mesh), with_kwargs=True)
         if self.adds_results and self.reduce:
-            module.register_forward_hook(_Leaving(device_mesh))
+            module.register_forward_hook(_SumResults(device_mesh))
         return module
 
     def check(self, module: Any, ranks: int) -> None:
-        """ValueError where `module` cannot be split among `ranks`."""
+        """Raises ValueError where `module` cannot be split among `ranks`."""
         for name, dim in self.shards.items():
             parameter = module._parameters.get(name)
             if parameter is not None and parameter.shape[dim] % ranks:
                 raise ValueError(
                     f"{name} has shape {list(parameter.shape)} and dim {dim} is split among {ranks} ranks; "
-                    "give features that they divide"
+                    "give features that the ranks divide"
                 )
 
 
 class GroupedColumnParallel(_Style):
     """A GroupedLinear whose out-features are split: y is this rank's [M, N / ranks]; gradients of x are summed.
 
-    Two halves of features that a gated activation reads are split as one axis, so that a rank would get one of them:
-    take GroupedMLPParallel there.
+    Do not use it before a gated activation: the two halves of the features are split as one axis, so a rank would get
+    one half; use GroupedMLPParallel there.
     """
 
     kind = GroupedLinear
@@ -84,8 +84,9 @@ class GroupedRowParallel(_Style):
 
 
 class GroupedMLPParallel(_Style):
-    """A GroupedMLP whose hidden features are split: x and y are whole. A gated one has `interleave`, in blocks of which
-    each rank gets the same number of gate and up.
+    """A GroupedMLP whose hidden features are split: x and y are whole.
+
+    A gated MLP needs `interleave`, so that each rank gets the same blocks of the gate and of the up projection.
     """
 
     kind = GroupedMLP
@@ -93,7 +94,7 @@ class GroupedMLPParallel(_Style):
     gathers_gradients = adds_results = True
 
     def check(self, module: GroupedMLP, ranks: int) -> None:
-        """As for every style, and whole blocks a rank."""
+        """As for every style; a gated MLP also needs whole blocks per rank."""
         super().check(module, ranks)
         if module.activation not in GATED:
             return
@@ -101,33 +102,33 @@ class GroupedMLPParallel(_Style):
         if block is None:
             raise ValueError(
                 f"{module.activation} reads a gate and an up projection, whose halves would go to different ranks; "
-                "make the GroupedMLP with interleave=, which lets both take turns in blocks"
+                "create the GroupedMLP with interleave=, which alternates both in blocks"
             )
         if module.hidden_features % (block * ranks):
             raise ValueError(
                 f"hidden_features is {module.hidden_features} in blocks of {block} for {ranks} ranks; "
-                "give a number that blocks times ranks divide"
+                "give a multiple of {block * ranks}"
             )
 
 
-class _Entering:
-    """A forward pre-hook: rows and what scales them are whole on each rank, and their gradients parts of a sum."""
+class _SumInputGradients:
+    """A forward pre-hook: inputs are whole on each rank, and their gradients are summed over the ranks."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The arguments with gradients that are summed over the ranks."""
+        """The arguments, with gradients that are summed over the ranks."""
         return tuple(map(self._summed, args)), {name: self._summed(value) for name, value in kwargs.items()}
 
     def _summed(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.requires_grad:
             return value
-        whole = DTensor.from_local(value, self.mesh, [Replicate()], run_check=False)
-        return whole.to_local(grad_placements=[Partial()])
+        replicated = DTensor.from_local(value, self.mesh, [Replicate()], run_check=False)
+        return replicated.to_local(grad_placements=[Partial()])
 
 
-class _Leaving:
+class _SumResults:
     """A forward hook: the sum of the ranks' results."""
 
     def __init__(self, mesh: DeviceMesh) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from octavo_registry.contract.cards import GATED, Activation
-from octavo_torch.arrays.checks import told
+from octavo_torch.arrays.checks import brief
 from octavo_torch.compiler.operators import Operators
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -79,7 +79,7 @@ _PARTS: dict[str, Callable[[Tensor], ValueAndSlope]] = {
 def check_activation(activation: Any) -> Activation:
     """`activation`; ValueError for a name that is none."""
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {told(activation)}; give one of {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"activation is {brief(activation)}; give one of {', '.join(ACTIVATIONS)}")
     return activation
 
 

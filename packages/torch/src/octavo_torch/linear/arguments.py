@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo import QuantizerSpec, Recipe
 from octavo.quantizer import Direction, Operand
-from octavo_torch.arrays.checks import check_recipe, check_spec, told
+from octavo_torch.arrays.checks import brief, check_recipe, check_spec
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.operands import check_layout, check_tensor
 from octavo_torch.arrays.strides import overlaps_itself, share_memory
@@ -69,7 +69,7 @@ def check_state(recipe: Recipe, state: DelayedState | None, like: Tensor, groups
             "give a DelayedState, DelayedState.create(recipe, num_groups, device) makes one"
         )
     if not isinstance(state, DelayedState):
-        raise ValueError(f"state is {told(state)}; give a DelayedState, DelayedState.create makes one")
+        raise ValueError(f"state is {brief(state)}; give a DelayedState, DelayedState.create makes one")
     needed = like.shape[0] if groups is None else groups
     if state.groups != needed:
         raise ValueError(f"state holds {state.groups} groups and the weight {needed}; give one made for {needed}")
@@ -162,7 +162,7 @@ def check_quantize(x: Any, spec: Any, group_sizes: Any, seed: Any, scale: Any, g
 def check_group_offset(group_offset: Any) -> None:
     """ValueError for anything but a 32-bit number."""
     if not isinstance(group_offset, int) or not 0 <= group_offset < 1 << 32:
-        raise ValueError(f"group_offset is {told(group_offset)}; give the first group's number, from 0 to 2^32 - 1")
+        raise ValueError(f"group_offset is {brief(group_offset)}; give the first group's number, from 0 to 2^32 - 1")
 
 
 def check_scale(scale: Any, groups: int, spec: QuantizerSpec) -> None:
@@ -184,18 +184,18 @@ def check_grouped_mm(a: Any, b: Any, offs: Any, out_dtype: Any) -> None:
         given = f"{name_of(offs.dtype)} {list(offs.shape)}" if isinstance(offs, Tensor) else type(offs).__name__
         raise ValueError(f"offs is {given}; give int32 [G], the cumulative end of each group")
     if out_dtype is not None and (not isinstance(out_dtype, torch.dtype) or out_dtype not in DTYPE_NAMES):
-        raise ValueError(f"out_dtype is {told(out_dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
+        raise ValueError(f"out_dtype is {brief(out_dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
 
 
 def operand_name(operand: Any) -> Operand | None:
     """`operand`, or ValueError."""
     if operand is not None and (not isinstance(operand, str) or operand not in ("x", "w", "dy")):
-        raise ValueError(f"operand is {told(operand)}; give 'x', 'w' or 'dy'")
+        raise ValueError(f"operand is {brief(operand)}; give 'x', 'w' or 'dy'")
     return cast(Operand | None, operand)
 
 
 def direction_name(direction: Any) -> Direction:
     """`direction`, or ValueError."""
     if not isinstance(direction, str) or direction not in ("rowwise", "columnwise"):
-        raise ValueError(f"direction is {told(direction)}; give 'rowwise' or 'columnwise'")
+        raise ValueError(f"direction is {brief(direction)}; give 'rowwise' or 'columnwise'")
     return cast(Direction, direction)

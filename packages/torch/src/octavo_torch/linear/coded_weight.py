@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.utils import _pytree as pytree
 
 from octavo import GroupedTensorSpec, Recipe
-from octavo_torch.arrays.checks import check_dtype, check_recipe, told
+from octavo_torch.arrays.checks import brief, check_dtype, check_recipe
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.linear.weights import QuantizedWeight
 
@@ -55,7 +55,7 @@ class CodedWeight(torch.Tensor):
     def __new__(cls, codes: GroupedTensor, recipe: Recipe, dtype: torch.dtype, interleave: int = 0) -> CodedWeight:
         """The weight of `codes`, whose shape it has; `dtype` is that of the values. ValueError for what is no codes."""
         if not isinstance(codes, GroupedTensor) or codes.spec.ragged_axis is not None:
-            raise ValueError(f"codes is {told(codes)}; give the GroupedTensor of stacked matrices [G, N, K]")
+            raise ValueError(f"codes is {brief(codes)}; give the GroupedTensor of stacked matrices [G, N, K]")
         check_recipe(recipe)
         check_dtype(dtype)
         made: CodedWeight = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=dtype, device=codes.device)

@@ -27,7 +27,7 @@ from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import Seed
 from octavo_torch.wgrad.main_grad import MainGrad
 from octavo_torch.wgrad.postponed import DelayedWgrad
-from octavo_torch.wgrad.target import BESIDE_GRAPH, target_for
+from octavo_torch.wgrad.target import OUTSIDE_GRAPH, target_for
 
 _Parameter = torch.nn.Parameter
 _autocast_anywhere, _transforms_active = contexts.autocast_anywhere, contexts.transforms_active
@@ -165,7 +165,7 @@ def _apply_with_own_sizes(x: Rows, weight: Weights | QuantizedWeight, recipe: Re
 
 
 _apply_beside_graph: Callable[..., Tensor] = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    apply, reason=BESIDE_GRAPH
+    apply, reason=OUTSIDE_GRAPH
 )
 
 _NAMES = (

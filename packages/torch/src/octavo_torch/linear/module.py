@@ -17,7 +17,7 @@ from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.quantized_operands import quantize_input, quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight, check_own
 from octavo_torch.scaling.delayed_state import DelayedState
-from octavo_torch.scaling.recipe_module import RecipeModule
+from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule
 from octavo_torch.scaling.seeds import SeedCounter
 
 _is_compiling = torch.compiler.is_compiling
@@ -61,7 +61,8 @@ class GroupedLinear(RecipeModule):
         """
         check_flag("bias", bias)
         sides = {"num_groups": num_groups, "in_features": in_features, "out_features": out_features}
-        super().__init__(sides, recipe, device, backend, seed, main_grad, per_group_parameters, delay_wgrad)
+        options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad)
+        super().__init__(sides, options, device)
         self._held: Held = {}
         shapes = {
             "weight": (num_groups, out_features, in_features),

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from octavo import Recipe
-from octavo_torch.arrays.checks import told
+from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.per_group import Weights, leaves_of, version_of
 from octavo_torch.compiler.tracing import is_plain
@@ -72,7 +72,7 @@ def layouts_of(codes: GroupedTensor) -> Layouts:
 def check_own(name: str, given: QuantizedWeight, own: Weights | None) -> None:
     """ValueError unless `given` was made of just the tensors of `own`."""
     if not isinstance(given, QuantizedWeight):
-        raise ValueError(f"{name} is {told(given)}; give what this module's quantize_{name} returned")
+        raise ValueError(f"{name} is {brief(given)}; give what this module's quantize_{name} returned")
     ours, theirs = () if own is None else leaves_of(own), leaves_of(given.weight)
     if len(ours) != len(theirs) or any(a is not b for a, b in zip(ours, theirs, strict=True)):
         what, made = ("were", "quantize_weights") if name == "weights" else ("was", "quantize_weight")

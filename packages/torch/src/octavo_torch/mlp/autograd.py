@@ -17,7 +17,7 @@ from torch import Tensor
 
 from octavo_torch.arithmetic import operations
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.arrays.interleaving import from_halves, interleaved_wgrad, to_halves
+from octavo_torch.arrays.interleaving import from_halves, to_halves
 from octavo_torch.compiler.second_derivative import once_differentiated
 from octavo_torch.functions.activations import activate_gradient, probs_gradient
 from octavo_torch.linear.autograd import (
@@ -32,6 +32,7 @@ from octavo_torch.mlp.forward import MlpCall, activation_again, forward, run_fus
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import SeedCounter
+from octavo_torch.wgrad.function import interleaved_wgrad
 
 
 class GroupedMLPFunction(torch.autograd.Function):

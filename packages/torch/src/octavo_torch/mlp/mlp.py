@@ -28,7 +28,7 @@ from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import Seed
 from octavo_torch.wgrad.main_grad import MainGrad
 from octavo_torch.wgrad.postponed import DelayedWgrad
-from octavo_torch.wgrad.target import BESIDE_GRAPH, target_for
+from octavo_torch.wgrad.target import OUTSIDE_GRAPH, target_for
 
 _HIGH_PRECISION = HighPrecision()
 _is_compiling = torch.compiler.is_compiling
@@ -127,7 +127,7 @@ def _codes(weight: Weights | QuantizedWeight, recipe: Recipe, layouts: Layouts |
 _apply_in_graph = torch._dynamo.nonstrict_trace(apply)
 
 _apply_beside_graph: Callable[..., Tensor] = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    apply, reason=BESIDE_GRAPH
+    apply, reason=OUTSIDE_GRAPH
 )
 
 

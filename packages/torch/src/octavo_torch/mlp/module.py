@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from octavo import Recipe
 from octavo_registry.contract.cards import GATED, Activation
-from octavo_torch.arrays.checks import check_flag, told
+from octavo_torch.arrays.checks import brief, check_flag
 from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.functions.activations import check_activation
@@ -20,7 +20,7 @@ from octavo_torch.linear.quantized_operands import quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight, check_own
 from octavo_torch.mlp import mlp
 from octavo_torch.mlp.plan import MlpPlan
-from octavo_torch.scaling.recipe_module import RecipeModule
+from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule
 
 QuantizedWeights = tuple[QuantizedWeight, QuantizedWeight]
 
@@ -79,9 +79,8 @@ class GroupedMLP(RecipeModule):
             "hidden_features": hidden_features,
             "out_features": in_features if out_features is None else out_features,
         }
-        super().__init__(
-            sides, recipe, device, backend, seed, main_grad, per_group_parameters, delay_wgrad, layers=(2,)
-        )
+        options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad)
+        super().__init__(sides, options, device, layers=(2,))
         self.activation = check_activation(activation)
         inner = hidden_features * (2 if activation in GATED else 1)
         shapes: dict[str, tuple[int, ...] | None] = {
@@ -125,7 +124,7 @@ class GroupedMLP(RecipeModule):
         first, second = self.weights
         if weights is not None:
             if not isinstance(weights, tuple | list) or len(weights) != 2:
-                raise ValueError(f"weights is {told(weights)}; give what this module's quantize_weights returned")
+                raise ValueError(f"weights is {brief(weights)}; give what this module's quantize_weights returned")
             for given, own in zip(weights, (first, second), strict=True):
                 check_own("weights", given, own)
         return mlp.run(

@@ -1,1 +1,1 @@
-"""Tokens to experts and back: routing, permutation, the exchange between ranks."""
+"""Tokens to experts and back: routing, permutation, exchange between ranks."""

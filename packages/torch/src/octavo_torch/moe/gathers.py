@@ -1,7 +1,8 @@
-"""Routing and moved rows in torch's operations, for where no backend serves them: octavo_registry.Bound has the calls.
+"""Routing, permuting and combining rows in torch's operations, used where no backend serves them.
 
-Custom operators, so that bits do not depend on how a compiler orders sums; all are gathers, so that no sum depends on
-an order of threads. `order` [M], `position` [T, k] and `routed` [T, k] are those of permutation.Routing.
+octavo_registry.Bound describes the calls. They are custom operators, so that bits do not depend on how a compiler
+orders sums, and all are gathers, so that no sum depends on an order of threads.
+`order` [M], `position` [T, k] and `routed` [T, k] are those of permutation.Routing.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ def _route_fake(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tens
 
 
 def _permute_rows(x: Tensor, order: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None) -> Tensor:
-    # sorted, those that are routed nowhere stand at the end
+    # sorted: choices that are routed nowhere are at the end
     live = torch.arange(order.shape[0], device=order.device) < routed.sum()
     tokens = order // routed.shape[1]
     if weights is None:
-        # a row of zeros to read costs one row; to overwrite rows afterwards costs a pass over all of them
+        # reading an added row of zeros costs one row; overwriting rows afterwards would cost a pass over all of them
         padded = torch.cat((x, x.new_zeros((1, x.shape[1]))))
         return padded.index_select(0, torch.where(live, tokens, x.shape[0]))
     rows = x.index_select(0, tokens).float() * weights.reshape(-1).index_select(0, order)[:, None]

@@ -1,4 +1,4 @@
-"""Who routes choices and moves rows: a backend's functions, or torch's operations where none serves."""
+"""Chooses the functions that route choices and move rows: a backend's, or torch's operations where none serves."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from octavo_torch.dispatch.memo import Kept, arch_of
 from octavo_torch.moe import gathers
 
 Run = Callable[..., Any]
+Route = Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
 Names = str | tuple[str, ...] | None
 
-_OWN: dict[Op, Run] = {
+_FALLBACKS: dict[Op, Run] = {
     "route": gathers.route,
     "permute_rows": gathers.permute_rows,
     "combine_rows": gathers.combine_rows,
@@ -30,19 +31,19 @@ _functions: Kept[Run] = Kept()
 
 
 class Moves(NamedTuple):
-    """The functions that move rows, of one dtype and device: octavo_registry.Bound has the calls."""
+    """The functions that move rows of one dtype on one device; octavo_registry.Bound describes them."""
 
-    permute_rows: Run
-    combine_rows: Run
-    dot_rows: Run
+    permute_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
+    combine_rows: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+    dot_rows: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def moves_for(x: Tensor, backend: Names) -> Moves:
-    """Those for rows like `x`. A backward takes forward's: its thread knows nothing of `octavo_registry.prefer`."""
+    """Moves for rows like `x`. A backward uses forward's, because its thread does not see `octavo_registry.prefer`."""
     return Moves(*(_function(op, x, backend) for op in _MOVES))
 
 
-def route_for(x: Tensor, groups: int, backend: Names) -> Run:
+def route_for(x: Tensor, groups: int, backend: Names) -> Route:
     """The function that routes tokens `x` to `groups`."""
     return _function("route", x, backend, groups)
 
@@ -50,10 +51,10 @@ def route_for(x: Tensor, groups: int, backend: Names) -> Run:
 def _function(op: Op, x: Tensor, backend: Names, groups: int | None = None) -> Run:
     graph_safe = wants_graph(x)
     key = (op, x.dtype, x.device, backend, groups, graph_safe)
-    return _functions.get(key, lambda: _planned(op, x, backend, groups, graph_safe))
+    return _functions.get(key, lambda: _resolve(op, x, backend, groups, graph_safe))
 
 
-def _planned(op: Op, x: Tensor, backend: Names, groups: int | None, graph_safe: bool) -> Run:
+def _resolve(op: Op, x: Tensor, backend: Names, groups: int | None, graph_safe: bool) -> Run:
     name = DTYPE_NAMES[x.dtype]
     request = Request(
         op=op,
@@ -68,4 +69,4 @@ def _planned(op: Op, x: Tensor, backend: Names, groups: int | None, graph_safe: 
     try:
         return registry.plan(request, backend=backend).run
     except NoBackendError:
-        return _OWN[op]
+        return _FALLBACKS[op]

@@ -1,7 +1,7 @@
-"""Rows by expert and back: in both directions and in all gradients no sum depends on an order of threads.
+"""Tokens to rows sorted by expert, and back; no sum, of results or gradients, depends on an order of threads.
 
 No shape depends on the routing and nothing is read back: T tokens with k choices are always M = T k rows. Choices that
-are routed nowhere stand past the sum of the sizes, where grouped layers read and compute nothing.
+are routed nowhere come after the sum of the sizes, where grouped layers read and compute nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from octavo_torch.arrays.checks import backend_names, check_count, told
+from octavo_torch.arrays.checks import backend_names, brief, check_count
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.moe.moves import Names, moves_for, route_for
@@ -32,10 +32,10 @@ class Routing:
     """Where the rows of `permute` come from: T tokens with k choices among G groups, as M = T k rows.
 
     group_sizes   int64 [G]: rows of each group
-    order         int64 [M]: the choice t * k + j that stands in each row; within a group in the order of choices
-    position      int64 [T, k]: the row of each choice, the inverse of `order`; M - 1 or less, past the sum for choices
-                  that are routed nowhere
-    routed        bool [T, k]: false for those
+    order         int64 [M]: the choice t * k + j in each row; within a group in the order of choices
+    position      int64 [T, k]: the row of each choice, the inverse of `order`; past the sum of the sizes, up to M - 1,
+                  for choices that are routed nowhere
+    routed        bool [T, k]: False for choices that are routed nowhere
     """
 
     group_sizes: Tensor
@@ -44,9 +44,9 @@ class Routing:
     routed: Tensor
 
     def to_rows(self, weights: Tensor, *, backend: Backend = None) -> Tensor:
-        """weights [T, k] of the choices as fp32 [M], one a row, 0 past the sum: `probs` of `grouped_mlp`.
+        """The choices' weights [T, k] as fp32 [M], one per row, 0 past the sum: `probs` of `grouped_mlp`.
 
-        Differentiable. `backend` as in `permute`. Raises ValueError for another shape.
+        Differentiable. `backend` as in `permute`. Raises ValueError for weights that do not fit.
         """
         _check_weights(weights, self)
         return _weights_as_rows(weights, self.order, self.position, self.routed, **_named(backend))
@@ -61,11 +61,11 @@ def permute(
     expert_index   [T, k] integers on x's device, the group of each choice; a number outside 0 to num_groups - 1, such
                    as -1, routes that choice nowhere: it costs no row of a GEMM
     num_groups     G
-    backend        who may route and move rows, as grouped_linear's; torch's operations do it where none of them can
+    backend        which backends may route and move rows, as in grouped_linear; torch's operations do it where none can
 
-    Returns rows [T k, K] (zeros past the sum), group_sizes [G] and the `Routing` that takes them back. The order within
-    a group is that of the choices. The gradient of a token is the sum over its choices in fp32, rounded once; rows past
-    the sum are not read. Raises ValueError for arguments that do not fit.
+    Returns rows [T k, K] (zeros past the sum), group_sizes [G], and the `Routing` that `unpermute` needs. The order
+    within a group is that of the choices. The gradient of a token is the sum over its choices in fp32, rounded once;
+    rows past the sum are not read. Raises ValueError for arguments that do not fit.
     """
     _check_tokens(x, expert_index, num_groups)
     rows, *parts = _permuted(x, expert_index, num_groups, **_named(backend))
@@ -77,7 +77,7 @@ def unpermute(rows: Tensor, routing: Routing, weights: Tensor | None = None, *, 
     """y [T, N]: for each token the sum over its choices of weight * row, in fp32 in the order of choices, rounded once.
 
     rows      [T k, N], as `permute` sorted them; not read past the sum of the sizes
-    weights   [T, k], or None: the rows are weighted already, or all alike
+    weights   [T, k]; None: the rows are already weighted, or all weights are 1
     backend   as in `permute`
 
     A token that is routed nowhere gets zeros. Differentiable in rows and weights. Raises ValueError for arguments that
@@ -86,12 +86,12 @@ def unpermute(rows: Tensor, routing: Routing, weights: Tensor | None = None, *, 
     _check_rows(rows, routing)
     if weights is not None:
         _check_weights(weights, routing)
-    given = () if weights is None else (weights,)
-    return _unpermuted(rows, routing.order, routing.position, routing.routed, *given, **_named(backend))
+    factors = () if weights is None else (weights,)
+    return _unpermuted(rows, routing.order, routing.position, routing.routed, *factors, **_named(backend))
 
 
 def _named(backend: Backend) -> dict[str, Any]:
-    """A keyword, left out for None: a call out of traced code takes none."""
+    """`backend` as keyword arguments, none for None: a call out of traced code does not accept None."""
     names = backend_names(backend)
     return {} if names is None else {"backend": names}
 
@@ -112,7 +112,7 @@ def _unpermuted(
 
 @one_call
 def _weights_as_rows(weights: Tensor, order: Tensor, position: Tensor, routed: Tensor, backend: Names = None) -> Tensor:
-    # every choice as a token with one choice, and rows of one column
+    # each choice becomes a token with one choice, and each row has one column
     values = weights.float().reshape(-1, 1)
     places = Places(order, position.view(-1, 1), routed.view(-1, 1))
     return permute_rows(values, None, places, moves_for(values, backend)).view(-1)
@@ -121,35 +121,35 @@ def _weights_as_rows(weights: Tensor, order: Tensor, position: Tensor, routed: T
 # ---- checks
 
 
-def _check_tokens(x: Any, expert_index: Any, num_groups: Any) -> None:
+def _check_tokens(x: object, expert_index: object, num_groups: object) -> None:
     if not isinstance(x, Tensor) or x.dim() != 2 or x.dtype not in DTYPE_NAMES:
-        raise ValueError(f"x is {told(x)}; give tokens [T, K] in bfloat16, float16 or float32")
+        raise ValueError(f"x is {brief(x)}; give tokens [T, K] in bfloat16, float16 or float32")
     if not isinstance(expert_index, Tensor) or expert_index.dim() != 2 or expert_index.dtype not in _INTEGERS:
-        raise ValueError(f"expert_index is {told(expert_index)}; give integers [T, k], the group of each choice")
+        raise ValueError(f"expert_index is {brief(expert_index)}; give integers [T, k], the group of each choice")
     if expert_index.shape[0] != x.shape[0] or not expert_index.shape[1]:
         raise ValueError(
             f"expert_index has shape {list(expert_index.shape)} and x {list(x.shape)}; give [{x.shape[0]}, k], "
-            "with one choice a token or more"
+            "with at least one choice per token"
         )
     if expert_index.device != x.device:
         raise ValueError(f"expert_index is on {expert_index.device} and x on {x.device}; move it there")
     check_count("num_groups", num_groups)
 
 
-def _check_rows(rows: Any, routing: Any) -> None:
+def _check_rows(rows: object, routing: object) -> None:
     if not isinstance(routing, Routing):
         raise ValueError(f"routing is a {type(routing).__name__}; give what permute returned")
     needed = routing.order.shape[0]
     if not isinstance(rows, Tensor) or rows.dim() != 2 or rows.dtype not in DTYPE_NAMES or rows.shape[0] != needed:
-        raise ValueError(f"rows is {told(rows)}; give [{needed}, N] in bfloat16, float16 or float32")
+        raise ValueError(f"rows is {brief(rows)}; give [{needed}, N] in bfloat16, float16 or float32")
     if rows.device != routing.order.device:
         raise ValueError(f"rows is on {rows.device} and routing on {routing.order.device}; move it there")
 
 
-def _check_weights(weights: Any, routing: Routing) -> None:
+def _check_weights(weights: object, routing: Routing) -> None:
     shape = routing.position.shape
     if not isinstance(weights, Tensor) or weights.shape != shape or weights.dtype not in DTYPE_NAMES:
-        raise ValueError(f"weights is {told(weights)}; give {list(shape)} in float32, bfloat16 or float16")
+        raise ValueError(f"weights is {brief(weights)}; give {list(shape)} in float32, bfloat16 or float16")
     if weights.device != routing.order.device:
         raise ValueError(f"weights is on {weights.device} and routing on {routing.order.device}; move it there")
 
@@ -161,7 +161,7 @@ def _flatten(routing: Routing) -> tuple[list[Tensor], None]:
     return [getattr(routing, name) for name in _FIELDS], None
 
 
-def _unflatten(tensors: Iterable[Any], _: Any) -> Routing:
+def _unflatten(tensors: Iterable[Tensor], _: None) -> Routing:
     return Routing(*tensors)
 
 

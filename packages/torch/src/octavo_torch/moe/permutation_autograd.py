@@ -1,4 +1,4 @@
-"""Derivatives of moved rows. Each of the three is linear in each operand, so they are each other's, at any order."""
+"""Derivatives of the three row moves. Each is linear in each operand, so at any order they are one another's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo_torch.moe.moves import Moves
 
 
 class Places(NamedTuple):
-    """Where rows go: order [M], position [T, k] and routed [T, k] of permutation.Routing."""
+    """Where rows go: `order` [M], `position` [T, k] and `routed` [T, k] of permutation.Routing."""
 
     order: Tensor
     position: Tensor
@@ -25,13 +25,12 @@ class _Permute(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weights, *places)
         ctx.moves = moves
-        rows: Tensor = moves.permute_rows(x, *places, weights)
-        return rows
+        return moves.permute_rows(x, *places, weights)
 
     @staticmethod
     def backward(ctx: Any, drows: Tensor) -> tuple[Tensor | None, ...]:
-        x, weights, *kept = ctx.saved_tensors
-        places = Places(*kept)
+        x, weights, *places_saved = ctx.saved_tensors
+        places = Places(*places_saved)
         dx = combine(drows, weights, places, ctx.moves) if ctx.needs_input_grad[0] else None
         dweights = dot(drows, x, places, ctx.moves) if ctx.needs_input_grad[1] else None
         return dx, dweights, None, None
@@ -44,13 +43,12 @@ class _Combine(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
         ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weights, *places)
         ctx.moves = moves
-        y: Tensor = moves.combine_rows(rows, places.position, places.routed, weights)
-        return y
+        return moves.combine_rows(rows, places.position, places.routed, weights)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weights, *kept = ctx.saved_tensors
-        places = Places(*kept)
+        rows, weights, *places_saved = ctx.saved_tensors
+        places = Places(*places_saved)
         drows = permute(dy, weights, places, ctx.moves) if ctx.needs_input_grad[0] else None
         dweights = dot(rows, dy, places, ctx.moves) if ctx.needs_input_grad[1] else None
         return drows, dweights, None, None
@@ -63,13 +61,12 @@ class _Dot(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, dy: Tensor, places: Places, moves: Moves) -> Tensor:
         ctx.save_for_backward(rows, dy, *places)
         ctx.moves = moves
-        products: Tensor = moves.dot_rows(rows, dy, places.position, places.routed)
-        return products
+        return moves.dot_rows(rows, dy, places.position, places.routed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, dy, *kept = ctx.saved_tensors
-        places = Places(*kept)
+        rows, dy, *places_saved = ctx.saved_tensors
+        places = Places(*places_saved)
         drows = permute(dy, grad, places, ctx.moves) if ctx.needs_input_grad[0] else None
         ddy = combine(rows, grad, places, ctx.moves) if ctx.needs_input_grad[1] else None
         return drows, ddy, None, None
@@ -82,8 +79,7 @@ def permute(x: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> 
 
 
 def combine(rows: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
-    """moves.combine_rows, differentiable in rows and fp32 weights; rows are kept where the weights' gradient is
-    wanted."""
+    """moves.combine_rows, differentiable in rows and fp32 weights; rows are saved where weights need a gradient."""
     y: Tensor = _Combine.apply(rows, weights, places, moves)  # type: ignore[no-untyped-call]
     return y
 

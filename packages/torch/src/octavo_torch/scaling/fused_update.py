@@ -1,8 +1,9 @@
-"""Who makes delayed scaling's next scales: a backend at once, or torch's operations one by one."""
+"""Chooses the implementation of the delayed-scaling update: a backend's fused call or plain torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,22 +15,37 @@ from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.memo import Kept, arch_of
 
-Update = Callable[..., None]
+
+class Update(Protocol):
+    """`Bound.update_scales`: the end of a step of delayed scaling for all operands, in place."""
+
+    def __call__(
+        self,
+        history: Tensor,
+        scale: Tensor,
+        maxima: Sequence[float],
+        /,
+        *,
+        most_recent: bool,
+        reduced: Tensor | None,
+    ) -> None:
+        """History [operands, H, G], scale [operands, G], contiguous fp32; see octavo_registry.Bound."""
+
 
 _is_compiling = torch.compiler.is_compiling
 _updates: Kept[Update | None] = Kept()
 
 
-def update_of(recipe: DelayedScaling, history: Tensor, scale: Tensor) -> Update | None:
-    """The `update_scales` of the backend that quantizes on this device; None where there is none for such tensors."""
+def fused_update(recipe: DelayedScaling, history: Tensor, scale: Tensor) -> Update | None:
+    """`update_scales` of the backend that quantizes on this device; None where it has none, or not for such tensors."""
     if _is_compiling() or not all(is_plain(part) and part.is_contiguous() for part in (history, scale)):
         return None
     graph_safe = wants_graph(history)
     key = (id(recipe), history.device, graph_safe)
-    return _updates.get(key, lambda: _planned(recipe, history.device, graph_safe), recipe)
+    return _updates.get(key, lambda: _resolve(recipe, history.device, graph_safe), recipe)
 
 
-def _planned(recipe: DelayedScaling, device: torch.device, graph_safe: bool) -> Update | None:
+def _resolve(recipe: DelayedScaling, device: torch.device, graph_safe: bool) -> Update | None:
     spec = recipe.quantizer("x") or recipe.quantizer("dy")
     if spec is None:
         return None  # nothing is quantized
@@ -45,5 +61,5 @@ def _planned(recipe: DelayedScaling, device: torch.device, graph_safe: bool) -> 
     )
     try:
         return registry.plan(request).update_scales
-    except NoBackendError:  # the layers have a backend of their own, named by each
+    except NoBackendError:  # each layer may still name a backend that serves it
         return None

@@ -1,12 +1,14 @@
-"""RecipeModule: what modules with a recipe share, which is seeds and scales in buffers and a checked constructor."""
+"""RecipeModule: the base of modules with a recipe; its seeds and scales are buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from octavo import HighPrecision, Recipe
@@ -19,14 +21,36 @@ from octavo_torch.wgrad.main_grad import MainGrad, check_mode
 from octavo_torch.wgrad.postponed import DelayedWgrad
 
 
-class RecipeModule(GroupParameters):
-    """Groups, a recipe and its state, in buffers that a state dict holds as plain tensors, only where there is some:
+@dataclass(frozen=True, slots=True)
+class ModuleOptions:
+    """The arguments that all modules with a recipe share; GroupedLinear describes them."""
 
-    seed_base, seed_counter   int64 scalars, for stochastic recipes. The counter moves in backward, when gradients are
-                              rounded, so activation checkpointing changes no bit
-    amax_history, encode_scale   float32, for delayed scaling: a DelayedState's tensors, stacked where a module has the
-                              states of several layers. Training forwards and backwards record; `update_scales()` after
-                              a step makes the next scales. Casting the module leaves them float32
+    recipe: Recipe | None
+    backend: str | Sequence[str] | None
+    seed: int | None
+    main_grad: MainGrad | None
+    per_group_parameters: bool
+    delay_wgrad: bool
+
+    def check(self) -> None:
+        """Raises ValueError for options of a wrong kind; `backend_names` checks `backend`."""
+        if self.recipe is not None:
+            check_recipe(self.recipe)
+        if self.main_grad is not None:
+            check_mode(self.main_grad)
+        check_flag("per_group_parameters", self.per_group_parameters)
+        check_flag("delay_wgrad", self.delay_wgrad)
+
+
+class RecipeModule(GroupParameters):
+    """Groups, a recipe, and the recipe's state in buffers, which a state dict holds as plain tensors:
+
+    seed_base, seed_counter   int64 scalars, present for stochastic recipes. The counter advances in backward, when
+                              gradients are rounded, so activation checkpointing changes no bit
+    amax_history, encode_scale   float32, present for delayed scaling: a DelayedState's tensors, stacked where a module
+                              has the states of several layers. Forward and backward in training mode record;
+                              `update_scales()` after a step computes the next scales. Casting the module leaves them
+                              float32
     """
 
     recipe: Recipe
@@ -39,46 +63,39 @@ class RecipeModule(GroupParameters):
 
     def __init__(
         self,
-        sides: dict[str, Any],
-        recipe: Recipe | None,
+        sides: Mapping[str, int],
+        options: ModuleOptions,
         device: torch.device | str | None,
-        backend: str | Sequence[str] | None,
-        seed: int | None,
-        main_grad: MainGrad | None,
-        per_group_parameters: bool,
-        delay_wgrad: bool,
         layers: tuple[int, ...] = (),
     ) -> None:
-        """sides: numbers of at least 1 by name, num_groups among them; layers: leading axes of the scales' buffers."""
+        """sides: integers of at least 1 by name, num_groups among them; layers: leading axes of the scales' buffers.
+
+        Raises ValueError for sides and options that do not fit.
+        """
         super().__init__()
         for name, value in sides.items():
             check_count(name, value)
             setattr(self, name, value)
-        if recipe is not None:
-            check_recipe(recipe)
-        if main_grad is not None:
-            check_mode(main_grad)
-        for name, flag in (("per_group_parameters", per_group_parameters), ("delay_wgrad", delay_wgrad)):
-            check_flag(name, flag)
-        self.per_group_parameters = per_group_parameters
-        self.delayed_wgrad = DelayedWgrad() if delay_wgrad else None
+        options.check()
+        self.per_group_parameters = options.per_group_parameters
+        self.delayed_wgrad = DelayedWgrad() if options.delay_wgrad else None
         register_constants()
-        self.main_grad = main_grad
-        self.recipe = HighPrecision() if recipe is None else recipe
-        # properties of a recipe are Python calls, and forward asks each time
+        self.main_grad = options.main_grad
+        self.recipe = HighPrecision() if options.recipe is None else options.recipe
+        # a recipe's properties are Python calls, too slow for every forward
         self._stochastic, self._stateful = self.recipe.stochastic, self.recipe.stateful
-        self.backend = backend_names(backend)
-        self._seed = seed
+        self.backend = backend_names(options.backend)
+        self._seed = options.seed
         if self._stochastic:
             self.register_buffer("seed_base", torch.empty((), dtype=torch.int64, device=device))
             self.register_buffer("seed_counter", torch.empty((), dtype=torch.int64, device=device))
         if self._stateful:
             state = DelayedState.create(self.recipe, sides["num_groups"], device)  # type: ignore[arg-type]
-            for name, value in (("amax_history", state.history), ("encode_scale", state.scale)):
-                self.register_buffer(name, value.expand(*layers, *value.shape).clone())
+            for name, buffer in (("amax_history", state.history), ("encode_scale", state.scale)):
+                self.register_buffer(name, buffer.expand(*layers, *buffer.shape).clone())
 
     def reset_buffers(self) -> None:
-        """Buffers as before the first step."""
+        """Set the buffers to their values before the first step."""
         with torch.no_grad():
             if self._stochastic:
                 if self._seed is None:
@@ -97,7 +114,7 @@ class RecipeModule(GroupParameters):
 
     @property
     def delayed_states(self) -> tuple[DelayedState, ...]:
-        """The module's buffers as states of delayed scaling, one a layer; none for other recipes."""
+        """The module's buffers as states of delayed scaling, one per layer; empty for other recipes."""
         if not self._stateful:
             return ()
         history, scale = self.amax_history, self.encode_scale
@@ -105,54 +122,51 @@ class RecipeModule(GroupParameters):
         return tuple(DelayedState(self.recipe, h, s) for h, s in pairs)  # type: ignore[arg-type]
 
     def repr_of_options(self) -> str:
-        """What `extra_repr` says of arguments that are seldom given."""
-        return "".join(
-            f", {name}=True"
-            for name, given in (
-                ("per_group_parameters", self.per_group_parameters),
-                ("delay_wgrad", self.delayed_wgrad is not None),
-            )
-            if given
-        )
+        """The part of `extra_repr` for rarely used options: only those that are on."""
+        options = {
+            "per_group_parameters": self.per_group_parameters,
+            "delay_wgrad": self.delayed_wgrad is not None,
+        }
+        return "".join(f", {name}=True" for name, is_on in options.items() if is_on)
 
     def backward_dw(self, count: int | None = None) -> None:
-        """Make the weight gradients that the oldest `count` backward passes left out, None: all; see DelayedWgrad.
+        """Compute the weight gradients that the oldest `count` backward passes postponed (None: all); see DelayedWgrad.
 
         Raises ValueError for a module without `delay_wgrad`, and for one that FSDP2 has sharded.
         """
         if self.delayed_wgrad is None:
             raise ValueError(
-                "delay_wgrad is False and backward leaves no weight gradient out; make the module with True"
+                "delay_wgrad is False and backward postpones no weight gradient; create the module with True"
             )
         for name, parameter in self._parameters.items():
             if name.startswith("weight") and isinstance(parameter, DTensor):
                 raise ValueError(
                     f"{name} is sharded and delay_wgrad is True: FSDP2 reduces gradients in backward, and this one "
-                    "would stay on its rank; make the module without delay_wgrad"
+                    "would stay on its rank; create the module without delay_wgrad"
                 )
         self.delayed_wgrad.backward_dw(count)
 
-    def update_scales(self, process_group: Any = None) -> None:
-        """End a step of delayed scaling: make the next scales from the recorded amax; nothing for other recipes.
+    def update_scales(self, process_group: ProcessGroup | None = None) -> None:
+        """End a step of delayed scaling: compute the next scales from the recorded amax; other recipes do nothing.
 
-        process_group   reduce amax over its ranks first; every rank calls, ranks without tokens too
+        process_group   reduce amax over its ranks first; every rank must call, including ranks without tokens
         """
         for state in self.delayed_states:
             state.update(process_group)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        kept = {name: self._buffers[name] for name in ("amax_history", "encode_scale") if name in self._buffers}
+        scales = {name: self._buffers[name] for name in ("amax_history", "encode_scale") if name in self._buffers}
         super()._apply(fn, recurse)
-        for name, before in kept.items():
+        for name, before in scales.items():
             after = self._buffers[name]
-            # module.bfloat16() means the parameters: scales are fp32 by definition
+            # module.bfloat16() is meant for the parameters: scales are fp32 by definition
             if before is not None and after is not None and after.dtype is not before.dtype:
                 self._buffers[name] = before.to(after.device)
         return self
 
 
-def update_scales(module: nn.Module, process_group: Any = None) -> None:
-    """`update_scales` of every GroupedLinear and GroupedMLP in `module`: call it after each optimizer step."""
+def update_scales(module: nn.Module, process_group: ProcessGroup | None = None) -> None:
+    """Call `update_scales` of every GroupedLinear and GroupedMLP in `module`; do this after each optimizer step."""
     check_module(module)
     for layer in module.modules():
         if isinstance(layer, RecipeModule):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from octavo_torch.arrays.checks import told
+from octavo_torch.arrays.checks import brief
 
 _STRIDE = 0x1E3779B97F4A7C15  # odd, so that counters give distinct seeds modulo 2^64
 
@@ -19,18 +18,18 @@ _STRIDE = 0x1E3779B97F4A7C15  # odd, so that counters give distinct seeds modulo
 class SeedCounter:
     """A base seed and a counter, both 0-dimensional int64 tensors on the device of the data.
 
-    The counter moves when gradients are rounded, not in forward: activation recomputation then changes no bit.
+    The counter advances when gradients are rounded, not in forward, so activation recomputation changes no bit.
     """
 
     base: Tensor
     counter: Tensor
 
     def current(self) -> Tensor:
-        """The seed of this point."""
+        """The seed for the present counter."""
         return torch.add(self.base, self.counter, alpha=_STRIDE)
 
     def take(self) -> Tensor:
-        """The seed of this point; the next one differs."""
+        """The seed for the present counter, which then advances by one."""
         seed = self.current()
         self.counter.add_(1)
         return seed
@@ -40,17 +39,17 @@ Seed = int | Tensor | SeedCounter | None
 
 
 def second_stream(seed: int | Tensor | None) -> int | Tensor | None:
-    """The seed of the second layer of a function that takes one: seed XOR 2^63.
+    """The seed of the second layer in a function with one seed for two layers: seed XOR 2^63.
 
-    Philox's key is the seed, so two layers with one key would draw the same bits at the same positions.
+    The seed is Philox's key, so two layers with one key would draw the same bits at the same positions.
     """
     if isinstance(seed, Tensor):
         return seed.to(torch.int64) ^ -(1 << 63)
     return None if seed is None else seed ^ (1 << 63)
 
 
-def check_seed(seed: Any) -> None:
-    """ValueError unless `seed` is None, an integer, an integer scalar tensor or a SeedCounter."""
+def check_seed(seed: object) -> None:
+    """Raises ValueError unless `seed` is None, an integer, an integer scalar tensor or a SeedCounter."""
     if seed is None or isinstance(seed, SeedCounter) or (isinstance(seed, int) and not isinstance(seed, bool)):
         return
     if isinstance(seed, Tensor):
@@ -62,7 +61,7 @@ def check_seed(seed: Any) -> None:
             f"seed is a {str(seed.dtype).removeprefix('torch.')} tensor of shape {list(seed.shape)}; "
             "give an integer or a scalar integer tensor"
         )
-    raise ValueError(f"seed is {told(seed)}; give an integer (taken modulo 2^64) or a scalar integer tensor")
+    raise ValueError(f"seed is {brief(seed)}; give an integer (taken modulo 2^64) or a scalar integer tensor")
 
 
 def seed_tensor(seed: Tensor | int | None, device: torch.device) -> Tensor | None:
@@ -79,7 +78,7 @@ def _flatten(seed: SeedCounter) -> tuple[list[Tensor], None]:
     return [seed.base, seed.counter], None
 
 
-def _unflatten(tensors: Iterable[Any], _: Any) -> SeedCounter:
+def _unflatten(tensors: Iterable[Tensor], _: None) -> SeedCounter:
     base, counter = tensors
     return SeedCounter(base, counter)
 

@@ -1,1 +1,1 @@
-"""Where weight gradients go: into `.grad`, into `main_grad`, now or later."""
+"""Where weight gradients go: into `.grad` or into `main_grad`, during backward or later."""

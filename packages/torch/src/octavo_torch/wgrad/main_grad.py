@@ -1,8 +1,8 @@
-"""Weight gradients straight into a buffer that the weight carries, as Megatron's distributed optimizer keeps them."""
+"""Weight gradients written straight into `weight.main_grad`, the buffer of Megatron's distributed optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Literal
@@ -10,42 +10,43 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
-from octavo_torch.arrays.per_group import in_one_piece
+from octavo_torch.arrays.per_group import stacked_view
 from octavo_torch.arrays.strides import row_strides
 from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.wgrad.function import Codes, WgradFunction
 
 MainGrad = Literal["accumulate", "overwrite"]
 
-_PIECE = 16
-"""Bytes of the pieces in which kernels of a CUDA device write: a row starts on a whole one."""
+_ALIGNMENT = 16
+"""Bytes that a CUDA kernel stores at once: each row of a buffer starts at a multiple of them."""
 
 
-def check_mode(mode: Any) -> None:
-    """ValueError for anything but the two modes."""
+def check_mode(mode: object) -> None:
+    """Raises ValueError for anything but the two modes."""
     if isinstance(mode, Tensor):
         raise ValueError(
             "main_grad is a Tensor; set it as weight.main_grad, and give 'accumulate' or 'overwrite' as main_grad here"
         )
     if not isinstance(mode, str) or mode not in ("accumulate", "overwrite"):
-        given = repr(mode) if isinstance(mode, str | int | float) else f"a {type(mode).__name__}"
-        raise ValueError(f"main_grad is {given}; give 'accumulate', 'overwrite' or None")
+        raise ValueError(f"main_grad is {brief(mode)}; give 'accumulate', 'overwrite' or None")
 
 
 def check_main_grad(leaves: Sequence[Tensor]) -> None:
-    """What can be known of the weight's tensors and their buffers in forward: `get_main_grad` is asked in backward."""
+    """Check in forward what can be checked of the weight's buffers: `get_main_grad` is called in backward only."""
     for name, leaf in _named(leaves):
         if getattr(leaf, "get_main_grad", None) is None:
             _check_buffer(f"{name}.main_grad", getattr(leaf, "main_grad", None), leaf)
 
 
 def write_main_grad(
-    wgrad: Callable[..., Any], x: Any, dy: Any, sizes: Any, leaves: Sequence[Tensor], mode: MainGrad
+    wgrad: WgradFunction, x: Codes, dy: Codes, sizes: Any, leaves: Sequence[Tensor], mode: MainGrad
 ) -> Tensor:
-    """Run `wgrad` into the buffers of the weight [G, N, K], or of one tensor [N, K] a group.
+    """Run `wgrad` into the buffers of the weight [G, N, K], or of one tensor [N, K] per group.
 
-    Buffers of several tensors that stand at one distance in one piece of memory are written where they are, others
-    from a copy of them all. Returns the zeros that stand for the gradient, of one element's memory.
+    The buffers of several tensors are written in place where they are evenly spaced in one block of memory, else from a
+    copy of them all. Returns zeros that stand for the gradient: the memory of one element, expanded.
     """
     if torch.compiler.is_compiling():
         raise ValueError(
@@ -57,13 +58,13 @@ def write_main_grad(
     whole: Tensor | None = buffers[0]
     if leaves[0].dim() == 2:
         _check_apart(buffers)
-        whole = in_one_piece(buffers)
-    if whole is not None and (leaves[0].dim() == 3 or not whole.is_cuda or _in_pieces(whole)):
+        whole = stacked_view(buffers)
+    if whole is not None and (leaves[0].dim() == 3 or not whole.is_cuda or _is_aligned(whole)):
         wgrad(x, dy, sizes, out=whole, accumulate=accumulate)
     else:
-        beside = torch.stack(buffers)
-        wgrad(x, dy, sizes, out=beside, accumulate=accumulate)
-        torch._foreach_copy_(buffers, beside.unbind(0))
+        stacked = torch.stack(buffers)
+        wgrad(x, dy, sizes, out=stacked, accumulate=accumulate)
+        torch._foreach_copy_(buffers, stacked.unbind(0))
     for leaf in leaves:
         leaf.grad_added_to_main_grad = True  # type: ignore[attr-defined]
     shape = leaves[0].shape if leaves[0].dim() == 3 else (len(leaves), *leaves[0].shape)
@@ -79,12 +80,12 @@ def _named(leaves: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _overwrites(leaves: Sequence[Tensor]) -> bool:
-    asked = {bool(getattr(leaf, "overwrite_main_grad", False)) for leaf in leaves}
-    if len(asked) > 1:
+    flags = {bool(getattr(leaf, "overwrite_main_grad", False)) for leaf in leaves}
+    if len(flags) > 1:
         raise ValueError(
-            "overwrite_main_grad is true on some of the weight's tensors and not on others; set it alike on all"
+            "overwrite_main_grad is true on some of the weight's tensors and not on others; set the same value on all"
         )
-    return asked.pop()
+    return flags.pop()
 
 
 def _buffer_of(name: str, leaf: Tensor) -> Tensor:
@@ -99,7 +100,7 @@ def _buffer_of(name: str, leaf: Tensor) -> Tensor:
 
 
 def _check_apart(buffers: Sequence[Tensor]) -> None:
-    """ValueError for buffers of several dtypes, or of which one begins inside another: a gradient would be lost."""
+    """Raises ValueError for buffers of several dtypes, or that overlap: a gradient would be lost."""
     if len({buffer.dtype for buffer in buffers}) > 1:
         names = sorted({name_of(buffer.dtype) for buffer in buffers})
         raise ValueError(f"the main_grad buffers of the weight's tensors are {' and '.join(names)}; give one dtype")
@@ -109,11 +110,11 @@ def _check_apart(buffers: Sequence[Tensor]) -> None:
         if following < start + ((buffer.shape[0] - 1) * row + buffer.shape[1]) * buffer.element_size():
             raise ValueError(
                 f"a main_grad buffer begins at {following:#x}, inside the one from {start:#x}; give each of the "
-                "weight's tensors a buffer of its own"
+                "weight's tensors its own buffer"
             )
 
 
-def _check_buffer(name: str, buffer: Any, weight: Tensor) -> None:
+def _check_buffer(name: str, buffer: object, weight: Tensor) -> None:
     shape, device = tuple(weight.shape), weight.device
     if buffer is None:
         raise ValueError(
@@ -122,7 +123,9 @@ def _check_buffer(name: str, buffer: Any, weight: Tensor) -> None:
         )
     if not isinstance(buffer, Tensor) or not is_plain(buffer) or buffer.layout is not torch.strided:
         kind = f"{buffer.layout} tensor" if isinstance(buffer, Tensor) and is_plain(buffer) else type(buffer).__name__
-        raise ValueError(f"{name} is a {kind}; give a plain strided tensor {list(shape)}, of a wrapper the local one")
+        raise ValueError(
+            f"{name} is a {kind}; give a plain strided tensor {list(shape)}; for a wrapper subclass, its local tensor"
+        )
     if tuple(buffer.shape) != shape or buffer.dtype not in DTYPE_NAMES or buffer.device != device:
         raise ValueError(
             f"{name} is {name_of(buffer.dtype)} {list(buffer.shape)} on {buffer.device}; "
@@ -136,22 +139,22 @@ def _check_buffer(name: str, buffer: Any, weight: Tensor) -> None:
             "give a buffer whose last stride is 1 and whose rows and groups follow one another without overlap"
         )
     if buffer.is_cuda and buffer.dim() == 3:
-        check_pieces(name, buffer)
+        check_alignment(name, buffer)
 
 
-def check_pieces(name: str, buffer: Tensor) -> None:
-    """ValueError for a buffer on a GPU whose rows start between whole pieces."""
-    if not _in_pieces(buffer):
+def check_alignment(name: str, buffer: Tensor) -> None:
+    """Raises ValueError for a buffer on a GPU with rows that a kernel cannot store in whole 16-byte pieces."""
+    if not _is_aligned(buffer):
         steps = [buffer.stride(d) * buffer.element_size() for d in (0, 1) if buffer.shape[d] > 1]
         raise ValueError(
             f"{name} starts at {buffer.data_ptr():#x} and its groups and rows are {steps} bytes apart; "
-            f"give a buffer whose address and strides are multiples of {_PIECE} bytes"
+            f"give a buffer whose address and strides are multiples of {_ALIGNMENT} bytes"
         )
 
 
-def _in_pieces(buffer: Tensor) -> bool:
+def _is_aligned(buffer: Tensor) -> bool:
     size = buffer.element_size()
-    if buffer.shape[2] * size % _PIECE:
-        return True  # no backend that writes in pieces serves such rows
+    if buffer.shape[2] * size % _ALIGNMENT:
+        return True  # no backend with aligned stores serves such rows
     steps = [buffer.stride(d) * size for d in (0, 1) if buffer.shape[d] > 1]
-    return not (buffer.data_ptr() % _PIECE or any(step % _PIECE for step in steps))
+    return not (buffer.data_ptr() % _ALIGNMENT or any(step % _ALIGNMENT for step in steps))

@@ -1,39 +1,38 @@
-"""DelayedWgrad: weight gradients that backward leaves for later, on the caller's stream."""
+"""DelayedWgrad: weight gradients that backward leaves for later, to be computed on a stream of the caller's choice."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from octavo_torch.arrays.checks import told
+from octavo_torch.arrays.checks import brief
 from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
 
 
 class _Postponed:
-    """One weight gradient: how it is made, what it reads, and since when that is there.
+    """One weight gradient: the function that computes it, the tensors that this reads, and when those are ready.
 
-    versions   of the unquantized tensors that it reads: after a change in place the gradient would be another
+    versions   of the unquantized tensors that are read: a change in place would change the gradient
     """
 
-    __slots__ = ("captured", "event", "read", "run", "stream", "versions")
+    __slots__ = ("captured", "event", "inputs", "run", "stream", "versions")
 
-    def __init__(self, run: Callable[[], Iterable[Tensor]], operands: tuple[Any, ...]) -> None:
+    def __init__(self, run: Callable[[], Iterable[Tensor]], operands: Sequence[object]) -> None:
         self.run = run
-        self.read = [leaf for leaf in pytree.tree_leaves(operands) if isinstance(leaf, Tensor)]
+        self.inputs = [leaf for leaf in pytree.tree_leaves(operands) if isinstance(leaf, Tensor)]
         self.versions = [(value, value._version) for value in operands if isinstance(value, Tensor)]
         self.captured = is_capturing()
-        self.stream: Any = None
-        if self.read[0].is_cuda:
-            self.stream = torch.cuda.current_stream(self.read[0].device)
+        self.stream: torch.cuda.Stream | None = None
+        if self.inputs[0].is_cuda:
+            self.stream = torch.cuda.current_stream(self.inputs[0].device)
             self.event = self.stream.record_event()
 
-    def arrive(self) -> None:
-        """Make the gradient on the current stream, after what it reads."""
+    def compute(self) -> None:
+        """Compute the gradient on the current stream, after the tensors that it reads are ready."""
         for value, version in self.versions:
             if value._version != version:
                 raise ValueError(
@@ -53,11 +52,11 @@ class _Postponed:
             self.run()
             return
         here.wait_event(self.event)
-        # the allocator knows of the stream alone on which a tensor was made
-        for value in self.read:
+        # the allocator knows only the stream on which a tensor was allocated
+        for value in self.inputs:
             value.record_stream(here)
-        for made in self.run():
-            made.record_stream(self.stream)
+        for gradient in self.run():
+            gradient.record_stream(self.stream)
 
 
 def _is_captured(stream: torch.cuda.Stream) -> bool:
@@ -66,64 +65,66 @@ def _is_captured(stream: torch.cuda.Stream) -> bool:
 
 
 class DelayedWgrad:
-    """Weight gradients that backward has left out, oldest first: give it to `grouped_linear` as `delayed_wgrad`.
+    """Weight gradients that backward has postponed, oldest first: pass it to `grouped_linear` as `delayed_wgrad`.
 
-    Backward then computes the other gradients and keeps what the weight's needs: the column codes of x and dy, or both
-    unquantized where the recipe's wgrad slot is high precision. The weight's hooks run when its gradient arrives, once.
-    `len()` is the number of backward passes with some left out. Copies and pickles hold none.
+    Backward then computes the other gradients and keeps what the weight's gradient needs: the columnwise codes of x and
+    dy, or both unquantized where the recipe's wgrad slot is high precision. The weight's hooks run once, when its
+    gradient is computed. `len()` is the number of backward passes with postponed gradients. Copies and pickles are
+    empty.
 
-    anchor   takes the weight's place in autograd's graph: told of no gradient, autograd would run the weight's hooks
+    anchor   takes the weight's place in autograd's graph: autograd would run the weight's hooks even for no gradient
     """
 
     def __init__(self) -> None:
         self.anchor = torch.zeros((), requires_grad=True)
-        self._left: deque[list[_Postponed]] = deque()
-        self._owner: Any = None
+        self._passes: deque[list[_Postponed]] = deque()
+        self._last_owner: object = None
 
     def __len__(self) -> int:
-        return len(self._left)
+        return len(self._passes)
 
-    def postpone(self, owner: Any, run: Callable[[], Iterable[Tensor]], operands: tuple[Any, ...]) -> None:
-        """For backward: keep `run`, which returns the tensors it made; `operands` are what it reads.
+    def postpone(self, owner: object, run: Callable[[], Iterable[Tensor]], operands: Sequence[object]) -> None:
+        """Called by backward: keep `run`, which reads `operands` and returns the tensors that it allocated.
 
-        owner   the call that this is the backward of, whose weights' gradients arrive together
+        owner   the forward call whose backward this is: gradients of all its weights are computed together
         """
         postponed = _Postponed(run, operands)
-        if self._left and owner is self._owner:
-            self._left[-1].append(postponed)
+        if self._passes and owner is self._last_owner:
+            self._passes[-1].append(postponed)
         else:
-            self._left.append([postponed])
-            self._owner = owner
+            self._passes.append([postponed])
+            self._last_owner = owner
 
     def backward_dw(self, count: int | None = None) -> None:
-        """Make the weight gradients of the oldest `count` backward passes, None: of all that are left.
+        """Compute the weight gradients of the oldest `count` backward passes; None: of all.
 
-        They are added to the weights' .grad, or go to `main_grad` as the call said. All of it is enqueued on the
-        current stream, which waits for the backward that left them, with memory of its own:
+        They are added to the weights' .grad, or go to `main_grad` where the call asked for that. All work is enqueued
+        on the current stream, which waits for the backward that postponed it:
 
             with torch.cuda.stream(side):
                 layer.backward_dw()
             torch.cuda.current_stream().wait_stream(side)  # before gradients are read
 
-        Raises ValueError where more are asked for than there are, or where an unquantized operand has changed since;
-        GraphUnsafeError where backward was captured into a CUDA graph and this call is not, or the other way round.
+        Raises ValueError where `count` exceeds the number of postponed passes, or where an unquantized operand has
+        changed since; GraphUnsafeError where backward was captured into a CUDA graph and this call is not, or vice
+        versa.
         """
-        left = len(self._left)
+        postponed = len(self._passes)
         if count is None:
-            count = left
-        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= left:
+            count = postponed
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= postponed:
             raise ValueError(
-                f"count is {told(count)} and backward passes with weight gradients left out are {left}; "
-                "give at most that, or None for all"
+                f"count is {brief(count)} and {postponed} backward passes have postponed weight gradients; "
+                "give at most that number, or None for all"
             )
         for _ in range(count):
-            passes = self._left[0]
-            while passes:
-                passes[0].arrive()
-                del passes[0]
-            self._left.popleft()
-        if not self._left:
-            self._owner = None
+            gradients = self._passes[0]
+            while gradients:
+                gradients[0].compute()
+                del gradients[0]
+            self._passes.popleft()
+        if not self._passes:
+            self._last_owner = None
 
     def __reduce__(self) -> tuple[type[DelayedWgrad], tuple[()]]:
         return DelayedWgrad, ()

@@ -1,8 +1,8 @@
-"""Where a weight gradient goes that is not autograd's alone: into main_grad, or to later; of one tensor, or of many."""
+"""The destination of a weight gradient that autograd does not store: main_grad, or a DelayedWgrad for later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,25 +10,24 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from octavo_torch.arrays.per_group import Weights, leaves_of
+from octavo_torch.wgrad.function import Codes, WgradFunction
 from octavo_torch.wgrad.main_grad import MainGrad, check_main_grad, check_mode, write_main_grad
 from octavo_torch.wgrad.postponed import DelayedWgrad
 
-Wgrad = Callable[..., Any]
-
-BESIDE_GRAPH = (
-    "main_grad or delayed_wgrad was given, and a traced backward cannot write into a parameter's attribute or keep "
-    "anything for later; leave it out under torch.compile(fullgraph=True), or compile with fullgraph=False, which runs "
-    "this call beside the graph"
+OUTSIDE_GRAPH = (
+    "main_grad or delayed_wgrad was given, and a traced backward can neither write into a parameter's attribute nor "
+    "keep anything for later; leave it out under torch.compile(fullgraph=True), or compile with fullgraph=False, which "
+    "runs this call outside the graph"
 )
-"""Why torch.compile leaves a call with such a target out of its graph."""
+"""The reason that torch.compile reports for a call with such a target, which it leaves out of its graph."""
 
 
 class WgradTarget:
     """The destination of one weight's gradient.
 
-    leaves     the weight [G, N, K], or one tensor [N, K] a group: the tensors that the gradient is for
-    main_grad  how it goes into the leaves' buffers; None: into their .grad
-    store      where it is postponed; None: in backward
+    leaves     the weight [G, N, K], or one tensor [N, K] per group: the tensors whose gradient it is
+    main_grad  how it is written to the leaves' buffers; None: it goes to their .grad
+    store      postpones it; None: it is computed in backward
     """
 
     __slots__ = ("leaves", "main_grad", "store")
@@ -39,19 +38,19 @@ class WgradTarget:
         if main_grad is not None:
             check_main_grad(self.leaves)
 
-    def put(self, wgrad: Wgrad, x: Any, dy: Any, sizes: Any, owner: Any) -> Tensor | None:
-        """In backward: what autograd gets, zeros that stand for the gradient, or None where it comes later.
+    def put(self, wgrad: WgradFunction, x: Codes, dy: Codes, sizes: Any, owner: object) -> Tensor | None:
+        """Called by backward; returns what autograd receives: zeros that stand for the gradient, or None if postponed.
 
-        owner   the call, see DelayedWgrad.postpone
+        owner   the forward call, see DelayedWgrad.postpone
         """
         if self.store is None:
             assert self.main_grad is not None
             return write_main_grad(wgrad, x, dy, sizes, self.leaves, self.main_grad)
-        self.store.postpone(owner, lambda: self._arrive(wgrad, x, dy, sizes), (x, dy, sizes))
+        self.store.postpone(owner, lambda: self._compute(wgrad, x, dy, sizes), (x, dy, sizes))
         return None
 
-    def _arrive(self, wgrad: Wgrad, x: Any, dy: Any, sizes: Any) -> tuple[Tensor, ...]:
-        """The gradient, or its zeros, through autograd to the leaves: hooks of all kinds see it as they would have."""
+    def _compute(self, wgrad: WgradFunction, x: Codes, dy: Codes, sizes: Any) -> tuple[Tensor, ...]:
+        """Send the gradient, or its zeros, through autograd to the leaves, so that hooks of every kind see it."""
         first = self.leaves[0]
         with torch.no_grad():
             if self.main_grad is None:
@@ -68,14 +67,17 @@ class WgradTarget:
 
 
 def target_for(
-    weight: Weights, wanted: bool, main_grad: MainGrad | None, store: DelayedWgrad | None
+    weight: Weights, needs_grad: bool, main_grad: MainGrad | None, store: DelayedWgrad | None
 ) -> WgradTarget | None:
-    """The target of the weight's gradient; None: autograd's, or it is not wanted. ValueError for what does not fit."""
+    """The target of the weight's gradient; None where autograd stores it or it is not needed.
+
+    Raises ValueError for arguments that do not fit.
+    """
     if main_grad is not None:
         check_mode(main_grad)
     if store is not None and not isinstance(store, DelayedWgrad):
         raise ValueError(f"delayed_wgrad is a {type(store).__name__}; give a DelayedWgrad, or None")
-    if not wanted or (main_grad is None and store is None):
+    if not needs_grad or (main_grad is None and store is None):
         return None
     if store is not None:
         _check_data_parallel()
@@ -83,24 +85,25 @@ def target_for(
 
 
 def _check_data_parallel() -> None:
-    """ValueError inside a DistributedDataParallel that would take the weight for one without a gradient."""
-    around = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+    """Raises ValueError inside a DistributedDataParallel that would treat the weight as unused."""
+    wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     for option in ("find_unused_parameters", "static_graph"):
-        if getattr(around, option, False):
+        if getattr(wrapper, option, False):
             raise ValueError(
-                f"delayed_wgrad was given inside DistributedDataParallel({option}=True), which reduces no gradients "
-                "that come after backward; make it without that option"
+                f"delayed_wgrad was given inside DistributedDataParallel({option}=True), which does not "
+                "reduce gradients that come after backward; create it without that option"
             )
 
 
-def _check_leaves(leaves: Sequence[Tensor], why: str) -> None:
+def _check_leaves(leaves: Sequence[Tensor], option: str) -> None:
     if not all(leaf.is_leaf for leaf in leaves):
         raise ValueError(
-            f"{why} was given and weight is the result of an operation, whose own gradient would be lost; "
-            f"give the parameter itself, or leave {why} out"
+            f"{option} was given and weight is the result of an operation, whose own gradient would be lost; "
+            f"give the parameter itself, or leave {option} out"
         )
     frozen = [group for group, leaf in enumerate(leaves) if not leaf.requires_grad]
     if frozen:
         raise ValueError(
-            f"{why} was given and weight[{frozen[0]}] requires no gradient while others do; freeze all of them or none"
+            f"{option} was given and weight[{frozen[0]}] requires no gradient while others do; "
+            "freeze all of them or none"
         )

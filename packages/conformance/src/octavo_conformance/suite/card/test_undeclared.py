@@ -1,4 +1,4 @@
-"""What works although the card does not declare it: a warning, because nobody will ever be given it."""
+"""A capability that works undeclared is a warning, because no request will ever reach it."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def _works(case: Case, request: Request, backend: Any, rng: Rng, measure: Measur
             x = draw(rng, SHAPE[:2], case.dtype)
             scale = np.array([8.0, 4.0], dtype=np.float32) if case.spec.scaling == "delayed" else None
             expected = octavo_numerics.quantize(x, case.spec, sizes, scale=scale)
-            given = None if scale is None else case.array(scale)
+            encode_scale = None if scale is None else case.array(scale)
             assert_same_tensor(
-                case, run(case.array(x), case.sizes(sizes), operand=case.spec.role, scale=given), expected
+                case, run(case.array(x), case.sizes(sizes), operand=case.spec.role, scale=encode_scale), expected
             )
             return True
         problem = draw_problem(rng, case.dtype, SHAPE, sizes)
@@ -112,12 +112,12 @@ def test_nothing_works_undeclared(target: Target, rng: Rng, request: pytest.Fixt
     backend = _load(target)
     if backend is None:
         pytest.skip(f"the plugin of {target.name} cannot be loaded past the registry")
-    found = []
+    working = []
     ignore: Measure = lambda name, value: None  # noqa: E731
-    for case, wanted in _probes(target):
-        if isinstance(match(target.card, wanted), str) and _works(case, wanted, backend, rng, ignore):
-            found.append(f"{wanted.op} in {case.variant.kind} from {case.dtype}")
-    if found:
-        text = f"{target.name} serves what its card does not declare: {', '.join(found)}"
+    for case, needed in _probes(target):
+        if isinstance(match(target.card, needed), str) and _works(case, needed, backend, rng, ignore):
+            working.append(f"{needed.op} in {case.variant.kind} from {case.dtype}")
+    if working:
+        text = f"{target.name} serves what its card does not declare: {', '.join(working)}"
         undeclared(request.node.user_properties, text)
         warnings.warn(text, UndeclaredCapability, stacklevel=1)

@@ -29,7 +29,7 @@ def _best(function: Callable[[], object], loops: int) -> float:
 
 @needs("gemm", variants.one_fprop)
 def test_no_object_is_kept(case: Case, rng: Rng) -> None:
-    """Python objects do not pile up with calls: less than one a call stays (faults 52, 53)."""
+    """Python objects do not pile up with calls: less than one per call stays (faults 52, 53)."""
     problem = draw_problem(rng, case.dtype)
     run, operands = gemm_call(case, problem)
     sizes = case.sizes(problem.sizes)

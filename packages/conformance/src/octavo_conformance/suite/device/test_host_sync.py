@@ -72,8 +72,8 @@ def test_no_forbidden_frame_in_a_gemm(case: Case, rng: Rng) -> None:
     run, operands = gemm_call(case, problem)
     sizes = case.sizes(problem.sizes)
     run(*operands, sizes)
-    found = sorted(_frames(lambda: run(*operands, sizes)) & set(FORBIDDEN))
-    assert not found, f"{case.gemm} enters frames of {', '.join(found)} on every call"
+    entered = sorted(_frames(lambda: run(*operands, sizes)) & set(FORBIDDEN))
+    assert not entered, f"{case.gemm} enters frames of {', '.join(entered)} on every call"
 
 
 @needs("quantize", variants.one_a_scaling)
@@ -82,5 +82,5 @@ def test_no_forbidden_frame_in_quantize(case: Case, rng: Rng) -> None:
     call, x = _quantize_call(case, rng)
     sizes = case.sizes(sizes_for(rng))
     call(x, sizes)
-    found = sorted(_frames(lambda: call(x, sizes)) & set(FORBIDDEN))
-    assert not found, f"quantize enters frames of {', '.join(found)} on every call"
+    entered = sorted(_frames(lambda: call(x, sizes)) & set(FORBIDDEN))
+    assert not entered, f"quantize enters frames of {', '.join(entered)} on every call"

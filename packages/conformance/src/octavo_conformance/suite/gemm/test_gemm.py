@@ -80,7 +80,7 @@ def test_product_is_within_its_bound(case: Case, rng: Rng, full: bool, measure: 
 
 @needs("gemm", variants.mx_gemms, weight="kn")
 def test_weights_that_lie_the_other_way(case: Case, rng: Rng, measure: Measure) -> None:
-    """A weight kept as [G, K, N] and quantized as it lies: fprop reads its columnwise plane, dgrad its rowwise one,
+    """A weight stored as [G, K, N] and quantized as it lies: fprop reads its columnwise plane, dgrad its rowwise one,
     and wgrad writes dw as [G, K, N]; the bounds are those of [G, N, K], whose planes these are."""
     problem = draw_problem(rng, case.dtype)
     turned = replace(problem, w=np.ascontiguousarray(np.swapaxes(problem.w, 1, 2)))
@@ -154,11 +154,11 @@ def _poisoned(tensor: QuantizedArray) -> QuantizedArray:
     """The tensor with 0xFF bytes wherever the definition leaves values open (stacked matrices have no such place)."""
     if tensor.group_sizes is None:
         return tensor
-    kept = valid(tensor)
+    valid_parts = valid(tensor)
     planes = {}
     for name in PLANES:
         array = getattr(tensor, name)
-        if array is None or array.shape == kept[name].shape:
+        if array is None or array.shape == valid_parts[name].shape:
             continue
         filled = np.full(array.shape, 0xFF, dtype=np.uint8).view(np.uint8)
         if array.dtype.itemsize > 1:
@@ -166,7 +166,7 @@ def _poisoned(tensor: QuantizedArray) -> QuantizedArray:
         elif array.dtype == np.uint8 and name in ("rowwise", "columnwise"):
             filled &= 0x0F
         poisoned = filled.view(array.dtype).reshape(array.shape).copy()
-        poisoned[: len(kept[name])] = kept[name]
+        poisoned[: len(valid_parts[name])] = valid_parts[name]
         planes[name] = poisoned
     return replace(tensor, **planes)
 

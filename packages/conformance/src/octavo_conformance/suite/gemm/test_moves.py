@@ -62,22 +62,22 @@ def test_route(case: Case, rng: Rng) -> None:
     """Stable, nobody's choices last and in no size, each position the inverse of the order (faults 18, 61)."""
     index = draw_choices(rng)
     expected = by_contract(index)
-    made = case.plan("route", groups=GROUPS).run(case.array(index), GROUPS)
-    for name, array in zip(("sizes", "order", "position", "routed"), made, strict=True):
+    routing = case.plan("route", groups=GROUPS).run(case.array(index), GROUPS)
+    for name, array in zip(("sizes", "order", "position", "routed"), routing, strict=True):
         assert_same_bits(case.numpy(array), getattr(expected, name), name)
 
 
 @needs("permute_rows", variants.unquantized)
 def test_permute_rows(case: Case, rng: Rng) -> None:
-    """A token's row once a choice, times its weight and rounded once; zeros past the sum."""
+    """A token's row once per choice, times its weight and rounded once; zeros past the sum."""
     index, weights, x = draw_choices(rng), draw_weights(rng), draw(rng, (TOKENS, columns(rng)), case.dtype)
     routing = by_contract(index)
-    given = None if weights is None else case.array(weights)
-    rows = case.plan("permute_rows").run(case.array(x), *on_device(case, routing), given)
+    factors = None if weights is None else case.array(weights)
+    rows = case.plan("permute_rows").run(case.array(x), *on_device(case, routing), factors)
     factor = np.float32(1) if weights is None else weights[..., None]
-    made = (x.astype(np.float32)[:, None] * factor * np.ones((1, CHOICES, 1), np.float32)).astype(DTYPES[case.dtype])
+    weighted = x.astype(np.float32)[:, None] * factor * np.ones((1, CHOICES, 1), np.float32)
     expected = np.zeros((TOKENS * CHOICES, x.shape[1]), DTYPES[case.dtype])
-    expected[routing.position[routing.routed]] = made[routing.routed]
+    expected[routing.position[routing.routed]] = weighted[routing.routed].astype(DTYPES[case.dtype])
     assert_same_bits(case.numpy(rows), expected, "rows")
 
 
@@ -87,8 +87,8 @@ def test_combine_rows(case: Case, rng: Rng) -> None:
     index, weights = draw_choices(rng), draw_weights(rng)
     routing, rows = by_contract(index), draw(rng, (TOKENS * CHOICES, columns(rng)), case.dtype)
     rows[int(routing.sizes.sum()) :] = np.nan
-    given = None if weights is None else case.array(weights)
-    y = case.plan("combine_rows").run(case.array(rows), *on_device(case, routing)[1:], given)
+    factors = None if weights is None else case.array(weights)
+    y = case.plan("combine_rows").run(case.array(rows), *on_device(case, routing)[1:], factors)
     total = np.zeros((TOKENS, rows.shape[1]), np.float32)
     for j in range(CHOICES):
         part = rows[routing.position[:, j]].astype(np.float32)
@@ -105,14 +105,14 @@ def test_dot_rows(case: Case, rng: Rng, measure: Measure) -> None:
     dy = draw(rng, (TOKENS, width), case.dtype)
     rows[int(routing.sizes.sum()) :] = np.nan
     run, places = case.plan("dot_rows").run, on_device(case, routing)[1:]
-    made, again = (case.numpy(run(case.array(rows), case.array(dy), *places)) for _ in range(2))
-    assert_same_bits(again, made, "products of a second run")
-    assert made.dtype == np.float32
+    products, again = (case.numpy(run(case.array(rows), case.array(dy), *places)) for _ in range(2))
+    assert_same_bits(again, products, "products of a second run")
+    assert products.dtype == np.float32
     terms = rows[routing.position].astype(np.float64) * dy.astype(np.float64)[:, None]
     exact, allowed = terms.sum(-1), (width + 2) * U * np.abs(terms).sum(-1)
-    error = np.abs(made - exact)[routing.routed] / np.maximum(allowed[routing.routed], np.finfo(np.float64).tiny)
+    error = np.abs(products - exact)[routing.routed] / np.maximum(allowed[routing.routed], np.finfo(np.float64).tiny)
     assert (error <= 1).all()
-    assert not made[~routing.routed].any()
+    assert not products[~routing.routed].any()
     measure("bound.products", float(error.max(initial=0)))
 
 

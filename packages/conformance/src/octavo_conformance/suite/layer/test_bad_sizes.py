@@ -85,12 +85,12 @@ def test_device_sizes_are_clamped_by_quantize(case: Case, rng: Rng) -> None:
 
 @needs("gemm", variants.few_gemms, sizes="device")
 def test_device_sizes_are_clamped_by_gemms(case: Case, rng: Rng) -> None:
-    """The same for the three GEMMs: right before the first wrong size, shapes kept, no crash (fault 61)."""
+    """The same for the three GEMMs: right before the first wrong size, unchanged shapes, no crash (fault 61)."""
     problem = draw_problem(rng, case.dtype, sizes=np.array([100, 0, 50, 7, 0, 1], dtype=np.int32))
     _, K, N, G = MAIN
     plan = case.plan(case.gemm, k=K, n=N, groups=G)
     if any(layout != "plain" for layout in plan.layouts.values()):
-        pytest.skip("operands of these sizes cannot be made in the backend's own layout")
+        pytest.skip("operands of these sizes cannot be produced in the backend's own layout")
     quantized = {operand: by_definition(problem, case.recipe, operand, seed=SEED) for operand in OPERANDS}
     used: dict[Operand, Any] = quantized if case.recipe.quantizes(case.gemm) else dict.fromkeys(OPERANDS)
 

@@ -77,7 +77,7 @@ def test_shapes_between_tiles(case: Case, rng: Rng, full: bool, measure: Measure
 
 @needs("layer", variants.mx_recipe)
 def test_odd_shapes(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
-    """K and N that are no multiple of anything (faults 24, 25)."""
+    """K and N that are not a multiple of any block (faults 24, 25)."""
     shapes = [(33, 45, 77, 1)]
     if full:
         shapes += [(65, K, 48, 2) for K in (1, 15, 17, 127)]

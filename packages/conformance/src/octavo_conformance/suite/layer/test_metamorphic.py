@@ -1,6 +1,6 @@
 """Relations between two runs of the layer that hold to the bit, whatever the order of summation.
 
-Weights that pick one column each, times a power of two a group, leave one product in every sum: y shows x's codes and
+Weights that pick one column each, times a power of two per group, leave one product in every sum: y shows x's codes and
 dx shows dy's, so that what must not matter can be seen not to.
 """
 
@@ -125,6 +125,6 @@ def test_one_expert_does_not_see_another(case: Case, rng: Rng) -> None:
     for group in (0, 3, 4, 5):
         for name in ("y", "dx"):
             mine, theirs = (_rows(each.arrays()[name], SIZES, group) for each in (poisoned, clean))
-            assert_same_bits(mine, theirs, f"{name} of expert {group} beside a NaN expert")
-        assert_same_bits(poisoned.dw[group], clean.dw[group], f"dw of expert {group} beside a NaN expert")
+            assert_same_bits(mine, theirs, f"{name} of expert {group} next to a NaN expert")
+        assert_same_bits(poisoned.dw[group], clean.dw[group], f"dw of expert {group} next to a NaN expert")
     assert np.isnan(poisoned.y[rows].astype(np.float32)).all(), "NaN weights and rows gave numbers"

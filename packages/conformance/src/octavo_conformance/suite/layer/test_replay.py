@@ -1,6 +1,6 @@
 """Teacher-forced replay: the decisive end-to-end test (docs/numerics, "Training").
 
-A small mixture of experts is trained by the definition, in numpy; (x, W, dY, sizes) of every grouped layer are kept
+A small mixture of experts is trained by the definition, in numpy; (x, W, dY, sizes) of every grouped layer are recorded
 at three steps. Each operation is then replayed on the backend: codes and scales bit for bit, results within T1 and T2.
 """
 

@@ -33,10 +33,10 @@ def test_activation_and_quantize(case: Case, rng: Rng, measure: Measure) -> None
     inputs = draw_inputs(case, rng)
     x, probs, total = inputs.rows(width(case.function, FEATURES)), inputs.probs(), inputs.total
     tensor, extras = call(case, inputs, FEATURES, [x], probs=probs)
-    made = activated_of(case, inputs, extras, FEATURES)
+    activation = activated_of(case, inputs, extras, FEATURES)
     exact = activated(x[:total], case.function, None if probs is None else probs[:total])
-    assert_near(made[:total], exact, "activated", measure)
-    assert_quantized(case, inputs, tensor, extras, made)
+    assert_near(activation[:total], exact, "activated", measure)
+    assert_quantized(case, inputs, tensor, extras, activation)
 
 
 @needs("dact_quantize", of_gradients)
@@ -47,11 +47,11 @@ def test_gradient_and_quantize(case: Case, rng: Rng, measure: Measure) -> None:
     columns, total = width(case.function, FEATURES), inputs.total
     x, dy, probs = inputs.rows(columns), inputs.rows(FEATURES), inputs.probs()
     tensor, extras = call(case, inputs, columns, [dy, x], probs=probs)
-    made = activated_of(case, inputs, extras, columns)
+    activation = activated_of(case, inputs, extras, columns)
     exact = activated_gradient(dy[:total], x[:total], case.function, None if probs is None else probs[:total])
-    assert_near(made[:total], exact, "gradient", measure)
-    assert_quantized(case, inputs, tensor, extras, made)
-    dbias = assert_column_sums(case, inputs, extras, made, measure)
+    assert_near(activation[:total], exact, "gradient", measure)
+    assert_quantized(case, inputs, tensor, extras, activation)
+    dbias = assert_column_sums(case, inputs, extras, activation, measure)
     assert_row_products(case, inputs, extras, dy, activated(x[:total], case.function, None), measure)
     again = call(case, inputs, columns, [dy, x], probs=probs)[1]
     assert_repeats(case.numpy(again.dbias), dbias, "dbias")
@@ -66,13 +66,13 @@ def test_normalization_and_quantize(case: Case, rng: Rng, measure: Measure) -> N
     x, gamma, total, epsilon = inputs.rows(FEATURES), inputs.vector(FEATURES), inputs.total, 1e-3
     beta = inputs.vector(FEATURES) if case.function == "layer" else None
     tensor, extras = call(case, inputs, FEATURES, [x, gamma, beta], epsilon=epsilon)
-    made = activated_of(case, inputs, extras, FEATURES)
+    activation = activated_of(case, inputs, extras, FEATURES)
     exact = normalized(x[:total], gamma, beta, case.function, epsilon)
-    assert_near(made[:total], exact.y, "normalized", measure)
+    assert_near(activation[:total], exact.y, "normalized", measure)
     assert_near(case.numpy(extras.rstd)[:total], exact.rstd, "rstd", measure)
     if exact.mean is not None:
         assert_near(case.numpy(extras.mean)[:total], exact.mean, "mean", measure)
-    assert_quantized(case, inputs, tensor, extras, made)
+    assert_quantized(case, inputs, tensor, extras, activation)
 
 
 @needs("dact_quantize", one_gradient)

@@ -47,7 +47,7 @@ def test_bits_of_narrow_inputs(case: Case, rng: Rng) -> None:
 
 @needs("quantize", variants.one_a_scaling)
 def test_bits_of_subnormal_inputs(case: Case, rng: Rng) -> None:
-    """Subnormal inputs are kept, not flushed: alone in a group, and beside normal values."""
+    """Subnormal inputs are preserved, not flushed: alone in a group, and among normal values."""
     _compare(case, rng, ("subnormal", "wide"), 2)
 
 
@@ -70,7 +70,7 @@ def test_bits_of_stacked_weights(case: Case, rng: Rng, full: bool) -> None:
 
 @needs("quantize", variants.few_quantizers)
 def test_bits_with_column_tails(case: Case, rng: Rng, full: bool) -> None:
-    """K that is no multiple of any block (faults 24, 25), few rows (fault 17), one group with a tail (fault 13)."""
+    """K that is not a multiple of any block (faults 24, 25), few rows (fault 17), one group with a tail (fault 13)."""
     shapes = [(19, 77, 1)]
     if full:
         shapes += [(1, 1, 1), (7, 545, 2), (130, 129, 3), (65, 33, 1), (64, 15, 2)]
@@ -209,6 +209,6 @@ def test_stochastic_rounding_has_the_right_mean(case: Case, rng: Rng, full: bool
         tensor, expected = pair(case, x, sizes, seed=int(rng.integers(2**62)))
         total += dequantize(read_back(case, tensor, expected), "rowwise")[:64]
     error = total / repeats - x[:64].astype(np.float64)
-    step = np.abs(x[:64]).max() / 6 * 2  # the widest step of E2M1 beside the largest value
+    step = np.abs(x[:64]).max() / 6 * 2  # the widest step of E2M1, next to the largest value
     deviation = step / 2 / np.sqrt(repeats * error.size)
     assert abs(error.mean()) < 6 * deviation + 1e-3 * step, f"mean error {error.mean():.2e}, deviation {deviation:.2e}"

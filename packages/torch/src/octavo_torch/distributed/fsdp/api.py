@@ -1,4 +1,4 @@
-"""FSDP2 over grouped layers: weights that are quantized by shards and gathered as codes, and what was gathered how."""
+"""FSDP2 over grouped layers: quantize weights in shards, gather them as codes, and explain what was gathered how."""
 
 from __future__ import annotations
 
@@ -10,92 +10,95 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from octavo_torch.arrays.checks import check_module
-from octavo_torch.distributed.fsdp.gather_state import Notes
+from octavo_torch.distributed.fsdp.gather_state import GatherState
 from octavo_torch.distributed.fsdp.shard import WeightShard
 from octavo_torch.scaling.recipe_module import RecipeModule
 
-_NOTES = "_gather_notes"
+_STATES = "_gather_states"
 
 
 def quantize_before_gather(module: nn.Module) -> None:
-    """Let FSDP2 gather the weights of every GroupedLinear and GroupedMLP in `module` as codes; call it before
-    fully_shard.
+    """Let FSDP2 gather the weights of every GroupedLinear and GroupedMLP in `module` as codes.
 
-    Each rank quantizes its shard, and the codes that the ranks gather are bit for bit those of the whole weight, for
-    shards along dims 0, 1 and 2. Where a recipe's scales do not allow that (a block would be cut, a GEMM reads values,
-    shards are not equal) the values are gathered and quantized as without this call; `explain_gather` says so. The
-    sharded parameters keep their values, dtype and place in optimizers and state dicts.
+    Call it before fully_shard. Each rank quantizes its shard, and the codes that the ranks gather are bit for bit those
+    of the whole weight, for shards along dims 0, 1 and 2. Where that is impossible (a block would be cut, a GEMM reads
+    values, shards are not equal) the values are gathered and quantized as without this call; `explain_gather` tells
+    why. The sharded parameters keep their values, dtype and place in optimizers and state dicts.
 
     Raises ValueError for a module without such weights, or one that is sharded already.
     """
     check_module(module)
-    found = [*_weights(module)]
-    if not found:
+    weights = [*_weights(module)]
+    if not weights:
         raise ValueError(
             f"module is a {type(module).__name__} without a GroupedLinear or GroupedMLP that has its weights in one "
-            "parameter; give a module that has some"
+            "parameter; give a module that contains one"
         )
     if any(isinstance(part, FSDPModule) for part in module.modules()):
         raise ValueError(
             f"module is a {type(module).__name__} in which fully_shard was called; call quantize_before_gather first"
         )
-    for name, owner, number in found:
+    for name, owner, number in weights:
         weight = owner._parameters[name]
         assert weight is not None
         if not isinstance(_local(weight), WeightShard):
-            notes = Notes(name, number)
-            owner._parameters[name] = nn.Parameter(_marked(weight.detach(), notes), weight.requires_grad)
-            # the parameter itself is another one while it is gathered
-            owner.__dict__.setdefault(_NOTES, {})[name] = notes
+            state = GatherState(name, number)
+            owner._parameters[name] = nn.Parameter(_marked(weight.detach(), state), weight.requires_grad)
+            # not on the parameter: FSDP2 replaces that while it is gathered
+            owner.__dict__.setdefault(_STATES, {})[name] = state
 
 
 @contextmanager
 def unchanged_weights(module: nn.Module) -> Iterator[None]:
-    """A block in which no weight of `module` changes, such as a step's microbatches: each shard is quantized at its
-    first gather in it, and its codes serve the later ones.
+    """A block in which no weight of `module` changes, such as the microbatches of a step.
+
+    Each shard is quantized at its first gather in the block, and later gathers reuse its codes:
 
         with octavo_torch.unchanged_weights(model):
             for x in microbatches:
                 model(x).backward()
         optimizer.step()
 
-    Bits are the same. The codes of a rank's shards take a byte a value, two where a recipe has both planes, until the
-    block ends. All ranks enter and leave it at the same places, because amax is reduced at the first gather alone.
+    Bits are the same. Until the block ends, the codes of a rank's shards take one byte per value, or two where a recipe
+    has both planes. All ranks must enter and leave it at the same points, because amax is reduced at the first gather
+    only.
     Raises ValueError for a module whose weights `quantize_before_gather` has not marked, and in a gather after a weight
     has been written.
     """
     check_module(module)
-    marked = [notes for owner in module.modules() for notes in owner.__dict__.get(_NOTES, {}).values()]
-    if not marked:
+    states: list[GatherState] = [
+        state for owner in module.modules() for state in owner.__dict__.get(_STATES, {}).values()
+    ]
+    if not states:
         raise ValueError(
             f"module is a {type(module).__name__} without weights that are gathered as codes; call "
             "quantize_before_gather first"
         )
-    before = [notes.keeps for notes in marked]
+    before = [state.reuses_codes for state in states]
     try:
-        for notes in marked:
-            notes.keep(True)
+        for state in states:
+            state.reuse_codes(True)
         yield
     finally:
-        for notes, keeps in zip(marked, before, strict=True):
-            notes.keep(keeps)
+        for state, reuses in zip(states, before, strict=True):
+            state.reuse_codes(reuses)
 
 
 def explain_gather(module: nn.Module) -> str:
-    """A line for each weight of a grouped layer in `module`: how FSDP2 gathered it last."""
+    """One line per weight of a grouped layer in `module`: how FSDP2 gathered it last."""
     check_module(module)
     lines = []
     for prefix, owner in module.named_modules():
         for name, _, _ in _own_weights(owner):
-            notes = owner.__dict__.get(_NOTES, {}).get(name)
-            said = "gathered unquantized: quantize_before_gather was not called"
-            if notes is not None:
-                said = "not gathered yet" if notes.route is None else str(notes.route)
-            lines.append(f"{prefix}{'.' * bool(prefix)}{name}: {said}")
+            state = owner.__dict__.get(_STATES, {}).get(name)
+            how = "gathered unquantized: quantize_before_gather was not called"
+            if state is not None:
+                how = "not gathered yet" if state.route is None else str(state.route)
+            lines.append(f"{prefix}{'.' * bool(prefix)}{name}: {how}")
         if isinstance(owner, RecipeModule) and owner.per_group_parameters:
-            parted = [name for name in owner._shapes if name.startswith("weight")]
-            said = "gathered unquantized: it is a parameter a group"
-            lines += [f"{prefix}{'.' * bool(prefix)}{name}: {said}" for name in parted]
+            weights = [name for name in owner._shapes if name.startswith("weight")]
+            how = "gathered unquantized: it has one parameter per group"
+            lines += [f"{prefix}{'.' * bool(prefix)}{name}: {how}" for name in weights]
     return "\n".join(lines)
 
 
@@ -105,7 +108,7 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, RecipeModule, int]]:
 
 
 def _own_weights(owner: nn.Module) -> Iterator[tuple[str, RecipeModule, int]]:
-    """Parameters [G, N, K] of a grouped layer, with the number of the layer in its module."""
+    """Names of the parameters [G, N, K] of a module, the module, and the number of the layer in it."""
     if isinstance(owner, RecipeModule):
         for number, names in enumerate((("weight", "weight1"), ("weight2",))):
             for name in names:
@@ -118,11 +121,11 @@ def _local(weight: Tensor) -> Tensor:
     return weight._local_tensor if isinstance(weight, DTensor) else weight
 
 
-def _marked(weight: Tensor, notes: Notes) -> Tensor:
-    """`weight` over a WeightShard; with tensor parallelism that is the local tensor of a DTensor."""
+def _marked(weight: Tensor, state: GatherState) -> Tensor:
+    """`weight` as a WeightShard; with tensor parallelism as a DTensor whose local tensor is one."""
     if not isinstance(weight, DTensor):
-        return WeightShard(weight, notes)
-    shard = WeightShard(weight.to_local(), notes)
+        return WeightShard(weight, state)
+    shard = WeightShard(weight.to_local(), state)
     return DTensor.from_local(
         shard, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
     )

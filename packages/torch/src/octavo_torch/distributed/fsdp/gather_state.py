@@ -1,4 +1,4 @@
-"""What a weight's shard knows beside its values: how it is gathered, and codes kept from one gather to the next."""
+"""GatherState: how a weight's shard is gathered, and the codes that later gathers of a block of microbatches reuse."""
 
 from __future__ import annotations
 
@@ -15,64 +15,69 @@ from octavo_torch.distributed.fsdp.route import Route
 
 @dataclass
 class Gathered:
-    """What goes from before the gather to after it: the whole's spec, its layer, scales that FSDP did not gather."""
+    """Passed along the all-gather: the whole weight's spec, its layer, and scales that FSDP does not gather."""
 
     spec: GroupedTensorSpec
     layer: Layer
     scales: list[Tensor]
 
 
-Given = tuple[tuple[Tensor, ...], Gathered]
-"""What is gathered, and what goes with it."""
+GatherInput = tuple[tuple[Tensor, ...], Gathered]
+"""The tensors that are gathered, and what accompanies them."""
 
 
 @dataclass
-class _Kept:
-    given: Given
+class _ReusableCodes:
+    gather_input: GatherInput
     version: tuple[int, int]
     stream: torch.cuda.Stream | None
 
 
 @dataclass
-class Notes:
-    """What a shard and its copies know together.
+class GatherState:
+    """Shared by a shard and its copies.
 
-    name     of the parameter in its module
-    number   which of the module's layers the weight belongs to
-    route    how it was gathered last
-    keeps    codes are kept from one gather to the next: the weight does not change
+    name           of the parameter in its module
+    number         of the weight's layer in its module
+    route          how the weight was gathered last
+    reuses_codes   the weight does not change, so codes of one gather serve the next
     """
 
     name: str
     number: int
     route: Route | None = None
-    keeps: bool = False
-    _kept: _Kept | None = None
+    reuses_codes: bool = False
+    _codes: _ReusableCodes | None = None
 
-    def keep(self, keeps: bool) -> None:
+    def reuse_codes(self, reuses: bool) -> None:
         """Begin or end a block of unchanged weights."""
-        self.keeps, self._kept = keeps, self._kept if keeps else None
+        self.reuses_codes, self._codes = reuses, self._codes if reuses else None
 
-    def codes(self, values: Tensor, module: nn.Module, layer: Layer, make: Callable[[], Given]) -> Given:
-        """What `make` returns for a shard's `values`, or has returned for them in this block of unchanged weights."""
-        if not self.keeps:
-            return make()
+    def codes(
+        self, values: Tensor, module: nn.Module, layer: Layer, quantize: Callable[[], GatherInput]
+    ) -> GatherInput:
+        """The result of `quantize` for a shard's `values`, called once per block of unchanged weights.
+
+        Raises ValueError where the values have changed in such a block.
+        """
+        if not self.reuses_codes:
+            return quantize()
         here = torch.cuda.current_stream(values.device) if values.is_cuda else None
-        kept = self._kept
-        if kept is None or kept.given[1].layer is not layer:
-            self._kept = kept = _Kept(make(), self._version(values, module), here)
-        if self._version(values, module) != kept.version:
+        codes = self._codes
+        if codes is None or codes.gather_input[1].layer is not layer:
+            self._codes = codes = _ReusableCodes(quantize(), self._version(values, module), here)
+        if self._version(values, module) != codes.version:
             raise ValueError(
                 f"a weight's shard of shape {list(values.shape)} has changed inside unchanged_weights; leave the block "
                 "before weights are written"
             )
-        if here is not None and kept.stream is not None and here != kept.stream:
-            here.wait_stream(kept.stream)
-            for tensor in kept.given[0]:
+        if here is not None and codes.stream is not None and here != codes.stream:
+            here.wait_stream(codes.stream)
+            for tensor in codes.gather_input[0]:
                 tensor.record_stream(here)
-        return kept.given
+        return codes.gather_input
 
     def _version(self, values: Tensor, module: nn.Module) -> tuple[int, int]:
-        """Grows where the values are written, and where an optimizer writes the parameter that wraps them."""
+        """Grows when the values are written, and when an optimizer writes the parameter that wraps them."""
         parameter = module._parameters[self.name]
         return values._version, 0 if parameter is None else parameter._version

@@ -1,9 +1,8 @@
-"""The planes of a weight on their way through FSDP2: named, put together again, refilled."""
+"""The planes of a weight on their way through FSDP2: their names, and GroupedTensors assembled from them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,56 +16,56 @@ from octavo_torch.linear.arguments import direction_name
 _SCALE_DTYPE = {"fp32": torch.float32, "e8m0": torch.uint8, "e4m3": torch.float8_e4m3fn}
 
 
-def of_planes(spec: GroupedTensorSpec, made: dict[str, Any]) -> GroupedTensor:
-    """A plain GroupedTensor of stacked matrices; shared codes stand in both directions."""
+def from_planes(spec: GroupedTensorSpec, planes: Mapping[str, Tensor | None]) -> GroupedTensor:
+    """A plain GroupedTensor of stacked matrices; shared codes serve both directions."""
     if spec.quantizer.shares_codes:
-        made = {
+        planes = {
             direction + name.removeprefix("rowwise"): value
-            for name, value in made.items()
+            for name, value in planes.items()
             for direction in spec.quantizer.directions
             if value is not None
         }
-    return GroupedTensor(spec, None, **made)
+    return GroupedTensor(spec, None, **planes)
 
 
-def planes_of(spec: QuantizerSpec) -> tuple[list[str], list[str]]:
-    """Names of a plain GroupedTensor's payloads and of their scales; shared ones once."""
-    own = spec.directions[:1] if spec.shares_codes else spec.directions
+def plane_names(spec: QuantizerSpec) -> tuple[list[str], list[str]]:
+    """Names of a plain GroupedTensor's payloads and of their scales; shared planes appear once."""
+    payloads = spec.directions[:1] if spec.shares_codes else spec.directions
     parts = ("_scale", "_global") if spec.scaling == "nvfp4" else ("_scale",)
-    return [*own], [name + part for name in own for part in parts]
+    return [*payloads], [name + part for name in payloads for part in parts]
 
 
-def whole_of(spec: GroupedTensorSpec, payloads: Sequence[Tensor], scales: Sequence[Tensor]) -> GroupedTensor:
-    """The plain GroupedTensor of `spec` over gathered memory: bytes of the payloads, scales of any shape.
+def from_gathered(spec: GroupedTensorSpec, payloads: Sequence[Tensor], scales: Sequence[Tensor]) -> GroupedTensor:
+    """The plain GroupedTensor of `spec` over gathered memory: payloads as bytes, scales of any shape.
 
-    payloads, scales   in the order of planes_of
+    payloads, scales   in the order of plane_names
     """
-    names, scale_names = planes_of(spec.quantizer)
-    made: dict[str, Any] = {}
+    names, scale_names = plane_names(spec.quantizer)
+    planes: dict[str, Tensor] = {}
     for name, value in zip(names, payloads, strict=True):
-        made[name] = value.view(FP8_DTYPE.get(spec.quantizer.format, torch.uint8)).view(
+        planes[name] = value.view(FP8_DTYPE.get(spec.quantizer.format, torch.uint8)).view(
             spec.payload_shape(direction_name(name))
         )
     for name, value in zip(scale_names, scales, strict=True):
         direction, part = name.rsplit("_", 1)
         shape = spec.scale_shape(direction_name(direction)) if part == "scale" else (spec.groups,)
-        made[name] = value.view(shape)
-    return of_planes(spec, made)
+        planes[name] = value.view(shape)
+    return from_planes(spec, planes)
 
 
-def beside(tensor: GroupedTensor, gathered: Iterable[Tensor]) -> dict[str, Tensor]:
+def planes_outside(tensor: GroupedTensor, gathered: Iterable[Tensor]) -> dict[str, Tensor]:
     """The planes of `tensor` that are not in the memory of `gathered`."""
-    known = {value.untyped_storage().data_ptr() for value in gathered}
+    storages = {value.untyped_storage().data_ptr() for value in gathered}
     planes = {name: getattr(tensor, name) for name in PLANES}
     return {
         name: value
         for name, value in planes.items()
-        if value is not None and value.untyped_storage().data_ptr() not in known
+        if value is not None and value.untyped_storage().data_ptr() not in storages
     }
 
 
 def refill(tensor: GroupedTensor, planes: Mapping[str, Tensor]) -> None:
-    """Write `planes` into those of `tensor`, whose values come back as they were: for autograd nothing has changed."""
+    """Write `planes` into those of `tensor`, unseen by autograd: the values become again what they were before."""
     targets = {
         id(target): (target, value) for name, value in planes.items() if (target := getattr(tensor, name)) is not None
     }

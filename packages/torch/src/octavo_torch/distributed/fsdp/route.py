@@ -1,4 +1,4 @@
-"""How FSDP2 gathers a grouped layer's weight: as codes where the recipe's scales allow it, else as it is."""
+"""How FSDP2 gathers a grouped layer's weight: as codes where the recipe's scales allow it, else as values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIMS = "GNK"
 
 @dataclass(frozen=True)
 class Route:
-    """Printable. One weight's way through the all-gather, the same on every rank.
+    """How one weight goes through the all-gather, the same on every rank. Printable.
 
     dim     the axis of [G, N, K] that is sharded
     spec    how each rank quantizes its shard; None: high-precision values are gathered
@@ -28,21 +28,21 @@ class Route:
         where = f"sharded on dim {self.dim} ({_DIMS[self.dim]})"
         if self.spec is None:
             return f"{where}: gathered unquantized, because {self.why}"
-        codes = "a byte a value" if self.spec.shares_codes else "two bytes a value, one for each plane,"
+        codes = "one byte per value" if self.spec.shares_codes else "two bytes per value, one for each plane,"
         amax = "; the groups' amax is reduced first" if self.shares else ""
         return f"{where}: quantized, then gathered: {codes} and scales{amax}"
 
 
 def shard_dim(local: tuple[int, ...], whole: tuple[int, ...]) -> int:
-    """The axis on which `local` is a part of `whole`; 0 where it is all of it."""
+    """The axis on which `local` is a part of `whole`; 0 where both are equal."""
     return next((axis for axis, (part, full) in enumerate(zip(local, whole, strict=True)) if part != full), 0)
 
 
 def route_of(recipe: Recipe, whole: tuple[int, ...], dim: int, ranks: int) -> Route:
     """The route of a weight of shape `whole` [G, N, K] in equal shards along `dim`.
 
-    A scale is made of the values that it covers, so a shard is quantized by itself where no block spans two shards; an
-    amax of a group that does is reduced. Both GEMMs that read the weight must read codes.
+    A scale depends only on the values that it covers, so a shard is quantized by itself where no block spans two
+    shards; the amax of a group that spans shards is reduced. Both GEMMs that read the weight must read codes.
     """
     if ranks == 1:
         return Route(dim, None, "there is one rank, which has all of it")

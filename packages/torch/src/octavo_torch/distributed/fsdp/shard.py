@@ -1,7 +1,7 @@
-"""WeightShard: a grouped layer's weight that FSDP2 gathers as codes; its values are an ordinary tensor inside.
+"""WeightShard: a grouped layer's weight that FSDP2 gathers as codes; it wraps an ordinary tensor of values.
 
-FSDP2's extension is two methods of a parameter's local tensor: `fsdp_pre_all_gather` gives what is gathered, and
-`fsdp_post_all_gather` makes the parameter of it, or refills the one that it made before.
+FSDP2's extension point is two methods of a parameter's local tensor: `fsdp_pre_all_gather` returns the tensors to
+gather, and `fsdp_post_all_gather` builds the parameter from them, or refills the one that it built before.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from octavo import GroupedTensorSpec
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.distributed.fsdp.codes import gather_scales, quantize_shard, reads_plain, whole_layer
-from octavo_torch.distributed.fsdp.gather_state import Gathered, Given, Notes
-from octavo_torch.distributed.fsdp.planes import beside, planes_of, refill, whole_of
+from octavo_torch.distributed.fsdp.gather_state import Gathered, GatherInput, GatherState
+from octavo_torch.distributed.fsdp.planes import from_gathered, plane_names, planes_outside, refill
 from octavo_torch.distributed.fsdp.route import Route, route_of, shard_dim
 from octavo_torch.linear.coded_weight import CodedWeight
 
 _aten = torch.ops.aten
-_KEPT = {
+_SHARD_OPERATIONS = {
     _aten.new_zeros.default, _aten.slice.Tensor, _aten.view.default, _aten.as_strided.default, _aten._to_copy.default,
     _aten._pin_memory.default, _aten.split.Tensor, _aten.clone.default, _aten.detach.default, _aten.alias.default,
     _aten.empty_like.default,
 }  # fmt: skip
-"""What FSDP2 makes shards by, and modules move and copy them by; results of all else are ordinary tensors."""
+"""Operations by which FSDP2 shards, and modules move and copy; results of all others are ordinary tensors."""
 
 
 class WeightShard(torch.Tensor):
     """A weight [G, N, K] or a shard of one. Optimizers, state dicts and collectives see its values alone."""
 
-    held: Tensor
-    notes: Notes
+    wrapped: Tensor
+    state: GatherState
 
     @staticmethod
-    def __new__(cls, values: Tensor, notes: Notes) -> WeightShard:
+    def __new__(cls, values: Tensor, state: GatherState) -> WeightShard:
         """The shard of these values."""
-        made: WeightShard = torch.Tensor._make_wrapper_subclass(
+        shard: WeightShard = torch.Tensor._make_wrapper_subclass(
             cls,
             values.size(),
             strides=values.stride(),
@@ -53,8 +53,8 @@ class WeightShard(torch.Tensor):
             pin_memory=values.is_pinned(),
             requires_grad=values.requires_grad,
         )
-        made.held, made.notes = values, notes
-        return made
+        shard.wrapped, shard.state = values, state
+        return shard
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -62,110 +62,114 @@ class WeightShard(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`func` of the values; what it changes in place is the shard itself."""
-        given = args[0][0] if isinstance(args[0], list | tuple) else args[0]
-        args_of, kwargs_of = pytree.tree_map_only(cls, lambda shard: shard.held, (args, dict(kwargs or {})))
-        made = func(*args_of, **kwargs_of)
+        """`func` of the values; in-place operations change the shard itself."""
+        first = args[0][0] if isinstance(args[0], list | tuple) else args[0]
+        values_args, values_kwargs = pytree.tree_map_only(cls, lambda shard: shard.wrapped, (args, dict(kwargs or {})))
+        result = func(*values_args, **values_kwargs)
         if func is _aten.copy_.default:
-            return given
-        if func in _KEPT and isinstance(given, cls):
-            return pytree.tree_map_only(Tensor, lambda values: cls(values, given.notes), made)
-        return made
+            return first
+        if func in _SHARD_OPERATIONS and isinstance(first, cls):
+            return pytree.tree_map_only(Tensor, lambda values: cls(values, first.state), result)
+        return result
 
-    def __tensor_flatten__(self) -> tuple[list[str], Notes]:
-        return ["held"], self.notes
+    def __tensor_flatten__(self) -> tuple[list[str], GatherState]:
+        return ["wrapped"], self.state
 
     @classmethod
-    def __tensor_unflatten__(cls, inner: dict[str, Tensor], notes: Notes, size: Any, stride: Any) -> WeightShard:
-        return cls(inner["held"], notes)
+    def __tensor_unflatten__(
+        cls, tensors: dict[str, Tensor], state: GatherState, size: Any, stride: Any
+    ) -> WeightShard:
+        return cls(tensors["wrapped"], state)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As the ordinary tensor: what is saved needs no class of ours to be loaded."""
-        return self.held.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        """As the ordinary tensor, so that loading what was saved does not need this class."""
+        return self.wrapped.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"WeightShard({self.held!r})"
+        return f"WeightShard({self.wrapped!r})"
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor, ...], Gathered | None]:
-        """What this rank gives to the all-gather: codes and scales of its shard, or its values."""
+        """This rank's input of the all-gather: codes and scales of its shard, or its values."""
         group = mesh.get_group()
         ranks = group.size()
-        values = self.held
+        values = self.wrapped
         if mp_policy.param_dtype is not None:
             values = values.to(mp_policy.param_dtype)
         recipe, backend = module.recipe, module.backend
         dim = shard_dim(tuple(self.shape), tuple(outer_size))
         route = route_of(recipe, tuple(outer_size), dim, ranks)
         layer = None
-        if route.spec is not None and self.notes.number == 0 and getattr(module, "interleave", None) is not None:
-            route = Route(dim, None, "gate and up take turns in the weight, and codes are of the two halves")
+        if route.spec is not None and self.state.number == 0 and getattr(module, "interleave", None) is not None:
+            route = Route(dim, None, "gate and up rows are interleaved in the weight, and codes are of the two halves")
         if route.spec is not None:
             layer = whole_layer(recipe, values, outer_size, backend)
             route = _readable(route, layer)
-        self.notes.route = route
+        self.state.route = route
         if route.spec is None or layer is None:
             return (_padded(values, outer_size, dim, ranks),), None
-        state = module.delayed_states[self.notes.number] if recipe.stateful else None
+        delayed = module.delayed_states[self.state.number] if recipe.stateful else None
 
-        def make() -> Given:
-            codes = quantize_shard(values, route, group, backend, state, module.training)
-            return _given(codes, layer, tuple(outer_size), dim, group)
+        def quantize() -> GatherInput:
+            codes = quantize_shard(values, route, group, backend, delayed, module.training)
+            return _gather_input(codes, layer, tuple(outer_size), dim, group)
 
-        return self.notes.codes(self.held, module, layer, make)
+        return self.state.codes(self.wrapped, module, layer, quantize)
 
     def fsdp_post_all_gather(
         self, outputs: tuple[Tensor, ...], about: Gathered | None, param_dtype: torch.dtype, *, out: Any = None
     ) -> Any:
-        """The whole weight, and the tensors beside the outputs that it is made of; nothing where `out` is refilled."""
+        """The whole weight, and its tensors outside of `outputs`; None where `out` is refilled."""
         if about is None:
             return None if out is not None else (outputs[0], ())
-        count = len(planes_of(about.spec.quantizer)[0])
+        count = len(plane_names(about.spec.quantizer)[0])
         scales = outputs[count:]
         if about.scales:
             scales = tuple(_on_this_stream(scale) for scale in about.scales)
-        codes = whole_of(about.spec, outputs[:count], scales)
+        codes = from_gathered(about.spec, outputs[:count], scales)
         if not reads_plain(about.layer):
             codes = about.layer.quantize_w.from_plain(codes)  # type: ignore[union-attr]
-        more = beside(codes, outputs)
+        other_planes = planes_outside(codes, outputs)
         if out is not None:
             whole: Any = out._local_tensor if isinstance(out, DTensor) else out
-            return refill(whole.codes, more)
-        own = {id(value): value for value in more.values()}
+            return refill(whole.codes, other_planes)
+        own = {id(value): value for value in other_planes.values()}
         return CodedWeight(codes, about.layer.recipe, param_dtype), tuple(own.values())
 
 
-def _given(codes: GroupedTensor, layer: Layer, whole: tuple[int, ...], dim: int, group: dist.ProcessGroup) -> Given:
-    """For a shard's codes: bytes of the payloads, with the scales where those are sharded alike."""
+def _gather_input(
+    codes: GroupedTensor, layer: Layer, whole: tuple[int, ...], dim: int, group: dist.ProcessGroup
+) -> GatherInput:
+    """Payloads of a shard's codes as bytes, together with the scales where those are sharded in the same way."""
     payloads, scales = (
-        [getattr(codes, name).contiguous() for name in names] for names in planes_of(codes.spec.quantizer)
+        [getattr(codes, name).contiguous() for name in names] for names in plane_names(codes.spec.quantizer)
     )
-    given = tuple(payload.view(torch.uint8) for payload in payloads)
+    as_bytes = tuple(payload.view(torch.uint8) for payload in payloads)
     spec = GroupedTensorSpec(**{**dict(codes.spec), "shape": whole, "groups": whole[0]})
     if dim == 0:
-        return (*given, *scales), Gathered(spec, layer, [])
-    # FSDP puts shards of other dims together as if each had the parameter's shape, which scales have not
-    return given, Gathered(spec, layer, gather_scales(scales, dim, group))
+        return (*as_bytes, *scales), Gathered(spec, layer, [])
+    # FSDP joins shards of other dims as if each had the parameter's shape, which scales do not have
+    return as_bytes, Gathered(spec, layer, gather_scales(scales, dim, group))
 
 
 def _readable(route: Route, layer: Layer) -> Route:
-    """`route`, but with values where the backend that reads the codes makes its layouts of values alone."""
+    """`route`; values are gathered where the backend can produce its layouts from values only."""
     if reads_plain(layer) or hasattr(layer.quantize_w, "from_plain"):
         return route
     name = layer.quantizers["w"].backend
-    return Route(route.dim, None, f"{name} reads layouts {layer.w_layouts} and makes them of values alone")
+    return Route(route.dim, None, f"{name} reads layouts {layer.w_layouts} and produces them from values only")
 
 
 def _on_this_stream(scale: Tensor) -> Tensor:
-    """A copy in memory of the current stream; the original is of the stream in which FSDP prepares gathers."""
+    """A copy allocated on the current stream; the original belongs to the stream on which FSDP prepares gathers."""
     if scale.is_cuda:
         scale.record_stream(torch.cuda.current_stream())
     return scale.clone()
 
 
 def _padded(values: Tensor, whole: torch.Size, dim: int, ranks: int) -> Tensor:
-    """The shard with zeros where FSDP has padding, which it asks of shards that are not equal."""
+    """The shard, padded with zeros where FSDP expects shards of equal size."""
     missing = -(-whole[dim] // ranks) - values.shape[dim]
     if not missing:
         return values
