@@ -2,7 +2,7 @@
 
 Arrays
     `GroupedTensor`     what a quantizer returns and a GEMM reads: codes and scales as a pytree
-    `Extras`            what a fused quantizer returns beside it
+    `Extras`            the further results of a fused quantizer
     `one_group`         the group sizes of a matrix that is one group
 Arguments
     `dtype_name`        Octavo's name of a dtype; ValueError, naming the argument, for one that no operand may have

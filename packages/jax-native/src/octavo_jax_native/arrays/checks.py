@@ -36,10 +36,12 @@ def check_input(x: Any, name: str, ranks: tuple[int, ...]) -> None:
 def check_sizes(group_sizes: Any) -> None:
     """ValueError unless group_sizes is an integer array [G] of one group or more."""
     if not isinstance(group_sizes, jax.Array):
-        raise ValueError(f"group_sizes is a {type(group_sizes).__name__}; give a jax.Array of one integer a group, [G]")
+        raise ValueError(
+            f"group_sizes is a {type(group_sizes).__name__}; give a jax.Array of one integer per group, [G]"
+        )
     if group_sizes.ndim != 1 or not jnp.issubdtype(group_sizes.dtype, jnp.integer) or group_sizes.shape[0] == 0:
         raise ValueError(
-            f"group_sizes has shape {list(group_sizes.shape)} and dtype {group_sizes.dtype}; it is one integer a "
+            f"group_sizes has shape {list(group_sizes.shape)} and dtype {group_sizes.dtype}; it is one integer per "
             "group, shape [G] with G of 1 or more"
         )
 

@@ -71,7 +71,7 @@ class GemmCall:
 
     @property
     def bias_shape(self) -> tuple[int, int]:
-        """One a group and column of the result."""
+        """One per group and column of the result."""
         return self.groups, self.out_shape[1]
 
     @property

@@ -156,7 +156,7 @@ def checked_bias(more: Arrays, call: GemmCall) -> Arrays:
 
 
 def checked_out(out: Array, call: GemmCall) -> GemmCall:
-    """The call that accumulates into `out`, which lies as w, in its dtype; ValueError for another shape or dtype."""
+    """The call that accumulates into `out` [w's shape] in its dtype; ValueError for another shape or dtype."""
     _check_float(out, "out", call.out_shape)
     return replace(call, accumulate=True, out_dtype=dtype_name(out.dtype, "out"))
 

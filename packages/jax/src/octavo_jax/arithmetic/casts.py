@@ -121,9 +121,9 @@ def times(code: Array, of: Format, scale: Array) -> Array:
     # A subnormal result is rounded once, from the exact 28-bit product, in units of 2^-149.
     whole = significand * ((fp32.as_bits(m) & fp32.FRACTION) | fp32.SMALLEST_NORMAL)
     down = jnp.clip(-126 - exponent, 1, 31).astype(jnp.uint32)
-    kept, rest = whole >> down, whole & ((np.uint32(1) << down) - 1)
+    shifted, rest = whole >> down, whole & ((np.uint32(1) << down) - 1)
     half = np.uint32(1) << (down - 1)
-    tiny = kept + ((rest > half) | ((rest == half) & (kept & 1 == 1))).astype(jnp.uint32)
+    tiny = shifted + ((rest > half) | ((rest == half) & (shifted & 1 == 1))).astype(jnp.uint32)
     tiny = jnp.where(exponent < -126 - 31, np.uint32(0), tiny)
     result = jnp.where(biased >= 255, fp32.INFINITY, jnp.where(biased <= 0, tiny, normal))
     zero = significand == 0

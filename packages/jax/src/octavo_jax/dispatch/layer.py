@@ -24,7 +24,7 @@ HIGH_PRECISION = HighPrecision()
 
 
 class LayerOptions(NamedTuple):
-    """What a caller says of a layer beside its arrays; hashable.
+    """The arguments of a layer that are not arrays; hashable.
 
     preferred_element_type   dtype of y; None: the recipe's output_dtype, else x's
     checkpoint_name          of quantized operands; None names nothing

@@ -1,7 +1,7 @@
 """Experts that are spread over the devices of mesh axes: what each device runs, inside a manual region.
 
-With T tokens a device, D devices and G experts on each, device d holds the experts d * G to d * G + G - 1. Rows of an
-expert stand in the order of the devices and, within one, of their tokens: as on one device that holds all tokens. So
+With T tokens per device, D devices and G experts on each, device d holds the experts d * G to d * G + G - 1. Rows of an
+expert are in the order of the devices and, within one, of their tokens: as on one device that holds all tokens. So
 what is quantized of them is the same to the bit.
 """
 

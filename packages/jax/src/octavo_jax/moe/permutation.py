@@ -25,7 +25,7 @@ def permute(x: Array, routing: Routing) -> Array:
 
 
 def row_weights(routing: Routing) -> Array:
-    """[R] float32, the weight of the choice that stands in each row: `probs` of `octavo_jax.grouped_mlp`."""
+    """[R] float32, the weight of the choice in each row: `probs` of `octavo_jax.grouped_mlp`."""
     weights: Array = _ordered(routing.weights, routing.order, routing.position, jnp.sum(routing.group_sizes))
     return weights
 

@@ -39,7 +39,7 @@ class Common(TypedDict, total=False):
     quantization_checkpoint_name   of everything quantized that the backward pass reads, for `octavo_jax.policies`;
                                    None: no name
     sharding                       which mesh axes play which part, an `octavo_jax.MeshAxes`; None: one device.
-                                   Parameters lie where their axes put them: where it says
+                                   Their axes must place the parameters where it says
     backend                        a name or a closed list of names
     rngs                           streams "params" and, for a stochastic recipe, "quantization" (or the default one)
     """

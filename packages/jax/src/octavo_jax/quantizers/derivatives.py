@@ -1,4 +1,4 @@
-"""Quantizers have no derivative, and none is made up: whoever asks for one is told so."""
+"""Quantizers have no derivative: a program that asks for one is refused with a sentence, and never given zeros."""
 
 from __future__ import annotations
 

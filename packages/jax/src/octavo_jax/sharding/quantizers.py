@@ -124,7 +124,8 @@ def quantize_kernel(
     weight: Weight,
     arguments: QuantizerArguments,
 ) -> Quantized:
-    """The kernel as it lies, [E * G, R, C], quantized shard by shard, an expert block at a time: planes [E, ...].
+    """The kernel with its own axes, [E * G, R, C], quantized shard by shard, one expert block at a time: planes
+    [E, ...].
 
     arguments   `scale` is [E * G]; where there is one, the second result is the amaxes [E * G], else None
     """
