@@ -25,8 +25,8 @@ MOST_ANY_LINES = 100
 # module beside the folders, at any depth. Modules of the package itself that are not listed are on top of everything.
 ROOMS: dict[str, tuple[str, ...]] = {
     "octavo_torch": (
-        *("compiler", "arrays", "arithmetic", "functions", "dispatch", "wgrad", "scaling", "quantizers", "linear"),
-        *("mlp", "moe", "distributed", "checkpoint", "reference", "adapters"),
+        *("memo", "compiler", "arrays", "arithmetic", "functions", "dispatch", "wgrad", "scaling", "quantizers"),
+        *("linear", "mlp", "moe", "distributed", "checkpoint", "reference", "adapters"),
     ),
     "octavo_jax": (
         *("arrays", "arithmetic", "scaling", "functions", "remat", "sharding", "dispatch", "quantizers", "linear"),
@@ -37,7 +37,17 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "octavo_jax_native": ("arrays", "ffi", "quantizers", "gemm"),
     "octavo_conformance": ("__init__", "cards", "problems", "oracles", "reports", "suite"),
     "octavo_cli": ("errors", "train/config", "train/data", "train/models", "train/report", "train"),
-    "native": ("include/octavo", "lib/common", "lib/cpu", "lib/cuda", "lib/bindings"),
+    "octavo_bench": (
+        *("errors", "harness", "peers", "quantize", "training", "step", "gemm", "tiles", "host", "mlp", "moe", "ep"),
+        "remat",
+    ),
+    "native": (
+        *("include/octavo", "lib/common"),
+        *("lib/cpu/loops", "lib/cpu/planes", "lib/cpu/quantize", "lib/cpu/gemm", "lib/cpu/rows", "lib/cpu/scaling"),
+        *("lib/cuda/device", "lib/cuda/planes", "lib/cuda/scaling", "lib/cuda/tile", "lib/cuda/reductions"),
+        *("lib/cuda/quantize", "lib/cuda/gemm", "lib/cuda/rows"),
+        *("lib/bindings/python", "lib/bindings/ffi"),
+    ),
 }
 
 # Modules other than a package itself that users import from; their names are public, too.

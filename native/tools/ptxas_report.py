@@ -1,4 +1,4 @@
-"""Gate on what ptxas says of the CUDA kernels, and the table of their registers in docs/reference/kernels.md.
+"""Gate on what ptxas says of the CUDA kernels, and the table of their registers in native/tools/kernels.md.
 
     python native/tools/ptxas_report.py build.log            write the table
     python native/tools/ptxas_report.py build.log --check    compare it with the committed one
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NATIVE = Path(__file__).resolve().parent.parent
-TABLE = NATIVE.parent / "docs" / "reference" / "kernels.md"
+TABLE = NATIVE / "tools" / "kernels.md"
 TYPES = (*(NATIVE / "include" / "octavo").glob("*.h"), *(NATIVE / "lib" / "cuda").glob("*/*.cuh"))
 
 _NVCC = re.compile(r"CUDA compiler identification is NVIDIA (\S+)")
@@ -138,12 +138,12 @@ def table(log: Log) -> str:
     page = [
         "# CUDA kernels",
         "",
-        f"Registers a thread and static shared memory, as nvcc {log.nvcc} compiles them for sm_90a. No kernel spills",
-        "or has a stack frame: the `native` session of nox fails where one does, and where this page is not what the",
-        "compiler says. Written by `python native/tools/ptxas_report.py build.log`.",
+        f"Registers per thread and static shared memory, as nvcc {log.nvcc} compiles them for sm_90a. No kernel spills",
+        "registers or has a stack frame: the `native` session of nox fails where one does, and where this file differs",
+        "from what the compiler prints. Written by `python native/tools/ptxas_report.py build.log`.",
         "",
-        "GEMM kernels hand registers over at run time, from the warps that copy to those that multiply (56 and 224 a",
-        "thread), and their shared memory, up to 227 KB, is asked for at the launch: neither is in the table.",
+        "GEMM kernels move registers at run time, from the warps that copy to those that multiply (56 and 224 per",
+        "thread), and request their shared memory, up to 227 KB, at the launch: neither is in the table.",
     ]
     file = ""
     for source, name, kernel in rows:

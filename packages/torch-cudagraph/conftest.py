@@ -1,32 +1,8 @@
-"""`--slow`, and the tests' helper modules by name: pytest's importlib mode puts no folder of tests on the path."""
+"""The tests' helper modules, importable by name: pytest's importlib mode puts no folder of tests on the path."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-import pytest
-
-_HERE = Path(__file__).resolve().parent
-
-sys.path.insert(0, str(_HERE / "tests"))
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    # Every package declares the option, so that each can be tested alone; together the first one wins.
-    try:
-        parser.addoption("--slow", action="store_true", default=False, help="run the tests marked slow, too")
-    except ValueError:
-        return
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: more than a few seconds; run with `--slow`")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow", default=False):
-        return
-    for item in items:
-        if _HERE in item.path.parents and item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "tests"))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from octavo_bench.errors import InputError
-from octavo_bench.harness.options import check_installed, recorded_command
-from octavo_bench.harness.table import check_output
+from octavo_bench.harness.checks import check_installed, check_output
+from octavo_bench.harness.perform import recorded_command
 
 COMMANDS = ("quantize", "gemm", "step", "tiles", "host", "mlp", "moe", "remat", "ep")
 
@@ -93,6 +93,7 @@ def test_what_is_missing_is_said_with_the_command_that_installs_it() -> None:
         (["--output=/data/runs/a.json"], "octavo bench gemm --output=a.json"),
         (["--seed", "3", "--output", "a b.json"], "octavo bench gemm --seed 3 --output 'a b.json'"),
         (["--json"], "octavo bench gemm --json"),
+        (["--goals", "/data/goals/h200.toml"], "octavo bench gemm --goals h200.toml"),
     ],
 )
 def test_a_recorded_command_names_a_file_without_its_folders(given: list[str], recorded: str) -> None:

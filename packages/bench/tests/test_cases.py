@@ -5,23 +5,36 @@ from __future__ import annotations
 import pytest
 
 from octavo_bench.errors import InputError
+from octavo_bench.harness.goals import Goals, Place
+from octavo_bench.harness.shapes import even, ragged
 from octavo_bench.harness.timing import MOST_COPIES, host_times, input_copies, summary
-from octavo_bench.quantize.case import CASES, Case, chosen_cases, even, parse_shapes, ragged
+from octavo_bench.quantize.benchmark import parse_shapes
+from octavo_bench.quantize.case import CASES, Case, chosen_cases
 
 
-def _goal(label: str) -> float | None:
-    return next(case.goal for case in CASES if case.label == label)
-
-
-def test_goals_are_those_of_the_design() -> None:
+def test_goals_are_those_of_the_design(h200: Goals) -> None:
     """Row 0.95 and both 0.90; two passes 0.90; NVFP4 0.80, stochastic 0.60 and 0.40; SwiGLU 0.90."""
+
+    def needed(label: str) -> float | None:
+        goals = h200.judge("quantize", {"case": label}, {"the copy rate": 1.0}, Place("cuda", "some GPU"))
+        return goals[0].needed if goals else None
+
     for recipe in ("delayed", "block", "mxfp8"):
-        assert (_goal(f"{recipe} row"), _goal(f"{recipe} row+col")) == (0.95, 0.90)
-    assert (_goal("current row"), _goal("current row+col")) == (0.90, 0.90)
-    assert (_goal("nvfp4 row"), _goal("nvfp4 row+col")) == (0.80, None)
-    assert (_goal("nvfp4 stochastic row"), _goal("nvfp4 stochastic row+col")) == (0.60, 0.40)
+        assert (needed(f"{recipe} row"), needed(f"{recipe} row+col")) == (0.95, 0.90)
+    assert (needed("current row"), needed("current row+col")) == (0.90, 0.90)
+    assert (needed("nvfp4 row"), needed("nvfp4 row+col")) == (0.80, None)
+    assert (needed("nvfp4 stochastic row"), needed("nvfp4 stochastic row+col")) == (0.60, 0.40)
     for recipe in ("block", "mxfp8"):
-        assert (_goal(f"swiglu + {recipe} row"), _goal(f"swiglu + {recipe} row+col")) == (0.90, 0.90)
+        assert (needed(f"swiglu + {recipe} row"), needed(f"swiglu + {recipe} row+col")) == (0.90, 0.90)
+
+
+def test_every_goal_of_a_case_names_a_case(h200: Goals) -> None:
+    """A rule for a label that no row has would never be judged."""
+    labels = {case.label for case in CASES}
+    for rule in h200.goals["quantize"]:
+        allowed = rule.where["case"]
+        assert isinstance(allowed, list)
+        assert set(allowed) <= labels
 
 
 def test_labels_name_one_row_each() -> None:

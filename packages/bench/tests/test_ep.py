@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from octavo_bench.ep.benchmark import EpRow, Gathered
 from octavo_bench.ep.nvlink import received_in_a_step
-from octavo_bench.ep.row import EpRow, Gathered, ep_goals, gathered_goals
 from octavo_bench.harness.shapes import EXPERTS
 from octavo_bench.harness.timing import Times
 
@@ -24,11 +25,13 @@ def _run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_one_device_and_two(tmp_path: Path) -> None:
+def test_one_device_and_two(tmp_path: Path, goals_file: Path, has_the_schema_of: Any) -> None:
     """A row on one device and one on two, nothing dropped; what moves is counted in the program: T tokens gathered and
     their gradients, two sums sent home, and the kernel that FSDP cuts."""
     target = tmp_path / "ep.json"
-    result = _run("--kinds", "bf16", "--shape", "4,64,32,64", "--slack", "2", "--output", str(target))
+    result = _run(
+        "--kinds", "bf16", "--shape", "4,64,32,64", "--slack", "2", "--goals", str(goals_file), "--output", str(target)
+    )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr
     content = json.loads(target.read_text())
     assert [(row["devices"], row["way"], row["dropped"]) for row in content["rows"]] == [(1, "", 0), (2, "gather", 0)]
@@ -39,6 +42,7 @@ def test_one_device_and_two(tmp_path: Path) -> None:
     assert [row["gathered_bytes"] for row in content["gathered"]] == [2 * 4 * 64 * 64 * 4]  # for fprop and dgrad
     assert content["failures"] == []
     assert content["goals"] == {"reached": 0, "of": 0}
+    has_the_schema_of(content, "ep-h200-2026-11-22.json")
 
 
 def test_what_does_not_fit_is_told_before_the_work() -> None:
@@ -58,16 +62,17 @@ def _row(devices: int, way: str, payload: bool, ms: float) -> EpRow:
     return EpRow(EXPERTS[1], "block", devices, way, payload, ("jax-native",), 0, None, 0, times)
 
 
-def test_the_faster_way_is_held_against_one_device() -> None:
+def test_the_faster_way_is_held_against_one_device(judged: Any) -> None:
     """2.8 of one device, 3.2 with tokens as codes; other numbers of devices have no goal. Kernels are gathered in half
     of bf16's bytes."""
     rows = [_row(1, "", False, 10.0), _row(4, "gather", False, 3.5), _row(4, "ragged", False, 4.0)]
     rows += [_row(4, "gather", True, 3.2), _row(2, "gather", True, 5.0)]
-    judged = [[goal.passed for goal in ep_goals(row, rows)] for row in rows]
-    assert judged == [[], [True], [], [False], []]
+    passed = [[goal.passed for goal in judged("ep", row, rows)] for row in rows]
+    assert passed == [[], [True], [], [False], []]
     kinds = (("bf16", 1000, 750), ("block", 510, 400), ("mxfp8", 600, None))
     kernels = [Gathered(EXPERTS[1], kind, 4, held, moved) for kind, held, moved in kinds]
-    assert [[goal.passed for goal in gathered_goals(row, kernels)] for row in kernels] == [[], [True, False], [False]]
+    gathered = [[goal.passed for goal in judged("ep", row, kernels)] for row in kernels]
+    assert gathered == [[], [True, False], [False]]
 
 
 def test_bytes_by_the_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import octavo_numerics
+from octavo_bench.harness.shapes import even, ragged
 from octavo_bench.peers import compile as peers
-from octavo_bench.quantize.case import CASES, Case, even, ragged
+from octavo_bench.quantize.case import CASES, Case
+from octavo_bench.quantize.measure import peer_of
 
 ROWS, COLS = 512, 256
 SIZES = [256, 256]
@@ -74,7 +76,7 @@ def test_swiglu_is_rounded_once_and_then_quantized(seed: int) -> None:
 
 def test_five_rows_have_a_peer_and_only_in_even_aligned_groups(seed: int) -> None:
     """Where the torch version would do other work there is none."""
-    with_peer = {case.label for case in CASES if peers.peer_of(case, even(1024, 4), 256)}
+    with_peer = {case.label for case in CASES if peer_of(case, even(1024, 4), 256)}
     assert with_peer == {"delayed row", "block row", "block row+col", "swiglu + block row", "mxfp8 row"}
     row = Case("quantize", "block", "row")
     for grouping, cols in (
@@ -83,7 +85,7 @@ def test_five_rows_have_a_peer_and_only_in_even_aligned_groups(seed: int) -> Non
         (even(1024, 4), 272),
         (even(64, 4), 256),
     ):
-        assert peers.peer_of(row, grouping, cols) is None
+        assert peer_of(row, grouping, cols) is None
 
 
 @pytest.mark.parametrize("amax", [448.0, 449.0, 2.0**-126, 1e-38, 3e38, 0.0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,11 +25,11 @@ ROW_KEYS = {
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory, run: Any) -> dict[str, Any]:
+def content(tmp_path_factory: pytest.TempPathFactory, run: Any, goals_file: Path) -> dict[str, Any]:
     """The file of one tiny run of the command."""
     target = tmp_path_factory.mktemp("bench") / "quantize.json"
     line = ["bench", "quantize", "--device", "cpu", "--shapes", "256x256", "--groups", "2", "--ragged-groups", "5"]
-    result = run(*line, "--repeats", "2", "--output", str(target))
+    result = run(*line, "--repeats", "2", "--goals", str(goals_file), "--output", str(target))
     assert result.code == 0, result.out[-3000:] + result.err
     assert "Goals reached:" in result.out
     written: dict[str, Any] = json.loads(target.read_text())
@@ -50,7 +51,7 @@ def test_every_case_is_there_and_equals_the_definition(content: dict[str, Any]) 
     assert {row["match"] for row in content["rows"] if row["case"] not in timed_alone} == {"equal"}
 
 
-def test_rows_have_their_fields_and_sensible_numbers(content: dict[str, Any]) -> None:
+def test_rows_have_their_fields_and_sensible_numbers(content: dict[str, Any], has_the_schema_of: Any) -> None:
     """Times are positive, a goal only for 1x128 rows, and sizes fill the rows."""
     for row in content["rows"]:
         assert set(row) == ROW_KEYS
@@ -63,6 +64,8 @@ def test_rows_have_their_fields_and_sensible_numbers(content: dict[str, Any]) ->
     assert content["device"] == "cpu"
     assert content["machine"]["cores"] >= 1
     assert content["versions"]["torch"]
+    for published in ("quantize-h200-2026-11-22.json", "quantize-cpu-2026-11-21.json"):
+        has_the_schema_of(content, published)
 
 
 def test_the_bound_plan_of_the_plugin_is_timed(content: dict[str, Any]) -> None:
@@ -113,10 +116,11 @@ def test_other_dtypes_match_too(dtype: Any, seed: int) -> None:
 
 def test_the_gpus_path_with_its_clocks_replaced(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Copy rate, rotation of inputs, peers, ratios: everything but the device."""
+    from octavo_bench.harness.shapes import even
     from octavo_bench.harness.timing import Times
     from octavo_bench.peers import compile as peers
     from octavo_bench.quantize import measure
-    from octavo_bench.quantize.case import CASES, even
+    from octavo_bench.quantize.case import CASES
     from octavo_bench.quantize.problem import Setting
 
     called: list[int] = []

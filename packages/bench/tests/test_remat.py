@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Times
-from octavo_bench.remat.row import KEPT, NOTHING, PEER, PLAIN, POLICIES, ROWS, RematRow, remat_goals
+from octavo_bench.remat.benchmark import KEPT, NOTHING, PEER, PLAIN, POLICIES, ROWS, RematRow
 
 MAIN = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "remat", "--device", "cpu"]
 
@@ -22,16 +23,16 @@ def _row(kind: str, policy: str, ms: float, gain: float | None = None, compile_s
     return RematRow(shape, "even", kind, policy, (), times, 1.0, compile_s, None, 0, 0, over_plain=gain)
 
 
-def test_goals() -> None:
+def test_goals(judged: Any, described: Any) -> None:
     """1.1 of plain remat and ten of ragged_dot, both on a GPU alone; twenty seconds to compile, tracing included."""
     rows = [_row("block", NOTHING, 9.0), _row("block", PLAIN, 11.0), _row("block", KEPT, 10.0, 1.1)]
     rows.append(_row(PEER, PLAIN, 99.0))
-    told = [[f"{g.name}: {'pass' if g.passed else 'MISS'}" for g in remat_goals(row, rows, timed=True)] for row in rows]
+    told = [described(judged("remat", row, rows)) for row in rows]
     compiles = "20 s to compile: pass"
     assert told == [[], [compiles], [compiles, "1.1 of plain remat: pass", "10 of ragged_dot bf16: MISS"], []]
     slow = _row("block", ROWS, 10.1, 1.09, 19.5)
-    assert [goal.passed for goal in remat_goals(slow, rows, timed=True)] == [False, False, False]
-    assert len(remat_goals(slow, rows, timed=False)) == 1
+    assert [goal.passed for goal in judged("remat", slow, rows)] == [False, False, False]
+    assert len(judged("remat", slow, rows, device="cpu")) == 1
 
 
 def test_what_each_policy_computes_again() -> None:
@@ -47,7 +48,7 @@ def test_what_each_policy_computes_again() -> None:
 
 
 @pytest.mark.slow
-def test_a_run(tmp_path: Path) -> None:
+def test_a_run(tmp_path: Path, has_the_schema_of: Any) -> None:
     """Every policy is compiled and timed, and the file says what was run."""
     target = tmp_path / "remat.json"
     line = [*MAIN, "--quick", "--layers", "2", "--shape", "2,32,32,48", "--backend", "jax-reference"]
@@ -59,3 +60,4 @@ def test_a_run(tmp_path: Path) -> None:
     assert all(row["ms"] > 0 and row["compile_s"] > 0 for row in content["rows"])
     assert (content["layers"], content["unrolled"], content["failures"]) == (2, False, [])
     assert "2 layers: forward + backward in jax" in done.stdout
+    has_the_schema_of(content, "remat-h200-2026-11-22.json")

@@ -10,9 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from octavo_bench.harness.recipes import FRAMEWORK as PEER
 from octavo_bench.harness.recipes import KINDS
-from octavo_bench.step.row import PEER
-from octavo_bench.training import jax as step_jax
+from octavo_bench.training.jax import dense_step
 from octavo_jax.counting import count_runs
 
 Step = Callable[..., tuple[dict[str, Any], str]]
@@ -32,7 +32,7 @@ def step(tmp_path: Path, run: Any) -> Step:
     return call
 
 
-def test_torch_runs_every_recipe_and_reuses_weights(step: Step) -> None:
+def test_torch_runs_every_recipe_and_reuses_weights(step: Step, has_the_schema_of: Any) -> None:
     """The framework's own first; quantized kinds twice."""
     content, out = step("--backend", "torch-reference", "--reuse-weights", "--sizes", "skewed")
     kinds = [(row["kind"], row["weights_reused"]) for row in content["rows"]]
@@ -43,6 +43,7 @@ def test_torch_runs_every_recipe_and_reuses_weights(step: Step) -> None:
     assert all(row["ms"] > 0 for row in content["rows"])
     assert content["goals"] == {"reached": 0, "of": 0}
     assert "forward + backward in torch" in out
+    has_the_schema_of(content, "step-h200-2026-11-22.json")
 
 
 @pytest.mark.slow
@@ -74,17 +75,17 @@ def test_a_step_gives_the_layers_gradients(seed: int) -> None:
     from octavo_bench.harness.engine.torch import TorchEngine
     from octavo_bench.harness.problem import draw
     from octavo_bench.harness.shapes import Shape
-    from octavo_bench.training.torch import torch_steps
+    from octavo_bench.training.torch import linear_calls
 
     engine = TorchEngine("cpu")
     data = draw(engine, Shape("tiny", 3, 48, 80, 152), seed)
-    (own,) = torch_steps(engine, data, (64, 0, 88), PEER, None, reuse=False)
+    (own,) = linear_calls(engine, data, (64, 0, 88), PEER, None, reuse=False)
     try:
         expected = own()
     except RuntimeError as error:
         pytest.skip(f"this torch's grouped GEMM does not run here: {error}")
     for kind in ("bf16", "block"):
-        (call,) = torch_steps(engine, data, (64, 0, 88), kind, "torch-reference", reuse=kind == "block")
+        (call,) = linear_calls(engine, data, (64, 0, 88), kind, "torch-reference", reuse=kind == "block")
         for ours, theirs in zip(call(), expected, strict=True):
             assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
             # E4M3 rounds each operand by up to 2^-4; bf16 results by 2^-9
@@ -96,5 +97,5 @@ def test_a_step_gives_the_layers_gradients(seed: int) -> None:
 def test_a_jax_step_runs_all_three_gemms(kind: str) -> None:
     """The forward pass, too: XLA leaves out whatever the results do not need, and a step is timed whole."""
     x, kernel, dy = jnp.ones((150, 48)), jnp.ones((3, 48, 80)), jnp.ones((150, 80))
-    runs = count_runs(step_jax.ours(kind, "jax-reference", 3), x, kernel, dy, jnp.array([50, 50, 50]))
+    runs = count_runs(dense_step(kind, "jax-reference", 3), x, kernel, dy, jnp.array([50, 50, 50]))
     assert (runs.quantize, runs.fprop, runs.dgrad, runs.wgrad) == (3, 1, 1, 1)

@@ -122,7 +122,7 @@ def test_a_plain_capture_has_graph_safe_plans(rng: np.random.Generator) -> None:
     graph = torch.cuda.CUDAGraph()
     with no_waiting(), torch.cuda.graph(graph):
         y = layer(x, sizes)
-    plans = {held.graph_safe: held.plan.fprop.backend for held in layer._held.values()}
+    plans = {resolved.graph_safe: resolved.plan.fprop.backend for resolved in layer._layers.values()}
     assert plans == {False: "torch-native", True: "torch-cudagraph"}
     graph.replay()
     assert torch.equal(y, layer(x, sizes))

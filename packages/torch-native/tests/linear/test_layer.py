@@ -15,6 +15,7 @@ from octavo import PRESETS, HighPrecision, Recipe
 from octavo.recipe_base import GEMMS
 from octavo_torch import DelayedState, GroupedLinear, grouped_linear, grouped_mm, quantize_weight
 from octavo_torch.arithmetic import operations as reference_ops
+from octavo_torch.linear.call import Call
 from octavo_torch.linear.grouped import apply
 from octavo_torch_native.backend import NativeBackend
 from octavo_torch_native.plugin import CARD
@@ -308,9 +309,9 @@ def test_no_amax_where_nothing_is_recorded(
     works: list[str] = []
     real = operators.quantize
     monkeypatch.setattr(operators, "quantize", lambda *given: (works.append(given[3]), real(*given))[1])
-    given: dict[str, Any] = {"state": state, "backend": BACKEND, "record": False}
-    y = apply(x, w, layer.sizes, layer.recipe, **given)
-    apply(x, w, layer.sizes, layer.recipe, out=torch.empty_like(y), **given)  # which no whole layer takes
+    y = apply(x, w, layer.sizes, None, None, Call(layer.recipe, BACKEND, state=state, record=False))
+    buffered = Call(layer.recipe, BACKEND, state=state, record=False, out=torch.empty_like(y))
+    apply(x, w, layer.sizes, None, None, buffered)  # which no whole layer takes
     assert not amax_calls
     assert not state.history.any()
     assert [kernel_of(work).extras for work in works] == [[], []]

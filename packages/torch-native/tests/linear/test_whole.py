@@ -145,7 +145,7 @@ def test_shapes_that_never_repeat_are_not_all_kept() -> None:
     layer = GroupedLinear(1, 16, 16, dtype=torch.bfloat16, backend="torch-native")
     for rows in range(1, 1200):
         layer(torch.zeros(rows, 16, dtype=torch.bfloat16), [rows])
-    made = next(iter(layer._held.values())).whole
+    made = next(iter(layer._layers.values())).whole
     assert isinstance(made, WholeLayer)
     assert len(made._passes) <= 1024
 

@@ -64,9 +64,9 @@ def test_a_change_of_the_registry_is_seen() -> None:
     layer(x, SIZES)
     with octavo_registry.prefer("torch-reference"):
         layer(x, SIZES)
-    held = next(iter(layer._held.values()))
+    resolved = next(iter(layer._layers.values()))
     layer(x, SIZES)
-    assert next(iter(layer._held.values())) is not held
+    assert next(iter(layer._layers.values())) is not resolved
     with pytest.raises(octavo_registry.UnknownBackendError), octavo_registry.prefer("absent"):
         layer(x, SIZES)
 

@@ -1,57 +1,182 @@
-"""`octavo bench ep`: the command line. Importing this module imports neither numpy nor a framework."""
+"""`octavo bench ep`: its options, rows, tables and verdict. It imports neither numpy nor a framework."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import typer
 
-from octavo_bench.errors import InputError
-from octavo_bench.harness.options import (
-    LAYER_REPEATS,
-    Backend,
-    Device,
-    Output,
-    Quiet,
-    Repeats,
-    Seed,
-    TokenChoices,
-    backend_of,
-    device_of,
-    names_of,
-    seed_of,
-)
-from octavo_bench.harness.recipes import KINDS
-from octavo_bench.harness.shapes import EXPERTS, Shape, parse_shapes
-from octavo_bench.quantize.case import check_counts
+from octavo_bench.errors import InputError, RunError
+from octavo_bench.harness.benchmark import Benchmark
+from octavo_bench.harness.checks import names_of
+from octavo_bench.harness.goals import Goal
+from octavo_bench.harness.options import BackendOption, ExpertShapes, SomeKinds, TokenChoices
+from octavo_bench.harness.results import Results, goal_dicts
+from octavo_bench.harness.shapes import EXPERTS, Shape
+from octavo_bench.harness.table import BACKENDS, GOAL, MS, Column, Table, number, share
+from octavo_bench.harness.timing import Times
 
 _WAYS = ("gather", "ragged")
-_SMALL = (Shape("small", 4, 512, 128, 256),)
-"""The default on a CPU: 128 features a shard on four devices, a block of BlockScaling's."""
 
 
-def ep(
-    device: Device = None,
+@dataclass(frozen=True, kw_only=True)
+class EpOptions(BackendOption):
+    """See the command's help. Shapes are experts' (G, K, F, M).
+
+    small   128 features per shard on four devices, a block of BlockScaling's
+    """
+
+    command: ClassVar[str] = "ep"
+    framework_names: ClassVar[tuple[str, ...]] = ("jax",)
+    small: ClassVar[tuple[Shape, ...]] = (Shape("small", 4, 512, 128, 256),)
+    published: ClassVar[tuple[Shape, ...]] = EXPERTS[1:2]
+
     devices: Annotated[
         int | None, typer.Option(help="Devices that share the experts.", show_default="all that JAX sees")
-    ] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(metavar="G,K,F,M", help="Your own experts; repeat for more.", show_default="DeepSeek-V3's rank"),
-    ] = None,
-    choices: TokenChoices = None,
-    kinds: Annotated[str, typer.Option(help=f"{', '.join(KINDS)}, with commas.")] = "bf16,block",
+    ] = None
+    shape: ExpertShapes = None
+    choices: TokenChoices = None
+    kinds: SomeKinds = "bf16,block"
     ways: Annotated[
         str, typer.Option(help="gather, ragged, or both with a comma.", show_default="both (cpu gather)")
-    ] = "",
-    slack: Annotated[float, typer.Option(help="Rows of a device's experts, of an even share.")] = 1.25,
-    backend: Backend = None,
-    repeats: Repeats = None,
-    seed: Seed = None,
-    output: Output = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few repeats.")] = False,
-    as_json: Quiet = False,
-) -> None:
+    ] = ""
+    slack: Annotated[float, typer.Option(help="Rows of a device's experts, of an even share.")] = 1.25
+    quick: Annotated[bool, typer.Option("--quick", help="Few repeats.")] = False
+
+    def check(self) -> None:
+        """See `Options`."""
+        super().check()
+        names_of("--ways", self.ways, _WAYS)
+        if self.slack < 1:
+            raise InputError(f"--slack is {self.slack}; a device needs at least an even share of the rows, 1")
+
+    @property
+    def chosen_choices(self) -> int:
+        """Experts per token."""
+        return self.choices or (2 if self.chosen_device == "cpu" else 8)
+
+    @property
+    def chosen_ways(self) -> tuple[str, ...]:
+        """Of the exchange."""
+        return names_of("--ways", self.ways, _WAYS) if self.ways or self.chosen_device == "cuda" else _WAYS[:1]
+
+    def devices_of(self, seen: int) -> int:
+        """How many of `seen` devices share the experts; `InputError` where they or the shapes do not fit."""
+        devices, choices = self.devices or seen, self.chosen_choices
+        if not 1 <= devices <= seen:
+            raise InputError(
+                f"--devices is {devices} and JAX sees {seen} here; on a CPU "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={devices} makes that many"
+            )
+        for shape in self.chosen_shapes:
+            if shape.groups % devices or shape.rows % (choices * devices) or choices > shape.groups:
+                raise InputError(
+                    f"{shape.label} with {choices} choices per token is not cut evenly among {devices} devices; give G "
+                    "and M / choices that are multiples of them, and no more choices than G"
+                )
+        return devices
+
+
+@dataclass(frozen=True)
+class EpRow:
+    """Forward and backward of a MoE block of the experts (G, K, F, M).
+
+    devices   that share the experts
+    way       of the exchange; "" on one device
+    payload   tokens and gradients travel to the experts as codes
+    received  bytes that one device receives from others in a step: of buffers, where the way is ragged
+    nvlink    those that it received by the GPUs' counters, what is no row included; None where none tells
+    dropped   choices that found no row
+    """
+
+    section: ClassVar[str] = "rows"
+
+    shape: Shape
+    kind: str
+    devices: int
+    way: str
+    payload: bool
+    backends: tuple[str, ...]
+    received: int
+    nvlink: int | None
+    dropped: int
+    times: Times
+
+    def measures(self, rows: Sequence[Any]) -> dict[str, float]:
+        """Strong scaling: of this row, and as a goal of the faster way alone."""
+        blocks = [row for row in rows if isinstance(row, EpRow) and (row.shape, row.kind) == (self.shape, self.kind)]
+        alone = next((row for row in blocks if row.devices == 1), None)
+        if alone is None or self.devices == 1:
+            return {}
+        reached = {"over one": alone.times.ms / self.times.ms}
+        alike = [row for row in blocks if (row.devices, row.payload) == (self.devices, self.payload)]
+        if self.times.ms <= min(row.times.ms for row in alike):
+            reached["one device"] = reached["over one"]
+        return reached
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "devices": self.devices,
+            "way": self.way,
+            "payload": self.payload,
+            "shape": list(self.shape.key),
+            "name": self.shape.name,
+            "backends": list(self.backends),
+            "received_bytes": self.received,
+            "nvlink_bytes": self.nvlink,
+            "dropped": self.dropped,
+            "us": self.times.as_dict(),
+            "ms": round(self.times.ms, 4),
+            "goals": goal_dicts(goals),
+        }
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The gathers of a kernel [G, K, 2F] that FSDP cuts, forward and backward.
+
+    bytes    that one device holds after them, in the compiled program
+    nvlink   that it received from others, by the GPUs' counters; None where none tells
+    """
+
+    section: ClassVar[str] = "gathered"
+    backends: ClassVar[tuple[str, ...]] = ()
+
+    shape: Shape
+    kind: str
+    devices: int
+    bytes: int
+    nvlink: int | None = None
+
+    def measures(self, rows: Sequence[Any]) -> dict[str, float]:
+        """Its bytes over those of the same kernel in bf16."""
+        plain = next(
+            (row for row in rows if isinstance(row, Gathered) and (row.shape, row.kind) == (self.shape, "bf16")), None
+        )
+        if plain is None:
+            return {}
+        reached = {"bf16's bytes": self.bytes / plain.bytes}
+        if self.nvlink is not None and plain.nvlink:
+            reached["bf16's bytes over NVLink"] = self.nvlink / plain.nvlink
+        return reached
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "devices": self.devices,
+            "shape": list(self.shape.key),
+            "gathered_bytes": self.bytes,
+            "nvlink_bytes": self.nvlink,
+            "goals": goal_dicts(goals),
+        }
+
+
+class Ep(Benchmark[EpOptions]):
     """A MoE block in JAX, forward and backward, on one device and with its experts spread over several.
 
     Strong scaling: the same experts and tokens on all of them, tokens sent as they are and, where the recipe scales row
@@ -60,30 +185,57 @@ def ep(
     parameters and gradients, weights quantized every step. Exit code 1 where a row fails, drops choices, or nothing
     ran; a goal that is missed is reported and no failure.
     """
-    chosen_kinds = names_of("--kinds", kinds, KINDS)
-    own = parse_shapes(shape or [])
-    if repeats is not None:
-        check_counts(repeats=repeats)
-    if slack < 1:
-        raise InputError(f"--slack is {slack}; a device needs at least an even share of the rows, 1")
-    chosen_seed = seed_of(seed)
-    where = device_of("ep", "jax", device)
-    from octavo_bench.ep.report import print_results
-    from octavo_bench.ep.work import Choices, bench_ep, check_ep
-    from octavo_bench.harness.table import check_output, perform
 
-    check_output(output)
-    chosen = Choices(
-        device=where,
-        devices=devices or 0,
-        shapes=own or (_SMALL if where == "cpu" else EXPERTS[1:2]),
-        k=choices or (2 if where == "cpu" else 8),
-        kinds=chosen_kinds,
-        ways=names_of("--ways", ways, _WAYS) if ways or where == "cuda" else _WAYS[:1],
-        slack=slack,
-        backend=backend_of(backend, "jax", where),
-        repeats=repeats or LAYER_REPEATS[where, quick],
-        seed=chosen_seed,
-    )
-    results = perform(bench_ep, chosen, output, as_json, print_results)
-    check_ep(results)
+    name = EpOptions.command
+    options = EpOptions
+    work = "octavo_bench.ep.work:ep_rows"
+    sections: ClassVar[tuple[str, ...]] = ("rows", "gathered")
+
+    def tables(self, results: Results) -> Iterable[Table[Any]]:
+        """Blocks by shape, then what FSDP gathers."""
+
+        def title(row: EpRow) -> str:
+            what = f"{results.parts['choices']} choices per token: forward + backward in JAX"
+            return f"{row.shape.name} MoE block G,K,F,M {row.shape.key}, {what}"
+
+        def kernel(row: Gathered) -> str:
+            sides = [row.shape.groups, row.shape.k, 2 * row.shape.n]
+            return f"{row.shape.name} kernel {sides} cut by FSDP: gathered in a step"
+
+        yield Table(EpRow, title, _BLOCKS)
+        yield Table(Gathered, kernel, _GATHERED)
+
+    def conclude(self, results: Results) -> None:
+        """RunError also where choices were dropped."""
+        super().conclude(results)
+        for row in (row.row for row in results.of(EpRow) if row.row.dropped):
+            slack = results.parts["slack"]
+            raise RunError(f"{row.dropped} choices found no row with {row.way}; give more --slack than {slack}")
+
+
+def _megabytes(count: int | None) -> str:
+    return number(None if count is None else count / 1e6, ".1f")
+
+
+_BLOCKS: tuple[Column[EpRow], ...] = (
+    Column("recipe", lambda row: row.row.kind),
+    Column("devices", lambda row: str(row.row.devices)),
+    Column("way", lambda row: row.row.way or "-"),
+    Column("tokens as", lambda row: "codes" if row.row.payload else "bf16"),
+    MS,
+    Column("over one", lambda row: number(row.measures.get("over one"), ".2f")),
+    Column("MB received", lambda row: _megabytes(row.row.received)),
+    Column("by NVLink", lambda row: _megabytes(row.row.nvlink)),
+    Column("dropped", lambda row: str(row.row.dropped)),
+    GOAL,
+    BACKENDS,
+)
+_GATHERED: tuple[Column[Gathered], ...] = (
+    Column("recipe", lambda row: row.row.kind),
+    Column("devices", lambda row: str(row.row.devices)),
+    Column("MB gathered", lambda row: _megabytes(row.row.bytes)),
+    share("of bf16's", "bf16's bytes"),
+    Column("by NVLink", lambda row: _megabytes(row.row.nvlink)),
+    share("of bf16's", "bf16's bytes over NVLink"),
+    GOAL,
+)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from octavo import Recipe
-from octavo_bench.harness.problem import Names
+from octavo_bench.harness.options import Names
 from octavo_bench.harness.shapes import Shape
 from octavo_jax import MeshAxes
 from octavo_jax.moe import Exchange, moe_mlp
@@ -84,7 +84,7 @@ def compiled_step(block: Block, k: int, recipe: Recipe, exchange: Exchange, back
 
 
 def received_bytes(program: Any, devices: int) -> int:
-    """What one device receives from the others in all collectives that move rows, those in loops counted once."""
+    """What one device receives from the others in all collectives that move rows, what is in loops counted once."""
     kinds = ("all-gather", "all-to-all", "ragged-all-to-all")
     total = sum(one.bytes for one in collectives(program) if one.kind in kinds)
     return total * (devices - 1) // devices

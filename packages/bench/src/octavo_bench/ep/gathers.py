@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 
 from octavo import Recipe
 from octavo_bench.ep.block import AXIS, SHARED, Spec, mesh_of
-from octavo_bench.harness.problem import Names
+from octavo_bench.harness.options import Names
 from octavo_bench.harness.shapes import Shape
 from octavo_jax import MeshAxes, grouped_dense
 from octavo_jax.policies import save_quantized
@@ -68,5 +68,5 @@ def gathering_step(
 
 
 def gathered_bytes(program: Any) -> int:
-    """Bytes that one device holds after the gathers of one layer, forward and backward: a loop's are told once."""
+    """Bytes that one device holds after the gathers of one layer, forward and backward; a loop lists its own once."""
     return sum(one.bytes for one in collectives(program) if one.kind == "all-gather")

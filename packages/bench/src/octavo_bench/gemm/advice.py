@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.recipe_base import GEMMS
-from octavo_bench.gemm.row import Table
+from octavo_bench.gemm.row import GemmRow, QuantizeTime
 
 _EVEN_OUT = 1.05  # below this a recipe is not faster but the same
 _MUCH = 0.10
@@ -31,12 +32,12 @@ class StepTime:
         return self.quantize / self.total
 
 
-def step_times(table: Table) -> dict[str, StepTime]:
+def step_times(measured: Sequence[Any]) -> dict[str, StepTime]:
     """Steps by kind, for kinds of which all three GEMMs were measured; exact accumulation."""
-    quantize = {one.kind: one.times.median for one in table.quantize}
+    quantize = {one.kind: one.times.median for one in measured if isinstance(one, QuantizeTime)}
     gemms: dict[str, dict[str, float]] = {}
-    for row in table.rows:
-        if not (row.case.fast or row.case.accumulate):
+    for row in measured:
+        if isinstance(row, GemmRow) and not (row.case.fast or row.case.accumulate):
             gemms.setdefault(row.case.kind, {})[row.case.gemm] = row.times.median
     return {
         kind: StepTime(kind, sum(times.values()), quantize.get(kind, 0.0))
@@ -45,15 +46,19 @@ def step_times(table: Table) -> dict[str, StepTime]:
     }
 
 
-def advice(table: Table) -> Iterator[str]:
-    """Which kind is worth its quantization here; nothing without bf16 or without another kind."""
-    steps = step_times(table)
+def advice(measured: Sequence[Any]) -> Iterator[str]:
+    """Which kind is worth its quantization here; nothing without bf16 or without another kind.
+
+    measured   the rows and the quantizers' times of one shape and vector of sizes
+    """
+    steps = step_times(measured)
     plain = steps.pop("bf16", None)
     if plain is None or not steps:
         return
+    first = next(row for row in measured if isinstance(row, GemmRow))
+    shape, where = first.shape, f"{first.label}: "
     best = min(steps.values(), key=lambda step: step.total)
     gain = plain.total / best.total
-    where = f"{table.label}: "
     if gain < 1 / _EVEN_OUT:
         yield (
             f"{where}bf16 is the fastest here; a step in {best.kind}, the next, takes {1 / gain:.2f}x its time, "
@@ -73,16 +78,14 @@ def advice(table: Table) -> Iterator[str]:
     if others:
         listed = ", ".join(f"{step.kind} {plain.total / step.total:.2f}x" for step in others)
         yield f"{where}the others against bf16: {listed}."
-    if best.share > _MUCH and table.shape.groups * table.shape.n * table.shape.k > table.shape.rows * table.shape.k:
+    if best.share > _MUCH and shape.groups * shape.n > shape.rows:
         yield (
             f"{where}weights are most of what is quantized; with several microbatches a step, quantize them once "
             "and reuse them."
         )
 
 
-def wasted_rows(table: Table) -> str:
+def wasted_rows(sizes: Sequence[int]) -> str:
     """How uneven the groups are: the largest one over the mean."""
-    filled = [size for size in table.groups if size]
-    mean = sum(table.groups) / len(table.groups)
-    empty = len(table.groups) - len(filled)
-    return f"largest group {max(filled, default=0) / mean:.1f}x the mean, {empty} empty"
+    mean = sum(sizes) / len(sizes)
+    return f"largest group {max(sizes) / mean:.1f}x the mean, {sizes.count(0)} empty"

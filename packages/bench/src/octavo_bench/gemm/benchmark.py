@@ -1,104 +1,180 @@
-"""`octavo bench gemm`: the command line. Importing this module imports neither numpy nor a framework."""
+"""`octavo bench gemm`: its options, tables and verdict. It imports neither numpy nor a framework."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
 
 import typer
 
+from octavo.recipe_base import Gemm
 from octavo_bench.errors import RunError
-from octavo_bench.harness.options import (
-    Backend,
-    Device,
-    Framework,
-    Kinds,
-    Ops,
-    Output,
-    Quiet,
-    Repeats,
-    Seed,
-    Shapes,
-    Sizes,
-    backend_of,
-    check_framework,
-    device_of,
-    gemms_of,
-    names_of,
-    seed_of,
-)
-from octavo_bench.harness.recipes import KINDS, chosen_cases
-from octavo_bench.harness.shapes import DEEPGEMM, MODELS, SIZES, SMALL, Shape, parse_shapes
-from octavo_bench.quantize.case import check_counts
+from octavo_bench.gemm.advice import wasted_rows
+from octavo_bench.gemm.row import DIFFERS, IN_BOUND, GemmRow
+from octavo_bench.harness.benchmark import Benchmark
+from octavo_bench.harness.checks import one_of
+from octavo_bench.harness.options import FRAMEWORKS, BackendOption, Ops, SizesOption, gemms_of
+from octavo_bench.harness.recipes import ACCUMULATED, FAST, GemmCase
+from octavo_bench.harness.results import Judged, Results
+from octavo_bench.harness.shapes import DEEPGEMM, MODELS, SMALL, Shape
+from octavo_bench.harness.table import GOAL, Column, Table, number, rate_text, recorded_line
+from octavo_bench.peers.peer import BATCHED, DENSE, Peer
 
 _DEEPGEMM_KINDS = ("bf16", "block")
-_REPEATS = {("cuda", False): 20, ("cuda", True): 8, ("cpu", False): 3, ("cpu", True): 1}
 
 
-def gemm(
-    framework: Framework = "torch",
-    device: Device = None,
-    shape: Shapes = None,
-    sizes: Sizes = "even,skewed",
-    ops: Ops = "",
-    kinds: Kinds = "",
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A shape and what is measured of it. sizes: "even", "skewed"."""
+
+    shape: Shape
+    sizes: tuple[str, ...]
+    cases: tuple[GemmCase, ...]
+
+    @property
+    def gemms(self) -> tuple[Gemm, ...]:
+        """Those of its cases."""
+        return tuple(dict.fromkeys(case.gemm for case in self.cases))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmOptions(SizesOption, BackendOption):
+    """See the command's help."""
+
+    command: ClassVar[str] = "gemm"
+    small: ClassVar[tuple[Shape, ...]] = SMALL
+    published: ClassVar[tuple[Shape, ...]] = MODELS
+    published_quick: ClassVar[tuple[Shape, ...]] = MODELS[1:3]
+    default_repeats: ClassVar[Mapping[tuple[str, bool], int]] = MappingProxyType(
+        {("cuda", False): 20, ("cuda", True): 8, ("cpu", False): 3, ("cpu", True): 1}
+    )
+
+    framework: Annotated[str, typer.Option(help="torch or jax.")] = "torch"
+    sizes: Annotated[str, typer.Option(help="even, skewed (Dirichlet(0.5), one group empty), or both.")] = "even,skewed"
+    ops: Ops = ""
     fast: Annotated[
         bool, typer.Option("--fast/--no-fast", help="Also FP8 without promotion, against peers without it.")
-    ] = True,
-    backend: Backend = None,
-    repeats: Repeats = None,
-    seed: Seed = None,
-    output: Output = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Two shapes, even groups, few repeats: seconds.")] = False,
-    as_json: Quiet = False,
-) -> None:
-    """Grouped GEMMs of every kind beside the framework's own, cuBLAS's dense ones and the goals.
+    ] = True
+    quick: Annotated[bool, typer.Option("--quick", help="Two shapes, even groups, few repeats: seconds.")] = False
+
+    def check(self) -> None:
+        """See `Options`."""
+        one_of("--framework", self.framework, tuple(FRAMEWORKS))
+        super().check()
+        gemms_of(self.ops)
+
+    @property
+    def chosen_frameworks(self) -> tuple[str, ...]:
+        """The one framework."""
+        return (self.framework,)
+
+    @property
+    def work(self) -> list[Work]:
+        """Shapes in their order; on a GPU also those that DeepGEMM's figures are of, with even groups."""
+        # JAX gets no buffers to add to, so an accumulator would be copied first
+        accumulate = self.framework == "torch" and not self.quick
+        cases = chosen_cases(
+            self.chosen_kinds, gemms_of(self.ops), fast=self.fast and not self.quick, accumulate=accumulate
+        )
+        sizes = self.chosen_sizes[:1] if self.quick and not self.shape else self.chosen_sizes
+        work = [Work(shape, sizes, tuple(cases)) for shape in self.chosen_shapes]
+        if self.chosen_device == "cuda" and not self.quick and not self.shape:
+            some = cases if self.kinds else [case for case in cases if case.kind in _DEEPGEMM_KINDS]
+            models = {shape.key for shape in MODELS}
+            work += [Work(shape, ("even",), tuple(some)) for shape in DEEPGEMM if shape.key not in models]
+        return [one for one in work if one.cases]
+
+
+def chosen_cases(kinds: tuple[str, ...], gemms: tuple[Gemm, ...], *, fast: bool, accumulate: bool) -> list[GemmCase]:
+    """The rows of a table: every kind, its fast variant after it, and the accumulating wgrads last of each."""
+    cases = []
+    for kind in kinds:
+        for quick in (False, True) if fast and kind in FAST else (False,):
+            cases += [GemmCase(kind, gemm, quick) for gemm in gemms]
+            if accumulate and "wgrad" in gemms and kind in ACCUMULATED and not quick:
+                cases.append(GemmCase(kind, "wgrad", accumulate=True))
+    return cases
+
+
+class GemmBenchmark(Benchmark[GemmOptions]):
+    """Grouped GEMMs of every kind beside the framework's own, cuBLAS's dense and batched ones, and goals.
 
     Operands are quantized beforehand; the quantizers' time is in the advice. Sampled outputs of each GEMM are compared
     with float64. Exit code 1 where one is outside its error bound, a GEMM fails or nothing ran; a goal that is missed
     is reported and no failure.
     """
-    check_framework(framework)
-    gemms = gemms_of(ops)
-    chosen_kinds = names_of("--kinds", kinds, KINDS)
-    wanted_sizes = names_of("--sizes", sizes, SIZES)
-    own = parse_shapes(shape or [])
-    if repeats is not None:
-        check_counts(repeats=repeats)
-    chosen_seed = seed_of(seed)
-    where = device_of("gemm", framework, device)
-    from octavo_bench.gemm.report import print_results
-    from octavo_bench.gemm.work import Choices, Work, bench_gemm
-    from octavo_bench.harness.table import check_output, perform
 
-    check_output(output)
-    # JAX gets no buffers to add to, so an accumulator would be copied first
-    cases = chosen_cases(chosen_kinds, gemms, fast=fast and not quick, accumulate=framework == "torch" and not quick)
-    some = cases if kinds else [case for case in cases if case.kind in _DEEPGEMM_KINDS]
-    shapes = own or _default_shapes(where, quick)
-    work = [Work(one, wanted_sizes[:1] if quick and not own else wanted_sizes, tuple(cases)) for one in shapes]
-    if where == "cuda" and not quick and not own:
-        models = {one.key for one in MODELS}
-        work += [Work(one, ("even",), tuple(some)) for one in DEEPGEMM if one.key not in models]
-    choices = Choices(
-        framework=framework,
-        device=where,
-        work=tuple(one for one in work if one.cases),
-        backend=backend_of(backend, framework, where),
-        repeats=repeats or _REPEATS[where, quick],
-        seed=chosen_seed,
-        peers=True,
-    )
-    results = perform(bench_gemm, choices, output, as_json, print_results)
-    if results.differing or results.failures:
-        raise RunError(
-            f"{len(results.differing)} GEMMs are outside their error bound and {len(results.failures)} failed; "
-            "the match column and the lines with FAILED say which"
-        )
-    if not results.rows:
-        raise RunError("no backend serves any of these GEMMs; the notes say why, and so does `octavo why`")
+    name = GemmOptions.command
+    options = GemmOptions
+    work = "octavo_bench.gemm.work:gemm_rows"
+    sections: ClassVar[tuple[str, ...]] = ("rows", "quantize", "peers")
+
+    def tables(self, results: Results) -> Iterable[Table[Any]]:
+        """A table per shape and vector of sizes, with its peers under it."""
+        groupings, peers = results.parts["groupings"], [row.row for row in results.of(Peer)]
+
+        def below(rows: Sequence[Judged[GemmRow]]) -> Iterator[str]:
+            yield from _peer_line([peer for peer in peers if _stands_beside(peer, rows[0].row)])
+            yield from recorded_line(results, rows)
+
+        yield Table(GemmRow, lambda row: f"{row.label}; {wasted_rows(groupings[row.label])}", _COLUMNS, below)
+
+    def match(self, rows: Sequence[Any]) -> Mapping[str, int]:
+        """Of sampled outputs."""
+        matches = [row.match for row in rows if isinstance(row, GemmRow)]
+        return {
+            "in_bound": sum(match.startswith(IN_BOUND) for match in matches),
+            "differs": sum(match.startswith(DIFFERS) for match in matches),
+        }
+
+    def closing(self, results: Results) -> Iterable[str]:
+        """Advice."""
+        return list(results.parts["advice"])
+
+    def conclude(self, results: Results) -> None:
+        """RunError where a GEMM is outside its bound or failed, or none was served."""
+        differing = results.match["differs"]
+        if differing or results.failures:
+            raise RunError(
+                f"{differing} GEMMs are outside their error bound and {len(results.failures)} failed; "
+                "the match column and the lines with FAILED say which"
+            )
+        if not results.of(GemmRow):
+            raise RunError("no backend serves any of these GEMMs; the notes say why, and so does `octavo why`")
 
 
-def _default_shapes(device: str, quick: bool) -> tuple[Shape, ...]:
-    if device == "cpu":
-        return SMALL
-    return MODELS[1:3] if quick else MODELS
+def _stands_beside(peer: Peer, row: GemmRow) -> bool:
+    return peer.tflops is not None and peer.shape == row.shape and peer.sizes in (row.sizes, DENSE)
+
+
+def _peer_line(peers: Sequence[Peer]) -> Iterator[str]:
+    rates: dict[str, list[str]] = {}
+    for peer in peers:
+        gemm = "" if peer.gemm == DENSE else f"{peer.gemm} "
+        rates.setdefault(peer.name, []).append(f"{gemm}{rate_text(peer.tflops or 0.0)}")
+    if rates:
+        yield "  peers, TFLOP/s: " + "; ".join(f"{name} {', '.join(figures)}" for name, figures in rates.items())
+
+
+def _ratio(row: Judged[GemmRow], *words: str, batched: bool = False) -> str:
+    """Our rate over that of the closest peer whose name has one of these words."""
+    for peer, ratio in row.row.ratios.items():
+        if any(word in peer for word in words) and peer.endswith(BATCHED) is batched:
+            return number(ratio)
+    return "-"
+
+
+_COLUMNS: tuple[Column[GemmRow], ...] = (
+    Column("case", lambda row: row.row.case.label),
+    Column("gemm", lambda row: row.row.case.gemm),
+    Column("us", lambda row: f"{row.row.times.median:.1f}"),
+    Column("TFLOP/s", lambda row: rate_text(row.row.tflops)),
+    Column("of grouped", lambda row: _ratio(row, "grouped", "ragged")),
+    Column("of batched", lambda row: _ratio(row, "dense", batched=True)),
+    Column("of dense", lambda row: _ratio(row, "dense")),
+    GOAL,
+    Column("backend", lambda row: row.row.backend),
+    Column("match", lambda row: row.row.match.upper() if row.row.match.startswith(DIFFERS) else row.row.match),
+)

@@ -6,25 +6,22 @@ is allowed is `octavo_numerics.error_bound` for the way in which the backend's c
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo_bench.harness.engine.protocol import F32
+from octavo.quantizer import HADAMARD_SIZE
+from octavo_bench.harness.engine.values import F32
 from octavo_bench.harness.problem import Prepared
 from octavo_bench.harness.recipes import GemmCase
+from octavo_numerics import error_bound
+from octavo_numerics.error_bound import ErrorBound
 from octavo_registry import Plan
 
-if TYPE_CHECKING:
-    from octavo_numerics.error_bound import ErrorBound
-
-NOT_CHECKED = "not checked: octavo-numerics is not installed"
 _ROWS, _COLS = 32, 64
-_HADAMARD_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -71,15 +68,8 @@ def _power_of_two(rows: F32) -> F32:
     return np.where(usual, np.exp2(-np.round(np.log2(np.where(usual, size, 1.0)))), 1.0).astype(np.float32)
 
 
-def pending_match(prepared: Prepared, case: GemmCase, sizes: Sequence[int], result: Any, seed: int) -> Pending | str:
-    """The samples of `result`, which the GEMM made of the first set of operands; `NOT_CHECKED` without the definition.
-
-    An accumulator has to have been zero.
-    """
-    if importlib.util.find_spec("octavo_numerics") is None:
-        return NOT_CHECKED
-    from octavo_numerics import error_bound
-
+def pending_match(prepared: Prepared, case: GemmCase, sizes: Sequence[int], result: Any, seed: int) -> Pending:
+    """Samples of `result`, which the GEMM made of the first set of operands; an accumulator has to have been zero."""
     plan: Plan = getattr(prepared.plan, case.gemm)
     how = "fp32" if plan.capability is None else plan.capability.accumulation
     left, right = prepared.values(case.gemm, 0), prepared.values(case.gemm, 1)
@@ -128,7 +118,7 @@ def _wgrad_rows(prepared: Prepared, sizes: Sequence[int], group: int) -> tuple[i
     """Where a group's rows stand in column data; Hadamard data pad each group to 16 rows."""
     plan = prepared.plan.quantize_x
     spec = None if plan is None else plan.request.quantizer
-    step = _HADAMARD_ROWS if spec is not None and spec.hadamard else 1
+    step = HADAMARD_SIZE if spec is not None and spec.hadamard else 1
     ends = np.cumsum([-(-size // step) * step for size in sizes])
     return int(ends[group - 1]) if group else 0, int(ends[group])
 

@@ -1,30 +1,32 @@
-"""What `octavo bench gemm` leaves: a row a GEMM, the quantizers' times, the peers, and their JSON form."""
+"""What `octavo bench gemm` leaves: a row per GEMM, and the quantizers' times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from octavo_bench.harness.goals import Goal
 from octavo_bench.harness.recipes import GemmCase
-from octavo_bench.harness.results import Facts, Failure, failure_dicts, rounded
+from octavo_bench.harness.results import goal_dicts
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Times
-from octavo_bench.peers.peer import DENSE, Peer
 
 IN_BOUND = "in bound"
+DIFFERS = "differs"
 
 
 @dataclass(frozen=True)
 class GemmRow:
     """One GEMM of one shape and vector of sizes.
 
-    backend  that ran it; times of one call on operands that are quantized already
-    match    "in bound" with the largest error over what is allowed, what differs, or why it was not compared
-    peers    TFLOP/s of the peers that do this work, by name, the closest first
-    goals    empty on a CPU
+    backend   that ran it; times of one call on operands that are quantized already
+    match     "in bound" with the largest error over what is allowed, what differs, or why it was not compared
+    peers     TFLOP/s of the peers that do this work, by name, the closest first
+    limit_us  that a wgrad in FP8 cannot go below (`wgrad_limit_us`); None for others and where it is not known
     """
+
+    section: ClassVar[str] = "rows"
 
     case: GemmCase
     shape: Shape
@@ -32,8 +34,8 @@ class GemmRow:
     backend: str
     times: Times
     match: str
-    peers: dict[str, float]
-    goals: tuple[Goal, ...] = ()
+    peers: Mapping[str, float]
+    limit_us: float | None = None
 
     @property
     def tflops(self) -> float:
@@ -41,11 +43,30 @@ class GemmRow:
         return self.shape.tflops(self.times.median)
 
     @property
+    def label(self) -> str:
+        """Of the table that it stands in, such as `Mixtral fc1 (8, 4096, 28672, 16384), even`."""
+        return f"{self.shape.label}, {self.sizes}"
+
+    @property
     def ratios(self) -> dict[str, float]:
         """Our rate over each peer's."""
         return {name: self.tflops / rate for name, rate in self.peers.items()}
 
-    def as_dict(self) -> dict[str, Any]:
+    def measures(self, rows: Sequence[Any]) -> dict[str, float]:
+        """Its rate over the peers' and over the same with even groups, its share of the limit, and its figures."""
+        reached = {**self.ratios, "TFLOP/s": self.tflops, "us": self.times.median}
+        if self.limit_us is not None:
+            reached["memory's or tensor cores' limit"] = self.limit_us / self.times.median
+        for row in rows:
+            if (
+                isinstance(row, GemmRow)
+                and (row.case, row.shape) == (self.case, self.shape)
+                and row.sizes == "even" != self.sizes
+            ):
+                reached["even"] = self.tflops / row.tflops
+        return reached
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "case": self.case.label,
@@ -54,10 +75,10 @@ class GemmRow:
             "name": self.shape.name,
             "sizes": self.sizes,
             "backend": self.backend,
-            "us": rounded(self.times),
+            "us": self.times.as_dict(),
             "tflops": round(self.tflops, 1),
             "peer_ratios": {name: round(ratio, 4) for name, ratio in self.ratios.items()},
-            "goals": [goal.as_dict() for goal in self.goals],
+            "goals": goal_dicts(goals),
             "match": self.match,
         }
 
@@ -66,86 +87,37 @@ class GemmRow:
 class QuantizeTime:
     """x, w and dy of one layer quantized in both directions, one after another."""
 
+    section: ClassVar[str] = "quantize"
+
     kind: str
     shape: Shape
     sizes: str
     times: Times
 
+    def measures(self, rows: Sequence[Any]) -> dict[str, float]:
+        """Nothing that goals are for."""
+        return {}
 
-@dataclass(frozen=True)
-class Table:
-    """Everything that was measured of one shape with one vector of sizes.
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "shape": list(self.shape.key),
+            "sizes": self.sizes,
+            "us": self.times.as_dict(),
+        }
 
-    notes   why something is missing
+
+def wgrad_limit_us(
+    case: GemmCase, shape: Shape, copy_tb_per_s: float | None, peers: Mapping[str, float]
+) -> float | None:
+    """The time that an FP8 wgrad cannot go below: its bytes at the copy rate, or its products at the dense rate.
+
+    Codes are read, results written, and what accumulates in fp32 is read as well. None for other GEMMs, and where a
+    rate is missing.
     """
-
-    shape: Shape
-    sizes: str
-    groups: tuple[int, ...]
-    rows: tuple[GemmRow, ...]
-    quantize: tuple[QuantizeTime, ...]
-    peers: tuple[Peer, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def label(self) -> str:
-        """Such as `Mixtral fc1 (8, 4096, 28672, 16384), even`."""
-        return f"{self.shape.label}, {self.sizes}"
-
-
-def peer_rates(peers: Sequence[Peer], case: GemmCase, sizes: str) -> dict[str, float]:
-    """TFLOP/s of the peers of a case, the closest first."""
-    found = {}
-    for name in case.peers:
-        for peer in peers:
-            fits = (peer.gemm, peer.sizes) in ((case.gemm, sizes), (DENSE, DENSE))
-            if peer.name == name and fits and peer.tflops is not None:
-                found[name] = peer.tflops
-    return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class GemmResults(Facts):
-    """A whole run."""
-
-    framework: str
-    backend: str | None
-    copy_tb_per_s: float | None
-    tables: Sequence[Table]
-    advice: Sequence[str]
-    failures: Sequence[Failure]
-
-    @property
-    def rows(self) -> list[GemmRow]:
-        """The rows of all tables."""
-        return [row for table in self.tables for row in table.rows]
-
-    @property
-    def differing(self) -> list[GemmRow]:
-        """Rows outside their error bound."""
-        return [row for row in self.rows if row.match.startswith("differs")]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The content of the JSON file."""
-        return self.document(
-            judged=[goal.passed for row in self.rows for goal in row.goals],
-            match={
-                "in_bound": sum(row.match.startswith(IN_BOUND) for row in self.rows),
-                "differs": len(self.differing),
-            },
-            framework=self.framework,
-            backend=self.backend,
-            copy_tb_per_s=None if self.copy_tb_per_s is None else round(self.copy_tb_per_s, 4),
-            groupings={table.label: list(table.groups) for table in self.tables},
-            failures=failure_dicts(self.failures),
-            rows=[row.as_dict() for row in self.rows],
-            quantize=[
-                {"kind": one.kind, "shape": list(one.shape.key), "sizes": one.sizes, "us": rounded(one.times)}
-                for table in self.tables
-                for one in table.quantize
-            ],
-            # a dense peer stands in the tables of all sizes and is one measurement
-            peers=[peer.as_dict() for peer in {id(peer): peer for t in self.tables for peer in t.peers}.values()],
-            notes=sorted({note for table in self.tables for note in table.notes}),
-            advice=list(self.advice),
-        )
+    dense = peers.get(f"dense fp8 {'fast' if case.fast else 'exact'}")
+    if case.gemm != "wgrad" or copy_tb_per_s is None or dense is None:
+        return None
+    moved = shape.rows * (shape.n + shape.k) + (8 if case.accumulate else 2) * shape.groups * shape.n * shape.k
+    return max(moved / copy_tb_per_s / 1e6, shape.flops / dense / 1e6)

@@ -1,28 +1,20 @@
-"""The goals that a measured row is held to, as data: a name, what is needed, what was reached.
+"""Goals: what a measured row is held to, and the file that they are written in.
 
-Ratios to a peer of the same run are judged on every GPU; absolute figures are an H200's and judged there alone.
+A benchmark gives each row named measures: its rate over a peer's, its milliseconds. A goals file says which measures of
+which rows have to reach what. Nothing in this package knows a figure of any machine.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from octavo_bench.harness.recipes import GemmCase
-from octavo_bench.harness.recorded import DEEPGEMM_TFLOPS, WGRAD_ACCUMULATE_US
-from octavo_bench.harness.shapes import Shape
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-PER_TENSOR_OR_ROW = frozenset({"delayed", "current", "row"})
-FP8 = PER_TENSOR_OR_ROW | {"block"}
-
-DENSE_FP8 = {"even": 0.97, "skewed": 0.93}
-DENSE_BF16 = 0.98
-GROUPED_BF16 = {"fprop": 1.05, "dgrad": 1.05, "wgrad": 1.08}
-SKEWED_OF_EVEN = 0.94
-BLOCK_OF_DENSE = 1.02
-WGRAD_OF_LIMIT = 0.80
-MANY_EXPERTS, FEW_ROWS, MANY_EXPERTS_TFLOPS = 128, 512, 1100.0
+from octavo_bench.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +48,7 @@ class Goal:
 
 
 def tightest(goals: Iterable[Goal]) -> Goal | None:
-    """The goal that is missed by most, or met by least."""
+    """The goal with the smallest margin."""
     return min(goals, key=lambda goal: goal.margin, default=None)
 
 
@@ -66,81 +58,154 @@ def verdict(goals: Iterable[Goal]) -> str:
     return "-" if goal is None else f"{goal.margin:.3f} {'pass' if goal.passed else 'MISS'} ({goal.name})"
 
 
-def rate_text(tflops: float) -> str:
-    """TFLOP/s for a table; a CPU's need their digits."""
-    return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.3g}"
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Range(_Part):
+    """Numbers from `least` to `most`, both included; None: without an end."""
+
+    least: float | None = None
+    most: float | None = None
+
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, int | float):
+            return False
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+
+Condition = Range | list[str | bool | int]
+
+
+class Rule(_Part):
+    """What one measure has to reach in the rows that fit.
+
+    measure          its name; rows without it have no such goal
+    at_least, at_most  one of them: a number, or the name of figures by shape; shapes without a figure have no goal
+    less             figures that are taken off first
+    times            a factor on what is needed
+    name             the goal's name, in which {needed} and {measure} are filled in
+    where            by field of the row: the values that it may have
+    unless           rows that fit all of these are left out
+    devices          of the rows that are judged
+    gpu              part of the GPU's name, for figures of one machine
+    alternative      of all goals of a row with the same one, the easiest counts
+    """
+
+    measure: str
+    at_least: float | str | None = None
+    at_most: float | str | None = None
+    less: str | None = None
+    times: float = 1.0
+    name: str = "{needed:g} of {measure}"
+    where: dict[str, Condition] = {}
+    unless: dict[str, Condition] = {}
+    devices: list[str] = ["cuda"]
+    gpu: str = ""
+    alternative: str = ""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Rule:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError("give either at_least or at_most")
+        return self
+
+    @property
+    def bar(self) -> float | str:
+        """What is needed, or the name of the figures."""
+        bar = self.at_most if self.at_least is None else self.at_least
+        assert bar is not None  # validated
+        return bar
+
+    def fits(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row with these fields is held to it."""
+        return _fits(self.where, row) and not (self.unless and _fits(self.unless, row))
+
+
+def _fits(conditions: Mapping[str, Condition], row: Mapping[str, Any]) -> bool:
+    return all(row.get(name) in allowed for name, allowed in conditions.items())
+
+
+class Recorded(_Part):
+    """Figures of other libraries, quoted beside the rows of one benchmark: by shape, then by name."""
+
+    title: str
+    unit: str
+    figures: dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbours:
-    """What a row is compared with, TFLOP/s of the same shape in the same run; None and absent: not measured.
+class Place:
+    """Where rows were measured: "cuda" or "cpu", and the GPU's name."""
 
-    peers         by name
-    even          the same case with even groups, for a row with skewed ones
-    accumulating  the same wgrad into an fp32 accumulator, for one that stores
-    copy_tb_per_s bytes read and written by a device copy
-    h200          absolute figures are judged
+    device: str
+    gpu: str = ""
+
+
+class Goals(_Part):
+    """A goals file.
+
+    label     said of recorded figures
+    figures   numbers by shape, under the names by which rules refer to them
+    goals     rules by benchmark
+    recorded  figures of other libraries by benchmark
     """
 
-    peers: Mapping[str, float]
-    even: float | None = None
-    accumulating: float | None = None
-    copy_tb_per_s: float | None = None
-    h200: bool = False
+    label: str = ""
+    figures: dict[str, dict[str, float]] = {}
+    goals: dict[str, list[Rule]] = {}
+    recorded: dict[str, Recorded] = {}
+
+    @model_validator(mode="after")
+    def _figures_exist(self) -> Goals:
+        for rule in (rule for rules in self.goals.values() for rule in rules):
+            for name in (rule.bar, rule.less):
+                if isinstance(name, str) and name not in self.figures:
+                    raise ValueError(
+                        f"a rule names the figures {name!r}; there are {', '.join(self.figures) or 'none'}"
+                    )
+        return self
+
+    def judge(
+        self, benchmark: str, row: Mapping[str, Any], measures: Mapping[str, float], place: Place
+    ) -> tuple[Goal, ...]:
+        """The goals of one row.
+
+        row       its fields as in the result file, the shape as "G,K,N,M"
+        measures  what was reached, by name
+        """
+        goals: dict[str, Goal] = {}
+        for index, rule in enumerate(self.goals.get(benchmark, [])):
+            needed = self._needed(rule, str(row.get("shape")))
+            reached = measures.get(rule.measure)
+            here = place.device in rule.devices and rule.gpu in place.gpu
+            if not here or needed is None or reached is None or not rule.fits(row):
+                continue
+            name = rule.name.format(needed=needed, measure=rule.measure)
+            goal = Goal(name, needed, reached, most=rule.at_most is not None)
+            key = rule.alternative or str(index)
+            if key not in goals or goals[key].margin < goal.margin:
+                goals[key] = goal
+        return tuple(goals.values())
+
+    def _needed(self, rule: Rule, shape: str) -> float | None:
+        needed = rule.bar if isinstance(rule.bar, float | int) else self.figures[rule.bar].get(shape)
+        if needed is None:
+            return None
+        return (needed - (0.0 if rule.less is None else self.figures[rule.less].get(shape, 0.0))) * rule.times
 
 
-def gemm_goals(case: GemmCase, shape: Shape, sizes: str, tflops: float, near: Neighbours) -> tuple[Goal, ...]:
-    """The goals of one GEMM that ran at `tflops`."""
-    goals: list[Goal] = []
-
-    def at_least(name: str, share: float, base: float | None) -> None:
-        if base is not None:
-            goals.append(Goal(name, share, tflops / base))
-
-    if case.kind == "bf16" and not case.accumulate:
-        at_least(f"{GROUPED_BF16[case.gemm]} of grouped_mm", GROUPED_BF16[case.gemm], near.peers.get("grouped_mm"))
-        if case.gemm != "wgrad":
-            at_least(f"{DENSE_BF16} of dense", DENSE_BF16, near.peers.get("dense bf16"))
-        if sizes == "skewed":
-            at_least(f"{SKEWED_OF_EVEN} of even", SKEWED_OF_EVEN, near.even)
-    how = "fast" if case.fast else "exact"
-    dense = near.peers.get(f"dense fp8 {how}")
-    if case.kind in PER_TENSOR_OR_ROW and case.gemm != "wgrad":
-        if shape.groups >= MANY_EXPERTS and shape.rows <= FEW_ROWS * shape.groups:
-            if near.h200:
-                goals.append(Goal(f"{MANY_EXPERTS_TFLOPS:.0f} TFLOP/s", MANY_EXPERTS_TFLOPS, tflops))
-        else:
-            at_least(f"{DENSE_FP8[sizes]} of dense {how}", DENSE_FP8[sizes], dense)
-        at_least("scaled_grouped_mm", 1.0, near.peers.get(f"scaled_grouped_mm {how}"))
-    if case.kind == "block" and case.gemm != "wgrad" and shape.key in DEEPGEMM_TFLOPS:
-        bars = [] if dense is None else [(BLOCK_OF_DENSE * dense, f"{BLOCK_OF_DENSE} of dense exact")]
-        if near.h200:
-            bars.append((float(DEEPGEMM_TFLOPS[shape.key].fprop_block), "DeepGEMM, recorded"))
-        if bars:
-            needed, name = min(bars)
-            goals.append(Goal(name, needed, tflops))
-    if case.kind in FP8 and case.gemm == "wgrad":
-        goals += _wgrad_goals(case, shape, tflops, near)
-    return tuple(goals)
-
-
-def _wgrad_goals(case: GemmCase, shape: Shape, tflops: float, near: Neighbours) -> list[Goal]:
-    if not case.accumulate:
-        return [] if near.accumulating is None else [Goal("faster than accumulating", 1.0, tflops / near.accumulating)]
-    goals = []
-    limit = accumulate_limit_us(shape, near.copy_tb_per_s, near.peers.get("dense fp8 exact"))
-    us = shape.flops / tflops / 1e6
-    if limit is not None:
-        goals.append(Goal(f"{WGRAD_OF_LIMIT} of memory's or tensor cores' limit", WGRAD_OF_LIMIT, limit / us))
-    if near.h200 and shape.key in WGRAD_ACCUMULATE_US:
-        most = WGRAD_ACCUMULATE_US[shape.key]
-        goals.append(Goal(f"{most:.0f} us", most, us, most=True))
-    return goals
-
-
-def accumulate_limit_us(shape: Shape, copy_tb_per_s: float | None, dense_tflops: float | None) -> float | None:
-    """The time that an FP8 wgrad into fp32 cannot go below: codes read, sums read and written; or the products."""
-    if copy_tb_per_s is None or dense_tflops is None:
+def read_goals(path: Path | None) -> Goals | None:
+    """The goals of a file; None for None, `InputError` where it cannot be read or does not fit."""
+    if path is None:
         return None
-    moved = shape.rows * (shape.n + shape.k) + 8 * shape.groups * shape.n * shape.k
-    return max(moved / copy_tb_per_s / 1e6, shape.flops / dense_tflops / 1e6)
+    try:
+        return Goals.model_validate(tomllib.loads(path.read_text()))
+    except OSError as error:
+        raise InputError(f"--goals {path}: {error.strerror}; give a goals file, such as the repository's") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"--goals {path} is no TOML file: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise InputError(f"--goals {path}: {place}: {first['msg']}") from error

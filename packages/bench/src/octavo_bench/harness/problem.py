@@ -13,12 +13,11 @@ from octavo.formats import FORMAT_MAX
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
 from octavo_bench.harness.engine.protocol import Engine
+from octavo_bench.harness.options import Names
 from octavo_bench.harness.recipes import GemmCase
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Call, input_copies
 from octavo_registry import LayerPlan, Plan, Request, Weight
-
-Names = str | Sequence[str] | None
 
 SIDES: dict[Gemm, tuple[tuple[Operand, Direction], tuple[Operand, Direction]]] = {
     "fprop": (("x", "rowwise"), ("w", "rowwise")),
@@ -42,7 +41,7 @@ class Data:
 def draw(engine: Engine, shape: Shape, seed: int) -> Data:
     """Operands, as many sets as it takes to be out of the device's cache."""
     read = shape.rows * min(shape.k, shape.n) + shape.groups * shape.n * shape.k
-    copies = input_copies(read, engine.cache_bytes) if engine.cache_bytes else 1
+    copies = input_copies(read, engine.cache_bytes)
     sides: dict[Operand, tuple[int, ...]] = {
         "x": (shape.rows, shape.k),
         "w": (shape.groups, shape.n, shape.k),
@@ -90,7 +89,7 @@ def layer_plan(
 class Prepared:
     """One recipe's operands of one shape and vector of sizes, quantized; makes calls of its GEMMs.
 
-    quantize   calls that quantize x, w and dy, one a set of buffers; empty where nothing is quantized
+    quantize   calls that quantize x, w and dy, one per set of buffers; empty where nothing is quantized
     """
 
     def __init__(self, engine: Engine, data: Data, sizes: Sequence[int], plan: LayerPlan) -> None:
@@ -115,10 +114,10 @@ class Prepared:
         return [lambda index=index: self._quantized(index) for index in range(len(self._data.sets))]  # type: ignore[misc]
 
     def call(self, case: GemmCase) -> list[Call]:
-        """Calls of one GEMM, one a set of buffers."""
+        """Calls of one GEMM, one per set of buffers."""
         gemm = case.gemm
         plan: Plan | None = getattr(self.plan, gemm)
-        assert plan is not None
+        assert plan is not None  # a layer's three GEMMs are always served
         more: dict[str, Any] = {"accumulate": True} if case.accumulate else {}
         run = self.engine.compiled(lambda one, two, sizes, **arrays: plan.run(one, two, sizes, **arrays, **more))
         first, second = _ARGUMENTS[gemm]

@@ -1,4 +1,4 @@
-"""What `octavo bench gemm` times: one `GemmCase` a row, and the recipe that it stands for."""
+"""The kinds of recipe that benchmarks time, by the names that `--kinds` takes, and single GEMMs of one kind."""
 
 from __future__ import annotations
 
@@ -38,6 +38,10 @@ _RECIPES: dict[str, type[Recipe]] = {
 }
 
 
+FRAMEWORK = "framework's bf16"
+"""The kind of the rows that a framework's own grouped GEMM makes, under its own autograd."""
+
+
 def recipe_of(kind: str, *, fast: bool = False) -> Recipe:
     """The recipe of a kind; with `fast` its three GEMMs leave promotion out."""
     fields: dict[str, Any] = {"fast_accumulation": frozenset(GEMMS)} if fast else {}
@@ -71,22 +75,3 @@ class GemmCase:
     def out_dtype(self) -> DType:
         """Of the result."""
         return "float32" if self.accumulate else "bfloat16"
-
-    @property
-    def peers(self) -> tuple[str, ...]:
-        """Names of the peers that do this work, or work like it, the closest first."""
-        if self.kind in ("bf16", "mxfp8", "nvfp4"):
-            return ("grouped_mm", "dense bf16", "ragged_dot")
-        how = "fast" if self.fast else "exact"
-        return (f"scaled_grouped_mm {how}", f"dense fp8 {how}", "grouped_mm", "ragged_dot")
-
-
-def chosen_cases(kinds: tuple[str, ...], gemms: tuple[Gemm, ...], *, fast: bool, accumulate: bool) -> list[GemmCase]:
-    """The rows of a table: every kind, its fast variant after it, and the accumulating wgrads last of each."""
-    cases = []
-    for kind in kinds:
-        for quick in (False, True) if fast and kind in FAST else (False,):
-            cases += [GemmCase(kind, gemm, quick) for gemm in gemms]
-            if accumulate and "wgrad" in gemms and kind in ACCUMULATED and not quick:
-                cases.append(GemmCase(kind, "wgrad", accumulate=True))
-    return cases

@@ -1,17 +1,49 @@
-"""What every benchmark's file says: of its run, of what failed, of times."""
+"""What a run leaves: rows with what they reached, what failed, and the JSON form that all benchmarks share."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from octavo_bench.harness.machine import machine, versions
-from octavo_bench.harness.timing import Times
+from octavo_bench.harness.goals import Goal
+from octavo_bench.harness.shapes import Shape
 
 SCHEMA_VERSION = 1
+
+
+class Row(Protocol):
+    """One measurement.
+
+    section   the list of the result file that it stands in
+    """
+
+    section: ClassVar[str]
+
+    @property
+    def shape(self) -> Shape | None:
+        """Of the layer; None where what is measured has no four sides."""
+
+    def measures(self, rows: Sequence[Any]) -> Mapping[str, float]:
+        """What it reached, by the names that goals and columns use; `rows` are all of the run."""
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON; goals choose rows by these fields."""
+
+
+R = TypeVar("R", bound=Row)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged(Generic[R]):
+    """A row, its named measures (over other rows of the run, too), and the goals that it is held to."""
+
+    row: R
+    measures: Mapping[str, float]
+    goals: tuple[Goal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +62,7 @@ class Facts:
 
     command: str
     device: str
+    framework: str
     dtype: str
     seed: int
     repeats: int
@@ -37,68 +70,88 @@ class Facts:
     seconds: float
     versions: dict[str, str | None]
 
-    def document(self, *, judged: Sequence[bool], match: dict[str, int], **parts: Any) -> dict[str, Any]:
-        """The content of a result file: what all of them have, then `parts`."""
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """A whole run of one benchmark.
+
+    sections   the lists of rows that its file has, empty ones too
+    match      how many rows were compared with the definition, by outcome
+    parts      what its file has beside what all files have
+    recorded   figures of other libraries by shape ("G,K,N,M"); recorded_as says what they are, in which unit
+    judged     whether goals were given
+    """
+
+    facts: Facts
+    rows: Sequence[Judged[Any]]
+    sections: tuple[str, ...] = ("rows",)
+    match: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    failures: Sequence[Failure] = ()
+    recorded: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    recorded_as: tuple[str, str] = ("", "")
+    judged: bool = False
+
+    @property
+    def goals(self) -> list[Goal]:
+        """Of all rows."""
+        return [goal for row in self.rows for goal in row.goals]
+
+    def of(self, kind: type[R]) -> list[Judged[R]]:
+        """The rows of one kind."""
+        return [row for row in self.rows if isinstance(row.row, kind)]
+
+    def recorded_at(self, shape: Shape) -> Mapping[str, float]:
+        """Figures of other libraries at this shape; empty where there are none."""
+        return self.recorded.get(shape.text, {})
+
+    def document(self) -> dict[str, Any]:
+        """The content of the result file."""
+        facts = asdict(self.facts)
+        seconds = facts.pop("seconds")
+        sections: dict[str, list[Any]] = {section: [] for section in self.sections}
+        for judged in self.rows:
+            sections[judged.row.section].append(judged.row.as_dict(judged.goals))
         return {
             "schema_version": SCHEMA_VERSION,
-            "command": self.command,
             "date": datetime.now(UTC).date().isoformat(),
-            "machine": self.machine,
-            "versions": self.versions,
-            "device": self.device,
-            "dtype": self.dtype,
-            "seed": self.seed,
-            "repeats": self.repeats,
-            "goals": {"reached": sum(judged), "of": len(judged)},
-            "match": match,
-            **parts,
-            "seconds": round(self.seconds, 1),
+            **facts,
+            "goals": {"reached": sum(goal.passed for goal in self.goals), "of": len(self.goals)},
+            "match": dict(self.match),
+            **self.parts,
+            **self._recorded(),
+            "failures": [{**asdict(failure), "shape": list(failure.shape)} for failure in self.failures],
+            **sections,
+            "notes": list(self.notes),
+            "seconds": round(seconds, 1),
         }
 
-
-class Asked(Protocol):
-    """What the choices of every benchmark have."""
-
-    @property
-    def device(self) -> str:
-        """cuda or cpu."""
-
-    @property
-    def seed(self) -> int:
-        """Of everything that is drawn."""
-
-    @property
-    def repeats(self) -> int:
-        """Timed calls of a row."""
+    def _recorded(self) -> dict[str, Any]:
+        """Of the shapes that were measured."""
+        label, unit = self.recorded_as
+        shapes = [shape for shape in dict.fromkeys(judged.row.shape for judged in self.rows) if shape is not None]
+        known = [{"shape": list(shape.key), **self.recorded_at(shape)} for shape in shapes if self.recorded_at(shape)]
+        return {"recorded": {"label": label, unit: known}} if self.recorded else {}
 
 
-def facts_of(
-    asked: Asked, command: str, start: float, framework: str = "torch", dtype: str = "bfloat16"
-) -> dict[str, Any]:
-    """The fields of `Facts`, for the results of a run that began at `start`, of time.perf_counter."""
-    facts = Facts(
-        command=command,
-        device=asked.device,
-        dtype=dtype,
-        seed=asked.seed,
-        repeats=asked.repeats,
-        machine=machine(asked.device, framework),
-        seconds=time.perf_counter() - start,
-        versions=versions(),
-    )
-    return vars(facts)
+def goal_dicts(goals: Sequence[Goal]) -> list[dict[str, Any]]:
+    """Goals as plain values for JSON."""
+    return [goal.as_dict() for goal in goals]
 
 
-def failure_dicts(failures: Sequence[Failure]) -> list[dict[str, Any]]:
-    """Failures as plain values for JSON."""
-    return [{**asdict(failure), "shape": list(failure.shape)} for failure in failures]
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """A number for JSON; None stays None."""
+    return None if value is None else round(value, digits)
 
 
-def told(error: Exception) -> str:
-    """An error on one line."""
+def in_one_line(error: Exception) -> str:
+    """An error's type and text."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
-def rounded(times: Times | None) -> dict[str, float] | None:
-    """Times as plain values for JSON, in microseconds."""
-    return None if times is None else {name: round(value, 3) for name, value in asdict(times).items()}
+def write_json(results: Results, path: Path) -> None:
+    """The results beside their place, then moved there in one step."""
+    draft = path.with_name(f".{path.name}.part")
+    draft.write_text(json.dumps(results.document(), indent=1, allow_nan=False) + "\n")
+    draft.replace(path)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from octavo_bench.errors import InputError
-from octavo_bench.quantize.case import Grouping, even, ragged
 
 OWN = "your shape"
 SIZES = ("even", "skewed")
@@ -24,8 +24,13 @@ class Shape:
 
     @property
     def key(self) -> tuple[int, int, int, int]:
-        """(G, K, N, M), as shapes are written."""
+        """(G, K, N, M)."""
         return self.groups, self.k, self.n, self.rows
+
+    @property
+    def text(self) -> str:
+        """As options and goals files write it."""
+        return ",".join(map(str, self.key))
 
     @property
     def label(self) -> str:
@@ -60,7 +65,7 @@ DEEPGEMM: tuple[Shape, ...] = (
     Shape("gpt-oss fc1, 16 experts", 16, 2880, 5760, 16384),
     Shape("Llama-4 Maverick fc1", 8, 5120, 16384, 16384),
 )
-"""Those that figures of DeepGEMM are recorded for (octavo_bench.harness.recorded)."""
+"""Those that DeepGEMM's authors publish figures for, and their like."""
 
 SMALL: tuple[Shape, ...] = (Shape("small", 4, 256, 384, 512),)
 """The default on a CPU."""
@@ -94,12 +99,40 @@ def parse_shapes(texts: Sequence[str]) -> tuple[Shape, ...]:
         shapes.append(Shape(OWN, groups, k, n, rows))
     repeated = next((shape for shape in shapes if shapes.count(shape) > 1), None)
     if repeated is not None:
-        raise InputError(f"--shape names {','.join(map(str, repeated.key))} twice; give each shape once")
+        raise InputError(f"--shape names {repeated.text} twice; give each shape once")
     return tuple(shapes)
 
 
-def sizes_of(shape: Shape, name: str, seed: int) -> Grouping:
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Group sizes of one table; they sum to the rows, so every row that is allocated is worked on."""
+
+    name: Literal["even", "ragged"]
+    sizes: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """Such as "8 even"."""
+        return f"{len(self.sizes)} {self.name}"
+
+
+def even(rows: int, groups: int) -> Grouping:
+    """`groups` sizes that differ by one row at most."""
+    return Grouping("even", tuple(rows // groups + (index < rows % groups) for index in range(groups)))
+
+
+def ragged(rows: int, groups: int, seed: int) -> Grouping:
+    """Sizes in proportion to one Dirichlet(0.5, ...) draw, the middle group empty: what a skewed router gives."""
+    import numpy as np
+
+    share = np.random.default_rng(seed).dirichlet([0.5] * groups)
+    share[groups // 2] = 0.0
+    ends = np.rint(np.cumsum(share) / share.sum() * rows).astype(np.int64)
+    return Grouping("ragged", tuple(int(size) for size in np.diff(ends, prepend=0)))
+
+
+def sizes_of(shape: Shape, name: str, seed: int) -> tuple[int, ...]:
     """Group sizes that sum to the rows: even, or one Dirichlet(0.5) draw with the middle group empty."""
     if name == "even" or shape.groups == 1:
-        return even(shape.rows, shape.groups)
-    return ragged(shape.rows, shape.groups, seed)
+        return even(shape.rows, shape.groups).sizes
+    return ragged(shape.rows, shape.groups, seed).sizes

@@ -1,159 +1,95 @@
-"""The tables on the terminal, and the JSON file."""
+"""Tables of results on the terminal, as columns that each benchmark declares."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-from octavo_bench.errors import InputError
-from octavo_bench.harness.options import recorded_command
-from octavo_bench.harness.results import Facts, Failure
-from octavo_bench.harness.timing import Times
-from octavo_bench.quantize.row import Results, Row
-from octavo_registry.cli.output import print_json, print_line, print_table
+from octavo_bench.harness.goals import verdict
+from octavo_bench.harness.results import Judged, Results, Row
+from octavo_registry.cli.output import print_line, print_table
 
-_CUDA = ("case", "B/element", "us", "TB/s", "predicted", "ratio", "goal", "host us", "compile", "codes", "match")
-_CPU = ("case", "B/element", "us, 1 core", "GB/s in", "GB/s moved", "goal", "us, all", "host us", "match")
+R = TypeVar("R", bound=Row)
 
 
-class Written(Protocol):
-    """What has a JSON form."""
+@dataclass(frozen=True, slots=True)
+class Column(Generic[R]):
+    """A column: what stands above it, and its cell of a row."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The content of the file."""
-
-
-C = TypeVar("C")
-W = TypeVar("W", bound=Written)
+    header: str
+    cell: Callable[[Judged[R]], str]
 
 
-def perform(
-    bench: Callable[[C, str, Callable[[str], None]], W],
-    choices: C,
-    output: Path | None,
-    as_json: bool,
-    show: Callable[[W], None],
-) -> W:
-    """`bench(choices, command line, say)`, delivered; where the terminal gets JSON, progress goes nowhere."""
-    results = bench(choices, recorded_command(sys.argv[1:]), (lambda _: None) if as_json else print_line)
-    deliver(results, output, as_json, show)
-    return results
+@dataclass(frozen=True, slots=True)
+class Table(Generic[R]):
+    """How rows of one kind are shown: consecutive rows with one title stand in one table.
+
+    below   lines under a table
+    """
+
+    kind: type[R]
+    title: Callable[[R], str]
+    columns: Sequence[Column[R]]
+    below: Callable[[Sequence[Judged[R]]], Iterable[str]] = lambda rows: ()
 
 
-def deliver(results: W, output: Path | None, as_json: bool, show: Callable[[W], None]) -> None:
-    """To the file that was asked for, and to the terminal: as JSON, or as `show` prints them."""
-    if output is not None:
-        write_json(results, output)
-    if as_json:
-        print_json(results.as_dict())
-    else:
-        show(results)
+GOAL: Column[Any] = Column("goal", lambda row: verdict(row.goals))
+BACKENDS: Column[Any] = Column("backends", lambda row: ", ".join(row.row.backends) or "-")
+MS: Column[Any] = Column("ms", lambda row: f"{row.row.times.ms:.3f}")
 
 
-def print_failures(failures: Sequence[Failure]) -> None:
-    """A line each."""
-    for failure in failures:
-        print_line(f"FAILED: {failure.case}, {failure.shape}, {failure.grouping}: {failure.error}")
-
-
-def print_end(run: Facts, judged: Sequence[bool], what: str, none: str) -> None:
-    """The last line: how many of `judged` are `what`, or `none` where nothing is judged; seed and seconds."""
-    reached = f"{what}: {sum(judged)} of {len(judged)}" if judged else none
-    print_line(f"{reached}; seed {run.seed}; {run.seconds:.0f} s.")
-
-
-def print_results(results: Results) -> None:
-    """A table a shape and grouping, then the notes and what did not work."""
-    cuda = results.device == "cuda"
-    for (shape, grouping), rows in groupby(results.rows, key=_table_of):
-        rate = results.copy_tb_per_s.get(f"{shape}, {grouping}")
-        copy = "" if rate is None else f", a copy moves {rate:.2f} TB/s"
-        table = [_cuda_cells(row) if cuda else _cpu_cells(row) for row in rows]
-        print_table(f"{shape}, {grouping} groups, {results.dtype}{copy}", _CUDA if cuda else _CPU, table)
-        print_line()
-    for note, count in Counter(note for row in results.rows for note in row.notes).items():
-        print_line(f"note, {count} rows: {note}")
-    for failure in results.failures:
-        print_line(f"FAILED: {failure.case}, {failure.grouping}: {failure.error}")
-    judged = [row.passed for row in results.rows if row.passed is not None]
-    print_line(f"Goals reached: {sum(judged)} of {len(judged)}; seed {results.seed}; {results.seconds:.0f} s.")
-
-
-def check_output(path: Path | None) -> None:
-    """`InputError` before the work where the file could not be written after it."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise InputError(f"--output {path}: this is a folder; name a file such as {path / 'quantize.json'}")
-    if not path.parent.is_dir():
-        raise InputError(f"--output {path}: there is no folder {path.parent}; make it or name another")
-
-
-def write_json(results: Written, path: Path) -> None:
-    """The results beside their place, then moved there in one step."""
-    draft = path.with_name(f".{path.name}.part")
-    draft.write_text(json.dumps(results.as_dict(), indent=1, allow_nan=False) + "\n")
-    draft.replace(path)
-
-
-def _table_of(row: Row) -> tuple[str, str]:
-    # weights stand in the table of the rows that they go with
-    rows, cols = (row.shape[0] * row.shape[1], row.shape[2]) if len(row.shape) == 3 else row.shape
-    return f"{rows}x{cols}", row.grouping
-
-
-def _cuda_cells(row: Row) -> list[str]:
-    return [
-        row.case,
-        _per_element(row),
-        f"{row.times.median:.1f}",
-        f"{row.tb_per_s:.2f}",
-        _number(row.predicted_us, ".1f"),
-        _number(row.ratio, ".3f"),
-        _goal(row),
-        _number(_median(row.host), ".1f"),
-        _number(row.peer_ratio, ".2f", "x"),
-        _number(row.peer_codes_equal, ".4%"),
-        _match(row),
-    ]
-
-
-def _cpu_cells(row: Row) -> list[str]:
-    return [
-        row.case,
-        _per_element(row),
-        f"{row.times.median:.0f}",
-        f"{row.input_gb_per_s:.2f}",
-        f"{1e3 * row.tb_per_s:.2f}",
-        _goal(row),
-        _number(row.all_cores_us, ".0f"),
-        _number(_median(row.host), ".0f"),
-        _match(row),
-    ]
-
-
-def _per_element(row: Row) -> str:
-    return "-" if row.case == "plan" else f"{row.bytes_total / row.elements:.3f}"
-
-
-def _median(times: Times | None) -> float | None:
-    return None if times is None else times.median
-
-
-def _number(value: float | None, form: str, suffix: str = "") -> str:
+def number(value: float | None, form: str = ".3f", suffix: str = "") -> str:
+    """A cell of a number that may be missing."""
     return "-" if value is None else f"{value:{form}}{suffix}"
 
 
-def _goal(row: Row) -> str:
-    if row.goal is None:
-        return "-"
-    return f"{row.goal:.2f} {'pass' if row.passed else 'MISS'}"
+def rate_text(tflops: float) -> str:
+    """TFLOP/s for a table; a CPU's need their digits."""
+    return f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.3g}"
 
 
-def _match(row: Row) -> str:
-    return row.match.upper() if row.match.startswith("differs") else row.match
+def gain(header: str, measure: str) -> Column[Any]:
+    """A column of a measure that says how many times as fast a row is."""
+    return Column(header, lambda row: number(row.measures.get(measure), ".2f", "x"))
+
+
+def share(header: str, measure: str) -> Column[Any]:
+    """A column of a measure with three digits."""
+    return Column(header, lambda row: number(row.measures.get(measure)))
+
+
+def print_results(results: Results, tables: Iterable[Table[Any]], closing: Iterable[str]) -> None:
+    """Every table with what is recorded of its shape, the closing lines, then notes, failures and the verdict."""
+    for table in tables:
+        for title, group in groupby(results.of(table.kind), key=lambda row: table.title(row.row)):
+            rows = list(group)
+            cells = [[column.cell(row) for column in table.columns] for row in rows]
+            print_table(title, [column.header for column in table.columns], cells)
+            for line in table.below(rows):
+                print_line(line)
+            print_line()
+    for line in closing:
+        print_line(line)
+    for note in results.notes:
+        print_line(f"note: {note}")
+    for failure in results.failures:
+        print_line(f"FAILED: {failure.case}, {failure.shape}, {failure.grouping}: {failure.error}")
+    print_line(f"{_reached(results)}; seed {results.facts.seed}; {results.facts.seconds:.0f} s.")
+
+
+def _reached(results: Results) -> str:
+    if results.goals:
+        return f"Goals reached: {sum(goal.passed for goal in results.goals)} of {len(results.goals)}"
+    return "No goals on this device or at these shapes" if results.judged else "No goals: --goals FILE gives some"
+
+
+def recorded_line(results: Results, rows: Sequence[Judged[R]]) -> Iterable[str]:
+    """Figures of other libraries at the shape of these rows."""
+    shape = rows[0].row.shape
+    known = {} if shape is None else results.recorded_at(shape)
+    if known:
+        label, _ = results.recorded_as
+        figures = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in known.items())
+        yield f"  {label}: {figures}"

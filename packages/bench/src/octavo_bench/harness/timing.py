@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +23,15 @@ class Times:
     median: float
     low: float
     high: float
+
+    @property
+    def ms(self) -> float:
+        """The median in milliseconds."""
+        return self.median / 1e3
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain values for JSON, in microseconds."""
+        return {name: round(value, 3) for name, value in asdict(self).items()}
 
 
 def summary(times: Sequence[float]) -> Times:
@@ -50,16 +59,8 @@ def cuda_times(calls: Sequence[Call], repeats: int, warm_ms: float = 20.0) -> Ti
     """
     import torch
 
-    warm_until = time.perf_counter() + warm_ms / 1e3
-    while True:
-        for call in calls[:10]:
-            call()
-        torch.cuda.synchronize()
-        if time.perf_counter() > warm_until:
-            break
-    event: Any = torch.cuda.Event  # torch leaves its constructor untyped
-    starts = [event(enable_timing=True) for _ in range(repeats)]
-    ends = [event(enable_timing=True) for _ in range(repeats)]
+    _warm_up(calls[:10], warm_ms)
+    starts, ends = _events(repeats), _events(repeats)
     for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
         call = calls[index % len(calls)]
         start.record()
@@ -74,15 +75,8 @@ def cuda_times_in_turn(ways: Sequence[Sequence[Call]], repeats: int, warm_ms: fl
     import torch
 
     order = [calls[index % len(calls)] for index in range(repeats) for calls in ways]
-    warm_until = time.perf_counter() + warm_ms / 1e3
-    while True:
-        for call in order[: 2 * len(ways)]:
-            call()
-        torch.cuda.synchronize()
-        if time.perf_counter() > warm_until:
-            break
-    event: Any = torch.cuda.Event  # torch leaves its constructor untyped
-    marks = [event(enable_timing=True) for _ in range(len(order) + 1)]
+    _warm_up(order[: 2 * len(ways)], warm_ms)
+    marks = _events(len(order) + 1)
     marks[0].record()
     for call, mark in zip(order, marks[1:], strict=True):
         call()
@@ -90,6 +84,26 @@ def cuda_times_in_turn(ways: Sequence[Sequence[Call]], repeats: int, warm_ms: fl
     torch.cuda.synchronize()
     lasted = [1e3 * start.elapsed_time(end) for start, end in pairwise(marks)]
     return [summary(lasted[way :: len(ways)]) for way in range(len(ways))]
+
+
+def _warm_up(calls: Sequence[Call], warm_ms: float) -> None:
+    """Runs `calls` for `warm_ms`, at least once each."""
+    import torch
+
+    until = time.perf_counter() + warm_ms / 1e3
+    while True:
+        for call in calls:
+            call()
+        torch.cuda.synchronize()
+        if time.perf_counter() > until:
+            return
+
+
+def _events(count: int) -> list[Any]:
+    import torch
+
+    event: Any = torch.cuda.Event  # torch leaves its constructor untyped
+    return [event(enable_timing=True) for _ in range(count)]
 
 
 def cuda_graph_times(call: Call, repeats: int, launches: int = 20) -> Times:

@@ -1,47 +1,126 @@
-"""`octavo bench host`: the command line. Importing this module imports neither numpy nor a framework."""
+"""`octavo bench host`: its options, rows and tables. It imports neither numpy nor a framework."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import typer
 
-from octavo_bench.harness.options import (
-    LAYER_REPEATS,
-    Backend,
-    Device,
-    Kinds,
-    Output,
-    Quiet,
-    Repeats,
-    Seed,
-    Shapes,
-    Sizes,
-    backend_of,
-    device_of,
-    names_of,
-    seed_of,
-)
-from octavo_bench.harness.recipes import KINDS
-from octavo_bench.harness.shapes import MODELS, SIZES, SMALL, parse_shapes
-from octavo_bench.quantize.case import check_counts
+from octavo_bench.harness.benchmark import Benchmark
+from octavo_bench.harness.goals import Goal
+from octavo_bench.harness.options import BackendOption, Names, SizesOption
+from octavo_bench.harness.results import Results, goal_dicts, rounded
+from octavo_bench.harness.shapes import MODELS, SMALL, Shape
+from octavo_bench.harness.table import BACKENDS, GOAL, Column, Table, number, share
+from octavo_bench.harness.timing import Times
 
 _EXPERTS = {("cuda", False): (8, 32, 128, 512), ("cuda", True): (8, 512), ("cpu", False): (4, 32), ("cpu", True): (4,)}
 _ROWS = {"cuda": 4096, "cpu": 256}
 
+SIDE = 256
+"""K and N of the layers whose host time is taken: their kernels are short."""
 
-def host(
-    device: Device = None,
-    shape: Shapes = None,
-    sizes: Sizes = "even",
-    kinds: Kinds = "",
-    backend: Backend = None,
-    repeats: Repeats = None,
-    seed: Seed = None,
-    output: Output = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Two shapes, fewer experts, few repeats: seconds.")] = False,
-    as_json: Quiet = False,
-) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class HostOptions(SizesOption, BackendOption):
+    """See the command's help."""
+
+    command: ClassVar[str] = "host"
+    small: ClassVar[tuple[Shape, ...]] = SMALL
+    published: ClassVar[tuple[Shape, ...]] = MODELS
+    published_quick: ClassVar[tuple[Shape, ...]] = MODELS[1:3]
+
+    quick: Annotated[bool, typer.Option("--quick", help="Two shapes, fewer experts, few repeats: seconds.")] = False
+
+    @property
+    def host_shapes(self) -> tuple[Shape, ...]:
+        """Layers of several numbers of experts, whose host time is taken."""
+        rows = _ROWS[self.chosen_device]
+        return tuple(Shape("host", groups, SIDE, SIDE, rows) for groups in _EXPERTS[self.chosen_device, self.quick])
+
+    @property
+    def backend_in_graphs(self) -> Names:
+        """Without a wish the registry chooses, which has plans for graphs and others."""
+        return None if self.backend is None else self.chosen_backend
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """Host time of forward and backward of one layer; backends are empty for torch's own."""
+
+    section: ClassVar[str] = "host"
+
+    kind: str
+    shape: Shape
+    backends: tuple[str, ...]
+    times: Times
+
+    def measures(self, rows: Sequence[Any]) -> dict[str, float]:
+        """Microseconds, of ours."""
+        return {"us of the host": self.times.median} if self.backends else {}
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "groups": self.shape.groups,
+            "backends": list(self.backends),
+            "host_us": self.times.as_dict(),
+            "goals": goal_dicts(goals),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A replay in turn with eager calls, others right after one another, and the sum of a replay's kernels in us."""
+
+    replay: Times
+    alone: Times
+    kernels_us: float
+
+
+@dataclass(frozen=True)
+class ApiRow:
+    """Forward and backward of one layer: through `grouped_linear`, as kernels alone, and as a graph (None: no GPU)."""
+
+    section: ClassVar[str] = "layers"
+
+    shape: Shape
+    sizes: str
+    kind: str
+    backends: tuple[str, ...]
+    api: Times
+    raw: Times
+    graph: Graph | None
+
+    def measures(self, rows: Sequence[Any]) -> dict[str, float]:
+        """The API over its kernels, a replay over the sum of its own."""
+        reached = {"kernels": self.api.median / self.raw.median}
+        if self.graph is not None:
+            reached["a replay's kernels"] = self.graph.alone.median / self.graph.kernels_us
+        return reached
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        graph = self.graph
+        return {
+            "kind": self.kind,
+            "shape": list(self.shape.key),
+            "name": self.shape.name,
+            "sizes": self.sizes,
+            "backends": list(self.backends),
+            "api_us": self.api.as_dict(),
+            "kernels_alone_us": self.raw.as_dict(),
+            "replay_us": None if graph is None else graph.replay.as_dict(),
+            "replay_alone_us": None if graph is None else graph.alone.as_dict(),
+            "kernels_of_replay_us": rounded(None if graph is None else graph.kernels_us, 3),
+            "goals": goal_dicts(goals),
+        }
+
+
+class Host(Benchmark[HostOptions]):
     """What calling a layer costs beside its kernels, in torch: Python's time, the public API, a graph's gaps.
 
     Python's time of forward and backward is taken at several numbers of experts. A whole step through `grouped_linear`
@@ -49,31 +128,36 @@ def host(
     kernels as torch's profiler sees them. Exit code 1 where a row fails or nothing ran; a goal that is missed is
     reported and no failure.
     """
-    chosen_kinds = names_of("--kinds", kinds, KINDS)
-    wanted_sizes = names_of("--sizes", sizes, SIZES)
-    own = parse_shapes(shape or [])
-    if repeats is not None:
-        check_counts(repeats=repeats)
-    chosen_seed = seed_of(seed)
-    where = device_of("host", "torch", device)
-    from octavo_bench.harness.attempts import check_layers
-    from octavo_bench.harness.table import check_output, perform
-    from octavo_bench.host.report import print_results
-    from octavo_bench.host.work import Choices, bench_host
 
-    check_output(output)
-    asked = Choices(
-        device=where,
-        shapes=own or (SMALL if where == "cpu" else MODELS[1:3] if quick else MODELS),
-        sizes=wanted_sizes,
-        kinds=chosen_kinds,
-        groups=_EXPERTS[where, quick],
-        rows=_ROWS[where],
-        backend=backend_of(backend, "torch", where),
-        # without a wish the registry chooses, who has plans for graphs and others
-        in_graphs=None if backend is None else backend_of(backend, "torch", where),
-        repeats=repeats or LAYER_REPEATS[where, quick],
-        seed=chosen_seed,
-    )
-    results = perform(bench_host, asked, output, as_json, print_results)
-    check_layers(results, "rows")
+    name = HostOptions.command
+    options = HostOptions
+    work = "octavo_bench.host.work:host_rows"
+    sections: ClassVar[tuple[str, ...]] = ("host", "layers")
+
+    def tables(self, results: Results) -> Iterable[Table[Any]]:
+        """The host's table, and one per shape and vector of sizes."""
+        host = f"Python's part of forward + backward of a GroupedLinear [G, {SIDE}, {SIDE}]"
+        yield Table(HostRow, lambda row: host, _HOST)
+        yield Table(
+            ApiRow, lambda row: f"{row.shape.label}, {row.sizes}: forward + backward of a layer and its kernels", _API
+        )
+
+
+_HOST: tuple[Column[HostRow], ...] = (
+    Column("recipe", lambda row: row.row.kind),
+    Column("experts", lambda row: str(row.row.shape.groups)),
+    Column("host us", lambda row: f"{row.row.times.median:.1f}"),
+    Column("10 % to 90 %", lambda row: f"{row.row.times.low:.0f} to {row.row.times.high:.0f}"),
+    GOAL,
+    BACKENDS,
+)
+_API: tuple[Column[ApiRow], ...] = (
+    Column("recipe", lambda row: row.row.kind),
+    Column("API ms", lambda row: number(row.row.api.ms)),
+    Column("kernels ms", lambda row: number(row.row.raw.ms)),
+    share("API / kernels", "kernels"),
+    Column("replay ms", lambda row: number(None if row.row.graph is None else row.row.graph.alone.ms)),
+    Column("its kernels ms", lambda row: number(None if row.row.graph is None else row.row.graph.kernels_us / 1e3)),
+    share("replay / them", "a replay's kernels"),
+    GOAL,
+)

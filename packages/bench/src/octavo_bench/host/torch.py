@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from octavo_bench.harness.engine.torch import TorchEngine
-from octavo_bench.harness.problem import Data, Names, Prepared, layer_plan
+from octavo_bench.harness.options import Names
+from octavo_bench.harness.problem import Data, Prepared, layer_plan
 from octavo_bench.harness.recipes import GemmCase, recipe_of
+from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Call, Times, cuda_times_in_turn, host_times
-from octavo_bench.host.row import SIDE, Graph
-from octavo_bench.peers.peer import check_aligned
+from octavo_bench.host.benchmark import Graph
+from octavo_bench.peers.grouped_mm import check_aligned, grouped
 from octavo_torch import GroupedLinear
-from octavo_torch.compiler import graphs
+from octavo_torch.plugin_api import record_graph
 
 
-def host_of_layer(engine: TorchEngine, kind: str, groups: int, rows: int, backend: Names, repeats: int) -> Times:
+def host_of_layer(engine: TorchEngine, kind: str, shape: Shape, backend: Names, repeats: int) -> Times:
     """Microseconds of the host for forward and backward of a `GroupedLinear`, none of them spent waiting on a GPU."""
-    layer = GroupedLinear(
-        groups, SIDE, SIDE, recipe=recipe_of(kind), device=engine.device, dtype=torch.bfloat16, backend=backend, seed=1
-    )
-    x = torch.randn(rows, SIDE, device=engine.device, dtype=torch.bfloat16).requires_grad_()
-    dy = torch.randn(rows, SIDE, device=engine.device, dtype=torch.bfloat16)
+    groups, k, n, rows = shape.key
+    where: dict[str, Any] = {"device": engine.device, "dtype": torch.bfloat16}
+    layer = GroupedLinear(groups, k, n, recipe=recipe_of(kind), backend=backend, seed=1, **where)
+    x = torch.randn(rows, k, **where).requires_grad_()
+    dy = torch.randn(rows, n, **where)
     sizes = torch.full((groups,), rows // groups, device=engine.device)
     return _unhindered(engine, lambda: layer(x, sizes), (x, layer.weight), dy, repeats)
 
 
-def host_of_torch(engine: TorchEngine, groups: int, rows: int, repeats: int) -> Times:
+def host_of_torch(engine: TorchEngine, shape: Shape, repeats: int) -> Times:
     """The same of torch's own grouped GEMM in bf16: what autograd and three launches cost on this machine."""
-    check_aligned([rows // groups], 8, "torch's wgrad")
-    shapes = ((rows, SIDE), (groups, SIDE, SIDE), (rows, SIDE))
-    x, w, dy = (torch.randn(shape, device=engine.device, dtype=torch.bfloat16) for shape in shapes)
+    groups, k, n, rows = shape.key
+    check_aligned([rows // groups])
+    sides = ((rows, k), (groups, n, k), (rows, n))
+    x, w, dy = (torch.randn(side, device=engine.device, dtype=torch.bfloat16) for side in sides)
     leaves = x.requires_grad_(), w.requires_grad_()
     ends = torch.arange(1, groups + 1, device=engine.device, dtype=torch.int32) * (rows // groups)
-    return _unhindered(engine, lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=ends), leaves, dy, repeats)
+    return _unhindered(engine, lambda: grouped(x, w, ends), leaves, dy, repeats)
 
 
 def _unhindered(
@@ -81,7 +85,7 @@ def times_and_graph(ways: Sequence[Sequence[Call]], captured: Call, repeats: int
     The sum of the kernels, copies and fills of a replay is torch's profiler's, of replays in turn with nothing else.
     Raises RuntimeError where it sees no kernels of the device.
     """
-    graph, _ = graphs.record(captured, torch.device("cuda", torch.cuda.current_device()))
+    graph, _ = record_graph(captured, torch.device("cuda", torch.cuda.current_device()))
     first, second, replay = cuda_times_in_turn([*ways, [graph.replay]], repeats)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         for _ in range(repeats):

@@ -2,100 +2,65 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
-from octavo_bench.harness.attempts import Attempts
 from octavo_bench.harness.engine.torch import TorchEngine
-from octavo_bench.harness.problem import Data, Names, backends_of, draw, layer_plan
-from octavo_bench.harness.recipes import recipe_of
-from octavo_bench.harness.results import facts_of
-from octavo_bench.harness.shapes import Shape, sizes_of
-from octavo_bench.host.row import SIDE, ApiRow, HostResults, HostRow
+from octavo_bench.harness.options import Names
+from octavo_bench.harness.problem import Data, backends_of, draw, layer_plan
+from octavo_bench.harness.recipes import FRAMEWORK, recipe_of
+from octavo_bench.harness.run import Run, problems
+from octavo_bench.harness.shapes import Shape
+from octavo_bench.host.benchmark import ApiRow, HostOptions, HostRow
 from octavo_bench.host.torch import host_of_layer, host_of_torch, raw_calls, times_and_graph
-from octavo_bench.step.row import PEER
-from octavo_bench.training.torch import torch_steps
-
-Say = Callable[[str], None]
+from octavo_bench.training.torch import linear_calls
 
 _HOST_REPEATS = {"cuda": 60, "cpu": 3}
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What the command line asked for, checked.
-
-    groups          numbers of experts of the host's table
-    rows            of its layers
-    backend         of eager calls; in_graphs: of captured ones
-    """
-
-    device: str
-    shapes: tuple[Shape, ...]
-    sizes: tuple[str, ...]
-    kinds: tuple[str, ...]
-    groups: tuple[int, ...]
-    rows: int
-    backend: Names
-    in_graphs: Names
-    repeats: int
-    seed: int
-
-
-def bench_host(choices: Choices, command: str, say: Say) -> HostResults:
-    """Run everything; `say` hears where it is. A row that fails is kept as a `Failure`, and the others go on."""
-    start = time.perf_counter()
-    engine = TorchEngine(choices.device)
-    host: Attempts[HostRow] = Attempts()
-    layers: Attempts[ApiRow] = Attempts()
-    for kind, groups in product((PEER, *choices.kinds), choices.groups):
-        say(f"{kind}, {groups} experts ...")
-        shape = Shape("host", groups, SIDE, SIDE, choices.rows)
-        peer = "torch's own" if kind == PEER else None
-        host.add(partial(_host_row, engine, shape, kind, choices), shape, "even", kind, "host time", peer)
-    for shape, name in product(choices.shapes, choices.sizes):
-        say(f"{shape.label}, {name} ...")
-        sizes = sizes_of(shape, name, choices.seed).sizes
-        data = draw(engine, shape, choices.seed)
-        for kind in choices.kinds:
-            layers.add(partial(_api_row, engine, data, name, sizes, kind, choices), shape, name, kind, "layer", None)
+def host_rows(run: Run[HostOptions]) -> Iterator[HostRow | ApiRow]:
+    """Python's time at each number of experts, then layers beside their kernels."""
+    options = run.options
+    engine = TorchEngine(options.chosen_device)
+    for kind, shape in product((FRAMEWORK, *options.chosen_kinds), options.host_shapes):
+        run.say(f"{kind}, {shape.groups} experts ...")
+        peer = "torch's own" if kind == FRAMEWORK else None
+        make = partial(_host_row, engine, shape, kind, options)
+        yield from run.attempt(make, shape, "even", kind, "host time", peer)
+    for shape, name, sizes in problems(run):
+        data = draw(engine, shape, options.chosen_seed)
+        for kind in options.chosen_kinds:
+            layer = partial(_api_row, engine, data, name, sizes, kind, options)
+            yield from run.attempt(layer, shape, name, kind, "layer")
         del data
         engine.release()
-    return HostResults(
-        **facts_of(choices, command, start),
-        host=host.rows,
-        layers=layers.rows,
-        notes=[*host.told_once(), *layers.told_once()],
-        failures=[*host.failures, *layers.failures],
-    )
 
 
 def _backends(engine: TorchEngine, shape: Shape, kind: str, backend: Names) -> tuple[str, ...]:
-    plan = layer_plan(engine, shape, recipe_of(kind), backend)
-    return backends_of(plan)
+    return backends_of(layer_plan(engine, shape, recipe_of(kind), backend))
 
 
-def _host_row(engine: TorchEngine, shape: Shape, kind: str, choices: Choices) -> HostRow:
-    repeats = _HOST_REPEATS[choices.device]
-    if kind == PEER:
-        return HostRow(kind, shape.groups, (), host_of_torch(engine, shape.groups, shape.rows, repeats), False)
-    backends = _backends(engine, shape, kind, choices.backend)
-    times = host_of_layer(engine, kind, shape.groups, shape.rows, choices.backend, repeats)
-    return HostRow(kind, shape.groups, backends, times, engine.cuda)
+def _host_row(engine: TorchEngine, shape: Shape, kind: str, options: HostOptions) -> HostRow:
+    repeats, backend = _HOST_REPEATS[options.chosen_device], options.chosen_backend
+    if kind == FRAMEWORK:
+        return HostRow(kind, shape, (), host_of_torch(engine, shape, repeats))
+    backends = _backends(engine, shape, kind, backend)
+    return HostRow(kind, shape, backends, host_of_layer(engine, kind, shape, backend, repeats))
 
 
-def _api_row(engine: TorchEngine, data: Data, name: str, sizes: tuple[int, ...], kind: str, choices: Choices) -> ApiRow:
-    backends = _backends(engine, data.shape, kind, choices.backend)
+def _api_row(
+    engine: TorchEngine, data: Data, name: str, sizes: tuple[int, ...], kind: str, options: HostOptions
+) -> ApiRow:
+    backend, repeats = options.chosen_backend, options.chosen_repeats
+    backends = _backends(engine, data.shape, kind, backend)
     ways = [
-        raw_calls(engine, data, sizes, kind, choices.backend),
-        torch_steps(engine, data, sizes, kind, choices.backend, reuse=False),
+        raw_calls(engine, data, sizes, kind, backend),
+        linear_calls(engine, data, sizes, kind, backend),
     ]
     if not engine.cuda:
-        raw, api = (engine.times(calls, choices.repeats) for calls in ways)
-        return ApiRow(data.shape, name, kind, backends, api, raw, None, False)
-    captured = torch_steps(engine, data, sizes, kind, choices.in_graphs, reuse=False)
-    raw, api, graph = times_and_graph(ways, captured[0], choices.repeats)
-    return ApiRow(data.shape, name, kind, backends, api, raw, graph, True)
+        raw, api = (engine.times(calls, repeats) for calls in ways)
+        return ApiRow(data.shape, name, kind, backends, api, raw, None)
+    captured = linear_calls(engine, data, sizes, kind, options.backend_in_graphs)
+    raw, api, graph = times_and_graph(ways, captured[0], repeats)
+    return ApiRow(data.shape, name, kind, backends, api, raw, graph)

@@ -1,79 +1,129 @@
-"""`octavo bench mlp`: the command line. Importing this module imports neither numpy nor a framework."""
+"""`octavo bench mlp`: its options, rows and table. It imports neither numpy nor a framework."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from octavo_bench.harness.options import (
-    LAYER_REPEATS,
-    Backend,
-    Device,
-    Kinds,
-    Output,
-    Quiet,
-    Repeats,
-    Seed,
-    Sizes,
-    backend_of,
-    device_of,
-    names_of,
-    seed_of,
-)
-from octavo_bench.harness.recipes import KINDS
-from octavo_bench.harness.shapes import EXPERTS, SIZES, SMALL_BLOCK, parse_shapes
-from octavo_bench.quantize.case import check_counts
+from octavo_bench.harness.benchmark import Benchmark
+from octavo_bench.harness.goals import Goal
+from octavo_bench.harness.options import BackendOption, ExpertShapes, SizesOption
+from octavo_bench.harness.recipes import FRAMEWORK
+from octavo_bench.harness.results import Results, goal_dicts
+from octavo_bench.harness.shapes import EXPERTS, SMALL_BLOCK, Shape
+from octavo_bench.harness.table import BACKENDS, GOAL, MS, Column, Table, gain, rate_text
+from octavo_bench.harness.timing import Times
 
 
-def mlp(
-    device: Device = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(metavar="G,K,F,M", help="Your own experts; repeat for more.", show_default="published models'"),
-    ] = None,
-    sizes: Sizes = "even",
-    kinds: Kinds = "",
-    probs: Annotated[
-        bool, typer.Option("--probs/--no-probs", help="Rows weighted, with the weights' gradient.")
-    ] = True,
-    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also on torch's own grouped GEMM in bf16.")] = True,
-    backend: Backend = None,
-    repeats: Repeats = None,
-    seed: Seed = None,
-    output: Output = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Two shapes, few repeats: seconds.")] = False,
-    as_json: Quiet = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class MlpOptions(SizesOption, BackendOption):
+    """See the command's help. Shapes are experts' (G, K, F, M)."""
+
+    command: ClassVar[str] = "mlp"
+    small: ClassVar[tuple[Shape, ...]] = SMALL_BLOCK
+    published: ClassVar[tuple[Shape, ...]] = EXPERTS
+    published_quick: ClassVar[tuple[Shape, ...]] = EXPERTS[1:3]
+
+    shape: ExpertShapes = None
+    probs: Annotated[bool, typer.Option("--probs/--no-probs", help="Rows weighted, with the weights' gradient.")] = True
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also on torch's own grouped GEMM in bf16.")] = True
+
+
+Way = Literal["fused", "in a row"]
+FUSED: Way = "fused"
+IN_A_ROW: Way = "in a row"
+WAYS: tuple[Way, Way] = (IN_A_ROW, FUSED)
+
+
+@dataclass(frozen=True)
+class MlpRow:
+    """Forward and backward of the experts (G, K, F, M) with SwiGLU: [2F, K] and [K, F] per expert.
+
+    way        `grouped_mlp`, or the operations in a row
+    backends   that serve the two layers; empty for torch's own
+    fused      what `grouped_mlp`'s plan says of the operations between the layers
+    """
+
+    section: ClassVar[str] = "rows"
+
+    shape: Shape
+    sizes: str
+    kind: str
+    way: Way
+    backends: tuple[str, ...]
+    fused: str
+    times: Times
+
+    @property
+    def tflops(self) -> float:
+        """The rate of the nine products of [M, K] and [F, K] in this time."""
+        return 9 * self.shape.tflops(self.times.median)
+
+    def measures(self, rows: Sequence[MlpRow]) -> dict[str, float]:
+        """How many times as fast as the same recipe in a row, where it is fused, and as torch's own bf16."""
+        reached = {}
+        for row in rows:
+            if (row.shape, row.sizes, row.way) != (self.shape, self.sizes, IN_A_ROW):
+                continue
+            if self.way == FUSED and row.kind == self.kind:
+                reached["in a row"] = row.times.ms / self.times.ms
+            if row.kind == FRAMEWORK != self.kind:
+                reached["torch's bf16"] = row.times.ms / self.times.ms
+        return reached
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "way": self.way,
+            "shape": list(self.shape.key),
+            "name": self.shape.name,
+            "sizes": self.sizes,
+            "backends": list(self.backends),
+            "fused": self.fused,
+            "us": self.times.as_dict(),
+            "ms": round(self.times.ms, 4),
+            "goals": goal_dicts(goals),
+        }
+
+
+class Mlp(Benchmark[MlpOptions]):
     """Expert MLPs with SwiGLU in torch, forward and backward: `grouped_mlp` beside the same operations in a row.
 
     Those are `grouped_linear`, `silu(gate) * up * probs` as torch runs it, and `grouped_linear`. bf16 parameters and
     gradients, weights quantized every step. Exit code 1 where a row fails or nothing ran; a goal that is missed is
     reported and no failure.
     """
-    chosen_kinds = names_of("--kinds", kinds, KINDS)
-    wanted_sizes = names_of("--sizes", sizes, SIZES)
-    own = parse_shapes(shape or [])
-    if repeats is not None:
-        check_counts(repeats=repeats)
-    chosen_seed = seed_of(seed)
-    where = device_of("mlp", "torch", device)
-    from octavo_bench.harness.attempts import check_layers
-    from octavo_bench.harness.table import check_output, perform
-    from octavo_bench.mlp.report import print_results
-    from octavo_bench.mlp.work import Choices, bench_mlp
 
-    check_output(output)
-    choices = Choices(
-        device=where,
-        shapes=own or (SMALL_BLOCK if where == "cpu" else EXPERTS[1:3] if quick else EXPERTS),
-        sizes=wanted_sizes,
-        kinds=chosen_kinds,
-        probs=probs,
-        peers=peers,
-        backend=backend_of(backend, "torch", where),
-        repeats=repeats or LAYER_REPEATS[where, quick],
-        seed=chosen_seed,
-    )
-    results = perform(bench_mlp, choices, output, as_json, print_results)
-    check_layers(results, "rows")
+    name = MlpOptions.command
+    options = MlpOptions
+    work = "octavo_bench.mlp.torch:mlp_rows"
+
+    def tables(self, results: Results) -> Iterable[Table[Any]]:
+        """A table per shape and vector of sizes."""
+        weighted = "weighted rows" if results.parts["probs"] else "rows without weights"
+
+        def title(row: MlpRow) -> str:
+            what = f"forward + backward in torch, {weighted}"
+            return f"{row.shape.name} experts G,K,F,M {row.shape.key}, {row.sizes}: {what}"
+
+        yield Table(MlpRow, title, _COLUMNS)
+
+    def closing(self, results: Results) -> Iterable[str]:
+        """What was fused."""
+        return dict.fromkeys(f"{row.row.kind}: {row.row.fused}" for row in results.rows if row.row.fused)
+
+
+_COLUMNS: tuple[Column[MlpRow], ...] = (
+    Column("recipe", lambda row: row.row.kind),
+    Column("way", lambda row: row.row.way),
+    MS,
+    Column("TFLOP/s", lambda row: rate_text(row.row.tflops)),
+    gain("in a row / it", "in a row"),
+    gain("torch's bf16 / it", "torch's bf16"),
+    GOAL,
+    BACKENDS,
+)

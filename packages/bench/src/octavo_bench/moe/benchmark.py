@@ -1,88 +1,127 @@
-"""`octavo bench moe`: the command line. Importing this module imports neither numpy nor a framework."""
+"""`octavo bench moe`: its options, rows and table. It imports neither numpy nor a framework."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from octavo_bench.errors import InputError
-from octavo_bench.harness.options import (
-    LAYER_REPEATS,
-    Backend,
-    Device,
-    Kinds,
-    Output,
-    Quiet,
-    Repeats,
-    Seed,
-    TokenChoices,
-    backend_of,
-    device_of,
-    names_of,
-    seed_of,
-)
-from octavo_bench.harness.recipes import KINDS
-from octavo_bench.harness.shapes import EXPERTS, SMALL_BLOCK, Shape, parse_shapes
-from octavo_bench.quantize.case import check_counts
+from octavo_bench.harness.benchmark import Benchmark
+from octavo_bench.harness.goals import Goal
+from octavo_bench.harness.options import BackendOption, ExpertShapes, TokenChoices
+from octavo_bench.harness.results import Results, goal_dicts
+from octavo_bench.harness.shapes import EXPERTS, SMALL_BLOCK, Shape
+from octavo_bench.harness.table import BACKENDS, GOAL, MS, Column, Table, gain, rate_text
+from octavo_bench.harness.timing import Times
 
 
-def moe(
-    device: Device = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(metavar="G,K,F,M", help="Your own experts; repeat for more.", show_default="published models'"),
-    ] = None,
-    choices: TokenChoices = None,
-    kinds: Kinds = "",
-    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also on torch's own grouped GEMM in bf16.")] = True,
-    backend: Backend = None,
-    repeats: Repeats = None,
-    seed: Seed = None,
-    output: Output = None,
-    quick: Annotated[bool, typer.Option("--quick", help="DeepSeek-V3's alone, few repeats: seconds.")] = False,
-    as_json: Quiet = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class MoeOptions(BackendOption):
+    """See the command's help. Shapes are experts' (G, K, F, M)."""
+
+    command: ClassVar[str] = "moe"
+    small: ClassVar[tuple[Shape, ...]] = SMALL_BLOCK
+    published: ClassVar[tuple[Shape, ...]] = EXPERTS
+    published_quick: ClassVar[tuple[Shape, ...]] = EXPERTS[1:2]
+
+    shape: ExpertShapes = None
+    choices: TokenChoices = None
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also on torch's own grouped GEMM in bf16.")] = True
+    quick: Annotated[bool, typer.Option("--quick", help="DeepSeek-V3's alone, few repeats: seconds.")] = False
+
+    @property
+    def chosen_choices(self) -> int:
+        """Experts per token; `InputError` where a shape cannot be dealt out evenly."""
+        choices = self.choices
+        if choices is None:
+            choices = 2 if self.chosen_device == "cpu" else 8
+        for shape in self.chosen_shapes:
+            if not 1 <= choices <= shape.groups or shape.rows % choices or shape.rows % shape.groups:
+                raise InputError(
+                    f"--choices is {choices} and the experts are {shape.key}; give 1 to {shape.groups}, and M a "
+                    "multiple of it and of G"
+                )
+        return choices
+
+
+ADDED = "torch's bf16, index_add"
+GATHERED = "torch's bf16, gathered and summed"
+PEERS = (ADDED, GATHERED)
+"""The kinds of torch's own grouped GEMM, by how the rows of a token are put together again."""
+
+
+@dataclass(frozen=True)
+class MoeRow:
+    """Forward and backward of a layer with experts (G, K, F, M): routing, permutation, SwiGLU experts, and back.
+
+    choices    of each of the M / choices tokens
+    backends   that serve the experts; empty for torch's own
+    """
+
+    section: ClassVar[str] = "rows"
+
+    shape: Shape
+    choices: int
+    kind: str
+    backends: tuple[str, ...]
+    times: Times
+
+    @property
+    def tflops(self) -> float:
+        """The rate of the nine products of [M, K] and [F, K] in this time."""
+        return 9 * self.shape.tflops(self.times.median)
+
+    def measures(self, rows: Sequence[MoeRow]) -> dict[str, float]:
+        """How many times as fast as torch's faster way at the same shape."""
+        own = [row for row in rows if row.kind in PEERS and (row.shape, row.choices) == (self.shape, self.choices)]
+        if self.kind in PEERS or not own:
+            return {}
+        return {"torch's bf16": min(row.times.ms for row in own) / self.times.ms}
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "shape": list(self.shape.key),
+            "name": self.shape.name,
+            "choices": self.choices,
+            "backends": list(self.backends),
+            "us": self.times.as_dict(),
+            "ms": round(self.times.ms, 4),
+            "goals": goal_dicts(goals),
+        }
+
+
+class Moe(Benchmark[MoeOptions]):
     """A MoE layer in torch, forward and backward: router, `permute`, `grouped_mlp` with SwiGLU, `unpermute`.
 
     Beside it the same on torch's bf16 `_grouped_mm`, in two ways of putting a token's rows together; the faster one
     counts. Every expert gets the same number of tokens. bf16 parameters and gradients, weights quantized every step.
     Exit code 1 where a row fails or nothing ran; a goal that is missed is reported and no failure.
     """
-    chosen_kinds = names_of("--kinds", kinds, KINDS)
-    own = parse_shapes(shape or [])
-    if repeats is not None:
-        check_counts(repeats=repeats)
-    chosen_seed = seed_of(seed)
-    where = device_of("moe", "torch", device)
-    shapes = own or (SMALL_BLOCK if where == "cpu" else EXPERTS[1:2] if quick else EXPERTS)
-    if choices is None:
-        choices = 2 if where == "cpu" else 8
-    _check_choices(choices, shapes)
-    from octavo_bench.harness.attempts import check_layers
-    from octavo_bench.harness.table import check_output, perform
-    from octavo_bench.moe.report import print_results
-    from octavo_bench.moe.work import Choices, bench_moe
 
-    check_output(output)
-    asked = Choices(
-        device=where,
-        shapes=shapes,
-        choices=choices,
-        kinds=chosen_kinds,
-        peers=peers,
-        backend=backend_of(backend, "torch", where),
-        repeats=repeats or LAYER_REPEATS[where, quick],
-        seed=chosen_seed,
-    )
-    results = perform(bench_moe, asked, output, as_json, print_results)
-    check_layers(results, "rows")
+    name = MoeOptions.command
+    options = MoeOptions
+    work = "octavo_bench.moe.torch:moe_rows"
+
+    def tables(self, results: Results) -> Iterable[Table[Any]]:
+        """A table per shape."""
+
+        def title(row: MoeRow) -> str:
+            what = "a MoE layer forward + backward in torch"
+            return f"{row.shape.name} experts G,K,F,M {row.shape.key}, {row.choices} per token: {what}"
+
+        yield Table(MoeRow, title, _COLUMNS)
 
 
-def _check_choices(choices: int, shapes: tuple[Shape, ...]) -> None:
-    for shape in shapes:
-        if not 1 <= choices <= shape.groups or shape.rows % choices or shape.rows % shape.groups:
-            raise InputError(
-                f"--choices is {choices} and the experts are {shape.key}; give 1 to {shape.groups}, and M a multiple "
-                "of it and of G"
-            )
+_COLUMNS: tuple[Column[MoeRow], ...] = (
+    Column("recipe", lambda row: row.row.kind),
+    MS,
+    Column("TFLOP/s", lambda row: rate_text(row.row.tflops)),
+    gain("torch's bf16 / it", "torch's bf16"),
+    GOAL,
+    BACKENDS,
+)

@@ -7,16 +7,11 @@ docs/numerics, so codes can be counted that equal ours.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-from octavo_bench.quantize.case import Case, Grouping
-
-if TYPE_CHECKING:
-    from octavo_bench.quantize.problem import Setting
 
 E4M3_MAX = 448.0
 FP32_MAX = torch.finfo(torch.float32).max
@@ -54,7 +49,7 @@ def mxfp8_row(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tensor_row(x: Tensor, encode: Tensor) -> Tensor:
-    """One known scale [G] a group of M / G rows."""
+    """One known scale per group, [G], of M / G rows each."""
     rows, cols = x.shape
     groups = x.float().view(encode.shape[0], rows // encode.shape[0], cols)
     return _cast(groups * encode[:, None, None]).view(rows, cols)
@@ -75,23 +70,14 @@ _PEERS: dict[tuple[str, str, bool], Peer] = {
 }
 
 
-def peer_of(case: Case, grouping: Grouping, cols: int) -> Peer | None:
-    """The peer of a case in this grouping, or None where there is none."""
-    aligned = all(size == grouping.sizes[0] and size % 128 == 0 for size in grouping.sizes) and cols % 128 == 0
-    if not aligned or case.kind != "quantize" or not case.native:
-        return None
-    return _PEERS.get((str(case.recipe), case.outputs, case.swiglu))
+def quantizer_peer(recipe: str, outputs: str, *, swiglu: bool) -> Peer | None:
+    """The torch version of a quantizer that writes "row" or "both" planes; None where there is none."""
+    return _PEERS.get((recipe, outputs, swiglu))
 
 
-def compiled_peer(case: Case, grouping: Grouping, setting: Setting) -> Callable[[Tensor], Any] | None:
-    """The peer under torch.compile for static shapes, its first argument open; None where there is none."""
-    peer = peer_of(case, grouping, setting.cols)
-    if peer is None:
-        return None
-    compiled = torch.compile(peer, dynamic=False)
-    if case.recipe == "delayed":
-        return lambda x: compiled(x, setting.encode_scales)
-    return compiled
+def compiled(peer: Peer) -> Peer:
+    """A peer under torch.compile for static shapes."""
+    return torch.compile(peer, dynamic=False)
 
 
 def row_codes(result: Any) -> Tensor:

@@ -7,12 +7,14 @@ is the quantizer that is exact.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import torch
 
+import octavo_numerics
 from octavo.formats import DType
 from octavo.quantizer import Direction
 from octavo_bench.quantize.case import Case
@@ -32,10 +34,6 @@ def check_match(case: Case, dtype: DType, device: str, seed: int) -> str:
     """`results.EQUAL`, what differs first, or why nothing was compared."""
     if case.kind not in ("quantize", "weights"):
         return "-"
-    if importlib.util.find_spec("octavo_numerics") is None:
-        return "not checked: octavo-numerics is not installed"
-    import torch
-
     groups, matrix_rows, _ = STACKED
     stacked = case.kind == "weights"
     setting = Setting(
@@ -55,8 +53,6 @@ def check_match(case: Case, dtype: DType, device: str, seed: int) -> str:
 
 
 def _compare(case: Case, setting: Setting, quantized: Any, problem: Problem) -> str:
-    import octavo_numerics
-
     expected = octavo_numerics.quantize(
         _as_numpy(quantized).reshape(STACKED if setting.matrix_rows else (setting.rows, setting.cols)),
         case.spec,
@@ -158,9 +154,6 @@ def _flat(array: Any) -> U8:
 
 
 def _as_numpy(tensor: Any) -> Array:
-    import ml_dtypes
-    import torch
-
     if tensor.dtype is torch.bfloat16:
         values: Array = tensor.cpu().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         return values

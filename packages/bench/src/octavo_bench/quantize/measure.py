@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from octavo_bench.harness.machine import cores
+from octavo_bench.harness.shapes import Grouping
 from octavo_bench.harness.timing import cuda_graph_times, cuda_times, host_times, input_copies
-from octavo_bench.peers.compile import compiled_peer, row_codes
+from octavo_bench.peers.compile import Peer, compiled, quantizer_peer, row_codes
 from octavo_bench.quantize.bound import bound_call
-from octavo_bench.quantize.case import Case, Grouping
+from octavo_bench.quantize.case import Case
 from octavo_bench.quantize.problem import Problem, Setting, dequantize_problem, quantize_problem
-
-CPU_GOAL = 1.0
-"""GB of input a second on one core, for 1x128 row data."""
 
 HOST_REPEATS = 30
 
@@ -25,12 +24,12 @@ def copy_rate(setting: Setting, repeats: int) -> float:
     """TB/s of a copy of the input to another tensor on the GPU, bytes read and written counted."""
     sources = _inputs(setting, setting.cols)
     pairs = [(torch.empty_like(source), source) for source in sources]
-    calls = [_copying(*pair) for pair in pairs]
+    calls = [partial(into.copy_, source) for into, source in pairs]
     return 2 * sources[0].nbytes / cuda_times(calls, repeats, warm_ms=300.0).median / 1e6
 
 
 def measured_on_cuda(case: Case, setting: Setting, grouping: Grouping, repeats: int, *, peers: bool) -> dict[str, Any]:
-    """Fields of a `results.Row`: times, host, peer, notes."""
+    """Fields of a `QuantizeRow`: times, host, peer, notes."""
     if case.kind == "plan":
         return {"times": cuda_graph_times(setting.plan_call(), repeats)}
     inputs = _inputs(setting, _width(case, setting))
@@ -38,7 +37,6 @@ def measured_on_cuda(case: Case, setting: Setting, grouping: Grouping, repeats: 
     facts: dict[str, Any] = {
         "times": cuda_times([problem.call for problem in problems], repeats),
         "input_copies": len(inputs),
-        "goal": case.goal,
         **_host(case, setting, inputs[0], HOST_REPEATS),
     }
     if peers:
@@ -50,17 +48,15 @@ def measured_on_cuda(case: Case, setting: Setting, grouping: Grouping, repeats: 
 
 
 def measured_on_cpu(case: Case, setting: Setting, repeats: int) -> dict[str, Any]:
-    """Fields of a `results.Row`: times on one thread and on all cores, host, notes."""
+    """Fields of a `QuantizeRow`: times on one thread and on all cores, host, notes."""
     if case.kind == "plan":
         return {"times": host_times(setting.plan_call(), repeats)}
     x = setting.draw(_width(case, setting), setting.seed)
     every = replace(setting, threads=cores())
     one, all_of_them = _problem(case, setting, x), _problem(case, every, x)
-    judged = case.kind == "quantize" and case.recipe == "block" and case.outputs == "row" and not case.swiglu
     return {
         "times": host_times(one.call, repeats, warmup=1),
         "all_cores_us": host_times(all_of_them.call, repeats, warmup=1).median,
-        "goal": CPU_GOAL if judged else None,
         **_host(case, setting, x, repeats),
     }
 
@@ -94,23 +90,25 @@ def _host(case: Case, setting: Setting, x: Tensor, repeats: int) -> dict[str, An
     return {"host": times}
 
 
+def peer_of(case: Case, grouping: Grouping, cols: int) -> Peer | None:
+    """The torch version of a case in this grouping; None where there is none, or it would do other work."""
+    aligned = all(size == grouping.sizes[0] and size % 128 == 0 for size in grouping.sizes) and cols % 128 == 0
+    if not aligned or case.kind != "quantize" or not case.native:
+        return None
+    return quantizer_peer(str(case.recipe), case.outputs, swiglu=case.swiglu)
+
+
 def _peer(
     case: Case, setting: Setting, grouping: Grouping, inputs: list[Tensor], ours: Problem, repeats: int
 ) -> dict[str, Any]:
-    peer = compiled_peer(case, grouping, setting)
-    if peer is None:
+    plain = peer_of(case, grouping, setting.cols)
+    if plain is None:
         return {}
-    theirs = row_codes(peer(inputs[0])).reshape(-1)
+    peer = compiled(plain)
+    scales = (setting.encode_scales,) if case.recipe == "delayed" else ()
+    theirs = row_codes(peer(inputs[0], *scales)).reshape(-1)
     equal = ours.planes["rowwise"].codes[: theirs.numel()] == theirs
     return {
         "peer_codes_equal": equal.double().mean().item(),
-        "peer": cuda_times([_applying(peer, x) for x in inputs], repeats),
+        "peer": cuda_times([partial(peer, x, *scales) for x in inputs], repeats),
     }
-
-
-def _copying(into: Tensor, source: Tensor) -> Any:
-    return lambda: into.copy_(source)
-
-
-def _applying(peer: Any, x: Tensor) -> Any:
-    return lambda: peer(x)

@@ -1,28 +1,28 @@
-"""What `octavo bench quantize` leaves: one `Row` a case, and the JSON form of a run."""
+"""What `octavo bench quantize` leaves: one row per case."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from octavo_bench.harness.results import Facts, Failure, failure_dicts, rounded
+from octavo_bench.harness.goals import Goal
+from octavo_bench.harness.results import rounded
 from octavo_bench.harness.timing import Times
 
-EQUAL = "equal"
-"""`Row.match` where every bit is the definition's."""
+EQUAL, DIFFERS = "equal", "differs"
+"""How `QuantizeRow.match` begins where every bit is the definition's, and where one is not."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class QuantizeRow:
     """One case on one shape and grouping.
 
-    shape           [rows, columns] of what is quantized, or [G, N, K]
-    bytes_*         what has to move (octavo_bench.harness.traffic); per_element counts elements of `shape`
+    sides           [rows, columns] of what is quantized, or [G, N, K]
+    bytes_*         what has to move (octavo_bench.harness.traffic); per_element counts elements of `sides`
     times           of one call, on one thread where the device is the CPU
     predicted_us    bytes at the device's copy rate of this run; None on the CPU
     ratio           predicted / measured: the share of the copy rate that was reached
-    goal, passed    least ratio, and whether it was reached; on the CPU GB of input a second a core
     all_cores_us    the same call on every core (CPU)
     host            of one call through the plugin's bound plan; on a GPU the launch, its allocations included
     peer            the recipe in plain torch under torch.compile; peer_codes_equal: share of row codes equal to ours
@@ -30,8 +30,10 @@ class Row:
     notes           why something is missing
     """
 
+    section: ClassVar[str] = "rows"
+
     case: str
-    shape: tuple[int, ...]
+    sides: tuple[int, ...]
     grouping: str
     bytes_read: int
     bytes_written: int
@@ -39,7 +41,6 @@ class Row:
     threads: int = 1
     input_copies: int = 1
     copy_tb_per_s: float | None = None
-    goal: float | None = None
     all_cores_us: float | None = None
     host: Times | None = None
     peer: Times | None = None
@@ -55,9 +56,9 @@ class Row:
 
     @property
     def elements(self) -> int:
-        """Elements of `shape`."""
+        """Elements of `sides`."""
         count = 1
-        for side in self.shape:
+        for side in self.sides:
             count *= side
         return count
 
@@ -84,71 +85,49 @@ class Row:
         return self.input_bytes / self.times.median / 1e3
 
     @property
-    def passed(self) -> bool | None:
-        """Whether the goal was reached; None where there is none."""
-        if self.goal is None:
-            return None
-        return (self.input_gb_per_s if self.ratio is None else self.ratio) >= self.goal
+    def shape(self) -> None:
+        """What is quantized is no layer."""
+        return None
+
+    def measures(self, rows: Sequence[Any]) -> dict[str, float]:
+        """The share of the copy rate, on a CPU the input's rate."""
+        if self.ratio is None:
+            return {"GB/s of input per core": self.input_gb_per_s}
+        return {"the copy rate": self.ratio}
 
     @property
     def peer_ratio(self) -> float | None:
         """The peer's time over ours."""
         return None if self.peer is None else self.peer.median / self.times.median
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
             "case": self.case,
-            "shape": list(self.shape),
+            "shape": list(self.sides),
             "grouping": self.grouping,
             "bytes_read": self.bytes_read,
             "bytes_written": self.bytes_written,
             "bytes_per_element": round(self.bytes_total / self.elements, 4),
-            "us": rounded(self.times),
+            "us": self.times.as_dict(),
             "threads": self.threads,
             "input_copies": self.input_copies,
             "tb_per_s": round(self.tb_per_s, 4),
             "input_gb_per_s": round(self.input_gb_per_s, 3),
-            "copy_tb_per_s": _round(self.copy_tb_per_s),
-            "predicted_us": _round(self.predicted_us),
-            "ratio": _round(self.ratio),
-            "goal": self.goal,
-            "passed": self.passed,
-            "all_cores_us": _round(self.all_cores_us),
-            "host_us": rounded(self.host),
-            "peer_us": rounded(self.peer),
-            "peer_ratio": _round(self.peer_ratio),
-            "peer_codes_equal": _round(self.peer_codes_equal, 6),
+            "copy_tb_per_s": rounded(self.copy_tb_per_s),
+            "predicted_us": rounded(self.predicted_us),
+            "ratio": rounded(self.ratio),
+            "goal": goals[0].needed if goals else None,
+            "passed": goals[0].passed if goals else None,
+            "all_cores_us": rounded(self.all_cores_us),
+            "host_us": _times(self.host),
+            "peer_us": _times(self.peer),
+            "peer_ratio": rounded(self.peer_ratio),
+            "peer_codes_equal": rounded(self.peer_codes_equal, 6),
             "match": self.match,
             "notes": list(self.notes),
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Results(Facts):
-    """A whole run. `groupings` holds every vector of sizes by name, so that the bytes can be counted again."""
-
-    copy_tb_per_s: dict[str, float]
-    groupings: dict[str, list[int]]
-    rows: Sequence[Row]
-    failures: Sequence[Failure]
-
-    @property
-    def differing(self) -> list[Row]:
-        """Rows whose bits are not the definition's."""
-        return [row for row in self.rows if row.match.startswith("differs")]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The content of the JSON file."""
-        return self.document(
-            judged=[row.passed for row in self.rows if row.passed is not None],
-            match={"equal": sum(row.match == EQUAL for row in self.rows), "differs": len(self.differing)},
-            copy_tb_per_s={name: round(rate, 4) for name, rate in self.copy_tb_per_s.items()},
-            groupings=self.groupings,
-            failures=failure_dicts(self.failures),
-            rows=[row.as_dict() for row in self.rows],
-        )
-
-
-def _round(value: float | None, digits: int = 4) -> float | None:
-    return None if value is None else round(value, digits)
+def _times(times: Times | None) -> dict[str, float] | None:
+    return None if times is None else times.as_dict()

@@ -1,79 +1,150 @@
-"""`octavo bench remat`: the command line. Importing this module imports neither numpy nor a framework."""
+"""`octavo bench remat`: its options, rows and table. It imports neither numpy nor a framework."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import typer
 
-from octavo_bench.harness.options import (
-    LAYER_REPEATS,
-    Backend,
-    Device,
-    Kinds,
-    Output,
-    Quiet,
-    Repeats,
-    Seed,
-    Sizes,
-    backend_of,
-    device_of,
-    names_of,
-    seed_of,
-)
-from octavo_bench.harness.recipes import KINDS
-from octavo_bench.harness.shapes import EXPERTS, SIZES, SMALL_BLOCK, parse_shapes
-from octavo_bench.quantize.case import check_counts
+from octavo_bench.harness.benchmark import Benchmark
+from octavo_bench.harness.checks import check_counts
+from octavo_bench.harness.goals import Goal
+from octavo_bench.harness.options import BackendOption, ExpertShapes, SizesOption, SomeKinds
+from octavo_bench.harness.results import Results, goal_dicts
+from octavo_bench.harness.shapes import EXPERTS, SMALL_BLOCK, Shape
+from octavo_bench.harness.table import GOAL, MS, Column, Table, gain, number
+from octavo_bench.harness.timing import Times
 
 
-def remat(
-    device: Device = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(metavar="G,K,F,M", help="Your own experts; repeat for more.", show_default="Qwen3-235B's"),
-    ] = None,
-    sizes: Sizes = "even",
-    kinds: Kinds = "current,block,mxfp8",
-    layers: Annotated[int, typer.Option(help="Layers of the block.")] = 5,
-    unroll: Annotated[bool, typer.Option("--unroll", help="Layers one after another instead of a lax.scan.")] = False,
-    peers: Annotated[
-        bool, typer.Option("--peers/--no-peers", help="Also the block on jax.lax.ragged_dot in bf16.")
-    ] = True,
-    backend: Backend = None,
-    repeats: Repeats = None,
-    seed: Seed = None,
-    output: Output = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One recipe, no peers, few repeats: seconds.")] = False,
-    as_json: Quiet = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RematOptions(SizesOption, BackendOption):
+    """See the command's help. Shapes are experts' (G, K, F, M)."""
+
+    command: ClassVar[str] = "remat"
+    framework_names: ClassVar[tuple[str, ...]] = ("jax",)
+    small: ClassVar[tuple[Shape, ...]] = SMALL_BLOCK
+    published: ClassVar[tuple[Shape, ...]] = EXPERTS[2:3]
+
+    shape: ExpertShapes = None
+    kinds: SomeKinds = "current,block,mxfp8"
+    layers: Annotated[int, typer.Option(help="Layers of the block.")] = 5
+    unroll: Annotated[bool, typer.Option("--unroll", help="Layers one after another instead of a lax.scan.")] = False
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also the block on jax.lax.ragged_dot in bf16.")] = (
+        True
+    )
+    quick: Annotated[bool, typer.Option("--quick", help="One recipe, no peers, few repeats: seconds.")] = False
+
+    def check(self) -> None:
+        """See `Options`."""
+        super().check()
+        check_counts(layers=self.layers)
+
+    @property
+    def chosen_kinds(self) -> tuple[str, ...]:
+        """See `LayerOptions`; the first in a quick run."""
+        chosen = super().chosen_kinds
+        return chosen[:1] if self.quick else chosen
+
+
+PEER = "ragged_dot bf16"
+"""The kind of the same block on jax.lax.ragged_dot."""
+
+NOTHING, PLAIN, KEPT, OUTPUTS = "no remat", "remat", "save_quantized", "save_quantized, y"
+ROWS = "save_quantized of x, y"
+POLICIES = (PLAIN, NOTHING, KEPT, OUTPUTS, ROWS)
+"""`jax.checkpoint` without a policy; none; with quantized operands saved; with the products' results saved, too; with
+those and the codes of x alone, so that kernels are quantized again."""
+
+
+@dataclass(frozen=True)
+class RematRow:
+    """Forward and backward of the block.
+
+    trace_s, compile_s   from Python to StableHLO, and from there to a program, nothing cached
+    temporary_bytes      of the program beside its arguments and results; None where XLA does not say
+    quantize, fprop      runs per step, counted in the jaxpr
+    over_plain           how many times as fast as with plain remat, measured in turns; None for that itself
+    """
+
+    section: ClassVar[str] = "rows"
+
+    shape: Shape
+    sizes: str
+    kind: str
+    policy: str
+    backends: tuple[str, ...]
+    times: Times
+    trace_s: float
+    compile_s: float
+    temporary_bytes: int | None
+    quantize: int
+    fprop: int
+    over_plain: float | None = None
+
+    def measures(self, rows: Sequence[RematRow]) -> dict[str, float]:
+        """Seconds to compile, and how many times as fast as with plain remat and as on ragged_dot."""
+        reached = {"s to compile": self.trace_s + self.compile_s}
+        if self.over_plain is not None:
+            reached["plain remat"] = self.over_plain
+        for row in rows:
+            if row.kind == PEER and (row.shape, row.sizes) == (self.shape, self.sizes):
+                reached[PEER] = row.times.ms / self.times.ms
+        return reached
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "policy": self.policy,
+            "shape": list(self.shape.key),
+            "sizes": self.sizes,
+            "backends": list(self.backends),
+            "us": self.times.as_dict(),
+            "ms": round(self.times.ms, 4),
+            "trace_s": round(self.trace_s, 3),
+            "compile_s": round(self.compile_s, 3),
+            "temporary_bytes": self.temporary_bytes,
+            "runs": {"quantize": self.quantize, "fprop": self.fprop},
+            **({} if self.over_plain is None else {"over_plain": round(self.over_plain, 4)}),
+            "goals": goal_dicts(goals),
+        }
+
+
+class Remat(Benchmark[RematOptions]):
     """A block of expert layers in JAX under `jax.checkpoint`: its time, memory, runs and compilation by policy.
 
     Plain remat quantizes x and the kernels twice; `octavo_jax.policies.save_quantized` keeps them. Exit code 1 where
     a row fails or nothing ran; a goal that is missed is reported and no failure.
     """
-    chosen_kinds = names_of("--kinds", kinds, KINDS)
-    wanted_sizes = names_of("--sizes", sizes, SIZES)
-    own = parse_shapes(shape or [])
-    check_counts(layers=layers, **({} if repeats is None else {"repeats": repeats}))
-    chosen_seed = seed_of(seed)
-    where = device_of("remat", "jax", device)
-    from octavo_bench.harness.attempts import check_layers
-    from octavo_bench.harness.table import check_output, perform
-    from octavo_bench.remat.report import print_results
-    from octavo_bench.remat.work import Choices, bench_remat
 
-    check_output(output)
-    choices = Choices(
-        device=where,
-        shapes=own or (EXPERTS[2:3] if where == "cuda" else SMALL_BLOCK),
-        sizes=wanted_sizes,
-        kinds=chosen_kinds[:1] if quick else chosen_kinds,
-        layers=layers,
-        unroll=unroll,
-        peers=peers and not quick,
-        backend=backend_of(backend, "jax", where),
-        repeats=repeats or LAYER_REPEATS[where, quick],
-        seed=chosen_seed,
-    )
-    results = perform(bench_remat, choices, output, as_json, print_results)
-    check_layers(results, "rows")
+    name = RematOptions.command
+    options = RematOptions
+    work = "octavo_bench.remat.work:remat_rows"
+
+    def tables(self, results: Results) -> Iterable[Table[Any]]:
+        """A table per shape and vector of sizes."""
+        layers = f"{results.parts['layers']} layers{', unrolled' if results.parts['unrolled'] else ''}"
+
+        def title(row: RematRow) -> str:
+            return f"experts of {row.shape.label}, {row.sizes}, {layers}: forward + backward in jax"
+
+        yield Table(RematRow, title, _COLUMNS)
+
+
+_COLUMNS: tuple[Column[RematRow], ...] = (
+    Column("recipe", lambda row: row.row.kind),
+    Column("policy", lambda row: row.row.policy),
+    MS,
+    gain("remat / it", "plain remat"),
+    gain("ragged_dot / it", PEER),
+    Column("quantize", lambda row: str(row.row.quantize)),
+    Column("fprop", lambda row: str(row.row.fprop)),
+    Column(
+        "temporary GB",
+        lambda row: number(None if row.row.temporary_bytes is None else row.row.temporary_bytes / 1e9, ".2f"),
+    ),
+    Column("compile s", lambda row: f"{row.row.trace_s:.1f} + {row.row.compile_s:.1f}"),
+    GOAL,
+)

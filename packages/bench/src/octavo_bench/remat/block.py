@@ -13,12 +13,11 @@ import jax.numpy as jnp
 from jax import Array
 
 import octavo_jax
-import octavo_jax.mlp.mlp
 from octavo import DelayedScaling
-from octavo_bench.harness.problem import Names
+from octavo_bench.harness.options import Names
 from octavo_bench.harness.recipes import recipe_of
 from octavo_bench.harness.shapes import Shape
-from octavo_bench.remat.row import KEPT, NOTHING, OUTPUTS, PEER, PLAIN, ROWS
+from octavo_bench.remat.benchmark import KEPT, NOTHING, OUTPUTS, PEER, PLAIN, ROWS
 from octavo_jax.policies import plane_names, save_quantized
 
 

@@ -2,151 +2,118 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
-from itertools import product
 
-from octavo_bench.harness.attempts import Attempts
-from octavo_bench.harness.engine.protocol import Engine, make_engine
-from octavo_bench.harness.problem import Data, Names, backends_of, draw, layer_plan
-from octavo_bench.harness.recipes import recipe_of
-from octavo_bench.harness.results import facts_of
-from octavo_bench.harness.shapes import Shape, sizes_of
+from octavo.quantizer import Operand
+from octavo_bench.harness.engine.make import make_engine
+from octavo_bench.harness.engine.protocol import Engine
+from octavo_bench.harness.pacing import time_ratio
+from octavo_bench.harness.problem import Data, backends_of, draw, layer_plan
+from octavo_bench.harness.recipes import FRAMEWORK, recipe_of
+from octavo_bench.harness.results import rounded
+from octavo_bench.harness.run import Run, problems
+from octavo_bench.harness.shapes import Shape, even
 from octavo_bench.harness.timing import Call
-from octavo_bench.harness.turns import over
-from octavo_bench.step.goals import StepNeighbours, step_goals
-from octavo_bench.step.row import PEER, StepResults, StepRow
+from octavo_bench.harness.traffic import quantize_traffic
+from octavo_bench.step.benchmark import StepOptions, StepRow
 from octavo_registry import Weight
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What the command line asked for, checked.
-
-    reuse   also with weights that are quantized once (torch)
-    peers   also the frameworks' own bf16
-    """
-
-    frameworks: tuple[str, ...]
-    device: str
-    shapes: tuple[Shape, ...]
-    sizes: tuple[str, ...]
-    kinds: tuple[str, ...]
-    reuse: bool
-    peers: bool
-    backend: Mapping[str, Names]
-    repeats: int
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepCase:
-    """A kind of `gemm_cases`, or the framework's own bf16 (`PEER`)."""
+    """A kind of recipe, or the framework's own bf16 (`FRAMEWORK`)."""
 
     kind: str
     reuse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class Layer:
     """What the rows of one framework at one shape share."""
 
     engine: Engine
     data: Data
     sizes: tuple[int, ...]
 
-    def calls(self, case: StepCase, choices: Choices) -> list[Call]:
-        """One a set of buffers."""
-        backend = choices.backend[self.engine.framework]
+    def calls(self, case: StepCase, options: StepOptions) -> list[Call]:
+        """One per set of buffers."""
+        backend = options.backend_in(self.engine.framework)
         if self.engine.framework == "jax":
-            from octavo_bench.training.jax import jax_steps
+            from octavo_bench.training.jax import dense_calls
 
-            return jax_steps(self.engine, self.data, self.sizes, case.kind, backend)
-        from octavo_bench.training.torch import torch_steps
+            return dense_calls(self.engine, self.data, self.sizes, case.kind, backend)
+        from octavo_bench.training.torch import linear_calls
 
-        return torch_steps(self.engine, self.data, self.sizes, case.kind, backend, reuse=case.reuse)
+        return linear_calls(self.engine, self.data, self.sizes, case.kind, backend, reuse=case.reuse)
 
 
-def bench_step(choices: Choices, command: str, say: Say) -> StepResults:
-    """Run everything; `say` hears where it is. A step that fails is kept as a `Failure`, and the others go on."""
-    start = time.perf_counter()
-    engines = [make_engine(name, choices.device) for name in choices.frameworks]
+def step_rows(run: Run[StepOptions]) -> Iterator[StepRow]:
+    """Each framework's steps at each shape and vector of sizes; JAX's are timed in turns with torch's."""
+    options = run.options
+    engines = [make_engine(name, options.chosen_device) for name in options.chosen_frameworks]
     rate = engines[0].copy_rate()
-    made: Attempts[StepRow] = Attempts()
-    groupings: dict[str, list[int]] = {}
-    for shape, name in product(choices.shapes, choices.sizes):
-        sizes = sizes_of(shape, name, choices.seed).sizes
-        groupings[f"{shape.label}, {name}"] = list(sizes)
-        _rows(engines, shape, name, sizes, choices, made, say)
+    run.parts |= {"frameworks": list(options.chosen_frameworks), "copy_tb_per_s": rounded(rate)}
+    for shape, name, sizes in problems(run):
+        earlier: dict[str, Layer] = {}
+        for engine in engines:
+            layer = Layer(engine, draw(engine, shape, options.chosen_seed), sizes)
+            served: dict[str, Layer] = {}
+            for case in _cases(engine.framework, options):
+                peer = f"{engine.framework}'s own" if case.kind == FRAMEWORK else None
+                make = partial(_row, layer, name, case, options, earlier.get(case.kind), rate)
+                for row in run.attempt(make, shape, name, case.kind, engine.framework, peer):
+                    if peer is None:
+                        served[case.kind] = layer
+                    yield row
+            earlier = served
+            engine.release()
         for engine in engines:
             engine.release()
-    about = facts_of(choices, command, start, choices.frameworks[0])
-    rows = made.rows
-    if choices.device == "cuda":
-        near = StepNeighbours(tuple(rows), rate, "H200" in str(about["machine"].get("gpu")))
-        rows = [replace(row, goals=step_goals(row, near)) for row in rows]
-    return StepResults(
-        **about,
-        frameworks=choices.frameworks,
-        copy_tb_per_s=rate,
-        groupings=groupings,
-        rows=rows,
-        notes=made.told_once(),
-        failures=made.failures,
-    )
 
 
-def _rows(
-    engines: Sequence[Engine],
-    shape: Shape,
-    name: str,
-    sizes: tuple[int, ...],
-    choices: Choices,
-    made: Attempts[StepRow],
-    say: Say,
-) -> None:
-    """The rows of one shape; where there is a row of torch, JAX's is timed beside it."""
-    earlier: dict[str, Ran] = {}
-    for engine in engines:
-        say(f"{shape.label}, {name}, {engine.framework} ...")
-        ran = Ran(engine, draw(engine, shape, choices.seed), sizes)
-        here = []
-        for case in _cases(engine.framework, choices):
-            peer = f"{engine.framework}'s own" if case.kind == PEER else None
-            before = len(made.rows)
-            make = partial(_row, ran, name, case, choices, earlier.get(case.kind))
-            made.add(make, shape, name, case.kind, engine.framework, peer)
-            if len(made.rows) > before and peer is None:
-                here.append(case.kind)
-        earlier = dict.fromkeys(here, ran)
-        engine.release()
-
-
-def _cases(framework: str, choices: Choices) -> Iterator[StepCase]:
-    if choices.peers:
-        yield StepCase(PEER)
-    for kind in choices.kinds:
+def _cases(framework: str, options: StepOptions) -> Iterator[StepCase]:
+    if options.peers:
+        yield StepCase(FRAMEWORK)
+    for kind in options.chosen_kinds:
         yield StepCase(kind)
-        if choices.reuse and kind != "bf16" and framework == "torch":
+        if options.reuse_weights and kind != "bf16" and framework == "torch":
             yield StepCase(kind, reuse=True)
 
 
-def _row(ran: Ran, name: str, case: StepCase, choices: Choices, beside: Ran | None) -> StepRow:
-    """A row; where it has one of torch `beside` it, its time over that one's as well."""
-    engine, shape = ran.engine, ran.data.shape
+def _row(
+    layer: Layer, name: str, case: StepCase, options: StepOptions, in_torch: Layer | None, rate: float | None
+) -> StepRow:
+    """A row; where the same step ran `in_torch`, its time over that one's as well."""
+    engine, shape = layer.engine, layer.data.shape
     backends: tuple[str, ...] = ()
-    if case.kind != PEER:
+    if case.kind != FRAMEWORK:
         # asked first: a layer that nothing serves is a note, whatever the front end says
         weight: Weight = "kn" if engine.framework == "jax" else "nk"
-        plan = layer_plan(engine, shape, recipe_of(case.kind), choices.backend[engine.framework], weight=weight)
-        backends = backends_of(plan)
-    calls = ran.calls(case, choices)
-    times = engine.times(calls, choices.repeats)
+        backend = options.backend_in(engine.framework)
+        backends = backends_of(layer_plan(engine, shape, recipe_of(case.kind), backend, weight=weight))
+    calls = layer.calls(case, options)
+    times = engine.times(calls, options.chosen_repeats)
     over_torch = None
-    if beside is not None:
-        over_torch = over((beside.engine, beside.calls(case, choices)), (engine, calls))
-    return StepRow(engine.framework, shape, name, case.kind, case.reuse, backends, times, over_torch=over_torch)
+    if in_torch is not None:
+        over_torch = time_ratio((in_torch.engine, in_torch.calls(case, options)), (engine, calls))
+    quantize = None
+    if case.kind != FRAMEWORK and not case.reuse and rate is not None:
+        quantize = quantize_ms(shape, case.kind, rate)
+    return StepRow(engine.framework, shape, name, case.kind, case.reuse, backends, times, over_torch, quantize)
+
+
+def quantize_ms(shape: Shape, kind: str, copy_tb_per_s: float) -> float:
+    """What the bytes of quantizing x, w and dy take at the copy rate; 0 for what is not quantized."""
+    recipe, moved = recipe_of(kind), 0
+    sides: dict[Operand, tuple[tuple[int, ...], int]] = {
+        "x": (even(shape.rows, shape.groups).sizes, shape.k),
+        "w": ((shape.n,) * shape.groups, shape.k),
+        "dy": (even(shape.rows, shape.groups).sizes, shape.n),
+    }
+    for operand, (sizes, cols) in sides.items():
+        spec = recipe.quantizer(operand)
+        if spec is not None:
+            moved += quantize_traffic(spec, sizes, cols).total
+    return moved / copy_tb_per_s / 1e9

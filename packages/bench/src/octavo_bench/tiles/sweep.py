@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,88 +13,54 @@ import octavo_native
 from octavo.quantizer import QuantizerSpec
 from octavo.recipe_base import Gemm
 from octavo_bench.harness.engine.torch import TorchEngine
-from octavo_bench.harness.problem import SIDES, Prepared, draw, layer_plan
-from octavo_bench.harness.recipes import GemmCase
-from octavo_bench.harness.results import Failure, facts_of, told
-from octavo_bench.harness.shapes import Shape, sizes_of
+from octavo_bench.harness.problem import SIDES, Data, Prepared, draw, layer_plan
+from octavo_bench.harness.recipes import GemmCase, recipe_of
+from octavo_bench.harness.run import Run, problems
 from octavo_bench.harness.timing import Call
-from octavo_bench.tiles.row import Sweep, TileRow, TilesResults
+from octavo_bench.tiles.benchmark import Sweep, TilesOptions, TileTime
 from octavo_native.gemms import TileChoice, gemm_choices, gemm_named, names_of
 
 BACKEND = "torch-native"
 H200_SMS = 132
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What the command line asked for, checked."""
-
-    device: str
-    shapes: tuple[Shape, ...]
-    sizes: tuple[str, ...]
-    kinds: tuple[str, ...]
-    gemms: tuple[Gemm, ...]
-    repeats: int
-    seed: int
-
-
-def bench_tiles(choices: Choices, command: str, say: Callable[[str], None]) -> TilesResults:
-    """Run everything; `say` hears where it is. A sweep that fails is kept as a `Failure`, and the others go on."""
-    start = time.perf_counter()
-    engine = TorchEngine(choices.device)
+def sweeps(run: Run[TilesOptions]) -> Iterator[Sweep]:
+    """A sweep for each GEMM of each kind, shape and vector of sizes."""
+    options = run.options
+    engine = TorchEngine(options.chosen_device)
     sms = torch.cuda.get_device_properties(0).multi_processor_count if engine.cuda else H200_SMS
-    sweeps: list[Sweep] = []
-    failures: list[Failure] = []
-    groupings: dict[str, list[int]] = {}
-    for shape in choices.shapes:
-        data = draw(engine, shape, choices.seed)
-        for name in choices.sizes:
-            sizes = sizes_of(shape, name, choices.seed).sizes
-            say(f"{shape.label}, {name} ...")
-            groupings[f"{shape.label}, {name}"] = list(sizes)
-            for kind in choices.kinds:
-                case = GemmCase(kind, "fprop")
-                try:
-                    plan = layer_plan(engine, shape, case.recipe, (BACKEND,))
-                    prepared = Prepared(engine, data, sizes, plan)
-                    sweeps += [
-                        _sweep(engine, prepared, GemmCase(kind, gemm), name, sizes, sms, choices.repeats)
-                        for gemm in choices.gemms
-                    ]
-                except Exception as error:  # the other sweeps are worth having; the command fails at its end
-                    failures.append(Failure(kind, shape.key, name, told(error)))
+    for shape, name, sizes in problems(run):
+        data = draw(engine, shape, options.chosen_seed)
+        for kind in options.chosen_kinds:
+            prepare = partial(_prepared, engine, data, sizes, kind)
+            for prepared in run.attempt(prepare, shape, name, kind, "operands"):
+                for gemm in options.gemms:
+                    make = partial(_sweep, prepared, GemmCase(kind, gemm), (name, sizes), sms, options.chosen_repeats)
+                    yield from run.attempt(make, shape, name, kind, gemm)
         del data
         engine.release()
-    return TilesResults(
-        **facts_of(choices, command, start),
-        groupings=groupings,
-        sweeps=sweeps,
-        failures=failures,
-    )
 
 
-def _sweep(
-    engine: TorchEngine,
-    prepared: Prepared,
-    case: GemmCase,
-    name: str,
-    sizes: tuple[int, ...],
-    sms: int,
-    repeats: int,
-) -> Sweep:
-    shape = prepared.shape
+def _prepared(engine: TorchEngine, data: Data, sizes: tuple[int, ...], kind: str) -> Prepared:
+    return Prepared(engine, data, sizes, layer_plan(engine, data.shape, recipe_of(kind), (BACKEND,)))
+
+
+def _sweep(prepared: Prepared, case: GemmCase, grouping: tuple[str, tuple[int, ...]], sms: int, repeats: int) -> Sweep:
+    shape, (name, sizes) = prepared.shape, grouping
     problem = {"rows": shape.rows, "n": shape.n, "k": shape.k, "groups": shape.groups}
     gemm = native_gemm(prepared, case)
-    rows = []
+    tiles = []
     expected: Tensor | None = None
     for choice in gemm_choices(gemm, **problem, sms=sms):
-        results, calls = tile_calls(engine, prepared, case, gemm, choice, sizes)
-        times = engine.times(calls, repeats)
+        results, calls = tile_calls(prepared, case, gemm, choice, sizes)
+        times = prepared.engine.times(calls, repeats)
         calls[0]()
         expected = results[0] if expected is None else expected
-        rows.append(TileRow(choice.name, choice.microseconds, choice.filled, choice.waves, choice.chosen, times,
-                            difference(results[0], expected)))  # fmt: skip
-    return Sweep(shape, name, case, tuple(rows))
+        apart = difference(results[0], expected)
+        tiles.append(
+            TileTime(choice.name, choice.microseconds, choice.filled, choice.waves, choice.chosen, times, apart)
+        )
+    return Sweep(shape, name, case, tuple(tiles))
 
 
 def native_gemm(prepared: Prepared, case: GemmCase) -> octavo_native.Gemm:
@@ -114,18 +79,14 @@ def native_gemm(prepared: Prepared, case: GemmCase) -> octavo_native.Gemm:
 
 
 def tile_calls(
-    engine: TorchEngine,
-    prepared: Prepared,
-    case: GemmCase,
-    gemm: octavo_native.Gemm,
-    choice: TileChoice,
-    sizes: tuple[int, ...],
+    prepared: Prepared, case: GemmCase, gemm: octavo_native.Gemm, choice: TileChoice, sizes: tuple[int, ...]
 ) -> tuple[list[Tensor], list[Call]]:
-    """Results and the calls that write them with one tile, a pair a set of buffers."""
+    """Results and the calls that write them with one tile, a pair per set of buffers."""
     import octavo_torch_native
 
-    shape = prepared.shape
-    problem: dict[str, Any] = {"cuda": engine.cuda, "rows": shape.rows, "n": shape.n, "k": shape.k}
+    engine, shape = prepared.engine, prepared.shape
+    cuda = engine.device == "cuda"
+    problem: dict[str, Any] = {"cuda": cuda, "rows": shape.rows, "n": shape.n, "k": shape.k}
     problem |= {"groups": shape.groups}
     needed = gemm.workspace_bytes(**problem, tile=choice.tile)
     workspace = torch.empty(needed, dtype=torch.uint8, device=engine.device)
@@ -144,15 +105,15 @@ def tile_calls(
             "workspace_bytes": needed,
         }
         results.append(out)
-        calls.append(_call(engine, gemm, arguments, (workspace, plan, held, out)))
+        calls.append(_call(cuda, gemm, arguments, (workspace, plan, held, out)))
     return results, calls
 
 
-def _call(engine: TorchEngine, gemm: octavo_native.Gemm, arguments: dict[str, Any], kept: tuple[Any, ...]) -> Call:
-    """`kept` holds what the addresses point to."""
+def _call(cuda: bool, gemm: octavo_native.Gemm, arguments: dict[str, Any], alive: tuple[Any, ...]) -> Call:
+    """`alive` holds what the addresses point to."""
 
-    def call(_kept: tuple[Any, ...] = kept) -> None:
-        gemm.run(**arguments, stream=torch.cuda.current_stream().cuda_stream if engine.cuda else 0)
+    def call(_alive: tuple[Any, ...] = alive) -> None:
+        gemm.run(**arguments, stream=torch.cuda.current_stream().cuda_stream if cuda else 0)
 
     return call
 

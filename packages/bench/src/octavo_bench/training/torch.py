@@ -1,62 +1,76 @@
-"""One training step of octavo_torch.grouped_linear, and of torch's own grouped GEMM."""
+"""Steps of `octavo_torch.grouped_linear` and of torch's own grouped GEMM, and what all timed steps in torch share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import octavo_torch
-from octavo import DelayedScaling
+from octavo import DelayedScaling, Recipe
 from octavo_bench.harness.engine.protocol import Engine
-from octavo_bench.harness.problem import Data, Names
-from octavo_bench.harness.recipes import recipe_of
+from octavo_bench.harness.options import Names
+from octavo_bench.harness.problem import Data
+from octavo_bench.harness.recipes import FRAMEWORK, recipe_of
 from octavo_bench.harness.timing import Call
-from octavo_bench.peers.peer import check_aligned
-from octavo_bench.step.row import PEER
+from octavo_bench.peers.grouped_mm import check_aligned, ends_of, grouped
 
 
-def torch_steps(
-    engine: Engine, data: Data, sizes: Sequence[int], kind: str, backend: Names, *, reuse: bool
-) -> list[Call]:
-    """Calls that return the gradients of x and w, one a set of buffers."""
-    if kind == PEER:
-        check_aligned(sizes, 8, "torch's wgrad")
-    held = engine.array(list(sizes), "int64")
-    calls = []
-    for arrays in data.sets:
-        x, w = (arrays[name].detach().requires_grad_() for name in ("x", "w"))
-        if kind == PEER:
-            calls.append(_own(x, w, arrays["dy"], held))
-        else:
-            calls.append(_ours(x, w, arrays["dy"], held, kind, backend, reuse))
-    return calls
-
-
-def _own(x: Tensor, w: Tensor, dy: Tensor, sizes: Tensor) -> Call:
-    ends = torch.cumsum(sizes, 0).to(torch.int32)
-    return lambda: torch.autograd.grad(torch._grouped_mm(x, w.transpose(1, 2), offs=ends), (x, w), dy)
-
-
-def _ours(x: Tensor, w: Tensor, dy: Tensor, sizes: Tensor, kind: str, backend: Names, reuse: bool) -> Call:
-    recipe = recipe_of(kind)
-    more: dict[str, Any] = {}
-    state = None
-    if isinstance(recipe, DelayedScaling):
-        state = more["state"] = octavo_torch.DelayedState.create(recipe, w.shape[0], w.device)
-    if recipe.stochastic:
-        more["seed"] = 1
-    weight: Any = w
-    if reuse:
-        weight = octavo_torch.quantize_weight(w, recipe, state=state, seed=more.get("seed"), backend=backend)
+def gradients_call(
+    forward: Callable[[], Tensor],
+    leaves: Sequence[Tensor | None],
+    dy: Tensor,
+    states: Sequence[octavo_torch.DelayedState] = (),
+) -> Call:
+    """A call that returns the gradients of the leaves, None left out, and ends the step of delayed scaling's states."""
+    wanted = [leaf for leaf in leaves if leaf is not None]
 
     def call() -> Any:
-        y = octavo_torch.grouped_linear(x, weight, sizes, recipe=recipe, backend=backend, **more)
-        gradients = torch.autograd.grad(y, (x, w), dy)
-        if state is not None:
+        gradients = torch.autograd.grad(forward(), wanted, dy)
+        for state in states:
             state.update()
         return gradients
 
     return call
+
+
+def delayed_states(recipe: Recipe, groups: int, device: Any, layers: int) -> tuple[octavo_torch.DelayedState, ...]:
+    """A state for each layer, where the recipe keeps one."""
+    if not isinstance(recipe, DelayedScaling):
+        return ()
+    return tuple(octavo_torch.DelayedState.create(recipe, groups, device) for _ in range(layers))
+
+
+def linear_calls(
+    engine: Engine, data: Data, sizes: Sequence[int], kind: str, backend: Names, *, reuse: bool = False
+) -> list[Call]:
+    """Calls that return the gradients of x and w, one per set of buffers.
+
+    kind    a kind of recipe, or `FRAMEWORK`
+    reuse   weights are quantized once, outside of the step
+    """
+    rows = engine.array(list(sizes), "int64")
+    if kind == FRAMEWORK:
+        check_aligned(sizes)
+    calls = []
+    for arrays in data.sets:
+        x, w = (arrays[name].detach().requires_grad_() for name in ("x", "w"))
+        if kind == FRAMEWORK:
+            calls.append(gradients_call(partial(grouped, x, w, ends_of(rows)), (x, w), arrays["dy"]))
+        else:
+            calls.append(_linear_call(x, w, arrays["dy"], rows, kind, backend, reuse))
+    return calls
+
+
+def _linear_call(x: Tensor, w: Tensor, dy: Tensor, sizes: Tensor, kind: str, backend: Names, reuse: bool) -> Call:
+    recipe = recipe_of(kind)
+    states = delayed_states(recipe, len(w), w.device, 1)
+    how: dict[str, Any] = {"backend": backend, "state": states[0] if states else None}
+    if recipe.stochastic:
+        how["seed"] = 1
+    weight: Any = octavo_torch.quantize_weight(w, recipe, **how) if reuse else w
+    forward = partial(octavo_torch.grouped_linear, x, weight, sizes, recipe=recipe, **how)
+    return gradients_call(forward, (x, w), dy, states)

@@ -18,6 +18,7 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.graphs import check_not_captured
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.status import flag_bad_sizes
+from octavo_torch.memo import Memo
 
 _operator = Operators("octavo_torch").define
 
@@ -174,19 +175,12 @@ dequantize_plane = _operator(
 """fp32 values of one plane: see dequantize_reference."""
 
 
+_texts: Memo[str] = Memo()
+
+
 def quantizer_text(spec: QuantizerSpec) -> str:
-    """The JSON by which operators name a spec. By identity: hashing a spec costs more than a small dequantize."""
-    known = _texts.get(id(spec))
-    if known is not None and known[0] is spec:
-        return known[1]
-    if len(_texts) >= 1024:
-        _texts.clear()
-    text = spec.model_dump_json()
-    _texts[id(spec)] = (spec, text)
-    return text
-
-
-_texts: dict[int, tuple[QuantizerSpec, str]] = {}
+    """The JSON by which operators name a spec. Found by identity: hashing a spec costs more than a small dequantize."""
+    return _texts.get(id(spec), spec.model_dump_json, spec)
 
 
 # ---- GEMMs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,34 @@ from octavo_torch.arrays.operands import check_layout
 from octavo_torch.compiler.tracing import is_plain
 
 _INT64, _STRIDED = torch.int64, torch.strided
+
+
+class HostArray(Protocol):
+    """An integer array in host memory, such as numpy's."""
+
+    def tolist(self) -> Any:
+        """The integers."""
+
+
+GroupSizes = Tensor | Sequence[int] | HostArray
+"""What callers give as the sizes of G groups."""
+
+
+class PreparedSizes(Protocol):
+    """Group sizes as the kernels of one backend read them: what `Bound.prepare` makes."""
+
+    @property
+    def group_sizes(self) -> Tensor:
+        """int64 [G] on the rows' device, cut to the rows, in memory of their own."""
+
+
+Sizes = Tensor | PreparedSizes
+"""What operations on rows take as group sizes: int [G], or what their backend prepared."""
+
+
+def group_sizes_of(sizes: Sizes) -> Tensor:
+    """The sizes [G] themselves."""
+    return sizes if isinstance(sizes, Tensor) else sizes.group_sizes
 
 
 def as_sizes(group_sizes: Any, rows: int, groups: int | None, like: Tensor) -> tuple[Tensor, bool]:

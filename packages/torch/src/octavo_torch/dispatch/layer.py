@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 import octavo_registry as registry
@@ -17,10 +16,13 @@ from octavo_registry.contract.request import Plan, Request
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.compiler.tracing import register_constants
-from octavo_torch.dispatch.memo import Kept, arch_of
+from octavo_torch.dispatch.device import arch_of
+from octavo_torch.memo import Bounded, Memo
 
 if TYPE_CHECKING:
-    from octavo_torch.linear.whole import WholeLayer
+    from octavo_torch.dispatch.whole_layer import WholeLayer
+
+OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
 Run = Callable[..., Any]
 Names = str | Sequence[str] | None
@@ -35,7 +37,7 @@ class Layer:
     quantize_*  bound quantizers making just the planes that the wanted GEMMs read; None: that operand stays as it is
     quantizers  the plans of those, by operand
     with_amax   those operands' quantizers that return the groups' amax beside the codes, where the backend has one
-    whole       the passes as one call each, where one backend serves all of it and has them
+    whole       the two passes as one call each, where one backend serves the whole layer and offers them
     """
 
     __slots__ = (
@@ -78,9 +80,8 @@ class Layer:
     def __init__(
         self,
         recipe: Recipe,
-        dtype: torch.dtype,
-        device: torch.device,
-        weight_shape: torch.Size,
+        x: Tensor,
+        w: Tensor,
         at_host: bool,
         need_dx: bool,
         need_dw: bool,
@@ -89,23 +90,23 @@ class Layer:
     ) -> None:
         register_constants()
         self.token = registry.state_token()
-        self.recipe, self.dtype, self.device, self.weight_shape = recipe, dtype, device, weight_shape
+        self.recipe, self.dtype, self.device, self.weight_shape = recipe, x.dtype, x.device, w.shape
         self.need_dx, self.need_dw, self.backend = need_dx, need_dw, backend
-        self.groups, self.columns = int(weight_shape[0]), int(weight_shape[2])
+        self.groups, self.columns = int(w.shape[0]), int(w.shape[2])
         self.at_host, self.graph_safe = at_host, graph_safe
-        self.on_cpu = device.type == "cpu"
+        self.on_cpu = x.device.type == "cpu"
         self.stateful = recipe.stateful
-        name = DTYPE_NAMES[dtype]
+        name = DTYPE_NAMES[x.dtype]
         request = Request(
             op="fprop",
             framework="torch",
-            device=device.type,
+            device=x.device.type,
             in_dtype=name,
             out_dtype=recipe.output_dtype or name,
             recipe=recipe,
-            arch=arch_of(device),
-            k=int(weight_shape[2]),
-            n=int(weight_shape[1]),
+            arch=arch_of(x.device),
+            k=self.columns,
+            n=int(w.shape[1]),
             groups=self.groups,
             sizes="host" if at_host else "device",
             graph_safe=graph_safe,
@@ -121,17 +122,16 @@ class Layer:
         self.quantized_fprop, self.quantized_dgrad = recipe.quantizes("fprop"), recipe.quantizes("dgrad")
         self.quantized_wgrad = recipe.quantizes("wgrad")
         row_dy, column = need_dx and self.quantized_dgrad, need_dw and self.quantized_wgrad
-        x = self._quantizer(plan.quantize_x, self.quantized_fprop, column)
-        w = self._quantizer(plan.quantize_w, self.quantized_fprop, row_dy)
-        dy = self._quantizer(plan.quantize_dy, row_dy, column)
-        self.quantize_x: Run | None = x.run if x else None
-        self.quantize_w: Run | None = w.run if w else None
-        self.quantize_dy: Run | None = dy.run if dy else None
-        made: dict[Operand, Plan | None] = {"x": x, "w": w, "dy": dy}
-        self.quantizers = {name: part for name, part in made.items() if part}
+        parts: dict[Operand, Plan | None] = {
+            "x": self._quantizer(plan.quantize_x, self.quantized_fprop, column),
+            "w": self._quantizer(plan.quantize_w, self.quantized_fprop, row_dy),
+            "dy": self._quantizer(plan.quantize_dy, row_dy, column),
+        }
+        self.quantizers = {name: part for name, part in parts.items() if part}
+        self.quantize_x, self.quantize_w, self.quantize_dy = (self._run(operand) for operand in OPERANDS)
         self.with_amax = {name: part.run_with_amax for name, part in self.quantizers.items() if part.run_with_amax}
-        read_sizes = (plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None, x, dy)
-        prepares = [part.prepare for part in read_sizes if part is not None]
+        gemms = (plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None)
+        prepares = [part.prepare for part in (*gemms, parts["x"], parts["dy"]) if part is not None]
         # sizes that one backend prepared are nothing to another
         self.prepare: Run | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
         self.stochastic_forward = any(
@@ -141,6 +141,10 @@ class Layer:
         self.needs_seed = self.stochastic_forward or (self.quantize_dy is not None and recipe.stochastic)
         self.wants_more = self.needs_seed or self.stateful
         self.whole = self._whole()
+
+    def _run(self, operand: Operand) -> Run | None:
+        plan = self.quantizers.get(operand)
+        return None if plan is None else plan.run
 
     def _whole(self) -> WholeLayer | None:
         fprop, dgrad, wgrad = self.plan.fprop, self.plan.dgrad, self.plan.wgrad
@@ -173,9 +177,14 @@ def _read_layouts(plan: Plan | None) -> tuple[str | None, str | None] | None:
     return row if "rowwise" in made else None, column if "columnwise" in made else None
 
 
+LayerKey = tuple[int, bool, bool, bool]
+"""The id of a recipe, whether dx and dw are needed, whether plans have to be graph-safe."""
+
+Layers = Bounded[LayerKey, Layer]
+"""The layers that one caller used last. The caller checks the layer's fields: these are not part of the key."""
+
 _state_token = registry.state_token
-_layers: dict[tuple[Any, ...], Layer] = {}
-_MOST_LAYERS = 1024
+_layers: Bounded[tuple[Any, ...], Layer] = Bounded()
 
 
 def layer_for(
@@ -195,13 +204,11 @@ def layer_for(
     if layer is not None and layer.token is _state_token() and layer.recipe is recipe and x.device == layer.device:
         return layer
     check_recipe(recipe)
-    if len(_layers) >= _MOST_LAYERS:
-        _layers.clear()
-    layer = _layers[key] = Layer(recipe, dtype, x.device, shape, at_host, need_dx, need_dw, backend, graph_safe)
+    layer = _layers[key] = Layer(recipe, x, w, at_host, need_dx, need_dw, backend, graph_safe)
     return layer
 
 
-_quantizers: Kept[Run] = Kept()
+_quantizers: Memo[Run] = Memo()
 
 
 def quantizer_for(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,9 +14,9 @@ from octavo_torch.arrays.checks import brief, check_recipe, check_spec
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.operands import check_layout, check_tensor
 from octavo_torch.arrays.strides import overlaps_itself, share_memory
-from octavo_torch.dispatch.layer import Layer
+from octavo_torch.linear.call import Call
 from octavo_torch.scaling.delayed_state import DelayedState
-from octavo_torch.scaling.seeds import Seed, check_seed
+from octavo_torch.scaling.seeds import check_seed
 
 NEEDS_SEED = (
     "seed is None and the recipe rounds stochastically; give an integer or an integer scalar tensor, "
@@ -23,18 +24,9 @@ NEEDS_SEED = (
 )
 
 
-def check_call(
-    layer: Layer,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    bias_scales: Tensor | None,
-    seed: Seed,
-    state: DelayedState | None,
-    out: Tensor | None,
-    grad_input: Tensor | None,
-) -> None:
-    """The arguments beside x and weight fit them and the recipe."""
+def check_call(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, bias_scales: Tensor | None) -> None:
+    """The options and the bias fit x, the weight and the recipe."""
+    layer = call.layer
     groups, rows = layer.groups, x.shape[0]
     width = int(layer.weight_shape[1])
     if bias is not None:
@@ -43,20 +35,21 @@ def check_call(
         if bias is None:
             raise ValueError("bias_scales was given without a bias; give both or neither")
         check_like("bias_scales", bias_scales, (rows,), x)
-    if seed is not None:
-        check_seed(seed)
+    if call.seed is not None:
+        check_seed(call.seed)
     elif layer.needs_seed:
         raise ValueError(NEEDS_SEED)
-    if layer.stateful or state is not None:
-        check_state(layer.recipe, state, x, groups)
+    if layer.stateful or call.state is not None:
+        check_state(layer.recipe, call.state, x, groups)
     read = {"x": x, "weight": weight, "bias": bias, "bias_scales": bias_scales}
+    out, grad_input = call.out, call.grad_input
     if out is not None:
-        check_buffer("out", out, (rows, width), layer.row_dtype, x.device, read)
+        check_buffer("out", out, (rows, width), layer.row_dtype, read)
     if grad_input is not None:
-        check_buffer("grad_input", grad_input, tuple(x.shape), x.dtype, x.device, {**read, "out": out})
+        check_buffer("grad_input", grad_input, tuple(x.shape), x.dtype, {**read, "out": out})
 
 
-def check_state(recipe: Recipe, state: DelayedState | None, like: Tensor, groups: int | None = None) -> None:
+def check_state(recipe: Recipe, state: object, like: Tensor, groups: int | None = None) -> None:
     """`state` is there where the recipe needs one, and fits it."""
     check_recipe(recipe)
     if not recipe.stateful:
@@ -77,7 +70,7 @@ def check_state(recipe: Recipe, state: DelayedState | None, like: Tensor, groups
         raise ValueError(f"state is on {state.scale.device} and the tensors on {like.device}; move it there")
 
 
-def check_like(name: str, value: Any, shape: tuple[int, ...], x: Tensor) -> None:
+def check_like(name: str, value: object, shape: tuple[int, ...], x: Tensor) -> None:
     """A high-precision tensor of just this shape on x's device."""
     if not isinstance(value, Tensor) or tuple(value.shape) != shape:
         given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -90,12 +83,15 @@ def check_like(name: str, value: Any, shape: tuple[int, ...], x: Tensor) -> None
 
 
 def check_buffer(
-    name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, read: dict[str, Any]
+    name: str, value: object, shape: tuple[int, ...], dtype: torch.dtype, read: Mapping[str, Tensor | None]
 ) -> None:
-    """A plain tensor that the call may write: of this shape, dtype and device, in any strides, without overlap.
+    """A plain tensor that the call may write: of this shape and dtype, in any strides, without overlap.
 
-    read   what the call reads, by name: none of it may share the buffer's memory
+    read   what the call reads, by name, x first: on whose device the buffer is, and none of which shares its memory
     """
+    x = next(iter(read.values()))
+    assert x is not None  # every call reads an x
+    device = x.device
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} is a {type(value).__name__}; give {name_of(dtype)} {list(shape)} on {device}")
     if tuple(value.shape) != shape or value.dtype is not dtype or value.device != device:
@@ -115,7 +111,7 @@ def check_buffer(
             raise ValueError(f"{name} shares memory with {other}, which the call reads; give a buffer of its own")
 
 
-def check_unchanged(unchanged: Any, out: Any, x: Tensor) -> None:
+def check_unchanged(unchanged: object, out: object, x: Tensor) -> None:
     """A flag is an int32 scalar on the device, and leaves outputs that are there already as they are."""
     if unchanged is None:
         return
@@ -132,7 +128,9 @@ def check_unchanged(unchanged: Any, out: Any, x: Tensor) -> None:
         raise ValueError(f"unchanged is on {unchanged.device} and x on {x.device}; move it there")
 
 
-def check_quantize(x: Any, spec: Any, group_sizes: Any, seed: Any, scale: Any, group_offset: Any) -> None:
+def check_quantize(
+    x: object, spec: QuantizerSpec, group_sizes: object, seed: object, scale: object, group_offset: object
+) -> None:
     """The arguments of `quantize` that do not depend on the number of groups."""
     if not isinstance(x, Tensor):
         raise ValueError(f"x is a {type(x).__name__}; give a tensor [M, K] or [G, N, K]")
@@ -159,13 +157,13 @@ def check_quantize(x: Any, spec: Any, group_sizes: Any, seed: Any, scale: Any, g
         raise ValueError(f"scale was given and {spec.scaling} scaling makes its own; leave it out")
 
 
-def check_group_offset(group_offset: Any) -> None:
+def check_group_offset(group_offset: object) -> None:
     """ValueError for anything but a 32-bit number."""
     if not isinstance(group_offset, int) or not 0 <= group_offset < 1 << 32:
         raise ValueError(f"group_offset is {brief(group_offset)}; give the first group's number, from 0 to 2^32 - 1")
 
 
-def check_scale(scale: Any, groups: int, spec: QuantizerSpec) -> None:
+def check_scale(scale: object, groups: int, spec: QuantizerSpec) -> None:
     """Delayed scaling's encode scales: [G] float32."""
     if scale is None:
         return
@@ -174,7 +172,7 @@ def check_scale(scale: Any, groups: int, spec: QuantizerSpec) -> None:
         raise ValueError(f"scale is {given}; give float32 [{groups}], the encode scale of each group")
 
 
-def check_grouped_mm(a: Any, b: Any, offs: Any, out_dtype: Any) -> None:
+def check_grouped_mm(a: Tensor, b: Tensor, offs: object, out_dtype: object) -> None:
     """a [M, K], b [G, K, N], cumulative ends as torch's grouped_mm takes them, a high-precision result dtype."""
     check_tensor("a", a, "[M, K]")
     check_tensor("b", b, "[G, K, N]")
@@ -187,14 +185,14 @@ def check_grouped_mm(a: Any, b: Any, offs: Any, out_dtype: Any) -> None:
         raise ValueError(f"out_dtype is {brief(out_dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
 
 
-def operand_name(operand: Any) -> Operand | None:
+def operand_name(operand: object) -> Operand | None:
     """`operand`, or ValueError."""
     if operand is not None and (not isinstance(operand, str) or operand not in ("x", "w", "dy")):
         raise ValueError(f"operand is {brief(operand)}; give 'x', 'w' or 'dy'")
     return cast(Operand | None, operand)
 
 
-def direction_name(direction: Any) -> Direction:
+def direction_name(direction: object) -> Direction:
     """`direction`, or ValueError."""
     if not isinstance(direction, str) or direction not in ("rowwise", "columnwise"):
         raise ValueError(f"direction is {brief(direction)}; give 'rowwise' or 'columnwise'")

@@ -1,112 +1,92 @@
-"""The forward and backward of a grouped linear layer, composed from one Layer's bound functions."""
+"""The forward and backward of a grouped linear layer, composed of its bound functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from octavo import GroupedTensorSpec
 from octavo.quantizer import Operand
 from octavo_torch.arithmetic import operations
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
+from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.strides import share_memory
 from octavo_torch.compiler.second_derivative import once_differentiated
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import Layer, Run
+from octavo_torch.dispatch.layer import Run
+from octavo_torch.linear.call import Call
 from octavo_torch.linear.contexts import run_backward
-from octavo_torch.scaling.delayed_state import DelayedState
-from octavo_torch.scaling.seeds import Seed, SeedCounter
-from octavo_torch.wgrad.target import WgradTarget
+from octavo_torch.scaling.seeds import SeedCounter
 
 _COLUMN_PLANES = PLANES[3:]
 
 
-class Call:
-    """What backward needs of one call beside the saved tensors; `sizes` are int [G], or what layer.prepare made.
-
-    target   where the weight's gradient goes; None: it is autograd's
-    """
-
-    __slots__ = ("grad_input", "group_offset", "layer", "record", "seed", "sizes", "state", "target")
-
-    def __init__(
-        self,
-        layer: Layer,
-        sizes: Any,
-        seed: Seed,
-        state: DelayedState | None,
-        record: bool,
-        group_offset: int,
-        grad_input: Tensor | None,
-        target: WgradTarget | None,
-    ) -> None:
-        self.layer, self.sizes, self.seed, self.state = layer, sizes, seed, state
-        self.record, self.group_offset, self.grad_input, self.target = record, group_offset, grad_input, target
+def draw_in_forward(call: Call) -> int | Tensor | None:
+    """The seed with which forward rounds; None where nothing is rounded stochastically."""
+    if not call.layer.stochastic_forward:
+        return None
+    return call.seed.current() if isinstance(call.seed, SeedCounter) else call.seed
 
 
-def quantize_operand(
-    layer: Layer,
-    run: Run,
-    value: Tensor,
-    operand: Operand,
-    sizes: Any,
-    seed: Any,
-    state: DelayedState | None,
-    record: bool,
-    group_offset: int,
-) -> Any:
-    """`value` quantized; with delayed scaling its amax is recorded and its scale comes from the state."""
+def draw_in_backward(call: Call) -> int | Tensor | None:
+    """The seed with which gradients are rounded; a SeedCounter moves on."""
+    return call.seed.take() if isinstance(call.seed, SeedCounter) else call.seed
+
+
+def quantize_operand(call: Call, run: Run, operand: Operand, value: Tensor, seed: int | Tensor | None) -> GroupedTensor:
+    """`value` quantized by `run`; with delayed scaling its amax is recorded and its scale comes from the state."""
+    sizes, state, offset = None if operand == "w" else call.sizes, call.state, call.group_offset
     if state is None:
-        return run(value, sizes, seed=seed, operand=operand, group_offset=group_offset)
+        codes: GroupedTensor = run(value, sizes, seed=seed, operand=operand, group_offset=offset)
+        return codes
     scale = state.encode_scale(operand)
-    with_amax = layer.with_amax.get(operand) if record else None
+    with_amax = call.layer.with_amax.get(operand) if call.record else None
     if with_amax is not None:
-        codes, amax = with_amax(value, sizes, seed=seed, operand=operand, group_offset=group_offset, scale=scale)
+        codes, amax = with_amax(value, sizes, seed=seed, operand=operand, group_offset=offset, scale=scale)
         state.record(operand, amax)
         return codes
-    if record:
-        state.record(operand, operations.group_amax_of(value, getattr(sizes, "group_sizes", sizes)))
-    return run(value, sizes, seed=seed, operand=operand, group_offset=group_offset, scale=scale)
+    if call.record:
+        state.record(operand, operations.group_amax_of(value, None if sizes is None else group_sizes_of(sizes)))
+    codes = run(value, sizes, seed=seed, operand=operand, group_offset=offset, scale=scale)
+    return codes
+
+
+class Forward(NamedTuple):
+    """y [M, N], and x and w as backward saves them: quantized where a GEMM reads codes."""
+
+    y: Tensor
+    x: Tensor | GroupedTensor
+    w: Tensor | GroupedTensor
 
 
 def run_forward(
-    layer: Layer,
-    sizes: Any,
-    x: Tensor,
-    w: Tensor,
-    w_codes: GroupedTensor | None,
-    bias: Tensor | None,
-    bias_scales: Tensor | None,
-    seed: Seed,
-    state: DelayedState | None,
-    record: bool,
-    group_offset: int,
-    out: Tensor | None,
-    x_codes: GroupedTensor | None = None,
-) -> tuple[Tensor, Any, Any]:
-    """y, and x and w as backward saves them: quantized where a GEMM reads codes.
+    call: Call, seed: int | Tensor | None, x: Tensor, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
+) -> Forward:
+    """The layer's product of x [M, K] and w [G, N, K], each quantized first where the call has no codes of it.
 
-    x_codes   of an x that is quantized already; x itself is then read where the fprop slot is high precision alone
+    Of an x whose codes the call has, the values are read where the fprop slot is high precision alone.
     """
-    rows: Any = x if x_codes is None else x_codes
-    matrices: Any = w
-    drawn: Any = None
-    if layer.stochastic_forward:
-        drawn = seed.current() if isinstance(seed, SeedCounter) else seed
-    if layer.quantize_x is not None and x_codes is None:
-        rows = quantize_operand(layer, layer.quantize_x, x, "x", sizes, drawn, state, record, group_offset)
-    if layer.quantize_w is not None:
-        matrices = w_codes
-        if w_codes is None:
-            matrices = quantize_operand(layer, layer.quantize_w, w, "w", None, drawn, state, record, group_offset)
-    if layer.quantized_fprop:
-        y = layer.fprop(rows, matrices, sizes, bias=bias, bias_scales=bias_scales, out=out)
-    else:
-        y = layer.fprop(x, w, sizes, bias=bias, bias_scales=bias_scales, out=out)
-    return y, rows, matrices
+    layer = call.layer
+    rows: Tensor | GroupedTensor = x if call.x_codes is None else call.x_codes
+    matrices: Tensor | GroupedTensor = w if call.w_codes is None else call.w_codes
+    if layer.quantize_x is not None and call.x_codes is None:
+        rows = quantize_operand(call, layer.quantize_x, "x", x, seed)
+    if layer.quantize_w is not None and call.w_codes is None:
+        matrices = quantize_operand(call, layer.quantize_w, "w", w, seed)
+    read = (rows, matrices) if layer.quantized_fprop else (x, w)
+    y = layer.fprop(*read, call.sizes, bias=bias, bias_scales=bias_scales, out=call.out)
+    return Forward(y, rows, matrices)
+
+
+def forward_without_gradients(
+    call: Call, x: Tensor, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
+) -> Tensor:
+    """y [M, N]."""
+    return run_forward(call, draw_in_forward(call), x, w, bias, bias_scales).y
 
 
 class Saved:
@@ -122,13 +102,38 @@ class Saved:
         else:
             tensors.append(value)
 
-    def load(self, tensors: tuple[Any, ...]) -> Tensor | GroupedTensor:
+    def load(self, tensors: Sequence[Tensor]) -> Tensor | GroupedTensor:
         """The operand: unquantized, or with its column planes alone."""
         if self.spec is None:
-            value: Tensor = tensors[self.start]
-            return value
+            return tensors[self.start]
         sizes, *planes = tensors[self.start : self.start + 1 + len(_COLUMN_PLANES)]
         return GroupedTensor(self.spec, sizes, **dict(zip(_COLUMN_PLANES, planes, strict=True)))
+
+
+class Context(Protocol):
+    """autograd's ctx of a grouped layer.
+
+    dtypes   of forward's last inputs, those that take a gradient; None for one that is absent
+    """
+
+    dtypes: list[torch.dtype | None]
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, ...]
+    next_functions: tuple[tuple[Node | None, int], ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """See torch."""
+
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        """See torch."""
+
+
+class LinearContext(Context, Protocol):
+    """x and w are there where backward reads them."""
+
+    call: Call
+    x: Saved
+    w: Saved
 
 
 class GroupedLinearFunction(torch.autograd.Function):
@@ -140,10 +145,8 @@ class GroupedLinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: LinearContext,
         call: Call,
-        w_codes: GroupedTensor | None,
-        x_codes: GroupedTensor | None,
         out: Tensor | None,
         x: Tensor,
         weight: Tensor,
@@ -153,12 +156,9 @@ class GroupedLinearFunction(torch.autograd.Function):
     ) -> Tensor:
         """y [M, N], which is `out` where that is given; `anchor` is a DelayedWgrad's."""
         layer = call.layer
-        y, rows, matrices = run_forward(
-            layer, call.sizes, x, weight, w_codes, bias, bias_scales, call.seed, call.state, call.record,
-            call.group_offset, out, x_codes,
-        )  # fmt: skip
-        # prepared sizes are the call's own: the caller's may change before backward, these do not
-        tensors: list[Tensor | None] = [None if layer.prepare is not None else call.sizes, None, None]
+        y, rows, matrices = run_forward(call, draw_in_forward(call), x, weight, bias, bias_scales)
+        call.release()
+        tensors = [caller_sizes(call.sizes), None, None]
         if bias_scales is not None:
             tensors[1:] = [bias, bias_scales]
         if layer.need_dw:
@@ -167,45 +167,37 @@ class GroupedLinearFunction(torch.autograd.Function):
             ctx.w = Saved(matrices if layer.quantized_dgrad else weight, tensors)
         ctx.save_for_backward(*tensors)
         ctx.call = call
-        ctx.dtypes = [None if value is None else value.dtype for value in (x, weight, bias, bias_scales, anchor)]
+        ctx.dtypes = dtypes_of(x, weight, bias, bias_scales, anchor)
         if out is not None:
             ctx.mark_dirty(out)
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: LinearContext, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients in the order of forward's arguments."""
         with torch.no_grad():
             grads = run_backward(_backward, ctx, dy)
-        return (None, None, None, None, *once_differentiated(grads, dy))
+        return (None, None, *once_differentiated(grads, dy))
 
 
-def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
-    call: Call = ctx.call
+def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
+    call, tensors = ctx.call, ctx.saved_tensors
     layer = call.layer
-    tensors = ctx.saved_tensors
-    sizes, bias, bias_scales = tensors[:3]
-    bounded = None
-    if layer.prepare is not None:
-        sizes, bounded = call.sizes, call.sizes.group_sizes
-    need_x, need_w, need_b, need_s, need_later = wanted_gradients(ctx, ctx.needs_input_grad[4:], dy)
+    saved_sizes, bias, bias_scales = tensors[:3]
+    sizes = saved_sizes if isinstance(call.sizes, Tensor) else call.sizes
+    need_x, need_w, need_b, need_s, need_later = needed_gradients(ctx, ctx.needs_input_grad[2:], dy)
     need_w = need_w or need_later
     dx = dw = db = ds = None
     if dy.dtype is not layer.row_dtype:
         dy = dy.to(layer.row_dtype)
     if need_b or need_s:
-        if bounded is None:
-            bounded = operations.bound_sizes(sizes, dy.shape[0], dy)
-        sums = operations.bias_grads(dy, bounded, bias, bias_scales)
+        sums = operations.bias_grads(dy, bounded_sizes(sizes, dy), bias, bias_scales)
         db = sums[0] if need_b else None
         ds = sums[1] if need_s else None
     if need_x or need_w:
-        codes = None
+        codes: Tensor | GroupedTensor = dy
         if layer.quantize_dy is not None:
-            seed = call.seed.take() if isinstance(call.seed, SeedCounter) else call.seed
-            codes = quantize_operand(
-                layer, layer.quantize_dy, dy, "dy", sizes, seed, call.state, call.record, call.group_offset
-            )
+            codes = quantize_operand(call, layer.quantize_dy, "dy", dy, draw_in_backward(call))
         if need_x and layer.dgrad is not None:
             rows = codes if layer.quantized_dgrad else dy
             if call.grad_input is not None:
@@ -213,16 +205,44 @@ def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
             dx = layer.dgrad(rows, ctx.w.load(tensors), sizes, out=call.grad_input)
         if need_w and layer.wgrad is not None:
             rows = codes if layer.quantized_wgrad else dy
-            dw = weight_gradient(layer.wgrad, ctx.x.load(tensors), rows, sizes, call.target, call)
-    grads = [dx, dw, db, ds, None]
+            dw = weight_gradient(call, layer.wgrad, ctx.x.load(tensors), rows, sizes)
+    return cast_gradients([dx, dw, db, ds, None], ctx.dtypes)
+
+
+def caller_sizes(sizes: Sizes) -> Tensor | None:
+    """What autograd saves of a call's sizes, so that a change in place is detected.
+
+    Nothing of prepared ones, which are the call's own: the caller's may change before backward, these do not.
+    """
+    return sizes if isinstance(sizes, Tensor) else None
+
+
+def bounded_sizes(sizes: Sizes, like: Tensor) -> Tensor:
+    """int64 [G] on `like`'s device, within its rows."""
+    if not isinstance(sizes, Tensor):
+        return sizes.group_sizes
+    bounded: Tensor = operations.bound_sizes(sizes, like.shape[0], like)
+    return bounded
+
+
+def dtypes_of(*inputs: Tensor | None) -> list[torch.dtype | None]:
+    """Each input's dtype, to which its gradient is cast."""
+    return [None if value is None else value.dtype for value in inputs]
+
+
+def cast_gradients(grads: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None]) -> list[Tensor | None]:
+    """Each gradient in the dtype of its input."""
     return [
         grad if grad is None or dtype is None or grad.dtype is dtype else grad.to(dtype)
-        for grad, dtype in zip(grads, ctx.dtypes, strict=True)
+        for grad, dtype in zip(grads, dtypes, strict=True)
     ]
 
 
 def check_grad_input(grad_input: Tensor, dy: Tensor) -> None:
-    """ValueError where dx would be written over dy, which is being read; whoever has saved the buffer will know."""
+    """ValueError where dx would be written over dy, which is being read.
+
+    Bumps grad_input's version, so that references that autograd has saved are detected.
+    """
     if share_memory(grad_input, dy):
         raise ValueError("grad_input shares memory with y's gradient, which backward reads; give a buffer of its own")
     if is_plain(grad_input):
@@ -230,37 +250,40 @@ def check_grad_input(grad_input: Tensor, dy: Tensor) -> None:
 
 
 def weight_gradient(
-    wgrad: Run, x: Any, dy: Any, sizes: Any, target: WgradTarget | None, owner: object
+    call: Call, wgrad: Run, x: Tensor | GroupedTensor, dy: Tensor | GroupedTensor, sizes: Sizes, owner: object = None
 ) -> Tensor | None:
-    """dw; or what stands for it where it goes to `target`, see WgradTarget.put."""
-    if target is not None:
-        return target.put(wgrad, x, dy, sizes, owner)
+    """dw, or what stands for it where it goes to the call's target: see WgradTarget.put.
+
+    owner   see DelayedWgrad.postpone; None: the call
+    """
+    if call.target is not None:
+        return call.target.put(wgrad, x, dy, sizes, call if owner is None else owner)
     dw: Tensor = wgrad(x, dy, sizes)
     return dw
 
 
-def wanted_gradients(ctx: Any, needs: Sequence[bool], dy: Tensor) -> list[bool]:
+def needed_gradients(ctx: Context, needs: Sequence[bool], dy: Tensor) -> list[bool]:
     """`needs` of forward's last inputs, less those that this backward leaves out.
 
-    needs_input_grad says what requires a gradient, and not that torch.autograd.grad asks for others alone.
+    needs_input_grad says which inputs require a gradient; torch.autograd.grad may ask for some of them alone.
     """
-    # a backward that runs is wanted for something
+    # a backward that runs computes something
     if not is_plain(dy) or sum(needs) == 1:
         return list(needs)
     # inputs that are no tensors have no edge
     tensors = [dtype for dtype in ctx.dtypes if dtype is not None]
     edges = iter(ctx.next_functions[-len(tensors) :])
-    found = []
-    for needed, dtype in zip(needs, ctx.dtypes, strict=True):
+    needed = []
+    for required, dtype in zip(needs, ctx.dtypes, strict=True):
         node = None if dtype is None else next(edges)[0]
-        found.append(needed and node is not None and _will_run(node))
-    return found
+        needed.append(required and node is not None and _will_run(node))
+    return needed
 
 
-def _will_run(node: Any) -> bool:
+def _will_run(node: Node) -> bool:
     try:
         return bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:  # says that torch.autograd.grad was asked for this very leaf
+    except RuntimeError:  # torch.autograd.grad was asked for this very leaf
         return True
 
 

@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C import _functorch
+from torch.autograd.function import FunctionCtx
 
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.second_derivative import refuse
 
 _CAST = frozenset({"x", "weight", "w1", "w2"})
-_OPERANDS = _CAST | {"bias", "bias_scales", "probs", "bias1", "bias2", "bias2_scales"}
+
+C = TypeVar("C")
 
 autocast_anywhere: Callable[[], bool] = torch._C._is_any_autocast_enabled
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
-def matters(x: Any) -> bool:
-    """True where a call with these rows is one for `run`: in a transform, or with autocast on for x's device."""
+def matters(x: object) -> bool:
+    """True where a call with these rows goes through `run`: in a transform, or with autocast on for x's device."""
     if transforms_active():
         return True
     return isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type)
 
 
-def run(function: Callable[..., Tensor], given: Mapping[str, Any]) -> Tensor:
-    """`function(**given)`: with x and weights in autocast's dtype and autocast off, or as transforms take it.
+def run(function: Callable[..., Tensor], operands: Mapping[str, object]) -> Tensor:
+    """`function(**operands)`: with x and weights in autocast's dtype and autocast off, or as transforms take it.
 
-    x and weights in high precision are cast; codes are not.
+    operands   of the call, by name; x and weights in high precision are cast, codes are not
     """
     if transforms_active():
-        return _transformed(function, given)
-    device = given["x"].device.type
+        return _transformed(function, operands)
+    x = operands["x"]
+    device = x.device.type if isinstance(x, Tensor) else "cpu"
     dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
-        return function(**{name: _cast(dtype, value) if name in _CAST else value for name, value in given.items()})
+        return function(**{name: _cast(dtype, value) if name in _CAST else value for name, value in operands.items()})
 
 
-def run_backward(backward: Callable[[Any, Tensor], list[Tensor | None]], ctx: Any, dy: Tensor) -> list[Tensor | None]:
+def run_backward(backward: Callable[[C, Tensor], list[Tensor | None]], ctx: C, dy: Tensor) -> list[Tensor | None]:
     """`backward(ctx, dy)` with autocast off: it has chosen its dtypes already."""
     if not autocast_anywhere():
         return backward(ctx, dy)
@@ -47,25 +50,24 @@ def run_backward(backward: Callable[[Any, Tensor], list[Tensor | None]], ctx: An
         return backward(ctx, dy)
 
 
-def _cast(dtype: torch.dtype, value: Any) -> Any:
+def _cast(dtype: torch.dtype, value: object) -> object:
     if isinstance(value, tuple | list):
         return tuple(_cast(dtype, part) for part in value)
     return value.to(dtype) if isinstance(value, Tensor) and value.dtype in DTYPE_NAMES else value
 
 
-def _transformed(function: Callable[..., Tensor], given: Mapping[str, Any]) -> Tensor:
+def _transformed(function: Callable[..., Tensor], operands: Mapping[str, object]) -> Tensor:
     interpreter = _functorch.peek_interpreter_stack()
     assert interpreter is not None  # transforms are active
     if interpreter.key() not in (_functorch.TransformType.Grad, _functorch.TransformType.Functionalize):
         raise NotImplementedError(_no_transform(interpreter.key().name))
-    names = [name for name, value in given.items() if name in _OPERANDS and isinstance(value, Tensor)]
-    rest = {name: value for name, value in given.items() if name not in names}
+    tensors = {name: value for name, value in operands.items() if isinstance(value, Tensor)}
+    others = {name: value for name, value in operands.items() if name not in tensors}
 
-    def again(*tensors: Tensor) -> Tensor:
-        return function(**dict(zip(names, tensors, strict=True)), **rest)
+    def again(*values: Tensor) -> Tensor:
+        return function(**dict(zip(tensors, values, strict=True)), **others)
 
-    result: Tensor = _Transformed.apply(again, *(given[name] for name in names))  # type: ignore[no-untyped-call]
-    return result
+    return _transformed_call(again, *tensors.values())
 
 
 def _no_transform(name: str) -> str:
@@ -73,6 +75,12 @@ def _no_transform(name: str) -> str:
         f"torch.func's {name.lower()} was applied to a grouped layer, which has no rule for it; groups are the layer's "
         "own batch: give all rows in one call, a group of group_sizes for each"
     )
+
+
+class _CallContext(FunctionCtx):
+    again: Callable[..., Tensor]
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, ...]
 
 
 class _Transformed(torch.autograd.Function):
@@ -84,20 +92,22 @@ class _Transformed(torch.autograd.Function):
         return again(*tensors)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    def setup_context(
+        ctx: _CallContext, inputs: tuple[Callable[..., Tensor], *tuple[Tensor, ...]], output: Tensor
+    ) -> None:
         """Keeps the call and its tensors."""
         ctx.again = inputs[0]
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _CallContext, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the tensors."""
-        wanted = tuple(ctx.needs_input_grad[1:])
-        made = iter(_Gradients.apply(ctx.again, wanted, dy, *ctx.saved_tensors))  # type: ignore[no-untyped-call]
-        return (None, *(next(made) if needed else None for needed in wanted))
+        needs = tuple(ctx.needs_input_grad[1:])
+        grads = iter(_gradients(ctx.again, needs, dy, *ctx.saved_tensors))
+        return (None, *(next(grads) if needed else None for needed in needs))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+    def vmap(*_: object) -> NoReturn:
         """Raises NotImplementedError."""
         raise NotImplementedError(_no_transform("vmap"))
 
@@ -106,23 +116,29 @@ class _Gradients(torch.autograd.Function):
     """The gradients of a call, which have no derivative."""
 
     @staticmethod
-    def forward(again: Callable[..., Tensor], wanted: tuple[bool, ...], dy: Tensor, *tensors: Tensor) -> Any:
-        """One for each wanted tensor."""
+    def forward(
+        again: Callable[..., Tensor], needs: tuple[bool, ...], dy: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """One for each tensor that needs one."""
         with torch.enable_grad():
-            leaves = [value.detach().requires_grad_(needed) for value, needed in zip(tensors, wanted, strict=True)]
-            asked = [leaf for leaf, needed in zip(leaves, wanted, strict=True) if needed]
-            return torch.autograd.grad(again(*leaves), asked, dy)
+            leaves = [value.detach().requires_grad_(needed) for value, needed in zip(tensors, needs, strict=True)]
+            inputs = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
+            return torch.autograd.grad(again(*leaves), inputs, dy)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    def setup_context(*_: object) -> None:
         """Keeps nothing."""
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> Any:
+    def backward(*_: object) -> NoReturn:
         """Raises NotImplementedError."""
         raise refuse()
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+    def vmap(*_: object) -> NoReturn:
         """Raises NotImplementedError."""
         raise NotImplementedError(_no_transform("vmap"))
+
+
+_transformed_call: Callable[..., Tensor] = _Transformed.apply
+_gradients: Callable[..., tuple[Tensor, ...]] = _Gradients.apply

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,11 +13,13 @@ from octavo_torch.arrays.checks import backend_names, check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.per_group import Weights
-from octavo_torch.arrays.sizes import all_rows, as_sizes
+from octavo_torch.arrays.sizes import GroupSizes, all_rows, as_sizes
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.dispatch.layer import quantizer_for
+from octavo_torch.dispatch.recipes import with_output_dtype
 from octavo_torch.linear import arguments
+from octavo_torch.linear.call import Call
 from octavo_torch.linear.grouped import Rows, apply, traced
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.reference import backend as reference
@@ -35,7 +37,7 @@ Backend = str | Sequence[str] | None
 def quantize(
     x: Tensor,
     spec: QuantizerSpec,
-    group_sizes: Any = None,
+    group_sizes: GroupSizes | None = None,
     *,
     seed: int | Tensor | None = None,
     operand: str | None = None,
@@ -86,7 +88,7 @@ def dequantize(q: GroupedTensor, direction: Literal["rowwise", "columnwise"] = "
 def grouped_linear(
     x: Rows,
     weight: Weights | QuantizedWeight,
-    group_sizes: Any,
+    group_sizes: GroupSizes | None,
     *,
     recipe: Recipe | None,
     bias: Weights | None = None,
@@ -137,11 +139,12 @@ def grouped_linear(
         recipe = _HIGH_PRECISION
     if backend is not None and type(backend) is not str:
         backend = backend_names(backend)
+    call = Call(recipe, backend, group_offset)
+    call.seed, call.state = seed, state
+    call.out, call.grad_input = out, grad_input
+    call.main_grad, call.delayed_wgrad = main_grad, delayed_wgrad
     run = traced if _is_compiling() else apply
-    return run(
-        x, weight, group_sizes, recipe, backend, bias, bias_scales, seed, state, True, group_offset, out, grad_input,
-        None, main_grad, delayed_wgrad,
-    )  # fmt: skip
+    return run(x, weight, group_sizes, bias, bias_scales, call)
 
 
 def grouped_mm(
@@ -166,20 +169,5 @@ def grouped_mm(
     chosen = _HIGH_PRECISION if recipe is None else recipe
     if out_dtype is not None and out_dtype is not a.dtype:
         check_recipe(chosen)
-        chosen = _with_output_dtype(chosen, out_dtype)
+        chosen = with_output_dtype(chosen, DTYPE_NAMES[out_dtype])
     return grouped_linear(a, b.transpose(1, 2), sizes, recipe=chosen, bias=bias)
-
-
-_rerounded: dict[tuple[int, torch.dtype], tuple[Recipe, Recipe]] = {}
-
-
-def _with_output_dtype(recipe: Recipe, dtype: torch.dtype) -> Recipe:
-    """`recipe` with another output dtype, one object for each pair so that its layers are found again."""
-    known = _rerounded.get((id(recipe), dtype))
-    if known is not None and known[0] is recipe:
-        return known[1]
-    if len(_rerounded) >= 256:
-        _rerounded.clear()
-    made = type(recipe)(**{**recipe.model_dump(), "output_dtype": DTYPE_NAMES[dtype]})
-    _rerounded[id(recipe), dtype] = (recipe, made)
-    return made

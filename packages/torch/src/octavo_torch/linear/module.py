@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from octavo import Recipe
 from octavo_torch.arrays.checks import check_flag
 from octavo_torch.arrays.per_group import Weights
-from octavo_torch.linear.grouped import Held, Rows, apply, traced
+from octavo_torch.arrays.sizes import GroupSizes
+from octavo_torch.dispatch.layer import Layers
+from octavo_torch.linear.call import Call
+from octavo_torch.linear.grouped import Rows, apply, traced
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.quantized_operands import quantize_input, quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight, check_own
@@ -63,7 +66,7 @@ class GroupedLinear(RecipeModule):
         sides = {"num_groups": num_groups, "in_features": in_features, "out_features": out_features}
         options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad)
         super().__init__(sides, options, device)
-        self._held: Held = {}
+        self._layers: Layers = Layers()
         shapes = {
             "weight": (num_groups, out_features, in_features),
             "bias": (num_groups, out_features) if bias else None,
@@ -100,7 +103,7 @@ class GroupedLinear(RecipeModule):
     def forward(
         self,
         x: Rows,
-        group_sizes: Any,
+        group_sizes: GroupSizes | None,
         *,
         weight: QuantizedWeight | None = None,
         bias_scales: Tensor | None = None,
@@ -112,26 +115,15 @@ class GroupedLinear(RecipeModule):
         if weight is not None:
             check_own("weight", weight, own)
         seed = SeedCounter(self.seed_base, self.seed_counter) if self._stochastic else None
-        state = self.delayed_state if self._stateful else None
-        call = traced if _is_compiling() else apply
-        return call(
-            x,
-            own if weight is None else weight,  # type: ignore[arg-type]
-            group_sizes,
-            self.recipe,
-            self.backend,
-            self.of_all_groups("bias") if self.per_group_parameters else self._parameters.get("bias"),
-            bias_scales,
-            seed,
-            state,
-            self.training,
-            0,
-            out,
-            grad_input,
-            self._held,
-            self.main_grad,
-            self.delayed_wgrad,
-        )
+        call = Call(self.recipe, self.backend)
+        call.seed, call.record = seed, self.training
+        call.state = self.delayed_state if self._stateful else None
+        call.out, call.grad_input = out, grad_input
+        call.main_grad, call.delayed_wgrad = self.main_grad, self.delayed_wgrad
+        call.layers = self._layers
+        run = traced if _is_compiling() else apply
+        bias = self.of_all_groups("bias") if self.per_group_parameters else self._parameters.get("bias")
+        return run(x, own if weight is None else weight, group_sizes, bias, bias_scales, call)  # type: ignore[arg-type]
 
     def quantize_weight(
         self, *, out: QuantizedWeight | None = None, unchanged: Tensor | None = None
@@ -151,7 +143,7 @@ class GroupedLinear(RecipeModule):
             unchanged=unchanged,
         )
 
-    def quantize_input(self, x: Tensor, group_sizes: Any) -> QuantizedInput:
+    def quantize_input(self, x: Tensor, group_sizes: GroupSizes) -> QuantizedInput:
         """`x` quantized once, for every forward of this layer and of others with such weights that reads it."""
         return quantize_input(
             x,
@@ -163,9 +155,9 @@ class GroupedLinear(RecipeModule):
             backend=self.backend,
         )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Everything but the resolved layers: bound functions stay in their process."""
-        return {**self.__dict__, "_held": {}}
+        return {**self.__dict__, "_layers": Layers()}
 
     def extra_repr(self) -> str:
         """Shape, bias and recipe."""

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from octavo import QuantizerSpec, Recipe
 from octavo.grouped_tensor import PLAIN
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Layer
 
@@ -45,12 +46,12 @@ class QuantizedInput:
             raise ValueError("x has changed in place since quantize_input; quantize it again")
 
 
-QUANTIZED = frozenset({GroupedTensor, QuantizedInput})
+QUANTIZED = (GroupedTensor, QuantizedInput)
 """The types of x that hold codes."""
 
 
 def rows_of(
-    x: GroupedTensor | QuantizedInput, weight: Any, group_sizes: Any, recipe: Recipe
+    x: GroupedTensor | QuantizedInput, weight: object, group_sizes: GroupSizes | None, recipe: Recipe
 ) -> tuple[Tensor, GroupedTensor | None, Tensor]:
     """A tensor of x's shape, the codes, and the sizes that they were made for.
 
@@ -68,8 +69,9 @@ def rows_of(
     return weight.new_empty(()).expand(x.spec.shape), x, x.group_sizes
 
 
-def check_codes(layer: Layer, recipe: Recipe, x: GroupedTensor | QuantizedInput, codes: GroupedTensor) -> None:
-    """ValueError unless `codes` are of the recipe's quantizer, in the directions and layouts that its GEMMs read."""
+def check_codes(layer: Layer, recipe: Recipe, x: object, codes: GroupedTensor) -> None:
+    """ValueError unless the codes of `x` are by the recipe's quantizer, in the directions and layouts that its GEMMs
+    read."""
     if isinstance(x, GroupedTensor):
         _check_spec(layer, recipe, x.spec.quantizer)
     read = {"rowwise": layer.quantized_fprop, "columnwise": layer.need_dw and layer.quantized_wgrad}

@@ -23,6 +23,7 @@ from octavo_torch.compiler.tracing import one_call
 from octavo_torch.dispatch.layer import Layer, Run, layer_for
 from octavo_torch.linear import arguments
 from octavo_torch.linear.autograd import quantize_operand
+from octavo_torch.linear.call import Call
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight, layouts_of
 from octavo_torch.scaling.delayed_state import DelayedState
@@ -224,5 +225,7 @@ def _input_codes(
         raise ValueError(arguments.NEEDS_SEED)
     check_seed(seed)
     arguments.check_group_offset(group_offset)
-    codes = quantize_operand(layer, layer.quantize_x, x, "x", sizes, seed, state, True, group_offset)
+    call = Call(recipe, group_offset=group_offset, state=state)
+    call.layer, call.sizes = layer, sizes
+    codes = quantize_operand(call, layer.quantize_x, "x", x, seed)
     return codes.group_sizes, codes

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from octavo_registry.contract.cards import GATED, Activation
@@ -12,11 +10,12 @@ from octavo_torch.arrays.operands import check_tensor
 from octavo_torch.functions.activations import check_activation, features
 from octavo_torch.linear.arguments import NEEDS_SEED, check_buffer, check_like, check_state
 from octavo_torch.mlp.activation_module import check_probs
+from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.mlp.plan import MlpPlan
-from octavo_torch.scaling.seeds import Seed, check_seed
+from octavo_torch.scaling.seeds import check_seed
 
 
-def check_operands(x: Any, w1: Any, w2: Any, activation: Any) -> Activation:
+def check_operands(x: Tensor, w1: Tensor, w2: Tensor, activation: object) -> Activation:
     """x [M, K], w1 [G, 2 F or F, K] and w2 [G, N, F] of one dtype on one device; the activation's name."""
     name = check_activation(activation)
     if not (
@@ -37,7 +36,7 @@ def check_operands(x: Any, w1: Any, w2: Any, activation: Any) -> Activation:
     return name
 
 
-def _explain(x: Any, w1: Any, w2: Any, activation: Activation) -> None:
+def _explain(x: Tensor, w1: Tensor, w2: Tensor, activation: Activation) -> None:
     check_tensor("x", x, "[M, K]")
     first = "[G, 2 F, K]" if activation in GATED else "[G, F, K]"
     for name, weight, shape in (("w1", w1, first), ("w2", w2, "[G, N, F]")):
@@ -63,17 +62,9 @@ def _explain(x: Any, w1: Any, w2: Any, activation: Activation) -> None:
     )
 
 
-def check_mlp(
-    plan: MlpPlan,
-    x: Tensor,
-    probs: Tensor | None,
-    bias1: Tensor | None,
-    bias2: Tensor | None,
-    bias2_scales: Tensor | None,
-    seed: Seed,
-    state: Any,
-) -> None:
+def check_mlp(call: MlpCall, plan: MlpPlan, operands: Operands) -> None:
     """The arguments beside x and the weights fit them and the recipe."""
+    x, _, _, probs, bias1, bias2, bias2_scales = operands
     rows, groups = x.shape[0], plan.fc1.groups
     if probs is not None:
         check_probs(probs, x)
@@ -85,27 +76,24 @@ def check_mlp(
         if bias2 is None:
             raise ValueError("bias2_scales was given without bias2; give both or neither")
         check_like("bias2_scales", bias2_scales, (rows,), x)
-    if seed is not None:
-        check_seed(seed)
+    if call.seed is not None:
+        check_seed(call.seed)
     elif plan.fc1.needs_seed or plan.fc2.needs_seed:
         raise ValueError(NEEDS_SEED)
-    if state is None or not plan.recipe.stateful:
-        check_state(plan.recipe, state, x, groups)
+    _check_states(plan, call.states, x)
+    read = operands._asdict()
+    if call.out is not None:
+        check_buffer("out", call.out, (rows, int(plan.fc2.weight_shape[1])), plan.fc2.row_dtype, read)
+    if call.grad_input is not None:
+        check_buffer("grad_input", call.grad_input, tuple(x.shape), x.dtype, {**read, "out": call.out})
+
+
+def _check_states(plan: MlpPlan, states: object, x: Tensor) -> None:
+    groups = plan.fc1.groups
+    if states is None or not plan.recipe.stateful:
+        check_state(plan.recipe, states, x, groups)
         return
-    if not isinstance(state, tuple | list) or len(state) != 2:
-        raise ValueError(f"state is a {type(state).__name__}; give two DelayedStates, (fc1's, fc2's)")
-    for part in state:
-        check_state(plan.recipe, part, x, groups)
-
-
-def check_mlp_buffers(
-    plan: MlpPlan, arrays: tuple[Tensor | None, ...], out: Tensor | None, grad_input: Tensor | None
-) -> None:
-    """`out` and `grad_input` can be written, and share no memory with what the call reads."""
-    x = arrays[0]
-    assert x is not None
-    read = dict(zip(("x", "w1", "w2", "probs", "bias1", "bias2", "bias2_scales"), arrays, strict=True))
-    if out is not None:
-        check_buffer("out", out, (x.shape[0], int(plan.fc2.weight_shape[1])), plan.fc2.row_dtype, x.device, read)
-    if grad_input is not None:
-        check_buffer("grad_input", grad_input, tuple(x.shape), x.dtype, x.device, {**read, "out": out})
+    if not isinstance(states, tuple | list) or len(states) != 2:
+        raise ValueError(f"state is a {type(states).__name__}; give two DelayedStates, (fc1's, fc2's)")
+    for state in states:
+        check_state(plan.recipe, state, x, groups)

@@ -10,7 +10,7 @@ Kept for backward, in bytes an element of a bf16 call whose recipe has codes of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,18 +21,32 @@ from octavo_torch.arrays.interleaving import from_halves, to_halves
 from octavo_torch.compiler.second_derivative import once_differentiated
 from octavo_torch.functions.activations import activate_gradient, probs_gradient
 from octavo_torch.linear.autograd import (
+    Context,
     Saved,
+    bounded_sizes,
+    caller_sizes,
+    cast_gradients,
     check_grad_input,
+    dtypes_of,
+    needed_gradients,
     quantize_operand,
-    wanted_gradients,
     weight_gradient,
 )
 from octavo_torch.linear.contexts import run_backward
-from octavo_torch.mlp.forward import MlpCall, activation_again, forward, run_fused
-from octavo_torch.mlp.plan import MlpPlan
-from octavo_torch.scaling.delayed_state import DelayedState
+from octavo_torch.mlp.call import MlpCall, Operands
+from octavo_torch.mlp.forward import DrawnSeed, activation_again, forward, run_fused
 from octavo_torch.scaling.seeds import SeedCounter
 from octavo_torch.wgrad.function import interleaved_wgrad
+
+
+class MlpContext(Context, Protocol):
+    """The operands x, w1, a (the activation) and w2 are there where backward reads them."""
+
+    call: MlpCall
+    x: Saved
+    w1: Saved
+    a: Saved
+    w2: Saved
 
 
 class GroupedMLPFunction(torch.autograd.Function):
@@ -40,7 +54,7 @@ class GroupedMLPFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: MlpContext,
         call: MlpCall,
         out: Tensor | None,
         x: Tensor,
@@ -55,76 +69,73 @@ class GroupedMLPFunction(torch.autograd.Function):
         """y [M, N], which is `out` where that is given; `anchor` is a DelayedWgrad's."""
         plan = call.plan
         fc1, fc2 = plan.fc1, plan.fc2
-        made = forward(call, x, w1, w2, probs, bias1, bias2, bias2_scales)
-        # prepared sizes are the call's own: the caller's may change before backward, these do not
-        tensors: list[Tensor | None] = [None if plan.prepare is not None else call.sizes, None, None, None, None]
+        operands = Operands(x, w1, w2, probs, bias1, bias2, bias2_scales)
+        first, h, second = forward(call, operands)
+        call.release()
+        tensors = [caller_sizes(call.sizes), None, None, None, None]
         if fc2.need_dx or (fc2.need_dw and not fc2.quantized_wgrad):
-            tensors[1:3] = [made.h, probs]
+            tensors[1:3] = [h, probs]
         if bias2_scales is not None:
             tensors[3:] = [bias2, bias2_scales]
         if fc1.need_dw:
-            ctx.x = Saved(made.x if fc1.quantized_wgrad else x, tensors)
+            ctx.x = Saved(first.x if fc1.quantized_wgrad else x, tensors)
         if fc1.need_dx:
-            ctx.w1 = Saved(made.w1 if fc1.quantized_dgrad else w1, tensors)
+            ctx.w1 = Saved(first.w if fc1.quantized_dgrad else w1, tensors)
         if fc2.need_dw and fc2.quantized_wgrad:
-            ctx.a = Saved(made.a, tensors)
+            ctx.a = Saved(second.x, tensors)
         if fc2.need_dx:
-            ctx.w2 = Saved(made.w2 if fc2.quantized_dgrad else w2, tensors)
+            ctx.w2 = Saved(second.w if fc2.quantized_dgrad else w2, tensors)
         ctx.save_for_backward(*tensors)
         ctx.call = call
-        arrays = (x, w1, w2, probs, bias1, bias2, bias2_scales, anchor)
-        ctx.dtypes = [None if value is None else value.dtype for value in arrays]
+        ctx.dtypes = dtypes_of(*operands, anchor)
         if out is not None:
             ctx.mark_dirty(out)
-        return made.y
+        return second.y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: MlpContext, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients in the order of forward's arguments."""
         with torch.no_grad():
             grads = run_backward(_backward, ctx, dy)
         return (None, None, *once_differentiated(grads, dy))
 
 
-def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
-    call: MlpCall = ctx.call
+def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
+    call, tensors = ctx.call, ctx.saved_tensors
     plan = call.plan
     fc1, fc2 = plan.fc1, plan.fc2
-    tensors = ctx.saved_tensors
-    sizes, h, probs, bias2, bias2_scales = tensors[:5]
-    if plan.prepare is not None:
-        sizes = call.sizes
-    needs = wanted_gradients(ctx, ctx.needs_input_grad[2:], dy)
+    saved_sizes, h, probs, bias2, bias2_scales = tensors[:5]
+    sizes = saved_sizes if isinstance(call.sizes, Tensor) else call.sizes
+    needs = needed_gradients(ctx, ctx.needs_input_grad[2:], dy)
     need_x, need_w1, need_w2, need_p, need_b1, need_b2, need_s2, need_later = needs
     need_w1, need_w2 = (
-        need or (need_later and target is not None and target.store is not None)
-        for need, target in zip((need_w1, need_w2), call.targets, strict=True)
+        need or (need_later and layer.target is not None and layer.target.store is not None)
+        for need, layer in ((need_w1, call.fc1), (need_w2, call.fc2))
     )
     dx = dw1 = dw2 = dp = db1 = db2 = ds2 = None
     seed1 = seed2 = None
     before_activation = need_x or need_w1 or need_p or need_b1
     rounds = need_w2 or before_activation
     if rounds and (fc1.needs_seed or fc2.needs_seed):
-        seed1, seed2 = call.drawn(SeedCounter.take)
-    state1, state2 = call.states
-    given = None if call.grad_input is None else dy
+        seed1, seed2 = call.draw(SeedCounter.take)
+    dy_of_caller = dy if call.grad_input is not None else None
     if dy.dtype is not fc2.row_dtype:
         dy = dy.to(fc2.row_dtype)
     if need_b2 or need_s2:
-        sums = operations.bias_grads(dy, _bounded(plan, sizes, dy), bias2, bias2_scales)
+        sums = operations.bias_grads(dy, bounded_sizes(sizes, dy), bias2, bias2_scales)
         db2 = sums[0] if need_b2 else None
         ds2 = sums[1] if need_s2 else None
-    codes = None
+    codes: Tensor | GroupedTensor = dy
     if rounds and fc2.quantize_dy is not None:
-        codes = quantize_operand(fc2, fc2.quantize_dy, dy, "dy", sizes, seed2, state2, call.record, call.group_offset)
+        codes = quantize_operand(call.fc2, fc2.quantize_dy, "dy", dy, seed2)
     if need_w2:
-        assert fc2.wgrad is not None
+        assert fc2.wgrad is not None  # a layer whose dw is needed
         rows = codes if fc2.quantized_wgrad else dy
-        a = ctx.a.load(tensors) if fc2.quantized_wgrad else activation_again(call, h, probs, sizes, seed2)
-        dw2 = weight_gradient(fc2.wgrad, a, rows, sizes, call.targets[1], call)
+        a = ctx.a.load(tensors) if fc2.quantized_wgrad else activation_again(call, h, probs, seed2)
+        dw2 = weight_gradient(call.fc2, fc2.wgrad, a, rows, sizes, call)
         del a, rows
     if before_activation:
-        assert fc2.dgrad is not None
+        assert fc2.dgrad is not None  # a layer whose dx is needed
         da = fc2.dgrad(codes if fc2.quantized_dgrad else dy, ctx.w2.load(tensors), sizes)
         if da.dtype is not h.dtype:
             da = da.to(h.dtype)
@@ -132,66 +143,52 @@ def _backward(ctx: Any, dy: Tensor) -> list[Tensor | None]:
         if not (need_x or need_w1 or need_b1):
             dp = probs_gradient(da, h, plan.activation)
         else:
-            dh, codes, db1, dp = _gradient_of_h(call, da, h, probs, sizes, seed1, state1, need_b1, need_p)
+            grads = _gradient_of_h(call, da, h, probs, seed1, need_b1, need_p)
+            db1, dp = grads.bias, grads.probs
             if need_x:
-                assert fc1.dgrad is not None
+                assert fc1.dgrad is not None  # a layer whose dx is needed
                 w1 = ctx.w1.load(tensors)
-                if call.block and not fc1.quantized_dgrad:
+                if call.block and isinstance(w1, Tensor):
                     w1 = to_halves(w1, call.block)
-                if call.grad_input is not None and given is not None:
-                    check_grad_input(call.grad_input, given)
-                dx = fc1.dgrad(codes if fc1.quantized_dgrad else dh, w1, sizes, out=call.grad_input)
+                if call.grad_input is not None and dy_of_caller is not None:
+                    check_grad_input(call.grad_input, dy_of_caller)
+                dx = fc1.dgrad(grads.codes if fc1.quantized_dgrad else grads.h, w1, sizes, out=call.grad_input)
             if need_w1:
-                assert fc1.wgrad is not None
+                assert fc1.wgrad is not None  # a layer whose dw is needed
                 wgrad = interleaved_wgrad(fc1.wgrad, call.block) if call.block else fc1.wgrad
-                rows = codes if fc1.quantized_wgrad else dh
-                dw1 = weight_gradient(wgrad, ctx.x.load(tensors), rows, sizes, call.targets[0], call)
+                dh = grads.codes if fc1.quantized_wgrad else grads.h
+                assert dh is not None  # a GEMM reads it
+                dw1 = weight_gradient(call.fc1, wgrad, ctx.x.load(tensors), dh, sizes, call)
             if db1 is not None and call.block:
                 db1 = from_halves(db1, call.block)
-    return [
-        grad if grad is None or dtype is None or grad.dtype is dtype else grad.to(dtype)
-        for grad, dtype in zip((dx, dw1, dw2, dp, db1, db2, ds2, None), ctx.dtypes, strict=True)
-    ]
+    return cast_gradients((dx, dw1, dw2, dp, db1, db2, ds2, None), ctx.dtypes)
 
 
-def _bounded(plan: MlpPlan, sizes: Any, like: Tensor) -> Tensor:
-    bounded: Tensor = (
-        sizes.group_sizes if plan.prepare is not None else operations.bound_sizes(sizes, like.shape[0], like)
-    )
-    return bounded
+class _Gradients(NamedTuple):
+    """The gradient of fc1's result as fc1's GEMMs read it, plain or quantized; those of its bias and of probs."""
+
+    h: Tensor | None
+    codes: GroupedTensor | None
+    bias: Tensor | None
+    probs: Tensor | None
 
 
 def _gradient_of_h(
-    call: MlpCall,
-    da: Tensor,
-    h: Tensor,
-    probs: Tensor | None,
-    sizes: Any,
-    seed: Any,
-    state: DelayedState | None,
-    need_bias: bool,
-    need_probs: bool,
-) -> tuple[Tensor | None, GroupedTensor | None, Tensor | None, Tensor | None]:
-    """The gradient of fc1's result as fc1's GEMMs read it, plain or quantized; those of its bias and of probs."""
-    plan = call.plan
-    if plan.run_dact is not None:
+    call: MlpCall, da: Tensor, h: Tensor, probs: Tensor | None, seed: DrawnSeed, need_bias: bool, need_probs: bool
+) -> _Gradients:
+    plan, quantize = call.plan, call.plan.fc1.quantize_dy
+    if plan.dact.run is not None:
         names = (("dbias", need_bias), ("dprobs", need_probs))
-        wanted = tuple([name for name, needed in names if needed])
-        codes, extras = run_fused(
-            call, plan.dact, plan.run_dact, "dy", (da, h), probs, sizes, seed, state, call.record, wanted
-        )
-        dp = extras.dprobs
+        extras = tuple([name for name, needed in names if needed])
+        codes, computed = run_fused(call.fc1, plan.dact, "dy", (da, h), probs, seed, extras=extras)
+        dp = computed.dprobs
         if need_probs and dp is None:
             dp = probs_gradient(da, h, plan.activation)
-        return extras.activated, codes, extras.dbias, dp
+        return _Gradients(computed.activated, codes, computed.dbias, dp)
     dh = activate_gradient(da, h, probs, plan.activation)
-    made = None
-    if plan.fc1.quantize_dy is not None:
-        made = quantize_operand(
-            plan.fc1, plan.fc1.quantize_dy, dh, "dy", sizes, seed, state, call.record, call.group_offset
-        )
-    db = operations.bias_grads(dh, _bounded(plan, sizes, dh), None, None)[0] if need_bias else None
-    return dh, made, db, probs_gradient(da, h, plan.activation) if need_probs else None
+    codes = None if quantize is None else quantize_operand(call.fc1, quantize, "dy", dh, seed)
+    db = operations.bias_grads(dh, bounded_sizes(call.sizes, dh), None, None)[0] if need_bias else None
+    return _Gradients(dh, codes, db, probs_gradient(da, h, plan.activation) if need_probs else None)
 
 
 grouped_mlp_function: Callable[..., Tensor] = GroupedMLPFunction.apply

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,13 @@ from octavo_registry.contract.cards import GATED, Activation
 from octavo_torch.arrays.checks import brief, check_flag
 from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.per_group import Weights
+from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.functions.activations import check_activation
 from octavo_torch.linear.grouped import Rows
 from octavo_torch.linear.quantized_operands import quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight, check_own
 from octavo_torch.mlp import mlp
+from octavo_torch.mlp.call import MlpCall, States
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule
 
@@ -112,7 +114,7 @@ class GroupedMLP(RecipeModule):
     def forward(
         self,
         x: Rows,
-        group_sizes: Any,
+        group_sizes: GroupSizes | None,
         probs: Tensor | None = None,
         *,
         weights: QuantizedWeights | None = None,
@@ -127,27 +129,30 @@ class GroupedMLP(RecipeModule):
                 raise ValueError(f"weights is {brief(weights)}; give what this module's quantize_weights returned")
             for given, own in zip(weights, (first, second), strict=True):
                 check_own("weights", given, own)
-        return mlp.run(
-            x,
-            first if weights is None else weights[0],
-            second if weights is None else weights[1],
-            group_sizes,
-            self.recipe,
-            activation=self.activation,
-            probs=probs,
-            bias1=self.of_all_groups("bias1"),
-            bias2=self.of_all_groups("bias2"),
-            bias2_scales=bias2_scales,
-            seed=self.seed,
-            state=self.delayed_states or None,
-            record=self.training,
+        call = MlpCall(
+            recipe=self.recipe,
             backend=self.backend,
-            interleave=self.interleave,
+            seed=self.seed,
+            record=self.training,
             out=out,
             grad_input=grad_input,
             main_grad=self.main_grad,
+            activation=self.activation,
+            interleave=self.interleave,
+            states=self.states,
             delayed_wgrad=self.delayed_wgrad,
         )
+        extras = mlp.Extras(probs, self.of_all_groups("bias1"), self.of_all_groups("bias2"), bias2_scales)
+        w1, w2 = (first, second) if weights is None else weights
+        return mlp.run(x, w1, w2, group_sizes, extras, call)
+
+    @property
+    def states(self) -> States | None:
+        """Delayed scaling's states of both layers; None for other recipes."""
+        if not self._stateful:
+            return None
+        first, second = self.delayed_states
+        return first, second
 
     def quantize_weights(
         self, *, out: QuantizedWeights | None = None, unchanged: Tensor | None = None
@@ -158,7 +163,7 @@ class GroupedMLP(RecipeModule):
                          changed: see octavo_torch.quantize_weight
         """
         seed = self.seed_base if self._stochastic else None
-        states = self.delayed_states or (None, None)
+        states = self.states or (None, None)
         before = (None, None) if out is None else out
         first, second = (
             quantize_weight(
@@ -171,7 +176,7 @@ class GroupedMLP(RecipeModule):
         )  # fmt: skip
         return first, second
 
-    def explain(self, x: Tensor, group_sizes: Any) -> MlpPlan:
+    def explain(self, x: Tensor, group_sizes: GroupSizes) -> MlpPlan:
         """What a forward and backward with these runs, printable: backends, layouts, what is fused and what is not."""
         return mlp.explain_mlp(
             x, *self.weights, group_sizes,

@@ -14,6 +14,7 @@ from octavo_torch.linear.module import GroupedLinear
 from octavo_torch.linear.weights import check_own
 from octavo_torch.mlp import mlp
 from octavo_torch.mlp.activation_module import Activation
+from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.module import GroupedMLP
 from octavo_torch.scaling.recipe_module import RecipeModule
 
@@ -205,25 +206,20 @@ def _fused(
     for layer, codes in zip(layers, weights, strict=True):
         if codes is not None:
             check_own("weights", codes, layer.weights)
-    states = (*first.delayed_states, *second.delayed_states)
-    stores = (first.delayed_wgrad, second.delayed_wgrad)
     w1, w2 = (layer.weights if codes is None else codes for layer, codes in zip(layers, weights, strict=True))
-    return mlp.run(
-        x,
-        w1,
-        w2,
-        group_sizes,
-        first.recipe,
-        activation=activation.activation,
-        probs=probs,
-        bias1=first.biases,
-        bias2=second.biases,
-        seed=first.seed,
-        second_seed=second.seed,
-        state=states or None,
-        record=first.training,
+    state1, state2 = first.delayed_state, second.delayed_state
+    stores = (first.delayed_wgrad, second.delayed_wgrad)
+    call = MlpCall(
+        recipe=first.recipe,
         backend=first.backend,
+        seed=first.seed,
+        record=first.training,
         main_grad=first.main_grad,
+        activation=activation.activation,
+        second_seed=second.seed,
+        states=None if state1 is None or state2 is None else (state1, state2),
         delayed_wgrad=None if stores == (None, None) else stores,
         **buffers,
     )
+    extras = mlp.Extras(probs, first.biases, second.biases)
+    return mlp.run(x, w1, w2, group_sizes, extras, call)

@@ -13,7 +13,8 @@ from octavo_registry.contract.cards import Op
 from octavo_registry.contract.request import Request
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.graphs import wants_graph
-from octavo_torch.dispatch.memo import Kept, arch_of
+from octavo_torch.dispatch.device import arch_of
+from octavo_torch.memo import Memo
 from octavo_torch.moe import gathers
 
 Run = Callable[..., Any]
@@ -27,7 +28,7 @@ _FALLBACKS: dict[Op, Run] = {
     "dot_rows": gathers.dot_rows,
 }
 _MOVES: tuple[Op, ...] = ("permute_rows", "combine_rows", "dot_rows")
-_functions: Kept[Run] = Kept()
+_functions: Memo[Run] = Memo()
 
 
 class Moves(NamedTuple):

@@ -13,7 +13,8 @@ from octavo import DelayedScaling, NoBackendError
 from octavo_registry.contract.request import Request
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.memo import Kept, arch_of
+from octavo_torch.dispatch.device import arch_of
+from octavo_torch.memo import Memo
 
 
 class Update(Protocol):
@@ -33,7 +34,7 @@ class Update(Protocol):
 
 
 _is_compiling = torch.compiler.is_compiling
-_updates: Kept[Update | None] = Kept()
+_updates: Memo[Update | None] = Memo()
 
 
 def fused_update(recipe: DelayedScaling, history: Tensor, scale: Tensor) -> Update | None:

@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from jax import Array
 
+import octavo_registry as registry
 from octavo.formats import DType
-from octavo_bench.harness.engine.protocol import BUDGET_MS, F32, magnitude
+from octavo_bench.harness.engine.protocol import BUDGET_MS
+from octavo_bench.harness.engine.values import F32, magnitude
 from octavo_bench.harness.timing import Call, Times, affordable, summary
-from octavo_jax.dispatch.devices import device_kind
 
 _BATCHES = 5
-_MOST_A_BATCH = 100
+_MOST_PER_BATCH = 100
 
 
 class JaxEngine:
@@ -36,7 +37,8 @@ class JaxEngine:
     def __init__(self, device: str) -> None:
         self.device = device
         self._at = jax.devices("gpu" if device == "cuda" else device)[0]
-        self.arch: tuple[int, int] | None = device_kind(self._at)[1]
+        kinds = {seen.kind: seen.arch for seen in registry.framework("jax").devices()}
+        self.arch: tuple[int, int] | None = kinds.get(device)
         jax.config.update("jax_default_device", self._at)  # type: ignore[no-untyped-call]
 
     def normal(self, shape: tuple[int, ...], seed: int) -> Array:
@@ -82,7 +84,7 @@ class JaxEngine:
         _wait(calls[0]())
         lasted = 1e6 * (time.perf_counter() - start)
         long_enough = math.ceil(1e3 * BUDGET_MS / _BATCHES / lasted) if self.device == "cuda" else 1
-        each = max(-(-affordable(repeats, lasted, BUDGET_MS) // _BATCHES), min(long_enough, _MOST_A_BATCH))
+        each = max(-(-affordable(repeats, lasted, BUDGET_MS) // _BATCHES), min(long_enough, _MOST_PER_BATCH))
         return summary([self.batch(calls, each) for _ in range(_BATCHES)])
 
     def batch(self, calls: Sequence[Call], count: int) -> float:

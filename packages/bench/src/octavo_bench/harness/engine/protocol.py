@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.formats import DType
+from octavo_bench.harness.engine.values import F32
 from octavo_bench.harness.timing import Call, Times
-
-F32 = npt.NDArray[np.float32]
 
 BUDGET_MS = 80.0
 """Device time that one row's timed calls may take: slow peers get fewer repeats."""
@@ -56,26 +55,10 @@ class Engine(Protocol):
         """Time of one call; `calls` are the same work on different buffers, taken in turn."""
 
     def batch(self, calls: Sequence[Call], count: int) -> float:
-        """Microseconds a call of `count` of them in turn, from the host's first to the device's last."""
+        """Microseconds per call of `count` of them in turn, from the host's first to the device's last."""
 
     def copy_rate(self) -> float | None:
         """TB/s of a device copy, bytes read and written counted; None where it says nothing."""
 
     def release(self) -> None:
         """Give memory that is not used back to the device."""
-
-
-def make_engine(framework: str, device: str) -> Engine:
-    """The engine of a framework that is installed."""
-    if framework == "jax":
-        from octavo_bench.harness.engine.jax import JaxEngine
-
-        return JaxEngine(device)
-    from octavo_bench.harness.engine.torch import TorchEngine
-
-    return TorchEngine(device)
-
-
-def magnitude(count: int, width: int) -> F32:
-    """0.5, 1, 2, 0.5, ... for runs of `width` elements: neighbouring scales differ, so a wrong one is seen."""
-    return np.exp2(np.arange(count) // width % 3 - 1).astype(np.float32)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from octavo.formats import DType
-from octavo_bench.harness.engine.protocol import BUDGET_MS, F32, magnitude
+from octavo_bench.harness.engine.protocol import BUDGET_MS
+from octavo_bench.harness.engine.values import F32, magnitude
 from octavo_bench.harness.timing import Call, Times, affordable, cuda_times, cuda_times_in_turn, host_times
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "int64": torch.int64}

@@ -1,0 +1,15 @@
+"""Draw the figures of the docs anew: `python docs/_figures`. tests/test_figures.py compares them with the tree."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent.parent / "tests")]
+
+import call  # noqa: E402
+import house  # noqa: E402
+
+for name, figure in (("house", house), ("call", call)):
+    (HERE.parent / "_static" / f"{name}.svg").write_text(figure.draw())

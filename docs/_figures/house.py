@@ -1,0 +1,169 @@
+"""The figure of the packages: what each is, the rooms in it, and what it is built on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import rooms
+from svg import Drawing, width_of, wrap
+from workspace import packages
+
+GAP, PAD, CHIP = 26, 12, 22
+COLUMNS = ((20, 310), (356, 250), (632, 310), (968, 232))  # x, width
+WIDTH = 1220
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a package stands: first and last column, row from the top, rows that it covers."""
+
+    columns: tuple[int, int]
+    row: int
+    family: str
+    what: str
+    rows: int = 1
+
+
+# Every package of the workspace has its place here; the arrows come from the pyproject files.
+PLACES = {
+    "octavo": Place(
+        (0, 3),
+        0,
+        "tool",
+        "The commands octavo train and octavo new; extras install the other packages. Uses all of them.",
+    ),
+    "octavo-bench": Place(
+        (0, 3), 1, "tool", "The command octavo bench: one folder per benchmark. Uses the front ends and the kernels."
+    ),
+    "octavo-torch-cudagraph": Place(
+        (0, 0), 2, "torch", "Backend: graph-safe plans; captures functions, modules and training steps."
+    ),
+    "octavo-torch-triton": Place((1, 1), 2, "torch", "Backend: kernels in Triton, for any NVIDIA GPU."),
+    "octavo-torch-native": Place((0, 0), 3, "torch", "Backend: the native kernels on torch tensors."),
+    "octavo-native": Place(
+        (1, 1), 3, "native", "C++ and CUDA kernels over addresses and a stream; knows no framework.", rows=2
+    ),
+    "octavo-jax-native": Place((2, 2), 3, "jax", "Backend: the native kernels through XLA's FFI."),
+    "octavo-conformance": Place(
+        (3, 3), 2, "check", "The suite that every backend must pass, and its pytest plugin.", rows=2
+    ),
+    "octavo-torch": Place((0, 0), 4, "torch", "Front end: functions, modules, autograd; the reference backend."),
+    "octavo-jax": Place(
+        (2, 2), 4, "jax", "Front end: functions, gradients, sharding, linen and nnx; the reference backend."
+    ),
+    "octavo-numerics": Place((3, 3), 4, "check", "The executable definition of every recipe, in numpy; error bounds."),
+    "octavo-registry": Place(
+        *((0, 2), 5, "base"),
+        "The contract of a backend; finds backends, chooses one per operation and says why; the octavo command.",
+    ),
+    "octavo-core": Place(
+        (0, 3), 6, "base", "Recipes, quantizer specs, shapes of quantized tensors, errors: data without a framework."
+    ),
+}
+ON_TOP_OF_ALL = ("octavo", "octavo-bench")
+ROWS = 7
+
+
+def draw() -> str:
+    """The SVG file; raises KeyError for a package without a place."""
+    drawing = Drawing(WIDTH, "The packages of Octavo, their rooms, and what each is built on")
+    names = {name: PLACES[name] for name in packages()}
+    heights = [0.0] * ROWS
+    for name, place in names.items():
+        if place.rows == 1:
+            heights[place.row] = max(heights[place.row], _content(None, name, 0, 0))
+    for name, place in names.items():
+        missing = _content(None, name, 0, 0) - sum(heights[place.row : place.row + place.rows]) - GAP * (place.rows - 1)
+        if missing > 0:
+            heights[place.row + place.rows - 1] += missing
+    tops = [16 + sum(heights[:row]) + GAP * row for row in range(ROWS)]
+    frames = {}
+    for name, place in names.items():
+        x, width = _across(place)
+        height = sum(heights[place.row : place.row + place.rows]) + GAP * (place.rows - 1)
+        frames[name] = (x, tops[place.row], width, height)
+        drawing.box(*frames[name], place.family)
+        _content(drawing, name, x, tops[place.row])
+    for name in names:
+        if name not in ON_TOP_OF_ALL:
+            for other in sorted(_direct(name)):
+                drawing.arrow(*_way(frames[name], frames[other]))
+    return drawing.text(tops[-1] + heights[-1] + 16)
+
+
+def _across(place: Place) -> tuple[float, float]:
+    first, last = COLUMNS[place.columns[0]], COLUMNS[place.columns[1]]
+    return first[0], last[0] + last[1] - first[0]
+
+
+def _content(drawing: Drawing | None, name: str, x: float, y: float) -> float:
+    """Write a package's name, description and rooms; returns the height that they take."""
+    place = PLACES[name]
+    width = _across(place)[1] - 2 * PAD
+    at = y + 22
+    if drawing is not None:
+        drawing.write(x + PAD, at, name, "name")
+    for line in wrap(place.what, width, 11.5):
+        at += 16
+        if drawing is not None:
+            drawing.write(x + PAD, at, line)
+    at, left = at + 9, x + PAD
+    for room in rooms_of(name):
+        chip = round(width_of(room, 11, mono=True) + 10)
+        if left + chip > x + PAD + width:
+            at, left = at + CHIP, x + PAD
+        left += (drawing.chip(left, at, room) if drawing is not None else chip) + 4
+    return at + CHIP + 6 - y
+
+
+def rooms_of(name: str) -> list[str]:
+    """The rooms of a package, lowest first; its modules, where it has no folders."""
+    package = packages()[name]
+    if name == "octavo-native":
+        folders = {"/".join(file.relative_to(package.directory).parts[:-1]) for file in rooms.trees()["native"].files}
+        return sorted(folders, key=lambda folder: (_rank("native", folder), folder))
+    source = package.source
+    folders = [path.name for path in source.iterdir() if path.is_dir() and any(path.glob("*.py"))]
+    modules = sorted(path.stem for path in source.glob("*.py") if not path.stem.startswith("_"))
+    if len(folders) > 1:
+        return sorted(folders, key=lambda folder: (_rank(source.name, folder), folder))
+    return [*folders, *modules]
+
+
+def _rank(tree: str, folder: str) -> int:
+    order = rooms.ROOMS.get(tree, ())
+    return next((number for number, room in enumerate(order) if f"{folder}/".startswith(f"{room}/")), len(order))
+
+
+def _needs(name: str) -> set[str]:
+    project = packages()[name].project
+    names = {re.split(r"[\[<>=!~; ]", line, maxsplit=1)[0] for line in project.get("dependencies", [])}
+    return names & set(packages()) - {name}
+
+
+def _direct(name: str) -> set[str]:
+    """What a package needs and reaches through none of the others that it needs."""
+    needs = _needs(name)
+    return needs - {deeper for other in needs for deeper in _all(other)}
+
+
+def _all(name: str) -> set[str]:
+    needs = _needs(name)
+    return needs | {deeper for other in needs for deeper in _all(other)}
+
+
+def _way(above: tuple[float, ...], below: tuple[float, ...]) -> list[tuple[float, float]]:
+    """Corners of an arrow between two frames: straight down, straight across, or down the gutter and across."""
+    x, y, width, height = above
+    to_x, to_y, to_width, to_height = below
+    left, right = max(x, to_x), min(x + width, to_x + to_width)
+    if left < right:  # one above the other
+        middle = (left + right) / 2
+        return [(middle, y + height), (middle, to_y - 2)]
+    overlap = (max(y, to_y), min(y + height, to_y + to_height))
+    if overlap[0] < overlap[1]:  # side by side
+        level = (overlap[0] + overlap[1]) / 2
+        return [(x + width, level), (to_x - 2, level)] if x < to_x else [(x, level), (to_x + to_width + 2, level)]
+    gutter, level = x - 13, to_y + to_height / 2
+    return [(x, y + height - 20), (gutter, y + height - 20), (gutter, level), (to_x + to_width + 2, level)]

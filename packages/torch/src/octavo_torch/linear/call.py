@@ -1,0 +1,72 @@
+"""Call: the one value that a call of a grouped layer is, from the public function to its backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from torch import Tensor
+
+from octavo import Recipe
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.sizes import Sizes
+from octavo_torch.dispatch.layer import Layer, Layers
+from octavo_torch.dispatch.whole_layer import WholeLayer
+from octavo_torch.scaling.delayed_state import DelayedState
+from octavo_torch.scaling.seeds import Seed
+from octavo_torch.wgrad.main_grad import MainGrad
+from octavo_torch.wgrad.postponed import DelayedWgrad
+from octavo_torch.wgrad.target import WgradTarget
+
+Backend = str | tuple[str, ...] | None
+
+
+@dataclass(slots=True, eq=False)
+class Options:
+    """What the caller of a layer, or of an MLP, says beside its operands. The public functions document each.
+
+    record   whether delayed scaling records the amax of this call; modules record while they train
+    """
+
+    recipe: Recipe
+    backend: Backend = None
+    group_offset: int = 0
+    seed: Seed = None
+    record: bool = True
+    out: Tensor | None = None
+    grad_input: Tensor | None = None
+    main_grad: MainGrad | None = None
+
+    def present(self) -> dict[str, object]:
+        """The options that are not None, by name."""
+        named = ((part.name, getattr(self, part.name)) for part in fields(self) if part.init)
+        return {name: value for name, value in named if value is not None}
+
+
+@dataclass(slots=True, eq=False)
+class Call(Options):
+    """One call of one layer: its options, and what is found out about it before its forward runs.
+
+    layers    where the caller's layers are remembered; None: with those of all functional calls
+    layer     the resolved layer
+    sizes     int [G], or what `layer.prepare` made of them
+    x_codes   the codes of an x that was quantized before the call
+    w_codes   the codes of a weight that was quantized before the call
+    target    where the weight's gradient goes; None: to autograd
+    whole     the layer's passes, of a call that runs whole
+    context   what the whole forward left for the backward beside tensors
+    """
+
+    state: DelayedState | None = None
+    delayed_wgrad: DelayedWgrad | None = None
+    layers: Layers | None = None
+    layer: Layer = field(init=False)
+    sizes: Sizes = field(init=False)
+    x_codes: GroupedTensor | None = field(default=None, init=False)
+    w_codes: GroupedTensor | None = field(default=None, init=False)
+    target: WgradTarget | None = field(default=None, init=False)
+    whole: WholeLayer = field(init=False)
+    context: object = field(default=None, init=False)
+
+    def release(self) -> None:
+        """Drops what only forward reads: backward keeps the call alive, and must not keep these."""
+        self.out = self.x_codes = self.w_codes = None

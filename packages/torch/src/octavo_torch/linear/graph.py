@@ -1,0 +1,28 @@
+"""How torch.compile takes a call: as one node of its graph, or beside the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from octavo_torch.wgrad.target import OUTSIDE_GRAPH
+
+
+def graph_route(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`function` for callers that dynamo traces.
+
+    Dynamo sees one call. What happens inside is traced below it, where the registry, memos and autograd are plain
+    Python. Keywords that are None are left out, because a call out of traced code takes no None.
+    """
+    in_graph = torch._dynamo.nonstrict_trace(function)
+    beside_graph: Callable[..., Tensor] = torch.compiler.disable(function, reason=OUTSIDE_GRAPH)  # type: ignore[no-untyped-call]
+
+    def traced(*operands: object, **options: object) -> Tensor:
+        present = {name: value for name, value in options.items() if value is not None}
+        if "main_grad" in present or "delayed_wgrad" in present:
+            return beside_graph(*operands, **present)
+        return in_graph(*operands, **present)
+
+    return traced

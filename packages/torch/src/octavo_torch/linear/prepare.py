@@ -1,0 +1,66 @@
+"""The prologue that a linear layer and an MLP share: what a call takes of its operands, and where its results go."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo_torch.arrays.per_group import Weights, as_one
+from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.linear.call import Call
+from octavo_torch.linear.coded_weight import operands_of
+from octavo_torch.linear.weights import QuantizedWeight
+from octavo_torch.wgrad.target import target_for
+
+
+class Parameters(NamedTuple):
+    """One layer's weight and bias as a call takes them.
+
+    given    the weight of this rank, quantized or not
+    leaves   the high-precision weight, which receives the gradient: one tensor, or one per group
+    weight   [G, N, K]: those leaves as one tensor
+    bias     [G, N], or None
+    """
+
+    given: Weights | QuantizedWeight
+    leaves: Weights
+    weight: Tensor
+    bias: Tensor | None
+
+
+def parameters_of(
+    weight: Weights | QuantizedWeight, bias: Weights | None, names: tuple[str, str] = ("weight", "bias")
+) -> Parameters:
+    """Local shards of DTensors, and one tensor per parameter. ValueError, naming the argument, for unequal parts."""
+    given, bias = operands_of(weight, bias)
+    leaves = given.weight if isinstance(given, QuantizedWeight) else given
+    return Parameters(given, leaves, as_one(names[0], leaves), as_one(names[1], bias))
+
+
+def settle(call: Call, given: Weights | QuantizedWeight, leaves: Weights, weight: Tensor, need_dw: bool) -> Tensor:
+    """Sets the call's weight codes and its target; the weight as autograd sees it.
+
+    Raises ValueError for codes that do not fit the layer, and for a target that does not fit the weight.
+    """
+    if isinstance(given, QuantizedWeight):
+        given.check(call.recipe, call.layer.w_layouts)
+        call.w_codes = given.codes
+    if call.main_grad is None and call.delayed_wgrad is None:
+        return weight
+    call.target = target_for(leaves, need_dw, call.main_grad, call.delayed_wgrad)
+    # told of no gradient, autograd would run the weight's hooks: a DelayedWgrad's anchor takes its place
+    return weight if anchor_of(call) is None else weight.detach()
+
+
+def anchor_of(call: Call) -> Tensor | None:
+    """The tensor that stands for a weight whose gradient is postponed."""
+    target = call.target
+    return None if target is None or target.store is None else target.store.anchor
+
+
+def mark_written(buffer: Tensor | None) -> None:
+    """Bumps the version of a caller's buffer, so that references saved by autograd are detected."""
+    if buffer is not None and is_plain(buffer):
+        torch.autograd.graph.increment_version(buffer)

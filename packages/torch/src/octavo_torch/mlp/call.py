@@ -1,0 +1,90 @@
+"""MlpCall: one call of a grouped MLP, which is two calls of a layer and what stands between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from octavo_torch.arrays.sizes import Sizes
+from octavo_torch.linear.call import Call, Options
+from octavo_torch.mlp.plan import MlpPlan
+from octavo_torch.scaling.delayed_state import DelayedState
+from octavo_torch.scaling.seeds import Seed, SeedCounter, second_stream
+from octavo_torch.wgrad.postponed import DelayedWgrad
+
+States = tuple[DelayedState, DelayedState]
+Stores = tuple[DelayedWgrad | None, DelayedWgrad | None]
+
+
+class Operands(NamedTuple):
+    """The tensors of a call, in the order in which autograd takes them; see grouped_mlp."""
+
+    x: Tensor
+    w1: Tensor
+    w2: Tensor
+    probs: Tensor | None
+    bias1: Tensor | None
+    bias2: Tensor | None
+    bias2_scales: Tensor | None
+
+
+@dataclass(slots=True, eq=False)
+class MlpCall(Options):
+    """One call of an MLP: its options, and what is found out about it before its forward runs.
+
+    second_seed     of fc2; None: seed XOR 2^63, other bits at the same positions
+    states          of delayed scaling: fc1's and fc2's
+    delayed_wgrad   of both weights, or of each
+
+    plan            the resolved MLP
+    block           rows of gate and up projection that take turns in w1 and bias1; 0: the gate half comes first
+    fc1, fc2        the calls of the two layers, which have one `sizes`
+    """
+
+    activation: str = "swiglu"
+    interleave: int | None = None
+    second_seed: Seed = None
+    states: States | None = None
+    delayed_wgrad: DelayedWgrad | Stores | None = None
+    plan: MlpPlan = field(init=False)
+    block: int = field(init=False)
+    fc1: Call = field(init=False)
+    fc2: Call = field(init=False)
+
+    @property
+    def sizes(self) -> Sizes:
+        """int [G], or what `plan.prepare` made of them."""
+        return self.fc1.sizes
+
+    def set_layers(self, plan: MlpPlan, block: int, sizes: Sizes) -> None:
+        """Makes the layers' calls."""
+        self.plan, self.block = plan, block
+        state1, state2 = (None, None) if self.states is None else self.states
+        stores = self.delayed_wgrad
+        store1, store2 = stores if isinstance(stores, tuple) and len(stores) == 2 else (stores, stores)
+        self.fc1 = Call(
+            self.recipe, self.backend, self.group_offset, record=self.record, grad_input=self.grad_input,
+            main_grad=self.main_grad, state=state1, delayed_wgrad=store1,
+        )  # fmt: skip
+        self.fc2 = Call(
+            self.recipe, self.backend, self.group_offset, record=self.record, out=self.out, main_grad=self.main_grad,
+            state=state2, delayed_wgrad=store2,
+        )  # fmt: skip
+        self.fc1.layer, self.fc2.layer = plan.fc1, plan.fc2
+        self.fc1.sizes = self.fc2.sizes = sizes
+
+    def draw(self, take: Callable[[SeedCounter], Tensor]) -> tuple[int | Tensor | None, int | Tensor | None]:
+        """Both layers' seeds, where a SeedCounter gives what `take` takes."""
+        first, second = (
+            take(seed) if isinstance(seed, SeedCounter) else seed for seed in (self.seed, self.second_seed)
+        )
+        return first, second_stream(first) if second is None else second
+
+    def release(self) -> None:
+        """Drops what only forward reads."""
+        self.out = None
+        self.fc1.release()
+        self.fc2.release()
