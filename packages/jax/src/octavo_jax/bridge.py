@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
-from octavo_jax.dispatch.devices import device_kind
+from octavo_jax.dispatch.device import device_kind
 from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.quantizers.functional import quantize
 from octavo_jax.scaling.delayed import DelayedState, ScalingHistory

@@ -25,7 +25,7 @@ from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import one_group
 from octavo_jax.arrays.varying import varying_alike, varying_axes, varying_over
-from octavo_jax.dispatch.devices import device_kind
+from octavo_jax.dispatch.device import device_kind
 from octavo_jax.functions.activations import check_activation, features
 from octavo_jax.functions.composed import Extras
 from octavo_jax.functions.norms import check_norm

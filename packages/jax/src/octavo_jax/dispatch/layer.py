@@ -15,7 +15,7 @@ from octavo import HighPrecision, Recipe
 from octavo.formats import DType
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
-from octavo_jax.dispatch.devices import DeviceKind, device_of
+from octavo_jax.dispatch.device import DeviceKind, device_of
 from octavo_jax.dispatch.memo import Identities, Memo
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import LayerPlan, Request, Weight

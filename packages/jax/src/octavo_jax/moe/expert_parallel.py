@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from octavo_jax.dispatch.devices import device_of
+from octavo_jax.dispatch.device import device_of
 from octavo_jax.mlp.mlp import States
 from octavo_jax.moe.arrangement import arrange, arranged
 from octavo_jax.moe.exchange import Exchange, Journey, Way, everywhere, home
