@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("arrays", "arithmetic", "scaling", "functions", "remat", "sharding", "dispatch", "quantizers", "linear"),
         *("mlp", "moe", "reference", "modules", "linen", "nnx", "adapters"),
     ),
-    "octavo_registry": ("contract", "discovery", "dispatch", "registry", "__init__", "cli"),
+    "octavo_registry": ("contract", "level4", "discovery", "dispatch", "registry", "__init__", "cli"),
     "octavo_torch_native": ("arrays", "quantizers", "gemm", "moe", "linear"),
     "octavo_jax_native": ("arrays", "ffi", "quantizers", "gemm"),
     "octavo_conformance": ("__init__", "cards", "problems", "oracles", "reports", "suite"),

@@ -19,7 +19,8 @@ from octavo import (
 from octavo.formats import DType
 from octavo.recipe_base import GEMMS
 from octavo_native.gemms import LAYOUTS_OF_GEMM
-from octavo_registry import Bound, Request
+from octavo_registry import GemmRequest, Request
+from octavo_registry.contract import OPERATIONS, Bound
 from octavo_registry.discovery.records import BackendRecord
 from octavo_registry.dispatch.candidates import Candidate, Candidates, filter_cards
 from octavo_registry.dispatch.compose import Composition, compose
@@ -59,7 +60,7 @@ def rows() -> Iterator[Row]:
         for label, (device, arch) in DEVICES.items():
             for sizes in ("host", "device"):
                 for dtype in DTYPES:
-                    layer = Request(
+                    layer = GemmRequest(
                         op="fprop", framework="torch", device=device, arch=arch, in_dtype=dtype, out_dtype=dtype,
                         recipe=recipe, sizes=sizes,
                     )  # fmt: skip
@@ -68,7 +69,7 @@ def rows() -> Iterator[Row]:
                     yield Row(recipe.kind, dtype, label, sizes, *eager, *graph)
 
 
-def _served(layer: Request, recipe: Recipe, first: str) -> tuple[str, str]:
+def _served(layer: GemmRequest, recipe: Recipe, first: str) -> tuple[str, str]:
     """Who serves the layer, and the sentence against `first` where it does not serve all of it."""
 
     def find(request: Request) -> Candidates:
@@ -105,7 +106,7 @@ def _against(name: str, candidates: Candidates) -> str:
 def _bind(candidate: Candidate, request: Request) -> Bound:
     native = candidate.name in (NATIVE.name, CUDAGRAPH.name)
     quantized = request.op in GEMMS and request.kind != "high_precision"
-    return Bound(run=print, layouts=LAYOUTS_OF_GEMM[request.op] if native and quantized else {})
+    return OPERATIONS[request.op].bound(print, layouts=LAYOUTS_OF_GEMM[request.op] if native and quantized else {})
 
 
 def markdown() -> str:

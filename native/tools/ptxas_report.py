@@ -35,7 +35,7 @@ _SERIALISED = re.compile(r"\(C75\d\d\)|\bC75\d\d\b")
 
 @dataclass(frozen=True, order=True)
 class Kernel:
-    """One compiled kernel: its source file, mangled name, registers a thread, static shared memory in bytes."""
+    """One compiled kernel: its source file, mangled name, registers per thread, static shared memory in bytes."""
 
     file: str
     symbol: str
@@ -131,7 +131,7 @@ def readable(name: str, enums: dict[str, dict[int, str]]) -> str:
 
 
 def table(log: Log) -> str:
-    """The page: one table a source file, one row a kernel."""
+    """The page: one table per source file, one row per kernel."""
     enums = enum_names([path.read_text() for path in TYPES])
     names = [readable(name, enums) for name in demangled([kernel.symbol for kernel in log.kernels])]
     rows = sorted(zip((k.file for k in log.kernels), names, log.kernels, strict=True))
@@ -142,8 +142,8 @@ def table(log: Log) -> str:
         "registers or has a stack frame: the `native` session of nox fails where one does, and where this file differs",
         "from what the compiler prints. Written by `python native/tools/ptxas_report.py build.log`.",
         "",
-        "GEMM kernels move registers at run time, from the warps that copy to those that multiply (56 and 224 per",
-        "thread), and request their shared memory, up to 227 KB, at the launch: neither is in the table.",
+        "In GEMM kernels the producer warpgroup gives registers to the consumers at run time (setmaxnreg: 56 and 224",
+        "per thread), and their shared memory, up to 227 KB, is dynamic: neither is in the table.",
     ]
     file = ""
     for source, name, kernel in rows:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import octavo
-from octavo_registry import Bound, Capability, Registry, Request, prefer, state_token
+from octavo_registry import Capability, Registry, Request, prefer, state_token
+from octavo_registry.contract import AnyBound, BoundFprop
 from octavo_registry.contract.cards import BackendCard
 
 CARD = BackendCard(
@@ -32,8 +33,8 @@ class _Backend:
     def refuses(self, request: Request) -> None:
         return None
 
-    def bind(self, request: Request) -> Bound:
-        return Bound(run=_run)
+    def bind(self, request: Request) -> AnyBound:
+        return BoundFprop(_run)
 
 
 def _run(*arguments: Any, **keywords: Any) -> None:

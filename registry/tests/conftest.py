@@ -12,16 +12,26 @@ from typing import Any
 import pytest
 
 import octavo
-from octavo_registry import API_LEVEL, Bound, Capability, Registry, Request
+import octavo_registry
+from octavo_registry import API_LEVEL, Capability, Registry, Request
+from octavo_registry.contract.backend import AnyBound, Backend
 from octavo_registry.contract.cards import BackendCard
+from octavo_registry.contract.operations import OPERATIONS
 from octavo_registry.discovery.entry_points import Published, published
 from octavo_registry.discovery.loader import GROUP
 from octavo_registry.dispatch import preference
 
 GEMMS = frozenset({"fprop", "dgrad", "wgrad"})
+FUNCTIONS = tuple(name for name in octavo_registry.__all__ if hasattr(getattr(octavo_registry, name), "__self__"))
+"""The functions of `octavo_registry` that are those of the process's registry."""
 
 
-class FakeBackend:
+def bound(op: Any, run: Any = print, **parts: Any) -> Any:
+    """An answer in the class of the operation."""
+    return OPERATIONS[op].bound(run, **parts)
+
+
+class FakeBackend(Backend):
     """Counts what is asked of it; `answer` may be a Bound, an exception to raise, or anything else to return."""
 
     def __init__(self, answer: Any = None, refusal: Any = None, layouts: Mapping[str, str] | None = None) -> None:
@@ -35,13 +45,13 @@ class FakeBackend:
             raise self.refusal
         return self.refusal  # type: ignore[no-any-return]
 
-    def bind(self, request: Request) -> Bound:
+    def bind(self, request: Request) -> AnyBound:
         self.binds.append(request)
         if isinstance(self.answer, BaseException):
             raise self.answer
         if self.answer is not None:
             return self.answer  # type: ignore[no-any-return]
-        return Bound(run=lambda *a, **k: None, layouts=self.layouts if request.op in GEMMS else {})
+        return bound(request.op, lambda *a, **k: None, layouts=self.layouts if request.op in GEMMS else {})  # type: ignore[no-any-return]
 
 
 class FakePlugin:
@@ -91,7 +101,7 @@ class _Fakes:
             "device": "cpu",
             "in_dtype": "bfloat16",
             "out_dtype": "bfloat16",
-            "recipe": octavo.MXFP8(),
+            **({"recipe": octavo.MXFP8()} if fields.get("op", "fprop") in GEMMS else {}),
             "k": 64,
             "n": 32,
             "groups": 4,
@@ -204,3 +214,14 @@ def source() -> Callable[..., str]:
         return PLUGIN.format(name=name, api_level=api_level, needs=needs) + extra
 
     return make
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry], None]:
+    """use(registry): `octavo_registry`'s functions are those of this registry, for the length of a test."""
+
+    def use_registry(registry: Registry) -> None:
+        for name in FUNCTIONS:
+            monkeypatch.setattr(octavo_registry, name, getattr(registry, name))
+
+    return use_registry

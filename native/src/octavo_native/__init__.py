@@ -35,11 +35,15 @@ if TYPE_CHECKING:
         PROLOGUES,
         SCALINGS,
         Gemm,
+        InputArgs,
+        PlaneArgs,
+        PrologueArgs,
         Quantizer,
         Sequence,
         build_info,
         combine_rows,
         dot_rows,
+        ffi_plane_shapes,
         ffi_targets,
         pack_e2m1,
         permute_rows,
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
         swizzle_scales,
         update_scales,
     )
+    from octavo_native.places import place
 
 __version__ = "0.1.0"
 
@@ -69,11 +74,15 @@ __all__ = [
     "PROLOGUES",
     "SCALINGS",
     "Gemm",
+    "InputArgs",
+    "PlaneArgs",
+    "PrologueArgs",
     "Quantizer",
     "Sequence",
     "build_info",
     "combine_rows",
     "dot_rows",
+    "ffi_plane_shapes",
     "ffi_targets",
     "gemms",
     "layouts",
@@ -90,17 +99,13 @@ __all__ = [
 ]
 
 
-def place(number: int, offset: int = 0) -> int:
-    """Where a launch of a Sequence finds an array: `offset` bytes into the `number`-th of `run`'s arrays, from 1 on."""
-    return number << PLACE_BITS | offset
-
-
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "gemms":
         return import_module("octavo_native.gemms")
-    value: object = getattr(import_module("octavo_native._native"), name)
+    module = import_module("octavo_native.places" if name == "place" else "octavo_native._native")
+    value: object = getattr(module, name)
     globals()[name] = value  # later uses cost what those of an imported name do
     return value
 

@@ -1,20 +1,6 @@
-from collections.abc import Iterable, Mapping
-from typing import Final, TypedDict, final
-
-ABI_LEVEL: Final[int]
-PLACE_BITS: Final[int]
-HAS_CUDA: Final[bool]
-DTYPES: Final[Mapping[str, int]]
-FORMATS: Final[Mapping[str, int]]
-SCALINGS: Final[Mapping[str, int]]
-OPERANDS: Final[Mapping[str, int]]
-DIRECTIONS: Final[Mapping[str, int]]
-LAYOUTS: Final[Mapping[str, int]]
-ACTIVATIONS: Final[Mapping[str, int]]
-GATED: Final[frozenset[str]]
-GEMMS: Final[Mapping[str, int]]
-NORMS: Final[Mapping[str, int]]
-PROLOGUES: Final[Mapping[str, int]]
+from collections.abc import Mapping
+from collections.abc import Sequence as _Sequence
+from typing import Final, TypedDict
 
 class BuildInfo(TypedDict):
     cuda: bool
@@ -31,8 +17,61 @@ class TileExpectation(TypedDict):
     filled: float
     microseconds: float
 
-def build_info() -> BuildInfo: ...
-def plan_words(rows: int, groups: int) -> int: ...
+ABI_LEVEL: Final[int]
+
+HAS_CUDA: Final[bool]
+
+DTYPES: Final[Mapping[str, int]]
+
+FORMATS: Final[Mapping[str, int]]
+
+SCALINGS: Final[Mapping[str, int]]
+
+OPERANDS: Final[Mapping[str, int]]
+
+DIRECTIONS: Final[Mapping[str, int]]
+
+LAYOUTS: Final[Mapping[str, int]]
+
+ACTIVATIONS: Final[Mapping[str, int]]
+
+GATED: Final[frozenset[str]]
+
+NORMS: Final[Mapping[str, int]]
+
+PROLOGUES: Final[Mapping[str, int]]
+
+GEMMS: Final[Mapping[str, int]]
+
+def build_info() -> BuildInfo:
+    """
+    What this build is made of: cuda (bool), nvcc (version or None), archs (tuple), compiler, avx2 (bool).
+    """
+
+PLACE_BITS: Final[int]
+
+class Sequence:
+    """
+    Launches recorded once and run with other arrays each time, in one call.
+
+    `plan`, `Quantizer.run`, `Gemm.run` and `record_amax` append themselves to the sequence that
+    they get as `into`. The arrays of a recorded launch are places, octavo_native.place(number,
+    offset), 0 where there is none; everything else is as it was recorded.
+    """
+
+    def __init__(self, *, cuda: bool) -> None: ...
+    def run(self, arrays: _Sequence[int], stream: int = 0, threads: int = 1) -> None:
+        """
+        Every launch in order: on the arrays at these addresses, of which the first has number 1. An address of 0
+        is no array, whatever the offset. ValueError and RuntimeError as the launches themselves raise them; those
+        before have run.
+        """
+
+    def __len__(self) -> int: ...
+
+def plan_words(rows: int, groups: int) -> int:
+    """int64 words of the plan of `rows` rows in `groups` groups."""
+
 def plan(
     *,
     cuda: bool,
@@ -44,39 +83,75 @@ def plan(
     stream: int = 0,
     status: int = 0,
     into: Sequence | None = None,
-) -> None: ...
-def record_amax(
-    *,
-    cuda: bool,
-    amax: int,
-    history: int,
-    operands: int,
-    slots: int,
-    groups: int,
-    stream: int = 0,
-    into: Sequence | None = None,
-) -> None: ...
-def update_scales(
-    *,
-    cuda: bool,
-    history: int,
-    scale: int,
-    maxima: Iterable[float],
-    slots: int,
-    groups: int,
-    most_recent: bool,
-    reduced: int = 0,
-    stream: int = 0,
-) -> None: ...
+) -> None:
+    """
+    Write the plan of these group sizes: int64[plan_words(rows, groups)] at `plan`, 32-byte aligned.
 
-@final
-class Sequence:
-    def __init__(self, *, cuda: bool) -> None: ...
-    def run(self, arrays: Iterable[int], stream: int = 0, threads: int = 1) -> None: ...
-    def __len__(self) -> int: ...
+    A negative size counts as 0 and rows past `rows` are cut off; either sets bit 0 of the int32 at `status`.
+    """
 
-@final
+class InputArgs:
+    """
+    What is quantized: x [rows, cols], rows `row_stride` elements apart, of a dtype of DTYPES.
+
+    Ragged rows need a plan; with matrix_rows N, x is `groups` matrices [N, cols], rows = groups * N.
+    """
+
+    def __init__(
+        self,
+        *,
+        x: int,
+        dtype: int,
+        rows: int,
+        cols: int,
+        row_stride: int,
+        groups: int,
+        matrix_rows: int = 0,
+        plan: int = 0,
+    ) -> None: ...
+
+class PlaneArgs:
+    """
+    The arrays of one plane, in a layout of LAYOUTS. global_: nvfp4's second-level factors [groups].
+    """
+
+    def __init__(self, codes: int, scales: int, global_: int = 0, layout: int = 0) -> None: ...
+
+class PrologueArgs:
+    """
+    What is applied to the input before it is quantized: a kind of PROLOGUES.
+
+    activation, activation_grad: an activation of ACTIVATIONS; dy of the gradient, rows dy_stride
+    elements apart; probs [rows] and, written, dprobs [rows]. norm: one of NORMS with gamma, beta
+    and epsilon; mean and rstd [rows] are written.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: int,
+        activation: int = 0,
+        norm: int = 0,
+        dy: int = 0,
+        dy_stride: int = 0,
+        probs: int = 0,
+        dprobs: int = 0,
+        gamma: int = 0,
+        beta: int = 0,
+        epsilon: float = 0.0,
+        mean: int = 0,
+        rstd: int = 0,
+    ) -> None: ...
+
 class Quantizer:
+    """
+    One way to quantize: octavo.QuantizerSpec in numbers of FORMATS, SCALINGS and OPERANDS.
+
+    Immutable. Arrays are addresses, 0 where there is none; with cuda=True they are on the
+    current device, work is put on `stream`, and nothing waits or allocates. ValueError says
+    what of the arguments does not fit; RuntimeError is CUDA's own.
+    """
+
     def __init__(
         self,
         *,
@@ -106,27 +181,19 @@ class Quantizer:
         amax: bool = False,
         dbias: bool = False,
         dprobs: bool = False,
-    ) -> int: ...
+    ) -> int:
+        """
+        Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.
+        """
+
     def run(
         self,
         *,
         cuda: bool,
-        x: int,
-        dtype: int,
-        rows: int,
-        cols: int,
-        row_stride: int,
-        groups: int,
-        matrix_rows: int = 0,
-        plan: int = 0,
-        row_codes: int = 0,
-        row_scales: int = 0,
-        row_global: int = 0,
-        row_layout: int = 0,
-        col_codes: int = 0,
-        col_scales: int = 0,
-        col_global: int = 0,
-        col_layout: int = 0,
+        input: InputArgs,
+        rowwise: PlaneArgs | None = None,
+        columnwise: PlaneArgs | None = None,
+        prologue: PrologueArgs | None = None,
         encode_scales: int = 0,
         amax: int = 0,
         dequantized: int = 0,
@@ -136,24 +203,16 @@ class Quantizer:
         group_offset: int = 0,
         group_offset_device: int = 0,
         unchanged: int = 0,
-        prologue: int = 0,
-        activation: int = 0,
-        norm: int = 0,
-        dy: int = 0,
-        dy_stride: int = 0,
-        probs: int = 0,
-        dprobs: int = 0,
-        gamma: int = 0,
-        beta: int = 0,
-        epsilon: float = 0.0,
-        mean: int = 0,
-        rstd: int = 0,
         workspace: int = 0,
         workspace_bytes: int = 0,
         stream: int = 0,
         threads: int = 1,
         into: Sequence | None = None,
-    ) -> None: ...
+    ) -> None:
+        """
+        Quantize the input, after the prologue if there is one, into the planes that are given.
+        """
+
     def dequantize(
         self,
         *,
@@ -173,7 +232,11 @@ class Quantizer:
         out_layout: int = 0,
         stream: int = 0,
         threads: int = 1,
-    ) -> None: ...
+    ) -> None:
+        """
+        Values of one plane, rounded once to out_dtype: [rows, cols], or panels [P][cols][128].
+        """
+
     def convert(
         self,
         *,
@@ -191,10 +254,24 @@ class Quantizer:
         plan: int = 0,
         stream: int = 0,
         threads: int = 1,
-    ) -> None: ...
+    ) -> None:
+        """One plane from the other layout to `to`, a number of LAYOUTS."""
 
-@final
 class Gemm:
+    """
+    One grouped GEMM of a linear layer, in numbers of GEMMS, DTYPES, SCALINGS and FORMATS:
+
+        fprop  y [M, N]     = x w[g]^T     left x, right w, both rowwise
+        dgrad  dx [M, K]    = dy w[g]      left dy rowwise, right w columnwise
+        wgrad  dw [G, N, K] = dy_g^T x_g   left dy, right x, both columnwise
+
+    Immutable. Unquantized operands are arrays of `dtype`, x [M, K], dy [M, N], w [G, N, K];
+    quantized ones the codes and scales of the plane that the GEMM reads, in the native layout
+    (octavo_native.layouts). Arrays are addresses, 0 where there is none; with cuda=True they
+    are on the current device, work is put on `stream`, and nothing waits or allocates.
+    ValueError says what of the arguments does not fit; RuntimeError is CUDA's own.
+    """
+
     def __init__(
         self,
         *,
@@ -210,7 +287,11 @@ class Gemm:
         accumulate: bool = False,
         fast_accumulation: bool = False,
     ) -> None: ...
-    def workspace_bytes(self, *, cuda: bool, rows: int, n: int, k: int, groups: int, tile: int = -1) -> int: ...
+    def workspace_bytes(self, *, cuda: bool, rows: int, n: int, k: int, groups: int, tile: int = -1) -> int:
+        """
+        Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.
+        """
+
     def run(
         self,
         *,
@@ -240,14 +321,74 @@ class Gemm:
         stream: int = 0,
         threads: int = 1,
         into: Sequence | None = None,
-    ) -> None: ...
-    def tiles(self) -> tuple[str, ...]: ...
-    def tile(self, *, rows: int, n: int, k: int, groups: int, sms: int = 132, tile: int = -1) -> TileExpectation: ...
+    ) -> None:
+        """
+        Write the product to `out`: rows M, n out-features, k in-features. Strides are elements, 0: contiguous.
+
+        Rows past the plan's sum are not read and come back as +0. wgrad of a group without rows is +0, or with
+        accumulate what `out` holds. bias [G, N] of fprop, [G, K] of dgrad: y[r] = ... +
+        bias_scales[r] * bias[g], with bias_scales [M]. tile: a number of `tiles`, -1 for the model's choice (CUDA).
+        """
+
+    def tiles(self) -> tuple[str, ...]:
+        """
+        Names of the tiles that the CUDA kernels of this GEMM come in, by number.
+        """
+
+    def tile(self, *, rows: int, n: int, k: int, groups: int, sms: int = 132, tile: int = -1) -> TileExpectation:
+        """
+        What the model expects of a tile (-1: of the one that it chooses) for M rows in equal groups:
+
+        name; tile, its number; tiles that are computed; waves, tiles per CTA; filled, part of the computed outputs
+        that the result has; microseconds. Host arithmetic alone.
+        """
+
+def record_amax(
+    *,
+    cuda: bool,
+    amax: int,
+    history: int,
+    operands: int,
+    slots: int,
+    groups: int,
+    stream: int = 0,
+    into: Sequence | None = None,
+) -> None:
+    """
+    Raise slot 0 of a float32 history [operands, slots, groups] to amax [operands, groups]; NaN is not recorded.
+    """
+
+def update_scales(
+    *,
+    cuda: bool,
+    history: int,
+    scale: int,
+    maxima: _Sequence[float],
+    slots: int,
+    groups: int,
+    most_recent: bool,
+    reduced: int = 0,
+    stream: int = 0,
+) -> None:
+    """
+    End a step of delayed scaling: history [operands, slots, groups] and scale [operands, groups], in place.
+
+    maxima: of each operand's format, less the margin. reduced: amax [operands, groups] over all ranks, which
+    stands for slot 0 where it is not 0 or NaN.
+    """
 
 def swizzle_scales(
     *, cuda: bool, from_: int, into: int, outer: int, blocks: int, to_swizzled: bool, stream: int = 0
-) -> None: ...
-def pack_e2m1(*, cuda: bool, from_: int, into: int, rows: int, cols: int, pack: bool, stream: int = 0) -> None: ...
+) -> None:
+    """
+    One-byte block scales [outer, blocks] to Blackwell's tiles of 128 x 4, padded with zeros, or back.
+    """
+
+def pack_e2m1(*, cuda: bool, from_: int, into: int, rows: int, cols: int, pack: bool, stream: int = 0) -> None:
+    """
+    One-byte E2M1 codes [rows, cols] to two per byte [rows, ceil(cols / 2)], the even column low, or back.
+    """
+
 def route(
     *,
     cuda: bool,
@@ -259,7 +400,12 @@ def route(
     position: int,
     routed: int,
     stream: int = 0,
-) -> None: ...
+) -> None:
+    """
+    Sort int64 `index` [choices] stably by group: int64 sizes [groups], order and its inverse position [choices],
+    one byte per choice in `routed`. A number outside 0 to groups - 1 is no group and is sorted last.
+    """
+
 def permute_rows(
     *,
     cuda: bool,
@@ -275,7 +421,13 @@ def permute_rows(
     out: int,
     stream: int = 0,
     threads: int = 1,
-) -> None: ...
+) -> None:
+    """
+    out[position[t, j]] = weights[t, j] * from[t], from [tokens, cols] and out [tokens * each, cols] of `dtype`.
+
+    Zeros where routed[t, j] is 0; copies of bits where fp32 `weights` is 0.
+    """
+
 def combine_rows(
     *,
     cuda: bool,
@@ -291,7 +443,11 @@ def combine_rows(
     out: int,
     stream: int = 0,
     threads: int = 1,
-) -> None: ...
+) -> None:
+    """
+    out[t] = the sum over j of weights[t, j] * from[position[t, j]] where routed[t, j], in fp32 in the order of j.
+    """
+
 def dot_rows(
     *,
     cuda: bool,
@@ -308,5 +464,27 @@ def dot_rows(
     out: int,
     stream: int = 0,
     threads: int = 1,
-) -> None: ...
-def ffi_targets() -> dict[str, dict[str, object]]: ...
+) -> None:
+    """
+    out[t, j] = rows[position[t, j]] . dy[t] in fp32, 0 where routed[t, j] is 0: the gradient of combine's weights.
+    """
+
+def ffi_targets() -> dict[str, dict[str, object]]:
+    """Handlers for XLA: platform (cpu, CUDA) to target name to capsule."""
+
+def ffi_plane_shapes(
+    *,
+    format: int,
+    scaling: int,
+    direction: int,
+    layout: int,
+    square: bool,
+    hadamard: bool,
+    rows: int,
+    cols: int,
+    groups: int,
+    matrix_rows: int,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """
+    Shapes of codes and scales that the handlers for XLA require of one plane.
+    """

@@ -42,7 +42,9 @@ DICTS = {
     "PrologueKind": octavo_native.PROLOGUES,
     "Gemm": octavo_native.GEMMS,
 }
-CLASSES = {"Quantizer": _native.Quantizer, "Gemm": _native.Gemm}
+CLASSES = {
+    name: getattr(_native, name) for name in ("InputArgs", "PlaneArgs", "PrologueArgs", "Quantizer", "Gemm", "Sequence")
+}
 
 
 @pytest.mark.parametrize("enum", sorted(DICTS))

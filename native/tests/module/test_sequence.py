@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cpu_calls import Array, aligned
+from quantize_call import run_quantizer
 
 import octavo_native as native
 from octavo_native import place
@@ -23,7 +24,8 @@ def recorded() -> native.Sequence:
     size = quantizer.workspace_bytes(
         cuda=False, dtype=0, rows=ROWS, cols=COLS, groups=GROUPS, rowwise=True, columnwise=False
     )
-    quantizer.run(
+    run_quantizer(
+        quantizer,
         x=place(X), dtype=0, cols=COLS, row_stride=COLS, plan=place(PLAN), row_codes=place(CODES),
         row_scales=place(CODES, ROWS * COLS), workspace=place(CODES + 1), workspace_bytes=size, **common,
     )  # fmt: skip
@@ -51,7 +53,8 @@ def test_a_sequence_runs_on_other_arrays_each_time(rng: np.random.Generator) -> 
         given["codes"][:], given["plan"][:] = 0, 0
         at = {name: array.ctypes.data for name, array in given.items()}
         native.plan(cuda=False, sizes=at["sizes"], sizes_are_64=True, groups=GROUPS, rows=ROWS, plan=at["plan"])
-        native.Quantizer(**SPEC).run(
+        run_quantizer(
+            native.Quantizer(**SPEC),
             cuda=False, x=at["x"], dtype=0, rows=ROWS, cols=COLS, row_stride=COLS, groups=GROUPS, plan=at["plan"],
             row_codes=at["codes"], row_scales=at["codes"] + ROWS * COLS, workspace=at["workspace"],
             workspace_bytes=given["workspace"].nbytes,

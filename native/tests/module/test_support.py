@@ -39,6 +39,15 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
     assert set(octavo_native.__all__) <= set(dir(octavo_native))
 
 
+@pytest.mark.parametrize("name", octavo_native.__all__)
+def test_every_name_can_be_the_first_that_is_used(name: str) -> None:
+    """Each in a process of its own: a name must not rely on another one that has been used before."""
+    use = "octavo_native.place(2, 48)" if name == "place" else f"octavo_native.{name}"
+    code = f"import octavo_native; value = {use}; assert value is not None"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
 def _refusal_of_the_kernels(op: str, cuda: bool, **changed: object) -> str | None:
     arguments = {"k": 64, "n": 64, "dtype": "bfloat16", **changed}
     gemm = gemms.gemm_named(gemm=op, dtype=str(arguments["dtype"]))

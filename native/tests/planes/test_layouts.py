@@ -67,6 +67,48 @@ def test_plain_stacked_shapes_are_the_specs(
     assert layouts.scales_shape(**fields(spec), **where) == tensor.scale_shape(direction)
 
 
+def ffi_shapes(
+    spec: QuantizerSpec, direction: octavo.quantizer.Direction, layout: str, **sides: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return octavo_native.ffi_plane_shapes(
+        format=octavo_native.FORMATS[spec.format],
+        scaling=octavo_native.SCALINGS[spec.scaling],
+        direction=octavo_native.DIRECTIONS[direction],
+        layout=octavo_native.LAYOUTS["plain" if layout == layouts.PLAIN else "native"],
+        square=spec.square,
+        hadamard=spec.hadamard,
+        **sides,
+    )
+
+
+@given(
+    spec=specs,
+    direction=directions,
+    native=st.booleans(),
+    rows=sizes,
+    cols=sizes,
+    groups=groups,
+    matrix_rows=st.sampled_from([0, 0, 1, 16, 100, 129, 500]),
+)
+def test_the_handlers_for_xla_require_the_same_shapes(
+    spec: QuantizerSpec,
+    direction: octavo.quantizer.Direction,
+    native: bool,
+    rows: int,
+    cols: int,
+    groups: int,
+    matrix_rows: int,
+) -> None:
+    """JAX allocates by layouts.py, and the handlers refuse by shapes.h: where the two differ no call would run."""
+    if matrix_rows:
+        spec, rows = spec.model_copy(update={"hadamard": False}), groups * matrix_rows
+    layout = layouts.LAYOUTS_OF_DIRECTION[direction][native]
+    sides = {"rows": rows, "cols": cols, "groups": groups, "matrix_rows": matrix_rows}
+    codes = layouts.codes_shape(**fields(spec), layout=layout, direction=direction, **sides)
+    scales = layouts.scales_shape(**fields(spec), layout=layout, direction=direction, **sides)
+    assert ffi_shapes(spec, direction, layout, **sides) == (codes, scales)
+
+
 @given(group_sizes=group_sizes, tail=st.integers(0, 200), size=st.sampled_from([1, 16, 32, 64, 128, 256]))
 def test_no_sizes_need_more_blocks_than_the_bound(group_sizes: list[int], tail: int, size: int) -> None:
     """A static bound: sizes on a device are not known where arrays are made."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from quantize_call import run_quantizer
 
 import octavo_native as native
 
@@ -134,8 +135,13 @@ def run(device: str, activation: str, x: F32, dy: F32 | None = None, probs: F32 
     addresses = {name: address(array) for name, array in held.items()}
     addresses["workspace"] = -(-addresses["workspace"] // 256) * 256
     # on the default stream, as the copies are: the copy back waits for it
-    quantizer.run(
-        **sides, **addresses, row_stride=cols, dy_stride=0 if dy is None else dy.shape[1], workspace_bytes=size
+    run_quantizer(
+        quantizer,
+        **sides,
+        **addresses,
+        row_stride=cols,
+        dy_stride=0 if dy is None else dy.shape[1],
+        workspace_bytes=size,
     )
     result: F32 = held["activated"] if device == "cpu" else held["activated"].cpu().numpy()
     return result

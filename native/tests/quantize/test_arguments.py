@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cpu_calls import aligned
+from quantize_call import run_quantizer
 
 import octavo_native as native
 
@@ -37,7 +38,7 @@ class Call:
         self.before = {name: array.copy() for name, array in self.arrays.items()}
 
     def run(self, **changes: Any) -> None:
-        self.quantizer.run(**{**self.arguments, **changes})
+        run_quantizer(self.quantizer, **{**self.arguments, **changes})
 
     def untouched(self) -> bool:
         return all(np.array_equal(array, self.before[name]) for name, array in self.arrays.items())
@@ -79,8 +80,8 @@ def test_an_address_is_an_integer_of_64_bits(call: Call, name: str, value: Any) 
         ({"matrix_rows": 7}, "rows is not groups \\* matrix_rows"),
         ({"dtype": 3}, "dtype is 3; it takes 0 to 2"),
         ({"dtype": -1}, "dtype is -1; it takes 0 to 2"),
-        ({"row_layout": 2}, "row_layout is 2; it takes 0 to 1"),
-        ({"prologue": 4}, "prologue is 4; it takes 0 to 3"),
+        ({"row_layout": 2}, "layout is 2; it takes 0 to 1"),
+        ({"prologue": 4}, "kind is 4; it takes 0 to 3"),
         ({"activation": 7}, "activation is 7; it takes 0 to 6"),
         ({"norm": 2}, "norm is 2; it takes 0 to 1"),
         ({"prologue": 2}, "dy is null"),
@@ -116,6 +117,10 @@ def test_unknown_and_positional_arguments_are_refused(call: Call) -> None:
         call.run(colour=3)
     with pytest.raises(TypeError):
         call.quantizer.run(*call.arguments.values())  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        native.InputArgs(*range(8))  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        native.PrologueArgs(*range(12))  # type: ignore[misc]
     assert call.untouched()
 
 
@@ -180,7 +185,8 @@ def test_other_threads_run_beside_the_kernels() -> None:
 
     def call() -> tuple[float, float]:
         start = time.perf_counter()
-        quantizer.run(
+        run_quantizer(
+            quantizer,
             cuda=False,
             x=source.ctypes.data,
             dtype=native.DTYPES["bfloat16"],

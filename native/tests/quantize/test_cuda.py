@@ -30,6 +30,7 @@ from problems import (  # noqa: E402  it imports torch
     new_plane,
     quantizer,
 )
+from quantize_call import run_quantizer  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not (native.HAS_CUDA and torch.cuda.is_available()), reason="no CUDA kernels in this build, or no CUDA device"
@@ -281,7 +282,8 @@ def run_on_device(
     # workspace_bytes is told nothing of addresses: a prologue's result is kept in it where they are not aligned
     size = made_by.workspace_bytes(**sides, **kinds, rowwise=True, columnwise=False, **sums) + x.nbytes + 256
     workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
-    made_by.run(
+    run_quantizer(
+        made_by,
         **sides,
         **arguments,
         x=address(x),

@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+from quantize_call import run_quantizer
 
 import octavo_native as native
 from octavo import QuantizerSpec
@@ -231,7 +232,7 @@ class Prepared:
     def __call__(self, **changes: Any) -> Result:
         """Run it, with some arguments replaced; inputs and guards are checked afterwards."""
         before = {name: array.bytes.copy() for name, array in self.inputs.items()}
-        self.quantizer.run(**(self.arguments | changes))
+        run_quantizer(self.quantizer, **(self.arguments | changes))
         assert self.workspace.bytes is not None
         for name, array in self.inputs.items():
             assert (array.bytes == before[name]).all(), f"{name} was written"

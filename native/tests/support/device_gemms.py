@@ -13,6 +13,7 @@ import torch
 from cpu_calls import DTYPE, quantizer
 from gemm_problems import DIRECTION, Array, Case, Problem
 from problems import NATIVE_LAYOUT, Place, Shape, address, new_plane
+from quantize_call import run_quantizer
 from torch import Tensor
 
 import octavo_native as native
@@ -230,7 +231,7 @@ class ChainOperand:
         for part in (self.plane.codes, self.plane.scales, self.plane.factor, self.workspace):
             if part is not None:
                 part.fill_(UNWRITTEN)
-        self.quantizer.run(**self.arguments, stream=stream_of(self.place))
+        run_quantizer(self.quantizer, **self.arguments, stream=stream_of(self.place))
 
     def exact(self, dtype: str = "float32") -> Tensor:
         """What is multiplied: [rows, cols], Hadamard data with each group padded to 16 rows; NaN where no group is."""

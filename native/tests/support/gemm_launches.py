@@ -23,6 +23,7 @@ from problems import (
     new_plane,
     quantizer,
 )
+from quantize_call import run_quantizer
 from torch import Tensor
 
 import octavo_native as native
@@ -133,7 +134,8 @@ class Launch:
         size = made_by.workspace_bytes(cuda=place.cuda, **sides, **planes)
         workspace = torch.empty(size, dtype=torch.uint8, device=place.device)
         encode = torch.exp2(torch.arange(len(shape.sizes)) % 5 - 2.0).to(place.device)
-        made_by.run(
+        run_quantizer(
+            made_by,
             **place.common,
             **sides,
             **{

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from quantize_call import run_quantizer
 from torch import Tensor
 
 import octavo_native as native
@@ -242,7 +243,8 @@ def quantize(
             f"{prefix}_global": address(plane.factor),
             f"{prefix}_layout": int(plane.layout != layouts.PLAIN),
         }
-    made_by.run(
+    run_quantizer(
+        made_by,
         **place.common,
         **sides,
         **arrays,

@@ -15,9 +15,11 @@ import octavo_numerics
 import octavo_registry
 from octavo import BlockScaling, HighPrecision, NoBackendError, QuantizerSpec
 from octavo.recipe_base import GEMMS
-from octavo_jax_native.backend import LAYOUTS, NativeBackend
+from octavo_jax_native.arrays.planes import NATIVE
+from octavo_jax_native.backend import NativeBackend
 from octavo_jax_native.gemm.tiles import kernel_choices
 from octavo_jax_native.plugin import CARD
+from octavo_native.layouts import LAYOUTS_OF_DIRECTION
 from octavo_registry import Request
 from octavo_registry.contract.cards import QUANTIZERS, Capability
 from octavo_registry.dispatch.match import match
@@ -49,7 +51,7 @@ def test_every_recipe_on_both_devices(device: str) -> None:
         assert row.graph_safe
         assert (row.min_arch, row.max_arch) == (((9, 0), (9, 0)) if device == "cuda" else (None, None))
         if "quantize" in row.ops:
-            assert row.layouts == {layout for layouts in LAYOUTS.values() for layout in layouts}
+            assert row.layouts == {layout for layouts in LAYOUTS_OF_DIRECTION.values() for layout in layouts}
 
 
 def test_what_decides_the_error_bounds() -> None:
@@ -60,16 +62,18 @@ def test_what_decides_the_error_bounds() -> None:
         assert rows["cpu"].emulated is None
         wide = kind in ("mxfp8", "nvfp4", "high_precision")
         assert rows["cuda"].accumulation == ("hopper_bf16" if wide else "hopper_fp8")
-        assert (rows["cuda"].emulated is not None) == (kind in ("mxfp8", "nvfp4"))
+        emulated = kind in ("mxfp8", "nvfp4")
+        assert rows["cuda"].emulated == (octavo_native.support.EMULATED_ON_CUDA if emulated else None)
         for gemm in GEMMS:
             recipe = octavo.recipe({"high_precision": "bf16"}.get(kind, kind))
             octavo_numerics.error_bound(recipe, 512, gemm=gemm, accumulation=rows["cuda"].accumulation)
 
 
 def test_layout_names_are_the_kernels() -> None:
-    """The card spells them out, because importing octavo_native would load the kernels."""
+    """A quantizer writes, and a GEMM reads, each direction in the plain layout or in the one that Hopper wants."""
     names = octavo_native.layouts
-    assert LAYOUTS == {"rowwise": (names.PLAIN, names.NATIVE_ROWS), "columnwise": (names.PLAIN, names.NATIVE_COLUMNS)}
+    assert {direction: (names.PLAIN, native) for direction, native in NATIVE.items()} == LAYOUTS_OF_DIRECTION
+    assert NATIVE == {"rowwise": names.NATIVE_ROWS, "columnwise": names.NATIVE_COLUMNS}
 
 
 @pytest.mark.parametrize("arch", [(8, 9), (10, 0)])
@@ -105,4 +109,5 @@ def test_tiles_are_told_without_a_gpu(kind: str, gemm: Any) -> None:
     backend = NativeBackend()
     assert backend.kernels(replace(request, device="cpu", arch=None), 8192) == ()
     spec = QuantizerSpec(format="e4m3", scaling="block")
-    assert backend.kernels(replace(request, op="quantize", recipe=None, quantizer=spec), 8192) == ()
+    quantize = Request("quantize", "jax", "cuda", "bfloat16", "bfloat16", quantizer=spec, arch=(9, 0), k=4096, groups=8)
+    assert backend.kernels(quantize, 8192) == ()

@@ -18,9 +18,10 @@ import octavo_jax
 import octavo_registry
 from octavo import HighPrecision
 from octavo_jax.dispatch.layer import LayerOptions, layer_for
+from octavo_registry.contract import OPERATIONS
 from octavo_registry.contract.cards import BackendCard, Capability, Op
 from octavo_registry.contract.hookspecs import hookimpl
-from octavo_registry.contract.request import Bound, Request
+from octavo_registry.contract.request import Request
 
 M, K, N, G = 8, 32, 16, 4
 RECIPE = HighPrecision()
@@ -34,7 +35,7 @@ class NoOp:
         """A card that admits everything the benchmark asks."""
         gemms: frozenset[Op] = frozenset({"fprop", "dgrad", "wgrad"})
         row = Capability(ops=gemms, recipes=frozenset({"high_precision"}), framework="jax", device="cpu")
-        return (BackendCard(name="noop", api_level=3, capabilities=(row,)),)
+        return (BackendCard(name="noop", api_level=5, capabilities=(row,)),)
 
     @hookimpl
     def octavo_load(self, name: str) -> NoOp | None:
@@ -44,9 +45,9 @@ class NoOp:
     def refuses(self, request: Request) -> None:
         """Nothing."""
 
-    def bind(self, request: Request) -> Bound:
+    def bind(self, request: Request) -> Any:
         """A function that ignores its arguments' values."""
-        return Bound(lambda x, w, group_sizes, **_: jnp.zeros((x.shape[0], w.shape[1]), x.dtype))
+        return OPERATIONS[request.op].bound(lambda x, w, group_sizes, **_: jnp.zeros((x.shape[0], w.shape[1]), x.dtype))
 
 
 @pytest.fixture(scope="module", autouse=True)

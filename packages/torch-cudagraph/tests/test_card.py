@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from octavo_torch.compiler import graphs
 from octavo_torch_cudagraph import graph_safe, plugin
 from octavo_torch_cudagraph.backend import CudaGraphBackend
 from octavo_torch_cudagraph.sizes import device_plan
-from octavo_torch_native.arrays.rows import RowPlan
+from octavo_torch_native.arrays.group_index import GroupIndex
 
 MXFP8 = PRESETS["mxfp8"]
 SPEC = QuantizerSpec(scaling="mxfp8", format="e4m3")
@@ -127,7 +126,7 @@ def test_host_sizes_never_reach_a_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ValueError, match="group_sizes is on the CPU"):
         bound.prepare(sizes, 8, x)
     plan = octavo_registry.plan(gemm("fprop", PRESETS["bf16"], device="cpu", arch=None), backend="torch-native")
-    rows: RowPlan = plan.prepare(sizes, 8, x)  # type: ignore[misc]
+    rows: GroupIndex = plan.prepare(sizes, 8, x)  # type: ignore[misc]
     assert torch.equal(bound.run(x, w, rows), plan.run(x, w, sizes))
 
 
@@ -143,7 +142,8 @@ def test_host_sizes_never_reach_a_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_host_sizes_never_reach_a_quantizer(op: Any, fields: dict[str, Any], operands: int) -> None:
     """Fused or not; the same function takes sizes that were prepared."""
     asked = gemm("fprop", MXFP8, device="cpu", arch=None)
-    bound = CudaGraphBackend().bind(replace(asked, op=op, recipe=None, quantizer=SPEC, **fields))
+    where: dict[str, Any] = {"framework": "torch", "device": "cpu", "in_dtype": "bfloat16", "out_dtype": "bfloat16"}
+    bound = CudaGraphBackend().bind(Request(op=op, quantizer=SPEC, k=64, groups=3, **where, **fields))
     x, sizes = torch.randn(8, 64), torch.tensor([2, 0, 5])
     given = [x] * operands if op != "norm_quantize" else [x, torch.ones(64), None]
     with pytest.raises(ValueError, match="group_sizes is on the CPU"):

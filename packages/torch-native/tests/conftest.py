@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import native_calls as native
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import octavo_numerics
-import octavo_torch_native as native
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo_conformance.problems.inputs import CLASSES, draw, draw_mixed, draw_sizes
 from octavo_torch import GroupedTensor

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import native_calls as native
 import numpy as np
 import torch
 from torch import Tensor
 
 import octavo_numerics
 import octavo_registry
-import octavo_torch_native as native
 from octavo import Recipe
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS, Gemm

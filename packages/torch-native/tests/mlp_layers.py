@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import native_calls as native
 import torch
 from torch import Tensor
 
-import octavo_torch_native as native
 from octavo import QuantizerSpec, Recipe
 from octavo_registry.contract.cards import GATED
 from octavo_torch import DelayedState, grouped_linear, grouped_mlp

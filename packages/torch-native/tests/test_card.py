@@ -79,7 +79,6 @@ def test_layouts_have_the_names_of_the_kernels() -> None:
         (on_hopper(graph_safe=True, sizes="host"), "sizes are on the host"),
         (request(framework="jax"), "serves torch, the framework is jax"),
         (request(layouts=("swizzled", "plain")), "makes layouts panels, plain, rows"),
-        (request(op="mlp"), "the operation is mlp"),
         (gemm("fprop", HighPrecision(), in_dtype="float32", **HOPPER), "takes bfloat16, float16, the input is float32"),
         (gemm("fprop", MXFP8(), graph_safe=True, sizes="host", **HOPPER), "sizes are on the host"),
         (gemm("fprop", MXFP8(), device="cuda", arch=(8, 0)), "needs sm_90, this device is sm_80"),

@@ -14,9 +14,10 @@ import torch
 
 import octavo_registry
 from octavo import MXFP8, HighPrecision, Recipe
+from octavo_registry.contract import OPERATIONS
 from octavo_registry.contract.cards import BackendCard, Capability, Op
 from octavo_registry.contract.hookspecs import hookimpl
-from octavo_registry.contract.request import Bound, Request
+from octavo_registry.contract.request import Request
 from octavo_torch import GroupedLinear, grouped_linear
 
 _OPS: frozenset[Op] = frozenset({"quantize", "fprop", "dgrad", "wgrad"})
@@ -34,7 +35,7 @@ class NoOp:
         return (
             BackendCard(
                 name="noop",
-                api_level=3,
+                api_level=5,
                 capabilities=(Capability(ops=_OPS, recipes=kinds, framework="torch", device="cpu"),),
             ),
         )
@@ -47,7 +48,7 @@ class NoOp:
     def refuses(self, request: Request) -> None:
         """Nothing."""
 
-    def bind(self, request: Request) -> Bound:
+    def bind(self, request: Request) -> Any:
         """A function that returns at once."""
         result = self.result
 
@@ -59,7 +60,7 @@ class NoOp:
         ) -> Any:
             return result
 
-        return Bound(run=quantize if request.op == "quantize" else gemm)
+        return OPERATIONS[request.op].bound(quantize if request.op == "quantize" else gemm)
 
 
 @pytest.fixture(scope="module", autouse=True)

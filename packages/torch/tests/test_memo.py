@@ -54,7 +54,6 @@ NOT_CACHES = {
     "compiler/operators.py:IMPLEMENTATIONS": "one entry per operator that a package defines",
     "compiler/status.py:_words": "one word per device, at an address that kernels know",
     "compiler/tracing.py:_registered": "one entry per class of recipes",
-    "adapters/torchtitan.py:_made": "one entry per class of the adapted library",
 }
 """Module-level containers that begin empty and are bounded by what exists, not by what was called."""
 

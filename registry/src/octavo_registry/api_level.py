@@ -12,25 +12,41 @@ import json
 import sys
 from typing import Any
 
-from octavo_registry.contract.cards import BackendCard, QuantizerCard
+from octavo_registry.contract import fused, layer, quantize
+from octavo_registry.contract.arrays import Prepare, Prepared
+from octavo_registry.contract.backend import Backend, KernelChoice
+from octavo_registry.contract.bound import Bound
+from octavo_registry.contract.cards import BackendCard, Op, QuantizerCard
 from octavo_registry.contract.frameworks import PLANES
 from octavo_registry.contract.hookspecs import API_LEVEL, HookSpecs
-from octavo_registry.contract.kernels import KernelChoice, KernelModel
-from octavo_registry.contract.request import Backend, Bound, Request
+from octavo_registry.contract.operations import OPERATIONS
+from octavo_registry.contract.request import REQUESTS, Request
+
+PARTS = (
+    Prepare, Prepared, quantize.QuantizeWithAmax, quantize.QuantizeInto, quantize.UpdateScales, fused.Extras,
+    layer.MakeWholeLayer, layer.WholeLayer, layer.DelayedScales,
+)  # fmt: skip
+"""The types of what is optional in an answer, and of what it gives and takes."""
 
 _PROSE = ("title", "description")
 
 
 def _signatures(owner: type) -> dict[str, str]:
+    """Methods, a call included, and the types of properties, by name."""
+    members = {
+        name: member.fget if isinstance(member, property) else member for name, member in sorted(vars(owner).items())
+    }
     return {
         name: str(inspect.signature(member))
-        for name, member in sorted(vars(owner).items())
-        if inspect.isfunction(member) and not name.startswith("_")
+        for name, member in members.items()
+        if inspect.isfunction(member) and (name == "__call__" or not name.startswith("_"))
     }
 
 
-def _fields(owner: type[Any]) -> dict[str, str]:
-    return {field.name: str(field.type) for field in dataclasses.fields(owner)}
+def _fields(owner: type[Any], *, beside: type[Any] | None = None) -> dict[str, str]:
+    """Types of fields by name; of those that `beside` has not, where it is given."""
+    known = () if beside is None else [field.name for field in dataclasses.fields(beside)]
+    return {field.name: str(field.type) for field in dataclasses.fields(owner) if field.name not in known}
 
 
 def _plain(schema: Any, *, names: bool = False) -> Any:
@@ -53,16 +69,29 @@ def _card(model: type[BackendCard] | type[QuantizerCard]) -> Any:
     return schema
 
 
+def _operation(op: Op) -> dict[str, Any]:
+    operation = OPERATIONS[op]
+    return {
+        "request": operation.request.__name__,
+        "call": _signatures(operation.run)["__call__"],
+        "answer": operation.bound.__name__,
+        "optional": _fields(operation.bound, beside=Bound),
+    }
+
+
 def contract() -> dict[str, Any]:
     """Hook and protocol signatures, card schemas, and the fields of everything that crosses the border."""
+    kinds = dict.fromkeys(REQUESTS.values())
     return {
         "api_level": API_LEVEL,
         "hooks": _signatures(HookSpecs),
         "backend": _signatures(Backend),
-        "backend_optional": _signatures(KernelModel),
         "cards": {"BackendCard": _card(BackendCard), "QuantizerCard": _card(QuantizerCard)},
         "request": _fields(Request),
+        "requests": {kind.__name__: _fields(kind, beside=Request) for kind in kinds},
         "bound": _fields(Bound),
+        "operations": {op: _operation(op) for op in OPERATIONS},
+        "parts": {part.__name__: _signatures(part) for part in PARTS},
         "kernel_choice": _fields(KernelChoice),
         "grouped_tensor": [*PLANES, "group_sizes", "spec"],
     }

@@ -5,21 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 from octavo import OctavoError, QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.presets import PRESETS
 from octavo.presets import recipe as core_recipe
-from octavo_registry.contract.kernels import KernelChoice
-from octavo_registry.contract.request import Decision, Plan, Request
+from octavo_registry.contract.backend import KernelChoice
+from octavo_registry.contract.plan import Decision, Plan
+from octavo_registry.contract.request import GemmRequest, QuantizeRequest, Request
 from octavo_registry.discovery import loader
 from octavo_registry.discovery.entry_points import Published, published
 from octavo_registry.discovery.loader import Plugin, PluginRecord
 from octavo_registry.discovery.names import RESERVED, Claim, void_claims
 from octavo_registry.discovery.records import BackendRecord, backend_records
-from octavo_registry.dispatch.compose import LayerPlan
-from octavo_registry.dispatch.dispatcher import Dispatcher
+from octavo_registry.dispatch.dispatcher import Dispatcher, Names
+from octavo_registry.dispatch.layer_plan import GemmPlan, LayerPlan, QuantizePlan
 from octavo_registry.dispatch.layer_requests import LayerDtypes
 from octavo_registry.dispatch.preference import renew_tokens
 
@@ -61,7 +62,7 @@ class Registry:
     # ---- plugins
 
     def plugins(self) -> tuple[PluginRecord, ...]:
-        """Every plugin that was found, broken ones too, by name."""
+        """Every plugin that was found, broken ones with the reason, by name."""
         with self._lock:
             records = [plugin.record() for plugin in self._discovered()] + self._broken
         return tuple(sorted(records, key=lambda record: (record.name, record.distribution)))
@@ -72,9 +73,9 @@ class Registry:
         return tuple(sorted(records, key=lambda record: (record.card is None, record.name, record.distribution)))
 
     def register(self, plugin: object, name: str) -> PluginRecord:
-        """Add a plugin of this process; every plan that was made before is stale.
+        """Add a plugin of this process: a module or an object with hooks. Plans that were made before are stale.
 
-        Raises OctavoError where it is broken, or where its name or one of its backends' is taken: nothing is added.
+        Raises OctavoError, and adds nothing, where it is broken, or where its name or one of its backends' is taken.
         """
         with self._lock:
             present = self._discovered()
@@ -160,32 +161,63 @@ class Registry:
 
     # ---- plans
 
-    def plan(self, request: Request, *, backend: str | Sequence[str] | None = None) -> Plan:
-        """See `octavo_registry.plan`."""
+    @overload
+    def plan(self, request: QuantizeRequest, *, backend: Names = None) -> QuantizePlan: ...
+
+    @overload
+    def plan(self, request: GemmRequest, *, backend: Names = None) -> GemmPlan: ...
+
+    @overload
+    def plan(self, request: Request, *, backend: Names = None) -> Plan: ...
+
+    def plan(self, request: Request, *, backend: Names = None) -> Plan[Any, Any]:
+        """The best backend for `request`, bound once and cached.
+
+        backend   a name or a list of names, best first, closed unless it holds "*"; overrides `prefer` and
+                  OCTAVO_BACKEND
+
+        Raises NoBackendError with one verdict per backend where nothing serves it, UnknownBackendError (a ValueError,
+        too) where the preference names a backend that is not installed.
+        """
         return self._dispatch().plan(request, backend)
 
-    def explain(self, request: Request, *, backend: str | Sequence[str] | None = None) -> tuple[Decision, ...]:
-        """See `octavo_registry.explain`."""
+    def explain(self, request: Request, *, backend: Names = None) -> tuple[Decision, ...]:
+        """One verdict per backend, in the order in which they are considered: what `plan` decides, and why."""
         return self._dispatch().explain(request, backend)
 
     def plan_layer(
         self,
-        request: Request,
+        request: GemmRequest,
         *,
-        backend: str | Sequence[str] | None = None,
+        backend: Names = None,
         wgrad_dtype: DType | None = None,
         dgrad_dtype: DType | None = None,
         w_dtype: DType | None = None,
         product_dtype: DType | None = None,
     ) -> LayerPlan:
-        """See `octavo_registry.plan_layer`."""
+        """The GEMMs of a grouped linear layer, and the quantizers that feed them in the layouts that the GEMMs need.
+
+        request        the layer's fprop request, with the whole recipe
+        wgrad_dtype    dtype of dw; None: the recipe's, else the request's in_dtype
+        dgrad_dtype    dtype of dx; None: the recipe's output_dtype, else the request's out_dtype
+        w_dtype        dtype of w; None: the request's in_dtype
+        product_dtype  dtype of operands that no slot quantizes, because the front end casts them; None: their own
+
+        A request with weight "kn" is served as it lies where the backends that would serve "nk" take that; else the
+        plans are those of "nk", and `LayerPlan.transposes` says so. Operations may come from different backends.
+        Raises as `plan` does, for the operation that nothing serves.
+        """
         dtypes = LayerDtypes(wgrad_dtype, dgrad_dtype, w_dtype, product_dtype)
         return self._dispatch().plan_layer(request, backend, dtypes)
 
     def kernel_choices(
-        self, request: Request, *, rows: int, backend: str | Sequence[str] | None = None
+        self, request: GemmRequest, *, rows: int, backend: Names = None
     ) -> tuple[str, tuple[KernelChoice, ...] | None]:
-        """See `octavo_registry.kernel_choices`."""
+        """The backend that serves a GEMM, and the kernels that it chooses from for `rows` rows in equal groups.
+
+        The second result is None where the backend has no model of its kernels. Raises as `plan` does, and OctavoError
+        where the backend's model is broken.
+        """
         return self._dispatch().kernel_choices(request, rows, backend)
 
     # ---- recipes and quantizers
@@ -203,7 +235,7 @@ class Registry:
             return tuple(recipe for plugin in self._discovered() for recipe in plugin.recipes)
 
     def quantizer(self, name: str) -> QuantizerSpec:
-        """The quantizer that a plugin names `name`; OctavoError lists those there are."""
+        """The quantizer that a plugin calls `name`; OctavoError lists those there are."""
         with self._lock:
             claims = [
                 (Claim(card.name, plugin.name, plugin.distribution, plugin.version), card)

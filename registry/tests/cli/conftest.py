@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import octavo_registry
 from octavo_registry import Registry
 from octavo_registry.cli import app, commands, notes, selftest
 from octavo_registry.discovery import bridges, entry_points
@@ -36,12 +35,6 @@ class Run:
 def run() -> type[Run]:
     """run("why", "fprop", ...): the outcome of the command with these arguments."""
     return Run
-
-
-@pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry], None]:
-    """use(registry): the one that the process has, for the length of a test."""
-    return lambda registry: monkeypatch.setattr(octavo_registry, "_registry", registry)
 
 
 @pytest.fixture(autouse=True)

@@ -75,7 +75,6 @@ def test_why_in_json(run: Any) -> None:
     [
         (["--graph"], "graph_safe=True was asked for"),
         (["--backend", "b"], "the preference is closed and names b"),
-        (["--sharding", "ep,tp"], "operands are sharded over ep, tp"),
     ],
 )
 def test_why_exits_with_1_where_nothing_serves(run: Any, arguments: list[str], reason: str) -> None:
@@ -100,9 +99,9 @@ def test_why_of_other_operations(run: Any, fakes: Any) -> None:
         assert ran.out.startswith(f"quantize in mxfp8 for torch on cpu, {operand} both")
     assert run("why", "layer", *rest, "--inference", "--json").json["layer"]["wgrad"] is None
     assert run("why", "wgrad", *rest).code == 0
-    ran = run("why", "mlp", *rest)
+    ran = run("why", "route", *rest)
     assert ran.code == 1
-    assert "the operation is mlp" in ran.out
+    assert "the operation is route" in ran.out
 
 
 def test_why_of_fused_quantizers(run: Any, fakes: Any) -> None:
@@ -145,7 +144,6 @@ def test_why_takes_a_recipe_file_and_a_capability(run: Any, tmp_path: Path) -> N
         ([*WHY, "--dtype", "int8"], "--dtype: got 'int8'; one of bfloat16, float16, float32"),
         ([*WHY, "--sizes", "disk"], "--sizes: got 'disk'; one of host, device"),
         ([*WHY, "--operand", "y"], "--operand: got 'y'; one of x, w, dy"),
-        ([*WHY, "--sharding", "ep,zz"], "--sharding: got 'zz'; one of dp, fsdp, tp, ep"),
         ([*WHY, "--backend", "c"], "backend: there is no backend 'c'; known names are a, b"),
         ([*WHY, "--backend", "; rm -rf"], "backend: got '; rm -rf'"),
         (["why", "quantize", "--recipe", "bf16", *WHY[4:]], "high_precision does not quantize x"),

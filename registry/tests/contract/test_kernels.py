@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import octavo_registry
 from octavo import NoBackendError, OctavoError
 from octavo_registry import KernelChoice, Registry, Request
 from octavo_registry.cli import app
@@ -34,8 +33,8 @@ def _backend(fakes: Any, answer: Any) -> Any:
     return backend
 
 
-def _why(monkeypatch: pytest.MonkeyPatch, registry: Registry, op: str, *more: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(octavo_registry, "_registry", registry)
+def _why(use: Any, registry: Registry, op: str, *more: str) -> tuple[int, str, str]:
+    use(registry)
     result = CliRunner().invoke(app, ["why", op, *WHY, *more])
     return result.exit_code, result.stdout, result.stderr
 
@@ -68,20 +67,20 @@ def test_a_broken_model_is_one_sentence(fakes: Any, answer: Any, told: str) -> N
         registry.kernel_choices(fakes.request(), rows=8)
 
 
-def test_why_prints_a_table_for_each_gemm(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_prints_a_table_for_each_gemm(fakes: Any, use: Any) -> None:
     """Rows are M of the shape unless --rows says otherwise; `layer` shows all three GEMMs."""
     backend = _backend(fakes, (TILE, OTHER))
     registry = fakes.registry(fakes.plugin("a", backend))
-    code, out, _ = _why(monkeypatch, registry, "fprop")
+    code, out, _ = _why(use, registry, "fprop")
     assert code == 0
     assert "fprop by a, 64 rows in equal groups" in out
     assert re.search(r"^  128x256, cluster 2 +1792 +13.58 +99.8% +361.2 +chosen$", out, re.MULTILINE)
     assert re.search(r"^  64x256 +3584 +27.20 +100.0% +402.5$", out, re.MULTILINE)
-    code, out, _ = _why(monkeypatch, registry, "layer", "--rows", "8192")
+    code, out, _ = _why(use, registry, "layer", "--rows", "8192")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines() if "8192 rows" in line] == ["fprop", "dgrad", "wgrad"]
     assert backend.asked == [("fprop", 64), ("fprop", 8192), ("dgrad", 8192), ("wgrad", 8192)]
-    answer = json.loads(_why(monkeypatch, registry, "layer", "--inference", "--json")[1])
+    answer = json.loads(_why(use, registry, "layer", "--inference", "--json")[1])
     (only,) = answer["kernels"]
     assert only["gemm"] == "fprop"
     assert only["choices"][0] == {
@@ -94,17 +93,17 @@ def test_why_prints_a_table_for_each_gemm(fakes: Any, monkeypatch: pytest.Monkey
     }
 
 
-def test_why_says_where_there_is_nothing_to_choose(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_says_where_there_is_nothing_to_choose(fakes: Any, use: Any) -> None:
     """A backend without a model, one with an empty answer, and no backend: each its sentence."""
     without = fakes.registry(fakes.plugin("a"))
-    code, out, _ = _why(monkeypatch, without, "fprop")
+    code, out, _ = _why(use, without, "fprop")
     assert code == 0
     assert "fprop: a names no kernels" in out
-    assert json.loads(_why(monkeypatch, without, "fprop", "--json")[1])["kernels"][0]["choices"] is None
+    assert json.loads(_why(use, without, "fprop", "--json")[1])["kernels"][0]["choices"] is None
     empty = fakes.registry(fakes.plugin("a", _backend(fakes, ())))
-    assert "a has no kernels to choose from" in _why(monkeypatch, empty, "fprop")[1]
+    assert "a has no kernels to choose from" in _why(use, empty, "fprop")[1]
     nobody = fakes.registry(fakes.plugin("a", rows=[fakes.row(device="cuda")]))
-    code, out, _ = _why(monkeypatch, nobody, "fprop")
+    code, out, _ = _why(use, nobody, "fprop")
     assert code == 1
     assert "fprop: nothing serves it" in out
 
@@ -116,16 +115,16 @@ def test_why_says_where_there_is_nothing_to_choose(fakes: Any, monkeypatch: pyte
         ("fprop", ["--rows", "-1"], "--rows: got -1; 0 or more"),
     ],
 )
-def test_bad_questions(fakes: Any, monkeypatch: pytest.MonkeyPatch, op: str, more: list[str], told: str) -> None:
+def test_bad_questions(fakes: Any, use: Any, op: str, more: list[str], told: str) -> None:
     """One line on stderr, exit code 2."""
-    code, out, err = _why(monkeypatch, fakes.registry(fakes.plugin("a")), op, *more)
+    code, out, err = _why(use, fakes.registry(fakes.plugin("a")), op, *more)
     assert (code, out) == (2, "")
     assert told in err
 
 
-def test_rows_without_kernels_is_bad_input(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_kernels_is_bad_input(fakes: Any, use: Any) -> None:
     """An option that would change nothing is refused."""
-    monkeypatch.setattr(octavo_registry, "_registry", fakes.registry(fakes.plugin("a")))
+    use(fakes.registry(fakes.plugin("a")))
     result = CliRunner().invoke(app, ["why", "fprop", *WHY[:-1], "--rows", "8"])
     assert result.exit_code == 2
     assert "--rows is for --kernels" in result.stderr

@@ -219,8 +219,10 @@ def test_the_missing_operation_is_named(fakes: Any) -> None:
         registry.plan_layer(fakes.request())
     with pytest.raises(ValueError, match="takes the layer's fprop request with its whole recipe; got op='dgrad'"):
         registry.plan_layer(fakes.request(op="dgrad"))
-    with pytest.raises(ValueError, match="recipe=None"):
-        registry.plan_layer(fakes.request(recipe=None))
+    with pytest.raises(ValueError, match="got op='quantize', recipe=None"):
+        registry.plan_layer(fakes.request(op="quantize", quantizer=octavo.MXFP8().quantizer("x")))
+    with pytest.raises(ValueError, match=r"recipe is None; a fprop request names a Recipe, HighPrecision\(\)"):
+        fakes.request(recipe=None)
 
 
 def test_a_layer_logs_one_line(fakes: Any, caplog: pytest.LogCaptureFixture) -> None:

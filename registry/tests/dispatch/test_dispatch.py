@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import octavo
-import octavo_registry
 from octavo import NoBackendError
 from octavo_registry import Bound, Refused, Registry
+from octavo_registry.contract.gemm import BoundDgrad, BoundFprop
+from octavo_registry.contract.operations import OPERATIONS
 
 
 def test_order_is_preference_then_priority_then_name(fakes: Any, rng: random.Random) -> None:
@@ -70,18 +71,33 @@ def test_a_plan_is_bound_once_and_cached_by_request_and_preference(fakes: Any) -
 
 
 def test_a_plan_has_what_was_bound(fakes: Any) -> None:
-    """Optional functions go from the Bound to the plan as they are; no Bound needs them."""
+    """Optional parts of each operation go from the answer to the plan as they are; no answer needs them."""
 
     def prepare(group_sizes: Any, rows: int, like: Any) -> Any:
         return group_sizes
 
-    optional: dict[str, Any] = {"prepare": prepare, "run_with_amax": repr, "whole_layer": dict, "update_scales": id}
-    bound = Bound(run=print, layouts={"x": "rows"}, workspace_bytes=3, note="n", **optional)
-    plan = fakes.registry(fakes.plugin("a", fakes.Backend(answer=bound))).plan(fakes.request())
-    assert (plan.run, dict(plan.layouts), plan.workspace_bytes, plan.note) == (print, {"x": "rows"}, 3, "n")
-    assert {name: getattr(plan, name) for name in optional} == optional
-    bare = fakes.registry(fakes.plugin("a")).plan(fakes.request())
-    assert {getattr(bare, name) for name in optional} == {None}
+    spec = octavo.MXFP8().quantizer("x")
+    parts = {
+        "fprop": {"prepare": prepare, "whole_layer": dict},
+        "quantize": {
+            "prepare": prepare,
+            "with_amax": repr,
+            "into": dict,
+            "from_plain": abs,
+            "to_plain": len,
+            "update_scales": id,
+        },
+    }
+    for op, optional in parts.items():
+        request = fakes.request(op=op, **({"quantizer": spec} if op == "quantize" else {}))
+        bound = OPERATIONS[op].bound(print, layouts={"x": "rows"}, note="n", **optional)
+        backend = fakes.Backend(answer=bound)
+        plan = fakes.registry(fakes.plugin("a", backend, rows=[fakes.row(ops={op})])).plan(request)
+        assert (plan.run, dict(plan.layouts), plan.note) == (print, {"x": "rows"}, "n")
+        assert {name: getattr(plan.bound, name) for name in optional} == optional
+        assert plan.prepare is prepare
+        bare = fakes.registry(fakes.plugin("a", rows=[fakes.row(ops={op})])).plan(request)
+        assert {getattr(bare.bound, name) for name in optional} == {None}
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -90,24 +106,37 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "bind raises": ({"answer": RuntimeError("no kernel")}, "broken", "RuntimeError: no kernel"),
     "bind exits": ({"answer": SystemExit(1)}, "broken", "SystemExit: 1"),
     "refuses raises": ({"refusal": OSError("libacme.so.2 not found")}, "broken", "OSError: libacme.so.2 not found"),
-    "no Bound": ({"answer": "a string"}, "broken", "bind returned a str; it returns a Bound"),
-    "no layouts": ({"answer": Bound(run=print, layouts=None)}, "broken", "`run` and `layouts`"),  # type: ignore[arg-type]
-    "no function": (
-        {"answer": Bound(run=print, prepare=3)},  # type: ignore[arg-type]
+    "no Bound": ({"answer": "a string"}, "broken", "bind returned a str; it returns a BoundFprop with `run`"),
+    "another operation's": (
+        {"answer": BoundDgrad(print)},
         "broken",
-        "a Bound whose `prepare` is of type int; give a function or None",
+        "returned a BoundDgrad; it returns a BoundFprop",
     ),
-    "no amax": (
+    "no layouts": (
+        {"answer": BoundFprop(print, layouts=None)},  # type: ignore[arg-type]
+        "broken",
+        "a BoundFprop whose `layouts` is of type NoneType; give a mapping of operands to layouts",
+    ),
+    "no function": (
+        {"answer": BoundFprop(print, prepare=3)},  # type: ignore[arg-type]
+        "broken",
+        "a BoundFprop whose `prepare` is of type int; give a function or None",
+    ),
+    "no layer": (
+        {"answer": BoundFprop(print, whole_layer="x")},  # type: ignore[arg-type]
+        "broken",
+        "a BoundFprop whose `whole_layer` is of type str; give a function or None",
+    ),
+    "no amax of level 4": (
         {"answer": Bound(run=print, run_with_amax=True)},  # type: ignore[arg-type]
         "broken",
         "a Bound whose `run_with_amax` is of type bool; give a function or None",
     ),
-    "no layer": (
-        {"answer": Bound(run=print, whole_layer="x")},  # type: ignore[arg-type]
+    "no run": (
+        {"answer": BoundFprop(None)},  # type: ignore[type-var]
         "broken",
-        "a Bound whose `whole_layer` is of type str; give a function or None",
+        "a BoundFprop whose `run` is of type NoneType; give a function",
     ),
-    "no run": ({"answer": Bound(run=None)}, "broken", "it returns a Bound with `run`"),  # type: ignore[arg-type]
 }
 
 
@@ -215,13 +244,12 @@ def test_a_device_without_a_backend_names_its_capability(fakes: Any) -> None:
 
 def test_a_plan_prints(fakes: Any) -> None:
     """A plan is printable: what runs, how operands arrive, every verdict."""
-    backend = fakes.Backend(answer=Bound(run=print, layouts={"x": "panels"}, workspace_bytes=64))
+    backend = fakes.Backend(answer=BoundFprop(print, layouts={"x": "panels"}))
     rows = [fakes.row(emulated="bf16 products")]
     plan = fakes.registry(fakes.plugin("a", backend, rows=rows, priority=1), fakes.plugin("b")).plan(fakes.request())
     assert str(plan).splitlines() == [
         "fprop in mxfp8 for torch on cpu: a (emulated: bf16 products)",
         "  layouts: x panels",
-        "  workspace: 64 bytes",
         "  a  chosen    priority 1",
         "  b  eligible  its card admits it; a comes first",
     ]
@@ -289,11 +317,11 @@ def test_eight_threads_get_one_plan(fakes: Any) -> None:
 
 
 def test_a_plugin_that_asks_while_it_is_imported_sees_an_empty_registry(
-    install: Any, discovered: Any, source: Any, fakes: Any, monkeypatch: pytest.MonkeyPatch
+    install: Any, discovered: Any, source: Any, fakes: Any, use: Any
 ) -> None:
     """Discovery is not re-entered, and what was answered meanwhile is forgotten."""
     registry = discovered()
-    monkeypatch.setattr(octavo_registry, "_registry", registry)
+    use(registry)
     extra = "\nimport octavo_registry\nSEEN = octavo_registry.backends()\n"
     install("test-good", {"oct_good": source("good", extra=extra)}, {"octavo.backends": {"good": "oct_good"}})
     assert registry.plan(fakes.request()).backend == "good"

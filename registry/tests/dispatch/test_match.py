@@ -26,37 +26,36 @@ CASES = [
     ({}, {"graph_safe": True}, "graph_safe=True was asked for and its fprop in mxfp8 is not graph-safe"),
     ({"sizes": {"device"}}, {"sizes": "host"}, "sizes are on the host (a list); it takes them as a device array"),
     ({"sizes": {"host"}}, {}, "sizes are on the device; it takes them on the host (a list)"),
-    (
-        {"sharding": {"ep"}},
-        {"sharding": frozenset({"ep", "fsdp"})},
-        "operands are sharded over ep, fsdp, it partitions over ep",
-    ),
-    ({}, {"sharding": frozenset({"tp"})}, "operands are sharded over tp, it partitions over nothing"),
     ({"in_dtypes": {"bfloat16"}}, {"in_dtype": "float16"}, "takes bfloat16, the input is float16"),
     ({"out_dtypes": {"bfloat16"}}, {"out_dtype": "float32"}, "returns bfloat16, the result is to be float32"),
     (
         {"orientations": {"rowwise"}},
-        {"op": "quantize", "recipe": None, "quantizer": SPEC},
+        {"op": "quantize", "quantizer": SPEC},
         "makes rowwise data, columnwise, rowwise was asked for",
     ),
     (
         {},
-        {"op": "quantize", "recipe": None, "quantizer": SPEC, "layouts": ("plain", "panels")},
+        {"op": "quantize", "quantizer": SPEC, "layouts": ("plain", "panels")},
         "makes layouts plain, panels, plain was asked for",
     ),
     (
+        {"ops": {"dequantize"}},
+        {"op": "dequantize", "recipe": None, "quantizer": SPEC, "layouts": ("plain", "panels")},
+        "reads layouts plain, the data are in panels, plain",
+    ),
+    (
         {"ops": {"act_quantize"}},
-        {"op": "act_quantize", "recipe": None, "quantizer": SPEC, "layouts": ("plain", "panels")},
+        {"op": "act_quantize", "quantizer": SPEC, "activation": "silu", "layouts": ("plain", "panels")},
         "makes layouts plain, panels, plain was asked for",
     ),
     (
         {"ops": {"dact_quantize"}, "activations": {"silu", "gelu"}},
-        {"op": "dact_quantize", "recipe": None, "quantizer": SPEC, "activation": "relu2"},
+        {"op": "dact_quantize", "quantizer": SPEC, "activation": "relu2"},
         "computes gelu, silu, the activation is relu2",
     ),
     (
         {"ops": {"norm_quantize"}, "norms": {"rms"}},
-        {"op": "norm_quantize", "recipe": None, "quantizer": SPEC, "norm": "layer"},
+        {"op": "norm_quantize", "quantizer": SPEC, "norm": "layer"},
         "computes rms normalization, the norm is layer",
     ),
 ]
@@ -72,9 +71,8 @@ def test_each_refusal_has_both_values(fakes: Any, row: Any, request_: Any, sente
 def test_a_row_that_fits_is_found_behind_one_that_does_not(fakes: Any, row: Any, request_: Any, sentence: str) -> None:
     """Any row of the table may admit; the first that does is the plan's capability."""
     wide = fakes.row(
-        ops={"fprop", *QUANTIZERS},
+        ops={"fprop", "dequantize", *QUANTIZERS},
         graph_safe=True,
-        sharding={"ep", "fsdp", "tp"},
         layouts={"plain", "panels"},
         emulated="everything",
     )
@@ -102,7 +100,7 @@ def test_rows_that_came_equally_close_speak_together(fakes: Any) -> None:
 
 def test_what_an_operation_has_not_is_not_asked(fakes: Any) -> None:
     """Stacked matrices have no sizes; a quantizer has no output dtype, dequantize no input dtype."""
-    base = {"recipe": None, "quantizer": SPEC}
+    base = {"quantizer": SPEC}
     assert not isinstance(
         match(
             fakes.card(rows=[fakes.row(sizes={"device"})]),
@@ -130,7 +128,6 @@ def test_admission_is_the_conjunction_of_the_conditions(fakes: Any, rng: random.
             min_arch=rng.choice([None, low]),
             max_arch=rng.choice([None, high]),
             graph_safe=rng.random() < 0.5,
-            sharding=set(rng.sample(["ep", "tp"], rng.randrange(3))),
         )
         wanted = fakes.request(
             op=rng.choice(["fprop", "dgrad", "wgrad"]),
@@ -138,7 +135,6 @@ def test_admission_is_the_conjunction_of_the_conditions(fakes: Any, rng: random.
             device=rng.choice(["cpu", "cuda"]),
             arch=rng.choice([None, *archs]),
             graph_safe=rng.random() < 0.5,
-            sharding=frozenset(rng.sample(["ep", "tp"], rng.randrange(3))),
         )
         bounded = row.min_arch is not None or row.max_arch is not None
         admitted = (
@@ -149,6 +145,5 @@ def test_admission_is_the_conjunction_of_the_conditions(fakes: Any, rng: random.
             and (row.min_arch is None or wanted.arch is None or wanted.arch >= row.min_arch)
             and (row.max_arch is None or wanted.arch is None or wanted.arch <= row.max_arch)
             and (row.graph_safe or not wanted.graph_safe)
-            and wanted.sharding <= row.sharding
         )
         assert isinstance(match(fakes.card(rows=[row]), wanted), str) != admitted, (row, wanted)

@@ -58,32 +58,16 @@ class Quantizer {
     return cuda ? quantize_workspace_cuda(args) : quantize_workspace_cpu(args);
   }
 
-  void run(bool cuda, Address x, int dtype, int64_t rows, int64_t cols, int64_t row_stride, int64_t groups,
-           int64_t matrix_rows, Address plan, Address row_codes, Address row_scales, Address row_global, int row_layout,
-           Address col_codes, Address col_scales, Address col_global, int col_layout, Address encode_scales,
-           Address amax, Address dequantized, Address activated, Address dbias, Address seed, uint32_t group_offset,
-           Address group_offset_device, Address unchanged, int prologue, int activation, int norm, Address dy,
-           int64_t dy_stride, Address probs, Address dprobs, Address gamma, Address beta, float epsilon, Address mean,
-           Address rstd, Address workspace, size_t workspace_bytes, Address stream, int threads, Sequence* into) const {
+  void run(bool cuda, const Input& input, const Plane* rowwise, const Plane* columnwise, const Prologue* prologue,
+           Address encode_scales, Address amax, Address dequantized, Address activated, Address dbias, Address seed,
+           uint32_t group_offset, Address group_offset_device, Address unchanged, Address workspace,
+           size_t workspace_bytes, Address stream, int threads, Sequence* into) const {
     QuantizeArgs args;
     args.spec = spec_;
-    args.input = {
-        pointer<const void>(x),      enum_of(dtype, DType::bf16, "dtype"), rows, cols, row_stride, groups, matrix_rows,
-        pointer<const int64_t>(plan)};
-    args.prologue.kind = enum_of(prologue, PrologueKind::norm, "prologue");
-    args.prologue.activation = enum_of(activation, Activation::geglu_tanh, "activation");
-    args.prologue.norm = enum_of(norm, Norm::layer, "norm");
-    args.prologue.dy = pointer<const void>(dy);
-    args.prologue.dy_stride = dy_stride;
-    args.prologue.probs = pointer<const float>(probs);
-    args.prologue.dprobs = pointer<float>(dprobs);
-    args.prologue.gamma = pointer<const void>(gamma);
-    args.prologue.beta = pointer<const void>(beta);
-    args.prologue.epsilon = epsilon;
-    args.prologue.mean = pointer<float>(mean);
-    args.prologue.rstd = pointer<float>(rstd);
-    args.rowwise = plane(row_codes, row_scales, row_global, row_layout, "row_layout");
-    args.columnwise = plane(col_codes, col_scales, col_global, col_layout, "col_layout");
+    args.input = input;
+    if (rowwise != nullptr) args.rowwise = *rowwise;
+    if (columnwise != nullptr) args.columnwise = *columnwise;
+    if (prologue != nullptr) args.prologue = *prologue;
     args.encode_scales = pointer<const float>(encode_scales);
     args.amax = pointer<float>(amax);
     args.dequantized = pointer<void>(dequantized);
@@ -148,6 +132,7 @@ class Quantizer {
 
 void bind_quantizer(nb::module_& m) {
   using namespace nb::literals;
+  bind_quantize_arguments(m);
   nb::class_<Quantizer>(m, "Quantizer", nb::is_final(),
                         "One way to quantize: octavo.QuantizerSpec in numbers of FORMATS, SCALINGS and OPERANDS.\n\n"
                         "Immutable. Arrays are addresses, 0 where there is none; with cuda=True they are on the\n"
@@ -160,16 +145,12 @@ void bind_quantizer(nb::module_& m) {
            "groups"_a, "rowwise"_a, "columnwise"_a, "matrix_rows"_a = 0, "prologue"_a = 0, "activation"_a = 0,
            "norm"_a = 0, "amax"_a = false, "dbias"_a = false, "dprobs"_a = false,
            "Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.")
-      .def("run", &Quantizer::run, nb::kw_only(), "cuda"_a, "x"_a, "dtype"_a, "rows"_a, "cols"_a, "row_stride"_a,
-           "groups"_a, "matrix_rows"_a = 0, "plan"_a = 0, "row_codes"_a = 0, "row_scales"_a = 0, "row_global"_a = 0,
-           "row_layout"_a = 0, "col_codes"_a = 0, "col_scales"_a = 0, "col_global"_a = 0, "col_layout"_a = 0,
-           "encode_scales"_a = 0, "amax"_a = 0, "dequantized"_a = 0, "activated"_a = 0, "dbias"_a = 0, "seed"_a = 0,
-           "group_offset"_a = 0, "group_offset_device"_a = 0, "unchanged"_a = 0, "prologue"_a = 0, "activation"_a = 0,
-           "norm"_a = 0, "dy"_a = 0, "dy_stride"_a = 0, "probs"_a = 0, "dprobs"_a = 0, "gamma"_a = 0, "beta"_a = 0,
-           "epsilon"_a = 0.0f, "mean"_a = 0, "rstd"_a = 0, "workspace"_a = 0, "workspace_bytes"_a = 0, "stream"_a = 0,
+      .def("run", &Quantizer::run, nb::kw_only(), "cuda"_a, "input"_a, nb::arg("rowwise").none() = nb::none(),
+           nb::arg("columnwise").none() = nb::none(), nb::arg("prologue").none() = nb::none(), "encode_scales"_a = 0,
+           "amax"_a = 0, "dequantized"_a = 0, "activated"_a = 0, "dbias"_a = 0, "seed"_a = 0, "group_offset"_a = 0,
+           "group_offset_device"_a = 0, "unchanged"_a = 0, "workspace"_a = 0, "workspace_bytes"_a = 0, "stream"_a = 0,
            "threads"_a = 1, nb::arg("into").none() = nb::none(),
-           "Quantize x [rows, cols] into every plane whose address is given.\n\n"
-           "Ragged rows need a plan; with matrix_rows N, x is `groups` matrices [N, cols], rows = groups * N.")
+           "Quantize the input, after the prologue if there is one, into the planes that are given.")
       .def("dequantize", &Quantizer::dequantize, nb::kw_only(), "cuda"_a, "direction"_a, "codes"_a, "scales"_a,
            "rows"_a, "cols"_a, "groups"_a, "out"_a, "out_dtype"_a, "global_"_a = 0, "layout"_a = 0, "matrix_rows"_a = 0,
            "plan"_a = 0, "out_layout"_a = 0, "stream"_a = 0, "threads"_a = 1,

@@ -12,7 +12,7 @@ from numpy_fused import act_quantize, dact_quantize, norm_quantize
 import octavo_numerics
 from octavo.quantizer import Direction
 from octavo_numerics import QuantizedArray
-from octavo_registry.contract.request import Bound, Request
+from octavo_registry.contract import OPERATIONS, Backend, Request
 
 FUSED: dict[str, Any] = {
     "act_quantize": act_quantize,
@@ -36,7 +36,7 @@ def nudge(x: Any, away: bool) -> Any:
     return np.where(small & (wide != 0), moved, wide)
 
 
-class NumpyBackend:
+class NumpyBackend(Backend):
     """`fault` names what it does wrong; None: nothing."""
 
     def __init__(self, fault: str | None = None) -> None:
@@ -47,7 +47,7 @@ class NumpyBackend:
         """Nothing."""
         return None
 
-    def bind(self, request: Request) -> Bound:
+    def bind(self, request: Request) -> Any:
         """The function of the request's operation."""
         op = request.op
 
@@ -57,7 +57,7 @@ class NumpyBackend:
                 return FUSED[op](self.quantize, self.fault, request, *operands, **rest)
             return getattr(self, op)(request, *operands, **rest)
 
-        return Bound(run)
+        return OPERATIONS[op].bound(run)
 
     # Quantizers
 
@@ -65,7 +65,6 @@ class NumpyBackend:
         """The definition, then the fault."""
         assert request.quantizer is not None
         spec, fault = request.quantizer, self.fault
-        rest.pop("out", None)
         given = None if sizes is None else clamp(sizes, len(x))
         if fault == "syncs" and sizes is not None:
             sizes.tolist()

@@ -12,7 +12,8 @@ from octavo.quantizer import Operand
 from octavo_numerics import QuantizedArray
 from octavo_registry import plan, plan_layer
 from octavo_registry.contract.frameworks import Device, LayerResult
-from octavo_registry.contract.request import Plan, Request
+from octavo_registry.contract.plan import Plan
+from octavo_registry.contract.request import Request
 
 
 class Watched(np.ndarray[Any, Any]):

@@ -44,7 +44,7 @@ def card(name: str) -> BackendCard:
         device="cpu",
         graph_safe=True,
     )
-    return BackendCard(name=name, api_level=3, capabilities=(row,))
+    return BackendCard(name=name, api_level=5, capabilities=(row,))
 
 
 def octavo_backends() -> list[BackendCard]:

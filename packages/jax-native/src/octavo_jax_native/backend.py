@@ -5,21 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import octavo_native
-from octavo.grouped_tensor import PLAIN
-from octavo.quantizer import Direction
-from octavo.recipe_base import GEMMS
 from octavo_jax_native.ffi import targets
-from octavo_jax_native.plugin import EMULATED, EMULATED_RECIPES
-from octavo_registry.contract.request import Bound, Request
+from octavo_native import support
+from octavo_registry.contract import (
+    AnyBound,
+    AnyBoundGemm,
+    AnyRequest,
+    Backend,
+    BoundDequantize,
+    BoundDgrad,
+    BoundFprop,
+    BoundQuantize,
+    BoundWgrad,
+    DequantizeRequest,
+    GemmRequest,
+    MoveRequest,
+    PlanesRequest,
+    QuantizeRequest,
+    Refused,
+)
 
 if TYPE_CHECKING:
-    from octavo_registry.contract.kernels import KernelChoice
-
-LAYOUTS: dict[Direction, tuple[str, str]] = {"rowwise": (PLAIN, "rows"), "columnwise": (PLAIN, "panels")}
-"""The layouts that a plane may have."""
+    from octavo_registry.contract import KernelChoice
 
 
-class NativeBackend:
+class NativeBackend(Backend):
     """Serves what its card admits, where octavo-native has kernels for the device.
 
     Making one registers the kernels with XLA, once a process, unless they do not go with the JAX that is installed.
@@ -30,74 +40,69 @@ class NativeBackend:
         if self._unfit is None:
             targets.register()
 
-    def refuses(self, request: Request) -> str | None:
+    def refuses(self, request: AnyRequest) -> str | None:
         """Versions that do not go together, a build without CUDA kernels, a layout of the other direction, and GEMMs
         whose sides or dtypes the CUDA kernels do not take."""
         if self._unfit is not None:
             return self._unfit
-        if request.device == "cuda" and not octavo_native.HAS_CUDA:
-            return (
-                "this octavo-native was built without CUDA kernels; install a build with them, or build it where "
-                "nvcc is found (octavo doctor shows what was built)"
-            )
-        if request.device == "cuda" and request.op in GEMMS:
-            from octavo_jax_native.ffi.gemm import cuda_refusal
-
-            if request.other_dtype not in (None, request.in_dtype):
-                first, other = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("x", "dy")}[request.op]
-                return (
-                    f"its CUDA kernels multiply unquantized operands of one dtype, {first} is {request.in_dtype} and "
-                    f"{other} {request.other_dtype}"
-                )
-            return cuda_refusal(None if _quantized(request) else request.in_dtype, request.n, request.k)
-        if request.quantizer is not None:
-            for (direction, known), layout in zip(LAYOUTS.items(), request.layouts, strict=True):
-                if direction in request.quantizer.directions and layout not in known:
-                    return f"its {direction} data have layout {' or '.join(known)}, {layout} was asked for"
+        cuda = request.device == "cuda"
+        if (refusal := support.build_refusal(cuda, octavo_native.HAS_CUDA)) is not None:
+            return refusal
+        if isinstance(request, GemmRequest):
+            dtypes = None if _quantized(request) else (request.in_dtype, request.other_dtype)
+            return support.gemm_refusal(request.op, cuda=cuda, k=request.k, n=request.n, dtypes=dtypes)
+        if isinstance(request, PlanesRequest):
+            return support.layout_refusal(request.quantizer.directions, request.layouts)
         return None
 
-    def bind(self, request: Request) -> Bound:
-        """The jitted function for `request`; see `octavo_registry.Bound` for the calls."""
+    def bind(self, request: AnyRequest) -> AnyBound:
+        """The jitted function for `request`."""
         # here, because the modules below use names that another ABI level may not have
-        from octavo_jax_native.gemm.gemm import bind_gemm
         from octavo_jax_native.quantizers.dequantizer import bind_dequantize
         from octavo_jax_native.quantizers.fused import bind_fused
         from octavo_jax_native.quantizers.quantizer import bind_quantize
 
-        if request.op in GEMMS:
-            emulated = request.device == "cuda" and request.kind in EMULATED_RECIPES
-            return Bound(
-                bind_gemm(request),
-                layouts=_layouts(request) if _quantized(request) else {},
-                note=f"emulated: {EMULATED}" if emulated else "",
-            )
-        if request.quantizer is None:
-            raise ValueError(f"a {request.op} request names no quantizer; give Request.quantizer")
-        if request.op == "dequantize":
-            return Bound(bind_dequantize(request.out_dtype))
-        if request.op != "quantize":
-            return Bound(bind_fused(request))
-        run, run_with_amax = bind_quantize(request.quantizer, request.layouts)
-        return Bound(run, run_with_amax=run_with_amax)
+        if isinstance(request, GemmRequest):
+            return _bind_gemm(request)
+        if isinstance(request, MoveRequest):
+            raise Refused(f"serves no {request.op}; its card does not name it")
+        if isinstance(request, QuantizeRequest):
+            run, with_amax = bind_quantize(request.quantizer, request.layouts)
+            return BoundQuantize(run, with_amax=with_amax)
+        if isinstance(request, DequantizeRequest):
+            return BoundDequantize(bind_dequantize(request.out_dtype))
+        return bind_fused(request)
 
-    def kernels(self, request: Request, rows: int) -> tuple[KernelChoice, ...]:
+    def kernels(self, request: GemmRequest, rows: int) -> tuple[KernelChoice, ...]:
         """The tiles in which a CUDA GEMM of M = `rows` could be cut, the chosen one first; () for other requests."""
-        if self.refuses(request) is not None or request.device != "cuda" or request.op not in GEMMS:
+        if self.refuses(request) is not None or request.device != "cuda":
             return ()
         from octavo_jax_native.gemm.tiles import kernel_choices
 
         return kernel_choices(request, rows)
 
 
-def _layouts(request: Request) -> dict[str, str]:
+def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
+    from octavo_jax_native.gemm.gemm import bind_dgrad, bind_fprop, bind_wgrad
+
+    emulated = request.device == "cuda" and request.kind in support.EMULATED_RECIPES
+    layouts = _layouts(request) if _quantized(request) else {}
+    note = f"emulated: {support.EMULATED_ON_CUDA}" if emulated else ""
+    if request.op == "fprop":
+        return BoundFprop(bind_fprop(request), layouts=layouts, note=note)
+    if request.op == "dgrad":
+        return BoundDgrad(bind_dgrad(request), layouts=layouts, note=note)
+    return BoundWgrad(bind_wgrad(request), layouts=layouts, note=note)
+
+
+def _layouts(request: GemmRequest) -> dict[str, str]:
     """The native layout of the plane that a GEMM reads of each operand."""
     from octavo_jax_native.arrays.planes import NATIVE
     from octavo_jax_native.gemm.orientation import form_of
 
-    assert request.op in GEMMS
     form = form_of(request.op, request.weight)
     return {name: NATIVE[direction] for name, direction in zip(form.operands, form.directions, strict=True)}
 
 
-def _quantized(request: Request) -> bool:
-    return request.recipe is not None and request.op in GEMMS and request.recipe.quantizes(request.op)
+def _quantized(request: GemmRequest) -> bool:
+    return request.recipe.quantizes(request.op)

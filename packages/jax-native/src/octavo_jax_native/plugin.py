@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.formats import DType
-from octavo_registry.contract.cards import QUANTIZERS, BackendCard, Capability, Op, Weight
-from octavo_registry.contract.hookspecs import hookimpl
-from octavo_registry.contract.request import Backend
+from octavo_registry.contract import QUANTIZERS, Backend, BackendCard, Capability, Op, Weight, hookimpl
 
 NAME = "jax-native"
 
-EMULATED = "bf16 products of exact dequantized copies"
+_EMULATED = "bf16 products of exact dequantized copies"
 """How the GEMMs of a recipe are computed whose formats Hopper has no instructions for."""
 
-EMULATED_RECIPES = frozenset({"mxfp8", "nvfp4"})
+_EMULATED_RECIPES = frozenset({"mxfp8", "nvfp4"})
 
 _FP8_RECIPES = frozenset({"delayed", "current", "row", "block"})
-_QUANTIZED = _FP8_RECIPES | EMULATED_RECIPES
+_QUANTIZED = _FP8_RECIPES | _EMULATED_RECIPES
 _HIGH_PRECISION = frozenset({"high_precision"})
 _QUANTIZE: frozenset[Op] = QUANTIZERS | {"dequantize"}
 _GEMMS: frozenset[Op] = frozenset({"fprop", "dgrad", "wgrad"})
@@ -36,7 +34,7 @@ def _on_hopper(ops: frozenset[Op], recipes: frozenset[str], **conditions: Any) -
 
 CARD = BackendCard(
     name=NAME,
-    api_level=3,
+    api_level=5,
     priority=100,
     needs=("jax>=0.10.2", "octavo-native>=0.1"),
     summary="quantizers and grouped GEMMs of every recipe as compiled kernels, for CPUs and for Hopper GPUs",
@@ -46,7 +44,7 @@ CARD = BackendCard(
         _on_hopper(_QUANTIZE, _QUANTIZED, layouts=_LAYOUTS),
         _on_hopper(_GEMMS, _HIGH_PRECISION, weights=_WEIGHTS, in_dtypes=_HALVES, accumulation="hopper_bf16"),
         _on_hopper(_GEMMS, _FP8_RECIPES, weights=_WEIGHTS, accumulation="hopper_fp8"),
-        _on_hopper(_GEMMS, EMULATED_RECIPES, weights=_WEIGHTS, accumulation="hopper_bf16", emulated=EMULATED),
+        _on_hopper(_GEMMS, _EMULATED_RECIPES, weights=_WEIGHTS, accumulation="hopper_bf16", emulated=_EMULATED),
     ),
 )
 

@@ -29,15 +29,15 @@ def _request(op: Any, recipe: Any, **fields: Any) -> Request:
 @pytest.mark.parametrize(
     ("fields", "recipe", "refused"),
     [
-        ({"k": 64, "n": 40}, MXFP8(), "K and N that are multiples of 16, N is 40"),
-        ({"k": 45, "n": 77}, MXFP8(), "multiples of 16, K is 45 and N is 77"),
-        ({"k": 45, "n": 64}, HighPrecision(), "multiples of 16, K is 45"),
+        ({"k": 64, "n": 40}, MXFP8(), "n is 40, and its cuda GEMMs take multiples of 16"),
+        ({"k": 45, "n": 77}, MXFP8(), "k is 45 and n is 77, and its cuda GEMMs take multiples of 16"),
+        ({"k": 45, "n": 64}, HighPrecision(), "k is 45, and its cuda GEMMs take multiples of 16"),
         (
             {"in_dtype": "float32"},
             HighPrecision(),
-            "multiply bfloat16 or float16, the unquantized operands are float32",
+            "the unquantized operands are float32; its cuda GEMMs multiply bfloat16 or float16",
         ),
-        ({"other_dtype": "float16"}, HighPrecision(), "unquantized operands of one dtype, "),
+        ({"other_dtype": "float16"}, HighPrecision(), "its cuda GEMMs multiply unquantized operands of one dtype"),
         ({"other_dtype": "bfloat16"}, HighPrecision(), None),
         ({"other_dtype": "float16", "device": "cpu", "arch": None}, HighPrecision(), None),
         ({"in_dtype": "float32", "k": 64, "n": 64}, MXFP8(), None),
@@ -62,7 +62,7 @@ def test_gemms_that_the_cuda_kernels_do_not_take(
     [
         (
             {"x": jnp.ones((8, 24), jnp.bfloat16), "w": jnp.ones((2, 16, 24), jnp.bfloat16)},
-            r"x \[8, 24\] and w \[2, 16, 24\] .* K is 24",
+            r"x \[8, 24\] and w \[2, 16, 24\] .* k is 24",
         ),
         ({"x": X, "w": W}, "the unquantized operands are float32"),
         ({"x": X.astype(jnp.bfloat16), "w": W.astype(jnp.float16)}, "x is bfloat16 and w is float16"),

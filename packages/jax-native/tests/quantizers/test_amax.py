@@ -32,15 +32,15 @@ def test_the_quantizers_amax(
     x[22, 3], x[50:] = np.nan, np.nan
     request = Request("quantize", "jax", "cpu", "float32", "float32", quantizer=spec)
     plan = octavo_registry.plan(request, backend=BACKEND)
-    assert plan.run_with_amax is not None
+    assert plan.bound.with_amax is not None
     given = arguments_for(spec, rng, G)
-    q, amax = plan.run_with_amax(jnp.asarray(x), jnp.asarray(SIZES), **given)
+    q, amax = plan.bound.with_amax(jnp.asarray(x), jnp.asarray(SIZES), **given)
     same_bits(amax[:2], np.array([np.abs(x[:20]).max(), 0], np.float32), "amax")
     assert np.isnan(amax[2])
     same_tensor(q, as_definition(plan.run(jnp.asarray(x), jnp.asarray(SIZES), **given)))
     if not spec.hadamard:
         w = rng.standard_normal((G, N, K)).astype(np.float32)
-        same_bits(plan.run_with_amax(jnp.asarray(w), **given)[1], np.abs(w).max((1, 2)), "amax of matrices")
+        same_bits(plan.bound.with_amax(jnp.asarray(w), **given)[1], np.abs(w).max((1, 2)), "amax of matrices")
 
 
 def _gradients(policy: Any) -> Any:

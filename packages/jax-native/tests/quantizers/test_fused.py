@@ -13,13 +13,12 @@ import pytest
 
 import octavo_numerics
 from octavo import QuantizerSpec
-from octavo_jax import GroupedTensor, act_quantize, dact_quantize, norm_quantize
+from octavo_jax import Extras, act_quantize, dact_quantize, norm_quantize
 from octavo_jax.functions.activations import ACTIVATIONS
 from octavo_jax_native.backend import NativeBackend
-from octavo_jax_native.ffi.quantize import Prologue
-from octavo_jax_native.quantizers.fused import act_quantizer, dact_quantizer, fused_function, norm_quantizer
-from octavo_jax_native.quantizers.kernel import QuantizeKernel
+from octavo_jax_native.quantizers.fused import act_quantizer, dact_quantizer, norm_quantizer
 from octavo_native import GATED
+from octavo_registry.contract import Extra, Wanted
 
 M, F = 90, 48
 PLAIN = ("plain", "plain")
@@ -107,34 +106,24 @@ def registered() -> None:
     NativeBackend()
 
 
-def _run(
-    spec: QuantizerSpec,
-    prologue: Prologue,
-    operands: dict[str, np.ndarray],
-    columns: int,
-    names: tuple[str, ...],
-    **arguments: Any,
-) -> tuple[GroupedTensor, dict[str, Any]]:
-    """The kernel with every extra result in `names`, the amax and the dequantized copy among them."""
-    function = fused_function(QuantizeKernel(spec, PLAIN, prologue))
-    arrays = {name: jnp.asarray(array) for name, array in operands.items()}
-    given = {name: jnp.asarray(value) if name == "scale" else value for name, value in arguments.items()}
-    return function(arrays, columns, jnp.asarray(SIZES), ("activated", "amax", "dequantized", *names), **given)
+EVERYTHING: tuple[Extra, ...] = ("activated", "amax", "dequantized", "dbias", "rstd", "mean")
 
 
-def _check_extras(
-    extras: dict[str, Any], q: Any, spec: QuantizerSpec, same_tensor: Any, arguments: dict[str, Any]
-) -> Any:
+def _on_device(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: jnp.asarray(value) if name == "scale" else value for name, value in arguments.items()}
+
+
+def _check_extras(extras: Extras, q: Any, spec: QuantizerSpec, same_tensor: Any, arguments: dict[str, Any]) -> Any:
     """The quantizer's bits on the array that was quantized, amax and the dequantized copy of it."""
-    activated = np.asarray(extras["activated"])
+    activated = np.asarray(extras.activated)
     expected = octavo_numerics.quantize(activated, spec, SIZES, **arguments)
     same_tensor(q, expected)
     starts = np.cumsum(SIZES) - SIZES
     groups = [activated[start : start + size] for start, size in zip(starts, SIZES, strict=True)]
     amax = [np.abs(group.astype(np.float32)).max(initial=0) for group in groups]
-    np.testing.assert_array_equal(np.asarray(extras["amax"]), np.array(amax, np.float32))
+    np.testing.assert_array_equal(np.asarray(extras.amax), np.array(amax, np.float32))
     values = octavo_numerics.dequantize(expected, "rowwise")[:USED].astype(jnp.bfloat16)
-    copy = np.asarray(extras["dequantized"])[:USED]
+    copy = np.asarray(extras.dequantized)[:USED]
     np.testing.assert_array_equal(copy.view(np.uint16), values.view(np.uint16))
     return activated
 
@@ -149,8 +138,14 @@ def test_activation_and_quantize(
         spec, arguments = specs[name], arguments_for(specs[name], rng, len(SIZES))
         x = _draw(rng, (M, 2 * F if activation in GATED else F), jnp.dtype(dtype))
         probs = rng.random(M).astype(np.float32) if name != "delayed" else None
-        operands = {"x": x} if probs is None else {"x": x, "probs": probs}
-        q, extras = _run(spec, Prologue("activation", activation), operands, F, (), **arguments)
+        run = act_quantizer(spec, PLAIN, activation)
+        q, extras = run(
+            jnp.asarray(x),
+            jnp.asarray(SIZES),
+            probs=None if probs is None else jnp.asarray(probs),
+            wanted=EVERYTHING,
+            **_on_device(arguments),
+        )
         activated = _check_extras(extras, q, spec, same_tensor, arguments)
         _close(activated[:USED], _activated(x, activation, probs)[:USED])
 
@@ -166,9 +161,11 @@ def test_gradient_and_quantize(
     x = _draw(rng, (M, 2 * F if activation in GATED else F), jnp.dtype(dtype))
     dy, probs = _draw(rng, (M, F), jnp.dtype(dtype)), rng.random(M).astype(np.float32)
 
+    function = dact_quantizer(spec, PLAIN, activation)
+
     def run() -> Any:
-        operands = {"dy": dy, "x": x, "probs": probs}
-        return _run(spec, Prologue("activation_grad", activation), operands, x.shape[1], ("dbias",), **arguments)
+        arrays = jnp.asarray(dy), jnp.asarray(x), jnp.asarray(SIZES)
+        return function(*arrays, probs=jnp.asarray(probs), wanted=EVERYTHING, **_on_device(arguments))
 
     q, extras = run()
     activated = _check_extras(extras, q, spec, same_tensor, arguments)
@@ -179,8 +176,8 @@ def test_gradient_and_quantize(
     for group, (start, size) in enumerate(zip(starts, SIZES, strict=True)):
         rows = activated[start : start + size].astype(np.float64)
         bound = size * 2.0**-24 * np.abs(rows).sum(0)
-        assert np.all(np.abs(np.asarray(extras["dbias"][group], np.float64) - rows.sum(0)) <= bound)
-    same_bits(run()[1]["dbias"], extras["dbias"], "dbias of a second run")
+        assert np.all(np.abs(np.asarray(extras.dbias[group], np.float64) - rows.sum(0)) <= bound)
+    same_bits(run()[1].dbias, extras.dbias, "dbias of a second run")
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])
@@ -189,9 +186,8 @@ def test_normalization_and_quantize(norm: Any, rng: Any, specs: Any, same_tensor
     spec = specs["row"]
     x = _draw(rng, (M, F), np.float32)
     gamma, beta = (rng.standard_normal(F).astype(np.float32) for _ in range(2))
-    operands = {"x": x, "gamma": gamma} | ({"beta": beta} if norm == "layer" else {})
-    statistics = ("rstd", "mean") if norm == "layer" else ("rstd",)
-    q, extras = _run(spec, Prologue("norm", norm=norm, epsilon=1e-5), operands, F, statistics)
+    arrays = jnp.asarray(x), jnp.asarray(gamma), jnp.asarray(beta) if norm == "layer" else None, jnp.asarray(SIZES)
+    q, extras = norm_quantizer(spec, PLAIN, norm)(*arrays, epsilon=1e-5, wanted=EVERYTHING)
     activated = _check_extras(extras, q, spec, same_tensor, {})
     rows = x[:USED].astype(np.float64)
     mean = rows.mean(1, keepdims=True) if norm == "layer" else np.zeros((USED, 1))
@@ -199,9 +195,11 @@ def test_normalization_and_quantize(norm: Any, rng: Any, specs: Any, same_tensor
     exact = (rows - mean) * rstd * gamma + (beta if norm == "layer" else 0)
     terms = (np.abs(rows) + np.abs(mean)) * rstd * np.abs(gamma) + (np.abs(beta) if norm == "layer" else 0)
     _close(activated[:USED], exact, terms)
-    _close(np.asarray(extras["rstd"])[:USED], rstd[:, 0])
+    _close(np.asarray(extras.rstd)[:USED], rstd[:, 0])
     if norm == "layer":
-        _close(np.asarray(extras["mean"])[:USED], mean[:, 0], np.abs(rows).mean(1))
+        _close(np.asarray(extras.mean)[:USED], mean[:, 0], np.abs(rows).mean(1))
+    else:
+        assert extras.mean is None
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])
@@ -211,22 +209,21 @@ def test_the_public_function_returns_the_statistics(norm: Any, specs: Any, same_
     q, extras = norm_quantize(
         jnp.asarray(x), jnp.asarray(gamma), specs["row"], SIZES, norm=norm, epsilon=1e-5, backend="jax-native"
     )
-    statistics = ("rstd", "mean") if norm == "layer" else ("rstd",)
-    expected, results = _run(
-        specs["row"], Prologue("norm", norm=norm, epsilon=1e-5), {"x": x, "gamma": gamma}, F, statistics
-    )
+    function = norm_quantizer(specs["row"], PLAIN, norm)
+    expected, results = function(jnp.asarray(x), jnp.asarray(gamma), None, jnp.asarray(SIZES), epsilon=1e-5)
     assert (extras.mean is None) == (norm == "rms")
     assert (extras.amax, extras.dbias) == (None, None)
     same_bits(np.asarray(q.rowwise)[:USED], np.asarray(expected.rowwise)[:USED], "row codes")
-    for name in ("activated", *statistics):
-        same_bits(np.asarray(getattr(extras, name))[:USED], np.asarray(results[name])[:USED], name)
+    for name in ("activated", "rstd", *(("mean",) if norm == "layer" else ())):
+        same_bits(np.asarray(getattr(extras, name))[:USED], np.asarray(getattr(results, name))[:USED], name)
 
 
 def test_extras_that_are_not_wanted_are_none(specs: Any) -> None:
     """Called alone, a function computes no more than its caller reads."""
     run = act_quantizer(specs["delayed"], PLAIN, "silu")
     x, scale = jnp.ones((M, F)), jnp.ones(len(SIZES))
-    for wanted, names in ((None, {"activated", "amax"}), (("amax",), {"amax"}), ((), set())):
+    cases: tuple[tuple[Wanted, set[str]], ...] = ((None, {"activated", "amax"}), (("amax",), {"amax"}), ((), set()))
+    for wanted, names in cases:
         _, extras = run(x, jnp.asarray(SIZES), scale=scale, wanted=wanted)
         assert {name for name, array in extras._asdict().items() if array is not None} == names
 
@@ -300,10 +297,8 @@ def test_arguments_are_refused_by_name(call: Callable[[], Any], message: str) ->
         (lambda: norm_quantizer(BLOCK, PLAIN, "rms")(X, jnp.ones(8)), r"gamma has shape \[8\]"),
         (lambda: norm_quantizer(BLOCK, PLAIN, "rms")(X, ONES, epsilon=0.0), "epsilon is 0.0"),
         (
-            lambda: fused_function(QuantizeKernel(COLUMNWISE, PLAIN, Prologue("activation")))(
-                {"x": X}, 32, None, ("dequantized",)
-            ),
-            "dequantized is the row data's values and orientation is 'columnwise'",
+            lambda: act_quantizer(COLUMNWISE, PLAIN, "silu")(X, wanted=("dequantized",)),
+            "wanted holds 'dequantized', which is the row data's values, and orientation is 'columnwise'",
         ),
     ],
 )

@@ -66,8 +66,8 @@ def test_a_build_for_the_cpu_alone_is_refused_on_cuda(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("layouts", "orientation", "refused"),
     [
-        (("panels", "plain"), "both", "rowwise data have layout plain or rows, panels"),
-        (("plain", "rows"), "both", "columnwise data have layout plain or panels, rows"),
+        (("panels", "plain"), "both", "rowwise data in layouts plain or rows; panels was requested"),
+        (("plain", "rows"), "both", "columnwise data in layouts plain or panels; rows was requested"),
         (("plain", "rows"), "rowwise", None),
         (("rows", "panels"), "both", None),
     ],

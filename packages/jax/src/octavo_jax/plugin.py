@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from octavo_registry.contract.backend import Backend
 from octavo_registry.contract.cards import QUANTIZERS, BackendCard, Capability, Op
 from octavo_registry.contract.hookspecs import hookimpl
-from octavo_registry.contract.request import Backend
 
 NAME = "jax-reference"
 
@@ -13,7 +13,7 @@ _OPS: frozenset[Op] = QUANTIZERS | {"dequantize", "fprop", "dgrad", "wgrad"}
 
 CARD = BackendCard(
     name=NAME,
-    api_level=3,
+    api_level=5,
     priority=-100,
     needs=("jax>=0.10.2",),
     summary="every recipe in plain jnp, jit-able with traced sizes; exact to the bit, not fast",

@@ -2,7 +2,7 @@
 
 Arrays
     `GroupedTensor`     what a quantizer returns and a GEMM reads: codes and scales as a pytree
-    `Extras`            the further results of a fused quantizer
+    `Extras`, `BoundFused`   the further results of a fused quantizer, and the answer to a request for one
     `one_group`         the group sizes of a matrix that is one group
 Arguments
     `dtype_name`        Octavo's name of a dtype; ValueError, naming the argument, for one that no operand may have
@@ -27,11 +27,12 @@ from octavo_jax.arrays.sizes import one_group
 from octavo_jax.arrays.varying import varying_alike, varying_axes, varying_over
 from octavo_jax.dispatch.device import device_kind
 from octavo_jax.functions.activations import check_activation, features
-from octavo_jax.functions.composed import Extras
+from octavo_jax.functions.composed import BoundFused, Extras
 from octavo_jax.functions.norms import check_norm
 from octavo_jax.scaling.seeds import seed_words
 
 __all__ = [
+    "BoundFused",
     "Extras",
     "GroupedTensor",
     "check_activation",

@@ -28,7 +28,7 @@ class _Halves:
     def __init__(self) -> None:
         self.card = BackendCard(
             name="halves",
-            api_level=3,
+            api_level=4,
             priority=-200,
             capabilities=(
                 Capability(

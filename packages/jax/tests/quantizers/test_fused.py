@@ -32,7 +32,7 @@ class _Partial:
 
     def __init__(self, name: str, ops: set[str], priority: int) -> None:
         row = Capability(ops=frozenset(ops), recipes=frozenset({"row"}), framework="jax", device="cpu")  # type: ignore[arg-type]
-        self.card = BackendCard(name=name, api_level=3, priority=priority, capabilities=(row,))
+        self.card = BackendCard(name=name, api_level=5, priority=priority, capabilities=(row,))
         self.bound: list[str] = []
 
     @hookimpl

@@ -32,7 +32,7 @@ class _Probe:
         if name == NAMES[1]:
             ops |= {"act_quantize", "dact_quantize", "norm_quantize"}
         capability = Capability(ops=frozenset(ops), recipes=everything, framework="jax", device="cpu")
-        self.card = BackendCard(name=name, api_level=3, priority=-300, capabilities=(capability,))
+        self.card = BackendCard(name=name, api_level=4, priority=-300, capabilities=(capability,))
 
     @hookimpl
     def octavo_backends(self) -> tuple[BackendCard, ...]:

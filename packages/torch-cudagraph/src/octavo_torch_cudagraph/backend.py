@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from octavo.recipe_base import GEMMS
-from octavo_registry.contract.request import Bound, Request
+from octavo_registry.contract import AnyBound, AnyRequest, Backend, BoundQuantize, GemmRequest
 from octavo_torch.plugin_api import GraphUnsafeError, is_capturing, status_word
 from octavo_torch_native.backend import NativeBackend
 
 if TYPE_CHECKING:
-    from octavo_registry.contract.kernels import KernelChoice
+    from octavo_registry.contract import KernelChoice
 
 
 _SIZES_AT: Mapping[str, int] = {
@@ -26,10 +26,10 @@ _SIZES_AT: Mapping[str, int] = {
     "dact_quantize": 2,
     "norm_quantize": 3,
 }
-"""Where group sizes stand among a bound function's arguments, for operations that take them: octavo_registry.Bound."""
+"""Where group sizes stand among a bound function's arguments, for operations that take them."""
 
 
-class CudaGraphBackend:
+class CudaGraphBackend(Backend):
     """Serves what its card admits: device sizes, CUDA devices.
 
     Results and scratch come from torch's allocator, which gives a captured call memory of the graph's own pool and
@@ -39,7 +39,7 @@ class CudaGraphBackend:
     def __init__(self) -> None:
         self._native = NativeBackend()
 
-    def refuses(self, request: Request) -> str | None:
+    def refuses(self, request: AnyRequest) -> str | None:
         """What torch-native refuses; a first call inside a capture, which has to set things up outside."""
         reason = self._native.refuses(request)
         if reason is None and is_capturing():
@@ -49,23 +49,20 @@ class CudaGraphBackend:
                 return str(error)
         return reason
 
-    def bind(self, request: Request) -> Bound:
-        """torch-native's function, which refuses sizes in host memory; see octavo_registry.Bound for the calls."""
+    def bind(self, request: AnyRequest) -> AnyBound:
+        """torch-native's function, which refuses sizes in host memory."""
         from octavo_torch_cudagraph.sizes import device_plan
 
         bound = self._native.bind(request)
         position = _SIZES_AT.get(request.op)
         if position is None:
             return bound
-        with_amax = bound.run_with_amax
-        return replace(
-            bound,
-            run=_checked(bound.run, position),
-            prepare=None if bound.prepare is None else device_plan,
-            run_with_amax=None if with_amax is None else _checked(with_amax, position),
-        )
+        checked: dict[str, Any] = {"run": _checked(bound.run, position), "prepare": device_plan}
+        if isinstance(bound, BoundQuantize) and bound.with_amax is not None:
+            checked["with_amax"] = _checked(bound.with_amax, position)
+        return replace(bound, **checked)
 
-    def kernels(self, request: Request, rows: int) -> tuple[KernelChoice, ...]:
+    def kernels(self, request: GemmRequest, rows: int) -> tuple[KernelChoice, ...]:
         """torch-native's: the kernels are the same."""
         return self._native.kernels(request, rows)
 

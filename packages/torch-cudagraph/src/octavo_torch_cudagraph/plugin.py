@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from octavo_registry.contract.cards import BackendCard
-from octavo_registry.contract.hookspecs import hookimpl
+from octavo_registry.contract import BackendCard, hookimpl
 from octavo_torch_native import plugin as native
 
 if TYPE_CHECKING:
-    from octavo_registry.contract.request import Backend
+    from octavo_registry.contract import Backend
 
 NAME = "torch-cudagraph"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from octavo_torch_native.arrays.rows import RowPlan, plan_rows
+from octavo_torch_native.arrays.group_index import GroupIndex, index_groups
 
 
 def check_sizes(group_sizes: Tensor, like: Any) -> None:
@@ -18,7 +18,7 @@ def check_sizes(group_sizes: Tensor, like: Any) -> None:
         )
 
 
-def device_plan(group_sizes: Tensor, rows: int, like: Tensor) -> RowPlan:
+def device_plan(group_sizes: Tensor, rows: int, like: Tensor) -> GroupIndex:
     """The plan of device sizes [G] for `rows` rows on `like`'s device; sizes are cut to bounds and never read back."""
     check_sizes(group_sizes, like)
-    return plan_rows(group_sizes, rows, like)
+    return index_groups(group_sizes, rows, like)

@@ -1,4 +1,8 @@
-"""Octavo's native backend for PyTorch: grouped GEMMs, and quantization fused with what comes before it.
+"""Octavo's native backend for PyTorch: quantizers, alone and fused, GEMMs and moved rows on octavo-native's kernels.
+
+Its functions are reached through the registry: `octavo_torch.quantize`, `octavo_torch.grouped_linear` and the others
+choose them where they serve the request, or take `backend="torch-native"`. Whoever calls the bound functions of plans
+can compute the `GroupIndex` of sizes once, with `index_groups`, and give it to all of them.
 
 Importing this package imports no torch: a registry that only reads the backend's card (`octavo_torch_native.plugin`)
 pays nothing for it. The first use of a public name does.
@@ -9,43 +13,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_torch_native.arrays.rows import RowPlan
-    from octavo_torch_native.quantizers.functional import (
-        act_quantize,
-        convert,
-        dact_quantize,
-        dequantize,
-        group_amax,
-        norm_quantize,
-        plan,
-        quantize,
-    )
-    from octavo_torch_native.quantizers.quantized import Quantized
+    from octavo_torch_native.arrays.group_index import GroupIndex, index_groups
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Quantized",
-    "RowPlan",
-    "act_quantize",
-    "convert",
-    "dact_quantize",
-    "dequantize",
-    "group_amax",
-    "norm_quantize",
-    "plan",
-    "quantize",
-]
+__all__ = ["GroupIndex", "index_groups"]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from octavo_torch_native.quantizers import functional
+    from octavo_torch_native.arrays import group_index
 
-    # all at once: afterwards every name is a plain global, which a compiler can trace
-    globals().update({public: value for public, value in vars(functional).items() if public in __all__})
-    return globals()[name]
+    return getattr(group_index, name)
 
 
 def __dir__() -> list[str]:

@@ -5,18 +5,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 import octavo_native
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo.recipe_base import GEMMS
-from octavo_registry.contract.cards import MOVES, QUANTIZERS
-from octavo_registry.contract.request import Bound, Request
-from octavo_torch.plugin_api import DTYPES, status_word
+from octavo_registry.contract import (
+    AnyBound,
+    AnyBoundFused,
+    AnyBoundGemm,
+    AnyBoundMove,
+    AnyRequest,
+    Backend,
+    BoundActQuantize,
+    BoundCombineRows,
+    BoundDactQuantize,
+    BoundDequantize,
+    BoundDgrad,
+    BoundDotRows,
+    BoundFprop,
+    BoundNormQuantize,
+    BoundPermuteRows,
+    BoundQuantize,
+    BoundRoute,
+    BoundWgrad,
+    DequantizeRequest,
+    FusedRequest,
+    GemmRequest,
+    MoveRequest,
+    NormRequest,
+    PlanesRequest,
+    QuantizeRequest,
+)
+from octavo_torch.plugin_api import DTYPES, GroupedTensor, status_word
 from octavo_torch_native.plugin import PANELS, ROWS
 
 if TYPE_CHECKING:
-    from octavo_registry.contract.kernels import KernelChoice
+    from octavo_registry.contract import KernelChoice
 
 ABI_LEVEL = 1
 """The level of octavo-native's calls that this package makes."""
@@ -29,10 +55,10 @@ _ROUTED_GROUPS = 1024
 _SMS_OF_AN_H100 = 132
 
 
-class NativeBackend:
+class NativeBackend(Backend):
     """Serves what its card admits, where octavo-native was built for the device."""
 
-    def refuses(self, request: Request) -> str | None:
+    def refuses(self, request: AnyRequest) -> str | None:
         """Another ABI level, a build without CUDA, no device, a layout of the other direction, sides of a GEMM."""
         if octavo_native.ABI_LEVEL != ABI_LEVEL:
             return (
@@ -52,62 +78,32 @@ class NativeBackend:
                 )
             if not torch.cuda.is_available():
                 return "device is cuda and this torch sees no CUDA device; install a CUDA build of torch or use the CPU"
-        if request.op in QUANTIZERS and request.quantizer is not None:
+        if isinstance(request, PlanesRequest) and not isinstance(request, DequantizeRequest):
             for (direction, known), layout in zip(LAYOUTS.items(), request.layouts, strict=True):
                 if direction in request.quantizer.directions and layout not in known:
                     return f"makes {direction} data in layouts {' and '.join(known)}, {layout} was asked for"
-        if request.op in GEMMS:
+        if isinstance(request, GemmRequest):
             return _gemm_refusal(request)
         return None
 
-    def bind(self, request: Request) -> Bound:
-        """The function for `request.op`; see octavo_registry.Bound for the calls."""
-        # here, because the modules below use names that another ABI level may not have
-        from octavo_native.gemms import LAYOUTS_OF_GEMM
-        from octavo_torch_native.arrays.rows import plan_rows
-        from octavo_torch_native.gemm.gemm import BOUND
-        from octavo_torch_native.gemm.product import product_of
-        from octavo_torch_native.linear.whole import whole_layer
-        from octavo_torch_native.moe import moves
-        from octavo_torch_native.quantizers.delayed import update_scales
-        from octavo_torch_native.quantizers.dequantizer import Dequantizer
-        from octavo_torch_native.quantizers.fused import ActQuantizer, DactQuantizer, NormQuantizer
-        from octavo_torch_native.quantizers.quantizer import Quantizer
-
+    def bind(self, request: AnyRequest) -> AnyBound:
+        """The function for `request.op`."""
         if request.device == "cuda":
             # made now: a word that is born while a graph is captured would be zeroed by every replay
             status_word(torch.device("cuda", torch.cuda.current_device()))
-        if request.op in GEMMS:
-            product = product_of(request)
-            run = BOUND[request.op](request.out_dtype, fast_accumulation=product.fast_accumulation)
-            return Bound(
-                run=run,
-                layouts=LAYOUTS_OF_GEMM[request.op] if product.scaling else {},
-                prepare=plan_rows,
-                whole_layer=whole_layer if request.op == "fprop" else None,
-            )
-        if request.op in MOVES:
-            return Bound(run=getattr(moves, request.op))
-        assert request.quantizer is not None  # part of the contract of the other operations
-        if request.op == "dequantize":
-            return Bound(run=Dequantizer(DTYPES[request.out_dtype]))
-        if request.op == "norm_quantize":
-            assert request.norm is not None
-            return Bound(run=NormQuantizer(request.quantizer, request.layouts, request.norm), prepare=plan_rows)
-        if request.op in ("act_quantize", "dact_quantize"):
-            assert request.activation is not None
-            fused = ActQuantizer if request.op == "act_quantize" else DactQuantizer
-            return Bound(run=fused(request.quantizer, request.layouts, request.activation), prepare=plan_rows)
-        quantizer = Quantizer(request.quantizer, request.layouts)
-        delayed = request.quantizer.scaling == "delayed"
-        return Bound(
-            run=quantizer,
-            prepare=plan_rows,
-            run_with_amax=quantizer.with_amax if delayed else None,
-            update_scales=update_scales if delayed else None,
-        )
+        if isinstance(request, GemmRequest):
+            return _bind_gemm(request)
+        if isinstance(request, MoveRequest):
+            return _bind_move(request)
+        if isinstance(request, QuantizeRequest):
+            return _bind_quantize(request)
+        if isinstance(request, DequantizeRequest):
+            from octavo_torch_native.quantizers.dequantizer import Dequantizer
 
-    def kernels(self, request: Request, rows: int) -> tuple[KernelChoice, ...]:
+            return BoundDequantize(Dequantizer(DTYPES[request.out_dtype]))
+        return _bind_fused(request)
+
+    def kernels(self, request: GemmRequest, rows: int) -> tuple[KernelChoice, ...]:
         """The tiles in which the CUDA kernels can cut a GEMM of `rows` rows in equal groups, the chosen one first.
 
         Empty for other operations and devices, and where the request leaves k, n or groups open.
@@ -116,7 +112,7 @@ class NativeBackend:
         if request.device != "cuda" or request.op not in GEMMS or k is None or n is None or groups is None:
             return ()
         from octavo_native.gemms import gemm_choices, gemm_named
-        from octavo_registry.contract.kernels import KernelChoice
+        from octavo_registry.contract import KernelChoice
         from octavo_torch_native.gemm.product import product_of
 
         product = product_of(request)
@@ -129,13 +125,72 @@ class NativeBackend:
         )
 
 
-def _gemm_refusal(request: Request) -> str | None:
+# The functions below import inside, because their modules use names that another ABI level may not have.
+
+
+def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
+    from octavo_native.gemms import LAYOUTS_OF_GEMM
+    from octavo_torch_native.arrays.group_index import index_groups
+    from octavo_torch_native.gemm.gemm import Dgrad, Fprop, Wgrad
+    from octavo_torch_native.gemm.product import product_of
+    from octavo_torch_native.linear.whole import whole_layer
+
+    product = product_of(request)
+    layouts = LAYOUTS_OF_GEMM[request.op] if product.scaling else {}
+    dtype, fast = request.out_dtype, product.fast_accumulation
+    if request.op == "fprop":
+        run = Fprop(dtype, fast_accumulation=fast)
+        return BoundFprop(run, layouts=layouts, prepare=index_groups, whole_layer=whole_layer)
+    if request.op == "dgrad":
+        return BoundDgrad(Dgrad(dtype, fast_accumulation=fast), layouts=layouts, prepare=index_groups)
+    return BoundWgrad(Wgrad(dtype, fast_accumulation=fast), layouts=layouts, prepare=index_groups)
+
+
+def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTensor]:
+    from octavo_torch_native.arrays.group_index import index_groups
+    from octavo_torch_native.quantizers.delayed import update_scales
+    from octavo_torch_native.quantizers.quantizer import Quantizer
+
+    quantizer = Quantizer(request.quantizer, request.layouts)
+    return BoundQuantize(
+        quantizer,
+        prepare=index_groups,
+        with_amax=quantizer.with_amax,
+        into=quantizer.into,
+        from_plain=quantizer.from_plain,
+        to_plain=quantizer.to_plain,
+        update_scales=update_scales if request.quantizer.scaling == "delayed" else None,
+    )
+
+
+def _bind_fused(request: FusedRequest) -> AnyBoundFused:
+    from octavo_torch_native.arrays.group_index import index_groups
+    from octavo_torch_native.quantizers.fused import ActQuantizer, DactQuantizer, NormQuantizer
+
+    how = request.quantizer, request.layouts
+    if isinstance(request, NormRequest):
+        return BoundNormQuantize(NormQuantizer(*how, request.norm), prepare=index_groups)
+    if request.op == "act_quantize":
+        return BoundActQuantize(ActQuantizer(*how, request.activation), prepare=index_groups)
+    return BoundDactQuantize(DactQuantizer(*how, request.activation), prepare=index_groups)
+
+
+def _bind_move(request: MoveRequest) -> AnyBoundMove:
+    from octavo_torch_native.moe import moves
+
+    if request.op == "route":
+        return BoundRoute(moves.route)
+    if request.op == "permute_rows":
+        return BoundPermuteRows(moves.permute_rows)
+    return BoundCombineRows(moves.combine_rows) if request.op == "combine_rows" else BoundDotRows(moves.dot_rows)
+
+
+def _gemm_refusal(request: GemmRequest) -> str | None:
     """What octavo_native refuses of the GEMM, and on CUDA operands of two dtypes."""
     from octavo_native.gemms import gemm_named
     from octavo_torch_native.gemm.product import product_of
 
-    recipe, cuda = request.recipe, request.device == "cuda"
-    assert recipe is not None  # part of the contract of the GEMMs
+    cuda = request.device == "cuda"
     step = _CUDA_SIDES if cuda else 1
     for name, side in (("k", request.k), ("n", request.n)):
         if side is not None and (side < 1 or side % step):

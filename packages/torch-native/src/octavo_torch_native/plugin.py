@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
-from octavo_registry.contract.cards import ALL_DTYPES, MOVES, Accumulation, BackendCard, Capability, Op
-from octavo_registry.contract.hookspecs import hookimpl
+from octavo_registry.contract import ALL_DTYPES, MOVES, Accumulation, BackendCard, Capability, Op, hookimpl
 
 if TYPE_CHECKING:
-    from octavo_registry.contract.request import Backend
+    from octavo_registry.contract import Backend
 
 NAME = "torch-native"
 
@@ -65,7 +64,7 @@ def _on_hopper(sizes: frozenset[Literal["host", "device"]], graph_safe: bool) ->
 
 CARD = BackendCard(
     name=NAME,
-    api_level=4,
+    api_level=5,
     priority=100,
     needs=("torch>=2.11", "octavo-native>=0.1"),
     summary="Grouped quantization and GEMMs by octavo-native's kernels: AVX2 on CPUs, Hopper on GPUs.",

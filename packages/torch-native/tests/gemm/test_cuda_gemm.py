@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import native_calls as native
 import numpy as np
 import pytest
 import torch
@@ -16,7 +17,6 @@ from gemm_layers import Layer, bound, draw_layer, request
 from torch import Tensor
 
 import octavo_registry
-import octavo_torch_native as native
 from octavo import PRESETS, CurrentScaling, HighPrecision, NoBackendError, Recipe, RowScaling
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_conformance.cards.variants import MORE_RECIPES, RECIPES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import native_calls as native
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,6 @@ from gemm_layers import NATIVE, SHAPE, bound, draw_layer, request
 from torch import Tensor
 
 import octavo_registry
-import octavo_torch_native as native
 from octavo import MXFP8, NVFP4, BlockScaling, CurrentScaling, HighPrecision, Recipe
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_conformance.cards.variants import MORE_RECIPES, RECIPES
@@ -208,18 +208,18 @@ def test_operands_of_two_dtypes(gemm: Gemm, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("gemm", GEMMS)
-def test_one_plan_for_a_step(gemm: Gemm, name: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A RowPlan in the sizes' place: the same bits, and no call makes one of its own."""
+def test_one_index_for_a_step(gemm: Gemm, name: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GroupIndex in the sizes' place: the same bits, and no call makes one of its own."""
     recipe = RECIPES[name]
     layer = draw_layer(rng, recipe)
     operands = layer.operands(gemm)
     expected = run(gemm, recipe, operands, layer.sizes)
     plan = native.plan(layer.sizes, M)
     run_one = bound(gemm, recipe)
-    monkeypatch.setattr(operators, "plan", lambda *_: pytest.fail("a plan was made"))
+    monkeypatch.setattr(operators, "plan", lambda *_: pytest.fail("an index was computed"))
     same(run_one(*operands, plan), expected)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=f"a plan for {M + 1} rows"):
+    with pytest.raises(ValueError, match=f"a GroupIndex of {M + 1} rows on cpu and the operand has {M} rows"):
         run_one(*operands, native.plan(layer.sizes, M + 1))
 
 

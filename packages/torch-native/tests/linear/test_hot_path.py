@@ -11,13 +11,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import native_calls as native
 import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import octavo_torch
-import octavo_torch_native as native
 from octavo import NVFP4, BlockScaling, HighPrecision
 from octavo_conformance.cards.variants import RAGGED
 from octavo_torch_native.gemm.gemm import Dgrad, Fprop, Wgrad
@@ -35,19 +35,20 @@ def arguments(name: str) -> dict[str, Any]:
 
 
 def calls(name: str) -> dict[str, Callable[[], Any]]:
-    """The ways to quantize: the bound function, the front end, this package's functions, a fused one."""
+    """The ways to quantize: the bound function, the front end, a fused function; and the way back."""
     spec, x, given = RAGGED[name], torch.randn(8, 32), arguments(name)
     run = Quantizer(spec)
     held = run(x, SIZES, **given)
     plan = native.plan(SIZES, 8)
     return {
         "bound": lambda: run(x, SIZES, **given),
-        "bound, out": lambda: run(x, SIZES, out=held, **given),
+        "bound, out": lambda: run.into(x, SIZES, out=held, **given),
         "bound, planned": lambda: run(x, plan, **given),
         "front end": lambda: octavo_torch.quantize(x, spec, SIZES, **given),
-        "native": lambda: native.quantize(x, spec, plan, amax=True, **given),
-        "fused": lambda: native.act_quantize(x, spec, SIZES, activated=True, **given),
-        "dequantize": lambda: native.dequantize(held),
+        "front end, out": lambda: octavo_torch.quantize(x, spec, SIZES, out=held, **given),
+        "bound, amax": lambda: run.with_amax(x, plan, **given),
+        "fused": lambda: octavo_torch.act_quantize(x, spec, SIZES, activation="swiglu", **given),
+        "dequantize": lambda: octavo_torch.dequantize(held),
     }
 
 

@@ -332,8 +332,8 @@ def test_with_amax_is_the_reference(dtype: torch.dtype) -> None:
         spec = QuantizerSpec(scaling="delayed", format="e4m3", orientation=orientation)
         request = Request(op="quantize", framework="torch", device="cpu", in_dtype=name, out_dtype=name, quantizer=spec)
         plan = octavo_registry.plan(request, backend=BACKEND)
-        assert plan.run_with_amax is not None
-        codes, amax = plan.run_with_amax(x, sizes, scale=torch.ones(5))
+        assert plan.bound.with_amax is not None
+        codes, amax = plan.bound.with_amax(x, sizes, scale=torch.ones(5))
         expected = reference_ops.group_amax_of(x, sizes)
         assert expected[2].isnan()
         assert torch.equal(amax.view(torch.int32), expected.view(torch.int32))

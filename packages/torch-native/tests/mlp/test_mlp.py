@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import native_calls as native
 import numpy as np
 import pytest
 import torch
 from mlp_layers import assert_equal, assert_without_rows, composed, draw_mlp, fused, results
 
 import octavo_registry
-import octavo_torch_native as native
 from octavo import MXFP8, Recipe
 from octavo_conformance.cards.variants import MORE_RECIPES, RAGGED, RECIPES
 from octavo_registry.contract.cards import GATED, Activation
@@ -54,7 +54,7 @@ def test_what_is_fused(rng: np.random.Generator) -> None:
     assert "swiglu: in one pass by torch-native, not quantized" in str(plain)
 
 
-def plan_of(op: Any, spec: Any, **fields: Any) -> Any:
+def group_index_of(op: Any, spec: Any, **fields: Any) -> Any:
     base: dict[str, Any] = {"framework": "torch", "device": "cpu", "in_dtype": "float32", "out_dtype": "float32"}
     return octavo_registry.plan(Request(op=op, quantizer=spec, **base, **fields), backend="torch-native")
 
@@ -77,9 +77,9 @@ def test_operations_of_the_registry(name: str, rng: np.random.Generator) -> None
     )
     norm = native.norm_quantize(x, gamma, None, spec, sizes, norm="rms", epsilon=1e-3, activated=True, **given)
     calls = [
-        (plan_of("act_quantize", spec, activation=activation), (x, sizes), {"probs": probs}, act),
-        (plan_of("dact_quantize", spec, activation=activation), (dy, x, sizes), {"probs": probs}, dact),
-        (plan_of("norm_quantize", spec, norm="rms"), (x, gamma, None, sizes), {"epsilon": 1e-3}, norm),
+        (group_index_of("act_quantize", spec, activation=activation), (x, sizes), {"probs": probs}, act),
+        (group_index_of("dact_quantize", spec, activation=activation), (dy, x, sizes), {"probs": probs}, dact),
+        (group_index_of("norm_quantize", spec, norm="rms"), (x, gamma, None, sizes), {"epsilon": 1e-3}, norm),
     ]
     for plan, arrays, how, expected in calls:
         codes, extras = plan.run(*arrays, **how, **given)
@@ -98,4 +98,4 @@ def test_operations_of_the_registry(name: str, rng: np.random.Generator) -> None
         _, fewer = plan.run(*arrays[:-1], prepared, **how, **given, wanted=("amax",))
         assert fewer.activated is None
         assert fewer.dbias is None
-        assert torch.equal(fewer.amax, native.group_amax(expected.activated, prepared))
+        assert torch.equal(fewer.amax, native.group_amax(expected.activated, prepared.group_sizes))

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import native_calls as native
 import pytest
 import torch
 
 import octavo_native
-import octavo_torch_native as native
+import octavo_torch
 from octavo import GroupedTensorSpec, NoBackendError, QuantizerSpec
 from octavo_torch import GroupedTensor
+from octavo_torch_native.quantizers.dequantizer import Dequantizer, converted
 
 X = torch.zeros(8, 32)
 SPEC = QuantizerSpec(scaling="mxfp8", format="e4m3")
@@ -61,7 +63,18 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "operand": (quantize(operand="y"), "operand is 'y'; give 'x', 'w' or 'dy'"),
     "group_offset": (quantize(group_offset=-1), "group_offset is -1"),
     "layouts": (quantize(layouts="panels"), "layouts is 'panels'; give two names"),
-    "copy of columns": (quantize(spec=COLUMNS, dequantized=True), "dequantized=True copies row data"),
+    "copy of columns": (
+        lambda: native.act_quantize(X, COLUMNS, [4, 4], dequantized=True),
+        "wanted holds 'dequantized', which copies row data, and spec.orientation is 'columnwise'",
+    ),
+    "extras": (
+        lambda: octavo_torch.act_quantize(X, SPEC, [4, 4], activation="silu", wanted=["dbias"]),
+        r"wanted is \['dbias'\]; give a list of names out of activated, amax, dequantized",
+    ),
+    "extras, one name": (
+        lambda: octavo_torch.act_quantize(X, SPEC, [4, 4], activation="silu", wanted="amax"),
+        "wanted is 'amax'; give a list of names",
+    ),
     "unchanged alone": (quantize(unchanged=torch.zeros(1, dtype=torch.int32)), "unchanged was given without out"),
     "unchanged dtype": (
         lambda: native.quantize(X, SPEC, [8], out=native.quantize(X, SPEC, [8]), unchanged=torch.zeros(1)),
@@ -83,9 +96,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "beta shape": (norm(ONES, torch.ones(8), norm="layer"), r"beta is float32 \[8\]"),
     "epsilon": (norm(ONES, epsilon=-1.0), "epsilon is -1.0; give a number of zero or more"),
     "epsilon NaN": (norm(ONES, epsilon=float("nan")), "epsilon is nan"),
-    "rows of a plan": (lambda: native.plan([1], -1), "rows is -1; give the number of rows"),
-    "sizes of a plan": (lambda: native.plan([5, 5], 8), "sum to 10 and the tensor has 8 rows"),
-    "no sizes": (lambda: native.plan([], 8), "group_sizes is empty"),
+    "sizes of an index": (lambda: native.plan([5, 5], 8), "sum to 10 and the tensor has 8 rows"),
+    "negative sizes of an index": (lambda: native.plan([5, -5], 8), r"group_sizes\[1\] is -5"),
+    "no sizes": (quantize(sizes=[]), "group_sizes is empty"),
     "dequantize type": (lambda: native.dequantize(X), "q is a Tensor; give the GroupedTensor"),  # type: ignore[arg-type]
     "dequantize dtype": (
         lambda: native.dequantize(native.quantize(X, SPEC).codes, dtype=torch.float64),
@@ -99,9 +112,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: native.dequantize(native.quantize(X, COLUMNS).codes, "rowwise"),
         "this tensor holds columnwise data only",
     ),
-    "foreign layout": (lambda: native.dequantize(foreign()), "rowwise data are in layout 'acme-tiles'; torch-native"),
+    "foreign layout": (lambda: Dequantizer()(foreign()), "rowwise data are in layout 'acme-tiles'; torch-native"),
     "convert": (
-        lambda: native.convert(native.quantize(X, SPEC).codes, ("panels", "plain")),
+        lambda: converted(native.quantize(X, SPEC).codes, ("panels", "plain")),
         "layouts has 'panels' for rowwise data; give 'plain' or 'rows'",
     ),
 }
@@ -122,6 +135,10 @@ def test_a_layout_that_is_not_made_is_refused_by_the_registry() -> None:
         native.quantize(X, SPEC, [8], layouts=("panels", "plain"))
     with pytest.raises(NoBackendError, match="makes layouts panels, plain, rows"):
         native.quantize(X, SPEC, [8], layouts=("acme-tiles", "plain"))
+    with pytest.raises(NoBackendError, match="panels was asked for"):
+        native.convert(native.quantize(X, SPEC).codes, ("panels", "plain"))
+    with pytest.raises(NoBackendError, match="reads layouts panels, plain, rows, the data are in acme-tiles, plain"):
+        native.dequantize(foreign())
 
 
 def test_the_kernels_check_again() -> None:
@@ -130,7 +147,6 @@ def test_the_kernels_check_again() -> None:
     codes, scales = torch.empty(8, 32, dtype=torch.uint8), torch.empty(8, 1, dtype=torch.uint8)
     quantizer = octavo_native.Quantizer(format=octavo_native.FORMATS["e4m3"], scaling=octavo_native.SCALINGS["mxfp8"])
     good: dict[str, Any] = {
-        "cuda": False,
         "x": X.data_ptr(),
         "dtype": octavo_native.DTYPES["float32"],
         "rows": 8,
@@ -138,11 +154,20 @@ def test_the_kernels_check_again() -> None:
         "row_stride": 32,
         "groups": 1,
         "plan": plan.words.data_ptr(),
-        "row_codes": codes.data_ptr(),
-        "row_scales": scales.data_ptr(),
     }
-    quantizer.run(**good)
-    wrong = {"x": 0, "dtype": 7, "rows": -1, "row_stride": 31, "groups": 0, "plan": 8, "row_scales": 0, "row_layout": 5}
+    plane = {"codes": codes.data_ptr(), "scales": scales.data_ptr()}
+
+    def run(**changes: int) -> None:
+        quantizer.run(
+            cuda=False,
+            input=octavo_native.InputArgs(**{**good, **{name: changes[name] for name in changes if name in good}}),
+            rowwise=octavo_native.PlaneArgs(
+                **{**plane, **{name: changes[name] for name in changes if name not in good}}
+            ),
+        )
+
+    run()
+    wrong = {"x": 0, "dtype": 7, "rows": -1, "row_stride": 31, "groups": 0, "plan": 8, "scales": 0, "layout": 5}
     for name, value in wrong.items():
         with pytest.raises(ValueError, match=r"; "):
-            quantizer.run(**{**good, name: value})
+            run(**{name: value})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import native_calls as native
 import numpy as np
 import pytest
 import torch
 
 import octavo_native
 import octavo_numerics
-import octavo_torch_native as native
 from octavo import QuantizerSpec
 from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_torch import quantize

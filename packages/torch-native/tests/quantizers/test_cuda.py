@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import native_calls as native
 import numpy as np
 import pytest
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor
 
 import octavo_numerics
 import octavo_torch
-import octavo_torch_native as native
 from octavo import QuantizerSpec
 from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_torch import GroupedTensor, check_errors
@@ -232,10 +232,10 @@ def test_nothing_waits(name: str, rng: np.random.Generator) -> None:
         octavo_torch.quantize(x, spec, sizes, backend="torch-native", **options)
         with no_sync():
             q = octavo_torch.quantize(x, spec, sizes, backend="torch-native", **options)
-            plan = native.plan(sizes, M)
+            native.plan(sizes, M)
             native.dequantize(q, "rowwise")
-            native.dequantize(q, "columnwise", plan=plan)
-            native.convert(q, ("rows", "panels"), plan=plan)
+            native.dequantize(q, "columnwise")
+            native.convert(q, ("rows", "panels"))
             native.group_amax(x, sizes)
 
 
@@ -430,10 +430,10 @@ def test_reduce_overhead(name: str, rng: np.random.Generator) -> None:
     options = given(spec)
 
     def run(x: Tensor, sizes: Tensor) -> tuple[Tensor | None, ...]:
-        q = native.quantize(x * 2, spec, sizes, **options).codes
+        q = octavo_torch.quantize(x * 2, spec, sizes, **options)
         if not dequantizes:
             return q.rowwise, q.columnwise
-        return native.dequantize(q), native.dequantize(q, "columnwise")
+        return octavo_torch.dequantize(q), octavo_torch.dequantize(q, "columnwise")
 
     compiled = torch.compile(run, fullgraph=True, mode="reduce-overhead")
     for split in SPLITS:

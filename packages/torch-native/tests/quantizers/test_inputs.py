@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import native_calls as native
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 
 import octavo_registry
 import octavo_torch
-import octavo_torch_native as native
 from octavo import QuantizerSpec
 from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_registry.contract.request import Request
@@ -148,9 +148,9 @@ def test_one_plan_for_many_calls(rng: np.random.Generator) -> None:
         assert made.group_sizes is plan.group_sizes, name
         assert_equal(made, native.quantize(x, spec, SIZES, **given).codes)
         for direction in ("rowwise", "columnwise"):
-            values = native.dequantize(made, direction, plan=plan)
+            values = native.dequantize(native.quantize(x, spec, SIZES, **given).codes, direction)
             assert torch.equal(values, native.dequantize(made, direction))
-    with pytest.raises(ValueError, match="a plan for 60 rows on cpu and the operand has 61 rows"):
+    with pytest.raises(ValueError, match="a GroupIndex of 60 rows on cpu and the operand has 61 rows"):
         native.quantize(torch.randn(61, 48), SPEC, plan)
 
 
@@ -174,8 +174,8 @@ def test_out_is_written(name: str, layouts: tuple[str, str], rng: np.random.Gene
         request = Request(
             op="quantize", framework="torch", device="cpu", in_dtype="float32", out_dtype="float32", quantizer=spec
         )
-        run = octavo_registry.plan(request, backend="torch-native").run
-        assert run(y, torch.tensor(SIZES), out=again) is again
+        into = octavo_registry.plan(request, backend="torch-native").bound.into
+        into(y, torch.tensor(SIZES), out=again)
         assert_equal(again, native.quantize(y, spec, SIZES).codes)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from octavo_torch.distributed.fsdp.api import explain_gather, quantize_before_gather, unchanged_weights
     from octavo_torch.distributed.parallel import GroupedColumnParallel, GroupedMLPParallel, GroupedRowParallel
     from octavo_torch.linear.coded_weight import CodedWeight
-    from octavo_torch.linear.functional import dequantize, grouped_linear, grouped_mm, quantize
+    from octavo_torch.linear.functional import grouped_linear, grouped_mm
     from octavo_torch.linear.module import GroupedLinear
     from octavo_torch.linear.quantized_input import QuantizedInput
     from octavo_torch.linear.quantized_operands import quantize_input, quantize_weight
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from octavo_torch.mlp.sequential import Sequential
     from octavo_torch.moe.exchange import ExpertExchange
     from octavo_torch.moe.permutation import Routing, permute, unpermute
+    from octavo_torch.quantizers.extras import Extras
+    from octavo_torch.quantizers.functional import convert_layout, dequantize, group_amax, quantize
+    from octavo_torch.quantizers.fused_functional import act_quantize, dact_quantize, norm_quantize
     from octavo_torch.scaling.delayed_state import DelayedState
     from octavo_torch.scaling.recipe_module import update_scales
     from octavo_torch.wgrad.postponed import DelayedWgrad
@@ -44,6 +47,7 @@ __all__ = [
     "DelayedWgrad",
     "DeviceSizesError",
     "ExpertExchange",
+    "Extras",
     "GroupedColumnParallel",
     "GroupedLinear",
     "GroupedMLP",
@@ -54,19 +58,24 @@ __all__ = [
     "QuantizedWeight",
     "Routing",
     "Sequential",
+    "act_quantize",
     "activate",
     "check_errors",
     "check_recipe_state",
     "convert",
+    "convert_layout",
+    "dact_quantize",
     "dequantize",
     "explain_gather",
     "explain_mlp",
+    "group_amax",
     "grouped_linear",
     "grouped_linear_quantized",
     "grouped_mlp",
     "grouped_mm",
     "load_checkpoint",
     "load_distributed",
+    "norm_quantize",
     "permute",
     "quantize",
     "quantize_before_gather",
@@ -102,6 +111,9 @@ _DEFINING_MODULES = (
     "linear.quantized_input",
     "linear.quantized_operands",
     "linear.quantized_output",
+    "quantizers.extras",
+    "quantizers.functional",
+    "quantizers.fused_functional",
     "scaling.recipe_module",
     "mlp.sequential",
     "compiler.status",

@@ -17,6 +17,7 @@ from octavo_torch.compiler import graphs
 from octavo_torch.compiler.host_reads import watch_host_reads
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.linear import functional
+from octavo_torch.quantizers.functional import quantize
 from octavo_torch.scaling.delayed_state import OPERANDS, DelayedState
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class TorchFramework:
         backend: str | Sequence[str] | None = None,
     ) -> GroupedTensor:
         """octavo_torch.quantize."""
-        return functional.quantize(
+        return quantize(
             x,
             spec,
             group_sizes,

@@ -9,7 +9,7 @@ from octavo_registry.contract.cards import BackendCard, Capability, Op
 from octavo_registry.contract.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from octavo_registry.contract.request import Backend
+    from octavo_registry.contract.backend import Backend
 
 NAME = "torch-reference"
 
@@ -41,7 +41,7 @@ def _rows(device: str, sizes: frozenset[Literal["host", "device"]], graph_safe: 
 
 CARD = BackendCard(
     name=NAME,
-    api_level=3,
+    api_level=5,
     priority=-100,
     needs=("torch>=2.11",),
     summary="Every recipe in plain torch operations: exact, slow, runs anywhere torch runs.",

@@ -71,7 +71,7 @@ from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.status import status_word
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.moe.gathers import MOVE_OPERATORS
-from octavo_torch.quantizers.fused import Extras
+from octavo_torch.quantizers.extras import Extras
 from octavo_torch.scaling.delayed_state import OPERANDS, DelayedState
 from octavo_torch.scaling.recipe_module import RecipeModule
 from octavo_torch.scaling.seeds import seed_tensor

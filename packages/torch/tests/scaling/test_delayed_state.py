@@ -80,10 +80,10 @@ class Measuring(ReferenceBackend):
     def bind(self, request: Request) -> Bound:
         bound = super().bind(request)
 
-        def run_with_amax(x: Tensor, group_sizes: Tensor | None = None, **rest: Any) -> tuple[Any, Tensor]:
+        def with_amax(x: Tensor, group_sizes: Tensor | None = None, **rest: Any) -> tuple[Any, Tensor]:
             return bound.run(x, group_sizes, **rest), torch.tensor([1.0, 0.0, torch.nan])
 
-        return replace(bound, run_with_amax=run_with_amax) if request.op == "quantize" else bound
+        return replace(bound, with_amax=with_amax) if request.op == "quantize" else bound
 
 
 class Plugin:

@@ -20,9 +20,9 @@ from octavo_registry.cli.output import Json, print_json, print_line, print_table
 from octavo_registry.contract.frameworks import Device, Framework
 from octavo_registry.discovery.bridges import FrameworkRecord
 from octavo_registry.discovery.guard import Fault, guard
+from octavo_registry.discovery.names import FRONT_ENDS
 from octavo_registry.discovery.needs import installed_version
 from octavo_registry.dispatch.preference import ENVIRONMENT, REST
-from octavo_registry.dispatch.report import FRONT_ENDS
 
 DISTRIBUTIONS = (
     "octavo",

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from octavo_registry.dispatch.report import table
+from octavo_registry.contract.plan import table
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
 

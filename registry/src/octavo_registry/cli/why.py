@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
 import typer
@@ -20,13 +20,23 @@ from octavo_registry.cli.recipes import complete_recipe, find_recipe
 from octavo_registry.cli.why_graph import Ways, lines, ways, ways_json
 from octavo_registry.cli.why_kernels import Kernels, ask, kernels_json, show_kernels
 from octavo_registry.contract.cards import MOVES, Activation, Norm, Op, Weight
-from octavo_registry.contract.request import Decision, Request
+from octavo_registry.contract.plan import Decision, Plan
+from octavo_registry.contract.request import GemmRequest, MoveRequest, Request, describe_request
 from octavo_registry.contract.weights import WEIGHT_SHAPES, as_it_lies
 from octavo_registry.discovery.bridges import framework_record
 from octavo_registry.discovery.guard import Fault, guard
-from octavo_registry.dispatch.compose import LayerPlan
-from octavo_registry.dispatch.layer_requests import gemm_request, operand_spec, quantize_request
-from octavo_registry.dispatch.report import FRONT_ENDS, describe_request, layer_rows, weight_words
+from octavo_registry.discovery.names import FRONT_ENDS
+from octavo_registry.dispatch.layer_plan import LayerPlan, layer_rows, weight_words
+from octavo_registry.dispatch.layer_requests import (
+    ACTIVATED,
+    activation_request,
+    common_fields,
+    dequantize_request,
+    gemm_request,
+    norm_request,
+    operand_spec,
+    quantize_request,
+)
 
 LAYER = "layer"
 OPERATIONS: tuple[str, ...] = (*get_args(Op), LAYER)
@@ -39,15 +49,15 @@ class Question:
 
     op: str
     operand: Operand
-    layer: Request
+    layer: GemmRequest
     recipe: Recipe
     activation: Activation
     norm: Norm
 
-    def gemm_requests(self) -> dict[str, Request]:
+    def gemm_requests(self) -> dict[str, GemmRequest]:
         """The GEMMs that the operation is or consists of, by name; BadInput for one without GEMMs."""
         if self.op in GEMMS:
-            return {self.op: self.request()}
+            return {gemm: gemm_request(self.layer, self.recipe, gemm) for gemm in GEMMS if gemm == self.op}
         if self.op != LAYER:
             raise BadInput(f"--kernels: {self.op} is no GEMM; ask for one of {', '.join((*GEMMS, LAYER))}")
         gemms = GEMMS if self.layer.training else GEMMS[:1]
@@ -58,22 +68,23 @@ class Question:
         if self.op in GEMMS:
             gemm = next(gemm for gemm in GEMMS if gemm == self.op)
             return gemm_request(self.layer, self.recipe, gemm)
-        if self.op in ("mlp", LAYER):
-            op: Op = "mlp" if self.op == "mlp" else "fprop"
-            return replace(self.layer, op=op)
+        if self.op == LAYER:
+            return self.layer
         if self.op in MOVES:
             move = next(move for move in MOVES if move == self.op)
-            return replace(self.layer, op=move, recipe=None, out_dtype=self.layer.in_dtype)
+            return MoveRequest(**common_fields(self.layer) | {"op": move, "out_dtype": self.layer.in_dtype})
         operand = _OPERAND_OF.get(self.op, self.operand)
         spec = operand_spec(self.recipe, operand, self.layer.training)
         if spec is None:
             raise BadInput(f"--recipe: {self.recipe.kind} does not quantize {operand}; there is nothing to {self.op}")
         spec = as_it_lies(spec, operand, self.layer.weight)
-        made = quantize_request(self.layer, spec, operand, ("plain", "plain"))
-        made = replace(made, op=next(op for op in get_args(Op) if op == self.op))
+        quantize = quantize_request(self.layer, spec, operand, ("plain", "plain"))
         if self.op == "norm_quantize":
-            return replace(made, norm=self.norm)
-        return replace(made, activation=self.activation) if self.op in ("act_quantize", "dact_quantize") else made
+            return norm_request(quantize, self.norm)
+        for op in ACTIVATED:
+            if op == self.op:
+                return activation_request(quantize, op, self.activation)
+        return quantize if self.op == "quantize" else dequantize_request(quantize)
 
 
 def parse_shape(text: str) -> tuple[int, int, int, int]:
@@ -131,8 +142,7 @@ def _device(framework: str, device: str | None, arch: str | None) -> tuple[str, 
 
 def layer_json(layer: LayerPlan) -> dict[str, Any]:
     """A composition as JSON."""
-    parts = ("quantize_x", "quantize_w", "quantize_dy", "fprop", "dgrad", "wgrad")
-    plans = {name: getattr(layer, name) for name in parts}
+    plans: dict[str, Plan | None] = dict((*layer.quantizers, *layer.gemms))
     weight: dict[str, Any] = {"weight": layer.weight, "transposes": layer.transposes}
     return weight | {
         name: plan
@@ -163,7 +173,6 @@ def request_json(request: Request) -> dict[str, Any]:
         "groups": request.groups,
         "sizes": request.sizes,
         "graph_safe": request.graph_safe,
-        "sharding": sorted(request.sharding),
         "training": request.training,
         "weight": request.weight,
         "activation": request.activation,
@@ -197,7 +206,6 @@ def why(
         str | None, typer.Option(help="How w lies in memory: nk as [G, N, K], kn as [G, K, N]; the front end's way.")
     ] = None,
     sizes: Annotated[str, typer.Option(help="Where group sizes live: host or device.")] = "device",
-    sharding: Annotated[str, typer.Option(help="Mesh-axis roles, such as ep,fsdp.")] = "",
     graph: Annotated[bool, typer.Option("--graph", help="Only plans that a CUDA graph may capture.")] = False,
     inference: Annotated[bool, typer.Option("--inference", help="Forward only: no gradients.")] = False,
     backend: Annotated[
@@ -223,11 +231,8 @@ def why(
     chosen = find_recipe(recipe)
     name = framework or _default_framework()
     kind, capability = _device(name, device, arch)
-    roles = [role for role in sharding.split(",") if role]
-    for role in roles:
-        one_of("--sharding", role, ("dp", "fsdp", "tp", "ep"))
     in_dtype: DType = next(d for d in get_args(DType) if d == one_of("--dtype", dtype, get_args(DType)))
-    layer = Request(
+    layer = GemmRequest(
         op="fprop",
         framework=name,
         device=kind,
@@ -240,7 +245,6 @@ def why(
         groups=groups,
         sizes="host" if one_of("--sizes", sizes, ("host", "device")) == "host" else "device",
         graph_safe=graph,
-        sharding=frozenset(roles),
         training=not inference,
         weight=next(w for w in WEIGHT_SHAPES if w == one_of("--weight", weight or _weight(name), tuple(WEIGHT_SHAPES))),
     )

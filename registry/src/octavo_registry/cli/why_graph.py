@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import octavo_registry
-from octavo_registry.contract.request import Decision, Request
+from octavo_registry.contract.plan import Decision
+from octavo_registry.contract.request import Request
 
 Ways = Mapping[str, Decision | None]
 """The chosen backend of "eager" and of "graph", None where none serves; empty where there are no CUDA graphs."""

@@ -9,8 +9,8 @@ from typing import Any
 import octavo_registry
 from octavo import NoBackendError
 from octavo_registry.cli.output import print_line, print_table
-from octavo_registry.contract.kernels import KernelChoice
-from octavo_registry.contract.request import Request
+from octavo_registry.contract.backend import KernelChoice
+from octavo_registry.contract.request import GemmRequest
 
 _HEADER = ("kernel", "tiles", "waves", "filled", "predicted us", "chosen")
 
@@ -45,7 +45,7 @@ class Kernels:
         return ""
 
 
-def ask(requests: Mapping[str, Request], rows: int, backend: Sequence[str] | None) -> list[Kernels]:
+def ask(requests: Mapping[str, GemmRequest], rows: int, backend: Sequence[str] | None) -> list[Kernels]:
     """One answer a GEMM, by its name."""
     found = []
     for gemm, request in requests.items():

@@ -12,9 +12,11 @@ from octavo.grouped_tensor import PLAIN
 from octavo.schema import Schema
 
 Op = Literal[
-    "quantize", "dequantize", "fprop", "dgrad", "wgrad", "act_quantize", "dact_quantize", "norm_quantize", "mlp",
+    "quantize", "dequantize", "fprop", "dgrad", "wgrad", "act_quantize", "dact_quantize", "norm_quantize",
     "route", "permute_rows", "combine_rows", "dot_rows",
 ]  # fmt: skip
+Activated = Literal["act_quantize", "dact_quantize"]
+Move = Literal["route", "permute_rows", "combine_rows", "dot_rows"]
 Arch = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
 Accumulation = Literal["fp32", "hopper_bf16", "hopper_fp8_promoted", "hopper_fp8"]
@@ -32,7 +34,7 @@ GATED: frozenset[Activation] = frozenset({"swiglu", "geglu", "geglu_tanh"})
 QUANTIZERS: frozenset[Op] = frozenset({"quantize", "act_quantize", "dact_quantize", "norm_quantize"})
 """Operations whose result is a quantized operand: a request for one names a quantizer and layouts."""
 
-MOVES: frozenset[Op] = frozenset({"route", "permute_rows", "combine_rows", "dot_rows"})
+MOVES: frozenset[Op] = frozenset(get_args(Move))
 """Operations that sort a router's choices by group and move rows of tokens, in high precision: no recipe is asked."""
 
 
@@ -43,9 +45,8 @@ class Capability(Schema):
     min_arch      lowest and highest compute capability, inclusive; None: no bound
     sizes         where group sizes may live
     graph_safe    no host sync, no data-dependent allocation: may be captured into a CUDA graph
-    sharding      mesh-axis roles that the backend partitions over
     orientations  planes that a quantizer produces
-    layouts       layouts that a quantizer can produce; what a GEMM takes is in `Bound.layouts`
+    layouts       layouts that a quantizer can produce; what a GEMM takes is in `bound.Bound.layouts`
     weights       of GEMMs: how w and dw may lie in memory, "nk" as [G, N, K] and "kn" as [G, K, N]
     activations   of "act_quantize" and "dact_quantize"
     norms         of "norm_quantize"
@@ -63,7 +64,6 @@ class Capability(Schema):
     max_arch: Arch | None = None
     sizes: frozenset[Literal["host", "device"]] = frozenset({"host", "device"})
     graph_safe: bool = False
-    sharding: frozenset[Literal["dp", "fsdp", "tp", "ep"]] = frozenset()
     orientations: frozenset[Literal["rowwise", "columnwise"]] = frozenset({"rowwise", "columnwise"})
     layouts: frozenset[str] = frozenset({PLAIN})
     weights: frozenset[Weight] = frozenset({"nk"})

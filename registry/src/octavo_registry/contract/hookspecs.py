@@ -9,12 +9,14 @@ import pluggy
 
 if TYPE_CHECKING:
     from octavo import Recipe
+    from octavo_registry.contract.backend import Backend
     from octavo_registry.contract.cards import BackendCard, QuantizerCard
-    from octavo_registry.contract.request import Backend, Plan, Request
+    from octavo_registry.contract.plan import Plan
+    from octavo_registry.contract.request import Request
 
 PROJECT = "octavo"
 
-API_LEVEL = 4
+API_LEVEL = 5
 """The contract level of these hooks and of the card schema. `api-levels/` holds its golden file."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)

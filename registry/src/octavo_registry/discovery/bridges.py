@@ -9,8 +9,7 @@ from octavo import OctavoError
 from octavo_registry.contract.frameworks import Framework
 from octavo_registry.discovery.entry_points import published
 from octavo_registry.discovery.guard import Fault
-from octavo_registry.discovery.names import void_claims
-from octavo_registry.dispatch.report import FRONT_ENDS
+from octavo_registry.discovery.names import FRONT_ENDS, void_claims
 
 GROUP = "octavo.frameworks"
 

@@ -17,6 +17,9 @@ RESERVED: Mapping[str, str] = MappingProxyType(
 )
 """Names of Octavo's own plugins and backends, and the distribution that alone may use each."""
 
+FRONT_ENDS: Mapping[str, str] = MappingProxyType({"torch": "octavo-torch", "jax": "octavo-jax"})
+"""The distribution that brings a framework's front end and its reference backend."""
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from octavo_registry.contract.cards import BackendCard
 from octavo_registry.contract.hookspecs import API_LEVEL
-from octavo_registry.contract.request import Decision, Verdict
+from octavo_registry.contract.plan import Decision, Verdict
 from octavo_registry.discovery.loader import Plugin, PluginRecord
 from octavo_registry.discovery.names import RESERVED, Claim, void_claims
 from octavo_registry.discovery.needs import unmet

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import Capability
-from octavo_registry.contract.request import Bound, Decision, Request
+from octavo_registry.contract.plan import Decision
+from octavo_registry.contract.request import Request
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.records import BackendRecord
 from octavo_registry.dispatch.match import match

@@ -10,8 +10,8 @@ from octavo import Recipe
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS, Gemm
-from octavo_registry.contract.cards import Weight
-from octavo_registry.contract.request import Bound, Plan, Request
+from octavo_registry.contract.bound import Bound
+from octavo_registry.contract.request import GemmRequest, Request, describe_request
 from octavo_registry.contract.weights import as_it_lies, readers
 from octavo_registry.dispatch.candidates import Candidates
 from octavo_registry.dispatch.layer_requests import (
@@ -21,44 +21,6 @@ from octavo_registry.dispatch.layer_requests import (
     operand_spec,
     quantize_request,
 )
-from octavo_registry.dispatch.report import describe_layer, describe_request
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPlan:
-    """Everything that a grouped linear layer runs. Printable.
-
-    recipe        the whole recipe
-    fprop         y from x and w
-    dgrad, wgrad  dx from dy and w, dw from x and dy; None where the request was not for training
-    quantize_*    one plan an operand, asking for exactly the planes that the GEMMs above read, each in the layout
-                  that its GEMM wants: the spec is `plan.request.quantizer`, the layouts are `plan.request.layouts`;
-                  None where no GEMM reads the operand quantized
-    weight        how the caller's w lies in memory; `transposes` where the plans take it the other way
-    """
-
-    recipe: Recipe
-    fprop: Plan
-    dgrad: Plan | None
-    wgrad: Plan | None
-    quantize_x: Plan | None
-    quantize_w: Plan | None
-    quantize_dy: Plan | None
-    weight: Weight = "nk"
-
-    @property
-    def transposes(self) -> bool:
-        """True where the front end hands w over with its last two axes swapped, and swaps dw back."""
-        return self.fprop.request.weight != self.weight
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        """The plans that there are: quantizers, then GEMMs."""
-        every = (self.quantize_x, self.quantize_w, self.quantize_dy, self.fprop, self.dgrad, self.wgrad)
-        return tuple(plan for plan in every if plan is not None)
-
-    def __str__(self) -> str:
-        return describe_layer(self)
 
 
 @dataclass(slots=True)
@@ -86,7 +48,9 @@ def _bound(candidates: Candidates, index: int) -> Bound | None:
     return found[1] if found is not None else None
 
 
-def compose(layer: Request, recipe: Recipe, find: Find, dtypes: LayerDtypes = OWN_DTYPES) -> Composition | Candidates:
+def compose(
+    layer: GemmRequest, recipe: Recipe, find: Find, dtypes: LayerDtypes = OWN_DTYPES
+) -> Composition | Candidates:
     """The best combination of backends, or the candidates of the operation that nothing serves.
 
     A kernel that lies as [G, K, N] is taken so where the same backends serve that as would serve its transposed copy;
@@ -99,7 +63,7 @@ def compose(layer: Request, recipe: Recipe, find: Find, dtypes: LayerDtypes = OW
     return as_is if isinstance(as_is, Composition) and as_is.backends == turned.backends else turned
 
 
-def _compose(layer: Request, recipe: Recipe, find: Find, dtypes: LayerDtypes) -> Composition | Candidates:
+def _compose(layer: GemmRequest, recipe: Recipe, find: Find, dtypes: LayerDtypes) -> Composition | Candidates:
     """The best combination of backends, or the candidates of the operation that nothing serves.
 
     GEMMs take their best candidates unless nothing quantizes an operand to the layouts that these want; then
@@ -151,7 +115,7 @@ def _asked(request: Request) -> str:
 
 
 def _quantizers(
-    layer: Request, recipe: Recipe, layouts: Mapping[Gemm, Mapping[str, str]], find: Find, dtypes: LayerDtypes
+    layer: GemmRequest, recipe: Recipe, layouts: Mapping[Gemm, Mapping[str, str]], find: Find, dtypes: LayerDtypes
 ) -> tuple[dict[Operand, Candidates], tuple[Operand, Candidates] | None]:
     """Candidates for each operand, and the first operand for which there are none."""
     found: dict[Operand, Candidates] = {}

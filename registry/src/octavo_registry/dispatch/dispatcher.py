@@ -5,23 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import MappingProxyType
+from typing import Any
 
 import pluggy
 
 from octavo import NoBackendError, Recipe
+from octavo_registry.contract.backend import Backend, KernelChoice, Refused
+from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import QUANTIZERS
-from octavo_registry.contract.kernels import KernelChoice, ask_kernels
-from octavo_registry.contract.request import Backend, Bound, Decision, Plan, Refused, Request
+from octavo_registry.contract.plan import Decision, Plan
+from octavo_registry.contract.request import GemmRequest, Request, describe_request
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.loader import Plugin, call
 from octavo_registry.discovery.names import RESERVED
 from octavo_registry.discovery.records import BackendRecord
+from octavo_registry.dispatch.answers import ask_bound, ask_kernels
 from octavo_registry.dispatch.candidates import Candidate, Candidates, filter_cards
-from octavo_registry.dispatch.compose import LayerPlan, compose
+from octavo_registry.dispatch.compose import compose
+from octavo_registry.dispatch.layer_plan import LayerPlan
 from octavo_registry.dispatch.layer_requests import OWN_DTYPES, LayerDtypes
+from octavo_registry.dispatch.memo import Memo
 from octavo_registry.dispatch.preference import REST, Preference, UnknownBackendError, current, from_argument, source_of
-from octavo_registry.dispatch.report import describe_request, explain_failure
+from octavo_registry.dispatch.report import explain_failure
+from octavo_registry.level4.adapter import LEVEL, AdaptedBackend
 
 log = logging.getLogger("octavo")
 
@@ -43,10 +49,10 @@ class Dispatcher:
         self._manager = manager
         self._lock = lock
         self._loaded: dict[str, Backend | Fault] = {}
-        self._candidates_of: dict[tuple[Request, Preference | None], Candidates] = {}
-        self._plans: dict[tuple[Request, Preference | None], Plan] = {}
-        self._layers: dict[tuple[Request, Preference | None, LayerDtypes], LayerPlan] = {}
-        self._told: set[object] = set()
+        self._candidates_of: Memo[tuple[Request, Preference | None], Candidates] = Memo()
+        self._plans: Memo[tuple[Request, Preference | None], Plan] = Memo()
+        self._layers: Memo[tuple[GemmRequest, Preference | None, LayerDtypes], LayerPlan] = Memo()
+        self._announced: Memo[object, None] = Memo()
 
     # ---- the three questions
 
@@ -67,24 +73,23 @@ class Dispatcher:
             candidates = self._candidates(request, preference)
             return candidates.decisions(0 if candidates.at(0) is not None else None)
 
-    def plan_layer(self, request: Request, backend: Names, dtypes: LayerDtypes = OWN_DTYPES) -> LayerPlan:
+    def plan_layer(self, request: GemmRequest, backend: Names, dtypes: LayerDtypes = OWN_DTYPES) -> LayerPlan:
         """The cached composition, or a new one; NoBackendError of the operation that nothing serves."""
-        recipe = request.recipe
-        if request.op != "fprop" or recipe is None:
+        if request.op != "fprop":
             raise ValueError(
                 f"plan_layer takes the layer's fprop request with its whole recipe; got op={request.op!r}, "
-                f"recipe={'None' if recipe is None else recipe.kind}"
+                f"recipe={'None' if request.recipe is None else request.recipe.kind}"
             )
         preference = self._preference(backend)
         key = (request, preference, dtypes)
         layer = self._layers.get(key)
         if layer is None:
             with self._lock:
-                layer = self._layers[key] = self._compose(request, recipe, preference, dtypes)
+                layer = self._layers[key] = self._compose(request, preference, dtypes)
         return layer
 
     def kernel_choices(
-        self, request: Request, rows: int, backend: Names
+        self, request: GemmRequest, rows: int, backend: Names
     ) -> tuple[str, tuple[KernelChoice, ...] | None]:
         """The backend that serves `request`, and what it says of its kernels; None: it has no model."""
         name = self.plan(request, backend).backend
@@ -157,7 +162,8 @@ class Dispatcher:
                 answer: Backend | None = call(self._plugins[record.plugin].hooks["octavo_load"], name=record.name)
                 if answer is None:
                     raise Fault(f"octavo_load({record.name!r}) returned None, and the plugin's card names it")
-                loaded = answer
+                level4 = record.card is not None and record.card.api_level <= LEVEL
+                loaded = AdaptedBackend(answer) if level4 else answer
             except Fault as fault:
                 loaded = Fault(str(fault))
             self._loaded[record.name] = loaded
@@ -168,21 +174,11 @@ class Dispatcher:
     def _bind(self, candidate: Candidate, request: Request) -> Bound | Decision:
         record = candidate.record
         try:
-            bound = guard(_ask, self._load(record), request)
+            return ask_bound(self._load(record), request)
         except Fault as fault:
             if isinstance(fault.__cause__, Refused):
                 return record.decision("refused", str(fault.__cause__))
             return record.decision("broken", str(fault))
-        if not isinstance(bound, Bound) or not callable(bound.run) or not isinstance(bound.layouts, Mapping):
-            return record.decision(
-                "broken", f"bind returned a {type(bound).__name__}; it returns a Bound with `run` and `layouts`"
-            )
-        for name in ("prepare", "run_with_amax", "whole_layer", "update_scales"):
-            function = getattr(bound, name)
-            if function is not None and not callable(function):
-                what = f"bind returned a Bound whose `{name}` is of type {type(function).__name__}"
-                return record.decision("broken", f"{what}; give a function or None")
-        return bound
 
     # ---- what was decided
 
@@ -192,7 +188,7 @@ class Dispatcher:
         preference: Preference | None,
         index: int = 0,
         passed_over: Mapping[int, str] | None = None,
-    ) -> Plan:
+    ) -> Plan[Any, Any]:
         """The plan of the `index`-th candidate that binds, told to observers; kept where it is the first."""
         key = (candidates.request, preference)
         if index == 0 and key in self._plans:
@@ -207,16 +203,10 @@ class Dispatcher:
         plan = Plan(
             request=candidates.request,
             backend=candidate.name,
-            run=bound.run,
-            layouts=MappingProxyType(dict(bound.layouts)),
-            workspace_bytes=bound.workspace_bytes,
+            bound=bound,
             note=bound.note or (f"emulated: {emulated}" if emulated else ""),
             decisions=candidates.decisions(index, passed_over),
             capability=candidate.row,
-            prepare=bound.prepare,
-            run_with_amax=bound.run_with_amax,
-            whole_layer=bound.whole_layer,
-            update_scales=bound.update_scales,
         )
         if index == 0:
             self._plans[key] = plan
@@ -231,9 +221,8 @@ class Dispatcher:
         decisions = candidates.decisions()
         return NoBackendError(explain_failure(candidates.request, decisions, self.records), decisions)
 
-    def _compose(
-        self, request: Request, recipe: Recipe, preference: Preference | None, dtypes: LayerDtypes
-    ) -> LayerPlan:
+    def _compose(self, request: GemmRequest, preference: Preference | None, dtypes: LayerDtypes) -> LayerPlan:
+        recipe = request.recipe
         found = compose(request, recipe, lambda wanted: self._candidates(wanted, preference), dtypes)
         if isinstance(found, Candidates):
             raise self._nobody(found)
@@ -264,26 +253,18 @@ class Dispatcher:
         if recipe is None:
             return
         key = (recipe.fingerprint, op or request.op, request.framework, request.device, request.arch)
-        if key in self._told:
+        if key in self._announced:
             return
-        self._told.add(key)
+        self._announced[key] = None
         words = describe_request(request)
         if op is not None:
             words = words.replace(request.op, "grouped linear", 1)
         log.info("%s (recipe %s) runs on: %s", words, recipe.fingerprint, what)
 
     def _warn_once(self, message: str) -> None:
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._announced:
+            self._announced[message] = None
             log.warning(message)
-
-
-def _ask(backend: Backend, request: Request) -> object:
-    """What `bind` returns; `Refused` where the backend refuses, either way."""
-    reason = backend.refuses(request)
-    if reason is not None:
-        raise Refused(str(reason))
-    return backend.bind(request)
 
 
 def _noted(plan: Plan) -> str:

@@ -7,15 +7,10 @@ from dataclasses import dataclass
 
 from octavo.recipe_base import GEMMS
 from octavo_registry.contract.cards import QUANTIZERS, Arch, BackendCard, Capability
-from octavo_registry.contract.request import Request
+from octavo_registry.contract.request import Request, sm
 from octavo_registry.contract.weights import WEIGHT_SHAPES
 
 Rows = Sequence[Capability]
-
-
-def sm(arch: tuple[int, int]) -> str:
-    """CUDA's name of a compute capability: (9, 0) is sm_90."""
-    return f"sm_{arch[0]}{arch[1]}"
 
 
 def listed(values: Iterable[str]) -> str:
@@ -75,12 +70,19 @@ def _wanted_orientations(request: Request) -> frozenset[str]:
 
 def wanted_layouts(request: Request) -> frozenset[str]:
     """The layouts of the planes that a quantizer's request asks for; empty for other operations."""
-    wanted = _wanted_orientations(request)
-    return frozenset(
-        layout
-        for direction, layout in zip(("rowwise", "columnwise"), request.layouts, strict=True)
-        if direction in wanted
-    )
+    return _layouts_of(request, _wanted_orientations(request))
+
+
+def _read_layouts(request: Request) -> frozenset[str]:
+    """The layouts of the planes that a request for "dequantize" reads; empty for other operations."""
+    if request.op != "dequantize" or request.quantizer is None:
+        return frozenset()
+    return _layouts_of(request, frozenset(request.quantizer.directions))
+
+
+def _layouts_of(request: Request, directions: frozenset[str]) -> frozenset[str]:
+    planes = zip(("rowwise", "columnwise"), request.layouts, strict=True)
+    return frozenset(layout for direction, layout in planes if direction in directions)
 
 
 _CHECKS: tuple[Check, ...] = (
@@ -107,13 +109,6 @@ _CHECKS: tuple[Check, ...] = (
     ),
     Check(lambda row, r: r.stacked or r.sizes in row.sizes, _sizes_sentence),
     Check(
-        lambda row, r: r.sharding <= row.sharding,
-        lambda rows, r: (
-            f"operands are sharded over {listed(r.sharding)}, "
-            f"it partitions over {_union(rows, 'sharding') or 'nothing'}"
-        ),
-    ),
-    Check(
         lambda row, r: r.op == "dequantize" or r.in_dtype in row.in_dtypes,
         lambda rows, r: f"takes {_union(rows, 'in_dtypes')}, the input is {r.in_dtype}",
     ),
@@ -128,6 +123,10 @@ _CHECKS: tuple[Check, ...] = (
     Check(
         lambda row, r: wanted_layouts(r) <= row.layouts,
         lambda rows, r: f"makes layouts {_union(rows, 'layouts')}, {listed(wanted_layouts(r))} was asked for",
+    ),
+    Check(
+        lambda row, r: _read_layouts(r) <= row.layouts,
+        lambda rows, r: f"reads layouts {_union(rows, 'layouts')}, the data are in {listed(_read_layouts(r))}",
     ),
     Check(
         lambda row, r: r.op not in GEMMS or r.weight in row.weights,

@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from acme_octavo import gemm
 from acme_octavo.quantize import Quantizer
-from octavo_registry import Bound, Request
+from octavo_registry.contract import (
+    AnyBound,
+    AnyRequest,
+    Backend,
+    BoundDgrad,
+    BoundFprop,
+    BoundQuantize,
+    BoundWgrad,
+    GemmRequest,
+    QuantizeRequest,
+    Refused,
+)
 
-GEMMS: dict[str, Callable[..., Tensor]] = {"fprop": gemm.fprop, "dgrad": gemm.dgrad, "wgrad": gemm.wgrad}
+NOTE = "dequantized tiles, fp32 products"
 
 
-class AcmeBackend:
+class AcmeBackend(Backend):
     """Stateless: everything that a call needs is in its request or its arguments."""
 
-    def refuses(self, request: Request) -> str | None:
+    def refuses(self, request: AnyRequest) -> str | None:
         """The card has admitted the request already; this adds what only the process can tell."""
         # Plain Python: a plan may be made while torch.compile traces, where tensors have no values to look at.
         if float("5e-324") * 1.0 == 0.0:
             return "this process flushes subnormals (torch.set_flush_denormal) and acme's bits need them kept"
         return None
 
-    def bind(self, request: Request) -> Bound:
-        """The function for the hot path. What depends on the request alone is decided here, once."""
-        if request.op == "quantize":
-            assert request.quantizer is not None  # part of the contract of "quantize"
-            return Bound(run=Quantizer(request.quantizer))
+    def bind(self, request: AnyRequest) -> AnyBound:
+        """The function for the hot path. What depends on the request alone is decided here, once.
+
+        Each answer has the class of its operation, and mypy holds the function against the operation's protocol.
+        """
+        if isinstance(request, QuantizeRequest):
+            return BoundQuantize(Quantizer(request.quantizer))
+        if not isinstance(request, GemmRequest):
+            raise Refused(f"the card does not name {request.op}")
         out_dtype: torch.dtype = getattr(torch, request.out_dtype)
-        return Bound(run=partial(GEMMS[request.op], out_dtype), note="dequantized tiles, fp32 products")
+        if request.op == "fprop":
+            return BoundFprop(partial(gemm.fprop, out_dtype), note=NOTE)
+        if request.op == "dgrad":
+            return BoundDgrad(partial(gemm.dgrad, out_dtype), note=NOTE)
+        return BoundWgrad(partial(gemm.wgrad, out_dtype), note=NOTE)

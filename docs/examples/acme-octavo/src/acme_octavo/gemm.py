@@ -13,7 +13,7 @@ from torch.library import custom_op
 
 from acme_octavo.groups import host_sizes, spans
 from acme_octavo.tiles import dequantize_matrix, kind_of, one_scale_row_a_group, rows_of_tiles, tile_shape
-from octavo_torch import GroupedTensor
+from octavo_torch.plugin_api import GroupedTensor
 
 
 def fprop(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo_registry import BackendCard, Capability, hookimpl
+from octavo_registry.contract import BackendCard, Capability, hookimpl
 
 if TYPE_CHECKING:
     from acme_octavo.backend import AcmeBackend
@@ -13,7 +13,7 @@ NAME = "acme"
 
 CARD = BackendCard(
     name=NAME,
-    api_level=3,
+    api_level=5,
     # Below the reference backend's -100: installed, the example serves those who name it and nobody else.
     # A portable backend takes 0, one that is tuned for an architecture 100.
     priority=-200,

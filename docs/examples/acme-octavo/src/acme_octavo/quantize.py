@@ -16,7 +16,7 @@ from acme_octavo.groups import host_sizes, spans
 from acme_octavo.tiles import PAYLOAD, kind_of, one_scale_row_a_group, quantize_matrix, rows_of_tiles, tile_shape
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.formats import Format
-from octavo_torch import GroupedTensor
+from octavo_torch.plugin_api import GroupedTensor
 
 
 class Quantizer:
@@ -36,7 +36,6 @@ class Quantizer:
         operand: str | None = None,
         group_offset: int = 0,
         scale: Tensor | None = None,
-        out: GroupedTensor | None = None,
     ) -> GroupedTensor:
         """`x` in the directions of the spec; `seed`, `operand`, `group_offset` and `scale` are for other recipes."""
         spec = self._spec
@@ -53,7 +52,7 @@ class Quantizer:
                 )
             setattr(result, direction, planes[0])
             setattr(result, f"{direction}_scale", planes[1])
-        return result if out is None else _copied_into(out, result)
+        return result
 
     def _layout(self, shape: tuple[int, ...], groups: int) -> GroupedTensorSpec:
         key = (*shape, groups)
@@ -111,10 +110,3 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     dtype = PAYLOAD["e4m3" if fmt == "e4m3" else "e5m2"]
     return x.new_empty(x.shape, dtype=dtype), x.new_empty(scale_shape, dtype=torch.float32)
-
-
-def _copied_into(out: GroupedTensor, result: GroupedTensor) -> GroupedTensor:
-    for direction in result.spec.quantizer.directions:
-        for name in (direction, f"{direction}_scale"):
-            getattr(out, name).copy_(getattr(result, name))
-    return out

@@ -17,7 +17,7 @@ from octavo_bench.harness.options import Names
 from octavo_bench.harness.recipes import GemmCase
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Call, input_copies
-from octavo_registry import LayerPlan, Plan, Request, Weight
+from octavo_registry import LayerPlan, Plan, Weight
 
 SIDES: dict[Gemm, tuple[tuple[Operand, Direction], tuple[Operand, Direction]]] = {
     "fprop": (("x", "rowwise"), ("w", "rowwise")),
@@ -69,7 +69,7 @@ def layer_plan(
 
     weight   how w lies: "kn" is JAX's kernel
     """
-    request = Request(
+    request = registry.GemmRequest(
         op="fprop",
         framework=engine.framework,
         device=engine.device,
@@ -172,13 +172,15 @@ class Prepared:
 
 def dequantizer(engine: Engine, quantize: Plan) -> Plan:
     """The plan of the same backend that gives a quantized operand's fp32 values."""
-    request = Request(
+    spec = quantize.request.quantizer
+    assert spec is not None
+    request = registry.DequantizeRequest(
         op="dequantize",
         framework=engine.framework,
         device=engine.device,
         in_dtype="float32",
         out_dtype="float32",
-        quantizer=quantize.request.quantizer,
+        quantizer=spec,
         arch=engine.arch,
         sizes=engine.where,
         layouts=quantize.request.layouts,

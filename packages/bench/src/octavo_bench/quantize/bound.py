@@ -25,7 +25,7 @@ def bound_call(case: Case, setting: Setting, x: Any) -> Call | str:
 
         arch = torch.cuda.get_device_capability()
     stacked = setting.matrix_rows > 0
-    request = registry.Request(
+    request = registry.QuantizeRequest(
         op="quantize",
         framework="torch",
         device=setting.device,

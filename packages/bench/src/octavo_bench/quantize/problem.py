@@ -165,39 +165,40 @@ def quantize_problem(case: Case, setting: Setting, x: Tensor, *, keep_activated:
     quantizer = native_quantizer(case)
     planes = new_planes(case, setting)
     activated = torch.empty(setting.rows, setting.cols, dtype=x.dtype, device=x.device) if keep_activated else None
-    prologue = (
-        {"prologue": native.PROLOGUES["activation"], "activation": native.ACTIVATIONS["swiglu"]} if case.swiglu else {}
-    )
+    kind = native.PROLOGUES["activation" if case.swiglu else "none"]
+    activation = native.ACTIVATIONS["swiglu"]
     shape = {
-        "cuda": setting.cuda,
         "dtype": native.DTYPES[setting.dtype],
         "rows": setting.rows,
         "cols": x.shape[1],
         "groups": len(setting.sizes),
         "matrix_rows": setting.matrix_rows,
-        **prologue,
     }
-    needed = quantizer.workspace_bytes(**shape, rowwise=case.has_rows, columnwise=case.has_columns)
-    workspace = torch.empty(needed, dtype=torch.uint8, device=x.device)
-    arguments = {
+    needed = quantizer.workspace_bytes(
         **shape,
-        "x": x.data_ptr(),
-        "row_stride": x.stride(0),
-        "plan": setting.plan.data_ptr(),
+        cuda=setting.cuda,
+        rowwise=case.has_rows,
+        columnwise=case.has_columns,
+        prologue=kind,
+        activation=activation,
+    )
+    workspace = torch.empty(needed, dtype=torch.uint8, device=x.device)
+    arguments: dict[str, Any] = {
+        "cuda": setting.cuda,
+        "input": native.InputArgs(x=x.data_ptr(), row_stride=x.stride(0), plan=setting.plan.data_ptr(), **shape),
+        "prologue": native.PrologueArgs(kind=kind, activation=activation),
         "activated": _address(activated),
         "workspace": _address(workspace),
         "workspace_bytes": needed,
         "threads": setting.threads,
-        "row_layout": _NATIVE if case.native else _PLAIN,
-        "col_layout": _NATIVE if case.native else _PLAIN,
     }
-    for prefix, plane in (("row", planes.get("rowwise")), ("col", planes.get("columnwise"))):
-        if plane is not None:
-            arguments |= {
-                f"{prefix}_codes": plane.codes.data_ptr(),
-                f"{prefix}_scales": plane.scales.data_ptr(),
-                f"{prefix}_global": _address(plane.factor),
-            }
+    for direction, plane in planes.items():
+        arguments[direction] = native.PlaneArgs(
+            codes=plane.codes.data_ptr(),
+            scales=plane.scales.data_ptr(),
+            global_=_address(plane.factor),
+            layout=_NATIVE if case.native else _PLAIN,
+        )
     if case.recipe == "delayed":
         arguments["encode_scales"] = setting.encode_scales.data_ptr()
     if case.stochastic:

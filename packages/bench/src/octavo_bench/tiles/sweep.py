@@ -90,7 +90,8 @@ def tile_calls(
     problem |= {"groups": shape.groups}
     needed = gemm.workspace_bytes(**problem, tile=choice.tile)
     workspace = torch.empty(needed, dtype=torch.uint8, device=engine.device)
-    plan = octavo_torch_native.plan(engine.array(list(sizes), "int64"), shape.rows)
+    group_sizes = engine.array(list(sizes), "int64")
+    plan = octavo_torch_native.index_groups(group_sizes, shape.rows, group_sizes)
     results, calls = [], []
     for held in prepared.operands:
         out = engine.full(prepared.out_shape(case.gemm), case.out_dtype, torch.nan)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import octavo_registry
-from octavo_registry import BackendCard, Bound, Request, hookimpl
+from octavo_registry import BackendCard, Request, hookimpl
+from octavo_registry.contract.backend import AnyBound, Backend
+from octavo_registry.contract.operations import OPERATIONS
+from octavo_registry.contract.request import AnyRequest
 from octavo_torch import plugin as reference
-
-if TYPE_CHECKING:
-    from octavo_registry import Backend
 
 Spoil = Callable[[Request, Any, Any], None]
 """(request, group sizes, result): change the result in place."""
@@ -44,25 +44,27 @@ FAULTS: dict[str, Spoil] = {"halved-scale": _halve_scale, "no-wgrad": _drop_wgra
 """Faults that the training gates must see, by name."""
 
 
-class _Faulty:
+class _Faulty(Backend):
     def __init__(self, spoil: Spoil) -> None:
         self._spoil = spoil
         backend = reference.octavo_load(reference.NAME)
         assert backend is not None  # its own module's name
         self._right: Backend = backend
 
-    def refuses(self, request: Request) -> str | None:
+    def refuses(self, request: AnyRequest) -> str | None:
         return self._right.refuses(request)
 
-    def bind(self, request: Request) -> Bound:
-        right = self._right.bind(request).run
+    def bind(self, request: AnyRequest) -> AnyBound:
+        bound = self._right.bind(request)
+        right: Callable[..., Any] = bound.run
 
         def wrong(first: Any, second: Any = None, *more: Any, **options: Any) -> Any:
             result = right(first, second, *more, **options)
             self._spoil(request, second if request.op == "quantize" else more[0], result)
             return result
 
-        return Bound(run=wrong)
+        answer: AnyBound = OPERATIONS[request.op].bound(wrong)  # type: ignore[assignment]
+        return answer
 
 
 class _Plugin:

@@ -19,7 +19,8 @@ from octavo_conformance.problems.inputs import Array
 from octavo_registry import explain, plan
 from octavo_registry.contract.cards import MOVES, QUANTIZERS, Capability
 from octavo_registry.contract.frameworks import Framework
-from octavo_registry.contract.request import Plan, Request
+from octavo_registry.contract.plan import Plan
+from octavo_registry.contract.request import Request
 from octavo_registry.dispatch.match import match
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")

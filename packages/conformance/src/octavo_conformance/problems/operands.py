@@ -17,7 +17,7 @@ from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import DTYPES, Array, Rng, draw, draw_sizes, offsets
 from octavo_numerics import QuantizedArray
 from octavo_registry.contract.frameworks import PLANES
-from octavo_registry.contract.request import Plan
+from octavo_registry.contract.plan import Plan
 from octavo_registry.contract.weights import readers
 
 READS: dict[Gemm, dict[Operand, Direction]] = {

@@ -1,4 +1,4 @@
-"""The custom call of a grouped GEMM, and which problems the CUDA kernels take."""
+"""The custom call of a grouped GEMM."""
 
 from __future__ import annotations
 
@@ -16,24 +16,9 @@ from octavo_jax_native.arrays.planes import array
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.ffi.custom_call import CPU_THREADS, call, workspace_result
 from octavo_native.gemms import gemm_named, names_of
-
-CUDA_MULTIPLE = 16
-"""What K and N are multiples of on CUDA (gemm.h)."""
-
-CUDA_DTYPES: tuple[DType, ...] = ("bfloat16", "float16")
-"""Unquantized operands on CUDA."""
+from octavo_native.support import gemm_refusal
 
 _UNSCALED_SUMS = ("delayed", "current", "row")  # block scales are applied to promoted sums alone
-
-
-def cuda_refusal(dtype: str | None, n: int | None, k: int | None) -> str | None:
-    """Why the CUDA kernels do not take a problem, or None. dtype: of unquantized operands; None: quantized; any."""
-    if dtype is not None and dtype not in CUDA_DTYPES:
-        return f"its CUDA kernels multiply {' or '.join(CUDA_DTYPES)}, the unquantized operands are {dtype}"
-    uneven = [f"{name} is {size}" for name, size in (("K", k), ("N", n)) if size is not None and size % CUDA_MULTIPLE]
-    if uneven:
-        return f"its CUDA kernels take K and N that are multiples of {CUDA_MULTIPLE}, {' and '.join(uneven)}"
-    return None
 
 
 def sums_fast(recipe: Recipe, gemm: Gemm) -> bool:
@@ -121,7 +106,8 @@ class GemmCall:
 
     def _workspace_bytes(self) -> int:
         """Size of the workspace result: what the CUDA kernels need; the CPU's take memory of their own."""
-        dtype = None if self.left is not None else self.dtype
-        if not octavo_native.HAS_CUDA or cuda_refusal(dtype, self.n, self.k) is not None:
+        dtypes = None if self.left is not None else (self.dtype, self.dtype)
+        refused = gemm_refusal(self.gemm, cuda=True, k=self.k, n=self.n, dtypes=dtypes) is not None
+        if refused or not octavo_native.HAS_CUDA:
             return 0
         return self.kernel().workspace_bytes(cuda=True, rows=self.rows, n=self.n, k=self.k, groups=self.groups)

@@ -1,4 +1,4 @@
-"""`Bound.run` of "fprop", "dgrad" and "wgrad" requests."""
+"""The functions of "fprop", "dgrad" and "wgrad" requests, as octavo_registry.contract.gemm has them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from octavo_jax_native.ffi.custom_call import group_plan
 from octavo_jax_native.ffi.gemm import GemmCall
 from octavo_jax_native.gemm.operands import Arrays, GemmOperand, Wanted, call_of, checked_bias, checked_out, planes_of
 from octavo_jax_native.quantizers.native_layout import native_plane
-from octavo_registry.contract.request import Request
+from octavo_registry.contract import Dgrad, Fprop, GemmRequest, Wgrad
 
 Specs = tuple[GroupedTensorSpec | None, GroupedTensorSpec | None]
 
 _FUNCTIONS: dict[Gemm, str] = {"fprop": "octavo_gemm_fprop", "dgrad": "octavo_gemm_dgrad", "wgrad": "octavo_wgrad"}
 
 
-def bind_gemm(request: Request) -> Callable[..., Array]:
-    """The function of a GEMM request, with the arguments of `octavo_registry.Bound`."""
-    how = Wanted.of(request)
-    product = _product(how)
+def bind_fprop(request: GemmRequest) -> Fprop[Array, GemmOperand]:
+    """The function of an "fprop" request."""
+    product = _product(Wanted.of(request))
 
     def fprop(
         x: GemmOperand,
@@ -34,14 +33,29 @@ def bind_gemm(request: Request) -> Callable[..., Array]:
         *,
         bias: Array | None = None,
         bias_scales: Array | None = None,
-        out: None = None,
+        out: Array | None = None,
     ) -> Array:
         checks.check_out(out)
         return product(x, w, group_sizes, _bias_operands(bias, bias_scales))
 
-    def dgrad(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: None = None) -> Array:
+    return fprop
+
+
+def bind_dgrad(request: GemmRequest) -> Dgrad[Array, GemmOperand]:
+    """The function of a "dgrad" request."""
+    product = _product(Wanted.of(request))
+
+    def dgrad(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
         checks.check_out(out)
         return product(dy, w, group_sizes, {})
+
+    return dgrad
+
+
+def bind_wgrad(request: GemmRequest) -> Wgrad[Array, GemmOperand]:
+    """The function of a "wgrad" request."""
+    how = Wanted.of(request)
+    product = _product(how)
 
     def wgrad(
         x: GemmOperand, dy: GemmOperand, group_sizes: Array, *, out: Array | None = None, accumulate: bool = False
@@ -54,8 +68,7 @@ def bind_gemm(request: Request) -> Callable[..., Array]:
         left, right = (dy, x) if how.weight == "nk" else (x, dy)
         return product(left, right, group_sizes, {} if out is None else {"out": out})
 
-    functions: dict[Gemm, Callable[..., Array]] = {"fprop": fprop, "dgrad": dgrad, "wgrad": wgrad}
-    return functions[how.gemm]
+    return wgrad
 
 
 def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays], Array]:

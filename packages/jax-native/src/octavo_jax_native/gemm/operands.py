@@ -9,18 +9,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from octavo import HighPrecision, QuantizerSpec, Recipe
+from octavo import QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.quantizer import Direction, Operand
-from octavo.recipe_base import GEMMS, Gemm
+from octavo.recipe_base import Gemm
 from octavo_jax.plugin_api import GroupedTensor, dtype_name
 from octavo_jax_native.arrays import checks
 from octavo_jax_native.arrays.checked_plane import checked_plane
-from octavo_jax_native.ffi.gemm import GemmCall, cuda_refusal, sums_fast
+from octavo_jax_native.ffi.gemm import GemmCall, sums_fast
 from octavo_jax_native.gemm.orientation import Form, form_of
-from octavo_registry.contract.cards import Weight
-from octavo_registry.contract.request import Request
-from octavo_registry.contract.weights import WEIGHT_SHAPES
+from octavo_native.support import gemm_refusal
+from octavo_registry.contract import WEIGHT_SHAPES, GemmRequest, Weight
 
 GemmOperand = GroupedTensor | Array
 Arrays = dict[str, Array]
@@ -39,11 +38,9 @@ class Wanted:
     weight: Weight
 
     @classmethod
-    def of(cls, request: Request) -> Wanted:
+    def of(cls, request: GemmRequest) -> Wanted:
         """Of a request of one of the three GEMMs."""
-        assert request.op in GEMMS
-        recipe = request.recipe or HighPrecision()
-        return cls(request.op, recipe, request.out_dtype, request.device == "cuda", request.weight)
+        return cls(request.op, request.recipe, request.out_dtype, request.device == "cuda", request.weight)
 
     @property
     def form(self) -> Form:
@@ -91,7 +88,8 @@ def call_of(how: Wanted, left: GemmOperand, right: GemmOperand, groups: int) -> 
             raise ValueError("one operand of wgrad is in the Hadamard domain and the other is not; quantize both alike")
     elif not isinstance(left, GroupedTensor) and not isinstance(right, GroupedTensor):
         dtype = _common_dtype(how, dict(zip(names, (left.dtype, right.dtype), strict=True)))
-    if how.cuda and (refusal := cuda_refusal(dtype, n, k)) is not None:
+    dtypes = None if dtype is None else (dtype, dtype)
+    if (refusal := gemm_refusal(how.gemm, cuda=how.cuda, k=k, n=n, dtypes=dtypes)) is not None:
         raise ValueError(f"{how.gemm} has {_have(shapes)} with {groups} groups; {refusal}")
     kernel_n, kernel_k = how.form.sides(n, k)
     return GemmCall(

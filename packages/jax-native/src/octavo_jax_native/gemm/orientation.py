@@ -22,8 +22,7 @@ from functools import lru_cache
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
 from octavo_native.gemms import OPERANDS_OF_GEMM
-from octavo_registry.contract.cards import Weight
-from octavo_registry.contract.weights import readers
+from octavo_registry.contract import Weight, readers
 
 _TURNED: dict[Gemm, tuple[Gemm, tuple[Operand, Operand]]] = {
     "fprop": ("dgrad", ("x", "w")),

@@ -7,11 +7,10 @@ from octavo.recipe_base import GEMMS
 from octavo_jax_native.ffi.gemm import GemmCall, sums_fast
 from octavo_jax_native.gemm.orientation import form_of
 from octavo_native.gemms import gemm_choices
-from octavo_registry.contract.kernels import KernelChoice
-from octavo_registry.contract.request import Request
+from octavo_registry.contract import GemmRequest, KernelChoice
 
 
-def kernel_choices(request: Request, rows: int) -> tuple[KernelChoice, ...]:
+def kernel_choices(request: GemmRequest, rows: int) -> tuple[KernelChoice, ...]:
     """Every tile for M = `rows` in equal groups, the chosen one first; () where K, N or the groups are not named."""
     if request.op not in GEMMS or request.n is None or request.k is None or request.groups is None:
         return ()

@@ -1,8 +1,6 @@
-"""`Bound.run` of a "dequantize" request."""
+"""The function of a "dequantize" request."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +15,10 @@ from octavo_jax_native.arrays.checked_plane import checked_plane, layout_of
 from octavo_jax_native.arrays.planes import array
 from octavo_jax_native.ffi.convert import PlaneCall
 from octavo_jax_native.ffi.custom_call import group_plan
+from octavo_registry.contract import Dequantize
 
 
-def bind_dequantize(out_dtype: DType) -> Callable[..., Array]:
+def bind_dequantize(out_dtype: DType) -> Dequantize[GroupedTensor, Array]:
     """The function that gives the values of one plane in `out_dtype`."""
     dtype = jnp.dtype(out_dtype)
 

@@ -1,4 +1,4 @@
-"""`Bound.run` of requests for fused quantizers: an activation, its gradient or a normalization, and the quantizer.
+"""The functions of requests for fused quantizers: an activation, its gradient or a normalization, and the quantizer.
 
 Each is computed in fp32 and rounded once to the input's dtype, in one pass over memory; the quantizer of that rounded
 array has the bits that `octavo_jax.quantize` gives it. None of them is differentiable. `octavo_jax.act_quantize`,
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,56 +18,64 @@ from jax import Array
 
 from octavo import QuantizerSpec
 from octavo.quantizer import Operand
-from octavo_jax.plugin_api import Extras, GroupedTensor, check_activation, check_norm, features, one_group
+from octavo_jax.plugin_api import BoundFused, Extras, GroupedTensor, check_activation, check_norm, features, one_group
 from octavo_jax_native.arrays import checks
 from octavo_jax_native.arrays.planes import array, tensor_of
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.ffi.quantize import Prologue
 from octavo_jax_native.quantizers.kernel import QuantizeKernel
-from octavo_registry.contract.cards import Activation, Norm
-from octavo_registry.contract.request import Request
+from octavo_registry.contract import (
+    Activation,
+    ActQuantize,
+    BoundActQuantize,
+    BoundDactQuantize,
+    BoundNormQuantize,
+    DactQuantize,
+    FusedRequest,
+    Norm,
+    NormQuantize,
+    NormRequest,
+    Wanted,
+)
 
-Run = Callable[..., tuple[GroupedTensor, Extras]]
-Wanted = tuple[str, ...] | None
 Layouts = tuple[str, str]
 
 
-def bind_fused(request: Request) -> Run:
+def bind_fused(request: FusedRequest) -> BoundFused:
     """The kernels' function for `request`, which is jitted; extras that nobody reads are not computed under jit."""
-    spec = request.quantizer
-    assert spec is not None
-    if request.op == "norm_quantize":
-        if request.norm is None:
-            raise ValueError("a norm_quantize request names no norm; give Request.norm")
-        return norm_quantizer(spec, request.layouts, request.norm)
-    if request.activation is None:
-        raise ValueError(f"a {request.op} request names no activation; give Request.activation")
-    bind = act_quantizer if request.op == "act_quantize" else dact_quantizer
-    return bind(spec, request.layouts, request.activation)
+    if isinstance(request, NormRequest):
+        return BoundNormQuantize(norm_quantizer(request.quantizer, request.layouts, request.norm))
+    if request.op == "act_quantize":
+        return BoundActQuantize(act_quantizer(request.quantizer, request.layouts, request.activation))
+    return BoundDactQuantize(dact_quantizer(request.quantizer, request.layouts, request.activation))
 
 
-def act_quantizer(spec: QuantizerSpec, layouts: Layouts, activation: Activation) -> Run:
+def act_quantizer(spec: QuantizerSpec, layouts: Layouts, activation: Activation) -> ActQuantize[Array, GroupedTensor]:
     """The function of "act_quantize"."""
     function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation", check_activation(activation))))
 
     def run(
         x: Array,
         group_sizes: Array | None = None,
+        /,
         *,
         probs: Array | None = None,
+        seed: int | Array | None = None,
+        operand: Operand | None = None,
+        group_offset: int | Array = 0,
+        scale: Array | None = None,
         wanted: Wanted = None,
-        **arguments: Any,
     ) -> tuple[GroupedTensor, Extras]:
         checks.check_input(x, "x", (2,))
         columns = features(int(x.shape[1]), activation, f"x {list(x.shape)}")
         operands = {"x": x, **_probs_operand(probs, x)}
-        q, extras = function(operands, columns, group_sizes, _chosen(wanted, _extras_of(spec)), **arguments)
-        return q, Extras(**extras)
+        arguments = _Arguments(seed, operand, group_offset, scale)
+        return function(operands, columns, group_sizes, arguments, _names(spec, wanted))
 
     return run
 
 
-def dact_quantizer(spec: QuantizerSpec, layouts: Layouts, activation: Activation) -> Run:
+def dact_quantizer(spec: QuantizerSpec, layouts: Layouts, activation: Activation) -> DactQuantize[Array, GroupedTensor]:
     """The function of "dact_quantize"."""
     function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation_grad", check_activation(activation))))
 
@@ -75,24 +83,27 @@ def dact_quantizer(spec: QuantizerSpec, layouts: Layouts, activation: Activation
         dy: Array,
         x: Array,
         group_sizes: Array | None = None,
+        /,
         *,
         probs: Array | None = None,
+        seed: int | Array | None = None,
+        operand: Operand | None = None,
+        group_offset: int | Array = 0,
+        scale: Array | None = None,
         wanted: Wanted = None,
-        **arguments: Any,
     ) -> tuple[GroupedTensor, Extras]:
         checks.check_input(x, "x", (2,))
         checks.check_input(dy, "dy", (2,))
         inner = features(int(x.shape[1]), activation, f"x {list(x.shape)}")
         checks.check_array(dy, "dy", (x.shape[0], inner), x.dtype)
         operands = {"x": x, "dy": dy, **_probs_operand(probs, x)}
-        names = _chosen(wanted, (*_extras_of(spec), "dbias"))
-        q, extras = function(operands, x.shape[1], group_sizes, names, **arguments)
-        return q, Extras(**extras)
+        arguments = _Arguments(seed, operand, group_offset, scale)
+        return function(operands, x.shape[1], group_sizes, arguments, _names(spec, wanted, "dbias"))
 
     return run
 
 
-def norm_quantizer(spec: QuantizerSpec, layouts: Layouts, norm: Norm) -> Run:
+def norm_quantizer(spec: QuantizerSpec, layouts: Layouts, norm: Norm) -> NormQuantize[Array, GroupedTensor]:
     """The function of "norm_quantize"."""
     kernel = QuantizeKernel(spec, layouts, Prologue("norm", norm=norm))
     statistics = ("rstd", "mean") if norm == "layer" else ("rstd",)
@@ -102,20 +113,32 @@ def norm_quantizer(spec: QuantizerSpec, layouts: Layouts, norm: Norm) -> Run:
         gamma: Array,
         beta: Array | None = None,
         group_sizes: Array | None = None,
+        /,
         *,
         epsilon: float = 1e-6,
+        seed: int | Array | None = None,
+        operand: Operand | None = None,
+        group_offset: int | Array = 0,
+        scale: Array | None = None,
         wanted: Wanted = None,
-        **arguments: Any,
     ) -> tuple[GroupedTensor, Extras]:
         checks.check_input(x, "x", (2,))
         check_norm(norm, epsilon, x, gamma, beta)
         operands = {"x": x, "gamma": gamma} | ({} if beta is None else {"beta": beta})
         function = fused_function(replace(kernel, prologue=replace(kernel.prologue, epsilon=float(epsilon))))
-        names = _chosen(wanted, (*_extras_of(spec), *statistics))
-        q, extras = function(operands, x.shape[1], group_sizes, names, **arguments)
-        return q, Extras(**extras)
+        arguments = _Arguments(seed, operand, group_offset, scale)
+        return function(operands, x.shape[1], group_sizes, arguments, _names(spec, wanted, *statistics))
 
     return run
+
+
+class _Arguments(NamedTuple):
+    """What every quantizer takes beside its arrays, as octavo_registry.contract.Quantize has it."""
+
+    seed: int | Array | None
+    operand: Operand | None
+    group_offset: int | Array
+    scale: Array | None
 
 
 def _probs_operand(probs: Array | None, x: Array) -> dict[str, Array]:
@@ -125,13 +148,11 @@ def _probs_operand(probs: Array | None, x: Array) -> dict[str, Array]:
     return {"probs": probs}
 
 
-def _extras_of(spec: QuantizerSpec) -> tuple[str, ...]:
-    """Extras of every fused function: delayed scaling alone records an amax."""
-    return ("activated", "amax") if spec.scaling == "delayed" else ("activated",)
-
-
-def _chosen(wanted: Wanted, every: tuple[str, ...]) -> tuple[str, ...]:
-    return every if wanted is None else tuple(name for name in every if name in wanted)
+def _names(spec: QuantizerSpec, wanted: Wanted, *own: str) -> tuple[str, ...]:
+    """The extras to compute: those that are wanted, else the function's `own` and what every layer reads."""
+    if wanted is None:
+        return ("activated", *(("amax",) if spec.scaling == "delayed" else ()), *own)
+    return tuple(name for name in ("activated", "amax", "dequantized", *own) if name in wanted)
 
 
 def _extra_results(names: tuple[str, ...], x: Array, columns: int, groups: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -148,12 +169,11 @@ def _extra_results(names: tuple[str, ...], x: Array, columns: int, groups: int) 
 
 
 @lru_cache(maxsize=512)
-def fused_function(kernel: QuantizeKernel) -> Callable[..., tuple[GroupedTensor, dict[str, Array]]]:
+def fused_function(kernel: QuantizeKernel) -> Callable[..., tuple[GroupedTensor, Extras]]:
     """The function of a quantizer with its prologue, whose inner part is jitted once.
 
-    function(operands, columns, group_sizes, names, *, seed, operand, group_offset, scale) returns the tensor [M,
-    columns] and the extras in `names`: activated [M, columns], amax fp32 [G], dequantized bf16 [M, columns] (row codes
-    times their scales), dbias fp32 [G, columns], mean and rstd fp32 [M]. Operands are checked already.
+    function(operands, columns, group_sizes, arguments, names) returns the tensor [M, columns] and the extras in
+    `names`; its operands, by name, are checked already. ValueError for a dequantized copy without row data.
     """
     spec = kernel.spec
 
@@ -171,16 +191,13 @@ def fused_function(kernel: QuantizeKernel) -> Callable[..., tuple[GroupedTensor,
         operands: dict[str, Array],
         columns: int,
         group_sizes: Array | None,
+        arguments: _Arguments,
         names: tuple[str, ...],
-        *,
-        seed: int | Array | None = None,
-        operand: Operand | None = None,
-        group_offset: int | Array = 0,
-        scale: Array | None = None,
-    ) -> tuple[GroupedTensor, dict[str, Array]]:
+    ) -> tuple[GroupedTensor, Extras]:
         if "dequantized" in names and "rowwise" not in spec.directions:
             raise ValueError(
-                f"dequantized is the row data's values and orientation is {spec.orientation!r}; use 'both' or 'rowwise'"
+                f"wanted holds 'dequantized', which is the row data's values, and orientation is {spec.orientation!r}; "
+                "use 'both' or 'rowwise'"
             )
         rows = operands["x"].shape[0]
         sizes = one_group(rows) if group_sizes is None else group_sizes
@@ -188,11 +205,11 @@ def fused_function(kernel: QuantizeKernel) -> Callable[..., tuple[GroupedTensor,
         groups = sizes.shape[0]
         every = {
             **operands,
-            **checks.random_operands(spec, seed, group_offset),
-            **checks.scale_operand(spec, scale, groups),
+            **checks.random_operands(spec, arguments.seed, arguments.group_offset),
+            **checks.scale_operand(spec, arguments.scale, groups),
         }
-        results = compiled(every, sizes, columns=columns, operand=operand or spec.role, names=names)
+        results = compiled(every, sizes, columns=columns, operand=arguments.operand or spec.role, names=names)
         tensor = tensor_of(tensor_spec((rows, columns), groups), sizes, results)
-        return tensor, {name: results[0][name] for name in names}
+        return tensor, Extras(**{name: results[0][name] for name in names})
 
     return function

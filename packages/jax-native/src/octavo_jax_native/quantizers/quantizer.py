@@ -1,8 +1,7 @@
-"""`Bound.run` and `Bound.run_with_amax` of a "quantize" request."""
+"""The functions of a "quantize" request, as octavo_registry.contract.quantize has them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import jax
@@ -16,12 +15,13 @@ from octavo_jax_native.arrays import checks
 from octavo_jax_native.arrays.planes import array, tensor_of
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.quantizers.kernel import QuantizeKernel
+from octavo_registry.contract import Quantize, QuantizeWithAmax
 
 
 def bind_quantize(
     spec: QuantizerSpec, layouts: tuple[str, str]
-) -> tuple[Callable[..., GroupedTensor], Callable[..., tuple[GroupedTensor, Array]]]:
-    """`run` and `run_with_amax` of what quantizes by `spec` into these (rowwise, columnwise) layouts."""
+) -> tuple[Quantize[Array, GroupedTensor], QuantizeWithAmax[Array, GroupedTensor]]:
+    """What quantizes by `spec` into these (rowwise, columnwise) layouts, and what returns the amax, too."""
     kernel = QuantizeKernel(spec, layouts)
     tensor_spec = lru_cache(maxsize=512)(kernel.tensor_spec)
 
@@ -75,7 +75,7 @@ def bind_quantize(
         checks.check_out(out)
         return quantize(x, group_sizes, seed, operand, group_offset, scale, ())[0]
 
-    def run_with_amax(
+    def with_amax(
         x: Array,
         group_sizes: Array | None = None,
         *,
@@ -87,4 +87,4 @@ def bind_quantize(
         tensor, results = quantize(x, group_sizes, seed, operand, group_offset, scale, ("amax",))
         return tensor, results["amax"]
 
-    return run, run_with_amax
+    return run, with_amax

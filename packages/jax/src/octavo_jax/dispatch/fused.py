@@ -7,7 +7,7 @@ plain JAX, rounded once, and then the plan's own `run`; so from the rounded arra
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jax import Array
@@ -18,13 +18,14 @@ from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.functions.composed import ComposedActivation, ComposedGradient, ComposedNorm, ComposedQuantizer, Extras
 from octavo_jax.functions.norms import NormSpec
-from octavo_registry import Plan, Request
+from octavo_registry import Plan, QuantizePlan, Request
 from octavo_registry.contract.cards import Activation
+from octavo_registry.dispatch.layer_requests import activation_request, norm_request
 
 Run = Callable[..., tuple[GroupedTensor, Extras]]
 
 
-def _served(quantizer: Plan, request: Request, backend: BackendNames) -> Plan | None:
+def _served(quantizer: QuantizePlan, request: Request, backend: BackendNames) -> Plan | None:
     """The plan of the fused operation, unless its backend could quantize, too, and was not chosen for that."""
     try:
         plan = octavo_registry.plan(request, backend=backend)
@@ -34,9 +35,8 @@ def _served(quantizer: Plan, request: Request, backend: BackendNames) -> Plan | 
     return None if verdicts.get(plan.backend) == "eligible" else plan
 
 
-def _quantizer(plan: Plan) -> ComposedQuantizer:
-    assert plan.request.quantizer is not None
-    return ComposedQuantizer.of(plan, plan.request.quantizer)
+def _quantizer(plan: QuantizePlan) -> ComposedQuantizer:
+    return ComposedQuantizer.of(plan.bound, plan.request.quantizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,20 @@ class _WithEpsilon:
         return self.run(*arrays, epsilon=self.epsilon, **how)
 
 
-def activation_run(quantizer: Plan, activation: Activation, backend: BackendNames) -> Run:
-    """`run(x, group_sizes, *, probs, seed, operand, group_offset, scale)`, as `octavo_registry.Bound` has it."""
-    plan = _served(quantizer, replace(quantizer.request, op="act_quantize", activation=activation), backend)
+def activation_run(quantizer: QuantizePlan, activation: Activation, backend: BackendNames) -> Run:
+    """The function of octavo_registry.contract.fused.ActQuantize."""
+    plan = _served(quantizer, activation_request(quantizer.request, "act_quantize", activation), backend)
     return ComposedActivation(_quantizer(quantizer), activation) if plan is None else plan.run
 
 
-def gradient_run(quantizer: Plan, activation: Activation, backend: BackendNames) -> Run:
-    """`run(dy, x, group_sizes, *, probs, ...)`; dy and x have one dtype, and the extras hold dbias."""
-    plan = _served(quantizer, replace(quantizer.request, op="dact_quantize", activation=activation), backend)
+def gradient_run(quantizer: QuantizePlan, activation: Activation, backend: BackendNames) -> Run:
+    """The function of octavo_registry.contract.fused.DactQuantize; dy and x have one dtype, the extras hold dbias."""
+    plan = _served(quantizer, activation_request(quantizer.request, "dact_quantize", activation), backend)
     return ComposedGradient(_quantizer(quantizer), activation) if plan is None else plan.run
 
 
-def norm_run(quantizer: Plan, spec: NormSpec, backend: BackendNames) -> Run:
+def norm_run(quantizer: QuantizePlan, spec: NormSpec, backend: BackendNames) -> Run:
     """`run(x, gamma, beta, group_sizes, *, seed, operand, group_offset, scale)`; the extras hold the statistics."""
-    plan = _served(quantizer, replace(quantizer.request, op="norm_quantize", norm=spec.norm), backend)
+    plan = _served(quantizer, norm_request(quantizer.request, spec.norm), backend)
     run = ComposedNorm(_quantizer(quantizer), spec.norm) if plan is None else plan.run
     return _WithEpsilon(run, spec.epsilon)

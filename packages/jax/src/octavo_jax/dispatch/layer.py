@@ -18,7 +18,7 @@ from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.device import DeviceKind, device_of
 from octavo_jax.dispatch.memo import Identities, Memo
 from octavo_jax.sharding.placement import Placement
-from octavo_registry import LayerPlan, Request, Weight
+from octavo_registry import GemmRequest, LayerPlan, Weight
 
 HIGH_PRECISION = HighPrecision()
 
@@ -160,7 +160,7 @@ def _planned(asked: LayerRequest) -> Layer:
         dx_dtype = "float32" if placement.sums("o") else dx_dtype
         dw_dtype = "float32" if placement.sums_blocks else dw_dtype
     kind, arch = asked.device
-    request = Request(
+    request = GemmRequest(
         op="fprop",
         framework="jax",
         device=kind,

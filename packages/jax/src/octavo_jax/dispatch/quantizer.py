@@ -15,12 +15,12 @@ from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.device import device_of
 from octavo_jax.dispatch.memo import Memo
-from octavo_registry import Plan, Request
+from octavo_registry import DequantizeRequest, Plan, QuantizePlan, QuantizeRequest
 
-_plans: Memo[Plan] = Memo()
+_plans: Memo[QuantizePlan] = Memo()
 
 
-def in_plain_layouts(plan: Plan, backend: BackendNames) -> Plan:
+def in_plain_layouts(plan: QuantizePlan, backend: BackendNames) -> QuantizePlan:
     """The plan of the same quantizer whose planes are in the plain layout; itself where they are."""
     if plan.request.layouts == (PLAIN, PLAIN):
         return plan
@@ -29,7 +29,7 @@ def in_plain_layouts(plan: Plan, backend: BackendNames) -> Plan:
 
 def quantizer_for(
     spec: QuantizerSpec, x: Array, groups: int, stacked: bool, backend: BackendNames, *, columns: int | None = None
-) -> Plan:
+) -> QuantizePlan:
     """The plan that quantizes x by `spec`; NoBackendError where nothing serves it.
 
     columns   of what is quantized, where that is computed from x first; None: x's
@@ -38,9 +38,9 @@ def quantizer_for(
     columns = x.shape[-1] if columns is None else columns
     rows = x.shape[-2] if stacked else None
 
-    def build() -> Plan:
+    def build() -> QuantizePlan:
         dtype = dtype_name(x.dtype, "x")
-        request = Request(
+        request = QuantizeRequest(
             op="quantize",
             framework="jax",
             device=kind,
@@ -64,7 +64,7 @@ def dequantizer_for(
 ) -> Plan:
     """The plan that dequantizes to `dtype`; NoBackendError where nothing serves it."""
     kind, arch = device_of(payload)
-    request = Request(
+    request = DequantizeRequest(
         op="dequantize",
         framework="jax",
         device=kind,

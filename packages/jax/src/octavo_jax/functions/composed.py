@@ -5,7 +5,6 @@ From the rounded array on, the bits are the quantizer's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,8 +17,10 @@ from octavo_jax.arrays.sizes import one_group
 from octavo_jax.functions.activations import octavo_activation, octavo_activation_gradient
 from octavo_jax.functions.norms import NormSpec, octavo_normalization
 from octavo_jax.scaling.delayed import amax_of
-from octavo_registry import Bound, Plan, Request
 from octavo_registry.contract.cards import Activation, Norm
+from octavo_registry.contract.fused import BoundActQuantize, BoundDactQuantize, BoundNormQuantize, Wanted
+from octavo_registry.contract.quantize import BoundQuantize, Quantize, QuantizeWithAmax
+from octavo_registry.contract.request import FusedRequest, NormRequest
 
 
 class Extras(NamedTuple):
@@ -27,15 +28,19 @@ class Extras(NamedTuple):
 
     activated     what was quantized, in the input's dtype
     amax          [G] float32: max |.| of it, NaN winning
+    dequantized   [M, C] bfloat16: row codes times their scales, where it was wanted and the backend has it
     dbias         [G, C] float32: its column sums, in a fixed order
     mean, rstd    [M] float32 statistics of a normalization; RMSNorm has no mean
+    dprobs        [M] float32: the gradient of probs, where the backend makes it
     """
 
     activated: Array | None = None
     amax: Array | None = None
+    dequantized: Array | None = None
     dbias: Array | None = None
     mean: Array | None = None
     rstd: Array | None = None
+    dprobs: Array | None = None
 
 
 def _sizes(group_sizes: Array | None, rows: Array) -> Array:
@@ -46,22 +51,22 @@ def _sizes(group_sizes: Array | None, rows: Array) -> Array:
 class ComposedQuantizer:
     """A plan's or a Bound's quantizer of ragged rows; equal for equal functions."""
 
-    run: Callable[..., Any]
-    run_with_amax: Callable[..., Any] | None
+    run: Quantize[Array, GroupedTensor]
+    with_amax: QuantizeWithAmax[Array, GroupedTensor] | None
     records_amax: bool
 
     @classmethod
-    def of(cls, made: Plan | Bound, spec: QuantizerSpec) -> ComposedQuantizer:
+    def of(cls, bound: BoundQuantize[Array, GroupedTensor], spec: QuantizerSpec) -> ComposedQuantizer:
         """The quantizer by `spec`; the amax is what delayed scaling records, and no other does."""
-        return cls(made.run, made.run_with_amax, spec.scaling == "delayed")
+        return cls(bound.run, bound.with_amax, spec.scaling == "delayed")
 
     def __call__(self, made: Array, group_sizes: Array | None, **how: Any) -> tuple[GroupedTensor, Extras]:
         """Codes and scales, and `made` and its amax."""
         group_sizes = _sizes(group_sizes, made)
         if not self.records_amax:
             return self.run(made, group_sizes, **how), Extras(activated=made)
-        if self.run_with_amax is not None:
-            q, amax = self.run_with_amax(made, group_sizes, **how)
+        if self.with_amax is not None:
+            q, amax = self.with_amax(made, group_sizes, **how)
             return q, Extras(activated=made, amax=amax)
         return self.run(made, group_sizes, **how), Extras(activated=made, amax=amax_of(made, group_sizes))
 
@@ -74,7 +79,13 @@ class ComposedActivation:
     activation: Activation
 
     def __call__(
-        self, x: Array, group_sizes: Array | None = None, *, probs: Array | None = None, **how: Any
+        self,
+        x: Array,
+        group_sizes: Array | None = None,
+        *,
+        probs: Array | None = None,
+        wanted: Wanted = None,
+        **how: Any,
     ) -> tuple[GroupedTensor, Extras]:
         return self.quantize(octavo_activation(x, probs, activation=self.activation), group_sizes, **how)
 
@@ -87,7 +98,14 @@ class ComposedGradient:
     activation: Activation
 
     def __call__(
-        self, dy: Array, x: Array, group_sizes: Array | None = None, *, probs: Array | None = None, **how: Any
+        self,
+        dy: Array,
+        x: Array,
+        group_sizes: Array | None = None,
+        *,
+        probs: Array | None = None,
+        wanted: Wanted = None,
+        **how: Any,
     ) -> tuple[GroupedTensor, Extras]:
         made = octavo_activation_gradient(dy, x, probs, activation=self.activation)
         q, extras = self.quantize(made, group_sizes, **how)
@@ -109,6 +127,7 @@ class ComposedNorm:
         group_sizes: Array | None = None,
         *,
         epsilon: float = 1e-6,
+        wanted: Wanted = None,
         **how: Any,
     ) -> tuple[GroupedTensor, Extras]:
         made = octavo_normalization(x, gamma, beta, spec=NormSpec(self.norm, epsilon))
@@ -116,15 +135,21 @@ class ComposedNorm:
         return q, extras._replace(mean=made.mean, rstd=made.rstd)
 
 
-def bind_fused(request: Request, quantizer: Bound) -> Callable[..., tuple[GroupedTensor, Extras]]:
-    """`run` of a request for a fused quantizer, from the Bound of its "quantize" alone."""
-    assert request.quantizer is not None
+BoundFused = (
+    BoundActQuantize[Array, GroupedTensor]
+    | BoundDactQuantize[Array, GroupedTensor]
+    | BoundNormQuantize[Array, GroupedTensor]
+)
+
+
+def bind_fused(request: FusedRequest, quantizer: BoundQuantize[Array, GroupedTensor]) -> BoundFused:
+    """The answer to a request for a fused quantizer, from that of its "quantize" alone.
+
+    All extras are made, wanted or not: under `jax.jit` those that nobody reads cost nothing.
+    """
     composed = ComposedQuantizer.of(quantizer, request.quantizer)
-    if request.op == "norm_quantize":
-        if request.norm is None:
-            raise ValueError("a norm_quantize request names no norm; give Request.norm")
-        return ComposedNorm(composed, request.norm)
-    if request.activation is None:
-        raise ValueError(f"a {request.op} request names no activation; give Request.activation")
-    made = ComposedActivation if request.op == "act_quantize" else ComposedGradient
-    return made(composed, request.activation)
+    if isinstance(request, NormRequest):
+        return BoundNormQuantize(ComposedNorm(composed, request.norm))
+    if request.op == "act_quantize":
+        return BoundActQuantize(ComposedActivation(composed, request.activation))
+    return BoundDactQuantize(ComposedGradient(composed, request.activation))

@@ -22,7 +22,7 @@ from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed import ScalingHistory, amax_of, record_amax
 from octavo_jax.sharding.fused_quantizers import FusedInputs, fused_rows
 from octavo_jax.sharding.placement import Letter
-from octavo_registry import Plan
+from octavo_registry import QuantizePlan
 from octavo_registry.contract.cards import Activation
 
 
@@ -67,7 +67,7 @@ class _FusedQuantizer(NamedTuple):
     """A fused function, the plan of the quantizer in it, and the operand of the layer that it computes."""
 
     run: Run
-    plan: Plan | None
+    plan: QuantizePlan | None
     layer: Layer
     operand: Operand
 

@@ -22,7 +22,7 @@ from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed import ScalingHistory, amax_of, record_amax
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
 from octavo_jax.sharding.quantizers import quantize_kernel, quantize_rows
-from octavo_registry import Plan
+from octavo_registry import QuantizePlan
 from octavo_registry.contract.weights import readers
 
 GemmOperand = GroupedTensor | Array
@@ -35,16 +35,17 @@ class Context(NamedTuple):
     seed: Array | None
     group_offset: Array | np.uint32
 
-    def quantizer_arguments(self, plan: Plan, operand: Operand, history: ScalingHistory | None) -> QuantizerArguments:
+    def quantizer_arguments(
+        self, plan: QuantizePlan, operand: Operand, history: ScalingHistory | None
+    ) -> QuantizerArguments:
         """Those of the quantizer that `plan` runs for `operand`, whose history is delayed scaling's or None."""
         spec = plan.request.quantizer
-        assert spec is not None
         seed = self.seed if spec.stochastic else None
         return QuantizerArguments(seed, operand, self.group_offset, None if history is None else history.scale)
 
 
 def quantize_operand(
-    plan: Plan | None,
+    plan: QuantizePlan | None,
     layer: Layer,
     x: Array,
     operand: Operand,
@@ -71,15 +72,15 @@ def quantize_operand(
         return named(layer, q, operand), record_amax(history, never_recomputed(amax))
     if history is None:
         return named(layer, plan.run(x, sizes, **arguments.keywords()), operand), None
-    if plan.run_with_amax is None:
+    if plan.bound.with_amax is None:
         q, amax = plan.run(x, sizes, **arguments.keywords()), amax_of(x, sizes)
     else:
-        q, amax = plan.run_with_amax(x, sizes, **arguments.keywords())
+        q, amax = plan.bound.with_amax(x, sizes, **arguments.keywords())
     return named(layer, q, operand), record_amax(history, never_recomputed(amax))
 
 
 def _quantize_shards(
-    plan: Plan, layer: Layer, x: Array, sizes: Array | None, arguments: QuantizerArguments
+    plan: QuantizePlan, layer: Layer, x: Array, sizes: Array | None, arguments: QuantizerArguments
 ) -> tuple[GroupedTensor, Array | None]:
     """Rows with sizes, or a kernel without; planes in the plain layout where shards are parts of an operand."""
     placement = layer.placement

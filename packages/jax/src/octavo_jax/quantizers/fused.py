@@ -26,7 +26,7 @@ from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.quantizers.functional import check_group_offset, check_scale
 from octavo_jax.remat.checkpoint_names import name_planes
 from octavo_jax.scaling.seeds import seed_words
-from octavo_registry import Plan
+from octavo_registry import QuantizePlan
 from octavo_registry.contract.cards import Activation, Norm
 
 __all__ = ["Extras", "act_quantize", "dact_quantize", "norm_quantize"]
@@ -64,7 +64,7 @@ def _how(
     }
 
 
-def _plan(spec: QuantizerSpec, x: Array, columns: int, groups: int, backend: BackendNames) -> Plan:
+def _plan(spec: QuantizerSpec, x: Array, columns: int, groups: int, backend: BackendNames) -> QuantizePlan:
     """The plan of `spec`'s quantizer of [M, columns] in x's dtype, on x's device."""
     return quantizer_for(spec, x, groups, False, backend, columns=columns)
 

@@ -21,8 +21,12 @@ from octavo_jax.arithmetic.quantizer import quantizer_of
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.functions.composed import bind_fused
 from octavo_jax.scaling.seeds import seed_words
-from octavo_registry.contract.cards import QUANTIZERS, Weight
-from octavo_registry.contract.request import Bound, Request
+from octavo_registry.contract.backend import AnyBound, Backend, Refused
+from octavo_registry.contract.cards import Weight
+from octavo_registry.contract.dequantize import BoundDequantize, Dequantize
+from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
+from octavo_registry.contract.quantize import BoundQuantize, Quantize
+from octavo_registry.contract.request import AnyRequest, DequantizeRequest, GemmRequest, MoveRequest, QuantizeRequest
 
 GemmOperand = GroupedTensor | Array
 
@@ -38,8 +42,8 @@ def _no_out(out: Any) -> None:
 
 
 @lru_cache(maxsize=512)
-def bind_quantize(spec: QuantizerSpec) -> Callable[..., GroupedTensor]:
-    """`Bound.run` of a quantize request."""
+def bind_quantize(spec: QuantizerSpec) -> Quantize[Array, GroupedTensor]:
+    """The function of a "quantize" request."""
     quantize = quantizer_of(spec)
 
     def run(
@@ -70,7 +74,7 @@ def _in_hadamard_domain(operand: GemmOperand) -> bool:
     return isinstance(operand, GroupedTensor) and operand.spec.row_alignment > 1
 
 
-def _bind_fprop(out_dtype: Any, weight: Weight) -> Callable[..., Array]:
+def _bind_fprop(out_dtype: Any, weight: Weight) -> Fprop[Array, GemmOperand]:
     plane: Direction = "rowwise" if weight == "nk" else "columnwise"
     contract = 2 if weight == "nk" else 1
 
@@ -91,7 +95,7 @@ def _bind_fprop(out_dtype: Any, weight: Weight) -> Callable[..., Array]:
         *,
         bias: Array | None = None,
         bias_scales: Array | None = None,
-        out: None = None,
+        out: Array | None = None,
     ) -> Array:
         _no_out(out)
         y: Array = compiled(_gemm_plane(x, "rowwise"), _gemm_plane(w, plane), group_sizes, bias, bias_scales)
@@ -100,7 +104,7 @@ def _bind_fprop(out_dtype: Any, weight: Weight) -> Callable[..., Array]:
     return run
 
 
-def _bind_dgrad(out_dtype: Any, weight: Weight) -> Callable[..., Array]:
+def _bind_dgrad(out_dtype: Any, weight: Weight) -> Dgrad[Array, GemmOperand]:
     plane: Direction = "columnwise" if weight == "nk" else "rowwise"
     contract = 1 if weight == "nk" else 2
 
@@ -110,7 +114,7 @@ def _bind_dgrad(out_dtype: Any, weight: Weight) -> Callable[..., Array]:
 
     compiled = _named(octavo_gemm_dgrad, "octavo_gemm_dgrad")
 
-    def run(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: None = None) -> Array:
+    def run(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
         _no_out(out)
         dx: Array = compiled(_gemm_plane(dy, "rowwise"), _gemm_plane(w, plane), group_sizes)
         return dx
@@ -118,7 +122,7 @@ def _bind_dgrad(out_dtype: Any, weight: Weight) -> Callable[..., Array]:
     return run
 
 
-def _bind_wgrad(out_dtype: Any, weight: Weight) -> Callable[..., Array]:
+def _bind_wgrad(out_dtype: Any, weight: Weight) -> Wgrad[Array, GemmOperand]:
     def octavo_wgrad(x: GemmOperand, dy: GemmOperand, group_sizes: Array, accumulator: Array | None) -> Array:
         sizes = group_sizes
         if _in_hadamard_domain(x) != _in_hadamard_domain(dy):
@@ -165,7 +169,7 @@ def _gemm_plane(operand: GemmOperand, direction: Direction) -> GemmOperand:
     )
 
 
-def _bind_dequantize(out_dtype: Any) -> Callable[..., Array]:
+def _bind_dequantize(out_dtype: Any) -> Dequantize[GroupedTensor, Array]:
     def octavo_dequantize(q: GroupedTensor, direction: Direction) -> Array:
         return dequantize(q, direction).astype(out_dtype)
 
@@ -177,22 +181,29 @@ def _bind_dequantize(out_dtype: Any) -> Callable[..., Array]:
     return run
 
 
-class ReferenceBackend:
+class ReferenceBackend(Backend):
     """Serves every recipe on every device of JAX; nothing is refused that the card admits."""
 
-    def refuses(self, request: Request) -> str | None:
+    def refuses(self, request: AnyRequest) -> str | None:
         """None: plain jnp needs nothing from the machine."""
         return None
 
-    def bind(self, request: Request) -> Bound:
+    def bind(self, request: AnyRequest) -> AnyBound:
         """The jitted function for `request`, in the plain layout."""
-        if request.op in QUANTIZERS:
-            if request.quantizer is None:
-                raise ValueError(f"a {request.op} request names no quantizer; give Request.quantizer")
-            bound = Bound(bind_quantize(request.quantizer))
-            return bound if request.op == "quantize" else Bound(bind_fused(request, bound))
-        out_dtype = jnp.dtype(request.out_dtype)
-        if request.op == "dequantize":
-            return Bound(_bind_dequantize(out_dtype))
-        binders = {"fprop": _bind_fprop, "dgrad": _bind_dgrad, "wgrad": _bind_wgrad}
-        return Bound(binders[request.op](out_dtype, request.weight), note="fp32 products of dequantized operands")
+        if isinstance(request, GemmRequest):
+            return _bind_gemm(request)
+        if isinstance(request, DequantizeRequest):
+            return BoundDequantize(_bind_dequantize(jnp.dtype(request.out_dtype)))
+        if isinstance(request, MoveRequest):
+            raise Refused(f"serves no {request.op}; its card does not name it")
+        quantize = BoundQuantize(bind_quantize(request.quantizer))
+        return quantize if isinstance(request, QuantizeRequest) else bind_fused(request, quantize)
+
+
+def _bind_gemm(request: GemmRequest) -> AnyBound:
+    dtype, note = jnp.dtype(request.out_dtype), "fp32 products of dequantized operands"
+    if request.op == "fprop":
+        return BoundFprop(_bind_fprop(dtype, request.weight), note=note)
+    if request.op == "dgrad":
+        return BoundDgrad(_bind_dgrad(dtype, request.weight), note=note)
+    return BoundWgrad(_bind_wgrad(dtype, request.weight), note=note)

@@ -22,7 +22,7 @@ from octavo_jax.sharding.manual import summed
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.quantizers import recorded
 from octavo_jax.sharding.route import run
-from octavo_registry import Plan
+from octavo_registry import QuantizePlan
 
 _ROWS = ("activated", "mean", "rstd")
 
@@ -42,7 +42,7 @@ class FusedInputs(NamedTuple):
 def fused_rows(
     placement: Placement,
     function: Callable[..., tuple[GroupedTensor, Extras]],
-    plan: Plan,
+    plan: QuantizePlan,
     inputs: FusedInputs,
     group_sizes: Array,
     extra_names: tuple[str, ...],

@@ -15,10 +15,10 @@ from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.remat.checkpoint_names import DIRECTIONS, FIELDS
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Letter, Placement
-from octavo_registry import Plan, Weight
+from octavo_registry import QuantizePlan, Weight
 
 
-def spec_of_plan(plan: Plan, shape: tuple[int, ...], groups: int) -> GroupedTensorSpec:
+def spec_of_plan(plan: QuantizePlan, shape: tuple[int, ...], groups: int) -> GroupedTensorSpec:
     """The spec of what `plan` returns for rows [M, C] or matrices [G, R, C]; planes that are not computed are plain."""
     quantizer = plan.request.quantizer
     assert quantizer is not None

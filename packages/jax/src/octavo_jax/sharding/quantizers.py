@@ -26,7 +26,7 @@ from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Blocks, join_experts
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.route import run
-from octavo_registry import Plan, Weight
+from octavo_registry import QuantizePlan, Weight
 
 Quantized = tuple[GroupedTensor, Array | None]
 """Codes and scales, and amaxes where delayed scaling records them."""
@@ -39,18 +39,17 @@ def spans(spec: QuantizerSpec, span: Span) -> bool:
     return span != WHOLE and spec.scaling in _SPANNING
 
 
-def _function(plan: Plan, span: Span, records: bool) -> Callable[..., Quantized]:
+def _function(plan: QuantizePlan, span: Span, records: bool) -> Callable[..., Quantized]:
     """(x, sizes, how) to codes and scales of one block or shard, and its amaxes where delayed scaling records them."""
     spec = plan.request.quantizer
-    assert spec is not None
     quantize = quantizer_of(spec, span) if spans(spec, span) else plan.run
 
     def quantized(x: Array, sizes: Array | None, **how: Any) -> Quantized:
         if not records:
             return quantize(x, sizes, **how), None
-        if plan.run_with_amax is None:
+        if plan.bound.with_amax is None:
             return quantize(x, sizes, **how), _amaxes(amax_of(x, sizes), span)
-        q, amax = plan.run_with_amax(x, sizes, **how)
+        q, amax = plan.bound.with_amax(x, sizes, **how)
         return q, _amaxes(amax, span)
 
     return quantized
@@ -69,7 +68,7 @@ def recorded(amaxes: list[Array], axes: tuple[str, ...]) -> Array:
 
 def quantize_rows(
     placement: Placement,
-    plan: Plan,
+    plan: QuantizePlan,
     x: Array,
     group_sizes: Array,
     arguments: QuantizerArguments,
@@ -81,7 +80,6 @@ def quantize_rows(
     seed, operand, group_offset, scale = arguments
     column: Letter = "i" if operand == "x" else "o"
     spec = plan.request.quantizer
-    assert spec is not None
     groups, records = group_sizes.shape[-1], scale is not None
 
     def local(x: Array, sizes: Array, seed: Array | None, offset: Any, scale: Array | None) -> Quantized:
@@ -119,7 +117,7 @@ def quantize_rows(
 
 def quantize_kernel(
     placement: Placement,
-    plan: Plan,
+    plan: QuantizePlan,
     w: Array,
     weight: Weight,
     arguments: QuantizerArguments,

@@ -14,14 +14,14 @@ from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
 from octavo_native.gemms import OPERANDS_OF_GEMM
 from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, GroupedTensor, dtype_text, quantizer_text
-from octavo_torch_native.arrays.rows import RowPlan, plan_of
+from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.backend import LAYOUTS
 from octavo_torch_native.gemm import operators as gemm_ops
 from octavo_torch_native.gemm.product import Product, product_text, quantized_product
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.dequantizer import layout_of
 
-GroupSizes = Tensor | RowPlan
+GroupSizes = Tensor | GroupIndex
 Planes = tuple[Tensor, Tensor | None, Tensor | None]
 
 _MOST_PAIRS = 1024
@@ -42,10 +42,10 @@ class _Pair:
 
 
 class GroupedGemm:
-    """One GEMM of a grouped linear layer; the subclasses take its operands as octavo_registry.Bound says.
+    """One GEMM of a grouped linear layer; the subclasses take its operands as octavo_registry.contract.gemm says.
 
     Operands are GroupedTensors of one scaling in any layout this package reads, or unquantized tensors. Group sizes of
-    a GroupedTensor are its own; a RowPlan in their place is used as it is.
+    a GroupedTensor are its own; a GroupIndex in their place is used as it is.
     """
 
     gemm: ClassVar[Gemm]
@@ -69,7 +69,7 @@ class GroupedGemm:
         bias_scales: Tensor | None = None,
     ) -> Tensor:
         dtype = self._dtype if out is None else out.dtype
-        plan: RowPlan | None
+        plan: GroupIndex | None
         if isinstance(left, GroupedTensor) and isinstance(right, GroupedTensor):
             pair = self._pairs.get((id(left.spec), id(right.spec), dtype, accumulate))
             if pair is None:
@@ -77,8 +77,8 @@ class GroupedGemm:
             text, rows, n, k, groups = pair.text, pair.rows, pair.n, pair.k, pair.groups
             a: Planes = left.plane(self.direction[0])
             b: Planes = right.plane(self.direction[1])
-            sizes = group_sizes if type(group_sizes) is RowPlan else left.group_sizes
-            plan = plan_of((rows, 0), sizes, a[0])
+            sizes = group_sizes if type(group_sizes) is GroupIndex else left.group_sizes
+            plan = group_index_of((rows, 0), sizes, a[0])
             assert plan is not None
             if pair.convert_left:
                 a = _native(left.spec, a, plan, self.direction[0])
@@ -88,7 +88,7 @@ class GroupedGemm:
             if left.dtype is not right.dtype:
                 left, right = self._same_dtype(left, right)
             text = self._texts.get((left.dtype, dtype, accumulate)) or self._new_text(left.dtype, dtype, accumulate)
-            plan = plan_of((left.shape[0], 0), group_sizes, left)
+            plan = group_index_of((left.shape[0], 0), group_sizes, left)
             assert plan is not None
             groups = plan.groups
             rows, n, k = self._sides(left.shape, right.shape, groups)
@@ -188,7 +188,7 @@ class GroupedGemm:
         return left.to(dtype), right.to(dtype)
 
 
-def _native(spec: GroupedTensorSpec, planes: Any, plan: RowPlan, direction: Direction) -> Planes:
+def _native(spec: GroupedTensorSpec, planes: Any, plan: GroupIndex, direction: Direction) -> Planes:
     """Plain planes in the native layout. Stacked matrices have no sizes, and no plan."""
     codes, scale, factor = planes
     words = plan.words if spec.ragged_axis == 0 else None

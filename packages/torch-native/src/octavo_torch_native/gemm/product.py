@@ -6,7 +6,7 @@ import atexit
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from octavo.formats import DType, Format
 from octavo.quantizer import Scaling
 from octavo.recipe_base import Gemm
 from octavo_native.gemms import OPERANDS_OF_GEMM, gemm_named, names_of
-from octavo_registry.contract.request import Request
+from octavo_registry.contract import GemmRequest
 from octavo_torch.plugin_api import DTYPES
 from octavo_torch_native.arrays.launch import address, aligned_rows, submit, workspace, writable_strides
 from octavo_torch_native.quantizers.kernel import DTYPE_NUMBERS, Shape
@@ -61,10 +61,9 @@ def quantized_product(
     )
 
 
-def product_of(request: Request) -> Product:
+def product_of(request: GemmRequest) -> Product:
     """What the request of a GEMM asks for."""
-    gemm, recipe = cast(Gemm, request.op), request.recipe
-    assert recipe is not None  # part of the contract of the GEMMs
+    gemm, recipe = request.op, request.recipe
     left, right = (recipe.quantizer(operand) for operand in OPERANDS_OF_GEMM[gemm])
     if left is None or right is None or not recipe.quantizes(gemm):
         return Product(gemm=gemm, dtype=request.in_dtype, out_dtype=request.out_dtype)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
-from octavo_registry.contract.request import Plan
+from octavo_registry.contract import GemmRequest, Plan, QuantizeRequest
 from octavo_torch.plugin_api import DTYPES, DelayedState, check_not_captured, seed_tensor, status_word
 from octavo_torch_native.arrays.launch import PIECE, aligned, run, workspace
 from octavo_torch_native.backend import LAYOUTS
@@ -23,17 +24,18 @@ from octavo_torch_native.quantizers.work import Work, text_of
 _INT64, _UINT8 = torch.int64, torch.uint8
 _MOST_PASSES = 1024
 
-Rest = tuple[Passes, Tensor]
-"""The recorded passes of the call's number of rows, and its plan."""
+Rest = tuple[Passes, Tensor, DelayedState | None, int, int]
+"""Of one call: the recorded passes of its number of rows, its plan, state, history slots (0: no record) and offset."""
 
 
-def whole_layer(gemms: Mapping[Gemm, Plan], quantizers: Mapping[Operand, Plan]) -> WholeLayer | None:
+def whole_layer(
+    gemms: Mapping[Gemm, Plan[GemmRequest, Any]], quantizers: Mapping[Operand, Plan[QuantizeRequest, Any]]
+) -> WholeLayer | None:
     """The layer of these plans; None where it converts operands between its launches."""
     if any(plan.request.other_dtype not in (None, plan.request.in_dtype) for plan in gemms.values()):
         return None
     for plan in quantizers.values():
         spec = plan.request.quantizer
-        assert spec is not None  # part of the contract of "quantize"
         for (direction, (_, native)), layout in zip(LAYOUTS.items(), plan.request.layouts, strict=True):
             if direction in spec.directions and layout != native:
                 return None
@@ -43,7 +45,9 @@ def whole_layer(gemms: Mapping[Gemm, Plan], quantizers: Mapping[Operand, Plan]) 
 class WholeLayer:
     """The whole-layer call of this package's plans: its launches are recorded once per number of rows."""
 
-    def __init__(self, gemms: Mapping[Gemm, Plan], quantizers: Mapping[Operand, Plan]) -> None:
+    def __init__(
+        self, gemms: Mapping[Gemm, Plan[GemmRequest, Any]], quantizers: Mapping[Operand, Plan[QuantizeRequest, Any]]
+    ) -> None:
         request = gemms["fprop"].request
         assert request.n is not None  # a layer's request says all sides
         assert request.k is not None
@@ -53,9 +57,7 @@ class WholeLayer:
         self._y_dtype = DTYPES[request.out_dtype]
         self._dtypes = {gemm: DTYPES[plan.request.out_dtype] for gemm, plan in gemms.items()}
         works = {
-            operand: Work(plan.request.quantizer, operand, plan.request.layouts)
-            for operand, plan in quantizers.items()
-            if plan.request.quantizer is not None
+            operand: Work(plan.request.quantizer, operand, plan.request.layouts) for operand, plan in quantizers.items()
         }
         self._stochastic = frozenset(operand for operand, work in works.items() if work.quantizer.stochastic)
         delayed = {
@@ -74,7 +76,7 @@ class WholeLayer:
         self._passes: dict[int, Passes] = {}
 
     def takes(self, x: Tensor, w: Tensor, bias: Tensor | None, state: DelayedState | None) -> bool:
-        """See octavo_torch.linear.whole.WholeLayer: contiguous arrays that kernels load in whole pieces."""
+        """See octavo_registry.contract.layer.WholeLayer: contiguous arrays that kernels load in whole pieces."""
         return (
             x.shape[0] > 0
             and x.is_contiguous()
@@ -95,7 +97,7 @@ class WholeLayer:
         record: bool,
         group_offset: int,
     ) -> tuple[Tensor, Tensor | None, Rest]:
-        """See octavo_torch.linear.whole.WholeLayer."""
+        """See octavo_registry.contract.layer.WholeLayer."""
         rows, device = x.shape[0], x.device
         flagged = not sizes.is_cpu
         if self._cuda and not flagged:
@@ -121,7 +123,7 @@ class WholeLayer:
         ]
         run(made.sequence, arrays, x)
         del memory
-        return y, kept, (passes, plan)
+        return y, kept, (passes, plan, state, slots, offset)
 
     def backward(
         self,
@@ -132,18 +134,14 @@ class WholeLayer:
         rest: Rest,
         wanted: tuple[bool, bool],
         seed: Tensor | int | None,
-        state: DelayedState | None,
-        record: bool,
-        group_offset: int,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """See octavo_torch.linear.whole.WholeLayer."""
+        """See octavo_registry.contract.layer.WholeLayer."""
         if not aligned(dy):
             dy = dy.clone(memory_format=torch.contiguous_format)
         device, (n, k, groups) = dy.device, self._sides
         need_dx, need_dw = wanted
-        passes, plan = rest
-        slots = state.history.shape[1] if state is not None and record else 0
-        made = passes.backward(need_dx, need_dw, slots, group_offset if self._stochastic else 0)
+        passes, plan, state, slots, offset = rest
+        made = passes.backward(need_dx, need_dw, slots, offset)
         dx = torch.empty((dy.shape[0], k), dtype=self._dtypes["dgrad"], device=device) if need_dx else None
         dw = torch.empty((groups, n, k), dtype=self._dtypes["wgrad"], device=device) if need_dw else None
         memory, scratch = workspace(made.bytes, dy)
@@ -159,7 +157,7 @@ class WholeLayer:
         return dx, dw
 
     def sizes(self, rest: Rest) -> Tensor:
-        """See octavo_torch.linear.whole.WholeLayer."""
+        """See octavo_registry.contract.layer.WholeLayer."""
         starts = rest[1][ROW_START : ROW_START + self._sides[2] + 1]
         return starts[1:] - starts[:-1]
 

@@ -1,4 +1,4 @@
-"""Routing and moved rows: the bound functions of octavo_registry.MOVES, as Bound has them; a launch each."""
+"""Routing and moved rows: the bound functions of octavo_registry.contract.moves, one launch each."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from octavo_torch_native.arrays.launch import address, submit
 def update_scales(
     history: Tensor, scale: Tensor, maxima: Sequence[float], *, most_recent: bool, reduced: Tensor | None
 ) -> None:
-    """octavo_registry.Bound's `update_scales`."""
+    """See octavo_registry.contract.quantize.UpdateScales."""
     reduced = None if reduced is None else reduced.contiguous()
     arguments = {
         "history": address(history),

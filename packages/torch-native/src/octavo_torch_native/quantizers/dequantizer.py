@@ -9,7 +9,7 @@ from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo_torch.plugin_api import GroupedTensor, quantizer_text
-from octavo_torch_native.arrays.rows import RowPlan, plan_of
+from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.backend import LAYOUTS
 from octavo_torch_native.quantizers import operators
 
@@ -20,16 +20,13 @@ class Dequantizer:
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self._dtype = dtype
 
-    def __call__(self, q: GroupedTensor, direction: Direction = "rowwise", plan: RowPlan | None = None) -> Tensor:
-        """Hadamard column data stay in the Hadamard domain, [block_bound(M, G, 16) * 16, K].
-
-        plan   of q's sizes, where the caller has it
-        """
+    def __call__(self, q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:
+        """Hadamard column data stay in the Hadamard domain, [block_bound(M, G, 16) * 16, K]."""
         codes, scale, factor = q.plane(direction)
         spec = q.spec
         text = quantizer_text(spec.quantizer)
-        plan = plan_of(spec.shape, plan or q.group_sizes, codes)
-        words, layout = plan and plan.words, layout_of(spec, direction)
+        index = group_index_of(spec.shape, q.group_sizes, codes)
+        words, layout = None if index is None else index.words, layout_of(spec, direction)
         value: Tensor = operators.dequantize(
             codes, scale, factor, words, text, list(spec.shape), spec.groups, direction, layout, self._dtype
         )
@@ -52,11 +49,12 @@ def _same_bytes(spec: QuantizerSpec, direction: Direction) -> bool:
     return direction == "rowwise" and spec.format != "e2m1" and not turned
 
 
-def converted(q: GroupedTensor, layouts: tuple[str, str], plan: RowPlan | None = None) -> GroupedTensor:
+def converted(q: GroupedTensor, layouts: tuple[str, str]) -> GroupedTensor:
     """`q` in the (rowwise, columnwise) layouts; planes that have theirs already are shared with it."""
     spec = q.spec
     text = quantizer_text(spec.quantizer)
     made: dict[str, Tensor] = {}
+    index: GroupIndex | None = None
     chosen = {}
     for (direction, known), layout in zip(LAYOUTS.items(), layouts, strict=True):
         if direction not in spec.quantizer.directions:
@@ -67,9 +65,11 @@ def converted(q: GroupedTensor, layouts: tuple[str, str], plan: RowPlan | None =
         chosen[direction] = layout
         codes, scale, factor = q.plane(direction)
         if layout_of(spec, direction) != layout and not _same_bytes(spec.quantizer, direction):
-            plan = plan_of(spec.shape, plan or q.group_sizes, codes)
+            if index is None:
+                index = group_index_of(spec.shape, q.group_sizes, codes)
+            words = None if index is None else index.words
             codes, scale = operators.convert(
-                codes, scale, plan and plan.words, text, list(spec.shape), spec.groups, direction, layout
+                codes, scale, words, text, list(spec.shape), spec.groups, direction, layout
             )
         made |= {direction: codes, f"{direction}_scale": scale}
         if factor is not None:

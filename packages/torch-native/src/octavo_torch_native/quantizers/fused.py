@@ -1,4 +1,4 @@
-"""The bound functions of "act_quantize", "dact_quantize" and "norm_quantize": one launch each, as Bound has them."""
+"""The functions of "act_quantize", "dact_quantize" and "norm_quantize", as octavo_registry.contract.fused has them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from octavo import QuantizerSpec
-from octavo_registry.contract.cards import Activation, Norm
+from octavo_registry.contract import Activation, Norm
 from octavo_torch.plugin_api import Extras, GroupedTensor, seed_tensor
-from octavo_torch_native.arrays.rows import RowPlan, plan_of
+from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.kernel import Kernel, kernel_of
 from octavo_torch_native.quantizers.work import Prologue, Work, text_of
 
-GroupSizes = Tensor | RowPlan | None
+GroupSizes = Tensor | GroupIndex | None
 Wanted = tuple[str, ...] | None
 """Names of the fields of Extras that are made; None: all that the function has."""
 
@@ -46,7 +46,7 @@ class _Fused:
     ) -> tuple[GroupedTensor, Extras]:
         key = (operand, wanted, *how.values())
         text, kernel = self._kernels.get(key) or self._new_kernel(key, how)
-        plan = plan_of(x.shape, group_sizes, x)
+        plan = group_index_of(x.shape, group_sizes, x)
         assert plan is not None  # rows, by the contract of these operations
         drawn = seed_tensor(seed, x.device) if self._spec.stochastic else None
         outputs = operators.quantize(
@@ -59,7 +59,7 @@ class _Fused:
     def _new_kernel(self, key: tuple[Any, ...], how: dict[str, Any]) -> tuple[str, Kernel]:
         operand, wanted = key[:2]
         names = self._everything if wanted is None else wanted
-        made = {name: name in names for name in ("amax", "activated", "dbias", "dprobs")}
+        made = {name: name in names for name in ("amax", "dequantized", "activated", "dbias", "dprobs")}
         what: dict[str, Any] = {**how, **made}
         text = text_of(Work(self._spec, operand or self._spec.role, self._layouts, self._prologue, **what))
         kernel = self._kernels[key] = text, kernel_of(text)
@@ -85,7 +85,7 @@ class ActQuantizer(_Fused):
         scale: Tensor | None = None,
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
-        """Codes of [M, F], of x [M, F] or [M, 2 F]; see octavo_torch_native.act_quantize."""
+        """Codes of [M, F], of x [M, F] or [M, 2 F]; see octavo_torch.act_quantize."""
         return self._launch(
             x, group_sizes, operand, wanted, seed, group_offset, scale, probs=probs, activation=self._activation
         )
@@ -111,7 +111,7 @@ class DactQuantizer(_Fused):
         scale: Tensor | None = None,
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
-        """Codes of x's shape, of dy [M, F] in x's dtype; see octavo_torch_native.dact_quantize."""
+        """Codes of x's shape, of dy [M, F] in x's dtype; see octavo_torch.dact_quantize."""
         return self._launch(
             x, group_sizes, operand, wanted, seed, group_offset, scale, dy, probs, activation=self._activation
         )
@@ -138,7 +138,7 @@ class NormQuantizer(_Fused):
         scale: Tensor | None = None,
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
-        """Codes of [M, C], with `rstd`, and `mean` for LayerNorm; see octavo_torch_native.norm_quantize."""
+        """Codes of [M, C], with `rstd`, and `mean` for LayerNorm; see octavo_torch.norm_quantize."""
         return self._launch(
             x, group_sizes, operand, wanted, seed, group_offset, scale, gamma=gamma, beta=beta,
             norm=self._norm, epsilon=float(epsilon),

@@ -14,6 +14,7 @@ from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.formats import ScaleFormat
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
+from octavo_native import InputArgs, PlaneArgs, PrologueArgs
 from octavo_native import layouts as native_layouts
 from octavo_torch.plugin_api import DTYPE_NAMES, FP8_DTYPE, GroupedTensor, is_plain, quantizer_from
 from octavo_torch_native.arrays.launch import address, aligned_rows, as_rows, submit, workspace
@@ -30,6 +31,7 @@ SCALE_DTYPE: dict[ScaleFormat, torch.dtype] = {
 PREFIX: dict[Direction, str] = {"rowwise": "row", "columnwise": "col"}
 """How octavo_native's names of a plane's arrays begin."""
 _MOST_FRAMES = 1024
+_PROLOGUE_OUTPUTS = ("dprobs", "mean", "rstd")
 
 
 def native_quantizer(spec: QuantizerSpec, operand: Operand) -> octavo_native.Quantizer:
@@ -99,7 +101,7 @@ class Frame:
     """What a kernel makes of inputs of one shape: every output's shape and dtype, and how much scratch it takes.
 
     layout      of the codes; made when it is first asked for, because recorded launches never do
-    constants   octavo_native's arguments that follow from the shape
+    constants   fields of octavo_native.InputArgs that follow from the shape
     """
 
     __slots__ = ("_layout", "_make_layout", "constants", "outputs", "workspace")
@@ -151,17 +153,17 @@ class Kernel:
             for number, part in enumerate(self._parts)
         ]
         words = {"": "_codes", "_scale": "_scales", "_global": "_global"}
-        self.arguments = [PREFIX[direction] + words[part] for direction in self._made for part in self._parts]
+        self._words = [words[part] for part in self._parts]
+        self.arguments = [PREFIX[direction] + word for direction in self._made for word in self._words]
         self.arguments += self.extras
-        self._constants: dict[str, Any] = {
-            "prologue": octavo_native.PROLOGUES[work.prologue],
+        self._planes = [(direction, layout_number(self._layouts[direction])) for direction in self._made]
+        self._prologue: dict[str, Any] = {
+            "kind": octavo_native.PROLOGUES[work.prologue],
             "activation": octavo_native.ACTIVATIONS[work.activation],
             "norm": octavo_native.NORMS[work.norm],
         }
         if work.prologue == "norm":
-            self._constants["epsilon"] = work.epsilon
-        for direction in self._made:
-            self._constants[f"{PREFIX[direction]}_layout"] = layout_number(self._layouts[direction])
+            self._prologue["epsilon"] = work.epsilon
 
     def frame(self, x: Tensor, groups: int) -> Frame:
         """The frame for inputs like `x` in this many groups; kept, because making one takes longer than launching."""
@@ -220,10 +222,12 @@ class Kernel:
             amax=work.amax,
             dbias=work.dbias,
             dprobs=work.dprobs,
-            **{name: self._constants[name] for name in ("prologue", "activation", "norm")},
+            prologue=self._prologue["kind"],
+            activation=self._prologue["activation"],
+            norm=self._prologue["norm"],
             **geometry(shape),
         )
-        constants = {"dtype": DTYPE_NUMBERS[dtype], "groups": groups, "workspace_bytes": size, **geometry(shape)}
+        constants = {"dtype": DTYPE_NUMBERS[dtype], "groups": groups, **geometry(shape)}
         return Frame(make_layout, tuple(outputs), constants, size)
 
     def run(
@@ -245,37 +249,61 @@ class Kernel:
         # a prologue's kernels need room for its result where rows are not aligned, which no workspace is made for
         placed = as_rows if self.work.prologue == "none" else aligned_rows
         rows, stride = placed(x)
-        arguments = dict(zip(self.arguments, map(address, outputs), strict=True))
-        arguments |= self._constants
-        arguments |= frame.constants
-        arguments["x"], arguments["row_stride"] = address(rows), stride
-        if plan is not None:
-            arguments["plan"] = plan.data_ptr()
+        addresses = list(map(address, outputs))
+        arguments: dict[str, Any] = {
+            "input": InputArgs(
+                x=address(rows), row_stride=stride, plan=0 if plan is None else plan.data_ptr(), **frame.constants
+            )
+        }
+        size, first = len(self._parts), 0
+        for direction, layout in self._planes:
+            factor = addresses[first + 2] if size == 3 else 0
+            arguments[direction] = PlaneArgs(addresses[first], addresses[first + 1], factor, layout)
+            first += size
+        extras = dict(zip(self.extras, addresses[first:], strict=True))
+        if self.work.prologue != "none":
+            prologue = dict(self._prologue)
+            if dy is not None:
+                dy, prologue["dy_stride"] = placed(dy)
+                prologue["dy"] = address(dy)
+            if probs is not None:
+                probs = probs.contiguous()
+                prologue["probs"] = address(probs)
+            if gamma is not None:
+                gamma, beta = gamma.contiguous(), None if beta is None else beta.contiguous()
+                prologue["gamma"], prologue["beta"] = address(gamma), address(beta)
+            for name in _PROLOGUE_OUTPUTS:
+                prologue[name] = extras.pop(name, 0)
+            arguments["prologue"] = PrologueArgs(**prologue)
+        arguments |= extras
         if seed is not None:
             arguments["seed"], arguments["group_offset"] = seed.data_ptr(), group_offset
         if scale is not None:
             scale = scale.contiguous()
             arguments["encode_scales"] = scale.data_ptr()
-        if dy is not None:
-            dy, arguments["dy_stride"] = placed(dy)
-            arguments["dy"] = address(dy)
-        if probs is not None:
-            probs = probs.contiguous()
-            arguments["probs"] = address(probs)
-        if gamma is not None:
-            gamma, beta = gamma.contiguous(), None if beta is None else beta.contiguous()
-            arguments["gamma"], arguments["beta"] = address(gamma), address(beta)
         if unchanged is not None:
             arguments["unchanged"] = unchanged.data_ptr()
         # held until the launch: torch reuses memory in stream order, so afterwards it may go
         memory, arguments["workspace"] = workspace(frame.workspace, x)
+        arguments["workspace_bytes"] = frame.workspace
         submit(self._native.run, x, arguments)
         del memory
 
     def record(self, into: octavo_native.Sequence, frame: Frame, cuda: bool, **places: int) -> None:
         """Append the launch on contiguous rows to `into`; `places` are its arrays, by octavo_native's names."""
+        x, plan = places.pop("x"), places.pop("plan", 0)
+        arguments: dict[str, Any] = {}
+        for direction, layout in self._planes:
+            codes, scales, *factors = [places.pop(PREFIX[direction] + word) for word in self._words]
+            arguments[direction] = PlaneArgs(codes, scales, factors[0] if factors else 0, layout)
+        arguments |= places
         self._native.run(
-            cuda=cuda, row_stride=frame.constants["cols"], into=into, **self._constants, **frame.constants, **places
+            cuda=cuda,
+            input=InputArgs(x=x, row_stride=frame.constants["cols"], plan=plan, **frame.constants),
+            prologue=PrologueArgs(**self._prologue),
+            workspace_bytes=frame.workspace,
+            into=into,
+            **arguments,
         )
 
     def tensor(self, frame: Frame, group_sizes: Tensor | None, outputs: list[Tensor]) -> GroupedTensor:

@@ -71,7 +71,7 @@ def _plan_fake(sizes: Tensor, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 plan = define("plan(Tensor sizes, SymInt rows, Tensor like) -> (Tensor, Tensor)", _plan, _plan_fake)
-"""The plan of `rows` rows on `like`'s device, and int64 sizes that fit into them: see rows.RowPlan."""
+"""The plan of `rows` rows on `like`'s device, and int64 sizes that fit into them: see rows.GroupIndex."""
 
 
 # ---- quantize
@@ -91,23 +91,33 @@ def _quantize_fake(x: Tensor, plan: Tensor | None, groups: int, work: str, *_: A
     return [x.new_empty(shape, dtype=dtype) for shape, dtype in frame.outputs]
 
 
-_INPUTS = (
-    "Tensor x, Tensor? plan, int groups, str work, Tensor? seed, SymInt group_offset, Tensor? scale, Tensor? dy, "
-    "Tensor? probs, Tensor? gamma, Tensor? beta"
-)
+_INPUTS = "Tensor x, Tensor? plan, int groups, str work, Tensor? seed, SymInt group_offset, Tensor? scale"
 
-quantize = define(f"quantize({_INPUTS}) -> Tensor[]", _quantize, _quantize_fake)
+quantize = define(
+    f"quantize({_INPUTS}, Tensor? dy, Tensor? probs, Tensor? gamma, Tensor? beta) -> Tensor[]",
+    _quantize,
+    _quantize_fake,
+)
 """The outputs of the Work of text `work`, in the order of its Kernel's fields and extras."""
 
 
-def _quantize_into(x: Tensor, plan: Tensor | None, groups: int, work: str, *rest: Any) -> None:
-    out: list[Tensor] = rest[-1]
+def _quantize_into(
+    x: Tensor,
+    plan: Tensor | None,
+    groups: int,
+    work: str,
+    seed: Tensor | None,
+    group_offset: int,
+    scale: Tensor | None,
+    unchanged: Tensor | None,
+    out: list[Tensor],
+) -> None:
     kernel = kernel_of(work)
-    kernel.run(kernel.frame(x, groups), out, x, plan, *rest[:-1])
+    kernel.run(kernel.frame(x, groups), out, x, plan, seed, group_offset, scale, unchanged=unchanged)
 
 
 quantize_into = define(f"quantize_into({_INPUTS}, Tensor? unchanged, Tensor(a!)[] out) -> ()", _quantize_into)
-"""The same into the caller's tensors, which are left as they are where int32 `unchanged` is not 0."""
+"""The same without a prologue, into the caller's tensors, which stay as they are where int32 `unchanged` is not 0."""
 
 
 # ---- dequantize, convert

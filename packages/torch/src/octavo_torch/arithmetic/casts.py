@@ -79,7 +79,7 @@ def _stochastic_code(magnitude: Tensor, random: Tensor) -> Tensor:
 
 
 def e2m1_table(device: torch.device) -> Tensor:
-    """The sixteen values of E2M1 by code, fp32: made on the device, where a copy from the host would wait."""
+    """The sixteen values of E2M1 by code, fp32, built on the device: a copy from the host would wait."""
     code = torch.arange(16, dtype=torch.int32, device=device)
     magnitude = code & 0x7
     bits = torch.where(magnitude < 2, bits_of(magnitude.to(torch.float32) * 0.5), (magnitude + 252) << 22)

@@ -19,7 +19,7 @@ def hadamard_rows(x: Tensor) -> Tensor:
     Butterflies of stride 1, 2, 4, 8 in fp32, then times 0.25.
     """
     rows, columns = x.shape
-    # made on the device, where a copy from the host would wait
+    # built on the device: a copy from the host would wait
     signs = 1.0 - 2.0 * ((_NEGATIVE >> torch.arange(HADAMARD_SIZE, device=x.device)) & 1).to(torch.float32)
     runs = rows // HADAMARD_SIZE
     value = round_to_bf16(x).view(runs, HADAMARD_SIZE, columns) * signs[:, None]

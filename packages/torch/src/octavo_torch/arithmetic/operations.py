@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,7 +73,7 @@ def quantizer_from(text: str) -> QuantizerSpec:
 
 @lru_cache(maxsize=1024)
 def layout_from(quantizer: str, shape: tuple[int, ...], groups: int) -> GroupedTensorSpec:
-    """The plain layout of a tensor of this shape; kept, because building one costs more than a small quantize."""
+    """The plain layout of a tensor of this shape; cached, because building one costs more than a small quantize."""
     spec = quantizer_from(quantizer)
     if len(shape) == 2:
         return GroupedTensorSpec(shape=shape, groups=groups, quantizer=spec)
@@ -122,7 +121,7 @@ def _quantize(
     return [getattr(q, name.replace("rowwise", lead) if spec.shares_codes else name) for name in plane_names(spec)]
 
 
-def _quantize_fake(x: Tensor, sizes: Tensor | None, quantizer: str, *_: Any) -> list[Tensor]:
+def _quantize_fake(x: Tensor, sizes: Tensor | None, quantizer: str, *_: object) -> list[Tensor]:
     layout = layout_of(x, sizes, quantizer)
     spec = layout.quantizer
     payload = torch.uint8 if spec.format == "e2m1" else FP8_DTYPE[spec.format]

@@ -16,9 +16,9 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.distributed.fsdp.codes import reads_plain, whole_layer
 from octavo_torch.distributed.fsdp.planes import from_planes, plane_names
-from octavo_torch.linear import functional
-from octavo_torch.linear.arguments import direction_name
 from octavo_torch.linear.coded_weight import CodedWeight
+from octavo_torch.quantizers.arguments import direction_name
+from octavo_torch.quantizers.functional import quantize
 from octavo_torch.scaling.recipe_module import RecipeModule
 
 _NAN_BYTE = {"e8m0": 0xFF, "e4m3": 0x7F}
@@ -35,13 +35,18 @@ def codes_of(layer: RecipeModule, weight: Tensor, number: int) -> GroupedTensor 
     if isinstance(weight, CodedWeight):
         if weight.layouts == (PLAIN, PLAIN):
             return weight.codes
-        quantizer = whole_layer(layer.recipe, _like(weight), weight.shape, layer.backend).quantize_w
-        plain: GroupedTensor = quantizer.to_plain(weight.codes)  # type: ignore[union-attr]
+        plan = whole_layer(layer.recipe, _like(weight), weight.shape, layer.backend).quantizers["w"]
+        if plan.bound.to_plain is None:
+            raise ValueError(
+                f"{plan.backend} holds weights in layouts {weight.layouts} and cannot convert them to plain codes; "
+                "create the module with another backend="
+            )
+        plain: GroupedTensor = plan.bound.to_plain(weight.codes)
         return plain
     if block := interleave_of(layer, number):
         weight = to_halves(weight, block)
     scale = layer.delayed_states[number].encode_scale("w") if layer.recipe.stateful else None
-    return functional.quantize(weight.detach(), spec, scale=scale, backend=layer.backend)
+    return quantize(weight.detach(), spec, scale=scale, backend=layer.backend)
 
 
 def interleave_of(layer: RecipeModule, number: int) -> int:
@@ -54,10 +59,11 @@ def weight_of(layer: RecipeModule, codes: GroupedTensor, dtype: torch.dtype, num
     like = torch.empty((), dtype=dtype, device=codes.device)
     whole = whole_layer(layer.recipe, like, codes.shape, layer.backend)
     if not reads_plain(whole):
-        convert = getattr(whole.quantize_w, "from_plain", None)
+        plan = whole.quantizers["w"]
+        convert = plan.bound.from_plain
         if convert is None:
             raise ValueError(
-                f"{whole.quantizers['w'].backend} reads weights in layouts {whole.w_layouts} and produces them from "
+                f"{plan.backend} reads weights in layouts {whole.w_layouts} and produces them from "
                 "values only; create the module with another backend="
             )
         codes = convert(codes)

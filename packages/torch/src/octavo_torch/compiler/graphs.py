@@ -7,10 +7,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.cuda import _POOL_HANDLE
 
 from octavo import OctavoError
 
@@ -42,7 +43,7 @@ def wants_graph(x: Tensor) -> bool:
 
 @contextmanager
 def graph_safe() -> Iterator[None]:
-    """Every plan that is made or used in the block may be captured; NoBackendError, with the reasons, where none may.
+    """Every plan that the block resolves or uses may be captured; NoBackendError, with the reasons, where none may.
 
     While a stream is captured this is so without the block. Inside it a warm-up run has the plans of the capture.
     """
@@ -76,7 +77,7 @@ def no_waiting() -> Iterator[None]:
 
 
 def record(
-    function: Callable[[], R], device: torch.device, *, warmup: int = WARMUP, pool: Any = None
+    function: Callable[[], R], device: torch.device, *, warmup: int = WARMUP, pool: _POOL_HANDLE | None = None
 ) -> tuple[torch.cuda.CUDAGraph, R]:
     """`function` captured on a stream of its own after `warmup` runs on it; the graph and what the function returned.
 
@@ -100,8 +101,8 @@ def record(
         gc.collect()
         graph = torch.cuda.CUDAGraph()
         with explained_waits(), torch.cuda.graph(graph, pool=pool, stream=stream):
-            made = function()
-    return graph, made
+            result = function()
+    return graph, result
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from hashlib import sha256
 from types import SimpleNamespace
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 _is_compiling = torch.compiler.is_compiling
 _registered: set[type] = set()
-_named: Any = SimpleNamespace()
+_named = SimpleNamespace()
 
 
 def register_constants() -> None:
@@ -57,10 +57,10 @@ def one_call(function: Callable[P, R]) -> Callable[P, R]:
         if not _is_compiling():
             return function(*args, **kwargs)
         # a call out of the traced code takes no None
-        given = len(args)
-        while given and args[given - 1] is None:
-            given -= 1
-        return traced(*args[:given], **{name: value for name, value in kwargs.items() if value is not None})  # type: ignore[arg-type]
+        count = len(args)
+        while count and args[count - 1] is None:
+            count -= 1
+        return traced(*args[:count], **{name: value for name, value in kwargs.items() if value is not None})  # type: ignore[arg-type]
 
     return call
 
@@ -77,8 +77,8 @@ def name_of(spec: GroupedTensorSpec) -> str:
 
 def spec_of(name: str) -> GroupedTensorSpec:
     """The spec with that `name_of`."""
-    found: GroupedTensorSpec = getattr(_named, name)
-    return found
+    spec: GroupedTensorSpec = getattr(_named, name)
+    return spec
 
 
 register_constants()

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 import octavo_registry as registry
 from octavo import QuantizerSpec, Recipe
-from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
-from octavo_registry.contract.request import Plan, Request
+from octavo.recipe_base import Gemm
+from octavo_registry.contract.arrays import Prepare
+from octavo_registry.contract.gemm import Dgrad, Fprop, Wgrad
+from octavo_registry.contract.layer import DelayedScales, WholeLayer
+from octavo_registry.contract.quantize import Quantize, QuantizeWithAmax
+from octavo_registry.contract.request import GemmRequest
+from octavo_registry.dispatch.layer_plan import GemmPlan, QuantizePlan
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
-from octavo_torch.memo import Bounded, Memo
-
-if TYPE_CHECKING:
-    from octavo_torch.dispatch.whole_layer import WholeLayer
+from octavo_torch.memo import Bounded
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
-Run = Callable[..., Any]
 Names = str | Sequence[str] | None
+Matrix = Tensor | GroupedTensor
+"""An operand of a GEMM: a quantized one, or a plain tensor where its slot is high precision."""
+
+FpropFunction = Fprop[Tensor, Matrix]
+DgradFunction = Dgrad[Tensor, Matrix]
+WgradFunction = Wgrad[Tensor, Matrix]
+QuantizeFunction = Quantize[Tensor, GroupedTensor]
+PrepareFunction = Prepare[Tensor]
 
 
 class Layer:
-    """What one call of a grouped linear runs, for one dtype, device, weight shape and set of wanted gradients.
+    """What one call of a grouped linear runs, for one dtype, device, weight shape and set of needed gradients.
 
     token       the registry's state when it was resolved
-    wants_more  a seed or a state has to come with each call
-    graph_safe  only plans that a CUDA graph may hold were asked for
-    quantize_*  bound quantizers making just the planes that the wanted GEMMs read; None: that operand stays as it is
+    needs_more  each call has to come with a seed or a state
+    graph_safe  every plan is one that a CUDA graph may hold
+    quantize_*  bound quantizers of exactly the planes that the GEMMs read; None: that operand stays as it is
     quantizers  the plans of those, by operand
-    with_amax   those operands' quantizers that return the groups' amax beside the codes, where the backend has one
+    with_amax   the quantizers that also return the amax of each group, by operand, where the backend has them
     whole       the two passes as one call each, where one backend serves the whole layer and offers them
     """
 
@@ -52,6 +61,7 @@ class Layer:
         "groups",
         "need_dw",
         "need_dx",
+        "needs_more",
         "needs_seed",
         "on_cpu",
         "plan",
@@ -69,7 +79,6 @@ class Layer:
         "stochastic_forward",
         "token",
         "w_layouts",
-        "wants_more",
         "weight_shape",
         "wgrad",
         "whole",
@@ -97,7 +106,7 @@ class Layer:
         self.on_cpu = x.device.type == "cpu"
         self.stateful = recipe.stateful
         name = DTYPE_NAMES[x.dtype]
-        request = Request(
+        request = GemmRequest(
             op="fprop",
             framework="torch",
             device=x.device.type,
@@ -114,53 +123,59 @@ class Layer:
         )
         plan = self.plan = registry.plan_layer(request, backend=backend, wgrad_dtype=recipe.wgrad_dtype or name)
         self.row_dtype = DTYPES[request.out_dtype]
-        self.fprop: Run = plan.fprop.run
-        self.dgrad: Run | None = plan.dgrad.run if need_dx and plan.dgrad else None
-        self.wgrad: Run | None = plan.wgrad.run if need_dw and plan.wgrad else None
+        self.fprop: FpropFunction = plan.fprop.run
+        self.dgrad: DgradFunction | None = plan.dgrad.run if need_dx and plan.dgrad else None
+        self.wgrad: WgradFunction | None = plan.wgrad.run if need_dw and plan.wgrad else None
         self.w_layouts = _read_layouts(plan.quantize_w)
         self.x_layouts = plan.quantize_x.request.layouts if plan.quantize_x else None
         self.quantized_fprop, self.quantized_dgrad = recipe.quantizes("fprop"), recipe.quantizes("dgrad")
         self.quantized_wgrad = recipe.quantizes("wgrad")
         row_dy, column = need_dx and self.quantized_dgrad, need_dw and self.quantized_wgrad
-        parts: dict[Operand, Plan | None] = {
+        parts: dict[Operand, QuantizePlan | None] = {
             "x": self._quantizer(plan.quantize_x, self.quantized_fprop, column),
             "w": self._quantizer(plan.quantize_w, self.quantized_fprop, row_dy),
             "dy": self._quantizer(plan.quantize_dy, row_dy, column),
         }
         self.quantizers = {name: part for name, part in parts.items() if part}
         self.quantize_x, self.quantize_w, self.quantize_dy = (self._run(operand) for operand in OPERANDS)
-        self.with_amax = {name: part.run_with_amax for name, part in self.quantizers.items() if part.run_with_amax}
-        gemms = (plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None)
-        prepares = [part.prepare for part in (*gemms, parts["x"], parts["dy"]) if part is not None]
+        self.with_amax: dict[Operand, QuantizeWithAmax[Tensor, GroupedTensor]] = {
+            name: part.bound.with_amax for name, part in self.quantizers.items() if part.bound.with_amax is not None
+        }
+        read_sizes = (
+            plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None, parts["x"], parts["dy"]
+        )  # fmt: skip
+        prepares = [part.prepare for part in read_sizes if part is not None]
         # sizes that one backend prepared are nothing to another
-        self.prepare: Run | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
+        self.prepare: PrepareFunction | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
         self.stochastic_forward = any(
-            part is not None and part.request.quantizer is not None and part.request.quantizer.stochastic
-            for part in (plan.quantize_x, plan.quantize_w)
+            part is not None and part.request.quantizer.stochastic for part in (plan.quantize_x, plan.quantize_w)
         )
         self.needs_seed = self.stochastic_forward or (self.quantize_dy is not None and recipe.stochastic)
-        self.wants_more = self.needs_seed or self.stateful
+        self.needs_more = self.needs_seed or self.stateful
         self.whole = self._whole()
 
-    def _run(self, operand: Operand) -> Run | None:
+    def _run(self, operand: Operand) -> QuantizeFunction | None:
         plan = self.quantizers.get(operand)
         return None if plan is None else plan.run
 
-    def _whole(self) -> WholeLayer | None:
+    def _whole(self) -> WholeLayer[Tensor, DelayedScales[Tensor]] | None:
         fprop, dgrad, wgrad = self.plan.fprop, self.plan.dgrad, self.plan.wgrad
-        gemms = {"fprop": fprop, "dgrad": dgrad if self.need_dx else None, "wgrad": wgrad if self.need_dw else None}
-        wanted = {gemm: plan for gemm, plan in gemms.items() if plan is not None}
-        if {plan.backend for plan in (*wanted.values(), *self.quantizers.values())} != {fprop.backend}:
+        gemms: dict[Gemm, GemmPlan | None] = {
+            "fprop": fprop,
+            "dgrad": dgrad if self.need_dx else None,
+            "wgrad": wgrad if self.need_dw else None,
+        }
+        needed = {gemm: plan for gemm, plan in gemms.items() if plan is not None}
+        if {plan.backend for plan in (*needed.values(), *self.quantizers.values())} != {fprop.backend}:
             return None
-        whole: WholeLayer | None = None if fprop.whole_layer is None else fprop.whole_layer(wanted, self.quantizers)
-        return whole
+        make = fprop.bound.whole_layer
+        return None if make is None else make(needed, self.quantizers)
 
-    def _quantizer(self, plan: Plan | None, row: bool, column: bool) -> Plan | None:
-        """`plan` for fewer planes where fewer are read: codes that nobody reads are not made."""
+    def _quantizer(self, plan: QuantizePlan | None, row: bool, column: bool) -> QuantizePlan | None:
+        """`plan` for fewer planes where fewer are read: codes that nobody reads are not computed."""
         if plan is None or not (row or column):
             return None
         spec = plan.request.quantizer
-        assert spec is not None
         orientation = "both" if row and column else "rowwise" if row else "columnwise"
         if spec.orientation == orientation:
             return plan
@@ -168,13 +183,13 @@ class Layer:
         return registry.plan(replace(plan.request, quantizer=narrow), backend=self.backend)
 
 
-def _read_layouts(plan: Plan | None) -> tuple[str | None, str | None] | None:
-    """The layouts that a quantizer's plan makes, None for a plane that it does not."""
-    if plan is None or plan.request.quantizer is None:
+def _read_layouts(plan: QuantizePlan | None) -> tuple[str | None, str | None] | None:
+    """The layouts of the planes that a quantizer's plan computes, None for the others."""
+    if plan is None:
         return None
     row, column = plan.request.layouts
-    made = plan.request.quantizer.directions
-    return row if "rowwise" in made else None, column if "columnwise" in made else None
+    directions = plan.request.quantizer.directions
+    return row if "rowwise" in directions else None, column if "columnwise" in directions else None
 
 
 LayerKey = tuple[int, bool, bool, bool]
@@ -184,7 +199,7 @@ Layers = Bounded[LayerKey, Layer]
 """The layers that one caller used last. The caller checks the layer's fields: these are not part of the key."""
 
 _state_token = registry.state_token
-_layers: Bounded[tuple[Any, ...], Layer] = Bounded()
+_layers: Bounded[tuple[object, ...], Layer] = Bounded()
 
 
 def layer_for(
@@ -197,7 +212,7 @@ def layer_for(
     backend: str | tuple[str, ...] | None,
     graph_safe: bool = False,
 ) -> Layer:
-    """The resolved layer for operands that fit together, kept by the recipe's identity: a recipe does not change."""
+    """The resolved layer for operands that fit together, found by the recipe's identity: a recipe does not change."""
     dtype, shape = x.dtype, w.shape
     key = (id(recipe), dtype, shape, at_host, need_dx, need_dw, backend, graph_safe)
     layer = _layers.get(key)
@@ -206,41 +221,3 @@ def layer_for(
     check_recipe(recipe)
     layer = _layers[key] = Layer(recipe, x, w, at_host, need_dx, need_dw, backend, graph_safe)
     return layer
-
-
-_quantizers: Memo[Run] = Memo()
-
-
-def quantizer_for(
-    spec: QuantizerSpec,
-    x: Tensor,
-    groups: int,
-    at_host: bool,
-    backend: Names,
-    layouts: tuple[str, str] = (PLAIN, PLAIN),
-    graph_safe: bool = False,
-) -> Run:
-    """The bound function that quantizes tensors like `x` by `spec` to the (rowwise, columnwise) `layouts`."""
-
-    def planned() -> Run:
-        name = DTYPE_NAMES[x.dtype]
-        request = Request(
-            op="quantize",
-            framework="torch",
-            device=x.device.type,
-            in_dtype=name,
-            out_dtype=name,
-            quantizer=spec,
-            arch=arch_of(x.device),
-            k=int(x.shape[-1]),
-            n=int(x.shape[1]) if x.dim() == 3 else None,
-            groups=groups,
-            stacked=x.dim() == 3,
-            sizes="host" if at_host else "device",
-            graph_safe=graph_safe,
-            layouts=layouts,
-        )
-        return registry.plan(request, backend=backend).run
-
-    key = (id(spec), x.dtype, x.device, x.dim(), x.shape[-1], groups, at_host, backend, layouts, graph_safe)
-    return _quantizers.get(key, planned, spec)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -60,8 +60,8 @@ def _gelu_tanh(x: Tensor) -> ValueAndSlope:
 
 
 def _relu2(x: Tensor) -> ValueAndSlope:
-    kept = x.clamp(min=0.0)
-    return ValueAndSlope(kept * kept, lambda: kept + kept)
+    positive = x.clamp(min=0.0)
+    return ValueAndSlope(positive * positive, lambda: positive + positive)
 
 
 _PARTS: dict[str, Callable[[Tensor], ValueAndSlope]] = {
@@ -76,7 +76,7 @@ _PARTS: dict[str, Callable[[Tensor], ValueAndSlope]] = {
 """The function of x, or of a gated activation's gate."""
 
 
-def check_activation(activation: Any) -> Activation:
+def check_activation(activation: object) -> Activation:
     """`activation`; ValueError for a name that is none."""
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(f"activation is {brief(activation)}; give one of {', '.join(ACTIVATIONS)}")
@@ -88,7 +88,9 @@ def features(columns: int, activation: Activation, what: str) -> int:
     if activation not in GATED:
         return columns
     if columns % 2:
-        raise ValueError(f"{what} has {columns} columns and {activation} reads a gate and an up projection; give 2 F")
+        raise ValueError(
+            f"{what} has {columns} columns and {activation} reads a gate and an up projection side by side; give 2 F"
+        )
     return columns // 2
 
 
@@ -117,11 +119,11 @@ def _activate_gradient(dy: Tensor, x: Tensor, probs: Tensor | None, activation: 
     grad = dy.float() if probs is None else dy.float() * probs[..., None]
     if up is None:
         return (grad * parts.slope()).to(x.dtype)
-    made = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    gradient = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     half = up.shape[-1]
-    made[..., :half] = grad * parts.slope() * up
-    made[..., half:] = grad * parts.value
-    return made
+    gradient[..., :half] = grad * parts.slope() * up
+    gradient[..., half:] = grad * parts.value
+    return gradient
 
 
 def _probs_gradient(dy: Tensor, x: Tensor, activation: str) -> Tensor:
@@ -146,7 +148,7 @@ activate_gradient = _operator(
     _activate_gradient,
     lambda dy, x, probs, activation: x.new_empty(x.shape),
 )
-"""x's gradient: fl(fl(dy' act'(gate)) up) beside fl(dy' act(gate)), with dy' = fl(dy probs), rounded to x's dtype."""
+"""x's gradient, rounded to x's dtype: fl(fl(dy' act'(gate)) up), then fl(dy' act(gate)), with dy' = fl(dy probs)."""
 
 probs_gradient = _operator(
     "probs_gradient(Tensor dy, Tensor x, str activation) -> Tensor",

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from octavo import QuantizerSpec, Recipe
-from octavo.quantizer import Direction, Operand
-from octavo_torch.arrays.checks import brief, check_recipe, check_spec
+from octavo import Recipe
+from octavo_torch.arrays.checks import brief, check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.operands import check_layout, check_tensor
 from octavo_torch.arrays.strides import overlaps_itself, share_memory
 from octavo_torch.linear.call import Call
+from octavo_torch.quantizers.arguments import NEEDS_SEED
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import check_seed
-
-NEEDS_SEED = (
-    "seed is None and the recipe rounds stochastically; give an integer or an integer scalar tensor, "
-    "another one each step"
-)
 
 
 def check_call(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, bias_scales: Tensor | None) -> None:
@@ -111,67 +105,6 @@ def check_buffer(
             raise ValueError(f"{name} shares memory with {other}, which the call reads; give a buffer of its own")
 
 
-def check_unchanged(unchanged: object, out: object, x: Tensor) -> None:
-    """A flag is an int32 scalar on the device, and leaves outputs that are there already as they are."""
-    if unchanged is None:
-        return
-    if out is None:
-        raise ValueError("unchanged was given without out; give the tensors that may stay as they are")
-    if not isinstance(unchanged, Tensor) or unchanged.dtype is not torch.int32 or unchanged.numel() != 1:
-        given = (
-            f"{name_of(unchanged.dtype)} {list(unchanged.shape)}"
-            if isinstance(unchanged, Tensor)
-            else type(unchanged).__name__
-        )
-        raise ValueError(f"unchanged is {given}; give an int32 tensor of one element on x's device")
-    if unchanged.device != x.device:
-        raise ValueError(f"unchanged is on {unchanged.device} and x on {x.device}; move it there")
-
-
-def check_quantize(
-    x: object, spec: QuantizerSpec, group_sizes: object, seed: object, scale: object, group_offset: object
-) -> None:
-    """The arguments of `quantize` that do not depend on the number of groups."""
-    if not isinstance(x, Tensor):
-        raise ValueError(f"x is a {type(x).__name__}; give a tensor [M, K] or [G, N, K]")
-    if x.dim() not in (2, 3):
-        raise ValueError(f"x has shape {list(x.shape)}; give rows [M, K] or stacked matrices [G, N, K]")
-    if x.dtype not in DTYPE_NAMES:
-        raise ValueError(f"x has dtype {name_of(x.dtype)}; give bfloat16, float16 or float32")
-    check_layout("x", x)
-    check_spec("spec", spec)
-    if x.dim() == 3:
-        if group_sizes is not None:
-            raise ValueError("group_sizes was given with stacked matrices [G, N, K]; leave it out: each is a group")
-        if not x.shape[0]:
-            raise ValueError(f"x has shape {list(x.shape)}; give at least one matrix")
-        if spec.hadamard:
-            raise ValueError("spec.hadamard is True and x holds stacked matrices; take it off, or give rows [M, K]")
-    check_seed(seed)
-    if spec.stochastic and seed is None:
-        raise ValueError(NEEDS_SEED)
-    check_group_offset(group_offset)
-    if spec.scaling == "delayed" and scale is None:
-        raise ValueError("scale is None and delayed scaling takes its scales from history; give [G] encode scales")
-    if spec.scaling != "delayed" and scale is not None:
-        raise ValueError(f"scale was given and {spec.scaling} scaling makes its own; leave it out")
-
-
-def check_group_offset(group_offset: object) -> None:
-    """ValueError for anything but a 32-bit number."""
-    if not isinstance(group_offset, int) or not 0 <= group_offset < 1 << 32:
-        raise ValueError(f"group_offset is {brief(group_offset)}; give the first group's number, from 0 to 2^32 - 1")
-
-
-def check_scale(scale: object, groups: int, spec: QuantizerSpec) -> None:
-    """Delayed scaling's encode scales: [G] float32."""
-    if scale is None:
-        return
-    if not isinstance(scale, Tensor) or scale.dtype is not torch.float32 or tuple(scale.shape) != (groups,):
-        given = f"{name_of(scale.dtype)} {list(scale.shape)}" if isinstance(scale, Tensor) else type(scale).__name__
-        raise ValueError(f"scale is {given}; give float32 [{groups}], the encode scale of each group")
-
-
 def check_grouped_mm(a: Tensor, b: Tensor, offs: object, out_dtype: object) -> None:
     """a [M, K], b [G, K, N], cumulative ends as torch's grouped_mm takes them, a high-precision result dtype."""
     check_tensor("a", a, "[M, K]")
@@ -183,17 +116,3 @@ def check_grouped_mm(a: Tensor, b: Tensor, offs: object, out_dtype: object) -> N
         raise ValueError(f"offs is {given}; give int32 [G], the cumulative end of each group")
     if out_dtype is not None and (not isinstance(out_dtype, torch.dtype) or out_dtype not in DTYPE_NAMES):
         raise ValueError(f"out_dtype is {brief(out_dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
-
-
-def operand_name(operand: object) -> Operand | None:
-    """`operand`, or ValueError."""
-    if operand is not None and (not isinstance(operand, str) or operand not in ("x", "w", "dy")):
-        raise ValueError(f"operand is {brief(operand)}; give 'x', 'w' or 'dy'")
-    return cast(Operand | None, operand)
-
-
-def direction_name(direction: object) -> Direction:
-    """`direction`, or ValueError."""
-    if not isinstance(direction, str) or direction not in ("rowwise", "columnwise"):
-        raise ValueError(f"direction is {brief(direction)}; give 'rowwise' or 'columnwise'")
-    return cast(Direction, direction)

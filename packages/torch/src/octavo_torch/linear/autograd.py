@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.strides import share_memory
 from octavo_torch.compiler.second_derivative import once_differentiated
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import Run
+from octavo_torch.dispatch.layer import Matrix, QuantizeFunction, WgradFunction
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.scaling.seeds import SeedCounter
@@ -37,12 +37,13 @@ def draw_in_backward(call: Call) -> int | Tensor | None:
     return call.seed.take() if isinstance(call.seed, SeedCounter) else call.seed
 
 
-def quantize_operand(call: Call, run: Run, operand: Operand, value: Tensor, seed: int | Tensor | None) -> GroupedTensor:
+def quantize_operand(
+    call: Call, run: QuantizeFunction, operand: Operand, value: Tensor, seed: int | Tensor | None
+) -> GroupedTensor:
     """`value` quantized by `run`; with delayed scaling its amax is recorded and its scale comes from the state."""
     sizes, state, offset = None if operand == "w" else call.sizes, call.state, call.group_offset
     if state is None:
-        codes: GroupedTensor = run(value, sizes, seed=seed, operand=operand, group_offset=offset)
-        return codes
+        return run(value, sizes, seed=seed, operand=operand, group_offset=offset)
     scale = state.encode_scale(operand)
     with_amax = call.layer.with_amax.get(operand) if call.record else None
     if with_amax is not None:
@@ -51,48 +52,33 @@ def quantize_operand(call: Call, run: Run, operand: Operand, value: Tensor, seed
         return codes
     if call.record:
         state.record(operand, operations.group_amax_of(value, None if sizes is None else group_sizes_of(sizes)))
-    codes = run(value, sizes, seed=seed, operand=operand, group_offset=offset, scale=scale)
-    return codes
-
-
-class Forward(NamedTuple):
-    """y [M, N], and x and w as backward saves them: quantized where a GEMM reads codes."""
-
-    y: Tensor
-    x: Tensor | GroupedTensor
-    w: Tensor | GroupedTensor
+    return run(value, sizes, seed=seed, operand=operand, group_offset=offset, scale=scale)
 
 
 def run_forward(
     call: Call, seed: int | Tensor | None, x: Tensor, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
-) -> Forward:
+) -> tuple[Tensor, Matrix, Matrix]:
     """The layer's product of x [M, K] and w [G, N, K], each quantized first where the call has no codes of it.
 
-    Of an x whose codes the call has, the values are read where the fprop slot is high precision alone.
+    Returns y [M, N], and x and w as backward saves them: quantized where a GEMM reads codes.
+    Of an x whose codes the call has, the values are read only where the fprop slot is high precision.
     """
     layer = call.layer
-    rows: Tensor | GroupedTensor = x if call.x_codes is None else call.x_codes
-    matrices: Tensor | GroupedTensor = w if call.w_codes is None else call.w_codes
+    rows: Matrix = x if call.x_codes is None else call.x_codes
+    matrices: Matrix = w if call.w_codes is None else call.w_codes
     if layer.quantize_x is not None and call.x_codes is None:
         rows = quantize_operand(call, layer.quantize_x, "x", x, seed)
     if layer.quantize_w is not None and call.w_codes is None:
         matrices = quantize_operand(call, layer.quantize_w, "w", w, seed)
-    read = (rows, matrices) if layer.quantized_fprop else (x, w)
-    y = layer.fprop(*read, call.sizes, bias=bias, bias_scales=bias_scales, out=call.out)
-    return Forward(y, rows, matrices)
-
-
-def forward_without_gradients(
-    call: Call, x: Tensor, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
-) -> Tensor:
-    """y [M, N]."""
-    return run_forward(call, draw_in_forward(call), x, w, bias, bias_scales).y
+    left, right = (rows, matrices) if layer.quantized_fprop else (x, w)
+    y = layer.fprop(left, right, call.sizes, bias=bias, bias_scales=bias_scales, out=call.out)
+    return y, rows, matrices
 
 
 class Saved:
     """Where an operand's saved tensors stand in ctx.saved_tensors, and how to put it together again."""
 
-    def __init__(self, value: Tensor | GroupedTensor, tensors: list[Tensor | None]) -> None:
+    def __init__(self, value: Matrix, tensors: list[Tensor | None]) -> None:
         self.start = len(tensors)
         self.spec: GroupedTensorSpec | None = None
         if isinstance(value, GroupedTensor):
@@ -102,7 +88,7 @@ class Saved:
         else:
             tensors.append(value)
 
-    def load(self, tensors: Sequence[Tensor]) -> Tensor | GroupedTensor:
+    def load(self, tensors: Sequence[Tensor]) -> Matrix:
         """The operand: unquantized, or with its column planes alone."""
         if self.spec is None:
             return tensors[self.start]
@@ -116,7 +102,7 @@ class Context(Protocol):
     dtypes   of forward's last inputs, those that take a gradient; None for one that is absent
     """
 
-    dtypes: list[torch.dtype | None]
+    dtypes: Sequence[torch.dtype | None]
     needs_input_grad: tuple[bool, ...]
     saved_tensors: tuple[Tensor, ...]
     next_functions: tuple[tuple[Node | None, int], ...]
@@ -195,7 +181,7 @@ def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
         db = sums[0] if need_b else None
         ds = sums[1] if need_s else None
     if need_x or need_w:
-        codes: Tensor | GroupedTensor = dy
+        codes: Matrix = dy
         if layer.quantize_dy is not None:
             codes = quantize_operand(call, layer.quantize_dy, "dy", dy, draw_in_backward(call))
         if need_x and layer.dgrad is not None:
@@ -221,8 +207,7 @@ def bounded_sizes(sizes: Sizes, like: Tensor) -> Tensor:
     """int64 [G] on `like`'s device, within its rows."""
     if not isinstance(sizes, Tensor):
         return sizes.group_sizes
-    bounded: Tensor = operations.bound_sizes(sizes, like.shape[0], like)
-    return bounded
+    return operations.bound_sizes(sizes, like.shape[0], like)
 
 
 def dtypes_of(*inputs: Tensor | None) -> list[torch.dtype | None]:
@@ -250,7 +235,7 @@ def check_grad_input(grad_input: Tensor, dy: Tensor) -> None:
 
 
 def weight_gradient(
-    call: Call, wgrad: Run, x: Tensor | GroupedTensor, dy: Tensor | GroupedTensor, sizes: Sizes, owner: object = None
+    call: Call, wgrad: WgradFunction, x: Matrix, dy: Matrix, sizes: Sizes, owner: object = None
 ) -> Tensor | None:
     """dw, or what stands for it where it goes to the call's target: see WgradTarget.put.
 
@@ -258,8 +243,7 @@ def weight_gradient(
     """
     if call.target is not None:
         return call.target.put(wgrad, x, dy, sizes, call if owner is None else owner)
-    dw: Tensor = wgrad(x, dy, sizes)
-    return dw
+    return wgrad(x, dy, sizes)
 
 
 def needed_gradients(ctx: Context, needs: Sequence[bool], dy: Tensor) -> list[bool]:

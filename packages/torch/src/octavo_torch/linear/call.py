@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import TypeAlias
 
 from torch import Tensor
 
 from octavo import Recipe
+from octavo_registry.contract.layer import WholeLayer
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.dispatch.layer import Layer, Layers
-from octavo_torch.dispatch.whole_layer import WholeLayer
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import Seed
 from octavo_torch.wgrad.main_grad import MainGrad
@@ -18,11 +19,12 @@ from octavo_torch.wgrad.postponed import DelayedWgrad
 from octavo_torch.wgrad.target import WgradTarget
 
 Backend = str | tuple[str, ...] | None
+WholePasses: TypeAlias = WholeLayer[Tensor, DelayedState]
 
 
 @dataclass(slots=True, eq=False)
 class Options:
-    """What the caller of a layer, or of an MLP, says beside its operands. The public functions document each.
+    """What the caller of a layer, or of an MLP, says in addition to its operands. The public functions document each.
 
     record   whether delayed scaling records the amax of this call; modules record while they train
     """
@@ -44,16 +46,16 @@ class Options:
 
 @dataclass(slots=True, eq=False)
 class Call(Options):
-    """One call of one layer: its options, and what is found out about it before its forward runs.
+    """One call of one layer: its options, and what `apply` resolves before the forward runs.
 
     layers    where the caller's layers are remembered; None: with those of all functional calls
     layer     the resolved layer
-    sizes     int [G], or what `layer.prepare` made of them
+    sizes     int [G], or what `layer.prepare` returned for them
     x_codes   the codes of an x that was quantized before the call
     w_codes   the codes of a weight that was quantized before the call
     target    where the weight's gradient goes; None: to autograd
     whole     the layer's passes, of a call that runs whole
-    context   what the whole forward left for the backward beside tensors
+    context   what the whole forward passes to the backward in addition to tensors
     """
 
     state: DelayedState | None = None
@@ -64,7 +66,7 @@ class Call(Options):
     x_codes: GroupedTensor | None = field(default=None, init=False)
     w_codes: GroupedTensor | None = field(default=None, init=False)
     target: WgradTarget | None = field(default=None, init=False)
-    whole: WholeLayer = field(init=False)
+    whole: WholePasses = field(init=False)
     context: object = field(default=None, init=False)
 
     def release(self) -> None:

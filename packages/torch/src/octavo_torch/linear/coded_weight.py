@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from octavo import GroupedTensorSpec, Recipe
 from octavo_torch.arrays.checks import brief, check_dtype, check_recipe
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
+from octavo_torch.arrays.per_group import Weights
 from octavo_torch.linear.weights import QuantizedWeight
 
 _IN_FEATURES = 2
@@ -22,13 +23,13 @@ _SAME = {
     _aten.alias.default,
     _aten.as_strided.default,
     _aten.view.default,
-}  # as a parameter is made, or seen through a sharding wrapper: another tensor over the same codes
+}  # as a parameter is created, or seen through a sharding wrapper: another tensor over the same codes
 _COPIES = {_aten.clone.default, _aten._to_copy.default}
 _NEW = {_aten.zeros_like.default, _aten.new_zeros.default, _aten.empty_like.default, _aten.new_empty.default}
 
 
 _Facts = tuple[GroupedTensorSpec, Recipe, torch.dtype, int, tuple[tuple[str, str], ...]]
-"""What compilers keep of a CodedWeight beside its planes."""
+"""What compilers keep of a CodedWeight in addition to its planes."""
 
 
 class CodedWeight(torch.Tensor):
@@ -40,7 +41,7 @@ class CodedWeight(torch.Tensor):
     dequantized in silence, `octavo_torch.dequantize(weight.codes)` does it. torch.compile sees its planes.
 
     codes     both planes, in the layouts that the backend reads
-    recipe    the recipe that they were made for
+    recipe    the recipe that they belong to
     layouts   of the two planes
     interleave  as QuantizedWeight has it
     """
@@ -53,18 +54,18 @@ class CodedWeight(torch.Tensor):
 
     @staticmethod
     def __new__(cls, codes: GroupedTensor, recipe: Recipe, dtype: torch.dtype, interleave: int = 0) -> CodedWeight:
-        """The weight of `codes`, whose shape it has; `dtype` is that of the values. ValueError for what is no codes."""
+        """The weight of `codes`, whose shape it has; `dtype` is the values'. ValueError for anything but codes."""
         if not isinstance(codes, GroupedTensor) or codes.spec.ragged_axis is not None:
             raise ValueError(f"codes is {brief(codes)}; give the GroupedTensor of stacked matrices [G, N, K]")
         check_recipe(recipe)
         check_dtype(dtype)
-        made: CodedWeight = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=dtype, device=codes.device)
-        made.codes, made.recipe, made.interleave = codes, recipe, interleave
-        made.layouts = codes.spec.rowwise_layout, codes.spec.columnwise_layout
-        made._first = _first_of_same(codes)
-        for name in made._first.values():
-            setattr(made, name, getattr(codes, name))
-        return made
+        weight: CodedWeight = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=dtype, device=codes.device)
+        weight.codes, weight.recipe, weight.interleave = codes, recipe, interleave
+        weight.layouts = codes.spec.rowwise_layout, codes.spec.columnwise_layout
+        weight._first = _first_of_same(codes)
+        for name in weight._first.values():
+            setattr(weight, name, getattr(codes, name))
+        return weight
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -74,18 +75,18 @@ class CodedWeight(torch.Tensor):
     ) -> Any:
         """Views and copies of the whole, and new tensors of its shape; ValueError for all else."""
         weight = args[0]
-        given = dict(kwargs or {})
+        options = dict(kwargs or {})
         if func in _SAME and isinstance(weight, cls):
             shape = args[1] if func in (_aten.as_strided.default, _aten.view.default) else weight.shape
             if tuple(shape) == tuple(weight.shape):
                 return cls(weight.codes, weight.recipe, weight.dtype, weight.interleave)
         if func in _COPIES and isinstance(weight, cls):
-            device = given.get("device") or weight.device
+            device = options.get("device") or weight.device
             codes = pytree.tree_map_only(Tensor, lambda plane: plane.to(device, copy=True), weight.codes)
-            return cls(codes, weight.recipe, given.get("dtype") or weight.dtype, weight.interleave)
+            return cls(codes, weight.recipe, options.get("dtype") or weight.dtype, weight.interleave)
         if func in _NEW:
             like = torch.empty((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
-            return func(like, *args[1:], **given)
+            return func(like, *args[1:], **options)
         raise ValueError(
             f"{func} was called on a weight that is codes of recipe {weight.recipe.kind} alone; give it to a grouped "
             "layer, or take values from octavo_torch.dequantize(weight.codes)"
@@ -96,7 +97,9 @@ class CodedWeight(torch.Tensor):
         return [*dict.fromkeys(self._first.values())], facts
 
     @classmethod
-    def __tensor_unflatten__(cls, planes: dict[str, Tensor], facts: _Facts, size: Any, stride: Any) -> CodedWeight:
+    def __tensor_unflatten__(
+        cls, planes: dict[str, Tensor], facts: _Facts, size: object, stride: object
+    ) -> CodedWeight:
         spec, recipe, dtype, interleave, first = facts
         return cls(GroupedTensor(spec, None, **{name: planes[of] for name, of in first}), recipe, dtype, interleave)
 
@@ -104,7 +107,7 @@ class CodedWeight(torch.Tensor):
         """The codes as a call takes them; the gradient goes to this tensor."""
         return QuantizedWeight(self, self.codes, self.recipe, self.layouts, 0, None, self.interleave)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"CodedWeight({self.codes!r}, dtype={self.dtype})"
 
 
@@ -115,18 +118,21 @@ def _first_of_same(codes: GroupedTensor) -> dict[str, str]:
     return {name: first.setdefault(id(getattr(codes, name)), name) for name in there}
 
 
-def operands_of(weight: Any, bias: Any) -> tuple[Any, Any]:
-    """What a call takes of a layer's parameters: of DTensors the local shards, of codes alone the quantized weight."""
-    if type(bias) is DTensor:
+def operands_of(
+    weight: Weights | QuantizedWeight, bias: Weights | None
+) -> tuple[Weights | QuantizedWeight, Weights | None]:
+    """A layer's parameters as a call takes them: local shards of DTensors, a CodedWeight as a QuantizedWeight."""
+    if isinstance(bias, DTensor):
         bias = bias_of(bias, weight)
-    if type(weight) is DTensor:
+    if isinstance(weight, DTensor):
         weight = weight.to_local()
-    return weight.quantized() if type(weight) is CodedWeight else weight, bias
+    return weight.quantized() if isinstance(weight, CodedWeight) else weight, bias
 
 
-def bias_of(bias: DTensor, weight: Any) -> Tensor:
-    """The local shard of a bias. Where in-features are sharded the ranks' results are summed: there it is the first
-    rank's alone, and zero on the others.
+def bias_of(bias: DTensor, weight: object) -> Tensor:
+    """The local shard of a bias.
+
+    Where in-features are sharded, the ranks' results are summed: there the bias is zero on all ranks but the first.
     """
     shards = weight.placements if isinstance(weight, DTensor) and weight.device_mesh == bias.device_mesh else ()
     summed = [axis for axis, placement in enumerate(shards) if placement.is_shard(_IN_FEATURES)]

@@ -8,21 +8,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from octavo import HighPrecision, QuantizerSpec, Recipe
+from octavo import HighPrecision, Recipe
 from octavo_torch.arrays.checks import backend_names, check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.per_group import Weights
-from octavo_torch.arrays.sizes import GroupSizes, all_rows, as_sizes
-from octavo_torch.compiler.graphs import wants_graph
-from octavo_torch.compiler.tracing import one_call
-from octavo_torch.dispatch.layer import quantizer_for
+from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.dispatch.recipes import with_output_dtype
 from octavo_torch.linear import arguments
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.grouped import Rows, apply, traced
 from octavo_torch.linear.weights import QuantizedWeight
-from octavo_torch.reference import backend as reference
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.wgrad.postponed import DelayedWgrad
 
@@ -30,59 +25,6 @@ _HIGH_PRECISION = HighPrecision()
 _is_compiling = torch.compiler.is_compiling
 
 Backend = str | Sequence[str] | None
-
-
-@one_call
-@torch.no_grad()
-def quantize(
-    x: Tensor,
-    spec: QuantizerSpec,
-    group_sizes: GroupSizes | None = None,
-    *,
-    seed: int | Tensor | None = None,
-    operand: str | None = None,
-    group_offset: int = 0,
-    scale: Tensor | None = None,
-    backend: Backend = None,
-) -> GroupedTensor:
-    """Codes and decode scales of `x`, in the directions that `spec` asks for.
-
-    x             [M, K] rows in group order, or [G, N, K] stacked matrices; bf16, fp16 or fp32
-    group_sizes   [G] integers on the host or on x's device, sum <= M; None: one group of M rows. Not with matrices
-    seed          integer or integer scalar tensor, modulo 2^64; needed by stochastic rounding
-    operand       "x", "w" or "dy": part of the random bits' position; None: the spec's role
-    group_offset  number of the first group, likewise
-    scale         [G] fp32 encode scales, needed by delayed scaling
-    backend       a name or a closed list of names
-
-    Not differentiable. Rows past the sum are not read. Raises ValueError for arguments that do not fit,
-    NoBackendError where no installed backend serves the request.
-    """
-    arguments.check_quantize(x, spec, group_sizes, seed, scale, group_offset)
-    named = arguments.operand_name(operand)
-    graph_safe = not _is_compiling() and wants_graph(x)
-    if x.dim() == 3:
-        run = quantizer_for(spec, x, x.shape[0], x.is_cpu, backend_names(backend), graph_safe=graph_safe)
-        sizes = None
-        arguments.check_scale(scale, x.shape[0], spec)
-    else:
-        sizes, at_host = as_sizes(all_rows(x) if group_sizes is None else group_sizes, x.shape[0], None, x)
-        arguments.check_scale(scale, sizes.shape[0], spec)
-        run = quantizer_for(spec, x, sizes.shape[0], at_host, backend_names(backend), graph_safe=graph_safe)
-    result: GroupedTensor = run(x, sizes, seed=seed, operand=named or spec.role, group_offset=group_offset, scale=scale)
-    return result
-
-
-@one_call
-@torch.no_grad()
-def dequantize(q: GroupedTensor, direction: Literal["rowwise", "columnwise"] = "rowwise") -> Tensor:
-    """fp32 values of one direction, in the logical shape; rows past the sum are +0.
-
-    Hadamard column data come back in the Hadamard domain, [block_bound(M, G, 16) * 16, K]. Plain layouts only.
-    """
-    if not isinstance(q, GroupedTensor):
-        raise ValueError(f"q is a {type(q).__name__}; give the GroupedTensor that quantize returned")
-    return reference.dequantize(q, arguments.direction_name(direction))
 
 
 def grouped_linear(

@@ -1,4 +1,4 @@
-"""One call of grouped_linear: arguments checked, the layer found, forward run, with autograd where it is wanted.
+"""One call of grouped_linear: arguments checked, the layer resolved, forward run, with autograd where it is needed.
 
 A call takes one of three routes. Eager calls on plain tensors, of a layer that one backend serves whole, are one call
 of that backend each way (`whole`). All others are composed of the layer's bound functions (`autograd`). Under
@@ -21,7 +21,7 @@ from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import Layers, layer_for
 from octavo_torch.linear import arguments, contexts
-from octavo_torch.linear.autograd import forward_without_gradients, grouped_linear_function
+from octavo_torch.linear.autograd import draw_in_forward, grouped_linear_function, run_forward
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.graph import graph_route
 from octavo_torch.linear.prepare import anchor_of, mark_written, parameters_of, settle
@@ -29,7 +29,7 @@ from octavo_torch.linear.quantized_input import QUANTIZED, QuantizedInput, check
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.linear.whole import whole_forward, whole_layer_function, whole_passes_for
 
-_Parameter = torch.nn.Parameter
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _autocast_anywhere, _transforms_active = contexts.autocast_anywhere, contexts.transforms_active
 _grad_enabled = torch.is_grad_enabled
 _STRIDED = torch.strided
@@ -50,29 +50,32 @@ def apply(
     bias_scales: Tensor | None,
     call: Call,
 ) -> Tensor:
-    """`grouped_linear`, eagerly, where a seed may also be a SeedCounter; sets what is found out in `call`.
+    """`grouped_linear`, eagerly, where a seed may also be a SeedCounter; stores what it resolves in `call`.
 
     The path of every call: no model of pydantic's is built, compared or hashed here, and no plugin is asked.
     """
     if (_autocast_anywhere() or _transforms_active()) and contexts.matters(x):
-        operands = {"x": x, "weight": weight, "bias": bias, "bias_scales": bias_scales}
-        return contexts.run(lambda **cast: apply(group_sizes=group_sizes, call=copy(call), **cast), operands)
-    if type(weight) is _Parameter and (bias is None or isinstance(bias, Tensor)):
-        own: Weights = weight
-        w: Tensor = weight
+        return _in_context(x, weight, group_sizes, bias, bias_scales, call)
+    recipe, layers, backend, state = call.recipe, call.layers, call.backend, call.state
+    leaves: Weights
+    w: Tensor
+    b: Tensor | None
+    if type(weight) in _PLAIN and (bias is None or type(bias) in _PLAIN):
+        # as parameters_of would return them; typing.cast would be a call
+        source, leaves, w, b = weight, weight, weight, bias  # type: ignore[assignment]
     else:
-        weight, own, w, bias = parameters_of(weight, bias)
-    given = x
+        source, leaves, w, b = parameters_of(weight, bias)
+    rows_or_codes, x_codes = x, None
     if isinstance(x, QUANTIZED):
-        x, call.x_codes, group_sizes = rows_of(x, w, group_sizes, call.recipe)
-    recipe, layers, backend = call.recipe, call.layers, call.backend
+        x, x_codes, group_sizes = rows_of(x, w, group_sizes, recipe)
+        call.x_codes = x_codes
     need_dx = need_dw = need_any = False
     try:
         shape, w_shape, dtype = x.shape, w.shape, x.dtype
         rows, columns = shape
         if _grad_enabled():
             need_dx, need_dw = x.requires_grad, w.requires_grad
-            need_any = need_dx or need_dw or _bias_wants_grad(bias, bias_scales)
+            need_any = need_dx or need_dw or _bias_wants_grad(b, bias_scales)
         sizes, at_host = as_sizes(group_sizes, rows, w_shape[0], x)
     except (AttributeError, ValueError, IndexError):
         check_operands(x, w)
@@ -97,30 +100,41 @@ def apply(
     ):
         check_operands(x, w)
         layer = layers[key] = layer_for(recipe, x, w, at_host, need_dx, need_dw, backend, graph_safe)
-    call.layer, call.sizes, state = layer, sizes, call.state
-    buffers = call.out is not None or call.grad_input is not None
-    extra = bias_scales is not None or call.seed is not None or state is not None
-    if extra or buffers or layer.wants_more or bias is not None:
-        arguments.check_call(call, x, w, bias, bias_scales)
-    if (
-        (call.x_codes is None and bias_scales is None and not buffers)
-        and (own is weight and call.main_grad is None and call.delayed_wgrad is None)
-        and (whole := whole_passes_for(layer, x, w, bias, state)) is not None
-    ):
+    call.layer, call.sizes = layer, sizes
+    plain = call.out is None and call.grad_input is None and bias_scales is None
+    if not plain or call.seed is not None or state is not None or layer.needs_more or b is not None:
+        arguments.check_call(call, x, w, b, bias_scales)
+    autograds = source is leaves and call.main_grad is None and call.delayed_wgrad is None
+    if (plain and autograds and x_codes is None) and (whole := whole_passes_for(layer, x, w, b, state)) is not None:
         call.whole = whole
-        return whole_layer_function(call, x, w, bias) if need_any else whole_forward(call, x, w, bias)[0]
-    if call.x_codes is not None:
-        check_codes(layer, recipe, given, call.x_codes)
+        return whole_layer_function(call, x, w, b) if need_any else whole_forward(call, x, w, b)[0]
+    if x_codes is not None:
+        check_codes(layer, recipe, rows_or_codes, x_codes)
     if layer.prepare is not None:
         call.sizes = layer.prepare(sizes, rows, x)
-    w = settle(call, weight, own, w, need_dw)
+    if not autograds:
+        w = settle(call, source, leaves, w, need_dw)
     # detached so that the caller's tensor stays a plain buffer, for the next call
     out = call.out = None if call.out is None else call.out.detach()
     if need_any:
-        return grouped_linear_function(call, out, x, w, bias, bias_scales, anchor_of(call))
-    y = forward_without_gradients(call, x, w, bias, bias_scales)
-    mark_written(out)
+        return grouped_linear_function(call, out, x, w, b, bias_scales, anchor_of(call))
+    y = run_forward(call, draw_in_forward(call), x, w, b, bias_scales)[0]
+    if out is not None:
+        mark_written(out)
     return y
+
+
+def _in_context(
+    x: Rows,
+    weight: Weights | QuantizedWeight,
+    group_sizes: GroupSizes | None,
+    bias: Weights | None,
+    bias_scales: Tensor | None,
+    call: Call,
+) -> Tensor:
+    """`apply` inside of autocast or a transform, which may run it more than once."""
+    operands = {"x": x, "weight": weight, "bias": bias, "bias_scales": bias_scales}
+    return contexts.run(lambda **cast: apply(group_sizes=group_sizes, call=copy(call), **cast), operands)
 
 
 def _bias_wants_grad(bias: Tensor | None, bias_scales: Tensor | None) -> bool:

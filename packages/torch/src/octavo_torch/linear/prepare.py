@@ -18,13 +18,13 @@ from octavo_torch.wgrad.target import target_for
 class Parameters(NamedTuple):
     """One layer's weight and bias as a call takes them.
 
-    given    the weight of this rank, quantized or not
+    source   the weight of this rank, quantized or not
     leaves   the high-precision weight, which receives the gradient: one tensor, or one per group
     weight   [G, N, K]: those leaves as one tensor
     bias     [G, N], or None
     """
 
-    given: Weights | QuantizedWeight
+    source: Weights | QuantizedWeight
     leaves: Weights
     weight: Tensor
     bias: Tensor | None
@@ -34,28 +34,28 @@ def parameters_of(
     weight: Weights | QuantizedWeight, bias: Weights | None, names: tuple[str, str] = ("weight", "bias")
 ) -> Parameters:
     """Local shards of DTensors, and one tensor per parameter. ValueError, naming the argument, for unequal parts."""
-    given, bias = operands_of(weight, bias)
-    leaves = given.weight if isinstance(given, QuantizedWeight) else given
-    return Parameters(given, leaves, as_one(names[0], leaves), as_one(names[1], bias))
+    source, bias = operands_of(weight, bias)
+    leaves = source.weight if isinstance(source, QuantizedWeight) else source
+    return Parameters(source, leaves, as_one(names[0], leaves), as_one(names[1], bias))
 
 
-def settle(call: Call, given: Weights | QuantizedWeight, leaves: Weights, weight: Tensor, need_dw: bool) -> Tensor:
+def settle(call: Call, source: Weights | QuantizedWeight, leaves: Weights, weight: Tensor, need_dw: bool) -> Tensor:
     """Sets the call's weight codes and its target; the weight as autograd sees it.
 
     Raises ValueError for codes that do not fit the layer, and for a target that does not fit the weight.
     """
-    if isinstance(given, QuantizedWeight):
-        given.check(call.recipe, call.layer.w_layouts)
-        call.w_codes = given.codes
+    if isinstance(source, QuantizedWeight):
+        source.check(call.recipe, call.layer.w_layouts)
+        call.w_codes = source.codes
     if call.main_grad is None and call.delayed_wgrad is None:
         return weight
     call.target = target_for(leaves, need_dw, call.main_grad, call.delayed_wgrad)
-    # told of no gradient, autograd would run the weight's hooks: a DelayedWgrad's anchor takes its place
+    # without any gradient autograd would still run the weight's hooks: a DelayedWgrad's anchor takes its place
     return weight if anchor_of(call) is None else weight.detach()
 
 
 def anchor_of(call: Call) -> Tensor | None:
-    """The tensor that stands for a weight whose gradient is postponed."""
+    """The tensor that takes the place of a weight whose gradient is postponed."""
     target = call.target
     return None if target is None or target.store is None else target.store.anchor
 

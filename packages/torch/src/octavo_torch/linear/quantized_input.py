@@ -23,10 +23,10 @@ class QuantizedInput:
 
     x            the high-precision rows, which receive the gradient, and which a high-precision slot reads
     codes        in the directions that the GEMMs read; None where no GEMM of the recipe reads quantized rows
-    group_sizes  [G], that the codes were made for
-    recipe       the recipe it was made for
+    group_sizes  [G], those of the codes
+    recipe       the recipe of the codes
     version      x's in-place version at that time: rows that have changed since are refused; None where a compiled
-                 graph has made the codes, which knows no versions
+                 graph, which knows no versions, has computed the codes
     """
 
     x: Tensor
@@ -53,7 +53,7 @@ QUANTIZED = (GroupedTensor, QuantizedInput)
 def rows_of(
     x: GroupedTensor | QuantizedInput, weight: object, group_sizes: GroupSizes | None, recipe: Recipe
 ) -> tuple[Tensor, GroupedTensor | None, Tensor]:
-    """A tensor of x's shape, the codes, and the sizes that they were made for.
+    """A tensor of x's shape, the codes, and the codes' sizes.
 
     A GroupedTensor's has the weight's dtype and the memory of one element: nothing may read it.
     """
@@ -88,24 +88,24 @@ def check_codes(layer: Layer, recipe: Recipe, x: object, codes: GroupedTensor) -
             )
 
 
-def _check_spec(layer: Layer, recipe: Recipe, given: QuantizerSpec) -> None:
+def _check_spec(layer: Layer, recipe: Recipe, actual: QuantizerSpec) -> None:
     needed = recipe.quantizer("x")
     if needed is None or not layer.quantized_fprop or (layer.need_dw and not layer.quantized_wgrad):
         raise ValueError(
             f"x is a GroupedTensor and recipe {recipe.kind} has a slot that reads it unquantized; give the tensor, or "
             "what quantize_input made of it"
         )
-    if _what_counts(given) != _what_counts(needed):
-        raise ValueError(f"x was quantized by {given!r} and the recipe's quantizer of x is {needed!r}; use that one")
+    if _identity(actual) != _identity(needed):
+        raise ValueError(f"x was quantized by {actual!r} and the recipe's quantizer of x is {needed!r}; use that one")
 
 
-def _what_counts(spec: QuantizerSpec) -> dict[str, Any]:
-    """What tells codes of one spec from those of another."""
+def _identity(spec: QuantizerSpec) -> dict[str, object]:
+    """The fields that tell codes of one spec from those of another."""
     return {name: value for name, value in dict(spec).items() if name not in ("orientation", "checkpoint_name")}
 
 
-def _flatten(value: QuantizedInput) -> tuple[list[Any], tuple[Recipe, int | None]]:
-    leaves: list[Any] = [value.x, value.group_sizes]
+def _flatten(value: QuantizedInput) -> tuple[list[object], tuple[Recipe, int | None]]:
+    leaves: list[object] = [value.x, value.group_sizes]
     return leaves if value.codes is None else [*leaves, value.codes], (value.recipe, value.version)
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,19 +10,21 @@ from torch import Tensor
 from octavo import Recipe
 from octavo_torch.arithmetic import operations
 from octavo_torch.arrays.checks import backend_names
-from octavo_torch.arrays.grouped_tensor import PLANES
+from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.interleaving import check_interleave, to_halves
 from octavo_torch.arrays.operands import check_operands, check_weight
 from octavo_torch.arrays.per_group import Weights, as_one, leaves_of, version_of
-from octavo_torch.arrays.sizes import as_sizes
+from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import one_call
-from octavo_torch.dispatch.layer import Layer, Run, layer_for
+from octavo_torch.dispatch.layer import Layer, layer_for
 from octavo_torch.linear import arguments
 from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight, layouts_of
+from octavo_torch.quantizers.arguments import NEEDS_SEED, check_group_offset, check_unchanged
+from octavo_torch.quantizers.writing import replace_unless
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import check_seed
 
@@ -54,10 +53,10 @@ def quantize_weight(
     unchanged  int32 [1] on w's device: where it is not 0, `out`'s codes are left as they are. Nobody reads it back, so
                a captured graph may hold the call: set it to 0 before a step's first microbatch, to 1 before the others
 
-    Do it once an optimizer step and every microbatch reuses the codes. Both directions are made where w requires a
-    gradient. Raises ValueError for arguments that do not fit, NoBackendError where no installed backend serves them.
+    Do it once per optimizer step and every microbatch reuses the codes. Both directions are computed where w requires
+    a gradient. Raises ValueError for arguments that do not fit, NoBackendError where no installed backend serves them.
     """
-    made = _weight_codes(
+    result = _weight_codes(
         w, recipe, seed=seed, state=state, backend=backend, interleave=interleave, out=out, unchanged=unchanged
     )
     own: Weights = w if isinstance(w, Tensor) else tuple(w)
@@ -65,7 +64,8 @@ def quantize_weight(
     if out is not None:
         out.version = version
         return out
-    codes, amax = (*made, None, None)[:2]
+    codes = result[0] if result else None
+    amax = result[1] if len(result) == 2 else None
     layouts = None if codes is None else layouts_of(codes)
     block = check_interleave(interleave, "swiglu", leaves_of(own)[0])
     return QuantizedWeight(own, codes, recipe, layouts, version, amax, block)
@@ -77,44 +77,47 @@ def _weight_codes(
     w: Weights,
     recipe: Recipe,
     *,
-    seed: Any = None,
+    seed: int | Tensor | None = None,
     state: DelayedState | None = None,
     backend: Backend = None,
     interleave: int | None = None,
     out: QuantizedWeight | None = None,
     unchanged: Tensor | None = None,
-) -> tuple[Any, ...]:
-    """Codes, and of delayed scaling the amax; nothing where no GEMM reads codes, or where they are written into out."""
+) -> _Quantized | tuple[()]:
+    """Nothing where no GEMM reads codes, or where they are written into out."""
     whole = as_one("w", w)
     check_weight(whole)
     arguments.check_state(recipe, state, whole)
     need = any(leaf.requires_grad for leaf in leaves_of(w))
     layer = layer_for(recipe, whole, whole, whole.is_cpu, need, need, backend_names(backend), wants_graph(whole))
     if layer.stochastic_forward and layer.quantize_w is not None and seed is None:
-        raise ValueError(arguments.NEEDS_SEED)
+        raise ValueError(NEEDS_SEED)
     check_seed(seed)
     block = check_interleave(interleave, "swiglu", whole)
     if out is not None:
         _check_out(w, recipe, layer, block, out)
-    arguments.check_unchanged(unchanged, out, whole)
+    check_unchanged(unchanged, out, whole)
     if layer.quantize_w is None:
         return ()
     if block:
         whole = to_halves(whole, block)
     if out is not None:
         _write(layer, whole, seed, state, out, unchanged)
-        made: tuple[Any, ...] = ()
-    else:
-        made = _made(layer, whole, seed, state)
-    if state is not None:
-        amax: Any = made[1] if out is None else out.amax
-        state.record("w", amax)
-    return made
+        if state is not None and out.amax is not None:
+            state.record("w", out.amax)
+        return ()
+    result = _quantized(layer, whole, seed, state)
+    if state is not None and len(result) == 2:
+        state.record("w", result[1])
+    return result
 
 
-def _made(layer: Layer, w: Tensor, seed: Any, state: DelayedState | None) -> tuple[Any, ...]:
-    """Codes, and of delayed scaling the amax."""
-    assert layer.quantize_w is not None
+_Quantized = tuple[GroupedTensor] | tuple[GroupedTensor, Tensor]
+"""Codes, and of delayed scaling the amax."""
+
+
+def _quantized(layer: Layer, w: Tensor, seed: int | Tensor | None, state: DelayedState | None) -> _Quantized:
+    assert layer.quantize_w is not None  # the caller has asked
     if state is None:
         return (layer.quantize_w(w, None, seed=seed, operand="w"),)
     scale = state.encode_scale("w")
@@ -126,37 +129,27 @@ def _made(layer: Layer, w: Tensor, seed: Any, state: DelayedState | None) -> tup
 
 
 def _write(
-    layer: Layer, w: Tensor, seed: Any, state: DelayedState | None, out: QuantizedWeight, unchanged: Tensor | None
+    layer: Layer,
+    w: Tensor,
+    seed: int | Tensor | None,
+    state: DelayedState | None,
+    out: QuantizedWeight,
+    unchanged: Tensor | None,
 ) -> None:
-    """New codes and amax into `out`'s tensors, but where `unchanged` says so."""
-    run, how = layer.quantize_w, {}
-    into: Any = out.codes
-    if state is not None:
-        run, into, how = layer.with_amax.get("w"), (out.codes, out.amax), {"scale": state.encode_scale("w")}
-    if run is not None and _takes_unchanged(run):
-        run(w, None, seed=seed, operand="w", out=into, unchanged=unchanged, **how)
+    """Writes new codes and amax into `out`'s tensors, unless `unchanged` says that they are up to date."""
+    into = layer.quantizers["w"].bound.into
+    if into is not None:
+        scale = None if state is None else state.encode_scale("w")
+        into(w, None, out=out.codes, amax=out.amax, unchanged=unchanged, seed=seed, operand="w", scale=scale)
         return
-    codes, amax = (*_made(layer, w, seed, state), None)[:2]
+    codes, *amax = _quantized(layer, w, seed, state)
     for name in PLANES:
-        _replace(getattr(out.codes, name), getattr(codes, name), unchanged)
-    _replace(out.amax, amax, unchanged)
+        replace_unless(unchanged, getattr(out.codes, name), getattr(codes, name))
+    for value in amax:
+        replace_unless(unchanged, out.amax, value)
 
 
-def _replace(target: Tensor | None, new: Tensor | None, unchanged: Tensor | None) -> None:
-    if target is None or new is None:
-        return
-    # as bytes: torch selects among few of the narrow types
-    old, made = target.view(torch.uint8), new.view(torch.uint8)
-    old.copy_(made if unchanged is None else torch.where(unchanged.view(()) != 0, old, made))
-
-
-@lru_cache(maxsize=256)
-def _takes_unchanged(run: Run) -> bool:
-    """True where a bound quantizer writes into `out` and has the flag itself; others' results are selected later."""
-    return "unchanged" in inspect.signature(run).parameters
-
-
-def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: Any) -> None:
+def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: object) -> None:
     if not isinstance(out, QuantizedWeight):
         raise ValueError(f"out is a {type(out).__name__}; give what quantize_weight returned for this weight")
     ours, theirs = leaves_of(w), leaves_of(out.weight)
@@ -167,17 +160,17 @@ def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: Any) -
         raise ValueError(f"out was made with interleave={out.interleave or None}; give the call the same")
     if out.codes is not None:
         spec = layer.quantizers["w"].request.quantizer
-        if spec is not None and out.codes.spec.orientation != spec.orientation:
+        if out.codes.spec.orientation != spec.orientation:
             raise ValueError(
                 f"out holds {out.codes.spec.orientation} data and the call makes {spec.orientation}: the weight's "
-                "gradient is wanted now and was not, or the other way round; leave out= away"
+                "gradient is needed now and was not before, or the other way round; leave out= away"
             )
 
 
 def quantize_input(
     x: Tensor,
     weight: Weights | QuantizedWeight,
-    group_sizes: Any,
+    group_sizes: GroupSizes,
     recipe: Recipe,
     *,
     seed: int | Tensor | None = None,
@@ -191,11 +184,11 @@ def quantize_input(
     gradient count. Several layers that read one x (a gate and an up projection) share the codes, and each adds to x's
     gradient. With delayed scaling x's amax is recorded in `state`. Raises as `grouped_linear` does.
     """
-    sizes, *codes = _input_codes(
+    result = _input_codes(
         x, weight, group_sizes, recipe, seed=seed, state=state, group_offset=group_offset, backend=backend
     )
     version = None if _is_compiling() else x._version
-    return QuantizedInput(x, codes[0] if codes else None, sizes, recipe, version)
+    return QuantizedInput(x, result[1] if len(result) == 2 else None, result[0], recipe, version)
 
 
 @one_call
@@ -203,14 +196,14 @@ def quantize_input(
 def _input_codes(
     x: Tensor,
     weight: Weights | QuantizedWeight,
-    group_sizes: Any,
+    group_sizes: GroupSizes,
     recipe: Recipe,
     *,
-    seed: Any = None,
+    seed: int | Tensor | None = None,
     state: DelayedState | None = None,
     group_offset: int = 0,
     backend: Backend = None,
-) -> tuple[Any, ...]:
+) -> tuple[Tensor] | tuple[Tensor, GroupedTensor]:
     """The sizes, and codes where a GEMM reads them."""
     own = weight.weight if isinstance(weight, QuantizedWeight) else weight
     w = as_one("weight", own)
@@ -222,10 +215,11 @@ def _input_codes(
     if layer.quantize_x is None:
         return (sizes,)
     if layer.stochastic_forward and seed is None:
-        raise ValueError(arguments.NEEDS_SEED)
+        raise ValueError(NEEDS_SEED)
     check_seed(seed)
-    arguments.check_group_offset(group_offset)
+    check_group_offset(group_offset)
     call = Call(recipe, group_offset=group_offset, state=state)
     call.layer, call.sizes = layer, sizes
     codes = quantize_operand(call, layer.quantize_x, "x", x, seed)
+    assert codes.group_sizes is not None  # rows have sizes
     return codes.group_sizes, codes

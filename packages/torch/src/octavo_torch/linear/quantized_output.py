@@ -11,10 +11,12 @@ from octavo import QuantizerSpec
 from octavo_torch.arrays.checks import check_spec
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.per_group import Weights
-from octavo_torch.linear.functional import grouped_linear, quantize
+from octavo_torch.arrays.sizes import GroupSizes
+from octavo_torch.linear.functional import grouped_linear
 from octavo_torch.linear.grouped import Rows
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight
+from octavo_torch.quantizers.functional import quantize
 from octavo_torch.scaling.seeds import second_stream
 
 
@@ -22,7 +24,7 @@ from octavo_torch.scaling.seeds import second_stream
 def grouped_linear_quantized(
     x: Rows,
     weight: Weights | QuantizedWeight,
-    group_sizes: Any,
+    group_sizes: GroupSizes | None,
     quantizer: QuantizerSpec,
     *,
     scale: Tensor | None = None,

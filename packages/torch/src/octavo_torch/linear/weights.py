@@ -16,7 +16,7 @@ from octavo_torch.arrays.per_group import Weights, leaves_of, version_of
 from octavo_torch.compiler.tracing import is_plain
 
 Layouts = tuple[str | None, str | None]
-"""Of the rowwise and the columnwise plane; None for a plane that is not there, or that nobody reads."""
+"""Layouts of the rowwise and of the columnwise plane; None for a plane that is absent, or that no GEMM reads."""
 
 
 @dataclass(eq=False)
@@ -24,10 +24,10 @@ class QuantizedWeight:
     """Weights [G, N, K] and their codes; takes the weight's place in `grouped_linear`. Made by `quantize_weight`.
 
     weight    the high-precision weights, which receive the gradient: one tensor, or one [N, K] a group
-    codes     both directions where a gradient may be wanted; None where no GEMM of the recipe reads quantized weights
-    recipe    the recipe it was made for
+    codes     both directions where a gradient may be needed; None where no GEMM of the recipe reads quantized weights
+    recipe    the recipe of the codes
     version   the weight's in-place version at that time: a weight that has changed since is refused; None where a
-              compiled graph has made the codes, which knows no versions
+              compiled graph, which knows no versions, has computed the codes
     amax      fp32 [G] of delayed scaling: max |w| at that time; None for other recipes
     interleave  rows of a block where gate and up projection take turns in the weight, as grouped_mlp has it; 0: none do
     """
@@ -54,8 +54,8 @@ class QuantizedWeight:
                 f"weight was quantized for recipe {self.recipe.kind} ({self.recipe.fingerprint}) and the call's is "
                 f"{recipe.kind} ({recipe.fingerprint}); quantize it for this one"
             )
-        held = self.layouts or (None, None)
-        if layouts is not None and any(a is not None and a != b for a, b in zip(layouts, held, strict=True)):
+        own = self.layouts or (None, None)
+        if layouts is not None and any(a is not None and a != b for a, b in zip(layouts, own, strict=True)):
             raise ValueError(
                 f"weight was quantized to layouts {self.layouts} and the chosen backend wants {layouts}; "
                 "give quantize_weight and grouped_linear the same backend"
@@ -64,33 +64,36 @@ class QuantizedWeight:
 
 def layouts_of(codes: GroupedTensor) -> Layouts:
     """The layouts of the planes that are there."""
-    made = codes.spec.quantizer.directions
+    directions = codes.spec.quantizer.directions
     row, column = codes.spec.rowwise_layout, codes.spec.columnwise_layout
-    return row if "rowwise" in made else None, column if "columnwise" in made else None
+    return row if "rowwise" in directions else None, column if "columnwise" in directions else None
 
 
-def check_own(name: str, given: QuantizedWeight, own: Weights | None) -> None:
-    """ValueError unless `given` was made of just the tensors of `own`."""
-    if not isinstance(given, QuantizedWeight):
-        raise ValueError(f"{name} is {brief(given)}; give what this module's quantize_{name} returned")
-    ours, theirs = () if own is None else leaves_of(own), leaves_of(given.weight)
+def check_own(name: str, quantized: object, own: Weights | None) -> None:
+    """ValueError unless `quantized` comes from exactly the tensors of `own`."""
+    if not isinstance(quantized, QuantizedWeight):
+        raise ValueError(f"{name} is {brief(quantized)}; give what this module's quantize_{name} returned")
+    ours, theirs = () if own is None else leaves_of(own), leaves_of(quantized.weight)
     if len(ours) != len(theirs) or any(a is not b for a, b in zip(ours, theirs, strict=True)):
-        what, made = ("were", "quantize_weights") if name == "weights" else ("was", "quantize_weight")
-        raise ValueError(f"{name} {what} not made by this module; give what its {made} returned")
+        what, function = ("were", "quantize_weights") if name == "weights" else ("was", "quantize_weight")
+        raise ValueError(f"{name} {what} not made by this module; give what its {function} returned")
 
 
-def _flatten(value: QuantizedWeight) -> tuple[list[Any], tuple[Any, ...]]:
+_Context = tuple[Recipe, Layouts | None, int | None, int, tuple[str, ...]]
+
+
+def _flatten(value: QuantizedWeight) -> tuple[list[object], _Context]:
     # what is not there is no leaf: torch.compile takes no None
     present = tuple(name for name in ("codes", "amax") if getattr(value, name) is not None)
     leaves = [value.weight, *(getattr(value, name) for name in present)]
     return leaves, (value.recipe, value.layouts, value.version, value.interleave, present)
 
 
-def _unflatten(leaves: Iterable[Any], context: Any) -> QuantizedWeight:
+def _unflatten(leaves: Iterable[Any], context: _Context) -> QuantizedWeight:
     weight, *rest = leaves
     recipe, layouts, version, interleave, present = context
-    made = dict(zip(present, rest, strict=True))
-    return QuantizedWeight(weight, made.get("codes"), recipe, layouts, version, made.get("amax"), interleave)
+    optional = dict(zip(present, rest, strict=True))
+    return QuantizedWeight(weight, optional.get("codes"), recipe, layouts, version, optional.get("amax"), interleave)
 
 
 pytree.register_pytree_node(QuantizedWeight, _flatten, _unflatten, serialized_type_name="octavo_torch.QuantizedWeight")

@@ -12,9 +12,8 @@ from octavo_torch.arithmetic import operations
 from octavo_torch.compiler.second_derivative import once_differentiated
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Layer
-from octavo_torch.dispatch.whole_layer import WholeLayer
-from octavo_torch.linear.autograd import Context, cast_gradients, dtypes_of, needed_gradients
-from octavo_torch.linear.call import Call
+from octavo_torch.linear.autograd import Context, needed_gradients
+from octavo_torch.linear.call import Call, WholePasses
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import SeedCounter
@@ -26,7 +25,7 @@ _stands_for_another: Callable[[Tensor], bool] = torch._C._functorch.is_functorch
 
 def whole_passes_for(
     layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None, state: DelayedState | None
-) -> WholeLayer | None:
+) -> WholePasses | None:
     """The layer's whole passes where they take these tensors: no compiler's, no transform's, in memory as they read."""
     whole = layer.whole
     if (
@@ -44,6 +43,7 @@ def whole_passes_for(
 def whole_forward(call: Call, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """y, and the codes that backward reads."""
     seed, sizes = call.seed, call.sizes
+    assert isinstance(sizes, Tensor)  # composed layers alone prepare theirs
     drawn = None
     if call.layer.stochastic_forward:
         drawn = seed.current() if isinstance(seed, SeedCounter) else seed
@@ -59,7 +59,7 @@ def _whole_backward(
     seed, drawn = call.seed, None
     if call.layer.quantize_dy is not None:
         drawn = seed.take() if isinstance(seed, SeedCounter) else seed
-    return call.whole.backward(dy, x, w, codes, call.context, needed, drawn, call.state, call.record, call.group_offset)
+    return call.whole.backward(dy, x, w, codes, call.context, needed, drawn)
 
 
 # compiled autograd traces the backward of a forward that was eager
@@ -82,7 +82,7 @@ class WholeLayerFunction(torch.autograd.Function):
         whole = call.whole
         ctx.save_for_backward(codes, x if whole.keeps_x else None, weight if whole.keeps_w else None)
         ctx.call = call
-        ctx.dtypes = dtypes_of(x, weight, bias)
+        ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         return y
 
     @staticmethod
@@ -106,8 +106,11 @@ def _backward(ctx: WholeContext, dy: Tensor) -> list[Tensor | None]:
     if need_x or need_w:
         run = _beside_graph if _is_compiling() else _whole_backward
         dx, dw = run(call, dy, ctx.saved_tensors, (need_x, need_w))
-    return cast_gradients((dx, dw, db), ctx.dtypes)
+    return [
+        grad if grad is None or dtype is None or grad.dtype is dtype else grad.to(dtype)
+        for grad, dtype in zip((dx, dw, db), ctx.dtypes, strict=True)
+    ]
 
 
-# not Function.apply itself, which first looks for functorch's tensors: runs_whole has
+# not Function.apply itself, which first looks for functorch's tensors: whole_passes_for has
 whole_layer_function: Callable[..., Tensor] = super(torch.autograd.Function, WholeLayerFunction).apply

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +17,25 @@ from octavo_torch.functions.activations import check_activation, features
 from octavo_torch.linear.arguments import check_like
 
 
+class _Context(Protocol):
+    name: str
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, Tensor | None]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+
 class _Activate(torch.autograd.Function):
     """act(x) times probabilities, and both gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, name: str, probs: Tensor | None) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, name: str, probs: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, probs)
         ctx.name = name
-        made: Tensor = activations.activate(x, probs, name)
-        return made
+        return activations.activate(x, probs, name)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, probs = ctx.saved_tensors
         with torch.no_grad():
             dx = activations.activate_gradient(dy, x, probs, ctx.name) if ctx.needs_input_grad[0] else None
@@ -38,8 +45,8 @@ class _Activate(torch.autograd.Function):
 
 @one_call
 def _activated(x: Tensor, name: str, probs: Tensor | None = None) -> Tensor:
-    made: Tensor = _Activate.apply(x, name, probs)  # type: ignore[no-untyped-call]
-    return made
+    y: Tensor = _Activate.apply(x, name, probs)  # type: ignore[no-untyped-call]
+    return y
 
 
 def activate(x: Tensor, activation: str, *, probs: Tensor | None = None) -> Tensor:
@@ -61,7 +68,7 @@ def activate(x: Tensor, activation: str, *, probs: Tensor | None = None) -> Tens
     return _activated(x, name, probs)
 
 
-def check_probs(probs: Any, x: Tensor) -> None:
+def check_probs(probs: Tensor, x: Tensor) -> None:
     """ValueError unless `probs` is fp32 [M] for x's rows."""
     check_like("probs", probs, (x.shape[0],), x)
     if probs.dtype is not torch.float32:
@@ -69,7 +76,7 @@ def check_probs(probs: Any, x: Tensor) -> None:
 
 
 class Activation(nn.Module):
-    """`activate` as a module: an operation of `Sequential`, which fuses it with the layers beside it."""
+    """`activate` as a module: an operation of `Sequential`, which fuses it with the layers before and after it."""
 
     activation: Name
 

@@ -8,10 +8,11 @@ from octavo_registry.contract.cards import GATED, Activation
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.operands import check_tensor
 from octavo_torch.functions.activations import check_activation, features
-from octavo_torch.linear.arguments import NEEDS_SEED, check_buffer, check_like, check_state
+from octavo_torch.linear.arguments import check_buffer, check_like, check_state
 from octavo_torch.mlp.activation_module import check_probs
 from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.mlp.plan import MlpPlan
+from octavo_torch.quantizers.arguments import NEEDS_SEED
 from octavo_torch.scaling.seeds import check_seed
 
 
@@ -63,7 +64,7 @@ def _explain(x: Tensor, w1: Tensor, w2: Tensor, activation: Activation) -> None:
 
 
 def check_mlp(call: MlpCall, plan: MlpPlan, operands: Operands) -> None:
-    """The arguments beside x and the weights fit them and the recipe."""
+    """The arguments other than x and the weights fit these and the recipe."""
     x, _, _, probs, bias1, bias2, bias2_scales = operands
     rows, groups = x.shape[0], plan.fc1.groups
     if probs is not None:

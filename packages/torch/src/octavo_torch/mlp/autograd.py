@@ -3,8 +3,8 @@
 Forward:   x quantized -> fc1 -> h -> activation x probs + quantize -> fc2 -> y
 Backward:  dy quantized -> fc2's dgrad and wgrad -> activation's gradient + bias gradient + quantize -> fc1's
 
-Kept for backward, in bytes an element of a bf16 call whose recipe has codes of one byte (scales aside): 1 of x, 2 of h,
-1 of the activation, 1 of each weight. What a high-precision wgrad slot reads of the activation is computed again.
+Saved for backward, in bytes per element of a bf16 call whose recipe has codes of one byte (scales aside): 1 of x, 2 of
+h, 1 of the activation, 1 of each weight. What a high-precision wgrad slot reads of the activation is computed again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from octavo_torch.arithmetic import operations
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import from_halves, to_halves
 from octavo_torch.compiler.second_derivative import once_differentiated
+from octavo_torch.dispatch.layer import Matrix
 from octavo_torch.functions.activations import activate_gradient, probs_gradient
 from octavo_torch.linear.autograd import (
     Context,
@@ -70,27 +71,27 @@ class GroupedMLPFunction(torch.autograd.Function):
         plan = call.plan
         fc1, fc2 = plan.fc1, plan.fc2
         operands = Operands(x, w1, w2, probs, bias1, bias2, bias2_scales)
-        first, h, second = forward(call, operands)
+        result = forward(call, operands)
         call.release()
         tensors = [caller_sizes(call.sizes), None, None, None, None]
         if fc2.need_dx or (fc2.need_dw and not fc2.quantized_wgrad):
-            tensors[1:3] = [h, probs]
+            tensors[1:3] = [result.h, probs]
         if bias2_scales is not None:
             tensors[3:] = [bias2, bias2_scales]
         if fc1.need_dw:
-            ctx.x = Saved(first.x if fc1.quantized_wgrad else x, tensors)
+            ctx.x = Saved(result.x if fc1.quantized_wgrad else x, tensors)
         if fc1.need_dx:
-            ctx.w1 = Saved(first.w if fc1.quantized_dgrad else w1, tensors)
+            ctx.w1 = Saved(result.w1 if fc1.quantized_dgrad else w1, tensors)
         if fc2.need_dw and fc2.quantized_wgrad:
-            ctx.a = Saved(second.x, tensors)
+            ctx.a = Saved(result.a, tensors)
         if fc2.need_dx:
-            ctx.w2 = Saved(second.w if fc2.quantized_dgrad else w2, tensors)
+            ctx.w2 = Saved(result.w2 if fc2.quantized_dgrad else w2, tensors)
         ctx.save_for_backward(*tensors)
         ctx.call = call
         ctx.dtypes = dtypes_of(*operands, anchor)
         if out is not None:
             ctx.mark_dirty(out)
-        return second.y
+        return result.y
 
     @staticmethod
     def backward(ctx: MlpContext, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -125,7 +126,7 @@ def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
         sums = operations.bias_grads(dy, bounded_sizes(sizes, dy), bias2, bias2_scales)
         db2 = sums[0] if need_b2 else None
         ds2 = sums[1] if need_s2 else None
-    codes: Tensor | GroupedTensor = dy
+    codes: Matrix = dy
     if rounds and fc2.quantize_dy is not None:
         codes = quantize_operand(call.fc2, fc2.quantize_dy, "dy", dy, seed2)
     if need_w2:
@@ -152,7 +153,9 @@ def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
                     w1 = to_halves(w1, call.block)
                 if call.grad_input is not None and dy_of_caller is not None:
                     check_grad_input(call.grad_input, dy_of_caller)
-                dx = fc1.dgrad(grads.codes if fc1.quantized_dgrad else grads.h, w1, sizes, out=call.grad_input)
+                dh = grads.codes if fc1.quantized_dgrad else grads.h
+                assert dh is not None  # a GEMM reads it
+                dx = fc1.dgrad(dh, w1, sizes, out=call.grad_input)
             if need_w1:
                 assert fc1.wgrad is not None  # a layer whose dw is needed
                 wgrad = interleaved_wgrad(fc1.wgrad, call.block) if call.block else fc1.wgrad

@@ -33,7 +33,7 @@ class Operands(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class MlpCall(Options):
-    """One call of an MLP: its options, and what is found out about it before its forward runs.
+    """One call of an MLP: its options, and what `apply` resolves before the forward runs.
 
     second_seed     of fc2; None: seed XOR 2^63, other bits at the same positions
     states          of delayed scaling: fc1's and fc2's
@@ -56,7 +56,7 @@ class MlpCall(Options):
 
     @property
     def sizes(self) -> Sizes:
-        """int [G], or what `plan.prepare` made of them."""
+        """int [G], or what `plan.prepare` returned for them."""
         return self.fc1.sizes
 
     def set_layers(self, plan: MlpPlan, block: int, sizes: Sizes) -> None:

@@ -12,22 +12,27 @@ from octavo_torch.arithmetic import operations
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.arrays.sizes import group_sizes_of
+from octavo_torch.dispatch.layer import Matrix
 from octavo_torch.functions.activations import activate
-from octavo_torch.linear.autograd import Forward, quantize_operand, run_forward
+from octavo_torch.linear.autograd import quantize_operand, run_forward
 from octavo_torch.linear.call import Call
 from octavo_torch.mlp.call import MlpCall, Operands
-from octavo_torch.quantizers.fused import Extras, Fused
+from octavo_torch.quantizers.extras import Extras
+from octavo_torch.quantizers.fused import Fused
 from octavo_torch.scaling.seeds import SeedCounter
 
 DrawnSeed = int | Tensor | None
 
 
 class MlpForward(NamedTuple):
-    """Both layers' results with their operands, and h, fc1's result in front of the activation."""
+    """y, h (fc1's result in front of the activation), and each layer's operands as its GEMMs read them."""
 
-    fc1: Forward
+    y: Tensor
     h: Tensor
-    fc2: Forward
+    x: Matrix
+    w1: Matrix
+    a: Matrix
+    w2: Matrix
 
 
 def forward(call: MlpCall, operands: Operands) -> MlpForward:
@@ -39,13 +44,12 @@ def forward(call: MlpCall, operands: Operands) -> MlpForward:
         seed1, seed2 = call.draw(SeedCounter.current)
     if call.block:
         bias1 = None if bias1 is None else to_halves(bias1, call.block)
-        # high-precision slots alone read the weight beside its codes
+        # high-precision slots alone read the weight in addition to its codes
         w1 = to_halves(w1, call.block) if fc1.w_codes is None or not fc1.layer.quantized_fprop else w1
-    first = run_forward(fc1, seed1, x, w1, bias1, None)
-    h = first.y
+    h, rows1, matrices1 = run_forward(fc1, seed1, x, w1, bias1, None)
     a, fc2.x_codes = _activation(call, h, probs, seed2)
-    second = run_forward(fc2, seed2, h if a is None else a, w2, bias2, bias2_scales)
-    return MlpForward(first, h, second)
+    y, rows2, matrices2 = run_forward(fc2, seed2, h if a is None else a, w2, bias2, bias2_scales)
+    return MlpForward(y, h, rows1, matrices1, rows2, matrices2)
 
 
 def _activation(
@@ -85,7 +89,7 @@ def run_fused(
     """A fused quantizer's result, with codes where they are read, for the layer of `call`.
 
     record   delayed scaling records the amax, where the call does
-    extras   fields of Extras to compute beside those that the layer needs
+    extras   fields of Extras to compute in addition to those that the layer needs
     """
     run, state = fused.run, call.state
     assert run is not None  # the caller composes it then
@@ -109,6 +113,7 @@ def run_fused(
     if state is not None and record:
         amax = computed.amax
         if amax is None:
+            assert computed.activated is not None  # always there, see Extras
             amax = operations.group_amax_of(computed.activated, group_sizes_of(call.sizes))
         state.record(operand, amax)
     return codes, computed

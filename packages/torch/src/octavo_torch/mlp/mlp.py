@@ -33,7 +33,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class Extras(NamedTuple):
-    """A call's operands beside x and the weights."""
+    """A call's operands other than x and the weights."""
 
     probs: Tensor | None = None
     bias1: Weights | None = None
@@ -49,14 +49,14 @@ def apply(
     extras: Extras,
     call: MlpCall,
 ) -> Tensor:
-    """`grouped_mlp`, eagerly, where a seed may also be a SeedCounter; sets what is found out in `call`."""
+    """`grouped_mlp`, eagerly, where a seed may also be a SeedCounter; stores what it resolves in `call`."""
     if (contexts.autocast_anywhere() or contexts.transforms_active()) and contexts.matters(x):
         operands = {"x": x, "w1": w1, "w2": w2, **extras._asdict()}
         return contexts.run(lambda **cast: _apply_named(group_sizes, copy(call), **cast), operands)
     recipe = call.recipe
     first = parameters_of(w1, extras.bias1, ("w1", "bias1"))
     second = parameters_of(w2, extras.bias2, ("w2", "bias2"))
-    given, x_codes = x, None
+    rows_or_codes, x_codes = x, None
     if isinstance(x, QUANTIZED):
         x, x_codes, group_sizes = rows_of(x, first.weight, group_sizes, recipe)
     name = check_operands(x, first.weight, second.weight, call.activation)
@@ -68,17 +68,17 @@ def apply(
     plan = mlp_plan_for(recipe, name, x, first.weight, second.weight, at_host, needed, call.backend)
     check_mlp(call, plan, arrays)
     if x_codes is not None:
-        check_codes(plan.fc1, recipe, given, x_codes)
+        check_codes(plan.fc1, recipe, rows_or_codes, x_codes)
     block = check_interleave(call.interleave, name, first.weight)
     call.set_layers(plan, block, sizes)
     call.fc1.x_codes = x_codes
-    settled1 = settle(call.fc1, first.given, first.leaves, first.weight, needs[1])
-    if isinstance(first.given, QuantizedWeight) and first.given.interleave != block:
+    settled1 = settle(call.fc1, first.source, first.leaves, first.weight, needs[1])
+    if isinstance(first.source, QuantizedWeight) and first.source.interleave != block:
         raise ValueError(
-            f"w1 was quantized for interleave={first.given.interleave or None} and the call's is {call.interleave}; "
+            f"w1 was quantized for interleave={first.source.interleave or None} and the call's is {call.interleave}; "
             "give one value"
         )
-    settled2 = settle(call.fc2, second.given, second.leaves, second.weight, needs[2])
+    settled2 = settle(call.fc2, second.source, second.leaves, second.weight, needs[2])
     if plan.prepare is not None:
         call.fc1.sizes = call.fc2.sizes = plan.prepare(sizes, x.shape[0], x)
     # detached so that the caller's tensor stays a plain buffer, for the next call
@@ -86,7 +86,7 @@ def apply(
     if any(needs):
         anchors = [anchor for anchor in (anchor_of(call.fc1), anchor_of(call.fc2)) if anchor is not None]
         return grouped_mlp_function(call, out, x, settled1, settled2, *arrays[3:], anchors[0] if anchors else None)
-    y = forward(call, arrays).fc2.y
+    y = forward(call, arrays).y
     mark_written(out)
     return y
 
@@ -174,7 +174,7 @@ def grouped_mlp(
     state                           of delayed scaling: (fc1's, fc2's)
     interleave                      b: in w1 and bias1 b rows of the gate and b of the up projection take turns (1:
                                     every other row; b divides F). They are quantized, and multiply, as if the gate half
-                                    came first, from a copy that is made in each call unless w1 is quantized already
+                                    came first, from a copy, in each call, unless w1 is quantized already
     group_offset, backend, out, grad_input, main_grad, delayed_wgrad
                                     as grouped_linear's; the last two are for both weights
     Returns       [M, N]            rows past the sum are zero, and neither x nor probs are read there

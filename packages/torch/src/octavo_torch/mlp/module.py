@@ -127,8 +127,8 @@ class GroupedMLP(RecipeModule):
         if weights is not None:
             if not isinstance(weights, tuple | list) or len(weights) != 2:
                 raise ValueError(f"weights is {brief(weights)}; give what this module's quantize_weights returned")
-            for given, own in zip(weights, (first, second), strict=True):
-                check_own("weights", given, own)
+            for quantized, own in zip(weights, (first, second), strict=True):
+                check_own("weights", quantized, own)
         call = MlpCall(
             recipe=self.recipe,
             backend=self.backend,

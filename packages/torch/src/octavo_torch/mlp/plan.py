@@ -11,7 +11,7 @@ from octavo_registry.contract.cards import Activation
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.graphs import wants_graph
-from octavo_torch.dispatch.layer import Layer, Run, layer_for
+from octavo_torch.dispatch.layer import Layer, PrepareFunction, layer_for
 from octavo_torch.dispatch.recipes import with_output_dtype
 from octavo_torch.memo import Memo
 from octavo_torch.quantizers.fused import Fused, activation_quantizer, gradient_quantizer
@@ -45,13 +45,13 @@ class MlpPlan:
         self.dact = gradient_quantizer(fc1, activation)
         prepares = [fc1.prepare, fc2.prepare, *(part.plan.prepare for part in (self.act, self.dact) if part.plan)]
         # sizes that one backend prepared are nothing to another
-        self.prepare: Run | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
+        self.prepare: PrepareFunction | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
 
     @property
     def fused(self) -> dict[str, Fused]:
-        """What stands between the two layers, by name: "activation", and where it is wanted "gradient"."""
-        made = {"activation": self.act}
-        return made | {"gradient": self.dact} if self.fc1.need_dx or self.fc1.need_dw else made
+        """What stands between the two layers, by name: "activation", and where it is computed "gradient"."""
+        between = {"activation": self.act}
+        return between | {"gradient": self.dact} if self.fc1.need_dx or self.fc1.need_dw else between
 
     def __str__(self) -> str:
         lines = ["fc1", *_indented(self.fc1.plan), f"{self.activation}{_quantize(self.act)}: {self.act}"]
@@ -81,7 +81,7 @@ def mlp_plan_for(
     needed: Needed,
     backend: str | tuple[str, ...] | None,
 ) -> MlpPlan:
-    """The plan for operands that fit together, kept by the recipe's identity: a recipe does not change."""
+    """The plan for operands that fit together, remembered by the recipe's identity: a recipe does not change."""
     graph_safe = wants_graph(x)
     key = (
         id(recipe), activation, x.dtype, x.device, w1.shape, w2.shape, at_host, needed.x, needed.w1, needed.w2,

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor, nn
 
 from octavo_registry.contract.cards import GATED
+from octavo_torch.arrays.per_group import Weights
+from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.linear.grouped import Rows
 from octavo_torch.linear.module import GroupedLinear
-from octavo_torch.linear.weights import check_own
+from octavo_torch.linear.weights import QuantizedWeight, check_own
 from octavo_torch.mlp import mlp
 from octavo_torch.mlp.activation_module import Activation
 from octavo_torch.mlp.call import MlpCall
-from octavo_torch.mlp.module import GroupedMLP
+from octavo_torch.mlp.module import GroupedMLP, QuantizedWeights
 from octavo_torch.scaling.recipe_module import RecipeModule
 
-Quantized = dict[int, Any]
+Quantized = dict[int, QuantizedWeight | QuantizedWeights]
 """Quantized weights by the number of their operation: a QuantizedWeight, or the two of a GroupedMLP."""
 
 
@@ -66,7 +68,7 @@ class Sequential(nn.Module):
     def forward(
         self,
         x: Rows,
-        group_sizes: Any,
+        group_sizes: GroupSizes | None,
         probs: Tensor | None = None,
         *,
         weights: Quantized | None = None,
@@ -92,7 +94,7 @@ class Sequential(nn.Module):
         _check_ends(operations, steps, out, grad_input)
         for step in steps:
             operation = operations[step.first]
-            buffers: dict[str, Any] = {
+            buffers = {
                 "out": out if step is steps[-1] else None,
                 "grad_input": grad_input if step is steps[0] else None,
             }
@@ -114,14 +116,15 @@ class Sequential(nn.Module):
 
         out, unchanged   as GroupedLinear.quantize_weight has them
         """
-        made: dict[int, Any] = {}
+        quantized: Quantized = {}
         for number, operation in enumerate(self.operations):
-            before = None if out is None else out[number]
             if isinstance(operation, GroupedMLP):
-                made[number] = operation.quantize_weights(out=before, unchanged=unchanged)
+                pair = None if out is None else cast(QuantizedWeights, out[number])
+                quantized[number] = operation.quantize_weights(out=pair, unchanged=unchanged)
             elif isinstance(operation, GroupedLinear):
-                made[number] = operation.quantize_weight(out=before, unchanged=unchanged)
-        return made
+                one = None if out is None else cast(QuantizedWeight, out[number])
+                quantized[number] = operation.quantize_weight(out=one, unchanged=unchanged)
+        return quantized
 
     def backward_dw(self, count: int | None = None) -> None:
         """`backward_dw` of every layer with `delay_wgrad`, the last one's first; ValueError where none has it."""
@@ -131,7 +134,7 @@ class Sequential(nn.Module):
         for layer in reversed(layers):
             layer.backward_dw(count)
 
-    def explain(self, x: Tensor, group_sizes: Any) -> str:
+    def explain(self, x: Tensor, group_sizes: GroupSizes) -> str:
         """A line or more for each step, from the rows `x` of the first operation on: what is fused, or why not."""
         operations, lines = self.operations, []
         for step in self.steps():
@@ -154,7 +157,7 @@ def _name(operation: nn.Module) -> str:
     return operation.activation if isinstance(operation, Activation) else type(operation).__name__
 
 
-def _triple(operations: Any) -> tuple[GroupedLinear, Activation, GroupedLinear]:
+def _triple(operations: Sequence[nn.Module]) -> tuple[GroupedLinear, Activation, GroupedLinear]:
     return cast(tuple[GroupedLinear, Activation, GroupedLinear], tuple(operations))
 
 
@@ -199,14 +202,15 @@ def _check_ends(
 
 
 def _fused(
-    operations: Any, x: Any, group_sizes: Any, probs: Tensor | None, weights: tuple[Any, Any], buffers: dict[str, Any]
+    operations: Sequence[nn.Module],
+    x: Rows,
+    group_sizes: GroupSizes | None,
+    probs: Tensor | None,
+    weights: tuple[object, object],
+    buffers: Mapping[str, Tensor | None],
 ) -> Tensor:
     first, activation, second = _triple(operations)
-    layers = (first, second)
-    for layer, codes in zip(layers, weights, strict=True):
-        if codes is not None:
-            check_own("weights", codes, layer.weights)
-    w1, w2 = (layer.weights if codes is None else codes for layer, codes in zip(layers, weights, strict=True))
+    w1, w2 = (_weight_for(layer, codes) for layer, codes in zip((first, second), weights, strict=True))
     state1, state2 = first.delayed_state, second.delayed_state
     stores = (first.delayed_wgrad, second.delayed_wgrad)
     call = MlpCall(
@@ -214,12 +218,21 @@ def _fused(
         backend=first.backend,
         seed=first.seed,
         record=first.training,
+        out=buffers["out"],
+        grad_input=buffers["grad_input"],
         main_grad=first.main_grad,
         activation=activation.activation,
         second_seed=second.seed,
         states=None if state1 is None or state2 is None else (state1, state2),
         delayed_wgrad=None if stores == (None, None) else stores,
-        **buffers,
     )
     extras = mlp.Extras(probs, first.biases, second.biases)
     return mlp.run(x, w1, w2, group_sizes, extras, call)
+
+
+def _weight_for(layer: GroupedLinear, codes: object) -> Weights | QuantizedWeight:
+    """`codes`, which have to be this layer's, or the layer's own weight where there are none."""
+    if codes is None:
+        return layer.weights
+    check_own("weights", codes, layer.weights)
+    return cast(QuantizedWeight, codes)

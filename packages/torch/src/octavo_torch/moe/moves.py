@@ -9,8 +9,8 @@ from torch import Tensor
 
 import octavo_registry as registry
 from octavo import NoBackendError
-from octavo_registry.contract.cards import Op
-from octavo_registry.contract.request import Request
+from octavo_registry.contract.cards import Move
+from octavo_registry.contract.request import MoveRequest
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.device import arch_of
@@ -21,18 +21,18 @@ Run = Callable[..., Any]
 Route = Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
 Names = str | tuple[str, ...] | None
 
-_FALLBACKS: dict[Op, Run] = {
+_FALLBACKS: dict[Move, Run] = {
     "route": gathers.route,
     "permute_rows": gathers.permute_rows,
     "combine_rows": gathers.combine_rows,
     "dot_rows": gathers.dot_rows,
 }
-_MOVES: tuple[Op, ...] = ("permute_rows", "combine_rows", "dot_rows")
+_MOVES: tuple[Move, ...] = ("permute_rows", "combine_rows", "dot_rows")
 _functions: Memo[Run] = Memo()
 
 
 class Moves(NamedTuple):
-    """The functions that move rows of one dtype on one device; octavo_registry.Bound describes them."""
+    """The functions that move rows of one dtype on one device; octavo_registry.contract.moves describes them."""
 
     permute_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
     combine_rows: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -49,15 +49,15 @@ def route_for(x: Tensor, groups: int, backend: Names) -> Route:
     return _function("route", x, backend, groups)
 
 
-def _function(op: Op, x: Tensor, backend: Names, groups: int | None = None) -> Run:
+def _function(op: Move, x: Tensor, backend: Names, groups: int | None = None) -> Run:
     graph_safe = wants_graph(x)
     key = (op, x.dtype, x.device, backend, groups, graph_safe)
     return _functions.get(key, lambda: _resolve(op, x, backend, groups, graph_safe))
 
 
-def _resolve(op: Op, x: Tensor, backend: Names, groups: int | None, graph_safe: bool) -> Run:
+def _resolve(op: Move, x: Tensor, backend: Names, groups: int | None, graph_safe: bool) -> Run:
     name = DTYPE_NAMES[x.dtype]
-    request = Request(
+    request = MoveRequest(
         op=op,
         framework="torch",
         device=x.device.type,
@@ -68,6 +68,7 @@ def _resolve(op: Op, x: Tensor, backend: Names, groups: int | None, graph_safe: 
         graph_safe=graph_safe,
     )
     try:
-        return registry.plan(request, backend=backend).run
+        run: Run = registry.plan(request, backend=backend).run
+        return run
     except NoBackendError:
         return _FALLBACKS[op]

@@ -1,51 +1,31 @@
-"""Quantizers fused with the activation, or its gradient, before them: which backend's function serves, or why none."""
+"""Which backend fuses a quantizer with the activation, the gradient or the norm before it, or why none does."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
-
-from torch import Tensor
+from dataclasses import dataclass
 
 import octavo_registry as registry
 from octavo import NoBackendError, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
-from octavo_registry.contract.cards import Activation
-from octavo_registry.contract.request import Plan
-from octavo_registry.dispatch.layer_requests import quantize_request
+from octavo_registry.contract.cards import Activated, Activation, Norm
+from octavo_registry.contract.plan import Plan
+from octavo_registry.contract.request import FusedRequest
+from octavo_registry.dispatch.layer_plan import QuantizePlan
+from octavo_registry.dispatch.layer_requests import activation_request, norm_request, quantize_request
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.dispatch.layer import Layer
-
-FusedOp = Literal["act_quantize", "dact_quantize"]
+from octavo_torch.dispatch.layer import Layer, Names
+from octavo_torch.memo import Memo
+from octavo_torch.quantizers.composed import ComposedActivation, ComposedGradient, ComposedNorm
+from octavo_torch.quantizers.extras import Extras
 
 _UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
 """What is asked for where nobody reads codes: one pass is worth a byte an element that is thrown away."""
 
 
-class Extras(NamedTuple):
-    """What a fused function makes beside codes and scales; None where it was not asked for.
-
-    activated   [M, C] what was quantized, in the input's dtype; rows past the sum mean nothing
-    amax        fp32 [G]: max |.| of it, NaN winning
-    dbias       fp32 [G, C]: its column sums by group, in a fixed order
-    dprobs      fp32 [M]: the gradient of probs, sums along rows in a fixed order
-    mean, rstd  fp32 [M]: statistics of a normalization; RMSNorm has no mean
-    """
-
-    activated: Tensor | None = None
-    amax: Tensor | None = None
-    dbias: Tensor | None = None
-    dprobs: Tensor | None = None
-    mean: Tensor | None = None
-    rstd: Tensor | None = None
-
-
 Run = Callable[..., tuple[GroupedTensor, Extras]]
-"""octavo_registry.Bound's "act_quantize" and "dact_quantize", with one keyword more: `wanted`, names of the fields of
-Extras that the caller reads. A backend's function that takes it makes no others; one that does not makes them all."""
+"""octavo_registry.contract.fused.ActQuantize, DactQuantize or NormQuantize."""
 
 
 @dataclass(frozen=True)
@@ -80,35 +60,56 @@ def gradient_quantizer(layer: Layer, activation: Activation) -> Fused:
     return _fused("dact_quantize", layer, "dy", activation, array=array)
 
 
-def _fused(op: FusedOp, layer: Layer, operand: Operand, activation: Activation, *, array: bool) -> Fused:
+def _fused(op: Activated, layer: Layer, operand: Operand, activation: Activation, *, array: bool) -> Fused:
     quantizer = layer.quantizers.get(operand)
     codes = quantizer is not None
     if quantizer is None:
-        chosen = layer.plan.fprop
-        request = quantize_request(chosen.request, _UNREAD, operand, (PLAIN, PLAIN))
+        chosen: Plan = layer.plan.fprop
+        request = quantize_request(layer.plan.fprop.request, _UNREAD, operand, (PLAIN, PLAIN))
     else:
         chosen, request = quantizer, quantizer.request
+    plan = _fusing(chosen, activation_request(request, op, activation), codes, layer.backend)
+    if isinstance(plan, str):
+        return Fused(None, None, plan, codes, array)
+    return Fused(plan, plan.run, "", codes, array)
+
+
+def _fusing(chosen: Plan, request: FusedRequest, codes: bool, backend: Names) -> Plan | str:
+    """The plan of a fused operation beside the plan of the operation that it is fused with; or why there is none."""
     try:
-        plan = registry.plan(replace(request, op=op, activation=activation), backend=layer.backend)
+        plan = registry.plan(request, backend=backend)
     except NoBackendError as error:
         refusals = (f"{decision.backend}: {decision.reason}" for decision in error.decisions)
-        return Fused(None, None, "; ".join([f"no backend serves {op}", *refusals]), codes, array)
+        return "; ".join([f"no backend serves {request.op}", *refusals])
     verdicts = {decision.backend: decision.verdict for decision in chosen.decisions}
     if plan.backend != chosen.backend and (not codes or verdicts.get(plan.backend) == "eligible"):
         # who computes is chosen by preference and priority, not by who fuses
-        return Fused(
-            None, None, f"{chosen.backend} was chosen for {chosen.request.op} and serves no {op}", codes, array
-        )
-    return Fused(plan, _taking_wanted(plan.run), "", codes, array)
+        return f"{chosen.backend} was chosen for {chosen.request.op} and serves no {request.op}"
+    return plan
 
 
-def _taking_wanted(run: Callable[..., Any]) -> Run:
-    parameters = inspect.signature(run).parameters
-    if "wanted" in parameters or any(part.kind is part.VAR_KEYWORD for part in parameters.values()):
-        return run
+_runs: Memo[Run] = Memo()
 
-    def call(*arrays: Any, wanted: tuple[str, ...], **how: Any) -> tuple[GroupedTensor, Extras]:
-        result: tuple[GroupedTensor, Extras] = run(*arrays, **how)
-        return result
 
-    return call
+def activation_run(op: Activated, quantizer: QuantizePlan, activation: Activation, backend: Names) -> Run:
+    """The function of "act_quantize" or "dact_quantize" for the plan of a quantizer: a backend's, or composed."""
+
+    def planned() -> Run:
+        plan = _fusing(quantizer, activation_request(quantizer.request, op, activation), True, backend)
+        if not isinstance(plan, str):
+            run: Run = plan.bound.run
+            return run
+        composed = ComposedActivation if op == "act_quantize" else ComposedGradient
+        return composed(quantizer, activation)
+
+    return _runs.get((id(quantizer), op, activation, backend), planned, quantizer)
+
+
+def norm_run(quantizer: QuantizePlan, norm: Norm, backend: Names) -> Run:
+    """The function of "norm_quantize" for the plan of a quantizer: a backend's, or composed."""
+
+    def planned() -> Run:
+        plan = _fusing(quantizer, norm_request(quantizer.request, norm), True, backend)
+        return ComposedNorm(quantizer, norm) if isinstance(plan, str) else plan.bound.run
+
+    return _runs.get((id(quantizer), "norm_quantize", norm, backend), planned, quantizer)

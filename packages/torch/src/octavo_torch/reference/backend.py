@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from octavo.quantizer import HADAMARD_SIZE, Direction
-from octavo_registry.contract.request import Bound, Request
+from octavo_registry.contract.backend import AnyBound, AnyBoundGemm, Backend, Refused
+from octavo_registry.contract.dequantize import BoundDequantize, Dequantize
+from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
+from octavo_registry.contract.quantize import BoundQuantize, Quantize
+from octavo_registry.contract.request import AnyRequest, DequantizeRequest, GemmRequest, QuantizeRequest
 from octavo_torch.arithmetic import operations
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.scaling.seeds import seed_tensor
@@ -16,26 +18,35 @@ from octavo_torch.scaling.seeds import seed_tensor
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-class ReferenceBackend:
+class ReferenceBackend(Backend):
     """Serves everything that its card admits."""
 
-    def refuses(self, request: Request) -> str | None:
+    def refuses(self, request: AnyRequest) -> str | None:
         """None, but for a CUDA request in a process whose torch sees no CUDA device."""
         if request.device == "cuda" and not torch.cuda.is_available():
             return "device is cuda and this torch sees no CUDA device; install a CUDA build of torch or use the CPU"
         return None
 
-    def bind(self, request: Request) -> Bound:
-        """The function for `request.op`; see octavo_registry.Bound for the calls."""
-        if request.op == "quantize":
-            assert request.quantizer is not None
-            return Bound(run=_quantizer(operations.quantizer_text(request.quantizer), request.quantizer.role))
-        if request.op == "dequantize":
-            return Bound(run=dequantize)
-        return Bound(run=_GEMMS[request.op](_DTYPES[request.out_dtype]))
+    def bind(self, request: AnyRequest) -> AnyBound:
+        """The function for `request.op`."""
+        if isinstance(request, GemmRequest):
+            return _gemm(request)
+        if isinstance(request, QuantizeRequest):
+            text = operations.quantizer_text(request.quantizer)
+            return BoundQuantize(_quantizer(text, request.quantizer.role))
+        if isinstance(request, DequantizeRequest):
+            return BoundDequantize(_dequantizer(_DTYPES[request.out_dtype]))
+        raise Refused(f"serves no {request.op}; its card does not name it")
 
 
-def _quantizer(quantizer: str, role: str) -> Callable[..., GroupedTensor]:
+def _gemm(request: GemmRequest) -> AnyBoundGemm:
+    dtype = _DTYPES[request.out_dtype]
+    if request.op == "fprop":
+        return BoundFprop(_fprop(dtype))
+    return BoundDgrad(_dgrad(dtype)) if request.op == "dgrad" else BoundWgrad(_wgrad(dtype))
+
+
+def _quantizer(quantizer: str, role: str) -> Quantize[Tensor, GroupedTensor]:
     def quantize(
         x: Tensor,
         group_sizes: Tensor | None = None,
@@ -44,15 +55,13 @@ def _quantizer(quantizer: str, role: str) -> Callable[..., GroupedTensor]:
         operand: str | None = None,
         group_offset: int = 0,
         scale: Tensor | None = None,
-        out: GroupedTensor | None = None,
     ) -> GroupedTensor:
         sizes = None if group_sizes is None else operations.bound_sizes(group_sizes, x.shape[0], x)
         if sizes is None and x.dim() == 2:
             sizes = torch.full((1,), x.shape[0], dtype=torch.int64, device=x.device)
         key = seed_tensor(seed, x.device)
         planes = operations.quantize_planes(x, sizes, quantizer, key, operand or role, group_offset, scale)
-        result = operations.assembled(operations.layout_of(x, sizes, quantizer), sizes, planes)
-        return result if out is None else result.copy_into(out)
+        return operations.assembled(operations.layout_of(x, sizes, quantizer), sizes, planes)
 
     return quantize
 
@@ -69,19 +78,25 @@ def dequantize(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:
     return value
 
 
+def _dequantizer(dtype: torch.dtype) -> Dequantize[GroupedTensor, Tensor]:
+    def run(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:
+        return dequantize(q, direction).to(dtype)
+
+    return run
+
+
 def _operand(value: GroupedTensor | Tensor, direction: Direction) -> Tensor:
     return dequantize(value, direction) if isinstance(value, GroupedTensor) else value
 
 
 def _row_sizes(rows: GroupedTensor | Tensor, group_sizes: Tensor) -> Tensor:
     """Bounded sizes of the ragged operand. A quantized one may come from another backend, which has bounded nothing."""
-    like: Tensor | None = (
-        rows if isinstance(rows, Tensor) else rows.columnwise if rows.rowwise is None else rows.rowwise
-    )
-    if isinstance(rows, GroupedTensor) and rows.group_sizes is not None:
-        group_sizes = rows.group_sizes
-    sizes: Tensor = operations.bound_sizes(group_sizes, rows.shape[0], like)
-    return sizes
+    if isinstance(rows, Tensor):
+        return operations.bound_sizes(group_sizes, rows.shape[0], rows)
+    plane = rows.columnwise if rows.rowwise is None else rows.rowwise
+    assert plane is not None  # a GroupedTensor has one
+    sizes = group_sizes if rows.group_sizes is None else rows.group_sizes
+    return operations.bound_sizes(sizes, rows.shape[0], plane)
 
 
 def _into(out: Tensor | None, result: Tensor) -> Tensor:
@@ -92,7 +107,7 @@ def _result_dtype(out: Tensor | None, dtype: torch.dtype) -> torch.dtype:
     return dtype if out is None else out.dtype
 
 
-def _fprop(dtype: torch.dtype) -> Callable[..., Tensor]:
+def _fprop(dtype: torch.dtype) -> Fprop[Tensor, GroupedTensor | Tensor]:
     def fprop(
         x: GroupedTensor | Tensor,
         w: GroupedTensor | Tensor,
@@ -109,7 +124,7 @@ def _fprop(dtype: torch.dtype) -> Callable[..., Tensor]:
     return fprop
 
 
-def _dgrad(dtype: torch.dtype) -> Callable[..., Tensor]:
+def _dgrad(dtype: torch.dtype) -> Dgrad[Tensor, GroupedTensor | Tensor]:
     def dgrad(
         dy: GroupedTensor | Tensor, w: GroupedTensor | Tensor, group_sizes: Tensor, *, out: Tensor | None = None
     ) -> Tensor:
@@ -120,7 +135,7 @@ def _dgrad(dtype: torch.dtype) -> Callable[..., Tensor]:
     return dgrad
 
 
-def _wgrad(dtype: torch.dtype) -> Callable[..., Tensor]:
+def _wgrad(dtype: torch.dtype) -> Wgrad[Tensor, GroupedTensor | Tensor]:
     def wgrad(
         x: GroupedTensor | Tensor,
         dy: GroupedTensor | Tensor,
@@ -143,10 +158,3 @@ def _wgrad(dtype: torch.dtype) -> Callable[..., Tensor]:
         return out.copy_(torch.where((sizes > 0)[:, None, None], added.to(out.dtype), out))
 
     return wgrad
-
-
-_GEMMS: dict[str, Callable[[torch.dtype], Callable[..., Tensor]]] = {
-    "fprop": _fprop,
-    "dgrad": _dgrad,
-    "wgrad": _wgrad,
-}

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 import octavo_registry as registry
 from octavo import DelayedScaling, NoBackendError
-from octavo_registry.contract.request import Request
+from octavo_registry.contract.quantize import UpdateScales
+from octavo_registry.contract.request import QuantizeRequest
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.memo import Memo
 
-
-class Update(Protocol):
-    """`Bound.update_scales`: the end of a step of delayed scaling for all operands, in place."""
-
-    def __call__(
-        self,
-        history: Tensor,
-        scale: Tensor,
-        maxima: Sequence[float],
-        /,
-        *,
-        most_recent: bool,
-        reduced: Tensor | None,
-    ) -> None:
-        """History [operands, H, G], scale [operands, G], contiguous fp32; see octavo_registry.Bound."""
-
+Update = UpdateScales[Tensor]
 
 _is_compiling = torch.compiler.is_compiling
 _updates: Memo[Update | None] = Memo()
@@ -50,7 +33,7 @@ def _resolve(recipe: DelayedScaling, device: torch.device, graph_safe: bool) -> 
     spec = recipe.quantizer("x") or recipe.quantizer("dy")
     if spec is None:
         return None  # nothing is quantized
-    request = Request(
+    request = QuantizeRequest(
         op="quantize",
         framework="torch",
         device=device.type,
@@ -61,6 +44,6 @@ def _resolve(recipe: DelayedScaling, device: torch.device, graph_safe: bool) -> 
         graph_safe=graph_safe,
     )
     try:
-        return registry.plan(request).update_scales
+        return registry.plan(request).bound.update_scales
     except NoBackendError:  # each layer may still name a backend that serves it
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from torch import Tensor
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.per_group import stacked_view
+from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.arrays.strides import row_strides
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.wgrad.function import Codes, WgradFunction
+from octavo_torch.dispatch.layer import Matrix, WgradFunction
 
 MainGrad = Literal["accumulate", "overwrite"]
 
@@ -41,7 +42,7 @@ def check_main_grad(leaves: Sequence[Tensor]) -> None:
 
 
 def write_main_grad(
-    wgrad: WgradFunction, x: Codes, dy: Codes, sizes: Any, leaves: Sequence[Tensor], mode: MainGrad
+    wgrad: WgradFunction, x: Matrix, dy: Matrix, sizes: Sizes, leaves: Sequence[Tensor], mode: MainGrad
 ) -> Tensor:
     """Run `wgrad` into the buffers of the weight [G, N, K], or of one tensor [N, K] per group.
 

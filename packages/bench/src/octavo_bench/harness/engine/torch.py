@@ -63,7 +63,7 @@ class TorchEngine:
             return sizes
         import octavo_torch_native
 
-        return octavo_torch_native.plan(sizes, rows)
+        return octavo_torch_native.index_groups(sizes, rows, sizes)
 
     def take(self, array: Tensor, index: npt.NDArray[np.int64], axis: int) -> Tensor:
         """See `Engine`."""

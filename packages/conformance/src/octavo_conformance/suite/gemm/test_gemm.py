@@ -33,7 +33,7 @@ from octavo_conformance.problems.operands import (
 )
 from octavo_numerics import QuantizedArray, valid
 from octavo_registry.contract.frameworks import PLANES
-from octavo_registry.contract.request import Plan
+from octavo_registry.contract.plan import Plan
 
 
 def _plan(case: Case, problem: Problem, **fields: Any) -> Plan:

@@ -15,7 +15,7 @@ from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import Layer, layer_for
 from octavo_torch.distributed.fsdp.planes import from_planes
 from octavo_torch.distributed.fsdp.route import Route
-from octavo_torch.linear import functional
+from octavo_torch.quantizers.functional import quantize
 from octavo_torch.scaling.delayed_state import DelayedState
 
 Names = str | tuple[str, ...] | None
@@ -52,14 +52,14 @@ def quantize_shard(
             # a compiled backward saved the history; recording w does not change the row of dy, which it reads
             with _unsafe_preserve_version_counter(state.history):
                 state.record("w", _max_over_ranks(amax, group))
-        return functional.quantize(shard, spec, scale=state.encode_scale("w")[groups], backend=backend)
+        return quantize(shard, spec, scale=state.encode_scale("w")[groups], backend=backend)
     if not route.shares:
-        return functional.quantize(shard, spec, backend=backend)
+        return quantize(shard, spec, backend=backend)
     # an added row of blocks carries the amax of all shards: part of the groups, but of none of the shard's blocks
     rows = spec.block_size or 1
     padded = torch.nn.functional.pad(shard, (0, 0, 0, rows))
     padded[:, -rows, 0] = _max_over_ranks(_amax(shard), group).to(shard.dtype)
-    return _without_last_rows(functional.quantize(padded, spec, backend=backend), rows)
+    return _without_last_rows(quantize(padded, spec, backend=backend), rows)
 
 
 def _amax(x: Tensor) -> Tensor:

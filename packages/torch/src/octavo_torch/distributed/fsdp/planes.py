@@ -11,7 +11,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo_torch.arithmetic.casts import FP8_DTYPE
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
-from octavo_torch.linear.arguments import direction_name
+from octavo_torch.quantizers.arguments import direction_name
 
 _SCALE_DTYPE = {"fp32": torch.float32, "e8m0": torch.uint8, "e4m3": torch.float8_e4m3fn}
 

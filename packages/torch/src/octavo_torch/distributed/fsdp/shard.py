@@ -128,8 +128,9 @@ class WeightShard(torch.Tensor):
         if about.scales:
             scales = tuple(_on_this_stream(scale) for scale in about.scales)
         codes = from_gathered(about.spec, outputs[:count], scales)
-        if not reads_plain(about.layer):
-            codes = about.layer.quantize_w.from_plain(codes)  # type: ignore[union-attr]
+        from_plain = about.layer.quantizers["w"].bound.from_plain
+        if from_plain is not None and not reads_plain(about.layer):
+            codes = from_plain(codes)
         other_planes = planes_outside(codes, outputs)
         if out is not None:
             whole: Any = out._local_tensor if isinstance(out, DTensor) else out
@@ -155,10 +156,10 @@ def _gather_input(
 
 def _readable(route: Route, layer: Layer) -> Route:
     """`route`; values are gathered where the backend can produce its layouts from values only."""
-    if reads_plain(layer) or hasattr(layer.quantize_w, "from_plain"):
+    plan = layer.quantizers["w"]
+    if reads_plain(layer) or plan.bound.from_plain is not None:
         return route
-    name = layer.quantizers["w"].backend
-    return Route(route.dim, None, f"{name} reads layouts {layer.w_layouts} and produces them from values only")
+    return Route(route.dim, None, f"{plan.backend} reads layouts {layer.w_layouts} and produces them from values only")
 
 
 def _on_this_stream(scale: Tensor) -> Tensor:

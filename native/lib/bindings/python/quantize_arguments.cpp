@@ -1,0 +1,65 @@
+// InputArgs, PlaneArgs, PrologueArgs: the parts of QuantizeArgs. One call with every field as a keyword of its own
+// would take longer to match its keywords than to launch (docs/field-notes.md).
+#include <new>
+
+#include "arguments.h"
+#include "bindings.h"
+#include "octavo/quantize.h"
+
+namespace octavo::bindings {
+
+namespace {
+
+void make_input(Input* self, Address x, int dtype, int64_t rows, int64_t cols, int64_t row_stride, int64_t groups,
+                int64_t matrix_rows, Address plan) {
+  new (self) Input{
+      pointer<const void>(x),      enum_of(dtype, DType::bf16, "dtype"), rows, cols, row_stride, groups, matrix_rows,
+      pointer<const int64_t>(plan)};
+}
+
+void make_plane(Plane* self, Address codes, Address scales, Address global, int layout) {
+  new (self) Plane{pointer<void>(codes), pointer<void>(scales), pointer<float>(global),
+                   enum_of(layout, Layout::native, "layout")};
+}
+
+void make_prologue(Prologue* self, int kind, int activation, int norm, Address dy, int64_t dy_stride, Address probs,
+                   Address dprobs, Address gamma, Address beta, float epsilon, Address mean, Address rstd) {
+  Prologue prologue;
+  prologue.kind = enum_of(kind, PrologueKind::norm, "kind");
+  prologue.activation = enum_of(activation, Activation::geglu_tanh, "activation");
+  prologue.norm = enum_of(norm, Norm::layer, "norm");
+  prologue.dy = pointer<const void>(dy);
+  prologue.dy_stride = dy_stride;
+  prologue.probs = pointer<const float>(probs);
+  prologue.dprobs = pointer<float>(dprobs);
+  prologue.gamma = pointer<const void>(gamma);
+  prologue.beta = pointer<const void>(beta);
+  prologue.epsilon = epsilon;
+  prologue.mean = pointer<float>(mean);
+  prologue.rstd = pointer<float>(rstd);
+  new (self) Prologue(prologue);
+}
+
+}  // namespace
+
+void bind_quantize_arguments(nb::module_& m) {
+  using namespace nb::literals;
+  nb::class_<Input>(m, "InputArgs", nb::is_final(),
+                    "What is quantized: x [rows, cols], rows `row_stride` elements apart, of a dtype of DTYPES.\n\n"
+                    "Ragged rows need a plan; with matrix_rows N, x is `groups` matrices [N, cols], rows = groups * N.")
+      .def("__init__", &make_input, nb::kw_only(), "x"_a, "dtype"_a, "rows"_a, "cols"_a, "row_stride"_a, "groups"_a,
+           "matrix_rows"_a = 0, "plan"_a = 0);
+  nb::class_<Plane>(m, "PlaneArgs", nb::is_final(),
+                    "The arrays of one plane, in a layout of LAYOUTS. global_: nvfp4's second-level factors [groups].")
+      .def("__init__", &make_plane, "codes"_a, "scales"_a, "global_"_a = 0, "layout"_a = 0);
+  nb::class_<Prologue>(m, "PrologueArgs", nb::is_final(),
+                       "What is applied to the input before it is quantized: a kind of PROLOGUES.\n\n"
+                       "activation, activation_grad: an activation of ACTIVATIONS; dy of the gradient, rows dy_stride\n"
+                       "elements apart; probs [rows] and, written, dprobs [rows]. norm: one of NORMS with gamma, beta\n"
+                       "and epsilon; mean and rstd [rows] are written.")
+      .def("__init__", &make_prologue, nb::kw_only(), "kind"_a, "activation"_a = 0, "norm"_a = 0, "dy"_a = 0,
+           "dy_stride"_a = 0, "probs"_a = 0, "dprobs"_a = 0, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f,
+           "mean"_a = 0, "rstd"_a = 0);
+}
+
+}  // namespace octavo::bindings

@@ -1,0 +1,157 @@
+"""The operations "act_quantize", "dact_quantize" and "norm_quantize": quantizers that compute what they quantize.
+
+What they compute is within 4 ulp of float64 in fp32, and is rounded once to x's dtype; codes are the definition's of
+that, whatever its last bits are. Gated activations take [M, 2 F], the gate first, and give [M, F].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeAlias
+
+from octavo.quantizer import Operand
+from octavo_registry.contract.arrays import A, A_co, A_contra, GroupOffset, GroupSizes, Q, Q_co
+from octavo_registry.contract.bound import Bound
+
+Extra = Literal["activated", "amax", "dequantized", "dbias", "dprobs", "mean", "rstd"]
+Wanted: TypeAlias = tuple[Extra, ...] | None
+"""Names of the `Extras` that the caller reads; the others may be None. None: all that the function has."""
+
+
+class Extras(Protocol[A_co]):
+    """What a fused quantizer makes beside codes and scales; None where it is not wanted, or not this operation's."""
+
+    @property
+    def activated(self) -> A_co | None:
+        """[M, C], what was quantized, rounded to x's dtype; rows past the sum of the sizes mean nothing."""
+
+    @property
+    def amax(self) -> A_co | None:
+        """fp32 [G]: max of the magnitudes of `activated` in each group. Optional where the scaling is not delayed."""
+
+    @property
+    def dequantized(self) -> A_co | None:
+        """bf16 [M, C]: row codes times their scales, rounded once.
+
+        Optional: where it is wanted and None, the front end computes it.
+        """
+
+    @property
+    def dbias(self) -> A_co | None:
+        """fp32 [G, C], of dact_quantize: column sums of `activated` by group, the same bits each time."""
+
+    @property
+    def dprobs(self) -> A_co | None:
+        """fp32 [M], of dact_quantize: the gradient of probs, 0 past the sum, the same bits each time.
+
+        Optional: where it is wanted and None, the front end computes it.
+        """
+
+    @property
+    def mean(self) -> A_co | None:
+        """fp32 [M], of norm_quantize by LayerNorm."""
+
+    @property
+    def rstd(self) -> A_co | None:
+        """fp32 [M], of norm_quantize."""
+
+
+class ActQuantize(Protocol[A_contra, Q_co]):
+    """Quantizes act(x), times `probs` row by row."""
+
+    def __call__(
+        self,
+        x: A_contra,
+        group_sizes: GroupSizes | None = None,
+        /,
+        *,
+        probs: A_contra | None = None,
+        seed: int | A_contra | None = None,
+        operand: Operand | None = None,
+        group_offset: GroupOffset = 0,
+        scale: A_contra | None = None,
+        wanted: Wanted = None,
+    ) -> tuple[Q_co, Extras[Any]]:
+        """Codes of [M, F].
+
+        x      [M, F], or [M, 2 F] of a gated activation
+        probs  fp32 [M]
+
+        The other arguments are those of `Quantize`.
+        """
+
+
+class DactQuantize(Protocol[A_contra, Q_co]):
+    """Quantizes the gradient of x of "act_quantize"."""
+
+    def __call__(
+        self,
+        dy: A_contra,
+        x: A_contra,
+        group_sizes: GroupSizes | None = None,
+        /,
+        *,
+        probs: A_contra | None = None,
+        seed: int | A_contra | None = None,
+        operand: Operand | None = None,
+        group_offset: GroupOffset = 0,
+        scale: A_contra | None = None,
+        wanted: Wanted = None,
+    ) -> tuple[Q_co, Extras[Any]]:
+        """Codes of x's shape.
+
+        dy     [M, F], the gradient of the result, in x's dtype; multiplied by probs
+        x      [M, F], or [M, 2 F] of a gated activation
+        probs  fp32 [M]
+
+        The other arguments are those of `Quantize`.
+        """
+
+
+class NormQuantize(Protocol[A_contra, Q_co]):
+    """Quantizes normalized rows of x."""
+
+    def __call__(
+        self,
+        x: A_contra,
+        gamma: A_contra,
+        beta: A_contra | None = None,
+        group_sizes: GroupSizes | None = None,
+        /,
+        *,
+        epsilon: float = 1e-6,
+        seed: int | A_contra | None = None,
+        operand: Operand | None = None,
+        group_offset: GroupOffset = 0,
+        scale: A_contra | None = None,
+        wanted: Wanted = None,
+    ) -> tuple[Q_co, Extras[Any]]:
+        """Codes of [M, C].
+
+        x        [M, C]
+        gamma    [C]
+        beta     [C], of LayerNorm
+        epsilon  added to the variance
+
+        The other arguments are those of `Quantize`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class BoundActQuantize(Bound[ActQuantize[A, Q]], Generic[A, Q]):
+    """The answer to a request for "act_quantize": the function alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundDactQuantize(Bound[DactQuantize[A, Q]], Generic[A, Q]):
+    """The answer to a request for "dact_quantize": the function alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundNormQuantize(Bound[NormQuantize[A, Q]], Generic[A, Q]):
+    """The answer to a request for "norm_quantize": the function alone."""
+
+
+AnyBoundActQuantize = BoundActQuantize[Any, Any]
+AnyBoundDactQuantize = BoundDactQuantize[Any, Any]
+AnyBoundNormQuantize = BoundNormQuantize[Any, Any]

@@ -1,0 +1,96 @@
+"""The operations "fprop", "dgrad" and "wgrad": the three grouped GEMMs of a linear layer.
+
+An operand is a quantized one, or a plain array where the recipe of the request is high precision. With weight "kn" in
+the request w and dw are [G, K, N] in memory, quantized as they lie; shapes below are those of "nk".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol
+
+from octavo_registry.contract.arrays import A, GroupSizes, Operand_contra
+from octavo_registry.contract.bound import Bound
+from octavo_registry.contract.layer import MakeWholeLayer
+
+
+class Fprop(Protocol[A, Operand_contra]):
+    """y[r] = x[r] @ w[g].T + bias[g] for every row r of group g."""
+
+    def __call__(
+        self,
+        x: Operand_contra,
+        w: Operand_contra,
+        group_sizes: GroupSizes,
+        /,
+        *,
+        bias: A | None = None,
+        bias_scales: A | None = None,
+        out: A | None = None,
+    ) -> A:
+        """y [M, N] in the request's out_dtype; rows past the sum of the sizes are zero.
+
+        x            [M, K], read rowwise; rows past the sum are not read
+        w            [G, N, K], read rowwise ("kn": columnwise)
+        bias         [G, N]
+        bias_scales  fp32 [M], factors of the bias row by row; given with a bias alone
+        out          [M, N], written and returned; a framework whose arrays are immutable refuses it
+        """
+
+
+class Dgrad(Protocol[A, Operand_contra]):
+    """dx[r] = dy[r] @ w[g] for every row r of group g."""
+
+    def __call__(self, dy: Operand_contra, w: Operand_contra, group_sizes: GroupSizes, /, *, out: A | None = None) -> A:
+        """dx [M, K] in the request's out_dtype; rows past the sum of the sizes are zero.
+
+        dy   [M, N], read rowwise
+        w    [G, N, K], read columnwise ("kn": rowwise)
+        out  [M, K], written and returned; a framework whose arrays are immutable refuses it
+        """
+
+
+class Wgrad(Protocol[A, Operand_contra]):
+    """dw[g] = dy_g.T @ x_g, over the rows of group g."""
+
+    def __call__(
+        self,
+        x: Operand_contra,
+        dy: Operand_contra,
+        group_sizes: GroupSizes,
+        /,
+        *,
+        out: A | None = None,
+        accumulate: bool = False,
+    ) -> A:
+        """dw [G, N, K] in the dtype of `out`, or the request's out_dtype; zero for a group without rows.
+
+        x, dy       [M, K] and [M, N], read columnwise
+        out         [G, N, K], written and returned; JAX returns the sum, and takes it with `accumulate` alone
+        accumulate  adds to `out`; the bits of a group without rows stay as they are
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class BoundFprop(Bound[Fprop[A, Operand_contra]], Generic[A, Operand_contra]):
+    """The answer to a request for "fprop".
+
+    whole_layer  makes of a layer's plans its passes as one call each way; None: the front end calls the plans
+    """
+
+    whole_layer: MakeWholeLayer | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundDgrad(Bound[Dgrad[A, Operand_contra]], Generic[A, Operand_contra]):
+    """The answer to a request for "dgrad": the function alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundWgrad(Bound[Wgrad[A, Operand_contra]], Generic[A, Operand_contra]):
+    """The answer to a request for "wgrad": the function alone."""
+
+
+AnyBoundFprop = BoundFprop[Any, Any]
+AnyBoundDgrad = BoundDgrad[Any, Any]
+AnyBoundWgrad = BoundWgrad[Any, Any]

@@ -1,0 +1,124 @@
+"""The operation "quantize": codes and scales of rows or of matrices, in the planes and layouts of the request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol
+
+from octavo.quantizer import Operand
+from octavo_registry.contract.arrays import A, A_contra, GroupOffset, GroupSizes, Q, Q_co, Q_contra
+from octavo_registry.contract.bound import Bound
+
+
+class Quantize(Protocol[A_contra, Q_co]):
+    """The bits are those of `octavo_numerics.quantize`, whoever computes them."""
+
+    def __call__(
+        self,
+        x: A_contra,
+        group_sizes: GroupSizes | None = None,
+        /,
+        *,
+        seed: int | A_contra | None = None,
+        operand: Operand | None = None,
+        group_offset: GroupOffset = 0,
+        scale: A_contra | None = None,
+    ) -> Q_co:
+        """The quantized operand, in the planes of the request's quantizer and in its layouts.
+
+        x             [M, K] rows, or [G, N, K] matrices where the request is stacked; the request's in_dtype
+        group_sizes   of rows; None: matrices, or rows of one group
+        seed          of stochastic rounding: an integer or an int64 array []; ignored by other quantizers
+        operand       "x", "w" or "dy", which decides the random bits; None: the role of the quantizer
+        group_offset  number of the first group, which decides the random bits
+        scale         fp32 [G], encode scales of delayed scaling; None for other recipes
+        """
+
+
+class QuantizeWithAmax(Protocol[A, Q_co]):
+    """Quantizes and measures in one pass, for delayed scaling."""
+
+    def __call__(
+        self,
+        x: A,
+        group_sizes: GroupSizes | None = None,
+        /,
+        *,
+        seed: int | A | None = None,
+        operand: Operand | None = None,
+        group_offset: GroupOffset = 0,
+        scale: A | None = None,
+    ) -> tuple[Q_co, A]:
+        """As `Quantize`, and fp32 [G], max |x| of each group: NaN where the group holds one, 0 where it is empty."""
+
+
+class QuantizeInto(Protocol[A_contra, Q_contra]):
+    """Quantizes into the arrays of an earlier result, at their addresses."""
+
+    def __call__(
+        self,
+        x: A_contra,
+        group_sizes: GroupSizes | None = None,
+        /,
+        *,
+        out: Q_contra,
+        amax: A_contra | None = None,
+        unchanged: A_contra | None = None,
+        seed: int | A_contra | None = None,
+        operand: Operand | None = None,
+        group_offset: GroupOffset = 0,
+        scale: A_contra | None = None,
+    ) -> None:
+        """As `Quantize`, with these beside its arguments.
+
+        out        what `Quantize` returned for an operand of this shape
+        amax       fp32 [G], written as `QuantizeWithAmax` returns it; None: it is not wanted
+        unchanged  int32 [1] on x's device: where it is not 0, `out` and `amax` are left as they are. It is not read
+                   back, so a captured graph may hold the call
+        """
+
+
+class UpdateScales(Protocol[A_contra]):
+    """Ends a step of delayed scaling in place, as `octavo_numerics.update_delayed` does for each operand."""
+
+    def __call__(
+        self,
+        history: A_contra,
+        scale: A_contra,
+        maxima: Sequence[float],
+        /,
+        *,
+        most_recent: bool,
+        reduced: A_contra | None,
+    ) -> None:
+        """Rolls the histories, and writes the next step's encode scales.
+
+        history      fp32 [operands, slots, G], contiguous; slot 0 collects the amax of the step
+        scale        fp32 [operands, G], contiguous
+        maxima       of each operand, the largest value of its format times 2^-margin
+        most_recent  scales follow the amax of the step; else the largest of the history
+        reduced      fp32 [operands, G], the amax of the step over all ranks; None: what slot 0 collected
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
+    """The answer to a request for "quantize". Every part beside `run` is optional: None where the backend has none.
+
+    with_amax      quantizes and measures in one pass; None: the front end reads the operand once more
+    into           writes over an earlier result; None: the front end quantizes anew and copies
+    from_plain     plain planes in the layouts of the request, codes and scales unchanged. FSDP2 gathers plain planes
+                   and checkpoints hold them; None: weights are gathered as values, and a checkpoint's codes are refused
+    to_plain       the way back
+    update_scales  ends a step of delayed scaling; None: the front end's own operations
+    """
+
+    with_amax: QuantizeWithAmax[A, Q] | None = field(default=None, kw_only=True)
+    into: QuantizeInto[A, Q] | None = field(default=None, kw_only=True)
+    from_plain: Callable[[Q], Q] | None = field(default=None, kw_only=True)
+    to_plain: Callable[[Q], Q] | None = field(default=None, kw_only=True)
+    update_scales: UpdateScales[A] | None = field(default=None, kw_only=True)
+
+
+AnyBoundQuantize = BoundQuantize[Any, Any]

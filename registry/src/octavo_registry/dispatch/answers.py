@@ -1,0 +1,72 @@
+"""What a backend answers, checked before anybody relies on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from types import MappingProxyType
+from typing import Any, cast
+
+from octavo import OctavoError
+from octavo_registry.contract.backend import Backend, KernelChoice, Refused
+from octavo_registry.contract.bound import Bound
+from octavo_registry.contract.operations import OPERATIONS
+from octavo_registry.contract.request import AnyRequest, GemmRequest, Request
+from octavo_registry.discovery.guard import Fault, guard
+from octavo_registry.level4 import adapter
+from octavo_registry.level4 import bound as level4
+
+_DATA = ("note", "workspace_bytes")
+
+
+def ask_bound(backend: Backend, request: Request) -> Bound[Any]:
+    """The backend's answer to `request`, in the class of its operation.
+
+    Raises `Fault`, caused by `Refused` where the backend refuses, either way, and else saying what is wrong.
+    """
+    answer: Any = guard(_bind, backend, request)
+    wanted = OPERATIONS[request.op].bound
+    if not isinstance(answer, (wanted, level4.Bound)):
+        raise Fault(f"bind returned a {type(answer).__name__}; it returns a {wanted.__name__} with `run` and `layouts`")
+    for part in fields(answer):
+        value = getattr(answer, part.name)
+        needed = _needed(part.name, value)
+        if needed:
+            raise Fault(
+                f"bind returned a {type(answer).__name__} whose `{part.name}` is of type {type(value).__name__}; "
+                f"give {needed}"
+            )
+    answer = adapter.adapted(answer, request.op) if isinstance(answer, level4.Bound) else answer
+    return replace(answer, layouts=MappingProxyType(dict(answer.layouts)))
+
+
+def _needed(part: str, value: object) -> str:
+    """What this part of an answer has to be; "" where it is that."""
+    if part == "layouts":
+        return "" if isinstance(value, Mapping) else "a mapping of operands to layouts"
+    if part == "run":
+        return "" if callable(value) else "a function"
+    return "" if part in _DATA or value is None or callable(value) else "a function or None"
+
+
+def _bind(backend: Backend, request: Request) -> object:
+    concrete = cast("AnyRequest", request)  # the base has no instances
+    reason = backend.refuses(concrete)
+    if reason is not None:
+        raise Refused(str(reason))
+    return backend.bind(concrete)
+
+
+def ask_kernels(backend: Backend, name: str, request: GemmRequest, rows: int) -> tuple[KernelChoice, ...] | None:
+    """What `backend` answers; None where it has no model. OctavoError where it breaks or answers in another type."""
+    try:
+        answer = guard(backend.kernels, request, rows)
+        choices = None if answer is None else guard(tuple, answer)
+    except Fault as fault:
+        raise OctavoError(f"{name} cannot say which kernels it has: {fault}") from fault
+    strange = next((choice for choice in choices or () if not isinstance(choice, KernelChoice)), None)
+    if strange is not None:
+        raise OctavoError(
+            f"{name} lists a {type(strange).__name__} among its kernels; it lists octavo_registry.KernelChoice"
+        )
+    return choices

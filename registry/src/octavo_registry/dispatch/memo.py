@@ -1,0 +1,24 @@
+"""A bounded memo: what was decided, until there is too much of it."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+LIMIT = 4096
+"""Far more than the operations of a model; reached by a process that plans for ever new shapes."""
+
+
+class Memo(dict[K, V]):
+    """A dict of at most `limit` items, of which the oldest goes where another one comes."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if key not in self and len(self) >= self._limit:
+            del self[next(iter(self))]
+        super().__setitem__(key, value)
