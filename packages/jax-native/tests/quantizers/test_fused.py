@@ -16,7 +16,7 @@ from octavo import QuantizerSpec
 from octavo_jax import Extras, act_quantize, dact_quantize, norm_quantize
 from octavo_jax.functions.activations import ACTIVATIONS
 from octavo_jax_native.backend import NativeBackend
-from octavo_jax_native.quantizers.fused import act_quantizer, dact_quantizer, norm_quantizer
+from octavo_jax_native.quantizers.fused import ActQuantizer, DactQuantizer, NormQuantizer
 from octavo_native import GATED
 from octavo_registry.contract import Extra, Wanted
 
@@ -138,7 +138,7 @@ def test_activation_and_quantize(
         spec, arguments = specs[name], arguments_for(specs[name], rng, len(SIZES))
         x = _draw(rng, (M, 2 * F if activation in GATED else F), jnp.dtype(dtype))
         probs = rng.random(M).astype(np.float32) if name != "delayed" else None
-        run = act_quantizer(spec, PLAIN, activation)
+        run = ActQuantizer(spec, PLAIN, activation)
         q, extras = run(
             jnp.asarray(x),
             jnp.asarray(SIZES),
@@ -161,7 +161,7 @@ def test_gradient_and_quantize(
     x = _draw(rng, (M, 2 * F if activation in GATED else F), jnp.dtype(dtype))
     dy, probs = _draw(rng, (M, F), jnp.dtype(dtype)), rng.random(M).astype(np.float32)
 
-    function = dact_quantizer(spec, PLAIN, activation)
+    function = DactQuantizer(spec, PLAIN, activation)
 
     def run() -> Any:
         arrays = jnp.asarray(dy), jnp.asarray(x), jnp.asarray(SIZES)
@@ -187,7 +187,7 @@ def test_normalization_and_quantize(norm: Any, rng: Any, specs: Any, same_tensor
     x = _draw(rng, (M, F), np.float32)
     gamma, beta = (rng.standard_normal(F).astype(np.float32) for _ in range(2))
     arrays = jnp.asarray(x), jnp.asarray(gamma), jnp.asarray(beta) if norm == "layer" else None, jnp.asarray(SIZES)
-    q, extras = norm_quantizer(spec, PLAIN, norm)(*arrays, epsilon=1e-5, wanted=EVERYTHING)
+    q, extras = NormQuantizer(spec, PLAIN, norm)(*arrays, epsilon=1e-5, wanted=EVERYTHING)
     activated = _check_extras(extras, q, spec, same_tensor, {})
     rows = x[:USED].astype(np.float64)
     mean = rows.mean(1, keepdims=True) if norm == "layer" else np.zeros((USED, 1))
@@ -209,7 +209,7 @@ def test_the_public_function_returns_the_statistics(norm: Any, specs: Any, same_
     q, extras = norm_quantize(
         jnp.asarray(x), jnp.asarray(gamma), specs["row"], SIZES, norm=norm, epsilon=1e-5, backend="jax-native"
     )
-    function = norm_quantizer(specs["row"], PLAIN, norm)
+    function = NormQuantizer(specs["row"], PLAIN, norm)
     expected, results = function(jnp.asarray(x), jnp.asarray(gamma), None, jnp.asarray(SIZES), epsilon=1e-5)
     assert (extras.mean is None) == (norm == "rms")
     assert (extras.amax, extras.dbias) == (None, None)
@@ -220,7 +220,7 @@ def test_the_public_function_returns_the_statistics(norm: Any, specs: Any, same_
 
 def test_extras_that_are_not_wanted_are_none(specs: Any) -> None:
     """Called alone, a function computes no more than its caller reads."""
-    run = act_quantizer(specs["delayed"], PLAIN, "silu")
+    run = ActQuantizer(specs["delayed"], PLAIN, "silu")
     x, scale = jnp.ones((M, F)), jnp.ones(len(SIZES))
     cases: tuple[tuple[Wanted, set[str]], ...] = ((None, {"activated", "amax"}), (("amax",), {"amax"}), ((), set()))
     for wanted, names in cases:
@@ -245,7 +245,7 @@ def test_native_layouts(specs: Any, rng: Any, same_bits: Any) -> None:
     """Fused functions write the layouts that the Hopper GEMMs read, too."""
     x, sizes = jnp.asarray(_draw(rng, (M, 2 * F), np.float32)), jnp.asarray(SIZES)
     plain, native = (
-        act_quantizer(specs["block"], layouts, "swiglu")(x, sizes)[0]
+        ActQuantizer(specs["block"], layouts, "swiglu")(x, sizes)[0]
         for layouts in (("plain", "plain"), ("rows", "panels"))
     )
     assert (native.spec.rowwise_layout, native.spec.columnwise_layout) == ("rows", "panels")
@@ -289,15 +289,15 @@ def test_arguments_are_refused_by_name(call: Callable[[], Any], message: str) ->
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: act_quantizer(BLOCK, PLAIN, "tanh"), "activation is 'tanh'"),  # type: ignore[arg-type]
-        (lambda: act_quantizer(BLOCK, PLAIN, "swiglu")(X[:, :31]), r"x \[8, 31\] has 31 columns; swiglu needs"),
-        (lambda: act_quantizer(BLOCK, PLAIN, "silu")(X, probs=jnp.ones(7)), r"probs has shape \[7\]"),
-        (lambda: act_quantizer(BLOCK, PLAIN, "silu")(jnp.ones((2, 8, 32))), r"x has shape \[2, 8, 32\]"),
-        (lambda: dact_quantizer(BLOCK, PLAIN, "swiglu")(X, X), r"dy has shape \[8, 32\] .* \[8, 16\]"),
-        (lambda: norm_quantizer(BLOCK, PLAIN, "rms")(X, jnp.ones(8)), r"gamma has shape \[8\]"),
-        (lambda: norm_quantizer(BLOCK, PLAIN, "rms")(X, ONES, epsilon=0.0), "epsilon is 0.0"),
+        (lambda: ActQuantizer(BLOCK, PLAIN, "tanh"), "activation is 'tanh'"),  # type: ignore[arg-type]
+        (lambda: ActQuantizer(BLOCK, PLAIN, "swiglu")(X[:, :31]), r"x \[8, 31\] has 31 columns; swiglu needs"),
+        (lambda: ActQuantizer(BLOCK, PLAIN, "silu")(X, probs=jnp.ones(7)), r"probs has shape \[7\]"),
+        (lambda: ActQuantizer(BLOCK, PLAIN, "silu")(jnp.ones((2, 8, 32))), r"x has shape \[2, 8, 32\]"),
+        (lambda: DactQuantizer(BLOCK, PLAIN, "swiglu")(X, X), r"dy has shape \[8, 32\] .* \[8, 16\]"),
+        (lambda: NormQuantizer(BLOCK, PLAIN, "rms")(X, jnp.ones(8)), r"gamma has shape \[8\]"),
+        (lambda: NormQuantizer(BLOCK, PLAIN, "rms")(X, ONES, epsilon=0.0), "epsilon is 0.0"),
         (
-            lambda: act_quantizer(COLUMNWISE, PLAIN, "silu")(X, wanted=("dequantized",)),
+            lambda: ActQuantizer(COLUMNWISE, PLAIN, "silu")(X, wanted=("dequantized",)),
             "wanted holds 'dequantized', which is the row data's values, and orientation is 'columnwise'",
         ),
     ],

@@ -8,7 +8,6 @@ array has the bits that `octavo_jax.quantize` gives it. None of them is differen
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,14 +25,11 @@ from octavo_jax_native.ffi.quantize import Prologue
 from octavo_jax_native.quantizers.kernel import QuantizeKernel
 from octavo_registry.contract import (
     Activation,
-    ActQuantize,
     BoundActQuantize,
     BoundDactQuantize,
     BoundNormQuantize,
-    DactQuantize,
     FusedRequest,
     Norm,
-    NormQuantize,
     NormRequest,
     Wanted,
 )
@@ -44,17 +40,21 @@ Layouts = tuple[str, str]
 def bind_fused(request: FusedRequest) -> BoundFused:
     """The kernels' function for `request`, which is jitted; extras that nobody reads are not computed under jit."""
     if isinstance(request, NormRequest):
-        return BoundNormQuantize(norm_quantizer(request.quantizer, request.layouts, request.norm))
+        return BoundNormQuantize(NormQuantizer(request.quantizer, request.layouts, request.norm))
     if request.op == "act_quantize":
-        return BoundActQuantize(act_quantizer(request.quantizer, request.layouts, request.activation))
-    return BoundDactQuantize(dact_quantizer(request.quantizer, request.layouts, request.activation))
+        return BoundActQuantize(ActQuantizer(request.quantizer, request.layouts, request.activation))
+    return BoundDactQuantize(DactQuantizer(request.quantizer, request.layouts, request.activation))
 
 
-def act_quantizer(spec: QuantizerSpec, layouts: Layouts, activation: Activation) -> ActQuantize[Array, GroupedTensor]:
+class ActQuantizer:
     """The function of "act_quantize"."""
-    function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation", check_activation(activation))))
 
-    def run(
+    def __init__(self, spec: QuantizerSpec, layouts: Layouts, activation: Activation) -> None:
+        self._spec, self._activation = spec, check_activation(activation)
+        self._function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation", activation)))
+
+    def __call__(
+        self,
         x: Array,
         group_sizes: Array | None = None,
         /,
@@ -67,19 +67,21 @@ def act_quantizer(spec: QuantizerSpec, layouts: Layouts, activation: Activation)
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
         checks.check_input(x, "x", (2,))
-        columns = features(int(x.shape[1]), activation, f"x {list(x.shape)}")
+        columns = features(int(x.shape[1]), self._activation, f"x {list(x.shape)}")
         operands = {"x": x, **_probs_operand(probs, x)}
         arguments = _Arguments(seed, operand, group_offset, scale)
-        return function(operands, columns, group_sizes, arguments, _names(spec, wanted))
-
-    return run
+        return self._function(operands, columns, group_sizes, arguments, _names(self._spec, wanted))
 
 
-def dact_quantizer(spec: QuantizerSpec, layouts: Layouts, activation: Activation) -> DactQuantize[Array, GroupedTensor]:
+class DactQuantizer:
     """The function of "dact_quantize"."""
-    function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation_grad", check_activation(activation))))
 
-    def run(
+    def __init__(self, spec: QuantizerSpec, layouts: Layouts, activation: Activation) -> None:
+        self._spec, self._activation = spec, check_activation(activation)
+        self._function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation_grad", activation)))
+
+    def __call__(
+        self,
         dy: Array,
         x: Array,
         group_sizes: Array | None = None,
@@ -94,21 +96,21 @@ def dact_quantizer(spec: QuantizerSpec, layouts: Layouts, activation: Activation
     ) -> tuple[GroupedTensor, Extras]:
         checks.check_input(x, "x", (2,))
         checks.check_input(dy, "dy", (2,))
-        inner = features(int(x.shape[1]), activation, f"x {list(x.shape)}")
+        inner = features(int(x.shape[1]), self._activation, f"x {list(x.shape)}")
         checks.check_array(dy, "dy", (x.shape[0], inner), x.dtype)
         operands = {"x": x, "dy": dy, **_probs_operand(probs, x)}
         arguments = _Arguments(seed, operand, group_offset, scale)
-        return function(operands, x.shape[1], group_sizes, arguments, _names(spec, wanted, "dbias"))
-
-    return run
+        return self._function(operands, x.shape[1], group_sizes, arguments, _names(self._spec, wanted, "dbias"))
 
 
-def norm_quantizer(spec: QuantizerSpec, layouts: Layouts, norm: Norm) -> NormQuantize[Array, GroupedTensor]:
+class NormQuantizer:
     """The function of "norm_quantize"."""
-    kernel = QuantizeKernel(spec, layouts, Prologue("norm", norm=norm))
-    statistics = ("rstd", "mean") if norm == "layer" else ("rstd",)
 
-    def run(
+    def __init__(self, spec: QuantizerSpec, layouts: Layouts, norm: Norm) -> None:
+        self._spec, self._layouts, self._norm = spec, layouts, norm
+
+    def __call__(
+        self,
         x: Array,
         gamma: Array,
         beta: Array | None = None,
@@ -123,13 +125,13 @@ def norm_quantizer(spec: QuantizerSpec, layouts: Layouts, norm: Norm) -> NormQua
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
         checks.check_input(x, "x", (2,))
-        check_norm(norm, epsilon, x, gamma, beta)
+        check_norm(self._norm, epsilon, x, gamma, beta)
         operands = {"x": x, "gamma": gamma} | ({} if beta is None else {"beta": beta})
-        function = fused_function(replace(kernel, prologue=replace(kernel.prologue, epsilon=float(epsilon))))
+        prologue = Prologue("norm", norm=self._norm, epsilon=float(epsilon))
+        function = fused_function(QuantizeKernel(self._spec, self._layouts, prologue))
+        statistics = ("rstd", "mean") if self._norm == "layer" else ("rstd",)
         arguments = _Arguments(seed, operand, group_offset, scale)
-        return function(operands, x.shape[1], group_sizes, arguments, _names(spec, wanted, *statistics))
-
-    return run
+        return function(operands, x.shape[1], group_sizes, arguments, _names(self._spec, wanted, *statistics))
 
 
 class _Arguments(NamedTuple):
