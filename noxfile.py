@@ -52,7 +52,7 @@ BACKENDS = {
 }
 ON_CUDA = ["torch-cudagraph"]  # backends that serve nothing else
 SLOW = ["octavo-numerics", "octavo-jax", "octavo-bench", "octavo"]  # packages with tests that take minutes
-TOOLS = ("ruff==0.17.5", "mypy==2.4.1")
+TOOLS = ("ruff==0.17.5", "clang-format==23.1.5", "mypy==2.4.1")
 ADAPTED = (
     "qwix==0.1.8",
     "tokamax==0.0.12",
@@ -109,11 +109,10 @@ def _install(session: nox.Session, *distributions: str, extra: tuple[str, ...] =
     session.install("-c", str(ROOT / "constraints.txt"), *_local(session, workspace), *outside)
 
 
-def _with_python() -> list[str]:
-    """Files and folders of the root with Python that git tracks: a virtual environment in the clone has any name."""
-    command = ("git", "-C", str(ROOT), "ls-files", "--", "*.py", "*.pyi")
-    names = subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()
-    return sorted({name.split("/")[0] for name in names})
+def _tracked(*patterns: str) -> list[str]:
+    """Files that git tracks; the clone also holds virtual environments of any name and what was built."""
+    command = ("git", "-C", str(ROOT), "ls-files", "--", *patterns)
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()
 
 
 def _nvcc() -> str | None:
@@ -237,47 +236,58 @@ class _Queue:
 
 @nox.session(venv_backend="none")
 def change(session: nox.Session) -> None:
-    """Everything that a change must pass: the sessions below, several at a time, each with its share of the cores.
+    """Everything that a change must pass: every session whose default is not False, several of them at a time.
 
-    One session alone leaves cores idle while it makes its environment, imports, collects and waits for its last test.
-    A session's output is in .nox/.cache/logs; that of a failed one is printed, too.
+    A session alone leaves cores idle while it installs, imports, collects and waits for its last test. Here each has
+    its share of the cores. Outputs go to .nox/.cache/logs, those of failed sessions to the terminal, too.
     """
     lanes = min(CORES, 4)
-    environment = {**os.environ, WORKERS: str(max(1, min(CORES // lanes, 8)))}
+    environment = {
+        **os.environ,
+        WORKERS: str(max(1, min(CORES // lanes, 8))),
+        "PYTEST_ADDOPTS": f"{os.environ.get('PYTEST_ADDOPTS', '')} -p no:cacheprovider".strip(),  # one folder for all
+    }
     logs = session.cache_dir.resolve() / "logs"
-    logs.mkdir(exist_ok=True)
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir()
     queue = _Queue(_checks())
 
     def work() -> None:
         while (name := queue.take()) is not None:
             log, start = logs / f"{name}.log", time.monotonic()
+            command = (sys.executable, "-m", "nox", "-s", name, "--", *session.posargs)
             with log.open("w") as output:
-                command = (sys.executable, "-m", "nox", "-s", name, "--", *session.posargs)
                 run = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
             text = log.read_text(errors="replace")
             if run.returncode:
-                session.warn(text)
+                session.warn(f"output of {name}:\n{text}")
             counts = re.findall(r"^=+ (.*) in [^=]*=+$", text, flags=re.MULTILINE)
             outcome = "passed" if run.returncode == 0 else "FAILED"
-            session.log(f"{name} {outcome} after {time.monotonic() - start:.0f} s {', '.join(counts[-1:])}")
+            session.log(" ".join([f"{name} {outcome} after {time.monotonic() - start:.0f} s", *counts[-1:]]))
             queue.finish(name, run.returncode == 0)
 
     with ThreadPoolExecutor(lanes) as pool:
-        for lane in [pool.submit(work) for _ in range(lanes)]:
-            lane.result()
+        running = [pool.submit(work) for _ in range(lanes)]
+        try:
+            for lane in running:
+                lane.result()
+        except BaseException:  # Ctrl-C, which has ended the running sessions, too
+            queue.waiting.clear()
+            raise
     failed = [name for name, passed in queue.passed.items() if not passed]
-    failed += [f"{name} (not run: octavo-native does not build)" for name in queue.waiting]
+    failed += [f"{name} (not run, because native failed)" for name in queue.waiting]
     if failed:
         session.error(f"failed: {', '.join(failed)}")
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Format and lint."""
-    session.install(*TOOLS[:1])
-    places = _with_python()
+    """Format and lint: Python everywhere, C++ and CUDA in lib and include of native/."""
+    session.install(*TOOLS[:2])
+    places = sorted({name.split("/")[0] for name in _tracked("*.py", "*.pyi")})  # folders: new files are linted, too
     session.run("ruff", "format", "--check", *places)
     session.run("ruff", "check", *places)
+    session.run("clang-format", "--dry-run", "-Werror", *_tracked("native/lib/*", "native/include/*"))
 
 
 @nox.session
@@ -292,10 +302,10 @@ def native(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """mypy --strict over every package, the plugin template and the tools."""
-    _install(session, *DIRECTORIES, extra=(*TOOLS[1:], "flax", "safetensors"))
+    """mypy --strict over every package, the plugin template, the tools, and functions that do not fit the contract."""
+    _install(session, *DIRECTORIES, extra=(*TOOLS[2:], "flax", "safetensors"))
     sources = (str(Path(directory, "src")) for directory in (*DIRECTORIES.values(), TEMPLATE))
-    session.run("mypy", *sources, "native/tools")
+    session.run("mypy", *sources, "native/tools", "registry/tests/contract/wrong_signatures.py")
 
 
 @nox.session

@@ -13,7 +13,7 @@ import octavo_numerics
 from octavo_bench.harness.shapes import even, ragged
 from octavo_bench.peers import compile as peers
 from octavo_bench.quantize.case import CASES, Case
-from octavo_bench.quantize.measure import peer_of
+from octavo_bench.quantize.peer import peer_of
 
 ROWS, COLS = 512, 256
 SIZES = [256, 256]

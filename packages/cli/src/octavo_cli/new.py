@@ -19,7 +19,7 @@ _SKIPPED = shutil.ignore_patterns("__pycache__", ".*_cache", "*.egg-info", "buil
 
 def new(
     name: Annotated[str, typer.Argument(help="Name of the backend: lower case, digits and hyphens, such as my-chip.")],
-    out: Annotated[Path, typer.Option(help="Folder in which NAME-octavo is made.")] = Path("."),
+    out: Annotated[Path, typer.Option(help="Folder in which NAME-octavo is created.")] = Path("."),
 ) -> None:
     """Start a backend package: NAME-octavo, a working FP8 backend on the CPU to change step by step."""
     target = create(name, out)
@@ -30,7 +30,7 @@ def new(
 
 
 def create(name: str, parent: Path) -> Path:
-    """The folder `parent/NAME-octavo`, made from the template; all of it or nothing.
+    """The folder `parent/NAME-octavo`, created from the template: completely, or not at all.
 
     InputError for a name that no backend or package can have, for an existing folder and for a parent that cannot
     be written to.

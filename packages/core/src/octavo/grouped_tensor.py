@@ -107,6 +107,6 @@ def check_group_sizes(sizes: list[int] | tuple[int, ...], rows: int) -> None:
     total = sum(sizes)
     if total > rows:
         raise ValueError(
-            f"group_sizes sum to {total} and the tensor has {rows} rows; the sum may not exceed the rows "
+            f"group_sizes sum to {total} and the tensor has {rows} rows; the sum may be at most the rows "
             "(rows past the sum are a tail that is never read)"
         )

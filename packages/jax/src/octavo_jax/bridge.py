@@ -17,7 +17,7 @@ from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.device import device_kind
 from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.quantizers.functional import quantize
-from octavo_jax.scaling.delayed import DelayedState, ScalingHistory
+from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.frameworks import PLANES, Device, LayerResult
 

@@ -22,7 +22,7 @@ import octavo_numerics
 from octavo import QuantizerSpec
 from octavo.quantizer import Operand, Orientation
 from octavo_jax import Quantizer, QuantizerSet, quantizer_set
-from octavo_jax.scaling.delayed import ScalingHistory
+from octavo_jax.scaling.delayed_state import ScalingHistory
 
 GROUPS = 3
 

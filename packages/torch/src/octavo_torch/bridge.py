@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
+from octavo import DelayedScaling, GroupedTensorSpec, QuantizerSpec, Recipe
 from octavo_registry.contract.frameworks import Device, LayerResult
 from octavo_torch.arrays import sizes
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.compiler import graphs
 from octavo_torch.compiler.host_reads import watch_host_reads
 from octavo_torch.compiler.tracing import register_constants
@@ -22,6 +23,8 @@ from octavo_torch.scaling.delayed_state import OPERANDS, DelayedState
 
 if TYPE_CHECKING:
     import numpy as np
+
+R = TypeVar("R")
 
 # numpy has no such types: arrays of ml_dtypes cross as integers of the same width
 _BY_NAME: dict[str, tuple[torch.dtype, str]] = {
@@ -74,7 +77,9 @@ class TorchFramework:
                 return np.ascontiguousarray(raw).view(np.dtype(getattr(ml_dtypes, name)))
         return np.ascontiguousarray(host.numpy())
 
-    def grouped_tensor(self, spec: GroupedTensorSpec, group_sizes: Any, arrays: Mapping[str, Any]) -> GroupedTensor:
+    def grouped_tensor(
+        self, spec: GroupedTensorSpec, group_sizes: GroupSizes | None, arrays: Mapping[str, Tensor | None]
+    ) -> GroupedTensor:
         """A GroupedTensor of these planes."""
         rows = spec.shape[0]
         planes = {name: value for name, value in arrays.items() if value is not None}
@@ -86,14 +91,14 @@ class TorchFramework:
 
     def quantize(
         self,
-        x: Any,
+        x: Tensor,
         spec: QuantizerSpec,
-        group_sizes: Any = None,
+        group_sizes: GroupSizes | None = None,
         *,
         seed: int | None = None,
         operand: str | None = None,
         group_offset: int = 0,
-        scale: Any = None,
+        scale: Tensor | None = None,
         backend: str | Sequence[str] | None = None,
     ) -> GroupedTensor:
         """octavo_torch.quantize."""
@@ -110,26 +115,26 @@ class TorchFramework:
 
     def grouped_linear(
         self,
-        x: Any,
-        w: Any,
-        group_sizes: Any,
-        dy: Any = None,
+        x: Tensor,
+        w: Tensor,
+        group_sizes: GroupSizes,
+        dy: Tensor | None = None,
         *,
         recipe: Recipe,
-        bias: Any = None,
+        bias: Tensor | None = None,
         seed: int | None = None,
-        scales: Mapping[str, Any] | None = None,
+        scales: Mapping[str, Tensor] | None = None,
         group_offset: int = 0,
         backend: str | Sequence[str] | None = None,
         compiled: bool = False,
     ) -> LayerResult:
         """octavo_torch.grouped_linear, with gradients of x, w and bias where `dy` is given."""
         state = None
-        if recipe.stateful:
+        if isinstance(recipe, DelayedScaling):
             state = _state_of(recipe, scales or {}, w)
         leaves = [value if value is None else value.detach().requires_grad_(dy is not None) for value in (x, w, bias)]
 
-        def layer(x: Tensor, w: Tensor, sizes: Any, bias: Tensor | None) -> Tensor:
+        def layer(x: Tensor, w: Tensor, sizes: GroupSizes, bias: Tensor | None) -> Tensor:
             return functional.grouped_linear(
                 x,
                 w,
@@ -151,7 +156,7 @@ class TorchFramework:
         grads = [None if leaf is None else leaf.grad for leaf in leaves]
         return LayerResult(y.detach(), *grads)
 
-    def host_reads(self, function: Callable[..., Any], *arrays: Any) -> Sequence[str]:
+    def host_reads(self, function: Callable[..., object], *arrays: Tensor) -> Sequence[str]:
         """Operations by which `function(*arrays)` waits for a tensor's values on the host.
 
         Every tensor is treated as if it were on an accelerator, so reads of CPU tensors are reported, too.
@@ -160,7 +165,7 @@ class TorchFramework:
             function(*arrays)
         return reads
 
-    def capture(self, function: Callable[..., Any], *arrays: Any) -> Callable[..., Any]:
+    def capture(self, function: Callable[..., R], *arrays: Tensor) -> Callable[..., R]:
         """`function(*arrays)` as a CUDA graph: called with tensors like these, it replays and returns the results.
 
         The results are the graph's own tensors, which the next replay overwrites. octavo_torch_cudagraph.capture does
@@ -172,22 +177,22 @@ class TorchFramework:
 
 
 @dataclass(frozen=True, slots=True)
-class _Replay:
+class _Replay(Generic[R]):
     """A captured call. It keeps `function` alive, because a replay reads the tensors that this closes over."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
-    results: Any
-    function: Callable[..., Any]
+    results: R
+    function: Callable[..., R]
 
-    def __call__(self, *arrays: Any) -> Any:
+    def __call__(self, *arrays: Tensor) -> R:
         for target, value in zip(self.inputs, arrays, strict=True):
             target.copy_(value)
         self.graph.replay()
         return self.results
 
 
-def _state_of(recipe: Any, scales: Mapping[str, Any], w: Tensor) -> DelayedState:
+def _state_of(recipe: DelayedScaling, scales: Mapping[str, Tensor], w: Tensor) -> DelayedState:
     state = DelayedState.create(recipe, w.shape[0], w.device)
     for index, operand in enumerate(OPERANDS):
         if operand in scales:

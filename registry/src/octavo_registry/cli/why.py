@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
@@ -40,6 +40,8 @@ from octavo_registry.dispatch.layer_requests import (
 
 LAYER = "layer"
 OPERATIONS: tuple[str, ...] = (*get_args(Op), LAYER)
+SIZES: tuple[Literal["host", "device"], ...] = ("host", "device")
+Text = TypeVar("Text", bound=str)
 _OPERAND_OF: dict[str, Operand] = {"act_quantize": "x", "norm_quantize": "x", "dact_quantize": "dy"}
 
 
@@ -106,11 +108,12 @@ def parse_arch(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
-    """`value`, where it is allowed."""
-    if value not in allowed:
-        raise BadInput(f"{option}: got {value!r}; one of {', '.join(allowed)}")
-    return value
+def one_of(option: str, value: str, allowed: Iterable[Text]) -> Text:
+    """The allowed text that equals `value`, with its type; `BadInput` names the option and what is allowed."""
+    choices = {str(choice): choice for choice in allowed}
+    if value not in choices:
+        raise BadInput(f"{option}: got {value!r}; one of {', '.join(choices)}")
+    return choices[value]
 
 
 def _default_framework() -> str:
@@ -231,7 +234,7 @@ def why(
     chosen = find_recipe(recipe)
     name = framework or _default_framework()
     kind, capability = _device(name, device, arch)
-    in_dtype: DType = next(d for d in get_args(DType) if d == one_of("--dtype", dtype, get_args(DType)))
+    in_dtype: DType = one_of("--dtype", dtype, get_args(DType))
     layer = GemmRequest(
         op="fprop",
         framework=name,
@@ -243,14 +246,14 @@ def why(
         k=k,
         n=n,
         groups=groups,
-        sizes="host" if one_of("--sizes", sizes, ("host", "device")) == "host" else "device",
+        sizes=one_of("--sizes", sizes, SIZES),
         graph_safe=graph,
         training=not inference,
-        weight=next(w for w in WEIGHT_SHAPES if w == one_of("--weight", weight or _weight(name), tuple(WEIGHT_SHAPES))),
+        weight=one_of("--weight", weight or _weight(name), WEIGHT_SHAPES),
     )
-    which = next(o for o in get_args(Operand) if o == one_of("--operand", operand, get_args(Operand)))
-    function = next(a for a in get_args(Activation) if a == one_of("--activation", activation, get_args(Activation)))
-    normalization = next(n for n in get_args(Norm) if n == one_of("--norm", norm, get_args(Norm)))
+    which: Operand = one_of("--operand", operand, get_args(Operand))
+    function: Activation = one_of("--activation", activation, get_args(Activation))
+    normalization: Norm = one_of("--norm", norm, get_args(Norm))
     question = Question(op, which, layer, chosen, function, normalization)
     names = tuple(part.strip() for text in backend or () for part in text.split(",")) or None
     _answer(question, names, (m if rows is None else rows) if kernels else None, as_json)

@@ -42,11 +42,17 @@ class Capability(Schema):
     """One row of a backend's support table: any of these ops with any of these recipes, under these conditions.
 
     recipes       recipe kinds; a quantizer's scaling counts as the kind
-    min_arch      lowest and highest compute capability, inclusive; None: no bound
+    ops           operations that the row serves
+    framework     the front end whose arrays it takes: "torch", "jax"
+    device        "cpu", "cuda"
+    in_dtypes     dtypes of unquantized operands
+    out_dtypes    dtypes of results
+    min_arch      lowest compute capability, inclusive; None: no bound
+    max_arch      highest compute capability, inclusive; None: no bound
     sizes         where group sizes may live
     graph_safe    no host sync, no data-dependent allocation: may be captured into a CUDA graph
     orientations  planes that a quantizer produces
-    layouts       layouts that a quantizer can produce; what a GEMM takes is in `bound.Bound.layouts`
+    layouts       layouts that a quantizer can produce; what a GEMM takes is in `Bound.layouts`
     weights       of GEMMs: how w and dw may lie in memory, "nk" as [G, N, K] and "kn" as [G, K, N]
     activations   of "act_quantize" and "dact_quantize"
     norms         of "norm_quantize"

@@ -110,7 +110,7 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
     into           writes over an earlier result; None: the front end quantizes anew and copies
     from_plain     plain planes in the layouts of the request, codes and scales unchanged. FSDP2 gathers plain planes
                    and checkpoints hold them; None: weights are gathered as values, and a checkpoint's codes are refused
-    to_plain       the way back
+    to_plain       the way back; None: weights in another layout are not written to a checkpoint
     update_scales  ends a step of delayed scaling; None: the front end's own operations
     """
 

@@ -59,6 +59,9 @@ class Request(metaclass=_OfItsOperation):
     classes add fields; of a request that has no such field the properties here give the value that narrows nothing,
     and `Request` takes that value, too.
 
+    op          the operation
+    framework   the front end whose arrays it is about
+    device      their kind: "cpu", "cuda"
     in_dtype    dtype of the unquantized operand
     out_dtype   of the result
     arch        compute capability of a CUDA device, (9, 0) for Hopper; None elsewhere
@@ -212,7 +215,10 @@ class DequantizeRequest(PlanesRequest):
 
 @dataclass(frozen=True, slots=True)
 class ActivationRequest(PlanesRequest):
-    """For "act_quantize" or "dact_quantize"; `k` is the columns of what is quantized."""
+    """For "act_quantize" or "dact_quantize"; `k` is the columns of what is quantized.
+
+    activation  the function whose result, or whose gradient, is quantized
+    """
 
     ops: ClassVar[frozenset[Op]] = frozenset({"act_quantize", "dact_quantize"})
 
@@ -222,7 +228,10 @@ class ActivationRequest(PlanesRequest):
 
 @dataclass(frozen=True, slots=True)
 class NormRequest(PlanesRequest):
-    """For "norm_quantize"."""
+    """For "norm_quantize".
+
+    norm  the normalization whose result is quantized
+    """
 
     ops: ClassVar[frozenset[Op]] = frozenset({"norm_quantize"})
 

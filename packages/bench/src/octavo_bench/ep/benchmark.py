@@ -13,7 +13,7 @@ from octavo_bench.harness.benchmark import Benchmark
 from octavo_bench.harness.checks import names_of
 from octavo_bench.harness.goals import Goal
 from octavo_bench.harness.options import BackendOption, ExpertShapes, SomeKinds, TokenChoices
-from octavo_bench.harness.results import Results, goal_dicts
+from octavo_bench.harness.results import Results, goal_dicts, layer_dict
 from octavo_bench.harness.shapes import EXPERTS, Shape
 from octavo_bench.harness.table import BACKENDS, GOAL, MS, Column, Table, number, share
 from octavo_bench.harness.timing import Times
@@ -118,21 +118,16 @@ class EpRow:
 
     def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "kind": self.kind,
-            "devices": self.devices,
-            "way": self.way,
-            "payload": self.payload,
-            "shape": list(self.shape.key),
-            "name": self.shape.name,
-            "backends": list(self.backends),
-            "received_bytes": self.received,
-            "nvlink_bytes": self.nvlink,
-            "dropped": self.dropped,
-            "us": self.times.as_dict(),
-            "ms": round(self.times.ms, 4),
-            "goals": goal_dicts(goals),
-        }
+        return layer_dict(
+            self,
+            goals,
+            devices=self.devices,
+            way=self.way,
+            payload=self.payload,
+            received_bytes=self.received,
+            nvlink_bytes=self.nvlink,
+            dropped=self.dropped,
+        )
 
 
 @dataclass(frozen=True)
@@ -200,7 +195,7 @@ class Ep(Benchmark[EpOptions]):
 
         def kernel(row: Gathered) -> str:
             sides = [row.shape.groups, row.shape.k, 2 * row.shape.n]
-            return f"{row.shape.name} kernel {sides} cut by FSDP: gathered in a step"
+            return f"{row.shape.name} kernel {sides} cut by FSDP: gathered per step"
 
         yield Table(EpRow, title, _BLOCKS)
         yield Table(Gathered, kernel, _GATHERED)

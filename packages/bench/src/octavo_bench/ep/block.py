@@ -64,9 +64,9 @@ def compiled_step(block: Block, k: int, recipe: Recipe, exchange: Exchange, back
     roles = None if block.mesh.size == 1 else MeshAxes(ep=AXIS)
 
     def step(arrays: dict[str, jax.Array]) -> Any:
-        def run(given: dict[str, Any]) -> Any:
+        def run(operands: dict[str, Any]) -> Any:
             y, stats, *_ = moe_mlp(
-                **given,
+                **operands,
                 k=k,
                 recipe=recipe,
                 seed=0 if recipe.stochastic else None,

@@ -45,26 +45,26 @@ def gathering_step(
         return {name: jax.random.normal(one, sides, jnp.bfloat16) for one, (name, sides) in named}
 
     sizes = np.full((devices, shape.groups), rows // shape.groups, np.int32)
-    given = {**draw(jax.random.key(seed)), "sizes": jax.device_put(sizes, cut)}
+    arrays = {**draw(jax.random.key(seed)), "sizes": jax.device_put(sizes, cut)}
 
-    def step(given: dict[str, jax.Array]) -> Any:
+    def step(arrays: dict[str, jax.Array]) -> Any:
         def layer(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
             y = grouped_dense(
                 x,
                 kernel,
-                given["sizes"],
+                arrays["sizes"],
                 recipe=recipe,
                 seed=0 if recipe.stochastic else None,
                 sharding=MeshAxes(fsdp=AXIS),
                 backend=backend,
             )
-            return x, jnp.sum(y * given["dy"])
+            return x, jnp.sum(y * arrays["dy"])
 
-        kept = jax.checkpoint(layer, policy=save_quantized())
-        return jax.value_and_grad(lambda x: jnp.sum(jax.lax.scan(kept, x, given["kernels"])[1]))(given["x"])
+        saving = jax.checkpoint(layer, policy=save_quantized())
+        return jax.value_and_grad(lambda x: jnp.sum(jax.lax.scan(saving, x, arrays["kernels"])[1]))(arrays["x"])
 
     with jax.set_mesh(mesh):
-        return jax.jit(step).lower(given).compile(), given
+        return jax.jit(step).lower(arrays).compile(), arrays
 
 
 def gathered_bytes(program: Any) -> int:

@@ -29,8 +29,8 @@ def _received() -> int | None:
     """Bytes that all GPUs of the host have received since their counters began."""
     command = ["nvidia-smi", "nvlink", "--getthroughput", "d"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+        report = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    counts = re.findall(r"Data Rx: (\d+) KiB", told)
+    counts = re.findall(r"Data Rx: (\d+) KiB", report)
     return 1024 * sum(map(int, counts)) if counts else None

@@ -19,13 +19,13 @@ _DISTRIBUTIONS = (
 
 def versions() -> dict[str, str | None]:
     """Versions of what took part; None for what is not installed."""
-    found: dict[str, str | None] = {"python": ".".join(map(str, sys.version_info[:3]))}
+    installed: dict[str, str | None] = {"python": ".".join(map(str, sys.version_info[:3]))}
     for name in _DISTRIBUTIONS:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            installed[name] = None
+    return installed
 
 
 def machine(device: str, framework: str = "torch") -> dict[str, Any]:
@@ -73,10 +73,10 @@ def cores() -> int:
 def _driver() -> str | None:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        told = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout
+        report = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.split()[0] if told.split() else None
+    return report.split()[0] if report.split() else None
 
 
 def _plain(value: Any) -> Any:

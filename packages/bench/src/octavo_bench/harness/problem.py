@@ -101,7 +101,7 @@ class Prepared:
             "w": plan.quantize_w,
             "dy": plan.quantize_dy,
         }
-        self._run = {operand: _quantizer(engine, made) for operand, made in quantizers.items() if made is not None}
+        self._run = {operand: _quantizer(engine, one) for operand, one in quantizers.items() if one is not None}
         self._rows = engine.sizes_for(plan.fprop.backend, self._sizes, data.shape.rows)
         self._scales = {operand: self._encode_scales(operand) for operand in self._run}
         self.operands = [self._quantized(index) for index in range(len(data.sets))]
@@ -123,11 +123,11 @@ class Prepared:
         first, second = _ARGUMENTS[gemm]
         sizes = self._rows if plan.backend == self.plan.fprop.backend else self._sizes
 
-        def made(at: int) -> Call:
+        def call_at(at: int) -> Call:
             one, two, out = self.operands[at][first], self.operands[at][second], self._out(case)
             return lambda: run(one, two, sizes, **out)
 
-        return [made(at) for at in range(len(self.operands))]
+        return [call_at(at) for at in range(len(self.operands))]
 
     def out_shape(self, gemm: Gemm) -> tuple[int, ...]:
         """Of the result."""
@@ -141,11 +141,11 @@ class Prepared:
     def values(self, gemm: Gemm, side: int) -> Any:
         """fp32 values of the left (0) or right (1) operand as the GEMM multiplies them."""
         operand, direction = SIDES[gemm][side]
-        held = self.operands[0][operand]
+        value = self.operands[0][operand]
         plan: Plan | None = getattr(self.plan, f"quantize_{operand}")
         if plan is None or not self.plan.recipe.quantizes(gemm):
-            return held
-        return dequantizer(self.engine, plan).run(held, direction)
+            return value
+        return dequantizer(self.engine, plan).run(value, direction)
 
     def _out(self, case: GemmCase) -> dict[str, Any]:
         """The buffer of the result, where the framework has such; an accumulator starts at zero."""
@@ -156,10 +156,10 @@ class Prepared:
         }
 
     def _quantized(self, index: int) -> dict[Operand, Any]:
-        made = dict(self._data.sets[index])
+        operands = dict(self._data.sets[index])
         for operand, run in self._run.items():
-            made[operand] = run(made[operand], None if operand == "w" else self._rows, self._scales[operand])
-        return made
+            operands[operand] = run(operands[operand], None if operand == "w" else self._rows, self._scales[operand])
+        return operands
 
     def _encode_scales(self, operand: Operand) -> Any:
         plan: Plan = getattr(self.plan, f"quantize_{operand}")

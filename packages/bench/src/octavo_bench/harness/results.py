@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from octavo_bench.harness.goals import Goal
 from octavo_bench.harness.shapes import Shape
+from octavo_bench.harness.timing import Times
 
 SCHEMA_VERSION = 1
 
@@ -133,6 +134,40 @@ class Results:
         shapes = [shape for shape in dict.fromkeys(judged.row.shape for judged in self.rows) if shape is not None]
         known = [{"shape": list(shape.key), **self.recorded_at(shape)} for shape in shapes if self.recorded_at(shape)]
         return {"recorded": {"label": label, unit: known}} if self.recorded else {}
+
+
+class LayerRow(Protocol):
+    """What the rows of whole layers have."""
+
+    @property
+    def kind(self) -> str:
+        """Of recipe, or of a peer."""
+
+    @property
+    def shape(self) -> Shape:
+        """Of the layer or its experts."""
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """That serve it; none for a peer."""
+
+    @property
+    def times(self) -> Times:
+        """Of forward and backward."""
+
+
+def layer_dict(row: LayerRow, goals: Sequence[Goal], **own: Any) -> dict[str, Any]:
+    """A layer's row as plain values for JSON, with fields of its `own`."""
+    return {
+        "kind": row.kind,
+        **own,
+        "shape": list(row.shape.key),
+        "name": row.shape.name,
+        "backends": list(row.backends),
+        "us": row.times.as_dict(),
+        "ms": round(row.times.ms, 4),
+        "goals": goal_dicts(goals),
+    }
 
 
 def goal_dicts(goals: Sequence[Goal]) -> list[dict[str, Any]]:

@@ -67,7 +67,7 @@ def raw_calls(engine: TorchEngine, data: Data, sizes: Sequence[int], kind: str, 
     quantize = prepared.quantize or [lambda: None] * len(data.sets)
     gemms = [prepared.call(GemmCase(kind, gemm)) for gemm in ("fprop", "dgrad", "wgrad")]
 
-    def made(at: int) -> Call:
+    def call_at(at: int) -> Call:
         calls = [quantize[at], *(calls[at] for calls in gemms)]
 
         def call() -> None:
@@ -76,7 +76,7 @@ def raw_calls(engine: TorchEngine, data: Data, sizes: Sequence[int], kind: str, 
 
         return call
 
-    return [made(at) for at in range(len(data.sets))]
+    return [call_at(at) for at in range(len(data.sets))]
 
 
 def times_and_graph(ways: Sequence[Sequence[Call]], captured: Call, repeats: int) -> tuple[Times, Times, Graph]:

@@ -12,7 +12,7 @@ from octavo_bench.harness.benchmark import Benchmark
 from octavo_bench.harness.goals import Goal
 from octavo_bench.harness.options import BackendOption, ExpertShapes, SizesOption
 from octavo_bench.harness.recipes import FRAMEWORK
-from octavo_bench.harness.results import Results, goal_dicts
+from octavo_bench.harness.results import Results, layer_dict
 from octavo_bench.harness.shapes import EXPERTS, SMALL_BLOCK, Shape
 from octavo_bench.harness.table import BACKENDS, GOAL, MS, Column, Table, gain, rate_text
 from octavo_bench.harness.timing import Times
@@ -76,18 +76,7 @@ class MlpRow:
 
     def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "kind": self.kind,
-            "way": self.way,
-            "shape": list(self.shape.key),
-            "name": self.shape.name,
-            "sizes": self.sizes,
-            "backends": list(self.backends),
-            "fused": self.fused,
-            "us": self.times.as_dict(),
-            "ms": round(self.times.ms, 4),
-            "goals": goal_dicts(goals),
-        }
+        return layer_dict(self, goals, way=self.way, sizes=self.sizes, fused=self.fused)
 
 
 class Mlp(Benchmark[MlpOptions]):

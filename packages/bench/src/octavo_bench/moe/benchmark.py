@@ -12,7 +12,7 @@ from octavo_bench.errors import InputError
 from octavo_bench.harness.benchmark import Benchmark
 from octavo_bench.harness.goals import Goal
 from octavo_bench.harness.options import BackendOption, ExpertShapes, TokenChoices
-from octavo_bench.harness.results import Results, goal_dicts
+from octavo_bench.harness.results import Results, layer_dict
 from octavo_bench.harness.shapes import EXPERTS, SMALL_BLOCK, Shape
 from octavo_bench.harness.table import BACKENDS, GOAL, MS, Column, Table, gain, rate_text
 from octavo_bench.harness.timing import Times
@@ -83,16 +83,7 @@ class MoeRow:
 
     def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "kind": self.kind,
-            "shape": list(self.shape.key),
-            "name": self.shape.name,
-            "choices": self.choices,
-            "backends": list(self.backends),
-            "us": self.times.as_dict(),
-            "ms": round(self.times.ms, 4),
-            "goals": goal_dicts(goals),
-        }
+        return layer_dict(self, goals, choices=self.choices)
 
 
 class Moe(Benchmark[MoeOptions]):

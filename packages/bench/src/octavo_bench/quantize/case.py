@@ -30,7 +30,7 @@ class Case:
 
     kind      quantize: ragged [M, C]; weights: stacked [G, N, K]; dequantize: column panels to bf16 panels;
               plan: the kernel that reads the group sizes
-    outputs   the planes that are made: row data, or row and column data in one call
+    outputs   the planes that are written: row data, or row and column data in one call
     swiglu    the input is [M, 2 C], gate first, and what is quantized is [M, C]
     native    the layouts that the GEMMs read ("rows", "panels"); False: plain ones
     """
@@ -76,8 +76,8 @@ class Case:
             words.append("weights")
         if self.kind == "dequantize":
             return f"{words[0]} panels to bf16"
-        made = {"row": "row", "both": "row+col", "column": "col"}[self.outputs]
-        text = f"{'swiglu + ' if self.swiglu else ''}{' '.join(words)} {made}"
+        planes = {"row": "row", "both": "row+col", "column": "col"}[self.outputs]
+        text = f"{'swiglu + ' if self.swiglu else ''}{' '.join(words)} {planes}"
         return text if self.native else f"{text}, plain layout"
 
     @property

@@ -119,14 +119,14 @@ def _scales(case: Case, setting: Setting, direction: Direction, plane: Plane, ex
 def to_panels(codes: U8, sizes: Any) -> U8:
     """[M, C] rows in groups of `sizes` as [panels, C, 128], zeros past a group's end."""
     cols = codes.shape[1]
-    made = [np.zeros((0, cols, 128), np.uint8)]
+    panels = [np.zeros((0, cols, 128), np.uint8)]
     start = 0
     for size in sizes:
         padded = np.zeros((-(-size // 128) * 128, cols), np.uint8)
         padded[:size] = codes[start : start + size]
-        made.append(padded.reshape(-1, 128, cols).transpose(0, 2, 1))
+        panels.append(padded.reshape(-1, 128, cols).transpose(0, 2, 1))
         start += size
-    return np.concatenate(made)
+    return np.concatenate(panels)
 
 
 def _blocks_in_panels(scales: U8, each: int) -> U8:

@@ -12,9 +12,10 @@ from torch import Tensor
 from octavo_bench.harness.machine import cores
 from octavo_bench.harness.shapes import Grouping
 from octavo_bench.harness.timing import cuda_graph_times, cuda_times, host_times, input_copies
-from octavo_bench.peers.compile import Peer, compiled, quantizer_peer, row_codes
+from octavo_bench.peers.compile import compiled, row_codes
 from octavo_bench.quantize.bound import bound_call
 from octavo_bench.quantize.case import Case
+from octavo_bench.quantize.peer import peer_of
 from octavo_bench.quantize.problem import Problem, Setting, dequantize_problem, quantize_problem
 
 HOST_REPEATS = 30
@@ -75,9 +76,9 @@ def _inputs(setting: Setting, cols: int) -> list[Tensor]:
 def _problem(case: Case, setting: Setting, x: Tensor) -> Problem:
     if case.kind != "dequantize":
         return quantize_problem(case, setting, x)
-    made = quantize_problem(replace(case, kind="quantize"), setting, x)
-    made.call()
-    return dequantize_problem(case, setting, made.planes)
+    quantized = quantize_problem(replace(case, kind="quantize"), setting, x)
+    quantized.call()
+    return dequantize_problem(case, setting, quantized.planes)
 
 
 def _host(case: Case, setting: Setting, x: Tensor, repeats: int) -> dict[str, Any]:
@@ -88,14 +89,6 @@ def _host(case: Case, setting: Setting, x: Tensor, repeats: int) -> dict[str, An
     if setting.cuda:
         torch.cuda.synchronize()
     return {"host": times}
-
-
-def peer_of(case: Case, grouping: Grouping, cols: int) -> Peer | None:
-    """The torch version of a case in this grouping; None where there is none, or it would do other work."""
-    aligned = all(size == grouping.sizes[0] and size % 128 == 0 for size in grouping.sizes) and cols % 128 == 0
-    if not aligned or case.kind != "quantize" or not case.native:
-        return None
-    return quantizer_peer(str(case.recipe), case.outputs, swiglu=case.swiglu)
 
 
 def _peer(

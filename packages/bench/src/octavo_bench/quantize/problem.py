@@ -55,13 +55,13 @@ class Setting:
     def __post_init__(self) -> None:
         words = 0 if self.matrix_rows else native.plan_words(self.rows, len(self.sizes))
         draw = torch.Generator().manual_seed(self.seed)
-        made = {
+        tensors = {
             "plan": torch.empty(words, dtype=torch.int64),
             "sizes_tensor": torch.tensor(self.sizes, dtype=torch.int64),
             "encode_scales": torch.exp2(4 * torch.rand(len(self.sizes), generator=draw)),
             "rounding_seed": torch.randint(1 << 62, (1,), generator=draw),
         }
-        for name, value in made.items():
+        for name, value in tensors.items():
             object.__setattr__(self, name, value.to(self.device))
         if words:
             self.plan_call()()

@@ -12,7 +12,7 @@ from octavo_bench.harness.benchmark import Benchmark
 from octavo_bench.harness.checks import check_counts
 from octavo_bench.harness.goals import Goal
 from octavo_bench.harness.options import BackendOption, ExpertShapes, SizesOption, SomeKinds
-from octavo_bench.harness.results import Results, goal_dicts
+from octavo_bench.harness.results import Results, layer_dict
 from octavo_bench.harness.shapes import EXPERTS, SMALL_BLOCK, Shape
 from octavo_bench.harness.table import GOAL, MS, Column, Table, gain, number
 from octavo_bench.harness.timing import Times
@@ -95,21 +95,16 @@ class RematRow:
 
     def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "kind": self.kind,
+        own = {
             "policy": self.policy,
-            "shape": list(self.shape.key),
             "sizes": self.sizes,
-            "backends": list(self.backends),
-            "us": self.times.as_dict(),
-            "ms": round(self.times.ms, 4),
             "trace_s": round(self.trace_s, 3),
             "compile_s": round(self.compile_s, 3),
             "temporary_bytes": self.temporary_bytes,
             "runs": {"quantize": self.quantize, "fprop": self.fprop},
             **({} if self.over_plain is None else {"over_plain": round(self.over_plain, 4)}),
-            "goals": goal_dicts(goals),
         }
+        return layer_dict(self, goals, **own)
 
 
 class Remat(Benchmark[RematOptions]):

@@ -39,8 +39,8 @@ def operands(kind: str, shape: Shape, layers: int, sizes: tuple[int, ...], seed:
         keys = jax.random.split(key, 4)
         k, f = shape.k, shape.n
         sides = ((shape.rows, k), (layers, shape.groups, k, 2 * f), (layers, shape.groups, f, k), (shape.rows, k))
-        made = [jax.random.normal(one, side, jnp.bfloat16) for one, side in zip(keys, sides, strict=True)]
-        return made[0], made[1] * k**-0.5, made[2] * f**-0.5, made[3]
+        drawn = [jax.random.normal(one, side, jnp.bfloat16) for one, side in zip(keys, sides, strict=True)]
+        return drawn[0], drawn[1] * k**-0.5, drawn[2] * f**-0.5, drawn[3]
 
     recipe = recipe_of(kind)
     state = None
@@ -92,10 +92,10 @@ def _grouped_mlp(kind: str, backend: Names) -> Callable[..., Array]:
     seed = 1 if recipe.stochastic else None
 
     def experts(x: Array, wi: Array, wo: Array, state: Any, sizes: Array) -> Array:
-        made = octavo_jax.grouped_mlp(
+        result = octavo_jax.grouped_mlp(
             x, wi, wo, sizes, recipe=recipe, seed=seed, state=state, output_checkpoint_names=("y", "y"), backend=backend
         )
-        y: Array = made if state is None else made[0]
+        y: Array = result if state is None else result[0]
         return y
 
     return experts

@@ -14,7 +14,7 @@ from octavo_bench.harness.checks import names_of
 from octavo_bench.harness.goals import Goal
 from octavo_bench.harness.options import FRAMEWORKS, BackendOption, SizesOption
 from octavo_bench.harness.recipes import FRAMEWORK
-from octavo_bench.harness.results import Results, goal_dicts
+from octavo_bench.harness.results import Results, layer_dict
 from octavo_bench.harness.shapes import MODELS, SMALL, Shape
 from octavo_bench.harness.table import BACKENDS, GOAL, MS, Column, Table, gain, number, rate_text, recorded_line
 from octavo_bench.harness.timing import Times
@@ -116,24 +116,14 @@ class StepRow:
     def _over(self, rows: Sequence[StepRow], **other: object) -> float | None:
         """Its time over that of the row that differs from it in these fields alone; None where there is none."""
         alike = {name: getattr(self, name) for name in ("framework", "shape", "sizes", "kind", "reuse")} | other
-        found = (row for row in rows if all(getattr(row, name) == value for name, value in alike.items()))
-        return next((self.times.ms / row.times.ms for row in found), None)
+        same = (row for row in rows if all(getattr(row, name) == value for name, value in alike.items()))
+        return next((self.times.ms / row.times.ms for row in same), None)
 
     def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "framework": self.framework,
-            "kind": self.kind,
-            "weights_reused": self.reuse,
-            "shape": list(self.shape.key),
-            "name": self.shape.name,
-            "sizes": self.sizes,
-            "backends": list(self.backends),
-            "us": self.times.as_dict(),
-            "ms": round(self.times.ms, 4),
-            **({} if self.over_torch is None else {"over_torch": round(self.over_torch, 4)}),
-            "goals": goal_dicts(goals),
-        }
+        over_torch = {} if self.over_torch is None else {"over_torch": round(self.over_torch, 4)}
+        own = {"framework": self.framework, "weights_reused": self.reuse, "sizes": self.sizes, **over_torch}
+        return layer_dict(self, goals, **own)
 
 
 class Step(Benchmark[StepOptions]):

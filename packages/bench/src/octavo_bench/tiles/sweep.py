@@ -93,12 +93,12 @@ def tile_calls(
     group_sizes = engine.array(list(sizes), "int64")
     plan = octavo_torch_native.index_groups(group_sizes, shape.rows, group_sizes)
     results, calls = [], []
-    for held in prepared.operands:
+    for operands in prepared.operands:
         out = engine.full(prepared.out_shape(case.gemm), case.out_dtype, torch.nan)
         arguments = {
             **problem,
-            **_addresses("left", held, case.gemm, 0),
-            **_addresses("right", held, case.gemm, 1),
+            **_addresses("left", operands, case.gemm, 0),
+            **_addresses("right", operands, case.gemm, 1),
             "plan": plan.words.data_ptr(),
             "out": out.data_ptr(),
             "tile": choice.tile,
@@ -106,7 +106,7 @@ def tile_calls(
             "workspace_bytes": needed,
         }
         results.append(out)
-        calls.append(_call(cuda, gemm, arguments, (workspace, plan, held, out)))
+        calls.append(_call(cuda, gemm, arguments, (workspace, plan, operands, out)))
     return results, calls
 
 
@@ -119,9 +119,9 @@ def _call(cuda: bool, gemm: octavo_native.Gemm, arguments: dict[str, Any], alive
     return call
 
 
-def _addresses(side: str, held: dict[Any, Any], gemm: Gemm, at: int) -> dict[str, int]:
+def _addresses(side: str, operands: dict[Any, Any], gemm: Gemm, at: int) -> dict[str, int]:
     operand, direction = SIDES[gemm][at]
-    value = held[operand]
+    value = operands[operand]
     if isinstance(value, Tensor):
         return {side: value.data_ptr()}
     codes, scales, factor = value.plane(direction)

@@ -26,10 +26,10 @@ def gradients_call(
     states: Sequence[octavo_torch.DelayedState] = (),
 ) -> Call:
     """A call that returns the gradients of the leaves, None left out, and ends the step of delayed scaling's states."""
-    wanted = [leaf for leaf in leaves if leaf is not None]
+    differentiated = [leaf for leaf in leaves if leaf is not None]
 
     def call() -> Any:
-        gradients = torch.autograd.grad(forward(), wanted, dy)
+        gradients = torch.autograd.grad(forward(), differentiated, dy)
         for state in states:
             state.update()
         return gradients

@@ -1,4 +1,4 @@
-"""What `octavo train` runs: a frozen value that is checked once and written beside the results."""
+"""What `octavo train` runs: an immutable value, checked once and stored with the results."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ def parse_recipes(text: str) -> dict[str, Recipe]:
         raise InputError(f"--recipes: {error}") from None
 
 
-def pick_framework(wanted: str | None, installed: Sequence[str]) -> str:
+def pick_framework(requested: str | None, installed: Sequence[str]) -> str:
     """The framework to train with: the one asked for, else torch, else JAX, of those that are installed."""
     known = ("torch", "jax")
-    if wanted is not None and wanted not in known:
-        raise InputError(f"--framework is {wanted!r}; it is torch or jax")
-    if wanted is not None and wanted not in installed:
-        raise InputError(f'--framework {wanted} is not installed here; pip install "octavo[{wanted}]"')
-    for name in (wanted,) if wanted is not None else known:
+    if requested is not None and requested not in known:
+        raise InputError(f"--framework is {requested!r}; give torch or jax")
+    if requested is not None and requested not in installed:
+        raise InputError(f'--framework {requested} is not installed here; pip install "octavo[{requested}]"')
+    for name in (requested,) if requested is not None else known:
         if name in installed:
             return name
     raise InputError('no framework is installed; pip install "octavo[torch]" or pip install "octavo[jax]"')

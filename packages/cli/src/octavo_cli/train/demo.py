@@ -29,7 +29,7 @@ from octavo_registry.cli.output import print_json, print_line
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the command line asked for; `sizes` are those options that were given, `fixed` those with a default."""
+    """The command line's options; `sizes` are those the user set, `fixed` those that have a default."""
 
     recipes: str
     text: Path | None
@@ -99,7 +99,7 @@ def model_factory(framework: str, device: str) -> ModelFactory:
         from octavo_cli.train.models.torch_model import TorchModel
 
         present = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-        made: Any = TorchModel
+        factory: Any = TorchModel
         if device == "cpu":
             # Tensors this small gain nothing from threads, and threads that spin for a core lose minutes where the
             # machine is shared.
@@ -110,12 +110,12 @@ def model_factory(framework: str, device: str) -> ModelFactory:
         from octavo_cli.train.models.jax_model import JaxModel
 
         present = sorted({"cpu", *("cuda" if item.platform == "gpu" else item.platform for item in jax.devices())})
-        made = JaxModel
+        factory = JaxModel
     if device not in present:
         raise InputError(f"--device is {device!r}; {framework} sees {' and '.join(present)} here")
 
     def make(config: TrainConfig, recipe: Recipe, vocabulary: int, seed: int) -> Model:
-        model: Model = made(config, recipe, vocabulary, seed, device)
+        model: Model = factory(config, recipe, vocabulary, seed, device)
         return model
 
     return make
@@ -158,4 +158,4 @@ def _tell(choices: Choices, results: Results) -> None:
         return
     print_line()
     print_summary(results)
-    print_line(f"Wrote {choices.out / 'index.html'}, the figures and curves.json beside it; {results.seconds:.0f} s.")
+    print_line(f"Wrote {choices.out / 'index.html'}, the figures and curves.json; {results.seconds:.0f} s.")

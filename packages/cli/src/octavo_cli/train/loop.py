@@ -21,7 +21,7 @@ ModelFactory = Callable[[TrainConfig, Recipe, int, int], Model]
 
 
 class Watcher(Protocol):
-    """Told what the loop does; must not keep what it is given."""
+    """Observes the training loop; its methods must not store their arguments."""
 
     def stepped(self, run: Run) -> None:
         """A step ended: `run.losses[-1]` is its loss."""
@@ -50,7 +50,7 @@ def train_one(
     """One run; its clock covers steps and evaluations, compilation included."""
     run = Run(name, seed)
     held_out = corpus.evaluation(config.held_out, config.context)
-    size = 4 * config.batch  # no gradients are kept, so more sequences fit
+    size = 4 * config.batch  # without gradients more sequences fit
     start = time.perf_counter()
     model = make(config, recipe, len(corpus.vocabulary), seed)
     load = np.zeros((config.layers, config.experts))

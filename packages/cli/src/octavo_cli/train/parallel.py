@@ -119,11 +119,11 @@ def main(
     config = TrainConfig(**sizes)
     if seeds < 2:
         raise InputError(f"--seeds is {seeds}; the spread is that over two or more")
-    found = len(jax.devices(device))
-    if not 2 <= devices <= found or config.experts % devices or config.batch % devices:
+    available = len(jax.devices(device))
+    if not 2 <= devices <= available or config.experts % devices or config.batch % devices:
         raise InputError(
-            f"--devices is {devices}; JAX sees {found} here, and {config.experts} experts and {config.batch} sequences "
-            "are cut evenly among two or more of them"
+            f"--devices is {devices}; JAX sees {available} here, and {config.experts} experts and {config.batch} "
+            "sequences are cut evenly among two or more of them"
         )
     result = compare(config, recipe, device, devices, None if payload is None else preset(payload))
     out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")

@@ -47,7 +47,7 @@ class Form:
     turned: bool
 
     def sides(self, n: int, k: int) -> tuple[int, int]:
-        """The layer's N and K as the kernels count them; the other way round just as well."""
+        """The layer's N and K as the kernels count them, and the kernels' as the layer counts them."""
         return (k, n) if self.turned else (n, k)
 
 

@@ -27,7 +27,7 @@ class _Fp8(NamedTuple):
 _FP8: dict[Format, _Fp8] = {"e4m3": _Fp8(3, 7, 0x7E), "e5m2": _Fp8(2, 15, 0x7B)}
 
 PAYLOAD_DTYPE: dict[Format, DTypeLike] = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2, "e2m1": jnp.uint8}
-"""What a payload of each format is stored in; E2M1 has one code a byte, in the low nibble."""
+"""What a payload of each format is stored in; E2M1 has one code per byte, in the low nibble."""
 
 NAN_CODE: dict[Format, int] = {"e4m3": 0x7F, "e5m2": 0x7F, "e2m1": 0x7}
 

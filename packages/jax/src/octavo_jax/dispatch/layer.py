@@ -16,7 +16,7 @@ from octavo.formats import DType
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.device import DeviceKind, device_of
-from octavo_jax.dispatch.memo import Identities, Memo
+from octavo_jax.memo import Identities, Memo
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import GemmRequest, LayerPlan, Weight
 

@@ -16,7 +16,7 @@ from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import one_group
 from octavo_jax.functions.activations import octavo_activation, octavo_activation_gradient
 from octavo_jax.functions.norms import NormSpec, octavo_normalization
-from octavo_jax.scaling.delayed import amax_of
+from octavo_jax.scaling.delayed_state import amax_of
 from octavo_registry.contract.cards import Activation, Norm
 from octavo_registry.contract.fused import BoundActQuantize, BoundDactQuantize, BoundNormQuantize, Wanted
 from octavo_registry.contract.quantize import BoundQuantize, Quantize, QuantizeWithAmax

@@ -13,7 +13,7 @@ from jax import Array
 from octavo import Recipe
 from octavo_jax.linear.operands import Context
 from octavo_jax.quantizers.functional import check_group_offset
-from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import Weight

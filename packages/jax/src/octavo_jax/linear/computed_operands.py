@@ -19,7 +19,7 @@ from octavo_jax.linear.operands import Context, GemmOperand, named, quantize_ope
 from octavo_jax.linear.products import bias_gradient
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
-from octavo_jax.scaling.delayed import ScalingHistory, amax_of, record_amax
+from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, record_amax
 from octavo_jax.sharding.fused_quantizers import FusedInputs, fused_rows
 from octavo_jax.sharding.placement import Letter
 from octavo_registry import QuantizePlan

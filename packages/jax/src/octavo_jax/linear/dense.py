@@ -16,7 +16,7 @@ from octavo_jax.dispatch.layer import LayerOptions
 from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.autograd import run_layer
 from octavo_jax.linear.dense_arguments import dense_operands
-from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.dense import out_of_blocks
 from octavo_jax.sharding.manual import summed_result

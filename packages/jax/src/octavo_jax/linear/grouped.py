@@ -17,7 +17,7 @@ from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions, layer_for
 from octavo_jax.linear.arguments import as_array, check_operands, check_sizes_fit, check_state, context_of
 from octavo_jax.linear.autograd import run_layer
-from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.conflicts import check_shards, check_unnamed
 from octavo_jax.sharding.explicit import placed_layer

@@ -23,7 +23,7 @@ from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.dense_arguments import dense_operands
 from octavo_jax.linear.normalized_autograd import Arrays, norm_layer, octavo_layernorm_dense
 from octavo_jax.quantizers.derivatives import in_reverse
-from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.dense import out_of_blocks
 from octavo_registry.contract.cards import Norm

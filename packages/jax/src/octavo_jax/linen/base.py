@@ -93,6 +93,6 @@ class QuantizedModule(nn.Module, kw_only=True):
 def update_state(collection: Any, recipe: DelayedScaling, *, axis_name: str | tuple[str, ...] = ()) -> Any:
     """The collection at the end of a step: `octavo_jax.update_delayed` of every state, stacked ones layer by layer.
 
-    Apply it once a step to the collection's gradient, after the last microbatch's has overwritten the others.
+    Apply it once per step to the collection's gradient, after the last microbatch's has overwritten the others.
     """
     return update_states(collection, recipe, axis_name=axis_name)

@@ -12,7 +12,7 @@ from octavo_jax.functions.activations import features
 from octavo_jax.linear.arguments import check_state
 from octavo_jax.mlp.autograd import Arrays
 from octavo_jax.mlp.plan import Placements
-from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.explicit import explicit_axes, placed, placed_state
 from octavo_jax.sharding.placement import Letter, Placement

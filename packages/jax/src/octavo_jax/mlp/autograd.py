@@ -28,7 +28,7 @@ from octavo_jax.linear.computed_operands import (
 from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
 from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.mlp.plan import Mlp
-from octavo_jax.scaling.delayed import DelayedState, ScalingHistory, merged
+from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory, merged
 from octavo_jax.scaling.seeds import second_stream
 
 States = tuple[DelayedState, DelayedState] | None

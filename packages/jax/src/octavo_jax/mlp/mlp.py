@@ -35,7 +35,7 @@ from octavo_jax.mlp.arguments import check_mlp_operands, check_states, mlp_place
 from octavo_jax.mlp.autograd import Arrays, octavo_mlp
 from octavo_jax.mlp.plan import OutputNames, mlp_for
 from octavo_jax.quantizers.derivatives import in_reverse
-from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.conflicts import check_shards, check_unnamed
 from octavo_jax.sharding.dense import as_row, as_stack, in_blocks, matrix_placement, one_group_each, out_of_blocks

@@ -122,8 +122,8 @@ def value_of(parameter: nnx.Param[Any] | None) -> Any:
 def update_state(module: nnx.Module, recipe: DelayedScaling, *, axis_name: str | tuple[str, ...] = ()) -> None:
     """End a step in place: `octavo_jax.update_delayed` of every `ScalingState` in the module.
 
-    Call it once a step, after the last microbatch's gradient has overwritten the others; states that a vmap of modules
-    stacked are updated one by one.
+    Call it once per step, after the last microbatch's gradient has overwritten the others; states that a vmap of
+    modules stacked are updated one by one.
     """
     for _, node in nnx.iter_graph(module):
         if isinstance(node, ScalingState):

@@ -9,7 +9,7 @@ import jax
 from jax import Array
 
 from octavo_jax.arrays.varying import varying_axes, varying_over
-from octavo_jax.scaling.delayed import DelayedState, shared_state
+from octavo_jax.scaling.delayed_state import DelayedState, shared_state
 
 Result = TypeVar("Result")
 

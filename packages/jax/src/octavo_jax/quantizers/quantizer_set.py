@@ -18,7 +18,7 @@ from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.quantizers import saving
 from octavo_jax.quantizers.functional import quantize
-from octavo_jax.scaling.delayed import DelayedState, ScalingHistory, init_delayed
+from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory, init_delayed
 
 
 @jax.tree_util.register_dataclass

@@ -18,7 +18,7 @@ from pydantic import Field, PositiveInt
 
 from octavo import QuantizerSpec, RecipeError
 from octavo.schema import Schema
-from octavo_jax.scaling.delayed import ScalingHistory
+from octavo_jax.scaling.delayed_state import ScalingHistory
 
 VERSION: Literal[1] = 1
 Arrays = Mapping[str, Array | np.ndarray]

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from octavo_jax.scaling.delayed import DelayedState, ScalingHistory
+from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import Weight

@@ -69,7 +69,7 @@ def on_shard(
 def gathered(placement: Placement, q: GroupedTensor, direction: Direction, weight: Weight) -> GroupedTensor:
     """The whole of one plane of a kernel, from the shards [E, ...] that fsdp cut: payload and scales, as bytes.
 
-    E2M1 codes travel two a byte.
+    E2M1 codes travel two per byte.
     """
     axes, letter = placement.gathered, placement.gathered_letter
     if not axes:
@@ -98,7 +98,7 @@ def _resized(spec: GroupedTensorSpec, shape: list[int]) -> GroupedTensorSpec:
 
 
 def _packed(codes: Array) -> Array:
-    """E2M1 codes, two a byte along the last axis, the even column low."""
+    """E2M1 codes, two per byte along the last axis, the even column low."""
     return codes[..., ::2] | (codes[..., 1::2] << 4)
 
 

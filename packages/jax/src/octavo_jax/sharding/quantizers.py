@@ -20,7 +20,7 @@ from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.quantize import WHOLE, Span
 from octavo_jax.arithmetic.quantizer import quantizer_of
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
-from octavo_jax.scaling.delayed import amax_of
+from octavo_jax.scaling.delayed_state import amax_of
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
 from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Blocks, join_experts

@@ -93,14 +93,14 @@ _Context = tuple[GroupedTensorSpec | str, tuple[str, ...]]
 """The spec, or its name where a compiler traces; and the names of the arrays that are present."""
 
 
-def _flatten_with_keys(tensor: GroupedTensor) -> tuple[list[tuple[Any, Any]], _Context]:
+def _flatten_with_keys(tensor: GroupedTensor) -> tuple[list[tuple[pytree.KeyEntry, object]], _Context]:
     # absent planes are not leaves: torch.compile does not accept None there
     present = tuple(name for name in _ARRAYS if getattr(tensor, name) is not None)
     spec = tensor.spec if is_plain(getattr(tensor, present[0])) else name_of(tensor.spec)
     return [(pytree.GetAttrKey(name), getattr(tensor, name)) for name in present], (spec, present)
 
 
-def _flatten(tensor: GroupedTensor) -> tuple[list[Any], _Context]:
+def _flatten(tensor: GroupedTensor) -> tuple[list[object], _Context]:
     leaves, context = _flatten_with_keys(tensor)
     return [leaf for _, leaf in leaves], context
 

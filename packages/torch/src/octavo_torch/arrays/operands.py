@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -27,14 +25,14 @@ def check_tensor(name: str, value: object, shape: str) -> None:
     check_layout(name, value)
 
 
-def check_weight(weight: Any) -> None:
+def check_weight(weight: Tensor) -> None:
     """Raises ValueError unless `weight` is [G, N, K] with at least one group."""
     check_tensor("weight", weight, "[G, N, K]")
     if not weight.shape[0]:
         raise ValueError(f"weight has shape {list(weight.shape)}; give at least one group")
 
 
-def check_operands(x: Any, weight: Any) -> None:
+def check_operands(x: Tensor, weight: Tensor) -> None:
     """Raises ValueError unless x is [M, K] and weight [G, N, K], of one dtype and on one device."""
     if not (
         isinstance(x, Tensor)
@@ -51,7 +49,7 @@ def check_operands(x: Any, weight: Any) -> None:
         _explain_operands(x, weight)
 
 
-def _explain_operands(x: Any, weight: Any) -> None:
+def _explain_operands(x: Tensor, weight: Tensor) -> None:
     check_tensor("x", x, "[M, K]")
     check_weight(weight)
     if x.shape[1] != weight.shape[2]:

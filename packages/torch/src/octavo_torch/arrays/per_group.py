@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -37,12 +37,12 @@ class _Joined(torch.autograd.Function):
     """G tensors as one [G, ...]; their gradients are the parts of one tensor."""
 
     @staticmethod
-    def forward(_: Any, *parts: Tensor) -> Tensor:
+    def forward(_: object, *parts: Tensor) -> Tensor:
         """A view where they share memory, else a copy."""
         return _whole(parts)
 
     @staticmethod
-    def backward(_: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    def backward(_: object, grad: Tensor) -> tuple[Tensor, ...]:
         """One gradient per part."""
         return grad.unbind(0)
 
@@ -56,7 +56,7 @@ def _whole(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack(tuple(parts)) if whole is None else whole
 
 
-def joined(name: str, parts: Sequence[Any]) -> Tensor:
+def joined(name: str, parts: Sequence[Tensor]) -> Tensor:
     """`parts` as one tensor [G, ...], differentiable in each: without a copy where they share memory, except in a graph
     of torch.compile.
 
@@ -78,7 +78,7 @@ def joined(name: str, parts: Sequence[Any]) -> Tensor:
     return _whole(parts)
 
 
-def as_one(name: str, value: Any) -> Tensor:
+def as_one(name: str, value: Weights) -> Tensor:
     """`value`, or its `joined` tensor where it is a sequence with one tensor per group."""
     return joined(name, value) if type(value) is tuple or type(value) is list else cast(Tensor, value)
 

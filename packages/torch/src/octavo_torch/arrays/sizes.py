@@ -45,7 +45,7 @@ def group_sizes_of(sizes: Sizes) -> Tensor:
     return sizes if isinstance(sizes, Tensor) else sizes.group_sizes
 
 
-def as_sizes(group_sizes: Any, rows: int, groups: int | None, like: Tensor) -> tuple[Tensor, bool]:
+def as_sizes(group_sizes: GroupSizes | None, rows: int, groups: int | None, like: Tensor) -> tuple[Tensor, bool]:
     """`group_sizes` as an int64 CPU tensor and True, or as the caller's own tensor on `like`'s device and False.
 
     Host sizes (a sequence of integers, a numpy array, a CPU tensor) are checked: ValueError for a negative size or a
@@ -78,7 +78,7 @@ def all_rows(x: Tensor) -> list[int] | Tensor:
     return [x.shape[0]] if x.is_cpu else torch.full((1,), x.shape[0], device=x.device)
 
 
-def _checked_sizes(group_sizes: Any, rows: int, like: Tensor) -> tuple[Tensor, bool]:
+def _checked_sizes(group_sizes: GroupSizes | None, rows: int, like: Tensor) -> tuple[Tensor, bool]:
     if not isinstance(group_sizes, Tensor):
         host = _host_list(group_sizes)
         _check_host(host, rows)
@@ -108,7 +108,7 @@ def _check_host(sizes: list[int], rows: int) -> None:
 
 
 def _host_list(group_sizes: Any) -> list[int]:
-    if hasattr(group_sizes, "tolist"):  # a numpy array
+    if getattr(group_sizes, "tolist", None) is not None:  # a numpy array
         if getattr(group_sizes, "ndim", 1) != 1 or group_sizes.dtype.kind not in "iu":
             raise ValueError(
                 f"group_sizes is an array of {group_sizes.dtype} with shape {list(group_sizes.shape)}; "

@@ -29,7 +29,7 @@ _WAITING_OPERATORS = frozenset(
 )
 
 # methods that read a CPU tensor's memory without passing the dispatcher
-_READING_METHODS: Mapping[Any, str] = {
+_READING_METHODS: Mapping[object, str] = {
     torch.Tensor.tolist: "tolist",
     torch.Tensor.item: "item",
     torch.Tensor.numpy: "numpy",
@@ -48,7 +48,7 @@ class _Methods(TorchFunctionMode):
         self.reads = reads
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = _READING_METHODS.get(func)
         if name is not None:
@@ -62,7 +62,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.reads = reads
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name: str = func._schema.name
         if name in _WAITING_OPERATORS:
@@ -79,7 +79,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _leaves_device(source: torch.Tensor, device: Any) -> bool:
+def _leaves_device(source: torch.Tensor, device: torch.device | str | None) -> bool:
     return device is not None and torch.device(device).type == "cpu" and not source.is_cpu
 
 

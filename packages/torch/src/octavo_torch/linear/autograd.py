@@ -15,6 +15,7 @@ from octavo_torch.arithmetic import operations
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.strides import share_memory
+from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import once_differentiated
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Matrix, QuantizeFunction, WgradFunction
@@ -96,22 +97,14 @@ class Saved:
         return GroupedTensor(self.spec, sizes, **dict(zip(_COLUMN_PLANES, planes, strict=True)))
 
 
-class Context(Protocol):
+class Context(AutogradContext, Protocol):
     """autograd's ctx of a grouped layer.
 
     dtypes   of forward's last inputs, those that take a gradient; None for one that is absent
     """
 
     dtypes: Sequence[torch.dtype | None]
-    needs_input_grad: tuple[bool, ...]
-    saved_tensors: tuple[Tensor, ...]
     next_functions: tuple[tuple[Node | None, int], ...]
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """See torch."""
-
-    def mark_dirty(self, *tensors: Tensor) -> None:
-        """See torch."""
 
 
 class LinearContext(Context, Protocol):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NoReturn, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C import _functorch
-from torch.autograd.function import FunctionCtx
 
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import refuse
 
 _CAST = frozenset({"x", "weight", "w1", "w2"})
@@ -77,10 +77,8 @@ def _no_transform(name: str) -> str:
     )
 
 
-class _CallContext(FunctionCtx):
+class _CallContext(AutogradContext, Protocol):
     again: Callable[..., Tensor]
-    needs_input_grad: tuple[bool, ...]
-    saved_tensors: tuple[Tensor, ...]
 
 
 class _Transformed(torch.autograd.Function):

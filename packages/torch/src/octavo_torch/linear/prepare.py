@@ -36,7 +36,7 @@ def parameters_of(
     """Local shards of DTensors, and one tensor per parameter. ValueError, naming the argument, for unequal parts."""
     source, bias = operands_of(weight, bias)
     leaves = source.weight if isinstance(source, QuantizedWeight) else source
-    return Parameters(source, leaves, as_one(names[0], leaves), as_one(names[1], bias))
+    return Parameters(source, leaves, as_one(names[0], leaves), None if bias is None else as_one(names[1], bias))
 
 
 def settle(call: Call, source: Weights | QuantizedWeight, leaves: Weights, weight: Tensor, need_dw: bool) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from octavo_registry.contract.cards import Activation as Name
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.operands import check_tensor
+from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import once_differentiated
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.functions import activations
@@ -17,12 +18,8 @@ from octavo_torch.functions.activations import check_activation, features
 from octavo_torch.linear.arguments import check_like
 
 
-class _Context(Protocol):
+class _Context(AutogradContext, Protocol):
     name: str
-    needs_input_grad: tuple[bool, ...]
-    saved_tensors: tuple[Tensor, Tensor | None]
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
 
 
 class _Activate(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.operands import check_layout
+from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.moe.permutation import Routing, permute, unpermute
 
 
@@ -71,18 +72,23 @@ class ExpertExchange:
         return torch.nn.functional.pad(returned, (0, 0, 0, to - sent))
 
 
+class _Context(AutogradContext, Protocol):
+    splits: tuple[list[int], list[int]]
+    group: dist.ProcessGroup
+
+
 class _AllToAll(torch.autograd.Function):
     """Rows to other ranks; gradients in the opposite direction."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> Tensor:
         ctx.splits, ctx.group = (received, sent), group
         out = x.new_empty((sum(received), x.shape[1]))
         dist.all_to_all_single(out, x.contiguous(), received, sent, group)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         received, sent = ctx.splits
         dx = grad.new_empty((sum(sent), grad.shape[1]))
         dist.all_to_all_single(dx, grad.contiguous(), sent, received, ctx.group)

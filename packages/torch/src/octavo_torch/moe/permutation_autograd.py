@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.moe.moves import Moves
 
 
@@ -18,17 +19,21 @@ class Places(NamedTuple):
     routed: Tensor
 
 
+class _Context(AutogradContext, Protocol):
+    moves: Moves
+
+
 class _Permute(torch.autograd.Function):
     """rows[position[t, j]] = weights[t, j] x[t], or x[t]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weights, *places)
         ctx.moves = moves
         return moves.permute_rows(x, *places, weights)
 
     @staticmethod
-    def backward(ctx: Any, drows: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, drows: Tensor) -> tuple[Tensor | None, ...]:
         x, weights, *places_saved = ctx.saved_tensors
         places = Places(*places_saved)
         dx = combine(drows, weights, places, ctx.moves) if ctx.needs_input_grad[0] else None
@@ -40,13 +45,13 @@ class _Combine(torch.autograd.Function):
     """y[t] = sum over j of weights[t, j] rows[position[t, j]], or of the rows."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
+    def forward(ctx: _Context, rows: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
         ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weights, *places)
         ctx.moves = moves
         return moves.combine_rows(rows, places.position, places.routed, weights)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
         rows, weights, *places_saved = ctx.saved_tensors
         places = Places(*places_saved)
         drows = permute(dy, weights, places, ctx.moves) if ctx.needs_input_grad[0] else None
@@ -58,13 +63,13 @@ class _Dot(torch.autograd.Function):
     """products[t, j] = rows[position[t, j]] . dy[t]."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, dy: Tensor, places: Places, moves: Moves) -> Tensor:
+    def forward(ctx: _Context, rows: Tensor, dy: Tensor, places: Places, moves: Moves) -> Tensor:
         ctx.save_for_backward(rows, dy, *places)
         ctx.moves = moves
         return moves.dot_rows(rows, dy, places.position, places.routed)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, dy, *places_saved = ctx.saved_tensors
         places = Places(*places_saved)
         drows = permute(dy, grad, places, ctx.moves) if ctx.needs_input_grad[0] else None

@@ -36,7 +36,7 @@ class Extras:
 _NAMES = tuple(field.name for field in fields(Extras))
 
 
-def _flatten(extras: Extras) -> tuple[list[Any], tuple[str, ...]]:
+def _flatten(extras: Extras) -> tuple[list[object], tuple[str, ...]]:
     # absent fields are no leaves: torch.compile takes no None there
     present = tuple(name for name in _NAMES if getattr(extras, name) is not None)
     return [getattr(extras, name) for name in present], present

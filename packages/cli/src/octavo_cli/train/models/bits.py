@@ -53,14 +53,14 @@ class RecipeBits:
 
 @dataclass(frozen=True, slots=True)
 class BitsReport:
-    """The verdicts of a run, one a recipe."""
+    """The verdicts of a run, one per recipe."""
 
     frameworks: tuple[str, ...]
     recipes: tuple[RecipeBits, ...]
 
     @property
     def agree(self) -> bool:
-        """No comparison that was made found a difference."""
+        """No comparison showed a difference."""
         return all(item.agree or item.skipped for item in self.recipes)
 
     def of(self, recipe: str) -> RecipeBits:
@@ -104,11 +104,15 @@ def _compare(
         array = weight.astype(ml_dtypes.bfloat16)
         scale = _delayed_scale(array, spec)
         expected = octavo_numerics.quantize(array, spec, scale=scale)
-        wanted = {plane: _bytes(getattr(expected, plane)) for plane in PLANES if getattr(expected, plane) is not None}
-        compared += sum(len(content) for content in wanted.values())
+        expected_planes = {
+            plane: _bytes(getattr(expected, plane)) for plane in PLANES if getattr(expected, plane) is not None
+        }
+        compared += sum(len(content) for content in expected_planes.values())
         for framework in frameworks:
-            found = _quantized_planes(framework, array, spec, scale)
-            differing[framework] += sum(_differing(found.get(plane), content) for plane, content in wanted.items())
+            planes = _quantized_planes(framework, array, spec, scale)
+            differing[framework] += sum(
+                _differing(planes.get(plane), content) for plane, content in expected_planes.items()
+            )
     return RecipeBits(name, frameworks, compared, differing)
 
 
@@ -116,8 +120,8 @@ def _quantized_planes(
     framework: str, array: NDArray[Any], spec: QuantizerSpec, scale: NDArray[np.float32] | None
 ) -> dict[str, NDArray[np.uint8]]:
     bridge = octavo_registry.framework(framework)
-    given = None if scale is None else bridge.from_numpy(scale)
-    quantized = bridge.quantize(bridge.from_numpy(array), spec, scale=given)
+    encode_scale = None if scale is None else bridge.from_numpy(scale)
+    quantized = bridge.quantize(bridge.from_numpy(array), spec, scale=encode_scale)
     planes = {plane: getattr(quantized, plane) for plane in PLANES}
     return {plane: _bytes(bridge.to_numpy(value)) for plane, value in planes.items() if value is not None}
 
@@ -135,7 +139,7 @@ def _bytes(array: Any) -> NDArray[np.uint8]:
     return np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
 
 
-def _differing(found: NDArray[np.uint8] | None, wanted: NDArray[np.uint8]) -> int:
-    if found is None or len(found) != len(wanted):
-        return len(wanted)
-    return int((found != wanted).sum())
+def _differing(actual: NDArray[np.uint8] | None, expected: NDArray[np.uint8]) -> int:
+    if actual is None or len(actual) != len(expected):
+        return len(expected)
+    return int((actual != expected).sum())

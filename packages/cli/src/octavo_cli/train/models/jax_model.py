@@ -40,7 +40,7 @@ def rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def mixing(x: jax.Array, taps: jax.Array, qkv: jax.Array, projection: jax.Array) -> jax.Array:
-    """Causal multi-head attention beside a short causal convolution, over [batch, context, width]."""
+    """Causal multi-head attention in parallel with a short causal convolution, over [batch, context, width]."""
     batch, context, width = x.shape
     heads = (x @ qkv.T).reshape(batch, context, 3, width // HEAD_WIDTH, HEAD_WIDTH)
     q, k, v = heads[:, :, 0], heads[:, :, 1], heads[:, :, 2]
@@ -180,8 +180,8 @@ class JaxModel:
     def _placed(self, array: Any, *, spread: bool = False) -> jax.Array:
         """A new array on the devices: cut along its first axis, or whole on each."""
         spec = PartitionSpec(EXPERT_AXIS if spread else None)  # type: ignore[no-untyped-call]
-        made: jax.Array = jax.device_put(array, NamedSharding(self._mesh, spec), may_alias=False)
-        return made
+        placed: jax.Array = jax.device_put(array, NamedSharding(self._mesh, spec), may_alias=False)
+        return placed
 
     def step(self, tokens: Tokens, step: int) -> StepResult:
         """One Adam step on [batch, context + 1] tokens."""

@@ -2,8 +2,8 @@
 
     tokens -> embedding + position -> [ norm -> causal mixing -> + ; norm -> experts -> + ] * layers -> norm -> logits
 
-Norms are RMS norms (Zhang and Sennrich 2019). Mixing is causal attention beside a depthwise convolution over the last
-four positions (after Poli et al. 2023, section 3.1), which finds short contexts long before attention does. The
+Norms are RMS norms (Zhang and Sennrich 2019). Mixing is causal attention in parallel with a depthwise convolution over
+the last four positions (after Poli et al. 2023, section 3.1), which learns short contexts long before attention. The
 experts are dropless: each token goes to its `top_k` experts, whose probabilities are renormalised to one, through fc1
 [experts, 2 * hidden, width], SwiGLU (Shazeer 2020) and fc2 [experts, width, hidden]. Those two grouped layers take
 bf16 rows and bf16 weights and are what a recipe changes; everything else is float32. The load-balancing loss is that
@@ -37,7 +37,7 @@ FC2_SEED = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One optimizer step: cross entropy in nats a byte, the load-balancing loss, rows an expert got in each layer."""
+    """One optimizer step: cross entropy in nats per byte, the load-balancing loss, rows per expert in each layer."""
 
     loss: float
     balance: float

@@ -27,7 +27,7 @@ from octavo_torch import DelayedState, grouped_linear
 
 
 class Mixing(nn.Module):
-    """Causal multi-head attention beside a short causal convolution, over [batch, context, width]."""
+    """Causal multi-head attention in parallel with a short causal convolution, over [batch, context, width]."""
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__()
@@ -62,8 +62,8 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, seeds: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         tokens, experts = len(x), len(self.fc1)
         probabilities = torch.softmax(self.router(x), dim=-1)
-        kept, chosen = probabilities.topk(self.top_k)
-        kept = kept / kept.sum(dim=-1, keepdim=True)
+        weights, chosen = probabilities.topk(self.top_k)
+        weights = weights / weights.sum(dim=-1, keepdim=True)
         order = torch.argsort(chosen.flatten(), stable=True)
         sizes = torch.bincount(chosen.flatten(), minlength=experts).to(torch.int32)
 
@@ -75,7 +75,7 @@ class Experts(nn.Module):
         outputs = outputs[torch.argsort(order)].view(tokens, self.top_k, -1)
         share = sizes / (tokens * self.top_k)
         balance = experts * (share * probabilities.mean(dim=0)).sum()
-        return (outputs * kept[..., None]).sum(dim=1), balance, sizes
+        return (outputs * weights[..., None]).sum(dim=1), balance, sizes
 
     def _grouped(self, index: int, x: Tensor, weight: Tensor, sizes: Tensor, seeds: tuple[int, int]) -> Tensor:
         state = self.states[index]
@@ -92,7 +92,7 @@ class Experts(nn.Module):
 
 
 class Layer(nn.Module):
-    """Mixing and experts, each behind a norm and beside a residual."""
+    """Mixing and experts, each after a norm and with a residual connection."""
 
     def __init__(self, config: TrainConfig, recipe: Recipe) -> None:
         super().__init__()

@@ -94,7 +94,7 @@ class LossTable:
 
 
 def print_summary(results: Results) -> None:
-    """What a run ends with: held-out loss, gap beside its spread, verdict on the bits."""
+    """Summary of a run: held-out loss, gap with its spread, and the comparison of bits."""
     rows = []
     for name in results.recipes:
         gap = results.gaps.get(name)
@@ -110,7 +110,7 @@ def print_summary(results: Results) -> None:
             )
         )
     header = ("recipe", "held-out loss", "gap to bf16", "spread", "seconds", "bits of the trained weights")
-    print_table("Held-out cross entropy, nats a byte", header, rows)
+    print_table("Held-out cross entropy, nats per byte", header, rows)
     gaps = list(results.gaps.values())
     if gaps:
         kind = "standard deviation" if len(gaps[0].per_seed) > 1 else "standard error"

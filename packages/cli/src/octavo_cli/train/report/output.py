@@ -1,4 +1,4 @@
-"""The output folder: checked before the work, filled beside its place, moved there at the end."""
+"""The output folder: checked before training starts, written under a temporary name, and renamed at the end."""
 
 from __future__ import annotations
 

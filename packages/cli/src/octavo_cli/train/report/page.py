@@ -106,8 +106,8 @@ def _loss_table(results: Results) -> str:
             "deviation over 3 paired seeds of 200 steps); <code>--seeds 3</code> measures that here.</p>"
         )
     return (
-        '<div class="scroll"><table><caption>Cross entropy on text that no step saw, in nats a byte; lower is better. '
-        f"Knowing byte frequencies alone gives {results.unigram_loss:.3f}.</caption>"
+        '<div class="scroll"><table><caption>Cross entropy on text that no step saw, in nats per byte; lower is '
+        f"better. Knowing byte frequencies alone gives {results.unigram_loss:.3f}.</caption>"
         '<thead><tr><th scope="col">recipe</th><th scope="col" class="n">held-out loss</th>'
         '<th scope="col" class="n">gap to bf16</th><th scope="col" class="n">spread</th>'
         f'<th scope="col" class="n">seconds</th></tr></thead><tbody>{rows}</tbody></table></div>{note}'
@@ -145,7 +145,7 @@ def _bits(results: Results) -> str:
 
 def _curves_text(results: Results) -> str:
     ends = ", ".join(f"{name} {results.held_out(name):.3f}" for name in results.recipes)
-    return f"Training and held-out loss fall together for every recipe; final held-out loss: {ends} nats a byte."
+    return f"Training and held-out loss fall together for every recipe; final held-out loss: {ends} nats per byte."
 
 
 def _load_text(results: Results) -> str:
@@ -174,4 +174,4 @@ def _facts(results: Results) -> str:
         "recipes": ", ".join(f"{name} ({content['fingerprint']})" for name, content in results.recipes.items()),
     }
     items = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
-    return f"<p>The numbers behind this page are in <code>curves.json</code> beside it.</p><dl>{items}</dl>"
+    return f"<p>The numbers behind this page are in <code>curves.json</code> in the same folder.</p><dl>{items}</dl>"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Colours of one rendering. `series` is for the recipes beside the baseline, in order.
+    """Colours of one rendering. `series` is for the recipes other than the baseline, in order.
 
     The series are from the palettes of Okabe and Ito (2008) and Tol (2021), darkened or lightened until each has a
     contrast of at least 3 to 1 with the background; markers tell the series apart without colour.
@@ -54,7 +54,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def loss_figure(results: Results, theme: Theme) -> bytes:
-    """PNG: held-out and training loss against steps; beside it the held-out gap to the baseline with its spread."""
+    """PNG: held-out and training loss against steps; next to it the held-out gap to the baseline with its spread."""
     with _canvas(theme, (11.5, 4.6)) as (figure, axes):
         left, right = axes(2, width_ratios=(1.15, 1.0), wspace=0.62)
         _loss_panel(left, results, theme)
@@ -119,7 +119,7 @@ def _loss_panel(panel: Axes, results: Results, theme: Theme) -> None:
     )
     panel.set_xlim(0, results.config.steps)
     panel.set_xlabel("optimizer steps")
-    panel.set_ylabel("cross entropy, nats a byte")
+    panel.set_ylabel("cross entropy, nats per byte")
     _title(panel, "Loss", "thick with markers: held out; thin: training batch")
     _label_ends(panel, ends)
 

@@ -22,7 +22,7 @@ benchmarks/results/training-gates-2026-11-20.json, from `python -m octavo_cli.tr
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Held-out cross entropy in nats a byte after `step` steps, sequence by sequence."""
+    """Held-out cross entropy in nats per byte after `step` steps, sequence by sequence."""
 
     step: int
     sequences: NDArray[np.float64]
@@ -112,7 +112,7 @@ def gap_at(runs: list[Run], recipe: str, index: int = -1) -> Gap:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything that the report files are made from."""
+    """Everything that the report files show."""
 
     config: TrainConfig
     framework: str
@@ -131,7 +131,7 @@ class Results:
         return {name: gap_at(self.runs, name) for name in self.recipes if name != BASELINE}
 
     def of(self, recipe: str) -> list[Run]:
-        """The runs of a recipe, one a seed."""
+        """The runs of a recipe, one per seed."""
         return [run for run in self.runs if run.recipe == recipe]
 
     def held_out(self, recipe: str) -> float:

@@ -77,7 +77,7 @@ class WeightShard(torch.Tensor):
 
     @classmethod
     def __tensor_unflatten__(
-        cls, tensors: dict[str, Tensor], state: GatherState, size: Any, stride: Any
+        cls, tensors: dict[str, Tensor], state: GatherState, size: object, stride: object
     ) -> WeightShard:
         return cls(tensors["wrapped"], state)
 
@@ -85,7 +85,7 @@ class WeightShard(torch.Tensor):
         """As the ordinary tensor, so that loading what was saved does not need this class."""
         return self.wrapped.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"WeightShard({self.wrapped!r})"
 
     def fsdp_pre_all_gather(

@@ -1,4 +1,4 @@
-"""Delayed scaling's state: amax histories and scales of a layer's three operands, as a value.
+"""The state of delayed scaling: amax histories and scales of a layer's three operands, as a value.
 
 The amax of dy exists in the backward pass alone. So `grouped_dense` treats the state as a differentiable argument
 whose cotangent is not a derivative but the state after this call, amaxes of x, the kernel and dy recorded:

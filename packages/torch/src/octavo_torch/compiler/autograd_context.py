@@ -1,0 +1,20 @@
+"""What the methods of a torch.autograd.Function find in their ctx, for type checkers: torch's own class names less."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class AutogradContext(Protocol):
+    """The part of a ctx that torch provides. A Function adds what its forward leaves for its backward."""
+
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Keeps tensors for backward, each watched for changes in place."""
+
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        """Says which inputs forward has written."""
