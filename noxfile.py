@@ -188,9 +188,10 @@ def _test_group(distribution: str) -> tuple[str, ...]:
 
 # These take longest and start first, in this order: a long session that starts last leaves the other cores idle.
 LONGEST_FIRST = (
-    *("native", "tests(octavo-jax)", "tests(octavo-torch)", "conformance(jax-reference)"),
-    *("conformance(torch-reference)", "tests(octavo-jax-native)", "tests(octavo-torch-native)", "integration"),
-    *("conformance(jax-native)", "types", "tests(octavo-numerics)", "third_party", "adapters"),
+    *("native", "tests(octavo-jax)", "conformance(jax-reference)", "tests(octavo-jax-native)", "integration"),
+    *("conformance(jax-native)", "tests(octavo-torch-native)", "types", "tests(octavo-bench)", "tests(octavo)"),
+    *("tests(octavo-numerics)", "tests(octavo-conformance)", "adapters", "third_party", "tests(octavo-torch)"),
+    *("conformance(torch-native)", "docs", "conformance(torch-reference)"),
 )
 
 

@@ -69,6 +69,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
     ),
     "octavo_jax": ("plugin_api", "linen", "nnx", "moe", "adapters", "adapters.qwix", "adapters.tokamax"),
     "octavo_registry": ("contract",),
+    "octavo_native": ("layouts", "gemms"),  # its README has readers import them
 }
 
 # Packages of kernels, which take two doors and no other: the registry's contract and their front end's plugin_api.

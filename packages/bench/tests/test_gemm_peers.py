@@ -51,7 +51,7 @@ def test_a_batch_is_the_grouped_gemm_with_a_weight_matrix_per_group(
 
 def test_a_batch_needs_equal_parts() -> None:
     """Rows that the groups do not divide are a note in the file, not another number of FLOPs."""
-    with pytest.raises(ValueError, match="equal parts; 97 rows are no multiple of 3"):
+    with pytest.raises(ValueError, match="equal parts; 97 rows are not a multiple of 3"):
         parts(torch.zeros(97, 4), 3)
 
 

@@ -220,7 +220,7 @@ def test_step_goals_of_a_run(judged: Any, described: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("label = ", "is no TOML file"),
+        ("label = ", "is not a TOML file"),
         ("[goals]\ngemm = [{ measure = 'us' }]", "give either at_least or at_most"),
         ("[goals]\ngemm = [{ measure = 'us', at_most = 1, at_least = 1 }]", "give either at_least or at_most"),
         ("[goals]\ngemm = [{ measure = 'us', at_most = 'absent' }]", "a rule names the figures 'absent'"),

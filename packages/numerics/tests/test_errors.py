@@ -53,7 +53,7 @@ def changed(q: QuantizedArray, **planes: Any) -> QuantizedArray:
         (lambda: quantize(X, DELAYED, scale=np.ones(1)), "scale has dtype float64; give float32 encode scales"),
         (lambda: quantize(X, DELAYED, scale=np.zeros(1, dtype=np.float32)), "scale[0] is 0.0; encode scales are"),
         (lambda: quantize(X, DELAYED, scale=np.full(1, np.nan, dtype=np.float32)), "scale[0] is nan; encode scales"),
-        (lambda: quantize(X, MX, scale=np.ones(1, dtype=np.float32)), "scale was given and scaling='mxfp8' makes"),
+        (lambda: quantize(X, MX, scale=np.ones(1, dtype=np.float32)), "scale was given, but scaling='mxfp8' computes"),
         (lambda: dequantize(quantize(X, MX), "row"), "direction='row' is neither 'rowwise' nor 'columnwise'"),  # type: ignore[arg-type]
         (lambda: dequantize(quantize(X, NVFP4), "columnwise"), "direction='columnwise' was not produced; this tensor"),
         (lambda: grouped_matmul(X[0], W, [4, 0]), "x has shape [8]; give [M, C]"),

@@ -111,7 +111,7 @@ def test_why_says_where_there_is_nothing_to_choose(fakes: Any, use: Any) -> None
 @pytest.mark.parametrize(
     ("op", "more", "told"),
     [
-        ("quantize", [], "--kernels: quantize is no GEMM; ask for one of fprop, dgrad, wgrad, layer"),
+        ("quantize", [], "--kernels: quantize is not a GEMM; ask for one of fprop, dgrad, wgrad, layer"),
         ("fprop", ["--rows", "-1"], "--rows: got -1; 0 or more"),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_misspelt_hook_is_reported_and_the_plugin_is_not_half_registered(
     install("test-good", {"oct_good": source("good")}, group(good="oct_good"))
     registry = discovered()
     record = only_broken(registry)
-    assert "octavo_plan_maed is no hook" in record.reason
+    assert "octavo_plan_maed is not a hook" in record.reason
     assert "did you mean octavo_plan_made?" in record.reason
     assert registry.plan(fakes.request()).backend == "good"
     import oct_typo  # type: ignore[import-not-found]
@@ -151,7 +151,7 @@ def test_plain_functions_and_hookimpl_both_declare(fakes: Any) -> None:
         ("return 1 / 0", "octavo_backends raised ZeroDivisionError: division by zero"),
         ("yield CARD; raise SystemExit", "octavo_backends raised SystemExit"),
         ("return [CARD, CARD]", "octavo_backends gave 'bad' twice"),
-        ("return [CARD.model_copy(update={'needs': ('torch>>2',)})]", "needs 'torch>>2', which is no requirement"),
+        ("return [CARD.model_copy(update={'needs': ('torch>>2',)})]", "needs 'torch>>2', which is not a requirement"),
     ],
 )
 def test_cards_that_are_none_break_the_plugin(

@@ -49,7 +49,7 @@ def test_a_version_that_is_none(install: Any) -> None:
 
 def test_text_that_is_no_requirement() -> None:
     """The message quotes what was given."""
-    with pytest.raises(ValueError, match=r"needs 'torch>>2', which is no requirement"):
+    with pytest.raises(ValueError, match=r"needs 'torch>>2', which is not a requirement"):
         check_requirement("torch>>2")
 
 

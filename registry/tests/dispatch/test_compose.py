@@ -80,7 +80,7 @@ def test_a_gemm_whose_layout_nobody_makes_is_passed_over_with_the_reason(fakes: 
     assert backends(layer)["wgrad"] == "slow"
     fast, slow = layer.fprop.decisions[:2]
     assert (fast.backend, fast.verdict) == ("fast", "refused")
-    assert "wants x in layout 'panels', and nothing serves quantize in mxfp8" in fast.reason
+    assert "needs x in layout 'panels', and nothing serves quantize in mxfp8" in fast.reason
     assert (slow.backend, slow.verdict) == ("slow", "chosen")
     assert registry.plan(fakes.request()).backend == "fast"
 

@@ -16,6 +16,7 @@ from octavo import NoBackendError
 from octavo_registry import Bound, Refused, Registry
 from octavo_registry.contract.gemm import BoundDgrad, BoundFprop
 from octavo_registry.contract.operations import OPERATIONS
+from octavo_registry.dispatch.memo import Memo
 
 
 def test_order_is_preference_then_priority_then_name(fakes: Any, rng: random.Random) -> None:
@@ -327,3 +328,12 @@ def test_a_plugin_that_asks_while_it_is_imported_sees_an_empty_registry(
     assert registry.plan(fakes.request()).backend == "good"
     assert registry.backends()[0].name == "good"
     assert importlib.import_module("oct_good").SEEN == ()
+
+
+def test_what_was_decided_is_bounded() -> None:
+    """A process that plans for ever new shapes forgets the oldest."""
+    memo: Memo[int, int] = Memo(limit=3)
+    for number in range(5):
+        memo[number] = number
+    memo[2] = 7
+    assert dict(memo) == {2: 7, 3: 3, 4: 4}

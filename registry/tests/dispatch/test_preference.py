@@ -217,3 +217,16 @@ def test_prefer_decorates() -> None:
 
     assert function() == ("a",)
     assert function() == ("a",)
+
+
+def test_preferences_without_end_are_not_kept() -> None:
+    """A process that invents names forgets the oldest scopes; a plan under a forgotten one still goes stale."""
+    with prefer("first"):
+        token = state_token()
+        for number in range(2 * preference._MOST_SCOPES):
+            with prefer(f"other-{number}"):
+                assert state_token() is not token
+        assert len(preference._scopes) <= preference._MOST_SCOPES
+        assert state_token() is token
+        preference.renew_tokens()
+        assert state_token() is not token

@@ -14,7 +14,7 @@ Quantize = Callable[..., Any]
 
 
 class Extras(NamedTuple):
-    """As `octavo_registry.Bound` has them."""
+    """As `octavo_registry.contract.fused` has them."""
 
     activated: Any
     amax: Any = None

@@ -46,11 +46,11 @@ class NativeBackend(Backend):
         if self._unfit is not None:
             return self._unfit
         cuda = request.device == "cuda"
-        if (refusal := support.build_refusal(cuda, octavo_native.HAS_CUDA)) is not None:
+        if refusal := support.build_refusal(cuda, octavo_native.HAS_CUDA):
             return refusal
-        if isinstance(request, GemmRequest):
+        if cuda and isinstance(request, GemmRequest):
             dtypes = None if _quantized(request) else (request.in_dtype, request.other_dtype)
-            return support.gemm_refusal(request.op, cuda=cuda, k=request.k, n=request.n, dtypes=dtypes)
+            return support.gemm_refusal(request.op, cuda=True, k=request.k, n=request.n, dtypes=dtypes)
         if isinstance(request, PlanesRequest):
             return support.layout_refusal(request.quantizer.directions, request.layouts)
         return None

@@ -37,7 +37,7 @@ def _request(op: Any, recipe: Any, **fields: Any) -> Request:
             HighPrecision(),
             "the unquantized operands are float32; its cuda GEMMs multiply bfloat16 or float16",
         ),
-        ({"other_dtype": "float16"}, HighPrecision(), "its cuda GEMMs multiply unquantized operands of one dtype"),
+        ({"other_dtype": "float16"}, HighPrecision(), "; its cuda GEMMs multiply unquantized operands of one dtype"),
         ({"other_dtype": "bfloat16"}, HighPrecision(), None),
         ({"other_dtype": "float16", "device": "cpu", "arch": None}, HighPrecision(), None),
         ({"in_dtype": "float32", "k": 64, "n": 64}, MXFP8(), None),
@@ -62,7 +62,7 @@ def test_gemms_that_the_cuda_kernels_do_not_take(
     [
         (
             {"x": jnp.ones((8, 24), jnp.bfloat16), "w": jnp.ones((2, 16, 24), jnp.bfloat16)},
-            r"x \[8, 24\] and w \[2, 16, 24\] .* k is 24",
+            r"x \[8, 24\] and w \[2, 16, 24\] .* k is 24, and its cuda GEMMs take multiples of 16",
         ),
         ({"x": X, "w": W}, "the unquantized operands are float32"),
         ({"x": X.astype(jnp.bfloat16), "w": W.astype(jnp.float16)}, "x is bfloat16 and w is float16"),

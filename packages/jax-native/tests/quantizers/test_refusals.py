@@ -45,7 +45,7 @@ def test_another_abi_level_is_refused_with_both_values(monkeypatch: pytest.Monke
     monkeypatch.setattr(targets, "register", lambda: pytest.fail("registered"))
     refusal = NativeBackend().refuses(_request())
     assert refusal is not None
-    assert f"ABI level 7, octavo-jax-native needs {targets.ABI_LEVEL}" in refusal
+    assert f"ABI level 7 and octavo-jax-native calls level {targets.ABI_LEVEL}" in refusal
 
 
 def test_an_old_jaxlib_is_refused_with_both_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,8 +66,8 @@ def test_a_build_for_the_cpu_alone_is_refused_on_cuda(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("layouts", "orientation", "refused"),
     [
-        (("panels", "plain"), "both", "rowwise data in layouts plain or rows; panels was requested"),
-        (("plain", "rows"), "both", "columnwise data in layouts plain or panels; rows was requested"),
+        (("panels", "plain"), "both", "produces rowwise data in layouts plain or rows; panels was requested"),
+        (("plain", "rows"), "both", "produces columnwise data in layouts plain or panels; rows was requested"),
         (("plain", "rows"), "rowwise", None),
         (("rows", "panels"), "both", None),
     ],

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 import octavo_native
-from octavo.grouped_tensor import PLAIN
-from octavo.quantizer import Direction
 from octavo.recipe_base import GEMMS
+from octavo_native import support
 from octavo_registry.contract import (
     AnyBound,
     AnyBoundFused,
@@ -39,7 +38,6 @@ from octavo_registry.contract import (
     QuantizeRequest,
 )
 from octavo_torch.plugin_api import DTYPES, GroupedTensor, status_word
-from octavo_torch_native.plugin import PANELS, ROWS
 
 if TYPE_CHECKING:
     from octavo_registry.contract import KernelChoice
@@ -47,10 +45,6 @@ if TYPE_CHECKING:
 ABI_LEVEL = 1
 """The level of octavo-native's calls that this package makes."""
 
-LAYOUTS: dict[Direction, tuple[str, str]] = {"rowwise": (PLAIN, ROWS), "columnwise": (PLAIN, PANELS)}
-"""The layouts that a plane may have."""
-
-_CUDA_SIDES = 16
 _ROUTED_GROUPS = 1024
 _SMS_OF_AN_H100 = 132
 
@@ -60,28 +54,20 @@ class NativeBackend(Backend):
 
     def refuses(self, request: AnyRequest) -> str | None:
         """Another ABI level, a build without CUDA, no device, a layout of the other direction, sides of a GEMM."""
-        if octavo_native.ABI_LEVEL != ABI_LEVEL:
-            return (
-                f"octavo-native has ABI level {octavo_native.ABI_LEVEL} and octavo-torch-native calls level "
-                f"{ABI_LEVEL}; install releases of both that belong together"
-            )
-        if request.op == "route" and request.device == "cuda" and (request.groups or 1) > _ROUTED_GROUPS:
+        cuda = request.device == "cuda"
+        if refusal := support.abi_refusal(octavo_native.ABI_LEVEL, "octavo-torch-native", ABI_LEVEL):
+            return refusal
+        if request.op == "route" and cuda and (request.groups or 1) > _ROUTED_GROUPS:
             return (
                 f"groups is {request.groups}, and its cuda kernel, which counts the choices once a group, is slower "
                 f"than a sort past {_ROUTED_GROUPS}"
             )
-        if request.device == "cuda":
-            if not octavo_native.HAS_CUDA:
-                return (
-                    "this octavo-native was built without CUDA kernels; install a build with them, or build it where "
-                    "nvcc is found (octavo doctor shows what was built)"
-                )
-            if not torch.cuda.is_available():
-                return "device is cuda and this torch sees no CUDA device; install a CUDA build of torch or use the CPU"
+        if refusal := support.build_refusal(cuda, octavo_native.HAS_CUDA):
+            return refusal
+        if cuda and not torch.cuda.is_available():
+            return "device is cuda and this torch sees no CUDA device; install a CUDA build of torch or use the CPU"
         if isinstance(request, PlanesRequest) and not isinstance(request, DequantizeRequest):
-            for (direction, known), layout in zip(LAYOUTS.items(), request.layouts, strict=True):
-                if direction in request.quantizer.directions and layout not in known:
-                    return f"makes {direction} data in layouts {' and '.join(known)}, {layout} was asked for"
+            return support.layout_refusal(request.quantizer.directions, request.layouts)
         if isinstance(request, GemmRequest):
             return _gemm_refusal(request)
         return None
@@ -186,22 +172,16 @@ def _bind_move(request: MoveRequest) -> AnyBoundMove:
 
 
 def _gemm_refusal(request: GemmRequest) -> str | None:
-    """What octavo_native refuses of the GEMM, and on CUDA operands of two dtypes."""
+    """What octavo_native refuses of the GEMM."""
     from octavo_native.gemms import gemm_named
     from octavo_torch_native.gemm.product import product_of
 
     cuda = request.device == "cuda"
-    step = _CUDA_SIDES if cuda else 1
-    for name, side in (("k", request.k), ("n", request.n)):
-        if side is not None and (side < 1 or side % step):
-            return f"{name} is {side}, and its {request.device} GEMMs take multiples of {step} from {step} on"
-    if cuda and request.other_dtype not in (None, request.in_dtype):
-        first, other = ("dy", "w") if request.op == "dgrad" else ("x", "dy")
-        return (
-            f"{first} is {request.in_dtype} and {other} {request.other_dtype}; its cuda GEMMs multiply unquantized "
-            "operands of one dtype"
-        )
     product = product_of(request)
+    dtypes = None if product.scaling else (request.in_dtype, request.other_dtype)
+    if refusal := support.gemm_refusal(request.op, cuda=cuda, k=request.k, n=request.n, dtypes=dtypes):
+        return refusal
+    step = support.CUDA_MULTIPLE if cuda else 1
     sides = {"rows": 1, "n": request.n or step, "k": request.k or step, "groups": request.groups or 1}
     try:
         gemm_named(**vars(product)).workspace_bytes(cuda=cuda, **sides)

@@ -131,7 +131,7 @@ def test_wrong_arguments(name: str) -> None:
 
 def test_a_layout_that_is_not_made_is_refused_by_the_registry() -> None:
     """NoBackendError with the backend's own sentence."""
-    with pytest.raises(NoBackendError, match="panels was asked for"):
+    with pytest.raises(NoBackendError, match="panels was requested"):
         native.quantize(X, SPEC, [8], layouts=("panels", "plain"))
     with pytest.raises(NoBackendError, match="makes layouts panels, plain, rows"):
         native.quantize(X, SPEC, [8], layouts=("acme-tiles", "plain"))

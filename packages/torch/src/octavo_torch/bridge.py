@@ -78,7 +78,7 @@ class TorchFramework:
         return np.ascontiguousarray(host.numpy())
 
     def grouped_tensor(
-        self, spec: GroupedTensorSpec, group_sizes: GroupSizes | None, arrays: Mapping[str, Tensor | None]
+        self, spec: GroupedTensorSpec, group_sizes: object, arrays: Mapping[str, Tensor | None]
     ) -> GroupedTensor:
         """A GroupedTensor of these planes."""
         rows = spec.shape[0]
@@ -117,7 +117,7 @@ class TorchFramework:
         self,
         x: Tensor,
         w: Tensor,
-        group_sizes: GroupSizes,
+        group_sizes: GroupSizes | None,
         dy: Tensor | None = None,
         *,
         recipe: Recipe,
@@ -134,7 +134,7 @@ class TorchFramework:
             state = _state_of(recipe, scales or {}, w)
         leaves = [value if value is None else value.detach().requires_grad_(dy is not None) for value in (x, w, bias)]
 
-        def layer(x: Tensor, w: Tensor, sizes: GroupSizes, bias: Tensor | None) -> Tensor:
+        def layer(x: Tensor, w: Tensor, sizes: GroupSizes | None, bias: Tensor | None) -> Tensor:
             return functional.grouped_linear(
                 x,
                 w,

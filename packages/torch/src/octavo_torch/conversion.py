@@ -6,20 +6,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM, recipe_of
-from octavo_torch.adapters.transformers import ExpertsFunction
+from octavo_torch.adapters.transformers import ExpertsFunction, ExpertsModule
 from octavo_torch.arrays.checks import brief
 from octavo_torch.linear.module import GroupedLinear
 from octavo_torch.mlp.module import GroupedMLP
 from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule
 
 Filter = str | Callable[[str, nn.Module], bool] | None
+_DISPATCHED = {"has_gate", "is_transposed", "down_proj"}
+"""Attributes of experts that transformers dispatches."""
 _BUFFERS = ("seed_base", "seed_counter", "amax_history", "encode_scale")
 
 
@@ -51,7 +53,6 @@ def convert(
     if filter is not None and not isinstance(filter, str) and not callable(filter):
         raise ValueError(f"filter is {brief(filter)}; give a pattern of names, a function of name and module, or None")
     chosen = recipe_of(recipe)
-    product: Any = None
     experts = dict(_experts(model))
     names = [name for name, module in experts.items() if _matches(filter, name, module)]
     if not experts:
@@ -59,16 +60,14 @@ def convert(
     if not names:
         all_names = ", ".join(name or "'' (the model itself)" for name in experts)
         raise ValueError(f"filter matches none of the model's experts; give names among {all_names}")
-    if any(not isinstance(experts[name], RecipeModule) for name in names):
-        product = GroupedMM(chosen, seed, backend)
+    others = [name for name in names if not isinstance(experts[name], RecipeModule)]
+    product = GroupedMM(chosen, seed, backend) if others else None
     for name in names:
         module = experts[name]
         if isinstance(module, GroupedLinear | GroupedMLP):
             _set_recipe(module, chosen, seed, backend)
-        elif callable(getattr(module, "_grouped_mm", None)):
-            module._grouped_mm = _TorchtitanGroupedMM(product)
-        else:
-            module.forward = partial(ExpertsFunction(product), module)
+        elif product is not None:
+            _set_product(module, product)
     return tuple(names)
 
 
@@ -78,10 +77,10 @@ def _matches(filter: Filter, name: str, module: nn.Module) -> bool:
     return fnmatchcase(name, filter) if isinstance(filter, str) else bool(filter(name, module))
 
 
-def _experts(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def _experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         has_grouped_mm = callable(getattr(module, "_grouped_mm", None))
-        dispatched = hasattr(module, "has_gate") and hasattr(module, "is_transposed") and hasattr(module, "down_proj")
+        dispatched = {*dir(module)} >= _DISPATCHED
         if isinstance(module, GroupedLinear | GroupedMLP) or has_grouped_mm or dispatched:
             yield name, module
 
@@ -94,6 +93,14 @@ class _TorchtitanGroupedMM:
 
     def __call__(self, *, A: Tensor, B_t: Tensor, offs: Tensor) -> Tensor:
         return self.product(A, B_t, offs)
+
+
+def _set_product(module: nn.Module, product: GroupedMM) -> None:
+    """Let another library's experts multiply with `product`."""
+    if callable(getattr(module, "_grouped_mm", None)):
+        module._grouped_mm = _TorchtitanGroupedMM(product)  # type: ignore[assignment]
+    else:
+        module.forward = partial(ExpertsFunction(product), cast("ExpertsModule", module))
 
 
 def _set_recipe(

@@ -1,6 +1,6 @@
 """Group sizes that a backend prepares: once a call, for every operation, by nobody else's operations.
 
-docs/guide/backends.md, "The backend"; `octavo_registry.Bound.prepare`.
+docs/guide/backends.md, "The backend"; `octavo_registry.contract.Bound.prepare`.
 """
 
 from __future__ import annotations

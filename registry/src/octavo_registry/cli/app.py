@@ -20,17 +20,17 @@ class Commands(TyperGroup):
     """A group that knows its commands' names and help lines without importing them, so that help is quick."""
 
     @cached_property
-    def found(self) -> dict[str, Command]:
+    def by_name(self) -> dict[str, Command]:
         """Commands by name."""
         return find_commands()
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of the help."""
-        return list(self.found)
+        return list(self.by_name)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A stand-in with the line of help; `resolve_command` loads the command itself."""
-        command = self.found.get(cmd_name)
+        command = self.by_name.get(cmd_name)
         if command is None:
             return None
         line = command.help + (" (broken)" if command.fault else "")
@@ -39,14 +39,14 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command that `args` begin with, loaded."""
         name = args[0]
-        command = self.found.get(name)
+        command = self.by_name.get(name)
         if command is not None:
             return name, command.load_or_fail(), args[1:]
         absent = absent_command(name)
         if absent is not None:
             ctx.fail(absent)
-        close = difflib.get_close_matches(name, self.found, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(self.found)}"
+        close = difflib.get_close_matches(name, self.by_name, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(self.by_name)}"
         return ctx.fail(f"there is no command {name!r}; {hint}")  # type: ignore[no-any-return]
 
     def main(

@@ -130,7 +130,9 @@ def absent_command(name: str) -> str | None:
 
 def find_commands() -> dict[str, Command]:
     """The command that each name stands for: Octavo's, then those of others. Nothing is imported."""
-    found = {name: Command(name, value, "octavo-registry", "", text, None) for name, (value, text) in BUILT_IN.items()}
+    by_name = {
+        name: Command(name, value, "octavo-registry", "", text, None) for name, (value, text) in BUILT_IN.items()
+    }
     for command in external_commands():
-        found.setdefault(command.name, command)
-    return found
+        by_name.setdefault(command.name, command)
+    return by_name

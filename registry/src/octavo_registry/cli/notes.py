@@ -35,11 +35,11 @@ def _lines(function: Any) -> tuple[str, ...]:
 
 def notes() -> tuple[Note, ...]:
     """Every package's note by name. Each function is loaded and called in a guard."""
-    found = []
+    published_notes = []
     for entry in published(GROUP):
         try:
             lines, reason = guard(_lines, entry.load()), ""
         except Fault as fault:
             lines, reason = (), str(fault)
-        found.append(Note(entry.name, entry.distribution, entry.version, lines, reason))
-    return tuple(sorted(found, key=lambda note: (note.name, note.distribution)))
+        published_notes.append(Note(entry.name, entry.distribution, entry.version, lines, reason))
+    return tuple(sorted(published_notes, key=lambda note: (note.name, note.distribution)))

@@ -49,7 +49,7 @@ def kinds(card: BackendCard, framework: str, device: Device) -> set[str]:
 
 
 def run(frameworks: Iterable[Framework]) -> list[Outcome]:
-    """One outcome a backend and device; [] where the definition is not installed."""
+    """One outcome per backend and device; [] where the definition is not installed."""
     try:
         numerics = guard(definition)
     except Fault as fault:

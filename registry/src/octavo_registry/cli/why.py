@@ -61,7 +61,7 @@ class Question:
         if self.op in GEMMS:
             return {gemm: gemm_request(self.layer, self.recipe, gemm) for gemm in GEMMS if gemm == self.op}
         if self.op != LAYER:
-            raise BadInput(f"--kernels: {self.op} is no GEMM; ask for one of {', '.join((*GEMMS, LAYER))}")
+            raise BadInput(f"--kernels: {self.op} is not a GEMM; ask for one of {', '.join((*GEMMS, LAYER))}")
         gemms = GEMMS if self.layer.training else GEMMS[:1]
         return {gemm: gemm_request(self.layer, self.recipe, gemm) for gemm in gemms}
 

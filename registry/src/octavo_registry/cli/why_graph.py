@@ -24,17 +24,17 @@ def ways(request: Request, decisions: Sequence[Decision], backend: Sequence[str]
     return {"eager": _chosen(eager), "graph": _chosen(graph)}
 
 
-def lines(found: Ways) -> list[str]:
-    """A line a way."""
+def lines(choices: Ways) -> list[str]:
+    """One line for each way."""
     return [
         f"{_TITLES[way]}: {decision.backend} ({decision.reason})" if decision else f"{_TITLES[way]}: nothing serves it"
-        for way, decision in found.items()
+        for way, decision in choices.items()
     ]
 
 
-def ways_json(found: Ways) -> dict[str, str | None]:
+def ways_json(choices: Ways) -> dict[str, str | None]:
     """The names alone."""
-    return {way: None if decision is None else decision.backend for way, decision in found.items()}
+    return {way: None if decision is None else decision.backend for way, decision in choices.items()}
 
 
 def _chosen(decisions: Sequence[Decision]) -> Decision | None:

@@ -46,18 +46,18 @@ class Kernels:
 
 
 def ask(requests: Mapping[str, GemmRequest], rows: int, backend: Sequence[str] | None) -> list[Kernels]:
-    """One answer a GEMM, by its name."""
-    found = []
+    """One answer per GEMM, by its name."""
+    answers = []
     for gemm, request in requests.items():
         try:
             name, choices = octavo_registry.kernel_choices(request, rows=rows, backend=backend)
         except NoBackendError:
             name, choices = "", None
-        found.append(Kernels(gemm, name, rows, choices))
-    return found
+        answers.append(Kernels(gemm, name, rows, choices))
+    return answers
 
 
-def kernels_json(found: Sequence[Kernels]) -> list[dict[str, Any]]:
+def kernels_json(answers: Sequence[Kernels]) -> list[dict[str, Any]]:
     """The answers as JSON; `choices` is null where the backend has no model."""
     return [
         {
@@ -66,13 +66,13 @@ def kernels_json(found: Sequence[Kernels]) -> list[dict[str, Any]]:
             "rows": one.rows,
             "choices": None if one.choices is None else [asdict(choice) for choice in one.choices],
         }
-        for one in found
+        for one in answers
     ]
 
 
-def show_kernels(found: Sequence[Kernels]) -> None:
-    """A table a GEMM, or the line that says why there is none."""
-    for one in found:
+def show_kernels(answers: Sequence[Kernels]) -> None:
+    """A table for each GEMM, or the line that says why there is none."""
+    for one in answers:
         print_line()
         if one.absence:
             print_line(one.absence)

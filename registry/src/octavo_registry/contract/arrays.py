@@ -20,7 +20,7 @@ Q_contra = TypeVar("Q_contra", contravariant=True)
 Operand_contra = TypeVar("Operand_contra", contravariant=True)
 
 GroupSizes: TypeAlias = Any
-"""Sizes of the groups of rows: integers [G] on the host or the rows' device, or what `Bound.prepare` made of them.
+"""Sizes of the groups of rows: integers [G] on the host or the rows' device, or what `Bound.prepare` returned for them.
 
 `Any`, because only the backend knows the second type, and only a backend with a `prepare` is given it.
 """

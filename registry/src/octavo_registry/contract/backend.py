@@ -52,7 +52,7 @@ class Backend(Protocol):
         """The function that serves `request`, in the class of the request's operation; may raise `Refused`.
 
         What depends on the request alone is decided here, once: the function is the hot path. No tensor is at hand:
-        under torch.compile and jax.jit plans are made while tensors hold no values.
+        under torch.compile and jax.jit planning happens while tensors hold no values.
         """
 
     def kernels(self, request: GemmRequest, rows: int) -> tuple[KernelChoice, ...] | None:

@@ -54,7 +54,7 @@ class Framework(Protocol):
         """The framework's version."""
 
     def devices(self) -> Sequence[Device]:
-        """Devices of this process, one row a distinct kind and capability."""
+        """Devices of this process, one entry per kind and capability."""
 
     def from_numpy(self, array: np.ndarray, device: str = "cpu") -> Any:
         """A framework array with the same bits; ml_dtypes' bfloat16 and float8 types included."""

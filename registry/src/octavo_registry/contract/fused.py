@@ -19,7 +19,7 @@ Wanted: TypeAlias = tuple[Extra, ...] | None
 
 
 class Extras(Protocol[A_co]):
-    """What a fused quantizer makes beside codes and scales; None where it is not wanted, or not this operation's."""
+    """What a fused quantizer returns in addition to codes and scales; None where it is not wanted or not computed."""
 
     @property
     def activated(self) -> A_co | None:

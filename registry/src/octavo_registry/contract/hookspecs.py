@@ -48,4 +48,4 @@ class HookSpecs:
 
     @hookspec
     def octavo_plan_made(self, plan: Plan, request: Request) -> None:
-        """Told of every plan once, when it is made; what it raises is logged and changes nothing."""
+        """Called once for every new plan; what it raises is logged and changes nothing."""

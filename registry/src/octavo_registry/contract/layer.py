@@ -76,7 +76,7 @@ class WholeLayer(Protocol[A, State_contra]):
         """dx and dw, each where it is wanted.
 
         dy           [M, N], in the dtype of y
-        x, w         where they are kept
+        x, w         where `keeps_x` and `keeps_w` say so
         codes, rest  what `forward` returned beside y; the state and group_offset of the call are in `rest`
         """
 

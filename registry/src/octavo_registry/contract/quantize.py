@@ -70,7 +70,7 @@ class QuantizeInto(Protocol[A_contra, Q_contra]):
         group_offset: GroupOffset = 0,
         scale: A_contra | None = None,
     ) -> None:
-        """As `Quantize`, with these beside its arguments.
+        """As `Quantize`, with these arguments in addition.
 
         out        what `Quantize` returned for an operand of this shape
         amax       fp32 [G], written as `QuantizeWithAmax` returns it; None: it is not wanted
@@ -104,7 +104,7 @@ class UpdateScales(Protocol[A_contra]):
 
 @dataclass(frozen=True, slots=True)
 class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
-    """The answer to a request for "quantize". Every part beside `run` is optional: None where the backend has none.
+    """The answer to a request for "quantize". Every part except `run` is optional: None where the backend has none.
 
     with_amax      quantizes and measures in one pass; None: the front end reads the operand once more
     into           writes over an earlier result; None: the front end quantizes anew and copies

@@ -47,7 +47,7 @@ def published(group: str) -> tuple[Published, ...]:
     Distributions are read one by one, because `importlib.metadata.entry_points` raises for all of them when the
     file of one is damaged.
     """
-    found: list[Published] = []
+    entries: list[Published] = []
     seen: set[str] = set()
     for distribution in metadata.distributions():
         try:
@@ -61,8 +61,8 @@ def published(group: str) -> tuple[Published, ...]:
         if key in seen and name != UNKNOWN:
             continue
         seen.add(key)
-        found.extend(_entries(distribution, group, name, version, summary))
-    return tuple(sorted(found, key=lambda entry: (entry.distribution, entry.name, entry.value)))
+        entries.extend(_entries(distribution, group, name, version, summary))
+    return tuple(sorted(entries, key=lambda entry: (entry.distribution, entry.name, entry.value)))
 
 
 def _about(distribution: metadata.Distribution) -> tuple[str, str, str]:

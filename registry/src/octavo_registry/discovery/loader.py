@@ -106,9 +106,9 @@ class _Manager(pluggy.PluginManager):
 
 def manager() -> pluggy.PluginManager:
     """A plugin manager that knows the hooks and no plugin."""
-    made = _Manager(PROJECT)
-    made.add_hookspecs(HookSpecs)
-    return made
+    empty = _Manager(PROJECT)
+    empty.add_hookspecs(HookSpecs)
+    return empty
 
 
 def call(hook: HookImpl, **arguments: object) -> Any:
@@ -125,17 +125,17 @@ def _hooks(plugin: object, name: str) -> dict[str, HookImpl]:
         if isinstance(fault.__cause__, pluggy.PluginValidationError):
             raise Fault(" ".join(str(fault.__cause__).split())) from fault.__cause__
         raise
-    found: dict[str, HookImpl] = {}
+    hooks: dict[str, HookImpl] = {}
     for caller in scratch.get_hookcallers(plugin) or ():
         if caller.name not in HOOKS:
             close = difflib.get_close_matches(caller.name, HOOKS, n=1)
             hint = f"; did you mean {close[0]}?" if close else f"; the hooks are {', '.join(HOOKS)}"
-            raise Fault(f"{caller.name} is no hook of octavo-registry{hint}")
+            raise Fault(f"{caller.name} is not a hook of octavo-registry{hint}")
         hook = caller.get_hookimpls()[0]
         if hook.wrapper or hook.hookwrapper:
             raise Fault(f"{caller.name} is a wrapper; Octavo's hooks take plain functions")
-        found[caller.name] = hook
-    return found
+        hooks[caller.name] = hook
+    return hooks
 
 
 def _declared(hooks: Mapping[str, HookImpl], hook: str, kind: type[Any]) -> tuple[Any, ...]:

@@ -15,13 +15,13 @@ def installed_version(distribution: str) -> str | None:
 
 
 def check_requirement(text: str) -> str:
-    """`text` itself; ValueError where it is no requirement string (PEP 508)."""
+    """`text` itself; ValueError where it is not a requirement string (PEP 508)."""
     from packaging.requirements import InvalidRequirement, Requirement  # here, not above: 15 ms that few imports need
 
     try:
         Requirement(text)
     except InvalidRequirement as error:
-        raise ValueError(f"needs {text!r}, which is no requirement string ({str(error).splitlines()[0]})") from None
+        raise ValueError(f"needs {text!r}, which is not a requirement string ({str(error).splitlines()[0]})") from None
     return text
 
 
@@ -38,13 +38,13 @@ def unmet(needs: Iterable[str]) -> str | None:
         if requirement.marker is not None and not requirement.marker.evaluate():
             continue
         version = installed_version(requirement.name)
-        wanted = f"{requirement.name}{requirement.specifier}"
+        needed = f"{requirement.name}{requirement.specifier}"
         if version is None:
-            return f"needs {wanted}, which is not installed; pip install '{wanted}'"
+            return f"needs {needed}, which is not installed; pip install '{needed}'"
         try:
             Version(version)
         except InvalidVersion:
-            return f"needs {wanted}, and the version of {requirement.name} is {version!r}, which is none; reinstall it"
+            return f"needs {needed}, and the version of {requirement.name} is {version!r}, which is none; reinstall it"
         if not requirement.specifier.contains(version, prereleases=True):
-            return f"needs {wanted}, {requirement.name} {version} is installed; pip install '{wanted}'"
+            return f"needs {needed}, {requirement.name} {version} is installed; pip install '{needed}'"
     return None

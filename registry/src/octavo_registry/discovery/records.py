@@ -50,10 +50,10 @@ def backend_records(
     plugins: Iterable[Plugin], broken: Iterable[PluginRecord], reserved: Mapping[str, str] = RESERVED
 ) -> tuple[BackendRecord, ...]:
     """Every backend of `plugins`, then one record for each broken plugin."""
-    found = [(plugin, card) for plugin in plugins for card in plugin.cards]
-    void = void_claims([Claim(card.name, p.name, p.distribution, p.version) for p, card in found], reserved)
+    claimants = [(plugin, card) for plugin in plugins for card in plugin.cards]
+    void = void_claims([Claim(card.name, p.name, p.distribution, p.version) for p, card in claimants], reserved)
     records = []
-    for position, (plugin, card) in enumerate(found):
+    for position, (plugin, card) in enumerate(claimants):
         verdict: Verdict | None = None
         reason = ""
         if position in void:

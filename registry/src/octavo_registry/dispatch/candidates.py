@@ -110,24 +110,24 @@ class Candidates:
         chosen       index, as in `at`, of the candidate that serves; None: none does
         passed_over  why candidates that bind do not serve all the same, by index as in `at`
         """
-        made: list[Decision] = []
+        verdicts: list[Decision] = []
         winner = self.at(chosen) if chosen is not None else None
         bound = 0
         for place, candidate in enumerate(self._order):
             outcome = self._outcomes[place] if place < len(self._outcomes) else None
             if isinstance(outcome, Decision):
-                made.append(outcome)
+                verdicts.append(outcome)
                 continue
             index = bound if outcome is not None else -1
             bound += outcome is not None
             if outcome is not None and index == chosen:
-                made.append(candidate.record.decision("chosen", self._chosen_reason(candidate)))
+                verdicts.append(candidate.record.decision("chosen", self._chosen_reason(candidate)))
             elif outcome is not None and passed_over and index in passed_over:
-                made.append(candidate.record.decision("refused", passed_over[index]))
+                verdicts.append(candidate.record.decision("refused", passed_over[index]))
             else:
                 after = f"its card admits it; {winner[0].name} comes first" if winner else "its card admits it"
-                made.append(candidate.record.decision("eligible", after))
-        return (*made, *self._others)
+                verdicts.append(candidate.record.decision("eligible", after))
+        return (*verdicts, *self._others)
 
     def _chosen_reason(self, candidate: Candidate) -> str:
         card = candidate.record.card

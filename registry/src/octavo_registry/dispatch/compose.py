@@ -34,9 +34,9 @@ class Composition:
     @property
     def backends(self) -> tuple[str, ...]:
         """Names by operation: GEMMs, then quantizers."""
-        found = [candidates.at(index) for candidates, index in self.gemms.values()]
-        found += [candidates.at(0) for candidates in self.quantizers.values()]
-        return tuple(pair[0].name for pair in found if pair is not None)
+        serving = [candidates.at(index) for candidates, index in self.gemms.values()]
+        serving += [candidates.at(0) for candidates in self.quantizers.values()]
+        return tuple(pair[0].name for pair in serving if pair is not None)
 
 
 Find = Callable[[Request], Candidates]
@@ -44,8 +44,8 @@ OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
 
 def _bound(candidates: Candidates, index: int) -> Bound | None:
-    found = candidates.at(index)
-    return found[1] if found is not None else None
+    serving = candidates.at(index)
+    return serving[1] if serving is not None else None
 
 
 def compose(
@@ -71,9 +71,9 @@ def _compose(layer: GemmRequest, recipe: Recipe, find: Find, dtypes: LayerDtypes
     """
     gemms: tuple[Gemm, ...] = GEMMS if layer.training else ("fprop",)
     candidates = {gemm: find(gemm_request(layer, recipe, gemm, dtypes)) for gemm in gemms}
-    for found in candidates.values():
-        if found.at(0) is None:
-            return found
+    for of_gemm in candidates.values():
+        if of_gemm.at(0) is None:
+            return of_gemm
     start = tuple(0 for _ in gemms)
     queue, seen = [(0, start)], {start}
     first_failure: Candidates | None = None
@@ -90,16 +90,16 @@ def _compose(layer: GemmRequest, recipe: Recipe, find: Find, dtypes: LayerDtypes
         else:
             quantizers, failed = _quantizers(layer, recipe, layouts, find, dtypes)
             if failed is None:
-                kept = {g: {i: why for i, why in passed_over[g].items() if i < chosen[g]} for g in gemms}
-                return Composition({g: (candidates[g], chosen[g]) for g in gemms}, quantizers, kept)
+                better = {g: {i: why for i, why in passed_over[g].items() if i < chosen[g]} for g in gemms}
+                return Composition({g: (candidates[g], chosen[g]) for g in gemms}, quantizers, better)
             operand, nobody = failed
             first_failure = first_failure or nobody
             for gemm in readers(operand, layer.weight):
                 if gemm not in chosen or not recipe.quantizes(gemm):
                     continue
-                wanted = layouts[gemm].get(operand, PLAIN)
+                layout = layouts[gemm].get(operand, PLAIN)
                 passed_over[gemm].setdefault(
-                    chosen[gemm], f"wants {operand} in layout {wanted!r}, and nothing serves {_asked(nobody.request)}"
+                    chosen[gemm], f"needs {operand} in layout {layout!r}, and nothing serves {_asked(nobody.request)}"
                 )
                 further = tuple(place + (g == gemm) for g, place in chosen.items())
                 if further not in seen:
@@ -118,7 +118,7 @@ def _quantizers(
     layer: GemmRequest, recipe: Recipe, layouts: Mapping[Gemm, Mapping[str, str]], find: Find, dtypes: LayerDtypes
 ) -> tuple[dict[Operand, Candidates], tuple[Operand, Candidates] | None]:
     """Candidates for each operand, and the first operand for which there are none."""
-    found: dict[Operand, Candidates] = {}
+    quantizers: dict[Operand, Candidates] = {}
     for operand in OPERANDS:
         spec = operand_spec(recipe, operand, layer.training)
         if spec is None:
@@ -128,7 +128,7 @@ def _quantizers(
             for gemm in readers(operand, layer.weight)
         )
         spec = as_it_lies(spec, operand, layer.weight)
-        found[operand] = find(quantize_request(layer, spec, operand, (row, column), dtypes))
-        if found[operand].at(0) is None:
-            return found, (operand, found[operand])
-    return found, None
+        quantizers[operand] = find(quantize_request(layer, spec, operand, (row, column), dtypes))
+        if quantizers[operand].at(0) is None:
+            return quantizers, (operand, quantizers[operand])
+    return quantizers, None

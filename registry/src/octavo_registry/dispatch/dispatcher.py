@@ -117,7 +117,7 @@ class Dispatcher:
         return preference
 
     def _candidates(self, request: Request, preference: Preference | None) -> Candidates:
-        """Candidates of which the first has bound, where any binds; kept, so that each binds once."""
+        """Candidates of which the first has bound, where any binds; remembered, so that each binds once."""
         key = (request, preference)
         candidates = self._candidates_of.get(key)
         if candidates is None:
@@ -189,14 +189,14 @@ class Dispatcher:
         index: int = 0,
         passed_over: Mapping[int, str] | None = None,
     ) -> Plan[Any, Any]:
-        """The plan of the `index`-th candidate that binds, told to observers; kept where it is the first."""
+        """The plan of the `index`-th candidate that binds, announced to observers; remembered where it is the first."""
         key = (candidates.request, preference)
         if index == 0 and key in self._plans:
             return self._plans[key]
-        found = candidates.at(index)
-        if found is None:
+        serving = candidates.at(index)
+        if serving is None:
             raise self._nobody(candidates)
-        candidate, bound = found
+        candidate, bound = serving
         # bits are bits: only products are emulated
         quantizes = candidates.request.op in QUANTIZERS or candidates.request.op == "dequantize"
         emulated = None if quantizes else candidate.row.emulated
@@ -223,14 +223,16 @@ class Dispatcher:
 
     def _compose(self, request: GemmRequest, preference: Preference | None, dtypes: LayerDtypes) -> LayerPlan:
         recipe = request.recipe
-        found = compose(request, recipe, lambda wanted: self._candidates(wanted, preference), dtypes)
-        if isinstance(found, Candidates):
-            raise self._nobody(found)
+        composition = compose(request, recipe, lambda asked: self._candidates(asked, preference), dtypes)
+        if isinstance(composition, Candidates):
+            raise self._nobody(composition)
         gemms = {
-            gemm: self._finish(candidates, preference, index, found.passed_over.get(gemm))
-            for gemm, (candidates, index) in found.gemms.items()
+            gemm: self._finish(candidates, preference, index, composition.passed_over.get(gemm))
+            for gemm, (candidates, index) in composition.gemms.items()
         }
-        operands = {operand: self._finish(candidates, preference) for operand, candidates in found.quantizers.items()}
+        operands = {
+            operand: self._finish(candidates, preference) for operand, candidates in composition.quantizers.items()
+        }
         layer = LayerPlan(
             recipe=recipe,
             fprop=gemms["fprop"],

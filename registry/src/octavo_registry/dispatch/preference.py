@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
+from weakref import WeakSet
 
 from octavo import NoBackendError
 
@@ -22,13 +23,13 @@ _NAME = re.compile(r"\*|[a-z0-9][a-z0-9._-]{0,63}")
 
 
 class UnknownBackendError(NoBackendError, ValueError):
-    """A preference names a backend that is not installed, or is no name at all."""
+    """A preference names a backend that is not installed, or its text is not a name."""
 
 
 class _Scope:
-    """One preference value of this process. `token` is replaced whenever plans made under it may be stale."""
+    """One preference value of this process. `token` is replaced whenever plans under it may be stale."""
 
-    __slots__ = ("names", "token")
+    __slots__ = ("__weakref__", "names", "token")
 
     def __init__(self, names: Preference | None) -> None:
         self.names = names
@@ -37,6 +38,10 @@ class _Scope:
 
 _NO_PREFERENCE = _Scope(None)
 _scopes: dict[Preference | None, _Scope] = {None: _NO_PREFERENCE}
+"""Scopes that equal preferences share: the most recent ones."""
+_MOST_SCOPES = 256
+_all_scopes: WeakSet[_Scope] = WeakSet([_NO_PREFERENCE])
+"""Those that some context may still hold."""
 _current: ContextVar[_Scope] = ContextVar("octavo_preference", default=_NO_PREFERENCE)
 _open_blocks: ContextVar[tuple[tuple[Preference, ExitStack], ...]] = ContextVar("octavo_prefer_blocks", default=())
 _mirrors: list[Mirror] = []
@@ -47,11 +52,11 @@ _get_current = _current.get
 
 
 def state_token() -> object:
-    """An object whose identity changes whenever a plan that was made before may no longer be the right one.
+    """An object whose identity changes whenever an earlier plan may no longer be the right one.
 
     It changes with the preference of this context (`prefer`) and with the set of registered plugins; equal
     preferences share one token, so a block that is entered again finds its plans valid. Read it before planning,
-    keep it beside the plan, and compare with `is`. Costs about one ContextVar lookup.
+    keep it with the plan, and compare with `is`. Costs about one ContextVar lookup.
     """
     return _get_current().token
 
@@ -59,7 +64,7 @@ def state_token() -> object:
 def renew_tokens() -> None:
     """Make every token stale: the set of plugins has changed."""
     with _lock:
-        for scope in _scopes.values():
+        for scope in _all_scopes:
             scope.token = object()
 
 
@@ -105,24 +110,35 @@ def source_of(backend: str | Sequence[str] | None) -> str:
     return "prefer" if _current.get().names is not None else ENVIRONMENT
 
 
+def _scope_of(preference: Preference) -> _Scope:
+    """The scope of equal preferences; of too many the oldest that is not None is forgotten, and would be a new one."""
+    scope = _scopes.get(preference)
+    if scope is None:
+        if len(_scopes) >= _MOST_SCOPES:
+            del _scopes[next(names for names in _scopes if names is not None)]
+        scope = _scopes[preference] = _Scope(preference)
+        _all_scopes.add(scope)
+    return scope
+
+
 @contextmanager
 def prefer(*names: str) -> Iterator[None]:
     """In this block only the named backends serve, in this order; `"*"` lets the rest in, after them.
 
     Belongs to the context: asyncio tasks inherit it, a new thread starts without it (run it in
     `contextvars.copy_context()`), and plans that were made outside are not touched. The innermost block wins whole.
-    Raises `UnknownBackendError` for text that is no name; whether a name is installed is checked at the first plan.
+    Raises `UnknownBackendError` for text that is not a name; whether a name is installed is checked at the first plan.
     """
-    wanted = parse(names, "prefer")
+    preference = parse(names, "prefer")
     with _lock:
-        scope = _scopes.setdefault(wanted, _Scope(wanted))
+        scope = _scope_of(preference)
     with ExitStack() as stack:
         set_scope = _current.set(scope)
         stack.callback(_current.reset, set_scope)
-        set_blocks = _open_blocks.set((*_open_blocks.get(), (wanted, stack)))
+        set_blocks = _open_blocks.set((*_open_blocks.get(), (preference, stack)))
         stack.callback(_open_blocks.reset, set_blocks)
         for mirror in _mirrors:
-            stack.enter_context(mirror(wanted))
+            stack.enter_context(mirror(preference))
         yield
 
 

@@ -204,7 +204,7 @@ def read_goals(path: Path | None) -> Goals | None:
     except OSError as error:
         raise InputError(f"--goals {path}: {error.strerror}; give a goals file, such as the repository's") from error
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"--goals {path} is no TOML file: {error}") from error
+        raise InputError(f"--goals {path} is not a TOML file: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"

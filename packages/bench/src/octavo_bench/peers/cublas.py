@@ -16,7 +16,7 @@ from octavo_bench.harness.timing import Call
 def parts(rows: Tensor, groups: int) -> Tensor:
     """[M, C] as [G, M / G, C]; ValueError where the rows are not divided evenly."""
     if len(rows) % groups:
-        raise ValueError(f"a batch needs equal parts; {len(rows)} rows are no multiple of {groups} groups")
+        raise ValueError(f"a batch needs equal parts; {len(rows)} rows are not a multiple of {groups} groups")
     return rows.view(groups, len(rows) // groups, rows.shape[1])
 
 

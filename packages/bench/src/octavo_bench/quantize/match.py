@@ -137,7 +137,7 @@ def _blocks_in_panels(scales: U8, each: int) -> U8:
 
 
 def _packed(codes: U8) -> U8:
-    """Two E2M1 codes a byte along the last axis, the even one in the low half."""
+    """Two E2M1 codes per byte along the last axis, the even one in the low half."""
     packed: U8 = codes[..., ::2].copy()
     packed[..., : codes.shape[-1] // 2] |= codes[..., 1::2] << 4
     return packed

@@ -71,7 +71,7 @@ CUTS = ("whole", "row", "column", "tile")
 """The parts of a result whose norms T2 judges."""
 
 LEAST_TERMS = 64
-"""T2 takes results whose rounding errors are independent. Sums of few products are not: one product of codes a row
+"""T2 takes results whose rounding errors are independent. Sums of few products are not: one product of codes per row
 leaves a row of few distinct values, which all round alike."""
 
 

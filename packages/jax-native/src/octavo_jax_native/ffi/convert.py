@@ -41,11 +41,11 @@ class PlaneCall:
         }
 
     def dequantize(self, operands: Mapping[str, Array], out: jax.ShapeDtypeStruct, layout: str) -> Array:
-        """The values of the plane, which is in `layout` (ffi_dequantize.cpp)."""
+        """The values of the plane, which is in `layout` (ffi/dequantize.cpp)."""
         attributes = self._attributes(operands) | {"layout": layout_number(layout), "out_layout": 0}
         return call(targets.DEQUANTIZE, {"out": out}, operands, attributes)[0]
 
     def convert(self, operands: Mapping[str, Array], results: Results, layout: str) -> list[Array]:
-        """Codes and scales in `layout`, from those in the other one (ffi_convert.cpp)."""
+        """Codes and scales in `layout`, from those in the other one (ffi/convert.cpp)."""
         attributes = self._attributes(operands) | {"results": ",".join(results), "to": layout_number(layout)}
         return call(targets.CONVERT, results, operands, attributes)

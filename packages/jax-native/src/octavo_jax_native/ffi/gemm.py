@@ -15,8 +15,8 @@ from octavo.recipe_base import Gemm
 from octavo_jax_native.arrays.planes import array
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.ffi.custom_call import CPU_THREADS, call, workspace_result
+from octavo_native import support
 from octavo_native.gemms import gemm_named, names_of
-from octavo_native.support import gemm_refusal
 
 _UNSCALED_SUMS = ("delayed", "current", "row")  # block scales are applied to promoted sums alone
 
@@ -79,7 +79,7 @@ class GemmCall:
         )
 
     def run(self, operands: Mapping[str, Array]) -> Array:
-        """The product; operands by name as in native/lib/bindings/ffi_gemm.cpp."""
+        """The product; operands by name as in native/lib/bindings/ffi/gemm.cpp."""
         results: dict[str, jax.ShapeDtypeStruct] = {"out": array(self.out_shape, self.out_dtype)}
         results |= workspace_result(self._workspace_bytes())
         left, right = self.left, self.right
@@ -106,8 +106,7 @@ class GemmCall:
 
     def _workspace_bytes(self) -> int:
         """Size of the workspace result: what the CUDA kernels need; the CPU's take memory of their own."""
-        dtypes = None if self.left is not None else (self.dtype, self.dtype)
-        refused = gemm_refusal(self.gemm, cuda=True, k=self.k, n=self.n, dtypes=dtypes) is not None
-        if refused or not octavo_native.HAS_CUDA:
+        dtypes = None if self.left is not None else (self.dtype, None)
+        if not octavo_native.HAS_CUDA or support.gemm_refusal(self.gemm, cuda=True, k=self.k, n=self.n, dtypes=dtypes):
             return 0
         return self.kernel().workspace_bytes(cuda=True, rows=self.rows, n=self.n, k=self.k, groups=self.groups)

@@ -53,7 +53,7 @@ NO_PROLOGUE = Prologue()
 class QuantizeCall:
     """One quantize call but for its arrays; hashable, so that jaxprs compare by it.
 
-    operands   names of the operands in their order, as in native/lib/bindings/ffi_quantize.cpp; x among them
+    operands   names of the operands in their order, as in native/lib/bindings/ffi/quantize.cpp; x among them
     dtype      of x
     extent     of x, before the prologue
     results    name, shape and dtype of each result in its order

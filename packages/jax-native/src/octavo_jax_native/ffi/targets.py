@@ -8,6 +8,7 @@ import jax
 import jaxlib
 
 import octavo_native
+from octavo_native import support
 
 ABI_LEVEL = 1
 """The level of octavo-native that this package is written for: numbers of enums, names and attributes of targets."""
@@ -34,11 +35,8 @@ _registered: set[tuple[str, str]] = set()
 
 def refusal() -> str | None:
     """Why the kernels that are installed cannot be handed to the JAX that is installed, or None."""
-    if octavo_native.ABI_LEVEL != ABI_LEVEL:
-        return (
-            f"octavo-native has ABI level {octavo_native.ABI_LEVEL}, octavo-jax-native needs {ABI_LEVEL}; "
-            "install versions of the two that were released together"
-        )
+    if refused := support.abi_refusal(octavo_native.ABI_LEVEL, "octavo-jax-native", ABI_LEVEL):
+        return refused
     version = jaxlib.version.__version_info__
     if version < OLDEST_JAXLIB:
         oldest = ".".join(map(str, OLDEST_JAXLIB))

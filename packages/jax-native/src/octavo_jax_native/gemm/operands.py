@@ -18,7 +18,7 @@ from octavo_jax_native.arrays import checks
 from octavo_jax_native.arrays.checked_plane import checked_plane
 from octavo_jax_native.ffi.gemm import GemmCall, sums_fast
 from octavo_jax_native.gemm.orientation import Form, form_of
-from octavo_native.support import gemm_refusal
+from octavo_native import support
 from octavo_registry.contract import WEIGHT_SHAPES, GemmRequest, Weight
 
 GemmOperand = GroupedTensor | Array
@@ -88,8 +88,8 @@ def call_of(how: Wanted, left: GemmOperand, right: GemmOperand, groups: int) -> 
             raise ValueError("one operand of wgrad is in the Hadamard domain and the other is not; quantize both alike")
     elif not isinstance(left, GroupedTensor) and not isinstance(right, GroupedTensor):
         dtype = _common_dtype(how, dict(zip(names, (left.dtype, right.dtype), strict=True)))
-    dtypes = None if dtype is None else (dtype, dtype)
-    if (refusal := gemm_refusal(how.gemm, cuda=how.cuda, k=k, n=n, dtypes=dtypes)) is not None:
+    dtypes = None if dtype is None else (dtype, None)
+    if how.cuda and (refusal := support.gemm_refusal(how.gemm, cuda=True, k=k, n=n, dtypes=dtypes)):
         raise ValueError(f"{how.gemm} has {_have(shapes)} with {groups} groups; {refusal}")
     kernel_n, kernel_k = how.form.sides(n, k)
     return GemmCall(

@@ -13,9 +13,9 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
 from octavo_native.gemms import OPERANDS_OF_GEMM
+from octavo_native.layouts import LAYOUTS_OF_DIRECTION
 from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, GroupedTensor, dtype_text, quantizer_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
-from octavo_torch_native.backend import LAYOUTS
 from octavo_torch_native.gemm import operators as gemm_ops
 from octavo_torch_native.gemm.product import Product, product_text, quantized_product
 from octavo_torch_native.quantizers import operators
@@ -192,7 +192,7 @@ def _native(spec: GroupedTensorSpec, planes: Any, plan: GroupIndex, direction: D
     """Plain planes in the native layout. Stacked matrices have no sizes, and no plan."""
     codes, scale, factor = planes
     words = plan.words if spec.ragged_axis == 0 else None
-    _, to = LAYOUTS[direction]
+    _, to = LAYOUTS_OF_DIRECTION[direction]
     text = quantizer_text(spec.quantizer)
     codes, scale = operators.convert(codes, scale, words, text, list(spec.shape), spec.groups, direction, to)
     return codes, scale, factor

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
+from octavo_native.layouts import LAYOUTS_OF_DIRECTION
 from octavo_registry.contract import GemmRequest, Plan, QuantizeRequest
 from octavo_torch.plugin_api import DTYPES, DelayedState, check_not_captured, seed_tensor, status_word
 from octavo_torch_native.arrays.launch import PIECE, aligned, run, workspace
-from octavo_torch_native.backend import LAYOUTS
 from octavo_torch_native.gemm.product import multiplier_of, product_of, product_text
 from octavo_torch_native.linear.whole_passes import Parts, Passes
 from octavo_torch_native.quantizers.kernel import kernel_of
@@ -36,7 +36,7 @@ def whole_layer(
         return None
     for plan in quantizers.values():
         spec = plan.request.quantizer
-        for (direction, (_, native)), layout in zip(LAYOUTS.items(), plan.request.layouts, strict=True):
+        for (direction, (_, native)), layout in zip(LAYOUTS_OF_DIRECTION.items(), plan.request.layouts, strict=True):
             if direction in spec.directions and layout != native:
                 return None
     return WholeLayer(gemms, quantizers)

@@ -8,9 +8,9 @@ from torch import Tensor
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
+from octavo_native.layouts import LAYOUTS_OF_DIRECTION
 from octavo_torch.plugin_api import GroupedTensor, quantizer_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
-from octavo_torch_native.backend import LAYOUTS
 from octavo_torch_native.quantizers import operators
 
 
@@ -36,10 +36,9 @@ class Dequantizer:
 def layout_of(spec: GroupedTensorSpec, direction: Direction) -> str:
     """The layout of a plane; ValueError where it is another backend's."""
     layout = spec.rowwise_layout if direction == "rowwise" else spec.columnwise_layout
-    if layout not in LAYOUTS[direction]:
-        raise ValueError(
-            f"{direction} data are in layout {layout!r}; torch-native reads {' and '.join(LAYOUTS[direction])}"
-        )
+    known = LAYOUTS_OF_DIRECTION[direction]
+    if layout not in known:
+        raise ValueError(f"{direction} data are in layout {layout!r}; torch-native reads {' and '.join(known)}")
     return layout
 
 
@@ -56,7 +55,7 @@ def converted(q: GroupedTensor, layouts: tuple[str, str]) -> GroupedTensor:
     made: dict[str, Tensor] = {}
     index: GroupIndex | None = None
     chosen = {}
-    for (direction, known), layout in zip(LAYOUTS.items(), layouts, strict=True):
+    for (direction, known), layout in zip(LAYOUTS_OF_DIRECTION.items(), layouts, strict=True):
         if direction not in spec.quantizer.directions:
             chosen[direction] = PLAIN
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -21,6 +21,13 @@ _HIGH_PRECISION = HighPrecision()
 
 class AdapterError(OctavoError, ImportError):
     """A library is absent, or lacks what its adapter needs; the message names the installed version."""
+
+
+class HowToRun(TypedDict):
+    """Keyword arguments that octavo_torch's functions share."""
+
+    recipe: Recipe
+    backend: str | Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,9 @@ class GroupedMM:
         object.__setattr__(self, "backend", backend_names(self.backend))
 
     @property
-    def how(self) -> dict[str, Any]:
+    def how(self) -> HowToRun:
         """`recipe` and `backend`, as keyword arguments of octavo_torch's functions."""
+        assert isinstance(self.recipe, Recipe)  # __post_init__ has resolved names
         return {"recipe": self.recipe, "backend": self.backend}
 
     def seed_on(self, device: torch.device) -> int | Tensor | None:
@@ -74,7 +82,7 @@ class GroupedMM:
         return functional.grouped_linear(a, b.transpose(1, 2), sizes, bias=bias, seed=seed, **self.how)
 
 
-def recipe_of(recipe: Any) -> Recipe:
+def recipe_of(recipe: object) -> Recipe:
     """The recipe, the one of that name, or HighPrecision for None; raises ValueError for anything else."""
     result = _HIGH_PRECISION if recipe is None else recipe_named(recipe) if isinstance(recipe, str) else recipe
     if not isinstance(result, Recipe):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import misfit
+from octavo_torch.adapters.megatron_types import Config, Offsets, ProcessGroups
 from octavo_torch.linear.module import GroupedLinear
 
 TESTED = "0.16.1"
@@ -56,13 +57,13 @@ class ExpertLinear(GroupedLinear):
         output_size: int,
         /,
         *,
-        config: Any,
+        config: Config,
         init_method: Callable[[Tensor], object],
         bias: bool,
         skip_bias_add: bool,
         is_expert: bool = True,
         tp_comm_buffer_name: str | None = None,
-        pg_collection: Any = None,
+        pg_collection: ProcessGroups | None = None,
         name: str | None = None,
     ) -> None:
         if not is_expert or getattr(config, "fp8", None) or getattr(config, "fp4", None):
@@ -97,7 +98,7 @@ class ExpertLinear(GroupedLinear):
         for parameter in self.parameters():
             parameter.allreduce = config.expert_model_parallel_size <= 1  # type: ignore[attr-defined]
 
-    def forward(self, x: Tensor, tokens_per_expert: Any, /) -> tuple[Tensor, list[Tensor] | None]:  # type: ignore[override]
+    def forward(self, x: Tensor, tokens_per_expert: Tensor | Sequence[int], /) -> tuple[Tensor, list[Tensor] | None]:  # type: ignore[override]
         """y, and each expert's bias where Megatron adds it; tokens_per_expert is a list, or a tensor on x's device."""
         y = super().forward(x, tokens_per_expert)
         biases = [getattr(self, f"bias{index}") for index in range(self.num_groups)] if self._returns_bias else None
@@ -109,20 +110,21 @@ class ExpertLinear(GroupedLinear):
             super().backward_dw(count)
 
     def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+        self, prefix: str = "", sharded_offsets: Offsets = (), metadata: dict[str, object] | None = None
+    ) -> dict[str, object]:
         """Each expert's parameters under SequentialMLP's keys, and the recipe's state."""
         from octavo_torch.adapters.megatron_checkpoint import sharded
 
         return sharded(self, self.pg_collection, self.split, prefix, sharded_offsets, metadata)
 
 
-def _groups() -> Any:
+def _groups() -> ProcessGroups:
     try:
         from megatron.core.process_groups_config import ProcessGroupCollection  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
         raise misfit("megatron-core", TESTED, "process_groups_config.ProcessGroupCollection") from error
-    return ProcessGroupCollection.use_mpu_process_groups()
+    groups: ProcessGroups = ProcessGroupCollection.use_mpu_process_groups()
+    return groups
 
 
 def _random_of_experts(device: str) -> AbstractContextManager[object]:

@@ -10,15 +10,17 @@ from megatron.core.transformer.utils import (  # type: ignore[import-not-found,u
 )
 from torch import nn
 
+from octavo_torch.adapters.megatron_types import Offsets, ProcessGroups
+
 
 def sharded(
     layer: nn.Module,
-    groups: Any,
+    groups: ProcessGroups,
     split: int,
     prefix: str,
-    offsets: tuple[Any, ...],
-    metadata: dict[str, Any] | None,
-) -> dict[str, Any]:
+    offsets: Offsets,
+    metadata: dict[str, object] | None,
+) -> dict[str, object]:
     """The layer's local `weight{i}`, `bias{i}` and buffers as Megatron's ShardedTensors, by their names in the module.
 
     groups    a ProcessGroupCollection with ep, expt_tp and expt_dp
@@ -31,6 +33,7 @@ def sharded(
     options = metadata or {}
     count: int = layer.num_groups  # type: ignore[assignment]
     first, axis = groups.ep.rank() * count, len(offsets)
+    part = 0 if groups.expt_tp is None else groups.expt_tp.rank()
     single = bool(options.get("singleton_local_shards", False))
     tensors: dict[str, Any] = {}
     for name, parameter in layer.named_parameters():
@@ -45,7 +48,7 @@ def sharded(
     for name, buffer in layer.named_buffers():
         place = [(axis + buffer.dim() - 1, groups.ep.rank(), groups.ep.size())] if buffer.dim() else []
         tensors[f"{prefix}{name}"] = ShardedTensor.from_rank_offsets(
-            f"{prefix}{name}", buffer, *offsets, *place, prepend_axis_num=axis, replica_id=(0, groups.expt_tp.rank(), 0)
+            f"{prefix}{name}", buffer, *offsets, *place, prepend_axis_num=axis, replica_id=(0, part, 0)
         )
     for tensor in tensors.values():
         tensor.replica_id = (*tensor.replica_id[:2], groups.expt_dp.rank())

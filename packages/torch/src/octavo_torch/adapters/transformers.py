@@ -11,9 +11,9 @@ all: check `model.get_experts_implementation()`; the tests count calls.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -63,6 +63,19 @@ def experts(
     return ExpertsFunction(GroupedMM(recipe, seed, backend))
 
 
+class ExpertsModule(Protocol):
+    """What is read of a module of experts; its weights are `gate_up_proj` or `up_proj`, and `down_proj`."""
+
+    has_gate: bool
+    has_bias: bool
+    is_transposed: bool
+    is_concatenated: bool
+    act_fn: Callable[[Tensor], Tensor]
+    post_expert_norm: Callable[[Tensor], Tensor]
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class ExpertsFunction:
     """hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k] -> [T, H], with a module's parameters.
@@ -74,7 +87,9 @@ class ExpertsFunction:
 
     product: GroupedMM
 
-    def __call__(self, module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    def __call__(
+        self, module: ExpertsModule, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+    ) -> Tensor:
         """The module's result."""
         product = self.product
         first, second = _projections(module)
@@ -96,7 +111,7 @@ class ExpertsFunction:
         return unpermute(y, routing, top_k_weights)
 
 
-def _projections(module: Any) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
+def _projections(module: ExpertsModule) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
     """Weight [G, N, K] and bias of both projections."""
     projections = []
     for name in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
@@ -106,7 +121,7 @@ def _projections(module: Any) -> tuple[tuple[Tensor, Tensor | None], tuple[Tenso
     return projections[0], projections[1]
 
 
-def _activation(module: Any) -> str | None:
+def _activation(module: ExpertsModule) -> str | None:
     """The activation's name in `grouped_mlp`; None where the module does something else between its projections."""
     if getattr(module, "has_post_expert_norm", False):
         return None

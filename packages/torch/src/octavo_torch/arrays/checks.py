@@ -69,7 +69,7 @@ def check_count(name: str, value: object) -> None:
         raise ValueError(f"{name} is {brief(value)}; give an integer of at least 1 and below 2^31")
 
 
-def check_device(device: torch.device | str | None, dtype: object = None) -> None:
+def check_device(device: torch.device | str | int | None, dtype: object = None) -> None:
     """Raises ValueError where tensors cannot be created on `device`, or parameters cannot have `dtype`."""
     try:
         torch.empty(0, device=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +69,7 @@ class GroupParameters(nn.Module):
             if all(map(is_plain, leaves)):
                 share(leaves)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: object) -> None:
         for name, shape in self._shapes.items():
             whole = prefix + name
             parts = [prefix + part for part in part_names(name, self.num_groups)]
@@ -87,7 +87,7 @@ class GroupParameters(nn.Module):
         self._join_parts()
         return self
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._join_parts()
 

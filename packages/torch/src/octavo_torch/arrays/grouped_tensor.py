@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,14 +92,14 @@ _Context = tuple[GroupedTensorSpec | str, tuple[str, ...]]
 """The spec, or its name where a compiler traces; and the names of the arrays that are present."""
 
 
-def _flatten_with_keys(tensor: GroupedTensor) -> tuple[list[tuple[pytree.KeyEntry, object]], _Context]:
+def _flatten_with_keys(tensor: GroupedTensor) -> tuple[list[tuple[pytree.KeyEntry, Tensor]], _Context]:
     # absent planes are not leaves: torch.compile does not accept None there
     present = tuple(name for name in _ARRAYS if getattr(tensor, name) is not None)
     spec = tensor.spec if is_plain(getattr(tensor, present[0])) else name_of(tensor.spec)
     return [(pytree.GetAttrKey(name), getattr(tensor, name)) for name in present], (spec, present)
 
 
-def _flatten(tensor: GroupedTensor) -> tuple[list[object], _Context]:
+def _flatten(tensor: GroupedTensor) -> tuple[list[Tensor], _Context]:
     leaves, context = _flatten_with_keys(tensor)
     return [leaf for _, leaf in leaves], context
 
@@ -109,7 +108,7 @@ def _spec(spec: GroupedTensorSpec | str) -> GroupedTensorSpec:
     return spec_of(spec) if isinstance(spec, str) else spec
 
 
-def _unflatten(arrays: Any, context: _Context) -> GroupedTensor:
+def _unflatten(arrays: Iterable[Tensor], context: _Context) -> GroupedTensor:
     spec, present = context
     return GroupedTensor(_spec(spec), **dict(zip(present, arrays, strict=True)))
 

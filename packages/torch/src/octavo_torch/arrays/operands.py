@@ -14,8 +14,8 @@ def check_layout(name: str, value: Tensor) -> None:
         raise ValueError(f"{name} has layout {value.layout}; give a strided tensor, such as its to_dense()")
 
 
-def check_tensor(name: str, value: object, shape: str) -> None:
-    """Raises ValueError unless `value` is a tensor of a high-precision dtype with as many axes as `shape`, "[M, K]"."""
+def check_tensor(name: str, value: object, shape: str) -> Tensor:
+    """`value`; raises ValueError unless it is a tensor of a high-precision dtype with as many axes as "[M, K]" has."""
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} is a {type(value).__name__}; give a tensor {shape}")
     if value.dim() != shape.count(",") + 1:
@@ -23,16 +23,18 @@ def check_tensor(name: str, value: object, shape: str) -> None:
     if value.dtype not in DTYPE_NAMES:
         raise ValueError(f"{name} has dtype {name_of(value.dtype)}; give bfloat16, float16 or float32")
     check_layout(name, value)
+    return value
 
 
-def check_weight(weight: Tensor) -> None:
-    """Raises ValueError unless `weight` is [G, N, K] with at least one group."""
-    check_tensor("weight", weight, "[G, N, K]")
+def check_weight(weight: object) -> Tensor:
+    """`weight`; raises ValueError unless it is [G, N, K] with at least one group."""
+    weight = check_tensor("weight", weight, "[G, N, K]")
     if not weight.shape[0]:
         raise ValueError(f"weight has shape {list(weight.shape)}; give at least one group")
+    return weight
 
 
-def check_operands(x: Tensor, weight: Tensor) -> None:
+def check_operands(x: object, weight: object) -> None:
     """Raises ValueError unless x is [M, K] and weight [G, N, K], of one dtype and on one device."""
     if not (
         isinstance(x, Tensor)
@@ -49,9 +51,9 @@ def check_operands(x: Tensor, weight: Tensor) -> None:
         _explain_operands(x, weight)
 
 
-def _explain_operands(x: Tensor, weight: Tensor) -> None:
-    check_tensor("x", x, "[M, K]")
-    check_weight(weight)
+def _explain_operands(x: object, weight: object) -> None:
+    x = check_tensor("x", x, "[M, K]")
+    weight = check_weight(weight)
     if x.shape[1] != weight.shape[2]:
         raise ValueError(
             f"x has {x.shape[1]} features and weight has shape {list(weight.shape)}; "

@@ -56,7 +56,7 @@ def _whole(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack(tuple(parts)) if whole is None else whole
 
 
-def joined(name: str, parts: Sequence[Tensor]) -> Tensor:
+def joined(name: str, parts: Sequence[object]) -> Tensor:
     """`parts` as one tensor [G, ...], differentiable in each: without a copy where they share memory, except in a graph
     of torch.compile.
 
@@ -66,19 +66,20 @@ def joined(name: str, parts: Sequence[Tensor]) -> Tensor:
         raise ValueError(f"{name} is empty; give one tensor per group, at least one")
     first = parts[0]
     for index, part in enumerate(parts):
-        if not isinstance(part, Tensor):
+        if not isinstance(part, Tensor) or not isinstance(first, Tensor):
             raise ValueError(f"{name}[{index}] is a {type(part).__name__}; give one tensor per group")
         if part.shape != first.shape or part.dtype is not first.dtype or part.device != first.device:
             raise ValueError(
                 f"{name}[{index}] is {name_of(part.dtype)} {list(part.shape)} on {part.device} and {name}[0] "
                 f"{name_of(first.dtype)} {list(first.shape)} on {first.device}; give tensors that are alike"
             )
-    if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
-        return _joined(*parts)
-    return _whole(parts)
+    tensors = cast("Sequence[Tensor]", parts)
+    if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
+        return _joined(*tensors)
+    return _whole(tensors)
 
 
-def as_one(name: str, value: Weights) -> Tensor:
+def as_one(name: str, value: object) -> Tensor:
     """`value`, or its `joined` tensor where it is a sequence with one tensor per group."""
     return joined(name, value) if type(value) is tuple or type(value) is list else cast(Tensor, value)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,11 +17,28 @@ from octavo_torch.compiler.tracing import is_plain
 _INT64, _STRIDED = torch.int64, torch.strided
 
 
-class HostArray(Protocol):
-    """An integer array in host memory, such as numpy's."""
+class HostDType(Protocol):
+    """The type of an array's elements, as numpy describes it."""
 
-    def tolist(self) -> Any:
-        """The integers."""
+    @property
+    def kind(self) -> str:
+        """One letter: "i" and "u" are integers."""
+
+
+@runtime_checkable
+class HostArray(Protocol):
+    """An array in host memory, such as numpy's."""
+
+    @property
+    def dtype(self) -> HostDType:
+        """The type of its elements."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its lengths."""
+
+    def tolist(self) -> object:
+        """The elements, as a list where there is one axis."""
 
 
 GroupSizes = Tensor | Sequence[int] | HostArray
@@ -45,7 +62,7 @@ def group_sizes_of(sizes: Sizes) -> Tensor:
     return sizes if isinstance(sizes, Tensor) else sizes.group_sizes
 
 
-def as_sizes(group_sizes: GroupSizes | None, rows: int, groups: int | None, like: Tensor) -> tuple[Tensor, bool]:
+def as_sizes(group_sizes: object, rows: int, groups: int | None, like: Tensor) -> tuple[Tensor, bool]:
     """`group_sizes` as an int64 CPU tensor and True, or as the caller's own tensor on `like`'s device and False.
 
     Host sizes (a sequence of integers, a numpy array, a CPU tensor) are checked: ValueError for a negative size or a
@@ -78,7 +95,7 @@ def all_rows(x: Tensor) -> list[int] | Tensor:
     return [x.shape[0]] if x.is_cpu else torch.full((1,), x.shape[0], device=x.device)
 
 
-def _checked_sizes(group_sizes: GroupSizes | None, rows: int, like: Tensor) -> tuple[Tensor, bool]:
+def _checked_sizes(group_sizes: object, rows: int, like: Tensor) -> tuple[Tensor, bool]:
     if not isinstance(group_sizes, Tensor):
         host = _host_list(group_sizes)
         _check_host(host, rows)
@@ -107,9 +124,9 @@ def _check_host(sizes: list[int], rows: int) -> None:
     check_group_sizes(sizes, rows)
 
 
-def _host_list(group_sizes: Any) -> list[int]:
-    if getattr(group_sizes, "tolist", None) is not None:  # a numpy array
-        if getattr(group_sizes, "ndim", 1) != 1 or group_sizes.dtype.kind not in "iu":
+def _host_list(group_sizes: object) -> list[int]:
+    if not isinstance(group_sizes, Sequence) and isinstance(group_sizes, HostArray):
+        if len(group_sizes.shape) != 1 or group_sizes.dtype.kind not in "iu":
             raise ValueError(
                 f"group_sizes is an array of {group_sizes.dtype} with shape {list(group_sizes.shape)}; "
                 "give integers, [G]"

@@ -76,7 +76,7 @@ def to_tensors(name: str, codes: GroupedTensor) -> dict[str, Tensor]:
     return {f"{name}.{plane}": getattr(codes, plane).contiguous() for plane in (*payloads, *scales)}
 
 
-def describe(codes: GroupedTensor, dtype: torch.dtype, interleave: int) -> dict[str, Any]:
+def describe(codes: GroupedTensor, dtype: torch.dtype, interleave: int) -> dict[str, object]:
     """The JSON value that a file holds for a quantized weight in addition to its planes."""
     return {"spec": codes.spec.model_dump(mode="json"), "dtype": DTYPE_NAMES[dtype], "interleave": interleave}
 

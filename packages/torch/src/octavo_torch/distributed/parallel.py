@@ -7,7 +7,7 @@ size. Rows, group sizes and probabilities are the same on every rank of the grou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -52,7 +52,7 @@ class _Style(ParallelStyle):
             module.register_forward_hook(_SumResults(device_mesh))
         return module
 
-    def check(self, module: Any, ranks: int) -> None:
+    def check(self, module: nn.Module, ranks: int) -> None:
         """Raises ValueError where `module` cannot be split among `ranks`."""
         for name, dim in self.shards.items():
             parameter = module._parameters.get(name)
@@ -93,9 +93,10 @@ class GroupedMLPParallel(_Style):
     shards: ClassVar[Mapping[str, int]] = {"weight1": 1, "bias1": 1, "weight2": 2}
     gathers_gradients = adds_results = True
 
-    def check(self, module: GroupedMLP, ranks: int) -> None:
+    def check(self, module: nn.Module, ranks: int) -> None:
         """As for every style; a gated MLP also needs whole blocks per rank."""
         super().check(module, ranks)
+        assert isinstance(module, GroupedMLP)  # `kind`
         if module.activation not in GATED:
             return
         block = module.interleave
@@ -117,11 +118,13 @@ class _SumInputGradients:
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         """The arguments, with gradients that are summed over the ranks."""
         return tuple(map(self._summed, args)), {name: self._summed(value) for name, value in kwargs.items()}
 
-    def _summed(self, value: Any) -> Any:
+    def _summed(self, value: object) -> object:
         if not isinstance(value, Tensor) or not value.requires_grad:
             return value
         replicated = DTensor.from_local(value, self.mesh, [Replicate()], run_check=False)
@@ -134,7 +137,7 @@ class _SumResults:
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
 
-    def __call__(self, module: nn.Module, args: Any, result: Tensor) -> Tensor:
+    def __call__(self, module: nn.Module, args: object, result: Tensor) -> Tensor:
         """The sum, on every rank."""
         part = DTensor.from_local(result, self.mesh, [Partial()], run_check=False)
         return part.redistribute(placements=[Replicate()]).to_local()

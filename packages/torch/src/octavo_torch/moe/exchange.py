@@ -11,7 +11,6 @@ from torch import Tensor
 
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.operands import check_layout
-from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.moe.permutation import Routing, permute, unpermute
 
 
@@ -72,7 +71,7 @@ class ExpertExchange:
         return torch.nn.functional.pad(returned, (0, 0, 0, to - sent))
 
 
-class _Context(AutogradContext, Protocol):
+class _Context(Protocol):
     splits: tuple[list[int], list[int]]
     group: dist.ProcessGroup
 

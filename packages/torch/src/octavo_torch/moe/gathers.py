@@ -1,6 +1,6 @@
 """Routing, permuting and combining rows in torch's operations, used where no backend serves them.
 
-octavo_registry.Bound describes the calls. They are custom operators, so that bits do not depend on how a compiler
+octavo_registry.contract.moves has the calls. They are custom operators, so that bits do not depend on how a compiler
 orders sums, and all are gathers, so that no sum depends on an order of threads.
 `order` [M], `position` [T, k] and `routed` [T, k] are those of permutation.Routing.
 """

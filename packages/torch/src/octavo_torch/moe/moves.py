@@ -9,6 +9,7 @@ from torch import Tensor
 
 import octavo_registry as registry
 from octavo import NoBackendError
+from octavo_registry.contract import moves as contract
 from octavo_registry.contract.cards import Move
 from octavo_registry.contract.request import MoveRequest
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
@@ -18,7 +19,6 @@ from octavo_torch.memo import Memo
 from octavo_torch.moe import gathers
 
 Run = Callable[..., Any]
-Route = Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
 Names = str | tuple[str, ...] | None
 
 _FALLBACKS: dict[Move, Run] = {
@@ -34,9 +34,9 @@ _functions: Memo[Run] = Memo()
 class Moves(NamedTuple):
     """The functions that move rows of one dtype on one device; octavo_registry.contract.moves describes them."""
 
-    permute_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
-    combine_rows: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-    dot_rows: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    permute_rows: contract.PermuteRows[Tensor]
+    combine_rows: contract.CombineRows[Tensor]
+    dot_rows: contract.DotRows[Tensor]
 
 
 def moves_for(x: Tensor, backend: Names) -> Moves:
@@ -44,7 +44,7 @@ def moves_for(x: Tensor, backend: Names) -> Moves:
     return Moves(*(_function(op, x, backend) for op in _MOVES))
 
 
-def route_for(x: Tensor, groups: int, backend: Names) -> Route:
+def route_for(x: Tensor, groups: int, backend: Names) -> contract.Route[Tensor]:
     """The function that routes tokens `x` to `groups`."""
     return _function("route", x, backend, groups)
 

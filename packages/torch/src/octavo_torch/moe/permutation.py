@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -90,7 +90,11 @@ def unpermute(rows: Tensor, routing: Routing, weights: Tensor | None = None, *, 
     return _unpermuted(rows, routing.order, routing.position, routing.routed, *factors, **_named(backend))
 
 
-def _named(backend: Backend) -> dict[str, Any]:
+class _Options(TypedDict, total=False):
+    backend: Names
+
+
+def _named(backend: Backend) -> _Options:
     """`backend` as keyword arguments, none for None: a call out of traced code does not accept None."""
     names = backend_names(backend)
     return {} if names is None else {"backend": names}

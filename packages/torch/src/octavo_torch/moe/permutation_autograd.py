@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.moe.moves import Moves
 
 
@@ -19,8 +19,12 @@ class Places(NamedTuple):
     routed: Tensor
 
 
-class _Context(AutogradContext, Protocol):
+class _Context(Protocol):
     moves: Moves
+    needs_input_grad: Sequence[bool]
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
 
 
 class _Permute(torch.autograd.Function):

@@ -58,7 +58,7 @@ class TorchEngine:
         return function
 
     def sizes_for(self, backend: str, sizes: Any, rows: int) -> Any:
-        """torch-native works a plan out of sizes once a layer; other backends take the sizes."""
+        """torch-native works a plan out of sizes once per layer; other backends take the sizes."""
         if backend != "torch-native":
             return sizes
         import octavo_torch_native

@@ -7,11 +7,13 @@ gather, and `fsdp_post_all_gather` builds the parameter from them, or refills th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
@@ -23,6 +25,7 @@ from octavo_torch.distributed.fsdp.gather_state import Gathered, GatherInput, Ga
 from octavo_torch.distributed.fsdp.planes import from_gathered, plane_names, planes_outside, refill
 from octavo_torch.distributed.fsdp.route import Route, route_of, shard_dim
 from octavo_torch.linear.coded_weight import CodedWeight
+from octavo_torch.scaling.recipe_module import RecipeModule
 
 _aten = torch.ops.aten
 _SHARD_OPERATIONS = {
@@ -77,19 +80,24 @@ class WeightShard(torch.Tensor):
 
     @classmethod
     def __tensor_unflatten__(
-        cls, tensors: dict[str, Tensor], state: GatherState, size: object, stride: object
+        cls, tensors: dict[str, Tensor], state: GatherState, size: torch.Size, stride: Sequence[int]
     ) -> WeightShard:
         return cls(tensors["wrapped"], state)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """As the ordinary tensor, so that loading what was saved does not need this class."""
-        return self.wrapped.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return self.wrapped.__reduce_ex__(protocol)  # type: ignore[no-untyped-call, no-any-return]
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"WeightShard({self.wrapped!r})"
 
     def fsdp_pre_all_gather(
-        self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
+        self,
+        mesh: DeviceMesh,
+        outer_size: torch.Size,
+        outer_stride: tuple[int, ...],
+        module: RecipeModule,
+        mp_policy: MixedPrecisionPolicy,
     ) -> tuple[tuple[Tensor, ...], Gathered | None]:
         """This rank's input of the all-gather: codes and scales of its shard, or its values."""
         group = mesh.get_group()
@@ -118,8 +126,13 @@ class WeightShard(torch.Tensor):
         return self.state.codes(self.wrapped, module, layer, quantize)
 
     def fsdp_post_all_gather(
-        self, outputs: tuple[Tensor, ...], about: Gathered | None, param_dtype: torch.dtype, *, out: Any = None
-    ) -> Any:
+        self,
+        outputs: tuple[Tensor, ...],
+        about: Gathered | None,
+        param_dtype: torch.dtype,
+        *,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
         """The whole weight, and its tensors outside of `outputs`; None where `out` is refilled."""
         if about is None:
             return None if out is not None else (outputs[0], ())
@@ -133,8 +146,10 @@ class WeightShard(torch.Tensor):
             codes = from_plain(codes)
         other_planes = planes_outside(codes, outputs)
         if out is not None:
-            whole: Any = out._local_tensor if isinstance(out, DTensor) else out
-            return refill(whole.codes, other_planes)
+            whole = out._local_tensor if isinstance(out, DTensor) else out
+            assert isinstance(whole, CodedWeight)  # built here before
+            refill(whole.codes, other_planes)
+            return None
         own = {id(value): value for value in other_planes.values()}
         return CodedWeight(codes, about.layer.recipe, param_dtype), tuple(own.values())
 
