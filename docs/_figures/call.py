@@ -81,7 +81,7 @@ LANES = {
         Step("jax", "Sharding", "Shards of the kernel are quantized, then gathered; rules for Shardy and for "
              "shard_map.", JAX, ("sharding/gemms.py", "sharding/shardy_rules.py")),
         Step("jax", "Custom calls", "Under jit: ffi_call with static attributes; XLA owns results and workspace.",
-             JAX_NATIVE, ("quantizers/quantizer.py", "gemm/gemm.py", "ffi/calls.py")),
+             JAX_NATIVE, ("quantizers/quantizer.py", "gemm/gemm.py", "ffi/quantize.py", "ffi/gemm.py")),
         Step("native", "XLA FFI handlers and kernels", "Typed buffers in, the same kernels on XLA's stream.", NATIVE,
              ("lib/bindings/ffi", "lib/common", "lib/cuda")),
     ),

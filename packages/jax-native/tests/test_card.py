@@ -15,9 +15,11 @@ import octavo_numerics
 import octavo_registry
 from octavo import BlockScaling, HighPrecision, NoBackendError, QuantizerSpec
 from octavo.recipe_base import GEMMS
+from octavo_jax_native.arrays.planes import NATIVE
 from octavo_jax_native.backend import NativeBackend
 from octavo_jax_native.gemm.tiles import kernel_choices
 from octavo_jax_native.plugin import CARD
+from octavo_native.layouts import LAYOUTS_OF_DIRECTION
 from octavo_registry import Request
 from octavo_registry.contract.cards import QUANTIZERS, Capability
 from octavo_registry.dispatch.match import match
@@ -60,15 +62,19 @@ def test_what_decides_the_error_bounds() -> None:
         assert rows["cpu"].emulated is None
         wide = kind in ("mxfp8", "nvfp4", "high_precision")
         assert rows["cuda"].accumulation == ("hopper_bf16" if wide else "hopper_fp8")
-        assert (rows["cuda"].emulated is not None) == (kind in ("mxfp8", "nvfp4"))
+        emulated = kind in ("mxfp8", "nvfp4")
+        assert rows["cuda"].emulated == (octavo_native.support.EMULATED_ON_CUDA if emulated else None)
         for gemm in GEMMS:
             recipe = octavo.recipe({"high_precision": "bf16"}.get(kind, kind))
             octavo_numerics.error_bound(recipe, 512, gemm=gemm, accumulation=rows["cuda"].accumulation)
 
 
 def test_layout_names_are_the_kernels() -> None:
-    """octavo_native.layouts names them; a plan, a file and another plugin do so by these words."""
-    assert CARD.capabilities[0].layouts == {octavo_native.layouts.PLAIN, "rows", "panels"}
+    """A quantizer writes, and a GEMM reads, each direction in the plain layout or in the one that Hopper wants."""
+    names = octavo_native.layouts
+    assert {direction: (names.PLAIN, native) for direction, native in NATIVE.items()} == LAYOUTS_OF_DIRECTION
+    assert NATIVE == {"rowwise": names.NATIVE_ROWS, "columnwise": names.NATIVE_COLUMNS}
+    assert CARD.capabilities[0].layouts == {names.PLAIN, "rows", "panels"}
 
 
 @pytest.mark.parametrize("arch", [(8, 9), (10, 0)])

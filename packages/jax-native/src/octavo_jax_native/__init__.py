@@ -1,6 +1,8 @@
-"""Octavo's native kernels for JAX, through XLA's FFI: the backend "jax-native", and fused functions.
+"""Octavo's native kernels for JAX, through XLA's FFI: the backend "jax-native".
 
-Importing this package imports neither JAX nor the kernels; the first use of a public name does.
+There is nothing to call here: where this package is installed, the registry chooses it for the functions of octavo_jax.
+`TARGETS` names its custom calls, for `jax.export`. Importing this package imports neither JAX nor the kernels; the
+first use of a public name does.
 """
 
 from __future__ import annotations
@@ -8,26 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_jax.functions.composed import Extras
     from octavo_jax_native.ffi.targets import TARGETS
-    from octavo_jax_native.quantizers.functional import act_quantize, dact_quantize, norm_quantize
 
 __version__ = "0.1.0"
 
-__all__ = ["TARGETS", "Extras", "act_quantize", "dact_quantize", "norm_quantize"]
+__all__ = ["TARGETS"]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "TARGETS":
-        from octavo_jax_native.ffi.targets import TARGETS
+    from octavo_jax_native.ffi.targets import TARGETS
 
-        return TARGETS
-    from octavo_jax_native.quantizers import functional
-
-    value: object = getattr(functional, name)
-    return value
+    return TARGETS
 
 
 def __dir__() -> list[str]:

@@ -98,7 +98,7 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
 def _layouts(request: GemmRequest) -> dict[str, str]:
     """The native layout of the plane that a GEMM reads of each operand."""
     from octavo_jax_native.arrays.planes import NATIVE
-    from octavo_jax_native.gemm.forms import form_of
+    from octavo_jax_native.gemm.orientation import form_of
 
     form = form_of(request.op, request.weight)
     return {name: NATIVE[direction] for name, direction in zip(form.operands, form.directions, strict=True)}

@@ -24,8 +24,8 @@ import octavo_native
 import octavo_numerics
 import octavo_registry
 from octavo import QuantizerSpec
-from octavo_jax.dispatch.devices import device_kind
-from octavo_jax_native import act_quantize, dact_quantize
+from octavo_jax import act_quantize, dact_quantize
+from octavo_jax.plugin_api import device_kind
 from octavo_jax_native.backend import NativeBackend
 from octavo_registry import Request
 
@@ -164,9 +164,11 @@ def test_fused_functions_quantize_what_they_round(rng: Any, specs: Any, same_ten
     spec, sizes = specs["block"], np.array([300, 0, 257], np.int32)
     x = (rng.standard_normal((M, 2 * 136)) * 2).astype(jnp.bfloat16)
     dy = rng.standard_normal((M, 136)).astype(jnp.bfloat16)
-    q, extras = act_quantize(_gpu(x), spec, _gpu(sizes), activation="swiglu", activated=True)
+    q, extras = act_quantize(_gpu(x), spec, _gpu(sizes), activation="swiglu", backend="jax-native")
     same_tensor(q, octavo_numerics.quantize(np.asarray(extras.activated), spec, sizes))
-    runs = [dact_quantize(_gpu(dy), _gpu(x), spec, _gpu(sizes), activation="swiglu", activated=True) for _ in range(5)]
+    runs = [
+        dact_quantize(_gpu(dy), _gpu(x), spec, _gpu(sizes), activation="swiglu", backend="jax-native") for _ in range(5)
+    ]
     for q, extras in runs:
         same_tensor(q, octavo_numerics.quantize(np.asarray(extras.activated), spec, sizes))
         same_bits(extras.dbias, runs[0][1].dbias, "dbias")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from octavo_jax.quantizers.fused import Extras, act_quantize, dact_quantize, norm_quantize
     from octavo_jax.quantizers.quantizer_set import Quantizer, QuantizerSet, quantizer_set, with_state
     from octavo_jax.remat.checkpoint_names import name_bits, name_planes
-    from octavo_jax.scaling.delayed import DelayedState, ScalingHistory, init_delayed, record_amax, update_delayed
+    from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory, init_delayed, record_amax, update_delayed
     from octavo_jax.sharding.axes import MeshAxes
 
 __version__ = "0.1.0"
@@ -72,7 +72,7 @@ _MODULES = ("adapters", "counting", "moe", "policies", "traffic")
 _PLACES = (
     "functions.activations",
     "remat.checkpoint_names",
-    "scaling.delayed",
+    "scaling.delayed_state",
     "layer_report",
     "quantizers.fused",
     "linear.grouped",

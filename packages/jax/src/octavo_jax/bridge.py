@@ -14,10 +14,10 @@ from jax.sharding import PartitionSpec as P
 
 from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
-from octavo_jax.dispatch.devices import device_kind
+from octavo_jax.dispatch.device import device_kind
 from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.quantizers.functional import quantize
-from octavo_jax.scaling.delayed import DelayedState, ScalingHistory
+from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.frameworks import PLANES, Device, LayerResult
 
@@ -34,11 +34,11 @@ class JaxFramework:
         return str(jax.__version__)
 
     def devices(self) -> Sequence[Device]:
-        """Devices of this process, one row a distinct kind and capability, the CPU's included."""
-        found: dict[tuple[str, tuple[int, int] | None], str] = {}
+        """Devices of this process, one row for each distinct kind and capability, the CPU's included."""
+        labels: dict[tuple[str, tuple[int, int] | None], str] = {}
         for device in [*jax.devices(), *jax.devices("cpu")]:
-            found.setdefault(device_kind(device), str(device.device_kind))
-        return tuple(Device(kind, arch, label) for (kind, arch), label in found.items())
+            labels.setdefault(device_kind(device), str(device.device_kind))
+        return tuple(Device(kind, arch, label) for (kind, arch), label in labels.items())
 
     def from_numpy(self, array: np.ndarray, device: str = "cpu") -> Array:
         """An array with the same bits on the first device of that kind; int64 becomes int32 unless JAX has x64 on."""
@@ -50,7 +50,7 @@ class JaxFramework:
         return np.asarray(array)
 
     def grouped_tensor(self, spec: GroupedTensorSpec, group_sizes: Any, arrays: Mapping[str, Any]) -> GroupedTensor:
-        """A GroupedTensor of these planes; ValueError for a name that is none."""
+        """A GroupedTensor of these planes; ValueError for an unknown name."""
         unknown = sorted(set(arrays) - set(PLANES))
         if unknown:
             raise ValueError(f"arrays names {', '.join(unknown)}; a GroupedTensor has {', '.join(PLANES)}")

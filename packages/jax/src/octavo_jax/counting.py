@@ -2,7 +2,7 @@
 
 Backends run a quantizer inside a `jax.jit` called `octavo_quantize_*` and GEMMs inside `octavo_gemm_fprop`,
 `octavo_gemm_dgrad` and `octavo_wgrad`; that is what is counted here, and a count by name works from outside as well.
-A jaxpr tells what `jax.checkpoint` computes again. A compiled program may not: XLA:CPU merges the recompute of a flat
+A jaxpr shows what `jax.checkpoint` computes again. A compiled program may not: XLA:CPU merges the recompute of a flat
 jit with the forward pass, so what it runs there says little of what a layer inside `lax.scan` costs.
 """
 
@@ -52,7 +52,8 @@ def count_runs(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Runs:
     kwargs   anything; arrays among them are constants
 
     Loops of known length (`lax.scan`, `lax.map`, `fori_loop` with host bounds) count as often as they run, a
-    `while_loop` once, a `lax.cond` as its branch with the most runs. What nobody reads is left out, as `jax.jit` does.
+    `while_loop` once, a `lax.cond` as its branch with the most runs. Unread results are left out,
+    as by `jax.jit`.
     """
     closed = jax.make_jaxpr(lambda *args: function(*args, **kwargs))(*args)
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))

@@ -43,7 +43,7 @@ class LayerReport:
     plan: LayerPlan
 
     def __str__(self) -> str:
-        lines = [f"route: {self.route}", *(f"  {name} lies as {spec}" for name, spec in self.lie.items())]
+        lines = [f"route: {self.route}", *(f"  {name} is placed as {spec}" for name, spec in self.lie.items())]
         lines += [f"  {move}" for move in self.moves or ("nothing moves between devices",)]
         return "\n".join([*lines, str(self.plan)])
 

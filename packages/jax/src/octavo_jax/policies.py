@@ -21,7 +21,7 @@ def save_quantized(*names: str, base: Policy | None = None) -> Policy:
             `plane_names(...)` to keep some operands or planes alone
     base    another policy; None: nothing else is saved
 
-    A saved operand costs one byte an element and plane (half of bf16), and the backward pass then runs no quantizer
+    A saved operand costs one byte per element and plane (half of bf16), and the backward pass then runs no quantizer
     of x and of the kernel.
     """
     saved: Policy = jax.checkpoint_policies.save_only_these_names(*(names or (DEFAULT_CHECKPOINT_NAME,)))

@@ -1,6 +1,6 @@
 """What a compiled program moves between devices, and what its custom calls work on: from its optimized HLO.
 
-A jaxpr does not tell, for XLA adds collectives of its own where shardings do not fit.
+A jaxpr does not show it, for XLA adds collectives of its own where shardings do not fit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Collective:
 
     kind      XLA's name
     results   what one device holds afterwards; several where operations were combined
-    named     JAX's path to what it came from, such as "jit(step)/shard_map/all_gather"; "" where XLA made it up
+    named     JAX's path to what it came from, such as "jit(step)/shard_map/all_gather"; "" where XLA added it
     """
 
     kind: Kind
@@ -80,8 +80,8 @@ def collectives(compiled: Any) -> tuple[Collective, ...]:
 
 def custom_calls(compiled: Any, prefix: str = "octavo") -> tuple[CustomCall, ...]:
     """Every custom call whose target begins with `prefix`."""
-    found = (_CALL.match(line) for line in compiled.as_text().splitlines())
-    calls = (CustomCall(match["target"], _arrays(match["result"])) for match in found if match)
+    matches = (_CALL.match(line) for line in compiled.as_text().splitlines())
+    calls = (CustomCall(match["target"], _arrays(match["result"])) for match in matches if match)
     return tuple(call for call in calls if call.target.startswith(prefix))
 
 

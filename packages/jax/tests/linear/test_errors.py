@@ -19,7 +19,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "negative": ({"group_sizes": [-1, 4]}, r"group_sizes\[0\] is -1"),
     "sum past M": ({"group_sizes": np.array([5, 4])}, "sum to 9 and the tensor has 8 rows"),
     "count": ({"group_sizes": [1, 2, 3]}, "3 entries and kernel 2 matrices"),
-    "float sizes": ({"group_sizes": jnp.ones(2)}, "one integer a group"),
+    "float sizes": ({"group_sizes": jnp.ones(2)}, "one integer per group"),
     "orientation": ({"kernel": np.ones((2, 4, 16), np.float32)}, r"contracting_dims=\(\(-1,\), \(2,\)\)"),
     "rank": ({"x": np.ones(8, np.float32)}, r"\[M, K\], or \[..., M, K\], and \[G, K, N\]"),
     "dtype": ({"x": np.ones((8, 16), np.int8)}, "x has dtype int8"),

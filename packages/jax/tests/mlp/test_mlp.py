@@ -226,7 +226,7 @@ STATE = octavo_jax.init_delayed(octavo.DelayedScaling(), 2)
         ({"activation": "silu"}, r"wo has shape .* with silu needs \[3, 96, 'N'\]"),
         ({"activation": "mish"}, "activation is 'mish'; it is one of"),
         ({"bi": jnp.ones((G, F))}, r"bi has shape \[3, 48\]; it is \[3, 96\]"),
-        ({"probs": jnp.ones(M, jnp.bfloat16)}, r"probs has shape \[48\] and dtype bfloat16; give one float32 a row"),
+        ({"probs": jnp.ones(M, jnp.bfloat16)}, r"probs has shape \[48\] and dtype bfloat16; give one float32 per row"),
         ({"group_sizes": [20, 20]}, "group_sizes has 2 entries and kernel 3 matrices"),
         ({"recipe": octavo.NVFP4()}, "seed is None and the recipe rounds stochastically"),
         ({"recipe": octavo.DelayedScaling()}, "state is None and the recipe scales by history"),

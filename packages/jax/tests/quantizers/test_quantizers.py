@@ -22,7 +22,7 @@ import octavo_numerics
 from octavo import QuantizerSpec
 from octavo.quantizer import Operand, Orientation
 from octavo_jax import Quantizer, QuantizerSet, quantizer_set
-from octavo_jax.scaling.delayed import ScalingHistory
+from octavo_jax.scaling.delayed_state import ScalingHistory
 
 GROUPS = 3
 
@@ -191,7 +191,7 @@ def test_files_that_do_not_fit_are_told() -> None:
     quantizers = quantizer_set(recipe, groups=GROUPS)
     text, arrays = quantizers.to_json(), quantizers.arrays()
     faults = {
-        "no JSON": (lambda: QuantizerSet.from_json("{")),
+        "not JSON": (lambda: QuantizerSet.from_json("{")),
         "the JSON holds 'list'": (lambda: QuantizerSet.from_json("[]")),
         "the JSON holds 'quantizer_set'": (lambda: Quantizer.from_json(text)),
         "schema_version is 2 and this octavo-jax reads 1": (

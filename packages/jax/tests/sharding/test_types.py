@@ -45,7 +45,9 @@ def test_what_is_cut_otherwise_is_refused(spec: P, mesh: Any, placed: Any) -> No
     shape = (8, 4, 8)
     with jax.set_mesh(mesh):
         (x,) = placed(mesh, [jnp.ones(shape)], [spec])
-        with pytest.raises(ValueError, match=r"kernel \[8, 4, 8\] lies as P\(.*'fsdp'.*jax\.sharding\.reshard\(kernel"):
+        with pytest.raises(
+            ValueError, match=r"kernel \[8, 4, 8\] is placed as P\(.*'fsdp'.*jax\.sharding\.reshard\(kernel"
+        ):
             _placed(x)
 
 
@@ -70,7 +72,7 @@ def test_no_roles(mesh: Any, mesh_of: Any, placed: Any) -> None:
 
     (x,) = placed(mesh, [jnp.ones(SHAPE)], [P("ep")])
     for call in (check, jax.jit(check)):
-        with pytest.raises(ValueError, match=r"x \[2, 4, 8\] lies as P\('ep'.*sharding=octavo_jax\.MeshAxes"):
+        with pytest.raises(ValueError, match=r"x \[2, 4, 8\] is placed as P\('ep'.*sharding=octavo_jax\.MeshAxes"):
             call(x)
     check(jnp.ones(SHAPE))
     auto = mesh_of(ep=2, fsdp=4)

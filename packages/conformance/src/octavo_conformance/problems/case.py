@@ -20,7 +20,7 @@ from octavo_registry import explain, plan
 from octavo_registry.contract.cards import MOVES, QUANTIZERS, Capability
 from octavo_registry.contract.frameworks import Framework
 from octavo_registry.contract.plan import Plan
-from octavo_registry.contract.request import Request
+from octavo_registry.contract.request import REQUESTS, Request
 from octavo_registry.dispatch.match import match
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
@@ -108,7 +108,9 @@ class Case:
                 base["norm" if op == "norm_quantize" else "activation"] = self.variant.function
         elif op in GEMMS:
             base["recipe"] = self.variant.recipe.for_gemm(op)
-        request = Request(**(base | dict(self.need.conditions) | fields))
+        known = REQUESTS[op].__dataclass_fields__  # a need's weight is its GEMMs', not its quantizers'
+        conditions = {name: value for name, value in self.need.conditions.items() if name in known}
+        request = Request(**(base | conditions | fields))
         if "sizes" not in self.need.conditions and "sizes" not in fields and self.refusal_of(request) is not None:
             on_host = replace(request, sizes="host")
             return on_host if self.refusal_of(on_host) is None else request

@@ -13,7 +13,7 @@ from jax import Array
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
-from octavo_jax import GroupedTensor
+from octavo_jax.plugin_api import GroupedTensor
 from octavo_native import layouts
 
 _Plane = tuple[Array | None, Array | None, Array | None]

@@ -45,7 +45,7 @@ def refusal() -> str | None:
 
 
 def register() -> None:
-    """Register every target for the platforms that the build of octavo-native has; done once, whoever asks how often.
+    """Register every target for the platforms that the build of octavo-native has; later calls do nothing.
 
     Call it only where `refusal()` is None.
     """

@@ -9,12 +9,12 @@ from jax import Array
 
 from octavo import GroupedTensorSpec
 from octavo.recipe_base import Gemm
-from octavo_jax import GroupedTensor
-from octavo_jax_native.ffi import arguments
-from octavo_jax_native.ffi.calls import make_plan
-from octavo_jax_native.gemm.call import GemmCall
-from octavo_jax_native.gemm.checks import Arrays, GemmOperand, Wanted, call_of, checked_bias, checked_out, planes_of
-from octavo_jax_native.quantizers.converting import native_plane
+from octavo_jax.plugin_api import GroupedTensor
+from octavo_jax_native.arrays import checks
+from octavo_jax_native.ffi.custom_call import group_plan
+from octavo_jax_native.ffi.gemm import GemmCall
+from octavo_jax_native.gemm.operands import Arrays, GemmOperand, Wanted, call_of, checked_bias, checked_out, planes_of
+from octavo_jax_native.quantizers.native_layout import native_plane
 from octavo_registry.contract import Dgrad, Fprop, GemmRequest, Wgrad
 
 Specs = tuple[GroupedTensorSpec | None, GroupedTensorSpec | None]
@@ -35,7 +35,7 @@ def bind_fprop(request: GemmRequest) -> Fprop[Array, GemmOperand]:
         bias_scales: Array | None = None,
         out: Array | None = None,
     ) -> Array:
-        arguments.check_out(out)
+        checks.check_out(out)
         return product(x, w, group_sizes, _bias_operands(bias, bias_scales))
 
     return fprop
@@ -46,7 +46,7 @@ def bind_dgrad(request: GemmRequest) -> Dgrad[Array, GemmOperand]:
     product = _product(Wanted.of(request))
 
     def dgrad(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
-        arguments.check_out(out)
+        checks.check_out(out)
         return product(dy, w, group_sizes, {})
 
     return dgrad
@@ -76,7 +76,7 @@ def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays],
     form = how.form
 
     def traced(left: Arrays, right: Arrays, group_sizes: Array, more: Arrays, call: GemmCall, specs: Specs) -> Array:
-        plan = make_plan(group_sizes, call.rows)
+        plan = group_plan(group_sizes, call.rows)
         operands: Arrays = {}
         for name, planes, spec, direction in zip(("left", "right"), (left, right), specs, form.directions, strict=True):
             if spec is None:
@@ -93,7 +93,7 @@ def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays],
     compiled = jax.jit(traced, static_argnames=("call", "specs"))
 
     def run(left: GemmOperand, right: GemmOperand, group_sizes: Array, more: Arrays) -> Array:
-        arguments.check_sizes(group_sizes)
+        checks.check_sizes(group_sizes)
         operands = zip(form.operands, form.directions, (left, right), strict=True)
         planes = [planes_of(how, *operand) for operand in operands]
         call = call_of(how, left, right, group_sizes.shape[0])

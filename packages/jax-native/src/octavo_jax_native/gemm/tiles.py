@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from octavo import HighPrecision
 from octavo.recipe_base import GEMMS
-from octavo_jax_native.gemm.call import GemmCall, sums_fast
-from octavo_jax_native.gemm.forms import form_of
+from octavo_jax_native.ffi.gemm import GemmCall, sums_fast
+from octavo_jax_native.gemm.orientation import form_of
 from octavo_native.gemms import gemm_choices
 from octavo_registry.contract import GemmRequest, KernelChoice
 

@@ -9,11 +9,12 @@ from jax import Array
 from octavo import GroupedTensorSpec
 from octavo.formats import DType
 from octavo.quantizer import Direction
-from octavo_jax import GroupedTensor
-from octavo_jax_native.arrays.planes import Extent, array
-from octavo_jax_native.arrays.tensors import checked_plane, layout_of
-from octavo_jax_native.ffi import arguments
-from octavo_jax_native.ffi.calls import dequantize_call, make_plan
+from octavo_jax.plugin_api import GroupedTensor
+from octavo_jax_native.arrays import checks
+from octavo_jax_native.arrays.checked_plane import checked_plane, layout_of
+from octavo_jax_native.arrays.planes import array
+from octavo_jax_native.ffi.convert import PlaneCall
+from octavo_jax_native.ffi.custom_call import group_plan
 from octavo_registry.contract import Dequantize
 
 
@@ -24,20 +25,17 @@ def bind_dequantize(out_dtype: DType) -> Dequantize[GroupedTensor, Array]:
     def octavo_dequantize(
         planes: dict[str, Array], group_sizes: Array | None, spec: GroupedTensorSpec, direction: Direction
     ) -> Array:
-        extent = Extent.of(spec.shape, spec.groups)
         operands = dict(planes)
         if group_sizes is not None:
-            operands["plan"] = make_plan(group_sizes, extent.rows)
+            operands["plan"] = group_plan(group_sizes, spec.shape[0])
         out = array(spec.payload_shape(direction), dtype)
-        return dequantize_call(
-            spec.quantizer, operands, out, direction=direction, layout=layout_of(spec, direction), extent=extent
-        )
+        return PlaneCall(spec, direction).dequantize(operands, out, layout_of(spec, direction))
 
     compiled = jax.jit(octavo_dequantize, static_argnames=("spec", "direction"))
 
     def run(q: GroupedTensor, direction: Direction = "rowwise") -> Array:
         if q.spec.ragged_axis == 0:
-            arguments.check_sizes(q.group_sizes)
+            checks.check_sizes(q.group_sizes)
         planes = checked_plane(q, direction)
         return compiled(planes, q.group_sizes, spec=q.spec, direction=direction)  # type: ignore[no-any-return]
 

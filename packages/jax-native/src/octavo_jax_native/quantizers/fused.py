@@ -1,60 +1,217 @@
-"""The functions of requests for fused quantizers, as octavo_registry.contract.fused has them."""
+"""The functions of requests for fused quantizers: an activation, its gradient or a normalization, and the quantizer.
+
+Each is computed in fp32 and rounded once to the input's dtype, in one pass over memory; the quantizer of that rounded
+array has the bits that `octavo_jax.quantize` gives it. None of them is differentiable. `octavo_jax.act_quantize`,
+`dact_quantize` and `norm_quantize` are their public door.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jax import Array
 
-from octavo_jax import GroupedTensor
-from octavo_jax.functions.composed import BoundFused, Extras
-from octavo_jax_native.quantizers.functional import act_quantize, dact_quantize, norm_quantize
+from octavo import QuantizerSpec
+from octavo.quantizer import Operand
+from octavo_jax.plugin_api import BoundFused, Extras, GroupedTensor, check_activation, check_norm, features, one_group
+from octavo_jax_native.arrays import checks
+from octavo_jax_native.arrays.planes import array, tensor_of
+from octavo_jax_native.ffi import targets
+from octavo_jax_native.ffi.quantize import Prologue
+from octavo_jax_native.quantizers.kernel import QuantizeKernel
 from octavo_registry.contract import (
+    Activation,
     BoundActQuantize,
     BoundDactQuantize,
     BoundNormQuantize,
     FusedRequest,
+    Norm,
     NormRequest,
     Wanted,
 )
 
+Layouts = tuple[str, str]
+
 
 def bind_fused(request: FusedRequest) -> BoundFused:
-    """The kernels' function for `request`, which is jitted.
-
-    All extras are made, wanted or not: under `jax.jit` those that nobody reads cost nothing.
-    """
-    spec = request.quantizer
-    asked: dict[str, Any] = {
-        "layouts": request.layouts,
-        "activated": True,
-        "amax": spec.scaling == "delayed",
-    }
+    """The kernels' function for `request`, which is jitted; extras that nobody reads are not computed under jit."""
     if isinstance(request, NormRequest):
-        asked["norm"] = request.norm
+        return BoundNormQuantize(NormQuantizer(request.quantizer, request.layouts, request.norm))
+    if request.op == "act_quantize":
+        return BoundActQuantize(ActQuantizer(request.quantizer, request.layouts, request.activation))
+    return BoundDactQuantize(DactQuantizer(request.quantizer, request.layouts, request.activation))
 
-        def run_norm(
-            x: Array,
-            gamma: Array,
-            beta: Array | None = None,
-            group_sizes: Array | None = None,
-            *,
-            wanted: Wanted = None,
-            **how: Any,
-        ) -> tuple[GroupedTensor, Extras]:
-            return norm_quantize(x, spec, group_sizes, gamma=gamma, beta=beta, **asked, **how)
 
-        return BoundNormQuantize(run_norm)
-    asked["activation"] = request.activation
+class ActQuantizer:
+    """The function of "act_quantize"."""
 
-    def run(
-        x: Array, group_sizes: Array | None = None, *, wanted: Wanted = None, **how: Any
+    def __init__(self, spec: QuantizerSpec, layouts: Layouts, activation: Activation) -> None:
+        self._spec, self._activation = spec, check_activation(activation)
+        self._function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation", activation)))
+
+    def __call__(
+        self,
+        x: Array,
+        group_sizes: Array | None = None,
+        /,
+        *,
+        probs: Array | None = None,
+        seed: int | Array | None = None,
+        operand: Operand | None = None,
+        group_offset: int | Array = 0,
+        scale: Array | None = None,
+        wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
-        return act_quantize(x, spec, group_sizes, **asked, **how)
+        checks.check_input(x, "x", (2,))
+        columns = features(int(x.shape[1]), self._activation, f"x {list(x.shape)}")
+        operands = {"x": x, **_probs_operand(probs, x)}
+        arguments = _Arguments(seed, operand, group_offset, scale)
+        return self._function(operands, columns, group_sizes, arguments, _names(self._spec, wanted))
 
-    def run_gradient(
-        dy: Array, x: Array, group_sizes: Array | None = None, *, wanted: Wanted = None, **how: Any
+
+class DactQuantizer:
+    """The function of "dact_quantize"."""
+
+    def __init__(self, spec: QuantizerSpec, layouts: Layouts, activation: Activation) -> None:
+        self._spec, self._activation = spec, check_activation(activation)
+        self._function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation_grad", activation)))
+
+    def __call__(
+        self,
+        dy: Array,
+        x: Array,
+        group_sizes: Array | None = None,
+        /,
+        *,
+        probs: Array | None = None,
+        seed: int | Array | None = None,
+        operand: Operand | None = None,
+        group_offset: int | Array = 0,
+        scale: Array | None = None,
+        wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
-        return dact_quantize(dy, x, spec, group_sizes, **asked, **how)
+        checks.check_input(x, "x", (2,))
+        checks.check_input(dy, "dy", (2,))
+        inner = features(int(x.shape[1]), self._activation, f"x {list(x.shape)}")
+        checks.check_array(dy, "dy", (x.shape[0], inner), x.dtype)
+        operands = {"x": x, "dy": dy, **_probs_operand(probs, x)}
+        arguments = _Arguments(seed, operand, group_offset, scale)
+        return self._function(operands, x.shape[1], group_sizes, arguments, _names(self._spec, wanted, "dbias"))
 
-    return BoundActQuantize(run) if request.op == "act_quantize" else BoundDactQuantize(run_gradient)
+
+class NormQuantizer:
+    """The function of "norm_quantize"."""
+
+    def __init__(self, spec: QuantizerSpec, layouts: Layouts, norm: Norm) -> None:
+        self._spec, self._layouts, self._norm = spec, layouts, norm
+
+    def __call__(
+        self,
+        x: Array,
+        gamma: Array,
+        beta: Array | None = None,
+        group_sizes: Array | None = None,
+        /,
+        *,
+        epsilon: float = 1e-6,
+        seed: int | Array | None = None,
+        operand: Operand | None = None,
+        group_offset: int | Array = 0,
+        scale: Array | None = None,
+        wanted: Wanted = None,
+    ) -> tuple[GroupedTensor, Extras]:
+        checks.check_input(x, "x", (2,))
+        check_norm(self._norm, epsilon, x, gamma, beta)
+        operands = {"x": x, "gamma": gamma} | ({} if beta is None else {"beta": beta})
+        prologue = Prologue("norm", norm=self._norm, epsilon=float(epsilon))
+        function = fused_function(QuantizeKernel(self._spec, self._layouts, prologue))
+        statistics = ("rstd", "mean") if self._norm == "layer" else ("rstd",)
+        arguments = _Arguments(seed, operand, group_offset, scale)
+        return function(operands, x.shape[1], group_sizes, arguments, _names(self._spec, wanted, *statistics))
+
+
+class _Arguments(NamedTuple):
+    """What every quantizer takes beside its arrays, as octavo_registry.contract.Quantize has it."""
+
+    seed: int | Array | None
+    operand: Operand | None
+    group_offset: int | Array
+    scale: Array | None
+
+
+def _probs_operand(probs: Array | None, x: Array) -> dict[str, Array]:
+    if probs is None:
+        return {}
+    checks.check_array(probs, "probs", (x.shape[0],), jnp.float32)
+    return {"probs": probs}
+
+
+def _names(spec: QuantizerSpec, wanted: Wanted, *own: str) -> tuple[str, ...]:
+    """The extras to compute: those that are wanted, else the function's `own` and what every layer reads."""
+    if wanted is None:
+        return ("activated", *(("amax",) if spec.scaling == "delayed" else ()), *own)
+    return tuple(name for name in ("activated", "amax", "dequantized", *own) if name in wanted)
+
+
+def _extra_results(names: tuple[str, ...], x: Array, columns: int, groups: int) -> dict[str, jax.ShapeDtypeStruct]:
+    rows = x.shape[0]
+    every: dict[str, tuple[tuple[int, ...], Any]] = {
+        "activated": ((rows, columns), x.dtype),
+        "amax": ((groups,), jnp.float32),
+        "dequantized": ((rows, columns), jnp.bfloat16),
+        "dbias": ((groups, columns), jnp.float32),
+        "mean": ((rows,), jnp.float32),
+        "rstd": ((rows,), jnp.float32),
+    }
+    return {name: array(*every[name]) for name in names}
+
+
+@lru_cache(maxsize=512)
+def fused_function(kernel: QuantizeKernel) -> Callable[..., tuple[GroupedTensor, Extras]]:
+    """The function of a quantizer with its prologue, whose inner part is jitted once.
+
+    function(operands, columns, group_sizes, arguments, names) returns the tensor [M, columns] and the extras in
+    `names`; its operands, by name, are checked already. ValueError for a dequantized copy without row data.
+    """
+    spec = kernel.spec
+
+    def octavo_quantize(
+        operands: dict[str, Array], group_sizes: Array, columns: int, operand: Operand, names: tuple[str, ...]
+    ) -> tuple[dict[str, Array], ...]:
+        extras = _extra_results(names, operands["x"], columns, group_sizes.shape[0])
+        return kernel.results(operands, group_sizes, operand, columns, extras)
+
+    octavo_quantize.__name__ = octavo_quantize.__qualname__ = targets.QUANTIZE[spec.scaling]
+    compiled = jax.jit(octavo_quantize, static_argnames=("columns", "operand", "names"))
+    tensor_spec = lru_cache(maxsize=512)(kernel.tensor_spec)
+
+    def function(
+        operands: dict[str, Array],
+        columns: int,
+        group_sizes: Array | None,
+        arguments: _Arguments,
+        names: tuple[str, ...],
+    ) -> tuple[GroupedTensor, Extras]:
+        if "dequantized" in names and "rowwise" not in spec.directions:
+            raise ValueError(
+                f"wanted holds 'dequantized', which is the row data's values, and orientation is {spec.orientation!r}; "
+                "use 'both' or 'rowwise'"
+            )
+        rows = operands["x"].shape[0]
+        sizes = one_group(rows) if group_sizes is None else group_sizes
+        checks.check_sizes(sizes)
+        groups = sizes.shape[0]
+        every = {
+            **operands,
+            **checks.random_operands(spec, arguments.seed, arguments.group_offset),
+            **checks.scale_operand(spec, arguments.scale, groups),
+        }
+        results = compiled(every, sizes, columns=columns, operand=arguments.operand or spec.role, names=names)
+        tensor = tensor_of(tensor_spec((rows, columns), groups), sizes, results)
+        return tensor, Extras(**{name: results[0][name] for name in names})
+
+    return function

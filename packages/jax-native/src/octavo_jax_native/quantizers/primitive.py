@@ -1,7 +1,7 @@
 """Quantizing as a JAX primitive whose unused planes are not computed.
 
 `jax.ffi.ffi_call` keeps every result alive as long as one is used, and so does XLA; the kernels make each plane alone
-as well as both. So this primitive leaves out what nobody reads when JAX removes dead code: at every `jax.jit`, inside
+as well as both. So this primitive leaves out unread results when JAX removes dead code: at every `jax.jit`, inside
 scan, and where remat computes again. In everything else it is the ffi_call that it lowers to.
 """
 
@@ -16,7 +16,7 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, partial_eval
 
-from octavo_jax_native.ffi.calls import QuantizeCall
+from octavo_jax_native.ffi.quantize import QuantizeCall
 
 _PLANES = ("row", "col")
 

@@ -7,7 +7,7 @@
     model = qwix.quantize_model(model, provider)
 
 The model stays as it is: every `jax.lax.ragged_dot` in a matching module becomes ours, forward and backward. Rules of
-qwix's own (`qwix.QtRule`) may stand beside ours and do what they do under `qwix.QtProvider`.
+qwix's own (`qwix.QtRule`) may be mixed with ours and do what they do under `qwix.QtProvider`.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class RecipeRule(qwix.QtRule):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         asked = {name: getattr(self, name) for name in ("weight_qtype", "act_qtype", "bwd_qtype", "tile_size")}
-        given = {name: value for name, value in asked.items() if value is not None}
-        if given:
+        set_fields = {name: value for name, value in asked.items() if value is not None}
+        if set_fields:
             raise ValueError(
-                f"RecipeRule has {', '.join(f'{name}={value!r}' for name, value in given.items())}; its recipe says "
-                "how operands are quantized, so leave them out or give qwix.QtRule"
+                f"RecipeRule has {', '.join(f'{name}={value!r}' for name, value in set_fields.items())}; its recipe "
+                "says how operands are quantized, so leave them out or give qwix.QtRule"
             )
 
 

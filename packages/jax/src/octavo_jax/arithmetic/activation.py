@@ -108,8 +108,8 @@ def _gelu(x: Array) -> ValueAndSlope:
 
 
 def _relu2(x: Array) -> ValueAndSlope:
-    kept = jnp.maximum(x, 0)
-    return ValueAndSlope(kept * kept, kept + kept)
+    positive = jnp.maximum(x, 0)
+    return ValueAndSlope(positive * positive, positive + positive)
 
 
 _PARTS: dict[Activation, Callable[[Array], ValueAndSlope]] = {

@@ -72,7 +72,7 @@ def join(significand: Array, exponent: Array) -> Array:
 
 
 def scaled(magnitude: Array, scale: Array) -> Array:
-    """The bits of fl(magnitude * scale) with subnormal results flushed to 0, which no cast to 8 bits can tell."""
+    """The bits of fl(magnitude * scale) with subnormal results flushed to 0, as far as casts to 8 bits can see."""
     m, e = split(magnitude)
     n, f = split(scale)
     return join(m * n, e + f)
@@ -88,9 +88,9 @@ def _rounded(q: Array, exponent: Array) -> Array:
     shift = jnp.clip(-126 - exponent, 0, 27).astype(jnp.uint32)
     lost = (q & ((np.uint32(1) << shift) - 1)) != 0
     q = (q >> shift) | lost.astype(jnp.uint32)
-    kept, rest = q >> 2, q & 3
-    kept = kept + ((rest == 3) | ((rest == 2) & (kept & 1 == 1))).astype(jnp.uint32)
-    bits = (jnp.clip(exponent + 126, 0, 254).astype(jnp.uint32) << 23) + kept
+    truncated, rest = q >> 2, q & 3
+    truncated = truncated + ((rest == 3) | ((rest == 2) & (truncated & 1 == 1))).astype(jnp.uint32)
+    bits = (jnp.clip(exponent + 126, 0, 254).astype(jnp.uint32) << 23) + truncated
     return jnp.where((exponent > 127) | (bits > INFINITY), INFINITY, bits)
 
 

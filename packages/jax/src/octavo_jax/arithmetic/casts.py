@@ -27,7 +27,7 @@ class _Fp8(NamedTuple):
 _FP8: dict[Format, _Fp8] = {"e4m3": _Fp8(3, 7, 0x7E), "e5m2": _Fp8(2, 15, 0x7B)}
 
 PAYLOAD_DTYPE: dict[Format, DTypeLike] = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2, "e2m1": jnp.uint8}
-"""What a payload of each format is stored in; E2M1 has one code a byte, in the low nibble."""
+"""What a payload of each format is stored in; E2M1 has one code per byte, in the low nibble."""
 
 NAN_CODE: dict[Format, int] = {"e4m3": 0x7F, "e5m2": 0x7F, "e2m1": 0x7}
 
@@ -121,9 +121,9 @@ def times(code: Array, of: Format, scale: Array) -> Array:
     # A subnormal result is rounded once, from the exact 28-bit product, in units of 2^-149.
     whole = significand * ((fp32.as_bits(m) & fp32.FRACTION) | fp32.SMALLEST_NORMAL)
     down = jnp.clip(-126 - exponent, 1, 31).astype(jnp.uint32)
-    kept, rest = whole >> down, whole & ((np.uint32(1) << down) - 1)
+    shifted, rest = whole >> down, whole & ((np.uint32(1) << down) - 1)
     half = np.uint32(1) << (down - 1)
-    tiny = kept + ((rest > half) | ((rest == half) & (kept & 1 == 1))).astype(jnp.uint32)
+    tiny = shifted + ((rest > half) | ((rest == half) & (shifted & 1 == 1))).astype(jnp.uint32)
     tiny = jnp.where(exponent < -126 - 31, np.uint32(0), tiny)
     result = jnp.where(biased >= 255, fp32.INFINITY, jnp.where(biased <= 0, tiny, normal))
     zero = significand == 0

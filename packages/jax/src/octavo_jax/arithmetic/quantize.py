@@ -131,20 +131,22 @@ def _per_group(bits: Array, rows: Rows, spec: QuantizerSpec, scale: Array | None
     if spec.scaling == "delayed":
         if scale is None:
             raise ValueError("scale is None and the scaling is 'delayed'; give the encode scale of each group, [G]")
-        made = scales.from_history(scale)
+        unit_scales = scales.from_history(scale)
     else:
-        made = scales.from_amax(span.of_group(group_amax(bits & fp32.MAGNITUDE, rows)), spec)
-    return Plane(_codes(bits, rows.from_groups(made.encode)[..., None], spec, None), made.stored, None)
+        unit_scales = scales.from_amax(span.of_group(group_amax(bits & fp32.MAGNITUDE, rows)), spec)
+    return Plane(_codes(bits, rows.from_groups(unit_scales.encode)[..., None], spec, None), unit_scales.stored, None)
 
 
 def _row_scaled(bits: Array, rows: Rows, spec: QuantizerSpec, direction: Direction, span: Span) -> Plane:
     magnitude = bits & fp32.MAGNITUDE
     if direction == "rowwise":
-        made = scales.from_amax(span.along_row(fp32.largest(magnitude, -1)), spec)
-        return Plane(_codes(bits, made.encode[..., None], spec, None), made.stored, None)
+        unit_scales = scales.from_amax(span.along_row(fp32.largest(magnitude, -1)), spec)
+        return Plane(_codes(bits, unit_scales.encode[..., None], spec, None), unit_scales.stored, None)
     panels = rows.panels(magnitude, _REDUCTION_ROWS)
-    made = scales.from_amax(span.along_column(rows.group_largest(fp32.largest(panels, 1), _REDUCTION_ROWS)), spec)
-    return Plane(_codes(bits, rows.from_groups(made.encode), spec, None), made.stored, None)
+    unit_scales = scales.from_amax(
+        span.along_column(rows.group_largest(fp32.largest(panels, 1), _REDUCTION_ROWS)), spec
+    )
+    return Plane(_codes(bits, rows.from_groups(unit_scales.encode), spec, None), unit_scales.stored, None)
 
 
 def _row_blocks(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, random: Random | None, span: Span) -> Plane:
@@ -154,11 +156,13 @@ def _row_blocks(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, random:
     second = None
     if spec.scaling == "nvfp4":
         group_encode, second = scales.second_level(span.of_group(group_amax(magnitude, rows)))
-        made = scales.nvfp4(amax, rows.from_groups(group_encode)[..., None])
+        unit_scales = scales.nvfp4(amax, rows.from_groups(group_encode)[..., None])
     else:
-        made = _fp32_scales(amax, spec)
+        unit_scales = _fp32_scales(amax, spec)
     drawn = None if random is None else random.row_data(rows, amax.shape[-1])[..., :columns]
-    return Plane(_codes(bits, _along_columns(made.encode, size, columns), spec, drawn), made.stored, second)
+    return Plane(
+        _codes(bits, _along_columns(unit_scales.encode, size, columns), spec, drawn), unit_scales.stored, second
+    )
 
 
 def _square_blocks(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, random: Random | None, span: Span) -> Plane:
@@ -169,12 +173,12 @@ def _square_blocks(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, rand
     second = None
     if spec.scaling == "nvfp4":
         group_encode, second = scales.second_level(span.of_group(group_amax(magnitude, rows)))
-        made = scales.nvfp4(amax, rows.blocks_from_groups(group_encode, size)[:, None])
+        unit_scales = scales.nvfp4(amax, rows.blocks_from_groups(group_encode, size)[:, None])
     else:
-        made = _fp32_scales(amax, spec)
-    encode = _along_columns(rows.from_blocks(made.encode, size), size, columns)
+        unit_scales = _fp32_scales(amax, spec)
+    encode = _along_columns(rows.from_blocks(unit_scales.encode, size), size, columns)
     drawn = None if random is None else random.row_data(rows, amax.shape[-1])[..., :columns]
-    return Plane(_codes(bits, encode, spec, drawn), rows.block_scales(made.stored), second)
+    return Plane(_codes(bits, encode, spec, drawn), rows.block_scales(unit_scales.stored), second)
 
 
 def _column_plane(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, random: Random | None, span: Span) -> Plane:
@@ -187,16 +191,16 @@ def _column_plane(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, rando
     if spec.scaling == "nvfp4":
         largest = rows.group_largest(fp32.largest(amax, -1), size)
         group_encode, second = scales.second_level(span.of_group(largest))
-        made = scales.nvfp4(amax, rows.blocks_from_groups(group_encode, size)[:, None])
+        unit_scales = scales.nvfp4(amax, rows.blocks_from_groups(group_encode, size)[:, None])
     else:
-        made = _fp32_scales(amax, spec)
+        unit_scales = _fp32_scales(amax, spec)
     drawn = None if random is None else random.column_data(rows, bits.shape[-1])
-    stored = rows.block_scales(made.stored)
+    stored = rows.block_scales(unit_scales.stored)
     if spec.hadamard:
-        payload = _codes(panels, made.encode[:, None], spec, drawn)
+        payload = _codes(panels, unit_scales.encode[:, None], spec, drawn)
         return Plane(payload.reshape(-1, bits.shape[-1]), stored, second)
     drawn = None if drawn is None else rows.unpanel(drawn, size)
-    return Plane(_codes(bits, rows.from_blocks(made.encode, size), spec, drawn), stored, second)
+    return Plane(_codes(bits, rows.from_blocks(unit_scales.encode, size), spec, drawn), stored, second)
 
 
 def quantize_plane(

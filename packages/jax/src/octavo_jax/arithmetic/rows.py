@@ -1,7 +1,7 @@
 """Which group and which block each row belongs to: ragged rows with traced sizes, or stacked matrices.
 
 Both kinds offer the same operations, so that a quantizer is written once. `lead` is [M] or [G, N]; "blocks" run
-along rows, restart at each group and stand packed in group order; P is their static number.
+along rows, restart at each group and are packed in group order; P is their static number.
 """
 
 from __future__ import annotations

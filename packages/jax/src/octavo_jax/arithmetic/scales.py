@@ -1,6 +1,6 @@
 """Scales from amax: fp32, E8M0 (MX) and NVFP4's two levels. `docs/numerics` states each rule.
 
-An amax is magnitude bits (uint32); infinity or NaN poisons: the scales made from it are NaN.
+An amax is magnitude bits (uint32); infinity or NaN poisons: its scales are NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from octavo_jax.arithmetic.barrier import barrier
 
 
 class Scales(NamedTuple):
-    """Of one plane, one entry a scaling unit.
+    """Of one plane, one entry per scaling unit.
 
     encode   fp32 bits of the factor that elements are multiplied with, NaN where the unit is poisoned
     stored   decode scales as they are stored: float32, uint8 (E8M0) or float8_e4m3fn
@@ -54,7 +54,7 @@ def from_amax(amax: Array, spec: QuantizerSpec) -> Scales:
 
 
 def from_history(scale: Array) -> Scales:
-    """Delayed scaling: the encode scale is given."""
+    """Delayed scaling, whose encode scales come from the history."""
     encode = fp32.as_bits(scale.astype(jnp.float32))
     return _settled(encode, _decode(encode))
 
@@ -84,8 +84,8 @@ def nvfp4(amax: Array, group_encode: Array) -> Scales:
     """Block scales under the group's S: d = e4m3(amax * S / 6), encode = 1 / (d / S); `group_encode` broadcasts."""
     sixth = fp32.constant(float(np.float32(1) / np.float32(6)))
     poisoned = group_encode > fp32.INFINITY
-    wanted = fp32.multiply(amax, fp32.multiply(group_encode, jnp.asarray(sixth)))
-    code = casts.nearest(jnp.minimum(wanted, fp32.LARGEST), "e4m3")
+    exact = fp32.multiply(amax, fp32.multiply(group_encode, jnp.asarray(sixth)))
+    code = casts.nearest(jnp.minimum(exact, fp32.LARGEST), "e4m3")
     decode = fp32.multiply(casts.magnitude_bits(code, "e4m3"), fp32.divide(fp32.ONE, group_encode))
     encode = jnp.minimum(fp32.divide(fp32.ONE, decode), fp32.LARGEST)
     encode = jnp.where(poisoned, fp32.NAN, encode)

@@ -1,4 +1,4 @@
-"""Which axes a layer contracts: how its kernel lies, and what the result's axes are."""
+"""Which axes a layer contracts: the order of its kernel's axes, and the axes of the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GROUPED: dict[int, Weight] = {1: "kn", 2: "nk"}
 
 
 def grouped_weight(contracting_dims: ContractingDims, x_rank: int) -> Weight:
-    """How the kernel of a grouped layer lies: "kn" as [G, K, N], "nk" as [G, N, K].
+    """The order of axes of a grouped layer's kernel: "kn" as [G, K, N], "nk" as [G, N, K].
 
     contracting_dims   the last axis of x, and axis 1 or 2 of the kernel, as `jax.lax.dot_general` takes them; negative
                        ones count from the end
@@ -33,7 +33,7 @@ def grouped_weight(contracting_dims: ContractingDims, x_rank: int) -> Weight:
 class DenseAxes(NamedTuple):
     """Axes of a layer of one matrix.
 
-    weight      how it lies, seen as [1, K, N] ("kn") or [1, N, K] ("nk")
+    weight      the kernel's order of axes, seen as [1, K, N] ("kn") or [1, N, K] ("nk")
     rows        axes of x that stay, the result's first ones
     columns     axes of the kernel that stay, the result's last ones
     k           product of the contracted sizes
@@ -82,11 +82,11 @@ def dense_axes(
         if several > 1 and axis < len(whole):
             whole[axis] *= several
     kernel_shape = tuple(whole)
-    found = kernel_shape[:count] if kernel_axes == first else kernel_shape[-count:]
-    if contracted != found:
+    kernel_contracted = kernel_shape[:count] if kernel_axes == first else kernel_shape[-count:]
+    if contracted != kernel_contracted:
         raise ValueError(
             f"x {list(x_shape)} has {list(contracted)} in the contracted axes and kernel {list(kernel_shape)} has "
-            f"{list(found)}; with contracting_dims {contracting_dims!r} they are equal"
+            f"{list(kernel_contracted)}; with contracting_dims {contracting_dims!r} they are equal"
         )
     columns = kernel_shape[count:] if kernel_axes == first else kernel_shape[:-count]
     weight: Weight = "kn" if kernel_axes == first else "nk"

@@ -34,13 +34,13 @@ def as_group_sizes(group_sizes: GroupSizes, rows: int, blocks: tuple[int, ...] =
         ):
             raise ValueError(
                 f"group_sizes has shape {list(group_sizes.shape)} and dtype {group_sizes.dtype}; "
-                "it is one integer a group, shape [G]"
+                "it is one integer per group, shape [G]"
             )
         return widened(group_sizes)
     host = np.asarray(group_sizes)
     if host.shape[:-1] != blocks or host.ndim == 0 or not np.issubdtype(host.dtype, np.integer):
         raise ValueError(
-            f"group_sizes has shape {list(host.shape)} and dtype {host.dtype}; it is one integer a group, shape [G]"
+            f"group_sizes has shape {list(host.shape)} and dtype {host.dtype}; it is one integer per group, shape [G]"
         )
     for sizes in host.reshape(-1, host.shape[-1]):
         check_group_sizes(sizes.tolist(), rows)

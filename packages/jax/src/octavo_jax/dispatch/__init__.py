@@ -1,1 +1,1 @@
-"""Plans of the registry, made at trace time."""
+"""Plans of the registry, which are chosen when a program is traced."""

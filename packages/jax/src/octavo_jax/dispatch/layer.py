@@ -15,8 +15,8 @@ from octavo import HighPrecision, Recipe
 from octavo.formats import DType
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
-from octavo_jax.dispatch.devices import Device, device_of
-from octavo_jax.dispatch.memo import Identities, Memo
+from octavo_jax.dispatch.device import DeviceKind, device_of
+from octavo_jax.memo import Identities, Memo
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import GemmRequest, LayerPlan, Weight
 
@@ -24,7 +24,7 @@ HIGH_PRECISION = HighPrecision()
 
 
 class LayerOptions(NamedTuple):
-    """What a caller says of a layer beside its arrays; hashable.
+    """The arguments of a layer that are not arrays; hashable.
 
     preferred_element_type   dtype of y; None: the recipe's output_dtype, else x's
     checkpoint_name          of quantized operands; None names nothing
@@ -66,7 +66,7 @@ class LayerRequest(NamedTuple):
     kernel_dtype: Any
     shape: tuple[int, ...]
     weight: Weight
-    device: Device
+    device: DeviceKind
     training: bool
     placement: Placement | None
 

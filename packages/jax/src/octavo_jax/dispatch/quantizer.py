@@ -13,8 +13,8 @@ from octavo import QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
-from octavo_jax.dispatch.devices import device_of
-from octavo_jax.dispatch.memo import Memo
+from octavo_jax.dispatch.device import device_of
+from octavo_jax.memo import Memo
 from octavo_registry import DequantizeRequest, Plan, QuantizePlan, QuantizeRequest
 
 _plans: Memo[QuantizePlan] = Memo()

@@ -60,7 +60,7 @@ _activate.defvjp(_forward, _backward)
 
 
 def check_activation(activation: Activation) -> Activation:
-    """`activation`; ValueError for a name that is none."""
+    """`activation`; ValueError for an unknown name."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}; it is one of {', '.join(ACTIVATIONS)}")
     return activation
@@ -79,7 +79,7 @@ def check_probs(probs: Array | None, shape: tuple[int, ...]) -> None:
     """ValueError unless probs is None or float32 of this shape."""
     if probs is not None and (probs.shape != shape or probs.dtype != jnp.float32):
         raise ValueError(
-            f"probs has shape {list(probs.shape)} and dtype {probs.dtype}; give one float32 a row, {list(shape)}"
+            f"probs has shape {list(probs.shape)} and dtype {probs.dtype}; give one float32 per row, {list(shape)}"
         )
 
 

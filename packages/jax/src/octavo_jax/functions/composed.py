@@ -16,7 +16,7 @@ from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import one_group
 from octavo_jax.functions.activations import octavo_activation, octavo_activation_gradient
 from octavo_jax.functions.norms import NormSpec, octavo_normalization
-from octavo_jax.scaling.delayed import amax_of
+from octavo_jax.scaling.delayed_state import amax_of
 from octavo_registry.contract.cards import Activation, Norm
 from octavo_registry.contract.fused import BoundActQuantize, BoundDactQuantize, BoundNormQuantize, Wanted
 from octavo_registry.contract.quantize import BoundQuantize, Quantize, QuantizeWithAmax
@@ -24,11 +24,11 @@ from octavo_registry.contract.request import FusedRequest, NormRequest
 
 
 class Extras(NamedTuple):
-    """What a fused function makes beside codes and scales; None where it was not asked for.
+    """What a fused function returns beside codes and scales; None where it does not apply.
 
     activated     what was quantized, in the input's dtype
     amax          [G] float32: max |.| of it, NaN winning
-    dequantized   bf16: row codes times their scales
+    dequantized   [M, C] bfloat16: row codes times their scales, where it was wanted and the backend has it
     dbias         [G, C] float32: its column sums, in a fixed order
     mean, rstd    [M] float32 statistics of a normalization; RMSNorm has no mean
     dprobs        [M] float32: the gradient of probs, where the backend makes it

@@ -26,8 +26,8 @@ class NormSpec(NamedTuple):
 def octavo_normalization(x: Array, gamma: Array, beta: Array | None, *, spec: NormSpec) -> Normalized:
     """The normalized rows, rounded once to x's dtype, and their statistics."""
     (x,) = barrier(x)
-    made = normalized(x, gamma, beta, spec.norm, spec.epsilon)
-    return made._replace(y=barrier(made.y)[0])
+    result = normalized(x, gamma, beta, spec.norm, spec.epsilon)
+    return result._replace(y=barrier(result.y)[0])
 
 
 @jax.jit
@@ -52,13 +52,13 @@ def _normalize(x: Array, gamma: Array, beta: Array | None, spec: NormSpec) -> Ar
 
 
 def _forward(x: Array, gamma: Array, beta: Array | None, spec: NormSpec) -> tuple[Array, _Saved]:
-    made = octavo_normalization(x, gamma, beta, spec=spec)
-    return made.y, _Saved(x, gamma, beta, made.mean, made.rstd)
+    result = octavo_normalization(x, gamma, beta, spec=spec)
+    return result.y, _Saved(x, gamma, beta, result.mean, result.rstd)
 
 
 def _backward(spec: NormSpec, saved: _Saved, dy: Array) -> tuple[Array, Array, Array | None]:
-    made = octavo_normalization_gradient(dy, saved.x, saved.gamma, saved.mean, saved.rstd)
-    return made.dx, made.dgamma, None if saved.beta is None else made.dbeta
+    result = octavo_normalization_gradient(dy, saved.x, saved.gamma, saved.mean, saved.rstd)
+    return result.dx, result.dgamma, None if saved.beta is None else result.dbeta
 
 
 _normalize.defvjp(_forward, _backward)
@@ -72,10 +72,10 @@ def check_norm(norm: Norm, epsilon: float, x: Array, gamma: Array, beta: Array |
         raise ValueError(f"epsilon is {epsilon!r}; it must be more than 0, or a row of zeros has no rstd")
     if beta is not None and norm == "rms":
         raise ValueError("beta was given and norm is 'rms', which has none; leave it out or use 'layer'")
-    for name, given in (("gamma", gamma), ("beta", beta)):
-        if given is not None and (given.shape != x.shape[-1:] or given.dtype != x.dtype):
+    for name, array in (("gamma", gamma), ("beta", beta)):
+        if array is not None and (array.shape != x.shape[-1:] or array.dtype != x.dtype):
             raise ValueError(
-                f"{name} has shape {list(given.shape)} and dtype {given.dtype}; x {list(x.shape)} needs "
+                f"{name} has shape {list(array.shape)} and dtype {array.dtype}; x {list(x.shape)} needs "
                 f"[{x.shape[-1]}] in its own dtype, {x.dtype}"
             )
     return NormSpec(norm, float(epsilon))

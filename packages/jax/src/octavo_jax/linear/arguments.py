@@ -13,7 +13,7 @@ from jax import Array
 from octavo import Recipe
 from octavo_jax.linear.operands import Context
 from octavo_jax.quantizers.functional import check_group_offset
-from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import Weight
@@ -53,7 +53,7 @@ def check_operands(
 
 
 def check_sizes_fit(group_sizes: Array, groups: int, placement: Placement | None = None) -> None:
-    """ValueError unless there is one size a matrix; of each expert block, where there are such."""
+    """ValueError unless there is one size per matrix, or per matrix of each expert block."""
     if placement is not None and "e" in placement.block_letters:
         experts, here = placement.count("e"), group_sizes.shape[-1]
         if experts * here != groups:
@@ -63,7 +63,7 @@ def check_sizes_fit(group_sizes: Array, groups: int, placement: Placement | None
             )
     elif group_sizes.shape[-1] != groups:
         raise ValueError(
-            f"group_sizes has {group_sizes.shape[-1]} entries and kernel {groups} matrices; give one a matrix"
+            f"group_sizes has {group_sizes.shape[-1]} entries and kernel {groups} matrices; give one per matrix"
         )
 
 
@@ -99,10 +99,10 @@ def _offset(group_offset: int | Array, groups: int) -> Array | np.uint32:
     if isinstance(group_offset, jax.Array):
         if group_offset.ndim == 0 and jnp.issubdtype(group_offset.dtype, jnp.integer):
             return group_offset.astype(jnp.uint32)
-        given = f"an array of shape {list(group_offset.shape)} and dtype {group_offset.dtype}"
+        description = f"an array of shape {list(group_offset.shape)} and dtype {group_offset.dtype}"
     else:
         try:
             return np.uint32(check_group_offset(operator.index(group_offset), groups))
         except TypeError:
-            given = repr(group_offset)
-    raise ValueError(f"group_offset is {given}; it is the number of the first group, one integer")
+            description = repr(group_offset)
+    raise ValueError(f"group_offset is {description}; it is the number of the first group, one integer")

@@ -14,7 +14,7 @@ from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
 from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.quantizers.derivatives import in_reverse
-from octavo_jax.scaling.delayed import DelayedState, merged
+from octavo_jax.scaling.delayed_state import DelayedState, merged
 
 
 @jax.tree_util.register_dataclass

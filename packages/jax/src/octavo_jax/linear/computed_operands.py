@@ -19,7 +19,7 @@ from octavo_jax.linear.operands import Context, GemmOperand, named, quantize_ope
 from octavo_jax.linear.products import bias_gradient
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
-from octavo_jax.scaling.delayed import ScalingHistory, amax_of, record_amax
+from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, record_amax
 from octavo_jax.sharding.fused_quantizers import FusedInputs, fused_rows
 from octavo_jax.sharding.placement import Letter
 from octavo_registry import QuantizePlan
@@ -100,7 +100,7 @@ def _quantized(
 
 
 def _is_cut(layer: Layer, letter: Letter) -> bool:
-    """Whether features lie on several shards: then nothing is fused, and quantizers see to their scales."""
+    """Whether features are cut over several shards: then nothing is fused, and quantizers see to their scales."""
     return layer.placement is not None and layer.placement.cuts(letter)
 
 
@@ -120,7 +120,7 @@ def normalized_operand(
     fused = _FusedQuantizer(run, layer.plan.quantize_x, layer, "x")
     operand, extras = _quantized(fused, FusedInputs(arrays[:1], arrays[1:]), context, history, statistics)
     assert extras.rstd is not None
-    # Computed again, statistics would quantize again, although a policy saved the planes; they are 4 bytes a row.
+    # Computed again, statistics would quantize again, although a policy saved the planes; they are 4 bytes per row.
     mean = None if extras.mean is None else never_recomputed(extras.mean)
     return operand, NormSaved(*arrays, mean, never_recomputed(extras.rstd))
 

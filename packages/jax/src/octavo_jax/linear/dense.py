@@ -16,7 +16,7 @@ from octavo_jax.dispatch.layer import LayerOptions
 from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.autograd import run_layer
 from octavo_jax.linear.dense_arguments import dense_operands
-from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.dense import out_of_blocks
 from octavo_jax.sharding.manual import summed_result
@@ -40,7 +40,7 @@ def dense(
     """x times one kernel, plus bias: `octavo_jax.grouped_dense` of a single group, with the same bits and names.
 
     x                  [..., *K] bf16, fp16 or fp32
-    kernel             [*K, *N], or [*N, *K] with its last axes contracted; read as it lies in memory
+    kernel             [*K, *N], or [*N, *K] with its last axes contracted; neither is transposed in memory
     contracting_dims   axes of x and of the kernel, as `jax.lax.dot_general` has them: the last ones of x with the first
                        or the last ones of the kernel, in one order; negative ones count from the end
     bias               [*N]

@@ -11,7 +11,7 @@ from jax import Array
 from octavo_jax.arrays.axes import ContractingDims, DenseAxes, dense_axes
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.linear.arguments import as_array, check_state
-from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.conflicts import check_shards
 from octavo_jax.sharding.dense import (

@@ -17,7 +17,7 @@ from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions, layer_for
 from octavo_jax.linear.arguments import as_array, check_operands, check_sizes_fit, check_state, context_of
 from octavo_jax.linear.autograd import run_layer
-from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.conflicts import check_shards, check_unnamed
 from octavo_jax.sharding.explicit import placed_layer
@@ -45,9 +45,9 @@ def grouped_dense(
 ) -> Any:
     """y[r] = x[r] @ kernel[g] + bias[g] for every row r of group g.
 
-    x                        [M, K] bf16, fp16 or fp32; rows of one group stand together, in group order. [*B, M, K]
+    x                        [M, K] bf16, fp16 or fp32; rows are sorted by group. [*B, M, K]
                              counts as [prod(B) * M, K], and y has the axes back; unless the sizes have them, too
-    kernel                   [G, K, N], or [G, N, K] with contracting_dims=((-1,), (2,)); read as it lies in memory
+    kernel                   [G, K, N], or [G, N, K] with contracting_dims=((-1,), (2,)); not transposed in memory
     group_sizes              [G] integers on the host (checked) or a jax.Array (clamped, never read back); sum <= M.
                              [*B, G]: of blocks of rows, each with a tail of its own; the kernel is [E * G, K, N] then
     recipe                   None: HighPrecision
@@ -74,8 +74,8 @@ def grouped_dense(
 
     With `sharding`, B is sharded by ep and by dp and fsdp, the kernel by ep, fsdp and tp. Tokens stay where they are:
     shards of the kernel are quantized and the plane that a GEMM reads is gathered; the kernel's gradient is scattered
-    over fsdp and summed over dp. Inside shard_map, roles of axes that it is manual over tell how the local arrays
-    belong together.
+    over fsdp and summed over dp. Inside shard_map, the roles of its manual axes say how the local arrays belong
+    together.
 
     Reverse-mode differentiable once in x, kernel and bias; JAX refuses jvp of it. Gradients have the dtypes of their
     arguments. A GEMM whose slot is high precision multiplies operands of one dtype, x's and the kernel's, or fp32 where

@@ -12,12 +12,12 @@ from jax import Array
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.fused import Run, norm_run
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.dispatch.memo import Identities, Memo
 from octavo_jax.functions.norms import NormSpec, octavo_normalization
 from octavo_jax.linear.computed_operands import ComputedOperand, NormSaved, normalized_operand, wgrad_x_if_quantized
 from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight
 from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
-from octavo_jax.scaling.delayed import DelayedState, merged
+from octavo_jax.memo import Identities, Memo
+from octavo_jax.scaling.delayed_state import DelayedState, merged
 
 
 @dataclass(frozen=True, eq=False)

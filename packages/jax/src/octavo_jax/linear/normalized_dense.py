@@ -1,7 +1,7 @@
 """layernorm_dense: a normalization and a linear layer as one differentiable function, its quantizer fused.
 
-What is kept for the backward pass, in bytes an element, for a recipe of one byte codes (bf16 arrays; scales aside): x
-itself 2, the normalized operand's column plane 1, one plane of the kernel 1, and rstd (and mean) 4 a row. Where the
+What the backward pass keeps, in bytes per element, for a recipe of one-byte codes (bf16 arrays; scales aside): x
+itself 2, the normalized operand's column plane 1, one plane of the kernel 1, and rstd (and mean) 4 per row. Where the
 wgrad slot is high precision, the normalized operand is computed again from x.
 """
 
@@ -23,7 +23,7 @@ from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.dense_arguments import dense_operands
 from octavo_jax.linear.normalized_autograd import Arrays, norm_layer, octavo_layernorm_dense
 from octavo_jax.quantizers.derivatives import in_reverse
-from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.dense import out_of_blocks
 from octavo_registry.contract.cards import Norm
@@ -79,10 +79,12 @@ def layernorm_dense(
     context = context_of(recipe, operands.group_sizes, seed, 0)
     arrays = Arrays(operands.x, gamma, beta, operands.kernel, operands.bias)
     of = norm_layer(operands.layer, spec)
-    made = in_reverse("layernorm_dense", octavo_layernorm_dense, of, arrays, operands.state, context, return_normalized)
-    results = [out_of_blocks(placement, made.y, axes)]
-    if made.normalized is not None:
-        results.append(out_of_blocks(placement, made.normalized, axes, "i"))
-    if made.state is not None:
-        results.append(made.state)
+    outputs = in_reverse(
+        "layernorm_dense", octavo_layernorm_dense, of, arrays, operands.state, context, return_normalized
+    )
+    results = [out_of_blocks(placement, outputs.y, axes)]
+    if outputs.normalized is not None:
+        results.append(out_of_blocks(placement, outputs.normalized, axes, "i"))
+    if outputs.state is not None:
+        results.append(outputs.state)
     return results[0] if len(results) == 1 else tuple(results)

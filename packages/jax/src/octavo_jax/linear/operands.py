@@ -19,7 +19,7 @@ from octavo_jax.dispatch.quantizer import in_plain_layouts
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.checkpoint_names import name_planes
 from octavo_jax.remat.never_recomputed import never_recomputed
-from octavo_jax.scaling.delayed import ScalingHistory, amax_of, record_amax
+from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, record_amax
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
 from octavo_jax.sharding.quantizers import quantize_kernel, quantize_rows
 from octavo_registry import QuantizePlan

@@ -38,7 +38,7 @@ class QuantizedModule(nn.Module, kw_only=True):
     quantization_checkpoint_name   of everything quantized that the backward pass reads, for `octavo_jax.policies`;
                                    None: no name
     sharding                       which mesh axes play which part, an `octavo_jax.MeshAxes`; None: one device.
-                                   Parameters lie where their logical axes and the rules put them: where it says
+                                   Logical axes and the rules must place the parameters where it says
     backend                        a name or a closed list of names
     """
 
@@ -53,8 +53,8 @@ class QuantizedModule(nn.Module, kw_only=True):
     def _parameter(self, name: str, init: Initializer, shape: tuple[int, ...], axes: Axes) -> Array:
         if axes:
             init = nn.with_logical_partitioning(init, axes)
-        made: Array = self.param(name, init, shape, self.param_dtype)
-        return made
+        parameter: Array = self.param(name, init, shape, self.param_dtype)
+        return parameter
 
     @nn.nowrap
     def _norm_parameters(self, x: Array, norm: Norm, init: Initializer, axes: Axes) -> tuple[Array, Array | None]:
@@ -93,6 +93,6 @@ class QuantizedModule(nn.Module, kw_only=True):
 def update_state(collection: Any, recipe: DelayedScaling, *, axis_name: str | tuple[str, ...] = ()) -> Any:
     """The collection at the end of a step: `octavo_jax.update_delayed` of every state, stacked ones layer by layer.
 
-    Apply it once a step to the collection's gradient, after the last microbatch's has overwritten the others.
+    Apply it once per step to the collection's gradient, after the last microbatch's has overwritten the others.
     """
     return update_states(collection, recipe, axis_name=axis_name)

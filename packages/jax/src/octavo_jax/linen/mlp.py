@@ -47,8 +47,8 @@ class MLPModule(QuantizedModule, kw_only=True):
         if self.use_bias:
             bi = self._parameter("wi_bias", self.bias_init, (*groups, columns), self.wi_bias_axes)
             bo = self._parameter("wo_bias", self.bias_init, (*groups, n), self.wo_bias_axes)
-        made: tuple[Array, Array, Array | None, Array | None] = cast(self.dtype, wi, wo, bi, bo)
-        return made
+        parameters: tuple[Array, Array, Array | None, Array | None] = cast(self.dtype, wi, wo, bi, bo)
+        return parameters
 
 
 class GroupedMLP(MLPModule, kw_only=True):

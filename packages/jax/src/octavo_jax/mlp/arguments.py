@@ -12,7 +12,7 @@ from octavo_jax.functions.activations import features
 from octavo_jax.linear.arguments import check_state
 from octavo_jax.mlp.autograd import Arrays
 from octavo_jax.mlp.plan import Placements
-from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.explicit import explicit_axes, placed, placed_state
 from octavo_jax.sharding.placement import Letter, Placement
@@ -98,7 +98,7 @@ def placed_mlp(
     if first is None or second is None or not explicit_axes(first.mesh):
         return a, states, group_sizes
     per_row = specs.spec_of(first, (*first.block_letters, "m"))
-    wanted = {
+    targets = {
         "x": specs.rows(first, "i"),
         "wi": specs.kernel(first, "kn"),
         "wo": specs.kernel(second, "kn"),
@@ -106,15 +106,15 @@ def placed_mlp(
         "bo": specs.groups(second, columns="o"),
         "probs": per_row,
     }
-    made = {
+    placed_arrays = {
         name: placed(first.mesh, name, array, spec, tokens=name in ("x", "probs"))
-        for name, spec in wanted.items()
+        for name, spec in targets.items()
         if (array := getattr(a, name)) is not None
     }
     if states is not None:
         states = placed_state(first, "state[0]", states[0]), placed_state(second, "state[1]", states[1])
     sizes = placed(first.mesh, "group_sizes", group_sizes, specs.sizes(first))
-    return a._replace(**made), states, sizes
+    return a._replace(**placed_arrays), states, sizes
 
 
 def check_states(recipe: Recipe | None, state: Any, groups: int) -> None:

@@ -28,7 +28,7 @@ from octavo_jax.linear.computed_operands import (
 from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
 from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.mlp.plan import Mlp
-from octavo_jax.scaling.delayed import DelayedState, ScalingHistory, merged
+from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory, merged
 from octavo_jax.scaling.seeds import second_stream
 
 States = tuple[DelayedState, DelayedState] | None
@@ -133,15 +133,15 @@ def _differentiated(
     mlp: Mlp, arrays: Arrays, states: States, context: Context
 ) -> tuple[tuple[Array, States], Residuals]:
     mlp = mlp.trained()
-    result, made = _forward(mlp, arrays, states, context)
+    result, passed = _forward(mlp, arrays, states, context)
     return result, Residuals(
         mlp,
-        made.norm,
-        wgrad_x(mlp.fc1, *made.x1[:2]) if made.norm is None else wgrad_x_if_quantized(mlp.fc1, made.x1),
-        dgrad_weight(mlp.fc1, arrays.wi, made.w1),
-        made.y1,
-        wgrad_x_if_quantized(mlp.fc2, made.x2),
-        dgrad_weight(mlp.fc2, arrays.wo, made.w2),
+        passed.norm,
+        wgrad_x(mlp.fc1, *passed.x1[:2]) if passed.norm is None else wgrad_x_if_quantized(mlp.fc1, passed.x1),
+        dgrad_weight(mlp.fc1, arrays.wi, passed.w1),
+        passed.y1,
+        wgrad_x_if_quantized(mlp.fc2, passed.x2),
+        dgrad_weight(mlp.fc2, arrays.wo, passed.w2),
         arrays.bi,
         arrays.bo,
         arrays.probs,

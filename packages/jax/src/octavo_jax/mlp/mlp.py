@@ -1,6 +1,6 @@
 """grouped_mlp and layernorm_mlp: fc1, activation, fc2 as one differentiable function, with fused quantizers.
 
-What is kept for the backward pass, in bytes an element, for a recipe of one byte codes (bf16 arrays; scales aside):
+What the backward pass keeps, in bytes per element, for a recipe of one-byte codes (bf16 arrays; scales aside):
 
     x (K)          1: the column plane of what fc1 multiplied; with a normalization also x itself, 2, and rstd, mean
     kernels        1 each: one plane
@@ -35,7 +35,7 @@ from octavo_jax.mlp.arguments import check_mlp_operands, check_states, mlp_place
 from octavo_jax.mlp.autograd import Arrays, octavo_mlp
 from octavo_jax.mlp.plan import OutputNames, mlp_for
 from octavo_jax.quantizers.derivatives import in_reverse
-from octavo_jax.scaling.delayed import DelayedState
+from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.conflicts import check_shards, check_unnamed
 from octavo_jax.sharding.dense import as_row, as_stack, in_blocks, matrix_placement, one_group_each, out_of_blocks
@@ -166,7 +166,7 @@ def layernorm_mlp(
     x, wi, wo = as_array(x), as_array(wi), as_array(wo)
     name = check_activation(activation)
     if wi.ndim != 2:
-        raise ValueError(f"wi has shape {list(wi.shape)}; it is [K, C], grouped_mlp takes one matrix a group")
+        raise ValueError(f"wi has shape {list(wi.shape)}; it is [K, C], grouped_mlp takes one matrix per group")
     placements = mlp_placements(matrix_placement("layernorm_mlp", sharding, x, wi), name)
     check_mlp_operands(x, wi, wo, bi, bo, name, placements)
     spec = check_norm(norm, epsilon, x, gamma, beta)

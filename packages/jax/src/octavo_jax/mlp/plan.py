@@ -8,8 +8,8 @@ from jax import Array
 
 from octavo_jax.dispatch.fused import Run, activation_run, gradient_run, norm_run
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
-from octavo_jax.dispatch.memo import Identities, Memo
 from octavo_jax.functions.norms import NormSpec
+from octavo_jax.memo import Identities, Memo
 from octavo_jax.sharding.placement import Placement
 from octavo_registry.contract.cards import Activation
 

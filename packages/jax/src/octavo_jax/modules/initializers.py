@@ -24,7 +24,7 @@ def flattened(init: Initializer, inputs: int) -> Initializer:
     """`init` of a kernel [*in, *out] as it is of [K, N]: its first `inputs` axes are K together, and so its fan-in."""
 
     def wrapped(key: Array, shape: Sequence[int], dtype: DTypeLike) -> Any:
-        made = init(key, (math.prod(shape[:inputs]), math.prod(shape[inputs:])), dtype)
-        return jax.tree.map(lambda kernel: kernel.reshape(tuple(shape)), made)  # a box of Flax's is a tree, too
+        kernel_tree = init(key, (math.prod(shape[:inputs]), math.prod(shape[inputs:])), dtype)
+        return jax.tree.map(lambda kernel: kernel.reshape(tuple(shape)), kernel_tree)  # a box of Flax's is a tree, too
 
     return wrapped

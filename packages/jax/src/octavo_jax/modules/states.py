@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from octavo import DelayedScaling, Recipe
-from octavo_jax.scaling.delayed import DelayedState, init_delayed, update_delayed
+from octavo_jax.scaling.delayed_state import DelayedState, init_delayed, update_delayed
 
 State = DelayedState | tuple[DelayedState, ...]
 """Of one layer, or of the layers of an MLP in their order."""

@@ -1,4 +1,4 @@
-"""The row where each choice of a router stands: static shapes, nothing is dropped unless it is asked for."""
+"""The row of each choice of a router: static shapes, nothing is dropped unless it is asked for."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Routing:
     """T tokens with k choices each among E experts, as R rows that are sorted by expert. R is T * k, or fewer if asked.
 
     group_sizes     [E] int32, rows of each expert. Their sum is T * k, less the choices that are left out
-    order           [R] int32, the choice t * k + j that stands in each row. Within an expert rows are in the order of
-                    their choices; those that are left out stand past the sum
+    order           [R] int32, the choice t * k + j of each row. Within an expert rows are in the order of
+                    their choices; those that are left out are past the sum
     position        [T, k] int32, the row of each choice: the inverse of `order`. A choice that is left out has one
                     past the sum of the sizes, which may be R or more
     weights         [T, k] float32, what `combine` multiplies by; 0 where a choice is left out
-    probabilities   [T, E] float32, the router's softmax, or None where `arrange` made this; 0 for tokens left out
+    probabilities   [T, E] float32, the router's softmax, or None from `arrange`; 0 for tokens left out
     """
 
     group_sizes: Array
@@ -46,11 +46,11 @@ def arrange(
     rows: int | None = None,
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
 ) -> Routing:
-    """The rows of choices that another router made.
+    """The rows of the choices of another router.
 
     experts   [T, k] integers. A number outside 0 to num_experts - 1 leaves that choice out, as `mask` does a token's
     weights   [T, k] floats
-    rows      R; None: T * k. Choices that would stand past it are left out: the last ones of the highest experts
+    rows      R; None: T * k. Choices that would be past it are left out: the last ones of the highest experts
     mask, checkpoint_name   as `route`'s
 
     Raises ValueError for shapes or dtypes that do not fit.
@@ -62,12 +62,12 @@ def arrange(
     if weights.shape != experts.shape or not jnp.issubdtype(weights.dtype, jnp.floating):
         raise ValueError(
             f"weights has shape {list(weights.shape)} and dtype {weights.dtype}; give floats {list(experts.shape)}, "
-            "one a choice"
+            "one per choice"
         )
     if num_experts < 1:
         raise ValueError(f"num_experts is {num_experts}; give one or more")
     if rows is not None and rows < 1:
-        raise ValueError(f"rows is {rows}; give one or more, or None for one a choice")
+        raise ValueError(f"rows is {rows}; give one or more, or None for one per choice")
     check_mask(mask, experts.shape[0])
     experts = named(widened(experts), checkpoint_name)
     if mask is not None:

@@ -1,7 +1,7 @@
 """Every token to every device that shares the experts, and the experts' sums back: dense, static, nothing is dropped.
 
-Of what may happen to T tokens a device, this sends the least that no routing can exceed: a token once to each other
-device, not once a choice. `ragged` sends what the routing asks for.
+For T tokens per device this sends the least that suffices for every routing: each token once to each other device, not
+once per choice. `ragged` sends what the routing asks for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WAYS: tuple[Way, ...] = ("gather", "ragged")
 class Exchange:
     """How tokens reach the experts of other devices, and come back.
 
-    way       "gather": every token goes to every device of the expert axis, and each device returns one partial sum a
+    way       "gather": every token goes to every device of the expert axis, and each device returns one partial sum per
               token; static, on every platform. "ragged": each choice goes where its expert is, by
               `jax.lax.ragged_all_to_all`, which GPUs have and XLA:CPU lacks. None: "ragged" on GPUs where a token has
               fewer choices than the axis has devices, because it then moves less; else "gather"

@@ -1,7 +1,7 @@
 """Experts that are spread over the devices of mesh axes: what each device runs, inside a manual region.
 
-With T tokens a device, D devices and G experts on each, device d holds the experts d * G to d * G + G - 1. Rows of an
-expert stand in the order of the devices and, within one, of their tokens: as on one device that holds all tokens. So
+With T tokens per device, D devices and G experts on each, device d holds the experts d * G to d * G + G - 1. Rows of an
+expert are in the order of the devices and, within one, of their tokens: as on one device that holds all tokens. So
 what is quantized of them is the same to the bit.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from octavo_jax.dispatch.devices import device_of
+from octavo_jax.dispatch.device import device_of
 from octavo_jax.mlp.mlp import States
 from octavo_jax.moe.arrangement import arrange, arranged
 from octavo_jax.moe.exchange import Exchange, Journey, Way, everywhere, home

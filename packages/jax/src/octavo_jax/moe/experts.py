@@ -73,9 +73,9 @@ def routed_mlp(
 
 
 def check_experts(x: Array, weights_on: WeightsOn, bo: Array | None) -> None:
-    """ValueError unless x is [T, K] and the weights can stand where they are asked for."""
+    """ValueError unless x is [T, K] and the weights can be applied where the caller wants them."""
     if x.ndim != 2:
-        raise ValueError(f"x has shape {list(x.shape)}; it is [T, K], one row a token, with leading axes flattened")
+        raise ValueError(f"x has shape {list(x.shape)}; it is [T, K], one row per token, with leading axes flattened")
     if weights_on not in ("output", "activation"):
         raise ValueError(f"weights_on is {weights_on!r}; it is 'output' or 'activation'")
     if bo is not None and weights_on != "output":

@@ -19,13 +19,13 @@ def permute(x: Array, routing: Routing) -> Array:
     Rows past the sum of the sizes hold tokens that are left out; grouped layers do not read them. The gradient of a
     token is the sum over its choices in float32, rounded once; rows past the sum are not read.
     """
-    _check_first(x, routing.position.shape[0], "x", "one row a token")
+    _check_first(x, routing.position.shape[0], "x", "one row per token")
     rows: Array = _permuted(x, routing.order, routing.position, jnp.sum(routing.group_sizes))
     return rows
 
 
 def row_weights(routing: Routing) -> Array:
-    """[R] float32, the weight of the choice that stands in each row: `probs` of `octavo_jax.grouped_mlp`."""
+    """[R] float32, the weight of the choice in each row: `probs` of `octavo_jax.grouped_mlp`."""
     weights: Array = _ordered(routing.weights, routing.order, routing.position, jnp.sum(routing.group_sizes))
     return weights
 

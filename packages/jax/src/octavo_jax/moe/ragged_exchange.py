@@ -1,7 +1,7 @@
 """Each choice to the device of its expert and back, by `jax.lax.ragged_all_to_all`.
 
 Rows leave sorted by expert and land sorted by expert, the sources in the axis's order within each: the receiver does
-not move them again, and they stand as they would on one device.
+not move them again, and they are ordered as on one device.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Slices(NamedTuple):
     out_start, out_size    [E] of the rows that this device sends, by expert
     out_landing            [E] where they land on the expert's device
     in_start, in_size      [E] of the rows that land here, by (source, expert)
-    in_landing             [E] where they stand on their source
+    in_landing             [E] where they are on their source
     group_sizes            [G] rows of each expert here
-    dropped                scalar, rows of this device that found no room anywhere
+    dropped                scalar, rows of this device that got no room anywhere
     """
 
     out_start: Array

@@ -32,7 +32,7 @@ class RouterStats(NamedTuple):
     balance_loss   float32 scalar, experts * sum over e of (share of the rows) * (mean probability): 1 where both are
                    even (Fedus et al. 2021, equations 4 to 6, each of the k choices counted). Add it to the loss with a
                    small weight; its gradient reaches the router through the probabilities
-    dropped        int32 scalar, choices that found no row (`octavo_jax.moe.Exchange.rows`); None where nothing limits
+    dropped        int32 scalar, choices that got no row (`octavo_jax.moe.Exchange.rows`); None where nothing limits
                    the rows, and so nothing is dropped
     """
 
@@ -54,12 +54,12 @@ def route(
     logits            [T, E] scores; the softmax is taken in float32
     normalize         divide a token's k weights by their sum. With k = 1 they then are 1, and the router learns from
                       the balance loss alone
-    mask              [T] bool, False for tokens that go nowhere: they stand past the sum of the sizes, cost no row of a
-                      GEMM, and their logits are not read
-    checkpoint_name   what policies of `jax.checkpoint` call the choices and their order (12 bytes a choice; weights and
-                      probabilities are computed again). It is the quantizers' name by default, because rows that were
-                      quantized in one order must not meet sizes of another, which a router that is computed again in
-                      other fusions could give; None: no name
+    mask              [T] bool, False for tokens that go nowhere: their rows are past the sum of the sizes, cost no
+                      row of a GEMM, and their logits are not read
+    checkpoint_name   what policies of `jax.checkpoint` call the choices and their order (12 bytes per choice; weights
+                      and probabilities are computed again). It is the quantizers' name by default, because rows
+                      that were quantized in one order must not meet sizes of another, which a router that is computed
+                      again in other fusions could give; None: no name
 
     Raises ValueError for shapes, dtypes or a k that do not fit.
     """
@@ -103,7 +103,7 @@ def router_stats(routing: Routing) -> RouterStats:
 
 
 def stats_of(load: Array, probabilities: Array, k: int) -> RouterStats:
-    """The statistics of rows [E] and the tokens' summed probabilities [E], k choices a token."""
+    """The statistics of rows [E] and the tokens' summed probabilities [E], k choices per token."""
     rows = jnp.maximum(jnp.sum(load), 1).astype(jnp.float32)
     share = load.astype(jnp.float32) / rows
     # A token that is left out has k choices too few and probabilities of 0.

@@ -21,8 +21,8 @@ P: Any = PartitionSpec  # JAX leaves it untyped
 
 
 def over_mesh(body: Body, a: Arrays) -> Result:
-    """`body` on each device's part of `a`. The first axis of x lies along `body.token_axes`, experts along ep, the
-    kernels' other axes as `octavo_jax.grouped_mlp` wants them.
+    """`body` on each device's part of `a`. The first axis of x is cut along `body.token_axes`, experts along ep,
+    the kernels' other axes as by `octavo_jax.grouped_mlp`.
 
     Raises ValueError where no mesh is in scope, an axis is missing, or a length does not divide.
     """
@@ -81,8 +81,8 @@ def _specs(body: Body, placement: Placement, a: Arrays, tokens: _Names, experts:
         seed=P(),
         state=None if a.state is None else shared_states.copy_specs(a.state, data, experts),
     )
-    given: dict[str, Any] = a._asdict()
-    absent: dict[str, Any] = {name: None for name, one in given.items() if one is None}
+    arrays: dict[str, Any] = a._asdict()
+    absent: dict[str, Any] = {name: None for name, one in arrays.items() if one is None}
     return specs._replace(**absent)
 
 
@@ -114,10 +114,10 @@ def _check_lengths(placement: Placement, a: Arrays, specs: Arrays) -> None:
 
 def _placed(a: Arrays, specs: Arrays, placement: Placement) -> Arrays:
     """`a` as Explicit axes of a mesh want it; see `octavo_jax.sharding.explicit`."""
-    made: dict[str, Any] = {
+    placed_arrays: dict[str, Any] = {
         name: placed(placement.mesh, name, array, spec, tokens=name == "x") for name, array, spec in _by_name(a, specs)
     }
-    return a._replace(**made)
+    return a._replace(**placed_arrays)
 
 
 def _by_name(a: Arrays, specs: Arrays) -> list[tuple[str, Any, Any]]:

@@ -37,7 +37,7 @@ def as_copy(states: Any) -> Any:
 
 
 def copy_specs(states: Any, data: tuple[str, ...], experts: tuple[str, ...]) -> Any:
-    """PartitionSpecs of what `lent` makes of leaves [..., G]: copies lie along `data`, groups along `experts`."""
+    """PartitionSpecs of the result of `lent` for leaves [..., G]: copies along `data`, groups along `experts`."""
     spec: Any = PartitionSpec  # JAX leaves it untyped
     return jax.tree.map(lambda leaf: spec(data, *(None,) * (leaf.ndim - 1), experts), states)
 

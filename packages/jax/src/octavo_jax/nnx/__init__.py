@@ -5,7 +5,7 @@ Parameters are of `nnx.Param`, named as Flax users expect. Beside them a module 
 delayed             with DelayedScaling a `ScalingState`, else None. Its "gradient" is its new value (see
                     `DelayedState`): `nnx.grad(..., argnums=nnx.DiffState(0, nnx.Any(nnx.Param, ScalingState)))`.
                     Call the module once a pass, overwrite after each microbatch (`nnx.update`), and apply
-                    `update_state` once a step
+                    `update_state` once per step
 base_seed, calls    with a stochastic recipe of `SeedState`, else None: a call without a seed takes base_seed + calls
                     and counts itself
 """

@@ -39,7 +39,7 @@ class Common(TypedDict, total=False):
     quantization_checkpoint_name   of everything quantized that the backward pass reads, for `octavo_jax.policies`;
                                    None: no name
     sharding                       which mesh axes play which part, an `octavo_jax.MeshAxes`; None: one device.
-                                   Parameters lie where their axes put them: where it says
+                                   Their axes must place the parameters where it says
     backend                        a name or a closed list of names
     rngs                           streams "params" and, for a stochastic recipe, "quantization" (or the default one)
     """
@@ -122,8 +122,8 @@ def value_of(parameter: nnx.Param[Any] | None) -> Any:
 def update_state(module: nnx.Module, recipe: DelayedScaling, *, axis_name: str | tuple[str, ...] = ()) -> None:
     """End a step in place: `octavo_jax.update_delayed` of every `ScalingState` in the module.
 
-    Call it once a step, after the last microbatch's gradient has overwritten the others; states that a vmap of modules
-    stacked are updated one by one.
+    Call it once per step, after the last microbatch's gradient has overwritten the others; states that a vmap of
+    modules stacked are updated one by one.
     """
     for _, node in nnx.iter_graph(module):
         if isinstance(node, ScalingState):

@@ -1,4 +1,4 @@
-"""Quantizers have no derivative, and none is made up: whoever asks for one is told so."""
+"""Quantizers have no derivative: a program that asks for one is refused with a sentence, and never given zeros."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 from jax import Array
 
 from octavo_jax.arrays.varying import varying_axes, varying_over
-from octavo_jax.scaling.delayed import DelayedState, shared_state
+from octavo_jax.scaling.delayed_state import DelayedState, shared_state
 
 Result = TypeVar("Result")
 

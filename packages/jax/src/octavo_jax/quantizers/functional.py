@@ -43,7 +43,7 @@ def check_scale(scale: Array | np.ndarray | None, spec: QuantizerSpec, groups: i
         raise ValueError("scale is None and scaling is 'delayed'; give the encode scales [G] of its state")
     if scale.shape != (groups,) or scale.dtype != np.float32:
         raise ValueError(
-            f"scale has shape {list(scale.shape)} and dtype {scale.dtype}; give one float32 encode scale a group, "
+            f"scale has shape {list(scale.shape)} and dtype {scale.dtype}; give one float32 encode scale per group, "
             f"[{groups}]"
         )
     if isinstance(scale, np.ndarray) and not bool(np.all(np.isfinite(scale) & (scale > 0))):

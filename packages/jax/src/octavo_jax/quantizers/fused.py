@@ -88,7 +88,7 @@ def act_quantize(
     probs        [M] float32, multiplied in row by row; None: 1
 
     The other arguments are `octavo_jax.quantize`'s, and so are errors and names. Returns the tensor of [M, F], and
-    extras: `activated`, what was quantized, and delayed scaling's `amax`. Under jit, what nobody reads is not made.
+    extras: `activated`, what was quantized, and delayed scaling's `amax`. Under jit, unread extras are not computed.
     """
     x, name = _rows(x), check_activation(activation)
     check_probs(probs, x.shape[:1])
@@ -121,10 +121,10 @@ def dact_quantize(
     The other arguments are those of `act_quantize`. The extras hold `dbias`, fp32 [G, C], too.
     """
     x, dy, name = _rows(x), jnp.asarray(dy), check_activation(activation)
-    wanted = (x.shape[0], features(x.shape[1], name, f"x {list(x.shape)}"))
-    if dy.shape != wanted or dy.dtype != x.dtype:
+    needed = (x.shape[0], features(x.shape[1], name, f"x {list(x.shape)}"))
+    if dy.shape != needed or dy.dtype != x.dtype:
         raise ValueError(
-            f"dy has shape {list(dy.shape)} and dtype {dy.dtype}; x {list(x.shape)} with {name} needs {list(wanted)} "
+            f"dy has shape {list(dy.shape)} and dtype {dy.dtype}; x {list(x.shape)} with {name} needs {list(needed)} "
             f"in x's dtype, {x.dtype}"
         )
     check_probs(probs, x.shape[:1])

@@ -18,7 +18,7 @@ from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.quantizers import saving
 from octavo_jax.quantizers.functional import quantize
-from octavo_jax.scaling.delayed import DelayedState, ScalingHistory, init_delayed
+from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory, init_delayed
 
 
 @jax.tree_util.register_dataclass
@@ -60,9 +60,9 @@ class Quantizer:
 
         arrays   what `arrays()` gave. None: a state's leaves are `jax.ShapeDtypeStruct`, which orbax restores into
         """
-        made = cls._restored(saving.read(text, "quantizer"), arrays, "")
-        saving.check_names(arrays, made.arrays())
-        return made
+        restored_set = cls._restored(saving.read(text, "quantizer"), arrays, "")
+        saving.check_names(arrays, restored_set.arrays())
+        return restored_set
 
     def _saved(self) -> saving.SavedQuantizer:
         return saving.SavedQuantizer(spec=self.spec, state=saving.saved_state(self.state))
@@ -103,9 +103,9 @@ class QuantizerSet:
         def restored(one: saving.SavedQuantizer | None, operand: str) -> Quantizer | None:
             return None if one is None else Quantizer._restored(one, arrays, f"{operand}.")
 
-        made = cls(restored(saved.x, "x"), restored(saved.kernel, "kernel"), restored(saved.grad, "grad"))
-        saving.check_names(arrays, made.arrays())
-        return made
+        restored_set = cls(restored(saved.x, "x"), restored(saved.kernel, "kernel"), restored(saved.grad, "grad"))
+        saving.check_names(arrays, restored_set.arrays())
+        return restored_set
 
 
 def quantizer_set(
@@ -113,13 +113,15 @@ def quantizer_set(
 ) -> QuantizerSet:
     """The quantizers of `recipe`'s operands.
 
-    groups            needed by delayed scaling, whose fresh state has one column a group
+    groups            needed by delayed scaling, whose fresh state has one column per group
     checkpoint_name   what each quantizer names its outputs; None: nothing
     """
     histories: tuple[ScalingHistory | None, ...] = (None, None, None)
     if isinstance(recipe, DelayedScaling):
         if groups is None:
-            raise ValueError(f"groups is None and the recipe {recipe.kind!r} keeps state a group; give their number")
+            raise ValueError(
+                f"groups is None and the recipe {recipe.kind!r} keeps a state per group; give their number"
+            )
         state = init_delayed(recipe, groups)
         histories = (state.x, state.kernel, state.grad)
 

@@ -18,7 +18,7 @@ from pydantic import Field, PositiveInt
 
 from octavo import QuantizerSpec, RecipeError
 from octavo.schema import Schema
-from octavo_jax.scaling.delayed import ScalingHistory
+from octavo_jax.scaling.delayed_state import ScalingHistory
 
 VERSION: Literal[1] = 1
 Arrays = Mapping[str, Array | np.ndarray]
@@ -60,10 +60,10 @@ def read(text: str | bytes, kind: Literal["quantizer", "quantizer_set"]) -> Any:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"not a {kind}: this is no JSON ({error})") from None
-    found = content.get("kind") if isinstance(content, dict) else type(content).__name__
-    if found != kind:
-        raise ValueError(f"not a {kind}: the JSON holds {found!r}; give what {kind}'s to_json wrote")
+        raise ValueError(f"not a {kind}: this is not JSON ({error})") from None
+    stored_kind = content.get("kind") if isinstance(content, dict) else type(content).__name__
+    if stored_kind != kind:
+        raise ValueError(f"not a {kind}: the JSON holds {stored_kind!r}; give what {kind}'s to_json wrote")
     version = content.get("schema_version")
     if version != VERSION:
         raise ValueError(
@@ -107,21 +107,21 @@ def restored_state(saved: SavedState | None, arrays: Arrays | None, prefix: str)
             for name, shape in shapes.items()
         }
         return ScalingHistory(**abstract)
-    made = {}
+    leaves = {}
     for name, shape in shapes.items():
         array = arrays.get(prefix + name)
         if array is None or array.shape != shape or array.dtype != np.float32:
-            given = "is missing" if array is None else f"has shape {list(array.shape)} and dtype {array.dtype}"
-            raise ValueError(f"arrays[{prefix + name!r}] {given}; the quantizer's state needs float32 {list(shape)}")
-        made[name] = jnp.asarray(array)
-    return ScalingHistory(**made)
+            problem = "is missing" if array is None else f"has shape {list(array.shape)} and dtype {array.dtype}"
+            raise ValueError(f"arrays[{prefix + name!r}] {problem}; the quantizer's state needs float32 {list(shape)}")
+        leaves[name] = jnp.asarray(array)
+    return ScalingHistory(**leaves)
 
 
-def check_names(arrays: Arrays | None, wanted: Mapping[str, Any]) -> None:
-    """ValueError where `arrays` holds more than the state that the JSON tells of: something would be lost."""
-    extra = sorted(set(arrays or {}) - set(wanted))
+def check_names(arrays: Arrays | None, known: Mapping[str, Any]) -> None:
+    """ValueError where `arrays` holds more than the state that the JSON describes: something would be lost."""
+    extra = sorted(set(arrays or {}) - set(known))
     if extra:
         raise ValueError(
-            f"arrays holds {', '.join(extra)} and the quantizers have {', '.join(wanted) or 'no state'}; "
+            f"arrays holds {', '.join(extra)} and the quantizers have {', '.join(known) or 'no state'}; "
             "give the arrays that were saved with this JSON"
         )

@@ -1,6 +1,6 @@
 """Naming quantized arrays for `jax.checkpoint`, by their bits.
 
-Each array has two names: its quantizer's ("quantization"), which MaxText's policies save, and one that tells operand
+Each array has two names: its quantizer's ("quantization"), which MaxText's policies save, and one of its operand
 and plane ("quantization.x.columnwise"), by which a policy may choose.
 """
 
@@ -19,7 +19,7 @@ from octavo_jax.arrays.grouped_tensor import GroupedTensor
 _UNSIGNED: dict[int, DTypeLike] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 NAMED_OPERANDS: dict[Operand, str] = {"x": "x", "w": "kernel"}
-"""What names call the operands that have one. dy has none: nothing recomputes a backward pass."""
+"""Operands as their names call them. dy has no name: nothing recomputes a backward pass."""
 
 DIRECTIONS: tuple[Direction, ...] = ("rowwise", "columnwise")
 FIELDS: dict[Direction, tuple[str, ...]] = {
@@ -75,8 +75,8 @@ def name_planes(q: GroupedTensor, name: str | None) -> GroupedTensor:
         if leaf is not None and id(leaf) not in named:
             planes = _directions_of(leaf, leaves)
             named[id(leaf)] = name_bits(leaf, name, *(plane_name(operand, plane, name) for plane in planes))
-    made = {field: None if leaf is None else named[id(leaf)] for field, leaf in leaves.items()}
-    return GroupedTensor(q.spec, q.group_sizes, **made)
+    leaves_by_field = {field: None if leaf is None else named[id(leaf)] for field, leaf in leaves.items()}
+    return GroupedTensor(q.spec, q.group_sizes, **leaves_by_field)
 
 
 def _directions_of(leaf: Array, leaves: dict[str, Array | None]) -> Iterable[Direction]:

@@ -32,7 +32,7 @@ class _Plane:
 
 @dataclass(frozen=True)
 class _Fact:
-    """What is known of a value: the unnamed planes it is made of, and whether a cotangent went into it."""
+    """What is known about a value: the unnamed planes it consists of, and whether a cotangent went into it."""
 
     planes: frozenset[_Plane] = frozenset()
     backward: bool = False
@@ -48,7 +48,7 @@ def unnamed_planes(function: Callable[..., Any], *args: Any) -> tuple[str, ...]:
     """A sentence for each quantized output of x or of a kernel that is read before it is named; () where all is well.
 
     function   differentiable, as a layer or a loss is; not itself a gradient. Where it differentiates inside, the
-               quantized dy of that, which has no name, is told too
+               quantized dy of that, which has no name, is reported too
     """
 
     def both(args: tuple[Any, ...], cotangents: Any) -> Any:
@@ -60,9 +60,9 @@ def unnamed_planes(function: Callable[..., Any], *args: Any) -> tuple[str, ...]:
     closed = jax.make_jaxpr(both)(args, cotangents)
     first = len(jax.tree.leaves(args))
     facts = [_Fact(backward=number >= first) for number in range(len(closed.jaxpr.invars))]
-    found: dict[str, None] = {}
-    _follow(closed.jaxpr, facts, found)
-    return tuple(found)
+    sentences: dict[str, None] = {}
+    _follow(closed.jaxpr, facts, sentences)
+    return tuple(sentences)
 
 
 def _cotangent(result: jax.ShapeDtypeStruct) -> Any:
@@ -70,41 +70,41 @@ def _cotangent(result: jax.ShapeDtypeStruct) -> Any:
     return jnp.zeros(result.shape, result.dtype if real else jax.dtypes.float0)
 
 
-def _follow(jaxpr: Jaxpr, arguments: Sequence[_Fact], found: dict[str, None]) -> list[_Fact]:
+def _follow(jaxpr: Jaxpr, arguments: Sequence[_Fact], sentences: dict[str, None]) -> list[_Fact]:
     known: dict[Any, _Fact] = dict(zip(jaxpr.invars, arguments, strict=True))
 
     def fact(value: Any) -> _Fact:
         return _NOTHING if isinstance(value, Literal) else known.get(value, _NOTHING)
 
     for equation in jaxpr.eqns:
-        results = _results(equation, [fact(value) for value in equation.invars], found)
+        results = _results(equation, [fact(value) for value in equation.invars], sentences)
         known.update(zip(equation.outvars, results, strict=True))
     return [fact(value) for value in jaxpr.outvars]
 
 
-def _results(equation: JaxprEqn, facts: list[_Fact], found: dict[str, None]) -> list[_Fact]:
+def _results(equation: JaxprEqn, facts: list[_Fact], sentences: dict[str, None]) -> list[_Fact]:
     called = str(equation.params.get("name", ""))
     primitive = equation.primitive.name
     everything = _Fact(backward=any(fact.backward for fact in facts))
     if primitive == "name":
         return [everything]
     if called.startswith(_QUANTIZE):
-        _tell(facts, called, found, only_bytes=True)
+        _tell(facts, called, sentences, only_bytes=True)
         return [everything if everything.backward else _made(called, v.aval, equation) for v in equation.outvars]
     if called.startswith(_READERS):
-        _tell(facts, called, found, only_bytes=False)
+        _tell(facts, called, sentences, only_bytes=False)
         return [everything] * len(equation.outvars)
     inner = list(jaxprs_in_params(equation.params))
     if inner:
-        return _through(equation, inner, facts, found)
+        return _through(equation, inner, facts, sentences)
     if primitive in _VIEWS:
         return [replace(everything, planes=facts[0].planes) for _ in equation.outvars]
-    _tell(facts, primitive, found, only_bytes=True)
+    _tell(facts, primitive, sentences, only_bytes=True)
     return [everything] * len(equation.outvars)
 
 
 def _made(maker: str, aval: Any, equation: JaxprEqn) -> _Fact:
-    """A plane, or nothing for what a fused quantizer makes beside: the array that it quantized, tables of sizes."""
+    """A plane, or nothing for a fused quantizer's other results: the array that it quantized, tables of sizes."""
     one_byte = aval.dtype.itemsize == 1 and aval.dtype != bool
     avals: list[Any] = [v.aval for v in equation.outvars]
     payloads = {made.shape for made in avals if made.ndim > 1 and made.dtype.itemsize == 1}
@@ -114,16 +114,16 @@ def _made(maker: str, aval: Any, equation: JaxprEqn) -> _Fact:
     return _Fact(frozenset({_Plane(maker, aval.str_short(), one_byte)}))
 
 
-def _tell(facts: list[_Fact], reader: str, found: dict[str, None], *, only_bytes: bool) -> None:
+def _tell(facts: list[_Fact], reader: str, sentences: dict[str, None], *, only_bytes: bool) -> None:
     for plane in sorted({plane for fact in facts for plane in fact.planes}, key=lambda plane: plane.kind):
         if plane.one_byte or not only_bytes:
-            found[
+            sentences[
                 f"{plane.maker} makes {plane.kind}, which {reader} reads before it is named; "
                 "read what octavo_jax.name_planes returns"
             ] = None
 
 
-def _through(equation: JaxprEqn, inner: list[Jaxpr], facts: list[_Fact], found: dict[str, None]) -> list[_Fact]:
+def _through(equation: JaxprEqn, inner: list[Jaxpr], facts: list[_Fact], sentences: dict[str, None]) -> list[_Fact]:
     """Through a call, a branch or a loop; loops until nothing new goes around."""
     results = [_NOTHING] * len(equation.outvars)
     loop = equation.primitive.name in ("scan", "while")
@@ -131,7 +131,7 @@ def _through(equation: JaxprEqn, inner: list[Jaxpr], facts: list[_Fact], found: 
         before = results
         for jaxpr in inner:
             # Leading operands that a part does not take: a condition, the other part's constants.
-            made = _follow(jaxpr, _for_part(equation, jaxpr, facts, results), found)
+            made = _follow(jaxpr, _for_part(equation, jaxpr, facts, results), sentences)
             if len(made) == len(results):
                 results = [a | b for a, b in zip(results, made, strict=True)]
         if results == before:

@@ -58,10 +58,10 @@ class MeshAxes:
 
     def names(self, role: Role) -> tuple[str, ...]:
         """The mesh axes of a role, the outermost first; () where it is None."""
-        given = getattr(self, role)
-        names = () if given is None else (given,) if isinstance(given, str) else given
+        value = getattr(self, role)
+        names = () if value is None else (value,) if isinstance(value, str) else value
         if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{role} is {given!r}; give the name of a mesh axis, a tuple of names, or None")
+            raise ValueError(f"{role} is {value!r}; give the name of a mesh axis, a tuple of names, or None")
         return names
 
     @property

@@ -59,7 +59,7 @@ class Blocks(NamedTuple):
         return jax.tree.map(lambda array: array[position], tree)  # type: ignore[no-any-return]
 
     def join(self, parts: Sequence[Tree]) -> Tree:
-        """Arrays with the leading axes, from one part a block in order."""
+        """Arrays with the leading axes, from one part per block, in order."""
         return _stacked(parts, self.lead)
 
     def first_group(self, offset: Array | np.uint32, block: Block, groups: int) -> Array | np.uint32:
@@ -83,7 +83,7 @@ def of_expert(tree: Tree, e: int) -> Tree:
 
 
 def join_experts(parts: Sequence[Tree]) -> Tree:
-    """Arrays with the leading axis E, from one part an expert block."""
+    """Arrays with the leading axis E, from one part per expert block."""
     return _stacked(parts, (len(parts),))
 
 

@@ -30,8 +30,8 @@ def check_shards(placement: Placement | None, recipe: Recipe | None, x: Array, k
     _check_blocks(placement, x)
     _check_groups(placement, kernel)
     size = dict(zip(sides(weight), kernel.shape[1:], strict=True))
-    for letter, given in size.items():
-        _check_side(placement, recipe, letter, given)
+    for letter, length in size.items():
+        _check_side(placement, recipe, letter, length)
 
 
 def _shards(placement: Placement, letter: Letter) -> tuple[int, str]:
@@ -55,10 +55,10 @@ def _check_blocks(placement: Placement, x: Array) -> None:
     what: dict[Literal["e", "f"], str] = {"e": "expert", "f": "data"}
     for letter, kind in what.items():
         shards, named = _shards(placement, letter)
-        given = placement.count(letter)
-        if letter in placement.block_letters and given % shards:
+        length = placement.count(letter)
+        if letter in placement.block_letters and length % shards:
             raise ValueError(
-                f"x has {given} {kind} blocks and {named} shards them over {shards}; give a multiple of {shards}"
+                f"x has {length} {kind} blocks and {named} shards them over {shards}; give a multiple of {shards}"
             )
 
 
@@ -70,23 +70,23 @@ def _check_groups(placement: Placement, kernel: Array) -> None:
         raise ValueError(f"kernel has {groups} groups for {needs}; give a multiple of {experts * shards}")
 
 
-def _check_side(placement: Placement, recipe: Recipe | None, letter: Letter, given: int) -> None:
+def _check_side(placement: Placement, recipe: Recipe | None, letter: Letter, length: int) -> None:
     side = letter.upper()
     shards, named = _shards(placement, letter)
-    if given % shards:
+    if length % shards:
         raise ValueError(
-            f"the kernel's {side} is {given} and {named} shards it over {shards}; pad it to a multiple of {shards}, or "
-            "shard another dimension (fsdp_dim, tp_dim)"
+            f"the kernel's {side} is {length} and {named} shards it over {shards}; pad it to a multiple of {shards}, "
+            "or shard another dimension (fsdp_dim, tp_dim)"
         )
     block = _block(recipe)
     everywhere = placement.size(placement.axes_of(letter))
-    if everywhere > 1 and block is not None and (given // shards) % block:
+    if everywhere > 1 and block is not None and (length // shards) % block:
         assert recipe is not None
         roles = " and ".join(
             f"{role}={getattr(placement.axes, role)!r}" for role in _roles(placement, placement.axes_of(letter))
         )
         raise ValueError(
-            f"{roles} leaves {given // shards} of the kernel's {side} to a shard and the recipe {recipe.kind!r} has "
+            f"{roles} leaves {length // shards} of the kernel's {side} to a shard and the recipe {recipe.kind!r} has "
             f"one scale for {block}, so that a shard would cut a block: use fewer shards, or shard another dimension "
             "(fsdp_dim, tp_dim)"
         )
@@ -112,7 +112,7 @@ def check_unnamed(function: str, **operands: Any) -> None:
             spec = getattr(jax.typeof(leaf).sharding, "spec", ())
             if any(entry is not None for entry in spec):
                 raise ValueError(
-                    f"{name} {list(leaf.shape)} lies as {spec} on an Explicit mesh and sharding is None; give "
+                    f"{name} {list(leaf.shape)} is placed as {spec} on an Explicit mesh and sharding is None; give "
                     f"{function} sharding=octavo_jax.MeshAxes(...), which says what part each mesh axis plays"
                 )
     mesh = jax.sharding.get_abstract_mesh()

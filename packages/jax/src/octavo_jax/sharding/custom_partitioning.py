@@ -89,22 +89,22 @@ def _flat(placement: Placement, specs: Any, operands: Any) -> list[list[Names]]:
 
     A side of the kernel that fsdp does not cut goes by the tokens' letter: a GEMM's result has it from the kernel.
     """
-    found: list[list[Names]] = []
+    flat: list[list[Names]] = []
     pairs: tuple[tuple[Letter, Letter], ...] = (("k", "i"), ("n", "o"))
     same = {k: i for k, i in pairs if placement.axes_of(k) == placement.axes_of(i)}
 
     def add(spec: PartitionSpec, arrays: Any) -> None:
         for array in jax.tree.leaves(arrays):
-            given = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec]
-            entries = [tuple(same.get(letter, letter) for letter in names) for names in given]
-            found.append([*entries, *[()] * (array.ndim - len(entries))])
+            spec_entries = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec]
+            entries = [tuple(same.get(letter, letter) for letter in names) for names in spec_entries]
+            flat.append([*entries, *[()] * (array.ndim - len(entries))])
 
     jax.tree.map(add, specs, operands, is_leaf=lambda node: isinstance(node, PartitionSpec))
-    return found
+    return flat
 
 
 def _spec(placement: Placement, dims: list[Names]) -> PartitionSpec:
     """The axes of an array's dimensions."""
     entries = (sum((placement.axes_of(letter) for letter in names), ()) for names in dims)
-    made: PartitionSpec = PartitionSpec(*(names or None for names in entries))  # type: ignore[no-untyped-call]
-    return made
+    spec: PartitionSpec = PartitionSpec(*(names or None for names in entries))  # type: ignore[no-untyped-call]
+    return spec

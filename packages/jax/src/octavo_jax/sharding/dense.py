@@ -24,7 +24,7 @@ from octavo_jax.sharding.placement_of_call import placement_of
 
 
 def matrix_placement(function: str, sharding: MeshAxes | None, x: Array, kernel: Array) -> Placement | None:
-    """Where x [..., K] and a kernel of one matrix lie; None on one device.
+    """The placement of x [..., K] and a kernel of one matrix; None on one device.
 
     ValueError where a role is for groups, no mesh is in scope, or the shards do not divide the first axis of x.
     """
@@ -35,12 +35,12 @@ def matrix_placement(function: str, sharding: MeshAxes | None, x: Array, kernel:
     if placement is None:
         return None
     if sharding.ep is not None or sharding.fsdp_dim == "G":
-        given = f"ep={sharding.ep!r}" if sharding.ep is not None else "fsdp_dim='G'"
-        raise ValueError(f"{function} was given {given} and its kernel is one matrix, without groups; leave it out")
+        role = f"ep={sharding.ep!r}" if sharding.ep is not None else "fsdp_dim='G'"
+        raise ValueError(f"{function} was given {role} and its kernel is one matrix, without groups; leave it out")
     if placement.mesh is None:
         raise ValueError(
-            f"{function} was given {sharding!r} and no mesh is in scope, so that nobody knows how many shards there "
-            "are; call it under jax.set_mesh(mesh)"
+            f"{function} was given {sharding!r} and no mesh is in scope, so the number of shards is "
+            "unknown; call it under jax.set_mesh(mesh)"
         )
     axes = placement.auto(placement.axes_of("f"))
     shards = placement.size(axes)

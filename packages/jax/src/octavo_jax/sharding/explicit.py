@@ -1,4 +1,4 @@
-"""Explicit meshes, whose arrays' types say how they lie: what fits the roles is taken as it is, nothing is gathered.
+"""Explicit meshes, where the types of arrays say where they are: what fits the roles is used as it is, never gathered.
 
 Called on a public function's own arguments, before its custom_vjp: a gradient has its argument's type, and the
 transpose of a reshard puts it back there.
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from octavo_jax.scaling.delayed import DelayedState, ScalingHistory
+from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import Weight
@@ -21,7 +21,7 @@ _Entries = tuple[tuple[str, ...], ...]
 
 
 def explicit_axes(mesh: _Mesh | None) -> frozenset[str]:
-    """The axes of `mesh` that types of arrays tell of."""
+    """The axes of `mesh` that types of arrays name."""
     if mesh is None or mesh.empty:
         return frozenset()
     types = zip(mesh.axis_names, mesh.axis_types, strict=True)
@@ -29,7 +29,7 @@ def explicit_axes(mesh: _Mesh | None) -> frozenset[str]:
 
 
 def placed(mesh: _Mesh | None, name: str, array: jax.Array, spec: PartitionSpec, *, tokens: bool = False) -> jax.Array:
-    """The argument `name` as `spec` wants it on the Explicit axes of `mesh`; itself where there are none.
+    """The argument `name` placed as `spec` says on the Explicit axes of `mesh`; itself where there are none.
 
     Where it is whole and the spec cuts it, each device keeps its part and nothing moves. ValueError where it is cut
     otherwise, which would move it between devices.
@@ -40,17 +40,18 @@ def placed(mesh: _Mesh | None, name: str, array: jax.Array, spec: PartitionSpec,
     if not axes:
         return array
     lying = jax.typeof(array).sharding
-    lies, wanted = _entries(lying.spec, array.ndim, axes), _entries(spec, array.ndim, axes)
-    if lies == wanted:
+    placed_on, target = _entries(lying.spec, array.ndim, axes), _entries(spec, array.ndim, axes)
+    if placed_on == target:
         return array
-    for axis, (now, then) in enumerate(zip(lies, wanted, strict=True)):
+    for axis, (now, then) in enumerate(zip(placed_on, target, strict=True)):
         if now != then[: len(now)] or (tokens and now != then and not lying.mesh.empty):
             raise ValueError(
-                f"{name} {list(array.shape)} lies as {_told(lies)} and sharding wants {_told(wanted)}: its axis {axis} "
-                f"is cut over {now or 'nothing'}, not over {then or 'nothing'}; give octavo_jax.MeshAxes roles that "
-                f"fit, or move the array first: jax.sharding.reshard({name}, {_told(wanted)})"
+                f"{name} {list(array.shape)} is placed as {_spelled(placed_on)} and sharding needs {_spelled(target)}: "
+                f"its axis {axis} is cut over {now or 'nothing'}, not over {then or 'nothing'}; give "
+                f"octavo_jax.MeshAxes roles that fit, or move the array first: "
+                f"jax.sharding.reshard({name}, {_spelled(target)})"
             )
-    moved: jax.Array = jax.sharding.reshard(array, PartitionSpec(*wanted))  # type: ignore[no-untyped-call]
+    moved: jax.Array = jax.sharding.reshard(array, PartitionSpec(*target))  # type: ignore[no-untyped-call]
     return moved
 
 
@@ -80,12 +81,12 @@ def placed_state(placement: Placement, name: str, state: DelayedState) -> Delaye
     """`placed` of a layer's delayed state."""
 
     def history(operand: str) -> ScalingHistory:
-        found: ScalingHistory = getattr(state, operand)
+        histories: ScalingHistory = getattr(state, operand)
         spec = specs.groups(placement, of_kernel=operand == "kernel")
         path = f"{name}.{operand}"
         return ScalingHistory(
-            placed(placement.mesh, f"{path}.history", found.history, PartitionSpec(None, *spec)),  # type: ignore[no-untyped-call]
-            placed(placement.mesh, f"{path}.scale", found.scale, spec),
+            placed(placement.mesh, f"{path}.history", histories.history, PartitionSpec(None, *spec)),  # type: ignore[no-untyped-call]
+            placed(placement.mesh, f"{path}.scale", histories.scale, spec),
         )
 
     return DelayedState(history("x"), history("kernel"), history("grad"))
@@ -93,10 +94,10 @@ def placed_state(placement: Placement, name: str, state: DelayedState) -> Delaye
 
 def _entries(spec: Any, rank: int, axes: frozenset[str]) -> _Entries:
     """The mesh axes of each dimension, those of `axes` alone."""
-    given = [() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in spec]
-    return tuple(tuple(one for one in entry if one in axes) for entry in [*given, *[()] * (rank - len(given))])
+    entries = [() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in spec]
+    return tuple(tuple(one for one in entry if one in axes) for entry in [*entries, *[()] * (rank - len(entries))])
 
 
-def _told(entries: _Entries) -> str:
+def _spelled(entries: _Entries) -> str:
     parts = (repr(entry[0]) if len(entry) == 1 else repr(entry) if entry else "None" for entry in entries)
     return f"P({', '.join(parts)})"

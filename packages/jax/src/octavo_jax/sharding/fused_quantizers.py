@@ -1,6 +1,6 @@
 """Fused quantizers of sharded tokens: an activation, its gradient or a normalization, then codes, block by block.
 
-Columns are whole on every shard here: a scale, a gate's partner and a row's statistics never lie across shards.
+Columns are whole on every shard here: a scale, a gate's partner and a row's statistics never span shards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jax import Array
 
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.functions.composed import Extras
-from octavo_jax.scaling.delayed import amax_of
+from octavo_jax.scaling.delayed_state import amax_of
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
 from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Block, Blocks
@@ -45,7 +45,7 @@ def fused_rows(
     plan: QuantizePlan,
     inputs: FusedInputs,
     group_sizes: Array,
-    wanted: tuple[str, ...],
+    extra_names: tuple[str, ...],
     arguments: QuantizerArguments,
 ) -> tuple[GroupedTensor, Extras]:
     """`function(*tokens, *whole, group_sizes, ...)` of each block, as `quantize_rows` of one array.
@@ -70,7 +70,7 @@ def fused_rows(
     ) -> tuple[GroupedTensor, dict[str, Array]]:
         blocks = Blocks.of(placement, sizes)
         parts: list[GroupedTensor] = []
-        made: dict[str, list[Array]] = {name: [] for name in wanted}
+        by_name: dict[str, list[Array]] = {name: [] for name in extra_names}
         amaxes: list[list[Array]] = [[] for _ in range(blocks.experts)]
 
         def call(block: Block) -> tuple[GroupedTensor, Extras]:
@@ -89,25 +89,25 @@ def fused_rows(
         for block in blocks:
             q, extras = call(block)
             parts.append(replace(q, group_sizes=None))
-            for name, values in made.items():
+            for name, values in by_name.items():
                 values.append(getattr(extras, name))
             if scale is not None:
                 assert extras.activated is not None
                 amax = amax_of(extras.activated, blocks.take(sizes, block)) if extras.amax is None else extras.amax
                 amaxes[block.e].append(amax)
-        found = {name: blocks.join(made[name]) for name in wanted if name in _ROWS}
-        if "dbias" in made:
-            found["dbias"] = _over_data(placement, blocks, made["dbias"])
+        joined = {name: blocks.join(by_name[name]) for name in extra_names if name in _ROWS}
+        if "dbias" in by_name:
+            joined["dbias"] = _over_data(placement, blocks, by_name["dbias"])
         if scale is not None:
-            found["amax"] = jnp.concatenate([recorded(each, placement.data) for each in amaxes])
-        return blocks.join(parts), found
+            joined["amax"] = jnp.concatenate([recorded(each, placement.data) for each in amaxes])
+        return blocks.join(parts), joined
 
     column: Letter = "o" if operand == "dy" else "i"
     form = planes.form_of(planes.spec_of_plan(plan, (tokens[0].shape[-2], columns), groups))
     rows, per_row = specs.rows(placement, column), specs.spec_of(placement, (*placement.block_letters, "m"))
     per_group = specs.groups(placement)
     known = {"activated": rows, "mean": per_row, "rstd": per_row, "dbias": per_group, "amax": per_group}
-    names = (*wanted, *(() if scale is None else ("amax",)))
+    names = (*extra_names, *(() if scale is None else ("amax",)))
     q, extras = run(
         placement,
         local,
@@ -129,5 +129,5 @@ def _over_data(placement: Placement, blocks: Blocks, each: list[Array]) -> Array
     return summed(placement, jnp.concatenate(totals), placement.data)
 
 
-def _extras(found: Mapping[str, Array]) -> Extras:
-    return Extras(**found)
+def _extras(joined: Mapping[str, Array]) -> Extras:
+    return Extras(**joined)

@@ -1,4 +1,4 @@
-"""Placement: where the arrays of one layer lie on the mesh, for every route."""
+"""Placement: how the mesh cuts the arrays of one layer, for every route."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Mesh = Any  # jax.sharding.AbstractMesh, which mypy takes for Any
 
 
 def mesh_of(*operands: Any) -> _Mesh | None:
-    """The abstract mesh in scope, else the one that an operand's type tells of; None where nothing does.
+    """The abstract mesh in scope, else the mesh in an operand's type; None where there is none.
 
     Arrays that are sharded over an Auto mesh carry it into `jax.jit` without `jax.set_mesh`.
     """
@@ -102,7 +102,7 @@ class Placement:
         return () if not self.blocks else ("e",) if self.experts or self.axes.ep else ("f",)
 
     def count(self, letter: Letter) -> int:
-        """Blocks along "e" or "f", as given."""
+        """Blocks along "e" or "f"."""
         return dict(zip(self.block_letters, self.blocks, strict=True)).get(letter, 1)
 
     def axes_of(self, letter: Letter) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ class Placement:
         return self._several(self.axes_of(letter))
 
     def indexed(self, letter: Letter) -> tuple[str, ...]:
-        """Axes along which blocks "e" or "f" lie."""
+        """Axes over which blocks "e" or "f" are distributed."""
         manual = self.manual
         there = letter in self.block_letters
         return tuple(name for name in self._several(self.axes_of(letter)) if there or name in manual)
@@ -179,13 +179,13 @@ class Placement:
         """True where the mesh is known when XLA partitions the program, and no sooner: see `custom_partitioning`."""
         return self.mesh is None and bool(self.axes.every)
 
-    def gemm_size(self, letter: Letter, given: int) -> int:
-        """What a GEMM sees of a dimension of the kernel that the caller gave as `given`."""
+    def gemm_size(self, letter: Letter, length: int) -> int:
+        """What a GEMM sees of a dimension of the kernel that the caller gave as `length`."""
         manual = self.manual
         gathered = tuple(name for name in self._kernel_axes(letter, "fsdp") if name in manual)
-        return given * self.size(gathered) // self.size(self.auto(self._kernel_axes(letter, "tp")))
+        return length * self.size(gathered) // self.size(self.auto(self._kernel_axes(letter, "tp")))
 
-    def whole_size(self, letter: Letter, given: int) -> int:
+    def whole_size(self, letter: Letter, length: int) -> int:
         """A dimension of the kernel once the shards that the caller is manual over are gathered."""
         manual = self.manual
-        return given * self.size(tuple(name for name in self._kernel_axes(letter, "fsdp") if name in manual))
+        return length * self.size(tuple(name for name in self._kernel_axes(letter, "fsdp") if name in manual))

@@ -18,9 +18,9 @@ MOST_BLOCK_AXES = 2
 def placement_of(
     sharding: MeshAxes | None, group_sizes: Array | np.ndarray | Sequence[Any], x: Array, kernel: Array
 ) -> Placement | None:
-    """Where the arrays of x [*B, M, K], a kernel and sizes [*B, G] lie; None for rows and a kernel on one device.
+    """The placement of x [*B, M, K], a kernel and sizes [*B, G]; None for rows and a kernel on one device.
 
-    ValueError where `sharding` is no MeshAxes, the mesh lacks an axis, or x and the sizes have other leading axes.
+    ValueError where `sharding` is not a MeshAxes, the mesh lacks an axis, or x and the sizes have other leading axes.
     """
     if sharding is not None and not isinstance(sharding, MeshAxes):
         raise ValueError(

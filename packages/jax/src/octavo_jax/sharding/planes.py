@@ -1,4 +1,4 @@
-"""Quantized operands of shards: what their planes are before they are made, and shards gathered to a whole plane."""
+"""Quantized operands of shards: the form of planes that are not computed yet, and shards gathered to a whole plane."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from octavo_registry import QuantizePlan, Weight
 
 
 def spec_of_plan(plan: QuantizePlan, shape: tuple[int, ...], groups: int) -> GroupedTensorSpec:
-    """The spec of what `plan` makes of rows [M, C] or matrices [G, R, C]; planes that are not made are plain."""
+    """The spec of what `plan` returns for rows [M, C] or matrices [G, R, C]; planes that are not computed are plain."""
     quantizer = plan.request.quantizer
     assert quantizer is not None
     layouts = dict(zip(DIRECTIONS, plan.request.layouts, strict=True))
-    made = {direction: layouts[direction] if direction in quantizer.directions else PLAIN for direction in DIRECTIONS}
+    produced = {
+        direction: layouts[direction] if direction in quantizer.directions else PLAIN for direction in DIRECTIONS
+    }
     return GroupedTensorSpec(
         shape=shape,
         groups=groups,
         quantizer=quantizer,
         ragged_axis=0 if len(shape) == 2 else None,
-        rowwise_layout=made["rowwise"],
-        columnwise_layout=made["columnwise"],
+        rowwise_layout=produced["rowwise"],
+        columnwise_layout=produced["columnwise"],
     )
 
 
 def form_of(spec: GroupedTensorSpec) -> GroupedTensor:
-    """A GroupedTensor with None where `spec` has no array, and no sizes: the form of what is to be made."""
+    """A GroupedTensor with None where `spec` has no array, and no sizes: the form of a result."""
     names = [f for d in spec.quantizer.directions for f in FIELDS[d] if _has(spec.quantizer, f)]
     return GroupedTensor(spec, None, **dict.fromkeys(names, True))  # type: ignore[arg-type]
 
@@ -45,7 +47,7 @@ def _has(quantizer: QuantizerSpec, field: str) -> bool:
 
 
 def shared(q: GroupedTensor) -> GroupedTensor:
-    """q with one array where both planes are the same one, so that it is named and kept once."""
+    """q with one array where both planes are the same one, so that it is named and saved once."""
     spec = q.spec
     same = spec.quantizer.shares_codes and spec.rowwise_layout == spec.columnwise_layout == PLAIN
     if not same or q.rowwise is None or q.columnwise is None:
@@ -67,7 +69,7 @@ def on_shard(
 def gathered(placement: Placement, q: GroupedTensor, direction: Direction, weight: Weight) -> GroupedTensor:
     """The whole of one plane of a kernel, from the shards [E, ...] that fsdp cut: payload and scales, as bytes.
 
-    E2M1 codes travel two a byte.
+    E2M1 codes travel two per byte.
     """
     axes, letter = placement.gathered, placement.gathered_letter
     if not axes:
@@ -96,7 +98,7 @@ def _resized(spec: GroupedTensorSpec, shape: list[int]) -> GroupedTensorSpec:
 
 
 def _packed(codes: Array) -> Array:
-    """E2M1 codes, two a byte along the last axis, the even column low."""
+    """E2M1 codes, two per byte along the last axis, the even column low."""
     return codes[..., ::2] | (codes[..., 1::2] << 4)
 
 

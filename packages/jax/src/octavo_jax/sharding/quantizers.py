@@ -20,7 +20,7 @@ from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.quantize import WHOLE, Span
 from octavo_jax.arithmetic.quantizer import quantizer_of
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
-from octavo_jax.scaling.delayed import amax_of
+from octavo_jax.scaling.delayed_state import amax_of
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
 from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Blocks, join_experts
@@ -122,7 +122,8 @@ def quantize_kernel(
     weight: Weight,
     arguments: QuantizerArguments,
 ) -> Quantized:
-    """The kernel as it lies, [E * G, R, C], quantized shard by shard, an expert block at a time: planes [E, ...].
+    """The kernel with its own axes, [E * G, R, C], quantized shard by shard, one expert block at a time: planes
+    [E, ...].
 
     arguments   `scale` is [E * G]; where there is one, the second result is the amaxes [E * G], else None
     """

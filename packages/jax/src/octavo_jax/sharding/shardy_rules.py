@@ -18,7 +18,7 @@ Names = tuple[Letter, ...]
 
 
 class Rule(NamedTuple):
-    """Shardy's rule in words, the factors that it must not shard, and the sizes that no dimension alone tells."""
+    """Shardy's rule as text, the factors that it must not shard, and sizes that do not follow from one dimension."""
 
     text: str
     need_replication: tuple[str, ...]
@@ -39,17 +39,17 @@ def shardy_rule(
     fixed: dict[str, int] = {}
 
     def factors(names: Names, length: int) -> str:
-        made: list[str] = [name for name in names if placement.axes_of(name)]
-        product = math.prod(sizes[name] for name in made)
+        parts: list[str] = [name for name in names if placement.axes_of(name)]
+        product = math.prod(sizes[name] for name in parts)
         if length % product:
-            made, product = [], 1
-        if length != product or not made:
+            parts, product = [], 1
+        if length != product or not parts:
             extra = next(rest)
             fixed[extra] = length // product
-            made.append(extra)
-        if len(made) == 1:
-            alone.add(made[0])
-        return made[0] if len(made) == 1 else f"({' '.join(made)})"
+            parts.append(extra)
+        if len(parts) == 1:
+            alone.add(parts[0])
+        return parts[0] if len(parts) == 1 else f"({' '.join(parts)})"
 
     words = [" ".join(map(factors, dims, shape)) for dims, shape in zip([*ins, *outs], shapes, strict=True)]
     text = f"{', '.join(words[: len(ins)])} -> {', '.join(words[len(ins) :])}"
@@ -66,12 +66,12 @@ def _numbered() -> Iterator[str]:
 
 
 def _sizes(placement: Placement, dims: list[list[Names]], shapes: list[tuple[int, ...]]) -> dict[str, int]:
-    """The size of each letter's factor: the shortest dimension, of what is left of it beside expert blocks."""
-    found: dict[str, int] = {"e": placement.count("e"), "f": placement.count("f")}
+    """The size of each letter's factor: the shortest dimension, without the expert blocks in it."""
+    sizes: dict[str, int] = {"e": placement.count("e"), "f": placement.count("f")}
     for names_of, shape in zip(dims, shapes, strict=True):
         for names, length in zip(names_of, shape, strict=True):
             for name in names:
                 if name not in ("e", "f"):
-                    here = length // (found["e"] if "e" in names else 1)
-                    found[name] = min(found.get(name, here), here)
-    return found
+                    here = length // (sizes["e"] if "e" in names else 1)
+                    sizes[name] = min(sizes.get(name, here), here)
+    return sizes

@@ -4,14 +4,14 @@
 |---|---|
 | x, dx; y, dy | [blocks] m i; [blocks] m o |
 | group_sizes | [blocks] h |
-| kernel, dw as they lie | (e g) k n, or (e g) n k |
+| kernel, dw with their own axes | (e g) k n, or (e g) n k |
 | bias, dbias | (e h) o |
 | amaxes and scales of delayed scaling | (e h), the kernel's (e g) |
 | planes of x and dy | [blocks], then payload m c; scales by recipe: h, m, h c, m c, or blocks of rows and c |
 | planes of the kernel | e, then payload g r c; scales by recipe: g, g r, g c, or g r c |
 
 Tokens' blocks are e and f, in that order. m and h, rows and groups of a block, are never cut. r and c are the kernel's
-two last dimensions as it lies. Planes of tokens in a backend's own layout have letters for their blocks alone.
+two last dimensions. Planes of tokens in a backend's own layout have letters for their blocks alone.
 
 Where the mesh is not known yet, PartitionSpecs name letters in the place of axes:
 `octavo_jax.sharding.custom_partitioning` gives them to Shardy as a rule (`shardy_rules`), and later as axes.
@@ -43,8 +43,8 @@ WHOLE: PartitionSpec = _partition_spec()
 def spec_of(placement: Placement, letters: Letters) -> PartitionSpec:
     """The PartitionSpec of an array with these dimensions, over axes that the caller is not manual over."""
 
-    made: PartitionSpec = _partition_spec(*(_entry(_names(placement, letter)) for letter in letters))
-    return made
+    spec: PartitionSpec = _partition_spec(*(_entry(_names(placement, letter)) for letter in letters))
+    return spec
 
 
 def _names(placement: Placement, letter: Letter | None) -> tuple[str, ...]:
@@ -68,24 +68,24 @@ def sizes(placement: Placement) -> PartitionSpec:
 
 
 def groups(placement: Placement, *, of_kernel: bool = False, columns: Letter | None = None) -> PartitionSpec:
-    """Of what has an entry a group, [E * G] or [E * G, N]: biases, states; the kernel's own follow its groups."""
+    """Of what has an entry per group, [E * G] or [E * G, N]: biases, states; the kernel's own follow its groups."""
     return _with_first(placement, of_kernel, () if columns is None else (columns,))
 
 
 def kernel(placement: Placement, weight: Weight) -> PartitionSpec:
-    """Of the kernel and its gradient as they lie, [E * G, K, N] or [E * G, N, K]."""
+    """Of the kernel and its gradient, [E * G, K, N] or [E * G, N, K]."""
     return _with_first(placement, True, sides(weight))
 
 
 def _with_first(placement: Placement, cut_groups: bool, others: Letters) -> PartitionSpec:
     names = _names(placement, "e" if "e" in placement.block_letters else None)
     names += _names(placement, "g" if cut_groups else "h")
-    made: PartitionSpec = _partition_spec(_entry(names), *spec_of(placement, others))
-    return made
+    spec: PartitionSpec = _partition_spec(_entry(names), *spec_of(placement, others))
+    return spec
 
 
 def sides(weight: Weight) -> tuple[Letter, Letter]:
-    """The last two dimensions of a kernel as it lies."""
+    """The last two dimensions of a kernel."""
     return ("k", "n") if weight == "kn" else ("n", "k")
 
 
@@ -122,13 +122,13 @@ def quantized_kernel(placement: Placement, q: GroupedTensor, weight: Weight) -> 
 def _planes(
     placement: Placement, q: GroupedTensor, lead: Letters, row: Letter, column: Letter, *, stacked: bool
 ) -> GroupedTensor:
-    found: dict[str, PartitionSpec | None] = {}
+    by_field: dict[str, PartitionSpec | None] = {}
     for direction in DIRECTIONS:
         layout = q.spec.rowwise_layout if direction == "rowwise" else q.spec.columnwise_layout
         for field in FIELDS[direction]:
             letters: Letters = ()
             if layout == PLAIN:
                 letters = plane_letters(q.spec.quantizer, direction, field, row, column, stacked=stacked)
-            found[field] = None if getattr(q, field) is None else spec_of(placement, lead + letters)
+            by_field[field] = None if getattr(q, field) is None else spec_of(placement, lead + letters)
     here = None if q.group_sizes is None else sizes(placement)
-    return replace(q, group_sizes=here, **found)  # type: ignore[arg-type]
+    return replace(q, group_sizes=here, **by_field)  # type: ignore[arg-type]

@@ -13,11 +13,15 @@ import pytest
 
 import octavo_numerics
 from octavo import QuantizerSpec
+from octavo_jax import Extras, act_quantize, dact_quantize, norm_quantize
 from octavo_jax.functions.activations import ACTIVATIONS
-from octavo_jax_native import Extras, act_quantize, dact_quantize, norm_quantize
+from octavo_jax_native.backend import NativeBackend
+from octavo_jax_native.quantizers.fused import ActQuantizer, DactQuantizer, NormQuantizer
 from octavo_native import GATED
+from octavo_registry.contract import Extra, Wanted
 
 M, F = 90, 48
+PLAIN = ("plain", "plain")
 SIZES = np.array([40, 0, 33], np.int32)
 USED = int(SIZES.sum())
 
@@ -96,6 +100,19 @@ def _draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.nd
     return x
 
 
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> None:
+    """The kernels handed to XLA, as the registry does when it loads the backend."""
+    NativeBackend()
+
+
+EVERYTHING: tuple[Extra, ...] = ("activated", "amax", "dequantized", "dbias", "rstd", "mean")
+
+
+def _on_device(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: jnp.asarray(value) if name == "scale" else value for name, value in arguments.items()}
+
+
 def _check_extras(extras: Extras, q: Any, spec: QuantizerSpec, same_tensor: Any, arguments: dict[str, Any]) -> Any:
     """The quantizer's bits on the array that was quantized, amax and the dequantized copy of it."""
     activated = np.asarray(extras.activated)
@@ -121,16 +138,13 @@ def test_activation_and_quantize(
         spec, arguments = specs[name], arguments_for(specs[name], rng, len(SIZES))
         x = _draw(rng, (M, 2 * F if activation in GATED else F), jnp.dtype(dtype))
         probs = rng.random(M).astype(np.float32) if name != "delayed" else None
-        q, extras = act_quantize(
+        run = ActQuantizer(spec, PLAIN, activation)
+        q, extras = run(
             jnp.asarray(x),
-            spec,
             jnp.asarray(SIZES),
-            activation=activation,
             probs=None if probs is None else jnp.asarray(probs),
-            activated=True,
-            amax=True,
-            dequantized=True,
-            **arguments,
+            wanted=EVERYTHING,
+            **_on_device(arguments),
         )
         activated = _check_extras(extras, q, spec, same_tensor, arguments)
         _close(activated[:USED], _activated(x, activation, probs)[:USED])
@@ -147,19 +161,11 @@ def test_gradient_and_quantize(
     x = _draw(rng, (M, 2 * F if activation in GATED else F), jnp.dtype(dtype))
     dy, probs = _draw(rng, (M, F), jnp.dtype(dtype)), rng.random(M).astype(np.float32)
 
+    function = DactQuantizer(spec, PLAIN, activation)
+
     def run() -> Any:
-        return dact_quantize(
-            jnp.asarray(dy),
-            jnp.asarray(x),
-            spec,
-            jnp.asarray(SIZES),
-            activation=activation,
-            probs=jnp.asarray(probs),
-            activated=True,
-            amax=True,
-            dequantized=True,
-            **arguments,
-        )
+        arrays = jnp.asarray(dy), jnp.asarray(x), jnp.asarray(SIZES)
+        return function(*arrays, probs=jnp.asarray(probs), wanted=EVERYTHING, **_on_device(arguments))
 
     q, extras = run()
     activated = _check_extras(extras, q, spec, same_tensor, arguments)
@@ -180,18 +186,8 @@ def test_normalization_and_quantize(norm: Any, rng: Any, specs: Any, same_tensor
     spec = specs["row"]
     x = _draw(rng, (M, F), np.float32)
     gamma, beta = (rng.standard_normal(F).astype(np.float32) for _ in range(2))
-    q, extras = norm_quantize(
-        jnp.asarray(x),
-        spec,
-        jnp.asarray(SIZES),
-        norm=norm,
-        gamma=jnp.asarray(gamma),
-        beta=jnp.asarray(beta) if norm == "layer" else None,
-        epsilon=1e-5,
-        activated=True,
-        amax=True,
-        dequantized=True,
-    )
+    arrays = jnp.asarray(x), jnp.asarray(gamma), jnp.asarray(beta) if norm == "layer" else None, jnp.asarray(SIZES)
+    q, extras = NormQuantizer(spec, PLAIN, norm)(*arrays, epsilon=1e-5, wanted=EVERYTHING)
     activated = _check_extras(extras, q, spec, same_tensor, {})
     rows = x[:USED].astype(np.float64)
     mean = rows.mean(1, keepdims=True) if norm == "layer" else np.zeros((USED, 1))
@@ -206,11 +202,37 @@ def test_normalization_and_quantize(norm: Any, rng: Any, specs: Any, same_tensor
         assert extras.mean is None
 
 
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_the_public_function_returns_the_statistics(norm: Any, specs: Any, same_bits: Any, rng: Any) -> None:
+    """Through the registry: what was quantized, rstd, and the mean of LayerNorm alone; the bits of the kernel."""
+    x, gamma = _draw(rng, (M, F), np.float32), rng.standard_normal(F).astype(np.float32)
+    q, extras = norm_quantize(
+        jnp.asarray(x), jnp.asarray(gamma), specs["row"], SIZES, norm=norm, epsilon=1e-5, backend="jax-native"
+    )
+    function = NormQuantizer(specs["row"], PLAIN, norm)
+    expected, results = function(jnp.asarray(x), jnp.asarray(gamma), None, jnp.asarray(SIZES), epsilon=1e-5)
+    assert (extras.mean is None) == (norm == "rms")
+    assert (extras.amax, extras.dbias) == (None, None)
+    same_bits(np.asarray(q.rowwise)[:USED], np.asarray(expected.rowwise)[:USED], "row codes")
+    for name in ("activated", "rstd", *(("mean",) if norm == "layer" else ())):
+        same_bits(np.asarray(getattr(extras, name))[:USED], np.asarray(getattr(results, name))[:USED], name)
+
+
+def test_extras_that_are_not_wanted_are_none(specs: Any) -> None:
+    """Called alone, a function computes no more than its caller reads."""
+    run = ActQuantizer(specs["delayed"], PLAIN, "silu")
+    x, scale = jnp.ones((M, F)), jnp.ones(len(SIZES))
+    cases: tuple[tuple[Wanted, set[str]], ...] = ((None, {"activated", "amax"}), (("amax",), {"amax"}), ((), set()))
+    for wanted, names in cases:
+        _, extras = run(x, jnp.asarray(SIZES), scale=scale, wanted=wanted)
+        assert {name for name, array in extras._asdict().items() if array is not None} == names
+
+
 def test_only_what_is_read_is_made(specs: Any) -> None:
     """Under jit an extra or a plane that nobody reads costs nothing."""
 
     def run(x: jax.Array, sizes: jax.Array) -> jax.Array:
-        q, extras = act_quantize(x, specs["mxfp8"], sizes, activation="silu", activated=True, amax=True)
+        q, extras = act_quantize(x, specs["mxfp8"], sizes, activation="silu", backend="jax-native")
         del extras
         return q.columnwise
 
@@ -223,7 +245,7 @@ def test_native_layouts(specs: Any, rng: Any, same_bits: Any) -> None:
     """Fused functions write the layouts that the Hopper GEMMs read, too."""
     x, sizes = jnp.asarray(_draw(rng, (M, 2 * F), np.float32)), jnp.asarray(SIZES)
     plain, native = (
-        act_quantize(x, specs["block"], sizes, activation="swiglu", layouts=layouts)[0]
+        ActQuantizer(specs["block"], layouts, "swiglu")(x, sizes)[0]
         for layouts in (("plain", "plain"), ("rows", "panels"))
     )
     assert (native.spec.rowwise_layout, native.spec.columnwise_layout) == ("rows", "panels")
@@ -232,34 +254,55 @@ def test_native_layouts(specs: Any, rng: Any, same_bits: Any) -> None:
     same_bits(np.asarray(native.columnwise)[0, :, :40].T, np.asarray(plain.columnwise)[:40], "first panel")
 
 
-X = jnp.ones((8, 32))
+X, ONES = jnp.ones((8, 32)), jnp.ones(32)
 BLOCK = QuantizerSpec(format="e4m3", scaling="block")
+COLUMNWISE = QuantizerSpec(**{**dict(BLOCK), "orientation": "columnwise"})
+NATIVE: dict[str, Any] = {"backend": "jax-native"}
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: act_quantize(X, BLOCK, activation="tanh"), "activation is 'tanh'"),  # type: ignore[arg-type]
-        (lambda: act_quantize(X[:, :31], BLOCK, activation="swiglu"), r"x \[8, 31\] has 31 columns; swiglu needs"),
-        (lambda: act_quantize(X, BLOCK, activation="silu", probs=jnp.ones(7)), r"probs has shape \[7\]"),
-        (lambda: act_quantize(X, BLOCK, [9], activation="silu"), "group_sizes sum to 9"),
-        (lambda: act_quantize(jnp.ones((2, 8, 32)), BLOCK, activation="silu"), r"x has shape \[2, 8, 32\]"),
-        (lambda: act_quantize(X, BLOCK, activation="silu", scale=jnp.ones(1)), "scale was given"),
-        (lambda: dact_quantize(X, X, BLOCK, activation="swiglu"), r"dy has shape \[8, 32\] .* \[8, 16\]"),
-        (lambda: dact_quantize(X.astype(jnp.bfloat16), X, BLOCK, activation="silu"), "dy has .* bfloat16"),
-        (lambda: norm_quantize(X, BLOCK, gamma=jnp.ones(8)), r"gamma has shape \[8\]"),
-        (lambda: norm_quantize(X, BLOCK, gamma=jnp.ones(32), beta=jnp.ones(32)), "beta was given and norm is 'rms'"),
-        (lambda: norm_quantize(X, BLOCK, gamma=jnp.ones(32), epsilon=0.0), "epsilon is 0.0"),
-        (lambda: norm_quantize(X, BLOCK, gamma=jnp.ones(32), norm="batch"), "norm is 'batch'"),  # type: ignore[arg-type]
+        (lambda: act_quantize(X, BLOCK, activation="tanh", **NATIVE), "activation is 'tanh'"),
         (
-            lambda: act_quantize(
-                X, QuantizerSpec(**{**dict(BLOCK), "orientation": "columnwise"}), activation="silu", dequantized=True
-            ),
-            "dequantized=True is the row data's values",
+            lambda: act_quantize(X[:, :31], BLOCK, activation="swiglu", **NATIVE),
+            r"x \[8, 31\] has 31 columns; swiglu needs",
         ),
+        (lambda: act_quantize(X, BLOCK, activation="silu", probs=jnp.ones(7), **NATIVE), r"probs has shape \[7\]"),
+        (lambda: act_quantize(X, BLOCK, [9], activation="silu", **NATIVE), "group_sizes sum to 9"),
+        (lambda: act_quantize(jnp.ones((2, 8, 32)), BLOCK, activation="silu", **NATIVE), r"x has shape \[2, 8, 32\]"),
+        (lambda: act_quantize(X, BLOCK, activation="silu", scale=jnp.ones(1), **NATIVE), "scale was given"),
+        (lambda: dact_quantize(X, X, BLOCK, activation="swiglu", **NATIVE), r"dy has shape \[8, 32\] .* \[8, 16\]"),
+        (lambda: dact_quantize(X.astype(jnp.bfloat16), X, BLOCK, activation="silu", **NATIVE), "dy has .* bfloat16"),
+        (lambda: norm_quantize(X, jnp.ones(8), BLOCK, **NATIVE), r"gamma has shape \[8\]"),
+        (lambda: norm_quantize(X, ONES, BLOCK, beta=ONES, **NATIVE), "beta was given and norm is 'rms'"),
+        (lambda: norm_quantize(X, ONES, BLOCK, epsilon=0.0, **NATIVE), "epsilon is 0.0"),
+        (lambda: norm_quantize(X, ONES, BLOCK, norm="batch", **NATIVE), "norm is 'batch'"),
     ],
 )
 def test_arguments_are_refused_by_name(call: Callable[[], Any], message: str) -> None:
     """At the Python edge, with what was given."""
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ActQuantizer(BLOCK, PLAIN, "tanh"), "activation is 'tanh'"),  # type: ignore[arg-type]
+        (lambda: ActQuantizer(BLOCK, PLAIN, "swiglu")(X[:, :31]), r"x \[8, 31\] has 31 columns; swiglu needs"),
+        (lambda: ActQuantizer(BLOCK, PLAIN, "silu")(X, probs=jnp.ones(7)), r"probs has shape \[7\]"),
+        (lambda: ActQuantizer(BLOCK, PLAIN, "silu")(jnp.ones((2, 8, 32))), r"x has shape \[2, 8, 32\]"),
+        (lambda: DactQuantizer(BLOCK, PLAIN, "swiglu")(X, X), r"dy has shape \[8, 32\] .* \[8, 16\]"),
+        (lambda: NormQuantizer(BLOCK, PLAIN, "rms")(X, jnp.ones(8)), r"gamma has shape \[8\]"),
+        (lambda: NormQuantizer(BLOCK, PLAIN, "rms")(X, ONES, epsilon=0.0), "epsilon is 0.0"),
+        (
+            lambda: ActQuantizer(COLUMNWISE, PLAIN, "silu")(X, wanted=("dequantized",)),
+            "wanted holds 'dequantized', which is the row data's values, and orientation is 'columnwise'",
+        ),
+    ],
+)
+def test_a_bound_function_refuses_by_name(call: Callable[[], Any], message: str) -> None:
+    """A front end that did not check learns what was wrong from a sentence, and the kernels are not called."""
     with pytest.raises(ValueError, match=message):
         call()

@@ -13,12 +13,11 @@ from octavo import QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
-from octavo_jax import GroupedTensor
-from octavo_jax.arrays.dtypes import dtype_name
-from octavo_jax_native.arrays.tensors import checked_plane
-from octavo_jax_native.ffi import arguments
-from octavo_jax_native.gemm.call import GemmCall, sums_fast
-from octavo_jax_native.gemm.forms import Form, form_of
+from octavo_jax.plugin_api import GroupedTensor, dtype_name
+from octavo_jax_native.arrays import checks
+from octavo_jax_native.arrays.checked_plane import checked_plane
+from octavo_jax_native.ffi.gemm import GemmCall, sums_fast
+from octavo_jax_native.gemm.orientation import Form, form_of
 from octavo_native import support
 from octavo_registry.contract import WEIGHT_SHAPES, GemmRequest, Weight
 
@@ -62,7 +61,7 @@ def planes_of(how: Wanted, name: Operand, direction: Direction, operand: Any) ->
                 f"{name} is a {type(operand).__name__} and {how.gemm} of recipe {recipe.kind!r} multiplies "
                 "quantized operands; give a GroupedTensor (octavo_jax.quantize makes one)"
             )
-        arguments.check_input(operand, name, (3 if name == "w" else 2,))
+        checks.check_input(operand, name, (3 if name == "w" else 2,))
         return {"codes": operand}
     spec = operand.spec.quantizer
     if not quantized or spec.scaling != recipe.kind:
@@ -155,7 +154,7 @@ def checked_bias(more: Arrays, call: GemmCall) -> Arrays:
 
 
 def checked_out(out: Array, call: GemmCall) -> GemmCall:
-    """The call that accumulates into `out`, which lies as w, in its dtype; ValueError for another shape or dtype."""
+    """The call that accumulates into `out` [w's shape] in its dtype; ValueError for another shape or dtype."""
     _check_float(out, "out", call.out_shape)
     return replace(call, accumulate=True, out_dtype=dtype_name(out.dtype, "out"))
 
@@ -163,7 +162,7 @@ def checked_out(out: Array, call: GemmCall) -> GemmCall:
 def _check_float(array: Any, name: str, shape: tuple[int, ...]) -> None:
     if not isinstance(array, jax.Array):
         raise ValueError(f"{name} is a {type(array).__name__}; give a jax.Array (jnp.asarray makes one)")
-    if array.shape != shape or array.dtype not in arguments.INPUT_DTYPES:
+    if array.shape != shape or array.dtype not in checks.INPUT_DTYPES:
         raise ValueError(
             f"{name} has shape {list(array.shape)} and dtype {array.dtype}; it must have shape {list(shape)} and "
             "dtype bfloat16, float16 or float32"

@@ -1,4 +1,4 @@
-"""Planes of the plain layout made native, for a GEMM whose operand came from elsewhere."""
+"""Planes of the plain layout converted for a GEMM whose operand another backend has quantized."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from jax import Array
 
 from octavo import GroupedTensorSpec
 from octavo.quantizer import Direction
+from octavo_jax_native.arrays.checked_plane import layout_of
 from octavo_jax_native.arrays.planes import NATIVE, PREFIX, Extent, plane_results
-from octavo_jax_native.arrays.tensors import layout_of
-from octavo_jax_native.ffi.calls import convert_call
+from octavo_jax_native.ffi.convert import PlaneCall
 
 
 def native_plane(
@@ -18,14 +18,14 @@ def native_plane(
 
     plan   of the tensor's group sizes; stacked matrices do without
     """
-    if layout_of(spec, direction) == NATIVE[direction]:
+    layout = NATIVE[direction]
+    if layout_of(spec, direction) == layout:
         return planes
-    extent = Extent.of(spec.shape, spec.groups)
-    wanted = plane_results(spec.quantizer, direction, NATIVE[direction], extent)
-    results = {name: wanted[f"{PREFIX[direction]}_{name}"] for name in ("codes", "scales")}
+    native = plane_results(spec.quantizer, direction, layout, Extent.of(spec.shape, spec.groups))
+    results = {name: native[f"{PREFIX[direction]}_{name}"] for name in ("codes", "scales")}
     operands = {name: planes[name] for name in results}
     if spec.ragged_axis == 0:
         operands["plan"] = plan
-    made = convert_call(spec.quantizer, operands, results, direction=direction, layout=NATIVE[direction], extent=extent)
+    converted = PlaneCall(spec, direction).convert(operands, results, layout)
     # The second level is the same array in both layouts.
-    return {**planes, **dict(zip(results, made, strict=True))}
+    return {**planes, **dict(zip(results, converted, strict=True))}

@@ -8,14 +8,14 @@ import jax
 from jax import Array
 
 
-class Device(NamedTuple):
+class DeviceKind(NamedTuple):
     """kind: "cpu", "cuda", "rocm" or the platform's name; arch: compute capability of "cuda", else None."""
 
     kind: str
     arch: tuple[int, int] | None
 
 
-def device_of(x: Array) -> Device:
+def device_of(x: Array) -> DeviceKind:
     """The device that x is on, or the default device for a traced x."""
     if isinstance(x, jax.core.Tracer):
         default = jax.config.jax_default_device  # type: ignore[attr-defined]
@@ -23,12 +23,12 @@ def device_of(x: Array) -> Device:
     return device_kind(next(iter(x.devices())))
 
 
-def device_kind(device: Any) -> Device:
+def device_kind(device: Any) -> DeviceKind:
     """The kind of a JAX device: "cuda" for NVIDIA's GPUs, else its platform."""
     if device.platform != "gpu":
-        return Device(device.platform, None)
+        return DeviceKind(device.platform, None)
     capability = str(getattr(device, "compute_capability", ""))
     if "rocm" in str(getattr(device.client, "platform_version", "")).lower() or "." not in capability:
-        return Device("rocm", None)
+        return DeviceKind("rocm", None)
     major, minor = capability.split(".")
-    return Device("cuda", (int(major), int(minor)))
+    return DeviceKind("cuda", (int(major), int(minor)))

@@ -1,8 +1,8 @@
 """Which of the kernels' GEMMs computes a request, and what it reads.
 
-The kernels know weights [G, N, K]. One that lies as [G, K, N] is such a weight whose N is the layer's K and whose K is
-the layer's N: the kernels' dgrad makes y of it, their fprop dx, and wgrad of x on the left and dy on the right makes
-dw as it lies. So no weight and no dw is ever transposed in memory.
+The kernels take weights [G, N, K]. A weight [G, K, N] is one whose N is the layer's K and whose K is the layer's N: the
+kernels' dgrad computes y from it, their fprop dx, and wgrad of x on the left and dy on the right dw in [G, K, N]. So no
+weight and no dw is ever transposed in memory.
 
 | request, w as | the kernels' GEMM | left | right |
 |---|---|---|---|
@@ -47,13 +47,13 @@ class Form:
     turned: bool
 
     def sides(self, n: int, k: int) -> tuple[int, int]:
-        """The layer's N and K as the kernels count them; the other way round just as well."""
+        """The layer's N and K as the kernels count them, and the kernels' as the layer counts them."""
         return (k, n) if self.turned else (n, k)
 
 
 @lru_cache
 def form_of(gemm: Gemm, weight: Weight) -> Form:
-    """How `gemm` of a weight that lies so is computed."""
+    """How `gemm` of a weight with these axes is computed."""
     kernel, operands = (gemm, OPERANDS_OF_GEMM[gemm]) if weight == "nk" else _TURNED[gemm]
 
     def direction(operand: Operand) -> Direction:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from octavo import QuantizerSpec
-from octavo_jax.scaling.seeds import seed_words
+from octavo_jax.plugin_api import seed_words
 
 INPUT_DTYPES = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
 """Dtypes of what is quantized and of what dequantizing returns."""
@@ -36,10 +36,12 @@ def check_input(x: Any, name: str, ranks: tuple[int, ...]) -> None:
 def check_sizes(group_sizes: Any) -> None:
     """ValueError unless group_sizes is an integer array [G] of one group or more."""
     if not isinstance(group_sizes, jax.Array):
-        raise ValueError(f"group_sizes is a {type(group_sizes).__name__}; give a jax.Array of one integer a group, [G]")
+        raise ValueError(
+            f"group_sizes is a {type(group_sizes).__name__}; give a jax.Array of one integer per group, [G]"
+        )
     if group_sizes.ndim != 1 or not jnp.issubdtype(group_sizes.dtype, jnp.integer) or group_sizes.shape[0] == 0:
         raise ValueError(
-            f"group_sizes has shape {list(group_sizes.shape)} and dtype {group_sizes.dtype}; it is one integer a "
+            f"group_sizes has shape {list(group_sizes.shape)} and dtype {group_sizes.dtype}; it is one integer per "
             "group, shape [G] with G of 1 or more"
         )
 

@@ -14,7 +14,7 @@ from octavo.formats import DType
 from octavo.recipe_base import Gemm
 from octavo_jax_native.arrays.planes import array
 from octavo_jax_native.ffi import targets
-from octavo_jax_native.ffi.calls import CPU_THREADS, call, workspace_result
+from octavo_jax_native.ffi.custom_call import CPU_THREADS, call, workspace_result
 from octavo_native import support
 from octavo_native.gemms import gemm_named, names_of
 
@@ -56,7 +56,7 @@ class GemmCall:
 
     @property
     def bias_shape(self) -> tuple[int, int]:
-        """One a group and column of the result."""
+        """One per group and column of the result."""
         return self.groups, self.out_shape[1]
 
     @property

@@ -1,13 +1,13 @@
-"""Delayed scaling's state: amax histories and scales of a layer's three operands, as a value.
+"""The state of delayed scaling: amax histories and scales of a layer's three operands, as a value.
 
 The amax of dy exists in the backward pass alone. So `grouped_dense` treats the state as a differentiable argument
 whose cotangent is not a derivative but the state after this call, amaxes of x, the kernel and dy recorded:
 
     (loss, aux), (grads, new_state) = jax.value_and_grad(loss_fn, argnums=(0, 1), has_aux=True)(params, state)
-    state = octavo_jax.update_delayed(new_state, recipe)      # once a step
+    state = octavo_jax.update_delayed(new_state, recipe)      # once per step
 
 Overwrite the state with that "gradient", as Flax does for its collection `_overwrite_with_gradient`. With several
-microbatches a step, overwrite after each and update once after the last: recording takes a maximum, so order and
+microbatches per step, overwrite after each and update once after the last: recording takes a maximum, so order and
 number do not matter, while *summing* these gradients would be wrong. Within one differentiated function, thread the
 second result of `grouped_dense` from call to call.
 
@@ -106,8 +106,8 @@ def shared_state(state: DelayedState, axes: frozenset[str]) -> DelayedState:
     Its "gradient" has the state's own type: running amaxes are maxima over those of `axes` that the state did not
     differ over, where JAX would sum a derivative.
     """
-    made: DelayedState = varying_over(state, axes)
-    return made
+    result: DelayedState = varying_over(state, axes)
+    return result
 
 
 def _shared(state: DelayedState, axes: frozenset[str]) -> tuple[DelayedState, DelayedState]:
@@ -162,10 +162,10 @@ def update_delayed(
 
     def updated(history: ScalingHistory, of: Format) -> ScalingHistory:
         top = float(np.float32(np.ldexp(FORMAT_MAX[of], -recipe.margin)))
-        made: ScalingHistory = _updated(
+        result: ScalingHistory = _updated(
             history, top=top, most_recent=recipe.algorithm == "most_recent", axis_name=axis_name
         )
-        return made
+        return result
 
     return DelayedState(
         updated(state.x, recipe.forward_format),

@@ -1,0 +1,84 @@
+"""What one bound quantizer asks of the kernels: a quantizer, the layouts of its planes, what is computed before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+from jax import Array
+
+from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo.grouped_tensor import PLAIN
+from octavo.quantizer import Operand
+from octavo_jax_native.arrays.planes import Extent, calls_for, plane_results
+from octavo_jax_native.ffi.custom_call import group_plan
+from octavo_jax_native.ffi.quantize import NO_PROLOGUE, Prologue, QuantizeCall
+from octavo_jax_native.quantizers.primitive import quantize_call
+
+
+@dataclass(frozen=True)
+class QuantizeKernel:
+    """A quantizer as the kernels run it.
+
+    layouts   of the rowwise and the columnwise plane; that of a plane which is not computed does not matter
+    """
+
+    spec: QuantizerSpec
+    layouts: tuple[str, str]
+    prologue: Prologue = NO_PROLOGUE
+
+    def tensor_spec(self, shape: tuple[int, ...], groups: int) -> GroupedTensorSpec:
+        """The spec of the result of this shape; a plane that is not computed is plain."""
+        row, column = (
+            layout if direction in self.spec.directions else PLAIN
+            for direction, layout in zip(("rowwise", "columnwise"), self.layouts, strict=True)
+        )
+        return GroupedTensorSpec(
+            shape=shape,
+            groups=groups,
+            quantizer=self.spec,
+            ragged_axis=0 if len(shape) == 2 else None,
+            rowwise_layout=row,
+            columnwise_layout=column,
+        )
+
+    def results(
+        self,
+        operands: dict[str, Array],
+        group_sizes: Array | None,
+        operand: Operand,
+        columns: int,
+        extras: dict[str, jax.ShapeDtypeStruct],
+    ) -> tuple[dict[str, Array], ...]:
+        """The results of every call that the planes need, by name; the first call computes the `extras`, too.
+
+        operands      x, and by name whatever else the quantizer and its prologue read
+        group_sizes   of rows; None: stacked matrices
+        columns       of what is quantized, which a prologue may change from x's
+        """
+        x = operands["x"]
+        groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
+        extent = Extent.of(x.shape, groups)
+        if group_sizes is not None:
+            operands = {**operands, "plan": group_plan(group_sizes, extent.rows)}
+        quantized = Extent(extent.rows, columns, groups, extent.matrix_rows)
+        outputs = []
+        for planes in calls_for(self.spec, self.layouts):
+            results = dict(extras)
+            extras = {}
+            layouts = {"rowwise": PLAIN, "columnwise": PLAIN}
+            for direction, layout in planes:
+                layouts[direction] = layout
+                results.update(plane_results(self.spec, direction, layout, quantized))
+            call = QuantizeCall(
+                self.spec,
+                operand,
+                operands=tuple(operands),
+                dtype=x.dtype,
+                extent=extent,
+                results=tuple((name, one.shape, one.dtype) for name, one in results.items()),
+                layouts=(layouts["rowwise"], layouts["columnwise"]),
+                prologue=self.prologue,
+            )
+            outputs.append(quantize_call(call, operands))
+        return tuple(outputs)

@@ -1,0 +1,48 @@
+"""What octavo_jax offers to packages of kernels: the one module of it that a backend imports.
+
+Arrays
+    `GroupedTensor`     what a quantizer returns and a GEMM reads: codes and scales as a pytree
+    `Extras`, `BoundFused`   the further results of a fused quantizer, and the answer to a request for one
+    `one_group`         the group sizes of a matrix that is one group
+Arguments
+    `dtype_name`        Octavo's name of a dtype; ValueError, naming the argument, for one that no operand may have
+    `seed_words`        a seed, host integer or array, as uint32 [2] words
+    `check_activation`, `features`   the activations' names, and F of an input with C columns
+    `check_norm`        the arguments of a normalization
+Sharding
+    `varying_axes`, `varying_over`, `varying_alike`   types inside `jax.shard_map`, where the operands of a custom call
+                        must differ over the same mesh axes
+Devices
+    `device_kind`       kind and compute capability of a JAX device, as requests name them
+
+Importing it imports JAX, so that a card (`plugin.py`) must not. Names here change as the public ones of octavo_jax do:
+with a line in the changelog.
+"""
+
+from __future__ import annotations
+
+from octavo_jax.arrays.dtypes import dtype_name
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.arrays.sizes import one_group
+from octavo_jax.arrays.varying import varying_alike, varying_axes, varying_over
+from octavo_jax.dispatch.device import device_kind
+from octavo_jax.functions.activations import check_activation, features
+from octavo_jax.functions.composed import BoundFused, Extras
+from octavo_jax.functions.norms import check_norm
+from octavo_jax.scaling.seeds import seed_words
+
+__all__ = [
+    "BoundFused",
+    "Extras",
+    "GroupedTensor",
+    "check_activation",
+    "check_norm",
+    "device_kind",
+    "dtype_name",
+    "features",
+    "one_group",
+    "seed_words",
+    "varying_alike",
+    "varying_axes",
+    "varying_over",
+]
