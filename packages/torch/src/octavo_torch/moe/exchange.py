@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.operands import check_layout
+from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.moe.permutation import Routing, permute, unpermute
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.moe.moves import Moves
 
 
