@@ -288,7 +288,10 @@ def lint(session: nox.Session) -> None:
     places = sorted({name.split("/")[0] for name in _tracked("*.py", "*.pyi")})  # folders: new files are linted, too
     session.run("ruff", "format", "--check", *places)
     session.run("ruff", "check", *places)
-    session.run("clang-format", "--dry-run", "-Werror", *_tracked("native/lib/*", "native/include/*"))
+    sources = _tracked(
+        *(f"native/{folder}/*.{kind}" for folder in ("lib", "include") for kind in ("h", "cpp", "cu", "cuh"))
+    )
+    session.run("clang-format", "--dry-run", "-Werror", *sources)
 
 
 @nox.session

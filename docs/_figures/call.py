@@ -41,7 +41,7 @@ LANES = {
              "an argument asks for more, linear/autograd.py calls quantizers and GEMMs one by one: the same bits.",
              TORCH, ("linear/whole.py", "linear/autograd.py")),
         Step("torch", "One native call per pass", "Addresses go into recorded arguments; a workspace is "
-             "taken from torch.", TORCH_NATIVE, ("linear/whole.py", "arrays/launch.py")),
+             "taken from torch.", TORCH_NATIVE, ("linear/recorded_layer.py", "arrays/launch.py")),
         Step("native", "Bindings", "Integers in, checked arguments out.", NATIVE,
              ("lib/bindings/python/sequence.cpp", "lib/common")),
         Step("native", "Kernels", "Plan of the groups, quantizers, GEMM, on the caller's stream.", NATIVE,

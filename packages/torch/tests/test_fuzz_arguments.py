@@ -39,6 +39,10 @@ def mlp(**more: Any) -> dict[str, Any]:
     return {**given, "backend": BACKEND, **more}
 
 
+def fused(**more: Any) -> dict[str, Any]:
+    return {"spec": SPEC, "group_sizes": [3, 4], "backend": BACKEND, **more}
+
+
 def layer(**more: Any) -> ot.GroupedLinear:
     return ot.GroupedLinear(G, K, N, backend=BACKEND, **more)
 
@@ -66,6 +70,20 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "quantize": (ot.quantize, lambda: {"x": torch.ones(M, K), "spec": SPEC, "group_sizes": [3, 4], "backend": BACKEND}),
     "quantize_weight": (ot.quantize_weight, lambda: {"w": leaf(G, N, K), "recipe": MXFP8(), "backend": BACKEND}),
     "dequantize": (ot.dequantize, lambda: {"q": ot.quantize(torch.ones(M, K), SPEC, backend=BACKEND)}),
+    "convert_layout": (
+        ot.convert_layout,
+        lambda: {"q": ot.quantize(torch.ones(M, K), SPEC, backend=BACKEND), "layouts": ("plain", "plain")},
+    ),
+    "group_amax": (ot.group_amax, lambda: {"x": torch.ones(M, K), "group_sizes": [3, 4]}),
+    "act_quantize": (ot.act_quantize, lambda: fused(x=torch.ones(M, 2 * N), activation="swiglu", probs=torch.ones(M))),
+    "dact_quantize": (
+        ot.dact_quantize,
+        lambda: fused(dy=torch.ones(M, N), x=torch.ones(M, 2 * N), activation="swiglu", probs=torch.ones(M)),
+    ),
+    "norm_quantize": (
+        ot.norm_quantize,
+        lambda: fused(x=torch.ones(M, K), gamma=torch.ones(K), beta=torch.ones(K), norm="layer"),
+    ),
     "explain_mlp": (ot.explain_mlp, mlp),
     "permute": (
         ot.permute,
@@ -111,6 +129,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "update_scales": (ot.update_scales, lambda: {"module": layer()}),
 }
 MODULE = ("backend", "device", "dtype", "bias", "main_grad", "per_group_parameters", "delay_wgrad")
+FUSED = ("layouts", "seed", "operand", "group_offset", "scale", "wanted")
 MORE = {
     "grouped_linear": ("seed", "state", "group_offset", "out", "grad_input", "main_grad", "delayed_wgrad"),
     "grouped_linear, stochastic": ("group_offset",),
@@ -118,9 +137,13 @@ MORE = {
         "activation", "interleave", "seed", "state", "group_offset", "out", "grad_input", "main_grad", "delayed_wgrad",
     ),
     "grouped_mm": ("bias", "out_dtype"),
-    "quantize": ("seed", "operand", "group_offset", "scale"),
+    "quantize": ("seed", "operand", "group_offset", "scale", "layouts", "out", "unchanged"),
     "quantize_weight": ("seed", "state", "interleave", "out", "unchanged"),
-    "dequantize": ("direction",),
+    "dequantize": ("direction", "dtype", "backend"),
+    "convert_layout": ("backend",),
+    "act_quantize": FUSED,
+    "dact_quantize": FUSED,
+    "norm_quantize": ("epsilon", *FUSED),
     "explain_mlp": ("activation",),
     "DelayedState.create": ("device",),
     "GroupedLinear": MODULE,

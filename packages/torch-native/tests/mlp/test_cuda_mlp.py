@@ -119,8 +119,9 @@ def test_plans_of_device_sizes(rng: np.random.Generator) -> None:
     sizes = torch.tensor(SPLITS[0], device="cuda")
     for recipe in RECIPES.values():
         plan = explain_mlp(given["x"], given["w1"], given["w2"], sizes, recipe=recipe, backend="torch-native")
-        assert plan.run_act is not None, str(plan)
-        assert plan.run_dact is not None, str(plan)
+        for part in (plan.act, plan.dact):
+            assert part.plan is not None, str(plan)
+            assert part.plan.backend == "torch-native", str(plan)
 
 
 @pytest.mark.parametrize("name", ALL)

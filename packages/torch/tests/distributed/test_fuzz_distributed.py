@@ -137,7 +137,7 @@ CALLS: dict[str, tuple[str, Callable[..., Any], Given]] = {
 
 CASES = [(name, argument) for name, (arguments, *_) in CALLS.items() for argument in arguments.split()]
 OTHERS = {
-    *("DeviceSizesError", "DelayedWgrad", "GroupedTensor", "QuantizedInput", "QuantizedWeight", "Routing"),
+    *("DeviceSizesError", "DelayedWgrad", "Extras", "GroupedTensor", "QuantizedInput", "QuantizedWeight", "Routing"),
     "check_errors",
 }
 """Public names without arguments, and what functions return."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast, get_args
 
 import torch
@@ -113,12 +114,12 @@ def check_exact(name: str, value: object, shape: tuple[int, ...], dtype: torch.d
 
 def check_norm(norm: object, epsilon: object, x: Tensor, gamma: object, beta: object) -> Norm:
     """`norm`; ValueError unless it names a normalization and the other arguments fit it and x [M, C]."""
-    if norm not in get_args(Norm):
-        raise ValueError(f"norm is {norm!r}; give 'rms' or 'layer'")
+    if not isinstance(norm, str) or norm not in get_args(Norm):
+        raise ValueError(f"norm is {brief(norm)}; give 'rms' or 'layer'")
     if norm == "rms" and beta is not None:
         raise ValueError("beta was given and RMSNorm has no shift; leave it out, or give norm='layer'")
-    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not epsilon >= 0.0:
-        raise ValueError(f"epsilon is {epsilon!r}; give a number of zero or more")
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0.0 <= epsilon < math.inf:
+        raise ValueError(f"epsilon is {brief(epsilon)}; give a finite number of zero or more")
     if gamma is None:
         raise ValueError(f"gamma is None; give the weight of the normalization, [{x.shape[1]}]")
     for name, value in (("gamma", gamma), ("beta", beta)):
@@ -133,7 +134,7 @@ def layout_names(layouts: object) -> tuple[str, str]:
         or len(layouts) != 2
         or not all(isinstance(layout, str) for layout in layouts)
     ):
-        raise ValueError(f"layouts is {layouts!r}; give two names, of the rowwise and of the columnwise plane")
+        raise ValueError(f"layouts is {brief(layouts)}; give two names, of the rowwise and of the columnwise plane")
     return layouts[0], layouts[1]
 
 

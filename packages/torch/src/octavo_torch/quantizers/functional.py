@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.checks import backend_names
+from octavo_torch.arrays.checks import backend_names, brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.sizes import GroupSizes, all_rows, as_sizes
@@ -106,7 +106,7 @@ def dequantize(
     """
     arguments.check_quantized(q)
     if not isinstance(dtype, torch.dtype) or dtype not in DTYPE_NAMES:
-        raise ValueError(f"dtype is {dtype}; give torch.float32, torch.bfloat16 or torch.float16")
+        raise ValueError(f"dtype is {brief(dtype)}; give torch.float32, torch.bfloat16 or torch.float16")
     named = arguments.direction_name(direction)
     plan = dequantizer_plan(q, named, DTYPE_NAMES[dtype], backend_names(backend))
     values: Tensor = plan.run(q, named)

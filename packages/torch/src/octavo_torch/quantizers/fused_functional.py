@@ -15,7 +15,7 @@ from octavo import QuantizerSpec
 from octavo_registry.contract import Activation, Norm
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.checks import backend_names
+from octavo_torch.arrays.checks import backend_names, brief
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.operands import check_tensor
 from octavo_torch.arrays.sizes import GroupSizes
@@ -176,7 +176,9 @@ def _names(
     if wanted is None:
         return (*usual, "amax") if spec.scaling == "delayed" else usual
     known = (*usual, "amax", "dequantized", *others)
-    if isinstance(wanted, str) or not isinstance(wanted, Sequence) or not all(name in known for name in wanted):
+    if not isinstance(wanted, (list, tuple)) or not all(isinstance(name, str) for name in wanted):
+        raise ValueError(f"wanted is {brief(wanted)}; give a list of names out of {', '.join(known)}")
+    if not set(wanted) <= set(known):
         raise ValueError(f"wanted is {wanted!r}; give a list of names out of {', '.join(known)}")
     if "dequantized" in wanted and "rowwise" not in spec.directions:
         raise ValueError(
