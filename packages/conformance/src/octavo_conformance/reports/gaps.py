@@ -64,7 +64,9 @@ def read_gaps(path: Path) -> tuple[Gap, ...]:
         raise GapsError(f"{path}: not TOML ({error})") from None
     entries = content.pop("gap", [])
     if content or not isinstance(entries, list):
-        raise GapsError(f"{path}: holds {sorted(content) or 'a gap that is not a list'}; write one [[gap]] table per gap")
+        raise GapsError(
+            f"{path}: holds {sorted(content) or 'a gap that is not a list'}; write one [[gap]] table per gap"
+        )
     return tuple(_gap(f"{path}: gap {index}", entry) for index, entry in enumerate(entries, 1))
 
 
