@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import pytest
 
-from octavo_conformance.reports.gaps import Gap
 from octavo_conformance.cards.targets import Target
+from octavo_conformance.reports.gaps import Gap
 
 Outcome = Literal["passed", "failed", "skipped", "gap", "undeclared"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "skipped", "gap", "undeclared")
@@ -68,7 +68,7 @@ def undeclared(properties: list[tuple[str, object]], what: str) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """One run: what ran, on which target, and one row per test. Rows hold no times, so that reports of two machines compare."""
+    """One run: what ran, on which target, and one row per test. Rows hold no times, so that two reports compare."""
 
     backends: list[dict[str, Any]]
     versions: dict[str, str]
