@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=11, help="batches of each version per case")
     parser.add_argument("--batch-ms", type=float, default=60.0, help="time of one batch")
     parser.add_argument("--seconds", type=float, default=1e9, help="no further case is begun after this time")
+    parser.add_argument("--only", default="host,step,moe", help="which of host, step and moe")
     parser.add_argument("--quick", action="store_true", help="small shapes: what a CPU can do")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -227,6 +228,8 @@ def main() -> None:
     old, new = (Version(folder, options.backend) for folder in (options.old, options.new))
     start, rows = time.monotonic(), []
     for case in cases(options.quick):
+        if case["what"] not in options.only.split(","):
+            continue
         if time.monotonic() - start > options.seconds:
             print(f"time is up: {len(rows)} cases were compared", flush=True)
             break
