@@ -94,7 +94,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "gamma shape": (norm(torch.ones(8)), r"gamma is float32 \[8\]; give float32 \[32\]"),
     "gamma dtype": (norm(ONES.bfloat16()), r"gamma is bfloat16 \[32\]; give float32 \[32\]"),
     "beta shape": (norm(ONES, torch.ones(8), norm="layer"), r"beta is float32 \[8\]"),
-    "epsilon": (norm(ONES, epsilon=-1.0), "epsilon is -1.0; give a number of zero or more"),
+    "epsilon": (norm(ONES, epsilon=-1.0), "epsilon is -1.0; give a finite number of zero or more"),
     "epsilon NaN": (norm(ONES, epsilon=float("nan")), "epsilon is nan"),
     "sizes of an index": (lambda: native.plan([5, 5], 8), "sum to 10 and the tensor has 8 rows"),
     "negative sizes of an index": (lambda: native.plan([5, -5], 8), r"group_sizes\[1\] is -5"),

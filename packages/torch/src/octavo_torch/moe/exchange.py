@@ -52,6 +52,8 @@ class ExpertExchange:
         if not isinstance(rows, Tensor) or rows.dim() != 2 or rows.shape[0] < sent:
             raise ValueError(f"rows is {brief(rows)} and the sizes' sum is {sent}; give [M, K] with M >= {sent}")
         check_layout("rows", rows)
+        if rows.device != self.group_sizes.device:
+            raise ValueError(f"rows is on {rows.device} and the sizes on {self.group_sizes.device}; move it there")
         received = _all_to_all(rows[:sent], self._received, self._sent, self._group)
         sorted_rows, _, self._routing = permute(received, self._expert, self.group_sizes.shape[0])
         return sorted_rows
@@ -64,9 +66,10 @@ class ExpertExchange:
         if self._routing is None:
             raise ValueError("from_experts was called before to_experts; send rows first")
         sent = sum(self._sent)
-        if not isinstance(to, int) or to < sent:
+        if not isinstance(to, int) or not sent <= to < 1 << 31:
             raise ValueError(
-                f"to is {brief(to)} and the sizes' sum is {sent}; give the number of rows that to_experts took"
+                f"to is {brief(to)} and the sizes' sum is {sent}; give the number of rows that to_experts took, which is "
+                "below 2^31"
             )
         returned = _all_to_all(unpermute(rows, self._routing), self._sent, self._received, self._group)
         return torch.nn.functional.pad(returned, (0, 0, 0, to - sent))
