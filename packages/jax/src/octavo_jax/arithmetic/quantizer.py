@@ -33,7 +33,10 @@ def quantizer_of(spec: QuantizerSpec, span: Span = WHOLE) -> Callable[..., Group
     matrices [G, N, K] without; a matrix [M, K] without sizes is one group. `seed` is uint32 [2] words. ValueError where
     rounding is stochastic and there is none.
     """
-    tensors: dict[tuple[tuple[int, ...], int], GroupedTensorSpec] = {}
+
+    @lru_cache(maxsize=512)
+    def tensor_spec(shape: tuple[int, ...], groups: int, ragged: bool) -> GroupedTensorSpec:
+        return GroupedTensorSpec(shape=shape, groups=groups, quantizer=spec, ragged_axis=0 if ragged else None)
 
     def octavo_quantize(
         x: Array, group_sizes: Array | None, seed: Array | None, group_offset: Array, scale: Array | None, operand: int
@@ -62,12 +65,7 @@ def quantizer_of(spec: QuantizerSpec, span: Span = WHOLE) -> Callable[..., Group
         if group_sizes is None and x.ndim == 2:
             group_sizes = one_group(x.shape[0])
         groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
-        shape = (x.shape, groups)
-        tensor = tensors.get(shape)
-        if tensor is None:
-            ragged = None if group_sizes is None else 0
-            tensor = GroupedTensorSpec(shape=x.shape, groups=groups, quantizer=spec, ragged_axis=ragged)  # type: ignore[arg-type]
-            tensors[shape] = tensor
+        tensor = tensor_spec(x.shape, groups, group_sizes is not None)
         words = seed if spec.stochastic else None
         number = OPERAND_NUMBER[operand or spec.role]
         planes = compiled(x, group_sizes, words, _offset(group_offset), scale, operand=number)

@@ -68,8 +68,8 @@ class ExpertExchange:
         sent = sum(self._sent)
         if not isinstance(to, int) or not sent <= to < 1 << 31:
             raise ValueError(
-                f"to is {brief(to)} and the sizes' sum is {sent}; give the number of rows that to_experts took, which is "
-                "below 2^31"
+                f"to is {brief(to)} and the sizes' sum is {sent}; give the number of rows that to_experts took, "
+                "which is below 2^31"
             )
         returned = _all_to_all(unpermute(rows, self._routing), self._sent, self._received, self._group)
         return torch.nn.functional.pad(returned, (0, 0, 0, to - sent))
