@@ -224,6 +224,21 @@ def test_no_second_derivative(recipe: Recipe | None) -> None:
             f(rows).backward(create_graph=True)
 
 
+def test_a_refused_backward_has_done_nothing() -> None:
+    """Whoever catches the refusal and calls backward again finds main_grad and the amax history as they were."""
+    recipe = DelayedScaling(history=2)
+    x, w = torch.randn(4, 16, requires_grad=True), torch.randn(2, 8, 16, requires_grad=True)
+    state, main_grad = DelayedState.create(recipe, 2), torch.randn(2, 8, 16)
+    w.main_grad = main_grad  # type: ignore[attr-defined]
+    y = grouped_linear(x, w, [2, 2], recipe=recipe, state=state, main_grad="accumulate")
+    before = main_grad.clone(), state.history.clone()
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        y.sum().backward(create_graph=True)
+    assert torch.equal(main_grad, before[0])
+    assert torch.equal(state.history, before[1])
+    assert x.grad is None
+
+
 @pytest.mark.parametrize("sizes", [np.array([2, 1], np.int32), (2, 1), torch.tensor([2, 1], dtype=torch.int32)])
 def test_sizes_of_every_kind(sizes: object) -> None:
     """Sequences, numpy and int32 tensors are taken."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -19,14 +17,14 @@ def refuse() -> NotImplementedError:
     )
 
 
-def once_differentiated(grads: Sequence[Tensor | None], dy: Tensor) -> list[Tensor | None]:
-    """`grads`; NotImplementedError where backward was asked for a graph of them (create_graph=True).
+def check_no_graph(dy: Tensor) -> None:
+    """Raises NotImplementedError where backward is asked for a graph of its gradients (create_graph=True).
 
-    Refused at once rather than where that graph is differentiated: `torch.autograd.grad` and `backward(inputs=...)`
-    run only the nodes that lead to the inputs that they are asked for, so a node here that refuses would be passed by
-    and the term would be missing without a word. A backward has no handle on the inputs of its forward that it has
-    not saved, and saving them would keep their memory.
+    A backward calls it first, before it writes, records or draws anything. It refuses at once rather than where that
+    graph is differentiated: `torch.autograd.grad` and `backward(inputs=...)` run only nodes that lead to the inputs
+    that they are asked for, so a node here that refuses would be passed by, and the term would be missing in silence.
+    A backward has no handle on the inputs of its forward that it has not saved, and saving them would keep their
+    memory.
     """
     if torch.is_grad_enabled() and is_plain(dy):
         raise refuse()
-    return list(grads)

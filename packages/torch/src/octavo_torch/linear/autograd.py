@@ -16,7 +16,7 @@ from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.strides import share_memory
 from octavo_torch.compiler.autograd_context import AutogradContext
-from octavo_torch.compiler.second_derivative import once_differentiated
+from octavo_torch.compiler.second_derivative import check_no_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Matrix, QuantizeFunction, WgradFunction
 from octavo_torch.linear.call import Call
@@ -154,9 +154,9 @@ class GroupedLinearFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: LinearContext, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients in the order of forward's arguments."""
+        check_no_graph(dy)
         with torch.no_grad():
-            grads = run_backward(_backward, ctx, dy)
-        return (None, None, *once_differentiated(grads, dy))
+            return (None, None, *run_backward(_backward, ctx, dy))
 
 
 def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_torch.arithmetic import operators
-from octavo_torch.compiler.second_derivative import once_differentiated
+from octavo_torch.compiler.second_derivative import check_no_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.linear.autograd import Context, needed_gradients
@@ -90,9 +90,9 @@ class WholeLayerFunction(torch.autograd.Function):
         """Gradients in the order of forward's arguments."""
         if not _grad_enabled():
             return (None, *run_backward(_backward, ctx, dy))
+        check_no_graph(dy)
         with torch.no_grad():
-            grads = run_backward(_backward, ctx, dy)
-        return (None, *once_differentiated(grads, dy))
+            return (None, *run_backward(_backward, ctx, dy))
 
 
 def _backward(ctx: WholeContext, dy: Tensor) -> list[Tensor | None]:

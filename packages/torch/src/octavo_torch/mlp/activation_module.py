@@ -11,7 +11,7 @@ from octavo_registry.contract.cards import Activation as Name
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.operands import check_tensor
 from octavo_torch.compiler.autograd_context import AutogradContext
-from octavo_torch.compiler.second_derivative import once_differentiated
+from octavo_torch.compiler.second_derivative import check_no_graph
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.functions import activations
 from octavo_torch.functions.activations import check_activation, features
@@ -33,11 +33,12 @@ class _Activate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
+        check_no_graph(dy)
         x, probs = ctx.saved_tensors
         with torch.no_grad():
             dx = activations.activate_gradient(dy, x, probs, ctx.name) if ctx.needs_input_grad[0] else None
             dprobs = activations.probs_gradient(dy, x, ctx.name) if ctx.needs_input_grad[2] else None
-        return tuple(once_differentiated([dx, None, dprobs], dy))
+        return dx, None, dprobs
 
 
 @one_call

@@ -18,7 +18,7 @@ from torch import Tensor
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import from_halves, to_halves
-from octavo_torch.compiler.second_derivative import once_differentiated
+from octavo_torch.compiler.second_derivative import check_no_graph
 from octavo_torch.dispatch.layer import Matrix
 from octavo_torch.functions.activations import activate_gradient, probs_gradient
 from octavo_torch.linear.autograd import (
@@ -96,9 +96,9 @@ class GroupedMLPFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: MlpContext, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients in the order of forward's arguments."""
+        check_no_graph(dy)
         with torch.no_grad():
-            grads = run_backward(_backward, ctx, dy)
-        return (None, None, *once_differentiated(grads, dy))
+            return (None, None, *run_backward(_backward, ctx, dy))
 
 
 def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
