@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from octavo import QuantizerSpec
-from octavo_numerics import dequantize, quantize, tensor_stats
+from octavo_numerics import dequantize, quantize, tensor_stats, valid
 from octavo_numerics.vectors import cases
 
 CURRENT = QuantizerSpec(format="e4m3", scaling="current", power_of_two=True)
@@ -72,3 +72,38 @@ def test_a_poisoned_unit_is_reported_as_non_finite() -> None:
     stats = tensor_stats(x, QuantizerSpec(format="e4m3", scaling="mxfp8", orientation="rowwise"))
     assert stats.non_finite.tolist() == [32]
     assert stats.sqnr_db.tolist() == [np.inf]
+
+
+def test_the_first_element_that_is_not_finite_is_named_by_group(rng: np.random.Generator) -> None:
+    """Row-major within the group; a NaN in the second group is not the first group's, and the total counts on."""
+    x = rng.standard_normal((12, 40)).astype(np.float32)
+    x[7, 3], x[9, 1], x[2, 39] = np.nan, np.inf, -np.inf
+    stats = tensor_stats(x, CURRENT, [2, 6, 0, 4])
+    assert stats.first_non_finite.tolist() == [-1, 39, -1, 1 * 40 + 1]
+    assert stats.total().first_non_finite.tolist() == [2 * 40 + 39]
+    assert tensor_stats(x[:2], CURRENT).total().first_non_finite.tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in cases() if not case.stacked and case.operand is None], ids=lambda case: case.key
+)
+def test_scale_exponents_are_those_of_the_stored_scales(case: object, rng: np.random.Generator) -> None:
+    """Every positive finite scale that `quantize` stores is counted once, at its own power of two, in its group."""
+    spec: QuantizerSpec = case.spec  # type: ignore[attr-defined]
+    x = (rng.standard_normal((50, 40)) * 2.0 ** rng.integers(-9, 9, (50, 1))).astype(np.float32)
+    x[3:20, :32] = 0
+    scale = np.array([90, 0.5], dtype=np.float32) if spec.scaling == "delayed" else None
+    stats = tensor_stats(x, spec, [30, 17], seed=3, scale=scale)
+    planes = valid(quantize(x, spec, [30, 17], seed=3, scale=scale))
+    direction = spec.directions[0]
+    stored = planes[f"{direction}_scale"]
+    if spec.scale_format == "e8m0":
+        expected = stored.astype(np.int64).ravel() - 127
+    elif spec.scale_format == "fp32":
+        expected = np.floor(np.log2(stored.astype(np.float64))).astype(np.int64).ravel()
+    else:
+        assert sum(stats.exponents().values()) == int((stored.astype(np.float32) > 0).sum())
+        return
+    exponents, counts = np.unique(expected, return_counts=True)
+    assert stats.exponents() == dict(zip(exponents.tolist(), counts.tolist(), strict=True))
+    assert stats.scale_exponents.sum() == expected.size

@@ -7,6 +7,15 @@ from octavo_numerics.dequantize import dequantize, plane_sizes, valid
 from octavo_numerics.error_bound import BoundReport, ErrorBound, error_bound
 from octavo_numerics.gemm import grouped_dgrad, grouped_matmul, grouped_wgrad
 from octavo_numerics.hadamard import hadamard
+from octavo_numerics.moe import (
+    Choice,
+    RouterRule,
+    choose_experts,
+    keep_rows,
+    kept_rows_bound,
+    route_scores,
+    router_losses,
+)
 from octavo_numerics.philox import philox4x32
 from octavo_numerics.quantize import quantize
 from octavo_numerics.stats import TensorStats, tensor_stats
@@ -16,11 +25,14 @@ __version__ = "0.1.0"
 __all__ = [
     "PLANES",
     "BoundReport",
+    "Choice",
     "DelayedState",
     "ErrorBound",
     "QuantizedArray",
+    "RouterRule",
     "TensorStats",
     "cast",
+    "choose_experts",
     "decode",
     "dequantize",
     "error_bound",
@@ -29,11 +41,15 @@ __all__ = [
     "grouped_wgrad",
     "hadamard",
     "init_delayed",
+    "keep_rows",
+    "kept_rows_bound",
     "philox4x32",
     "plane_sizes",
     "quantize",
     "record_amax",
     "round_bfloat16",
+    "route_scores",
+    "router_losses",
     "tensor_stats",
     "update_delayed",
     "valid",

@@ -56,11 +56,16 @@ def _trim(q: QuantizedArray, direction: Direction) -> tuple[Units, Array, Array,
 @np.errstate(all="ignore")
 def decode_plane(payload: Array, scale: Array, factor: F32 | None, spec: QuantizerSpec, units: Units) -> F32:
     """fp32 values [R, C] of codes [R, C] and compact scales: fl(code * scale), NVFP4's scale being fl(d * factor)."""
-    if spec.scale_format == "e8m0":
-        scale = e8m0_decode(scale)
-    elif factor is not None:
-        scale = decode(scale, "e4m3") * factor[units.rows.group][:, None]
-    return canonical(decode(payload, spec.format) * units.spread(scale))
+    return canonical(decode(payload, spec.format) * units.spread(scale_values(scale, factor, units)))
+
+
+@np.errstate(all="ignore")
+def scale_values(scale: Array, factor: F32 | None, units: Units) -> F32:
+    """fp32 values of compact decode scales: E8M0's exponents, NVFP4's fl(d * factor), or fp32 scales as they are."""
+    if factor is not None:
+        values: F32 = decode(scale, "e4m3") * factor[units.rows.group][:, None]
+        return values
+    return e8m0_decode(scale) if scale.dtype == np.uint8 else scale
 
 
 @np.errstate(all="ignore")

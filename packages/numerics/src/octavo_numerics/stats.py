@@ -10,18 +10,20 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo import QuantizerSpec
-from octavo.formats import Format
+from octavo.formats import PAST_LARGEST
 from octavo.quantizer import Direction
 from octavo_numerics import checks
-from octavo_numerics.dequantize import decode_plane
-from octavo_numerics.groups import units_of
-from octavo_numerics.quantize import prepare, quantize_plane
+from octavo_numerics.dequantize import decode_plane, scale_values
+from octavo_numerics.groups import Units, units_of
+from octavo_numerics.quantize import Plane, prepare, quantize_plane
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
-_PAST_LARGEST: dict[Format, float] = {"e4m3": 464.0, "e5m2": 61440.0, "e2m1": 7.0}
-"""Half a unit past the largest value: from here on it is saturation, not rounding, that changes a value."""
+SMALLEST_EXPONENT = -149
+"""Of a positive fp32 number: the first column of `TensorStats.scale_exponents`."""
+
+_EXPONENTS = 128 - SMALLEST_EXPONENT + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +36,9 @@ class TensorStats:
     saturated   finite elements cut to the largest value: scaled, they lie half a unit past it or further
     underflow   finite elements that are not zero and decode to zero
     signal      sum of x^2, and noise the sum of (decoded - x)^2, over elements finite on both sides
+    first_non_finite  place of the first element of x that is not finite, counted along the group's rows; -1: none
+    scale_exponents   [G, 278]: how many scaling units have a decode scale in [2^e, 2^(e+1)), at e - SMALLEST_EXPONENT;
+                      scales that are zero (NVFP4's, of zero blocks) or NaN are in none
     """
 
     elements: I64
@@ -43,6 +48,8 @@ class TensorStats:
     underflow: I64
     signal: F64
     noise: F64
+    first_non_finite: I64
+    scale_exponents: I64
 
     @property
     def sqnr_db(self) -> F64:
@@ -51,12 +58,20 @@ class TensorStats:
             return 10 * np.log10(self.signal / self.noise)
 
     def total(self) -> TensorStats:
-        """The groups taken together, as one."""
+        """The groups taken together, as one: the first element that is not finite is counted from the first group."""
         sums = {
-            name: getattr(self, name).sum(keepdims=True)
-            for name in ("elements", "non_finite", "saturated", "underflow", "signal", "noise")
+            name: getattr(self, name).sum(axis=0, keepdims=True)
+            for name in ("elements", "non_finite", "saturated", "underflow", "signal", "noise", "scale_exponents")
         }
-        return TensorStats(amax=self.amax.max(keepdims=True), **sums)
+        before = np.cumsum(self.elements) - self.elements
+        places = (before + self.first_non_finite)[self.first_non_finite >= 0]
+        first = places.min(keepdims=True) if len(places) else np.array([-1], dtype=np.int64)
+        return TensorStats(amax=self.amax.max(keepdims=True), first_non_finite=first, **sums)
+
+    def exponents(self) -> dict[int, int]:
+        """Scaling units of all groups by their decode scale's binary exponent, smallest first."""
+        counts = self.scale_exponents.sum(axis=0)
+        return {int(place) + SMALLEST_EXPONENT: int(counts[place]) for place in np.flatnonzero(counts)}
 
 
 def tensor_stats(
@@ -87,7 +102,7 @@ def tensor_stats(
     finite = np.isfinite(source)
     comparable = finite & np.isfinite(decoded)
     part = groups.whole
-    edges = np.append(part.start, groups.rows)
+    edges = np.append(part.start, groups.rows).astype(np.int64)
 
     def summed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         rows: npt.NDArray[Any] = values.sum(axis=1)
@@ -97,7 +112,7 @@ def tensor_stats(
         return summed(mask.astype(np.int64))
 
     with np.errstate(all="ignore"):
-        clipped = finite & (np.abs(plane.scaled) > np.float32(_PAST_LARGEST[spec.format]))
+        clipped = finite & (np.abs(plane.scaled) > np.float32(PAST_LARGEST[spec.format]))
         wide, error = source.astype(np.float64), decoded.astype(np.float64) - source.astype(np.float64)
         amax = part.maximum(np.abs(source)).max(axis=1, initial=0).astype(np.float64)
     return TensorStats(
@@ -108,4 +123,29 @@ def tensor_stats(
         underflow=counted(comparable & (source != 0) & (decoded == 0)),
         signal=summed(np.where(comparable, wide**2, 0.0)),
         noise=summed(np.where(comparable, error**2, 0.0)),
+        first_non_finite=_first_places(~finite, edges),
+        scale_exponents=_scale_exponents(plane, units, groups.count),
     )
+
+
+def _first_places(mask: npt.NDArray[np.bool_], edges: I64) -> I64:
+    """[G]: where the first true element of each group of rows stands in it; -1 where none is."""
+    columns = max(mask.shape[1], 1)
+    rows = np.flatnonzero(mask.any(axis=1))
+    at = np.searchsorted(rows, edges[:-1])
+    places = np.full(len(edges) - 1, -1, dtype=np.int64)
+    for group, (first, last) in enumerate(pairwise(edges)):
+        if at[group] < len(rows) and rows[at[group]] < last:
+            row = rows[at[group]]
+            places[group] = (row - first) * columns + int(mask[row].argmax())
+    return places
+
+
+def _scale_exponents(plane: Plane, units: Units, groups: int) -> I64:
+    """[G, 278]: see TensorStats."""
+    values = scale_values(plane.scales, plane.factor, units).astype(np.float64)
+    counts = np.zeros((groups, _EXPONENTS), dtype=np.int64)
+    row, column = np.nonzero(np.isfinite(values) & (values > 0))
+    exponent = np.frexp(values[row, column])[1] - 1 - SMALLEST_EXPONENT
+    np.add.at(counts, (units.rows.group[row], exponent), 1)
+    return counts
