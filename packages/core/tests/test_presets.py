@@ -18,8 +18,13 @@ def test_a_name_gives_a_recipe(name: str) -> None:
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     """A typing error is mended from the message alone."""
-    with pytest.raises(octavo.RecipeError, match=r"got 'mxfp'; known names are .*mxfp8"):
-        octavo.recipe("mxfp")
+    with pytest.raises(octavo.RecipeError, match=r"got 'mxpf8'; did you mean mxfp8\?; known names are .*mxfp8"):
+        octavo.recipe("mxpf8")
+    with pytest.raises(octavo.RecipeError, match=r"got 'MXFP8'; did you mean mxfp8\?"):
+        octavo.recipe("MXFP8")
+    with pytest.raises(octavo.RecipeError) as caught:
+        octavo.recipe("x" * 100_000)
+    assert len(str(caught.value)) < 1_000
 
 
 @pytest.mark.parametrize("suffix", [".json", ".toml"])

@@ -102,6 +102,18 @@ def test_the_block_bound_is_reached(size: int) -> None:
     assert block_bound(size + 1, 1, size) == 2
 
 
+@pytest.mark.parametrize("size", [16, 32, 128])
+def test_the_block_bound_is_no_looser(size: int) -> None:
+    """It is the most blocks that any split of the rows has, wherever each group can have a row: shapes of the plain
+    layout follow from it, so that a larger one would be another layout."""
+    for groups in (1, 2, 3, 7):
+        for rows in range(groups, 3 * size + groups):
+            worst = [1] * (groups - 1) + [rows - groups + 1]
+            assert block_bound(rows, groups, size) == sum(-(-n // size) for n in worst), (rows, groups)
+    mxfp8 = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="columnwise")
+    assert GroupedTensorSpec(shape=(100, 8), groups=4, quantizer=mxfp8).scale_shape("columnwise") == (7, 8)
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [

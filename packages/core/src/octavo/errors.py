@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,18 +28,44 @@ class NoBackendError(OctavoError, RuntimeError):
         self.decisions = tuple(decisions)
 
 
-def explain_validation(model: str, error: ValidationError) -> str:
-    """One line for each wrong field: `MXFP8.fprop: got 'x'; needs 'quantized' or 'high_precision'`."""
-    lines = []
-    for item in error.errors(include_url=False):
-        field = ".".join([model, *(str(part) for part in item["loc"])])
+_LONGEST = 80
+_MOST_FIELDS = 5
+
+
+def shown(value: object) -> str:
+    """`repr(value)`, shortened where it is long: a message quotes what was given and stays readable."""
+    text = repr(value[: _LONGEST + 1]) if isinstance(value, str | bytes) else repr(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean mxfp8?` where something known is written much like `name`, whatever its case; else ""."""
+    by_lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name[:_LONGEST].lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[close[0]]}?" if close else ""
+
+
+def explain_validation(model: str, error: ValidationError, fields: Iterable[str] = ()) -> str:
+    """All wrong fields in one line: `MXFP8.fprop: got 'x'; needs 'quantized' or 'high_precision'`.
+
+    fields  the names that there are
+    """
+    known = tuple(fields)
+    problems = []
+    items = error.errors(include_url=False)
+    for item in items[:_MOST_FIELDS]:
+        name = ".".join(str(part) for part in item["loc"])
+        field = f"{model}.{name}" if len(name) <= _LONGEST else f"{model}.{name[: _LONGEST - 3]}..."
         if item["type"] == "extra_forbidden":
-            lines.append(f"{field}: there is no such field; remove it or check its spelling")
+            hint = did_you_mean(name, known) or f"; its fields are {', '.join(known)}"
+            problems.append(f"{field}: there is no such field{hint}")
         elif item["type"] == "missing":
-            lines.append(f"{field}: missing; give it a value")
+            problems.append(f"{field}: missing; give it a value")
         elif item["type"] == "value_error":
-            lines.append(f"{field}: {item['ctx']['error']}")
+            problems.append(f"{field}: {item['ctx']['error']}")
         else:
             needed = item["msg"].removeprefix("Input should be ")
-            lines.append(f"{field}: got {item['input']!r}; needs {needed}")
-    return "\n".join(lines)
+            problems.append(f"{field}: got {shown(item['input'])}; needs {needed}")
+    if len(items) > _MOST_FIELDS:
+        problems.append(f"and {len(items) - _MOST_FIELDS} more")
+    return "; ".join(problems)

@@ -19,3 +19,6 @@ DType = Literal["bfloat16", "float16", "float32"]
 
 FORMAT_MAX: dict[Format, float] = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}
 """Largest finite magnitude of each payload format."""
+
+PAST_LARGEST: dict[Format, float] = {"e4m3": 464.0, "e5m2": 61440.0, "e2m1": 7.0}
+"""Half a unit past the largest value: from here on it is saturation, not rounding, that changes a value."""

@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from octavo.errors import RecipeError
-from octavo.recipe_base import Recipe
+from octavo.errors import RecipeError, did_you_mean, shown
+from octavo.recipe_base import MOST_BYTES, Recipe
 from octavo.recipes import MXFP8, NVFP4, BlockScaling, CurrentScaling, DelayedScaling, HighPrecision, RowScaling
 
 PRESETS: Mapping[str, Recipe] = MappingProxyType(
@@ -29,19 +30,19 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
 )
 """Named recipes. A kind ("row", "block", ...) is also a name: that of the recipe with its defaults."""
 
-_MAX_FILE_BYTES = 1 << 20
 
+def recipe(name: str, **changes: Any) -> Recipe:
+    """The preset called `name`, or the defaults of the kind `name`; `RecipeError` lists the known names.
 
-def recipe(name: str) -> Recipe:
-    """The preset called `name`, or the defaults of the kind `name`; `RecipeError` lists the known names."""
+    changes   other values of some fields: `octavo.recipe("mxfp8", wgrad="high_precision")`
+    """
     preset = PRESETS.get(name)
+    if preset is None and name in (kinds := Recipe.kinds()):
+        preset = kinds[name](kind=name)
     if preset is not None:
-        return preset
-    kinds = Recipe.kinds()
-    if name in kinds:
-        return kinds[name](kind=name)
-    known = ", ".join([*PRESETS, *sorted(set(kinds) - set(PRESETS))])
-    raise RecipeError(f"recipe: got {name!r}; known names are {known}")
+        return preset.replace(**changes) if changes else preset
+    known = [*PRESETS, *sorted(set(Recipe.kinds()) - set(PRESETS))]
+    raise RecipeError(f"recipe: got {shown(name)}{did_you_mean(name, known)}; known names are {', '.join(known)}")
 
 
 def load_recipe(path: str | os.PathLike[str]) -> Recipe:
@@ -51,11 +52,11 @@ def load_recipe(path: str | os.PathLike[str]) -> Recipe:
         raise RecipeError(f"{file}: a recipe file ends in .json or .toml")
     try:
         with file.open("rb") as stream:
-            content = stream.read(_MAX_FILE_BYTES + 1)
+            content = stream.read(MOST_BYTES + 1)
     except OSError as error:
         raise RecipeError(f"{file}: cannot be read ({error.strerror})") from None
-    if len(content) > _MAX_FILE_BYTES:
-        raise RecipeError(f"{file}: larger than {_MAX_FILE_BYTES} bytes; a recipe file is smaller")
+    if len(content) > MOST_BYTES:
+        raise RecipeError(f"{file}: larger than {MOST_BYTES} bytes; a recipe file is smaller")
     try:
         text = content.decode()
         return Recipe.from_json(text) if file.suffix == ".json" else Recipe.from_toml(text)

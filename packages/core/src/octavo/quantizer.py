@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from octavo.formats import Format, ScaleFormat
 from octavo.schema import Schema
@@ -14,6 +14,12 @@ Orientation = Literal["rowwise", "columnwise", "both"]
 Direction = Literal["rowwise", "columnwise"]
 Operand = Literal["x", "w", "dy"]
 Rounding = Literal["nearest", "stochastic"]
+
+FP32_MAX = (2.0 - 2.0**-23) * 2.0**127
+"""The largest finite fp32 number."""
+
+AmaxEpsilon = Annotated[float, Field(ge=0.0, le=FP32_MAX), AfterValidator(abs)]
+"""A lower bound of amaxes, which are fp32; -0.0 is 0.0, so that values that are equal have one fingerprint."""
 
 BLOCK_SIZE: dict[Scaling, int | None] = {
     "delayed": None,
@@ -43,7 +49,7 @@ class QuantizerSpec(Schema):
                      transpose of the same codes
     rounding         stochastic rounding is defined for E2M1 and needs a seed
     power_of_two     fp32 scales are powers of two ("delayed" never; E8M0 always is)
-    amax_epsilon     lower bound of amax before the scale is computed
+    amax_epsilon     lower bound of amax before the scale is computed; at most fp32's largest number
     hadamard         NVFP4 column data go through a 16-point Hadamard transform along rows first
     checkpoint_name  the name that `jax.checkpoint` policies see; no part of a recipe's fingerprint
     """
@@ -55,7 +61,7 @@ class QuantizerSpec(Schema):
     square: bool = False
     rounding: Rounding = "nearest"
     power_of_two: bool = False
-    amax_epsilon: float = Field(default=0.0, ge=0.0)
+    amax_epsilon: AmaxEpsilon = 0.0
     hadamard: bool = False
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
 
@@ -114,3 +120,7 @@ class QuantizerSpec(Schema):
     def stochastic(self) -> bool:
         """True where quantizing needs a seed."""
         return self.rounding == "stochastic"
+
+
+KEPT_ROWS = QuantizerSpec(scaling="block", format="e4m3", orientation="rowwise", power_of_two=True)
+"""How a layer keeps rows for its backward as codes: 1x128 blocks of E4M3, see octavo_numerics.keep_rows."""

@@ -10,7 +10,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
-from octavo.errors import RecipeError
+from octavo.errors import RecipeError, did_you_mean, shown
 from octavo.formats import DType
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME, Operand, Orientation, QuantizerSpec
 from octavo.schema import Schema
@@ -22,6 +22,28 @@ GEMMS: tuple[Gemm, ...] = ("fprop", "dgrad", "wgrad")
 
 READERS: dict[Operand, tuple[Gemm, Gemm]] = {"x": ("fprop", "wgrad"), "w": ("fprop", "dgrad"), "dy": ("dgrad", "wgrad")}
 """For each operand: the GEMM that reads its rowwise plane, and the GEMM that reads its columnwise plane."""
+
+
+MOST_BYTES = 1 << 16
+"""Of a recipe's text; a long recipe has two thousand."""
+_MOST_DOTS = 100
+
+
+def _check_text(form: str, text: object) -> None:
+    wanted = (str, bytes) if form == "JSON" else str
+    if not isinstance(text, wanted):
+        raise RecipeError(f"not a recipe: got {type(text).__name__}; give the text of a {form} document")
+    if len(text) > MOST_BYTES:
+        raise RecipeError(f"not a recipe: larger than {MOST_BYTES} bytes; a recipe is smaller")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RecipeError(f"not a recipe: {shown(twice)} stands twice; give each field once")
+    return content
 
 
 class Recipe(Schema):
@@ -78,6 +100,19 @@ class Recipe(Schema):
     def _spec(self, operand: Operand, orientation: Orientation, checkpoint_name: str | None) -> QuantizerSpec:
         raise TypeError(f"{type(self).__name__} defines no quantizers; override _spec or set every slot high_precision")
 
+    def replace(self, **changes: Any) -> Self:
+        """This recipe with other values of some fields; `RecipeError` for a field or a value that there is not.
+
+        octavo.MXFP8().replace(wgrad="high_precision")
+        """
+        return self.model_copy(update=changes)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise RecipeError(
+            f"{type(self).__name__}.{name}: cannot be set to {value!r}, because a recipe never changes; "
+            f"recipe.replace({name}={value!r}) makes another one"
+        )
+
     def quantizes(self, gemm: Gemm) -> bool:
         """True where `gemm` multiplies quantized operands."""
         return bool(getattr(self, gemm) == "quantized")
@@ -106,11 +141,22 @@ class Recipe(Schema):
                 content[name] = sorted(value)
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
+    def to_toml(self) -> str:
+        """A TOML document that `from_toml` reads, one field per line; fields without a value are left out."""
+        lines = [f'kind = "{self.kind}"']
+        for name, value in json.loads(self.to_json()).items():
+            if name not in ("kind", "schema_version") and value is not None:
+                lines.append(f"{name} = {json.dumps(value)}")
+        return "\n".join(lines) + "\n"
+
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """The recipe that `to_json` wrote; `RecipeError` for anything else."""
+        _check_text("JSON", text)
         try:
-            content = json.loads(text)
+            content = json.loads(text, object_pairs_hook=_without_duplicates)
+        except RecipeError:
+            raise
         except (ValueError, RecursionError) as error:
             raise RecipeError(f"not a recipe: not valid JSON ({error})") from None
         return cls._from_content(content)
@@ -118,6 +164,10 @@ class Recipe(Schema):
     @classmethod
     def from_toml(cls, text: str) -> Self:
         """The recipe in a TOML document; `kind` is required, the schema version is not."""
+        _check_text("TOML", text)
+        # a parser's time grows with the square of the depth of a dotted key
+        if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
+            raise RecipeError(f"not a recipe: a line has more than {_MOST_DOTS} dots; a recipe's keys have none")
         try:
             content = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
@@ -132,13 +182,17 @@ class Recipe(Schema):
         version = fields.pop("schema_version", None)
         if version != cls.SCHEMA_VERSION:
             raise RecipeError(
-                f"schema_version: got {version!r}; this octavo-core reads {cls.SCHEMA_VERSION}. "
+                f"schema_version: got {shown(version)}; this octavo-core reads {cls.SCHEMA_VERSION}. "
                 "Install the octavo-core that wrote the recipe, or write it again"
             )
         kind = fields.get("kind")
         recipe_class = Recipe._kinds.get(kind) if isinstance(kind, str) else None
         if recipe_class is None:
-            raise RecipeError(f"kind: got {kind!r}; known kinds are {', '.join(sorted(Recipe._kinds))}")
+            known = f"known kinds are {', '.join(sorted(Recipe._kinds))}"
+            if kind is None:
+                raise RecipeError(f"kind: missing; {known}")
+            hint = did_you_mean(kind, Recipe._kinds) if isinstance(kind, str) else ""
+            raise RecipeError(f"kind: got {shown(kind)}{hint}; {known}")
         if not issubclass(recipe_class, cls):
             raise RecipeError(f"kind: got {kind!r}, which is {recipe_class.__name__}; but {cls.__name__} was asked for")
         return recipe_class(**fields)

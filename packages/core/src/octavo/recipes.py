@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from octavo.quantizer import Operand, Orientation, QuantizerSpec, Scaling
+from octavo.quantizer import AmaxEpsilon, Operand, Orientation, QuantizerSpec, Scaling
 from octavo.recipe_base import Gemm, HighPrecision, Recipe
 
 Fp8Format = Literal["e4m3", "e5m2"]
-AmaxEpsilon = Annotated[float, Field(ge=0.0)]
 
 
 class _Quantized(Recipe):

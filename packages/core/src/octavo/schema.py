@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -21,17 +21,31 @@ class Schema(BaseModel):
 
     _values: ClassVar[Callable[[dict[str, Any]], Any]]
 
-    def __init__(self, /, **data: Any) -> None:
+    def __init__(self, /, *values: object, **data: Any) -> None:
+        if values:
+            name, known = type(self).__name__, ", ".join(type(self).model_fields)
+            raise TypeError(f"{name} was given {values[0]!r} by position; give fields by name: {known}")
         try:
             super().__init__(**data)
         except ValidationError as error:
-            raise RecipeError(explain_validation(type(self).__name__, error)) from None
+            raise RecipeError(explain_validation(type(self).__name__, error, type(self).model_fields)) from None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
         if cls.__pydantic_fields__:
             cls._values = itemgetter(*cls.__pydantic_fields__)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        kind = type(self).__name__
+        raise RecipeError(f"{kind}.{name}: cannot be set to {value!r}, because it never changes; make another {kind}")
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """pydantic's copy; with `update`, whose values pydantic would take as they are, a value that is validated."""
+        if not update:
+            return super().model_copy(deep=deep)
+        own = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**own | dict(update))
 
     def __eq__(self, other: object) -> bool:
         if self is other:
