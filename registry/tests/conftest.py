@@ -151,12 +151,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         entry_points: Mapping[str, Mapping[str, str]] | str,
         version: str = "1.0",
         summary: str = "",
+        requires: Iterable[str] = (),
     ) -> None:
         info = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\nSummary: {summary}\n"
-        )
+        about = [("Metadata-Version", "2.1"), ("Name", distribution), ("Version", version), ("Summary", summary)]
+        about += [("Requires-Dist", need) for need in requires]
+        (info / "METADATA").write_text("".join(f"{field}: {value}\n" for field, value in about))
         if not isinstance(entry_points, str):
             entry_points = "\n".join(
                 "\n".join([f"[{group}]", *(f"{name} = {value}" for name, value in points.items())])

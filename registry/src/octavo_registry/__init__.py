@@ -44,6 +44,7 @@ from octavo_registry.discovery.bridges import (
 )
 from octavo_registry.discovery.loader import PluginRecord
 from octavo_registry.discovery.records import OLDEST_API_LEVEL, BackendRecord
+from octavo_registry.dispatch.fallbacks import FallbackWarning
 from octavo_registry.dispatch.layer_plan import GemmPlan, LayerPlan, QuantizePlan
 from octavo_registry.dispatch.preference import UnknownBackendError, mirror_preference, prefer, state_token
 from octavo_registry.dispatch.preference import current as current_preference
@@ -58,6 +59,7 @@ plan = _registry.plan
 explain = _registry.explain
 plan_layer = _registry.plan_layer
 kernel_choices = _registry.kernel_choices
+hypothesize = _registry.hypothesize
 plugins = _registry.plugins
 backends = _registry.backends
 register = _registry.register
@@ -65,6 +67,7 @@ unregister = _registry.unregister
 recipe = _registry.recipe
 recipes = _registry.recipes
 quantizer = _registry.quantizer
+strange_recipes = _registry.strange_recipes
 
 __all__ = [
     "ALL_ACTIVATIONS",
@@ -87,6 +90,7 @@ __all__ = [
     "Decision",
     "DequantizeRequest",
     "Device",
+    "FallbackWarning",
     "Framework",
     "FrameworkRecord",
     "GemmPlan",
@@ -119,6 +123,7 @@ __all__ = [
     "framework_records",
     "frameworks",
     "hookimpl",
+    "hypothesize",
     "kernel_choices",
     "mirror_preference",
     "plan",
@@ -130,5 +135,6 @@ __all__ = [
     "recipes",
     "register",
     "state_token",
+    "strange_recipes",
     "unregister",
 ]

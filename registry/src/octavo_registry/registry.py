@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, overload
 
 from octavo import OctavoError, QuantizerSpec, Recipe
+from octavo.errors import did_you_mean
 from octavo.formats import DType
 from octavo.presets import PRESETS
 from octavo.presets import recipe as core_recipe
 from octavo_registry.contract.backend import KernelChoice
+from octavo_registry.contract.cards import BackendCard
 from octavo_registry.contract.plan import Decision, Plan
 from octavo_registry.contract.request import GemmRequest, QuantizeRequest, Request
 from octavo_registry.discovery import loader
 from octavo_registry.discovery.entry_points import Published, published
 from octavo_registry.discovery.loader import Plugin, PluginRecord
+from octavo_registry.discovery.locks import ForkSafeLock
 from octavo_registry.discovery.names import RESERVED, Claim, void_claims
 from octavo_registry.discovery.records import BackendRecord, backend_records
 from octavo_registry.dispatch.dispatcher import Dispatcher, Names
@@ -41,7 +43,8 @@ class Registry:
     ) -> None:
         self._find = find
         self._reserved = reserved
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock(self._abandoned)
+        self._discovering = False
         self._plugins: list[Plugin] | None = None
         self._broken: list[PluginRecord] = []
         self._manager = loader.manager()
@@ -107,13 +110,29 @@ class Registry:
 
     def _discovered(self) -> list[Plugin]:
         if self._plugins is None:
-            self._plugins = []
+            self._plugins, self._discovering = [], True
             try:
                 self._discover()
             except BaseException:  # Ctrl-C while a framework is imported: the next question discovers again
-                self._plugins, self._broken, self._manager = None, [], loader.manager()
+                self._forget()
                 raise
+            finally:
+                self._discovering = False
         return self._plugins
+
+    def _forget(self) -> None:
+        self._plugins, self._broken, self._manager = None, [], loader.manager()
+
+    def _abandoned(self) -> None:
+        """In a forked child, of whose parent another thread was at work here: what it had not finished is undone."""
+        if self._discovering:
+            self._discovering = False
+            self._forget()
+        else:
+            self._manager = loader.manager()
+            for plugin in self._plugins or ():
+                self._manager.register(plugin.module, plugin.name)
+        self._changed()
 
     def _discover(self) -> None:
         found = list(self._find())
@@ -185,6 +204,13 @@ class Registry:
         """One verdict per backend, in the order in which they are considered: what `plan` decides, and why."""
         return self._dispatch().explain(request, backend)
 
+    def hypothesize(self, request: Request, *, backend: Names = None) -> tuple[Decision, ...]:
+        """The verdicts of `explain` for a device that need not be here: what cards and the backends' shape rules say.
+
+        Nothing is bound and no device is looked at; a machine may refuse more.
+        """
+        return self._dispatch().hypothesize(request, backend)
+
     def plan_layer(
         self,
         request: GemmRequest,
@@ -233,6 +259,17 @@ class Registry:
         """The recipes that plugins add."""
         with self._lock:
             return tuple(recipe for plugin in self._discovered() for recipe in plugin.recipes)
+
+    def strange_recipes(self, card: BackendCard) -> tuple[str, ...]:
+        """A sentence for each recipe on a card that neither Octavo nor an installed plugin defines."""
+        self.recipes()  # those of plugins are known from here on
+        known = sorted(Recipe.kinds())
+        named = sorted({kind for row in card.capabilities for kind in row.recipes} - set(known))
+        return tuple(
+            f"the card of {card.name} names the recipe {kind!r}, which nobody defines"
+            f"{did_you_mean(kind, known) or '; the kinds are ' + ', '.join(known)}"
+            for kind in named
+        )
 
     def quantizer(self, name: str) -> QuantizerSpec:
         """The quantizer that a plugin calls `name`; OctavoError lists those there are."""

@@ -49,6 +49,34 @@ def test_doctor_tells_what_is_broken(run: Any, use: Any, install: Any, discovere
     assert all("OSError: libacme.so.2" in sentence for sentence in answer.json["broken"])
 
 
+def test_doctor_has_the_traceback_of_a_plugin(
+    run: Any, use: Any, install: Any, discovered: Callable[[], Registry], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A vendor needs the file and the line; messages keep one line all the same."""
+    install(
+        "test-bad",
+        {"oct_bad": "def deep():\n    raise OSError('boom')\n\ndeep()"},
+        {"octavo.backends": {"bad": "oct_bad"}},
+    )
+    use(discovered())
+    ran = run("doctor", "--traceback")
+    assert ran.code == 1
+    assert "Traceback (most recent call last)" in ran.err
+    assert "oct_bad.py" in ran.err
+    assert "in deep" in ran.err
+    assert "Traceback" not in ran.out
+    use(discovered())
+    assert "Traceback" not in run("doctor").err
+
+
+def test_doctor_names_recipes_that_nobody_defines(run: Any, use: Any, fakes: Any) -> None:
+    """A typing error on a card would only mean that the recipe is not served."""
+    use(fakes.registry(fakes.plugin("a", rows=[fakes.row(recipes={"current", "rwo"})])))
+    ran = run("doctor")
+    assert ran.code == 1
+    assert "the card of a names the recipe 'rwo', which nobody defines; did you mean row?" in ran.out
+
+
 def test_doctor_shows_what_packages_say_of_themselves(run: Any, install: Any) -> None:
     """A compiled package tells which kernels it has; no card or hook could, and the registry imports none of them."""
     install(

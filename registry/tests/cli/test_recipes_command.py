@@ -29,11 +29,19 @@ def test_recipes_show_prints_a_recipe_file(run: Any, tmp_path: Path) -> None:
     assert re.search(r"^  w +e2m1 +e4m3 +16x16 +both +nearest$", run("recipes", "show", "nvfp4").out, re.MULTILINE)
 
 
+def test_recipes_show_prints_a_toml_file(run: Any) -> None:
+    """TOML is for people, and this is how they get one to change."""
+    for name, recipe in octavo.PRESETS.items():
+        assert octavo.Recipe.from_toml(run("recipes", "show", name, "--toml").out) == recipe
+
+
 def test_recipes_diff(run: Any) -> None:
     """The fields that differ; equal recipes say so with their fingerprint."""
     answer = run("recipes", "diff", "mxfp8", "mxfp8-square", "--json").json
-    assert answer["differences"] == [{"field": "square_weights", "left": "False", "right": "True"}]
-    assert re.search(r"square_weights +False +True", run("recipes", "diff", "mxfp8", "mxfp8-square").out)
+    assert answer["differences"] == [{"field": "square_weights", "left": False, "right": True}]
+    printed = run("recipes", "diff", "mxfp8", "mxfp8-square").out
+    assert re.search(r"square_weights +False +True", printed)
+    assert re.search(r"  w +one scale per +1x32 +32x32", printed)
     same = run("recipes", "diff", "row", "fp8-row")
     assert same.code == 0
     assert "row and fp8-row mean the same" in same.out

@@ -138,7 +138,7 @@ def test_why_takes_a_recipe_file_and_a_capability(run: Any, tmp_path: Path) -> N
         ([*WHY, "--shape", "1,2,3"], "--shape: got '1,2,3'; give G,K,N,M"),
         ([*WHY, "--shape", "0,2,3,1"], "G, K and N are 1 or more"),
         ([*WHY, "--shape", "1,-2,3,4"], "--shape: got '1,-2,3,4'"),
-        ([*WHY, "--recipe", "mxfp9"], "recipe: got 'mxfp9'; known names are bf16, "),
+        ([*WHY, "--recipe", "mxfp9"], "recipe: got 'mxfp9'; did you mean mxfp8?; known names are bf16, "),
         ([*WHY, "--recipe", "/absent/r.json"], "/absent/r.json: cannot be read (No such file or directory)"),
         ([*WHY, "--arch", "hopper"], "--arch: got 'hopper'; write a compute capability as 9.0 or sm_90"),
         ([*WHY, "--dtype", "int8"], "--dtype: got 'int8'; one of bfloat16, float16, float32"),
@@ -167,6 +167,106 @@ def test_bad_input_is_one_line_and_exit_code_2(run: Any, arguments: list[str], m
     error = json.loads(as_json.err)["error"]
     assert error["exit_code"] == 2
     assert message.lower() in error["message"].lower()
+
+
+def test_why_needs_no_shape(run: Any) -> None:
+    """`octavo why fprop --recipe mxfp8` is a question, too: K, N and the number of groups are left open."""
+    short = [*WHY[:4], *WHY[6:]]
+    answer = run(*short, "--json").json
+    assert answer["served"] is True
+    assert [answer["request"][name] for name in ("k", "n", "groups")] == [None, None, None]
+    assert run(*short, "--kernels").err == "octavo: --kernels depends on the shape; give --shape G,K,N,M, too\n"
+
+
+@pytest.mark.parametrize("op", ["mlp", "moe"])
+def test_why_composes_an_mlp_and_a_moe_layer(run: Any, use: Any, fakes: Any, op: str) -> None:
+    """Exit code 0 where the layers are served: the activation and moved rows are the front end's where nobody has
+    them. fc1 of a gated MLP is [2 F, K], fc2 [K, F]."""
+    asked = ["why", op, *WHY[2:]]
+    ran = run(*asked)
+    assert ran.code == 0
+    for part in ("fc1 quantize x", "fc1 wgrad", "fc2 fprop"):
+        assert re.search(rf"^  {part} +a +mxfp8", ran.out, re.MULTILINE)
+    assert re.search("^  swiglu's gradient +- +- +composed of torch's operations: no backend serves", ran.out, re.M)
+    assert ("  route " in ran.out) is (op == "moe")
+    parts = run(*asked, "--inference", "--json").json["parts"]
+    names = [part["operation"] for part in parts]
+    assert "fc2 wgrad" not in names
+    assert "dot_rows" not in names
+    use(fakes.registry(fakes.plugin("a", rows=[fakes.row(ops={"fprop", "dgrad", "wgrad"})])))
+    ran = run(*asked)
+    assert ran.code == 1
+    assert f"The {'MLP' if op == 'mlp' else 'MoE layer'} cannot be composed: nothing here runs quantize" in ran.out
+    use(fakes.registry(fakes.plugin("a", rows=[fakes.row(ops=FUSED)])))
+    parts = {part["operation"]: part for part in run(*asked, "--json").json["parts"]}
+    assert (parts["swiglu"]["backend"], parts["swiglu"]["how"]) == ("a", "fused with its quantizer")
+
+
+FUSED = frozenset({"quantize", "act_quantize", "dact_quantize", "fprop", "dgrad", "wgrad"})
+
+
+def test_why_supposes_a_chip_that_is_not_here(run: Any, use: Any, fakes: Any) -> None:
+    """Cards and the backends' shape rules alone: nothing is bound, so a backend that needs the chip answers, too."""
+
+    class OfHopper(fakes.Backend):
+        def refuses(self, request: Any) -> str | None:
+            return "this machine has no such device"
+
+        def refuses_everywhere(self, request: Any) -> str | None:
+            return f"K must be a multiple of 16, it is {request.k}" if (request.k or 16) % 16 else None
+
+    row = fakes.row(device="cuda", min_arch=(9, 0))
+    use(fakes.registry(fakes.plugin("hopper", rows=[row], backend=OfHopper(), priority=5), fakes.plugin("a")))
+    asked = ["why", "fprop", "--recipe", "mxfp8", "--framework", "torch"]
+    for chip, code, words in (
+        ("h100", 0, r"hopper +chosen .*its card admits it"),
+        ("H200", 0, r"hopper +chosen"),
+        ("sm_90", 0, r"hopper +chosen"),
+        ("a100", 1, r"hopper +refused .*needs sm_90 or newer, this device is sm_80"),
+        ("cpu", 0, r"a +chosen"),
+    ):
+        ran = run(*asked, "--hypothetical", chip)
+        assert ran.code == code, ran.out
+        assert re.search(words, ran.out), ran.out
+    uneven = run(*asked, "--hypothetical", "h100", "--shape", "4,7170,64,64")
+    assert uneven.code == 1
+    assert "K must be a multiple of 16, it is 7170" in uneven.out
+    assert "K = 7184 (now 7170), the next multiple of 16: hopper" in uneven.out
+    layer = run("why", "layer", *asked[2:], "--hypothetical", "h100", "--json").json
+    assert layer["served"] is True
+    assert {one["backend"] for one in layer["operations"]} == {"hopper"}
+    wrong = run(*asked, "--hypothetical", "h10")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "did you mean h100?" in wrong.err
+    assert "leave out --device" in run(*asked, "--hypothetical", "h100", "--device", "cuda").err
+
+
+def test_why_names_the_nearest_change(run: Any, use: Any, fakes: Any) -> None:
+    """For a backend that would come first and refuses; where nothing serves, also another device."""
+    bf16 = fakes.row(in_dtypes={"float32"})
+    use(fakes.registry(fakes.plugin("tuned", rows=[bf16], priority=100), fakes.plugin("a")))
+    assert run(*WHY, "--json").json["changes"] == [{"words": "float32 operands", "backends": ["tuned"]}]
+    use(fakes.registry(fakes.plugin("block", rows=[fakes.row(recipes={"block"})])))
+    ran = run(*WHY)
+    assert ran.code == 1
+    assert "  recipe fp8-block: block" in ran.out.splitlines()
+    use(fakes.registry(fakes.plugin("listed", rows=[fakes.row(sizes={"host"})])))
+    assert "  group sizes on the host: listed" in run(*WHY).out.splitlines()
+    use(fakes.registry(fakes.plugin("a")))
+    assert "on the CPU: a" in run(*WHY[:-1], "cuda", "--arch", "9.0").out
+
+
+def test_reasons_are_not_said_twice(run: Any) -> None:
+    """Where nothing serves, the composition fails for the reasons that stand in the table."""
+    ran = run(*WHY, "--graph")
+    assert ran.out.count("graph_safe=True was asked for") == 1
+
+
+def test_an_unknown_framework_is_bad_input(run: Any) -> None:
+    """Not an answer that everybody refuses."""
+    ran = run(*WHY[:6], "--framework", "tensorflow")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "octavo: --framework: got 'tensorflow'; one of jax, torch\n"
 
 
 def test_a_corrupt_recipe_file_names_itself(run: Any, tmp_path: Path) -> None:

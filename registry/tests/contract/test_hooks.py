@@ -143,6 +143,25 @@ def test_hook_rank(fakes: Any) -> None:
     assert registry.plan(fakes.request(), backend=["a", "b"]).backend == "b"
 
 
+def test_hook_rank_reads_characters_alone(fakes: Any) -> None:
+    """A subclass of str may compare as it likes: it names the backend whose characters it has, or none."""
+
+    class Lie(str):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __lt__(self, other: str) -> bool:
+            return False
+
+        __hash__ = str.__hash__
+
+    plugins = {"a": fakes.plugin("a"), "b": fakes.plugin("b")}
+    ranks = Registry.from_plugins(plugins | {"ranks": Ranks(lambda _: (Lie("b"), Lie("a")))})
+    assert ranks.plan(fakes.request()).backend == "b"
+    ranks = Registry.from_plugins(plugins | {"ranks": Ranks(lambda _: (Lie("x"), Lie("y")))})
+    assert ranks.plan(fakes.request()).backend == "a"
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

@@ -36,6 +36,10 @@ def group(**points: str) -> dict[str, dict[str, str]]:
         ("class Panic(BaseException): pass\nraise Panic('rust')", "Panic: rust"),
         ("def f(:", "SyntaxError"),
         ("raise RuntimeError('one\\ntwo')", "RuntimeError: one two"),
+        (
+            "class Mute(Exception):\n    def __str__(self):\n        raise SystemExit(3)\nraise Mute",
+            "Mute: (its text cannot be shown)",
+        ),
     ],
 )
 def test_a_plugin_that_fails_to_import_is_reported_and_hurts_nobody(

@@ -53,6 +53,39 @@ def test_text_that_is_no_requirement() -> None:
         check_requirement("torch>>2")
 
 
+def test_a_plugin_without_what_it_needs_says_what(install: Any, discovered: Any) -> None:
+    """Not "No module named": the requirement, and the command that installs it; of its own family's needs, too."""
+    points = {"octavo.backends": {"acme": "oct_acme"}}
+    install("test-acme", {"oct_acme": "import test_kernels"}, points, requires=["test-kernels>=2"])
+    sentence = "needs test-kernels>=2, which is not installed; pip install 'test-kernels>=2'"
+    (record,) = discovered().plugins()
+    assert (record.status, record.reason) == ("broken", sentence)
+    install("test-kernels", {"test_kernels": "import absent_runtime"}, {}, "2.1", requires=["absent-runtime>=1"])
+    (record,) = discovered().plugins()
+    assert record.reason == "needs absent-runtime>=1, which is not installed; pip install 'absent-runtime>=1'"
+
+
+def test_an_import_that_fails_for_another_reason_keeps_its_error(install: Any, discovered: Any) -> None:
+    """All that is declared is there, an extra's needs do not count, and a fault of the code is none of the imports."""
+    points = {"octavo.backends": {"acme": "oct_acme"}}
+    requires = ["packaging", "absent-runtime>=1; extra == 'more'"]
+    install("test-acme", {"oct_acme": "import oct_misspelt"}, points, requires=requires)
+    assert "ModuleNotFoundError: No module named 'oct_misspelt'" in discovered().plugins()[0].reason
+    install("test-wrong", {"oct_wrong": "1 / 0"}, {"octavo.backends": {"wrong": "oct_wrong"}}, requires=["absent>=1"])
+    assert "ZeroDivisionError" in discovered().plugins()[1].reason
+
+
+def test_a_backend_that_loads_late_says_what_it_needs(install: Any, discovered: Any, source: Any, fakes: Any) -> None:
+    """A card is read without its libraries; they are missed when the backend is asked."""
+    late = source("acme").replace("def octavo_load(name):", "def octavo_load(name):\n    import test_kernels")
+    install("test-acme", {"oct_acme": late}, {"octavo.backends": {"acme": "oct_acme"}}, requires=["test-kernels>=2"])
+    (decision,) = discovered().explain(fakes.request())
+    assert (decision.verdict, decision.reason) == (
+        "broken",
+        "needs test-kernels>=2, which is not installed; pip install 'test-kernels>=2'",
+    )
+
+
 def test_an_unmet_need_is_a_refusal_and_nothing_is_loaded(fakes: Any) -> None:
     """A refusal, not an ImportError: the backend's code is not reached."""
     plugin = fakes.plugin("a", needs=("test-absent>=1",))

@@ -165,9 +165,9 @@ def test_a_backend_without_the_methods_is_broken(fakes: Any) -> None:
 def test_a_card_that_was_built_around_its_validation(fakes: Any) -> None:
     """`model_construct` checks nothing: wrong fields break the plugin, wrong rows the backend, and others live."""
     wrong_field = fakes.plugin("a")
-    wrong_field.card = wrong_field.card.model_copy(update={"priority": "high"})
+    wrong_field.card = type(wrong_field.card).model_construct(**{**dict(wrong_field.card), "priority": "high"})
     wrong_row = fakes.plugin("b")
-    row = fakes.row().model_copy(update={"ops": 3})
+    row = type(fakes.row()).model_construct(**{**dict(fakes.row()), "ops": 3})
     wrong_row.card = wrong_row.card.model_copy(update={"capabilities": (row,)})
     registry = Registry.from_plugins({"field": wrong_field, "row": wrong_row, "good": fakes.plugin("c")})
     plan = registry.plan(fakes.request())
@@ -217,6 +217,7 @@ def test_nobody_serves(fakes: Any) -> None:
         "nothing here runs fprop in mxfp8 for torch on cpu.",
         "  b  broken   OSError: gone",
         "  a  refused  serves cuda, the device is cpu",
+        "  `octavo doctor --traceback`, or the logger 'octavo.plugins' at level DEBUG, shows where they broke",
     ]
     assert [(d.backend, d.verdict) for d in caught.value.decisions] == [("b", "broken"), ("a", "refused")]
     assert registry.explain(fakes.request()) == caught.value.decisions

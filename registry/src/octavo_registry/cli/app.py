@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from octavo_registry.cli.commands import Command, absent_command, find_commands
-from octavo_registry.cli.errors import fail
+from octavo_registry.cli.errors import STOPPED, fail
 from octavo_registry.cli.output import fancy
 
 
@@ -62,6 +62,13 @@ class Commands(TyperGroup):
         arguments = list(sys.argv[1:] if args is None else args)
         try:
             result = super().main(arguments or ["--help"], "octavo", complete_var, False, windows_expand_args, **extra)
+            if standalone_mode:
+                sys.stdout.flush()  # here, where a full disk is a sentence
+        except KeyboardInterrupt:
+            if not standalone_mode:
+                raise
+            print("octavo: stopped", file=sys.stderr)
+            sys.exit(STOPPED)
         except Exception as error:
             if not standalone_mode:
                 raise

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from octavo import OctavoError
+from octavo_registry.cli.output import fancy
 from octavo_registry.discovery.entry_points import Published, published
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.names import void_claims
@@ -20,7 +21,10 @@ GROUP = "octavo.commands"
 BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "doctor": ("octavo_registry.cli.doctor:doctor", "What is installed, what of it works, and a self-test."),
-        "why": ("octavo_registry.cli.why:why", "Every backend's verdict on an operation, and the layer it makes."),
+        "why": (
+            "octavo_registry.cli.why.command:why",
+            "Every backend's verdict on an operation, and the layer it makes.",
+        ),
         "recipes": ("octavo_registry.cli.recipes:app", "List, show and compare recipes."),
     }
 )
@@ -29,7 +33,9 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
 OWN: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "conform": ("octavo-conformance", "Run the conformance suite on a backend."),
-        "inspect": ("octavo-numerics", "What each recipe would do to the tensors of a file."),
+        "inspect": ("octavo", "What is in a checkpoint, and what each recipe would do to its tensors."),
+        "compare": ("octavo", "Compare two runs of train, or two results of bench."),
+        "advise": ("octavo", "Which recipe suits a layer: SQNR, bytes and expected time."),
         "train": ("octavo", "Train a small mixture-of-experts model in several recipes and compare them."),
         "bench": ("octavo-bench", "Time the kernels against the memory's speed and the framework's own."),
         "new": ("octavo", "Start a backend package of your own from the tested template."),
@@ -79,12 +85,13 @@ class Command:
 def _as_command(name: str, loaded: Any) -> Any:
     """A click command called `name` from a Typer app, a click command or a function."""
     if isinstance(loaded, typer.Typer):
+        loaded.rich_markup_mode = "rich" if fancy() else None
         command = typer.main.get_command(loaded)
         command.params = [p for p in command.params if p.name not in ("install_completion", "show_completion")]
     elif hasattr(loaded, "make_context") and hasattr(loaded, "invoke"):
         command = loaded
     elif callable(loaded):
-        app = typer.Typer(add_completion=False)
+        app = typer.Typer(add_completion=False, rich_markup_mode="rich" if fancy() else None)
         app.command(name)(loaded)
         command = typer.main.get_command(app)
     else:

@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from octavo_registry.cli.commands import external_commands
 from octavo_registry.cli.errors import BROKEN
 from octavo_registry.cli.notes import notes
 from octavo_registry.cli.output import Json, print_json, print_line, print_table
+from octavo_registry.cli.tracebacks import tracebacks
 from octavo_registry.contract.frameworks import Device, Framework
 from octavo_registry.discovery.bridges import FrameworkRecord
 from octavo_registry.discovery.guard import Fault, guard
@@ -93,6 +94,7 @@ def examine() -> Report:
     broken += [f"plugin {p.name} of {p.origin}: {p.reason}" for p in plugins if p.status == "broken"]
     records = [record for record in octavo_registry.backends() if record.card is not None]
     broken += [f"backend {r.name} of {r.distribution}: {r.reason}" for r in records if r.verdict == "broken"]
+    broken += [line for r in records if r.card is not None for line in octavo_registry.strange_recipes(r.card)]
     working: list[Framework] = []
     frameworks = []
     for front_end in octavo_registry.framework_records():
@@ -163,12 +165,18 @@ def examine() -> Report:
     )
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Also the tracebacks of what failed in plugins, on stderr.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """What is installed, what of it works, what packages say of their builds, and a self-test of every backend.
 
     Exits with 1 where something that is installed is broken.
     """
-    report = examine()
+    with tracebacks(traceback):
+        report = examine()
     if as_json:
         print_json({"healthy": not report.broken, **asdict(report)})
     else:

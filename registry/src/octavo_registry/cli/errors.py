@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,10 @@ BAD_INPUT = 2
 """Exit code: the question itself is wrong."""
 
 
+STOPPED = 130
+"""Exit code: Ctrl-C, as shells have it."""
+
+
 class BadInput(OctavoError, ValueError):
     """A wrong argument; the message names it, says what is needed and what to do."""
 
@@ -29,11 +34,13 @@ def explained(error: BaseException) -> tuple[str, int] | None:
     """
     if isinstance(error, OctavoError):
         return str(error), BAD_INPUT if isinstance(error, ValueError) else BROKEN
+    if isinstance(error, OSError) and error.filename is None and error.errno == errno.ENOSPC:
+        return "there is no space left for the output; write it elsewhere", BROKEN
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; give a path that can be read or written", BAD_INPUT
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own, vendored or not
         context = getattr(error, "ctx", None)
-        message = str(error.format_message()).rstrip(".")
+        message = str(error.format_message()).rstrip(".") or "nothing was asked for"
         hint = f"; try `{context.command_path} --help`" if context is not None else ""
         return message + hint, BAD_INPUT
     if isinstance(error, typer.Abort):

@@ -11,6 +11,7 @@ import typer
 import octavo_registry
 from octavo import PRESETS, Recipe, RecipeError, diff
 from octavo.presets import load_recipe
+from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS
 from octavo_registry.cli.output import Json, print_json, print_line, print_table
 
@@ -62,9 +63,16 @@ def list_recipes(as_json: Json = False) -> None:
 
 
 @app.command()
-def show(which: Which, as_json: Json = False) -> None:
-    """A recipe's fields, and how it quantizes each operand. With --json: the recipe file."""
+def show(
+    which: Which,
+    as_toml: Annotated[bool, typer.Option("--toml", help="Print the recipe as a TOML file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """A recipe's fields, and how it quantizes each operand. With --json or --toml: the recipe file."""
     recipe = find_recipe(which)
+    if as_toml:
+        print(recipe.to_toml(), end="")
+        return
     if as_json:
         print_json(json.loads(recipe.to_json()))
         return
@@ -72,16 +80,42 @@ def show(which: Which, as_json: Json = False) -> None:
     print_line(f"{type(recipe).__name__}  fingerprint {recipe.fingerprint}")
     print_table("Fields", ("field", "value"), [(name, _shown(value)) for name, value in fields.items()])
     rows = []
-    for operand in ("x", "w", "dy"):
-        spec = recipe.quantizer(operand)
-        if spec is None:
-            rows.append((operand, "high precision", "", "", "", ""))
-            continue
-        size = spec.block_size
-        whole = "row" if spec.scaling == "row" else "group"
-        block = whole if size is None else f"{size}x{size}" if spec.square else f"1x{size}"
-        rows.append((operand, spec.format, spec.scale_format, block, spec.orientation, spec.rounding))
-    print_table("Operands", ("operand", "format", "scales", "one scale a", "planes", "rounding"), rows)
+    for operand in OPERANDS:
+        how = list(_operand(recipe, operand).values())
+        rows.append((operand, *how, *[""] * (5 - len(how))))
+    print_table("Operands", ("operand", "format", "scales", "one scale per", "planes", "rounding"), rows)
+
+
+OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
+
+
+def _plain(recipe: Recipe, field: str) -> object:
+    """A field as JSON has it; None where the recipe has no such field."""
+    value: object = json.loads(recipe.to_json()).get(field)
+    return value
+
+
+def _operand(recipe: Recipe, operand: Operand) -> dict[str, str]:
+    """How an operand is quantized, in a few words each."""
+    spec = recipe.quantizer(operand)
+    if spec is None:
+        return {"format": "high precision"}
+    size = spec.block_size
+    whole = "row" if spec.scaling == "row" else "group"
+    block = whole if size is None else f"{size}x{size}" if spec.square else f"1x{size}"
+    return {
+        "format": spec.format,
+        "scales": spec.scale_format,
+        "one scale per": block,
+        "planes": spec.orientation,
+        "rounding": spec.rounding,
+    }
+
+
+def _side_by_side(operand: Operand, first: Recipe, second: Recipe) -> list[tuple[str, str, str, str]]:
+    left, right = _operand(first, operand), _operand(second, operand)
+    names = dict.fromkeys([*left, *right])
+    return [(operand, name, left.get(name, "-"), right.get(name, "-")) for name in names]
 
 
 def _shown(value: object) -> str:
@@ -100,13 +134,17 @@ def compare(left: Which, right: Which, as_json: Json = False) -> None:
             {
                 "left": first.fingerprint,
                 "right": second.fingerprint,
-                "differences": [{"field": d.field, "left": d.left, "right": d.right} for d in rows],
+                "differences": [
+                    {"field": d.field, "left": _plain(first, d.field), "right": _plain(second, d.field)} for d in rows
+                ],
             }
         )
     elif rows:
+        operands = [row for operand in OPERANDS for row in _side_by_side(operand, first, second)]
+        print_table("Operands", ("operand", "what", f"left: {left}", f"right: {right}"), operands)
         missing = "(no such field)"
         print_table(
-            "Differences", ("field", left, right), [(d.field, d.left or missing, d.right or missing) for d in rows]
+            "Fields", ("field", "left", "right"), [(d.field, d.left or missing, d.right or missing) for d in rows]
         )
     else:
         print_line(f"{left} and {right} mean the same (fingerprint {first.fingerprint})")

@@ -43,10 +43,18 @@ class KernelChoice:
 
 
 class Backend(Protocol):
-    """Serves what its card admits. Derive from this class: then `kernels` need not be written."""
+    """Serves what its card admits. Derive from this class: `kernels` and `refuses_everywhere` may be left out."""
 
     def refuses(self, request: AnyRequest) -> str | None:
         """The reason why this machine cannot serve `request`, or None; the card has admitted it already."""
+
+    def refuses_everywhere(self, request: AnyRequest) -> str | None:
+        """The reason why no machine would be served `request`, from the request alone, or None.
+
+        Such as "K must be a multiple of 16". `octavo why --hypothetical` asks it for chips that are not here, so it
+        looks at no device and at no build. `refuses` says the same and more.
+        """
+        return None
 
     def bind(self, request: AnyRequest) -> AnyBound:
         """The function that serves `request`, in the class of the request's operation; may raise `Refused`.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
 from octavo import OctavoError
 from octavo_registry.contract.frameworks import Framework
 from octavo_registry.discovery.entry_points import published
 from octavo_registry.discovery.guard import Fault
+from octavo_registry.discovery.locks import ForkSafeLock
 from octavo_registry.discovery.names import FRONT_ENDS, void_claims
 
 GROUP = "octavo.frameworks"
@@ -26,7 +26,7 @@ class FrameworkRecord:
     reason: str = ""
 
 
-_lock = threading.RLock()
+_lock = ForkSafeLock()
 _records: dict[str, FrameworkRecord] = {}
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+LOGGER = "octavo.plugins"
+"""The logger that has, at level DEBUG, the traceback of whatever foreign code raised."""
+
+log = logging.getLogger(LOGGER)
 _LONGEST = 300
 
 
@@ -19,7 +24,9 @@ def describe(error: BaseException) -> str:
     """`ModuleNotFoundError: No module named 'acme'`: one line, shortened where it is very long."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # a foreign __str__ may raise, too
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException:  # a foreign __str__ may raise, too, or call sys.exit
         text = "(its text cannot be shown)"
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."
@@ -36,4 +43,5 @@ def guard(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     except (KeyboardInterrupt, GeneratorExit, Fault):
         raise
     except BaseException as error:
+        log.debug("%s", describe(error), exc_info=error)
         raise Fault(describe(error)) from error

@@ -22,7 +22,7 @@ from octavo_registry.contract.cards import BackendCard, QuantizerCard
 from octavo_registry.contract.hookspecs import PROJECT, HookSpecs
 from octavo_registry.discovery.entry_points import Published
 from octavo_registry.discovery.guard import Fault, guard
-from octavo_registry.discovery.needs import check_requirement
+from octavo_registry.discovery.needs import check_requirement, missing_need
 
 GROUP = "octavo.backends"
 PREFIX = "octavo_"
@@ -195,7 +195,7 @@ def load_published(entry: Published) -> Plugin | PluginRecord:
     try:
         module = entry.load()
     except Fault as fault:
-        return broken(entry, str(fault))
+        return broken(entry, missing_need(entry.distribution, fault) or str(fault))
     return load(module, name=entry.name, distribution=entry.distribution, version=entry.version, value=entry.value)
 
 

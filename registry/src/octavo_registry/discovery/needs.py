@@ -1,4 +1,4 @@
-"""A card's `needs`, checked against installed metadata: nothing is imported."""
+"""What a card or a distribution needs, checked against installed metadata: nothing is imported."""
 
 from __future__ import annotations
 
@@ -47,4 +47,32 @@ def unmet(needs: Iterable[str]) -> str | None:
             return f"needs {needed}, and the version of {requirement.name} is {version!r}, which is none; reinstall it"
         if not requirement.specifier.contains(version, prereleases=True):
             return f"needs {needed}, {requirement.name} {version} is installed; pip install '{needed}'"
+    return None
+
+
+def missing_need(distribution: str, fault: BaseException) -> str | None:
+    """The sentence for what `distribution` declares to need and has not; None where the fault is not an import's."""
+    return unmet_by(distribution) if isinstance(fault.__cause__, ImportError) else None
+
+
+def unmet_by(distribution: str) -> str | None:
+    """The sentence for the first requirement of an installed distribution, or of one of its family, that is not met.
+
+    The family has the first word of its name: what "acme-octavo" needs of "acme-kernels" these need in turn. Others'
+    requirements are their own.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    family, queue, seen = distribution.split("-")[0], [distribution], {distribution}
+    while queue:
+        try:
+            needs = [text for text in metadata.requires(queue.pop(0)) or () if "extra ==" not in text]
+            names = [Requirement(text).name for text in needs]
+        except (metadata.PackageNotFoundError, InvalidRequirement):
+            continue
+        if sentence := unmet(needs):
+            return sentence
+        relatives = [name for name in names if name.split("-")[0] == family and name not in seen]
+        queue += relatives
+        seen.update(relatives)
     return None

@@ -57,6 +57,12 @@ def _bind(backend: Backend, request: Request) -> object:
     return backend.bind(concrete)
 
 
+def ask_everywhere(backend: Backend, request: Request) -> str | None:
+    """Why no machine is served `request`, or None; what raises, an older backend's missing method too, is a `Fault`."""
+    reason = guard(backend.refuses_everywhere, cast("AnyRequest", request))
+    return None if reason is None else str(reason)
+
+
 def ask_kernels(backend: Backend, name: str, request: GemmRequest, rows: int) -> tuple[KernelChoice, ...] | None:
     """What `backend` answers; None where it has no model. OctavoError where it breaks or answers in another type."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,15 +14,17 @@ from octavo import NoBackendError, Recipe
 from octavo_registry.contract.backend import Backend, KernelChoice, Refused
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import QUANTIZERS
-from octavo_registry.contract.plan import Decision, Plan
+from octavo_registry.contract.plan import Decision, Plan, Verdict
 from octavo_registry.contract.request import GemmRequest, Request, describe_request
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.loader import Plugin, call
 from octavo_registry.discovery.names import RESERVED
+from octavo_registry.discovery.needs import missing_need
 from octavo_registry.discovery.records import BackendRecord
-from octavo_registry.dispatch.answers import ask_bound, ask_kernels
+from octavo_registry.dispatch.answers import ask_bound, ask_everywhere, ask_kernels
 from octavo_registry.dispatch.candidates import Candidate, Candidates, filter_cards
 from octavo_registry.dispatch.compose import compose
+from octavo_registry.dispatch.fallbacks import FallbackWarning, fallbacks
 from octavo_registry.dispatch.layer_plan import LayerPlan
 from octavo_registry.dispatch.layer_requests import OWN_DTYPES, LayerDtypes
 from octavo_registry.dispatch.memo import Memo
@@ -63,6 +66,7 @@ class Dispatcher:
         if plan is None:
             with self._lock:
                 plan = self._finish(self._candidates(request, preference), preference)
+                self._warn_of_fallbacks([plan], preference)
                 self._announce(plan.request.recipe, plan.request, f"{plan.backend}{_noted(plan)}")
         return plan
 
@@ -72,6 +76,24 @@ class Dispatcher:
         with self._lock:
             candidates = self._candidates(request, preference)
             return candidates.decisions(0 if candidates.at(0) is not None else None)
+
+    def hypothesize(self, request: Request, backend: Names) -> tuple[Decision, ...]:
+        """The verdicts of cards and shape rules, for a device that need not be here: nothing is bound."""
+        preference = self._preference(backend)
+        with self._lock:
+            order, others = filter_cards(self.records, request, preference)
+            verdicts: list[Decision] = []
+            chosen = ""
+            for candidate in self._ranked(request, order):
+                reason, unknown = self._refused_everywhere(candidate, request)
+                if reason:
+                    verdicts.append(candidate.record.decision("refused", reason))
+                    continue
+                after = f"; {chosen} comes first" if chosen else ""
+                verdict: Verdict = "eligible" if chosen else "chosen"
+                verdicts.append(candidate.record.decision(verdict, f"its card admits it{after}{unknown}"))
+                chosen = chosen or candidate.name
+            return (*verdicts, *others)
 
     def plan_layer(self, request: GemmRequest, backend: Names, dtypes: LayerDtypes = OWN_DTYPES) -> LayerPlan:
         """The cached composition, or a new one; NoBackendError of the operation that nothing serves."""
@@ -141,7 +163,10 @@ class Dispatcher:
                 continue
             if ranked is None:
                 continue
-            given = [name if isinstance(name, str) else f"a {type(name).__name__}" for name in ranked]
+            # a subclass of str may compare as it likes: its characters are what counts
+            given = [
+                str.__str__(name) if issubclass(type(name), str) else f"a {type(name).__name__}" for name in ranked
+            ]
             if sorted(given) != sorted(names):
                 self._warn_once(
                     f"octavo_rank of plugin {hook.plugin_name} gave {given}, no permutation of {list(names)}; "
@@ -165,11 +190,18 @@ class Dispatcher:
                 level4 = record.card is not None and record.card.api_level <= LEVEL
                 loaded = AdaptedBackend(answer) if level4 else answer
             except Fault as fault:
-                loaded = Fault(str(fault))
+                loaded = Fault(missing_need(record.distribution, fault) or str(fault))
             self._loaded[record.name] = loaded
         if isinstance(loaded, Fault):
             raise loaded
         return loaded
+
+    def _refused_everywhere(self, candidate: Candidate, request: Request) -> tuple[str, str]:
+        """Why no machine would be served, or ""; and a clause where that cannot be known, or ""."""
+        try:
+            return ask_everywhere(self._load(candidate.record), request) or "", ""
+        except Fault as fault:
+            return "", f"; its shape rules are not known here ({fault})"
 
     def _bind(self, candidate: Candidate, request: Request) -> Bound | Decision:
         record = candidate.record
@@ -178,7 +210,7 @@ class Dispatcher:
         except Fault as fault:
             if isinstance(fault.__cause__, Refused):
                 return record.decision("refused", str(fault.__cause__))
-            return record.decision("broken", str(fault))
+            return record.decision("broken", missing_need(record.distribution, fault) or str(fault))
 
     # ---- what was decided
 
@@ -243,6 +275,7 @@ class Dispatcher:
             quantize_dy=operands.get("dy"),
             weight=request.weight,
         )
+        self._warn_of_fallbacks([*gemms.values(), *operands.values()], preference)
         parts = [f"quantize {operand} {plan.backend}" for operand, plan in operands.items()]
         parts += [f"{gemm} {plan.backend}{_noted(plan)}" for gemm, plan in gemms.items()]
         self._announce(recipe, request, ", ".join(parts), op="layer")
@@ -262,6 +295,14 @@ class Dispatcher:
         if op is not None:
             words = words.replace(request.op, "grouped linear", 1)
         log.info("%s (recipe %s) runs on: %s", words, recipe.fingerprint, what)
+
+    def _warn_of_fallbacks(self, plans: Sequence[Plan], preference: Preference | None) -> None:
+        """One FallbackWarning for each installed backend that cannot run and would have served on an accelerator."""
+        for name, message in fallbacks(plans, self.records, preference):
+            if (FallbackWarning, name) not in self._announced:
+                warnings.warn(message, FallbackWarning, stacklevel=2)
+                # where warnings are errors, the next plan is one as well
+                self._announced[FallbackWarning, name] = None
 
     def _warn_once(self, message: str) -> None:
         if message not in self._announced:

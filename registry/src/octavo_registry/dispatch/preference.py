@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from weakref import WeakSet
 
 from octavo import NoBackendError
+from octavo_registry.discovery.locks import ForkSafeLock
 
 ENVIRONMENT = "OCTAVO_BACKEND"
 REST = "*"
@@ -45,7 +45,7 @@ _all_scopes: WeakSet[_Scope] = WeakSet([_NO_PREFERENCE])
 _current: ContextVar[_Scope] = ContextVar("octavo_preference", default=_NO_PREFERENCE)
 _open_blocks: ContextVar[tuple[tuple[Preference, ExitStack], ...]] = ContextVar("octavo_prefer_blocks", default=())
 _mirrors: list[Mirror] = []
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _environment: list[Preference | None] = []
 
 _get_current = _current.get

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from octavo_registry.contract.plan import Decision, decision_table
 from octavo_registry.contract.request import Request, describe_request
+from octavo_registry.discovery.guard import LOGGER
 from octavo_registry.discovery.names import FRONT_ENDS
 from octavo_registry.discovery.records import BackendRecord
 
@@ -15,6 +16,8 @@ def explain_failure(request: Request, decisions: Sequence[Decision], records: It
     lines = [f"nothing here runs {describe_request(request)}."]
     if decisions:
         lines.append(decision_table(decisions))
+    if any(decision.verdict == "broken" for decision in decisions):
+        lines.append(f"  `octavo doctor --traceback`, or the logger {LOGGER!r} at level DEBUG, shows where they broke")
     served = {row.framework for record in records if record.card for row in record.card.capabilities}
     if request.framework not in served:
         front_end = FRONT_ENDS.get(request.framework)

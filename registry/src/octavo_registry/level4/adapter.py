@@ -27,6 +27,10 @@ class AdaptedBackend(Backend):
         reason: str | None = self._backend.refuses(flat(request))
         return reason
 
+    def refuses_everywhere(self, request: AnyRequest) -> str | None:
+        """None: level 4 has no such method."""
+        return None
+
     def bind(self, request: AnyRequest) -> AnyBound:
         """Its answer, of level 4: whoever binds checks it, and then it is `adapted`."""
         bound: AnyBound = self._backend.bind(flat(request))

@@ -1,0 +1,126 @@
+"""What `octavo why` is asked: the operation or the composition, and the requests that it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar, get_args
+
+from octavo import Recipe
+from octavo.quantizer import Operand
+from octavo.recipe_base import GEMMS
+from octavo_registry.cli.errors import BadInput
+from octavo_registry.contract.cards import GATED, MOVES, Activation, Norm, Op
+from octavo_registry.contract.request import GemmRequest, MoveRequest, Request
+from octavo_registry.contract.weights import as_it_lies
+from octavo_registry.dispatch.layer_requests import (
+    ACTIVATED,
+    activation_request,
+    common_fields,
+    dequantize_request,
+    gemm_request,
+    norm_request,
+    operand_spec,
+    quantize_request,
+)
+
+LAYER, MLP, MOE = "layer", "mlp", "moe"
+COMPOSED = (LAYER, MLP, MOE)
+"""Questions about several operations: a grouped linear layer, an expert MLP, and a whole MoE layer around it."""
+
+OPERATIONS: tuple[str, ...] = (*get_args(Op), *COMPOSED)
+SIZES: tuple[Literal["host", "device"], ...] = ("host", "device")
+Text = TypeVar("Text", bound=str)
+_OPERAND_OF: dict[str, Operand] = {"act_quantize": "x", "norm_quantize": "x", "dact_quantize": "dy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A parsed `why`.
+
+    op     an operation, or one of `COMPOSED`
+    layer  the fprop request of its layer, with the whole recipe; of an MLP `n` is F, the width of the activation
+    """
+
+    op: str
+    operand: Operand
+    layer: GemmRequest
+    recipe: Recipe
+    activation: Activation
+    norm: Norm
+
+    def gemm_requests(self) -> dict[str, GemmRequest]:
+        """The GEMMs that the operation is or consists of, by name; BadInput for one without GEMMs."""
+        if self.op in GEMMS:
+            return {gemm: gemm_request(self.layer, self.recipe, gemm) for gemm in GEMMS if gemm == self.op}
+        if self.op not in COMPOSED:
+            raise BadInput(f"--kernels: {self.op} is not a GEMM; ask for one of {', '.join((*GEMMS, *COMPOSED))}")
+        gemms = GEMMS if self.layer.training else GEMMS[:1]
+        return {
+            f"{name} {gemm}".strip(): gemm_request(layer, self.recipe, gemm)
+            for name, layer in self.layers().items()
+            for gemm in gemms
+        }
+
+    def layers(self) -> dict[str, GemmRequest]:
+        """The fprop requests of the layers that a composition has, by name: fc1 and fc2 of an MLP."""
+        if self.op not in (MLP, MOE):
+            return {"": self.layer}
+        k, f = self.layer.k, self.layer.n
+        wide = None if f is None else 2 * f if self.activation in GATED else f
+        return {"fc1": replace(self.layer, k=k, n=wide), "fc2": replace(self.layer, k=f, n=k)}
+
+    def request(self) -> Request:
+        """The request of the operation itself; of a composition the first layer's fprop."""
+        if self.op in GEMMS:
+            gemm = next(gemm for gemm in GEMMS if gemm == self.op)
+            return gemm_request(self.layer, self.recipe, gemm)
+        if self.op in COMPOSED:
+            return gemm_request(next(iter(self.layers().values())), self.recipe, "fprop")
+        if self.op in MOVES:
+            move = next(move for move in MOVES if move == self.op)
+            return MoveRequest(**common_fields(self.layer) | {"op": move, "out_dtype": self.layer.in_dtype})
+        operand = _OPERAND_OF.get(self.op, self.operand)
+        spec = operand_spec(self.recipe, operand, self.layer.training)
+        if spec is None:
+            raise BadInput(f"--recipe: {self.recipe.kind} does not quantize {operand}; there is nothing to {self.op}")
+        spec = as_it_lies(spec, operand, self.layer.weight)
+        quantize = quantize_request(self.layer, spec, operand, ("plain", "plain"))
+        if self.op == "norm_quantize":
+            return norm_request(quantize, self.norm)
+        for op in ACTIVATED:
+            if op == self.op:
+                return activation_request(quantize, op, self.activation)
+        return quantize if self.op == "quantize" else dequantize_request(quantize)
+
+    def requests(self) -> tuple[Request, ...]:
+        """Every request that has to be served: of a composition those of its layers' GEMMs and quantizers."""
+        if self.op not in COMPOSED:
+            return (self.request(),)
+        found: list[Request] = list(self.gemm_requests().values())
+        for layer in self.layers().values():
+            for operand in get_args(Operand):
+                spec = operand_spec(self.recipe, operand, layer.training)
+                if spec is not None:
+                    lies = as_it_lies(spec, operand, layer.weight)
+                    found.append(quantize_request(layer, lies, operand, ("plain", "plain")))
+        return tuple(found)
+
+
+def parse_shape(text: str) -> tuple[int, int, int, int]:
+    """M, K, N and G of `--shape`, which is G,K,N,M as in `octavo bench`."""
+    parts = text.replace("x", ",").split(",")
+    if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
+        raise BadInput(f"--shape: got {text!r}; give G,K,N,M (groups, in-features, out-features, rows)")
+    g, k, n, m = (int(part) for part in parts)
+    if min(k, n, g) < 1:
+        raise BadInput(f"--shape: got {text!r}; G, K and N are 1 or more")
+    return m, k, n, g
+
+
+def one_of(option: str, value: str, allowed: Iterable[Text]) -> Text:
+    """The allowed text that equals `value`, with its type; `BadInput` names the option and what is allowed."""
+    choices = {str(choice): choice for choice in allowed}
+    if value not in choices:
+        raise BadInput(f"{option}: got {value!r}; one of {', '.join(choices)}")
+    return choices[value]

@@ -1,0 +1,31 @@
+"""Who fuses a quantizer with the activation, the gradient or the norm before it: one rule for every front end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from octavo import NoBackendError, QuantizerSpec
+from octavo_registry.contract.plan import Plan
+from octavo_registry.contract.request import FusedRequest
+
+UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
+"""What is asked for where nobody reads codes: one pass is worth a byte per element that is thrown away."""
+
+
+def fusing(plan: Callable[[FusedRequest], Plan], chosen: Plan, request: FusedRequest, *, codes: bool) -> Plan | str:
+    """The plan of a fused operation, or the reason why its parts run one after the other.
+
+    plan    plans a request, NoBackendError where nothing serves it
+    chosen  the plan of the operation that it is fused with
+    codes   a GEMM reads what is quantized
+    """
+    try:
+        fused = plan(request)
+    except NoBackendError as error:
+        refusals = (f"{decision.backend}: {decision.reason}" for decision in error.decisions)
+        return "; ".join([f"no backend serves {request.op}", *refusals])
+    verdicts = {decision.backend: decision.verdict for decision in chosen.decisions}
+    if fused.backend != chosen.backend and (not codes or verdicts.get(fused.backend) == "eligible"):
+        # who computes is chosen by preference and priority, not by who fuses
+        return f"{chosen.backend} was chosen for {chosen.request.op} and serves no {request.op}"
+    return fused
