@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import octavo
-from octavo_torch import GroupedLinear, GroupedMLP, convert
+from octavo_torch import GroupedLinear, GroupedMLP, MoE, convert
 from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.transformers import experts
 
@@ -110,6 +110,20 @@ def test_a_filter_takes_some(which: Any, expected: tuple[str, ...]) -> None:
     assert convert(made, octavo.BlockScaling(), which, backend=BACKEND) == expected
     left: Any = made[0]
     assert left["experts"].recipe == octavo.HighPrecision()
+
+
+def test_a_moe_layer_is_converted(rng: np.random.Generator) -> None:
+    """It runs the recipe afterwards, with the states of both of its layers; it was left alone before."""
+    layer = MoE(G, K, K, 2, recipe=None, backend=BACKEND)
+    router = layer.router
+    assert convert(layer, octavo.DelayedScaling(history=4), backend=BACKEND) == ("",)
+    assert layer.amax_history.shape == (2, 3, 4, G)
+    assert convert(layer, "mxfp8", backend=BACKEND) == ("",)
+    assert layer.router is router
+    twin = MoE(G, K, K, 2, recipe="mxfp8", backend=BACKEND)
+    twin.load_state_dict(layer.state_dict())
+    x = torch.randn(M, K)
+    assert torch.equal(layer(x), twin(x))
 
 
 def test_a_recipe_with_a_state_begins_anew(rng: np.random.Generator) -> None:

@@ -39,12 +39,23 @@ def mlp(**more: Any) -> dict[str, Any]:
     return {**given, "backend": BACKEND, **more}
 
 
+def moe(**more: Any) -> dict[str, Any]:
+    routed = {"choices": torch.zeros(M, 1, dtype=torch.int64), "weights": torch.ones(M, 1)}
+    return {"x": leaf(M, K), **routed, "w1": leaf(G, 2 * N, K), "w2": leaf(G, K, N), "recipe": MXFP8(),
+            "backend": BACKEND, **more}  # fmt: skip
+
+
 def fused(**more: Any) -> dict[str, Any]:
     return {"spec": SPEC, "group_sizes": [3, 4], "backend": BACKEND, **more}
 
 
 def layer(**more: Any) -> ot.GroupedLinear:
     return ot.GroupedLinear(G, K, N, backend=BACKEND, **more)
+
+
+def one_expert_each() -> dict[str, torch.Tensor]:
+    shapes = {"w1": (N, K), "w3": (N, K), "w2": (K, N)}
+    return {f"experts.{g}.{name}.weight": torch.ones(shape) for g in range(G) for name, shape in shapes.items()}
 
 
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
@@ -101,6 +112,24 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
             | {"weights": torch.ones(M, 1), "backend": BACKEND}
         ),
     ),
+    "moe_mlp": (ot.moe_mlp, lambda: moe(bias1=leaf(G, 2 * N), bias2=leaf(G, K))),
+    "choose_experts": (ot.choose_experts, lambda: {"logits": leaf(M, 4), "k": 2, "groups": 2, "kept_groups": 1}),
+    "router_losses": (
+        ot.router_losses,
+        lambda: {"logits": leaf(M, 4), "choices": torch.zeros(M, 2, dtype=torch.int64), "score": "sigmoid"},
+    ),
+    "bytes_kept": (
+        ot.bytes_kept,
+        lambda: {"recipe": MXFP8(), "shape": ot.MoeShape(M, 1, G, K, N), "form": "lean", "backend": BACKEND},
+    ),
+    "MoE": (
+        ot.MoE,
+        lambda: {"num_experts": G, "in_features": K, "hidden_features": N, "choices": 1, "recipe": MXFP8()},
+    ),
+    "MoE.forward": (
+        lambda **given: ot.MoE(G, K, N, 1, recipe=MXFP8(), backend=BACKEND).forward(**given),
+        lambda: {"x": leaf(M, K)},
+    ),
     "activate": (ot.activate, lambda: {"x": leaf(M, 2 * N), "activation": "swiglu", "probs": torch.ones(M)}),
     "Activation": (ot.Activation, lambda: {"activation": "swiglu"}),
     "DelayedState.create": (ot.DelayedState.create, lambda: {"recipe": DELAYED, "num_groups": G}),
@@ -126,7 +155,17 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         lambda: {"x": leaf(M, K), "group_sizes": [3, 4], "probs": torch.ones(M)},
     ),
     "convert": (ot.convert, lambda: {"model": layer(), "recipe": MXFP8(), "filter": "*"}),
+    "tensor_stats": (
+        ot.tensor_stats,
+        lambda: {"x": torch.ones(M, K), "spec": SPEC, "group_sizes": [3, 4], "rows": 128},
+    ),
+    "observe": (ot.observe, lambda: {"model": layer(), "every": 10, "rows": 128}),
     "update_scales": (ot.update_scales, lambda: {"module": layer()}),
+    "stack_experts": (ot.stack_experts, lambda: {"state_dict": one_expert_each(), "experts": [1], "interleave": 2}),
+    "unstack_experts": (
+        ot.unstack_experts,
+        lambda: {"state_dict": ot.stack_experts(one_expert_each()), "names": ("w1", "w3", "w2"), "first": 1},
+    ),
 }
 MODULE = ("backend", "device", "dtype", "bias", "main_grad", "per_group_parameters", "delay_wgrad")
 FUSED = ("layouts", "seed", "operand", "group_offset", "scale", "wanted")
@@ -136,6 +175,18 @@ MORE = {
     "grouped_mlp": (
         "activation", "interleave", "seed", "state", "group_offset", "out", "grad_input", "main_grad", "delayed_wgrad",
     ),
+    "moe_mlp": (
+        "activation", "interleave", "form", "weight_codes", "seed", "state", "group_offset", "main_grad",
+        "delayed_wgrad",
+    ),
+    "choose_experts": ("score", "bias", "renormalize", "scale", "replay"),
+    "router_losses": ("sequences",),
+    "bytes_kept": ("weight_codes", "activation", "dtype", "device"),
+    "MoE": (
+        "out_features", "score", "groups", "kept_groups", "renormalize", "scale", "choice_bias", "form", "weight_codes",
+        "activation", "seed", "interleave", *MODULE,
+    ),
+    "MoE.forward": ("choice", "weights"),
     "grouped_mm": ("bias", "out_dtype"),
     "quantize": ("seed", "operand", "group_offset", "scale", "layouts", "out", "unchanged"),
     "quantize_weight": ("seed", "state", "interleave", "out", "unchanged"),
@@ -150,8 +201,12 @@ MORE = {
     "GroupedLinear.forward": ("weight", "bias_scales", "out", "grad_input"),
     "GroupedMLP": ("activation", "seed", "interleave", *MODULE),
     "GroupedMLP.forward": ("weights", "bias2_scales"),
+    "Sequential.forward": ("bias_scales", "bias2_scales"),
     "convert": ("seed", "backend"),
+    "tensor_stats": ("direction", "seed", "scale", "rows"),
     "update_scales": ("process_group",),
+    "stack_experts": ("names",),
+    "unstack_experts": ("interleave",),
 }  # fmt: skip
 """Arguments that the valid call leaves out."""
 

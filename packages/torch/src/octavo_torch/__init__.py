@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from octavo_torch.arrays.grouped_tensor import GroupedTensor
     from octavo_torch.checkpoint.distributed import load_distributed, save_distributed
+    from octavo_torch.checkpoint.experts import stack_experts, unstack_experts
     from octavo_torch.checkpoint.files import load_checkpoint, save_checkpoint
     from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_state
     from octavo_torch.compiler.status import DeviceSizesError, check_errors
@@ -30,10 +31,16 @@ if TYPE_CHECKING:
     from octavo_torch.mlp.module import GroupedMLP
     from octavo_torch.mlp.sequential import Sequential
     from octavo_torch.moe.exchange import ExpertExchange
+    from octavo_torch.moe.kept import KeptBytes, MoeShape, bytes_kept
+    from octavo_torch.moe.module import MoE
+    from octavo_torch.moe.moe import moe_mlp
     from octavo_torch.moe.permutation import Routing, permute, unpermute
+    from octavo_torch.moe.router import Choice, RouterLosses, choose_experts, router_losses
+    from octavo_torch.observer import Observation, Observer, observe
     from octavo_torch.quantizers.extras import Extras
     from octavo_torch.quantizers.functional import convert_layout, dequantize, group_amax, quantize
     from octavo_torch.quantizers.fused_functional import act_quantize, dact_quantize, norm_quantize
+    from octavo_torch.quantizers.stats import TensorStats, tensor_stats
     from octavo_torch.scaling.delayed_state import DelayedState
     from octavo_torch.scaling.recipe_module import update_scales
     from octavo_torch.wgrad.postponed import DelayedWgrad
@@ -42,6 +49,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Activation",
+    "Choice",
     "CodedWeight",
     "DelayedState",
     "DelayedWgrad",
@@ -54,14 +62,23 @@ __all__ = [
     "GroupedMLPParallel",
     "GroupedRowParallel",
     "GroupedTensor",
+    "KeptBytes",
+    "MoE",
+    "MoeShape",
+    "Observation",
+    "Observer",
     "QuantizedInput",
     "QuantizedWeight",
+    "RouterLosses",
     "Routing",
     "Sequential",
+    "TensorStats",
     "act_quantize",
     "activate",
+    "bytes_kept",
     "check_errors",
     "check_recipe_state",
+    "choose_experts",
     "convert",
     "convert_layout",
     "dact_quantize",
@@ -75,17 +92,23 @@ __all__ = [
     "grouped_mm",
     "load_checkpoint",
     "load_distributed",
+    "moe_mlp",
     "norm_quantize",
+    "observe",
     "permute",
     "quantize",
     "quantize_before_gather",
     "quantize_input",
     "quantize_weight",
     "recipe_state",
+    "router_losses",
     "save_checkpoint",
     "save_distributed",
+    "stack_experts",
+    "tensor_stats",
     "unchanged_weights",
     "unpermute",
+    "unstack_experts",
     "update_scales",
 ]
 
@@ -94,6 +117,7 @@ _DEFINING_MODULES = (
     "mlp.activation_module",
     "checkpoint.files",
     "checkpoint.distributed",
+    "checkpoint.experts",
     "checkpoint.recipes",
     "linear.coded_weight",
     "conversion",
@@ -107,13 +131,19 @@ _DEFINING_MODULES = (
     "mlp.module",
     "linear.module",
     "distributed.parallel",
+    "moe.kept",
+    "moe.moe",
+    "moe.module",
     "moe.permutation",
+    "moe.router",
     "linear.quantized_input",
     "linear.quantized_operands",
     "linear.quantized_output",
     "quantizers.extras",
     "quantizers.functional",
     "quantizers.fused_functional",
+    "quantizers.stats",
+    "observer",
     "scaling.recipe_module",
     "mlp.sequential",
     "compiler.status",

@@ -12,17 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
-from octavo_torch.adapters.grouped_mm import GroupedMM, recipe_of
+from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.transformers import ExpertsFunction, ExpertsModule
 from octavo_torch.arrays.checks import brief
+from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.linear.module import GroupedLinear
-from octavo_torch.mlp.module import GroupedMLP
+from octavo_torch.mlp.experts import Experts
 from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule
+from octavo_torch.scaling.saved_state import STATE_BUFFERS
 
 Filter = str | Callable[[str, nn.Module], bool] | None
 _DISPATCHED = {"has_gate", "is_transposed", "down_proj"}
 """Attributes of experts that transformers dispatches."""
-_BUFFERS = ("seed_base", "seed_counter", "amax_history", "encode_scale")
 
 
 def convert(
@@ -41,10 +42,10 @@ def convert(
     seed      base of stochastic rounding's seeds; None: drawn from torch's generator
     backend   a name or a closed list of names
 
-    Experts are GroupedLinear and GroupedMLP; modules of transformers that dispatch an experts function; modules with
-    torchtitan's method `_grouped_mm(A=, B_t=, offs=)`. Parameters, their names, classes and hooks stay. GroupedLinear
-    and GroupedMLP start with a fresh recipe state, in buffers; other libraries' modules have no place for a state, so
-    recipes with one are refused for them.
+    Experts are GroupedLinear, GroupedMLP and MoE; modules of transformers that dispatch an experts function; modules
+    with torchtitan's method `_grouped_mm(A=, B_t=, offs=)`. Parameters, their names, classes and hooks stay.
+    GroupedLinear, GroupedMLP and MoE start with a fresh recipe state, in buffers; other libraries' modules have no
+    place for a state, so recipes with one are refused for them.
 
     Raises ValueError, before anything has changed, for arguments that do not fit and for a model without experts.
     """
@@ -56,7 +57,9 @@ def convert(
     experts = dict(_experts(model))
     names = [name for name, module in experts.items() if _matches(filter, name, module)]
     if not experts:
-        raise ValueError("model has no experts; give one with GroupedLinear, GroupedMLP or modules of a known library")
+        raise ValueError(
+            "model has no experts; give one with GroupedLinear, GroupedMLP, MoE or modules of a known library"
+        )
     if not names:
         all_names = ", ".join(name or "'' (the model itself)" for name in experts)
         raise ValueError(f"filter matches none of the model's experts; give names among {all_names}")
@@ -64,7 +67,7 @@ def convert(
     product = GroupedMM(chosen, seed, backend) if others else None
     for name in names:
         module = experts[name]
-        if isinstance(module, GroupedLinear | GroupedMLP):
+        if isinstance(module, GroupedLinear | Experts):
             _set_recipe(module, chosen, seed, backend)
         elif product is not None:
             _set_product(module, product)
@@ -81,7 +84,7 @@ def _experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         has_grouped_mm = callable(getattr(module, "_grouped_mm", None))
         dispatched = {*dir(module)} >= _DISPATCHED
-        if isinstance(module, GroupedLinear | GroupedMLP) or has_grouped_mm or dispatched:
+        if isinstance(module, GroupedLinear | Experts) or has_grouped_mm or dispatched:
             yield name, module
 
 
@@ -104,18 +107,19 @@ def _set_product(module: nn.Module, product: GroupedMM) -> None:
 
 
 def _set_recipe(
-    module: GroupedLinear | GroupedMLP, recipe: Recipe, seed: int | None, backend: str | Sequence[str] | None
+    module: GroupedLinear | Experts, recipe: Recipe, seed: int | None, backend: str | Sequence[str] | None
 ) -> None:
     """Replace the module's recipe; its buffers are as before the first step."""
-    layers = (2,) if isinstance(module, GroupedMLP) else ()
+    layers = (2,) if isinstance(module, Experts) else ()
     device: torch.device = next(module.parameters()).device
     options = ModuleOptions(recipe, backend, seed, module.main_grad, module.per_group_parameters, delay_wgrad=False)
     fresh = RecipeModule({"num_groups": module.num_groups}, options, device, layers)
-    for name in _BUFFERS:
+    for name in STATE_BUFFERS:
         if name in module._buffers:
             delattr(module, name)
         if name in fresh._buffers:
             module.register_buffer(name, fresh._buffers[name])
-    for name in ("recipe", "backend", "_stochastic", "_stateful", "_seed"):
-        setattr(module, name, getattr(fresh, name))
+    # not by assignment, which a module refuses: it would leave the buffers of the recipe before
+    for name in ("recipe", "backend", "_stochastic", "_stateful", "_seed", "_unused_amax"):
+        module.__dict__[name] = getattr(fresh, name)
     module.reset_buffers()

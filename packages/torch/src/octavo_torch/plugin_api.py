@@ -23,6 +23,7 @@ Dtypes
 Tensors
 
     is_plain             False for a tensor that stands for another one: a compiler's, or a wrapper subclass
+    ZeroGradient         zeros that stand for a gradient, without memory before they are written
     leaves_of            the parameters of one weight, which may be one tensor or one per group
     row_strides          the strides of rows and matrices, where a tensor can be written row by row
     seed_tensor          a seed as a 0-dimensional int64 tensor on a device
@@ -48,6 +49,7 @@ Operators and CUDA graphs
     graph_safe           a block in which only plans that a graph may hold are made and used
     explained_waits      a block in which a wait for the device raises GraphUnsafeError
     record_graph         captures a function into a CUDA graph after warm-up runs
+    capture_on           captures a function that has been warmed up, on a stream of the caller's
     WARMUP               the number of those runs unless the caller says otherwise
     GraphUnsafeError     the error of a function that cannot be captured
 """
@@ -63,9 +65,11 @@ from octavo_torch.arrays.dtypes import name_of as dtype_text
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.per_group import leaves_of
 from octavo_torch.arrays.strides import row_strides
+from octavo_torch.arrays.zero_gradient import ZeroGradient
 from octavo_torch.compiler.graphs import (
     WARMUP,
     GraphUnsafeError,
+    capture_on,
     check_not_captured,
     explained_waits,
     graph_safe,
@@ -100,6 +104,8 @@ __all__ = [
     "Operators",
     "QuantizedWeight",
     "RecipeModule",
+    "ZeroGradient",
+    "capture_on",
     "check_not_captured",
     "dtype_text",
     "explained_waits",

@@ -89,6 +89,31 @@ def test_bits_of_one_parameter_for_all(kind: str, recipe: Recipe, rng: np.random
     assert names >= ({"weight0", "bias2"} if kind == "linear" else {"weight1_0", "weight2_2", "bias1_1"})
 
 
+@pytest.mark.parametrize("parted", [{"weight"}, {"bias"}, ("weight", "bias"), []], ids=str)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_weight_and_bias_independently(kind: str, parted: Any, rng: np.random.Generator) -> None:
+    """One parameter for all of one kind and one per group of the other: names, state dicts of every form, copies in one
+    piece of memory, and the bits."""
+    single, mixed = MAKERS[kind](MXFP8()), MAKERS[kind](MXFP8(), per_group_parameters=parted)
+    names = {name.rstrip("0123456789_") for name, _ in mixed.named_parameters()}
+    assert names == {"weight", "bias"}
+    for name in mixed._shapes:
+        assert mixed.is_per_group(name) is (name.rstrip("12") in parted)
+        assert hasattr(mixed, name) is not mixed.is_per_group(name)
+    mixed.load_state_dict(single.state_dict())
+    assert_equal(step(mixed, *(given := data())), step(single, *given))
+    every = MAKERS[kind](MXFP8(), per_group_parameters=True)
+    every.load_state_dict(mixed.state_dict())
+    back = copy.deepcopy(mixed).float().bfloat16()
+    back.load_state_dict(every.state_dict())
+    assert_equal(step(back, *given), step(mixed, *given))
+    for name in filter(back.is_per_group, back._shapes):
+        assert stacked_view(leaves(back, name)) is not None
+    told = repr(mixed)
+    assert ("per_group_parameters=True" in told) is (len(parted) == 2)
+    assert (f"per_group_parameters={parted}" in told) is (len(parted) == 1)
+
+
 def test_parameters_lie_stacked_view(rng: np.random.Generator) -> None:
     """After making, casting, copying, saving and assigning, a forward reads them where they are and copies nothing."""
     made = linear(MXFP8(), per_group_parameters=True)
@@ -244,8 +269,11 @@ def test_what_does_not_fit_is_refused(rng: np.random.Generator) -> None:
     w[1].requires_grad_(False)
     with pytest.raises(ValueError, match=r"weight\[1\] requires no gradient while others do"):
         grouped_linear(x, w, SIZES, recipe=None, main_grad="accumulate")
-    with pytest.raises(ValueError, match="per_group_parameters is 1; give True or False"):
+    with pytest.raises(ValueError, match=r"per_group_parameters is 1; give True, False, \{'weight'\} or \{'bias'\}"):
         linear(per_group_parameters=1)
+    for wrong_kinds in ("weight", ["weight", "weight1"], {"bias": 1}, [1]):
+        with pytest.raises(ValueError, match="per_group_parameters is"):
+            linear(per_group_parameters=wrong_kinds)
     half = {name: value for name, value in linear(per_group_parameters=True).state_dict().items() if "2" not in name}
     with pytest.raises(RuntimeError, match="Missing key"):
         linear().load_state_dict(half)

@@ -34,6 +34,46 @@ RECIPES: dict[str, Recipe] = {
 CODED = [name for name in RECIPES if name != "bf16"]
 
 
+@pytest.mark.parametrize("quantized", [False, True])
+def test_tied_weights(tmp_path: Path, quantized: bool) -> None:
+    """Two layers with one parameter: a file has no two names for one array, so each name has its own."""
+    module = nn.ModuleDict({name: GroupedLinear(G, K, K, recipe="mxfp8", dtype=torch.bfloat16) for name in "ab"})
+    module["b"].weight = module["a"].weight
+    wanted = module["a"](torch.ones(M, K, dtype=torch.bfloat16), SIZES)
+    save_checkpoint(module, tmp_path / "tied", quantized=quantized)
+    other = nn.ModuleDict({name: GroupedLinear(G, K, K, recipe="mxfp8", dtype=torch.bfloat16) for name in "ab"})
+    load_checkpoint(other, tmp_path / "tied")
+    for name in "ab":
+        assert torch.equal(other[name](torch.ones(M, K, dtype=torch.bfloat16), SIZES), wanted)
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    """One line that names it; nothing is left behind."""
+    with pytest.raises(ValueError, match=r"path is '.*absent/file' and cannot be written: .*; give one that can"):
+        save_checkpoint(GroupedLinear(G, K, K, recipe="mxfp8"), tmp_path / "absent" / "file")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_torch_load_of_codes(tmp_path: Path, name: str) -> None:
+    """torch.save and torch.load with its default, weights_only=True, which runs no code of a file."""
+    layer = GroupedLinear(G, K, F, recipe=RECIPES[name], dtype=torch.bfloat16, seed=1)
+    save_checkpoint(layer, tmp_path / "codes", quantized=True)
+    load_checkpoint(layer, tmp_path / "codes")
+    torch.save(layer.state_dict(), tmp_path / "state")
+    weight = torch.load(tmp_path / "state", weights_only=True)["weight"]
+    assert isinstance(weight, CodedWeight)
+    assert not weight.requires_grad
+    x = torch.randn(M, K, dtype=torch.bfloat16)
+    wanted = layer(x, SIZES)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    assert torch.equal(layer(x, SIZES), wanted)
+    torch.save(layer, tmp_path / "module")
+    whole = torch.load(tmp_path / "module", weights_only=False)
+    assert isinstance(whole.weight, nn.Parameter)
+    assert torch.equal(whole(x, SIZES), wanted)
+
+
 def model(recipe: Recipe, seed: int = 3) -> nn.Module:
     return nn.ModuleDict(
         {

@@ -14,6 +14,9 @@ import torch
 import octavo_registry
 from octavo import MXFP8, NVFP4, BlockScaling, HighPrecision, Recipe
 from octavo_torch import GroupedLinear, grouped_linear
+from octavo_torch.linear.grouped import _layers as functional_layers
+from octavo_torch.plugin import CARD
+from octavo_torch.reference.backend import ReferenceBackend
 
 SIZES = torch.tensor([3, 5])
 FORBIDDEN = ("pydantic", "pydantic_core", "pluggy", "inspect", "os", "posixpath", "importlib", "importlib.metadata")
@@ -69,6 +72,29 @@ def test_a_change_of_the_registry_is_seen() -> None:
     assert next(iter(layer._layers.values())) is not resolved
     with pytest.raises(octavo_registry.UnknownBackendError), octavo_registry.prefer("absent"):
         layer(x, SIZES)
+
+
+class Second:
+    """The reference under another name, last in line."""
+
+    def octavo_backends(self) -> list[octavo_registry.BackendCard]:
+        return [CARD.model_copy(update={"name": "second", "priority": -1000})]
+
+    def octavo_load(self, name: str) -> ReferenceBackend:
+        return ReferenceBackend()
+
+
+def test_a_call_runs_on_the_backend_that_it_names() -> None:
+    """Calls with one recipe, one shape and different backends: each has a layer of its own, in any order."""
+    octavo_registry.register(Second(), "second")
+    try:
+        recipe, x, w = MXFP8(), torch.randn(8, 16), torch.randn(2, 8, 16)
+        for backend in ("torch-reference", "second", "second", ["second", "torch-reference"], "torch-reference"):
+            grouped_linear(x, w, SIZES, recipe=recipe, backend=backend)
+            (layer,) = [layer for key, layer in functional_layers.items() if key[0] == id(recipe)]
+            assert layer.plan.fprop.backend == (backend if isinstance(backend, str) else backend[0])
+    finally:
+        octavo_registry.unregister("second")
 
 
 def test_shapes_dtypes_and_gradients_find_their_own_layer() -> None:

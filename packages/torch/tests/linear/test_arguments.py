@@ -9,10 +9,24 @@ import numpy as np
 import pytest
 import torch
 
-from octavo import MXFP8, NVFP4, DelayedScaling, NoBackendError, QuantizerSpec
-from octavo_torch import DelayedState, GroupedLinear, check_errors, dequantize, grouped_linear, grouped_mm, quantize
+import octavo
+from octavo import MXFP8, NVFP4, PRESETS, DelayedScaling, NoBackendError, QuantizerSpec, RowScaling
+from octavo_torch import (
+    DelayedState,
+    GroupedLinear,
+    check_errors,
+    dequantize,
+    explain_mlp,
+    grouped_linear,
+    grouped_mlp,
+    grouped_mm,
+    quantize,
+    quantize_input,
+    quantize_weight,
+)
 from octavo_torch.arithmetic.groups import bounded_sizes
 from octavo_torch.compiler.status import DeviceSizesError, flag_bad_sizes
+from octavo_torch.linear.grouped import _layers as functional_layers
 
 X, W = torch.zeros(8, 16), torch.zeros(2, 4, 16)
 SPEC = QuantizerSpec(scaling="mxfp8", format="e4m3")
@@ -28,7 +42,7 @@ def quantized(x: Any = X, spec: Any = SPEC, sizes: Any = None, **rest: Any) -> C
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "x rank": (linear(x=torch.zeros(2, 2, 16)), r"x has shape \[2, 2, 16\]; give \[M, K\]"),
+    "x rank": (linear(x=torch.zeros(2, 2, 17)), "x has 17 features and weight has shape"),
     "x scalar": (linear(x=torch.zeros(())), r"x has shape \[\]"),
     "x type": (linear(x=np.zeros((8, 16))), "x is a ndarray"),
     "x dtype": (linear(x=torch.zeros(8, 16, dtype=torch.float64)), "x has dtype float64; give bfloat16, float16 or"),
@@ -56,6 +70,31 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "state groups": (
         linear(recipe=DelayedScaling(history=4), state=DelayedState.create(DelayedScaling(history=4), 3)),
         "state holds 3 groups and the weight 2",
+    ),
+    "state of another recipe": (
+        linear(
+            recipe=DelayedScaling(history=4),
+            state=DelayedState.create(DelayedScaling(history=4, forward_format="e5m2"), 2),
+        ),
+        "state was made for a recipe with forward_format='e5m2' and the call's recipe has 'e4m3'",
+    ),
+    "state of another history": (
+        linear(recipe=DelayedScaling(history=4), state=DelayedState.create(DelayedScaling(history=5), 2)),
+        "history=5 and the call's recipe has 4",
+    ),
+    "group_offset past 32 bits": (
+        linear(group_offset=(1 << 32) - 1),
+        r"group_offset is 4294967295 with 2 groups, whose numbers are 0 to .*; give a number from 0 to 2\^32 - 2",
+    ),
+    "group_offset below 0": (linear(group_offset=-1), "group_offset is -1"),
+    "group_offset of a kind": (linear(group_offset=1.5), "group_offset is 1.5; give an integer"),
+    "group_offset of an MLP": (
+        lambda: grouped_mlp(X, W[:, :4], torch.zeros(2, 8, 2), [4, 4], recipe=None, group_offset=1 << 32),
+        "group_offset is 4294967296 with 2 groups",
+    ),
+    "group_offset of quantized rows": (
+        lambda: quantize_input(X, W, [4, 4], MXFP8(), group_offset=(1 << 32) - 1),
+        "group_offset is 4294967295 with 2 groups",
     ),
     "out shape": (linear(out=torch.zeros(8, 5)), r"out is float32 \[8, 5\] on cpu; give float32 \[8, 4\]"),
     "out gradient": (linear(out=torch.zeros(8, 4, requires_grad=True)), "out requires a gradient"),
@@ -89,12 +128,22 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "holds rowwise data only",
     ),
     "direction": (lambda: dequantize(quantize(X, SPEC), "up"), "direction is 'up'"),  # type: ignore[arg-type]
+    "sizes of tensors": (
+        linear(group_sizes=[torch.tensor(4), 4]),
+        r"group_sizes\[0\] is int64 \[\]; sizes are integers",
+    ),
+    "sizes of arrays": (linear(group_sizes=[4, np.array([4])]), r"group_sizes\[1\] is a ndarray; sizes are integers"),
     "no GroupedTensor": (lambda: dequantize(X), "q is a Tensor"),  # type: ignore[arg-type]
     "offs": (lambda: grouped_mm(X, W.transpose(1, 2), torch.tensor([4.0, 8.0])), "offs is float32"),
     "offs past the rows": (lambda: grouped_mm(X, W.transpose(1, 2), torch.tensor([4, 9])), "sum to 9"),
     "b shape": (lambda: grouped_mm(X, W, torch.tensor([4, 8])), "a has 16 columns"),
     "module groups": (lambda: GroupedLinear(0, 4, 4), "num_groups is 0"),
-    "module recipe": (lambda: GroupedLinear(1, 4, 4, recipe="mxfp8"), "octavo.recipe"),  # type: ignore[arg-type]
+    "module recipe": (lambda: GroupedLinear(1, 4, 4, recipe="mxpf8"), "got 'mxpf8'; did you mean mxfp8"),
+    "module class": (
+        lambda: GroupedLinear(1, 4, 4, recipe=MXFP8),  # type: ignore[arg-type]
+        r"recipe is the class MXFP8; give a recipe, such as MXFP8\(\)",
+    ),
+    "module seed": (lambda: GroupedLinear(1, 4, 4, recipe=NVFP4(), seed=1.0), "seed is 1.0; give an integer"),  # type: ignore[arg-type]
 }
 
 
@@ -105,6 +154,65 @@ def test_one_line_with_both_values(name: str) -> None:
     with pytest.raises(ValueError, match=pattern) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("recipe", PRESETS)
+@pytest.mark.parametrize(("k", "n"), [(0, 8), (8, 0)])
+def test_a_layer_without_a_side(recipe: str, k: int, n: int) -> None:
+    """One sentence for every recipe and backend, of the layer and of the MLP."""
+    x, w = torch.zeros(8, k), torch.zeros(2, n, k)
+    with pytest.raises(ValueError, match=rf"weight has shape \[2, {n}, {k}\]; give N and K of at least 1"):
+        grouped_linear(x, w, [4, 4], recipe=recipe, seed=1)
+    with pytest.raises(ValueError, match=r"w1 has shape .*; give N and K of at least 1"):
+        grouped_mlp(x, w, torch.zeros(2, 4, n), [4, 4], activation="silu", recipe=recipe, seed=1)
+
+
+def test_sizes_of_numpy_integers(rng: np.random.Generator) -> None:
+    """A list of what `array.sum()` and `len` give."""
+    x, w = torch.randn(8, 16), torch.randn(2, 4, 16)
+    sizes = [np.int64(3), np.uint8(4)]
+    assert torch.equal(grouped_linear(x, w, sizes, recipe=MXFP8()), grouped_linear(x, w, [3, 4], recipe=MXFP8()))
+
+
+@pytest.mark.parametrize("recipe", PRESETS)
+def test_a_default_device_does_not_move_a_call(recipe: str, rng: np.random.Generator) -> None:
+    """Inside `with torch.device("meta")`, as models are built in, a call on a CPU is the same."""
+    x, w, bias = torch.randn(8, 16), torch.randn(2, 4, 16), torch.randn(2, 4)
+    results = []
+    for device in ("cpu", "meta"):
+        state = DelayedState.create(recipe, 2, "cpu") if octavo.recipe(recipe).stateful else None
+        leaves = [value.clone().requires_grad_() for value in (x, w, bias)]
+        with torch.device(device):
+            y = grouped_linear(leaves[0], leaves[1], [3, 4], recipe=recipe, bias=leaves[2], seed=1, state=state)
+            y.square().sum().backward()
+        results.append([y, *(leaf.grad for leaf in leaves)])
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_recipe_by_its_name(rng: np.random.Generator) -> None:
+    """In every function that takes a recipe, by preset and by kind; a name resolves a layer once."""
+    x, w, w2 = torch.randn(8, 16), torch.randn(2, 8, 16), torch.randn(2, 4, 4)
+    sizes, row = [3, 4], RowScaling()
+    calls: list[Callable[[Any], Any]] = [
+        lambda recipe: grouped_linear(x, w, sizes, recipe=recipe),
+        lambda recipe: grouped_mlp(x, w, w2, sizes, recipe=recipe),
+        lambda recipe: grouped_mm(x, w.transpose(1, 2), torch.tensor([3, 7]), recipe=recipe, out_dtype=torch.bfloat16),
+        lambda recipe: grouped_linear(
+            quantize_input(x, w, sizes, recipe), quantize_weight(w, recipe), None, recipe=recipe
+        ),
+        lambda recipe: GroupedLinear(2, 16, 8, recipe=recipe, seed=1).recipe.fingerprint,
+        lambda recipe: str(explain_mlp(x, w, w2, sizes, recipe=recipe)),
+    ]
+    for call in calls:
+        made, wanted = call("row"), call(row)
+        assert torch.equal(made, wanted) if isinstance(wanted, torch.Tensor) else made == wanted
+    held = len(functional_layers)
+    for name in ("row", "mxfp8"):
+        for _ in range(3):
+            grouped_linear(x, w, sizes, recipe=name)
+    assert len(functional_layers) <= held + 1
+    assert DelayedState.create("fp8-delayed", 2).recipe == DelayedScaling()
 
 
 def test_stochastic_gradients_need_a_seed_only_where_there_are_some() -> None:

@@ -300,3 +300,47 @@ def test_grouped_tensor_is_a_pytree_and_copies(rng: np.random.Generator) -> None
     assert pytree.treespec_loads(text) == pytree.tree_structure(q)
     assert q.nbytes() > 0
     assert "nvfp4" in repr(q)
+
+
+@pytest.mark.parametrize("lead", [(2, 70), (140,), (5, 4, 7), ()], ids=str)
+def test_leading_axes(lead: tuple[int, ...], rng: np.random.Generator) -> None:
+    """x [..., K], bias_scales [...] and the caller's buffers: the bits of the rows [M, K], in x's axes; K alone is one
+    row."""
+    rows = int(np.prod(lead))
+    sizes = SIZES if rows == M else [0, 1, 0, 0, 0]
+    w, b = torch.randn(G, N, K).bfloat16().requires_grad_(), torch.randn(G, N).requires_grad_()
+    x, scales = torch.randn(rows, K).bfloat16(), torch.rand(rows)
+    made = []
+    for axes in ((rows,), lead):
+        w.grad = b.grad = None
+        leaf, scale = x.reshape(*axes, K).requires_grad_(), scales.reshape(axes).requires_grad_()
+        # rows apart, as a slice of wider ones
+        out, grad_input = torch.empty(*axes, 2 * N).bfloat16()[..., :N], torch.empty(*axes, K).bfloat16()
+        y = grouped_linear(
+            leaf, w, sizes, recipe=PRESETS["mxfp8"], bias=b, bias_scales=scale, out=out, grad_input=grad_input
+        )
+        y.backward(torch.ones_like(y))
+        assert (y.shape, y.data_ptr()) == ((*axes, N), out.data_ptr())
+        found = [y.detach(), out, grad_input, leaf.grad, scale.grad, w.grad, b.grad]
+        assert leaf.grad is not None
+        assert leaf.grad.shape == leaf.shape
+        made.append([value.flatten().clone() for value in found if value is not None])
+    assert len(made[0]) == 7
+    for ours, theirs in zip(*made, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_leading_axes_that_do_not_fit_are_refused(rng: np.random.Generator) -> None:
+    """What belongs to rows has x's leading axes, and buffers a view [M, n]; each with what was given."""
+    x, w, b = torch.randn(2, 70, K), torch.randn(G, N, K), torch.randn(G, N)
+    for rest, sentence in (
+        ({"bias_scales": torch.rand(140)}, r"bias_scales is \[140\]; give x's leading axes, \[2, 70\]"),
+        ({"out": torch.empty(140, N)}, r"out is \[140, 144\]; give x's leading axes \[2, 70\] and its columns"),
+        ({"out": 3}, r"out is a int; give x's leading axes"),
+        ({"grad_input": torch.empty(70, 2, K).transpose(0, 1)}, r"strides \[160, 320, 1\], of which there is no view"),
+        ({"group_sizes": [141, 0, 0, 0, 0]}, "140"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            grouped_linear(**{"x": x, "weight": w, "group_sizes": SIZES, "recipe": None, "bias": b, **rest})
+    with pytest.raises(ValueError, match=r"x has 160 features and weight|x has shape \[\]"):
+        grouped_linear(torch.tensor(1.0), w, SIZES, recipe=None)

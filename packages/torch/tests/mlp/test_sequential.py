@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from octavo import MXFP8, NVFP4, BlockScaling, DelayedScaling, HighPrecision, Recipe
 from octavo_torch import Activation, GroupedLinear, GroupedMLP, Sequential, activate, update_scales
+from octavo_torch.arrays.per_group import leaves_of
 from octavo_torch.functions.activations import ACTIVATIONS
 
 SIZES = torch.tensor([20, 0, 40])
@@ -119,3 +121,174 @@ def test_messages(rng: np.random.Generator) -> None:
         activate(torch.randn(3, 7), "swiglu")
     with pytest.raises(ValueError, match=r"probs has shape \[2\]; give \[3\]"):
         activate(torch.randn(3, 8), "swiglu", probs=torch.rand(2))
+
+
+def plain(operation: nn.Module, x: Tensor, scales: Tensor | None = None, probs: Tensor | None = None) -> Tensor:
+    """One operation of a Sequential by itself."""
+    result: Tensor
+    if isinstance(operation, GroupedMLP):
+        result = operation(x, SIZES, probs, bias2_scales=scales)
+    elif isinstance(operation, GroupedLinear):
+        result = operation(x, SIZES, bias_scales=scales)
+    else:
+        result = operation(x, probs) if isinstance(operation, Activation) else operation(x)
+    return result
+
+
+def gate(seed: int = 1, **rest: Any) -> GroupedLinear:
+    return layer(K, 2 * F, MXFP8(), seed, **rest)
+
+
+SCALED: dict[str, tuple[Callable[[], list[nn.Module]], Callable[[Tensor, Tensor], dict[str, Any]], set[int]]] = {
+    "fused, second": (lambda: list(experts(MXFP8()).operations), lambda a, _: {"bias2_scales": a}, {2}),
+    "fused, by number": (lambda: list(experts(MXFP8()).operations), lambda a, _: {"bias_scales": {2: a}}, {2}),
+    "not fused, first": (lambda: list(experts(MXFP8()).operations), lambda a, _: {"bias_scales": {0: a}}, {0}),
+    "not fused, both": (
+        lambda: list(experts(MXFP8()).operations),
+        lambda a, b: {"bias_scales": {0: a}, "bias2_scales": b},
+        {0, 2},
+    ),
+    "one layer": (lambda: [gate(), nn.SiLU()], lambda a, _: {"bias_scales": a}, {0}),
+    "the one with a bias": (
+        lambda: [GroupedLinear(G, K, K, recipe=MXFP8(), dtype=torch.bfloat16, backend="torch-reference"), gate()],
+        lambda a, _: {"bias_scales": a},
+        {1},
+    ),
+    "an MLP": (
+        lambda: [GroupedMLP(G, K, F, N, bias=True, recipe=MXFP8(), dtype=torch.bfloat16, backend="torch-reference")],
+        lambda a, _: {"bias2_scales": a},
+        {0},
+    ),
+    "an MLP and a layer": (
+        lambda: [
+            gate(),
+            GroupedMLP(G, 2 * F, F, N, bias=True, recipe=MXFP8(), dtype=torch.bfloat16, backend="torch-reference"),
+        ],
+        lambda a, b: {"bias_scales": a, "bias2_scales": b},
+        {0, 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_bias_scales_reach_their_layer(name: str, rng: np.random.Generator) -> None:
+    """The bits of the operations in a row, the scales' gradients included, with NaN scales past the sum."""
+    make, given, scaled = SCALED[name]
+    model = Sequential(*make())
+    x = torch.randn(M, K).bfloat16()
+    made = []
+    draws = [torch.randn(M), torch.randn(M)]
+    for draw in draws:
+        draw[60:] = torch.nan
+    for through in (True, False):
+        model.zero_grad()
+        a, b = (draw.clone().requires_grad_() for draw in draws)
+        arguments = given(a, b)
+        if through:
+            y = model(x, SIZES, **arguments)
+        else:
+            unused = iter([a, b])
+            y = x
+            for at, operation in enumerate(model.operations):
+                y = plain(operation, y, next(unused) if at in scaled else None)
+        y.backward(torch.ones_like(y))
+        grads = [value.grad for value in (a, b, *model.parameters())]
+        assert a.grad is not None
+        assert a.grad.any()
+        made.append([y.detach(), *(grad for grad in grads if grad is not None)])
+    for ours, theirs in zip(*made, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_scales_without_one_bias_are_refused(rng: np.random.Generator) -> None:
+    """None, several, twice, a number that is no layer; and explain's reason where a first bias is scaled."""
+    x, scales = torch.randn(M, K).bfloat16(), torch.rand(M)
+    model = experts(MXFP8())
+    for arguments, sentence in (
+        ({"bias_scales": scales}, r"2 operations are a GroupedLinear with a bias; give bias_scales=\{number: .* 0, 2"),
+        (
+            {"bias_scales": {1: scales}},
+            r"operation 1, which has no bias to scale; give bias_scales=\{number: scales\} with .* 0, 2",
+        ),
+        ({"bias_scales": {2: scales}, "bias2_scales": scales}, "both for operation 2; give one of them"),
+        ({"bias_scales": {2: scales[:5]}}, r"bias2_scales has shape \[5\]; give \[70\]"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            model(x, SIZES, **arguments)
+    with pytest.raises(ValueError, match=r"bias2_scales is .* and 0 operations are a GroupedMLP"):
+        Sequential(gate())(x, SIZES, bias2_scales=scales)
+    unbiased = GroupedLinear(G, K, N, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"0 operations are .* leave it out: no layer has a bias"):
+        Sequential(unbiased)(x, SIZES, bias_scales=scales)
+    told = [step.why for step in model.steps(scaled={0})]
+    assert told[0].startswith("scales multiply the bias of operation 0")
+
+
+def train_with_main_grad(model: Sequential, data: list[tuple[Tensor, ...]], delayed: bool) -> list[Tensor]:
+    """y and the other gradients of microbatches."""
+    seen: list[Tensor] = []
+    for x, probs, dy in data:
+        leaves = x.clone().requires_grad_(), probs.clone().requires_grad_()
+        y = model(leaves[0], SIZES, leaves[1])
+        y.backward(dy)
+        seen += [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+    if delayed:
+        model.backward_dw()
+    return seen + [p.grad for name, p in model.named_parameters() if "bias" in name and p.grad is not None]
+
+
+@pytest.mark.parametrize("mode", ["accumulate", "overwrite"])
+@pytest.mark.parametrize("parted", [False, True, {"bias"}, {"weight"}], ids=str)
+@pytest.mark.parametrize("delayed", [False, True], ids=["at once", "delayed"])
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "apart"])
+def test_main_grad(mode: Any, parted: Any, delayed: bool, fused: bool, rng: np.random.Generator) -> None:
+    """Every weight's gradient of two microbatches in its buffer, as grouped_linear and grouped_mlp write it; everything
+    else has the bits of a model without; .grad of the weights takes no memory."""
+    rest: dict[str, Any] = {"main_grad": mode, "per_group_parameters": parted, "delay_wgrad": delayed}
+    recipe = MXFP8()
+    model = Sequential(layer(K, 2 * F, recipe, 1, **rest), Activation("swiglu"), layer(F, N, recipe, 2, **rest))
+    plain_model = Sequential(layer(K, 2 * F, recipe, 1), Activation("swiglu"), layer(F, N, recipe, 2))
+    plain_model.load_state_dict(model.state_dict())
+    if not fused:
+        for one in (model, plain_model):
+            one.operations[0].register_forward_hook(lambda *_: None)
+    assert [(step.first, step.last) for step in model.steps()] == ([(0, 2)] if fused else [(0, 0), (1, 1), (2, 2)])
+    weights = {name: p for name, p in model.named_parameters() if "weight" in name}
+    for weight in weights.values():
+        weight.main_grad = torch.zeros(weight.shape)  # type: ignore[attr-defined]
+    data = [(torch.randn(M, K).bfloat16(), torch.rand(M), torch.randn(M, N).bfloat16()) for _ in range(2)]
+    ours, theirs = train_with_main_grad(model, data, delayed), train_with_main_grad(plain_model, data, False)
+    for left, right in zip(ours[:6], theirs[:6], strict=True):
+        assert torch.equal(left, right)
+    assert torch.equal(torch.cat([grad.flatten() for grad in ours[6:]]), torch.cat([g.flatten() for g in theirs[6:]]))
+    for weight in weights.values():
+        assert weight.grad_added_to_main_grad  # type: ignore[attr-defined]
+        assert delayed or weight.grad is not None
+        assert weight.grad is None or weight.grad.untyped_storage().nbytes() == weight.element_size()
+    # a layer of its own is held to the bounds elsewhere: here, that each buffer has its own layer's sums
+    expected = Sequential(
+        layer(K, 2 * F, recipe, 1, main_grad=mode), Activation("swiglu"), layer(F, N, recipe, 2, main_grad=mode)
+    )
+    expected.load_state_dict(model.state_dict())
+    for at in (0, 2):
+        expected.operations[at].weight.main_grad = torch.zeros(expected.operations[at].weight.shape)  # type: ignore[attr-defined]
+    for x, probs, dy in data:
+        in_a_row(expected, x, SIZES, probs).backward(dy)
+    for at in (0, 2):
+        leaves = leaves_of(model.operations[at].weights)  # type: ignore[arg-type]
+        sums = torch.cat([leaf.main_grad.flatten() for leaf in leaves])  # type: ignore[attr-defined]
+        assert sums.any()
+        assert torch.equal(sums, expected.operations[at].weight.main_grad.flatten())  # type: ignore[union-attr]
+
+
+def test_leading_axes(rng: np.random.Generator) -> None:
+    """x [..., K] through every kind of operation: the bits of its rows, in its axes."""
+    model = Sequential(nn.Linear(K, K, dtype=torch.bfloat16), *experts(MXFP8()).operations)
+    x, probs, scales = torch.randn(M, K).bfloat16(), torch.rand(M), torch.rand(M)
+    y = model(x, SIZES, probs, bias2_scales=scales)
+    shaped = model(x.view(2, 35, K), SIZES, probs.view(2, 35), bias2_scales=scales.view(2, 35))
+    assert shaped.shape == (2, 35, N)
+    assert torch.equal(shaped.view(M, N), y)
+    assert model.explain(x.view(2, 35, K), SIZES) == model.explain(x, SIZES)
+    with pytest.raises(ValueError, match=r"probs is \[70\]; give x's leading axes, \[2, 35\]"):
+        model(x.view(2, 35, K), SIZES, probs)

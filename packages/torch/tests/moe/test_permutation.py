@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -73,11 +75,8 @@ def test_weights_as_rows(rng: np.random.Generator) -> None:
     torch.testing.assert_close(dw, again)
 
 
-def test_second_derivatives(rng: np.random.Generator) -> None:
-    """Every move is linear in each operand, so derivatives of derivatives are exact where products of integers are."""
-    index = choices(rng)
-    drawn = [torch.from_numpy(rng.integers(-4, 5, shape)).float() for shape in ((T, K), (T, C), (T, K), (T, C))]
-    x, w, dy, dw = (value.requires_grad_() for value in drawn)
+def squared_and_back(index: Tensor) -> tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]:
+    """sum over the choices of w * x^2 by permute and unpermute, and without rows."""
     routed = ((index >= 0) & (index < G)).float()
 
     def moved(x: Tensor, w: Tensor) -> Tensor:
@@ -87,10 +86,31 @@ def test_second_derivatives(rng: np.random.Generator) -> None:
     def dense(x: Tensor, w: Tensor) -> Tensor:
         return ((w * routed)[..., None] * (x * x)[:, None]).sum(1)
 
+    return moved, dense
+
+
+def test_second_derivatives(rng: np.random.Generator) -> None:
+    """Every move is linear in each operand, so derivatives of derivatives are exact where products of integers are."""
+    index = choices(rng)
+    drawn = [torch.from_numpy(rng.integers(-4, 5, shape)).float() for shape in ((T, K), (T, C), (T, K), (T, C))]
+    x, w, dy, dw = (value.requires_grad_() for value in drawn)
     results = []
-    for function in (moved, dense):
+    for function in squared_and_back(index):
         dweights = torch.autograd.grad(function(x, w), w, dy, create_graph=True)[0]
         results.append(torch.autograd.grad(dweights, (x, dy), dw))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_derivatives_of_the_rows_gradient(rng: np.random.Generator) -> None:
+    """The gradient of the rows is dy times the weights: its derivatives read the weights once more."""
+    index = choices(rng)
+    drawn = [torch.from_numpy(rng.integers(-4, 5, shape)).float() for shape in ((T, K), (T, C), (T, K), (T, K))]
+    x, w, dy, v = (value.requires_grad_() for value in drawn)
+    results = []
+    for function in squared_and_back(index):
+        dx = torch.autograd.grad(function(x, w), x, dy, create_graph=True)[0]
+        results.append(torch.autograd.grad(dx, (x, w, dy), v))
     for ours, theirs in zip(*results, strict=True):
         assert torch.equal(ours, theirs)
 

@@ -27,6 +27,7 @@ from octavo_torch import (
     norm_quantize,
     quantize,
 )
+from octavo_torch.functions.norms import normalize
 from octavo_torch.plugin import CARD
 
 SPECS = {
@@ -109,6 +110,25 @@ def test_gradient_and_quantize(name: str, backend: str | None, rng: np.random.Ge
     assert torch.equal(again.dbias, extras.dbias)
     assert torch.equal(again.dprobs, extras.dprobs)
     assert again.activated is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_fp32_gamma_beside_narrow_rows(norm: Any, dtype: torch.dtype, rng: np.random.Generator) -> None:
+    """gamma and beta of float32 are multiplied and added as they are: the codes of rows that are normalized in fp32 and
+    rounded once, which gamma in the rows' dtype does not give; the installed backend quantizes, whichever it is."""
+    spec, x = SPECS["mxfp8"], torch.randn(M, F).to(dtype)
+    gamma, beta = 1 + torch.rand(F) * 2**-9, torch.rand(F) * 2**-9 if norm == "layer" else None
+    q, extras = norm_quantize(x, gamma, spec, SIZES, beta=beta, norm=norm)
+    exact = normalize(x.float(), gamma, beta, norm, 1e-6).y.to(dtype)
+    assert torch.equal(extras.activated[:USED], exact[:USED])  # type: ignore[index]
+    expected = quantize(exact, spec, SIZES)
+    for direction in ("rowwise", "columnwise"):
+        ours, theirs = dequantize(q, direction), dequantize(expected, direction)  # type: ignore[arg-type]
+        assert torch.equal(ours[:USED], theirs[:USED])
+    narrow = None if beta is None else beta.to(dtype)
+    rounded = norm_quantize(x, gamma.to(dtype), spec, SIZES, beta=narrow, norm=norm)[1].activated
+    assert not torch.equal(rounded[:USED], exact[:USED])  # type: ignore[index]
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])

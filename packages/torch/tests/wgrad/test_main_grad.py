@@ -137,8 +137,34 @@ def test_strided_buffers_are_written_in_place(mode: str, dtype: torch.dtype, rng
     assert bool((memory == 5.0).all())
 
 
+@pytest.mark.parametrize("mode", ["accumulate", "overwrite"])
+def test_flat_buffers_are_written_through_views(mode: str, rng: np.random.Generator) -> None:
+    """[G * N * K] and [G * N, K], its rows apart or not: the bits of the buffer in the weight's shape, in place; of one
+    tensor per group [N * K] likewise."""
+    x, dy = microbatch()
+    w = parameter()
+    start = torch.randn(G, N, K)
+    w.main_grad = start.clone()  # type: ignore[attr-defined]
+    backward(w, x, dy, main_grad=mode)
+    expected = w.main_grad  # type: ignore[attr-defined]
+    wide = torch.full((G * N, K + 8), 5.0)
+    wide[:, :K] = start.view(G * N, K)
+    for buffer in (start.flatten().clone(), start.view(G * N, K).clone(), wide[:, :K]):
+        w.main_grad = buffer  # type: ignore[attr-defined]
+        backward(w, x, dy, main_grad=mode)
+        assert w.main_grad is buffer  # type: ignore[attr-defined]
+        assert torch.equal(buffer.reshape(G, N, K), expected)
+    assert bool((wide[:, K:] == 5.0).all())
+    parts = [nn.Parameter(part) for part in w.detach().unbind(0)]
+    for part, values in zip(parts, start, strict=True):
+        part.main_grad = values.flatten().clone()  # type: ignore[attr-defined]
+    backward(parts, x, dy, main_grad=mode)
+    assert torch.equal(torch.stack([part.main_grad for part in parts]).view(G, N, K), expected)  # type: ignore[attr-defined]
+
+
 def test_get_main_grad_is_asked_in_backward_alone(rng: np.random.Generator) -> None:
-    """It goes before main_grad, and may make the buffer late."""
+    """It goes before main_grad, and may make the buffer late; afterwards weight.main_grad is that buffer, for hooks
+    that look for it there, as Megatron-FSDP's do."""
     w, (x, dy) = parameter(), microbatch()
     late: list[Tensor] = []
 
@@ -147,13 +173,17 @@ def test_get_main_grad_is_asked_in_backward_alone(rng: np.random.Generator) -> N
         return late[-1]
 
     w.get_main_grad = get_main_grad  # type: ignore[attr-defined]
-    w.main_grad = torch.zeros(G, N, K)  # type: ignore[attr-defined]
+    other = w.main_grad = torch.zeros(G, N, K)  # type: ignore[attr-defined]
+    seen: list[Tensor] = []
+    w.register_post_accumulate_grad_hook(lambda p: seen.append(p.main_grad))  # type: ignore[attr-defined]
     y = grouped_linear(x, w, SIZES, recipe=None, main_grad="accumulate")
     assert not late
+    assert w.main_grad is other  # type: ignore[attr-defined]
     y.backward(dy)
     assert len(late) == 1
     assert late[0].any()
-    assert not w.main_grad.any()  # type: ignore[attr-defined]
+    assert not other.any()
+    assert w.main_grad is seen[0] is late[0]  # type: ignore[attr-defined]
 
 
 def test_hooks_fire_once_after_the_flag(rng: np.random.Generator) -> None:
@@ -184,16 +214,34 @@ def test_hooks_fire_once_after_the_flag(rng: np.random.Generator) -> None:
     assert torch.equal(w.grad, torch.ones_like(w))
 
 
-def test_the_gradient_for_autograd_takes_no_memory(rng: np.random.Generator) -> None:
-    """One element, expanded."""
-    w, (x, dy) = parameter(), microbatch()
-    w.main_grad = torch.zeros(G, N, K)  # type: ignore[attr-defined]
-    y = grouped_linear(x, w, SIZES, recipe=None, main_grad="overwrite")
-    (dummy,) = torch.autograd.grad(y, w, dy)
-    assert dummy.shape == w.shape
-    assert dummy.dtype is w.dtype
-    assert dummy.untyped_storage().nbytes() == w.element_size()
-    assert w.main_grad.any()  # type: ignore[attr-defined]
+@pytest.mark.parametrize("parted", [False, True], ids=["single", "per group"])
+@pytest.mark.parametrize("delayed", [False, True], ids=["at once", "delayed"])
+def test_the_gradient_for_autograd_takes_no_memory(parted: bool, delayed: bool, rng: np.random.Generator) -> None:
+    """.grad after .backward() has the bytes of one element, microbatch after microbatch; torch.autograd.grad returns
+    the same."""
+    groups, k, n = 2, 256, 128
+    layer = GroupedLinear(
+        groups, k, n, dtype=torch.bfloat16, main_grad="accumulate", per_group_parameters=parted, delay_wgrad=delayed,
+        backend="torch-reference",
+    )  # fmt: skip
+    leaves = list(layer.parameters())
+    for leaf in leaves:
+        leaf.main_grad = torch.zeros(leaf.shape)  # type: ignore[attr-defined]
+    x, dy = torch.randn(4, k).bfloat16(), torch.randn(4, n).bfloat16()
+    for _ in range(3):
+        y = layer(x, [1, 3])
+        y.backward(dy)
+        if delayed:
+            layer.backward_dw()
+        for leaf in leaves:
+            assert leaf.grad is not None
+            assert (leaf.grad.shape, leaf.grad.dtype) == (leaf.shape, leaf.dtype)
+            assert leaf.grad.untyped_storage().nbytes() == leaf.element_size()
+            assert not leaf.grad.any()
+            assert leaf.main_grad.any()  # type: ignore[attr-defined]
+    if not delayed:
+        for dummy in torch.autograd.grad(layer(x, [1, 3]), leaves, dy):
+            assert dummy.untyped_storage().nbytes() == dummy.element_size()
 
 
 @pytest.mark.parametrize("name", ["bf16", "mxfp8", "nvfp4"])
@@ -274,7 +322,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "absent": (lambda: None, r"weight.main_grad is None or absent; set it to a float32 tensor \[5, 32, 48\] on cpu"),
     "type": (lambda: 3.0, "weight.main_grad is a float; give a plain strided tensor"),
     "shape": (lambda: torch.zeros(G, K, N), r"is float32 \[5, 48, 32\] on cpu; give .* \[5, 32, 48\] on cpu"),
-    "flat": (lambda: torch.zeros(G * K * N), r"is float32 \[7680\] on cpu"),
+    "another flat": (lambda: torch.zeros(G * K * N - 1), r"is float32 \[7679\] on cpu; .* as \[7680\] or \[160, 48\]"),
+    "every other": (lambda: torch.zeros(2 * G * K * N)[::2], r"has shape \[7680\] and strides \[2\]"),
     "dtype": (lambda: torch.zeros(G, N, K, dtype=torch.float64), "is float64"),
     "device": (lambda: torch.zeros(G, N, K, device="meta"), r"on meta; give .* on cpu"),
     "gradient": (lambda: torch.zeros(G, N, K, requires_grad=True), "requires a gradient"),

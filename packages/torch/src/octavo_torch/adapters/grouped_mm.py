@@ -10,13 +10,11 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from octavo import HighPrecision, OctavoError, Recipe
-from octavo import recipe as recipe_named
-from octavo_torch.arrays.checks import backend_names, brief
+from octavo import OctavoError, Recipe
+from octavo_torch.arrays.checks import backend_names
+from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.linear import arguments, functional
 from octavo_torch.scaling.seeds import check_seed
-
-_HIGH_PRECISION = HighPrecision()
 
 
 class AdapterError(OctavoError, ImportError):
@@ -80,14 +78,6 @@ class GroupedMM:
         sizes = torch.diff(offs, prepend=offs.new_zeros(1))
         seed = self.seed_on(a.device)
         return functional.grouped_linear(a, b.transpose(1, 2), sizes, bias=bias, seed=seed, **self.how)
-
-
-def recipe_of(recipe: object) -> Recipe:
-    """The recipe, the one of that name, or HighPrecision for None; raises ValueError for anything else."""
-    result = _HIGH_PRECISION if recipe is None else recipe_named(recipe) if isinstance(recipe, str) else recipe
-    if not isinstance(result, Recipe):
-        raise ValueError(f"recipe is {brief(recipe)}; give a Recipe or the name of one")
-    return result
 
 
 def misfit(distribution: str, tested: str, needed: str) -> AdapterError:

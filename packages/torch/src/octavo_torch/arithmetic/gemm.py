@@ -1,6 +1,7 @@
 """Grouped GEMMs on unquantized or dequantized operands: fprop, dgrad, wgrad.
 
-On a CPU: a loop over host sizes, fp32 products. Elsewhere: a loop over a static bound of row panels whose group is
+On a CPU: a loop over host sizes, fp32 products, or fp64 ones where the process has allowed fp32 ones to be computed in
+less. Elsewhere: a loop over a static bound of row panels whose group is
 looked up on the device, fp64 products, because fp32 ones are TF32 wherever the process has allowed that and only a
 global flag could forbid it. Either way sums are rounded once to the result's dtype, rows past the sum are not read
 and come back as +0, and the order of summation is fixed. `sizes` are int64 [G] on the operands' device, not negative,
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from octavo_torch.arithmetic.groups import RowGroups
+from octavo_torch.arithmetic.processor import multiplies_in_fp32
 
 _PANEL = 256
 
@@ -36,9 +38,10 @@ def wgrad(x: Tensor, dy: Tensor, sizes: Tensor, dtype: torch.dtype) -> Tensor:
     """dw[g] = dy_g.T @ x_g: x [M, K], dy [M, N]; exactly zero for a group without rows."""
     shape = (sizes.shape[0], dy.shape[1], x.shape[1])
     if x.device.type == "cpu":
-        dw = torch.zeros(shape, dtype=torch.float32)
+        product = _product_dtype()
+        dw = torch.zeros(shape, dtype=product, device=x.device)
         for group, rows in _host_rows(sizes):
-            torch.mm(_fp32(dy[rows]).t(), _fp32(x[rows]), out=dw[group])
+            torch.mm(_as(product, dy[rows]).t(), _as(product, x[rows]), out=dw[group])
         return dw.to(dtype)
     dw = torch.zeros(shape, dtype=torch.float64, device=x.device)
     for panel in _panels(sizes, x.shape[0]):
@@ -58,12 +61,14 @@ def _rows_times_matrices(
     """[M, A] rows times their group's [A, B] matrix, which is stored as [B, A] where `transposed`."""
     shape = (x.shape[0], w.shape[1] if transposed else w.shape[2])
     if x.device.type == "cpu":
-        y = torch.zeros(shape, dtype=torch.float32)
+        product = _product_dtype()
+        y = torch.zeros(shape, dtype=product, device=x.device)
         for group, rows in _host_rows(sizes):
-            matrix = _fp32(w[group])
-            torch.mm(_fp32(x[rows]), matrix.t() if transposed else matrix, out=y[rows])
+            matrix = _as(product, w[group])
+            torch.mm(_as(product, x[rows]), matrix.t() if transposed else matrix, out=y[rows])
             if bias is not None:
-                y[rows] += _scaled_bias(bias[group].float(), None if bias_scales is None else bias_scales[rows].float())
+                scales = None if bias_scales is None else bias_scales[rows].to(product)
+                y[rows] += _scaled_bias(bias[group].to(product), scales)
         return y.to(dtype)
     y = torch.zeros((shape[0] + 1, shape[1]), dtype=torch.float64, device=x.device)
     for panel in _panels(sizes, x.shape[0]):
@@ -77,8 +82,13 @@ def _rows_times_matrices(
     return y[:-1].to(dtype)
 
 
-def _fp32(value: Tensor) -> Tensor:
-    return value.contiguous().float()
+def _product_dtype() -> torch.dtype:
+    """Of products on a CPU."""
+    return torch.float32 if multiplies_in_fp32() else torch.float64
+
+
+def _as(dtype: torch.dtype, value: Tensor) -> Tensor:
+    return value.contiguous().to(dtype)
 
 
 def _scaled_bias(bias: Tensor, scales: Tensor | None) -> Tensor:

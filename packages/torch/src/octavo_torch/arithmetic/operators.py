@@ -8,11 +8,20 @@ import torch
 from torch import Tensor
 
 from octavo import GroupedTensorSpec, QuantizerSpec, check_group_sizes
+from octavo.health import FIELDS
 from octavo.quantizer import Direction
 from octavo_torch.arithmetic import bias, gemm
 from octavo_torch.arithmetic.casts import FP8_DTYPE
 from octavo_torch.arithmetic.groups import RowGroups, bounded_sizes
-from octavo_torch.arithmetic.quantize import dequantize_reference, group_amax, quantize_reference
+from octavo_torch.arithmetic.processor import check_subnormals
+from octavo_torch.arithmetic.quantize import (
+    OPERAND_NUMBER,
+    Noise,
+    dequantize_reference,
+    group_amax,
+    quantize_reference,
+)
+from octavo_torch.arithmetic.stats import operand_stats
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.graphs import check_not_captured
 from octavo_torch.compiler.operators import Operators
@@ -114,6 +123,8 @@ def _quantize(
     group_offset: int,
     scale: Tensor | None,
 ) -> list[Tensor]:
+    if x.is_cpu:
+        check_subnormals()
     layout = layout_of(x, sizes, quantizer)
     q = quantize_reference(x, layout, sizes, seed=seed, operand=operand, group_offset=group_offset, scale=scale)
     spec = layout.quantizer
@@ -157,6 +168,8 @@ def _dequantize(
     groups: int,
     direction: Direction,
 ) -> Tensor:
+    if codes.is_cpu:
+        check_subnormals()
     layout = layout_from(quantizer, tuple(shape), groups)
     q = GroupedTensor(layout, sizes)
     setattr(q, direction, codes)
@@ -172,6 +185,36 @@ dequantize_plane = _operator(
     lambda codes, *_: torch.empty_like(codes, dtype=torch.float32, memory_format=torch.contiguous_format),
 )
 """fp32 values of one plane: see dequantize_reference."""
+
+
+def _stats(
+    x: Tensor,
+    sizes: Tensor | None,
+    quantizer: str,
+    direction: str,
+    seed: Tensor | None,
+    operand: str,
+    scale: Tensor | None,
+    rows: int,
+) -> Tensor:
+    spec = quantizer_from(quantizer) if quantizer else None
+    bounded = None if sizes is None else _bound_sizes(sizes, x.shape[0], x)
+    noise = (
+        Noise(seed, OPERAND_NUMBER[operand], 0) if seed is not None and spec is not None and spec.stochastic else None
+    )
+    produced: Direction = "columnwise" if direction == "columnwise" else "rowwise"
+    return operand_stats(x, bounded, spec, produced, noise, scale, rows)
+
+
+stats_of = _operator(
+    "operand_stats(Tensor x, Tensor? sizes, str quantizer, str direction, Tensor? seed, str operand, Tensor? scale,"
+    " int rows) -> Tensor",
+    _stats,
+    lambda x, sizes, *_: x.new_empty(
+        (len(FIELDS), x.shape[0] if sizes is None else sizes.shape[0]), dtype=torch.float64
+    ),
+)
+"""float64 [7, G]: see stats.operand_stats; `quantizer` "" is an operand that stays in high precision."""
 
 
 _texts: Memo[str] = Memo()

@@ -32,6 +32,9 @@ class Units:
     columns: Literal["each", "all"] | int
 
 
+PER_GROUP = Units("group", "all")
+
+
 @dataclass(frozen=True)
 class Noise:
     """Where the random bits of stochastic rounding come from: see philox.block_draws."""
@@ -43,18 +46,19 @@ class Noise:
 
 @dataclass(frozen=True)
 class Plane:
-    """One direction's codes [rows, K], decode scales, and NVFP4's second-level factor [G]."""
+    """One direction's codes [rows, K], decode scales, NVFP4's second-level factor [G], and values before the cast."""
 
     codes: Tensor
     scale: Tensor
-    factor: Tensor | None = None
+    factor: Tensor | None
+    scaled: Tensor
 
 
 def units_of(spec: QuantizerSpec, direction: Direction) -> Units:
     """The units of one direction, as the table in GroupedTensorSpec lays them out."""
     size = spec.block_size
     if spec.scaling in ("delayed", "current"):
-        return Units("group", "all")
+        return PER_GROUP
     if size is None:
         return Units("each", "all") if direction == "rowwise" else Units("group", "each")
     if spec.square:
@@ -88,7 +92,7 @@ def quantize_reference(
     noise = Noise(seed, OPERAND_NUMBER[operand], group_offset) if seed is not None and spec.stochastic else None
     result = GroupedTensor(layout, sizes)
     if spec.shares_codes:
-        plane = _quantize_plane(flat, groups, spec, "rowwise", noise, scale)
+        plane = quantize_plane(flat, groups, spec, "rowwise", noise, scale)
         shared = (
             plane.codes.view(layout.payload_shape("rowwise")),
             _trimmed(plane.scale, layout.scale_shape("rowwise")),
@@ -101,10 +105,11 @@ def quantize_reference(
         source, of = flat, groups
         if direction == "columnwise" and spec.hadamard:
             of = groups.padded(HADAMARD_SIZE)
-            source = hadamard_rows(_padded_rows(flat, groups))
-        plane = _quantize_plane(source, of, spec, direction, noise, scale)
+            source = hadamard_rows(padded_rows(flat, groups))
+        plane = quantize_plane(source, of, spec, direction, noise, scale)
         codes = plane.codes.view(layout.payload_shape(direction))
         _store(result, direction, codes, _trimmed(plane.scale, layout.scale_shape(direction)), plane.factor)
+        del plane
     return result
 
 
@@ -119,10 +124,11 @@ def _trimmed(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
     count = 1
     for size in shape:
         count *= size
-    return scale.reshape(scale.numel())[:count].view(shape)
+    # a result of its own: as a view it would keep the scales of blocks that are not there
+    return scale.reshape(scale.numel())[:count].clone().view(shape)
 
 
-def _padded_rows(x: Tensor, groups: RowGroups) -> Tensor:
+def padded_rows(x: Tensor, groups: RowGroups) -> Tensor:
     """[M, K] to [block_bound(M, G, 16) * 16, K]: each group zero-padded to a multiple of 16 rows."""
     rows, real, _ = groups.panels(HADAMARD_SIZE)
     if not groups.rows:
@@ -146,7 +152,7 @@ def unit_amax(x: Tensor, groups: RowGroups, units: Units) -> Tensor:
 
 def group_amax(x: Tensor, groups: RowGroups) -> Tensor:
     """fp32 [G]: max |x| of each group, NaN where it holds one, 0 where it has no rows."""
-    return bits_of(unit_amax(x, groups, Units("group", "all")))[:, 0].view(torch.float32)
+    return bits_of(unit_amax(x, groups, PER_GROUP))[:, 0].view(torch.float32)
 
 
 class _Spread:
@@ -171,37 +177,51 @@ class _Spread:
         return value
 
 
-def _quantize_plane(
-    x: Tensor, groups: RowGroups, spec: QuantizerSpec, direction: Direction, noise: Noise | None, scale: Tensor | None
+def quantize_plane(
+    x: Tensor,
+    groups: RowGroups,
+    spec: QuantizerSpec,
+    direction: Direction,
+    noise: Noise | None,
+    scale: Tensor | None,
+    group_bits: Tensor | None = None,
 ) -> Plane:
+    """One direction of the rows `x` [M, K], fp32, which are zero past the sum.
+
+    group_bits   [G] bit patterns of the groups' amaxes, where `x` has only some of their rows; None: those of `x`
+    """
     units = units_of(spec, direction)
     spread = _Spread(units, groups, x.shape[1])
     if spec.scaling == "delayed":
         assert scale is not None  # the front end has checked it
         encode = scale.to(torch.float32)[:, None]
         # history gives the scale, so only the elements themselves can be poisoned
-        codes = to_fp8(x * spread(encode), spec.format, ~x.isfinite())
-        return Plane(codes, decode_scale(encode, torch.zeros_like(encode, dtype=torch.bool)))
-    amax = unit_amax(x, groups, units)
+        scaled = x * spread(encode)
+        codes = to_fp8(scaled, spec.format, ~x.isfinite())
+        return Plane(codes, decode_scale(encode, torch.zeros_like(encode, dtype=torch.bool)), None, scaled)
+    by_group = group_bits is not None and units == PER_GROUP
+    amax = group_bits[:, None] if group_bits is not None and by_group else unit_amax(x, groups, units)
     if spec.scaling == "nvfp4":
-        return _nvfp4_plane(x, amax, groups, units, spread, direction, noise)
+        of_groups = unit_amax(x, groups, PER_GROUP) if group_bits is None else group_bits[:, None]
+        draws = None if noise is None else _draws(groups, x.shape[1], direction, noise)
+        return _nvfp4_plane(x, amax, of_groups, groups, units, spread, draws)
     if spec.scaling == "mxfp8":
         encode, decode = e8m0_scales(amax, spec.format)
     else:
         encode, decode = fp32_scales(amax, spec.format, spec.amax_epsilon, spec.power_of_two)
-    return Plane(to_fp8(x * spread(encode), spec.format, spread(poisoned_by(amax))), decode)
+    scaled = x * spread(encode)
+    return Plane(to_fp8(scaled, spec.format, spread(poisoned_by(amax))), decode, None, scaled)
 
 
 def _nvfp4_plane(
     x: Tensor,
     amax: Tensor,
+    group_bits: Tensor,
     groups: RowGroups,
     units: Units,
     spread: _Spread,
-    direction: Direction,
-    noise: Noise | None,
+    draws: Tensor | None,
 ) -> Plane:
-    group_bits = unit_amax(x, groups, Units("group", "all"))
     if units.rows == "each":
         owner = groups.safe_group
     else:
@@ -211,8 +231,8 @@ def _nvfp4_plane(
     encode, decode, _ = nvfp4_scales(amax, group_bits.index_select(0, owner))
     _, _, factor = nvfp4_scales(group_bits, group_bits)
     poisoned = poisoned_by(group_bits).index_select(0, groups.safe_group)
-    draws = None if noise is None else _draws(groups, x.shape[1], direction, noise)
-    return Plane(to_e2m1(x * spread(encode), poisoned, draws), decode, factor[:, 0])
+    scaled = x * spread(encode)
+    return Plane(to_e2m1(scaled, poisoned, draws), decode, factor[:, 0], scaled)
 
 
 def _draws(groups: RowGroups, columns: int, direction: Direction, noise: Noise) -> Tensor:
@@ -256,9 +276,24 @@ def dequantize_reference(q: GroupedTensor, direction: Direction) -> Tensor:
         groups = RowGroups(q.group_sizes, layout.shape[0])
     if direction == "columnwise" and spec.hadamard:
         groups = groups.padded(HADAMARD_SIZE)
+    result = plane_values(codes.reshape(groups.rows, columns), scale, factor, groups, spec, direction)
+    if q.group_sizes is not None:
+        result = result.masked_fill_(~groups.valid[:, None], 0.0)
+    return result.view(layout.payload_shape(direction))
+
+
+def plane_values(
+    codes: Tensor,
+    scale: Tensor,
+    factor: Tensor | None,
+    groups: RowGroups,
+    spec: QuantizerSpec,
+    direction: Direction,
+) -> Tensor:
+    """fp32 values of codes [rows, K] and of decode scales in any shape; what rows past the sum have means nothing."""
+    columns = codes.shape[1]
     units = units_of(spec, direction)
     widths = columns if units.columns == "each" else 1 if units.columns == "all" else -(-columns // units.columns)
-    value = from_codes(codes).reshape(groups.rows, columns)
     decode = _decoded(scale)
     decode = decode.reshape(decode.numel() // max(widths, 1), widths)
     if factor is not None:
@@ -269,10 +304,7 @@ def dequantize_reference(q: GroupedTensor, direction: Direction) -> Tensor:
             block = torch.arange(decode.shape[0], device=codes.device)
             owner = torch.searchsorted(first + number, block, right=True).clamp_(max=groups.count - 1)
         decode = decode * factor.index_select(0, owner)[:, None]
-    result = canonical_nan(value * _Spread(units, groups, columns)(decode))
-    if q.group_sizes is not None:
-        result = result.masked_fill_(~groups.valid[:, None], 0.0)
-    return result.view(layout.payload_shape(direction))
+    return canonical_nan(from_codes(codes) * _Spread(units, groups, columns)(decode))
 
 
 def _decoded(scale: Tensor) -> Tensor:

@@ -25,8 +25,10 @@ def brief(value: object) -> str:
 
 def check_recipe(recipe: object) -> None:
     """Raises ValueError for anything but a Recipe."""
+    if isinstance(recipe, type) and issubclass(recipe, Recipe):
+        raise ValueError(f"recipe is the class {recipe.__name__}; give a recipe, such as {recipe.__name__}()")
     if not isinstance(recipe, Recipe):
-        raise ValueError(f"recipe is {brief(recipe)}; give a Recipe, octavo.recipe(name) returns the one of that name")
+        raise ValueError(f"recipe is {brief(recipe)}; give a Recipe or the name of one, such as 'mxfp8'")
 
 
 def check_spec(name: str, spec: object) -> None:

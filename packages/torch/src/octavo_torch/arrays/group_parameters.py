@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Self, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from octavo_torch.arrays.checks import check_device
+from octavo_torch.arrays.checks import brief, check_device
 from octavo_torch.arrays.per_group import Weights, leaves_of, share
 from octavo_torch.compiler.tracing import is_plain
 
+Kind = Literal["weight", "bias"]
+PerGroup = bool | Collection[Kind]
+"""Which parameters there are per group: all of them, none, or those of the named kinds."""
+_KINDS: frozenset[Kind] = frozenset({"weight", "bias"})
+
+
+def kinds_per_group(value: object) -> frozenset[Kind]:
+    """The kinds of parameters that `per_group_parameters=value` means; ValueError for anything but a PerGroup."""
+    if isinstance(value, bool):
+        return _KINDS if value else frozenset()
+    if not isinstance(value, (set, frozenset, tuple, list)) or not all(
+        isinstance(kind, str) and kind in _KINDS for kind in value
+    ):
+        raise ValueError(f"per_group_parameters is {brief(value)}; give True, False, {{'weight'}} or {{'bias'}}")
+    return frozenset(value)
+
 
 class GroupParameters(nn.Module):
-    """Parameters [G, ...], or with `per_group_parameters` G parameters [...] each, in one block of memory.
+    """Parameters [G, ...], or for kinds in `per_group_parameters` G parameters [...] each, in one block of memory.
 
     The parameters of `weight` are then `weight0`, `weight1` and so on, those of `weight1` are `weight1_0`, `weight1_1`.
     Moving, casting, copying or loading may separate them; they are then put into one block of memory again, so that a
@@ -22,7 +38,7 @@ class GroupParameters(nn.Module):
     """
 
     num_groups: int
-    per_group_parameters: bool = False
+    per_group_parameters: frozenset[Kind] = frozenset()
     _shapes: Mapping[str, tuple[int, ...]] = {}
 
     def add_parameters(
@@ -48,7 +64,13 @@ class GroupParameters(nn.Module):
             return cast("Tensor | None", getattr(self, name)) if own is None else own
         if name not in self._shapes:
             return None
+        if not self.is_per_group(name):
+            return cast(Tensor, getattr(self, name))
         return tuple([cast(Tensor, getattr(self, part)) for part in part_names(name, self.num_groups)])
+
+    def is_per_group(self, name: str) -> bool:
+        """True where each group has a parameter of its own instead of this one for all."""
+        return name.rstrip("12") in self.per_group_parameters
 
     def reset_uniform(self, name: str, bound: float) -> None:
         """Fill a parameter, if it is present, with values uniform in +-bound."""
@@ -58,13 +80,13 @@ class GroupParameters(nn.Module):
 
     def _split(self, name: str, value: Tensor) -> dict[str, Tensor]:
         """The parts of `value` [G, ...] by the names of this module's parameters."""
-        if not self.per_group_parameters:
+        if not self.is_per_group(name):
             return {name: value}
         return dict(zip(part_names(name, self.num_groups), value.unbind(0), strict=True))
 
     def _join_parts(self) -> None:
         """Put the parameters of each name into one block of memory again, where they are ordinary tensors."""
-        for name in self._shapes if self.per_group_parameters else ():
+        for name in filter(self.is_per_group, self._shapes):
             leaves = [cast(Tensor, getattr(self, part)) for part in part_names(name, self.num_groups)]
             if all(map(is_plain, leaves)):
                 share(leaves)
@@ -73,11 +95,10 @@ class GroupParameters(nn.Module):
         for name, shape in self._shapes.items():
             whole = prefix + name
             parts = [prefix + part for part in part_names(name, self.num_groups)]
-            if self.per_group_parameters and whole in state_dict and tuple(state_dict[whole].shape) == shape:
+            parted = self.is_per_group(name)
+            if parted and whole in state_dict and tuple(state_dict[whole].shape) == shape:
                 state_dict.update(zip(parts, state_dict.pop(whole).unbind(0), strict=True))
-            elif (
-                not self.per_group_parameters and whole not in state_dict and all(part in state_dict for part in parts)
-            ):
+            elif not parted and whole not in state_dict and all(part in state_dict for part in parts):
                 state_dict[whole] = torch.stack([state_dict.pop(part) for part in parts])
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._join_parts()

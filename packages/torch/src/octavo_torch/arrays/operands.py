@@ -31,7 +31,14 @@ def check_weight(weight: object) -> Tensor:
     weight = check_tensor("weight", weight, "[G, N, K]")
     if not weight.shape[0]:
         raise ValueError(f"weight has shape {list(weight.shape)}; give at least one group")
+    check_sides("weight", weight)
     return weight
+
+
+def check_sides(name: str, matrices: Tensor) -> None:
+    """Raises ValueError for matrices [G, N, K] without rows or without columns."""
+    if not (matrices.shape[1] and matrices.shape[2]):
+        raise ValueError(f"{name} has shape {list(matrices.shape)}; give N and K of at least 1")
 
 
 def check_operands(x: object, weight: object) -> None:
@@ -45,7 +52,7 @@ def check_operands(x: object, weight: object) -> None:
         and x.dtype in DTYPE_NAMES
         and x.shape[1] == weight.shape[2]
         and x.device == weight.device
-        and weight.shape[0]
+        and weight.numel()
         and x.layout is weight.layout is torch.strided
     ):
         _explain_operands(x, weight)

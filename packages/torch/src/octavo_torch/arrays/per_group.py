@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_torch.arrays.dtypes import name_of
+from octavo_torch.arrays.zero_gradient import parts_of
 from octavo_torch.compiler.tracing import is_plain
 
 Weights = Tensor | Sequence[Tensor]
@@ -44,7 +45,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(_: object, grad: Tensor) -> tuple[Tensor, ...]:
         """One gradient per part."""
-        return grad.unbind(0)
+        return parts_of(grad)
 
 
 _joined: Callable[..., Tensor] = _Joined.apply

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from contextlib import suppress
+from typing import Protocol, SupportsIndex, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -92,7 +94,8 @@ def _checked_sizes(group_sizes: object, rows: int, like: Tensor) -> tuple[Tensor
     if not isinstance(group_sizes, Tensor):
         host = _host_list(group_sizes)
         _check_host(host, rows)
-        return torch.tensor(host, dtype=torch.int64), True
+        # a default device says where new data live; these are read on the host
+        return torch.tensor(host, dtype=torch.int64, device="cpu"), True
     if group_sizes.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"group_sizes has dtype {name_of(group_sizes.dtype)}; give int32 or int64")
     if group_sizes.dim() != 1:
@@ -130,7 +133,14 @@ def _host_list(group_sizes: object) -> list[int]:
             f"group_sizes is a {type(group_sizes).__name__}; "
             "give a list of integers, a numpy array or an integer tensor"
         )
-    for index, size in enumerate(group_sizes):
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise ValueError(f"group_sizes[{index}] is {brief(size)}; sizes are integers")
-    return list(group_sizes)
+    return [_integer(index, size) for index, size in enumerate(group_sizes)]
+
+
+def _integer(index: int, size: object) -> int:
+    """One size, an int or numpy's; not a tensor, whose value may be on a device."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        return size
+    if not isinstance(size, bool | Tensor) and isinstance(size, SupportsIndex):
+        with suppress(TypeError):  # of an array with axes
+            return operator.index(size)
+    raise ValueError(f"group_sizes[{index}] is {brief(size)}; sizes are integers")

@@ -23,6 +23,7 @@ from octavo_torch.checkpoint import codes
 from octavo_torch.checkpoint.recipes import check_recipes_json, recipe_layers, recipes_json
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.scaling.recipe_module import RecipeModule
+from octavo_torch.scaling.saved_state import CONVERT, STATE_BUFFERS
 
 VERSION = 1
 _KEY = "octavo"
@@ -35,8 +36,10 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
     quantized   write weights of grouped layers as the codes and scales that the next forward reads, not as values;
                 weights that are already codes are always written unchanged
 
+    Tensors that share memory, as tied weights do, are written once under each of their names.
     Raises ValueError for sharded parameters: save those and `recipe_state` with torch.distributed.checkpoint.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     check_module(module)
@@ -52,7 +55,7 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
             del tensors[name]
             tensors |= codes.to_tensors(name, quantized_weight)
             weights[name] = codes.describe(quantized_weight, weight.dtype, codes.interleave_of(layer, number))
-    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    tensors = _apart({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
     header = {
         "version": VERSION,
         "recipes": json.loads(recipes_json(module)),
@@ -60,7 +63,10 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
         "sha256": {name: digest(value) for name, value in tensors.items()},
     }
     text = json.dumps(header, sort_keys=True)
-    save_file(tensors, str(path), {_KEY: f"{hashlib.sha256(text.encode()).hexdigest()} {text}"})
+    try:
+        save_file(tensors, str(path), {_KEY: f"{hashlib.sha256(text.encode()).hexdigest()} {text}"})
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"path is {str(path)!r} and cannot be written: {error}; give one that can") from None
 
 
 def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["same", "any"] = "same") -> None:
@@ -114,6 +120,17 @@ def digest(value: Tensor) -> str:
     """SHA-256 of a tensor's bytes, in hex digits."""
     raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(raw.numpy().data).hexdigest()
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, copied where an earlier one has the same memory: a file has no two names for one array."""
+    seen: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        memory = value.untyped_storage().data_ptr()
+        apart[name] = value.clone() if memory in seen and value.numel() else value
+        seen.add(memory)
+    return apart
 
 
 def _plain_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -178,7 +195,11 @@ def _load(module: nn.Module, tensors: Mapping[str, Tensor], coded: Set[str]) -> 
         raise ValueError(f"the checkpoint does not fit the module: {error}") from None
     missing = [name for name in missing if name not in coded]
     if missing or unknown:
-        raise ValueError(f"the checkpoint lacks {missing} and has {unknown}, which the module does not have")
+        of_state = any(name.rpartition(".")[2] in STATE_BUFFERS for name in (*missing, *unknown))
+        raise ValueError(
+            f"the checkpoint lacks {missing} and has {unknown}, which the module does not have"
+            + (f": the recipes' states differ; {CONVERT}" if of_state else "")
+        )
 
 
 def _check_like(name: str, own: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> None:

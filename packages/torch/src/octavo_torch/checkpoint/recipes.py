@@ -74,18 +74,26 @@ def check_recipes_json(module: nn.Module, saved: Any) -> None:
             recipe = Recipe.from_json(json.dumps(saved[name]["recipe"]))
             fingerprint = saved[name]["fingerprint"]
         except (KeyError, TypeError, OctavoError) as error:
-            raise ValueError(f"the checkpoint's recipe of {name!r} cannot be read: {error}; save it again") from None
+            raise ValueError(
+                f"the checkpoint's recipe of {_shown(name)} cannot be read: {error}; save it again"
+            ) from None
         if fingerprint != recipe.fingerprint:
             raise ValueError(
-                f"the checkpoint's recipe of {name!r} has fingerprint {recipe.fingerprint}, and the checkpoint names "
-                f"{fingerprint}: it was changed after it was saved"
+                f"the checkpoint's recipe of {_shown(name)} has fingerprint {recipe.fingerprint}, and the checkpoint "
+                f"names {fingerprint}: it was changed after it was saved"
             )
         if recipe.fingerprint != layer.recipe.fingerprint:
             different = "; ".join(map(str, octavo.diff(recipe, layer.recipe)))
             raise ValueError(
-                f"{name!r} was saved with recipe {recipe.kind} and has {layer.recipe.kind} here ({different}); "
-                "create it with the saved recipe, or load with recipes='any'"
+                f"{_shown(name)} was saved with recipe {recipe.kind} and has {layer.recipe.kind} here ({different}); "
+                "create it with the saved recipe, and give it another one by octavo_torch.convert after loading; or "
+                "load with recipes='any' where only values differ"
             )
+
+
+def _shown(name: str) -> str:
+    """A layer's name for a message."""
+    return repr(name) if name else "the module itself"
 
 
 def _check_names(kind: str, saved: Mapping[str, object], needed: Mapping[str, object]) -> None:

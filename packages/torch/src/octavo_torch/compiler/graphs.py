@@ -97,11 +97,18 @@ def record(
                 for _ in range(warmup - 1):
                     function()
         torch.cuda.current_stream(device).wait_stream(stream)
-        # a dead graph in a cycle, whose turn came while this one is captured, would break the capture off
-        gc.collect()
-        graph = torch.cuda.CUDAGraph()
-        with explained_waits(), torch.cuda.graph(graph, pool=pool, stream=stream):
-            result = function()
+        return capture_on(stream, function, pool)
+
+
+def capture_on(
+    stream: torch.cuda.Stream, function: Callable[[], R], pool: _POOL_HANDLE | None
+) -> tuple[torch.cuda.CUDAGraph, R]:
+    """`function`, which has been warmed up there, captured on `stream`; the graph and what the function returned."""
+    # a dead graph in a cycle, whose turn came while this one is captured, would break the capture off
+    gc.collect()
+    graph = torch.cuda.CUDAGraph()
+    with explained_waits(), torch.cuda.graph(graph, pool=pool, stream=stream):
+        result = function()
     return graph, result
 
 

@@ -1,9 +1,12 @@
-"""Second derivatives of grouped layers, which are refused with a sentence."""
+"""Derivatives that grouped layers do not have, second ones and forward-mode ones: refused with a sentence each."""
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from octavo_torch.compiler.tracing import is_plain
 
@@ -15,6 +18,31 @@ def refuse() -> NotImplementedError:
         "undefined; call backward without create_graph=True, or compute this term with torch.nn.functional.linear "
         "per group instead"
     )
+
+
+def refuse_forward_mode() -> NotImplementedError:
+    """The error of a call with a tangent."""
+    return NotImplementedError(
+        "an input of a grouped layer carries a tangent of forward-mode differentiation, for which the layer has no "
+        "rule; take the gradient with backward or torch.func.grad, or compute this term with "
+        "torch.nn.functional.linear per group instead"
+    )
+
+
+class FirstOrderFunction(torch.autograd.Function):
+    """A function that forward-mode differentiation is refused for, with a sentence."""
+
+    @staticmethod
+    def jvp(*_: object) -> NoReturn:
+        """Raises NotImplementedError."""
+        raise refuse_forward_mode()
+
+
+def check_no_tangent(*inputs: object) -> None:
+    """Raises NotImplementedError where one of these tensors has a tangent: operators without a rule would drop it."""
+    for value in inputs:
+        if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:  # type: ignore[no-untyped-call]
+            raise refuse_forward_mode()
 
 
 def check_no_graph(dy: Tensor) -> None:

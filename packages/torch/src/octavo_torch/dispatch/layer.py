@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 
 from torch import Tensor
@@ -138,9 +139,7 @@ class Layer:
         }
         self.quantizers = {name: part for name, part in parts.items() if part}
         self.quantize_x, self.quantize_w, self.quantize_dy = (self._run(operand) for operand in OPERANDS)
-        self.with_amax: dict[Operand, QuantizeWithAmax[Tensor, GroupedTensor]] = {
-            name: part.bound.with_amax for name, part in self.quantizers.items() if part.bound.with_amax is not None
-        }
+        self.with_amax = _with_amax(self.quantizers)
         read_sizes = (
             plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None, parts["x"], parts["dy"]
         )  # fmt: skip
@@ -171,6 +170,26 @@ class Layer:
         make = fprop.bound.whole_layer
         return None if make is None else make(needed, self.quantizers)
 
+    def with_planes(self, planes: Mapping[Operand, tuple[bool, bool]]) -> Layer:
+        """This layer where `planes` says of each operand whether its row data and its column data are computed.
+
+        Planes that no GEMM reads are not computed in any case. Such a layer is one of a pair, which quantizes an
+        operand once for fprop and once more for its gradients, so that no codes are kept in between.
+        """
+        layer = copy(self)
+        layer.whole = None
+        layer.quantizers = dict(self.quantizers)
+        for operand, (row, column) in planes.items():
+            plan = layer.quantizers.pop(operand, None)
+            directions = () if plan is None else plan.request.quantizer.directions
+            plan = self._quantizer(plan, row and "rowwise" in directions, column and "columnwise" in directions)
+            if plan is not None:
+                layer.quantizers[operand] = plan
+                layer.prepare = layer.prepare if plan.prepare == layer.prepare else None
+        layer.quantize_x, layer.quantize_w, layer.quantize_dy = (layer._run(operand) for operand in OPERANDS)
+        layer.with_amax = _with_amax(layer.quantizers)
+        return layer
+
     def _quantizer(self, plan: QuantizePlan | None, row: bool, column: bool) -> QuantizePlan | None:
         """`plan` for fewer planes where fewer are read: codes that nobody reads are not computed."""
         if plan is None or not (row or column):
@@ -181,6 +200,13 @@ class Layer:
             return plan
         narrow = QuantizerSpec(**{**dict(spec), "orientation": orientation})
         return registry.plan(replace(plan.request, quantizer=narrow), backend=self.backend)
+
+
+def _with_amax(
+    quantizers: Mapping[Operand, QuantizePlan],
+) -> dict[Operand, QuantizeWithAmax[Tensor, GroupedTensor]]:
+    """The quantizers that also return the amax of each group."""
+    return {name: part.bound.with_amax for name, part in quantizers.items() if part.bound.with_amax is not None}
 
 
 def _read_layouts(plan: QuantizePlan | None) -> tuple[str | None, str | None] | None:

@@ -1,12 +1,29 @@
-"""Variants of a recipe, one object each: layers are remembered by the identity of their recipe."""
+"""Recipes by name and variants of a recipe, one object each: layers are remembered by the identity of their recipe."""
 
 from __future__ import annotations
 
-from octavo import Recipe
+import octavo_registry as registry
+from octavo import HighPrecision, Recipe
 from octavo.formats import DType
-from octavo_torch.memo import Memo
+from octavo_torch.arrays.checks import check_recipe
+from octavo_torch.memo import Bounded, Memo
 
+_HIGH_PRECISION = HighPrecision()
+_named: Bounded[str, Recipe] = Bounded()
 _variants: Memo[Recipe] = Memo()
+
+
+def recipe_of(recipe: Recipe | str | None) -> Recipe:
+    """The recipe, the one of that name, or HighPrecision for None; raises ValueError for anything else."""
+    if recipe is None:
+        return _HIGH_PRECISION
+    if isinstance(recipe, str):
+        found = _named.get(recipe)
+        if found is None:
+            found = _named[recipe] = registry.recipe(recipe)
+        return found
+    check_recipe(recipe)
+    return recipe
 
 
 def with_output_dtype(recipe: Recipe, dtype: DType | None) -> Recipe:

@@ -13,9 +13,12 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.operands import check_layout, check_tensor
 from octavo_torch.arrays.strides import overlaps_itself, share_memory
 from octavo_torch.linear.call import Call
-from octavo_torch.quantizers.arguments import NEEDS_SEED
+from octavo_torch.quantizers.arguments import NEEDS_SEED, check_group_offset
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import check_seed
+
+_OF_SCALES = ("forward_format", "gradient_format", "history", "algorithm", "margin")
+"""The fields of DelayedScaling that the next scales depend on."""
 
 
 def check_call(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, bias_scales: Tensor | None) -> None:
@@ -35,6 +38,7 @@ def check_call(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, bias_
         raise ValueError(NEEDS_SEED)
     if layer.stateful or call.state is not None:
         check_state(layer.recipe, call.state, x, groups)
+    check_group_offset(call.group_offset, groups)
     read = {"x": x, "weight": weight, "bias": bias, "bias_scales": bias_scales}
     out, grad_input = call.out, call.grad_input
     if out is not None:
@@ -60,8 +64,21 @@ def check_state(recipe: Recipe, state: object, like: Tensor, groups: int | None 
     needed = like.shape[0] if groups is None else groups
     if state.groups != needed:
         raise ValueError(f"state holds {state.groups} groups and the weight {needed}; give one made for {needed}")
+    if state.recipe is not recipe:
+        _check_same_scales(recipe, state.recipe)
     if state.scale.device != like.device:
         raise ValueError(f"state is on {state.scale.device} and the tensors on {like.device}; move it there")
+
+
+def _check_same_scales(recipe: Recipe, own: Recipe) -> None:
+    """The state's recipe makes the scales that the call's recipe quantizes with; other fields may differ."""
+    for field in _OF_SCALES:
+        ours, theirs = getattr(own, field), getattr(recipe, field, None)
+        if ours != theirs:
+            raise ValueError(
+                f"state was made for a recipe with {field}={ours!r} and the call's recipe has {theirs!r}; "
+                "give DelayedState.create(recipe, num_groups) of the call's recipe"
+            )
 
 
 def check_like(name: str, value: object, shape: tuple[int, ...], x: Tensor) -> None:

@@ -16,14 +16,16 @@ from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.strides import share_memory
 from octavo_torch.compiler.autograd_context import AutogradContext
-from octavo_torch.compiler.second_derivative import check_no_graph
+from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Matrix, QuantizeFunction, WgradFunction
 from octavo_torch.linear.call import Call
+from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.contexts import run_backward
+from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.seeds import SeedCounter
 
-_COLUMN_PLANES = PLANES[3:]
+ROW_PLANES, COLUMN_PLANES = PLANES[:3], PLANES[3:]
 
 
 def draw_in_forward(call: Call) -> int | Tensor | None:
@@ -65,6 +67,8 @@ def run_forward(
     Of an x whose codes the call has, the values are read only where the fprop slot is high precision.
     """
     layer = call.layer
+    if call.probe is not None:
+        _count_operands(call, call.probe, x, w)
     rows: Matrix = x if call.x_codes is None else call.x_codes
     matrices: Matrix = w if call.w_codes is None else call.w_codes
     if layer.quantize_x is not None and call.x_codes is None:
@@ -76,25 +80,58 @@ def run_forward(
     return y, rows, matrices
 
 
-class Saved:
-    """Where an operand's saved tensors stand in ctx.saved_tensors, and how to put it together again."""
+def _count_operands(call: Call, probe: Probe, x: Tensor, w: Tensor) -> None:
+    """Count what forward has values of: of an x and a weight that are codes alone there are none."""
+    if call.x_codes is None:
+        probe.record("x", x, call.sizes, call.state)
+    if type(w) is not CodedWeight:
+        probe.record("w", w, None, call.state)
 
-    def __init__(self, value: Matrix, tensors: list[Tensor | None]) -> None:
-        self.start = len(tensors)
+
+class Saved:
+    """Where an operand's saved tensors stand in ctx.saved_tensors, and how to put it together again.
+
+    own      the call has made the codes, and nobody else reads them
+    planes   those that are kept of a quantized operand
+    """
+
+    def __init__(
+        self,
+        value: Matrix,
+        tensors: list[Tensor | None],
+        own: bool = False,
+        planes: tuple[str, ...] = COLUMN_PLANES,
+    ) -> None:
+        self.start, self.own, self.planes = len(tensors), own, planes
         self.spec: GroupedTensorSpec | None = None
         if isinstance(value, GroupedTensor):
             self.spec = value.spec
             tensors.append(value.group_sizes)
-            tensors.extend(getattr(value, name) for name in _COLUMN_PLANES)
+            tensors.extend(getattr(value, name) for name in planes)
         else:
             tensors.append(value)
 
     def load(self, tensors: Sequence[Tensor]) -> Matrix:
-        """The operand: unquantized, or with its column planes alone."""
+        """The operand: unquantized, or with the planes that were kept."""
         if self.spec is None:
             return tensors[self.start]
-        sizes, *planes = tensors[self.start : self.start + 1 + len(_COLUMN_PLANES)]
-        return GroupedTensor(self.spec, sizes, **dict(zip(_COLUMN_PLANES, planes, strict=True)))
+        sizes, *planes = tensors[self.start : self.start + 1 + len(self.planes)]
+        return GroupedTensor(self.spec, sizes, **dict(zip(self.planes, planes, strict=True)))
+
+    def free(self, tensors: Sequence[Tensor]) -> None:
+        """Gives back the memory of codes that the call has made, see `free_saved`."""
+        if self.own and self.spec is not None:
+            free_saved(tensors[self.start + 1])
+
+
+def may_free(dy: Tensor) -> bool:
+    """True where what the running backward has read is read by no later one: it was not asked to retain the graph."""
+    return is_plain(dy) and not torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def free_saved(tensor: Tensor) -> None:
+    """Gives a saved tensor's memory back before its node ends, until when autograd keeps the tensor itself."""
+    tensor.data = tensor.new_empty(0)
 
 
 class Context(AutogradContext, Protocol):
@@ -115,7 +152,7 @@ class LinearContext(Context, Protocol):
     w: Saved
 
 
-class GroupedLinearFunction(torch.autograd.Function):
+class GroupedLinearFunction(FirstOrderFunction):
     """grouped_linear with gradients of x, weight, bias and bias_scales; each is computed only where it is asked for.
 
     Saves x's and the weight's column codes (the unquantized tensor where the slot is high precision), bias and
@@ -175,6 +212,8 @@ def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
         ds = sums[1] if need_s else None
     if need_x or need_w:
         codes: Matrix = dy
+        if call.probe is not None:
+            call.probe.record("dy", dy, sizes, call.state)
         if layer.quantize_dy is not None:
             codes = quantize_operand(call, layer.quantize_dy, "dy", dy, draw_in_backward(call))
         if need_x and layer.dgrad is not None:

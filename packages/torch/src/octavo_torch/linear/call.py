@@ -13,6 +13,7 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.dispatch.layer import Layer, Layers
 from octavo_torch.scaling.delayed_state import DelayedState
+from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.seeds import Seed
 from octavo_torch.wgrad.main_grad import MainGrad
 from octavo_torch.wgrad.postponed import DelayedWgrad
@@ -48,6 +49,7 @@ class Options:
 class Call(Options):
     """One call of one layer: its options, and what `apply` resolves before the forward runs.
 
+    probe     counts what the quantizers do to this call's operands; None: nobody watches
     layers    where the caller's layers are remembered; None: with those of all functional calls
     layer     the resolved layer
     sizes     int [G], or what `layer.prepare` returned for them
@@ -60,6 +62,7 @@ class Call(Options):
 
     state: DelayedState | None = None
     delayed_wgrad: DelayedWgrad | None = None
+    probe: Probe | None = None
     layers: Layers | None = None
     layer: Layer = field(init=False)
     sizes: Sizes = field(init=False)

@@ -103,12 +103,39 @@ class CodedWeight(torch.Tensor):
         spec, recipe, dtype, interleave, first = facts
         return cls(GroupedTensor(spec, None, **{name: planes[of] for name, of in first}), recipe, dtype, interleave)
 
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Planes and text, so that torch.load takes it with weights_only=True."""
+        facts = (self.codes.spec.model_dump_json(), self.recipe.to_json(), self.dtype, self.interleave)
+        planes = {name: getattr(self, name) for name in self._first.values()}
+        is_parameter = isinstance(self, torch.nn.Parameter)
+        return _rebuilt, (planes, dict(self._first), *facts, self.requires_grad, is_parameter)
+
     def quantized(self) -> QuantizedWeight:
         """The codes as a call takes them; the gradient goes to this tensor."""
         return QuantizedWeight(self, self.codes, self.recipe, self.layouts, 0, None, self.interleave)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"CodedWeight({self.codes!r}, dtype={self.dtype})"
+
+
+def _rebuilt(
+    planes: dict[str, Tensor],
+    first: dict[str, str],
+    spec: str,
+    recipe: str,
+    dtype: torch.dtype,
+    interleave: int,
+    requires_grad: bool,
+    is_parameter: bool,
+) -> Tensor:
+    """The inverse of CodedWeight.__reduce_ex__. Raises ValueError for text that describes none."""
+    layout = GroupedTensorSpec.model_validate_json(spec)
+    codes = GroupedTensor(layout, None, **{name: planes[of] for name, of in first.items()})
+    weight = CodedWeight(codes, Recipe.from_json(recipe), dtype, interleave)
+    return torch.nn.Parameter(weight, requires_grad) if is_parameter else weight.requires_grad_(requires_grad)
+
+
+torch.serialization.add_safe_globals([_rebuilt])
 
 
 def _first_of_same(codes: GroupedTensor) -> dict[str, str]:

@@ -12,10 +12,12 @@ from torch._C import _functorch
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import refuse
+from octavo_torch.scaling.delayed_state import DelayedState
 
 _CAST = frozenset({"x", "weight", "w1", "w2"})
 
 C = TypeVar("C")
+S = TypeVar("S", DelayedState, DelayedState | None)
 
 autocast_anywhere: Callable[[], bool] = torch._C._is_any_autocast_enabled
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
@@ -43,11 +45,36 @@ def run(function: Callable[..., Tensor], operands: Mapping[str, object]) -> Tens
 
 
 def run_backward(backward: Callable[[C, Tensor], list[Tensor | None]], ctx: C, dy: Tensor) -> list[Tensor | None]:
-    """`backward(ctx, dy)` with autocast off: it has chosen its dtypes already."""
-    if not autocast_anywhere():
-        return backward(ctx, dy)
-    with torch.autocast(dy.device.type, enabled=False):
-        return backward(ctx, dy)
+    """`backward(ctx, dy)` with autocast off: it has chosen its dtypes already.
+
+    Raises NotImplementedError for many gradients at once (`is_grads_batched` of torch.autograd.grad), as no kernel
+    takes them.
+    """
+    try:
+        if not autocast_anywhere():
+            return backward(ctx, dy)
+        with torch.autocast(dy.device.type, enabled=False):
+            return backward(ctx, dy)
+    except RuntimeError as error:  # asked here, not before: to ask costs as much as a launch's arguments
+        if _functorch.is_legacy_batchedtensor(dy) or _functorch.is_batchedtensor(dy):
+            raise NotImplementedError(_no_transform("vmap")) from error
+        raise
+
+
+def in_place(state: S) -> S:
+    """`state` on the tensors that torch.func.grad has wrapped, as it does with every argument of its function.
+
+    The state takes no part in the derivative: it is read, and changed in place, in its own memory.
+    """
+    if state is None or not transforms_active():
+        return state
+    return DelayedState(state.recipe, _unwrapped(state.history), _unwrapped(state.scale))
+
+
+def _unwrapped(value: Tensor) -> Tensor:
+    while _functorch.is_gradtrackingtensor(value):
+        value = _functorch.get_unwrapped(value)
+    return value
 
 
 def _cast(dtype: torch.dtype, value: object) -> object:

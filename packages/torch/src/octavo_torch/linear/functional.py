@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from octavo import HighPrecision, Recipe
-from octavo_torch.arrays.checks import backend_names, check_recipe
+from octavo import Recipe
+from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.sizes import GroupSizes
-from octavo_torch.dispatch.recipes import with_output_dtype
+from octavo_torch.dispatch.recipes import recipe_of, with_output_dtype
 from octavo_torch.linear import arguments
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.grouped import Rows, apply, traced
@@ -21,7 +21,6 @@ from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.wgrad.postponed import DelayedWgrad
 
-_HIGH_PRECISION = HighPrecision()
 _is_compiling = torch.compiler.is_compiling
 
 Backend = str | Sequence[str] | None
@@ -32,7 +31,7 @@ def grouped_linear(
     weight: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
     *,
-    recipe: Recipe | None,
+    recipe: Recipe | str | None,
     bias: Weights | None = None,
     bias_scales: Tensor | None = None,
     seed: int | Tensor | None = None,
@@ -46,13 +45,14 @@ def grouped_linear(
 ) -> Tensor:
     """y[r] = x[r] @ weight[g].T + bias[g] for every row r of group g.
 
-    x             [M, K]     bf16, fp16 or fp32; rows of one group stand together, in group order. Or rows that are
-                             quantized: what `quantize_input` made, or a GroupedTensor, which takes no gradient
+    x             [M, K]     bf16, fp16 or fp32; rows of one group stand together, in group order. Or [..., K], whose
+                             leading axes y, bias_scales and buffers then have in M's place. Or rows that are quantized:
+                             what `quantize_input` made, or a GroupedTensor, which takes no gradient
     weight        [G, N, K]  x's dtype; or G tensors [N, K], which are copied unless they lie in one piece of memory at
                              one distance; or what `quantize_weight` made of either
     group_sizes   [G]        integers: a list, numpy or a CPU tensor (checked), or a tensor on x's device (never read);
                              None where x is quantized
-    recipe                   None: HighPrecision
+    recipe                   a Recipe or its name; None: HighPrecision
     bias          [G, N]     optional, or G tensors [N]; bias_scales [M] multiplies it row by row
     seed                     of stochastic rounding: an integer or an integer scalar tensor, another one each step
     state                    of delayed scaling: amax of x and w is recorded in forward, of dy in backward
@@ -77,11 +77,11 @@ def grouped_linear(
     is read or written. torch.autograd.grad asked for the weight writes the buffer, too, and returns the zeros.
     torch.compile leaves a call with main_grad or delayed_wgrad out of its graph, and refuses it under fullgraph=True.
     """
-    if recipe is None:
-        recipe = _HIGH_PRECISION
+    if recipe is None or type(recipe) is str:
+        recipe = recipe_of(recipe)
     if backend is not None and type(backend) is not str:
         backend = backend_names(backend)
-    call = Call(recipe, backend, group_offset)
+    call = Call(recipe, backend, group_offset)  # type: ignore[arg-type]  # a str is its recipe by now
     call.seed, call.state = seed, state
     call.out, call.grad_input = out, grad_input
     call.main_grad, call.delayed_wgrad = main_grad, delayed_wgrad
@@ -94,7 +94,7 @@ def grouped_mm(
     b: Tensor,
     offs: Tensor,
     *,
-    recipe: Recipe | None = None,
+    recipe: Recipe | str | None = None,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -104,12 +104,12 @@ def grouped_mm(
     b      [G, K, N], any strides
     offs   [G] int32 cumulative ends, on the host or on a's device; rows past the last one are zero in the result
     bias   [G, N], optional
+    recipe a Recipe or its name; None: HighPrecision
     """
     arguments.check_grouped_mm(a, b, offs, out_dtype)
     # the operands are checked first: a transposed view of something else would be blamed in other words
     sizes = torch.diff(offs, prepend=offs.new_zeros(1))
-    chosen = _HIGH_PRECISION if recipe is None else recipe
+    chosen = recipe_of(recipe)
     if out_dtype is not None and out_dtype is not a.dtype:
-        check_recipe(chosen)
         chosen = with_output_dtype(chosen, DTYPE_NAMES[out_dtype])
     return grouped_linear(a, b.transpose(1, 2), sizes, recipe=chosen, bias=bias)

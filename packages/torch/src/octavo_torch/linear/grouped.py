@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import octavo_registry as registry
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.leading import LeadingAxes, has_other_rank
 from octavo_torch.arrays.operands import check_operands
-from octavo_torch.arrays.per_group import Weights
+from octavo_torch.arrays.per_group import Weights, leaves_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.compiler.graphs import wants_graph
+from octavo_torch.compiler.second_derivative import check_no_tangent
 from octavo_torch.dispatch.layer import Layers, layer_for
 from octavo_torch.linear import arguments, contexts
 from octavo_torch.linear.autograd import draw_in_forward, grouped_linear_function, run_forward
@@ -40,6 +43,9 @@ Rows = Tensor | GroupedTensor | QuantizedInput
 
 _layers: Layers = Layers()
 """Those of all functional calls."""
+
+_FIRST = 0
+"""group_offset's default, an object that CPython has once; any other one is checked."""
 
 
 def apply(
@@ -78,6 +84,8 @@ def apply(
             need_any = need_dx or need_dw or _bias_wants_grad(b, bias_scales)
         sizes, at_host = as_sizes(group_sizes, rows, w_shape[0], x)
     except (AttributeError, ValueError, IndexError):
+        if has_other_rank(x):
+            return _with_leading_axes(x, weight, group_sizes, bias, bias_scales, call)
         check_operands(x, w)
         raise
     if layers is None:
@@ -100,9 +108,12 @@ def apply(
     ):
         check_operands(x, w)
         layer = layers[key] = layer_for(recipe, x, w, at_host, need_dx, need_dw, backend, graph_safe)
+    if forward_ad._current_level >= 0:
+        check_no_tangent(x, *leaves_of(leaves), b, bias_scales)
     call.layer, call.sizes = layer, sizes
-    plain = call.out is None and call.grad_input is None and bias_scales is None
-    if not plain or call.seed is not None or state is not None or layer.needs_more or b is not None:
+    plain = call.out is None and call.grad_input is None and bias_scales is None and call.probe is None
+    more = call.seed is not None or state is not None or b is not None or call.group_offset is not _FIRST
+    if more or not plain or layer.needs_more:
         arguments.check_call(call, x, w, b, bias_scales)
     autograds = source is leaves and call.main_grad is None and call.delayed_wgrad is None
     if (plain and autograds and x_codes is None) and (whole := whole_passes_for(layer, x, w, b, state)) is not None:
@@ -134,7 +145,23 @@ def _in_context(
 ) -> Tensor:
     """`apply` inside of autocast or a transform, which may run it more than once."""
     operands = {"x": x, "weight": weight, "bias": bias, "bias_scales": bias_scales}
+    call.state = contexts.in_place(call.state)
     return contexts.run(lambda **cast: apply(group_sizes=group_sizes, call=copy(call), **cast), operands)
+
+
+def _with_leading_axes(
+    x: Tensor,
+    weight: Weights | QuantizedWeight,
+    group_sizes: GroupSizes | None,
+    bias: Weights | None,
+    bias_scales: Tensor | None,
+    call: Call,
+) -> Tensor:
+    """`apply` on the rows of an x [..., K]."""
+    axes = LeadingAxes(x)
+    call.out, call.grad_input = axes.buffer("out", call.out), axes.buffer("grad_input", call.grad_input)
+    scales = axes.of_rows("bias_scales", bias_scales)
+    return axes.restored(apply(axes.flat(x), weight, group_sizes, bias, scales, call))
 
 
 def _bias_wants_grad(bias: Tensor | None, bias_scales: Tensor | None) -> bool:

@@ -10,17 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
+from octavo_registry.dispatch.layer_plan import LayerPlan
 from octavo_torch.arrays.checks import check_flag
+from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.dispatch.layer import Layers
 from octavo_torch.linear.call import Call
+from octavo_torch.linear.explain import explain_linear
 from octavo_torch.linear.grouped import Rows, apply, traced
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.quantized_operands import quantize_input, quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight, check_own
 from octavo_torch.scaling.delayed_state import DelayedState
-from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule
+from octavo_torch.scaling.recipe_module import UNSAID, ModuleOptions, RecipeModule, Unsaid
 from octavo_torch.scaling.seeds import SeedCounter
 
 _is_compiling = torch.compiler.is_compiling
@@ -47,20 +50,29 @@ class GroupedLinear(RecipeModule):
         out_features: int,
         *,
         bias: bool = False,
-        recipe: Recipe | None = None,
+        recipe: Recipe | str | Unsaid | None = UNSAID,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         backend: str | Sequence[str] | None = None,
         seed: int | None = None,
         main_grad: Literal["accumulate", "overwrite"] | None = None,
-        per_group_parameters: bool = False,
+        per_group_parameters: PerGroup = False,
         delay_wgrad: bool = False,
     ) -> None:
-        """seed: base of stochastic rounding's seeds; None draws one from torch's generator.
+        """Parameters are uniform in +-1 / sqrt(in_features), as torch.nn.Linear's are.
 
-        main_grad: "accumulate" or "overwrite" writes the weight's gradient into `weight.main_grad`, see grouped_linear.
-        per_group_parameters: a parameter a group in the place of one for all.
-        delay_wgrad: backward leaves the weight's gradient to `backward_dw()`.
+        num_groups              G, the experts
+        in_features             K
+        out_features            N
+        bias                    adds a bias [G, N]
+        recipe                  of all three GEMMs; None: high precision, no quantization
+        device, dtype           of the parameters; None: torch's defaults
+        backend                 a name or a closed list of names; None: the registry's preference
+        seed                    base of stochastic rounding's seeds; None: drawn from torch's generator
+        main_grad               "accumulate" or "overwrite": the weight's gradient goes to `weight.main_grad`
+        per_group_parameters    one parameter per group: weight0, weight1 and so on; {"weight"} or {"bias"}: of these
+                                alone
+        delay_wgrad             backward leaves the weight's gradient to `backward_dw()`
         """
         check_flag("bias", bias)
         sides = {"num_groups": num_groups, "in_features": in_features, "out_features": out_features}
@@ -110,18 +122,27 @@ class GroupedLinear(RecipeModule):
         out: Tensor | None = None,
         grad_input: Tensor | None = None,
     ) -> Tensor:
-        """y [M, N]: see octavo_torch.grouped_linear. `weight`: what `quantize_weight` returned this step."""
+        """y [M, N], or [..., N] of x [..., K]: see octavo_torch.grouped_linear.
+
+        weight   what `quantize_weight` returned this step
+        """
         own = self.of_all_groups("weight")
         if weight is not None:
             check_own("weight", weight, own)
         seed = SeedCounter(self.seed_base, self.seed_counter) if self._stochastic else None
         call = Call(self.recipe, self.backend)
         call.seed, call.record = seed, self.training
-        call.state = self.delayed_state if self._stateful else None
+        compiling = _is_compiling()
+        if self._stateful:
+            call.state = self.delayed_state
+            if self.training and not compiling:
+                self.notice_unused_amax(own)  # type: ignore[arg-type]
         call.out, call.grad_input = out, grad_input
         call.main_grad, call.delayed_wgrad = self.main_grad, self.delayed_wgrad
         call.layers = self._layers
-        run = traced if _is_compiling() else apply
+        if self.probes:
+            (call.probe,) = self.probes
+        run = traced if compiling else apply
         bias = self.of_all_groups("bias") if self.per_group_parameters else self._parameters.get("bias")
         return run(x, own if weight is None else weight, group_sizes, bias, bias_scales, call)  # type: ignore[arg-type]
 
@@ -154,6 +175,13 @@ class GroupedLinear(RecipeModule):
             state=self.delayed_state,
             backend=self.backend,
         )
+
+    def explain(self, x: Tensor, group_sizes: GroupSizes) -> LayerPlan:
+        """What a forward and backward with these runs, printable: who quantizes and multiplies what, in which layouts.
+
+        Nothing is computed. Raises as `forward` does.
+        """
+        return explain_linear(x, self.weights, group_sizes, self.recipe, self.backend)
 
     def __getstate__(self) -> dict[str, object]:
         """Everything but the resolved layers: bound functions stay in their process."""

@@ -18,6 +18,7 @@ from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.dispatch.layer import Layer, layer_for
+from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.linear import arguments
 from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.linear.call import Call
@@ -35,7 +36,7 @@ _is_compiling = torch.compiler.is_compiling
 
 def quantize_weight(
     w: Weights,
-    recipe: Recipe,
+    recipe: Recipe | str,
     *,
     seed: int | Tensor | None = None,
     state: DelayedState | None = None,
@@ -44,7 +45,7 @@ def quantize_weight(
     out: QuantizedWeight | None = None,
     unchanged: Tensor | None = None,
 ) -> QuantizedWeight:
-    """`w` quantized for `recipe`, to be given to `grouped_linear` in the weight's place.
+    """`w` quantized for `recipe` (or the one of that name), to be given to `grouped_linear` in the weight's place.
 
     w          [G, N, K], or a sequence of G tensors [N, K]
     state      of delayed scaling: w's amax is recorded in it
@@ -56,6 +57,7 @@ def quantize_weight(
     Do it once per optimizer step and every microbatch reuses the codes. Both directions are computed where w requires
     a gradient. Raises ValueError for arguments that do not fit, NoBackendError where no installed backend serves them.
     """
+    recipe = recipe_of(recipe)
     result = _weight_codes(
         w, recipe, seed=seed, state=state, backend=backend, interleave=interleave, out=out, unchanged=unchanged
     )
@@ -171,7 +173,7 @@ def quantize_input(
     x: Tensor,
     weight: Weights | QuantizedWeight,
     group_sizes: GroupSizes,
-    recipe: Recipe,
+    recipe: Recipe | str,
     *,
     seed: int | Tensor | None = None,
     state: DelayedState | None = None,
@@ -184,6 +186,7 @@ def quantize_input(
     gradient count. Several layers that read one x (a gate and an up projection) share the codes, and each adds to x's
     gradient. With delayed scaling x's amax is recorded in `state`. Raises as `grouped_linear` does.
     """
+    recipe = recipe_of(recipe)
     result = _input_codes(
         x, weight, group_sizes, recipe, seed=seed, state=state, group_offset=group_offset, backend=backend
     )
@@ -209,6 +212,7 @@ def _input_codes(
     w = as_one("weight", own)
     check_operands(x, w)
     sizes, at_host = as_sizes(group_sizes, x.shape[0], w.shape[0], x)
+    check_group_offset(group_offset, w.shape[0])
     arguments.check_state(recipe, state, x, w.shape[0])
     need = any(leaf.requires_grad for leaf in leaves_of(own))
     layer = layer_for(recipe, x, w, at_host, x.requires_grad, need, backend_names(backend), wants_graph(x))
@@ -217,7 +221,6 @@ def _input_codes(
     if layer.stochastic_forward and seed is None:
         raise ValueError(NEEDS_SEED)
     check_seed(seed)
-    check_group_offset(group_offset)
     call = Call(recipe, group_offset=group_offset, state=state)
     call.layer, call.sizes = layer, sizes
     codes = quantize_operand(call, layer.quantize_x, "x", x, seed)

@@ -10,6 +10,7 @@ from torch import Tensor
 from octavo import QuantizerSpec
 from octavo_torch.arrays.checks import check_spec
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.leading import LeadingAxes
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.linear.functional import grouped_linear
@@ -36,13 +37,14 @@ def grouped_linear_quantized(
     scale       fp32 [G], of delayed scaling
     rest        grouped_linear's other arguments, `recipe` among them
 
-    Plain layouts. y has one rounding to its dtype before; stochastic rounding takes seed XOR 2^63. Not differentiable:
-    for training give y to `quantize_input`. Raises as `grouped_linear` and `quantize` do.
+    Plain layouts, of rows [M, N] whatever leading axes x has. y has one rounding to its dtype before; stochastic
+    rounding takes seed XOR 2^63. Not differentiable: for training give y to `quantize_input`. Raises as
+    `grouped_linear` and `quantize` do.
     """
     check_spec("quantizer", quantizer)
     y = grouped_linear(x, weight, group_sizes, **rest)
     return quantize(
-        y,
+        y if y.dim() == 2 else LeadingAxes(y).flat(y),
         quantizer,
         x.group_sizes if isinstance(x, GroupedTensor | QuantizedInput) else group_sizes,
         seed=second_stream(rest.get("seed")) if quantizer.stochastic else None,

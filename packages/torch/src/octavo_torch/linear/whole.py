@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_torch.arithmetic import operators
-from octavo_torch.compiler.second_derivative import check_no_graph
+from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.linear.autograd import Context, needed_gradients
@@ -72,7 +72,7 @@ class WholeContext(Context, Protocol):
     call: Call
 
 
-class WholeLayerFunction(torch.autograd.Function):
+class WholeLayerFunction(FirstOrderFunction):
     """A whole layer with gradients of x, weight and bias; each is computed only where it is asked for."""
 
     @staticmethod

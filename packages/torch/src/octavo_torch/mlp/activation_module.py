@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from octavo_registry.contract.cards import Activation as Name
 from octavo_torch.arrays.dtypes import name_of
+from octavo_torch.arrays.leading import LeadingAxes, has_other_rank
 from octavo_torch.arrays.operands import check_tensor
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import check_no_graph
@@ -50,13 +51,17 @@ def _activated(x: Tensor, name: str, probs: Tensor | None = None) -> Tensor:
 def activate(x: Tensor, activation: str, *, probs: Tensor | None = None) -> Tensor:
     """act(x), or act(gate) * up where the activation is gated, times `probs` row by row.
 
-    x           [M, F], or [M, 2 F] with the gate first for swiglu, geglu and geglu_tanh; bf16, fp16 or fp32
+    x           [M, F], or [M, 2 F] with the gate first for swiglu, geglu and geglu_tanh; bf16, fp16 or fp32. Any other
+                leading axes in M's place are those of probs and of the result, too
     activation  silu, gelu (with erf), gelu_tanh, relu2, swiglu, geglu or geglu_tanh
     probs       [M] float32
 
     Returns [M, F] in x's dtype, computed in fp32 and rounded once, as are the gradients of x and probs. Differentiable
     once. Raises ValueError for arguments that do not fit.
     """
+    if has_other_rank(x):
+        axes = LeadingAxes(x)
+        return axes.restored(activate(axes.flat(x), activation, probs=axes.of_rows("probs", probs)))
     check_tensor("x", x, "[M, F]")
     name = check_activation(activation)
     features(x.shape[1], name, "x")

@@ -6,13 +6,13 @@ from torch import Tensor
 
 from octavo_registry.contract.cards import GATED, Activation
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
-from octavo_torch.arrays.operands import check_tensor
+from octavo_torch.arrays.operands import check_sides, check_tensor
 from octavo_torch.functions.activations import check_activation, features
 from octavo_torch.linear.arguments import check_buffer, check_like, check_state
 from octavo_torch.mlp.activation_module import check_probs
 from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.mlp.plan import MlpPlan
-from octavo_torch.quantizers.arguments import NEEDS_SEED
+from octavo_torch.quantizers.arguments import NEEDS_SEED, check_group_offset
 from octavo_torch.scaling.seeds import check_seed
 
 
@@ -30,7 +30,9 @@ def check_operands(x: Tensor, w1: Tensor, w2: Tensor, activation: object) -> Act
         and x.dtype in DTYPE_NAMES
         and x.device == w1.device == w2.device
         and x.shape[1] == w1.shape[2]
-        and w1.shape[0] == w2.shape[0] >= 1
+        and w1.shape[0] == w2.shape[0]
+        and w1.numel()
+        and w2.numel()
         and w1.shape[1] == w2.shape[2] * (2 if name in GATED else 1)
     ):
         _explain(x, w1, w2, name)
@@ -44,6 +46,7 @@ def _explain(x: Tensor, w1: Tensor, w2: Tensor, activation: Activation) -> None:
         check_tensor(name, weight, shape)
         if not weight.shape[0]:
             raise ValueError(f"{name} has shape {list(weight.shape)}; give at least one group")
+        check_sides(name, weight)
         if weight.dtype is not x.dtype:
             raise ValueError(
                 f"x has dtype {name_of(x.dtype)} and {name} {name_of(weight.dtype)}; cast one to the other's dtype"
@@ -66,27 +69,34 @@ def _explain(x: Tensor, w1: Tensor, w2: Tensor, activation: Activation) -> None:
 def check_mlp(call: MlpCall, plan: MlpPlan, operands: Operands) -> None:
     """The arguments other than x and the weights fit these and the recipe."""
     x, _, _, probs, bias1, bias2, bias2_scales = operands
-    rows, groups = x.shape[0], plan.fc1.groups
+    rows = x.shape[0]
     if probs is not None:
         check_probs(probs, x)
-    if bias1 is not None:
-        check_like("bias1", bias1, (groups, int(plan.fc1.weight_shape[1])), x)
-    if bias2 is not None:
-        check_like("bias2", bias2, (groups, int(plan.fc2.weight_shape[1])), x)
     if bias2_scales is not None:
         if bias2 is None:
             raise ValueError("bias2_scales was given without bias2; give both or neither")
         check_like("bias2_scales", bias2_scales, (rows,), x)
-    if call.seed is not None:
-        check_seed(call.seed)
-    elif plan.fc1.needs_seed or plan.fc2.needs_seed:
-        raise ValueError(NEEDS_SEED)
-    _check_states(plan, call.states, x)
+    check_common(call, plan, x, bias1, bias2)
     read = operands._asdict()
     if call.out is not None:
         check_buffer("out", call.out, (rows, int(plan.fc2.weight_shape[1])), plan.fc2.row_dtype, read)
     if call.grad_input is not None:
         check_buffer("grad_input", call.grad_input, tuple(x.shape), x.dtype, {**read, "out": call.out})
+
+
+def check_common(call: MlpCall, plan: MlpPlan, x: Tensor, bias1: Tensor | None, bias2: Tensor | None) -> None:
+    """Biases, seed and states fit the weights and the recipe."""
+    groups = plan.fc1.groups
+    if bias1 is not None:
+        check_like("bias1", bias1, (groups, int(plan.fc1.weight_shape[1])), x)
+    if bias2 is not None:
+        check_like("bias2", bias2, (groups, int(plan.fc2.weight_shape[1])), x)
+    if call.seed is not None:
+        check_seed(call.seed)
+    elif plan.fc1.needs_seed or plan.fc2.needs_seed:
+        raise ValueError(NEEDS_SEED)
+    check_group_offset(call.group_offset, groups)
+    _check_states(plan, call.states, x)
 
 
 def _check_states(plan: MlpPlan, states: object, x: Tensor) -> None:

@@ -5,52 +5,48 @@ Backward:  dy quantized -> fc2's dgrad and wgrad -> activation's gradient + bias
 
 Saved for backward, in bytes per element of a bf16 call whose recipe has codes of one byte (scales aside): 1 of x, 2 of
 h, 1 of the activation, 1 of each weight. What a high-precision wgrad slot reads of the activation is computed again.
+Backward gives h and the codes that forward has made back one by one, each when nothing else will read it, unless the
+graph is retained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.arrays.interleaving import from_halves, to_halves
-from octavo_torch.compiler.second_derivative import check_no_graph
+from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.dispatch.layer import Matrix
-from octavo_torch.functions.activations import activate_gradient, probs_gradient
 from octavo_torch.linear.autograd import (
     Context,
     Saved,
-    bounded_sizes,
     caller_sizes,
     cast_gradients,
-    check_grad_input,
     dtypes_of,
+    free_saved,
+    may_free,
     needed_gradients,
-    quantize_operand,
-    weight_gradient,
 )
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.mlp.call import MlpCall, Operands
-from octavo_torch.mlp.forward import DrawnSeed, activation_again, forward, run_fused
-from octavo_torch.scaling.seeds import SeedCounter
-from octavo_torch.wgrad.function import interleaved_wgrad
+from octavo_torch.mlp.forward import DrawnSeed, activation_again, forward
+from octavo_torch.mlp.gradients import Needs, check_whole, gradients
 
 
 class MlpContext(Context, Protocol):
     """The operands x, w1, a (the activation) and w2 are there where backward reads them."""
 
     call: MlpCall
+    freed: bool
     x: Saved
     w1: Saved
     a: Saved
     w2: Saved
 
 
-class GroupedMLPFunction(torch.autograd.Function):
+class GroupedMLPFunction(FirstOrderFunction):
     """grouped_mlp with gradients of x, weights, probs, biases and bias2_scales, each only where it is asked for."""
 
     @staticmethod
@@ -71,6 +67,7 @@ class GroupedMLPFunction(torch.autograd.Function):
         plan = call.plan
         fc1, fc2 = plan.fc1, plan.fc2
         operands = Operands(x, w1, w2, probs, bias1, bias2, bias2_scales)
+        own_x, own_w1, own_w2 = (codes is None for codes in (call.fc1.x_codes, call.fc1.w_codes, call.fc2.w_codes))
         result = forward(call, operands)
         call.release()
         tensors = [caller_sizes(call.sizes), None, None, None, None]
@@ -79,15 +76,15 @@ class GroupedMLPFunction(torch.autograd.Function):
         if bias2_scales is not None:
             tensors[3:] = [bias2, bias2_scales]
         if fc1.need_dw:
-            ctx.x = Saved(result.x if fc1.quantized_wgrad else x, tensors)
+            ctx.x = Saved(result.x if fc1.quantized_wgrad else x, tensors, own_x)
         if fc1.need_dx:
-            ctx.w1 = Saved(result.w1 if fc1.quantized_dgrad else w1, tensors)
+            ctx.w1 = Saved(result.w1 if fc1.quantized_dgrad else w1, tensors, own_w1)
         if fc2.need_dw and fc2.quantized_wgrad:
-            ctx.a = Saved(result.a, tensors)
+            ctx.a = Saved(result.a, tensors, own=True)
         if fc2.need_dx:
-            ctx.w2 = Saved(result.w2 if fc2.quantized_dgrad else w2, tensors)
+            ctx.w2 = Saved(result.w2 if fc2.quantized_dgrad else w2, tensors, own_w2)
         ctx.save_for_backward(*tensors)
-        ctx.call = call
+        ctx.call, ctx.freed = call, False
         ctx.dtypes = dtypes_of(*operands, anchor)
         if out is not None:
             ctx.mark_dirty(out)
@@ -101,97 +98,53 @@ class GroupedMLPFunction(torch.autograd.Function):
             return (None, None, *run_backward(_backward, ctx, dy))
 
 
+class _SavedOperands:
+    """What the forward of a grouped MLP has kept, and its rows' gradient."""
+
+    def __init__(self, ctx: MlpContext, dy: Tensor) -> None:
+        self._ctx, self._dy, self._tensors, self._frees = ctx, [dy], ctx.saved_tensors, may_free(dy)
+        check_whole(ctx.freed)
+        sizes, self._h, self.probs, self.bias2, self.bias2_scales = self._tensors[:5]
+        self.sizes = sizes if isinstance(ctx.call.sizes, Tensor) else ctx.call.sizes
+
+    def dy(self) -> Tensor:
+        return self._dy.pop()
+
+    def h(self) -> Tensor:
+        return self._h
+
+    def x(self) -> Matrix:
+        return self._ctx.x.load(self._tensors)
+
+    def a(self, h: Tensor, seed: DrawnSeed) -> Matrix:
+        call = self._ctx.call
+        if call.plan.fc2.quantized_wgrad:
+            return self._ctx.a.load(self._tensors)
+        return activation_again(call, h, self.probs, seed)
+
+    def w1(self) -> Matrix:
+        return self._ctx.w1.load(self._tensors)
+
+    def w2(self) -> Matrix:
+        return self._ctx.w2.load(self._tensors)
+
+    def of_x(self, dx: Tensor) -> Tensor:
+        return dx
+
+    def done_with(self, name: Literal["h", "x", "a", "w1", "w2"]) -> None:
+        if not self._frees:
+            return
+        self._ctx.freed = True
+        if name == "h":
+            free_saved(self._h)
+        elif name != "a" or self._ctx.call.plan.fc2.quantized_wgrad:
+            saved: Saved = getattr(self._ctx, name)
+            saved.free(self._tensors)
+
+
 def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
-    call, tensors = ctx.call, ctx.saved_tensors
-    plan = call.plan
-    fc1, fc2 = plan.fc1, plan.fc2
-    saved_sizes, h, probs, bias2, bias2_scales = tensors[:5]
-    sizes = saved_sizes if isinstance(call.sizes, Tensor) else call.sizes
-    needs = needed_gradients(ctx, ctx.needs_input_grad[2:], dy)
-    need_x, need_w1, need_w2, need_p, need_b1, need_b2, need_s2, need_later = needs
-    need_w1, need_w2 = (
-        need or (need_later and layer.target is not None and layer.target.store is not None)
-        for need, layer in ((need_w1, call.fc1), (need_w2, call.fc2))
-    )
-    dx = dw1 = dw2 = dp = db1 = db2 = ds2 = None
-    seed1 = seed2 = None
-    before_activation = need_x or need_w1 or need_p or need_b1
-    rounds = need_w2 or before_activation
-    if rounds and (fc1.needs_seed or fc2.needs_seed):
-        seed1, seed2 = call.draw(SeedCounter.take)
-    dy_of_caller = dy if call.grad_input is not None else None
-    if dy.dtype is not fc2.row_dtype:
-        dy = dy.to(fc2.row_dtype)
-    if need_b2 or need_s2:
-        sums = operators.bias_grads(dy, bounded_sizes(sizes, dy), bias2, bias2_scales)
-        db2 = sums[0] if need_b2 else None
-        ds2 = sums[1] if need_s2 else None
-    codes: Matrix = dy
-    if rounds and fc2.quantize_dy is not None:
-        codes = quantize_operand(call.fc2, fc2.quantize_dy, "dy", dy, seed2)
-    if need_w2:
-        assert fc2.wgrad is not None  # a layer whose dw is needed
-        rows = codes if fc2.quantized_wgrad else dy
-        a = ctx.a.load(tensors) if fc2.quantized_wgrad else activation_again(call, h, probs, seed2)
-        dw2 = weight_gradient(call.fc2, fc2.wgrad, a, rows, sizes, call)
-        del a, rows
-    if before_activation:
-        assert fc2.dgrad is not None  # a layer whose dx is needed
-        da = fc2.dgrad(codes if fc2.quantized_dgrad else dy, ctx.w2.load(tensors), sizes)
-        if da.dtype is not h.dtype:
-            da = da.to(h.dtype)
-        del codes, dy
-        if not (need_x or need_w1 or need_b1):
-            dp = probs_gradient(da, h, plan.activation)
-        else:
-            grads = _gradient_of_h(call, da, h, probs, seed1, need_b1, need_p)
-            db1, dp = grads.bias, grads.probs
-            if need_x:
-                assert fc1.dgrad is not None  # a layer whose dx is needed
-                w1 = ctx.w1.load(tensors)
-                if call.block and isinstance(w1, Tensor):
-                    w1 = to_halves(w1, call.block)
-                if call.grad_input is not None and dy_of_caller is not None:
-                    check_grad_input(call.grad_input, dy_of_caller)
-                dh = grads.codes if fc1.quantized_dgrad else grads.h
-                assert dh is not None  # a GEMM reads it
-                dx = fc1.dgrad(dh, w1, sizes, out=call.grad_input)
-            if need_w1:
-                assert fc1.wgrad is not None  # a layer whose dw is needed
-                wgrad = interleaved_wgrad(fc1.wgrad, call.block) if call.block else fc1.wgrad
-                dh = grads.codes if fc1.quantized_wgrad else grads.h
-                assert dh is not None  # a GEMM reads it
-                dw1 = weight_gradient(call.fc1, wgrad, ctx.x.load(tensors), dh, sizes, call)
-            if db1 is not None and call.block:
-                db1 = from_halves(db1, call.block)
-    return cast_gradients((dx, dw1, dw2, dp, db1, db2, ds2, None), ctx.dtypes)
-
-
-class _Gradients(NamedTuple):
-    """The gradient of fc1's result as fc1's GEMMs read it, plain or quantized; those of its bias and of probs."""
-
-    h: Tensor | None
-    codes: GroupedTensor | None
-    bias: Tensor | None
-    probs: Tensor | None
-
-
-def _gradient_of_h(
-    call: MlpCall, da: Tensor, h: Tensor, probs: Tensor | None, seed: DrawnSeed, need_bias: bool, need_probs: bool
-) -> _Gradients:
-    plan, quantize = call.plan, call.plan.fc1.quantize_dy
-    if plan.dact.run is not None:
-        names = (("dbias", need_bias), ("dprobs", need_probs))
-        extras = tuple([name for name, needed in names if needed])
-        codes, computed = run_fused(call.fc1, plan.dact, "dy", (da, h), probs, seed, extras=extras)
-        dp = computed.dprobs
-        if need_probs and dp is None:
-            dp = probs_gradient(da, h, plan.activation)
-        return _Gradients(computed.activated, codes, computed.dbias, dp)
-    dh = activate_gradient(da, h, probs, plan.activation)
-    codes = None if quantize is None else quantize_operand(call.fc1, quantize, "dy", dh, seed)
-    db = operators.bias_grads(dh, bounded_sizes(call.sizes, dh), None, None)[0] if need_bias else None
-    return _Gradients(dh, codes, db, probs_gradient(da, h, plan.activation) if need_probs else None)
+    needs = Needs(*needed_gradients(ctx, ctx.needs_input_grad[2:], dy))
+    return cast_gradients((*gradients(ctx.call, needs, _SavedOperands(ctx, dy)), None), ctx.dtypes)
 
 
 grouped_mlp_function: Callable[..., Tensor] = GroupedMLPFunction.apply

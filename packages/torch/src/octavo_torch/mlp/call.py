@@ -10,12 +10,15 @@ from torch import Tensor
 
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.linear.call import Call, Options
+from octavo_torch.linear.contexts import in_place
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.scaling.delayed_state import DelayedState
+from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.seeds import Seed, SeedCounter, second_stream
 from octavo_torch.wgrad.postponed import DelayedWgrad
 
 States = tuple[DelayedState, DelayedState]
+Probes = tuple[Probe, Probe]
 Stores = tuple[DelayedWgrad | None, DelayedWgrad | None]
 
 
@@ -38,6 +41,7 @@ class MlpCall(Options):
     second_seed     of fc2; None: seed XOR 2^63, other bits at the same positions
     states          of delayed scaling: fc1's and fc2's
     delayed_wgrad   of both weights, or of each
+    probes          count what the quantizers do to the operands of fc1 and of fc2; None: nobody watches
 
     plan            the resolved MLP
     block           rows of gate and up projection that take turns in w1 and bias1; 0: the gate half comes first
@@ -49,6 +53,7 @@ class MlpCall(Options):
     second_seed: Seed = None
     states: States | None = None
     delayed_wgrad: DelayedWgrad | Stores | None = None
+    probes: Probes | None = None
     plan: MlpPlan = field(init=False)
     block: int = field(init=False)
     fc1: Call = field(init=False)
@@ -61,6 +66,11 @@ class MlpCall(Options):
 
     def set_layers(self, plan: MlpPlan, block: int, sizes: Sizes) -> None:
         """Makes the layers' calls."""
+        self.set_experts(plan, block)
+        self.fc1.sizes = self.fc2.sizes = sizes
+
+    def set_experts(self, plan: MlpPlan, block: int) -> None:
+        """Makes the layers' calls, whose sizes are not known yet."""
         self.plan, self.block = plan, block
         state1, state2 = (None, None) if self.states is None else self.states
         stores = self.delayed_wgrad
@@ -73,8 +83,14 @@ class MlpCall(Options):
             self.recipe, self.backend, self.group_offset, record=self.record, out=self.out, main_grad=self.main_grad,
             state=state2, delayed_wgrad=store2,
         )  # fmt: skip
+        if self.probes is not None:
+            self.fc1.probe, self.fc2.probe = self.probes
         self.fc1.layer, self.fc2.layer = plan.fc1, plan.fc2
-        self.fc1.sizes = self.fc2.sizes = sizes
+
+    def keep_states_in_place(self) -> None:
+        """Inside of a transform: states that amax are recorded into for good. Others than a pair are refused later."""
+        if isinstance(self.states, tuple) and len(self.states) == 2:
+            self.states = in_place(self.states[0]), in_place(self.states[1])
 
     def draw(self, take: Callable[[SeedCounter], Tensor]) -> tuple[int | Tensor | None, int | Tensor | None]:
         """Both layers' seeds, where a SeedCounter gives what `take` takes."""

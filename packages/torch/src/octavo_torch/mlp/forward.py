@@ -35,32 +35,69 @@ class MlpForward(NamedTuple):
     w2: Matrix
 
 
+class FirstLayer(NamedTuple):
+    """fc1's result, and its operands as its GEMMs read them."""
+
+    h: Tensor
+    x: Matrix
+    w1: Matrix
+
+
+class SecondLayer(NamedTuple):
+    """fc2's result, and its operands as its GEMMs read them."""
+
+    y: Tensor
+    a: Matrix
+    w2: Matrix
+
+
 def forward(call: MlpCall, operands: Operands) -> MlpForward:
     """y [M, N], and what backward may need of the way to it."""
-    fc1, fc2 = call.fc1, call.fc2
-    x, w1, w2, probs, bias1, bias2, bias2_scales = operands
-    seed1 = seed2 = None
-    if fc1.layer.stochastic_forward or fc2.layer.stochastic_forward:
-        seed1, seed2 = call.draw(SeedCounter.current)
+    seed1, seed2 = draw_in_forward(call)
+    first = first_layer(call, seed1, operands.x, operands.w1, operands.bias1)
+    second = second_layer(call, seed2, first.h, operands)
+    return MlpForward(second.y, first.h, first.x, first.w1, second.a, second.w2)
+
+
+def draw_in_forward(call: MlpCall) -> tuple[DrawnSeed, DrawnSeed]:
+    """The seeds with which forward rounds; None where nothing is rounded stochastically."""
+    if call.fc1.layer.stochastic_forward or call.fc2.layer.stochastic_forward:
+        return call.draw(SeedCounter.current)
+    return None, None
+
+
+def first_layer(call: MlpCall, seed: DrawnSeed, x: Tensor, w1: Tensor, bias1: Tensor | None) -> FirstLayer:
+    """fc1's product of the rows x."""
+    fc1 = call.fc1
     if call.block:
         bias1 = None if bias1 is None else to_halves(bias1, call.block)
         # high-precision slots alone read the weight in addition to its codes
         w1 = to_halves(w1, call.block) if fc1.w_codes is None or not fc1.layer.quantized_fprop else w1
-    h, rows1, matrices1 = run_forward(fc1, seed1, x, w1, bias1, None)
-    a, fc2.x_codes = _activation(call, h, probs, seed2)
-    y, rows2, matrices2 = run_forward(fc2, seed2, h if a is None else a, w2, bias2, bias2_scales)
-    return MlpForward(y, h, rows1, matrices1, rows2, matrices2)
+    return FirstLayer(*run_forward(fc1, seed, x, w1, bias1, None))
 
 
-def _activation(
+def second_layer(call: MlpCall, seed: DrawnSeed, h: Tensor, operands: Operands) -> SecondLayer:
+    """fc2's product of h's activation."""
+    fc2 = call.fc2
+    a, fc2.x_codes = activation_of(call, h, operands.probs, seed)
+    rows = h if a is None else a
+    return SecondLayer(*run_forward(fc2, seed, rows, operands.w2, operands.bias2, operands.bias2_scales))
+
+
+def activation_of(
     call: MlpCall, h: Tensor, probs: Tensor | None, seed: DrawnSeed
 ) -> tuple[Tensor | None, GroupedTensor | None]:
     """The activation as fc2's GEMMs read it: as it is, quantized, or both; None where none reads it so."""
     plan, quantize = call.plan, call.plan.fc2.quantize_x
     if plan.act.run is not None:
+        if call.fc2.probe is not None and plan.act.codes:
+            # the values that the fused quantizer does not write
+            call.fc2.probe.record("x", activate(h, probs, plan.activation), call.sizes, call.fc2.state)
         codes, extras = run_fused(call.fc2, plan.act, "x", (h,), probs, seed)
         return extras.activated if plan.act.array else None, codes
     a = activate(h, probs, plan.activation)
+    if call.fc2.probe is not None and quantize is not None:
+        call.fc2.probe.record("x", a, call.sizes, call.fc2.state)
     return a, None if quantize is None else quantize_operand(call.fc2, quantize, "x", a, seed)
 
 

@@ -8,12 +8,16 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from octavo import HighPrecision, Recipe
+from octavo import Recipe
 from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.interleaving import check_interleave
-from octavo_torch.arrays.per_group import Weights, as_one
+from octavo_torch.arrays.leading import LeadingAxes, has_other_rank
+from octavo_torch.arrays.per_group import Weights, as_one, leaves_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
+from octavo_torch.compiler.second_derivative import check_no_tangent
+from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.linear import contexts
 from octavo_torch.linear.graph import graph_route
 from octavo_torch.linear.grouped import Rows
@@ -28,7 +32,6 @@ from octavo_torch.mlp.plan import MlpPlan, Needed, mlp_plan_for
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.wgrad.postponed import DelayedWgrad
 
-_HIGH_PRECISION = HighPrecision()
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -52,13 +55,18 @@ def apply(
     """`grouped_mlp`, eagerly, where a seed may also be a SeedCounter; stores what it resolves in `call`."""
     if (contexts.autocast_anywhere() or contexts.transforms_active()) and contexts.matters(x):
         operands = {"x": x, "w1": w1, "w2": w2, **extras._asdict()}
+        call.keep_states_in_place()
         return contexts.run(lambda **cast: _apply_named(group_sizes, copy(call), **cast), operands)
+    if has_other_rank(x):
+        return _with_leading_axes(x, w1, w2, group_sizes, extras, call)
     recipe = call.recipe
     first = parameters_of(w1, extras.bias1, ("w1", "bias1"))
     second = parameters_of(w2, extras.bias2, ("w2", "bias2"))
     rows_or_codes, x_codes = x, None
     if isinstance(x, QUANTIZED):
         x, x_codes, group_sizes = rows_of(x, first.weight, group_sizes, recipe)
+    if forward_ad._current_level >= 0:
+        check_no_tangent(x, *leaves_of(first.leaves), *leaves_of(second.leaves), *extras)
     name = check_operands(x, first.weight, second.weight, call.activation)
     arrays = Operands(x, first.weight, second.weight, extras.probs, first.bias, second.bias, extras.bias2_scales)
     enabled = torch.is_grad_enabled()
@@ -89,6 +97,23 @@ def apply(
     y = forward(call, arrays).y
     mark_written(out)
     return y
+
+
+def _with_leading_axes(
+    x: Tensor,
+    w1: Weights | QuantizedWeight,
+    w2: Weights | QuantizedWeight,
+    group_sizes: GroupSizes | None,
+    extras: Extras,
+    call: MlpCall,
+) -> Tensor:
+    """`apply` on the rows of an x [..., K]."""
+    axes = LeadingAxes(x)
+    call.out, call.grad_input = axes.buffer("out", call.out), axes.buffer("grad_input", call.grad_input)
+    flat = extras._replace(
+        probs=axes.of_rows("probs", extras.probs), bias2_scales=axes.of_rows("bias2_scales", extras.bias2_scales)
+    )
+    return axes.restored(apply(axes.flat(x), w1, w2, group_sizes, flat, call))
 
 
 def _apply_named(
@@ -147,7 +172,7 @@ def grouped_mlp(
     bias1: Weights | None = None,
     bias2: Weights | None = None,
     bias2_scales: Tensor | None = None,
-    recipe: Recipe | None,
+    recipe: Recipe | str | None,
     seed: int | Tensor | None = None,
     state: tuple[DelayedState, DelayedState] | None = None,
     group_offset: int = 0,
@@ -160,8 +185,9 @@ def grouped_mlp(
 ) -> Tensor:
     """y[r] = w2[g] (probs[r] act(w1[g] x[r] + bias1[g])) + bias2[g] for every row r of group g.
 
-    x             [M, K]            bf16, fp16 or fp32; rows of one group stand together, in group order. Or quantized
-                                    rows, as grouped_linear takes them
+    x             [M, K]            bf16, fp16 or fp32; rows of one group stand together, in group order. Or [..., K],
+                                    whose leading axes y, probs, bias2_scales and buffers then have in M's place. Or
+                                    quantized rows, as grouped_linear takes them
     w1            [G, 2 F, K]       gate half first, for swiglu, geglu (with erf) and geglu_tanh; [G, F, K] for silu,
                                     gelu (with erf), gelu_tanh and relu2. x's dtype; or one tensor per group; or what
                                     `quantize_weight` returned for either
@@ -169,7 +195,7 @@ def grouped_mlp(
     group_sizes   [G]               as grouped_linear's
     probs         [M]               fp32, multiplies the activation of each row
     bias1, bias2  [G, 2 F], [G, N]  optional; bias2_scales [M] multiplies bias2 row by row (often `probs` once more)
-    recipe                          None: HighPrecision
+    recipe                          a Recipe or its name; None: HighPrecision
     seed                            of stochastic rounding; fc1 rounds with it and fc2 with seed XOR 2^63
     state                           of delayed scaling: (fc1's, fc2's)
     interleave                      b: in w1 and bias1 b rows of the gate and b of the up projection take turns (1:
@@ -185,7 +211,7 @@ def grouped_mlp(
     Raises as grouped_linear does. `explain_mlp` tells what is fused.
     """
     call = MlpCall(
-        recipe=_HIGH_PRECISION if recipe is None else recipe,
+        recipe=recipe_of(recipe),
         backend=backend_names(backend),
         group_offset=group_offset,
         seed=seed,
@@ -207,7 +233,7 @@ def explain_mlp(
     group_sizes: GroupSizes | None,
     *,
     activation: str = "swiglu",
-    recipe: Recipe | None,
+    recipe: Recipe | str | None,
     backend: str | Sequence[str] | None = None,
 ) -> MlpPlan:
     """What `grouped_mlp` runs for these operands and their gradients, printable: backends, layouts, what is fused.
@@ -215,10 +241,10 @@ def explain_mlp(
     Nothing is computed; tensors on the meta device are not served. Raises as `grouped_mlp` does.
     """
     first, second = as_one("w1", w1), as_one("w2", w2)
+    x = LeadingAxes(x).flat(x) if has_other_rank(x) else x
     name = check_operands(x, first, second, activation)
     _, at_host = as_sizes(group_sizes, x.shape[0], first.shape[0], x)
     needs = x.requires_grad, first.requires_grad, second.requires_grad
     needed = Needed(*needs, needs[0] or needs[1])
     names = backend_names(backend)
-    chosen = _HIGH_PRECISION if recipe is None else recipe
-    return mlp_plan_for(chosen, name, x, first, second, at_host, needed, names)
+    return mlp_plan_for(recipe_of(recipe), name, x, first, second, at_host, needed, names)

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from octavo import Recipe
-from octavo_registry.contract.cards import GATED, Activation
-from octavo_torch.arrays.checks import brief, check_flag
-from octavo_torch.arrays.interleaving import check_interleave
-from octavo_torch.arrays.per_group import Weights
+from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.sizes import GroupSizes
-from octavo_torch.functions.activations import check_activation
 from octavo_torch.linear.grouped import Rows
-from octavo_torch.linear.quantized_operands import quantize_weight
-from octavo_torch.linear.weights import QuantizedWeight, check_own
 from octavo_torch.mlp import mlp
-from octavo_torch.mlp.call import MlpCall, States
+from octavo_torch.mlp.call import MlpCall
+from octavo_torch.mlp.experts import Experts, QuantizedWeights
 from octavo_torch.mlp.plan import MlpPlan
-from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule
-
-QuantizedWeights = tuple[QuantizedWeight, QuantizedWeight]
+from octavo_torch.scaling.recipe_module import UNSAID, ModuleOptions, Unsaid
 
 
-class GroupedMLP(RecipeModule):
+class GroupedMLP(Experts):
     """y[r] = weight2[g] (probs[r] act(weight1[g] x[r] + bias1[g])) + bias2[g] for every row r of group g.
 
     Parameters are plain tensors: weight1 [G, 2 F, K], gate half first unless `interleave` says otherwise, for swiglu,
@@ -36,16 +28,6 @@ class GroupedMLP(RecipeModule):
     RecipeModule's buffers: amax_history [2, 3, H, G] and encode_scale [2, 3, G], of the first layer and of the second.
     One seed serves both layers, as grouped_mlp's does.
     """
-
-    num_groups: int
-    in_features: int
-    hidden_features: int
-    out_features: int
-    activation: Activation
-    weight1: nn.Parameter
-    weight2: nn.Parameter
-    bias1: nn.Parameter | None
-    bias2: nn.Parameter | None
 
     def __init__(
         self,
@@ -56,25 +38,34 @@ class GroupedMLP(RecipeModule):
         *,
         activation: str = "swiglu",
         bias: bool = False,
-        recipe: Recipe | None = None,
+        recipe: Recipe | str | Unsaid | None = UNSAID,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         backend: str | Sequence[str] | None = None,
         seed: int | None = None,
         main_grad: Literal["accumulate", "overwrite"] | None = None,
-        per_group_parameters: bool = False,
+        per_group_parameters: PerGroup = False,
         delay_wgrad: bool = False,
         interleave: int | None = None,
     ) -> None:
-        """hidden_features: F, what the second layer reads; out_features: N, None for in_features.
+        """Parameters are uniform in +-1 / sqrt(a layer's inputs), as torch.nn.Linear's are.
 
-        seed: base of stochastic rounding's seeds; None draws one from torch's generator.
-        main_grad: "accumulate" or "overwrite" writes the weights' gradients into their `main_grad`, see grouped_linear.
-        per_group_parameters: a parameter a group in the place of one for all.
-        delay_wgrad: backward leaves the weights' gradients to `backward_dw()`.
-        interleave: rows of a block where gate and up projection take turns in weight1 and bias1, see grouped_mlp.
+        num_groups              G, the experts
+        in_features             K
+        hidden_features         F, what the second layer reads
+        out_features            N; None: in_features
+        activation              swiglu, geglu, geglu_tanh (gated), silu, gelu, gelu_tanh or relu2
+        bias                    adds bias1 and bias2
+        recipe                  of all GEMMs of both layers; None: high precision, no quantization
+        device, dtype           of the parameters; None: torch's defaults
+        backend                 a name or a closed list of names; None: the registry's preference
+        seed                    base of stochastic rounding's seeds; None: drawn from torch's generator
+        main_grad               "accumulate" or "overwrite": gradients of weights go to their `main_grad`
+        per_group_parameters    one parameter per group: weight1_0, weight1_1 and so on; {"weight"} or {"bias"}: of
+                                these alone
+        delay_wgrad             backward leaves the weights' gradients to `backward_dw()`
+        interleave              rows of a block where gate and up projection take turns in weight1 and bias1
         """
-        check_flag("bias", bias)
         sides = {
             "num_groups": num_groups,
             "in_features": in_features,
@@ -82,34 +73,8 @@ class GroupedMLP(RecipeModule):
             "out_features": in_features if out_features is None else out_features,
         }
         options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad)
-        super().__init__(sides, options, device, layers=(2,))
-        self.activation = check_activation(activation)
-        inner = hidden_features * (2 if activation in GATED else 1)
-        shapes: dict[str, tuple[int, ...] | None] = {
-            "weight1": (num_groups, inner, in_features),
-            "bias1": (num_groups, inner) if bias else None,
-            "weight2": (num_groups, self.out_features, hidden_features),
-            "bias2": (num_groups, self.out_features) if bias else None,
-        }
-        check_interleave(interleave, self.activation, torch.empty(num_groups, inner, 0, device="meta"))
-        self.interleave = interleave
-        self.add_parameters(shapes, device, dtype)
+        super().__init__(sides, activation, bias, interleave, options, device=device, dtype=dtype)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Each layer's parameters uniform in +-1 / sqrt(its inputs), as torch.nn.Linear's; buffers as at the start."""
-        for number, inputs in (("1", self.in_features), ("2", self.hidden_features)):
-            for name in ("weight", "bias"):
-                self.reset_uniform(name + number, 1 / math.sqrt(inputs))
-        self.reset_buffers()
-
-    @property
-    def weights(self) -> tuple[Weights, Weights]:
-        """Both weights, each of them one tensor or one per group: what `grouped_mlp` takes."""
-        first, second = self.of_all_groups("weight1"), self.of_all_groups("weight2")
-        assert first is not None
-        assert second is not None
-        return first, second
 
     def forward(
         self,
@@ -122,13 +87,12 @@ class GroupedMLP(RecipeModule):
         out: Tensor | None = None,
         grad_input: Tensor | None = None,
     ) -> Tensor:
-        """y [M, N]: see octavo_torch.grouped_mlp. `weights`: what `quantize_weights` returned this step."""
-        first, second = self.weights
-        if weights is not None:
-            if not isinstance(weights, tuple | list) or len(weights) != 2:
-                raise ValueError(f"weights is {brief(weights)}; give what this module's quantize_weights returned")
-            for quantized, own in zip(weights, (first, second), strict=True):
-                check_own("weights", quantized, own)
+        """y [M, N], or [..., N] of x [..., K]: see octavo_torch.grouped_mlp.
+
+        weights   what `quantize_weights` returned this step
+        """
+        w1, w2 = self.own_weights(weights)
+        self.notice_unused()
         call = MlpCall(
             recipe=self.recipe,
             backend=self.backend,
@@ -141,40 +105,10 @@ class GroupedMLP(RecipeModule):
             interleave=self.interleave,
             states=self.states,
             delayed_wgrad=self.delayed_wgrad,
+            probes=self.own_probes,
         )
         extras = mlp.Extras(probs, self.of_all_groups("bias1"), self.of_all_groups("bias2"), bias2_scales)
-        w1, w2 = (first, second) if weights is None else weights
         return mlp.run(x, w1, w2, group_sizes, extras, call)
-
-    @property
-    def states(self) -> States | None:
-        """Delayed scaling's states of both layers; None for other recipes."""
-        if not self._stateful:
-            return None
-        first, second = self.delayed_states
-        return first, second
-
-    def quantize_weights(
-        self, *, out: QuantizedWeights | None = None, unchanged: Tensor | None = None
-    ) -> QuantizedWeights:
-        """Both weights quantized once, for every forward until they change; delayed scaling records their amax.
-
-        out, unchanged   write an earlier result's codes again, unless a flag on the device says that nothing has
-                         changed: see octavo_torch.quantize_weight
-        """
-        seed = self.seed_base if self._stochastic else None
-        states = self.states or (None, None)
-        before = (None, None) if out is None else out
-        first, second = (
-            quantize_weight(
-                weight, self.recipe, seed=seed, state=state, backend=self.backend, interleave=interleave, out=into,
-                unchanged=unchanged,
-            )
-            for weight, state, interleave, into in zip(
-                self.weights, states, (self.interleave, None), before, strict=True
-            )
-        )  # fmt: skip
-        return first, second
 
     def explain(self, x: Tensor, group_sizes: GroupSizes) -> MlpPlan:
         """What a forward and backward with these runs, printable: backends, layouts, what is fused and what is not."""
@@ -182,12 +116,3 @@ class GroupedMLP(RecipeModule):
             x, *self.weights, group_sizes,
             activation=self.activation, recipe=self.recipe, backend=self.backend,
         )  # fmt: skip
-
-    def extra_repr(self) -> str:
-        """Shape, activation, bias and recipe."""
-        return (
-            f"num_groups={self.num_groups}, in_features={self.in_features}, hidden_features={self.hidden_features}, "
-            f"out_features={self.out_features}, activation={self.activation}, bias={'bias1' in self._shapes}, "
-            f"recipe={self.recipe.kind}{self.repr_of_options()}"
-            + ("" if self.interleave is None else f", interleave={self.interleave}")
-        )

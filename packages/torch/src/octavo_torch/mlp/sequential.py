@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from octavo_registry.contract.cards import GATED
@@ -16,8 +17,10 @@ from octavo_torch.linear.module import GroupedLinear
 from octavo_torch.linear.weights import QuantizedWeight, check_own
 from octavo_torch.mlp import mlp
 from octavo_torch.mlp.activation_module import Activation
+from octavo_torch.mlp.bias_scales import BiasScales, scales_by_operation
 from octavo_torch.mlp.call import MlpCall
-from octavo_torch.mlp.module import GroupedMLP, QuantizedWeights
+from octavo_torch.mlp.experts import QuantizedWeights
+from octavo_torch.mlp.module import GroupedMLP
 from octavo_torch.scaling.recipe_module import RecipeModule
 
 Quantized = dict[int, QuantizedWeight | QuantizedWeights]
@@ -55,12 +58,17 @@ class Sequential(nn.Module):
         """The operations in order."""
         return tuple(self._modules.values())  # type: ignore[arg-type]
 
-    def steps(self) -> Iterator[Step]:
-        """What runs as one, in order. Asked at each call: recipes and hooks of the parts may change."""
+    def steps(self, scaled: Collection[int] = ()) -> Iterator[Step]:
+        """What runs as one, in order. Asked at each call: recipes and hooks of the parts may change.
+
+        scaled   numbers of the operations whose bias is scaled
+        """
         operations = self.operations
         index = 0
         while index < len(operations):
             why = _why_not_fused(operations[index : index + 3])
+            if why == "" and index in scaled:
+                why = f"scales multiply the bias of operation {index}, and of two layers in one run only the second's"
             length = 3 if why == "" else 1
             yield Step(index, index + length - 1, why or "")
             index += length
@@ -72,25 +80,34 @@ class Sequential(nn.Module):
         probs: Tensor | None = None,
         *,
         weights: Quantized | None = None,
+        bias_scales: BiasScales | None = None,
+        bias2_scales: Tensor | None = None,
         out: Tensor | None = None,
         grad_input: Tensor | None = None,
     ) -> Tensor:
         """The last operation's result.
 
-        x                 [M, K], quantized already where the first operation takes that
+        x                 [M, K], or [..., K], whose leading axes all else then has in M's place; quantized already
+                          where the first operation takes that
         group_sizes       [G], for every grouped layer
         probs             fp32 [M], multiplies the one activation: an Activation's or a GroupedMLP's
+        bias_scales       [M], multiplies the bias of the one GroupedLinear that has a bias row by row; of several:
+                          {number of the operation: [M]}, where a GroupedMLP's is for its second bias
+        bias2_scales      [M], multiplies the bias behind the activation, of the one GroupedMLP, or GroupedLinear after
+                          an Activation, that has one
         weights           what `quantize_weights` returned this step
         out, grad_input   buffers of the last operation's result and of the first one's dx, of grouped layers alone
 
-        Raises ValueError for probs without just one activation, and as the operations do.
+        Raises ValueError for probs without just one activation, for scales that fit no bias or several, and as the
+        operations do.
         """
         operations = self.operations
         if probs is not None:
             activations = sum(isinstance(operation, Activation | GroupedMLP) for operation in operations)
             if activations != 1:
                 raise ValueError(f"probs was given and there are {activations} activations; give it with one")
-        steps, quantized = tuple(self.steps()), weights or {}
+        scales, quantized = scales_by_operation(operations, bias_scales, bias2_scales), weights or {}
+        steps = tuple(self.steps(scales))
         _check_ends(operations, steps, out, grad_input)
         for step in steps:
             operation = operations[step.first]
@@ -100,11 +117,14 @@ class Sequential(nn.Module):
             }
             if step.last > step.first:
                 codes = quantized.get(step.first), quantized.get(step.last)
-                x = _fused(operations[step.first : step.last + 1], x, group_sizes, probs, codes, buffers)
+                parts = operations[step.first : step.last + 1]
+                x = _fused(parts, x, group_sizes, (probs, scales.get(step.last)), codes, buffers)
             elif isinstance(operation, GroupedMLP):
-                x = operation(x, group_sizes, probs, weights=quantized.get(step.first), **buffers)
+                codes2, scales2 = quantized.get(step.first), scales.get(step.first)
+                x = operation(x, group_sizes, probs, weights=codes2, bias2_scales=scales2, **buffers)
             elif isinstance(operation, GroupedLinear):
-                x = operation(x, group_sizes, weight=quantized.get(step.first), **buffers)
+                codes1, scales1 = quantized.get(step.first), scales.get(step.first)
+                x = operation(x, group_sizes, weight=codes1, bias_scales=scales1, **buffers)
             elif isinstance(operation, Activation):
                 x = operation(x, probs)
             else:
@@ -143,7 +163,7 @@ class Sequential(nn.Module):
                 lines.append(names + (f": not fused, {step.why}" if step.why else ""))
                 continue
             first, activation, second = _triple(operations[step.first : step.last + 1])
-            rows = x.new_empty((x.shape[0], first.in_features)).requires_grad_()
+            rows = x.new_empty((*x.shape[:-1], first.in_features)).requires_grad_()
             plan = mlp.explain_mlp(
                 rows, first.weights, second.weights, group_sizes,
                 activation=activation.activation, recipe=first.recipe, backend=first.backend,
@@ -205,13 +225,18 @@ def _fused(
     operations: Sequence[nn.Module],
     x: Rows,
     group_sizes: GroupSizes | None,
-    probs: Tensor | None,
+    of_rows: tuple[Tensor | None, Tensor | None],
     weights: tuple[object, object],
     buffers: Mapping[str, Tensor | None],
 ) -> Tensor:
+    """Three operations as one `grouped_mlp`; `of_rows` are probs and the scales of the second bias."""
     first, activation, second = _triple(operations)
+    probs, bias2_scales = of_rows
     w1, w2 = (_weight_for(layer, codes) for layer, codes in zip((first, second), weights, strict=True))
     state1, state2 = first.delayed_state, second.delayed_state
+    if first.training and not torch.compiler.is_compiling():
+        first.notice_unused_amax(first.weights)
+        second.notice_unused_amax(second.weights)
     stores = (first.delayed_wgrad, second.delayed_wgrad)
     call = MlpCall(
         recipe=first.recipe,
@@ -225,8 +250,9 @@ def _fused(
         second_seed=second.seed,
         states=None if state1 is None or state2 is None else (state1, state2),
         delayed_wgrad=None if stores == (None, None) else stores,
+        probes=(first.probes[0], second.probes[0]) if first.probes and second.probes else None,
     )
-    extras = mlp.Extras(probs, first.biases, second.biases)
+    extras = mlp.Extras(probs, first.biases, second.biases, bias2_scales)
     return mlp.run(x, w1, w2, group_sizes, extras, call)
 
 

@@ -10,21 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TypedDict
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from octavo_torch.arrays.checks import backend_names, brief, check_count
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.tracing import one_call
+from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.moves import Names, moves_for, route_for
 from octavo_torch.moe.permutation_autograd import Places
 from octavo_torch.moe.permutation_autograd import combine as combine_rows
 from octavo_torch.moe.permutation_autograd import permute as permute_rows
 
 Backend = str | Sequence[str] | None
-
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass(eq=False)
@@ -48,7 +46,7 @@ class Routing:
 
         Differentiable. `backend` as in `permute`. Raises ValueError for weights that do not fit.
         """
-        _check_weights(weights, self)
+        check_weights(weights, self.position)
         return _weights_as_rows(weights, self.order, self.position, self.routed, **_named(backend))
 
 
@@ -85,7 +83,7 @@ def unpermute(rows: Tensor, routing: Routing, weights: Tensor | None = None, *, 
     """
     _check_rows(rows, routing)
     if weights is not None:
-        _check_weights(weights, routing)
+        check_weights(weights, routing.position)
     factors = () if weights is None else (weights,)
     return _unpermuted(rows, routing.order, routing.position, routing.routed, *factors, **_named(backend))
 
@@ -128,15 +126,7 @@ def _weights_as_rows(weights: Tensor, order: Tensor, position: Tensor, routed: T
 def _check_tokens(x: object, expert_index: object, num_groups: object) -> None:
     if not isinstance(x, Tensor) or x.dim() != 2 or x.dtype not in DTYPE_NAMES:
         raise ValueError(f"x is {brief(x)}; give tokens [T, K] in bfloat16, float16 or float32")
-    if not isinstance(expert_index, Tensor) or expert_index.dim() != 2 or expert_index.dtype not in _INTEGERS:
-        raise ValueError(f"expert_index is {brief(expert_index)}; give integers [T, k], the group of each choice")
-    if expert_index.shape[0] != x.shape[0] or not expert_index.shape[1]:
-        raise ValueError(
-            f"expert_index has shape {list(expert_index.shape)} and x {list(x.shape)}; give [{x.shape[0]}, k], "
-            "with at least one choice per token"
-        )
-    if expert_index.device != x.device:
-        raise ValueError(f"expert_index is on {expert_index.device} and x on {x.device}; move it there")
+    check_choices("expert_index", expert_index, x)
     check_count("num_groups", num_groups)
 
 
@@ -148,14 +138,6 @@ def _check_rows(rows: object, routing: object) -> None:
         raise ValueError(f"rows is {brief(rows)}; give [{needed}, N] in bfloat16, float16 or float32")
     if rows.device != routing.order.device:
         raise ValueError(f"rows is on {rows.device} and routing on {routing.order.device}; move it there")
-
-
-def _check_weights(weights: object, routing: Routing) -> None:
-    shape = routing.position.shape
-    if not isinstance(weights, Tensor) or weights.shape != shape or weights.dtype not in DTYPE_NAMES:
-        raise ValueError(f"weights is {brief(weights)}; give {list(shape)} in float32, bfloat16 or float16")
-    if weights.device != routing.order.device:
-        raise ValueError(f"weights is on {weights.device} and routing on {routing.order.device}; move it there")
 
 
 _FIELDS = tuple(field.name for field in fields(Routing))

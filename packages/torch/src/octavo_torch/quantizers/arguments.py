@@ -23,9 +23,7 @@ NEEDS_SEED = (
 )
 
 
-def check_quantize(
-    x: object, spec: QuantizerSpec, group_sizes: object, seed: object, scale: object, group_offset: object
-) -> None:
+def check_quantize(x: object, spec: QuantizerSpec, group_sizes: object, seed: object, scale: object) -> None:
     """The arguments of `quantize` that do not depend on the number of groups."""
     if not isinstance(x, Tensor):
         raise ValueError(f"x is a {type(x).__name__}; give a tensor [M, K] or [G, N, K]")
@@ -45,17 +43,21 @@ def check_quantize(
     check_seed(seed)
     if spec.stochastic and seed is None:
         raise ValueError(NEEDS_SEED)
-    check_group_offset(group_offset)
     if spec.scaling == "delayed" and scale is None:
         raise ValueError("scale is None and delayed scaling takes its scales from history; give [G] encode scales")
     if spec.scaling != "delayed" and scale is not None:
         raise ValueError(f"scale was given and {spec.scaling} scaling makes its own; leave it out")
 
 
-def check_group_offset(group_offset: object) -> None:
-    """ValueError for anything but a 32-bit number."""
-    if not isinstance(group_offset, int) or not 0 <= group_offset < 1 << 32:
-        raise ValueError(f"group_offset is {brief(group_offset)}; give the first group's number, from 0 to 2^32 - 1")
+def check_group_offset(group_offset: object, groups: int) -> None:
+    """ValueError for anything but an integer with which every group's number has 32 bits."""
+    if isinstance(group_offset, bool) or not isinstance(group_offset, int):
+        raise ValueError(f"group_offset is {brief(group_offset)}; give an integer, the first group's number")
+    if not 0 <= group_offset <= (1 << 32) - groups:
+        raise ValueError(
+            f"group_offset is {brief(group_offset)} with {groups} groups, whose numbers are 0 to 2^32 - 1; give a "
+            f"number from 0 to 2^32 - {groups}"
+        )
 
 
 def check_scale(scale: object, groups: int, x: Tensor) -> None:
@@ -123,7 +125,8 @@ def check_norm(norm: object, epsilon: object, x: Tensor, gamma: object, beta: ob
     if gamma is None:
         raise ValueError(f"gamma is None; give the weight of the normalization, [{x.shape[1]}]")
     for name, value in (("gamma", gamma), ("beta", beta)):
-        check_exact(name, value, (x.shape[1],), x.dtype, x)
+        fp32 = isinstance(value, Tensor) and value.dtype is torch.float32
+        check_exact(name, value, (x.shape[1],), torch.float32 if fp32 else x.dtype, x)
     return cast(Norm, norm)
 
 

@@ -61,12 +61,13 @@ def quantize(
     Not differentiable. Rows past the sum are not read. Raises ValueError for arguments that do not fit,
     NoBackendError where no installed backend serves the request.
     """
-    arguments.check_quantize(x, spec, group_sizes, seed, scale, group_offset)
+    arguments.check_quantize(x, spec, group_sizes, seed, scale)
     named = arguments.operand_name(operand) or spec.role
     arguments.check_unchanged(unchanged, out, x)
     layouts = arguments.layout_names(layouts)
     sizes, at_host = sizes_of(x, group_sizes)
     groups = x.shape[0] if sizes is None else sizes.shape[0]
+    arguments.check_group_offset(group_offset, groups)
     arguments.check_scale(scale, groups, x)
     plan = quantizer_plan(spec, x, x.shape[-1], groups, at_host, backend_names(backend), layouts)
     how: dict[str, Any] = {"seed": seed, "operand": named, "group_offset": group_offset, "scale": scale}
@@ -174,6 +175,6 @@ def group_amax(x: Tensor, group_sizes: GroupSizes | None = None) -> Tensor:
     NaN where a group holds one, 0 where it has no rows; rows past the sum are not read. `x` and `group_sizes` as in
     `quantize`.
     """
-    arguments.check_quantize(x, _AMAX_SPEC, group_sizes, None, None, 0)
+    arguments.check_quantize(x, _AMAX_SPEC, group_sizes, None, None)
     amax: Tensor = operators.group_amax_of(x, sizes_of(x, group_sizes)[0])
     return amax

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import octavo_registry as registry
-from octavo import NoBackendError, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
 from octavo_registry.contract import Activated, Activation, FusedRequest, Norm, Plan
+from octavo_registry.dispatch.fusing import UNREAD, fusing
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_registry.dispatch.layer_requests import activation_request, norm_request, quantize_request
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
@@ -17,10 +18,6 @@ from octavo_torch.dispatch.layer import Layer, Names
 from octavo_torch.memo import Memo
 from octavo_torch.quantizers.composed import ComposedActivation, ComposedGradient, ComposedNorm
 from octavo_torch.quantizers.extras import Extras
-
-_UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
-"""What is asked for where nobody reads codes: one pass is worth a byte an element that is thrown away."""
-
 
 Run = Callable[..., tuple[GroupedTensor, Extras]]
 """octavo_registry.contract.fused.ActQuantize, DactQuantize or NormQuantize."""
@@ -63,7 +60,7 @@ def _fused(op: Activated, layer: Layer, operand: Operand, activation: Activation
     codes = quantizer is not None
     if quantizer is None:
         chosen: Plan = layer.plan.fprop
-        request = quantize_request(layer.plan.fprop.request, _UNREAD, operand, (PLAIN, PLAIN))
+        request = quantize_request(layer.plan.fprop.request, UNREAD, operand, (PLAIN, PLAIN))
     else:
         chosen, request = quantizer, quantizer.request
     plan = _fusing(chosen, activation_request(request, op, activation), codes, layer.backend)
@@ -74,16 +71,7 @@ def _fused(op: Activated, layer: Layer, operand: Operand, activation: Activation
 
 def _fusing(chosen: Plan, request: FusedRequest, codes: bool, backend: Names) -> Plan | str:
     """The plan of a fused operation beside the plan of the operation that it is fused with; or why there is none."""
-    try:
-        plan = registry.plan(request, backend=backend)
-    except NoBackendError as error:
-        refusals = (f"{decision.backend}: {decision.reason}" for decision in error.decisions)
-        return "; ".join([f"no backend serves {request.op}", *refusals])
-    verdicts = {decision.backend: decision.verdict for decision in chosen.decisions}
-    if plan.backend != chosen.backend and (not codes or verdicts.get(plan.backend) == "eligible"):
-        # who computes is chosen by preference and priority, not by who fuses
-        return f"{chosen.backend} was chosen for {chosen.request.op} and serves no {request.op}"
-    return plan
+    return fusing(partial(registry.plan, backend=backend), chosen, request, codes=codes)
 
 
 _runs: Memo[Run] = Memo()

@@ -22,6 +22,7 @@ from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.functions.activations import check_activation, features
 from octavo_torch.quantizers import arguments
+from octavo_torch.quantizers.composed import ComposedNorm
 from octavo_torch.quantizers.extras import Extras
 from octavo_torch.quantizers.functional import PLAIN_LAYOUTS, Backend, Layouts, dequantize, sizes_of
 from octavo_torch.quantizers.fused import Run, activation_run, norm_run
@@ -131,8 +132,8 @@ def norm_quantize(
     """RMSNorm or LayerNorm of the rows of x, quantized: (x - mean) * rstd * gamma + beta.
 
     x         [M, C]
-    gamma     [C], x's dtype
-    beta      [C], x's dtype; LayerNorm's alone
+    gamma     [C], x's dtype; or float32, which is multiplied as it is: then no backend fuses norm and quantizer
+    beta      [C], likewise; LayerNorm's alone
     norm      "rms", which subtracts no mean, or "layer"
     epsilon   added to the mean square before the root
     wanted    as in `act_quantize`; "rstd", and "mean" of LayerNorm, are always returned
@@ -143,7 +144,8 @@ def norm_quantize(
     name = arguments.check_norm(norm, epsilon, x, gamma, beta)
     how: _How = {"seed": seed, "operand": operand, "group_offset": group_offset, "scale": scale}
     plan, sizes = _planned(x, spec, group_sizes, x.shape[1], layouts, backend, how)
-    run = norm_run(plan, name, backend_names(backend))
+    exact = any(value is not None and value.dtype is not x.dtype for value in (gamma, beta))
+    run = ComposedNorm(plan, name) if exact else norm_run(plan, name, backend_names(backend))
     statistics = ("mean", "rstd") if name == "layer" else ("rstd",)
     names = (*_names(wanted, spec, ("activated",), statistics), *statistics)
     return _called(run, (x, gamma, beta, sizes), names, {**how, "epsilon": float(epsilon)})
@@ -159,12 +161,13 @@ def _planned(
     how: _How,
 ) -> tuple[QuantizePlan, Tensor]:
     """The plan of the quantizer alone, and the sizes; ValueError where the arguments of `quantize` do not fit."""
-    arguments.check_quantize(x, spec, group_sizes, how["seed"], how["scale"], how["group_offset"])
+    arguments.check_quantize(x, spec, group_sizes, how["seed"], how["scale"])
     how["operand"] = arguments.operand_name(how["operand"]) or spec.role
     layouts = arguments.layout_names(layouts)
     sizes, at_host = sizes_of(x, group_sizes)
     assert sizes is not None  # x holds rows
     groups = sizes.shape[0]
+    arguments.check_group_offset(how["group_offset"], groups)
     arguments.check_scale(how["scale"], groups, x)
     return quantizer_plan(spec, x, columns, groups, at_host, backend_names(backend), layouts), sizes
 

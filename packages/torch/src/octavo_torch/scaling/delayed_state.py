@@ -20,6 +20,8 @@ from octavo.quantizer import Operand
 from octavo_torch.arithmetic.casts import FLT_MAX
 from octavo_torch.arithmetic.scales import divide
 from octavo_torch.arrays.checks import brief, check_count, check_device
+from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.scaling.fused_update import fused_update
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
@@ -74,10 +76,14 @@ class DelayedState:
         self.recipe, self.history, self.scale = recipe, history, scale
 
     @classmethod
-    def create(cls, recipe: DelayedScaling, num_groups: int, device: torch.device | str | None = None) -> DelayedState:
+    def create(
+        cls, recipe: DelayedScaling | str, num_groups: int, device: torch.device | str | None = None
+    ) -> DelayedState:
         """The state before the first step: history 0, scale 1. Raises ValueError for arguments that do not fit."""
-        if not isinstance(recipe, DelayedScaling):
+        named = recipe_of(recipe) if isinstance(recipe, str) else recipe
+        if not isinstance(named, DelayedScaling):
             raise ValueError(f"recipe is {brief(recipe)}; give DelayedScaling, the recipe that has a state")
+        recipe = named
         check_count("num_groups", num_groups)
         check_device(device)
         history = torch.zeros(3, recipe.history, num_groups, dtype=torch.float32, device=device)
@@ -115,6 +121,8 @@ class DelayedState:
             maxima = [math.ldexp(self._maximum(operand), -recipe.margin) for operand in OPERANDS]
             most_recent = recipe.algorithm == "most_recent"
             update_all(self.history, self.scale, maxima, most_recent=most_recent, reduced=reduced)
+            if is_plain(self.scale):  # a kernel writes through addresses, unseen by torch
+                torch.autograd.graph.increment_version((self.history, self.scale))
             return
         for index, operand in enumerate(OPERANDS):
             history, scale = update_delayed(

@@ -2,43 +2,61 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from enum import Enum
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
-from octavo import HighPrecision, Recipe
-from octavo_torch.arrays.checks import backend_names, check_count, check_flag, check_module, check_recipe
-from octavo_torch.arrays.group_parameters import GroupParameters
+from octavo import Recipe
+from octavo_torch.arrays.checks import backend_names, brief, check_count, check_flag, check_module
+from octavo_torch.arrays.group_parameters import GroupParameters, PerGroup, kinds_per_group
+from octavo_torch.arrays.per_group import Weights
 from octavo_torch.compiler.tracing import register_constants
+from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.scaling.delayed_state import DelayedState
-from octavo_torch.scaling.seeds import SeedCounter
+from octavo_torch.scaling.probe import Probe
+from octavo_torch.scaling.saved_state import explain_keys
+from octavo_torch.scaling.seeds import SeedCounter, check_base_seed
+from octavo_torch.scaling.unused_amax import UnusedAmax
 from octavo_torch.wgrad.main_grad import MainGrad, check_mode
 from octavo_torch.wgrad.postponed import DelayedWgrad
+
+
+class Unsaid(Enum):
+    """The default of an argument that is better given."""
+
+    UNSAID = "not given"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+UNSAID = Unsaid.UNSAID
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleOptions:
     """The arguments that all modules with a recipe share; GroupedLinear describes them."""
 
-    recipe: Recipe | None
+    recipe: Recipe | str | Unsaid | None
     backend: str | Sequence[str] | None
     seed: int | None
     main_grad: MainGrad | None
-    per_group_parameters: bool
+    per_group_parameters: PerGroup
     delay_wgrad: bool
 
     def check(self) -> None:
         """Raises ValueError for options of a wrong kind; `backend_names` checks `backend`."""
-        if self.recipe is not None:
-            check_recipe(self.recipe)
+        check_base_seed(self.seed)
         if self.main_grad is not None:
             check_mode(self.main_grad)
-        check_flag("per_group_parameters", self.per_group_parameters)
+        kinds_per_group(self.per_group_parameters)
         check_flag("delay_wgrad", self.delay_wgrad)
 
 
@@ -60,6 +78,10 @@ class RecipeModule(GroupParameters):
     encode_scale: Tensor
     main_grad: MainGrad | None = None
     delayed_wgrad: DelayedWgrad | None = None
+    _depth = 3  # calls from a warning of __init__ up to the user's line
+    probes: tuple[Probe, ...] = ()
+    """Of each layer, while an observer counts; empty else."""
+    _unused_amax: UnusedAmax | None = None
 
     def __init__(
         self,
@@ -77,11 +99,17 @@ class RecipeModule(GroupParameters):
             check_count(name, value)
             setattr(self, name, value)
         options.check()
-        self.per_group_parameters = options.per_group_parameters
+        self.per_group_parameters = kinds_per_group(options.per_group_parameters)
         self.delayed_wgrad = DelayedWgrad() if options.delay_wgrad else None
         register_constants()
         self.main_grad = options.main_grad
-        self.recipe = HighPrecision() if options.recipe is None else options.recipe
+        if options.recipe is UNSAID:
+            warnings.warn(
+                f"{type(self).__name__} was created without a recipe and computes in high precision; give one, such as "
+                "recipe='mxfp8', or recipe=None to say that it is meant so",
+                stacklevel=self._depth,
+            )
+        self.recipe = recipe_of(None if isinstance(options.recipe, Unsaid) else options.recipe)
         # a recipe's properties are Python calls, too slow for every forward
         self._stochastic, self._stateful = self.recipe.stochastic, self.recipe.stateful
         self.backend = backend_names(options.backend)
@@ -93,6 +121,7 @@ class RecipeModule(GroupParameters):
             state = DelayedState.create(self.recipe, sides["num_groups"], device)  # type: ignore[arg-type]
             for name, buffer in (("amax_history", state.history), ("encode_scale", state.scale)):
                 self.register_buffer(name, buffer.expand(*layers, *buffer.shape).clone())
+            self._unused_amax = UnusedAmax()
 
     def reset_buffers(self) -> None:
         """Set the buffers to their values before the first step."""
@@ -123,11 +152,9 @@ class RecipeModule(GroupParameters):
 
     def repr_of_options(self) -> str:
         """The part of `extra_repr` for rarely used options: only those that are on."""
-        options = {
-            "per_group_parameters": self.per_group_parameters,
-            "delay_wgrad": self.delayed_wgrad is not None,
-        }
-        return "".join(f", {name}=True" for name, is_on in options.items() if is_on)
+        kinds = sorted(self.per_group_parameters)
+        parted = f", per_group_parameters={True if len(kinds) == 2 else set(kinds)}" if kinds else ""
+        return parted + (", delay_wgrad=True" if self.delayed_wgrad is not None else "")
 
     def backward_dw(self, count: int | None = None) -> None:
         """Compute the weight gradients that the oldest `count` backward passes postponed (None: all); see DelayedWgrad.
@@ -153,6 +180,23 @@ class RecipeModule(GroupParameters):
         """
         for state in self.delayed_states:
             state.update(process_group)
+
+    def notice_unused_amax(self, weight: Weights) -> None:
+        """For a forward that records: warns where step after step records and no scale is ever computed."""
+        if self._unused_amax is not None:
+            self._unused_amax.recorded(self, weight if isinstance(weight, Tensor) else weight[0])
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "recipe" and "recipe" in self.__dict__ and value != self.recipe:
+            raise AttributeError(
+                f"recipe is {self.recipe.kind} and cannot be set to {brief(value)}: the module's buffers belong to it; "
+                "octavo_torch.convert(module, recipe) gives the module another one"
+            )
+        super().__setattr__(name, value)  # type: ignore[arg-type]  # torch's stub knows of no plain attributes
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        explain_keys(self._buffers, self.recipe, state_dict, prefix, *rest[2:4])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         scales = {name: self._buffers[name] for name in ("amax_history", "encode_scale") if name in self._buffers}

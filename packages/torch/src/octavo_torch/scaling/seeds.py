@@ -64,6 +64,12 @@ def check_seed(seed: object) -> None:
     raise ValueError(f"seed is {brief(seed)}; give an integer (taken modulo 2^64) or a scalar integer tensor")
 
 
+def check_base_seed(seed: object) -> None:
+    """Raises ValueError unless `seed`, a module's, is None or an integer."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise ValueError(f"seed is {brief(seed)}; give an integer (taken modulo 2^64), or None to draw one")
+
+
 def seed_tensor(seed: Tensor | int | None, device: torch.device) -> Tensor | None:
     """A seed as a 0-dimensional int64 tensor on `device`, its bits those of the seed modulo 2^64."""
     if seed is None:

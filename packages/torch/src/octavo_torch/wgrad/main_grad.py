@@ -15,6 +15,7 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.per_group import stacked_view
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.arrays.strides import row_strides
+from octavo_torch.arrays.zero_gradient import zeros_for
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Matrix, WgradFunction
 
@@ -38,7 +39,7 @@ def check_main_grad(leaves: Sequence[Tensor]) -> None:
     """Check in forward what can be checked of the weight's buffers: `get_main_grad` is called in backward only."""
     for name, leaf in _named(leaves):
         if getattr(leaf, "get_main_grad", None) is None:
-            _check_buffer(f"{name}.main_grad", getattr(leaf, "main_grad", None), leaf)
+            _checked_buffer(f"{name}.main_grad", getattr(leaf, "main_grad", None), leaf)
 
 
 def write_main_grad(
@@ -47,14 +48,15 @@ def write_main_grad(
     """Run `wgrad` into the buffers of the weight [G, N, K], or of one tensor [N, K] per group.
 
     The buffers of several tensors are written in place where they are evenly spaced in one block of memory, else from a
-    copy of them all. Returns zeros that stand for the gradient: the memory of one element, expanded.
+    copy of them all. Returns the zeros that stand for the gradient, see ZeroGradient.
     """
     if torch.compiler.is_compiling():
         raise ValueError(
             "main_grad was given and this backward is being traced, where the buffer's writes would be lost; "
             "run backward without compiled autograd, or leave main_grad out"
         )
-    buffers = [_buffer_of(name, leaf) for name, leaf in _named(leaves)]
+    found = [_buffer_of(name, leaf) for name, leaf in _named(leaves)]
+    buffers = [buffer for buffer, _ in found]
     accumulate = mode == "accumulate" and not _overwrites(leaves)
     whole: Tensor | None = buffers[0]
     if leaves[0].dim() == 2:
@@ -66,10 +68,11 @@ def write_main_grad(
         stacked = torch.stack(buffers)
         wgrad(x, dy, sizes, out=stacked, accumulate=accumulate)
         torch._foreach_copy_(buffers, stacked.unbind(0))
-    for leaf in leaves:
+    for leaf, (_, given) in zip(leaves, found, strict=True):
+        # Megatron-FSDP makes the buffer for this backward in get_main_grad, and looks for it here afterwards
+        leaf.main_grad = given  # type: ignore[attr-defined]
         leaf.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-    shape = leaves[0].shape if leaves[0].dim() == 3 else (len(leaves), *leaves[0].shape)
-    return leaves[0].new_zeros(()).expand(shape)
+    return zeros_for(leaves)
 
 
 def _named(leaves: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -89,15 +92,14 @@ def _overwrites(leaves: Sequence[Tensor]) -> bool:
     return flags.pop()
 
 
-def _buffer_of(name: str, leaf: Tensor) -> Tensor:
+def _buffer_of(name: str, leaf: Tensor) -> tuple[Tensor, object]:
+    """The buffer in the weight's shape, and as it was given."""
     get = getattr(leaf, "get_main_grad", None)
     if get is None:
-        name, buffer = f"{name}.main_grad", getattr(leaf, "main_grad", None)
+        name, given = f"{name}.main_grad", getattr(leaf, "main_grad", None)
     else:
-        name, buffer = f"{name}.get_main_grad()", get()
-    _check_buffer(name, buffer, leaf)
-    assert isinstance(buffer, Tensor)
-    return buffer
+        name, given = f"{name}.get_main_grad()", get()
+    return _checked_buffer(name, given, leaf), given
 
 
 def _check_apart(buffers: Sequence[Tensor]) -> None:
@@ -115,7 +117,8 @@ def _check_apart(buffers: Sequence[Tensor]) -> None:
             )
 
 
-def _check_buffer(name: str, buffer: object, weight: Tensor) -> None:
+def _checked_buffer(name: str, buffer: object, weight: Tensor) -> Tensor:
+    """`buffer` in the weight's shape: itself, or a view of a flat one or of one that has rows of all groups."""
     shape, device = tuple(weight.shape), weight.device
     if buffer is None:
         raise ValueError(
@@ -127,20 +130,27 @@ def _check_buffer(name: str, buffer: object, weight: Tensor) -> None:
         raise ValueError(
             f"{name} is a {kind}; give a plain strided tensor {list(shape)}; for a wrapper subclass, its local tensor"
         )
-    if tuple(buffer.shape) != shape or buffer.dtype not in DTYPE_NAMES or buffer.device != device:
+    given = tuple(buffer.shape)
+    forms = [shape, (weight.numel(),), *([(shape[0] * shape[1], shape[2])] if len(shape) == 3 else [])]
+    if given not in forms or buffer.dtype not in DTYPE_NAMES or buffer.device != device:
+        views = " or ".join(str(list(form)) for form in forms[1:])
         raise ValueError(
-            f"{name} is {name_of(buffer.dtype)} {list(buffer.shape)} on {buffer.device}; "
-            f"give float32, bfloat16 or float16 {list(shape)} on {device}"
+            f"{name} is {name_of(buffer.dtype)} {list(given)} on {buffer.device}; "
+            f"give float32, bfloat16 or float16 {list(shape)} on {device}, or its memory as {views}"
         )
     if buffer.requires_grad:
         raise ValueError(f"{name} requires a gradient; give a plain buffer that backward may write")
+    strides = list(buffer.stride())
+    # elements at one distance other than 1 have a view of any shape, too, which is refused below
+    buffer = buffer if given == shape else buffer.view(shape)
     if row_strides(buffer) is None:
         raise ValueError(
-            f"{name} has shape {list(shape)} and strides {list(buffer.stride())}, which cannot be written in place; "
+            f"{name} has shape {list(given)} and strides {strides}, which cannot be written in place; "
             "give a buffer whose last stride is 1 and whose rows and groups follow one another without overlap"
         )
     if buffer.is_cuda and buffer.dim() == 3:
         check_alignment(name, buffer)
+    return buffer
 
 
 def check_alignment(name: str, buffer: Tensor) -> None:

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from octavo_torch.arrays.per_group import Weights, leaves_of
 from octavo_torch.arrays.sizes import Sizes
+from octavo_torch.arrays.zero_gradient import parts_of
 from octavo_torch.dispatch.layer import Matrix, WgradFunction
 from octavo_torch.wgrad.main_grad import MainGrad, check_main_grad, check_mode, write_main_grad
 from octavo_torch.wgrad.postponed import DelayedWgrad
@@ -61,7 +62,7 @@ class WgradTarget:
         with torch.enable_grad():
             # through a view, whose own gradient autograd may keep without a copy
             ends = [leaf.view_as(leaf) for leaf in self.leaves]
-        grads = (grad,) if ends[0].dim() == 3 else grad.unbind(0)
+        grads = (grad,) if ends[0].dim() == 3 else parts_of(grad)
         torch.autograd.backward(ends, grads)
         return tuple(leaf.grad for leaf in self.leaves if leaf.grad is not None)
 

@@ -95,8 +95,8 @@ def explain_gather(module: nn.Module) -> str:
             if state is not None:
                 how = "not gathered yet" if state.route is None else str(state.route)
             lines.append(f"{prefix}{'.' * bool(prefix)}{name}: {how}")
-        if isinstance(owner, RecipeModule) and owner.per_group_parameters:
-            weights = [name for name in owner._shapes if name.startswith("weight")]
+        if isinstance(owner, RecipeModule):
+            weights = [name for name in owner._shapes if name.startswith("weight") and owner.is_per_group(name)]
             how = "gathered unquantized: it has one parameter per group"
             lines += [f"{prefix}{'.' * bool(prefix)}{name}: {how}" for name in weights]
     return "\n".join(lines)

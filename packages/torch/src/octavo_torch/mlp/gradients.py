@@ -1,0 +1,214 @@
+"""The gradients of a grouped MLP, wherever the operands that they read come from.
+
+dy quantized -> fc2's wgrad and dgrad -> activation's gradient + bias gradient + quantize -> fc1's dgrad and wgrad
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+from octavo_torch.arithmetic import operators
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.interleaving import from_halves, to_halves
+from octavo_torch.arrays.sizes import Sizes
+from octavo_torch.dispatch.layer import Matrix
+from octavo_torch.functions.activations import activate_gradient, probs_gradient
+from octavo_torch.linear.autograd import bounded_sizes, check_grad_input, quantize_operand, weight_gradient
+from octavo_torch.linear.call import Call
+from octavo_torch.mlp.call import MlpCall
+from octavo_torch.mlp.forward import DrawnSeed, run_fused
+from octavo_torch.scaling.seeds import SeedCounter
+from octavo_torch.wgrad.function import interleaved_wgrad
+
+
+class Needs(NamedTuple):
+    """Which gradients a backward computes; `later`: those of weights that are postponed."""
+
+    x: bool
+    w1: bool
+    w2: bool
+    probs: bool
+    bias1: bool
+    bias2: bool
+    bias2_scales: bool
+    later: bool
+
+
+class BackwardOperands(Protocol):
+    """What backward reads. Methods are called once at most, and just before the result is read.
+
+    dy       the gradient of y's rows, which the caller gives up
+    h        fc1's result
+    x        the rows of x as fc1's wgrad reads them
+    a        the activation as fc2's wgrad reads it, of h
+    w1, w2   the weights as dgrad reads them
+
+    of_x        x's gradient, of that of its rows
+    done_with   nothing will read the operand of that name again: its memory may go
+    """
+
+    @property
+    def sizes(self) -> Sizes: ...
+
+    @property
+    def probs(self) -> Tensor | None: ...
+
+    @property
+    def bias2(self) -> Tensor | None: ...
+
+    @property
+    def bias2_scales(self) -> Tensor | None: ...
+
+    def dy(self) -> Tensor: ...
+
+    def h(self) -> Tensor: ...
+
+    def x(self) -> Matrix: ...
+
+    def a(self, h: Tensor, seed: DrawnSeed, /) -> Matrix: ...
+
+    def w1(self) -> Matrix: ...
+
+    def w2(self) -> Matrix: ...
+
+    def of_x(self, dx: Tensor, /) -> Tensor: ...
+
+    def done_with(self, name: Literal["h", "x", "a", "w1", "w2"], /) -> None: ...
+
+
+class Gradients(NamedTuple):
+    """The gradients of the operands of these names; None for those that are not needed."""
+
+    x: Tensor | None = None
+    w1: Tensor | None = None
+    w2: Tensor | None = None
+    probs: Tensor | None = None
+    bias1: Tensor | None = None
+    bias2: Tensor | None = None
+    bias2_scales: Tensor | None = None
+
+
+def check_whole(freed: bool) -> None:
+    """RuntimeError where an earlier backward, which an error broke off, has given back what this one would read."""
+    if freed:
+        raise RuntimeError(
+            "this backward of a grouped MLP was broken off by an error, and codes that it had read are gone; call "
+            "forward again, or backward with retain_graph=True"
+        )
+
+
+def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradients:
+    """The gradients that are needed."""
+    plan = call.plan
+    fc1, fc2 = plan.fc1, plan.fc2
+    sizes, probs, dy = operands.sizes, operands.probs, operands.dy()
+    need_x, need_w1, need_w2, need_p, need_b1, need_b2, need_s2, need_later = needs
+    need_w1, need_w2 = (
+        need or (need_later and layer.target is not None and layer.target.store is not None)
+        for need, layer in ((need_w1, call.fc1), (need_w2, call.fc2))
+    )
+    if need_x and call.grad_input is not None:
+        check_grad_input(call.grad_input, dy)
+    dx = dw1 = dw2 = dp = db1 = db2 = ds2 = None
+    seed1 = seed2 = None
+    before_activation = need_x or need_w1 or need_p or need_b1
+    rounds = need_w2 or before_activation
+    if rounds and (fc1.needs_seed or fc2.needs_seed):
+        seed1, seed2 = call.draw(SeedCounter.take)
+    if dy.dtype is not fc2.row_dtype:
+        dy = dy.to(fc2.row_dtype)
+    if need_b2 or need_s2:
+        sums = operators.bias_grads(dy, bounded_sizes(sizes, dy), operands.bias2, operands.bias2_scales)
+        db2 = sums[0] if need_b2 else None
+        ds2 = sums[1] if need_s2 else None
+    if not rounds:
+        return Gradients(dx, dw1, dw2, dp, db1, db2, ds2)
+    # what is read no more is given up before the next array is made: the peak of a step is here
+    codes: Matrix = dy
+    if call.fc2.probe is not None:
+        call.fc2.probe.record("dy", dy, sizes, call.fc2.state)
+    if fc2.quantize_dy is not None:
+        codes = quantize_operand(call.fc2, fc2.quantize_dy, "dy", dy, seed2)
+        if (fc2.quantized_dgrad or not before_activation) and (fc2.quantized_wgrad or not need_w2):
+            del dy
+    h = operands.h()
+    if need_w2:
+        assert fc2.wgrad is not None  # a layer whose dw is needed
+        rows = codes if fc2.quantized_wgrad else dy
+        dw2 = weight_gradient(call.fc2, fc2.wgrad, operands.a(h, seed2), rows, sizes, call)
+        del rows
+        if not _is_postponed(call.fc2):
+            operands.done_with("a")
+    if before_activation:
+        assert fc2.dgrad is not None  # a layer whose dx is needed
+        da = fc2.dgrad(codes if fc2.quantized_dgrad else dy, operands.w2(), sizes)
+        operands.done_with("w2")
+        if da.dtype is not h.dtype:
+            da = da.to(h.dtype)
+        dy = codes = da
+        if not (need_x or need_w1 or need_b1):
+            dp = probs_gradient(da, h, plan.activation)
+        else:
+            grads = _gradient_of_h(call, da, h, probs, seed1, need_b1, need_p)
+            db1, dp = grads.bias, grads.probs
+            del dy, codes, da, h
+            operands.done_with("h")
+            if need_x:
+                assert fc1.dgrad is not None  # a layer whose dx is needed
+                w1 = operands.w1()
+                if call.block and isinstance(w1, Tensor):
+                    w1 = to_halves(w1, call.block)
+                dh = grads.codes if fc1.quantized_dgrad else grads.h
+                assert dh is not None  # a GEMM reads it
+                dx = operands.of_x(fc1.dgrad(dh, w1, sizes, out=call.grad_input))
+                del w1, dh
+                operands.done_with("w1")
+            if need_w1:
+                assert fc1.wgrad is not None  # a layer whose dw is needed
+                wgrad = interleaved_wgrad(fc1.wgrad, call.block) if call.block else fc1.wgrad
+                dh = grads.codes if fc1.quantized_wgrad else grads.h
+                assert dh is not None  # a GEMM reads it
+                dw1 = weight_gradient(call.fc1, wgrad, operands.x(), dh, sizes, call)
+                if not _is_postponed(call.fc1):
+                    operands.done_with("x")
+            if db1 is not None and call.block:
+                db1 = from_halves(db1, call.block)
+    return Gradients(dx, dw1, dw2, dp, db1, db2, ds2)
+
+
+def _is_postponed(call: Call) -> bool:
+    """True where a DelayedWgrad reads the operands of the weight's gradient after backward."""
+    return call.target is not None and call.target.store is not None
+
+
+class _BeforeActivation(NamedTuple):
+    """The gradient of fc1's result as fc1's GEMMs read it, plain or quantized; those of its bias and of probs."""
+
+    h: Tensor | None
+    codes: GroupedTensor | None
+    bias: Tensor | None
+    probs: Tensor | None
+
+
+def _gradient_of_h(
+    call: MlpCall, da: Tensor, h: Tensor, probs: Tensor | None, seed: DrawnSeed, need_bias: bool, need_probs: bool
+) -> _BeforeActivation:
+    plan, quantize = call.plan, call.plan.fc1.quantize_dy
+    if call.fc1.probe is not None:
+        # a fused quantizer does not write these values
+        dh = activate_gradient(da, h, probs, plan.activation)
+        call.fc1.probe.record("dy", dh, call.sizes, call.fc1.state)
+    if plan.dact.run is not None:
+        names = (("dbias", need_bias), ("dprobs", need_probs))
+        extras = tuple([name for name, needed in names if needed])
+        codes, computed = run_fused(call.fc1, plan.dact, "dy", (da, h), probs, seed, extras=extras)
+        dp = computed.dprobs
+        if need_probs and dp is None:
+            dp = probs_gradient(da, h, plan.activation)
+        return _BeforeActivation(computed.activated, codes, computed.dbias, dp)
+    dh = activate_gradient(da, h, probs, plan.activation)
+    codes = None if quantize is None else quantize_operand(call.fc1, quantize, "dy", dh, seed)
+    db = operators.bias_grads(dh, bounded_sizes(call.sizes, dh), None, None)[0] if need_bias else None
+    return _BeforeActivation(dh, codes, db, probs_gradient(da, h, plan.activation) if need_probs else None)

@@ -1,0 +1,33 @@
+"""Checks of choices and of their weights: what was given, what is needed, what to do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo_torch.arrays.checks import brief
+from octavo_torch.arrays.dtypes import DTYPE_NAMES
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def check_choices(name: str, choices: object, x: Tensor) -> None:
+    """`choices`, called `name`, are integers [T, k], at least one for each of the tokens x [T, K], on their device."""
+    if not isinstance(choices, Tensor) or choices.dim() != 2 or choices.dtype not in _INTEGERS:
+        raise ValueError(f"{name} is {brief(choices)}; give integers [T, k], the group of each choice")
+    if choices.shape[0] != x.shape[0] or not choices.shape[1]:
+        raise ValueError(
+            f"{name} has shape {list(choices.shape)} and x {list(x.shape)}; give [{x.shape[0]}, k], "
+            "with at least one choice per token"
+        )
+    if choices.device != x.device:
+        raise ValueError(f"{name} is on {choices.device} and x on {x.device}; move it there")
+
+
+def check_weights(weights: object, choices: Tensor) -> None:
+    """`weights` has a number for each of the choices [T, k], on their device."""
+    shape = choices.shape
+    if not isinstance(weights, Tensor) or weights.shape != shape or weights.dtype not in DTYPE_NAMES:
+        raise ValueError(f"weights is {brief(weights)}; give {list(shape)} in float32, bfloat16 or float16")
+    if weights.device != choices.device:
+        raise ValueError(f"weights is on {weights.device} and the choices on {choices.device}; move it there")

@@ -1,0 +1,331 @@
+"""A MoE layer as one node of autograd, from tokens to combined tokens.
+
+Forward:   x by row -> fc1 -> h -> activation x weights -> fc2 -> rows summed by token
+Backward:  dy by row -> fc2's gradients -> activation's gradient -> fc1's gradients -> dx summed by token
+
+What is kept in between is the call's form: everything, or x by token and h, or h as codes, or x alone. Whatever else
+backward reads is made again, by the functions that made it: routing, x by row and its column codes, the activation's
+column codes, and on demand the weights' column codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.interleaving import to_halves
+from octavo_torch.arrays.sizes import Sizes, group_sizes_of
+from octavo_torch.compiler.operators import Operators
+from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
+from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.dispatch.layer import Matrix
+from octavo_torch.linear.autograd import (
+    COLUMN_PLANES,
+    ROW_PLANES,
+    Context,
+    Saved,
+    cast_gradients,
+    dtypes_of,
+    free_saved,
+    may_free,
+    needed_gradients,
+    quantize_operand,
+)
+from octavo_torch.linear.contexts import run_backward
+from octavo_torch.mlp.call import MlpCall
+from octavo_torch.mlp.forward import DrawnSeed, activation_again, activation_of, first_layer
+from octavo_torch.mlp.gradients import Needs, check_whole, gradients
+from octavo_torch.moe.call import MoeCall, MoeOperands
+from octavo_torch.moe.forms import RowCodes, RowReader
+from octavo_torch.moe.forward import MoeForward, forward, weights_as_rows
+from octavo_torch.moe.permutation_autograd import Places
+
+_operators = Operators("octavo_torch")
+_after = _operators.define(
+    "after(Tensor value, Tensor earlier) -> Tensor",
+    lambda value, earlier: value.clone(),
+    lambda value, earlier: torch.empty_like(value),
+)
+"""`value` again, which a compiler cannot have before `earlier`."""
+
+
+class Shelf:
+    """Tensors that autograd keeps from forward to backward, by name."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor | None] = []
+        self.places: dict[str, Saved] = {}
+
+    def put(self, name: str, value: Matrix | None, own: bool = False, planes: tuple[str, ...] = COLUMN_PLANES) -> None:
+        """Keeps `value`, of a quantized one these planes; nothing where there is no value. `own`: see Saved."""
+        if isinstance(value, GroupedTensor):
+            value = replace(value, group_sizes=None)  # the call's own, which are kept once or made again
+        if value is not None:
+            self.places[name] = Saved(value, self.tensors, own, planes)
+
+
+class MoeContext(Context, Protocol):
+    """autograd's ctx of a MoE layer.
+
+    shelf    what is kept where, by name
+    seeds    with which forward rounded, where they are integers
+    reader   reads h's codes, where they are kept
+    freed    a backward has given back what it has read
+    dtypes   of the operands; x's is also that of the rows
+    """
+
+    call: MoeCall
+    shelf: dict[str, Saved]
+    seeds: list[DrawnSeed]
+    reader: RowReader | None
+    freed: bool
+
+
+class MoeFunction(FirstOrderFunction):
+    """moe_mlp with gradients of x, experts' weights, choices' weights and biases, each only where it is asked for."""
+
+    @staticmethod
+    def forward(
+        ctx: MoeContext,
+        call: MoeCall,
+        choices: Tensor,
+        x: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        weights: Tensor,
+        bias1: Tensor | None,
+        bias2: Tensor | None,
+        anchor: Tensor | None,
+    ) -> Tensor:
+        """y [T, N]; `anchor` is a DelayedWgrad's."""
+        operands = MoeOperands(x, w1, w2, weights, bias1, bias2)
+        result = forward(call, choices, operands)
+        shelf = _kept(call, choices, operands, result)
+        call.release()
+        ctx.save_for_backward(*shelf.tensors)
+        ctx.shelf, ctx.call, ctx.freed = shelf.places, call, False
+        ctx.seeds = [None if isinstance(seed, Tensor) else seed for seed in result.seeds]
+        ctx.reader = result.h.reader if isinstance(result.h, RowCodes) else None
+        ctx.dtypes = dtypes_of(*operands, anchor)
+        return result.y
+
+    @staticmethod
+    def backward(ctx: MoeContext, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients in the order of forward's arguments."""
+        check_no_graph(dy)
+        with torch.no_grad():
+            return (None, None, *run_backward(_backward, ctx, dy))
+
+
+def _kept(call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForward) -> Shelf:
+    """What backward reads, of all gradients that may be asked for."""
+    fc1, fc2, shelf = call.plan.fc1, call.plan.fc2, Shelf()
+    call.forget_sizes()
+    reads_h = fc2.need_dx or fc2.need_dw
+    if call.form == "keep_all":
+        for name, value in (*result.places._asdict().items(), ("sizes", result.sizes)):
+            shelf.put(name, value)
+        if fc1.need_dw:
+            shelf.put("x", result.x, own=True)
+        if fc2.need_dw and fc2.quantized_wgrad:
+            shelf.put("a", result.a, own=True)
+    else:
+        shelf.put("choices", choices)
+        if fc1.need_dw or (reads_h and call.form == "recompute"):
+            shelf.put("x", operands.x)
+    if reads_h or operands.bias2 is not None:
+        shelf.put("weights", operands.weights)
+        shelf.put("bias2", operands.bias2)
+    h = result.h if reads_h else None
+    if isinstance(h, RowCodes):
+        shelf.put("h", h.codes)
+        shelf.put("h_scales", h.scales)
+    else:
+        shelf.put("h", h)
+    if reads_h and call.form == "recompute":
+        shelf.put("bias1", operands.bias1)
+    _keep_weight("w1", call, operands.w1, result.w1, shelf)
+    _keep_weight("w2", call, operands.w2, result.w2, shelf)
+    if call.form == "keep_all" and call.weight_codes == "keep":
+        return shelf
+    for number, layer_call in enumerate((call.fc1, call.fc2)):
+        # a caller's own seed may be counted on before backward, and so may the scales
+        seed = result.seeds[number]
+        shelf.put(f"seed{number}", seed.clone() if isinstance(seed, Tensor) else None)
+        shelf.put(f"scale{number}", None if layer_call.state is None else layer_call.state.scale.clone())
+    return shelf
+
+
+def _keep_weight(name: Literal["w1", "w2"], call: MoeCall, weight: Tensor, read: Matrix, shelf: Shelf) -> None:
+    """The codes or the weight itself, as dgrad reads it, and of w1 also fprop where that is computed again."""
+    layer, codes = (call.plan.fc1, call.fc1.w_codes) if name == "w1" else (call.plan.fc2, call.fc2.w_codes)
+    multiplies = name == "w1" and call.form == "recompute" and (call.plan.fc2.need_dx or call.plan.fc2.need_dw)
+    reads_codes = (*(ROW_PLANES if multiplies and layer.quantized_fprop else ()),)
+    reads_codes += COLUMN_PLANES if layer.need_dx and layer.quantized_dgrad else ()
+    reads_weight = (multiplies and not layer.quantized_fprop) or (layer.need_dx and not layer.quantized_dgrad)
+    keeps_codes = isinstance(read, GroupedTensor) and (codes is not None or call.weight_codes == "keep")
+    if reads_codes and keeps_codes:
+        shelf.put(f"{name}_codes", read, codes is None, reads_codes)
+    if reads_weight or (reads_codes and not keeps_codes):
+        shelf.put(name, weight)
+
+
+class _KeptOperands:
+    """What backward reads: kept, or made again of what is kept."""
+
+    def __init__(self, ctx: MoeContext, dy: Tensor) -> None:
+        call = self._call = ctx.call
+        self._shelf, self._tensors, self._reader = ctx.shelf, ctx.saved_tensors, ctx.reader
+        self._ctx, self._dy, self._frees = ctx, [dy], may_free(dy)
+        check_whole(ctx.freed)
+        self._seeds = [seed if kept is None else kept for kept, seed in zip(self._pair("seed"), ctx.seeds, strict=True)]
+        choices = self._get("choices")
+        if choices is None:
+            order, position, routed, self._group_sizes = map(self._tensor, ("order", "position", "routed", "sizes"))
+            self.places = Places(order, position, routed)
+            call.set_sizes(self._group_sizes, order.shape[0])
+        else:
+            # what a compiler's trace makes again of forward's own tensors, it would keep instead
+            self.places, self._group_sizes = call.place(choices if is_plain(dy) else _after(choices, dy))
+        weights = self._get("weights")
+        self.probs = None if weights is None else weights_as_rows(call, weights, self.places)
+        self.bias2 = self._get("bias2")
+        self.bias2_scales = None if self.bias2 is None else self.probs
+        scales = self._pair("scale")
+        self._scales = None if scales[0] is None or scales[1] is None else (scales[0], scales[1])
+
+    @property
+    def sizes(self) -> Sizes:
+        return self._call.sizes
+
+    def dy(self) -> Tensor:
+        return self._call.moves.results.permute_rows(self._dy.pop(), *self.places, None)
+
+    def h(self) -> Tensor:
+        h, call = self._get("h"), self._call
+        if self._reader is not None and h is not None:
+            return self._reader.rows(h, self._tensor("h_scales"), self._group_sizes, call.plan.fc1.dtype)
+        if h is not None:
+            return h
+        again = call.again(call.moe.forward, self._scales)
+        again.fc1.w_codes = self._codes("w1")
+        w1 = self._get("w1")
+        rows = self._rows()
+        # where a product reads the codes alone, nobody looks at the weight
+        return first_layer(again, self._seeds[0], rows, rows if w1 is None else w1, self._get("bias1")).h
+
+    def x(self) -> Matrix:
+        if self._call.form == "keep_all":
+            return self._kept("x")
+        again = self._backward_call()
+        quantize, rows = again.plan.fc1.quantize_x, self._rows()
+        return rows if quantize is None else quantize_operand(again.fc1, quantize, "x", rows, self._seeds[0])
+
+    def a(self, h: Tensor, seed: DrawnSeed) -> Matrix:
+        call = self._call
+        if not call.plan.fc2.quantized_wgrad:
+            return activation_again(call, h, self.probs, seed)
+        if "a" in self._shelf:
+            return self._kept("a")
+        _, codes = activation_of(self._backward_call(), h, self.probs, self._seeds[1])
+        assert codes is not None  # a quantized wgrad reads them
+        return codes
+
+    def w1(self) -> Matrix:
+        return self._weight("w1")
+
+    def w2(self) -> Matrix:
+        return self._weight("w2")
+
+    def of_x(self, dx: Tensor) -> Tensor:
+        dtype = self._ctx.dtypes[0]
+        rows = dx if dx.dtype is dtype else dx.to(dtype)
+        return self._call.moves.tokens.combine_rows(rows, self.places.position, self.places.routed, None)
+
+    def done_with(self, name: Literal["h", "x", "a", "w1", "w2"]) -> None:
+        if not self._frees:
+            return
+        self._ctx.freed = True
+        if name == "h":
+            for part in ("h", "h_scales"):
+                if part in self._shelf:
+                    free_saved(self._tensor(part))
+            return
+        saved = self._shelf.get(f"{name}_codes" if name in ("w1", "w2") else name)
+        if saved is not None:
+            saved.free(self._tensors)
+
+    def _weight(self, name: Literal["w1", "w2"]) -> Matrix:
+        """As dgrad reads it."""
+        number = ("w1", "w2").index(name)
+        layer = (self._call.plan.fc1, self._call.plan.fc2)[number]
+        if not layer.quantized_dgrad:
+            return self._tensor(name)
+        codes = self._codes(name)
+        if codes is not None:
+            return codes
+        again, weight = self._backward_call(), self._tensor(name)
+        layer_call = (again.fc1, again.fc2)[number]
+        quantize = layer_call.layer.quantize_w
+        assert quantize is not None  # of what forward did not keep
+        if name == "w1" and again.block:
+            weight = to_halves(weight, again.block)
+        return quantize_operand(layer_call, quantize, "w", weight, self._seeds[number])
+
+    def _kept(self, name: str) -> Matrix:
+        value = self._shelf[name].load(self._tensors)
+        if isinstance(value, GroupedTensor):
+            value.group_sizes = group_sizes_of(self.sizes)
+        return value
+
+    def _backward_call(self) -> MlpCall:
+        return self._call.again(self._call.moe.backward, self._scales)
+
+    def _rows(self) -> Tensor:
+        return self._call.moves.tokens.permute_rows(self._tensor("x"), *self.places, None)
+
+    def _codes(self, name: str) -> GroupedTensor | None:
+        saved = self._shelf.get(f"{name}_codes")
+        codes = None if saved is None else saved.load(self._tensors)
+        assert not isinstance(codes, Tensor)
+        return codes
+
+    def _get(self, name: str) -> Tensor | None:
+        return self._tensor(name) if name in self._shelf else None
+
+    def _tensor(self, name: str) -> Tensor:
+        value = self._shelf[name].load(self._tensors)
+        assert isinstance(value, Tensor)
+        return value
+
+    def _pair(self, name: str) -> tuple[Tensor | None, Tensor | None]:
+        return self._get(f"{name}0"), self._get(f"{name}1")
+
+
+def _backward(ctx: MoeContext, dy: Tensor) -> list[Tensor | None]:
+    need_x, need_w1, need_w2, need_weights, need_b1, need_b2, later = needed_gradients(
+        ctx, ctx.needs_input_grad[2:], dy
+    )
+    of_bias2 = need_weights and ctx.dtypes[5] is not None
+    needs = Needs(need_x, need_w1, need_w2, need_weights, need_b1, need_b2, of_bias2, later)
+    operands, moves = _KeptOperands(ctx, dy), ctx.call.moves
+    del dy
+    grads = gradients(ctx.call, needs, operands)
+    _, position, routed = operands.places
+    dprobs = _sum(grads.probs, grads.bias2_scales)
+    if dprobs is not None:
+        by_choice = moves.weights.combine_rows(dprobs[:, None], position.view(-1, 1), routed.view(-1, 1), None)
+        dprobs = by_choice.view(position.shape)
+    return cast_gradients((grads.x, grads.w1, grads.w2, dprobs, grads.bias1, grads.bias2, None), ctx.dtypes)
+
+
+def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return first if second is None else second if first is None else first + second
+
+
+moe_function: Callable[..., Tensor] = MoeFunction.apply

@@ -1,0 +1,77 @@
+"""What a MoE layer keeps for its backward: its forms, and fc1's result as codes, which the lean one keeps."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from octavo import GroupedTensorSpec
+from octavo.formats import DType
+from octavo.grouped_tensor import PLAIN
+from octavo.quantizer import KEPT_ROWS
+from octavo_registry.contract.dequantize import Dequantize
+from octavo_registry.dispatch.layer_plan import QuantizePlan
+from octavo_torch.arrays.checks import brief
+from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.sizes import Sizes
+from octavo_torch.quantizers.plans import Names, dequantizer_plan, quantizer_plan
+
+Form = Literal["keep_all", "standard", "lean", "recompute"]
+WeightCodes = Literal["keep", "remake"]
+
+FORMS: tuple[Form, ...] = get_args(Form)
+_WEIGHT_CODES: tuple[WeightCodes, ...] = get_args(WeightCodes)
+
+
+def check_form(form: object) -> Form:
+    """`form`; ValueError for a name that is none."""
+    if not isinstance(form, str) or form not in FORMS:
+        raise ValueError(f"form is {brief(form)}; give one of {', '.join(FORMS)}")
+    return form
+
+
+def check_weight_codes(weight_codes: object) -> WeightCodes:
+    """`weight_codes`; ValueError for a name that is none."""
+    if not isinstance(weight_codes, str) or weight_codes not in _WEIGHT_CODES:
+        raise ValueError(f'weight_codes is {brief(weight_codes)}; give "keep" or "remake"')
+    return weight_codes
+
+
+class RowReader(NamedTuple):
+    """How kept codes of rows are read."""
+
+    spec: GroupedTensorSpec
+    dequantize: Dequantize[GroupedTensor, Tensor]
+
+    def rows(self, codes: Tensor, scales: Tensor, group_sizes: Tensor, dtype: torch.dtype) -> Tensor:
+        """The rows that the codes stand for, rounded once to `dtype`; +0 past the sum of the sizes."""
+        rows = self.dequantize(GroupedTensor(self.spec, group_sizes, codes, scales), "rowwise")
+        if dtype is torch.float16:
+            # a block's largest code may decode to more than fp16 holds; NaN stays
+            largest = torch.finfo(dtype).max
+            return rows.clamp(-largest, largest).to(dtype)
+        return rows
+
+
+class RowCodes(NamedTuple):
+    """Rows as octavo_numerics.keep_rows defines it: codes float8_e4m3fn [M, N], scales fp32 [M, ceil(N / 128)]."""
+
+    codes: Tensor
+    scales: Tensor
+    reader: RowReader
+
+
+def rows_plan(like: Tensor, columns: int, groups: int, backend: Names) -> QuantizePlan:
+    """The plan that quantizes rows of `columns` values, in `like`'s dtype and on its device."""
+    return quantizer_plan(KEPT_ROWS, like, columns, groups, like.device.type == "cpu", backend, (PLAIN, PLAIN))
+
+
+def keep_rows(plan: QuantizePlan, rows: Tensor, sizes: Sizes, backend: Names) -> RowCodes:
+    """`rows` as codes. What reads them is chosen here, too: a backward's thread does not see a preference."""
+    q: GroupedTensor = plan.run(rows, sizes)
+    name: DType = "float32" if rows.dtype is torch.float16 else DTYPE_NAMES[rows.dtype]
+    codes, scales, _ = q.plane("rowwise")
+    return RowCodes(codes, scales, RowReader(q.spec, dequantizer_plan(q, "rowwise", name, backend).run))

@@ -1,0 +1,82 @@
+"""The forward of a MoE layer: tokens to the experts' rows, their MLP, and the rows back to tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from octavo.quantizer import Operand
+from octavo_torch.arithmetic import operators
+from octavo_torch.arrays.sizes import group_sizes_of
+from octavo_torch.dispatch.layer import Matrix
+from octavo_torch.linear.call import Call
+from octavo_torch.mlp.call import Operands
+from octavo_torch.mlp.forward import DrawnSeed, draw_in_forward, first_layer, second_layer
+from octavo_torch.moe.call import MoeCall, MoeOperands
+from octavo_torch.moe.forms import RowCodes, keep_rows
+from octavo_torch.moe.permutation_autograd import Places
+
+
+class MoeForward(NamedTuple):
+    """y [T, N], and what backward may need of the way to it; None for what the call's form does not keep.
+
+    sizes    int64 [G], rows of each expert
+    seeds    with which both layers' operands were rounded; None where all round to nearest
+    x, a     the operands of the two layers as their GEMMs read them
+    h        fc1's result
+    w1, w2   the weights as the layers' GEMMs read them
+    """
+
+    y: Tensor
+    places: Places
+    sizes: Tensor
+    seeds: tuple[DrawnSeed, DrawnSeed]
+    x: Matrix | None
+    h: Tensor | RowCodes | None
+    w1: Matrix
+    a: Matrix | None
+    w2: Matrix
+
+
+def forward(call: MoeCall, choices: Tensor, operands: MoeOperands) -> MoeForward:
+    """y [T, N], and what backward reads of the way to it."""
+    x, w1, w2, weights, bias1, bias2 = operands
+    keeps_all = call.form == "keep_all"
+    places, sizes = call.place(choices)
+    rows = call.moves.tokens.permute_rows(x, *places, None)
+    probs = weights_as_rows(call, weights, places)
+    seeds = draw_in_forward(call)
+    h, rows_read, matrices1 = first_layer(call, seeds[0], rows, w1, bias1)
+    _record(call.fc1, call.moe.recorded[0], rows, matrices1)
+    kept_x = (rows_read if call.plan.fc1.quantized_wgrad else rows) if keeps_all else None
+    # gone before fc2's operands are made
+    del rows, rows_read
+    kept_h = h if call.moe.hidden is None else keep_rows(call.moe.hidden, h, call.sizes, call.backend)
+    of_second = Operands(h, w1, w2, probs, bias1, bias2, None if bias2 is None else probs)
+    y, a, matrices2 = second_layer(call, seeds[1], h, of_second)
+    _record(call.fc2, call.moe.recorded[1], a, matrices2)
+    combined = call.moves.results.combine_rows(y, places.position, places.routed, None)
+    return MoeForward(
+        combined, places, sizes, seeds, kept_x, None if call.form == "recompute" else kept_h, matrices1,
+        a if keeps_all else None, matrices2,
+    )  # fmt: skip
+
+
+def weights_as_rows(call: MoeCall, weights: Tensor, places: Places) -> Tensor:
+    """The choices' weights as fp32 [M], one per row, 0 past the sum of the sizes."""
+    order, position, routed = places
+    values = weights.float().reshape(-1, 1)
+    return call.moves.weights.permute_rows(values, order, position.view(-1, 1), routed.view(-1, 1), None).view(-1)
+
+
+def _record(call: Call, operands: Sequence[Operand], x: Matrix, w: Matrix) -> None:
+    """The amax of operands that backward alone quantizes, into delayed scaling's state."""
+    if call.state is None or not call.record:
+        return
+    pairs: tuple[tuple[Operand, Matrix], ...] = (("x", x), ("w", w))
+    for name, value in pairs:
+        if name in operands and isinstance(value, Tensor):
+            sizes = None if name == "w" else group_sizes_of(call.sizes)
+            call.state.record(name, operators.group_amax_of(value, sizes))

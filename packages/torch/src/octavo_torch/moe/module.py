@@ -1,0 +1,146 @@
+"""MoE: a router and its experts, from tokens to combined tokens, as a module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from octavo import Recipe
+from octavo_torch.arrays.checks import brief, check_count, check_flag
+from octavo_torch.arrays.group_parameters import PerGroup
+from octavo_torch.mlp.experts import Experts, QuantizedWeights
+from octavo_torch.moe import moe
+from octavo_torch.moe.call import MoeCall
+from octavo_torch.moe.forms import check_form, check_weight_codes
+from octavo_torch.moe.router import Choice, check_groups, check_scale, check_score, choose_experts
+from octavo_torch.scaling.recipe_module import UNSAID, ModuleOptions, Unsaid
+
+
+class MoE(Experts):
+    """y[t] = the sum over a token's choices of weight times expert, in one node of autograd: see moe_mlp.
+
+    Parameters are GroupedMLP's and router [G, K], which is in the dtype of the module and multiplied in fp32. The
+    buffer choice_bias fp32 [G], there where `choice_bias` says so, is added to the scores for choosing alone: raise it
+    for experts with few tokens. State lives in buffers as GroupedMLP's does.
+    """
+
+    router: nn.Parameter
+    choice_bias: Tensor
+
+    def __init__(
+        self,
+        num_experts: int,
+        in_features: int,
+        hidden_features: int,
+        choices: int,
+        out_features: int | None = None,
+        *,
+        score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax",
+        groups: int = 1,
+        kept_groups: int = 1,
+        renormalize: bool = True,
+        scale: float = 1.0,
+        choice_bias: bool = False,
+        form: Literal["keep_all", "standard", "lean", "recompute"] = "standard",
+        weight_codes: Literal["keep", "remake"] = "keep",
+        activation: str = "swiglu",
+        bias: bool = False,
+        recipe: Recipe | str | Unsaid | None = UNSAID,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        backend: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        main_grad: Literal["accumulate", "overwrite"] | None = None,
+        per_group_parameters: PerGroup = False,
+        delay_wgrad: bool = False,
+        interleave: int | None = None,
+    ) -> None:
+        """choices: k, the experts of a token; out_features: N, None for in_features.
+
+        score, groups, kept_groups, renormalize, scale: how the router chooses, see choose_experts.
+        form, weight_codes: what is kept for the backward, see moe_mlp.
+        activation and what follows: as GroupedMLP has it.
+        """
+        check_count("num_experts", num_experts)
+        check_count("choices", choices)
+        check_count("groups", groups)
+        check_count("kept_groups", kept_groups)
+        check_flag("choice_bias", choice_bias)
+        check_flag("renormalize", renormalize)
+        check_scale(scale)
+        sides = {
+            "num_groups": num_experts,
+            "in_features": in_features,
+            "hidden_features": hidden_features,
+            "out_features": in_features if out_features is None else out_features,
+        }
+        options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad)
+        super().__init__(sides, activation, bias, interleave, options, device=device, dtype=dtype)
+        self.choices, self.groups, self.kept_groups = choices, groups, kept_groups
+        self.score, self.renormalize, self.scale = check_score(score), renormalize, scale
+        self.form, self.weight_codes = check_form(form), check_weight_codes(weight_codes)
+        self.router = nn.Parameter(torch.empty(num_experts, in_features, device=device, dtype=dtype))
+        if choice_bias:
+            self.register_buffer("choice_bias", torch.zeros(num_experts, dtype=torch.float32, device=device))
+        check_groups(num_experts, choices, groups, kept_groups, "choices")
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Parameters uniform in +-1 / sqrt(their inputs), as torch.nn.Linear's; the bias for choosing 0."""
+        super().reset_parameters()
+        nn.init.uniform_(self.router, -1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
+        if "choice_bias" in self._buffers:
+            self.choice_bias.zero_()
+
+    def choose(self, x: Tensor, replay: Tensor | None = None) -> Choice:
+        """The experts of tokens [T, K]: choices, weights and counts. `replay`: choices [T, k] that were made before."""
+        with torch.autocast(x.device.type, enabled=False):
+            logits = nn.functional.linear(x.float(), self.router.float())
+        return choose_experts(
+            logits, self.choices, score=self.score, bias=self._buffers.get("choice_bias"), groups=self.groups,
+            kept_groups=self.kept_groups, renormalize=self.renormalize, scale=self.scale, replay=replay,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor, choice: Choice | None = None, *, weights: QuantizedWeights | None = None) -> Tensor:
+        """y [..., N] of tokens x [..., K].
+
+        choice    what `choose` returned for these tokens, for a caller who reads it, too; None: it is called
+        weights   what `quantize_weights` returned this step
+        """
+        if not isinstance(x, Tensor) or not x.dim() or x.shape[-1] != self.in_features:
+            raise ValueError(f"x is {brief(x)}; give tokens [..., {self.in_features}]")
+        tokens = x.reshape(-1, self.in_features)
+        if choice is None:
+            choice = self.choose(tokens)
+        elif not isinstance(choice, Choice):
+            raise ValueError(f"choice is {brief(choice)}; give what this module's choose returned")
+        self.notice_unused()
+        call = MoeCall(
+            recipe=self.recipe,
+            backend=self.backend,
+            seed=self.seed,
+            record=self.training,
+            main_grad=self.main_grad,
+            activation=self.activation,
+            interleave=self.interleave,
+            states=self.states,
+            delayed_wgrad=self.delayed_wgrad,
+            probes=self.own_probes,
+            form=self.form,
+            weight_codes=self.weight_codes,
+        )
+        routed = moe.Routed(choice.choices, choice.weights, self.of_all_groups("bias1"), self.of_all_groups("bias2"))
+        y = moe.run(tokens, *self.own_weights(weights), routed, call)
+        # FSDP2 wants no view of a result
+        return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """Shape, choices, form and recipe."""
+        return (
+            f"{super().extra_repr()}, choices={self.choices}, score={self.score}, form={self.form}, "
+            f"weight_codes={self.weight_codes}"
+        )

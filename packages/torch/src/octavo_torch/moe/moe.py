@@ -1,0 +1,196 @@
+"""moe_mlp: tokens to experts, their MLP, and back, as one differentiable function that keeps little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from octavo import Recipe
+from octavo_registry.contract.cards import Activation
+from octavo_torch.arrays.checks import backend_names
+from octavo_torch.arrays.interleaving import check_interleave
+from octavo_torch.arrays.per_group import Weights, leaves_of
+from octavo_torch.compiler.second_derivative import check_no_tangent
+from octavo_torch.dispatch.recipes import recipe_of
+from octavo_torch.linear import contexts
+from octavo_torch.linear.graph import graph_route
+from octavo_torch.linear.prepare import Parameters, anchor_of, parameters_of, settle
+from octavo_torch.linear.weights import QuantizedWeight
+from octavo_torch.mlp.arguments import check_common, check_operands
+from octavo_torch.mlp.plan import Needed, mlp_plan_for
+from octavo_torch.moe.arguments import check_choices, check_weights
+from octavo_torch.moe.autograd import moe_function
+from octavo_torch.moe.call import MoeCall, MoeOperands, MoveSet
+from octavo_torch.moe.forms import check_form, check_weight_codes, rows_plan
+from octavo_torch.moe.forward import forward
+from octavo_torch.moe.moves import moves_for, route_for
+from octavo_torch.moe.plan import moe_plan_for
+from octavo_torch.scaling.delayed_state import DelayedState
+from octavo_torch.wgrad.postponed import DelayedWgrad
+
+_is_compiling = torch.compiler.is_compiling
+
+
+class Routed(NamedTuple):
+    """What a router says of the tokens, and the experts' biases."""
+
+    choices: Tensor
+    weights: Tensor
+    bias1: Weights | None = None
+    bias2: Weights | None = None
+
+
+def apply(
+    x: Tensor, w1: Weights | QuantizedWeight, w2: Weights | QuantizedWeight, routed: Routed, call: MoeCall
+) -> Tensor:
+    """`moe_mlp`, eagerly, where a seed may also be a SeedCounter; stores what it resolves in `call`."""
+    if (contexts.autocast_anywhere() or contexts.transforms_active()) and contexts.matters(x):
+        operands = {"x": x, "w1": w1, "w2": w2, **routed._asdict()}
+        call.keep_states_in_place()
+        return contexts.run(lambda **cast: _apply_named(copy(call), **cast), operands)
+    first = parameters_of(w1, routed.bias1, ("w1", "bias1"))
+    second = parameters_of(w2, routed.bias2, ("w2", "bias2"))
+    name = check_operands(x, first.weight, second.weight, call.activation)
+    choices, weights = routed.choices, routed.weights
+    check_choices("choices", choices, x)
+    check_weights(weights, choices)
+    arrays = MoeOperands(x, first.weight, second.weight, weights, first.bias, second.bias)
+    enabled = torch.is_grad_enabled()
+    needs = [enabled and isinstance(value, Tensor) and value.requires_grad for value in arrays]
+    _resolve(call, name, arrays, Needed(needs[0], needs[1], needs[2], needs[0] or needs[1] or needs[3] or needs[4]))
+    w1_leaf, w2_leaf = _settle(call, first, second, needs)
+    if any(needs):
+        anchors = [anchor for anchor in (anchor_of(call.fc1), anchor_of(call.fc2)) if anchor is not None]
+        return moe_function(call, choices, x, w1_leaf, w2_leaf, *arrays[3:], anchors[0] if anchors else None)
+    if forward_ad._current_level >= 0:  # autograd's own functions refuse where there are such
+        check_no_tangent(x, weights, *leaves_of(first.leaves), *leaves_of(second.leaves), *arrays[4:])
+    return forward(call, choices, arrays).y
+
+
+def _resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: Needed) -> None:
+    """The plans, the block of interleaved weights, and what moves rows."""
+    x, w1, w2, weights, bias1, bias2 = arrays
+    form, weight_codes = check_form(call.form), check_weight_codes(call.weight_codes)
+    at_host = x.device.type == "cpu"
+    full = mlp_plan_for(call.recipe, activation, x, w1, w2, at_host, needed, call.backend)
+    check_common(call, full, x, bias1, bias2)
+    block = check_interleave(call.interleave, activation, w1)
+    keeps_codes = form == "lean" and (needed.w2 or needed.between)
+    hidden = rows_plan(x, w1.shape[1], w1.shape[0], call.backend) if keeps_codes else None
+    call.moe = moe_plan_for(full, form, weight_codes, hidden)
+    of_rows = moves_for(x, call.backend)
+    results, values = (
+        of_rows if like.dtype is x.dtype else moves_for(like, call.backend)
+        for like in (x.new_empty(0, dtype=full.fc2.row_dtype), weights.new_empty(0, dtype=torch.float32))
+    )
+    call.moves = MoveSet(route_for(x, int(w1.shape[0]), call.backend), of_rows, results, values)
+    call.set_experts(call.moe.forward, block)
+
+
+def _settle(call: MoeCall, first: Parameters, second: Parameters, needs: list[bool]) -> tuple[Tensor, Tensor]:
+    """Codes and targets of both weights; the weights as autograd sees them."""
+    settled1 = settle(call.fc1, first.source, first.leaves, first.weight, needs[1])
+    if isinstance(first.source, QuantizedWeight) and first.source.interleave != call.block:
+        raise ValueError(
+            f"w1 was quantized for interleave={first.source.interleave or None} and the call's is {call.interleave}; "
+            "give one value"
+        )
+    return settled1, settle(call.fc2, second.source, second.leaves, second.weight, needs[2])
+
+
+def _apply_named(
+    call: MoeCall,
+    *,
+    x: Tensor,
+    w1: Weights | QuantizedWeight,
+    w2: Weights | QuantizedWeight,
+    **routed: Any,
+) -> Tensor:
+    return apply(x, w1, w2, Routed(**routed), call)
+
+
+_NAMES = frozenset(Routed._fields)
+
+
+def _apply_options(x: Tensor, w1: Weights | QuantizedWeight, w2: Weights | QuantizedWeight, **options: Any) -> Tensor:
+    routed = Routed(**{name: value for name, value in options.items() if name in _NAMES})
+    call = MoeCall(**{name: value for name, value in options.items() if name not in _NAMES})
+    return apply(x, w1, w2, routed, call)
+
+
+_in_graph = graph_route(_apply_options)
+
+
+def run(
+    x: Tensor, w1: Weights | QuantizedWeight, w2: Weights | QuantizedWeight, routed: Routed, call: MoeCall
+) -> Tensor:
+    """`apply`; under torch.compile as a part of the one graph."""
+    if not _is_compiling():
+        return apply(x, w1, w2, routed, call)
+    return _in_graph(x, w1, w2, **routed._asdict(), **call.present())
+
+
+def moe_mlp(
+    x: Tensor,
+    choices: Tensor,
+    weights: Tensor,
+    w1: Weights | QuantizedWeight,
+    w2: Weights | QuantizedWeight,
+    *,
+    recipe: Recipe | str | None,
+    activation: str = "swiglu",
+    bias1: Weights | None = None,
+    bias2: Weights | None = None,
+    form: Literal["keep_all", "standard", "lean", "recompute"] = "standard",
+    weight_codes: Literal["keep", "remake"] = "keep",
+    seed: int | Tensor | None = None,
+    state: tuple[DelayedState, DelayedState] | None = None,
+    group_offset: int = 0,
+    backend: str | Sequence[str] | None = None,
+    interleave: int | None = None,
+    main_grad: Literal["accumulate", "overwrite"] | None = None,
+    delayed_wgrad: DelayedWgrad | None = None,
+) -> Tensor:
+    """y[t] = sum over j of w2[g] (p act(w1[g] x[t] + bias1[g])) + p bias2[g]; g is choices[t, j] and p weights[t, j].
+
+    x             [T, K]            tokens in any order; bf16, fp16 or fp32
+    choices       [T, k]            integers on x's device, the expert of each choice; a number outside 0 to G - 1, such
+                                    as -1, routes that choice nowhere
+    weights       [T, k]            fp32, bf16 or fp16: what each choice counts
+    w1, w2        [G, 2 F, K], [G, N, F]  as grouped_mlp's, and so are bias1 and bias2
+    recipe                          a Recipe or its name; None: HighPrecision
+    form                            what is kept for the backward. "standard": x, and fc1's result of each choice.
+                                    "keep_all": operands of the weights' gradients, too, so that backward makes none
+                                    again. "recompute": x alone. "lean": fc1's result as E4M3 codes with a scale for
+                                    every 128 of a row; backward's bits are then not those of the others, see
+                                    octavo_numerics.keep_rows
+    weight_codes                    of weights that this call quantizes, the codes that backward reads: "keep" them, or
+                                    "remake" them in backward. Codes that are given (`quantize_weight`) are shared
+    seed, state, group_offset, backend, interleave, main_grad, delayed_wgrad
+                                    as grouped_mlp's
+    Returns       [T, N]            zeros for a token that is routed nowhere
+
+    The bits, of y and of every gradient, are those of `permute`, `grouped_mlp` with the weights as probs (and as
+    bias2_scales) and `unpermute`, in every form but "lean", whose y is the same. `bytes_kept` says how much each form
+    keeps. Differentiable once in x, weights, w1, w2 and biases; only what is asked for is computed. Nothing is read
+    back from the device. Raises as grouped_mlp and permute do.
+    """
+    call = MoeCall(
+        recipe=recipe_of(recipe),
+        backend=backend_names(backend),
+        group_offset=group_offset,
+        seed=seed,
+        main_grad=main_grad,
+        activation=activation,
+        interleave=interleave,
+        states=state,
+        delayed_wgrad=delayed_wgrad,
+        form=form,
+        weight_codes=weight_codes,
+    )
+    return run(x, w1, w2, Routed(choices, weights, bias1, bias2), call)

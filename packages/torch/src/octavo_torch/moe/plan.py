@@ -1,0 +1,54 @@
+"""A MoE layer resolved through the registry: what its forward runs, and what its backward computes again."""
+
+from __future__ import annotations
+
+from octavo.quantizer import Operand
+from octavo_registry.dispatch.layer_plan import QuantizePlan
+from octavo_torch.dispatch.layer import PrepareFunction
+from octavo_torch.memo import Memo
+from octavo_torch.mlp.plan import MlpPlan
+from octavo_torch.moe.forms import Form, WeightCodes
+
+Planes = tuple[bool, bool]
+"""Whether an operand's row data and its column data are computed."""
+
+
+class MoePlan:
+    """The two halves of an MLP's plan, for one form.
+
+    forward    what forward runs; the GEMMs and the gradients' quantizers of backward are in it, too. Of x, the
+               activation and the weights it computes the planes that fprop reads, and those that are kept
+    backward   the quantizers of the other planes
+    hidden     what quantizes fc1's result, where it is kept as codes
+    recorded   of each layer the operands whose amax forward records although it does not quantize them
+    prepare    makes of group sizes what everything here takes in their place; None: sizes as they are
+    """
+
+    __slots__ = ("backward", "forward", "hidden", "prepare", "recorded")
+
+    def __init__(self, full: MlpPlan, form: Form, weight_codes: WeightCodes, hidden: QuantizePlan | None) -> None:
+        keep_rows, keep_weights = form == "keep_all", weight_codes == "keep"
+        self.forward = _narrowed(full, {"x": (True, keep_rows), "w": (True, keep_weights)})
+        self.backward = _narrowed(full, {"x": (False, not keep_rows), "w": (False, not keep_weights)})
+        self.hidden = hidden
+        pairs = (full.fc1, self.forward.fc1), (full.fc2, self.forward.fc2)
+        self.recorded: tuple[list[Operand], list[Operand]] = tuple(  # type: ignore[assignment]
+            [name for name in ("x", "w") if name in whole.quantizers and name not in part.quantizers]
+            for whole, part in pairs
+        )
+        prepares = [self.forward.prepare, self.backward.prepare, *([] if hidden is None else [hidden.prepare])]
+        # sizes that one backend prepared are nothing to another
+        self.prepare: PrepareFunction | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
+
+
+def _narrowed(full: MlpPlan, planes: dict[Operand, Planes]) -> MlpPlan:
+    return MlpPlan(full.recipe, full.activation, full.fc1.with_planes(planes), full.fc2.with_planes(planes))
+
+
+_plans: Memo[MoePlan] = Memo()
+
+
+def moe_plan_for(full: MlpPlan, form: Form, weight_codes: WeightCodes, hidden: QuantizePlan | None) -> MoePlan:
+    """The plan of a form of the MLP `full`, remembered by its identity."""
+    key = (id(full), form, weight_codes, id(hidden))
+    return _plans.get(key, lambda: MoePlan(full, form, weight_codes, hidden), full)

@@ -1,0 +1,192 @@
+"""Routers: which experts each token goes to, and what each choice counts, as octavo_numerics.choose_experts defines it.
+
+Composed of torch's operations in fp32, and differentiable by torch. Nothing is read back from the device, and no sum
+depends on an order of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from octavo_torch.arrays.checks import brief, check_count, check_flag
+from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.moe.arguments import check_choices
+
+Score = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+
+SCORES: tuple[Score, ...] = get_args(Score)
+
+
+class Choice(NamedTuple):
+    """What a router says of T tokens.
+
+    choices   int64 [T, k], the largest first
+    weights   fp32 [T, k], differentiable in the logits
+    counts    int64 [E], the choices that each expert got
+    """
+
+    choices: Tensor
+    weights: Tensor
+    counts: Tensor
+
+
+class RouterLosses(NamedTuple):
+    """A router's auxiliary losses, fp32 scalars without coefficients: octavo_numerics.router_losses defines them."""
+
+    z: Tensor
+    aux: Tensor
+    sequence: Tensor
+
+
+def choose_experts(
+    logits: Tensor,
+    k: int,
+    *,
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax",
+    bias: Tensor | None = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    renormalize: bool = True,
+    scale: float = 1.0,
+    replay: Tensor | None = None,
+) -> Choice:
+    """The k experts of each token by score plus bias, from the largest down, ties to the lower index; never dropped.
+
+    logits        [T, E], bf16, fp16 or fp32
+    score         of each logit, in fp32: softmax over the experts, sigmoid, or the root of softplus
+    bias          [E], added for choosing alone: weights are without it, and it has no gradient
+    groups        the experts are so many runs of equal length, and a token's choices come from the `kept_groups` of
+                  them with the largest sums of their two largest scores plus bias, ties to the lower index
+    renormalize   divide a token's weights by their sum plus 1e-20
+    scale         multiplies the weights
+    replay        integers [T, k], choices that were made before: their weights are those of these logits; a number
+                  outside 0 to E - 1 goes nowhere and weighs 0
+
+    Raises ValueError for arguments that do not fit.
+    """
+    _check(logits, k, score, bias, scale)
+    check_groups(int(logits.shape[1]), k, groups, kept_groups)
+    check_flag("renormalize", renormalize)
+    scores = router_scores(logits, score)
+    if replay is None:
+        with torch.no_grad():
+            chosen_by = scores if bias is None else scores + bias.float()
+            choices = _largest(_in_groups(chosen_by, groups, kept_groups), k)
+        weights = scores.gather(1, choices)
+        there = None
+    else:
+        check_choices("replay", replay, logits)
+        if replay.shape[1] != k:
+            raise ValueError(f"replay has shape {list(replay.shape)} and k is {k}; give {[logits.shape[0], k]}")
+        choices = replay.long()
+        there = (choices >= 0) & (choices < logits.shape[1])
+        weights = torch.where(there, scores.gather(1, torch.where(there, choices, 0)), 0.0)
+    if renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return Choice(choices, weights * scale, _counts(choices, int(logits.shape[1])))
+
+
+def router_losses(
+    logits: Tensor,
+    choices: Tensor,
+    *,
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax",
+    sequences: int = 1,
+) -> RouterLosses:
+    """The z loss, and those of balance over all tokens and within each of `sequences` runs of tokens of equal length.
+
+    logits, choices   [T, E] and [T, k] of a router. Differentiable in the logits; raises ValueError as choose_experts
+    """
+    _check(logits, 1, score, None, 1.0)
+    check_choices("choices", choices, logits)
+    check_count("sequences", sequences)
+    tokens, experts = logits.shape
+    if tokens % sequences:
+        raise ValueError(f"sequences is {sequences} and there are {tokens} tokens; give a divisor of that number")
+    scores = router_scores(logits, score)
+    shares = (scores / scores.sum(-1, keepdim=True)).view(sequences, -1, experts)
+    runs = choices.reshape(sequences, -1)
+    counts = torch.stack([_counts(run, experts) for run in runs.unbind(0)]).float()
+    by_run = experts * (counts / runs.shape[1] * shares.mean(1)).sum(-1)
+    over_all = experts * (counts.sum(0) / choices.numel() * shares.mean((0, 1))).sum()
+    return RouterLosses(torch.logsumexp(logits.float(), -1).square().mean(), over_all, by_run.mean())
+
+
+def router_scores(logits: Tensor, score: Score) -> Tensor:
+    """fp32 [T, E]."""
+    wide = logits.float()
+    if score == "softmax":
+        return torch.softmax(wide, -1)
+    return torch.sigmoid(wide) if score == "sigmoid" else torch.sqrt(torch.nn.functional.softplus(wide))
+
+
+def _largest(values: Tensor, k: int) -> Tensor:
+    # topk leaves open which of two equal values comes first
+    return torch.sort(values, dim=-1, descending=True, stable=True).indices[:, :k]
+
+
+def _in_groups(values: Tensor, groups: int, kept: int) -> Tensor:
+    if kept >= groups:
+        return values
+    tokens = values.shape[0]
+    grouped = values.view(tokens, groups, -1)
+    sums = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
+    inside = torch.zeros(tokens, groups, dtype=torch.bool, device=values.device)
+    inside.scatter_(1, _largest(sums, kept), True)
+    return grouped.masked_fill(~inside[..., None], -torch.inf).view(tokens, -1)
+
+
+def _counts(choices: Tensor, experts: int) -> Tensor:
+    # sums of integers, in whatever order
+    flat = choices.reshape(-1).long()
+    there = (flat >= 0) & (flat < experts)
+    counts = torch.zeros(experts + 1, dtype=torch.int64, device=choices.device)
+    return counts.scatter_add_(0, torch.where(there, flat, experts), torch.ones_like(flat))[:experts]
+
+
+def check_score(score: object) -> Score:
+    """`score`; ValueError for a name that is none."""
+    if not isinstance(score, str) or score not in SCORES:
+        raise ValueError(f"score is {brief(score)}; give one of {', '.join(SCORES)}")
+    return score
+
+
+def check_scale(scale: object) -> None:
+    """ValueError for anything but a finite number."""
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) < float("inf"):
+        raise ValueError(f"scale is {brief(scale)}; give a finite number")
+
+
+def _check(logits: object, k: object, score: object, bias: object, scale: object) -> None:
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.dtype not in DTYPE_NAMES or not logits.shape[1]:
+        raise ValueError(f"logits is {brief(logits)}; give [T, E] in bfloat16, float16 or float32")
+    check_count("k", k)
+    check_score(score)
+    check_scale(scale)
+    if bias is None:
+        return
+    experts = logits.shape[1]
+    if not isinstance(bias, Tensor) or tuple(bias.shape) != (experts,) or bias.dtype not in DTYPE_NAMES:
+        raise ValueError(f"bias is {brief(bias)}; give [{experts}] in float32, bfloat16 or float16")
+    if bias.device != logits.device:
+        raise ValueError(f"bias is on {bias.device} and logits on {logits.device}; move it there")
+
+
+def check_groups(experts: int, k: int, groups: int, kept_groups: int, name: str = "k") -> None:
+    """ValueError for groups that do not divide the experts, and for more choices than a token has; `name` of those."""
+    check_count("groups", groups)
+    check_count("kept_groups", kept_groups)
+    if experts % groups or kept_groups > groups:
+        raise ValueError(
+            f"groups is {groups}, kept_groups {kept_groups}, and there are {experts} experts; give a divisor of that "
+            "number, and at most as many kept ones"
+        )
+    available = experts // groups * kept_groups
+    if k > available:
+        raise ValueError(f"{name} is {k} and a token has {available} experts to choose from; give at most that many")
+
+
+__all__ = ["Choice", "RouterLosses", "choose_experts", "router_losses"]

@@ -1,0 +1,42 @@
+"""UnusedAmax: notices delayed scaling that records amax step after step and never computes a scale from it."""
+
+from __future__ import annotations
+
+import warnings
+
+from torch import Tensor, nn
+
+STEPS = 8
+"""Changes of a weight without new scales after which nobody seems to compute any; fewer may be a choice."""
+
+
+class UnusedAmax:
+    """Of one module with delayed scaling.
+
+    Steps are told by the versions that torch counts of tensors: an optimizer changes the weight in place, and an update
+    of the state its scales, by whomever it is called. Both numbers are in host memory.
+    """
+
+    __slots__ = ("scales", "steps", "weight")
+
+    def __init__(self) -> None:
+        self.scales = self.weight = -1
+        self.steps = 0
+
+    def recorded(self, module: nn.Module, weight: Tensor) -> None:
+        """A forward of `module` has recorded; warns at the eighth change of `weight` without new scales, once."""
+        scales = module._buffers["encode_scale"]
+        if scales is None or scales.is_inference() or weight.is_inference():  # these have no version
+            return
+        if scales._version != self.scales:
+            self.scales, self.weight, self.steps = scales._version, weight._version, 0
+        elif weight._version != self.weight:
+            self.weight = weight._version
+            self.steps += 1
+            if self.steps == STEPS:
+                warnings.warn(
+                    f"{type(module).__name__} has recorded amax over {STEPS} changes of its weight, and no scale was "
+                    "computed from it: delayed scaling still quantizes with the scales of before; call "
+                    "octavo_torch.update_scales(model) after each optimizer step",
+                    stacklevel=3,
+                )

@@ -1,0 +1,117 @@
+"""The router against its definition, and MoE: a module that routes, multiplies and combines."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from moe_layers import REFERENCE, assert_equal
+
+import octavo_numerics
+from octavo import NVFP4, BlockScaling, DelayedScaling, Recipe
+from octavo_torch import MoE, choose_experts, moe_mlp, router_losses, update_scales
+
+T, E, C, K, F = 24, 12, 3, 64, 48
+FP32 = 2**-20
+"""Sixteen units of fp32: sums of at most E = 12 scores, a quotient, and functions that are right to a unit or two."""
+RULES: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "softmax, as it is": {"renormalize": False},
+    "sigmoid in groups": {"score": "sigmoid", "groups": 4, "kept_groups": 2, "scale": 2.5},
+    "sqrtsoftplus": {"score": "sqrtsoftplus"},
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_router_is_its_definition(name: str, rng: np.random.Generator) -> None:
+    """Choices, ties to the lower index, weights, counts, losses, and replayed choices."""
+    rule = octavo_numerics.RouterRule(C, **RULES[name])
+    # steps of a quarter tie often, and their scores are equal in any arithmetic
+    logits = torch.from_numpy(rng.integers(-8, 9, (T, E)) / 4).float().requires_grad_()
+    bias = torch.from_numpy(rng.integers(-2, 3, E) / 4).float() if name.startswith("sigmoid") else None
+    array, added = logits.detach().numpy(), None if bias is None else bias.numpy()
+    replay = torch.from_numpy(np.stack([rng.permutation(E)[:C] for _ in range(T)]))
+    replay[3, 1] = -1
+    for given in (None, replay):
+        made = choose_experts(logits, C, bias=bias, replay=given, **RULES[name])
+        wanted = octavo_numerics.choose_experts(array, rule, added, None if given is None else given.numpy())
+        assert np.array_equal(made.choices.numpy(), wanted.choices)
+        assert np.array_equal(made.counts.numpy(), wanted.counts)
+        np.testing.assert_allclose(made.weights.detach().numpy(), wanted.weights, rtol=FP32)
+        (grad,) = torch.autograd.grad(made.weights.square().sum(), logits)
+        assert bool(grad.isfinite().all())
+        assert bool(grad.any())
+        score = RULES[name].get("score", "softmax")
+        losses = router_losses(logits, made.choices, score=score, sequences=4)
+        expected = octavo_numerics.router_losses(array, wanted, score, sequences=4)
+        for loss, value in losses._asdict().items():
+            np.testing.assert_allclose(value.item(), expected[loss], rtol=FP32)
+
+
+def test_router_says_what_does_not_fit() -> None:
+    """Errors name the argument, what was given, and what is needed."""
+    logits = torch.zeros(4, 8)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"k": 9}, "k is 9 and a token has 8 experts"),
+        ({"groups": 3}, "groups is 3, kept_groups 1, and there are 8 experts"),
+        ({"groups": 4, "k": 3}, "k is 3 and a token has 2 experts"),
+        ({"score": "tanh"}, "score is 'tanh'; give one of softmax, sigmoid, sqrtsoftplus"),
+        ({"bias": torch.zeros(7)}, r"bias is float32 \[7\]; give \[8\]"),
+        ({"replay": torch.zeros(4, 1, dtype=torch.int64)}, r"replay has shape \[4, 1\] and k is 2; give \[4, 2\]"),
+        ({"logits": logits.long()}, r"logits is int64 \[4, 8\]; give \[T, E\]"),
+        ({"scale": float("nan")}, "scale is nan; give a finite number"),
+    ]
+    for changed, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            choose_experts(**{"logits": logits, "k": 2, **changed})
+    with pytest.raises(ValueError, match="sequences is 3 and there are 4 tokens"):
+        router_losses(logits, torch.zeros(4, 2, dtype=torch.int64), sequences=3)
+
+
+def make(recipe: Recipe, **more: Any) -> MoE:
+    return MoE(E, K, F, C, recipe=recipe, dtype=torch.bfloat16, seed=3, backend=REFERENCE, **more)
+
+
+@pytest.mark.parametrize("recipe", [BlockScaling(), NVFP4(), DelayedScaling(history=4)], ids=lambda one: one.kind)
+def test_module_is_router_and_moe_mlp(recipe: Recipe, rng: np.random.Generator) -> None:
+    """y and all gradients, the router's too; leading axes are kept; states and seeds move on as GroupedMLP's."""
+    layer = make(recipe, bias=True, choice_bias=True, score="sigmoid")
+    x = torch.randn(2, T, K).bfloat16().requires_grad_()
+    tokens = x.reshape(-1, K)
+    choice = layer.choose(tokens)
+    states = copy.deepcopy(layer.states)
+    seed = layer.seed
+    y = moe_mlp(
+        tokens, choice.choices, choice.weights, layer.weight1, layer.weight2, bias1=layer.bias1, bias2=layer.bias2,
+        recipe=recipe, seed=None if seed is None else seed.current(), state=states, backend=REFERENCE,
+    ).view(2, T, K)  # fmt: skip
+    leaves = [x, *layer.parameters()]
+    wanted = [y, *torch.autograd.grad(y.sum(), leaves)]
+    for given in (None, layer.choose(tokens)):
+        twin = copy.deepcopy(layer.state_dict())
+        own = layer(x, given)
+        assert_equal([own, *torch.autograd.grad(own.sum(), leaves)], wanted)
+        if recipe.stateful:
+            assert bool(layer.amax_history[:, :, 0].any())
+        if recipe.stochastic:
+            assert layer.seed_counter == 1
+        layer.load_state_dict(twin)
+    update_scales(layer)
+    assert "choices=3, score=sigmoid, form=standard" in repr(layer)
+    with pytest.raises(ValueError, match=r"x is bfloat16 \[2, 24, 63\]; give tokens \[..., 64\]"):
+        layer(x[..., 1:])
+
+
+def test_replayed_choices_give_the_same_result(rng: np.random.Generator) -> None:
+    """Choices of one pass taken in another: the same y and gradients, whatever the bias for choosing has become."""
+    layer = make(BlockScaling(), choice_bias=True)
+    x = torch.randn(T, K).bfloat16()
+    first = layer.choose(x)
+    y = layer(x, first)
+    layer.choice_bias.copy_(torch.randn(E))
+    assert not torch.equal(layer.choose(x).choices, first.choices)
+    assert torch.equal(layer(x, layer.choose(x, replay=first.choices)), y)
+    assert torch.equal(layer(x, first, weights=layer.quantize_weights()), y)

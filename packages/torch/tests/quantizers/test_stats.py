@@ -1,0 +1,114 @@
+"""tensor_stats: the definition's numbers on a tensor's own device; a sample keeps the scales of the whole."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import octavo
+import octavo_numerics
+import octavo_torch
+from octavo import QuantizerSpec
+from octavo.health import FIELDS
+
+SIZES = [100, 0, 150]
+RECIPES = ("fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4")
+
+
+def as_numpy(x: torch.Tensor) -> np.ndarray:
+    return x.float().numpy().astype(ml_dtypes.bfloat16)
+
+
+def check_equal(ours: octavo_torch.TensorStats, theirs: octavo_numerics.TensorStats) -> None:
+    """Counts and amax exactly; sums of squares up to the order of float64 sums of positive terms."""
+    for name in FIELDS:
+        actual, expected = getattr(ours, name).numpy(), getattr(theirs, name)
+        if name in ("signal", "noise"):
+            # n positive terms: another order moves a sum by less than n * 2^-53, and no group has 2^16 elements
+            np.testing.assert_allclose(actual, expected, rtol=2.0**16 * 2.0**-53)
+        else:
+            np.testing.assert_array_equal(actual, expected, name)
+
+
+def quantizers() -> list[tuple[str, QuantizerSpec, str]]:
+    specs = [(name, octavo.recipe(name).quantizer(operand)) for name in RECIPES for operand in ("x", "w", "dy")]  # type: ignore[arg-type]
+    return [(name, spec, way) for name, spec in specs if spec is not None for way in spec.directions]
+
+
+@pytest.mark.parametrize(("name", "spec", "way"), quantizers(), ids=lambda part: getattr(part, "role", str(part)))
+def test_the_numbers_are_those_of_the_definition(name: str, spec: QuantizerSpec, way: str, rng: object) -> None:
+    """Ragged rows with an empty group, a poisoned tail, outliers that saturate delayed scaling, values that vanish."""
+    x = torch.randn(300, 80).bfloat16() * torch.logspace(-6, 3, 80).bfloat16()
+    x[250:] = torch.nan
+    more = {"seed": 3} if spec.stochastic else {}
+    scales = torch.tensor([2.0, 1.0, 0.25]) if spec.scaling == "delayed" else None
+    ours = octavo_torch.tensor_stats(x, spec, SIZES, direction=way, scale=scales, **more)  # type: ignore[arg-type]
+    host = None if scales is None else scales.numpy()
+    check_equal(ours, octavo_numerics.tensor_stats(as_numpy(x), spec, SIZES, direction=way, scale=host, **more))  # type: ignore[arg-type]
+    check_equal(
+        ours.total(),
+        octavo_numerics.tensor_stats(as_numpy(x), spec, SIZES, direction=way, scale=host, **more).total(),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("name", ["fp8-current", "fp8-block", "nvfp4"])
+def test_stacked_weights_and_what_is_not_finite(name: str, rng: object) -> None:
+    """Matrices are groups; a NaN poisons what shares its scale, and is the amax."""
+    spec = octavo.recipe(name).quantizer("w")
+    assert spec is not None
+    w = torch.randn(3, 130, 64).bfloat16()
+    w[1, 129, 5] = torch.inf
+    w[2, 0, 0] = torch.nan
+    ours = octavo_torch.tensor_stats(w, spec)
+    check_equal(ours, octavo_numerics.tensor_stats(as_numpy(w), spec))
+    assert ours.non_finite[0] == 0
+    assert (ours.non_finite[1:] > 0).all()
+
+
+@pytest.mark.parametrize("name", ["fp8-current", "fp8-block", "mxfp8", "nvfp4"])
+def test_a_sample_is_quantized_as_a_part_of_the_whole(name: str, rng: object) -> None:
+    """The rows of a sample, counted with the definition's codes of *all* rows: no scale is another one."""
+    spec = octavo.recipe(name).quantizer("x")
+    assert spec is not None
+    x = torch.randn(1100, 64).bfloat16()
+    x[700, 3] = 900  # an outlier that the sample leaves out, and whose scale it has to have
+    sizes = [600, 60, 420]
+    sample = octavo_torch.tensor_stats(x, spec, sizes, rows=256)
+    values = octavo_numerics.dequantize(octavo_numerics.quantize(as_numpy(x), spec, sizes), spec.directions[0])
+    # windows of 128 rows, spread evenly: of 5 the first and the third, of 4 the first and the third, of one that one
+    parts = [[(0, 128), (256, 384)], [(600, 660)], [(660, 788), (916, 1044)]]
+    noise = [sum(float(((values[a:b] - as_numpy(x)[a:b].astype(np.float64)) ** 2).sum()) for a, b in p) for p in parts]
+    np.testing.assert_allclose(sample.noise.numpy(), noise, rtol=2.0**16 * 2.0**-53)
+    assert sample.elements.tolist() == [256 * 64, 60 * 64, 256 * 64]
+    assert sample.amax.tolist() == octavo_torch.group_amax(x, sizes).tolist()
+    everything = octavo_torch.tensor_stats(x, spec, sizes)
+    assert octavo_torch.tensor_stats(x, spec, sizes, rows=640).noise.tolist() == pytest.approx(
+        everything.noise.tolist(), rel=1e-12
+    )
+
+
+def test_compiled_in_one_graph(rng: object) -> None:
+    """The operator passes torch's checks of its fake kernel, and a compiled call has eager's numbers."""
+    spec = octavo.recipe("fp8-block").quantizer("x")
+    assert spec is not None
+    x, sizes = torch.randn(300, 64), torch.tensor([100, 0, 150])
+
+    def noise(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        return octavo_torch.tensor_stats(x, spec, sizes, rows=128).noise
+
+    torch.compiler.reset()
+    compiled = torch.compile(noise, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, sizes), noise(x, sizes))
+    arguments = (x, sizes, spec.model_dump_json(), "rowwise", None, "x", None, 128)
+    torch.library.opcheck(torch.ops.octavo_torch.operand_stats, arguments)
+
+
+@pytest.mark.parametrize("rows", [0, 100, -128, True, 128.0, "128"])
+def test_rows_that_would_cut_a_block_are_refused(rows: object) -> None:
+    """A block of scales is 128 rows."""
+    spec = octavo.recipe("mxfp8").quantizer("x")
+    assert spec is not None
+    with pytest.raises(ValueError, match=r"rows is .*multiple of 128"):
+        octavo_torch.tensor_stats(torch.ones(4, 32), spec, rows=rows)  # type: ignore[arg-type]
