@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -25,14 +24,6 @@ from octavo_torch.compiler.status import DeviceSizesError
 pytestmark = MARKS
 
 MXFP8 = RECIPES["mxfp8"]
-
-
-@pytest.fixture(autouse=True)
-def no_flag_is_left() -> Iterator[None]:
-    """Sizes that fit set no flag."""
-    check_errors()
-    yield
-    check_errors()
 
 
 def replays_equal_eager(name: str, main_grad: bool, rng: np.random.Generator, count: int) -> None:

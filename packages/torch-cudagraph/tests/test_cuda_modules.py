@@ -6,7 +6,6 @@ Skipped where torch sees no Hopper device or octavo-native was built without CUD
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,18 +17,10 @@ from torch import Tensor
 import octavo_torch_cudagraph as graphs
 from octavo import NoBackendError
 from octavo_conformance.cards.variants import RECIPES
-from octavo_torch import GroupedLinear, QuantizedWeight, check_errors, quantize_weight
+from octavo_torch import GroupedLinear, QuantizedWeight, quantize_weight
 from octavo_torch.compiler.graphs import no_waiting
 
 pytestmark = MARKS
-
-
-@pytest.fixture(autouse=True)
-def no_flag_is_left() -> Iterator[None]:
-    """Sizes that fit set no flag."""
-    check_errors()
-    yield
-    check_errors()
 
 
 @pytest.mark.parametrize("main_grad", [False, True], ids=["grad", "main_grad"])

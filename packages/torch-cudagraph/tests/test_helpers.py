@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 import octavo_torch_cudagraph as graphs
 from octavo import PRESETS, DelayedScaling
 from octavo_torch import DelayedState, GroupedLinear, QuantizedWeight, grouped_linear, quantize_weight
+from octavo_torch.plugin_api import ZeroGradient
 from octavo_torch_cudagraph.held import Held, held_by
 
 SIZES = torch.tensor([3, 0, 5])
@@ -232,3 +233,26 @@ def test_make_graphed_refuses_weight_gradients_that_come_later(no_gpu: None) -> 
     layer = torch.nn.Sequential(GroupedLinear(2, 8, 8, delay_wgrad=True))
     with pytest.raises(ValueError, match="0 has delay_wgrad=True, and a graph's backward leaves nothing out"):
         graphs.make_graphed(layer, (torch.randn(4, 8), torch.tensor([2, 2])))
+
+
+def test_zeros_for_main_grad_stay_without_memory(no_gpu: None, rng: Any) -> None:
+    """A step whose warm-up and checks find such a .grad neither copies nor addresses it; another .grad is told of."""
+    layer = GroupedLinear(2, 64, 32, dtype=torch.bfloat16, main_grad="accumulate", bias=True)
+    layer.weight.main_grad = torch.zeros(layer.weight.shape)  # type: ignore[attr-defined]
+    x, sizes = torch.randn(6, 64).bfloat16(), torch.tensor([2, 4])
+
+    def loss(module: torch.nn.Module, x: Tensor, sizes: Tensor) -> Tensor:
+        return module(x, sizes).float().square().mean()  # type: ignore[no-any-return]
+
+    loss(layer, x, sizes).backward()  # type: ignore[no-untyped-call]
+    step = graphs.graphed_step(layer, loss, x, sizes)
+    step(x, sizes)
+    grad = layer.weight.grad
+    assert isinstance(grad, ZeroGradient)
+    assert not grad.is_written
+    assert grad.untyped_storage().nbytes() == 2
+    held = Held(lambda: held_by(layer, grads=True))
+    held.check()
+    layer.weight.grad = grad.fresh()
+    with pytest.raises(ValueError, match=r"weight\.grad is another tensor since"):
+        held.check()

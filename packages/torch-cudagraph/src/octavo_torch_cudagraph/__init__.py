@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from octavo_torch.plugin_api import GraphUnsafeError, graph_safe
     from octavo_torch_cudagraph.graphed import Graphed, capture
     from octavo_torch_cudagraph.modules import make_graphed
+    from octavo_torch_cudagraph.pipeline import GraphedPipeline, make_graphed_pipeline
     from octavo_torch_cudagraph.step import graphed_step
     from octavo_torch_cudagraph.weights import StaticWeight
 
@@ -20,11 +21,13 @@ __version__ = "0.1.0"
 __all__ = [
     "GraphUnsafeError",
     "Graphed",
+    "GraphedPipeline",
     "StaticWeight",
     "capture",
     "graph_safe",
     "graphed_step",
     "make_graphed",
+    "make_graphed_pipeline",
 ]
 
 
@@ -32,9 +35,9 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from octavo_torch import plugin_api
-    from octavo_torch_cudagraph import graphed, modules, step, weights
+    from octavo_torch_cudagraph import graphed, modules, pipeline, step, weights
 
-    for place in (plugin_api, graphed, modules, step, weights):
+    for place in (plugin_api, graphed, modules, pipeline, step, weights):
         globals().update({public: value for public, value in vars(place).items() if public in __all__})
     return globals()[name]
 

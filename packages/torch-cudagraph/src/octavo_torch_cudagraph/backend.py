@@ -49,6 +49,10 @@ class CudaGraphBackend(Backend):
                 return str(error)
         return reason
 
+    def refuses_everywhere(self, request: AnyRequest) -> str | None:
+        """torch-native's: the kernels are the same."""
+        return self._native.refuses_everywhere(request)
+
     def bind(self, request: AnyRequest) -> AnyBound:
         """torch-native's function, which refuses sizes in host memory."""
         from octavo_torch_cudagraph.sizes import device_plan

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from octavo_torch.plugin_api import ZeroGradient
 from octavo_torch_cudagraph.restoring import main_grad_of
 
 Named = Iterable[tuple[str, Any]]
@@ -43,13 +44,16 @@ class Held:
             )
 
     def _now(self) -> dict[str, Any]:
-        return {
-            name: _Address(value.data_ptr()) if isinstance(value, Tensor) else value for name, value in self._values()
-        }
+        return {name: _address(value) if isinstance(value, Tensor) else value for name, value in self._values()}
 
 
 class _Address(int):
     """Where a tensor begins."""
+
+
+def _address(value: Tensor) -> _Address:
+    # asked for an address, zeros without memory would be given some
+    return _Address(id(value) if isinstance(value, ZeroGradient) else value.data_ptr())
 
 
 def held_by(module: nn.Module, *, grads: bool = False) -> Named:

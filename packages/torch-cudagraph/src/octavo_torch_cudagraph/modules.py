@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from octavo_torch.plugin_api import WARMUP, RecipeModule, explained_waits, graph_safe
+from octavo_torch.plugin_api import WARMUP, RecipeModule
 from octavo_torch_cudagraph.arguments import Arguments
 from octavo_torch_cudagraph.graphed import check_warmup
 from octavo_torch_cudagraph.held import Held, held_by
+from octavo_torch_cudagraph.passes import GraphedPass, Recorder
 from octavo_torch_cudagraph.restoring import restored, state_of
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -29,7 +29,7 @@ def make_graphed(
     pool: Any = None,
     allow_unused_input: bool = False,
 ) -> Module:
-    """`module` itself, whose forward and backward are a CUDA graph each, by torch.cuda.make_graphed_callables.
+    """`module` itself, whose forward and backward are a CUDA graph each.
 
     sample_arguments    tensors as the module's later ones: shapes, dtypes, device, and requires_grad where a gradient
                         is wanted. Group sizes are among them, on the device
@@ -38,13 +38,40 @@ def make_graphed(
 
     Autograd, hooks, accumulated gradients and the optimizer stay as they are. The graphs serve the mode, training or
     not, in which the module is now; in the other one it runs as before. Every forward must have its backward before
-    the next forward: both write the same memory. `main_grad` is written inside the backward graph. What the warm-up
-    changes (buffers, states, main_grad) is put back.
+    the next forward: both write the same memory, and a backward that comes too late is refused; `make_graphed_pipeline`
+    keeps several in flight. `main_grad` is written inside the backward graph. What the warm-up changes (buffers,
+    states, main_grad) is put back.
 
     Raises as `capture` does; at a replay ValueError for arguments that differ, and for parameters, buffers or main_grad
     that have moved since.
     """
     check_warmup(warmup)
+    arguments = sample_of(module, sample_arguments)
+    record = Recorder(arguments.device, pool)
+    with warmed_up([(module, arguments)], record, warmup, allow_unused_input) as written:
+        run = GraphedPass(module, arguments, written[0])
+        run.record_forward(record)
+        run.record_backward(record, allow_unused_input)
+    forward, training, held = module.forward, module.training, Held(lambda: held_by(module))
+
+    def call(*given: Any, **named: Any) -> Any:
+        if module.training != training:
+            return forward(*given, **named)
+        check_positional(named)
+        return run(given, held)
+
+    module.forward = call
+    return module
+
+
+def check_positional(named: Any) -> None:
+    """ValueError for arguments that came by name."""
+    if named:
+        raise ValueError(f"{', '.join(named)} came by name; a graphed module takes arguments by position")
+
+
+def sample_of(module: nn.Module, sample_arguments: Sequence[Any]) -> Arguments:
+    """The arguments of a pass; ValueError where they, or the module, cannot be captured."""
     arguments = Arguments(sample_arguments)
     if len(arguments.tensors) != len(arguments.names):
         raise ValueError("sample_arguments hold something else than tensors; bind it with a module of your own")
@@ -57,72 +84,39 @@ def make_graphed(
                 f"{name or 'the module'} has delay_wgrad=True, and a graph's backward leaves nothing out that a later "
                 "backward_dw could find; capture forward, backward and backward_dw together with capture()"
             )
-    training = module.training
-    flags = {parameter: getattr(parameter, _FLAG, None) for parameter in module.parameters()}
-    for parameter in flags:
-        setattr(parameter, _FLAG, False)
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        raise ValueError(
+            "the module has hooks, and whether a graph holds what they do would depend on when they were registered; "
+            "register them after the capture, where each call runs them"
+        )
+    if torch.is_autocast_enabled(arguments.device.type) and torch.is_autocast_cache_enabled():
+        raise ValueError(
+            "autocast keeps casts of the weights, which a graph would read for good; use autocast with "
+            "cache_enabled=False around the capture"
+        )
+    return arguments
+
+
+@contextmanager
+def warmed_up(
+    modules: Sequence[tuple[nn.Module, Arguments]], record: Recorder, warmup: int, allow_unused: bool
+) -> Iterator[list[list[Tensor]]]:
+    """Runs each module's forward and backward before the block, and puts back after it what block and runs changed.
+
+    The value holds, for each module, the parameters whose main_grad its backward writes.
+    """
+    state = {id(value): value for module, _ in modules for value in state_of(module)}
+    flags = {parameter: getattr(parameter, _FLAG, None) for module, _ in modules for parameter in module.parameters()}
+    written: list[list[Tensor]] = []
     try:
-        with restored(state_of(module)), graph_safe():
-            _run_once(module, arguments)
-            with explained_waits(), torch.cuda.device(arguments.device):
-                torch.cuda.make_graphed_callables(
-                    module,
-                    arguments.values,
-                    num_warmup_iters=warmup - 1,
-                    allow_unused_input=allow_unused_input,
-                    pool=pool,
-                )
-        written = [parameter for parameter in flags if getattr(parameter, _FLAG)]
+        with restored(state.values()):
+            for module, arguments in modules:
+                for parameter in flags:
+                    setattr(parameter, _FLAG, False)
+                trial = GraphedPass(module, arguments, ())
+                record.warm_up(lambda trial=trial: trial.warm_up(allow_unused), warmup)  # type: ignore[misc]
+                written.append([parameter for parameter in module.parameters() if getattr(parameter, _FLAG)])
+            yield written
     finally:
         for parameter, flag in flags.items():
             delattr(parameter, _FLAG) if flag is None else setattr(parameter, _FLAG, flag)
-    for parameter in written:
-        parameter.register_hook(_flag_setter(parameter))  # type: ignore[no-untyped-call]
-    module.forward = _checked(module, module.forward, arguments, training)
-    return module
-
-
-def _run_once(module: nn.Module, arguments: Arguments) -> None:
-    """A forward and backward that may wait: libraries load, memory is found."""
-    stream = torch.cuda.Stream(arguments.device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(arguments.device))
-    with torch.cuda.stream(stream):
-        outputs = [leaf for leaf in pytree.tree_leaves(module(*arguments.values)) if leaf.requires_grad]
-        wanted = [leaf for leaf in (*arguments.tensors, *module.parameters()) if leaf.requires_grad]
-        if outputs and wanted:
-            torch.autograd.grad(outputs, wanted, [torch.zeros_like(leaf) for leaf in outputs], allow_unused=True)
-    torch.cuda.current_stream(arguments.device).wait_stream(stream)
-
-
-def _checked(
-    module: nn.Module, forward: Callable[..., Any], arguments: Arguments, training: bool
-) -> Callable[..., Any]:
-    """`forward`, with the arguments and everything that the graphs hold checked before a replay."""
-    held = Held(lambda: held_by(module))
-
-    def call(*given: Any, **named: Any) -> Any:
-        if module.training == training:
-            if named:
-                raise ValueError(f"{', '.join(named)} came by name; a graphed module takes arguments by position")
-            for name, own, new in zip(arguments.names, arguments.tensors, arguments.check(given), strict=True):
-                if new.requires_grad and not own.requires_grad and torch.is_grad_enabled():
-                    raise ValueError(
-                        f"{name} requires a gradient and the sample did not, so none would come; give make_graphed a "
-                        "sample that requires one"
-                    )
-            held.check()
-        return forward(*given, **named)
-
-    return call
-
-
-def _flag_setter(parameter: Tensor) -> Callable[[Tensor], None]:
-    """A hook for when the gradient arrives: the backward graph has been enqueued, its Python has not run again."""
-    found = weakref.ref(parameter)
-
-    def added(_: Tensor) -> None:
-        alive = found()
-        if alive is not None:
-            setattr(alive, _FLAG, True)
-
-    return added

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from octavo_torch.plugin_api import ZeroGradient
+
 
 @contextmanager
 def restored(tensors: Iterable[Tensor]) -> Iterator[None]:
@@ -26,7 +28,8 @@ def state_of(module: nn.Module) -> list[Tensor]:
     found: list[Tensor] = [*module.parameters(), *module.buffers()]
     for parameter in module.parameters():
         found += [buffer for buffer in (parameter.grad, main_grad_of(parameter)) if buffer is not None]
-    return found
+    # zeros without memory are zeros before and after
+    return [value for value in found if not isinstance(value, ZeroGradient) or value.is_written]
 
 
 def main_grad_of(parameter: Tensor) -> Tensor | None:
