@@ -31,6 +31,7 @@ def _gelu(x: F64) -> tuple[F64, F64]:
     return x * phi, phi + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
+@np.errstate(over="ignore")  # of exp, where the logistic function is 0
 def _gelu_tanh(x: F64) -> tuple[F64, F64]:
     c = 2 * math.sqrt(2 / math.pi)
     s = 1 / (1 + np.exp(-c * (x + 0.044715 * x**3)))

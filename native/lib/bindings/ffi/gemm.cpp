@@ -3,7 +3,7 @@
 // operands  left, right; plan; of quantized ones left_scales, right_scales; of nvfp4 left_global, right_global f32[G];
 //           fprop, dgrad: bias [G, N], [G, K] of f32, f16 or bf16, and with it bias_scales f32[M];
 //           wgrad with accumulate: out, what is added to, aliased with the result
-// results   out [M, N], [M, K] or [G, N, K] of f32, f16 or bf16; workspace u8[any size]
+// results   out [M, N], [M, K] or [G, N, K] of f32, f16 or bf16; workspace u8 of any size
 //
 // Quantized operands are in the native layout; M, N and K do not follow from padded panels, so they are attributes.
 #include "octavo/gemm.h"

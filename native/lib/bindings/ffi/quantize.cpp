@@ -3,7 +3,7 @@
 // operands  x; plan; seed u32[2]; group_offset u32[]; encode_scales f32[G] (delayed);
 //           of a prologue: dy, probs f32[M], gamma, beta; start_<result>s that results are aliased with
 // results   row_codes, row_scales, row_global; col_codes, col_scales, col_global; amax f32[G]; dequantized bf16;
-//           activated; dbias f32[G, C]; mean, rstd f32[M]; workspace u8[any size]
+//           activated; dbias f32[G, C]; mean, rstd f32[M]; workspace u8 of any size
 #include "octavo/quantize.h"
 #include "common/check.h"
 #include "handler.h"

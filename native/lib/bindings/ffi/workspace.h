@@ -1,4 +1,4 @@
-// The workspace of an XLA FFI call: result `workspace`, u8[any size].
+// The workspace of an XLA FFI call: result `workspace`, u8 of any size and of any number of dimensions.
 //
 // It is a result rather than scratch of the call: XLA gives scratch back when the handler returns, and a command buffer
 // that recorded the launch would write there again at every replay. A buffer that XLA assigned is the command buffer's
@@ -19,8 +19,8 @@ class Workspace {
   void read(Buffers& results) {
     const ffi::AnyBuffer* given = results.take("workspace");
     if (given == nullptr) return;
-    if (given->element_type() != ffi::U8 || given->dimensions().size() != 1) {
-      return results.refuse("result workspace is " + text(*given) + " and must be u8[bytes]");
+    if (given->element_type() != ffi::U8) {
+      return results.refuse("result workspace is " + text(*given) + " and must be bytes, u8");
     }
     void* memory = given->untyped_data();
     size_t bytes = given->size_bytes();

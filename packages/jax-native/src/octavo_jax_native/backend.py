@@ -48,7 +48,11 @@ class NativeBackend(Backend):
         cuda = request.device == "cuda"
         if refusal := support.build_refusal(cuda, octavo_native.HAS_CUDA):
             return refusal
-        if cuda and isinstance(request, GemmRequest):
+        return self.refuses_everywhere(request)
+
+    def refuses_everywhere(self, request: AnyRequest) -> str | None:
+        """A layout of the other direction, and GEMMs whose sides or dtypes the CUDA kernels do not take."""
+        if request.device == "cuda" and isinstance(request, GemmRequest):
             dtypes = None if _quantized(request) else (request.in_dtype, request.other_dtype)
             return support.gemm_refusal(request.op, cuda=True, k=request.k, n=request.n, dtypes=dtypes)
         if isinstance(request, PlanesRequest):

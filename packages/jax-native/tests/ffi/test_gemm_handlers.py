@@ -67,10 +67,10 @@ def _operands() -> Arrays:
 
 def test_the_right_gemm_call_is_none() -> None:
     """What the wrong calls below are changed from; a workspace of any size serves the CPU."""
-    for room in (None, 0, 8, 1 << 16):
+    for room in (None, (0,), (8,), (1 << 16,), (1 << 6, 1 << 10)):
         results = {"out": _struct((M, N), jnp.float32)}
         if room is not None:
-            results["workspace"] = _struct((room,), jnp.uint8)
+            results["workspace"] = _struct(room, jnp.uint8)
         out = np.asarray(_call("octavo_gemm", _operands(), results, GEMM)[0])
         np.testing.assert_array_equal(out, np.where(np.arange(M)[:, None] < 35, np.float32(K), np.float32(0)) + 0 * out)
 
@@ -90,7 +90,7 @@ def test_the_right_gemm_call_is_none() -> None:
         ({"out": jnp.ones((M, N))}, {}, {}, "operand out is not known to this call"),
         ({}, {"out": _struct((M, N), jnp.int32)}, {}, "result out is s32"),
         ({}, {"out": _struct((M, K), jnp.float32)}, {}, r"result out is f32\[40, 64\] and must be f32\[40, 48\]"),
-        ({}, {"workspace": _struct((4, 4), jnp.uint8)}, {}, "result workspace is u8"),
+        ({}, {"workspace": _struct((4, 4), jnp.int32)}, {}, "result workspace is s32.* must be bytes, u8"),
         ({}, {"other": _struct((4,), jnp.uint8)}, {}, "result other is not known to this call"),
         ({}, {}, {"gemm": 3}, "attribute gemm is 3; it takes 0 to 2"),
         ({}, {}, {"scaling": 6}, "attribute scaling is 6"),

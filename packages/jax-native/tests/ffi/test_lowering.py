@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ import octavo_native
 import octavo_registry
 from octavo import QuantizerSpec
 from octavo_jax.policies import save_quantized
+from octavo_jax_native.ffi.custom_call import workspace_result
 from octavo_registry import Request
 
 M, K, G = 64, 96, 3
@@ -193,3 +196,42 @@ def test_a_scan_of_remat_layers_for_cuda(policy: str) -> None:
     assert all(f"(tensor<{G}xi32>) -> tensor" in line for line in plans)
     for word in ("callback", "infeed", "outfeed", "send", "recv", "_xla_host"):
         assert word not in text, word
+
+
+INT32_END = 1 << 31
+
+
+@pytest.mark.parametrize("name", ["fp8-block", "mxfp8", "nvfp4"])
+def test_arrays_past_2_to_31_elements(name: str) -> None:
+    """x and y of 2^32 elements, a kernel of 2^32: forward and backward lower for CUDA, and no dimension of any array,
+    a workspace of 13 GB among them, is longer than int32 counts."""
+    m, k, n, groups = 1 << 19, 1 << 13, 1 << 13, 64
+    avals = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((m, k), (groups, k, n), (m, n))]
+    recipe = octavo.recipe(name)
+
+    def step(x: Array, kernel: Array, dy: Array, sizes: Array) -> Any:
+        def layer(x: Array, kernel: Array) -> Array:
+            y: Array = octavo_jax.grouped_dense(x, kernel, sizes, recipe=recipe, seed=3, backend="jax-native")
+            return y
+
+        y, pull = jax.vjp(layer, x, kernel)
+        return y, pull(dy)
+
+    text = _text(step, *avals, jax.ShapeDtypeStruct((groups,), jnp.int32))
+    shapes = [tuple(map(int, found.split("x")[:-1])) for found in re.findall(r"tensor<((?:\d+x)+)[a-z]", text)]
+    assert (m, k) in shapes
+    assert max(length for shape in shapes for length in shape) < INT32_END
+    assert max(map(math.prod, shapes)) > INT32_END
+
+
+@pytest.mark.parametrize("needed", [0, 1, 1 << 20, (1 << 30) - 256, (1 << 30) - 255, 13_017_022_464, 1 << 45])
+def test_a_workspace_holds_what_is_needed(needed: int) -> None:
+    """From an address that is aligned to 256 bytes on; past a gigabyte in rows of a megabyte, the last one begun."""
+    made = workspace_result(needed)
+    if not needed:
+        assert made == {}
+        return
+    shape = made["workspace"].shape
+    assert needed + 256 <= math.prod(shape) < needed + 256 + (1 << 20) * (len(shape) - 1) + 1
+    assert len(shape) == 1 + (needed + 256 > 1 << 30)
+    assert max(shape) < INT32_END

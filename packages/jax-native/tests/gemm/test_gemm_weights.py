@@ -21,6 +21,8 @@ from octavo_jax import GroupedTensor
 from octavo_registry import Plan, Request, Weight
 from octavo_registry.contract.weights import readers
 
+pytestmark = pytest.mark.filterwarnings("ignore:a layer with delayed scaling")  # its scales are given and stay
+
 BACKEND = "jax-native"
 SHAPE = (300, 150, 70, 5)
 SEED = 20_261_122

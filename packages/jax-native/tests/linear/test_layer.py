@@ -20,6 +20,8 @@ from octavo import MXFP8, CurrentScaling, DelayedScaling, HighPrecision, Recipe,
 from octavo_jax.policies import save_quantized
 from octavo_jax_native import TARGETS
 
+pytestmark = pytest.mark.filterwarnings("ignore:a layer with delayed scaling")  # its scales are given and stay
+
 BACKEND = "jax-native"
 SHAPE = (200, 96, 48, 4)
 SIZES = np.array([100, 0, 50, 7], np.int32)

@@ -40,7 +40,10 @@ def _missing() -> str | None:
     return None if ("cuda", (9, 0)) in kinds else f"needs a CUDA device of sm_90, JAX sees {kinds}"
 
 
-pytestmark = pytest.mark.skipif(_missing() is not None, reason=str(_missing()))
+pytestmark = [
+    pytest.mark.skipif(_missing() is not None, reason=str(_missing())),
+    pytest.mark.filterwarnings("ignore:a layer with delayed scaling"),  # scales are given and stay
+]
 
 
 @pytest.fixture(params=["float32", "bfloat16", "float16"])

@@ -241,6 +241,26 @@ def test_only_what_is_read_is_made(specs: Any) -> None:
     assert set(names.split(",")) - {"workspace"} == {"col_codes", "col_scales"}
 
 
+@pytest.mark.parametrize("columns", [False, True], ids=["alone", "beside the columnwise plane"])
+def test_a_dequantized_copy_keeps_the_plane_that_it_is_made_from(columns: bool, specs: Any, rng: Any) -> None:
+    """Nobody reads the row plane's codes and it is made all the same, because the copy is its values; the columnwise
+    plane is made where it is read."""
+    quantizer, x = ActQuantizer(specs["mxfp8"], PLAIN, "silu"), jnp.asarray(_draw(rng, (M, F), np.float32))
+
+    def read(x: jax.Array, sizes: jax.Array) -> tuple[Any, ...]:
+        q, extras = quantizer(x, sizes, wanted=("dequantized",))
+        return extras.dequantized, *((q.columnwise, q.columnwise_scale) if columns else ())
+
+    lowered = jax.jit(read).lower(x, jnp.asarray(SIZES))
+    (names,) = (part.split('"')[1] for part in lowered.as_text().split("results = ")[1:])
+    wanted = {"dequantized", "row_codes", "row_scales"} | ({"col_codes", "col_scales"} if columns else set())
+    assert set(names.split(",")) - {"workspace"} == wanted
+    for made, whole in zip(lowered.compile()(x, jnp.asarray(SIZES)), read(x, jnp.asarray(SIZES)), strict=True):
+        bits = np.uint16 if made.dtype == jnp.bfloat16 else np.uint8
+        used = slice(None, USED) if made.shape[0] == M else slice(0)
+        assert np.array_equal(np.asarray(made)[used].view(bits), np.asarray(whole)[used].view(bits))
+
+
 def test_native_layouts(specs: Any, rng: Any, same_bits: Any) -> None:
     """Fused functions write the layouts that the Hopper GEMMs read, too."""
     x, sizes = jnp.asarray(_draw(rng, (M, 2 * F), np.float32)), jnp.asarray(SIZES)

@@ -57,19 +57,29 @@ class NativeBackend(Backend):
         cuda = request.device == "cuda"
         if refusal := support.abi_refusal(octavo_native.ABI_LEVEL, "octavo-torch-native", ABI_LEVEL):
             return refusal
+        if request.op == "route" and (refusal := self.refuses_everywhere(request)):
+            return refusal
+        if refusal := support.build_refusal(cuda, octavo_native.HAS_CUDA):
+            return refusal
+        if cuda and not torch.cuda.is_available():
+            return "device is cuda and this torch sees no CUDA device; install a CUDA build of torch or use the CPU"
+        if refusal := self.refuses_everywhere(request):
+            return refusal
+        return _workspace_refusal(request) if isinstance(request, GemmRequest) else None
+
+    def refuses_everywhere(self, request: AnyRequest) -> str | None:
+        """Too many groups to count choices for, a layout of the other direction, sides and dtypes of a GEMM."""
+        cuda = request.device == "cuda"
         if request.op == "route" and cuda and (request.groups or 1) > _ROUTED_GROUPS:
             return (
                 f"groups is {request.groups}, and its cuda kernel, which counts the choices once per group, is slower "
                 f"than a sort past {_ROUTED_GROUPS}"
             )
-        if refusal := support.build_refusal(cuda, octavo_native.HAS_CUDA):
-            return refusal
-        if cuda and not torch.cuda.is_available():
-            return "device is cuda and this torch sees no CUDA device; install a CUDA build of torch or use the CPU"
         if isinstance(request, PlanesRequest) and not isinstance(request, DequantizeRequest):
             return support.layout_refusal(request.quantizer.directions, request.layouts)
         if isinstance(request, GemmRequest):
-            return _gemm_refusal(request)
+            dtypes = None if request.recipe.quantizes(request.op) else (request.in_dtype, request.other_dtype)
+            return support.gemm_refusal(request.op, cuda=cuda, k=request.k, n=request.n, dtypes=dtypes)
         return None
 
     def bind(self, request: AnyRequest) -> AnyBound:
@@ -171,20 +181,16 @@ def _bind_move(request: MoveRequest) -> AnyBoundMove:
     return BoundCombineRows(moves.combine_rows) if request.op == "combine_rows" else BoundDotRows(moves.dot_rows)
 
 
-def _gemm_refusal(request: GemmRequest) -> str | None:
-    """What octavo_native refuses of the GEMM."""
+def _workspace_refusal(request: GemmRequest) -> str | None:
+    """What octavo_native refuses of the GEMM when it is asked for its workspace."""
     from octavo_native.gemms import gemm_named
     from octavo_torch_native.gemm.spec import gemm_spec
 
     cuda = request.device == "cuda"
-    spec = gemm_spec(request)
-    dtypes = None if spec.scaling else (request.in_dtype, request.other_dtype)
-    if refusal := support.gemm_refusal(request.op, cuda=cuda, k=request.k, n=request.n, dtypes=dtypes):
-        return refusal
     step = support.CUDA_MULTIPLE if cuda else 1
     sides = {"rows": 1, "n": request.n or step, "k": request.k or step, "groups": request.groups or 1}
     try:
-        gemm_named(**vars(spec)).workspace_bytes(cuda=cuda, **sides)
+        gemm_named(**vars(gemm_spec(request))).workspace_bytes(cuda=cuda, **sides)
     except ValueError as error:
         return str(error)
     return None

@@ -98,6 +98,19 @@ def test_bits_of_the_composed_layer(name: str, device: str, rng: np.random.Gener
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_the_number_of_the_first_group(device: str, rng: np.random.Generator, runs: list[int]) -> None:
+    """group_offset is part of the position of random bits, in backward as in forward: ranks that hold some of the
+    groups draw as one that holds all."""
+    problem = Problem(PRESETS["nvfp4"], device)
+    expected = problem.step(composed=True, group_offset=7)
+    assert_same(problem.step(group_offset=7), expected)
+    assert len(runs) == 2
+    others = problem.step()
+    for position in (1, 2):  # dx and dw: only gradients are rounded stochastically
+        assert not torch.equal(others[position], expected[position])
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_what_comes_in_other_forms(device: str, rng: np.random.Generator, runs: list[int]) -> None:
     """Host sizes, int32 sizes, rows in steps, a gradient in steps or of an expand, another number of rows."""
     problem = Problem(PRESETS["fp8-block"], device)

@@ -17,6 +17,8 @@ from octavo_jax_native.ffi import targets
 Results = Mapping[str, jax.ShapeDtypeStruct]
 
 _WORKSPACE_ALIGNMENT = 256
+_LONGEST_WORKSPACE = 1 << 30
+_WORKSPACE_COLUMNS = 1 << 20
 CPU_THREADS = 1
 """XLA:CPU runs calls side by side on threads of its own."""
 
@@ -39,9 +41,17 @@ def call(
 
 
 def workspace_result(needed: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The workspace as a result, so that XLA owns it: `needed` bytes from an aligned address on, or none."""
+    """The workspace as a result, so that XLA owns it: `needed` bytes from an aligned address on, or none.
+
+    Past 1 GiB it has two dimensions, so that none is longer than int32 counts, which is what index types are.
+    """
+    if not needed:
+        return {}
     # XLA aligns buffers to less than the kernels ask of a workspace.
-    return {"workspace": array((needed + _WORKSPACE_ALIGNMENT,), jnp.uint8)} if needed else {}
+    size = needed + _WORKSPACE_ALIGNMENT
+    if size <= _LONGEST_WORKSPACE:
+        return {"workspace": array((size,), jnp.uint8)}
+    return {"workspace": array((-(-size // _WORKSPACE_COLUMNS), _WORKSPACE_COLUMNS), jnp.uint8)}
 
 
 def group_plan(group_sizes: Array, rows: int) -> Array:

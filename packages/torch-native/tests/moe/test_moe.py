@@ -1,0 +1,90 @@
+"""moe_mlp on the native kernels: the bits of the operations in a row, predicted bytes, no wait, graphs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cuda_device import MARKS, no_sync
+from torch import Tensor
+
+from octavo import PRESETS, DelayedScaling, Recipe
+from octavo_torch import DelayedState, MoeShape, bytes_kept, grouped_mlp, moe_mlp, permute, unpermute
+
+T, C, G, K, F, N = 61, 3, 5, 144, 112, 80
+NATIVE = "torch-native"
+RECIPES: dict[str, Recipe] = {**PRESETS, "fp8-delayed": DelayedScaling(history=4)}
+FORMS = ("standard", "keep_all", "recompute")
+DEVICES = ["cpu", pytest.param("cuda", marks=MARKS)]
+
+
+def draw(rng: np.random.Generator, device: str) -> tuple[dict[str, Tensor], Tensor]:
+    """Leaves by their names in moe_mlp, and choices: some go nowhere, and expert 1 gets none."""
+    choices = torch.from_numpy(rng.choice([0, 2, 3, 4, -1], (T, C))).to(device)
+    made = {
+        "x": torch.randn(T, K).bfloat16(),
+        "weights": torch.rand(T, C),
+        "w1": (torch.randn(G, 2 * F, K) / 8).bfloat16(),
+        "w2": (torch.randn(G, N, F) / 8).bfloat16(),
+        "bias1": torch.randn(G, 2 * F).bfloat16(),
+        "bias2": torch.randn(G, N).bfloat16(),
+    }
+    return {name: value.to(device).requires_grad_() for name, value in made.items()}, choices
+
+
+def composed(given: dict[str, Tensor], choices: Tensor, call: dict[str, Any]) -> Tensor:
+    rows, sizes, routing = permute(given["x"], choices, G, backend=NATIVE)
+    probs = routing.to_rows(given["weights"], backend=NATIVE)
+    rest = {name: given[name] for name in ("w1", "w2", "bias1", "bias2")}
+    y = grouped_mlp(rows, group_sizes=sizes, probs=probs, bias2_scales=probs, backend=NATIVE, **rest, **call)
+    return unpermute(y, routing, backend=NATIVE)
+
+
+def states_of(recipe: Recipe, device: str) -> tuple[DelayedState, ...] | None:
+    if not isinstance(recipe, DelayedScaling):
+        return None
+    return tuple(DelayedState.create(recipe, G, device) for _ in range(2))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_bits_of_the_operations_in_a_row(name: str, device: str, rng: np.random.Generator) -> None:
+    """y and all gradients of every recipe and form that keeps values, with codes of weights made again."""
+    recipe = RECIPES[name]
+    given, choices = draw(rng, device)
+    leaves, states = list(given.values()), states_of(recipe, device)
+    call: dict[str, Any] = {"recipe": recipe, "seed": 7}
+    expected = composed(given, choices, {**call, "state": copy.deepcopy(states)})
+    dy = torch.randn_like(expected)
+    wanted = [expected, *torch.autograd.grad(expected, leaves, dy)]
+    for form in (*FORMS, "lean"):
+        more = {"form": form, "weight_codes": "remake", "state": copy.deepcopy(states), "backend": NATIVE}
+        y = moe_mlp(choices=choices, **given, **call, **more)
+        made = [y, *torch.autograd.grad(y, leaves, dy)]
+        same = [torch.equal(ours, theirs) for ours, theirs in zip(made, wanted, strict=True)]
+        assert all(same) if form != "lean" else same[0], (form, same)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp8-block", "nvfp4"])
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=MARKS)])
+def test_the_allocator_holds_what_is_predicted(name: str, device: str, rng: np.random.Generator) -> None:
+    """memory_allocated between forward and backward, and no wait for the device."""
+    recipe, shape = RECIPES[name], MoeShape(T, C, G, K, F, N)
+    given, choices = draw(rng, device)
+    for form in (*FORMS, "lean"):
+        call: dict[str, Any] = {"recipe": recipe, "seed": 7, "form": form, "backend": NATIVE}
+        moe_mlp(choices=choices, **given, **call).sum().backward()
+        kept = bytes_kept(recipe, shape, form, device=device, backend=NATIVE)  # type: ignore[arg-type]
+        callers = ("weights",) if form == "keep_all" else ("x", "choices", "weights")
+        held = sum(-(-kept.tensors[own] // 512) * 512 for own in callers)
+        torch.cuda.empty_cache()
+        with no_sync():
+            before = torch.cuda.memory_allocated()
+            y = moe_mlp(choices=choices, **given, **call)
+            after = torch.cuda.memory_allocated()
+        results = -(-y.untyped_storage().nbytes() // 512) * 512
+        assert after - before - results == kept.allocated - held
+        del y
