@@ -17,17 +17,20 @@ if TYPE_CHECKING:
     from octavo_jax.functions.activations import activate
     from octavo_jax.functions.norms import normalize
     from octavo_jax.layer_report import LayerReport, explain
+    from octavo_jax.layouts.moves import Move, MoveWarning
     from octavo_jax.linear.dense import dense
     from octavo_jax.linear.grouped import grouped_dense
     from octavo_jax.linear.normalized_dense import layernorm_dense
     from octavo_jax.linear.ragged import ragged_dot
     from octavo_jax.mlp.mlp import grouped_mlp, layernorm_mlp
+    from octavo_jax.observer import Tap, new_tap, observations, observed
     from octavo_jax.quantizers.functional import dequantize, quantize
     from octavo_jax.quantizers.fused import Extras, act_quantize, dact_quantize, norm_quantize
     from octavo_jax.quantizers.quantizer_set import Quantizer, QuantizerSet, quantizer_set, with_state
+    from octavo_jax.quantizers.stats import TensorStats, tensor_stats
     from octavo_jax.remat.checkpoint_names import name_bits, name_planes
     from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory, init_delayed, record_amax, update_delayed
-    from octavo_jax.sharding.axes import MeshAxes
+    from octavo_jax.sharding.axes import MeshAxes, current_roles, mesh_roles
 
 __version__ = "0.1.0"
 
@@ -37,13 +40,18 @@ __all__ = [
     "GroupedTensor",
     "LayerReport",
     "MeshAxes",
+    "Move",
+    "MoveWarning",
     "Quantizer",
     "QuantizerSet",
     "ScalingHistory",
+    "Tap",
+    "TensorStats",
     "act_quantize",
     "activate",
     "adapters",
     "counting",
+    "current_roles",
     "dact_quantize",
     "dense",
     "dequantize",
@@ -53,16 +61,21 @@ __all__ = [
     "init_delayed",
     "layernorm_dense",
     "layernorm_mlp",
+    "mesh_roles",
     "moe",
     "name_bits",
     "name_planes",
+    "new_tap",
     "norm_quantize",
     "normalize",
+    "observations",
+    "observed",
     "policies",
     "quantize",
     "quantizer_set",
     "ragged_dot",
     "record_amax",
+    "tensor_stats",
     "traffic",
     "update_delayed",
     "with_state",
@@ -74,6 +87,7 @@ _PLACES = (
     "remat.checkpoint_names",
     "scaling.delayed_state",
     "layer_report",
+    "layouts.moves",
     "quantizers.fused",
     "linear.grouped",
     "arrays.grouped_tensor",
@@ -83,12 +97,15 @@ _PLACES = (
     "linear.dense",
     "quantizers.quantizer_set",
     "quantizers.functional",
+    "quantizers.stats",
+    "observer",
     "linear.ragged",
     "sharding.axes",
 )
 
 if "jax" in sys.modules:
-    importlib.import_module("octavo_jax.dispatch.preference")  # it says why so early
+    for place in ("dispatch.preference", "sharding.axes"):  # preference.py says why so early
+        importlib.import_module(f"octavo_jax.{place}")
 
 
 def __getattr__(name: str) -> object:

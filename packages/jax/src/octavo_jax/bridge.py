@@ -100,7 +100,7 @@ class JaxFramework:
         state = None if scales is None else _state(recipe, scales)
         host_sizes = None if isinstance(group_sizes, jax.Array) else group_sizes
 
-        def layer(x: Array, w: Array, bias: Array | None, sizes: Any) -> Array:
+        def layer(x: Array, w: Array, bias: Array | None, state: DelayedState | None, sizes: Any) -> Array:
             result = grouped_dense(
                 x,
                 jnp.swapaxes(w, 1, 2),
@@ -116,9 +116,9 @@ class JaxFramework:
 
         def both(x: Array, w: Array, bias: Array | None, sizes: Any, dy: Array | None) -> LayerResult:
             if dy is None:
-                return LayerResult(layer(x, w, bias, sizes))
-            y, pull = jax.vjp(lambda x, w, bias: layer(x, w, bias, sizes), x, w, bias)
-            return LayerResult(y, *pull(dy))
+                return LayerResult(layer(x, w, bias, state, sizes))
+            y, pull = jax.vjp(lambda x, w, bias, state: layer(x, w, bias, state, sizes), x, w, bias, state)
+            return LayerResult(y, *pull(dy)[:3])
 
         def arrays(*args: Any) -> tuple[Any, ...]:
             result = both(*args)

@@ -12,14 +12,17 @@ from jax import Array
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from octavo import Recipe
 from octavo_jax.arrays.axes import ContractingDims, grouped_weight
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
+from octavo_jax.layouts.moves import Move
 from octavo_jax.linear.arguments import as_array, check_operands
+from octavo_jax.linear.expert_rows import ExpertRows
+from octavo_jax.linear.found import UNKNOWN, Found
 from octavo_jax.sharding import specs
-from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
 from octavo_jax.sharding.conflicts import check_shards, check_unnamed
 from octavo_jax.sharding.placement import Placement, Route
 from octavo_jax.sharding.placement_of_call import placement_of
@@ -32,20 +35,34 @@ class LayerReport:
 
     route   "single"; "auto", "explicit" or "partly manual": the layer's own `jax.shard_map` over axes of that kind;
             "auto, mesh unknown": partitioned when XLA compiles; "manual": the caller's shard_map
-    lie     the PartitionSpec of each array over axes that the caller is not manual over; {} for "single"
-    moves   a sentence for each thing that moves between devices
+    lie     the PartitionSpec that the layer needs of each array, over axes that the caller is not manual over; {} for
+            "single"
+    placed  how each argument is placed, in words, or that it is not known, as of arrays that are traced on an Auto mesh
+    misplaced   what has to move before the layer can run, with its bytes
+    moves   a sentence for each thing that the layer itself moves between devices
     plan    the registry's; every `Plan` of `plan.plans` has each backend's verdict in `decisions`
     """
 
     route: Route
     lie: Mapping[str, PartitionSpec]
+    placed: Mapping[str, str]
+    misplaced: tuple[Move, ...]
     moves: tuple[str, ...]
     plan: LayerPlan
 
     def __str__(self) -> str:
-        lines = [f"route: {self.route}", *(f"  {name} is placed as {spec}" for name, spec in self.lie.items())]
-        lines += [f"  {move}" for move in self.moves or ("nothing moves between devices",)]
+        lines = [f"route: {self.route}"]
+        lines += [f"  {name} needs {spec}{self._found(name)}" for name, spec in self.lie.items()]
+        lines += [f"  {name} is {placed}" for name, placed in self.placed.items() if name not in self.lie]
+        lines += [f"  before the layer: {move}" for move in self.misplaced]
+        lines += [f"  {move}" for move in self.moves]
+        if not self.misplaced and not self.moves:
+            unknown = [name for name, placed in self.placed.items() if placed == UNKNOWN]
+            lines.append("  nothing moves between devices" + (f", as far as is known of {unknown}" if unknown else ""))
         return "\n".join([*lines, str(self.plan)])
+
+    def _found(self, name: str) -> str:
+        return f", is {self.placed[name]}" if name in self.placed else ""
 
 
 def explain(
@@ -53,7 +70,7 @@ def explain(
     kernel: Array | np.ndarray,
     group_sizes: GroupSizes,
     *,
-    recipe: Recipe | None,
+    recipe: RecipeLike,
     contracting_dims: ContractingDims = ((-1,), (1,)),
     preferred_element_type: DTypeLike | None = None,
     sharding: MeshAxes | None = None,
@@ -61,20 +78,25 @@ def explain(
 ) -> LayerReport:
     """What `octavo_jax.grouped_dense` of these arguments would run, forward and backward; nothing is computed.
 
-    Works where that call would: on arrays, traced or not, under `jax.set_mesh`, inside `jax.shard_map`. Raises its
+    Arrays with values say themselves how they are placed, and what would have to move is counted. Works where that call
+    would: on arrays, traced or not, under `jax.set_mesh`, inside `jax.shard_map`. Raises its
     errors.
     """
+    recipe, sharding = as_recipe(recipe), in_force(sharding)
     x, kernel = as_array(x), as_array(kernel)
     weight = grouped_weight(contracting_dims, x.ndim)
     if sharding is None:
         check_unnamed("grouped_dense", x=x, kernel=kernel)
+    of_experts = ExpertRows.of(sharding, x, group_sizes)
+    x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
     placement = placement_of(sharding, group_sizes, x, kernel)
     check_operands(x, kernel, weight, None, placement)
     check_shards(placement, recipe, x, kernel, weight)
     options = LayerOptions.of(recipe, preferred_element_type, backend=backend)
     layer = layer_for(options, x, kernel, weight=weight, placement=placement)
+    found = Found.of(called_as("grouped_dense", sharding), placement, weight, x, kernel, group_sizes)
     if placement is None or placement.route == "single":
-        return LayerReport("single", MappingProxyType({}), (), layer.plan)
+        return LayerReport("single", MappingProxyType({}), found.placed, found.misplaced, (), layer.plan)
     lie: dict[str, Any] = {
         "x": specs.rows(placement, "i"),
         "kernel": specs.kernel(placement, weight),
@@ -82,7 +104,8 @@ def explain(
         "group_sizes": specs.sizes(placement),
         "y": specs.rows(placement, "o"),
     }
-    return LayerReport(placement.route, MappingProxyType(lie), tuple(_moves(placement, layer)), layer.plan)
+    moves = tuple(_moves(placement, layer))
+    return LayerReport(placement.route, MappingProxyType(lie), found.placed, found.misplaced, moves, layer.plan)
 
 
 def _moves(placement: Placement, layer: Layer) -> Iterator[str]:

@@ -87,6 +87,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "counts": ({"contracting_dims": ((-1,), (0, 1))}, "as many axes of one as of the other"),
     "no pair": ({"contracting_dims": 1}, "give two sequences of axes"),
     "bias": ({"bias": np.ones(5, np.float32)}, r"bias has shape \[5\].*needs \[4\]"),
+    "bias of integers": ({"bias": np.ones(4, np.int32)}, "bias has dtype int32"),
     "state": ({"recipe": octavo.DelayedScaling(), "state": None}, "init_delayed"),
     "groups": (
         {"recipe": octavo.DelayedScaling(), "state": octavo_jax.init_delayed(octavo.DelayedScaling(history=2), 2)},

@@ -24,6 +24,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "rank": ({"x": np.ones(8, np.float32)}, r"\[M, K\], or \[..., M, K\], and \[G, K, N\]"),
     "dtype": ({"x": np.ones((8, 16), np.int8)}, "x has dtype int8"),
     "bias": ({"bias": np.ones(4, np.float32)}, r"needs \[G, N\] = \[2, 4\]"),
+    "bias of integers": ({"bias": np.ones((2, 4), np.int32)}, "bias has dtype int32; it must be bfloat16, float16"),
     "seed": ({"recipe": octavo.recipe("nvfp4")}, "seed is None"),
     "seed type": ({"recipe": octavo.recipe("nvfp4"), "seed": 1.5}, "seed is 1.5"),
     "state": ({"recipe": octavo.recipe("fp8-delayed")}, "init_delayed"),
@@ -52,6 +53,23 @@ def test_grouped_dense(case: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         octavo_jax.grouped_dense(**arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_a_state_of_another_history() -> None:
+    """A state remembers the steps of the recipe that it was made for: another number would roll another history."""
+    short, long = octavo.DelayedScaling(history=4), octavo.DelayedScaling(history=6)
+    state = octavo_jax.init_delayed(short, 2)
+    message = r"state\.x remembers 4 steps and the recipe has history=6; make the state with octavo_jax\.init_delayed"
+    with pytest.raises(ValueError, match=message):
+        octavo_jax.grouped_dense(X, KERNEL, [3, 5], recipe=long, state=state)
+    with pytest.raises(ValueError, match=message):
+        octavo_jax.update_delayed(state, long)
+    mixed = octavo_jax.DelayedState(state.x, state.kernel, octavo_jax.init_delayed(long, 2).grad)
+    with pytest.raises(ValueError, match=r"state\.grad remembers 6 steps and the recipe has history=4"):
+        octavo_jax.grouped_dense(X, KERNEL, [3, 5], recipe=short, state=mixed)
+    other = octavo_jax.DelayedState(state.x, octavo_jax.init_delayed(short, 3).kernel, state.grad)
+    with pytest.raises(ValueError, match=r"state\.kernel is for 3 groups and kernel has 2"):
+        octavo_jax.grouped_dense(X, KERNEL, [3, 5], recipe=short, state=other)
 
 
 def test_a_state_for_a_recipe_without_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -139,6 +140,39 @@ def test_modules_are_the_functions(name: str, x: Any) -> None:
     for y in made:
         assert np.array_equal(y, wanted)
     assert np.asarray(wanted).any()
+
+
+def test_both_flavours_take_their_sizes_in_one_order() -> None:
+    """Groups or experts, then what linen does not see in x; what is left is given by name."""
+    linen_block, nnx_block = octavo_linen.MoE(G, F, k=2), octavo_nnx.MoE(G, K, F, k=2, rngs=nnx.Rngs(0))
+    assert (linen_block.num_experts, linen_block.hidden, linen_block.k) == (G, F, 2)
+    assert nnx_block.wo.shape == (G, F, K)
+    assert octavo_linen.GroupedMLP(G, F).hidden == octavo_linen.LayerNormMLP(F).hidden == F
+    assert octavo_linen.GroupedDense(G, N).features == N
+    for takes in (lambda: octavo_linen.MoE(G, F, 2), lambda: octavo_nnx.MoE(G, K, F, 2, rngs=nnx.Rngs(0))):  # type: ignore[call-arg, misc]
+        with pytest.raises((TypeError, ValueError)):
+            takes()
+
+
+@pytest.mark.parametrize("name", [name for name in octavo_nnx.__all__ if name[0].isupper() and name[-5:] != "State"])
+def test_an_nnx_module_shows_all_that_it_takes(name: str) -> None:
+    """`help` and documentation tools read the signature, in which nothing hides behind **options."""
+    shown = inspect.signature(getattr(octavo_nnx, name)).parameters
+    if name not in ("QuantizedModule", "MLPModule"):
+        assert {"recipe", "dtype", "sharding", "backend", "rngs"} <= set(shown)
+        assert not any(one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in shown.values())
+    if name in ("MoE", "GroupedMLP", "LayerNormMLP"):
+        assert {"out_features", "activation", "use_bias", "wi_axes"} <= set(shown)
+
+
+def test_an_nnx_module_says_which_argument_it_lacks() -> None:
+    """With the module's own name, and the argument that was probably meant."""
+    with pytest.raises(TypeError, match="MoE has no argument 'recepie'; did you mean 'recipe'"):
+        octavo_nnx.MoE(2, K, F, k=1, recepie=None, rngs=nnx.Rngs(0))  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="GroupedLinear has no argument 'colour'; its arguments are num_groups, in_"):
+        octavo_nnx.GroupedLinear(2, K, F, colour=1, rngs=nnx.Rngs(0))  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"Linear was given no rngs; give rngs=nnx\.Rngs\(seed\)"):
+        octavo_nnx.Linear(K, F)  # type: ignore[call-arg]
 
 
 def test_fields_that_are_no_names_are_refused() -> None:

@@ -208,3 +208,43 @@ def test_narrow_integers_name_every_expert(dtype: str, experts: int, masked: boo
         assert np.array_equal(a, b)
     kept = np.asarray(mask).repeat(2) if masked else np.full(18, True)
     assert np.array_equal(narrow.group_sizes, np.bincount(chosen.reshape(-1)[kept], minlength=experts))
+
+
+def test_weights_of_choices_that_are_left_out_have_no_gradient(rng: np.random.Generator) -> None:
+    """Such a choice has no row: what lies past the sum of the sizes, or past a limit of rows, is never its gradient.
+    The others have their row's product with dy, and with their row's factor."""
+    tokens, experts, k, width = 9, 4, 2, 5
+    chosen = rng.integers(0, experts, (tokens, k)).astype(np.int32)
+    chosen[rng.random((tokens, k)) < 0.4] = -1
+    chosen[0] = -1, 2
+    weights, dy = rng.random((tokens, k)).astype(np.float32), rng.standard_normal((tokens, width)).astype(np.float32)
+    total = int((chosen >= 0).sum())
+    for limit in (None, total - 2):
+        rows = np.full((tokens * k if limit is None else limit, width), np.nan, np.float32)
+        end = min(total, len(rows))
+        rows[:end] = rng.standard_normal((end, width))
+        factors = np.where(np.arange(len(rows)) < end, rng.random(len(rows)), np.nan).astype(np.float32)
+
+        @jax.jit
+        def gradients(weights: Any, rows: Any = rows, factors: Any = factors, limit: int | None = limit) -> Any:
+            def both(weights: Any) -> tuple[Any, Any]:
+                routing = moe.arrange(jnp.asarray(chosen), weights, experts, rows=limit)
+                return moe.combine(jnp.asarray(rows), routing), moe.row_weights(routing)
+
+            _, pull = jax.vjp(both, weights)
+            zero = jnp.zeros_like(dy), jnp.zeros_like(factors)
+            return (
+                pull((jnp.asarray(dy), zero[1])),
+                pull((zero[0], jnp.asarray(factors))),
+                moe.arrange(jnp.asarray(chosen), weights, experts),
+            )
+
+        (of_y,), (of_factors,), routing = gradients(weights)
+        position = np.asarray(routing.position)
+        for token, choice in np.ndindex(tokens, k):
+            here = position[token, choice]
+            inside = here < end
+            assert of_factors[token, choice] == (factors[here] if inside else 0)
+            wanted = np.dot(rows[here].astype(np.float64), dy[token]) if inside else 0
+            largest = np.abs(rows[here] * dy[token]).max() if inside else 0
+            assert abs(of_y[token, choice] - wanted) <= SUMS * largest

@@ -107,6 +107,38 @@ def test_a_lost_field_is_seen() -> None:
     assert seen == {*QuantizerSpec.model_fields, "state"}
 
 
+OPTIONAL = [name for name, field in QuantizerSpec.model_fields.items() if not field.is_required()]
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_a_file_from_before_a_field_loads_with_its_default(name: str) -> None:
+    """An upgrade: what a release wrote that did not know the field has its default, beside all that it did write, and
+    the arrays of its state; written again it has the field."""
+    for file in ("mxfp8-square", "epsilon", "delayed-after-two-steps"):
+        path = GOLDEN / "0.1.0" / f"{file}.json"
+        today, old = json.loads(path.read_text()), json.loads(path.read_text())
+        for operand in ("x", "kernel", "grad"):
+            del old[operand]["spec"][name]
+            today[operand]["spec"][name] = QuantizerSpec.model_fields[name].default
+        stored = {} if not path.with_suffix(".npz").exists() else dict(np.load(path.with_suffix(".npz")))
+        loaded = QuantizerSet.from_json(json.dumps(old), stored or None)
+        assert _lost(today, loaded) == []
+        assert json.loads(loaded.to_json()) == today
+        assert all(np.array_equal(stored[key], array) for key, array in loaded.arrays().items())
+
+
+def test_a_file_without_what_has_no_default_is_refused() -> None:
+    """A format or a scaling is never guessed, and a field of a newer release is never dropped."""
+    content = json.loads((GOLDEN / "0.1.0" / "mxfp8.json").read_text())
+    for name in set(QuantizerSpec.model_fields) - set(OPTIONAL):
+        spec = {key: value for key, value in content["x"]["spec"].items() if key != name}
+        with pytest.raises(ValueError, match=f"not a quantizer_set: .*{name}"):
+            QuantizerSet.from_json(json.dumps({**content, "x": {**content["x"], "spec": spec}}))
+    spec = {**content["x"]["spec"], "from_a_newer_release": 1}
+    with pytest.raises(ValueError, match="from_a_newer_release"):
+        QuantizerSet.from_json(json.dumps({**content, "x": {**content["x"], "spec": spec}}))
+
+
 def test_without_arrays_a_state_is_abstract() -> None:
     """What orbax restores into: the tree with shapes where arrays belong."""
     file = GOLDEN / "0.1.0" / "delayed-after-two-steps.json"

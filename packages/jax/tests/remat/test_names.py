@@ -195,7 +195,7 @@ def test_a_layer_passes_the_check_and_fails_it_without_names(kind: str, probe: s
     recipe = octavo.DelayedScaling(history=2) if kind == "fp8-delayed" else octavo.recipe(kind)
     state = octavo_jax.init_delayed(recipe, G) if isinstance(recipe, octavo.DelayedScaling) else None
 
-    def loss(x: Any, kernels: Any, name: str | None) -> Any:
+    def loss(x: Any, kernels: Any, state: Any, name: str | None) -> Any:
         def layer(x: Any, kernel: Any) -> Any:
             result = octavo_jax.grouped_dense(
                 x, kernel, SIZES, recipe=recipe, seed=1, state=state, checkpoint_name=name, backend=probe
@@ -204,6 +204,6 @@ def test_a_layer_passes_the_check_and_fails_it_without_names(kind: str, probe: s
 
         return jnp.sum(jax.lax.scan(jax.checkpoint(layer, policy=save_quantized()), x, kernels)[0])
 
-    arguments = jnp.ones((M, K)), jnp.ones((3, G, K, K))
-    assert unnamed_planes(lambda x, kernels: loss(x, kernels, "quantization"), *arguments) == ()
-    assert bool(unnamed_planes(lambda x, kernels: loss(x, kernels, None), *arguments)) == (kind != "bf16")
+    arguments = jnp.ones((M, K)), jnp.ones((3, G, K, K)), state
+    assert unnamed_planes(lambda *given: loss(*given, "quantization"), *arguments) == ()
+    assert bool(unnamed_planes(lambda *given: loss(*given, None), *arguments)) == (kind != "bf16")

@@ -95,6 +95,7 @@ def run(case: Case, sharding: MeshAxes | None, offset: Any, *arrays: Any) -> Any
     x, kernel, bias, sizes, dy, scales = arrays
     recipe, state = octavo.recipe(case.recipe), None
     if recipe.stateful:
+        recipe = octavo.DelayedScaling(history=4)
         histories = (octavo_jax.ScalingHistory(jnp.zeros((4, len(s)), jnp.float32), s) for s in scales)
         state = octavo_jax.DelayedState(*histories)
 

@@ -43,7 +43,12 @@ BAD_SHAPES: dict[str, tuple[str, MeshAxes, dict[str, Any], str]] = {
         {},
         "ep='expert' names .* 'expert' and the mesh has 'ep', 'fsdp'",
     ),
-    "no expert blocks": ("mxfp8", EP_FSDP, {"blocks": ()}, "ep='ep' shards experts over 2 and x has shape"),
+    "rows of experts": (
+        "mxfp8",
+        EP_FSDP,
+        {"blocks": (), "groups": 3},
+        r"ep='ep' shards experts over 2 and x has shape \[8, 128\] for 3 group sizes",
+    ),
     "expert blocks": ("mxfp8", EP_FSDP, {"blocks": (3, 4)}, "x has 3 expert blocks and ep='ep' shards them over 2"),
     "data blocks": ("mxfp8", EP_FSDP, {"blocks": (2, 6)}, "x has 6 data blocks and fsdp='fsdp' shards them over 4"),
     "a block of scales": (

@@ -34,11 +34,16 @@ RECIPES = (
     "nvfp4",
 )
 
-PAIRS = (
+REPRESENTATIVES = (
     Case("mxfp8", {"ep": 2, "fsdp": 4}, (2, 4), EP_FSDP),
-    Case("fp8-current", CUBE, (2, 2), ROW, "nk"),
+    Case("fp8-row", CUBE, (2, 2), ROW, "nk", k=128, n=128),
+    # dp, ep and fsdp at once, with two data blocks on a shard
+    Case("fp8-delayed", {"dp": 2, "fsdp": 2, "ep": 2}, (2, 8), MeshAxes(dp="dp", fsdp="fsdp", ep="ep"), k=64, n=64),
+    # tokens that lie on ep alone: every member of fsdp has them all
+    Case("bf16", {"ep": 4, "fsdp": 2}, (4,), EP_FSDP, k=64, n=64),
 )
 TABLE = (
+    Case("fp8-current", CUBE, (2, 2), ROW, "nk"),
     Case("fp8-row", {"dp": 2, "fsdp": 2, "ep": 2}, (8,), MeshAxes(dp="dp", fsdp=("fsdp", "ep"), fsdp_dim="N")),
     *(
         case
@@ -57,7 +62,9 @@ TABLE = (
 )
 
 
-@pytest.mark.parametrize("case", [*PAIRS, *(pytest.param(case, marks=pytest.mark.slow) for case in TABLE)], ids=str)
+@pytest.mark.parametrize(
+    "case", [*REPRESENTATIVES, *(pytest.param(case, marks=pytest.mark.slow) for case in TABLE)], ids=str
+)
 def test_a_mesh_computes_what_one_device_does(case: Case, rng: np.random.Generator, mesh_of: Any, placed: Any) -> None:
     """y, dx, dw, dbias and recorded amaxes of every recipe; tails of each block are NaN and move nothing.
 

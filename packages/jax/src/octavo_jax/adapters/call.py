@@ -8,8 +8,8 @@ from typing import Any
 
 from jax import Array
 
-from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.recipes import RecipeLike
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.linear.ragged import ragged_dot
 
@@ -21,13 +21,13 @@ Seed = int | Array | Callable[[], int | Array] | None
 class RaggedDot:
     """`ragged_dot` with everything but its operands.
 
-    recipe            None: high precision
+    recipe            a Recipe, or the name of one; None: high precision
     seed              see `Seed`
     checkpoint_name   of the quantized operands
     backend           a name or a closed list of names
     """
 
-    recipe: Recipe | None
+    recipe: RecipeLike
     seed: Seed = None
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
     backend: BackendNames = None

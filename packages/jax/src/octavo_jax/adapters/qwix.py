@@ -20,9 +20,9 @@ import qwix  # type: ignore[import-not-found]
 from jax import Array
 from jax.typing import DTypeLike
 
-from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.adapters.call import RaggedDot, Seed
+from octavo_jax.arrays.recipes import RecipeLike
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.linear.dense import dense
 from octavo_jax.linear.grouped import grouped_dense
@@ -41,13 +41,13 @@ class RecipeRule(qwix.QtRule):  # type: ignore[misc]
     """Which modules' ragged_dot is computed how; every other operation of them is left alone.
 
     module_path       a regular expression for a module's whole path, as in qwix
-    recipe            None: high precision
+    recipe            a Recipe, or the name of one; None: high precision
     seed              of stochastic rounding, or a function that gives one for each product
     checkpoint_name   of the quantized operands
     backend           a name or a closed list of names
     """
 
-    recipe: Recipe | None
+    recipe: RecipeLike
     seed: Seed = None
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
     backend: BackendNames = None

@@ -20,9 +20,10 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from octavo import NoBackendError, Recipe
+from octavo import NoBackendError
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.adapters.call import RaggedDot, Seed
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import HIGH_PRECISION
 from octavo_jax.linear.ragged import check_precision
@@ -34,7 +35,7 @@ _ROWS_TIMES_TURNED = (((1,), (2,)), ((), ()))
 
 
 def implementation(
-    recipe: Recipe | None,
+    recipe: RecipeLike,
     *,
     seed: Seed = None,
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
@@ -42,7 +43,7 @@ def implementation(
 ) -> Callable[..., Array]:
     """What tokamax calls with lhs [M, K] and rhs [G, K, N] or, in `ragged_dot_general`, [G, N, K].
 
-    recipe            None: high precision
+    recipe            a Recipe, or the name of one; None: high precision
     seed              of stochastic rounding, or a function that gives one for each product
     checkpoint_name   of the quantized operands
     backend           a name or a closed list of names
@@ -52,7 +53,8 @@ def implementation(
     serves the call; ValueError, which tokamax passes on, for arguments that do not fit. An activation is computed in
     fp32 before the result is rounded, as tokamax's kernels do.
     """
-    product = RaggedDot(recipe, seed, checkpoint_name, backend)
+    known = as_recipe(recipe)
+    product = RaggedDot(known, seed, checkpoint_name, backend)
 
     def octavo(
         lhs: Any,
@@ -71,7 +73,7 @@ def implementation(
                 )
         kernel = _kernel(rhs, ragged_dot_dimension_numbers)
         try:
-            check_precision(precision, product.recipe or HIGH_PRECISION)
+            check_precision(precision, known or HIGH_PRECISION)
         except ValueError as error:
             raise NotImplementedError(str(error)) from error
         out_dtype = preferred_element_type or jnp.result_type(lhs, rhs)

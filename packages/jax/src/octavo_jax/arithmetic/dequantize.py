@@ -72,6 +72,13 @@ def _padded(q: GroupedTensor, direction: Direction) -> bool:
     return direction == "columnwise" and q.spec.row_alignment > 1
 
 
+def decode_scales(q: GroupedTensor, direction: Direction) -> Array:
+    """fp32 bits of one plane's decode scales, in a shape that broadcasts against its payload."""
+    _, scale, second = q.plane(direction)
+    rows = rows_of(q)
+    return _spread(q, _scale_bits(q, scale, second, rows, direction), rows, direction)
+
+
 def dequantize(q: GroupedTensor, direction: Direction = "rowwise") -> Array:
     """fp32 values of one plane: [M, K] or [G, N, K]; rows past the sum are +0.
 

@@ -22,7 +22,7 @@ def transform(panels: Array) -> Array:
     p, n, k = panels.shape
     rounded = fp32.rounded_to_bfloat16(panels & fp32.MAGNITUDE) | (panels & fp32.SIGN)
     poisoned = (panels & fp32.MAGNITUDE) >= fp32.INFINITY
-    value = jnp.where(poisoned, fp32.NAN, rounded) ^ jnp.asarray(_FLIPPED)[:, None]
+    value = jnp.where(poisoned, fp32.NAN, rounded) ^ jnp.asarray(_FLIPPED)[None, :, None]
     for stride in (1, 2, 4, 8):
         pairs = value.reshape(p, n // (2 * stride), 2, stride, k)
         a, b = pairs[:, :, 0], pairs[:, :, 1]

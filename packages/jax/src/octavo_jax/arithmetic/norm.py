@@ -37,6 +37,11 @@ def _wide(x: Array) -> Array:
     return x.astype(jnp.float32)
 
 
+def _along_rows(parameter: Array, x: Array) -> Array:
+    """fp32 [C] with as many axes as x has."""
+    return _wide(parameter).reshape((1,) * (x.ndim - 1) + parameter.shape)
+
+
 def normalized(x: Array, gamma: Array, beta: Array | None, norm: Norm, epsilon: float) -> Normalized:
     """The rows of x [..., C], normalized, scaled by gamma [C] and shifted by beta, rounded once to x's dtype."""
     centered, mean = _wide(x), None
@@ -46,8 +51,8 @@ def normalized(x: Array, gamma: Array, beta: Array | None, norm: Norm, epsilon: 
         # what the sum's and the mean's rounding left over: x - mean may cancel
         centered = centered - jnp.mean(centered, axis=-1, keepdims=True)
     rstd = 1 / jnp.sqrt(jnp.mean(centered * centered, axis=-1) + np.float32(epsilon))
-    y = centered * rstd[..., None] * _wide(gamma)
-    return Normalized((y if beta is None else y + _wide(beta)).astype(x.dtype), mean, rstd)
+    y = centered * rstd[..., None] * _along_rows(gamma, x)
+    return Normalized((y if beta is None else y + _along_rows(beta, x)).astype(x.dtype), mean, rstd)
 
 
 def normalized_gradients(dy: Array, x: Array, gamma: Array, mean: Array | None, rstd: Array) -> NormGradients:
@@ -55,7 +60,7 @@ def normalized_gradients(dy: Array, x: Array, gamma: Array, mean: Array | None, 
     centered = _wide(x) if mean is None else _wide(x) - mean[..., None]
     normal = centered * rstd[..., None]
     wide_dy = _wide(dy)
-    grad = wide_dy * _wide(gamma)
+    grad = wide_dy * _along_rows(gamma, x)
     rest = grad - normal * jnp.mean(grad * normal, axis=-1, keepdims=True)
     if mean is not None:
         rest = rest - jnp.mean(grad, axis=-1, keepdims=True)

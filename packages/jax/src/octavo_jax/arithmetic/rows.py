@@ -66,7 +66,7 @@ def _passed(ends: Array, index: Array) -> Array:
 
     Comparisons and a sum: one small kernel that XLA shares among the callers, where each binary search is a loop.
     """
-    return jnp.sum(index[:, None] >= ends, axis=1, dtype=jnp.int32)
+    return jnp.sum(index[:, None] >= ends[None, :], axis=1, dtype=jnp.int32)
 
 
 class RaggedRows:
@@ -128,7 +128,7 @@ class RaggedRows:
         _, group, within = self._blocks(size)
         clamped = jnp.minimum(group, self.groups - 1)
         first = self.starts[clamped] + within * size
-        rows = first[:, None] + jnp.arange(size, dtype=jnp.int32)
+        rows = first[:, None] + jnp.arange(size, dtype=jnp.int32)[None, :]
         present = (rows < self.ends[clamped][:, None]) & (group < self.groups)[:, None]
         return jnp.where(present, rows, 0), present
 

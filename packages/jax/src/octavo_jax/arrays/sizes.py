@@ -20,11 +20,14 @@ SUM_PAST_ROWS = 2
 GroupSizes = Array | np.ndarray | Sequence[int]
 
 
-def as_group_sizes(group_sizes: GroupSizes, rows: int, blocks: tuple[int, ...] = ()) -> Array:
+def as_group_sizes(group_sizes: GroupSizes, rows: int, blocks: tuple[int, ...] = (), *, reports: bool = False) -> Array:
     """Integers of 32 bits or more [*blocks, G]: `group_sizes`, of `rows` rows each.
 
-    A list, a tuple or a numpy array is checked: ValueError for a negative size or a sum past `rows`. A jax.Array,
-    traced or not, is never read back; the backend clamps it and `status` says so.
+    A list, a tuple, a numpy array, and a jax.Array whose values lie on CPUs of this process are checked: ValueError for
+    a negative size or a sum past `rows`. One that is traced or on an accelerator is never read back; the backend clamps
+    it and `status` says so.
+
+    reports   the caller is told by `status` and asks for no error: then no jax.Array is checked
     """
     if isinstance(group_sizes, jax.Array):
         if (
@@ -36,15 +39,27 @@ def as_group_sizes(group_sizes: GroupSizes, rows: int, blocks: tuple[int, ...] =
                 f"group_sizes has shape {list(group_sizes.shape)} and dtype {group_sizes.dtype}; "
                 "it is one integer per group, shape [G]"
             )
+        if not reports and _is_on_host(group_sizes):
+            _check(np.asarray(group_sizes), rows)
         return widened(group_sizes)
     host = np.asarray(group_sizes)
     if host.shape[:-1] != blocks or host.ndim == 0 or not np.issubdtype(host.dtype, np.integer):
         raise ValueError(
             f"group_sizes has shape {list(host.shape)} and dtype {host.dtype}; it is one integer per group, shape [G]"
         )
-    for sizes in host.reshape(-1, host.shape[-1]):
-        check_group_sizes(sizes.tolist(), rows)
+    _check(host, rows)
     return jnp.asarray(host.astype(np.int32))
+
+
+def _check(sizes: np.ndarray, rows: int) -> None:
+    for block in sizes.reshape(-1, sizes.shape[-1]) if sizes.size else ():
+        check_group_sizes(block.tolist(), rows)
+
+
+def _is_on_host(array: Array) -> bool:
+    if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
+        return False
+    return all(device.platform == "cpu" for device in array.devices())
 
 
 def widened(integers: Array) -> Array:

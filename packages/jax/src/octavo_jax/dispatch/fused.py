@@ -8,31 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jax import Array
 
 import octavo_registry
-from octavo import NoBackendError
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.functions.composed import ComposedActivation, ComposedGradient, ComposedNorm, ComposedQuantizer, Extras
 from octavo_jax.functions.norms import NormSpec
-from octavo_registry import Plan, QuantizePlan, Request
+from octavo_registry import Plan, QuantizePlan
 from octavo_registry.contract.cards import Activation
+from octavo_registry.contract.request import FusedRequest
+from octavo_registry.dispatch.fusing import fusing
 from octavo_registry.dispatch.layer_requests import activation_request, norm_request
 
 Run = Callable[..., tuple[GroupedTensor, Extras]]
 
 
-def _served(quantizer: QuantizePlan, request: Request, backend: BackendNames) -> Plan | None:
+def _served(quantizer: QuantizePlan, request: FusedRequest, backend: BackendNames) -> Plan | None:
     """The plan of the fused operation, unless its backend could quantize, too, and was not chosen for that."""
-    try:
-        plan = octavo_registry.plan(request, backend=backend)
-    except NoBackendError:
-        return None
-    verdicts = {decision.backend: decision.verdict for decision in quantizer.decisions}
-    return None if verdicts.get(plan.backend) == "eligible" else plan
+    plan = fusing(partial(octavo_registry.plan, backend=backend), quantizer, request, codes=True)
+    return None if isinstance(plan, str) else plan
 
 
 def _quantizer(plan: QuantizePlan) -> ComposedQuantizer:

@@ -16,11 +16,13 @@ from octavo.formats import DType
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.device import DeviceKind, device_of
+from octavo_jax.layouts.moves import Called
 from octavo_jax.memo import Identities, Memo
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import GemmRequest, LayerPlan, Weight
 
 HIGH_PRECISION = HighPrecision()
+A_LAYER = Called("a layer")
 
 
 class LayerOptions(NamedTuple):
@@ -29,6 +31,7 @@ class LayerOptions(NamedTuple):
     preferred_element_type   dtype of y; None: the recipe's output_dtype, else x's
     checkpoint_name          of quantized operands; None names nothing
     output_checkpoint_name   of y
+    called                   what messages call the layer and its arguments
     """
 
     recipe: Recipe
@@ -36,6 +39,7 @@ class LayerOptions(NamedTuple):
     checkpoint_name: str | None
     output_checkpoint_name: str | None
     backend: str | tuple[str, ...] | None
+    called: Called
 
     @classmethod
     def of(
@@ -45,10 +49,12 @@ class LayerOptions(NamedTuple):
         checkpoint_name: str | None = None,
         output_checkpoint_name: str | None = None,
         backend: BackendNames = None,
+        called: Called = A_LAYER,
     ) -> LayerOptions:
         """From the arguments of a public function."""
         names = checkpoint_name, output_checkpoint_name
-        return cls(HIGH_PRECISION if recipe is None else recipe, preferred_element_type, *names, hashable(backend))
+        recipe = HIGH_PRECISION if recipe is None else recipe
+        return cls(recipe, preferred_element_type, *names, hashable(backend), called)
 
 
 class LayerRequest(NamedTuple):

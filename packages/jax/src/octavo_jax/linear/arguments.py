@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from octavo import Recipe
+from octavo import DelayedScaling, Recipe
+from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.linear.operands import Context
 from octavo_jax.quantizers.functional import check_group_offset
-from octavo_jax.scaling.delayed_state import DelayedState
+from octavo_jax.scaling.delayed_state import DelayedState, check_history
 from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import Weight
@@ -47,8 +48,12 @@ def check_operands(
         other = "((-1,), (2,))" if weight == "kn" else "((-1,), (1,))"
         hint = f"contract with contracting_dims={other}" if x.shape[-1] == n else f"give x [..., {k}]"
         raise ValueError(f"x has {x.shape[-1]} features and kernel {axes} = {shape} takes K = {k}; {hint}")
-    if bias is not None and bias.shape != (groups, n):
-        raise ValueError(f"bias has shape {list(bias.shape)}; kernel {axes} = {shape} needs [G, N] = [{groups}, {n}]")
+    if bias is not None:
+        if bias.shape != (groups, n):
+            raise ValueError(
+                f"bias has shape {list(bias.shape)}; kernel {axes} = {shape} needs [G, N] = [{groups}, {n}]"
+            )
+        dtype_name(bias.dtype, "bias")
     return groups, k, n
 
 
@@ -68,7 +73,7 @@ def check_sizes_fit(group_sizes: Array, groups: int, placement: Placement | None
 
 
 def check_state(recipe: Recipe | None, state: DelayedState | None, groups: int) -> None:
-    """ValueError unless there is a state of `groups` groups exactly where the recipe keeps one."""
+    """ValueError unless there is a state of `groups` groups, and of its steps, exactly where the recipe keeps one."""
     stateful = recipe is not None and recipe.stateful
     if stateful and state is None:
         raise ValueError("state is None and the recipe scales by history; give octavo_jax.init_delayed(recipe, groups)")
@@ -77,8 +82,16 @@ def check_state(recipe: Recipe | None, state: DelayedState | None, groups: int) 
         raise ValueError(f"state was given and the recipe {kind!r} keeps none; leave it out")
     if state is not None and not isinstance(state, DelayedState):
         raise ValueError(f"state is a {type(state).__name__}; give a DelayedState (octavo_jax.init_delayed makes one)")
-    if state is not None and state.x.scale.shape != (groups,):
-        raise ValueError(f"state is for {state.x.scale.shape[0]} groups and kernel has {groups}; make it for {groups}")
+    if state is None:
+        return
+    shapes = {operand: getattr(state, operand).scale.shape for operand in ("x", "kernel", "grad")}
+    others = [operand for operand, shape in shapes.items() if shape != (groups,)]
+    if others:
+        name, found = "state" if len(others) == len(shapes) else f"state.{others[0]}", shapes[others[0]]
+        has = found[0] if len(found) == 1 else list(found)
+        raise ValueError(f"{name} is for {has} groups and kernel has {groups}; make it for {groups}")
+    if isinstance(recipe, DelayedScaling):
+        check_history(state, recipe)
 
 
 def context_of(

@@ -11,6 +11,7 @@ from jax import Array
 
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
+from octavo_jax.linear.observed import Observed
 from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
 from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.quantizers.derivatives import in_reverse
@@ -34,7 +35,9 @@ def _forward(
     layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
 ) -> tuple[Array, DelayedState | None, GroupedTensor | None, GroupedTensor | None]:
     """y, the state with the amaxes of x and the kernel, and the two quantized."""
-    plan, w = layer.plan, stored_weight(layer, kernel)
+    seen = Observed.of(layer)
+    x, bias, context = seen.x(x), seen.bias(bias), seen.context(context)
+    plan, w = layer.plan, stored_weight(layer, seen.kernel(kernel))
     histories = (None, None) if state is None else (state.x, state.kernel)
     xq, of_x = quantize_operand(plan.quantize_x, layer, x, "x", context, histories[0])
     wq, of_kernel = quantize_operand(plan.quantize_w, layer, w, "w", context, histories[1])
@@ -63,10 +66,13 @@ def _backward(_: Layer, saved: Residuals, cotangents: tuple[Array, DelayedState 
     # The residuals' layer is the one whose planes were saved; a preference may have changed since.
     dy, later = cotangents
     layer, context, state = saved.layer, saved.context, saved.state
+    seen = Observed.of(layer)
+    # The forward pass may be unread and gone, so that nobody has looked at these yet.
+    dy, x, w, context = seen.dy(dy), seen.x(saved.x), seen.kernel(saved.w), seen.context(context)
     history = None if state is None else state.grad
     dyq, of_dy = quantize_operand(layer.plan.quantize_dy, layer, dy, "dy", context, history)
-    dx = input_gradient(layer, dy, dyq, saved.w, context)
-    dw = kernel_gradient(layer, saved.x, dy, dyq, context)
+    dx = input_gradient(layer, dy, dyq, w, context)
+    dw = kernel_gradient(layer, x, dy, dyq, context)
     if state is not None and of_dy is not None and later is not None:
         state = merged(DelayedState(state.x, state.kernel, of_dy), later)
     return dx, dw, bias_gradient(layer, dy, saved.bias, context), state, None

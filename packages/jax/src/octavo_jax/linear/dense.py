@@ -8,16 +8,16 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.axes import ContractingDims
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions
 from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.autograd import run_layer
 from octavo_jax.linear.dense_arguments import dense_operands
 from octavo_jax.scaling.delayed_state import DelayedState
-from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.axes import MeshAxes, called_as
 from octavo_jax.sharding.dense import out_of_blocks
 from octavo_jax.sharding.manual import summed_result
 
@@ -26,7 +26,7 @@ def dense(
     x: Array | np.ndarray,
     kernel: Array | np.ndarray,
     *,
-    recipe: Recipe | None,
+    recipe: RecipeLike,
     contracting_dims: ContractingDims = ((-1,), (0,)),
     bias: Array | np.ndarray | None = None,
     seed: int | Array | None = None,
@@ -52,8 +52,9 @@ def dense(
     The other arguments are those of `octavo_jax.grouped_dense`. Returns y [..., *N], and (y, state) with a state.
     Differentiable as `grouped_dense`, and raises the same errors.
     """
-    x = as_array(x)
-    options = LayerOptions.of(recipe, preferred_element_type, checkpoint_name, output_checkpoint_name, backend)
+    recipe, x = as_recipe(recipe), as_array(x)
+    names = checkpoint_name, output_checkpoint_name
+    options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called_as("dense", sharding))
     operands = dense_operands("dense", options, x, kernel, bias, state, contracting_dims, sharding)
     context = context_of(recipe, operands.group_sizes, seed, 0)
     of_layer = operands.layer, operands.x, operands.kernel, operands.bias, operands.state

@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from octavo_jax.arrays.axes import ContractingDims, DenseAxes, dense_axes
+from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.linear.arguments import as_array, check_state
 from octavo_jax.scaling.delayed_state import DelayedState
@@ -70,6 +71,8 @@ def dense_operands(
             f"bias has shape {list(bias.shape)}; kernel {list(kernel.shape)} with contracting_dims "
             f"{contracting_dims!r} needs {list(axes.columns)}"
         )
+    if bias is not None:
+        dtype_name(bias.dtype, "bias")
     check_state(options.recipe, state, 1)
     rows, matrix = in_blocks(placement, x, axes), as_stack(placement, kernel, axes)
     check_shards(placement, options.recipe, rows, matrix, axes.weight)

@@ -9,16 +9,17 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.axes import ContractingDims, grouped_weight
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, status
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions, layer_for
 from octavo_jax.linear.arguments import as_array, check_operands, check_sizes_fit, check_state, context_of
 from octavo_jax.linear.autograd import run_layer
+from octavo_jax.linear.expert_rows import ExpertRows
 from octavo_jax.scaling.delayed_state import DelayedState
-from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
 from octavo_jax.sharding.conflicts import check_shards, check_unnamed
 from octavo_jax.sharding.explicit import placed_layer
 from octavo_jax.sharding.manual import on_first, summed_result, unsummed
@@ -30,7 +31,7 @@ def grouped_dense(
     kernel: Array | np.ndarray,
     group_sizes: GroupSizes,
     *,
-    recipe: Recipe | None,
+    recipe: RecipeLike,
     contracting_dims: ContractingDims = ((-1,), (1,)),
     bias: Array | np.ndarray | None = None,
     seed: int | Array | None = None,
@@ -48,9 +49,10 @@ def grouped_dense(
     x                        [M, K] bf16, fp16 or fp32; rows are sorted by group. [*B, M, K]
                              counts as [prod(B) * M, K], and y has the axes back; unless the sizes have them, too
     kernel                   [G, K, N], or [G, N, K] with contracting_dims=((-1,), (2,)); not transposed in memory
-    group_sizes              [G] integers on the host (checked) or a jax.Array (clamped, never read back); sum <= M.
+    group_sizes              [G] integers, sum <= M: checked on the host and in a jax.Array on a CPU; clamped and never
+                             read back where they are traced or on an accelerator.
                              [*B, G]: of blocks of rows, each with a tail of its own; the kernel is [E * G, K, N] then
-    recipe                   None: HighPrecision
+    recipe                   a Recipe, or the name of one (`octavo.recipe`); None: HighPrecision
     contracting_dims         of x and the kernel, as `jax.lax.dot_general` has them; negative ones count from the end
     bias                     [G, N]
     seed                     of stochastic rounding: an int, an integer scalar array, or uint32 [2] words
@@ -60,8 +62,9 @@ def grouped_dense(
     output_checkpoint_name   what they call y; None: no name
     preferred_element_type   dtype of y; None: recipe.output_dtype, else x's
     sharding                 which mesh axes play which part, an `octavo_jax.MeshAxes`; None: one device, or arrays
-                             that the caller's shard_map has cut
-    return_status            also return an int32 status word: 0, or 1 (a size was negative) + 2 (sum past M)
+                             that the caller's shard_map has cut, unless `octavo_jax.mesh_roles` says more
+    return_status            also return an int32 status word: 0, or 1 (a size was negative) + 2 (sum past M); then a
+                             jax.Array is clamped on a CPU, too
     backend                  a name or a closed list of names
 
     Returns y [*B, M, N], rows past the sum zero and x not read there; then, where asked for, the new state and the
@@ -72,7 +75,10 @@ def grouped_dense(
     the amaxes of delayed scaling, are taken over data blocks. In stochastic rounding's counter the first group of block
     (e, f) has number group_offset + (f * E + e) * G.
 
-    With `sharding`, B is sharded by ep and by dp and fsdp, the kernel by ep, fsdp and tp. Tokens stay where they are:
+    With `sharding`, B is sharded by ep and by dp and fsdp, the kernel by ep, fsdp and tp. x [M, K] with sizes [G] is
+    sharded by ep, too: a device has M / E rows for its G / E experts, with a tail of their own.
+
+    Tokens stay where they are:
     shards of the kernel are quantized and the plane that a GEMM reads is gathered; the kernel's gradient is scattered
     over fsdp and summed over dp. Inside shard_map, the roles of its manual axes say how the local arrays belong
     together.
@@ -85,22 +91,25 @@ def grouped_dense(
     Raises ValueError for arguments that do not fit, NoBackendError when no installed backend serves them (`octavo why`
     prints the same table).
     """
+    recipe, sharding = as_recipe(recipe), in_force(sharding)
     x, kernel = as_array(x), as_array(kernel)
     bias = None if bias is None else as_array(bias)
     weight = grouped_weight(contracting_dims, x.ndim)
+    of_experts = ExpertRows.of(sharding, x, group_sizes)
+    x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
     placement = placement_of(sharding, group_sizes, x, kernel)
     groups, k, n = check_operands(x, kernel, weight, bias, placement)
     blocks = () if placement is None else placement.blocks
     rows = x if x.ndim == len(blocks) + 2 else x.reshape(-1, k)
-    sizes = as_group_sizes(group_sizes, rows.shape[-2], blocks)
+    sizes = as_group_sizes(group_sizes, rows.shape[-2], blocks, reports=return_status)
     check_sizes_fit(sizes, groups, placement)
     check_state(recipe, state, groups)
     check_shards(placement, recipe, x, kernel, weight)
     if sharding is None:
         check_unnamed("grouped_dense", x=x, kernel=kernel)
-    partial = unsummed(placement)
+    partial, called = unsummed(placement), called_as("grouped_dense", sharding)
     dtype = jnp.float32 if partial else preferred_element_type
-    options = LayerOptions.of(recipe, dtype, checkpoint_name, output_checkpoint_name, backend)
+    options = LayerOptions.of(recipe, dtype, checkpoint_name, output_checkpoint_name, backend, called)
     layer = layer_for(options, rows, kernel, weight=weight, training=False, placement=placement)
     if placement is not None:
         arrays = rows, kernel, on_first(bias, partial), sizes, state
@@ -108,7 +117,8 @@ def grouped_dense(
     context = context_of(recipe, sizes, seed, group_offset)
     y, new_state = run_layer("grouped_dense", layer, rows, kernel, bias, state, context)
     y = summed_result(y, partial, recipe, x, preferred_element_type)
-    results: list[Any] = [y.reshape(*x.shape[:-1], n) if y.ndim != x.ndim else y]
+    y = y.reshape(*x.shape[:-1], n) if y.ndim != x.ndim else y
+    results: list[Any] = [of_experts.out_of_blocks(y)]
     if state is not None:
         results.append(new_state)
     if return_status:

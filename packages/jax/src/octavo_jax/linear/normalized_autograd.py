@@ -14,6 +14,7 @@ from octavo_jax.dispatch.fused import Run, norm_run
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.functions.norms import NormSpec, octavo_normalization
 from octavo_jax.linear.computed_operands import ComputedOperand, NormSaved, normalized_operand, wgrad_x_if_quantized
+from octavo_jax.linear.observed import Observed
 from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight
 from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.memo import Identities, Memo
@@ -83,11 +84,13 @@ class Residuals:
 def _forward(
     of: NormLayer, a: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
 ) -> tuple[Results, tuple[ComputedOperand, NormSaved, GroupedTensor | None]]:
-    layer, w = of.layer, stored_weight(of.layer, a.kernel)
+    layer, seen = of.layer, Observed.of(of.layer)
+    w, bias, context = stored_weight(layer, seen.kernel(a.kernel)), seen.bias(a.bias), seen.context(context)
+    arrays = seen.x(a.x), seen.whole("gamma", a.gamma), seen.whole("beta", a.beta)
     histories = (None, None) if state is None else (state.x, state.kernel)
-    x, saved = normalized_operand(of.run, layer, of.norm, (a.x, a.gamma, a.beta), context, histories[0])
+    x, saved = normalized_operand(of.run, layer, of.norm, arrays, context, histories[0])
     wq, of_kernel = quantize_operand(layer.plan.quantize_w, layer, w, "w", context, histories[1])
-    y = forward_product(layer, x.array, x.q, w, wq, a.bias, context)
+    y = forward_product(layer, x.array, x.q, w, wq, bias, context)
     if state is not None and x.history is not None and of_kernel is not None:
         state = DelayedState(x.history, of_kernel, state.grad)
     return Results(y, x.array if wants_normalized else None, state), (x, saved, wq)
@@ -106,17 +109,19 @@ def _differentiated(
     of = of.trained()
     result, (x, norm, wq) = _forward(of, arrays, state, context, wants_normalized)
     w = dgrad_weight(of.layer, arrays.kernel, wq)
+    norm = norm._replace(x=arrays.x, gamma=arrays.gamma, beta=arrays.beta)
     saved = Residuals(of, norm, wgrad_x_if_quantized(of.layer, x), w, arrays.bias, context, result.state)
     return result, saved
 
 
 def _backward(_: NormLayer, __: bool, r: Residuals, cotangents: Results) -> tuple[Arrays, DelayedState | None, None]:
     layer, context, state = r.of.layer, r.context, r.state
-    dy, later = cotangents.y, cotangents.state
+    seen, later = Observed.of(layer), cotangents.state
+    dy, w, context = seen.dy(cotangents.y), seen.kernel(r.w), seen.context(context)
     dyq, of_dy = quantize_operand(
         layer.plan.quantize_dy, layer, dy, "dy", context, None if state is None else state.grad
     )
-    normalized_gradient = input_gradient(layer, dy, dyq, r.w, context)
+    normalized_gradient = input_gradient(layer, dy, dyq, w, context)
     x = octavo_normalization(*r.norm[:3], spec=r.of.norm).y if r.x is None else r.x
     dw = kernel_gradient(layer, x, dy, dyq, context)
     if cotangents.normalized is not None:

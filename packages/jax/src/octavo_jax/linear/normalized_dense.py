@@ -13,9 +13,9 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.axes import ContractingDims
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions
 from octavo_jax.functions.norms import check_norm
@@ -24,7 +24,7 @@ from octavo_jax.linear.dense_arguments import dense_operands
 from octavo_jax.linear.normalized_autograd import Arrays, norm_layer, octavo_layernorm_dense
 from octavo_jax.quantizers.derivatives import in_reverse
 from octavo_jax.scaling.delayed_state import DelayedState
-from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
 from octavo_jax.sharding.dense import out_of_blocks
 from octavo_registry.contract.cards import Norm
 
@@ -37,7 +37,7 @@ def layernorm_dense(
     *,
     norm: Norm = "rms",
     epsilon: float = 1e-6,
-    recipe: Recipe | None,
+    recipe: RecipeLike,
     bias: Array | np.ndarray | None = None,
     seed: int | Array | None = None,
     state: DelayedState | None = None,
@@ -62,13 +62,15 @@ def layernorm_dense(
     The other arguments are those of `octavo_jax.dense`. Returns y [..., *N], then, where asked for, the normalized rows
     and the new state. Reverse-mode differentiable once in x, kernel, gamma, beta and bias. Raises the same errors.
     """
-    x = as_array(x)
+    recipe, x = as_recipe(recipe), as_array(x)
     spec = check_norm(norm, epsilon, x, gamma, beta)
-    if sharding is not None and sharding.tp is not None and sharding.tp_dim == "K":
+    roles = in_force(sharding)
+    if roles is not None and roles.tp is not None and roles.tp_dim == "K":
         raise ValueError(
-            f"tp={sharding.tp!r} has tp_dim='K' and the normalization is over K, which that would cut; give tp_dim='N'"
+            f"tp={roles.tp!r} has tp_dim='K' and the normalization is over K, which that would cut; give tp_dim='N'"
         )
-    options = LayerOptions.of(recipe, preferred_element_type, checkpoint_name, output_checkpoint_name, backend)
+    names, called = (checkpoint_name, output_checkpoint_name), called_as("layernorm_dense", sharding)
+    options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called)
     operands = dense_operands("layernorm_dense", options, x, kernel, bias, state, contracting_dims, sharding)
     axes, placement = operands.axes, operands.placement
     if axes.k != x.shape[-1]:

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import HIGH_PRECISION
@@ -46,7 +47,7 @@ def ragged_dot(
     group_offset: Array | None = None,
     out_sharding: Any = None,
     *,
-    recipe: Recipe | None,
+    recipe: RecipeLike,
     seed: int | Array | None = None,
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
     output_checkpoint_name: str | None = None,
@@ -63,7 +64,7 @@ def ragged_dot(
 
     Rows past the sum of the sizes are zero, as JAX's; differentiable in reverse in lhs and rhs.
     """
-    recipe = HIGH_PRECISION if recipe is None else recipe
+    recipe = as_recipe(recipe) or HIGH_PRECISION
     check_precision(precision, recipe)
     if group_offset is not None:
         raise ValueError(

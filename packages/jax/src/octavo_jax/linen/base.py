@@ -11,8 +11,9 @@ from flax import linen as nn
 from jax import Array
 from jax.typing import DTypeLike
 
-from octavo import DelayedScaling, Recipe
+from octavo import DelayedScaling
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.modules.initializers import Initializer, zeros_init
 from octavo_jax.modules.states import State, fresh_state, update_states
@@ -32,7 +33,7 @@ Axes = tuple[str | None, ...]
 class QuantizedModule(nn.Module, kw_only=True):
     """Fields that every module has.
 
-    recipe                         None: HighPrecision
+    recipe                         a Recipe, or the name of one; None: HighPrecision
     dtype                          x, kernels and biases are cast to it first; None: as they are
     param_dtype                    of the parameters
     quantization_checkpoint_name   of everything quantized that the backward pass reads, for `octavo_jax.policies`;
@@ -42,7 +43,7 @@ class QuantizedModule(nn.Module, kw_only=True):
     backend                        a name or a closed list of names
     """
 
-    recipe: Recipe | None = None
+    recipe: RecipeLike = None
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
     quantization_checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
@@ -69,13 +70,14 @@ class QuantizedModule(nn.Module, kw_only=True):
         self, call: Callable[..., Any], seed: int | Array | None, *, groups: int = 1, layers: int = 1
     ) -> tuple[Any, ...]:
         """Results of `call` with seed, state, name, sharding and backend, less the state, which comes last."""
-        if seed is None and self.recipe is not None and self.recipe.stochastic:
+        recipe = as_recipe(self.recipe)
+        if seed is None and recipe is not None and recipe.stochastic:
             seed = jax.random.bits(self.make_rng(RNG), (2,), jnp.uint32)
-        fresh: Callable[[], State | None] = lambda: fresh_state(self.recipe, groups, layers)  # noqa: E731
-        stateful = isinstance(self.recipe, DelayedScaling)
+        fresh: Callable[[], State | None] = lambda: fresh_state(recipe, groups, layers)  # noqa: E731
+        stateful = isinstance(recipe, DelayedScaling)
         state = self.variable(STATE_COLLECTION, "state", fresh) if stateful else None
         result = call(
-            recipe=self.recipe,
+            recipe=recipe,
             seed=seed,
             state=None if state is None else state.value,
             checkpoint_name=self.quantization_checkpoint_name,
@@ -90,7 +92,7 @@ class QuantizedModule(nn.Module, kw_only=True):
         return results[:-1]
 
 
-def update_state(collection: Any, recipe: DelayedScaling, *, axis_name: str | tuple[str, ...] = ()) -> Any:
+def update_state(collection: Any, recipe: DelayedScaling | str, *, axis_name: str | tuple[str, ...] = ()) -> Any:
     """The collection at the end of a step: `octavo_jax.update_delayed` of every state, stacked ones layer by layer.
 
     Apply it once per step to the collection's gradient, after the last microbatch's has overwritten the others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from functools import partial
 
 from flax import linen as nn
@@ -14,24 +15,25 @@ from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, RouterStats, moe_mlp
 from octavo_jax.moe.experts import WeightsOn
 
 
-class MoE(MLPModule, kw_only=True):
+class MoE(MLPModule):
     """A Mixture-of-Experts block, `octavo_jax.moe.moe_mlp` of its parameters: dropless, top k, sizes on the device.
 
     Parameters: router [K, E], wi [E, K, C], wo [E, F, N], wi_bias [E, C], wo_bias [E, N]. The router sees x before it
     is cast to `dtype`. Fields: `MLPModule`'s, `QuantizedModule`'s and
 
-    num_experts, k               E, and experts a token goes to
+    num_experts, hidden, k       E, F, and experts a token goes to; k by name
     normalize, weights_on        as in `octavo_jax.moe.moe_mlp`
     exchange                     of tokens between devices, where `sharding` spreads the experts
     router_init, router_axes     of router
     """
 
-    num_experts: int
-    k: int
+    num_experts: int  # type: ignore[misc]  # mypy takes kernel_init, which is keyword-only, for the first field
+    hidden: int  # type: ignore[misc]
+    k: int = field(kw_only=True)
     normalize: bool = True
     weights_on: WeightsOn = "output"
     exchange: Exchange = DEFAULT_EXCHANGE
-    kernel_init: Initializer = grouped_kernel_init
+    kernel_init: Initializer = field(default=grouped_kernel_init, kw_only=True)
     router_init: Initializer = dense_kernel_init
     router_axes: Axes = ()
 
@@ -41,7 +43,7 @@ class MoE(MLPModule, kw_only=True):
     ) -> tuple[Array, RouterStats]:
         """x [..., K] to (y [..., N] in x's dtype, load and balance loss); mask [...] bool, False for padding."""
         router = self._parameter("router", self.router_init, (x.shape[-1], self.num_experts), self.router_axes)
-        wi, wo, bi, bo = self._mlp_parameters(x.shape[-1], self.num_experts)
+        wi, wo, bi, bo = self._mlp_parameters(self.hidden, x.shape[-1], self.num_experts)
         call = partial(
             moe_mlp,
             x,

@@ -8,6 +8,7 @@ from typing import Any
 from jax import Array
 
 from octavo import Recipe
+from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.functions.activations import features
 from octavo_jax.linear.arguments import check_state
 from octavo_jax.mlp.autograd import Arrays
@@ -49,6 +50,8 @@ def check_mlp_operands(
     for name, bias, columns in (("bi", bi, c), ("bo", bo, n)):
         if bias is not None and list(bias.shape) != [*group, columns]:
             raise ValueError(f"{name} has shape {list(bias.shape)}; it is {[*group, columns]}")
+        if bias is not None:
+            dtype_name(bias.dtype, name)
     return group[0] if group else 1
 
 

@@ -25,6 +25,7 @@ from octavo_jax.linear.computed_operands import (
     normalized_operand,
     wgrad_x_if_quantized,
 )
+from octavo_jax.linear.observed import Observed
 from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
 from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.mlp.plan import Mlp
@@ -102,6 +103,7 @@ def _states(*histories: tuple[ScalingHistory | None, ...]) -> tuple[DelayedState
 
 def _forward(mlp: Mlp, a: Arrays, states: States, context: Context) -> tuple[tuple[Array, States], Passed]:
     fc1, fc2, norm = mlp.fc1, mlp.fc2, None
+    a, context = _observed(mlp, a), Observed.of(fc1).context(context)
     s1, s2 = states or (None, None)
     if mlp.norm is None:
         q, of_x = quantize_operand(fc1.plan.quantize_x, fc1, a.x, "x", context, _of(s1, "x"))
@@ -124,6 +126,20 @@ def _forward(mlp: Mlp, a: Arrays, states: States, context: Context) -> tuple[tup
     return (y, states), Passed(x1, norm, w1, y1, x2, w2)
 
 
+def _observed(mlp: Mlp, a: Arrays) -> Arrays:
+    first, second = Observed.of(mlp.fc1), Observed.of(mlp.fc2)
+    return Arrays(
+        first.x(a.x),
+        first.whole("gamma", a.gamma),
+        first.whole("beta", a.beta),
+        first.kernel(a.wi),
+        second.kernel(a.wo),
+        first.bias(a.bi),
+        second.bias(a.bo),
+        first.probs(a.probs),
+    )
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _mlp(mlp: Mlp, arrays: Arrays, states: States, context: Context) -> tuple[Array, States]:
     return _forward(mlp, arrays, states, context)[0]
@@ -134,10 +150,13 @@ def _differentiated(
 ) -> tuple[tuple[Array, States], Residuals]:
     mlp = mlp.trained()
     result, passed = _forward(mlp, arrays, states, context)
+    norm = passed.norm
+    if norm is not None and arrays.gamma is not None:
+        norm = norm._replace(x=arrays.x, gamma=arrays.gamma, beta=arrays.beta)
     return result, Residuals(
         mlp,
-        passed.norm,
-        wgrad_x(mlp.fc1, *passed.x1[:2]) if passed.norm is None else wgrad_x_if_quantized(mlp.fc1, passed.x1),
+        norm,
+        wgrad_x(mlp.fc1, arrays.x, passed.x1.q) if passed.norm is None else wgrad_x_if_quantized(mlp.fc1, passed.x1),
         dgrad_weight(mlp.fc1, arrays.wi, passed.w1),
         passed.y1,
         wgrad_x_if_quantized(mlp.fc2, passed.x2),
@@ -152,18 +171,20 @@ def _differentiated(
 
 def _backward(_: Mlp, r: Residuals, cotangents: tuple[Array, States]) -> tuple[Arrays, States, None]:
     mlp, fc1, fc2 = r.mlp, r.mlp.fc1, r.mlp.fc2
-    dy, later_states = cotangents
+    first, second, later_states = Observed.of(fc1), Observed.of(fc2), cotangents[1]
+    dy, w1, w2 = second.dy(cotangents[0]), first.kernel(r.w1), second.kernel(r.w2)
     s1, s2 = r.states or (None, None)
-    context, later = r.context, _second(r.context)
+    context = first.context(r.context)
+    later = _second(context)
     dyq, of_dy = quantize_operand(fc2.plan.quantize_dy, fc2, dy, "dy", later, _of(s2, "grad"))
-    da = input_gradient(fc2, dy, dyq, r.w2, later)
+    da = input_gradient(fc2, dy, dyq, w2, later)
     x2 = octavo_activation(r.y1, r.probs, activation=mlp.activation) if r.x2 is None else r.x2
     dwo = kernel_gradient(fc2, x2, dy, dyq, later)
     dprobs = None if r.probs is None else octavo_probs_gradient(da, r.y1, activation=mlp.activation)
     gradient = ActivationQuantizer(mlp.quantize_gradient, mlp.activation, r.probs)
     dy1, dbi = activation_gradient_operand(gradient, fc1, da, r.y1, r.bi, context, _of(s1, "grad"))
-    dx = input_gradient(fc1, dy1.array, dy1.q, r.w1, context)
-    x1, dgamma, dbeta = r.x1, None, None
+    dx = input_gradient(fc1, dy1.array, dy1.q, w1, context)
+    x1, dgamma, dbeta = first.x(r.x1), None, None
     if r.norm is not None:
         assert mlp.norm is not None
         if x1 is None:

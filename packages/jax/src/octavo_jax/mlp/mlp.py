@@ -22,21 +22,22 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.axes import DenseAxes
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions
 from octavo_jax.functions.activations import check_activation, check_probs
 from octavo_jax.functions.norms import check_norm
 from octavo_jax.linear.arguments import as_array, check_sizes_fit, context_of
+from octavo_jax.linear.expert_rows import ExpertRows
 from octavo_jax.mlp.arguments import check_mlp_operands, check_states, mlp_placements, placed_mlp, y_columns
 from octavo_jax.mlp.autograd import Arrays, octavo_mlp
 from octavo_jax.mlp.plan import OutputNames, mlp_for
 from octavo_jax.quantizers.derivatives import in_reverse
 from octavo_jax.scaling.delayed_state import DelayedState
-from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
 from octavo_jax.sharding.conflicts import check_shards, check_unnamed
 from octavo_jax.sharding.dense import as_row, as_stack, in_blocks, matrix_placement, one_group_each, out_of_blocks
 from octavo_jax.sharding.manual import on_first, summed_result, unsummed
@@ -59,7 +60,7 @@ def grouped_mlp(
     probs: Array | None = None,
     bi: Array | None = None,
     bo: Array | None = None,
-    recipe: Recipe | None,
+    recipe: RecipeLike,
     seed: int | Array | None = None,
     state: States | None = None,
     group_offset: int | Array = 0,
@@ -77,7 +78,7 @@ def grouped_mlp(
     activation                silu, gelu, gelu_tanh, relu2, swiglu, geglu or geglu_tanh
     probs                     [M] float32, such as a router's weights; None: 1
     bi, bo                    [G, C] and [G, N]
-    recipe                    of both layers; None: HighPrecision
+    recipe                    of both layers: a Recipe, or the name of one; None: HighPrecision
     seed                      of stochastic rounding, as in `grouped_dense`; fc2 takes seed XOR 2^63
     state                     delayed scaling's: a pair of `DelayedState`, fc1's and fc2's
     group_offset              number of the first group, in stochastic rounding's counter
@@ -99,15 +100,18 @@ def grouped_mlp(
     pass; else they are composed. Raises ValueError for arguments that do not fit, NoBackendError when nothing serves
     them.
     """
-    x, wi, wo = as_array(x), as_array(wi), as_array(wo)
-    name = check_activation(activation)
+    recipe, x, wi, wo = as_recipe(recipe), as_array(x), as_array(wi), as_array(wo)
+    name, sharding = check_activation(activation), in_force(sharding)
     if wi.ndim != 3:
         raise ValueError(f"wi has shape {list(wi.shape)}; it is [G, K, C], layernorm_mlp takes one matrix")
+    check_probs(probs, x.shape[:-1])
+    of_experts = ExpertRows.of(sharding, x, group_sizes)
+    x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
+    probs = None if probs is None else of_experts.in_blocks("probs", probs, None)
     placements = mlp_placements(placement_of(sharding, group_sizes, x, wi), name)
     if sharding is None:
         check_unnamed("grouped_mlp", x=x, wi=wi, wo=wo)
     groups = check_mlp_operands(x, wi, wo, bi, bo, name, placements)
-    check_probs(probs, x.shape[:-1])
     blocks = () if placements[0] is None else placements[0].blocks
     in_blocks = x.ndim == len(blocks) + 2
     rows = x if in_blocks else x.reshape(-1, x.shape[-1])
@@ -118,7 +122,7 @@ def grouped_mlp(
         check_shards(placement, recipe, x, kernel, "kn")
     partial = unsummed(placements[1])
     dtype = jnp.float32 if partial else preferred_element_type
-    options = LayerOptions.of(recipe, dtype, checkpoint_name, backend=backend)
+    options = LayerOptions.of(recipe, dtype, checkpoint_name, None, backend, called_as("grouped_mlp", sharding))
     mlp = mlp_for(options, output_checkpoint_names, rows, wi, wo, name, None, placements)
     weights = probs if in_blocks or probs is None else probs.reshape(-1)
     arrays = Arrays(rows, None, None, wi, wo, bi, on_first(bo, partial), weights)
@@ -126,7 +130,7 @@ def grouped_mlp(
     context = context_of(recipe, sizes, seed, group_offset)
     y, new_state = in_reverse("grouped_mlp", octavo_mlp, mlp, arrays, state, context)
     y = summed_result(y, partial, recipe, x, preferred_element_type)
-    y = y if in_blocks else y.reshape(*x.shape[:-1], y.shape[-1])
+    y = of_experts.out_of_blocks(y if in_blocks else y.reshape(*x.shape[:-1], y.shape[-1]))
     return y if state is None else (y, new_state)
 
 
@@ -142,7 +146,7 @@ def layernorm_mlp(
     activation: Activation = "swiglu",
     bi: Array | None = None,
     bo: Array | None = None,
-    recipe: Recipe | None,
+    recipe: RecipeLike,
     seed: int | Array | None = None,
     state: States | None = None,
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
@@ -163,7 +167,7 @@ def layernorm_mlp(
     The other arguments, what is returned and what is raised are `grouped_mlp`'s for one group of all rows; delayed
     scaling's states are for one group. Differentiable in x, gamma, beta, wi, wo, bi and bo.
     """
-    x, wi, wo = as_array(x), as_array(wi), as_array(wo)
+    recipe, x, wi, wo = as_recipe(recipe), as_array(x), as_array(wi), as_array(wo)
     name = check_activation(activation)
     if wi.ndim != 2:
         raise ValueError(f"wi has shape {list(wi.shape)}; it is [K, C], grouped_mlp takes one matrix per group")
@@ -179,7 +183,7 @@ def layernorm_mlp(
         check_shards(placement, recipe, rows, kernel, "kn")
     partial = unsummed(placements[1])
     dtype = jnp.float32 if partial else preferred_element_type
-    options = LayerOptions.of(recipe, dtype, checkpoint_name, backend=backend)
+    options = LayerOptions.of(recipe, dtype, checkpoint_name, None, backend, called_as("layernorm_mlp", sharding))
     mlp = mlp_for(options, output_checkpoint_names, rows, *kernels, name, spec, placements)
     biases = as_row(placements[0], bi), on_first(as_row(placements[1], bo), partial)
     arrays = Arrays(rows, gamma, beta, *kernels, *biases, None)

@@ -82,8 +82,10 @@ def mlp_for(
     placements   of fc1 and fc2; x is [*B, M, K] then, and kernels have the groups of E blocks
     """
     first, second = output_checkpoint_names
-    hidden = options._replace(preferred_element_type=None, output_checkpoint_name=first)
+    called = options.called
+    fc1_called, fc2_called = called._replace(kernel="wi", bias="bi"), called._replace(kernel="wo", bias="bo")
+    hidden = options._replace(preferred_element_type=None, output_checkpoint_name=first, called=fc1_called)
     fc1 = layer_for(hidden, x, wi, training=False, placement=placements[0])
-    last = options._replace(output_checkpoint_name=second)
+    last = options._replace(output_checkpoint_name=second, called=fc2_called)
     fc2 = layer_for(last, x, wo, x_dtype=fc1.y_dtype, training=False, placement=placements[1])
     return mlp_of(fc1, fc2, activation, norm)

@@ -24,7 +24,7 @@ def fresh_state(recipe: Recipe | None, groups: int, layers: int = 1) -> State | 
     return states[0] if layers == 1 else states
 
 
-def update_states(tree: Any, recipe: DelayedScaling, *, axis_name: str | tuple[str, ...] = ()) -> Any:
+def update_states(tree: Any, recipe: DelayedScaling | str, *, axis_name: str | tuple[str, ...] = ()) -> Any:
     """`octavo_jax.update_delayed` of every `DelayedState` in `tree`; everything else is left as it is.
 
     A state with stacked leaves, as a scan over layers or a vmap of modules makes them, is updated layer by layer.

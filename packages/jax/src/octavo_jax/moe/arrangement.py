@@ -107,7 +107,7 @@ def arranged(
 def counts(experts: Array, num_experts: int) -> Array:
     """[num_experts] int32: how often each number occurs; others are not counted."""
     # Counting by comparison: a scatter-add of ones is serialised where XLA must be deterministic.
-    return jnp.sum(experts.reshape(-1, 1) == jnp.arange(num_experts, dtype=jnp.int32), axis=0, dtype=jnp.int32)
+    return jnp.sum(experts.reshape(-1, 1) == jnp.arange(num_experts, dtype=jnp.int32)[None, :], axis=0, dtype=jnp.int32)
 
 
 def limited(sizes: Array, rows: int) -> Array:

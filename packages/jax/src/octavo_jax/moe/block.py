@@ -7,15 +7,15 @@ from typing import Any
 from jax import Array
 from jax.typing import DTypeLike
 
-from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
 from octavo_jax.moe.experts import WeightsOn
 from octavo_jax.moe.local_block import Arrays, Body
 from octavo_jax.moe.sharded_block import devices_sharing_experts, over_mesh
-from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.axes import MeshAxes, in_force
 from octavo_registry.contract.cards import Activation
 
 
@@ -27,7 +27,7 @@ def moe_mlp(
     *,
     k: int,
     activation: Activation = "swiglu",
-    recipe: Recipe | None,
+    recipe: RecipeLike,
     normalize: bool = True,
     weights_on: WeightsOn = "output",
     mask: Array | None = None,
@@ -66,6 +66,7 @@ def moe_mlp(
     """
     if x.ndim == 0 or router.ndim != 2 or router.shape[0] != x.shape[-1]:
         raise ValueError(f"x has shape {list(x.shape)} and router {list(router.shape)}; they are [..., K] and [K, E]")
+    sharding = in_force(sharding)
     experts = router.shape[1] // devices_sharing_experts(sharding)
     if wi.ndim != 3 or wi.shape[0] != experts:
         raise ValueError(
@@ -77,7 +78,7 @@ def moe_mlp(
     body = Body(
         k=k,
         activation=activation,
-        recipe=recipe,
+        recipe=as_recipe(recipe),
         normalize=normalize,
         weights_on=weights_on,
         dtype=dtype,
@@ -89,5 +90,5 @@ def moe_mlp(
         exchange=exchange,
     )
     arrays = Arrays(x, mask, router, wi, wo, bi, bo, seed, state)
-    result = body.run(arrays) if sharding is None else over_mesh(body, arrays)
+    result = over_mesh(body, arrays) if sharding is not None and sharding.every else body.run(arrays)
     return (result.y, result.stats) if state is None else result

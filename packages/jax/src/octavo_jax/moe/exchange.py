@@ -16,6 +16,7 @@ from jax import Array, lax
 
 from octavo import Recipe
 from octavo.quantizer import Operand
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.moe.payload import payload_spec, sent
 
@@ -31,15 +32,16 @@ class Exchange:
               token; static, on every platform. "ragged": each choice goes where its expert is, by
               `jax.lax.ragged_all_to_all`, which GPUs have and XLA:CPU lacks. None: "ragged" on GPUs where a token has
               fewer choices than the axis has devices, because it then moves less; else "gather"
-    payload   RowScaling, BlockScaling or MXFP8: tokens on their way to the experts, and the gradients on theirs, travel
-              as its codes and scales and are dequantized on arrival. None: as they are. Sums travel as they are
+    payload   RowScaling, BlockScaling or MXFP8, or the name of one: tokens on their way to the experts, and the
+              gradients on theirs, travel as its codes and scales and are dequantized on arrival. None: as they are.
+              Sums travel as they are
     rows      R, rows of each device's experts. None: as many as any routing can ask of it, devices * T * min(k, local
               experts), so nothing is ever dropped. Fewer save memory and time; choices past them are left out, their
               weight with them, and counted in `RouterStats.dropped`
     """
 
     way: Way | None = None
-    payload: Recipe | None = None
+    payload: RecipeLike = None
     rows: int | None = None
 
     def __post_init__(self) -> None:
@@ -47,9 +49,11 @@ class Exchange:
             raise ValueError(f"way is {self.way!r}; it is 'gather', 'ragged' or None")
         if self.rows is not None and self.rows < 1:
             raise ValueError(f"rows is {self.rows}; give one or more, or None for as many as any routing can ask for")
-        if self.payload is not None:
-            payload_spec(self.payload, "x")
-            payload_spec(self.payload, "dy")
+        payload = as_recipe(self.payload)
+        object.__setattr__(self, "payload", payload)
+        if payload is not None:
+            payload_spec(payload, "x")
+            payload_spec(payload, "dy")
 
 
 DEFAULT_EXCHANGE = Exchange()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
+from octavo_jax.arrays.recipes import as_recipe
 from octavo_jax.dispatch.device import device_of
 from octavo_jax.mlp.mlp import States
 from octavo_jax.moe.arrangement import arrange, arranged
@@ -46,7 +47,7 @@ def spread_mlp(
     devices, (tokens, k) = lax.axis_size(axes), choices.experts.shape
     most = devices * tokens * min(k, experts.number)
     rows = most if exchange.rows is None else min(exchange.rows, most)
-    journey = Journey.of(axes, exchange.payload, experts.options["backend"])
+    journey = Journey.of(axes, as_recipe(exchange.payload), experts.options["backend"])
     run = _gathered if chosen_way(exchange, k, devices, device_of(x).kind) == "gather" else _ragged
     return run(x, choices, experts, journey, rows)
 

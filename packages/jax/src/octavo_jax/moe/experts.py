@@ -9,8 +9,8 @@ from typing import Any, Literal
 from jax import Array
 from jax.typing import DTypeLike
 
-from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.recipes import RecipeLike
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.mlp.mlp import OutputNames, States, grouped_mlp
 from octavo_jax.moe.arrangement import Routing
@@ -28,7 +28,7 @@ def routed_mlp(
     wo: Array,
     *,
     activation: Activation = "swiglu",
-    recipe: Recipe | None,
+    recipe: RecipeLike,
     weights_on: WeightsOn = "output",
     bi: Array | None = None,
     bo: Array | None = None,

@@ -84,7 +84,7 @@ def choose(logits: Array, k: int, *, normalize: bool, mask: Array | None, checkp
     _, chosen = lax.top_k(lax.stop_gradient(probabilities), k)
     chosen = named(chosen.astype(jnp.int32), checkpoint_name)  # before its first use, or the search runs again
     # A comparison and a sum, not a gather: its gradient is one, too, where a gather's scatters.
-    picked = chosen[:, :, None] == jnp.arange(experts, dtype=jnp.int32)
+    picked = chosen[:, :, None] == jnp.arange(experts, dtype=jnp.int32)[None, None, :]
     weights = jnp.sum(jnp.where(picked, probabilities[:, None, :], 0), axis=-1)
     if normalize:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)

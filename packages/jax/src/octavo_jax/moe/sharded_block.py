@@ -6,14 +6,17 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from octavo_jax.layouts.moves import place_of_caller
+from octavo_jax.layouts.observer import observed_beside
 from octavo_jax.mlp.arguments import mlp_placements
 from octavo_jax.moe import shared_states
 from octavo_jax.moe.local_block import Arrays, Body, Result
 from octavo_jax.moe.routing import RouterStats
 from octavo_jax.scaling.seeds import seed_words
-from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.axes import MeshAxes, called_as
 from octavo_jax.sharding.explicit import placed
 from octavo_jax.sharding.placement import Placement, mesh_of
+from octavo_jax.sharding.placement_of_call import wanted_of
 from octavo_jax.sharding.route import run
 
 _Names = tuple[str, ...]
@@ -49,7 +52,19 @@ def over_mesh(body: Body, a: Arrays) -> Result:
     dropped = None if body.exchange.rows is None or not body.sharding.ep else P()
     # Inside, what is the same on all devices is known by the specs: the statistics are sums over all axes of tokens.
     result = run(placement, part, (a,), (specs,), Result(P(tokens), RouterStats(P(), P(), dropped), specs.state))
-    return result._replace(state=shared_states.merged(result.state))  # type: ignore[no-any-return]
+    y = _observed_beside(result.y, a, specs, placement)
+    return result._replace(y=y, state=shared_states.merged(result.state))  # type: ignore[no-any-return]
+
+
+def _observed_beside(y: Any, a: Arrays, specs: Arrays, placement: Placement) -> Any:
+    """y; observed are the arguments themselves, for what stood in their place would be a residual of its own."""
+    called, place = called_as("moe_mlp", placement.axes), place_of_caller()
+    pairs = [
+        (one, wanted)
+        for name, one, spec in _by_name(a, specs)
+        if (wanted := wanted_of(called, placement, name, one, spec, place)) is not None
+    ]
+    return observed_beside(y, tuple(one for one, _ in pairs), tuple(wanted for _, wanted in pairs)) if pairs else y
 
 
 def devices_sharing_experts(sharding: MeshAxes | None) -> int:

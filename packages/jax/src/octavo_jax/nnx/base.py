@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Any, Required, TypedDict
 
@@ -11,11 +12,13 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from octavo import DelayedScaling, Recipe
+from octavo import DelayedScaling
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.modules.initializers import Initializer
 from octavo_jax.modules.states import State, fresh_state, next_seed, update_states
+from octavo_jax.nnx.whole_signature import all_parameters
 from octavo_jax.sharding.axes import MeshAxes
 
 Axes = tuple[str | None, ...]
@@ -33,7 +36,7 @@ class SeedState(nnx.Variable[Any]):
 class Common(TypedDict, total=False):
     """Keyword arguments that every module takes and passes on.
 
-    recipe                         None: HighPrecision
+    recipe                         a Recipe, or the name of one; None: HighPrecision
     dtype                          x, kernels and biases are cast to it first; None: as they are
     param_dtype                    of the parameters; float32 by default
     quantization_checkpoint_name   of everything quantized that the backward pass reads, for `octavo_jax.policies`;
@@ -44,7 +47,7 @@ class Common(TypedDict, total=False):
     rngs                           streams "params" and, for a stochastic recipe, "quantization" (or the default one)
     """
 
-    recipe: Recipe | None
+    recipe: RecipeLike
     dtype: DTypeLike | None
     param_dtype: DTypeLike
     quantization_checkpoint_name: str | None
@@ -54,21 +57,28 @@ class Common(TypedDict, total=False):
 
 
 class QuantizedModule(nnx.Module):
-    """What `octavo_jax.nnx` says of every module; its keyword arguments are `Common`'s."""
+    """What `octavo_jax.nnx` says of every module; its keyword arguments are `Common`'s.
+
+    TypeError for an argument that the module does not have, and without `rngs`.
+    """
 
     def __init__(
         self,
         groups: int,
         layers: int,
         *,
-        recipe: Recipe | None = None,
+        recipe: RecipeLike = None,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
         quantization_checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
         sharding: MeshAxes | None = None,
         backend: BackendNames = None,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None = None,
+        **unknown: object,
     ) -> None:
+        _check_arguments(type(self), rngs, tuple(unknown))
+        assert rngs is not None
+        recipe = as_recipe(recipe)
         state = fresh_state(recipe, groups, layers)
         self.delayed = nnx.data(None if state is None else ScalingState(state))
         base = calls = None
@@ -114,12 +124,24 @@ class QuantizedModule(nnx.Module):
         return results if state is None else results[:-1]
 
 
+def _check_arguments(module: type, rngs: nnx.Rngs | None, unknown: tuple[str, ...]) -> None:
+    if unknown:
+        known = list(all_parameters(module))
+        close = difflib.get_close_matches(unknown[0], known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"its arguments are {', '.join(known)}"
+        raise TypeError(f"{module.__name__} has no argument {unknown[0]!r}; {hint}")
+    if rngs is None:
+        raise TypeError(
+            f"{module.__name__} was given no rngs; give rngs=nnx.Rngs(seed), which its parameters draw from"
+        )
+
+
 def value_of(parameter: nnx.Param[Any] | None) -> Any:
     """The parameter's array; None where there is none."""
     return None if parameter is None else parameter[...]
 
 
-def update_state(module: nnx.Module, recipe: DelayedScaling, *, axis_name: str | tuple[str, ...] = ()) -> None:
+def update_state(module: nnx.Module, recipe: DelayedScaling | str, *, axis_name: str | tuple[str, ...] = ()) -> None:
     """End a step in place: `octavo_jax.update_delayed` of every `ScalingState` in the module.
 
     Call it once per step, after the last microbatch's gradient has overwritten the others; states that a vmap of

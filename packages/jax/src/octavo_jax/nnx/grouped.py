@@ -12,8 +12,10 @@ from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.modules.axes import cast
 from octavo_jax.modules.initializers import Initializer, grouped_kernel_init, zeros_init
 from octavo_jax.nnx.base import Axes, Common, QuantizedModule, value_of
+from octavo_jax.nnx.whole_signature import with_whole_signature
 
 
+@with_whole_signature
 class GroupedLinear(QuantizedModule):
     """One dense layer a group: y[r] = x[r] @ kernel[g] + bias[g]; kernel [G, K, N], bias [G, N] or None.
 

@@ -12,9 +12,11 @@ from octavo_jax.linear.normalized_dense import layernorm_dense
 from octavo_jax.modules.axes import cast
 from octavo_jax.modules.initializers import Initializer, dense_kernel_init, ones_init, zeros_init
 from octavo_jax.nnx.base import Axes, Common, QuantizedModule, value_of
+from octavo_jax.nnx.whole_signature import with_whole_signature
 from octavo_registry.contract.cards import Norm
 
 
+@with_whole_signature
 class Linear(QuantizedModule):
     """y = x @ kernel + bias; kernel [K, N], bias [N] or None.
 
@@ -50,6 +52,7 @@ class Linear(QuantizedModule):
         return y  # type: ignore[no-any-return]
 
 
+@with_whole_signature
 class LayerNormLinear(Linear):
     """A normalization of x's last axis and a dense layer, as `octavo_jax.layernorm_dense` fuses them.
 

@@ -12,6 +12,7 @@ from octavo_jax.mlp.mlp import OutputNames, grouped_mlp, layernorm_mlp
 from octavo_jax.modules.axes import cast, inner_columns
 from octavo_jax.modules.initializers import Initializer, dense_kernel_init, grouped_kernel_init, ones_init, zeros_init
 from octavo_jax.nnx.base import Axes, Common, QuantizedModule, value_of
+from octavo_jax.nnx.whole_signature import with_whole_signature
 from octavo_registry.contract.cards import Activation, Norm
 
 
@@ -79,6 +80,7 @@ class MLPModule(QuantizedModule):
         return bi, bo
 
 
+@with_whole_signature
 class GroupedMLP(MLPModule):
     """One MLP a group, as `octavo_jax.grouped_mlp` fuses it; wi [G, K, C], wo [G, F, N], wi_bias, wo_bias or None.
 
@@ -109,6 +111,7 @@ class GroupedMLP(MLPModule):
         return y  # type: ignore[no-any-return]
 
 
+@with_whole_signature
 class LayerNormMLP(MLPModule):
     """A normalization of x's last axis and an MLP, as `octavo_jax.layernorm_mlp` fuses them.
 

@@ -12,8 +12,10 @@ from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, RouterStats, moe_mlp
 from octavo_jax.moe.experts import WeightsOn
 from octavo_jax.nnx.base import Axes, value_of
 from octavo_jax.nnx.mlp import MLPModule, MLPOptions
+from octavo_jax.nnx.whole_signature import with_whole_signature
 
 
+@with_whole_signature
 class MoE(MLPModule):
     """A Mixture-of-Experts block, `octavo_jax.moe.moe_mlp` of its parameters: dropless, top k, sizes on the device.
 

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from octavo_jax.arrays.varying import varying_axes, varying_over
+from octavo_jax.quantizers.forward_mode import reverse_alone
 from octavo_jax.scaling.delayed_state import DelayedState, shared_state
+from octavo_jax.scaling.state_gradients import watched_state
 
 Result = TypeVar("Result")
 
@@ -34,20 +37,18 @@ def undifferentiated(x: Array) -> Array:
 
 
 def in_reverse(name: str, function: Callable[..., Result], *arguments: Any) -> Result:
-    """`function(*arguments)`, with a sentence where `jax.jvp` differentiates the public function called `name`.
+    """`function(*arguments)` for the public function called `name`, which may be differentiated in reverse alone.
 
-    Inside `jax.shard_map` every array has one type from here on, as custom_vjps want it; what transposes that sums
-    gradients of arrays that shards share, and takes the largest of their amaxes of a delayed state.
+    Forward-mode differentiation of it (`jax.jvp`, `jax.linearize`, inside of `jax.jit` and outside) is a TypeError with
+    its name. A gradient that leaves out a delayed state warns, see `octavo_jax.scaling.state_gradients`. Inside
+    `jax.shard_map` every array has one type from here on, as custom_vjps want it; what transposes that sums gradients
+    of arrays that shards share, and takes the largest of their amaxes of a delayed state.
     """
-    try:
-        return function(*_alike(arguments))
-    except TypeError as error:
-        if "custom_vjp" not in str(error):
-            raise
-        raise TypeError(
-            f"{name} was given to forward-mode differentiation (jax.jvp, jax.jacfwd, jax.hessian) and is a custom_vjp "
-            "function: rounding to codes has no derivative to push forward, so use jax.grad or jax.vjp"
-        ) from None
+    return function(*_watched(_reversed(name, _alike(arguments))))
+
+
+def _is_state(leaf: Any) -> bool:
+    return isinstance(leaf, DelayedState)
 
 
 def _alike(arguments: Any) -> Any:
@@ -56,6 +57,32 @@ def _alike(arguments: Any) -> Any:
         return arguments
 
     def cast(leaf: Any) -> Any:
-        return shared_state(leaf, axes) if isinstance(leaf, DelayedState) else varying_over(leaf, axes)
+        return shared_state(leaf, axes) if _is_state(leaf) else varying_over(leaf, axes)
 
-    return jax.tree.map(cast, arguments, is_leaf=lambda leaf: isinstance(leaf, DelayedState))
+    return jax.tree.map(cast, arguments, is_leaf=_is_state)
+
+
+def _is_differentiable(leaf: Any) -> bool:
+    return isinstance(leaf, jax.core.Tracer) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _reversed(name: str, arguments: Any) -> Any:
+    """`arguments`, whose arrays refuse to be pushed forward; a state's "gradient" is none, and is left alone."""
+
+    def passed(leaf: Any) -> Any:
+        return reverse_alone(name, leaf) if not _is_state(leaf) and _is_differentiable(leaf) else leaf
+
+    return jax.tree.map(passed, arguments, is_leaf=_is_state)
+
+
+def _watched(arguments: Any) -> Any:
+    """`arguments`, whose states warn where other arrays are differentiated and they are not."""
+    leaves = jax.tree.leaves(arguments, is_leaf=_is_state)
+    arrays = [leaf for leaf in leaves if not _is_state(leaf) and _is_differentiable(leaf)]
+    if not arrays:
+        return arguments
+
+    def passed(leaf: Any) -> Any:
+        return watched_state(leaf, arrays) if _is_state(leaf) else leaf
+
+    return jax.tree.map(passed, arguments, is_leaf=_is_state)

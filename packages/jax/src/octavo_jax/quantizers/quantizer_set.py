@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 import jax
 from jax import Array
 
-from octavo import DelayedScaling, QuantizerSpec, Recipe
+from octavo import DelayedScaling, HighPrecision, QuantizerSpec
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.quantizers import saving
@@ -109,13 +110,14 @@ class QuantizerSet:
 
 
 def quantizer_set(
-    recipe: Recipe, *, groups: int | None = None, checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
+    recipe: RecipeLike, *, groups: int | None = None, checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
 ) -> QuantizerSet:
     """The quantizers of `recipe`'s operands.
 
     groups            needed by delayed scaling, whose fresh state has one column per group
     checkpoint_name   what each quantizer names its outputs; None: nothing
     """
+    recipe = as_recipe(recipe) or HighPrecision()
     histories: tuple[ScalingHistory | None, ...] = (None, None, None)
     if isinstance(recipe, DelayedScaling):
         if groups is None:

@@ -31,6 +31,7 @@ from octavo.formats import FORMAT_MAX, Format
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.quantize import group_amax
 from octavo_jax.arithmetic.rows import RaggedRows, Rows, StackedRows
+from octavo_jax.arrays.recipes import as_delayed
 from octavo_jax.arrays.varying import varying_axes, varying_over
 
 
@@ -57,8 +58,9 @@ class DelayedState:
     grad: ScalingHistory
 
 
-def init_delayed(recipe: DelayedScaling, groups: int) -> DelayedState:
+def init_delayed(recipe: DelayedScaling | str, groups: int) -> DelayedState:
     """The state before the first step: history 0, scale 1."""
+    recipe = as_delayed(recipe)
     if groups < 1:
         raise ValueError(f"groups is {groups}; a layer has one or more")
 
@@ -66,6 +68,17 @@ def init_delayed(recipe: DelayedScaling, groups: int) -> DelayedState:
         return ScalingHistory(jnp.zeros((recipe.history, groups), jnp.float32), jnp.ones(groups, jnp.float32))
 
     return DelayedState(fresh(), fresh(), fresh())
+
+
+def check_history(state: DelayedState, recipe: DelayedScaling) -> None:
+    """ValueError unless all three operands of `state` remember as many steps as `recipe` asks for."""
+    for operand in ("x", "kernel", "grad"):
+        steps = getattr(state, operand).history.shape[0]
+        if steps != recipe.history:
+            raise ValueError(
+                f"state.{operand} remembers {steps} steps and the recipe has history={recipe.history}; make the state "
+                "with octavo_jax.init_delayed(recipe, groups), or give the recipe that it was made for"
+            )
 
 
 def amax_of(x: Array, group_sizes: Array | None) -> Array:
@@ -149,7 +162,7 @@ def _updated(
 
 
 def update_delayed(
-    state: DelayedState, recipe: DelayedScaling, *, axis_name: str | tuple[str, ...] = ()
+    state: DelayedState, recipe: DelayedScaling | str, *, axis_name: str | tuple[str, ...] = ()
 ) -> DelayedState:
     """The state at the end of a step, equal to `octavo_numerics.update_delayed` of each operand.
 
@@ -157,8 +170,11 @@ def update_delayed(
                 those without tokens too
 
     A group that recorded nothing is untouched. Else its history rolls, the recorded amax goes to the end, slot 0
-    becomes 0, and scale = fl(fl(max * 2^-margin) / amax) where that amax is finite.
+    becomes 0, and scale = fl(fl(max * 2^-margin) / amax) where that amax is finite. ValueError where the state's
+    history has another length than the recipe's.
     """
+    recipe = as_delayed(recipe)
+    check_history(state, recipe)
 
     def updated(history: ScalingHistory, of: Format) -> ScalingHistory:
         top = float(np.float32(np.ldexp(FORMAT_MAX[of], -recipe.margin)))

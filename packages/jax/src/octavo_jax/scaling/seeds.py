@@ -14,15 +14,19 @@ def seed_words(seed: int | Array | np.ndarray) -> Array:
     """uint32 [2], low word first, of a seed modulo 2^64.
 
     seed   a host integer of any size; an integer scalar array, traced or not (a negative one is taken modulo 2^64);
-           or uint32 [2] words, as this function returns them
+           uint32 [2] words, as this function returns them; or a key (`jax.random.key`), whose own two words are taken,
+           and of a generator with more of them two words that it draws
     """
     if isinstance(seed, jax.Array | np.ndarray):
         seed = jnp.asarray(seed)
+        if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+            return _key_words(seed)
         if seed.dtype == jnp.uint32 and seed.shape == (2,):
             return seed
         if seed.ndim != 0 or not jnp.issubdtype(seed.dtype, jnp.integer):
             raise ValueError(
-                f"seed has shape {list(seed.shape)} and dtype {seed.dtype}; give an integer scalar, or uint32 [2] words"
+                f"seed has shape {list(seed.shape)} and dtype {seed.dtype}; give an integer scalar, uint32 [2] "
+                "words, or one key of jax.random.key"
             )
         if seed.dtype.itemsize == 8:
             return jnp.stack([seed.astype(jnp.uint32), (seed >> 32).astype(jnp.uint32)])
@@ -31,8 +35,19 @@ def seed_words(seed: int | Array | np.ndarray) -> Array:
     try:
         value = operator.index(seed) % (1 << 64)
     except TypeError:
-        raise ValueError(f"seed is {seed!r}; give an integer or an integer scalar array") from None
+        raise ValueError(
+            f"seed is {seed!r}; give an integer, an integer scalar array, or a key of jax.random.key"
+        ) from None
     return jnp.asarray(np.array([value & 0xFFFFFFFF, value >> 32], np.uint32))
+
+
+def _key_words(key: Array) -> Array:
+    if key.ndim:
+        raise ValueError(
+            f"seed is {key.size} keys of shape {list(key.shape)}; give one of them, such as jax.random.split(key)[0]"
+        )
+    words = jax.random.key_data(key)
+    return words if words.shape == (2,) else jax.random.bits(key, (2,), jnp.uint32)
 
 
 def second_stream(words: Array) -> Array:

@@ -1,9 +1,13 @@
-"""MeshAxes: which mesh axis plays which part in a layer."""
+"""MeshAxes: which mesh axis plays which part in a layer, and the roles of a whole model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import jax
+
+from octavo_jax.layouts.moves import POLICIES, Called, Policy
 
 Axes = str | tuple[str, ...] | None
 Role = Literal["dp", "fsdp", "tp", "ep"]
@@ -22,6 +26,8 @@ class MeshAxes:
     ep        shards experts: blocks of tokens, and the kernel's groups
     tp_dim    "N" (column-parallel) or "K" (row-parallel)
     fsdp_dim  "K", "N" or "G"; None: "K" where tp_dim is "N", else "N"
+    moves     what becomes of an array of an Auto mesh that is not placed as these roles ask, so that XLA has to move it
+              between devices: "warn" of it (`MoveWarning`), an "error", or "allow" it
 
     Raises ValueError where a role is no name, an axis has two roles, or two roles take one dimension of the kernel.
     """
@@ -32,12 +38,17 @@ class MeshAxes:
     ep: Axes = None
     tp_dim: Literal["N", "K"] = "N"
     fsdp_dim: Dim | None = None
+    moves: Policy = "warn"
 
     def __post_init__(self) -> None:
         if self.tp_dim not in ("N", "K"):
             raise ValueError(f"tp_dim is {self.tp_dim!r}; tensor parallelism shards the kernel's 'N' or 'K'")
         if self.fsdp_dim not in (None, "G", "K", "N"):
             raise ValueError(f"fsdp_dim is {self.fsdp_dim!r}; it is 'K', 'N', 'G' or None")
+        if self.moves not in POLICIES:
+            raise ValueError(
+                f"moves is {self.moves!r}; it is {', '.join(map(repr, POLICIES[:-1]))} or {POLICIES[-1]!r}"
+            )
         taken: dict[str, Role] = {}
         for role in ROLES:
             for name in self.names(role):
@@ -73,3 +84,38 @@ class MeshAxes:
     def every(self) -> tuple[str, ...]:
         """All axes that have a role."""
         return tuple(name for role in ROLES for name in self.names(role))
+
+
+# A value of JAX's own context: what is traced under one model's roles is traced again under another's.
+_model: Any = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
+
+
+def mesh_roles(axes: MeshAxes) -> Any:
+    """A context in which every layer that is given no `sharding` takes `axes`.
+
+    It is for one thread, and holds for what is traced in it. A jitted function that is called with other roles than
+    before is traced again. `sharding=MeshAxes()` gives one layer no roles. A layer of one matrix has no experts to
+    spread: ep spreads its tokens there, inside of dp and fsdp.
+
+    Raises ValueError where `axes` is not a MeshAxes.
+    """
+    if not isinstance(axes, MeshAxes):
+        raise ValueError(f"axes is {axes!r}; give octavo_jax.MeshAxes(ep=..., fsdp=...), which names the mesh axes")
+    return _model(axes)
+
+
+def current_roles() -> MeshAxes | None:
+    """What `mesh_roles` says here; None outside of it."""
+    roles: MeshAxes | None = _model.value
+    return roles
+
+
+def in_force(sharding: MeshAxes | None) -> MeshAxes | None:
+    """The roles of a call that was given `sharding`."""
+    return current_roles() if sharding is None else sharding
+
+
+def called_as(function: str, sharding: MeshAxes | None) -> Called:
+    """A public function that was given `sharding`, for messages."""
+    roles = in_force(sharding)
+    return Called(function, moves=roles.moves) if isinstance(roles, MeshAxes) else Called(function)

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from octavo_jax.arrays.axes import DenseAxes
 from octavo_jax.arrays.sizes import one_group
 from octavo_jax.sharding import specs
-from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.sharding.axes import MeshAxes, in_force
 from octavo_jax.sharding.conflicts import check_unnamed
 from octavo_jax.sharding.explicit import explicit_axes, placed
 from octavo_jax.sharding.placement import Letter, Placement
@@ -26,15 +26,22 @@ from octavo_jax.sharding.placement_of_call import placement_of
 def matrix_placement(function: str, sharding: MeshAxes | None, x: Array, kernel: Array) -> Placement | None:
     """The placement of x [..., K] and a kernel of one matrix; None on one device.
 
-    ValueError where a role is for groups, no mesh is in scope, or the shards do not divide the first axis of x.
+    Of a model's roles (`mesh_roles`) ep spreads tokens, and fsdp_dim="G" is as if it were not given. ValueError where a
+    role is for groups, no mesh is in scope, or the shards do not divide the first axis of x.
     """
+    is_of_model = sharding is None
+    sharding = in_force(sharding)
     if sharding is None:
         check_unnamed(function, x=x, kernel=kernel)
         return None
+    if is_of_model and sharding.fsdp_dim == "G":
+        sharding = replace(sharding, fsdp_dim=None)
     placement = placement_of(sharding, (1,), x, kernel)
     if placement is None:
         return None
-    if sharding.ep is not None or sharding.fsdp_dim == "G":
+    if is_of_model:
+        placement = replace(placement, one_matrix=True)
+    elif sharding.ep is not None or sharding.fsdp_dim == "G":
         role = f"ep={sharding.ep!r}" if sharding.ep is not None else "fsdp_dim='G'"
         raise ValueError(f"{function} was given {role} and its kernel is one matrix, without groups; leave it out")
     if placement.mesh is None:
@@ -59,7 +66,8 @@ def gathered_factors(placement: Placement | None) -> tuple[int, int]:
     return (1, 1) if placement is None else (placement.whole_size("k", 1), placement.whole_size("n", 1))
 
 
-def _reshaped(placement: Placement, array: Array, shape: tuple[int, ...], spec: PartitionSpec) -> Array:
+def reshaped(placement: Placement, array: Array, shape: tuple[int, ...], spec: PartitionSpec) -> Array:
+    """`array` with another shape, placed as `spec` on the Explicit axes of a mesh."""
     if placement.mesh is None or not explicit_axes(placement.mesh):
         return array.reshape(shape)
     return lax.reshape(array, shape, out_sharding=NamedSharding(placement.mesh, spec))
@@ -75,7 +83,7 @@ def in_blocks(placement: Placement | None, x: Array, axes: DenseAxes) -> Array:
         return x.reshape(-1, axes.k)
     x = placed(placement.mesh, "x", x, _rows_spec(placement, axes, "i", axes.contracted), tokens=True)
     rows = math.prod(axes.rows) // math.prod(placement.blocks)
-    return _reshaped(placement, x, (*placement.blocks, rows, axes.k), specs.rows(placement, "i"))
+    return reshaped(placement, x, (*placement.blocks, rows, axes.k), specs.rows(placement, "i"))
 
 
 def out_of_blocks(placement: Placement | None, y: Array, axes: DenseAxes, letter: Letter = "o") -> Array:
@@ -84,7 +92,7 @@ def out_of_blocks(placement: Placement | None, y: Array, axes: DenseAxes, letter
     shape = (*axes.rows, *columns)
     if placement is None or not placement.blocks:
         return y.reshape(shape)
-    return _reshaped(placement, y, shape, _rows_spec(placement, axes, letter, len(columns)))
+    return reshaped(placement, y, shape, _rows_spec(placement, axes, letter, len(columns)))
 
 
 def _rows_spec(placement: Placement, axes: DenseAxes, column: Letter, columns: int) -> Any:
@@ -100,7 +108,7 @@ def as_stack(placement: Placement | None, kernel: Array, axes: DenseAxes) -> Arr
     k: list[Letter | None] = ["k", *[None] * (axes.contracted - 1)]
     n: list[Letter | None] = ["n", *[None] * (len(axes.columns) - 1)] if axes.columns else []
     kernel = placed(placement.mesh, "kernel", kernel, _spec(placement, *(k + n if axes.weight == "kn" else n + k)))
-    return _reshaped(placement, kernel, matrix, specs.kernel(placement, axes.weight))
+    return reshaped(placement, kernel, matrix, specs.kernel(placement, axes.weight))
 
 
 def as_row(placement: Placement | None, bias: Array | None) -> Array | None:
@@ -109,7 +117,7 @@ def as_row(placement: Placement | None, bias: Array | None) -> Array | None:
         return None if bias is None else bias.reshape(1, -1)
     letters: list[Letter | None] = ["o", *[None] * (bias.ndim - 1)] if bias.ndim else []
     bias = placed(placement.mesh, "bias", bias, _spec(placement, *letters))
-    return _reshaped(placement, bias, (1, bias.size), specs.groups(placement, columns="o"))
+    return reshaped(placement, bias, (1, bias.size), specs.groups(placement, columns="o"))
 
 
 def one_group_each(placement: Placement | None, rows: Array) -> Array:

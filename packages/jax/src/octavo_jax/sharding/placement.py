@@ -59,12 +59,14 @@ class Placement:
     mesh    the abstract mesh; None: one device, or a mesh that is known when XLA partitions the program
     blocks  the leading axes of the tokens as the caller gave them
     experts one leading axis is of expert blocks, not of data blocks
+    one_matrix   the kernel has no groups that ep could shard: it shards tokens, inside of dp and fsdp
     """
 
     axes: MeshAxes
     mesh: _Mesh | None
     blocks: tuple[int, ...]
     experts: bool = False
+    one_matrix: bool = False
 
     @property
     def manual(self) -> frozenset[str]:
@@ -99,7 +101,8 @@ class Placement:
         """Of the tokens' leading axes: (E, F), (E,) or (F,)."""
         if len(self.blocks) == 2:
             return ("e", "f")
-        return () if not self.blocks else ("e",) if self.experts or self.axes.ep else ("f",)
+        experts = self.experts or (self.axes.ep and not self.one_matrix)
+        return () if not self.blocks else ("e",) if experts else ("f",)
 
     def count(self, letter: Letter) -> int:
         """Blocks along "e" or "f"."""
@@ -109,9 +112,9 @@ class Placement:
         """The mesh axes that shard a dimension, the caller's manual ones included."""
         axes = self.axes
         if letter == "e":
-            return axes.names("ep")
+            return () if self.one_matrix else axes.names("ep")
         if letter == "f":
-            return axes.names("dp") + axes.names("fsdp")
+            return axes.names("dp") + axes.names("fsdp") + (axes.names("ep") if self.one_matrix else ())
         if letter in ("m", "h"):
             return ()
         if letter in ("i", "o"):

@@ -1,4 +1,4 @@
-"""The placement of a call, from its arguments and the mesh in scope."""
+"""The placement of a call, from its arguments and the mesh in scope, and what it wants of one array."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 from jax import Array
+from jax.sharding import AxisType, PartitionSpec
 
+from octavo_jax.layouts.moves import Called, Place, Wanted
+from octavo_jax.layouts.shares import MeshShape, entries_of
 from octavo_jax.sharding.axes import ROLES, MeshAxes
 from octavo_jax.sharding.placement import Placement, mesh_of
 
@@ -51,3 +54,24 @@ def check_axes(axes: MeshAxes, there: tuple[str, ...]) -> None:
                     f"{role}={getattr(axes, role)!r} names the mesh axis {name!r} and the mesh has "
                     f"{', '.join(map(repr, there))}; name one of these, or enter the mesh with jax.set_mesh"
                 )
+
+
+def wanted_of(
+    called: Called, placement: Placement | None, name: str, array: Array, spec: PartitionSpec, place: Place
+) -> Wanted | None:
+    """What a layer wants of the placement of its argument `name`; None where types say it, or the caller has cut it.
+
+    spec   of `octavo_jax.sharding.specs`; without roles it is of what is whole everywhere
+    """
+    mesh = mesh_of(array) if placement is None or placement.route == "single" else placement.mesh
+    if mesh is not None:
+        kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        if AxisType.Auto not in kinds.values():
+            return None
+        mesh = MeshShape.of(mesh, frozenset(name for name, kind in kinds.items() if kind == AxisType.Manual))
+    entries = None
+    if placement is not None and placement.axes.every:
+        entries = entries_of(spec, array.ndim)
+        if placement.deferred:
+            entries = tuple(sum(map(placement.axes_of, letters), ()) for letters in entries)  # type: ignore[arg-type]
+    return Wanted(called.function, name, mesh, entries, called.moves, place)

@@ -1,0 +1,29 @@
+"""The argument `recipe` of every public function: a Recipe, the name of one, or None."""
+
+from __future__ import annotations
+
+from octavo import DelayedScaling, Recipe
+from octavo import recipe as recipe_named
+
+RecipeLike = Recipe | str | None
+"""A recipe, the name of one with its defaults (`octavo.recipe`), or None for high precision."""
+
+
+def as_recipe(recipe: object) -> Recipe | None:
+    """The recipe that the argument means; RecipeError for an unknown name, ValueError for anything else."""
+    if recipe is None or isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, str):
+        return recipe_named(recipe)
+    given = f"the class {recipe.__name__}" if isinstance(recipe, type) else f"a {type(recipe).__name__}"
+    hint = f", such as octavo.{recipe.__name__}()" if isinstance(recipe, type) and issubclass(recipe, Recipe) else ""
+    raise ValueError(f"recipe is {given}; give a Recipe{hint}, the name of one, or None for high precision")
+
+
+def as_delayed(recipe: DelayedScaling | str) -> DelayedScaling:
+    """The recipe of delayed scaling that the argument means; ValueError for a recipe that keeps no state."""
+    found = as_recipe(recipe)
+    if not isinstance(found, DelayedScaling):
+        kind = "None" if found is None else repr(found.kind)
+        raise ValueError(f"recipe is {kind}, which keeps no state; give octavo.DelayedScaling(...) or its name")
+    return found

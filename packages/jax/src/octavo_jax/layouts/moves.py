@@ -1,0 +1,165 @@
+"""What is said of an array that has to move before a layer can read it: a warning or an error, with its bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from octavo_jax.layouts.shares import (
+    Entries,
+    MeshShape,
+    elements_to_fetch,
+    entries_of_shares,
+    shares_of_entries,
+    spelled,
+)
+
+Policy = Literal["warn", "error", "allow"]
+POLICIES: tuple[Policy, ...] = ("warn", "error", "allow")
+
+
+class MoveWarning(UserWarning):
+    """An array is not placed as a layer reads it, so that XLA moves it between devices at every call.
+
+    `warnings.filterwarnings("error", category=octavo_jax.MoveWarning)` makes an error of it, as
+    `octavo_jax.MeshAxes(moves="error")` does.
+    """
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the caller's program."""
+
+    file: str
+    line: int
+
+
+class Called(NamedTuple):
+    """What a caller knows a layer by: the public function, its arguments, and what it wants said of them."""
+
+    function: str
+    x: str = "x"
+    kernel: str = "kernel"
+    bias: str = "bias"
+    moves: Policy = "warn"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How one array of a layer should be placed.
+
+    function   the public function that reads it
+    array      what that function calls it
+    mesh       None where it is known when the program is lowered
+    entries    None: whole on every device, because no axis of a mesh has a role
+    policy     what becomes of one that is placed otherwise
+    place      who called the function
+    """
+
+    function: str
+    array: str
+    mesh: MeshShape | None
+    entries: Entries | None
+    policy: Policy
+    place: Place
+
+    def with_axis(self, at: int) -> Wanted:
+        """Of an array with one more dimension, which nothing cuts."""
+        if self.entries is None:
+            return self
+        return replace(self, entries=(*self.entries[:at], (), *self.entries[at:]))
+
+    def shares(self, shape: Sequence[int], devices: int) -> np.ndarray:
+        """What each device reads."""
+        if self.entries is None or self.mesh is None:
+            return shares_of_entries(MeshShape(("all",), (devices,)), ((),) * len(shape), shape)
+        return shares_of_entries(self.mesh, self.entries, shape)
+
+
+@dataclass(frozen=True)
+class Move:
+    """An array that is placed otherwise than a layer reads it. Printable.
+
+    placed           "P('ep', None)", or in words where no PartitionSpec says it
+    wanted           likewise
+    bytes_received   the most that a device lacks of what it reads
+    """
+
+    function: str
+    array: str
+    shape: tuple[int, ...]
+    placed: str
+    wanted: str
+    bytes_received: int
+    has_roles: bool
+
+    def __str__(self) -> str:
+        what = f"{self.array} {list(self.shape)} is placed as {self.placed} and"
+        moves = f"a device fetches {self.bytes_received} bytes of it from others"
+        if not self.has_roles:
+            return f"{what} no mesh axis has a role, so that every device reads all of it: {moves}"
+        return f"{what} sharding needs {self.wanted}: {moves}"
+
+    @property
+    def sentence(self) -> str:
+        """With the function, and what to do."""
+        fix = (
+            f"place {self.array} as {self.wanted}, or give octavo_jax.MeshAxes roles that fit"
+            if self.has_roles
+            else "say what part each mesh axis plays, with sharding=octavo_jax.MeshAxes(...) or octavo_jax.mesh_roles"
+        )
+        return f"{self.function}: {self}; {fix} (octavo_jax.MeshAxes(moves='allow') accepts it)"
+
+
+def move_of(wanted: Wanted, shape: Sequence[int], itemsize: int, held: np.ndarray) -> Move | None:
+    """What has to move of an array whose shares are `held`; None where every device has what it reads."""
+    number = elements_to_fetch(held, wanted.shares(shape, len(held)))
+    if number == 0:
+        return None
+    found = None if wanted.mesh is None else entries_of_shares(wanted.mesh, held, shape)
+    placed = _in_words(held, shape) if found is None else spelled(found)
+    target = spelled(((),) * len(shape) if wanted.entries is None else wanted.entries)
+    has_roles = wanted.entries is not None
+    return Move(wanted.function, wanted.array, tuple(shape), placed, target, number * itemsize, has_roles)
+
+
+def _in_words(shares: np.ndarray, shape: Sequence[int]) -> str:
+    counts = [len(np.unique(shares[:, dim, 0])) for dim in range(len(shape))]
+    cuts = [f"axis {dim} in {count}" for dim, count in enumerate(counts) if count > 1]
+    return f"cut along {' and '.join(cuts)}" if cuts else "on some of the devices"
+
+
+_said: dict[Any, Any] = {}  # as a module's __warningregistry__, for Python's rule of one warning per place
+
+
+def tell(move: Move, policy: Policy, place: Place) -> None:
+    """Warn at `place`, or raise ValueError, or nothing, as `policy` says."""
+    if policy == "error":
+        raise ValueError(move.sentence)
+    if policy == "warn":
+        warnings.warn_explicit(move.sentence, MoveWarning, place.file, place.line, registry=_said)
+
+
+_INNER = (
+    *(f"{Path(sys.modules[name].__file__ or '').parent}/" for name in ("octavo_jax", "jax")),
+    contextlib.__file__,  # of JAX's decorators
+)
+
+
+def place_of_caller() -> Place:
+    """The line that called into this package, past flax's and JAX's own frames."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*_INNER, "<")) and "/flax/" not in file:
+            return Place(file, frame.f_lineno)
+        frame = frame.f_back
+    return Place("<unknown>", 0)

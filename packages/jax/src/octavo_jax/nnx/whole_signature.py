@@ -1,0 +1,35 @@
+"""Signatures of modules as readers see them: the keyword arguments that __init__ passes on, by name.
+
+A module's __init__ takes its own arguments and `**common`, which its base classes take apart; `help`, `inspect` and
+documentation tools would show that and no more.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TypeVar
+
+Module = TypeVar("Module", bound=type)
+
+
+def all_parameters(module: type) -> dict[str, inspect.Parameter]:
+    """Of __init__ and of the __init__ of base classes that it passes keywords on to; positional ones first."""
+    parameters: dict[str, inspect.Parameter] = {}
+    for base in module.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        own = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+        for one in own:
+            positional = base is module and one.kind is one.POSITIONAL_OR_KEYWORD
+            if positional or one.kind is one.KEYWORD_ONLY:
+                parameters.setdefault(one.name, one)
+        if all(one.kind is not one.VAR_KEYWORD or one.name == "unknown" for one in own):
+            break
+    return dict(sorted(parameters.items(), key=lambda item: item[1].kind))
+
+
+def with_whole_signature(module: Module) -> Module:
+    """A class decorator: the module shows all of them."""
+    signature = inspect.Signature(list(all_parameters(module).values()))
+    module.__signature__ = signature  # type: ignore[attr-defined]
+    return module

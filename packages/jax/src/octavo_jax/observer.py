@@ -1,0 +1,159 @@
+"""observed: what quantization does to x, the kernel and dy of a grouped layer, as the "gradient" of a tap.
+
+dy exists in the backward pass alone, and a jitted function has no side effects. So a tap is a differentiable argument
+on which the loss does not depend, and whose cotangent is not a derivative but what was counted:
+
+    def loss(params, taps, batch):
+        y = octavo_jax.observed(taps["fc1"], x, params["fc1"], sizes, recipe=recipe)
+        ...
+
+    taps = {"fc1": octavo_jax.new_tap(experts)}
+    value, (grads, seen) = jax.value_and_grad(loss, argnums=(0, 1))(params, taps, batch)
+    wandb.log(octavo_jax.observations(seen))
+
+Jit the step twice, with taps and with None in the place of each, and call the first at one step in a hundred. A layer
+inside `jax.lax.scan` takes its tap from the scanned inputs, one for each layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from octavo import HighPrecision, Recipe
+from octavo.health import FIELDS, numbers_of
+from octavo.quantizer import Operand
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
+from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes
+from octavo_jax.linear.grouped import grouped_dense
+from octavo_jax.quantizers.stats import TensorStats, check_rows, counted
+from octavo_jax.scaling.delayed_state import DelayedState
+from octavo_jax.scaling.seeds import seed_words
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Tap:
+    """What one call counts of its operands, float32 [7, G] each, in the order of TensorStats' fields; zeros before."""
+
+    x: Array
+    kernel: Array
+    grad: Array
+
+    def stats(self) -> dict[str, TensorStats]:
+        """By operand; one that no call had has elements of 0."""
+        return {name: TensorStats(*getattr(self, name)) for name in ("x", "kernel", "grad")}
+
+
+def new_tap(groups: int) -> Tap:
+    """A tap that has counted nothing. ValueError for fewer than one group."""
+    if groups < 1:
+        raise ValueError(f"groups is {groups}; a layer has one or more")
+    zeros = jnp.zeros((len(FIELDS), groups), jnp.float32)
+    return Tap(zeros, zeros, zeros)
+
+
+def observed(
+    tap: Tap | None,
+    x: Array | np.ndarray,
+    kernel: Array | np.ndarray,
+    group_sizes: GroupSizes,
+    *,
+    recipe: RecipeLike,
+    rows: int | None = 128,
+    **options: Any,
+) -> Any:
+    """`grouped_dense(x, kernel, group_sizes, recipe=recipe, **options)`, whose operands the "gradient" of `tap` counts.
+
+    tap      None: nothing is counted, and this is grouped_dense
+    rows     of each group that are looked at, a multiple of 128, evenly spread; None: all. An amax is of all rows
+
+    Results and gradients are those of `grouped_dense`. Stochastic rounding is counted with the bits of seed 0.
+    ValueError for x with blocks of rows, and with `sharding`: inside `jax.shard_map` each shard has a tap of its own.
+    """
+    recipe = as_recipe(recipe)
+    result = grouped_dense(x, kernel, group_sizes, recipe=recipe, **options)
+    if tap is None:
+        return result
+    x, kernel = jnp.asarray(x), jnp.asarray(kernel)
+    if x.ndim != 2 or options.get("sharding") is not None:
+        raise ValueError(
+            f"x has shape {list(x.shape)} and sharding is {options.get('sharding')}; a tap takes rows [M, K] of one "
+            "device, inside jax.shard_map those of a shard"
+        )
+    used = HighPrecision() if recipe is None else recipe
+    state: DelayedState | None = options.get("state")
+    look = partial(_counted, used, check_rows(rows))
+    sizes = as_group_sizes(group_sizes, x.shape[0])
+    _, (contracted, *_) = options.get("contracting_dims", ((-1,), (1,)))
+    matrices = kernel.swapaxes(1, 2) if contracted in (1, -2) else kernel
+    seen_x = look("x", x, sizes, None if state is None else state.x.scale)
+    seen_kernel = look("w", matrices, None, None if state is None else state.kernel.scale)
+    y, *more = result if isinstance(result, tuple) else (result,)
+    grad_scale = None if state is None else state.grad.scale
+    y = _tapped(used, check_rows(rows), y, tap, (seen_x, seen_kernel), sizes, grad_scale)
+    return (y, *more) if more else y
+
+
+def _counted(recipe: Recipe, rows: int, operand: Operand, value: Array, sizes: Array | None, scale: Any) -> Array:
+    spec = recipe.quantizer(operand)
+    direction = "rowwise" if spec is None or spec.shares_codes else spec.directions[0]
+    seed = seed_words(0) if spec is not None and spec.stochastic else None
+    given = scale if spec is not None and spec.scaling == "delayed" else None
+    result: Array = counted(value, sizes, seed, given, spec=spec, direction=direction, rows=rows)
+    return result
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _tapped(
+    recipe: Recipe, rows: int, y: Array, tap: Tap, seen: tuple[Array, Array], sizes: Array, scale: Array | None
+) -> Array:
+    return y
+
+
+def _forward(
+    recipe: Recipe, rows: int, y: Array, tap: Tap, seen: tuple[Array, Array], sizes: Array, scale: Array | None
+) -> tuple[Array, Any]:
+    return y, (seen, sizes, scale)
+
+
+def _backward(recipe: Recipe, rows: int, saved: Any, dy: Array) -> tuple[Any, ...]:
+    (seen_x, seen_kernel), sizes, scale = saved
+    seen_grad = _counted(recipe, rows, "dy", dy, sizes, scale)
+    return dy, Tap(seen_x, seen_kernel, seen_grad), None, None, None
+
+
+_tapped.defvjp(_forward, _backward)
+
+
+def observations(seen: Any, prefix: str = "octavo/", *, experts: bool = False) -> dict[str, float]:
+    """Flat numbers for W&B or TensorBoard of a pytree of taps that gradients came back in; waits for them.
+
+    experts   also of each expert, as "<layer>/<operand>/expert<g>/<what>"
+
+    Keys are "<prefix><layer>/<operand>/<what>", the layer being the tap's path in the pytree: amax, non_finite (a
+    number of elements), and where the operand is quantized saturated, underflow (shares of the elements looked at) and
+    sqnr_db. An SQNR that does not exist, without a signal or without noise, is left out.
+    """
+    taps, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(seen), is_leaf=lambda leaf: isinstance(leaf, Tap))
+    numbers: dict[str, float] = {}
+    for path, tap in taps:
+        layer = jax.tree_util.keystr(path, simple=True, separator=".") or "model"
+        for operand in ("x", "kernel", "grad"):
+            values = np.asarray(getattr(tap, operand), np.float64)
+            start = f"{prefix}{layer}/{operand}/"
+            sums = np.where(np.array(FIELDS) == "amax", values.max(axis=1), values.sum(axis=1))
+            numbers |= _numbers(start, sums)
+            for expert in range(values.shape[1] if experts else 0):
+                numbers |= _numbers(f"{start}expert{expert}/", values[:, expert])
+    return numbers
+
+
+def _numbers(start: str, values: np.ndarray) -> dict[str, float]:
+    return {start + name: value for name, value in numbers_of(values.tolist()).items()}

@@ -1,0 +1,114 @@
+"""tensor_stats: what a quantizer does to a tensor, group by group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from octavo import QuantizerSpec
+from octavo.health import FIELDS, WINDOW
+from octavo.quantizer import Direction
+from octavo_jax.arithmetic.stats import operand_stats
+from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
+from octavo_jax.quantizers.functional import check_scale
+from octavo_jax.scaling.seeds import seed_words
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TensorStats:
+    """One entry per group, float32 [G]. octavo_numerics.TensorStats defines each; past 2^24 a count is rounded.
+
+    elements    elements that were looked at
+    amax        largest magnitude, NaN winning, of all rows
+    non_finite  elements that decode to NaN or infinity
+    saturated   finite elements cut to the format's largest value
+    underflow   finite elements that are not zero and decode to zero
+    signal      sum of x^2, and noise the sum of (decoded - x)^2, over elements finite on both sides
+    """
+
+    elements: Array
+    amax: Array
+    non_finite: Array
+    saturated: Array
+    underflow: Array
+    signal: Array
+    noise: Array
+
+    @property
+    def sqnr_db(self) -> Array:
+        """10 log10(signal / noise): Inf where nothing was lost, NaN where there was no signal."""
+        return 10 * jnp.log10(self.signal / self.noise)
+
+    def total(self) -> TensorStats:
+        """The groups taken together, as one."""
+        sums = {name: getattr(self, name).sum(keepdims=True) for name in FIELDS if name != "amax"}
+        return TensorStats(amax=self.amax.max(keepdims=True), **sums)
+
+
+def check_rows(rows: int | None) -> int:
+    """`rows` with 0 for None; ValueError for anything but a positive multiple of WINDOW."""
+    if rows is None:
+        return 0
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1 or rows % WINDOW:
+        raise ValueError(f"rows is {rows!r}; give a multiple of {WINDOW}, the rows of a block of scales, or None")
+    return rows
+
+
+def tensor_stats(
+    x: Array | np.ndarray,
+    spec: QuantizerSpec,
+    group_sizes: GroupSizes | None = None,
+    *,
+    direction: Direction | None = None,
+    seed: int | Array | None = None,
+    scale: Array | np.ndarray | None = None,
+    rows: int | None = None,
+) -> TensorStats:
+    """Quantize `x` as `quantize` does and count what is lost: octavo_numerics.tensor_stats on x's device.
+
+    direction   "rowwise" or "columnwise"; None: the first that `spec.orientation` names. Hadamard column data are
+                judged in the Hadamard domain
+    rows        look at this many rows of each group, a multiple of 128, evenly spread; None: at all. The amax is that
+                of all rows, and scales are made from it where they span a group. Scales of whole columns and Hadamard
+                data always take all rows
+
+    Other arguments are those of `quantize`. It may be jitted; it is not differentiated. Raises ValueError for arguments
+    that do not fit.
+    """
+    x = jnp.asarray(x)
+    if x.ndim not in (2, 3):
+        raise ValueError(f"x has shape {list(x.shape)}; it is ragged rows [M, K] or stacked matrices [G, N, K]")
+    if x.ndim == 3 and group_sizes is not None:
+        raise ValueError(f"x has shape {list(x.shape)} and group_sizes was given; stacked matrices take none")
+    if direction not in (None, "rowwise", "columnwise"):
+        raise ValueError(f"direction is {direction!r}; it is 'rowwise', 'columnwise' or None")
+    if spec.stochastic and seed is None:
+        raise ValueError("seed is None and rounding is 'stochastic'; give an integer seed, another one each step")
+    sizes = None
+    if x.ndim == 2:
+        sizes = one_group(x.shape[0]) if group_sizes is None else as_group_sizes(group_sizes, x.shape[0])
+    words = seed_words(seed) if spec.stochastic and seed is not None else None
+    scale = check_scale(scale, spec, x.shape[0] if sizes is None else sizes.shape[0])
+    way: Direction = "rowwise" if spec.shares_codes else direction or spec.directions[0]
+    return TensorStats(*counted(x, sizes, words, scale, spec=spec, direction=way, rows=check_rows(rows)))
+
+
+@partial(jax.jit, static_argnames=("spec", "direction", "rows"))
+def counted(
+    x: Array,
+    sizes: Array | None,
+    seed: Array | None,
+    scale: Array | None,
+    *,
+    spec: QuantizerSpec | None,
+    direction: Direction,
+    rows: int,
+) -> Array:
+    """float32 [7, G]: see arithmetic.stats.operand_stats. No gradient flows into it."""
+    return operand_stats(lax.stop_gradient(x), sizes, spec, direction, seed, scale, rows)

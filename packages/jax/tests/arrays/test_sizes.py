@@ -1,0 +1,59 @@
+"""Group sizes: their ends, and sizes past the rows in every place where they may lie."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import octavo
+import octavo_jax
+from octavo_jax.arrays.sizes import SUM_PAST_ROWS, group_ends, status
+
+M, K, N = 24, 32, 8
+
+
+def test_ends_do_not_wrap(rng: np.random.Generator) -> None:
+    """Sizes may each be as large as the rows, and their sum past 2^32: an end that has reached the rows stays there."""
+    rows, groups = 1 << 20, (1 << 12) + 60
+    sizes = rng.integers(0, 3, groups).astype(np.int32)
+    sizes[rng.integers(3, 40) :] = rows
+    wanted = np.minimum(np.cumsum(sizes, dtype=np.int64), rows)
+    assert sizes.sum(dtype=np.int64) > 1 << 32
+    ends, word = jax.jit(lambda sizes: (group_ends(sizes, rows), status(sizes, rows)))(sizes)
+    assert np.array_equal(ends, wanted)
+    assert int(word) == SUM_PAST_ROWS
+
+
+CALLS: dict[str, Any] = {
+    "grouped_dense": lambda x, sizes: octavo_jax.grouped_dense(
+        x, jnp.ones((2, K, N)), sizes, recipe=None, backend="jax-reference"
+    ),
+    "grouped_mlp": lambda x, sizes: octavo_jax.grouped_mlp(
+        x, jnp.ones((2, K, 2 * N)), jnp.ones((2, N, K)), sizes, recipe=None, backend="jax-reference"
+    ),
+    "quantize": lambda x, sizes: octavo_jax.quantize(x, octavo.MXFP8().quantizer("x"), sizes, backend="jax-reference"),
+}
+
+
+@pytest.mark.parametrize("sizes", [[20, 5], [-1, 5]], ids=["past the rows", "negative"])
+@pytest.mark.parametrize("name", CALLS)
+def test_sizes_on_a_cpu_are_checked(name: str, sizes: list[int]) -> None:
+    """Values that lie in this process's memory cost nothing to read, and what is wrong there is said and not cut off;
+    in a traced program nothing is read."""
+    call, x = CALLS[name], jnp.ones((M, K))
+    for given in (sizes, np.array(sizes), jnp.asarray(sizes, jnp.int32)):
+        with pytest.raises(ValueError, match=r"sum to 25 and the tensor has 24 rows|group_sizes\[0\] is -1"):
+            call(x, given)
+    jax.eval_shape(call, x, jnp.asarray(sizes, jnp.int32))
+
+
+def test_a_caller_who_asks_for_the_status_is_told_by_it() -> None:
+    """With return_status an array is clamped on a CPU, too, and the word says what was wrong."""
+    call = partial(octavo_jax.grouped_dense, recipe=None, return_status=True, backend="jax-reference")
+    y, word = call(jnp.ones((M, K)), jnp.ones((2, K, N)), jnp.array([20, 5]))
+    assert (int(word), float(y[-1, 0])) == (SUM_PAST_ROWS, K)

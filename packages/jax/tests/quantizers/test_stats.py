@@ -1,0 +1,131 @@
+"""tensor_stats and observed: the definition's numbers on a tensor's own device, in and out of a training step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import octavo
+import octavo_jax
+import octavo_numerics
+from octavo import DelayedScaling, QuantizerSpec
+from octavo.health import FIELDS
+
+SIZES = [100, 0, 150]
+SLOW = [
+    ("fp8-current", "dy", "rowwise"),
+    ("fp8-row", "x", "columnwise"),
+    ("fp8-block", "dy", "columnwise"),
+    ("nvfp4", "x", "rowwise"),
+    ("nvfp4", "dy", "rowwise"),
+]
+CASES = [
+    ("fp8-delayed", "x", "rowwise"),
+    ("mxfp8", "x", "rowwise"),
+    ("nvfp4", "x", "columnwise"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+]
+"""XLA compiles each for seconds."""
+
+
+def spec_of(name: str, operand: str) -> QuantizerSpec:
+    spec = octavo.recipe(name).quantizer(operand)  # type: ignore[arg-type]
+    assert spec is not None
+    return spec
+
+
+SUMS = 2.0**14 * 2.0**-24
+"""Bound of a float32 sum of n positive squares, relative: n * 2^-24, and no group has 2^14 elements."""
+
+
+def check_equal(ours: octavo_jax.TensorStats, theirs: octavo_numerics.TensorStats) -> None:
+    """Counts and amax exactly, sums within their bound."""
+    for name in FIELDS:
+        actual, expected = np.asarray(getattr(ours, name), np.float64), getattr(theirs, name)
+        if name in ("signal", "noise"):
+            np.testing.assert_allclose(actual, expected, rtol=SUMS)
+        else:
+            np.testing.assert_array_equal(actual, expected, name)
+
+
+@pytest.mark.parametrize(("name", "operand", "way"), CASES)
+def test_the_numbers_are_those_of_the_definition(name: str, operand: str, way: Any, rng: np.random.Generator) -> None:
+    """Ragged rows with an empty group and a poisoned tail; values that vanish, and that delayed scaling cuts."""
+    spec = spec_of(name, operand)
+    x = (rng.standard_normal((300, 48)) * np.logspace(-3, 3, 48)).astype(ml_dtypes.bfloat16)
+    x[250:] = np.nan
+    more: dict[str, Any] = {"seed": 3} if spec.stochastic else {}
+    if spec.scaling == "delayed":
+        more["scale"] = np.array([2, 1, 0.25], np.float32)
+    ours = octavo_jax.tensor_stats(x, spec, SIZES, direction=way, **more)
+    check_equal(ours, octavo_numerics.tensor_stats(x, spec, SIZES, direction=way, **more))
+
+
+@pytest.mark.parametrize("name", ["fp8-current", pytest.param("nvfp4", marks=pytest.mark.slow)])
+def test_a_sample_is_quantized_as_a_part_of_the_whole(name: str, rng: np.random.Generator) -> None:
+    """The rows of a sample, counted with the definition's codes of *all* rows: no scale is another one."""
+    spec = spec_of(name, "x")
+    x = rng.standard_normal((1100, 32)).astype(ml_dtypes.bfloat16)
+    x[700, 3] = 900  # an outlier that the sample leaves out, and whose scale it has to have
+    sizes = [600, 60, 420]
+    sample = octavo_jax.tensor_stats(x, spec, sizes, rows=256)
+    values = octavo_numerics.dequantize(octavo_numerics.quantize(x, spec, sizes), spec.directions[0])
+    # windows of 128 rows, spread evenly: of 5 the first and the third, of 4 the first and the third, of one that one
+    parts = [[(0, 128), (256, 384)], [(600, 660)], [(660, 788), (916, 1044)]]
+    noise = [sum(float(((values[a:b] - x[a:b].astype(np.float64)) ** 2).sum()) for a, b in p) for p in parts]
+    np.testing.assert_allclose(np.asarray(sample.noise), noise, rtol=SUMS)
+    assert sample.elements.tolist() == [256 * 32, 60 * 32, 256 * 32]
+    assert sample.amax.tolist() == octavo_numerics.tensor_stats(x, spec, sizes).amax.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:a layer with delayed scaling")  # its scales are given and stay
+def test_a_tap_counts_a_jitted_step_and_changes_no_bit(rng: np.random.Generator) -> None:
+    """x, the kernel and dy of delayed scaling with the step's own scales; results and gradients as without."""
+    recipe = DelayedScaling(history=2)
+    state = octavo_jax.init_delayed(recipe, 3)
+    x, kernel, dy = (
+        rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((300, 48), (3, 48, 32), (300, 32))
+    )
+    sizes = jnp.array(SIZES)
+
+    def loss(kernel: Any, tap: Any) -> Any:
+        y, _ = octavo_jax.observed(tap, x * 900, kernel, sizes, recipe=recipe, state=state, rows=None)
+        return jnp.sum(y * dy)
+
+    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+    value, (grad, seen) = step(kernel, octavo_jax.new_tap(3))
+    plain, (plain_grad, _) = step(kernel, None)
+    assert np.array_equal(np.asarray(value), np.asarray(plain))
+    assert np.array_equal(np.asarray(grad), np.asarray(plain_grad))
+    ones = np.ones(3, np.float32)
+    stats = seen.stats()
+    rows = (x * ml_dtypes.bfloat16(900)).astype(ml_dtypes.bfloat16)
+    check_equal(stats["x"], octavo_numerics.tensor_stats(rows, spec_of("fp8-delayed", "x"), SIZES, scale=ones))
+    expected = octavo_numerics.tensor_stats(kernel.swapaxes(1, 2), spec_of("fp8-delayed", "w"), scale=ones)
+    check_equal(stats["kernel"], expected)
+    check_equal(stats["grad"], octavo_numerics.tensor_stats(dy, spec_of("fp8-delayed", "dy"), SIZES, scale=ones))
+    assert stats["x"].saturated[0] > 0
+    numbers = octavo_jax.observations({"fc1": seen}, experts=True)
+    assert numbers["octavo/fc1/x/saturated"] == pytest.approx(float(stats["x"].saturated.sum()) / (250 * 48))
+    assert "octavo/fc1/grad/expert2/sqnr_db" in numbers
+    assert "octavo/fc1/x/expert1/amax" not in numbers  # an expert without rows has no numbers
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """With the argument, what was given and what is needed."""
+    spec = spec_of("mxfp8", "x")
+    for rows in (0, 100, True):
+        with pytest.raises(ValueError, match=r"rows is .*multiple of 128"):
+            octavo_jax.tensor_stats(jnp.ones((4, 32)), spec, rows=rows)
+    with pytest.raises(ValueError, match="direction is 'diagonal'"):
+        octavo_jax.tensor_stats(jnp.ones((4, 32)), spec, direction="diagonal")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="groups is 0"):
+        octavo_jax.new_tap(0)
+    blocks = jnp.ones((2, 4, 32))
+    with pytest.raises(ValueError, match=r"x has shape \[2, 4, 32\]"):
+        octavo_jax.observed(octavo_jax.new_tap(1), blocks, jnp.ones((1, 32, 8)), [8], recipe=None)
