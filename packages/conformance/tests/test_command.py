@@ -69,3 +69,13 @@ def test_bad_input_is_2(command: Command) -> None:
     nothing = command("numpy-honest", "-k", "no_such_test")
     assert nothing.returncode == 2
     assert "no test matches -k 'no_such_test'" in nothing.stderr
+
+
+def test_a_report_that_cannot_be_written_is_one_line(plugins_environment: dict[str, str]) -> None:
+    """Before any test runs, and not a traceback after all of them."""
+    code = "from octavo_registry.cli import main; main()"
+    command = [sys.executable, "-c", code, "conform", "numpy-honest", "--report", "/proc/r.json"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=plugins_environment)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith("octavo: --report /proc/r.json: nothing can be written in /proc")
+    assert run.stderr.count("\n") == 1

@@ -21,20 +21,31 @@ def conform(
         list[Path] | None, typer.Option(help="Write a report: .json, or .xml for JUnit. Repeatable.")
     ] = None,
     gaps: Annotated[Path | None, typer.Option(help="TOML file of known gaps.")] = None,
+    skips: Annotated[bool, typer.Option("--skips", help="List why tests were skipped.")] = False,
     full: Annotated[bool, typer.Option("--full/--quick", help="Every combination, or a quick selection.")] = False,
     expression: Annotated[str | None, typer.Option("-k", help="Only tests whose ids match, as in pytest.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of every input; random by default.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", "--octavo-seed", help="Seed of every input; random by default.")
+    ] = None,
+    exit_first: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for each test.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The table and what failed, nothing else.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON report and nothing else.")] = False,
 ) -> None:
     """Put a backend through the conformance suite.
 
-    Exits with 0 when everything declared works, 1 when something fails, 2 when the input is wrong.
+    Exits with 0 when everything declared has run and works, 1 when something fails or never ran, 2 when the input is
+    wrong.
     """
+    from octavo_registry.cli.files import check_writable  # here: `octavo --help` imports this module
+
+    for path in report or ():
+        check_writable("--report", path, "report.json")
     with tempfile.TemporaryDirectory(prefix="octavo-conform-") as folder:
         printed = Path(folder) / "report.json"
         reports = [*(report or []), *([printed] if as_json else [])]
         run = subprocess.run(
-            _arguments(backend, reports, gaps, full, expression, seed),
+            [*_arguments(backend, reports, gaps, full, expression, seed), *_shown(skips, exit_first, verbose, quiet)],
             check=False,
             stdout=subprocess.PIPE if as_json else None,
             stderr=subprocess.PIPE if as_json else None,
@@ -49,6 +60,18 @@ def conform(
         if run.returncode == 5:
             typer.echo(f"no test matches -k {expression!r}; leave -k out to run all", err=True)
     raise typer.Exit(code)
+
+
+def _shown(skips: bool, exit_first: bool, verbose: bool, quiet: bool) -> list[str]:
+    """pytest's arguments for what is printed and when to stop."""
+    asked = {
+        "--octavo-skips": skips,
+        "-x": exit_first,
+        "-vv": verbose,  # once for pytest's, once against the command's own -q
+        "-q": quiet,
+        "--tb=line": quiet,
+    }
+    return [argument for argument, wanted in asked.items() if wanted]
 
 
 def _arguments(

@@ -26,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--octavo-gaps", default=None, metavar="FILE", help="TOML list of known gaps, each with a reason")
     group.addoption("--octavo-seed", type=int, default=None, metavar="N", help="seed of every input; random by default")
+    group.addoption("--octavo-skips", action="store_true", help="list why tests were skipped")
     group.addoption("--octavo-full", action="store_true", help="every combination, not the quick selection")
 
 

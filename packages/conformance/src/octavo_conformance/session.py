@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,18 @@ import pytest
 from octavo_conformance import SEED_KEY
 from octavo_conformance.cards.needs import Need
 from octavo_conformance.cards.targets import Target, UnknownBackend, find_targets
+from octavo_conformance.cards.variants import Variant
+from octavo_conformance.oracles.declared import ANY, Declared, Ran, rest, uncovered, unknown_recipes, words
 from octavo_conformance.problems.case import Case, Examples, Measure
 from octavo_conformance.reports.gaps import Gap, GapsError, read_gaps
 from octavo_conformance.reports.report import Report, Row, write
-from octavo_conformance.reports.table import render
+from octavo_conformance.reports.table import never_ran, render, skips
+from octavo_registry.cli.errors import BadInput
+from octavo_registry.cli.files import check_writable
 
 ROW_KEY = "octavo_row"
+COVERAGE = "coverage"
+"""The part of rows that stand for what was declared and never ran."""
 
 
 def part_of(item: pytest.Item) -> str:
@@ -50,8 +56,10 @@ class Session:
         for path in self.reports:
             if path.suffix not in (".json", ".xml"):
                 raise pytest.UsageError(f"--octavo-report {path}: a report ends in .json, or in .xml for JUnit")
-            if not path.absolute().parent.is_dir():
-                raise pytest.UsageError(f"--octavo-report {path}: there is no folder {path.absolute().parent}; make it")
+            try:
+                check_writable("--octavo-report", path, "report.json")
+            except BadInput as error:
+                raise pytest.UsageError(str(error)) from None
         self.rows: dict[str, Row] = {}
 
     # Collection
@@ -74,13 +82,17 @@ class Session:
             if marker is None:
                 raise pytest.UsageError(f"{metafunc.function.__qualname__} takes `case` and has no @needs(...)")
             need: Need = marker.args[0]
-            cases = [Case(target, need, variant) for target in self.targets for variant in need.over(self.is_full)]
+            cases = [Case(target, need, variant) for target in self.targets for variant in self._over(target, need)]
             metafunc.parametrize("case", cases, ids=[case.id for case in cases], indirect=True)
         elif "target" in metafunc.fixturenames:
             metafunc.parametrize("target", self.targets, ids=[target.id for target in self.targets], indirect=True)
 
+    def _over(self, target: Target, need: Need) -> Sequence[Variant]:
+        return rest(target, need.op, self.is_full) if need.rest else need.over(self.is_full)
+
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Marks the gaps: `never` skips, the others are strict expected failures."""
+        items[:] = [item for item in items if not _is_empty(item)]
         for item in items:
             facts = _facts(item)
             if facts:
@@ -172,11 +184,36 @@ class Session:
         row = self.rows.setdefault(identity["id"], Row.begin(identity))
         row.add(report)
 
-    def pytest_sessionfinish(self) -> None:
-        """Writes the requested reports."""
-        if not self.is_worker:
-            for path in self.reports:
-                write(path, self.report())
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fails a run in which something declared never ran, then writes the requested reports."""
+        if self.is_worker:
+            return
+        if self.is_whole and not session.shouldstop and not session.shouldfail:
+            self._add_uncovered()
+            if any(row.part == COVERAGE for row in self.rows.values()) and session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        for path in self.reports:
+            write(path, self.report())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every test of the suite was asked for: a selection says nothing of what it leaves out."""
+        option = self.config.option
+        selected = (option.keyword, option.markexpr, getattr(option, "deselect", None), getattr(option, "lf", False))
+        return not any(selected) and not any("::" in str(argument) for argument in self.config.args)
+
+    def _add_uncovered(self) -> None:
+        """A failed row for each declared capability of which no test ran."""
+        for target in self.targets:
+            facts = {"backend": target.name, "framework": target.bridge.name, "device": target.device.kind}
+            mine = [row for row in self.rows.values() if _is_about(row, facts)]
+            for members, reason in uncovered(target, self.is_full, map(_ran, mine)):
+                what = words(members)
+                row = Row.begin({"id": f"{COVERAGE}::{target.id}: {what}", "part": COVERAGE, **facts})
+                row.capability |= {"op": members[0].op, "recipe": members[0].recipe, "dtype": members[0].dtype}
+                row.outcome, row.reason = "failed", f"{what} is declared, and no test of it ran: {reason}"
+                self.rows[row.id] = row
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The table and the paths of the reports."""
@@ -184,6 +221,16 @@ class Session:
             width = terminalreporter._tw.fullwidth
             terminalreporter.section("octavo conformance")
             terminalreporter.write_line(render(self.report(), width))
+            for line in never_ran(self.report()):
+                terminalreporter.write_line(line, red=True)
+            if not self.is_whole:
+                terminalreporter.write_line("a selection ran: whether all that is declared was tried is not known")
+            for target in self.targets:
+                for kind in unknown_recipes(target):
+                    terminalreporter.write_line(f"{target.name}: recipe {kind!r} is not one that the suite has")
+            if self.config.getoption("octavo_skips"):
+                for line in skips(self.report()):
+                    terminalreporter.write_line(line)
             for path in self.reports:
                 terminalreporter.write_line(f"report: {path}")
 
@@ -192,6 +239,24 @@ class Session:
         return Report.of(
             self.targets, self.seed, self.is_full, self.gaps, sorted(self.rows.values(), key=lambda row: row.id)
         )
+
+
+def _is_empty(item: pytest.Item) -> bool:
+    """True for the place that pytest keeps where a test has no cases: everything declared is in other tests."""
+    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return "case" in params and not isinstance(params["case"], Case)
+
+
+def _is_about(row: Row, facts: dict[str, str]) -> bool:
+    return {"backend": row.backend, **row.capability}.items() >= facts.items()
+
+
+def _ran(row: Row) -> Ran:
+    """What became of a row; a gap that its authors declare counts as tried."""
+    fact = row.capability.get
+    dtype = ANY if fact("op") == "dequantize" else fact("dtype", "")
+    known = row.outcome != "skipped" or row.reason.startswith("never: ")
+    return Ran(Declared(fact("op", ""), fact("recipe", ""), dtype), known, row.reason)
 
 
 def _facts(item: pytest.Item) -> dict[str, str]:

@@ -26,16 +26,29 @@ class Need:
                 "layer": every quantization and GEMM of a variant's recipe; or one of octavo_registry.MOVES
     over        the variants that the test is tried on, from the quick (False) or the full (True) selection
     conditions  fields of `Request` that must hold besides: `sizes="device"`, `graph_safe=True`, ...
+    rest        `over` is empty: the session adds what the card declares and no other test of `op` has
     """
 
     op: Needed
     over: Over
     conditions: Mapping[str, Any]
+    rest: bool = False
 
 
 def needs(op: Needed, over: Over, **conditions: Any) -> Callable[[Function], Function]:
     """Mark a test that takes `case`: it is tried on each variant and skipped where the card does not declare it."""
     mark = pytest.mark.octavo_needs(Need(op, over, conditions))
+
+    def decorate(function: Function) -> Function:
+        mark(function)
+        return function
+
+    return decorate
+
+
+def needs_the_rest(op: Needed) -> Callable[[Function], Function]:
+    """Mark a test that takes `case`: it is tried on what a card declares of `op` and the selection has nowhere else."""
+    mark = pytest.mark.octavo_needs(Need(op, lambda full: (), {}, rest=True))
 
     def decorate(function: Function) -> Function:
         mark(function)

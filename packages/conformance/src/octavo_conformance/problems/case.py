@@ -51,9 +51,19 @@ class Case:
 
     @property
     def spec(self) -> QuantizerSpec:
-        """The quantizer of a quantizer variant."""
+        """The quantizer of a quantizer variant, in the planes that the card's rows for it make."""
         assert isinstance(self.variant, QuantizerVariant)
-        return self.variant.spec
+        spec, card = self.variant.spec, self.target.card
+        rows = [
+            row
+            for row in card.capabilities
+            if self.variant.kind in row.recipes and self.need.op in row.ops and self.variant.dtype in row.in_dtypes
+            if (row.framework, row.device) == (self.bridge.name, self.target.device.kind)
+        ]
+        made = {plane for row in rows for plane in row.orientations}
+        if spec.orientation != "both" or len(made) != 1:
+            return spec
+        return QuantizerSpec(**{**dict(spec), "orientation": made.pop()})
 
     @property
     def function(self) -> Any:
@@ -103,7 +113,7 @@ class Case:
             "out_dtype": self.dtype,
         }
         if isinstance(self.variant, QuantizerVariant):
-            base |= {"quantizer": self.variant.spec, "stacked": self.variant.stacked}
+            base |= {"quantizer": self.spec, "stacked": self.variant.stacked}
             if isinstance(self.variant, FusedVariant):
                 base["norm" if op == "norm_quantize" else "activation"] = self.variant.function
         elif op in GEMMS:

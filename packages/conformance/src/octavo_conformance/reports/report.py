@@ -16,6 +16,7 @@ import pytest
 
 from octavo_conformance.cards.targets import Target
 from octavo_conformance.reports.gaps import Gap
+from octavo_registry.cli.files import write_whole
 
 Outcome = Literal["passed", "failed", "skipped", "gap", "undeclared"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "skipped", "gap", "undeclared")
@@ -184,9 +185,7 @@ def _junit_case(suite: ElementTree.Element, row: Row) -> None:
 def write(path: Path, report: Report) -> None:
     """Writes the report in the format of the suffix, whole or not at all."""
     text = report.as_json() if path.suffix == ".json" else report.as_junit()
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    write_whole(path, text)
 
 
 def _printable(text: str) -> str:

@@ -13,7 +13,7 @@ from octavo_conformance.cards.targets import Target
 from octavo_conformance.cards.variants import RAGGED, RECIPES, QuantizerVariant, RecipeVariant
 from octavo_conformance.oracles.fused import of_activations, of_norms
 from octavo_conformance.problems.case import Case
-from octavo_registry import API_LEVEL
+from octavo_registry import API_LEVEL, strange_recipes
 from octavo_registry.contract.cards import QUANTIZERS, BackendCard
 from octavo_registry.dispatch.match import match
 
@@ -46,6 +46,12 @@ def test_the_card_is_plain_data(target: Target) -> None:
     assert BackendCard.model_validate_json(target.card.model_dump_json()) == target.card
     assert target.card.api_level <= API_LEVEL
     assert metadata.version(target.distribution) == target.version
+
+
+def test_the_card_names_recipes_that_exist(target: Target) -> None:
+    """A typing error in `recipes` would only mean that the recipe is not served, and nobody would be told."""
+    wrong = strange_recipes(target.card)
+    assert not wrong, "; ".join(wrong)
 
 
 def test_something_declared_is_served_here(target: Target) -> None:

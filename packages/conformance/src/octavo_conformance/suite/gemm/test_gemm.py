@@ -11,7 +11,7 @@ import pytest
 from octavo import Recipe
 from octavo.quantizer import Operand
 from octavo_conformance.cards import variants
-from octavo_conformance.cards.needs import needs
+from octavo_conformance.cards.needs import needs, needs_the_rest
 from octavo_conformance.oracles.checks import (
     assert_same_bits,
     assert_within_bound,
@@ -69,7 +69,17 @@ def _check(case: Case, problem: Problem, actual: Array, quantized: Any, measure:
 def test_product_is_within_its_bound(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
     """fprop, dgrad and wgrad of every recipe, ragged, with empty groups and a tail: each element, row, column and
     8x8 tile is bounded (faults 1, 2, 3, 6, 7, 16, 58, 59); an empty group's dw and the tail are exact zeros."""
-    for _ in range(6 if full else 2):
+    _check_products(case, rng, 6 if full else 2, measure)
+
+
+@needs_the_rest("gemm")
+def test_product_of_what_else_is_declared(case: Case, rng: Rng, measure: Measure) -> None:
+    """Recipes and dtypes that the card declares and the selection leaves out: whatever is declared is tried."""
+    _check_products(case, rng, 1, measure)
+
+
+def _check_products(case: Case, rng: Rng, repeats: int, measure: Measure) -> None:
+    for _ in range(repeats):
         problem = draw_problem(rng, case.dtype)
         plan = _plan(case, problem)
         quantized = _quantized(case, problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo_conformance.cards.needs import needs
+from octavo_conformance.cards.needs import needs, needs_the_rest
 from octavo_conformance.oracles.functions import activated, activated_gradient, normalized, width
 from octavo_conformance.oracles.fused import (
     FEATURES,
@@ -30,6 +30,16 @@ from octavo_conformance.problems.inputs import Rng
 def test_activation_and_quantize(case: Case, rng: Rng, measure: Measure) -> None:
     """The activation is within its bound, the codes are the definition's of it, a NaN tail reaches neither (faults 8,
     14)."""
+    _check_activation(case, rng, measure)
+
+
+@needs_the_rest("act_quantize")
+def test_activation_of_what_else_is_declared(case: Case, rng: Rng, measure: Measure) -> None:
+    """Recipes and dtypes that the card declares and the selection leaves out: whatever is declared is tried."""
+    _check_activation(case, rng, measure)
+
+
+def _check_activation(case: Case, rng: Rng, measure: Measure) -> None:
     inputs = draw_inputs(case, rng)
     x, probs, total = inputs.rows(width(case.function, FEATURES)), inputs.probs(), inputs.total
     tensor, extras = call(case, inputs, FEATURES, [x], probs=probs)
@@ -43,6 +53,16 @@ def test_activation_and_quantize(case: Case, rng: Rng, measure: Measure) -> None
 def test_gradient_and_quantize(case: Case, rng: Rng, measure: Measure) -> None:
     """So is the gradient; dbias is the sum of the rounded gradient without the tail, and repeats, and so is dprobs
     (faults 8, 11, 12)."""
+    _check_gradient(case, rng, measure)
+
+
+@needs_the_rest("dact_quantize")
+def test_gradient_of_what_else_is_declared(case: Case, rng: Rng, measure: Measure) -> None:
+    """Recipes and dtypes that the card declares and the selection leaves out: whatever is declared is tried."""
+    _check_gradient(case, rng, measure)
+
+
+def _check_gradient(case: Case, rng: Rng, measure: Measure) -> None:
     inputs = draw_inputs(case, rng)
     columns, total = width(case.function, FEATURES), inputs.total
     x, dy, probs = inputs.rows(columns), inputs.rows(FEATURES), inputs.probs()
@@ -62,6 +82,16 @@ def test_gradient_and_quantize(case: Case, rng: Rng, measure: Measure) -> None:
 @needs("norm_quantize", of_norms)
 def test_normalization_and_quantize(case: Case, rng: Rng, measure: Measure) -> None:
     """Rows, rstd and mean are within their bounds, the codes are the definition's (fault 8)."""
+    _check_norm(case, rng, measure)
+
+
+@needs_the_rest("norm_quantize")
+def test_normalization_of_what_else_is_declared(case: Case, rng: Rng, measure: Measure) -> None:
+    """Recipes and dtypes that the card declares and the selection leaves out: whatever is declared is tried."""
+    _check_norm(case, rng, measure)
+
+
+def _check_norm(case: Case, rng: Rng, measure: Measure) -> None:
     inputs = draw_inputs(case, rng)
     x, gamma, total, epsilon = inputs.rows(FEATURES), inputs.vector(FEATURES), inputs.total, 1e-3
     beta = inputs.vector(FEATURES) if case.function == "layer" else None

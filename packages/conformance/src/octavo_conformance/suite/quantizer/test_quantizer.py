@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from octavo import QuantizerSpec
 from octavo_conformance.cards import variants
-from octavo_conformance.cards.needs import needs
+from octavo_conformance.cards.needs import needs, needs_the_rest
 from octavo_conformance.oracles.checks import assert_same_bits, assert_same_tensor, read_back
 from octavo_conformance.oracles.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, pair, sizes_for
 from octavo_conformance.problems.case import Case, Examples
@@ -43,6 +43,12 @@ def test_bits(case: Case, rng: Rng, full: bool) -> None:
 def test_bits_of_narrow_inputs(case: Case, rng: Rng) -> None:
     """bf16 and fp16 inputs convert to fp32 exactly before anything else."""
     _compare(case, rng, NORMAL_CLASSES, 2)
+
+
+@needs_the_rest("quantize")
+def test_bits_of_what_else_is_declared(case: Case, rng: Rng) -> None:
+    """Recipes and dtypes that the card declares and the selection leaves out: whatever is declared is tried."""
+    _compare(case, rng, NORMAL_CLASSES, 1)
 
 
 @needs("quantize", variants.one_a_scaling)

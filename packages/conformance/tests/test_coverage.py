@@ -1,0 +1,75 @@
+"""A run in which something declared never ran fails, whatever the rest did, and says what refused it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+GAPS = """
+[[gap]]
+test = "host_sync::test_no_forbidden_frame_in_quantize[*"
+kind = "notimpl"
+reason = "it calls the definition, which validates its arguments with pydantic on every call"
+"""
+
+
+@pytest.fixture(scope="module")
+def never(suite: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Every test on a backend whose GEMMs are refused when they are bound."""
+    gaps = tmp_path_factory.mktemp("gaps") / "gaps.toml"
+    gaps.write_text(GAPS)
+    return suite("--octavo-backend", "numpy-never", "--octavo-gaps", str(gaps), "--octavo-skips", "--tb=short")
+
+
+def test_what_never_ran_fails_the_run(never: Any) -> None:
+    """All other tests pass or skip: without this the exit code would be 0."""
+    rows = [row for row in never.report["rows"] if row["outcome"] == "failed"]
+    assert never.code == 1, never.output[-4000:]
+    assert {row["part"] for row in rows} == {"coverage"}
+    assert {row["capability"]["op"] for row in rows} == {"fprop", "dgrad"}
+    reasons = {row["id"].partition(": ")[2]: row["reason"] for row in rows}
+    assert reasons["fprop in block"] == (
+        "fprop in block is declared, and no test of it ran: fprop: the library for fprop is not linked"
+    )
+    assert set(reasons) == {"fprop in block", "dgrad in block"}
+    assert never.report["counts"]["failed"] == len(rows)
+
+
+def test_the_terminal_says_so(never: Any) -> None:
+    """By reason, with what to do."""
+    assert f"{never.report['counts']['failed']} declared capabilities never ran, so the run fails:" in never.output
+    assert ": the library for fprop is not linked" in never.output
+    assert "list it as a gap" in never.output
+
+
+def test_skips_are_listed_by_reason(never: Any) -> None:
+    """With their number and one of them."""
+    assert f"{never.report['counts']['skipped']} skipped, by reason:" in never.output
+    assert "serves quantize, fprop" not in never.output  # a reason names what was asked for
+    assert "the recipe is mxfp8" in never.output
+
+
+def test_a_narrow_card_is_tested_for_what_it_declares(suite: Any) -> None:
+    """Row data alone, from float16 alone: the selection has neither, so tests are made for the card."""
+    run = suite("--octavo-backend", "numpy-narrow", "--tb=short")
+    failed = [row["reason"] for row in run.report["rows"] if row["outcome"] == "failed"]
+    assert not failed
+    assert run.code == 0, run.output[-4000:]
+    passed = {row["id"].partition("[")[0] for row in run.report["rows"] if row["outcome"] == "passed"}
+    assert {"gemm::test_product_of_what_else_is_declared", "quantizer::test_bits_of_what_else_is_declared"} <= passed
+
+
+def test_a_selection_is_not_judged(suite: Any) -> None:
+    """`-k` leaves most of it out on purpose."""
+    run = suite("--octavo-backend", "numpy-never", "-k", "plain_data")
+    assert run.code == 0
+    assert "a selection ran" in run.output
+
+
+def test_a_misspelt_recipe_is_named(suite: Any) -> None:
+    """With what was meant."""
+    run = suite("--octavo-backend", "numpy-misspelt", "-k", "recipes_that_exist")
+    (row,) = run.report["rows"]
+    assert row["outcome"] == "failed"
+    assert "names the recipe 'blokc', which nobody defines; did you mean block?" in run.output
