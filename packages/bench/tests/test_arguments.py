@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
+from octavo import PRESETS
+from octavo.recipe_base import GEMMS
 from octavo_bench.errors import InputError
+from octavo_bench.harness.benchmark import Benchmark
 from octavo_bench.harness.checks import check_installed, check_output
 from octavo_bench.harness.perform import recorded_command
+from octavo_bench.harness.recipes import KINDS, family_of, gemms_of_recipe, names_of_recipes, recipe_of
+from octavo_bench.quantize.case import chosen_cases
+from octavo_registry.cli.errors import BadInput
 
 COMMANDS = ("quantize", "gemm", "step", "tiles", "host", "mlp", "moe", "remat", "ep")
 
@@ -21,7 +27,7 @@ OTHERS = [
     (["gemm", "--shape", "2000,64,64,16"], "G is 1 to 1024"),
     (["gemm", "--shape", "2,64,64,16", "--shape", "2,64,64,16"], "names 2,64,64,16 twice"),
     (["gemm", "--ops", "fprob"], "--ops names 'fprob'"),
-    (["gemm", "--kinds", "fp8"], "--kinds names 'fp8'"),
+    (["gemm", "--kinds", "fp8"], "--recipes names 'fp8': recipe: got 'fp8'"),
     (["gemm", "--sizes", "uneven"], "--sizes names 'uneven'"),
     (["gemm", "--framework", "flax"], "torch or jax"),
     (["gemm", "--device", "tpu"], "cpu or cuda"),
@@ -29,6 +35,8 @@ OTHERS = [
     (["step", "--seed", "-1"], "--seed is -1"),
     (["step", "--framework", "jax", "--reuse-weights"], "--reuse-weights is torch's"),
     (["step", "--kinds", "block,block"], "'block' twice"),
+    (["step", "--recipes", "fp8-block,block"], "'block' twice"),
+    (["ep", "--recipes", "mxfp8,mxfp8"], "--recipes names 'mxfp8' twice"),
     (["step", "--framework", "torch,flax"], "--framework names 'flax'"),
     (["step", "--framework", "torch,jax", "--backend", "torch-native"], "--backend names backends of one framework"),
     (["remat", "--layers", "0"], "--layers is 0"),
@@ -38,6 +46,8 @@ OTHERS = [
 TABLE = [
     (["--recipes", "mxfp9"], "mxfp9"),
     (["--recipes", "block,block"], "twice"),
+    (["--recipes", "fp8-block,block"], "'block' twice"),
+    (["--recipes", "bf16"], "'bf16', which quantizes nothing"),
     (["--shapes", "32768"], "ROWSxCOLUMNS"),
     (["--shapes", "64x17"], "multiple of 16"),
     (["--groups", "0"], "--groups is 0"),
@@ -102,10 +112,46 @@ def test_a_recorded_command_names_a_file_without_its_folders(given: list[str], r
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
-    """A folder, or a file in a folder that is not there."""
+    """A folder, a file in a folder that is not there, and one where nothing can be written. Nothing is left behind."""
     check_output(None)
     check_output(tmp_path / "new.json")
-    with pytest.raises(InputError, match="this is a folder"):
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(BadInput, match="this is a folder"):
         check_output(tmp_path)
-    with pytest.raises(InputError, match="there is no folder"):
+    with pytest.raises(BadInput, match="there is no folder"):
         check_output(tmp_path / "absent" / "new.json")
+    with pytest.raises(BadInput, match=r"--output /proc/a.json: nothing can be written in /proc"):
+        check_output(Path("/proc/a.json"))
+
+
+def test_a_run_whose_file_cannot_be_written_ends_before_it_measures(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results of a minute on a GPU are not lost for a path."""
+
+    def rows(*_: Any) -> Any:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(Benchmark, "rows", rows)
+    result = run("bench", "step", "--quick", "--output", "/proc/a.json")
+    assert result.code == 2
+    assert result.err.startswith("octavo: --output /proc/a.json: nothing can be written in /proc")
+
+
+def test_the_bare_command_says_what_is_missing(run: Any) -> None:
+    """One line, as every other wrong call."""
+    result = run("bench")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "octavo: Missing command; try `octavo bench --help`\n"
+
+
+def test_recipes_have_one_vocabulary() -> None:
+    """Presets and kinds are known to every benchmark; a preset that is a kind's defaults has the kind's name."""
+    assert names_of_recipes("--recipes", "") == KINDS
+    assert names_of_recipes("--recipes", "bf16,fp8-block,fp8-row,mxfp8") == ("bf16", "block", "row", "mxfp8")
+    assert names_of_recipes("--recipes", "high_precision") == ("bf16",)
+    assert [names_of_recipes("--recipes", name) for name in PRESETS]
+    assert recipe_of("mxfp8-square") == PRESETS["mxfp8-square"]
+    assert (family_of("mxfp8-square"), family_of("bf16")) == ("mxfp8", "bf16")
+    fast = recipe_of("fp8-row-wgrad-high-precision", fast=True)
+    assert (fast.wgrad, fast.fast_accumulation) == ("high_precision", frozenset(GEMMS))
+    assert gemms_of_recipe("fp8-row-wgrad-high-precision", GEMMS) == ("fprop", "dgrad")
+    assert {case.recipe for case in chosen_cases("fp8-block")} == {None, "block"}

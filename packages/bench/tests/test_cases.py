@@ -83,7 +83,7 @@ def test_even_sizes_differ_by_one_row_at_most() -> None:
 @pytest.mark.parametrize("text", ["", "12", "12x", "x12", "32x15", "0x32", "-1x32", "32x32,", "32x32,32x32", "1.5x16"])
 def test_shapes_that_do_not_fit_are_named(text: str) -> None:
     """One part that is wrong is quoted."""
-    with pytest.raises(InputError, match="--shapes"):
+    with pytest.raises(InputError, match="--shape"):
         parse_shapes(text)
 
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from octavo_bench.harness import run as run_module
 from octavo_bench.harness.pacing import time_ratio
 from octavo_bench.harness.timing import Call
 
@@ -36,3 +37,21 @@ def test_frameworks_are_compared_in_turns() -> None:
     assert calls.count("a") == calls.count("b")
     assert "ab" in "".join(calls)
     assert "ba" in "".join(calls)
+
+
+def test_a_run_says_how_long_the_rest_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first seconds and then now and then, by the products that are done."""
+    now = [100.0]
+    monkeypatch.setattr(run_module.time, "perf_counter", lambda: now[0])
+    pace = run_module.Pace(rows=5, flops=10.0, start=now[0])
+    lines = []
+    for seconds, flops in ((1.0, 1.0), (4.0, 1.0), (2.0, 2.0), (20.0, 4.0), (1.0, 2.0)):
+        now[0] += seconds
+        lines.append(pace.after(flops))
+    assert lines == [
+        "",
+        "  2 of about 5 rows after 5 s; about 20 s to go",
+        "",
+        "  4 of about 5 rows after 27 s; about 7 s to go",
+        "",
+    ]

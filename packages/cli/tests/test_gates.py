@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from octavo_cli.train import gates
 from octavo_cli.train.planted import FAULTS
@@ -63,3 +65,17 @@ def test_a_run_without_gradients_for_the_experts_is_judged_a_failure() -> None:
     assert [row["recipe"] for row in result["gates"]] == ["fp8-block"]
     assert result["planted_faults"][0]["percent"] > result["gates"][0]["percent"]
     assert result["planted_faults"][0]["as_expected"]
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_the_exit_code_is_the_verdict(passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that runs the gates has nothing else to go by; the file is written either way."""
+    gap = {"recipe": "mxfp8", "percent": 0.5, "spread_percent": 0.1, "spread_over": "3 seeds", "limit_percent": 1.0}
+    row = {**gap, "as_expected": passed}
+    monkeypatch.setattr(gates, "measure", lambda: {"gates": [row], "planted_faults": [], "passed": passed})
+    app = typer.Typer()
+    app.command()(gates.main)
+    result = CliRunner().invoke(app, ["--out", str(tmp_path / "new" / "gates.json")])
+    assert result.exit_code == (0 if passed else 1)
+    assert ("NOT AS EXPECTED" in result.stdout) is not passed
+    assert json.loads((tmp_path / "new" / "gates.json").read_text())["passed"] is passed

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from octavo_cli.errors import InputError
-from octavo_cli.new import create, template_folder
+from octavo_cli.new import DEVICES, TEMPLATES, create, template_folder
 
 
 def test_the_name_is_everywhere_in_the_form_that_each_place_needs(tmp_path: Path) -> None:
@@ -43,6 +43,55 @@ def test_the_copy_is_a_plugin_whose_card_imports_no_framework(tmp_path: Path) ->
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.stdout.strip() == "zenith", result.stderr
+
+
+@pytest.mark.parametrize("framework", TEMPLATES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_package_for_each_framework_and_device(framework: str, device: str, tmp_path: Path) -> None:
+    """Its card says so, its modules compile, and no name or device of the template is left."""
+    folder = create("my-chip", tmp_path, framework, device)
+    source = folder / "src"
+    program = (
+        f"import sys; sys.path.insert(0, {str(source)!r}); sys.modules.update(torch=None, jax=None);"
+        "from my_chip_octavo import plugin; (card,) = plugin.octavo_backends();"
+        "print(card.name, *sorted({(row.framework, row.device, row.min_arch) for row in card.capabilities}))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    arch = (8, 0) if device == "cuda" else None
+    assert result.stdout.strip() == f"my-chip {(framework, device, arch)}", result.stderr
+    texts = {
+        path: path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.suffix in (".py", ".md", ".toml")
+    }
+    assert not [path for path, text in texts.items() if "acme" in text.lower() or "acme" in str(path.name)]
+    assert ("on the CPU" in "".join(texts.values())) is (device == "cpu")
+    for path, text in texts.items():
+        if path.suffix == ".py":
+            compile(text, str(path), "exec")
+
+
+@pytest.mark.parametrize("framework", TEMPLATES)
+@pytest.mark.parametrize("name", ["abc", "my-chip", "zenith"])
+def test_imports_of_a_new_package_are_sorted(framework: str, name: str, tmp_path: Path) -> None:
+    """Whatever the name: its own modules stand apart from those of others, and nothing sorts them anew."""
+    folder = create(name, tmp_path, framework)
+    own = f"{name.replace('-', '_')}_octavo"
+    for path in (folder / "src").rglob("*.py"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        first = next((n for n, line in enumerate(lines) if line.startswith((f"from {own}", f"import {own}"))), None)
+        if first is not None and not lines[first - 1].startswith(f"from {own}"):
+            assert lines[first - 1] == "", f"{path.name}: {own}'s imports do not stand in a block of their own"
+            rest = [line for line in lines[first:] if line.startswith(("from ", "import "))]
+            assert all(line.startswith((f"from {own}", f"import {own}")) for line in rest), path.name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"), [(("flax", "cpu"), "--framework is 'flax'"), (("torch", "tpu"), "--device is 'tpu'")]
+)
+def test_what_there_is_no_template_for_is_refused(arguments: tuple[str, str], named: str, tmp_path: Path) -> None:
+    """Before anything is written."""
+    with pytest.raises(InputError, match=named):
+        create("zenith", tmp_path, *arguments)
+    assert not list(tmp_path.iterdir())
 
 
 def test_build_leavings_are_not_copied(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ BENCHMARKS: tuple[Benchmark[Any], ...] = (
     Ep(),
 )
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(add_completion=False)
 for benchmark in BENCHMARKS:
     app.command(benchmark.name)(command_of(benchmark))
 

@@ -218,10 +218,12 @@ _BLOCKS: tuple[Column[EpRow], ...] = (
     Column("way", lambda row: row.row.way or "-"),
     Column("tokens as", lambda row: "codes" if row.row.payload else "bf16"),
     MS,
-    Column("over one", lambda row: number(row.measures.get("over one"), ".2f")),
-    Column("MB received", lambda row: _megabytes(row.row.received)),
-    Column("by NVLink", lambda row: _megabytes(row.row.nvlink)),
-    Column("dropped", lambda row: str(row.row.dropped)),
+    Column(
+        "over one", lambda row: number(row.measures.get("over one"), ".2f"), "how many times as fast as on one device"
+    ),
+    Column("MB received", lambda row: _megabytes(row.row.received), "by one device per step, in the compiled program"),
+    Column("by NVLink", lambda row: _megabytes(row.row.nvlink), "the same, by the GPUs' counters"),
+    Column("dropped", lambda row: str(row.row.dropped), "choices that found no row"),
     GOAL,
     BACKENDS,
 )

@@ -18,7 +18,7 @@ from octavo_bench.ep.nvlink import received_in_a_step
 from octavo_bench.errors import InputError
 from octavo_bench.harness.engine.jax import JaxEngine
 from octavo_bench.harness.problem import backends_of, layer_plan
-from octavo_bench.harness.recipes import recipe_of
+from octavo_bench.harness.recipes import family_of, recipe_of
 from octavo_bench.harness.run import Run
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Call
@@ -53,8 +53,14 @@ def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow | Gathered]:
         "slack": options.slack,
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
+    counts = (1, devices) if devices > 1 else (1,)
+    if devices == 1:
+        run.notes.append(
+            "JAX sees one device, so there is nothing to spread over; on a CPU "
+            "XLA_FLAGS=--xla_force_host_platform_device_count=4 makes four"
+        )
     for shape in options.chosen_shapes:
-        for count in (1, devices):
+        for count in counts:
             block = draw_block(platform, count, shape, options.chosen_choices, options.chosen_seed)
             for case in _cases(options, count):
                 run.say(f"{shape.label}, {case.kind}, {case.text} ...")
@@ -75,14 +81,14 @@ def _cases(options: EpOptions, devices: int) -> Iterator[_Case]:
             continue
         for way in options.chosen_ways:
             yield _Case(kind, devices, way)
-            if kind in PAYLOADS:
+            if family_of(kind) in PAYLOADS:
                 yield _Case(kind, devices, way, payload=True)
 
 
 def _row(engine: JaxEngine, block: Block, shape: Shape, case: _Case, options: EpOptions) -> EpRow:
     recipe = recipe_of(case.kind)
     if isinstance(recipe, DelayedScaling):
-        raise InputError("--kinds names delayed, which keeps a state; bench ep times recipes without one")
+        raise InputError("--recipes names delayed, which keeps a state; bench ep times recipes without one")
     spread, backend = case.devices > 1, options.chosen_backend
     exchange = Exchange(
         way=case.way if spread else None,  # type: ignore[arg-type]

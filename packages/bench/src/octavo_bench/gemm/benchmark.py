@@ -16,10 +16,10 @@ from octavo_bench.gemm.row import DIFFERS, IN_BOUND, GemmRow
 from octavo_bench.harness.benchmark import Benchmark
 from octavo_bench.harness.checks import one_of
 from octavo_bench.harness.options import FRAMEWORKS, BackendOption, Ops, SizesOption, gemms_of
-from octavo_bench.harness.recipes import ACCUMULATED, FAST, GemmCase
+from octavo_bench.harness.recipes import ACCUMULATED, FAST, GemmCase, family_of, gemms_of_recipe
 from octavo_bench.harness.results import Judged, Results
 from octavo_bench.harness.shapes import DEEPGEMM, MODELS, SMALL, Shape
-from octavo_bench.harness.table import GOAL, Column, Table, number, rate_text, recorded_line
+from octavo_bench.harness.table import GOAL, SPREAD, Column, Table, number, rate_text, recorded_line, spread
 from octavo_bench.peers.peer import BATCHED, DENSE, Peer
 
 _DEEPGEMM_KINDS = ("bf16", "block")
@@ -91,9 +91,10 @@ def chosen_cases(kinds: tuple[str, ...], gemms: tuple[Gemm, ...], *, fast: bool,
     """The rows of a table: every kind, its fast variant after it, and the accumulating wgrads last of each."""
     cases = []
     for kind in kinds:
-        for quick in (False, True) if fast and kind in FAST else (False,):
-            cases += [GemmCase(kind, gemm, quick) for gemm in gemms]
-            if accumulate and "wgrad" in gemms and kind in ACCUMULATED and not quick:
+        for quick in (False, True) if fast and family_of(kind) in FAST else (False,):
+            own = gemms_of_recipe(kind, gemms)
+            cases += [GemmCase(kind, gemm, quick) for gemm in own]
+            if accumulate and "wgrad" in own and family_of(kind) in ACCUMULATED and not quick:
                 cases.append(GemmCase(kind, "wgrad", accumulate=True))
     return cases
 
@@ -169,11 +170,13 @@ def _ratio(row: Judged[GemmRow], *words: str, batched: bool = False) -> str:
 _COLUMNS: tuple[Column[GemmRow], ...] = (
     Column("case", lambda row: row.row.case.label),
     Column("gemm", lambda row: row.row.case.gemm),
-    Column("us", lambda row: f"{row.row.times.median:.1f}"),
+    Column("us (10-90 %)", lambda row: spread(row.row.times, milliseconds=False), f"{SPREAD}, in microseconds"),
     Column("TFLOP/s", lambda row: rate_text(row.row.tflops)),
-    Column("of grouped", lambda row: _ratio(row, "grouped", "ragged")),
-    Column("of batched", lambda row: _ratio(row, "dense", batched=True)),
-    Column("of dense", lambda row: _ratio(row, "dense")),
+    Column(
+        "of grouped", lambda row: _ratio(row, "grouped", "ragged"), "its rate over that of the framework's grouped GEMM"
+    ),
+    Column("of batched", lambda row: _ratio(row, "dense", batched=True), "over a batched GEMM of equal groups"),
+    Column("of dense", lambda row: _ratio(row, "dense"), "over one dense GEMM of as many products"),
     GOAL,
     Column("backend", lambda row: row.row.backend),
     Column("match", lambda row: row.row.match.upper() if row.row.match.startswith(DIFFERS) else row.row.match),

@@ -37,6 +37,8 @@ def gemm_rows(run: Run[GemmOptions]) -> Iterator[Measured]:
         "groupings": {},
         "advice": [],
     }
+    each = [(len(work.cases) * len(work.sizes), work.shape.flops) for work in options.work]
+    run.begin(sum(rows for rows, _ in each), sum(rows * flops for rows, flops in each))
     for work in options.work:
         data = draw(engine, work.shape, options.chosen_seed)
         dense = timed(engine, data, dense_peers(engine, data, work.gemms), options.chosen_repeats)
@@ -89,7 +91,7 @@ class _Table:
         """The GEMMs of one recipe, into `waiting`; its quantizers' time. Their memory serves the next kind."""
         first, shape = cases[0], self.work.shape
         for prepared, quantized in self.run.attempt(
-            lambda: self._prepared(first), shape, self.name, first.label, first.gemm
+            lambda: self._prepared(first), shape, self.name, first.label, first.gemm, counts=False
         ):
             if quantized is not None:
                 yield quantized

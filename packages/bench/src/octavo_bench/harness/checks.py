@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from octavo_bench.errors import InputError
+from octavo_registry.cli.files import check_writable
 
 
 def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
@@ -43,10 +44,6 @@ def check_installed(command: str, modules: Sequence[str], extra: str) -> None:
 
 
 def check_output(path: Path | None) -> None:
-    """`InputError` before the work where the file could not be written after it."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise InputError(f"--output {path}: this is a folder; name a file such as {path / 'results.json'}")
-    if not path.parent.is_dir():
-        raise InputError(f"--output {path}: there is no folder {path.parent}; create it or name another")
+    """`BadInput` before the work where the file could not be written after it."""
+    if path is not None:
+        check_writable("--output", path)

@@ -21,7 +21,7 @@ from octavo.formats import DType
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_bench.errors import InputError
 from octavo_bench.harness.checks import check_counts, check_installed, names_of, one_of
-from octavo_bench.harness.recipes import KINDS
+from octavo_bench.harness.recipes import KINDS, names_of_recipes
 from octavo_bench.harness.shapes import SIZES, Shape, parse_shapes
 
 FRAMEWORKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -37,8 +37,9 @@ Repeats = Mapping[tuple[str, bool], int]
 
 LAYER_REPEATS: Repeats = MappingProxyType({("cuda", False): 15, ("cuda", True): 6, ("cpu", False): 2, ("cpu", True): 1})
 
-Kinds = Annotated[str, typer.Option(help=f"{', '.join(KINDS)}, with commas.", show_default="all")]
-SomeKinds = Annotated[str, typer.Option(help=f"{', '.join(KINDS)}, with commas.")]
+_RECIPES = f"{', '.join(KINDS)}, or presets (`octavo recipes list`), with commas."
+Kinds = Annotated[str, typer.Option("--recipes", "--kinds", help=_RECIPES, show_default="all")]
+SomeKinds = Annotated[str, typer.Option("--recipes", "--kinds", help=_RECIPES)]
 Sizes = Annotated[str, typer.Option(help="even, skewed (Dirichlet(0.5), one group empty), or both with a comma.")]
 Ops = Annotated[str, typer.Option(help="fprop, dgrad, wgrad, with commas.", show_default="all")]
 ExpertShapes = Annotated[
@@ -112,6 +113,11 @@ class Options:
         """Of the operands."""
         return "bfloat16"
 
+    @property
+    def rows_per_problem(self) -> int:
+        """About how many rows are measured of one shape and vector of sizes: what estimates of the time go by."""
+        return 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOptions(Options):
@@ -135,13 +141,18 @@ class LayerOptions(Options):
     def check(self) -> None:
         """See `Options`; kinds and shapes too."""
         super().check()
-        names_of("--kinds", self.kinds, KINDS)
+        names_of_recipes("--recipes", self.kinds)
         parse_shapes(self.shape or [])
 
     @property
     def chosen_kinds(self) -> tuple[str, ...]:
         """The kinds to run."""
-        return names_of("--kinds", self.kinds, KINDS)
+        return names_of_recipes("--recipes", self.kinds)
+
+    @property
+    def rows_per_problem(self) -> int:
+        """One for each recipe."""
+        return len(self.chosen_kinds)
 
     @property
     def chosen_shapes(self) -> tuple[Shape, ...]:

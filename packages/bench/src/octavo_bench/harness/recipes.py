@@ -1,7 +1,8 @@
-"""The kinds of recipe that benchmarks time, by the names that `--kinds` takes, and single GEMMs of one kind."""
+"""The recipes that benchmarks time, by the names that `--recipes` takes, and single GEMMs of one recipe."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +14,15 @@ from octavo import (
     DelayedScaling,
     HighPrecision,
     Recipe,
+    RecipeError,
     RowScaling,
 )
 from octavo.formats import DType
 from octavo.recipe_base import GEMMS, Gemm
+from octavo_bench.errors import InputError
 
 KINDS: tuple[str, ...] = ("bf16", "delayed", "current", "row", "block", "mxfp8", "nvfp4")
-"""What `--kinds` chooses from: bf16 is high precision."""
+"""What runs where `--recipes` names none, and what rows and goals call them: bf16 is high precision."""
 
 FAST = frozenset({"delayed", "current", "row"})
 """Kinds that have a variant with fast accumulation: one scale along the whole sum."""
@@ -42,10 +45,48 @@ FRAMEWORK = "framework's bf16"
 """The kind of the rows that a framework's own grouped GEMM makes, under its own autograd."""
 
 
-def recipe_of(kind: str, *, fast: bool = False) -> Recipe:
-    """The recipe of a kind; with `fast` its three GEMMs leave promotion out."""
+def recipe_of(name: str, *, fast: bool = False) -> Recipe:
+    """The recipe of a kind or a preset; with `fast` its three GEMMs leave promotion out."""
     fields: dict[str, Any] = {"fast_accumulation": frozenset(GEMMS)} if fast else {}
-    return _RECIPES[kind](**fields)
+    if name in _RECIPES:
+        return _RECIPES[name](**fields)
+    import octavo_registry
+
+    recipe = octavo_registry.recipe(name)
+    return type(recipe)(**{**dict(recipe), **fields}) if fields else recipe
+
+
+def family_of(name: str) -> str:
+    """The kind of a preset, bf16 for high precision."""
+    if name in _RECIPES:
+        return name
+    kind = recipe_of(name).kind
+    return "bf16" if kind == "high_precision" else kind
+
+
+def gemms_of_recipe(name: str, gemms: Sequence[Gemm]) -> tuple[Gemm, ...]:
+    """Those of `gemms` that a recipe has for itself: where a slot is high precision, its GEMM is bf16's."""
+    recipe = recipe_of(name)
+    return tuple(gemm for gemm in gemms if name in _RECIPES or recipe.quantizes(gemm))
+
+
+def names_of_recipes(option: str, text: str, default: Sequence[str] = KINDS) -> tuple[str, ...]:
+    """The recipes of `a,b` by the names of rows, each once, or `default` for ""; `InputError` for others.
+
+    Presets, kinds and the recipes of plugins are known; a preset that is a kind with its defaults gets the kind's name.
+    """
+    names: list[str] = []
+    for given in (part.strip() for part in text.split(",") if part.strip()):
+        try:
+            recipe = recipe_of(given)
+        except RecipeError as error:
+            raise InputError(f"{option} names {given[:80]!r}: {error}") from None
+        same = (name for name in _RECIPES if recipe == recipe_of(name))
+        name = next(same, given)
+        if name in names:
+            raise InputError(f"{option} names {name!r} twice; give each once")
+        names.append(name)
+    return tuple(names) or tuple(default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +106,11 @@ class GemmCase:
     def label(self) -> str:
         """The row's name, the same in every run."""
         return f"{self.kind}{' fast' if self.fast else ''}{' += fp32' if self.accumulate else ''}"
+
+    @property
+    def family(self) -> str:
+        """The kind of its recipe."""
+        return family_of(self.kind)
 
     @property
     def recipe(self) -> Recipe:

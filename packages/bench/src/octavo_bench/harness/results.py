@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from octavo_bench.harness.goals import Goal
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Times
+from octavo_registry.cli.files import write_whole
 
 SCHEMA_VERSION = 1
 
@@ -186,7 +187,5 @@ def in_one_line(error: Exception) -> str:
 
 
 def write_json(results: Results, path: Path) -> None:
-    """The results beside their place, then moved there in one step."""
-    draft = path.with_name(f".{path.name}.part")
-    draft.write_text(json.dumps(results.document(), indent=1, allow_nan=False) + "\n")
-    draft.replace(path)
+    """The results in `path`, whole or not at all."""
+    write_whole(path, json.dumps(results.document(), indent=1, allow_nan=False) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
@@ -18,10 +19,41 @@ R = TypeVar("R")
 
 
 @dataclass(slots=True)
+class Pace:
+    """How much of a run is done, and from that how long the rest will take.
+
+    rows, flops   of the whole run, about
+    """
+
+    rows: int = 0
+    flops: float = 0.0
+    done: int = 0
+    done_flops: float = 0.0
+    start: float = field(default_factory=time.perf_counter)
+    said: float | None = None
+
+    def after(self, flops: float) -> str:
+        """Counts a row; a line on the rest, "" where there is nothing new to say."""
+        self.done, self.done_flops = self.done + 1, self.done_flops + flops
+        now = time.perf_counter()
+        quiet = now - self.start < _FIRST_WORD if self.said is None else now - self.said < _NEXT_WORD
+        if quiet or self.done >= self.rows:
+            return ""
+        self.said = now
+        rest = (now - self.start) * max(self.flops - self.done_flops, 0.0) / max(self.done_flops, 1.0)
+        return f"  {self.done} of about {self.rows} rows after {now - self.start:.0f} s; about {rest:.0f} s to go"
+
+
+_FIRST_WORD, _NEXT_WORD = 2.0, 15.0
+"""Seconds until the first estimate, and between two."""
+
+
+@dataclass(slots=True)
 class Run(Generic[Asked]):
     """What was asked for, and what becomes of it beside rows.
 
     say    hears where the run is
+    pace   how far it is
     parts  of the result file, beside what all files have
     """
 
@@ -30,14 +62,36 @@ class Run(Generic[Asked]):
     parts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    pace: Pace = field(default_factory=Pace)
+
+    def begin(self, rows: int, flops: float) -> None:
+        """Tell how much is to be measured: about `rows` rows, `flops` in all as `attempt` counts them."""
+        self.pace = Pace(rows, flops)
+        if rows > 1:
+            self.say(f"About {rows} rows to measure; how long that takes is told after the first ones.")
+
+    def advance(self, flops: float) -> None:
+        """Count a row, and now and then say how long the rest will take."""
+        line = self.pace.after(flops)
+        if line:
+            self.say(line)
 
     def attempt(
-        self, make: Callable[[], R], shape: Shape, sizes: str, kind: str, what: str, peer: str | None = None
+        self,
+        make: Callable[[], R],
+        shape: Shape,
+        sizes: str,
+        kind: str,
+        what: str,
+        peer: str | None = None,
+        *,
+        counts: bool = True,
     ) -> Iterator[R]:
         """The row that `make` returns, or nothing: what no backend serves and peers that fail are notes.
 
         what   names the case beside its kind in a failure
         peer   names what is timed where that is a peer
+        counts   as a row of the estimate
         """
         try:
             row = make()
@@ -49,13 +103,21 @@ class Run(Generic[Asked]):
             else:
                 self.notes.append(f"{peer}: {in_one_line(error)[:160]}")
         else:
+            if counts:
+                self.advance(shape.flops)
             yield row
+            return
+        if counts:
+            self.advance(shape.flops)
 
 
 def problems(run: Run[Sized]) -> Iterator[tuple[Shape, str, tuple[int, ...]]]:
     """Each shape with each vector of group sizes and its name; the result file holds the sizes."""
     options = run.options
     groupings = run.parts.setdefault("groupings", {})
+    each = options.rows_per_problem
+    count = each * len(options.chosen_sizes)
+    run.begin(count * len(options.chosen_shapes), count * sum(shape.flops for shape in options.chosen_shapes))
     for shape, name in product(options.chosen_shapes, options.chosen_sizes):
         sizes = sizes_of(shape, name, options.chosen_seed)
         groupings[f"{shape.label}, {name}"] = list(sizes)

@@ -13,7 +13,7 @@ from octavo_bench.harness.goals import Goal
 from octavo_bench.harness.options import BackendOption, Names, SizesOption
 from octavo_bench.harness.results import Results, goal_dicts, rounded
 from octavo_bench.harness.shapes import MODELS, SMALL, Shape
-from octavo_bench.harness.table import BACKENDS, GOAL, Column, Table, number, share
+from octavo_bench.harness.table import BACKENDS, GOAL, SPREAD, Column, Table, number, share, spread
 from octavo_bench.harness.timing import Times
 
 _EXPERTS = {("cuda", False): (8, 32, 128, 512), ("cuda", True): (8, 512), ("cpu", False): (4, 32), ("cpu", True): (4,)}
@@ -146,18 +146,17 @@ class Host(Benchmark[HostOptions]):
 _HOST: tuple[Column[HostRow], ...] = (
     Column("recipe", lambda row: row.row.kind),
     Column("experts", lambda row: str(row.row.shape.groups)),
-    Column("host us", lambda row: f"{row.row.times.median:.1f}"),
-    Column("10 % to 90 %", lambda row: f"{row.row.times.low:.0f} to {row.row.times.high:.0f}"),
+    Column("host us (10-90 %)", lambda row: spread(row.row.times, milliseconds=False), f"{SPREAD} of the host's time"),
     GOAL,
     BACKENDS,
 )
 _API: tuple[Column[ApiRow], ...] = (
     Column("recipe", lambda row: row.row.kind),
-    Column("API ms", lambda row: number(row.row.api.ms)),
-    Column("kernels ms", lambda row: number(row.row.raw.ms)),
-    share("API / kernels", "kernels"),
+    Column("API ms (10-90 %)", lambda row: spread(row.row.api), "a step through grouped_linear"),
+    Column("kernels ms (10-90 %)", lambda row: spread(row.row.raw), "its quantizers and GEMMs called one by one"),
+    share("API / kernels", "kernels", "the public API's time over its kernels'"),
     Column("replay ms", lambda row: number(None if row.row.graph is None else row.row.graph.alone.ms)),
     Column("its kernels ms", lambda row: number(None if row.row.graph is None else row.row.graph.kernels_us / 1e3)),
-    share("replay / them", "a replay's kernels"),
+    share("replay / them", "a replay's kernels", "a CUDA graph's replay over the sum of its kernels"),
     GOAL,
 )

@@ -112,7 +112,7 @@ _COLUMNS: tuple[Column[MoeRow], ...] = (
     Column("recipe", lambda row: row.row.kind),
     MS,
     Column("TFLOP/s", lambda row: rate_text(row.row.tflops)),
-    gain("torch's bf16 / it", "torch's bf16"),
+    gain("torch's bf16 / it", "torch's bf16", "how many times as fast as torch's faster way in bf16"),
     GOAL,
     BACKENDS,
 )

@@ -31,7 +31,10 @@ def moe_rows(run: Run[MoeOptions]) -> Iterator[MoeRow]:
     options = run.options
     engine = TorchEngine(options.chosen_device)
     choices = options.chosen_choices
-    for shape in options.chosen_shapes:
+    count = len(options.chosen_kinds) + (len(PEERS) if options.peers else 0)
+    shapes = options.chosen_shapes
+    run.begin(count * len(shapes), count * sum(shape.flops for shape in shapes))
+    for shape in shapes:
         run.say(f"{shape.label} ...")
         layer = draw_layer(engine, shape, choices, options.chosen_seed)
         for kind in (*(PEERS if options.peers else ()), *options.chosen_kinds):

@@ -60,7 +60,7 @@ class Peer:
 
 def peers_of(case: GemmCase) -> tuple[str, ...]:
     """Names of the peers that do this work, or work like it, the closest first."""
-    if case.kind in ("bf16", "mxfp8", "nvfp4"):
+    if case.family in ("bf16", "mxfp8", "nvfp4"):
         return ("grouped_mm", f"dense bf16{BATCHED}", "dense bf16", "ragged_dot")
     how = "fast" if case.fast else "exact"
     dense = f"dense fp8 {how}"

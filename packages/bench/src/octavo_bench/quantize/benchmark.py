@@ -17,7 +17,7 @@ from octavo_bench.harness.benchmark import Benchmark
 from octavo_bench.harness.checks import check_counts, check_installed
 from octavo_bench.harness.options import Options, Repeats, device_of_all
 from octavo_bench.harness.results import Judged, Results
-from octavo_bench.harness.table import Column, Table, number
+from octavo_bench.harness.table import SPREAD, Column, Table, number, spread
 from octavo_bench.harness.timing import Times
 from octavo_bench.quantize.case import Case, chosen_cases
 from octavo_bench.quantize.row import DIFFERS, EQUAL, QuantizeRow
@@ -42,14 +42,22 @@ class QuantizeOptions(Options):
     )
 
     shapes: Annotated[
-        str | None, typer.Option(help="ROWSxCOLUMNS, with commas.", show_default=_SHAPES["cuda", False])
+        str | None,
+        typer.Option(
+            "--shape",
+            "--shapes",
+            metavar="ROWSxCOLUMNS",
+            help="With commas for more.",
+            show_default=_SHAPES["cuda", False],
+        ),
     ] = None
     groups: Annotated[int, typer.Option(help="Groups of (nearly) equal size.")] = 8
     ragged_groups: Annotated[
         int, typer.Option(help="Groups of the second table: Dirichlet(0.5) sizes, one of them empty.")
     ] = 128
     recipes: Annotated[
-        str, typer.Option(help="delayed, current, row, block, mxfp8, nvfp4, with commas.", show_default="all")
+        str,
+        typer.Option(help="delayed, current, row, block, mxfp8, nvfp4, or presets, with commas.", show_default="all"),
     ] = ""
     dtype: Annotated[str, typer.Option(help="Of the input: bf16, fp16 or fp32.")] = "bf16"
     quick: Annotated[bool, typer.Option("--quick", help="One shape, few repeats, nothing compiled: seconds.")] = False
@@ -82,6 +90,11 @@ class QuantizeOptions(Options):
         return _DTYPES[self.dtype]
 
     @property
+    def rows_per_problem(self) -> int:
+        """One for each case."""
+        return len(self.cases)
+
+    @property
     def cases(self) -> tuple[Case, ...]:
         """What is timed."""
         return chosen_cases(self.recipes)
@@ -98,14 +111,14 @@ def parse_shapes(text: str) -> tuple[tuple[int, int], ...]:
     for part in (part.strip() for part in text.split(",")):
         sides = part.split("x")
         if len(sides) != 2 or not all(side.isdecimal() for side in sides):
-            raise InputError(f"--shapes holds {part!r}; give ROWSxCOLUMNS with commas between, such as 32768x7168")
+            raise InputError(f"--shape holds {part!r}; give ROWSxCOLUMNS with commas between, such as 32768x7168")
         rows, cols = int(sides[0]), int(sides[1])
         if not (1 <= rows <= 1 << 30 and 16 <= cols <= 1 << 20 and cols % 16 == 0):
-            raise InputError(f"--shapes holds {part!r}; rows are 1 to 2^30, columns a multiple of 16 up to 2^20")
+            raise InputError(f"--shape holds {part!r}; rows are 1 to 2^30, columns a multiple of 16 up to 2^20")
         shapes.append((rows, cols))
     repeated = next((shape for shape in shapes if shapes.count(shape) > 1), None)
     if repeated is not None:
-        raise InputError(f"--shapes names {repeated[0]}x{repeated[1]} twice; give each shape once")
+        raise InputError(f"--shape names {repeated[0]}x{repeated[1]} twice; give each shape once")
     return tuple(shapes)
 
 
@@ -176,20 +189,22 @@ _MATCH: Column[QuantizeRow] = Column(
 _CUDA: tuple[Column[QuantizeRow], ...] = (
     _CASE,
     _ELEMENT,
-    Column("us", lambda row: f"{row.row.times.median:.1f}"),
+    Column("us (10-90 %)", lambda row: spread(row.row.times, milliseconds=False), f"{SPREAD}, in microseconds"),
     Column("TB/s", lambda row: f"{row.row.tb_per_s:.2f}"),
-    Column("predicted", lambda row: number(row.row.predicted_us, ".1f")),
-    Column("ratio", lambda row: number(row.row.ratio)),
+    Column("predicted", lambda row: number(row.row.predicted_us, ".1f"), "us for its bytes at the copy's rate"),
+    Column("ratio", lambda row: number(row.row.ratio), "predicted over measured time"),
     _GOAL,
     Column("host us", lambda row: _median(row.row.host, ".1f")),
-    Column("compile", lambda row: number(row.row.peer_ratio, ".2f", "x")),
-    Column("codes", lambda row: number(row.row.peer_codes_equal, ".4%")),
+    Column("compile", lambda row: number(row.row.peer_ratio, ".2f", "x"), "how many times as fast as torch.compile's"),
+    Column(
+        "codes", lambda row: number(row.row.peer_codes_equal, ".4%"), "of torch.compile's, equal to the definition's"
+    ),
     _MATCH,
 )
 _CPU: tuple[Column[QuantizeRow], ...] = (
     _CASE,
     _ELEMENT,
-    Column("us, 1 core", lambda row: f"{row.row.times.median:.0f}"),
+    Column("us, 1 core (10-90 %)", lambda row: spread(row.row.times, milliseconds=False), f"{SPREAD}, in microseconds"),
     Column("GB/s in", lambda row: f"{row.row.input_gb_per_s:.2f}"),
     Column("GB/s moved", lambda row: f"{1e3 * row.row.tb_per_s:.2f}"),
     _GOAL,

@@ -9,7 +9,8 @@ from typing import Literal
 from octavo import QuantizerSpec
 from octavo.formats import Format
 from octavo.quantizer import Operand, Orientation, Scaling
-from octavo_bench.harness.checks import names_of
+from octavo_bench.errors import InputError
+from octavo_bench.harness.recipes import family_of, names_of_recipes
 from octavo_bench.harness.traffic import PANEL, Traffic, panels, passes, plane_bytes, quantize_traffic
 
 Kind = Literal["quantize", "weights", "dequantize", "plan"]
@@ -124,8 +125,18 @@ CASES: tuple[Case, ...] = (
 
 
 def chosen_cases(recipes: str) -> tuple[Case, ...]:
-    """The cases of `block,mxfp8`, or all for ""; the plan is always there. `InputError` for unknown names."""
-    names = names_of("--recipes", recipes, RECIPES)
+    """The cases of `block,mxfp8`, or all for ""; the plan is always there. `InputError` for unknown names.
+
+    A preset stands for its kind: the cases of a kind cover its variants.
+    """
+    names = []
+    for name in names_of_recipes("--recipes", recipes, RECIPES):
+        family = family_of(name)
+        if family not in RECIPES:
+            raise InputError(f"--recipes names {name!r}, which quantizes nothing; known kinds are {', '.join(RECIPES)}")
+        if family in names:
+            raise InputError(f"--recipes names {family!r} twice; give each kind once")
+        names.append(family)
     return tuple(case for case in CASES if case.recipe is None or case.recipe in names)
 
 

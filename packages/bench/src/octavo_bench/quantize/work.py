@@ -22,8 +22,11 @@ def quantize_rows(run: Run[QuantizeOptions]) -> Iterator[QuantizeRow]:
     copies: dict[str, float] = {}
     groupings: dict[str, list[int]] = {}
     run.parts |= {"copy_tb_per_s": copies, "groupings": groupings}
+    tables = list(_tables(options))
+    each = options.rows_per_problem
+    run.begin(each * len(tables), each * sum(height * cols for (height, cols), _ in tables))
     matches = _matches(run)  # all at once: between timings they would let the GPU's clocks fall
-    for (height, cols), grouping in _tables(options):
+    for (height, cols), grouping in tables:
         name = f"{height}x{cols}, {grouping.label}"
         run.say(f"{name} ...")
         groupings[name] = list(grouping.sizes)
@@ -43,6 +46,7 @@ def quantize_rows(run: Run[QuantizeOptions]) -> Iterator[QuantizeRow]:
             except Exception as error:  # the other rows are worth having, and the command fails at its end
                 run.failures.append(Failure(case.label, sides, grouping.label, in_one_line(error)))
             else:
+                run.advance(height * cols)
                 yield QuantizeRow(sides=sides, copy_tb_per_s=rate, match=match, **row)
 
 

@@ -42,6 +42,11 @@ class RematOptions(SizesOption, BackendOption):
         check_counts(layers=self.layers)
 
     @property
+    def rows_per_problem(self) -> int:
+        """Each recipe under each policy, and the framework's own."""
+        return len(POLICIES) * len(self.chosen_kinds) + (self.peers and not self.quick)
+
+    @property
     def chosen_kinds(self) -> tuple[str, ...]:
         """See `LayerOptions`; the first in a quick run."""
         chosen = super().chosen_kinds
@@ -132,14 +137,14 @@ _COLUMNS: tuple[Column[RematRow], ...] = (
     Column("recipe", lambda row: row.row.kind),
     Column("policy", lambda row: row.row.policy),
     MS,
-    gain("remat / it", "plain remat"),
-    gain("ragged_dot / it", PEER),
-    Column("quantize", lambda row: str(row.row.quantize)),
-    Column("fprop", lambda row: str(row.row.fprop)),
+    gain("remat / it", "plain remat", "how many times as fast as jax.checkpoint without a policy"),
+    gain("ragged_dot / it", PEER, "how many times as fast as the same block on jax.lax.ragged_dot in bf16"),
+    Column("quantize", lambda row: str(row.row.quantize), "quantizers that run per step"),
+    Column("fprop", lambda row: str(row.row.fprop), "forward GEMMs that run per step"),
     Column(
         "temporary GB",
         lambda row: number(None if row.row.temporary_bytes is None else row.row.temporary_bytes / 1e9, ".2f"),
     ),
-    Column("compile s", lambda row: f"{row.row.trace_s:.1f} + {row.row.compile_s:.1f}"),
+    Column("compile s", lambda row: f"{row.row.trace_s:.1f} + {row.row.compile_s:.1f}", "to trace, and to compile"),
     GOAL,
 )

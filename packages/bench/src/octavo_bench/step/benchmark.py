@@ -56,6 +56,12 @@ class StepOptions(SizesOption, BackendOption):
         return tuple(name for name in FRAMEWORKS if name in names)
 
     @property
+    def rows_per_problem(self) -> int:
+        """Each recipe, also with weights reused, and the framework's own, in each framework."""
+        each = len(self.chosen_kinds) * (2 if self.reuse_weights else 1) + self.peers
+        return each * len(self.chosen_frameworks)
+
+    @property
     def chosen_sizes(self) -> tuple[str, ...]:
         """See `SizesOption`; in a quick run of published shapes the first."""
         chosen = super().chosen_sizes
@@ -154,9 +160,9 @@ _COLUMNS: tuple[Column[StepRow], ...] = (
     Column("in", lambda row: row.row.framework),
     MS,
     Column("TFLOP/s", lambda row: rate_text(row.row.tflops)),
-    gain("own / it", "framework's bf16 / it"),
-    gain("bf16 / it", "bf16 / it"),
-    Column("it / torch", lambda row: number(row.row.over_torch)),
+    gain("own / it", "framework's bf16 / it", "how many times as fast as the framework's own grouped GEMM in bf16"),
+    gain("bf16 / it", "bf16 / it", "how many times as fast as Octavo's own bf16 step"),
+    Column("it / torch", lambda row: number(row.row.over_torch), "its time over that of the same step in torch"),
     GOAL,
     BACKENDS,
 )

@@ -45,6 +45,11 @@ class TilesOptions(SizesOption):
         check_installed(self.command, needed, "torch-native")
 
     @property
+    def rows_per_problem(self) -> int:
+        """Each recipe's operands and each of its GEMMs."""
+        return len(self.chosen_kinds) * (1 + len(self.gemms))
+
+    @property
     def gemms(self) -> tuple[Gemm, ...]:
         """In the order of a training step."""
         return gemms_of(self.ops)

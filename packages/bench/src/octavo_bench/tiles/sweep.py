@@ -14,7 +14,7 @@ from octavo.quantizer import QuantizerSpec
 from octavo.recipe_base import Gemm
 from octavo_bench.harness.engine.torch import TorchEngine
 from octavo_bench.harness.problem import SIDES, Data, Prepared, draw, layer_plan
-from octavo_bench.harness.recipes import GemmCase, recipe_of
+from octavo_bench.harness.recipes import GemmCase, gemms_of_recipe, recipe_of
 from octavo_bench.harness.run import Run, problems
 from octavo_bench.harness.timing import Call
 from octavo_bench.tiles.benchmark import Sweep, TilesOptions, TileTime
@@ -34,7 +34,7 @@ def sweeps(run: Run[TilesOptions]) -> Iterator[Sweep]:
         for kind in options.chosen_kinds:
             prepare = partial(_prepared, engine, data, sizes, kind)
             for prepared in run.attempt(prepare, shape, name, kind, "operands"):
-                for gemm in options.gemms:
+                for gemm in gemms_of_recipe(kind, options.gemms):
                     make = partial(_sweep, prepared, GemmCase(kind, gemm), (name, sizes), sms, options.chosen_repeats)
                     yield from run.attempt(make, shape, name, kind, gemm)
         del data

@@ -18,6 +18,10 @@ HEAD_WIDTH = 32
 """Channels of one attention head; the width is a multiple of it, which is also an MX block."""
 
 
+OBSERVATIONS = 6
+"""Steps of a run in which the quantizers are observed: on a CPU one of them takes as long as two or three others."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
     """Sizes and lengths. Tokens are bytes; a step sees `batch * context` of them, each goes to `top_k` experts.
@@ -73,6 +77,13 @@ class TrainConfig:
         """Numbers of finished steps after which the held-out loss is taken; the last one is `steps`."""
         count = min(self.evaluations, self.steps)
         return tuple(round(self.steps * (index + 1) / count) for index in range(count))
+
+    @property
+    def observed_steps(self) -> frozenset[int]:
+        """Numbers, from 0, of the steps in which the quantizers are observed: first, last and evenly between."""
+        last = self.steps - 1
+        count = min(OBSERVATIONS, self.steps)
+        return frozenset(round(last * index / max(1, count - 1)) for index in range(count))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -20,6 +20,7 @@ from octavo_cli.errors import InputError, RunError
 from octavo_cli.train.config import QUICK, TrainConfig, parse_recipes, pick_framework
 from octavo_cli.train.data import read_corpus
 from octavo_cli.train.loop import ModelFactory, train_all
+from octavo_cli.train.models.backends import noted_backends
 from octavo_cli.train.models.model import Model
 from octavo_cli.train.report.live import LossTable, print_summary
 from octavo_cli.train.report.output import output_folder
@@ -66,10 +67,10 @@ def run_demo(choices: Choices) -> None:
             f"{config.experts} experts, top {config.top_k}, width {config.width}; {corpus.source}, "
             f"{len(corpus.train) + len(corpus.held_out):,} bytes; {framework} on {choices.device}"
         )
-        with LossTable(console, config, recipes) as table:
+        with noted_backends() as notes, LossTable(console, config, recipes) as table:
             runs = train_all(config, recipes, corpus, make, table)
         console.print("Comparing the quantized weights ...")
-        from octavo_cli.train.models.bits import compare_bits
+        from octavo_cli.train.models.bits import compare_bits, weight_numbers
 
         first = {run.recipe: run.weights for run in reversed(runs)}
         bits = compare_bits(recipes, first, frameworks)
@@ -83,6 +84,8 @@ def run_demo(choices: Choices) -> None:
             unigram_loss=corpus.unigram_loss(corpus.evaluation(config.held_out, config.context)),
             runs=runs,
             bits=bits,
+            backends=notes.served,
+            weights=weight_numbers(recipes, first),
             seconds=time.perf_counter() - start,
         )
         write_report(results, folder, command_line())
@@ -124,14 +127,12 @@ def model_factory(framework: str, device: str) -> ModelFactory:
 def write_report(results: Results, folder: Path, command: str) -> None:
     """curves.json, loss.png, expert_load.png and index.html into `folder`."""
     from octavo_cli.train.report.page import render_page
-    from octavo_cli.train.report.plots import DARK, LIGHT, load_figure, loss_figure
+    from octavo_cli.train.report.plots import load_figure, loss_figure
 
-    loss = (loss_figure(results, LIGHT), loss_figure(results, DARK))
-    load = (load_figure(results, LIGHT), load_figure(results, DARK))
     (folder / "curves.json").write_text(json.dumps(results.as_dict(), indent=1, allow_nan=False) + "\n")
-    (folder / "loss.png").write_bytes(loss[0])
-    (folder / "expert_load.png").write_bytes(load[0])
-    (folder / "index.html").write_text(render_page(results, command, loss, load), encoding="utf-8")
+    (folder / "loss.png").write_bytes(loss_figure(results))
+    (folder / "expert_load.png").write_bytes(load_figure(results))
+    (folder / "index.html").write_text(render_page(results, command), encoding="utf-8")
 
 
 def command_line() -> str:

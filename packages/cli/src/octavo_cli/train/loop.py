@@ -14,7 +14,7 @@ from octavo_cli.errors import RunError
 from octavo_cli.train.config import TrainConfig
 from octavo_cli.train.data import Corpus
 from octavo_cli.train.models.model import Model
-from octavo_cli.train.report.results import Evaluation, Run
+from octavo_cli.train.report.results import Evaluation, Observed, Run
 
 ModelFactory = Callable[[TrainConfig, Recipe, int, int], Model]
 """(config, recipe, vocabulary size, seed) -> a fresh model."""
@@ -55,9 +55,13 @@ def train_one(
     model = make(config, recipe, len(corpus.vocabulary), seed)
     load = np.zeros((config.layers, config.experts))
     for step in range(config.steps):
-        result = model.step(corpus.batch(seed, step, config.batch, config.context), step)
+        tokens = corpus.batch(seed, step, config.batch, config.context)
+        result = model.step(tokens, step, observe=step in config.observed_steps)
         run.losses.append(result.loss)
         run.balance.append(result.balance)
+        run.gradient_norms.append(result.gradient_norm)
+        if result.health:
+            run.health.append(Observed(step + 1, result.health))
         if not math.isfinite(result.loss):
             raise RunError(f"{name}, seed {seed}: the loss became {result.loss} at step {step + 1}")
         if step >= config.steps * 3 // 4:

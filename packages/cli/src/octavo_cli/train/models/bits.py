@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import octavo_numerics
 import octavo_registry
 from octavo import QuantizerSpec, Recipe
+from octavo.health import FIELDS, numbers_of
 from octavo_registry.contract.frameworks import PLANES
 
 DEFINITION = "definition"
@@ -91,6 +92,23 @@ def compare_bits(
     return BitsReport(
         frameworks, tuple(_compare(name, recipe, weights[name], frameworks) for name, recipe in recipes.items())
     )
+
+
+def weight_numbers(
+    recipes: Mapping[str, Recipe], weights: Mapping[str, Mapping[str, NDArray[np.float32]]]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """What each recipe's quantizer does to its own trained weights, rounded to bf16, by recipe and weight."""
+    numbers: dict[str, dict[str, dict[str, float]]] = {}
+    for name, recipe in recipes.items():
+        spec = recipe.quantizer("w")
+        if spec is None:
+            continue
+        numbers[name] = {}
+        for weight, values in weights[name].items():
+            array = values.astype(ml_dtypes.bfloat16)
+            total = octavo_numerics.tensor_stats(array, spec, scale=_delayed_scale(array, spec)).total()
+            numbers[name][weight] = numbers_of([float(getattr(total, field)[0]) for field in FIELDS])
+    return numbers
 
 
 def _compare(

@@ -124,8 +124,8 @@ def _train_step(
     config: TrainConfig,
     recipe: Recipe,
     spread: Spread,
-) -> tuple[tuple[Parameters, Any, Delayed], jax.Array, jax.Array, jax.Array]:
-    """The parameters, Adam's moments and the delayed states after one step; the losses and loads before it."""
+) -> tuple[tuple[Parameters, Any, Delayed], jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The parameters, Adam's moments and the delayed states after one step; losses, loads and the norm before."""
     p, moments, delayed = state
 
     def objective(p: Parameters, delayed: Delayed) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
@@ -135,8 +135,9 @@ def _train_step(
     (grads, delayed), (loss, balance, load) = jax.grad(objective, argnums=(0, 1), has_aux=True)(p, delayed)
     if isinstance(recipe, DelayedScaling):
         delayed = {name: (update_delayed(a, recipe), update_delayed(b, recipe)) for name, (a, b) in delayed.items()}
+    norm = jnp.sqrt(sum(jnp.sum(grad * grad) for grad in grads.values()))
     p, moments = adam(p, grads, moments, step, rate)
-    return (p, moments, delayed), loss, balance, load
+    return (p, moments, delayed), loss, balance, load, norm
 
 
 @partial(jax.jit, static_argnames=("config", "recipe", "spread"))
@@ -183,10 +184,10 @@ class JaxModel:
         placed: jax.Array = jax.device_put(array, NamedSharding(self._mesh, spec), may_alias=False)
         return placed
 
-    def step(self, tokens: Tokens, step: int) -> StepResult:
-        """One Adam step on [batch, context + 1] tokens."""
+    def step(self, tokens: Tokens, step: int, *, observe: bool = False) -> StepResult:
+        """One Adam step on [batch, context + 1] tokens. Nothing is observed: that would be another compilation."""
         rate = np.float32(learning_rate(self._config, step))
-        state, loss, balance, load = _train_step(
+        state, loss, balance, load, norm = _train_step(
             (self._parameters, self._moments, self._delayed),
             self._placed(tokens, spread=True),
             self._seeds(step),
@@ -197,7 +198,7 @@ class JaxModel:
             spread=self._spread,
         )
         self._parameters, self._moments, self._delayed = state
-        return StepResult(float(loss), float(balance), np.asarray(load, np.int64))
+        return StepResult(float(loss), float(balance), np.asarray(load, np.int64), float(norm))
 
     def evaluate(self, tokens: Tokens) -> NDArray[np.float64]:
         """[sequences] mean cross entropy of each sequence."""

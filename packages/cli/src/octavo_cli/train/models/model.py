@@ -14,7 +14,7 @@ over e of (share of choices) * (mean probability).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -35,20 +35,34 @@ FC2_SEED = 1 << 63
 """What `octavo_jax.grouped_mlp` tells its second layer's seed from the first one's by."""
 
 
+Health = dict[str, dict[str, dict[str, float]]]
+"""Layer -> operand -> what octavo.health.numbers_of says."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One optimizer step: cross entropy in nats per byte, the load-balancing loss, rows per expert in each layer."""
+    """One optimizer step: cross entropy in nats per byte, the load-balancing loss, rows per expert in each layer.
+
+    gradient_norm   Euclidean norm of the gradients of all parameters
+    health          where the step was observed: numbers_of each grouped layer's operands, by "layer0.fc1" and "x", "w"
+                    or "dy"; empty else
+    """
 
     loss: float
     balance: float
     load: NDArray[np.int64]
+    gradient_norm: float
+    health: Health = field(default_factory=dict)
 
 
 class Model(Protocol):
     """What the loop drives; one object a (recipe, seed)."""
 
-    def step(self, tokens: Tokens, step: int) -> StepResult:
-        """One Adam step on [batch, context + 1] tokens; `step` counts from 0."""
+    def step(self, tokens: Tokens, step: int, *, observe: bool = False) -> StepResult:
+        """One Adam step on [batch, context + 1] tokens; `step` counts from 0.
+
+        observe   count what quantization does to the grouped layers' operands, where the framework can in passing
+        """
 
     def evaluate(self, tokens: Tokens) -> NDArray[np.float64]:
         """[sequences] mean cross entropy of each sequence, in the recipe's own forward."""

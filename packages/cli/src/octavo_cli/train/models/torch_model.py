@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo import DelayedScaling, Recipe
+from octavo.health import FIELDS, WINDOW, numbers_of
+from octavo.quantizer import Operand
 from octavo_cli.train.config import HEAD_WIDTH, TrainConfig
 from octavo_cli.train.data import Tokens
 from octavo_cli.train.models.model import (
@@ -23,7 +25,7 @@ from octavo_cli.train.models.model import (
     learning_rate,
     rounding_seed,
 )
-from octavo_torch import DelayedState, grouped_linear
+from octavo_torch import DelayedState, TensorStats, grouped_linear, tensor_stats
 
 
 class Mixing(nn.Module):
@@ -46,6 +48,54 @@ class Mixing(nn.Module):
         return near + far
 
 
+class Watch:
+    """Counts what quantization does to the operands of one layer's experts in one step."""
+
+    def __init__(self) -> None:
+        self.counted: dict[str, dict[str, TensorStats]] = {}
+
+    def look(
+        self,
+        name: str,
+        recipe: Recipe,
+        state: DelayedState | None,
+        operands: dict[Operand, tuple[Tensor, Tensor | None]],
+        y: Tensor,
+    ) -> None:
+        """Count the operands of one grouped layer now, and y's gradient once there is one."""
+        sizes = operands["x"][1]
+        for operand, (value, own) in operands.items():
+            self._count(name, recipe, state, operand, value.detach(), own)
+        y.register_hook(lambda dy: self._count(name, recipe, state, "dy", dy, sizes))  # type: ignore[no-untyped-call]
+
+    def _count(
+        self,
+        name: str,
+        recipe: Recipe,
+        state: DelayedState | None,
+        operand: Operand,
+        value: Tensor,
+        sizes: Tensor | None,
+    ) -> None:
+        spec = recipe.quantizer(operand)
+        if spec is None:
+            return
+        scale = None if state is None else state.encode_scale(operand)
+        seed = 0 if spec.stochastic else None
+        stats = tensor_stats(value, spec, sizes, scale=scale, seed=seed, rows=WINDOW)
+        self.counted.setdefault(name, {})[operand] = stats.total()
+
+    def numbers(self) -> dict[str, dict[str, dict[str, float]]]:
+        """By layer and operand."""
+        return {
+            name: {
+                operand: numbers_of([float(getattr(stats, field)) for field in FIELDS])
+                for operand, stats in operands.items()
+            }
+            for name, operands in self.counted.items()
+        }
+
+
 class Experts(nn.Module):
     """Router and experts over [tokens, width]; returns the outputs, the balance loss and the rows an expert got."""
 
@@ -55,6 +105,7 @@ class Experts(nn.Module):
         self.router = nn.Linear(config.width, config.experts, bias=False)
         self.fc1 = nn.Parameter(torch.empty(config.experts, 2 * config.hidden, config.width))
         self.fc2 = nn.Parameter(torch.empty(config.experts, config.width, config.hidden))
+        self.watch: Watch | None = None
         self.states: list[DelayedState | None] = [None, None]
         if isinstance(recipe, DelayedScaling):
             self.states = [DelayedState.create(recipe, config.experts, self.fc1.device) for _ in range(2)]
@@ -82,7 +133,11 @@ class Experts(nn.Module):
         if state is not None and not self.training:
             # Recording would let evaluations change the scales that training uses.
             state = DelayedState(state.recipe, state.history.clone(), state.scale)
-        return grouped_linear(x, weight.bfloat16(), sizes, recipe=self.recipe, seed=seeds[index], state=state)
+        weight = weight.bfloat16()
+        y = grouped_linear(x, weight, sizes, recipe=self.recipe, seed=seeds[index], state=state)
+        if self.watch is not None:
+            self.watch.look(f"fc{index + 1}", self.recipe, state, {"x": (x, sizes), "w": (weight, None)}, y)
+        return y
 
     def end_step(self) -> None:
         """Make delayed scaling's next scales; nothing for other recipes."""
@@ -142,19 +197,29 @@ class TorchModel:
         beta1, beta2, epsilon = ADAM
         self._optimizer = torch.optim.Adam(self._model.parameters(), betas=(beta1, beta2), eps=epsilon)
 
-    def step(self, tokens: Tokens, step: int) -> StepResult:
+    def step(self, tokens: Tokens, step: int, *, observe: bool = False) -> StepResult:
         """One Adam step on [batch, context + 1] tokens."""
+        blocks = [module for module in self._model.modules() if isinstance(module, Experts)]
+        for block in blocks:
+            block.watch = Watch() if observe else None
         losses, balance, load = self._losses(tokens, step)
         loss = losses.mean()
         self._optimizer.zero_grad(set_to_none=True)
         (loss + self._config.balance * balance).backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.get_total_norm([p.grad for p in self._model.parameters() if p.grad is not None])
+        health = {
+            f"layer{number}.{name}": operands
+            for number, block in enumerate(blocks)
+            if block.watch is not None
+            for name, operands in block.watch.numbers().items()
+        }
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self._config, step)
         self._optimizer.step()
-        for module in self._model.modules():
-            if isinstance(module, Experts):
-                module.end_step()
-        return StepResult(loss.item(), balance.item(), load.cpu().numpy().astype(np.int64))
+        for block in blocks:
+            block.watch = None
+            block.end_step()
+        return StepResult(loss.item(), balance.item(), load.cpu().numpy().astype(np.int64), norm.item(), health)
 
     @torch.no_grad()
     def evaluate(self, tokens: Tokens) -> NDArray[np.float64]:

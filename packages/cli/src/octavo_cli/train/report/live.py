@@ -99,18 +99,20 @@ def print_summary(results: Results) -> None:
     for name in results.recipes:
         gap = results.gaps.get(name)
         bits = results.bits.of(name)
+        weights = results.weights.get(name, {}).values()
         rows.append(
             (
                 name,
                 f"{results.held_out(name):.4f}",
                 f"{gap.percent:+.2f} %" if gap else "baseline",
                 f"± {gap.spread:.2f} %" if gap else "",
-                f"{sum(run.seconds for run in results.of(name)):.1f}",
+                f"{min(numbers['sqnr_db'] for numbers in weights):.1f} dB" if weights else "",
                 bits.sentence,
             )
         )
-    header = ("recipe", "held-out loss", "gap to bf16", "spread", "seconds", "bits of the trained weights")
+    header = ("recipe", "held-out loss", "gap to bf16", "spread", "SQNR", "bits of the trained weights")
     print_table("Held-out cross entropy, nats per byte", header, rows)
+    print_line(f"ran on {', '.join(results.backends) or 'the framework alone'}; SQNR: of the trained expert weights")
     gaps = list(results.gaps.values())
     if gaps:
         kind = "standard deviation" if len(gaps[0].per_seed) > 1 else "standard error"

@@ -1,90 +1,58 @@
-"""The self-contained HTML page: inline style, embedded figures, nothing fetched from anywhere."""
+"""The page of a run: losses, what quantization did while it trained, and how to run it again."""
 
 from __future__ import annotations
 
-import base64
+from collections.abc import Iterator
 from html import escape
 
+import numpy as np
+
+from octavo_cli.page.charts import Chart, Series, grid_of
+from octavo_cli.page.document import document, facts, section, table
 from octavo_cli.train.config import BASELINE
-from octavo_cli.train.report.results import SEED_SPREAD, Gap, Results
+from octavo_cli.train.report.results import SEED_SPREAD, Gap, Results, Run, gap_at
 
-_STYLE = """
-:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1b1f24; --muted: #59636e; --line: #dde1e6;
-  --accent: #0072b2; --good: #00694e; --bad: #a8350b; }
-@media (prefers-color-scheme: dark) { :root { --page: #0e1013; --card: #15181d; --text: #e8eaed; --muted: #9aa4af;
-  --line: #2b3138; --accent: #56b4e9; --good: #2bc49a; --bad: #f0883e; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--text);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
-main { max-width: 68rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
-h1 { font-size: 1.75rem; line-height: 1.25; margin: 0 0 .5rem; letter-spacing: -.01em; text-wrap: balance; }
-h2 { font-size: 1.15rem; margin: 0 0 .75rem; }
-p { margin: 0 0 .75rem; max-width: 46rem; }
-p.lead { max-width: 52rem; color: var(--muted); font-size: 1.05rem; margin-bottom: 1.5rem; }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 1.25rem 1.5rem;
-  margin: 0 0 1.25rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-caption { text-align: left; color: var(--muted); padding-bottom: .5rem; }
-th, td { text-align: left; padding: .5rem 1rem .5rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-thead th { color: var(--muted); font-weight: 600; font-size: .875rem; white-space: nowrap; }
-tbody tr:last-child > * { border-bottom: 0; }
-tbody th { white-space: nowrap; }
-td.n, th.n { text-align: right; white-space: nowrap; }
-td.n:has(+ td:not(.n)), th.n:has(+ th:not(.n)) { padding-right: 1.75rem; }
-.good { color: var(--good); } .bad { color: var(--bad); }
-img { width: 100%; height: auto; display: block; border-radius: 6px; }
-.narrow img { max-width: 44rem; }
-figure { margin: 0; } figcaption { color: var(--muted); margin-top: .75rem; max-width: 46rem; }
-code { font: .875em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
-pre { background: var(--page); border: 1px solid var(--line); border-radius: 6px; padding: .75rem 1rem;
-  overflow-x: auto; margin: 0 0 .75rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1.5rem; margin: 0; }
-dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
-"""
+RECIPES = {
+    "bf16": "no quantization: bfloat16 products, the baseline",
+    "fp8-current": "FP8 (E4M3, gradients E5M2), one scale for each expert's tensor, from its own largest value",
+    "fp8-delayed": "FP8 (E4M3, gradients E5M2), one scale for each expert's tensor, from earlier steps",
+    "fp8-row": "FP8 (E4M3), one scale for each row",
+    "fp8-block": "FP8 (E4M3), one scale for 1x128 values of a row, or 128x128 of a weight",
+    "mxfp8": "FP8 (E4M3), one power of two as the scale of 32 values (OCP Microscaling)",
+    "nvfp4": "FP4 (E2M1), one E4M3 scale for 16 values and one fp32 scale for each expert",
+}  # fmt: skip
+"""What the names of presets mean."""
 
-_LOAD_CAPTION = "A load-balancing loss keeps the experts busy; the dashed line is an even share."
+_METRICS = (
+    ("sqnr_db", "SQNR", "dB", "Signal over quantization noise: 6 dB more halve the error.", False),
+    ("amax", "Largest magnitude", "amax", "The value that scales are made from; a jump comes before trouble.", True),
+    ("underflow", "Underflow", "% of values", "Values that are not zero and become zero.", False),
+    ("saturated", "Saturation", "% of values", "Values cut to the format's largest; 0 unless scales lag.", False),
+)  # fmt: skip
+"""Field, title, unit, what it means, and whether it is drawn by its logarithm."""
+
+_OPERANDS = {"x": "activations (x)", "w": "weights (w)", "dy": "gradients (dy)"}
 
 
-def render_page(results: Results, command: str, loss: tuple[bytes, bytes], load: tuple[bytes, bytes]) -> str:
-    """The page; each figure is its (light, dark) PNG."""
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Octavo: training experts in low precision</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<main>
-<header>
-<h1>Training experts in low precision</h1>
-<p class="lead">{escape(_lead(results))}</p>
-</header>
-<section aria-labelledby="losses"><h2 id="losses">Held-out loss</h2>{_loss_table(results)}</section>
-<section aria-labelledby="curves"><h2 id="curves">Curves</h2>
-{_figure(loss, _curves_text(results), "Left, loss against optimizer steps; right, the gap to bf16 on held-out text.")}
-</section>
-<section aria-labelledby="bits"><h2 id="bits">Quantized bits</h2>{_bits(results)}</section>
-<section aria-labelledby="load"><h2 id="load">Expert load</h2>
-{_figure(load, _load_text(results), _LOAD_CAPTION, "wide" if results.config.layers > 1 else "narrow")}
-</section>
-<section aria-labelledby="run"><h2 id="run">This run</h2>
-<pre><code>{escape(command)}</code></pre>
-{_facts(results)}
-</section>
-</main>
-</body>
-</html>
-"""
+def render_page(results: Results, command: str) -> str:
+    """The page; it needs nothing but itself."""
+    parts = [
+        section("losses", "Held-out loss", _loss_table(results)),
+        section("curves", "Training", grid_of([_loss_chart(results), _gap_chart(results), _norm_chart(results)])),
+        section("health", "What quantization did", _health(results)),
+        section("bits", "Quantized bits", _bits(results)),
+        section("load", "Expert load", _load(results)),
+        section("terms", "Recipes and units", _terms(results)),
+        section("run", "This run", f"<pre><code>{escape(command)}</code></pre>{_facts(results)}"),
+    ]
+    return document("Training experts in low precision", _lead(results), "\n".join(parts))
 
 
 def _lead(results: Results) -> str:
     config = results.config
     seeds = f"{config.seeds} seeds" if config.seeds > 1 else f"seed {config.seed}"
     return (
-        f"A small Mixture-of-Experts language model ({config.experts} experts, {config.top_k} a token, width "
+        f"A small Mixture-of-Experts language model ({config.experts} experts, {config.top_k} per token, width "
         f"{config.width}) learned {results.text['source']} for {config.steps} steps, once for each recipe, in "
         f"{results.framework} on {results.device} ({seeds}). Every run saw the same bytes and began from the same "
         "parameters; only the number format of the expert layers differs."
@@ -93,7 +61,7 @@ def _lead(results: Results) -> str:
 
 def _loss_table(results: Results) -> str:
     gaps = results.gaps
-    rows = "".join(_loss_row(results, name, gaps.get(name)) for name in results.recipes)
+    rows = [_loss_row(results, name, gaps.get(name)) for name in results.recipes]
     over = next(iter(gaps.values())).spread_over if gaps else ""
     if not gaps:
         note = ""
@@ -105,73 +73,190 @@ def _loss_table(results: Results) -> str:
             f"of this seed. Other seeds moved the gap by {SEED_SPREAD[0]} to {SEED_SPREAD[1]} % (one standard "
             "deviation over 3 paired seeds of 200 steps); <code>--seeds 3</code> measures that here.</p>"
         )
+    caption = (
+        "Cross entropy on text that no step saw, in nats per byte; lower is better. Knowing byte frequencies alone "
+        f"gives {results.unigram_loss:.3f}. SQNR is that of the trained expert weights, the worst of them."
+    )
+    header = ("recipe", "held-out loss", "gap to bf16", "spread", "SQNR of weights")
+    return table(caption, header, rows, numbers=(1, 2, 3, 4)) + note + _speed_note(results)
+
+
+def _loss_row(results: Results, name: str, gap: Gap | None) -> list[str]:
+    weights = results.weights.get(name, {}).values()
+    return [
+        escape(name),
+        f"{results.held_out(name):.4f}",
+        f"{gap.percent:+.2f} %" if gap else "baseline",
+        f"± {gap.spread:.2f} %" if gap else "",
+        f"{min(numbers['sqnr_db'] for numbers in weights):.1f} dB" if weights else "",
+    ]
+
+
+def _speed_note(results: Results) -> str:
+    names = ", ".join(f"<code>{escape(name)}</code>" for name in results.backends) or "the framework itself"
+    if results.device != "cpu":
+        return f"<p>The expert layers ran on {names}.</p>"
     return (
-        '<div class="scroll"><table><caption>Cross entropy on text that no step saw, in nats per byte; lower is '
-        f"better. Knowing byte frequencies alone gives {results.unigram_loss:.3f}.</caption>"
-        '<thead><tr><th scope="col">recipe</th><th scope="col" class="n">held-out loss</th>'
-        '<th scope="col" class="n">gap to bf16</th><th scope="col" class="n">spread</th>'
-        f'<th scope="col" class="n">seconds</th></tr></thead><tbody>{rows}</tbody></table></div>{note}'
+        f"<p>The expert layers ran on {names}, on a CPU. This run measures accuracy: on a CPU low precision costs time "
+        "and saves none, so no seconds are shown. <code>octavo bench</code> measures speed on a GPU.</p>"
     )
 
 
-def _loss_row(results: Results, name: str, gap: Gap | None) -> str:
-    seconds = sum(run.seconds for run in results.of(name))
-    percent = f"{gap.percent:+.2f} %" if gap else "baseline"
-    spread = f"± {gap.spread:.2f} %" if gap else ""
-    return (
-        f'<tr><th scope="row">{escape(name)}</th><td class="n">{results.held_out(name):.4f}</td>'
-        f'<td class="n">{percent}</td><td class="n">{spread}</td><td class="n">{seconds:.1f}</td></tr>'
+def _colours(results: Results) -> dict[str, int]:
+    others = [name for name in results.recipes if name != BASELINE]
+    return {BASELINE: 0} | {name: 1 + number % 6 for number, name in enumerate(others)}
+
+
+def _loss_chart(results: Results) -> Chart:
+    series = []
+    for name, colour in _colours(results).items():
+        runs = results.of(name)
+        losses = np.mean([run.losses for run in runs], axis=0)
+        held_out = np.mean([[item.loss for item in run.evaluations] for run in runs], axis=0)
+        steps = [item.step for item in runs[0].evaluations]
+        points = list(zip(steps, map(float, held_out), strict=True))
+        training = list(enumerate(map(float, losses), 1))
+        series += [
+            Series(f"{name}, batch", training, colour, faint=True),
+            Series(f"{name}, held out", points, colour, dash=colour),
+        ]
+    ends = ", ".join(f"{name} {results.held_out(name):.3f}" for name in results.recipes)
+    summary = f"Training and held-out loss fall for every recipe; final held-out loss: {ends} nats per byte."
+    lines = [("byte frequencies alone", results.unigram_loss)]
+    return Chart("Loss", summary, "step", "nats per byte", series, "Thin: the batch of a step.", lines=lines)
+
+
+def _gap_chart(results: Results) -> Chart:
+    series = []
+    for name, colour in _colours(results).items():
+        if name == BASELINE:
+            continue
+        evaluations = results.of(name)[0].evaluations
+        points = [(item.step, gap_at(results.runs, name, at).percent) for at, item in enumerate(evaluations)]
+        series.append(Series(name, points, colour, dash=colour))
+    ends = ", ".join(f"{name} {gap.percent:+.2f} %" for name, gap in results.gaps.items())
+    summary = f"Held-out loss above bf16 at the end: {ends}." if ends else "No other recipe was run."
+    note = "Its spread is in the table above."
+    return Chart("Gap to bf16", summary, "step", "% above bf16", series, note, lines=[("bf16", 0.0)])
+
+
+def _norm_chart(results: Results) -> Chart:
+    series = []
+    for name, colour in _colours(results).items():
+        norms = np.mean([run.gradient_norms for run in results.of(name)], axis=0)
+        series.append(Series(name, list(enumerate(map(float, norms), 1)), colour, dash=colour))
+    summary = "Euclidean norm of all gradients at each step, by recipe."
+    return Chart("Gradient norm", summary, "step", "norm", series, "All parameters together.", log=True)
+
+
+def _health(results: Results) -> str:
+    observed = {name: results.of(name)[0] for name in results.recipes if results.of(name)[0].health}
+    if not observed:
+        why = "no recipe quantizes" if len(results.recipes) == 1 else f"{results.framework} runs are not observed"
+        return (
+            f"<p>There are no numbers over training: {why}. The table above has the SQNR of the trained weights; "
+            "<code>octavo_torch.observe</code> and <code>octavo_jax.observed</code> count in a model of yours.</p>"
+        )
+    steps = len(next(iter(observed.values())).health)
+    parts = [
+        f"<p>What the quantizers did to the operands of the expert layers in {steps} steps of the first seed: up to "
+        "128 rows of each expert. <code>octavo_torch.observe(model)</code> counts the same in a model of yours.</p>"
+    ]
+    for number, (field, title, unit, meaning, log) in enumerate(_METRICS):
+        charts = [
+            _health_chart(results, observed, operand, (field, f"{title}, {what}", unit), log)
+            for operand, what in _OPERANDS.items()
+        ]
+        shown = " open" if number < 2 else ""
+        parts.append(f"<details{shown}><summary>{title}</summary><p>{meaning}</p>{grid_of(charts)}</details>")
+    return "".join(parts)
+
+
+def _health_chart(
+    results: Results, observed: dict[str, Run], operand: str, what: tuple[str, str, str], log: bool
+) -> Chart:
+    field, title, unit = what
+    colours = _colours(results)
+    series = [
+        Series(f"{name}, {layer}", points, colours[name], dash=dash)
+        for name, run in observed.items()
+        for dash, (layer, points) in enumerate(_lines(run, operand, field))
+    ]
+    ends = ", ".join(f"{one.name} {one.present()[-1][1]:.3g}" for one in series if one.present())
+    return Chart(
+        title, f"{title} in {unit} at the last observed step: {ends or 'none'}.", "step", unit, series, log=log
     )
+
+
+def _lines(run: Run, operand: str, field: str) -> Iterator[tuple[str, list[tuple[float, float | None]]]]:
+    scale = 100.0 if field in ("saturated", "underflow") else 1.0
+    for layer in run.health[0].health:
+        points: list[tuple[float, float | None]] = []
+        for seen in run.health:
+            value = seen.health[layer].get(operand, {}).get(field)
+            points.append((seen.step, None if value is None else scale * value))
+        yield layer.removeprefix("layer0.") if len(run.load) == 1 else layer, points
 
 
 def _bits(results: Results) -> str:
     bits = results.bits
     others = " and ".join(bits.frameworks)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(item.recipe)}</th>'
-        f'<td class="{"" if item.skipped else "good" if item.agree else "bad"}">'
-        f"{'not compared' if item.skipped else 'equal' if item.agree else 'different'}</td>"
-        f"<td>{escape(item.sentence)}</td></tr>"
-        for item in bits.recipes
-    )
+    rows = []
+    for item in bits.recipes:
+        verdict = "not compared" if item.skipped else "equal" if item.agree else "different"
+        kind = "" if item.skipped else "good" if item.agree else "bad"
+        rows.append([escape(item.recipe), f'<span class="{kind}">{verdict}</span>', escape(item.sentence)])
     alone = "" if len(bits.frameworks) > 1 else " The other framework is not installed here."
     return (
         f"<p>The trained expert weights of each recipe, quantized by {escape(others)} and by the definition in "
         f"<code>octavo_numerics</code>: payload and scales, byte for byte.{alone}</p>"
-        '<div class="scroll"><table><thead><tr><th scope="col">recipe</th><th scope="col">bytes</th>'
-        f'<th scope="col">detail</th></tr></thead><tbody>{rows}</tbody></table></div>'
+        f"{table('', ('recipe', 'bytes', 'detail'), rows)}"
     )
 
 
-def _curves_text(results: Results) -> str:
-    ends = ", ".join(f"{name} {results.held_out(name):.3f}" for name in results.recipes)
-    return f"Training and held-out loss fall together for every recipe; final held-out loss: {ends} nats per byte."
-
-
-def _load_text(results: Results) -> str:
+def _load(results: Results) -> str:
     loads = [run.load for run in results.of(BASELINE)]
     low, high = 100 * min(load.min() for load in loads), 100 * max(load.max() for load in loads)
-    return f"Share of routed rows of each expert; with bf16 between {low:.1f} and {high:.1f} per cent."
+    summary = f"Share of routed rows of each expert; with bf16 between {low:.1f} and {high:.1f} per cent."
+    even = [("an even share", 100 / results.config.experts)]
+    charts = []
+    for layer in range(min(4, results.config.layers)):
+        series = []
+        for name, colour in _colours(results).items():
+            load = 100 * np.mean([run.load[layer] for run in results.of(name)], axis=0)
+            series.append(Series(name, list(enumerate(map(float, load))), colour, dots=True))
+        title = f"Layer {layer + 1}" if results.config.layers > 1 else "Last quarter of the steps"
+        charts.append(Chart(title, summary, "expert", "% of routed rows", series, lines=even))
+    return f"<p>A load-balancing loss keeps the experts busy.</p>{grid_of(charts)}"
 
 
-def _figure(images: tuple[bytes, bytes], alternative: str, caption: str, kind: str = "wide") -> str:
-    light, dark = ("data:image/png;base64," + base64.b64encode(image).decode() for image in images)
-    return (
-        f'<figure class="{kind}"><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-        f'<img src="{light}" alt="{escape(alternative)}"></picture><figcaption>{escape(caption)}</figcaption></figure>'
-    )
+def _terms(results: Results) -> str:
+    names = {
+        name: RECIPES.get(name, f"your recipe, of kind {fields['kind']}") for name, fields in results.recipes.items()
+    }
+    units = {
+        "nat": "unit of cross entropy with natural logarithms; divide by 0.693 for bits",
+        "gap": "held-out loss above that of bf16, in per cent of bf16's",
+        "SQNR": "signal over quantization noise, in decibels: 20 dB is an error of 10 %, 30 dB of 3 %, 40 dB of 1 %",
+        "fc1, fc2": "the two grouped layers of the experts, before and behind the activation",
+    }
+    return facts(names) + "<br>" + facts(units)
 
 
 def _facts(results: Results) -> str:
     text, config = results.text, results.config
-    facts = {
+    backends = "; ".join(f"{name} ({', '.join(operations)})" for name, operations in results.backends.items())
+    named = {
         "text": f"{text['source']}, {text['bytes']:,} bytes, sha256 {text['sha256'][:16]}",
-        "model": f"{config.layers} layer(s), width {config.width}, hidden {config.hidden}, {config.experts} experts, "
-        f"top {config.top_k}",
+        "model": f"{config.layers} {'layer' if config.layers == 1 else 'layers'}, width {config.width}, hidden "
+        f"{config.hidden}, {config.experts} experts, top {config.top_k}",
         "batch": f"{config.batch} sequences of {config.context} bytes",
+        "backends": backends or "none was asked",
         "versions": ", ".join(f"{name} {version}" for name, version in results.versions.items()),
-        "time": f"{results.seconds:.0f} s in all",
+        "time": f"{results.seconds:.0f} s for everything, with the comparison of bits",
         "recipes": ", ".join(f"{name} ({content['fingerprint']})" for name, content in results.recipes.items()),
     }
-    items = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
-    return f"<p>The numbers behind this page are in <code>curves.json</code> in the same folder.</p><dl>{items}</dl>"
+    return (
+        "<p>The numbers behind this page are in <code>curves.json</code> in the same folder; <code>octavo "
+        f"compare</code> compares two of them.</p>{facts(named)}"
+    )

@@ -1,4 +1,4 @@
-"""The two figures, in a light and a dark rendering: loss with the gap to bf16, and the load of every expert."""
+"""The two figures as PNG, for slides and papers: loss with the gap to bf16, and the load of every expert."""
 
 from __future__ import annotations
 
@@ -42,18 +42,10 @@ LIGHT = Theme(
     "#3d444d",
     ("#0072b2", "#c2500a", "#008060", "#a3459b", "#8a6d00", "#2f8ac4"),
 )
-DARK = Theme(
-    "#15181d",
-    "#e8eaed",
-    "#9aa4af",
-    "#2b3138",
-    "#c3cad2",
-    ("#56b4e9", "#f0883e", "#2bc49a", "#e08fd6", "#e3c94f", "#9cd3f5"),
-)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
-def loss_figure(results: Results, theme: Theme) -> bytes:
+def loss_figure(results: Results, theme: Theme = LIGHT) -> bytes:
     """PNG: held-out and training loss against steps; next to it the held-out gap to the baseline with its spread."""
     with _canvas(theme, (11.5, 4.6)) as (figure, axes):
         left, right = axes(2, width_ratios=(1.15, 1.0), wspace=0.62)
@@ -62,7 +54,7 @@ def loss_figure(results: Results, theme: Theme) -> bytes:
         return _png(figure)
 
 
-def load_figure(results: Results, theme: Theme) -> bytes:
+def load_figure(results: Results, theme: Theme = LIGHT) -> bytes:
     """PNG: share of routed rows that each expert got in the last quarter of the steps, one panel a layer."""
     layers = min(4, results.config.layers)
     experts = results.config.experts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from octavo_cli.train.config import BASELINE, TrainConfig
 from octavo_cli.train.models.bits import BitsReport
+from octavo_cli.train.models.model import Health
 
 SCHEMA_VERSION = 1
 
@@ -33,15 +35,28 @@ class Evaluation:
         return float(self.sequences.mean())
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What quantization did to the grouped layers' operands in step `step`, counted from 1."""
+
+    step: int
+    health: Health
+
+
 @dataclass(slots=True)
 class Run:
-    """One recipe trained from one seed. `load` is [layers, experts]: share of routed rows in the last quarter."""
+    """One recipe trained from one seed. `load` is [layers, experts]: share of routed rows in the last quarter.
+
+    health   observed steps; none where the framework or the recipe has nothing to observe
+    """
 
     recipe: str
     seed: int
     losses: list[float] = field(default_factory=list)
     balance: list[float] = field(default_factory=list)
+    gradient_norms: list[float] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    health: list[Observed] = field(default_factory=list)
     load: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     seconds: float = 0.0
     weights: dict[str, NDArray[np.float32]] = field(default_factory=dict, repr=False)
@@ -59,10 +74,29 @@ class Run:
             "seconds": round(self.seconds, 3),
             "train_loss": [round(loss, 6) for loss in self.losses],
             "balance_loss": [round(loss, 6) for loss in self.balance],
+            "gradient_norm": [rounded(norm) for norm in self.gradient_norms],
+            "health": [
+                {
+                    "step": seen.step,
+                    "layers": {
+                        layer: {
+                            operand: {name: rounded(value) for name, value in numbers.items()}
+                            for operand, numbers in operands.items()
+                        }
+                        for layer, operands in seen.health.items()
+                    },
+                }
+                for seen in self.health
+            ],
             "held_out": [{"step": item.step, "loss": round(item.loss, 6)} for item in self.evaluations],
             "held_out_sequences": [round(float(loss), 6) for loss in self.final.sequences],
             "expert_load": np.round(self.load, 6).tolist(),
         }
+
+
+def rounded(value: float) -> float | None:
+    """Six digits for JSON, which has no NaN and no infinity: None."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +146,11 @@ def gap_at(runs: list[Run], recipe: str, index: int = -1) -> Gap:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything that the report files show."""
+    """Everything that the report files show.
+
+    backends   names of the backends that ran, each with the operations that it served
+    weights    what each recipe's quantizer does to the trained expert weights, by recipe and weight: numbers_of
+    """
 
     config: TrainConfig
     framework: str
@@ -123,6 +161,8 @@ class Results:
     unigram_loss: float
     runs: list[Run]
     bits: BitsReport
+    backends: Mapping[str, tuple[str, ...]]
+    weights: Mapping[str, Mapping[str, Mapping[str, float]]]
     seconds: float
 
     @property
@@ -144,6 +184,7 @@ class Results:
             "schema_version": SCHEMA_VERSION,
             "framework": self.framework,
             "device": self.device,
+            "backends": {name: list(operations) for name, operations in self.backends.items()},
             "versions": dict(self.versions),
             "config": self.config.as_dict(),
             "text": dict(self.text),
@@ -151,6 +192,13 @@ class Results:
             "recipes": {name: dict(content) for name, content in self.recipes.items()},
             "held_out_loss": {name: round(self.held_out(name), 6) for name in self.recipes},
             "gaps": [gap.as_dict() for gap in self.gaps.values()],
+            "weights": {
+                name: {
+                    weight: {what: rounded(value) for what, value in numbers.items()}
+                    for weight, numbers in weights.items()
+                }
+                for name, weights in self.weights.items()
+            },
             "bits": self.bits.as_dict(),
             "seconds": round(self.seconds, 2),
             "runs": [run.as_dict() for run in self.runs],

@@ -1,0 +1,91 @@
+"""`octavo advise`: the command line. Importing this module imports neither numpy nor a framework."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def advise(
+    shape: Annotated[str, typer.Option(help="G,K,N,M of a grouped layer: weights [G, N, K], rows [M, K].")],
+    weights: Annotated[
+        Path | None, typer.Option(help="A checkpoint to judge by.", show_default="normally distributed values")
+    ] = None,
+    recipes: Annotated[
+        str, typer.Option(help="Recipe names or files, with commas.")
+    ] = "bf16,fp8-current,fp8-row,fp8-block,mxfp8,nvfp4",
+    min_sqnr: Annotated[float, typer.Option(help="Decibels that the weights of a recipe must keep.")] = 25.0,
+    chip: Annotated[str, typer.Option(help="h100 or h200: whose time is expected.")] = "h200",
+    results: Annotated[
+        list[Path] | None, typer.Option(help="Results of octavo bench gemm with measured times.", show_default=False)
+    ] = None,
+    rows: Annotated[int, typer.Option(help="Rows of each expert to judge by; 0: all.")] = 256,
+    trust: Annotated[bool, typer.Option("--trust", help="Read DCP's .metadata, a pickle, which may run code.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")] = False,
+) -> None:
+    """Which recipe suits a layer: SQNR of its weights, bytes, and the time of its three GEMMs.
+
+    A time is the median of a result file where --results has this shape on this chip, and is called measured; else it
+    is the chip's roofline, which no kernel beats. Quantizing is not in it.
+    """
+    from octavo_cli.advice import CHIPS, Shape, advice_on, best, measured_us, weights_for
+    from octavo_cli.errors import InputError
+    from octavo_registry.cli.output import print_json, print_line, print_table
+    from octavo_registry.cli.recipes import find_recipe
+
+    if chip not in CHIPS:
+        raise InputError(f"--chip is {chip!r}; give {' or '.join(CHIPS)}")
+    if rows < 0:
+        raise InputError(f"--rows is {rows}; give 0 for all rows, or how many of each expert")
+    if not math.isfinite(min_sqnr):
+        raise InputError(f"--min-sqnr is {min_sqnr}; give decibels, such as 25")
+    layer = Shape.of(shape)
+    names = list(dict.fromkeys(part.strip() for part in recipes.split(",") if part.strip()))
+    if not names:
+        raise InputError("--recipes is empty; give names with commas between them, such as mxfp8,nvfp4")
+    chosen = {name: find_recipe(name) for name in names}
+    judged, what = weights_for(layer, weights, trust=trust, rows=rows, seed=0)
+    measured, notes = measured_us(results or [], layer, CHIPS[chip])
+    found = [advice_on(name, recipe, layer, judged, CHIPS[chip], measured) for name, recipe in chosen.items()]
+    choice = best(found, min_sqnr)
+    if as_json:
+        print_json({
+            "schema_version": 1,
+            "shape": layer.key,
+            "chip": CHIPS[chip].name,
+            "judged_by": what,
+            "notes": notes,
+            "min_sqnr_db": min_sqnr,
+            "recommended": None if choice is None else choice.recipe,
+            "recipes": [
+                {
+                    "recipe": one.recipe,
+                    "sqnr_db": round(one.sqnr_db, 2) if math.isfinite(one.sqnr_db) else None,
+                    "bytes": one.bytes,
+                    "us": round(one.us, 1),
+                    "time": "measured" if one.measured else "roofline",
+                }
+                for one in found
+            ],
+        })  # fmt: skip
+        return
+    cells = [
+        (one.recipe, "exact" if math.isinf(one.sqnr_db) else f"{one.sqnr_db:.1f} dB", f"{one.bytes / 1e6:,.1f} MB",
+         f"{one.us / 1000:.3f} ms", "measured" if one.measured else "roofline")
+        for one in found
+    ]  # fmt: skip
+    header = ("recipe", "SQNR of weights", "x and weights", "GEMMs", "time is")
+    print_table(f"A layer of shape {shape} on {CHIPS[chip].name}", header, cells)
+    print_line(f"SQNR of the worst expert, judged by {what}.")
+    print_line("x and weights: codes and scales as forward leaves them for backward. GEMMs: fprop, dgrad and wgrad.")
+    for note in notes:
+        print_line(f"results: {note}")
+    if len({one.measured for one in found}) > 1:
+        print_line("Measured times and rooflines are not alike: a roofline is what no kernel can beat.")
+    if choice is None:
+        print_line(f"No recipe keeps {min_sqnr:g} dB; give a smaller --min-sqnr, or stay with bf16.")
+    else:
+        print_line(f"Advice: {choice.recipe}, the fastest of those that keep {min_sqnr:g} dB.")

@@ -1,0 +1,78 @@
+"""`octavo inspect`: the command line. Importing this module imports neither numpy nor a framework."""
+
+from __future__ import annotations
+
+import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from octavo_cli.inspection.study import Study
+
+
+def inspect(
+    files: Annotated[list[Path], typer.Argument(help="Files (.safetensors, .npz) or folders (DCP, orbax).")],
+    recipes: Annotated[
+        str, typer.Option(help="Recipe names or files, with commas.")
+    ] = "fp8-current,fp8-row,fp8-block,mxfp8,nvfp4",
+    match: Annotated[str, typer.Option(help="Tensors whose names fit this pattern.")] = "*",
+    rows: Annotated[
+        int, typer.Option(help="Rows of each expert that recipes are tried on; 0: all. The amax is that of all rows.")
+    ] = 256,
+    html: Annotated[Path | None, typer.Option(help="Write an interactive page.", show_default=False)] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Read DCP's .metadata, a pickle, which may run code.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")] = False,
+) -> None:
+    """What is in a checkpoint, and what each recipe would do to its tensors: SQNR, underflow, saturation, by expert.
+
+    Matrices [N, K] and experts [G, N, K] are quantized as weights, K being the features that are summed over.
+    """
+    from octavo_cli.errors import InputError
+    from octavo_cli.inspection.files import each_tensor, open_source, why_not
+    from octavo_cli.inspection.study import recipes_of, study
+    from octavo_cli.inspection.tables import print_studies
+    from octavo_cli.output_file import writable, write_text
+    from octavo_registry.cli.output import print_json, print_line
+
+    if rows < 0:
+        raise InputError(f"--rows is {rows}; give 0 for all rows, or how many of each expert")
+    chosen = recipes_of(recipes)
+    if html is not None:
+        writable("--html", html)
+    sources = [open_source(path, trust=trust) for path in files]
+    studies: list[Study] = []
+    for source in sources:
+        for name, values in each_tensor(source):
+            if fnmatch.fnmatchcase(name, match):
+                full = name if len(sources) == 1 else f"{source.path.name}: {name}"
+                studies.append(study(full, values, why_not(source, name, values), chosen, rows))
+    if not studies:
+        names = ", ".join(sorted(name for source in sources for name in source.tensors)[:6])
+        raise InputError(f"--match {match!r} fits none of the tensors; their names are such as {names}")
+    named = {
+        layer: f"{kind} ({fingerprint})" if kind else fingerprint
+        for source in sources
+        for layer, (kind, fingerprint) in source.recipes.items()
+    }
+    if html is not None:
+        from octavo_cli.inspection.page import render_page
+
+        write_text(html, render_page(", ".join(path.name for path in files), studies, chosen, named))
+    if as_json:
+        print_json({
+            "schema_version": 1,
+            "files": [{"path": str(source.path), "kind": source.kind} for source in sources],
+            "recipes": {name: recipe.fingerprint for name, recipe in chosen.items()},
+            "trained_in": {
+                layer: {"kind": kind or None, "fingerprint": fingerprint}
+                for source in sources
+                for layer, (kind, fingerprint) in source.recipes.items()
+            },
+            "tensors": [item.as_dict() for item in studies],
+        })  # fmt: skip
+        return
+    print_studies(studies, chosen, named)
+    if html is not None:
+        print_line(f"Wrote {html}.")

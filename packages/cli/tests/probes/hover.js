@@ -1,0 +1,17 @@
+const f = document.querySelector("figure.chart"), box = f.querySelector(".box"), r = box.getBoundingClientRect();
+const at = (type, share) => new PointerEvent(type, {bubbles: true, clientX: r.left + share * r.width, clientY: r.top + 50});
+const svg = box.querySelector("svg"), tip = f.querySelector(".tip"), labels = () => f.querySelector(".xticks").textContent;
+const seen = {before: labels()};
+box.dispatchEvent(at("pointermove", 0));
+seen.tip = tip.innerText;
+box.dispatchEvent(at("pointerdown", 0.5)); box.dispatchEvent(at("pointermove", 0.75));
+window.dispatchEvent(at("pointerup", 0.75));
+seen.view = svg.getAttribute("viewBox"); seen.zoomed = labels(); seen.button = !f.querySelector(".reset").hidden;
+f.querySelector(".reset").click();
+seen.reset = svg.getAttribute("viewBox"); seen.after = labels();
+const key = f.querySelector('.keys [data-series="0"]');
+key.click();
+seen.off = getComputedStyle(svg.querySelector('[data-series="0"]')).display; seen.pressed = key.getAttribute("aria-pressed");
+box.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));
+seen.keyed = tip.innerText;
+return seen;

@@ -1,0 +1,188 @@
+"""octavo compare and octavo advise: what differs, what is within the spread, and where a time comes from."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import octavo
+from octavo_cli.advice import CHIPS, Shape, advice_on, best, bytes_of, roofline_us
+from octavo_numerics import quantize
+
+TRAINED: dict[str, Any] = {
+    "framework": "torch",
+    "config": {"steps": 10, "width": 64},
+    "recipes": {"bf16": {"fingerprint": "a"}, "mxfp8": {"fingerprint": "b"}},
+    "held_out_loss": {"bf16": 2.0, "mxfp8": 2.1},
+    "gaps": [{"recipe": "mxfp8", "percent": 5.0, "spread_percent": 0.3}],
+    "weights": {"mxfp8": {"fc1": {"sqnr_db": 31.5}, "fc2": {"sqnr_db": 30.5}}},
+    "runs": [],
+}
+
+
+def timed(*rows: tuple[str, float, float, float]) -> dict[str, Any]:
+    """A result of octavo bench."""
+    return {
+        "date": "2026-01-02",
+        "machine": {"gpu": "NVIDIA H200"},
+        "rows": [
+            {"case": case, "gemm": gemm, "shape": [2, 64, 32, 128], "sizes": "even",
+             "us": {"median": median, "low": low, "high": high}}
+            for case, median, low, high in rows
+            for gemm in ("fprop", "dgrad", "wgrad")
+        ],
+    }  # fmt: skip
+
+
+def written(path: Path, content: Any) -> str:
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_two_trainings(tmp_path: Path, run: Any) -> None:
+    """Folders or files; settings that differ, losses, gaps with their spread, and recipes that one of them lacks."""
+    other = copy.deepcopy(TRAINED)
+    other["config"]["steps"] = 20
+    other["held_out_loss"] = {"bf16": 1.5, "nvfp4": 1.8}
+    (tmp_path / "one").mkdir()
+    written(tmp_path / "one" / "curves.json", TRAINED)
+    paths = [str(tmp_path / "one"), written(tmp_path / "two.json", other)]
+    result = run("compare", *paths, "--json")
+    assert result.code == 0, result.err
+    assert result.json["settings"] == [{"setting": "config.steps", "first": "10", "second": "20"}]
+    rows = {row["recipe"]: row for row in result.json["rows"]}
+    assert list(rows) == ["bf16", "mxfp8", "nvfp4"]
+    assert rows["bf16"]["change_percent"] == pytest.approx(-25)
+    assert rows["mxfp8"]["gap_percent"] == [5.0, 5.0]
+    assert rows["mxfp8"]["worst_sqnr_db"] == [30.5, 30.5]
+    assert rows["nvfp4"]["change_percent"] is None
+    assert "-25.00 %" in run("compare", *paths).out
+
+
+def test_two_benchmarks(tmp_path: Path, run: Any) -> None:
+    """A row is slower or faster only where the ranges are apart; a file without ranges is not judged."""
+    one = timed(("bf16", 100, 95, 105), ("mxfp8", 50, 49, 51), ("row", 10, 10, 10), ("gone", 1, 1, 2))
+    two = timed(("bf16", 104, 99, 110), ("mxfp8", 60, 58, 62), ("row", 20, 20, 20))
+    result = run("compare", written(tmp_path / "1.json", one), written(tmp_path / "2.json", two), "--json")
+    verdicts = {tuple(row["what"][1:3]): row["verdict"] for row in result.json["rows"]}
+    assert verdicts["bf16", "fprop"] == "within the spread"
+    assert verdicts["mxfp8", "wgrad"] == "slower"
+    assert verdicts["row", "dgrad"] == "no spread known"
+    assert verdicts["gone", "fprop"] == "in one file alone"
+    assert "3 slower" in run("compare", str(tmp_path / "1.json"), str(tmp_path / "2.json")).out
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [("{", "not valid JSON"), ("[1]", "holds a list"), ("{}", "neither runs"), (None, "No such file")],
+)
+def test_what_is_no_result_is_one_line(content: str | None, named: str, tmp_path: Path, run: Any) -> None:
+    """Exit code 2 with the path; a training and a benchmark are not compared."""
+    path = tmp_path / "x.json"
+    if content is not None:
+        path.write_text(content)
+    good = written(tmp_path / "good.json", TRAINED)
+    result = run("compare", good, str(path))
+    assert result.code == 2
+    assert named in result.err
+    assert "x.json" in result.err
+    assert len(result.err.strip().splitlines()) == 1
+    mixed = run("compare", good, written(tmp_path / "b.json", timed(("bf16", 1, 1, 2))))
+    assert mixed.code == 2
+    assert "compare two of one kind" in mixed.err
+
+
+@pytest.mark.parametrize("name", ["fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4"])
+def test_bytes_are_those_of_what_is_stored(name: str) -> None:
+    """Planes of x and of the weights as the definition makes them; shared codes count once."""
+    recipe, shape = octavo.recipe(name), Shape(2, 96, 64, 200)
+    total = 0
+    for operand, value in (("x", np.ones((200, 96), np.float32)), ("w", np.ones((2, 64, 96), np.float32))):
+        spec = recipe.quantizer(operand)  # type: ignore[arg-type]
+        assert spec is not None
+        q = quantize(value, spec, [100, 100] if operand == "x" else None)
+        for way in ("rowwise",) if spec.shares_codes else spec.directions:
+            total += getattr(q, way).nbytes + getattr(q, f"{way}_scale").nbytes
+    assert bytes_of(recipe, shape) == total
+
+
+def test_a_roofline_is_the_larger_of_sums_and_bytes() -> None:
+    """Large products are bound by the chip's rate, for FP8 twice bf16's; a Hopper multiplies MXFP8 at bf16's."""
+    chip, shape = CHIPS["h200"], Shape(1, 8192, 8192, 65536)
+    bf16, block, mx = (roofline_us(octavo.recipe(name), shape, chip) for name in ("bf16", "fp8-block", "mxfp8"))
+    assert bf16 == pytest.approx(6 * 65536 * 8192**2 / 989.4e12 * 1e6, rel=1e-6)
+    assert block == pytest.approx(bf16 / 2, rel=1e-3)
+    assert mx == pytest.approx(bf16)
+    few = Shape(64, 4096, 4096, 64)
+    assert roofline_us(octavo.recipe("bf16"), few, chip) > 3 * 2 * 64 * 4096**2 / 4.8e12 * 1e6
+
+
+def test_advice_names_where_its_times_come_from(tmp_path: Path, run: Any) -> None:
+    """Measured where a file of this chip has the shape, a roofline else; the fastest that keeps the SQNR is advised."""
+    results = written(tmp_path / "r.json", timed(("bf16", 100, 99, 101), ("block", 40, 39, 41)))
+    arguments = ["advise", "--shape", "2,64,32,128", "--recipes", "bf16,fp8-block,nvfp4", "--json"]
+    answer = run(*arguments, "--results", results).json
+    rows = {row["recipe"]: row for row in answer["recipes"]}
+    assert (rows["bf16"]["us"], rows["bf16"]["time"], rows["bf16"]["sqnr_db"]) == (300.0, "measured", None)
+    assert (rows["fp8-block"]["us"], rows["fp8-block"]["time"]) == (120.0, "measured")
+    assert rows["nvfp4"]["time"] == "roofline"
+    assert "r.json (NVIDIA H200, 2026-01-02): 6 rows" in answer["notes"][0]
+    assert answer["recommended"] == "fp8-block"
+    other = run(*arguments, "--results", results, "--chip", "h100").json
+    assert "left out" in other["notes"][0]
+    assert {row["time"] for row in other["recipes"]} == {"roofline"}
+    assert run(*arguments, "--min-sqnr", "200").json["recommended"] == "bf16"
+    shown = run(*arguments[:-1], "--results", results).out
+    assert "a roofline is what no kernel can beat" in shown
+
+
+def test_advice_judges_by_the_weights_that_are_given(tmp_path: Path, seed: int, run: Any) -> None:
+    """Outliers that cost a whole expert's scale its SQNR leave block scales theirs."""
+    values = np.random.default_rng(seed).standard_normal((2, 256, 512)) * 1e-4
+    values[:, 0, 0] = 400
+    path = tmp_path / "w.safetensors"
+    save_file({"w": values.astype(ml_dtypes.bfloat16), "other": np.ones((4, 7), np.float32)}, path)
+    arguments = ["advise", "--shape", "2,512,256,1024", "--weights", str(path), "--recipes", "fp8-current,fp8-block"]
+    result = run(*arguments, "--json", "--min-sqnr", "-99")
+    assert "1 of the tensors" in result.json["judged_by"]
+    refused = run("advise", "--shape", "2,64,32,128", "--weights", str(path))
+    assert refused.code == 2
+    assert "K = 64" in refused.err
+
+
+TABLE = [
+    (["--shape", "1,2,3"], "--shape is '1,2,3'"),
+    (["--shape", "1,2,3,0"], "--shape is '1,2,3,0'"),
+    (["--shape", "a,b,c,d"], "--shape is 'a,b,c,d'"),
+    (["--shape", "1,2,3,4", "--chip", "a100"], "--chip is 'a100'"),
+    (["--shape", "1,2,3,4", "--recipes", ","], "--recipes is empty"),
+    (["--shape", "1,2,3,4", "--min-sqnr", "nan"], "--min-sqnr is nan"),
+    (["--shape", "1,2,3,4", "--results", "absent.json"], "absent.json"),
+    (["--shape", "1,2,3,4", "--rows", "-1"], "--rows is -1"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), TABLE, ids=[" ".join(row[0]) for row in TABLE])
+def test_a_wrong_argument_is_one_line(arguments: list[str], named: str, run: Any) -> None:
+    """Exit code 2."""
+    result = run("advise", *arguments)
+    assert result.code == 2
+    assert named in result.err
+    assert len(result.err.strip().splitlines()) == 1
+
+
+def test_nothing_is_advised_where_nothing_keeps_enough(seed: int) -> None:
+    """None, rather than the least bad."""
+    weights = np.random.default_rng(seed).standard_normal((1, 64, 64)).astype(ml_dtypes.bfloat16)
+    one = advice_on("nvfp4", octavo.recipe("nvfp4"), Shape(1, 64, 64, 64), weights, CHIPS["h100"], {})
+    assert math.isfinite(one.sqnr_db)
+    assert best([one], 60) is None
+    assert best([one], 5) is one

@@ -1,0 +1,196 @@
+"""octavo inspect: the definition's numbers of each tensor, and one line for what is no checkpoint."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import octavo
+import octavo_numerics
+from octavo_cli.inspection.study import sample_of, study
+
+RECIPES = "fp8-current,fp8-block,mxfp8,nvfp4"
+
+
+@pytest.fixture
+def experts(seed: int) -> np.ndarray:
+    """Four experts of very different magnitudes, bf16."""
+    values = np.random.default_rng(seed).standard_normal((4, 130, 96)) * np.array([1, 1e-3, 20, 0.1])[:, None, None]
+    return values.astype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, experts: np.ndarray) -> Path:
+    """A file with matrices, a vector, integers, and a matrix with values that are not finite."""
+    bad = np.ones((5, 32), np.float32)
+    bad[3, 7], bad[4, 0] = np.inf, np.nan
+    path = tmp_path / "model.safetensors"
+    save_file(
+        {"experts.w": experts, "bad": bad, "norm": np.ones(7, np.float32), "ids": np.ones((2, 3), np.int64)}, path
+    )
+    return path
+
+
+def test_every_number_is_the_definitions(checkpoint: Path, experts: np.ndarray, run: Any) -> None:
+    """By expert and in total, with amax and the histogram of scales; and where values stop being finite."""
+    result = run("inspect", str(checkpoint), "--recipes", RECIPES, "--rows", "0", "--json")
+    assert result.code == 0, result.err
+    tensors = {item["name"]: item for item in result.json["tensors"]}
+    assert list(tensors) == ["bad", "experts.w", "ids", "norm"]
+    found = tensors["experts.w"]
+    assert (found["shape"], found["dtype"], found["experts"]) == ([4, 130, 96], "bfloat16", 4)
+    wide = np.abs(experts.astype(np.float64)).max(axis=(1, 2))
+    assert found["amax"] == pytest.approx(wide.tolist(), rel=1e-5)
+    for name in RECIPES.split(","):
+        spec = octavo.recipe(name).quantizer("w")
+        assert spec is not None
+        stats = octavo_numerics.tensor_stats(experts, spec)
+        counted = found["recipes"][name]
+        for expert, numbers in enumerate(counted["experts"]):
+            assert numbers["sqnr_db"] == pytest.approx(float(stats.sqnr_db[expert]), rel=1e-5)
+            assert numbers["underflow"] == pytest.approx(
+                float(stats.underflow[expert] / stats.elements[expert]), rel=1e-5
+            )
+        assert counted["total"]["sqnr_db"] == pytest.approx(float(stats.total().sqnr_db[0]), rel=1e-5)
+        assert {int(key): count for key, count in counted["scale_exponents"].items()} == stats.exponents()
+    assert (tensors["bad"]["non_finite"], tensors["bad"]["first_non_finite"]) == (2, [3, 7])
+    assert tensors["ids"]["skipped"] == "no quantizer takes int64"
+    assert tensors["norm"]["skipped"] == "a vector or a scalar"
+
+
+def test_a_sample_keeps_the_scales_of_whole_experts(seed: int) -> None:
+    """The window with the largest magnitude is always among the rows, so a scale over an expert is that of all rows."""
+    values = np.random.default_rng(seed).standard_normal((3, 1000, 32)).astype(np.float32)
+    values[1, 997, 3] = 50
+    sample = sample_of(values, 256)
+    assert sample.shape == (3, 256, 32)
+    assert np.abs(sample).max(axis=(1, 2)).tolist() == np.abs(values).max(axis=(1, 2)).tolist()
+    assert sample_of(values, 0) is values
+    assert sample_of(values, 1000) is values
+    found = study("w", values, "", {"mxfp8": octavo.recipe("mxfp8")}, 256)
+    assert found.looked_at == 256
+    assert max(found.amax) == 50
+
+
+def test_the_table_and_the_page(checkpoint: Path, tmp_path: Path, run: Any) -> None:
+    """For people: a line per tensor and recipe; a page of its own, with the worst SQNR and the value's place."""
+    page = tmp_path / "page.html"
+    result = run("inspect", str(checkpoint), "--recipes", "mxfp8,nvfp4", "--html", str(page))
+    assert result.code == 0, result.err
+    assert "2, first at [3, 7]" in result.out
+    assert "at worst" in result.out
+    text = page.read_text(encoding="utf-8")
+    for part in ("experts.w", "2, first at [3, 7]", "Scales by their binary exponent", "<svg", "nvfp4"):
+        assert part in text
+    only = run("inspect", str(checkpoint), "--match", "experts.*", "--recipes", "mxfp8", "--json")
+    assert [item["name"] for item in only.json["tensors"]] == ["experts.w"]
+
+
+def test_npz_and_folders(tmp_path: Path, run: Any) -> None:
+    """npz, and a folder of several safetensors files."""
+    np.savez(tmp_path / "a.npz", w=np.ones((2, 4, 32)))
+    result = run("inspect", str(tmp_path / "a.npz"), "--recipes", "mxfp8", "--json")
+    assert result.json["tensors"][0]["recipes"]["mxfp8"]["experts"][0]["saturated"] == 0
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number in range(2):
+        save_file({f"w{number}": np.ones((4, 32), np.float32)}, folder / f"{number}.safetensors")
+    result = run("inspect", str(folder), "--recipes", "mxfp8", "--json")
+    assert [item["name"] for item in result.json["tensors"]] == ["w0", "w1"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_checkpoints_of_octavo_torch_and_dcp(tmp_path: Path, run: Any) -> None:
+    """Recipes with fingerprints; codes and scales are no values; a DCP's pickle is read only where it is trusted."""
+    torch = pytest.importorskip("torch")
+    from torch.distributed.checkpoint import save
+
+    import octavo_torch
+
+    model = octavo_torch.GroupedLinear(2, 64, 32, recipe=octavo.MXFP8(), dtype=torch.bfloat16)
+    octavo_torch.save_checkpoint(model, tmp_path / "m.safetensors")
+    octavo_torch.save_checkpoint(model, tmp_path / "q.safetensors", quantized=True)
+    fingerprint = octavo.MXFP8().fingerprint
+    result = run("inspect", str(tmp_path / "m.safetensors"), "--recipes", "mxfp8", "--json")
+    assert result.json["trained_in"] == {"(the model)": {"kind": "mxfp8", "fingerprint": fingerprint}}
+    assert result.json["tensors"][0]["recipes"]["mxfp8"]["total"]["sqnr_db"] > 25
+    coded = run("inspect", str(tmp_path / "q.safetensors"), "--recipes", "mxfp8", "--json")
+    assert {item["skipped"] for item in coded.json["tensors"]} == {"codes or scales"}
+    folder = tmp_path / "dcp"
+    save({**model.state_dict(), **octavo_torch.recipe_state(model)}, checkpoint_id=folder)
+    refused = run("inspect", str(folder), "--recipes", "mxfp8")
+    assert refused.code == 2
+    assert "pickle" in refused.err
+    assert "--trust" in refused.err
+    result = run("inspect", str(folder), "--recipes", "mxfp8", "--trust", "--json")
+    assert result.json["trained_in"]["(the model)"]["fingerprint"] == fingerprint
+    assert "mxfp8" in next(item for item in result.json["tensors"] if item["name"] == "weight")["recipes"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("orbax") is None, reason="orbax is not installed")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_orbax_folders(tmp_path: Path, run: Any) -> None:
+    """Names are paths in the tree."""
+    import jax.numpy as jnp
+    import orbax.checkpoint as ocp
+
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "o", {"params": {"fc1": jnp.ones((2, 8, 32), jnp.bfloat16)}})
+    result = run("inspect", str(tmp_path / "o"), "--recipes", "mxfp8", "--json")
+    assert result.code == 0, result.err
+    assert [(item["name"], item["experts"]) for item in result.json["tensors"]] == [("params.fc1", 2)]
+
+
+def _broken(kind: str, folder: Path) -> Path:
+    path = folder / {"text": "a.txt", "folder": "f", "npz": "a.npz", "pickle": "p.npz"}.get(kind, "a.safetensors")
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pickle":
+        np.savez(path, w=np.array([{}], dtype=object))
+    elif kind == "truncated":
+        save_file({"w": np.ones((64, 64), np.float32)}, path)
+        path.write_bytes(path.read_bytes()[:2000])
+    elif kind == "metadata":
+        save_file({"w": np.ones((4, 32), np.float32)}, path, {"octavo": "digest {not json"})
+    elif kind != "absent":
+        path.write_bytes(b"nothing of the kind")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["absent", "text", "folder", "npz", "pickle", "safetensors", "truncated", "metadata"])
+def test_what_is_no_checkpoint_is_one_line(kind: str, tmp_path: Path, run: Any) -> None:
+    """Exit code 2, the path in it, and no traceback."""
+    path = _broken(kind, tmp_path)
+    result = run("inspect", str(path), "--recipes", "mxfp8")
+    assert result.code == 2
+    assert path.name in result.err
+    assert len(result.err.strip().splitlines()) == 1, result.err
+
+
+TABLE = [
+    (["--recipes", ","], "--recipes is empty"),
+    (["--recipes", "bf16"], "bf16 quantizes no weights"),
+    (["--recipes", "mxfp9"], "mxfp9"),
+    (["--match", "nothing*"], "--match 'nothing*'"),
+    (["--rows", "-1"], "--rows is -1"),
+    (["--html", "/no-such-folder/page.html"], "/no-such-folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), TABLE, ids=[" ".join(row[0]) for row in TABLE])
+def test_a_wrong_argument_is_one_line(arguments: list[str], named: str, checkpoint: Path, run: Any) -> None:
+    """Before anything is read or written."""
+    result = run("inspect", str(checkpoint), *arguments)
+    assert result.code == 2
+    assert named in result.err
+    assert len(result.err.strip().splitlines()) == 1
+    told = run("inspect", str(checkpoint), *arguments, "--json")
+    assert json.loads(told.err)["error"]["exit_code"] == 2
