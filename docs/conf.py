@@ -17,6 +17,9 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "sphinx_design",
+    "api_names",
+    "source_pages",
     "contract_directive",
     "contracts",
     "fault_table",
@@ -29,12 +32,23 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
 autodoc_class_signature = "mixed"
-autodoc_default_options = {"exclude-members": "model_config, __init__, __new__"}
+autoclass_content = "both"
+autodoc_default_options = {
+    "members": True,
+    "exclude-members": "model_config, __init__, __new__",
+    # of classes that bring a framework's whole interface along, what they have themselves is enough
+    "inherited-members": "Module, ModuleBase, Pytree, Representable, Variable, Tensor, TensorBase, ParallelStyle, "
+    "BaseModel, BaseException, tuple, dict, Protocol, Generic",
+}
 autodoc_inherit_docstrings = False
+autodoc_mock_imports = ["qwix", "tokamax", "torchtitan", "megatron", "nemo_automodel"]  # what adapters are for
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
 
 html_theme = "furo"
-html_title = "Octavo"
+html_title = f"Octavo {release}"
 html_static_path = ["_static"]
 html_css_files = ["octavo.css"]

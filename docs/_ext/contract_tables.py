@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Iterator
 
+from octavo import MXFP8, NVFP4, BlockScaling, CurrentScaling, GroupedTensorSpec, Recipe, RowScaling, block_bound
 from octavo_registry.contract import OPERATIONS, REQUESTS, Bound, Capability, Extras, Request
 
 _ENTRY = re.compile(r"^(\w+(?:, \w+)*) {2,}(\S.*)$")
@@ -126,7 +127,52 @@ def conditions() -> Iterator[str]:
     yield from _table(("field", "condition"), ((f"`{name}`", text) for name, text in entries(Capability).items()))
 
 
-TABLES = {table.__name__: table for table in (operations, arguments, optional, requests, extras, conditions)}
+_SIDES = {"G": 7, "M": 2560, "K": 1280, "N": 1792}
+_PLANES = {
+    "fprop": (("x", "rowwise"), ("w", "rowwise")),
+    "dgrad": (("dy", "rowwise"), ("w", "columnwise")),
+    "wgrad": (("dy", "columnwise"), ("x", "columnwise")),
+}
+
+
+def _symbols(block: int | None) -> dict[int, str]:
+    """What a side of these sizes is called; P is the number of blocks along ragged rows."""
+    named = {value: name for name, value in _SIDES.items()}
+    if block is not None:
+        named |= {-(-_SIDES[name] // block): f"{name}/{block}" for name in ("K", "N")}
+        named[block_bound(_SIDES["M"], _SIDES["G"], block)] = "P"
+    return named
+
+
+def _plane(recipe: Recipe, operand: str, direction: str) -> str:
+    """Payload and scales of one plane, by `GroupedTensorSpec`."""
+    quantizer = recipe.quantizer(operand)  # type: ignore[arg-type]
+    assert quantizer is not None
+    groups, rows, k, n = _SIDES.values()
+    ragged = operand != "w"
+    shape = {"x": (rows, k), "dy": (rows, n), "w": (groups, n, k)}[operand]
+    spec = GroupedTensorSpec(shape=shape, groups=groups, quantizer=quantizer, ragged_axis=0 if ragged else None)
+    symbols = _symbols(quantizer.block_size)
+    sides = ", ".join(symbols[side] for side in shape)
+    scales = ", ".join(symbols[side] for side in spec.scale_shape(direction))  # type: ignore[arg-type]
+    return f"`{operand}.{direction}` {quantizer.format} [{sides}], scales {quantizer.scale_format} [{scales}]"
+
+
+def planes() -> Iterator[str]:
+    """The arrays that each GEMM reads, recipe by recipe."""
+
+    def rows() -> Iterator[tuple[str, ...]]:
+        for recipe in (CurrentScaling(), RowScaling(), BlockScaling(), MXFP8(), NVFP4(hadamard=False)):
+            for gemm, read in _PLANES.items():
+                yield recipe.kind, gemm, *(_plane(recipe, operand, direction) for operand, direction in read)
+
+    yield from _table(("recipe", "GEMM", "first operand", "second operand"), rows())
+    yield "K/128 is rounded up. P is `octavo.block_bound(M, G, B)`: blocks of B rows, which restart at each group."
+    yield "NVFP4 has a second factor per group beside each plane, `rowwise_global` and `columnwise_global` [G]."
+    yield ""
+
+
+TABLES = {table.__name__: table for table in (planes, operations, arguments, optional, requests, extras, conditions)}
 
 
 def markdown(name: str) -> str:

@@ -40,6 +40,8 @@ def render(lines: list[str]) -> list[str]:
     """The lines of one docstring as reStructuredText."""
     rendered: list[str] = []
     for paragraph in _paragraphs(lines):
+        if paragraph == ["::"]:  # reStructuredText's sign that code follows, which is a literal block anyway
+            continue
         if _is_table(paragraph):
             rendered += [".. code-block:: text", "", *(f"   {line}" for line in paragraph), ""]
         else:

@@ -8,8 +8,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent / "tests")]
 
-import call  # noqa: E402
-import house  # noqa: E402
+from all_figures import drawn  # noqa: E402
 
-for name, figure in (("house", house), ("call", call)):
-    (HERE.parent / "_static" / f"{name}.svg").write_text(figure.draw())
+for name, text in drawn():
+    (HERE.parent / "_static" / f"{name}.svg").write_text(text)

@@ -43,6 +43,7 @@ class Drawing:
 
     width: float
     title: str
+    style: str = ""
     shapes: list[str] = field(default_factory=list)
 
     def box(self, x: float, y: float, width: float, height: float, family: str, radius: float = 8) -> None:
@@ -73,7 +74,7 @@ class Drawing:
         head = [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
             f"<title>{escape(self.title)}</title>",
-            f"<style>\n{_style()}</style>",
+            f"<style>\n{_style()}{self.style}</style>",
             '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
             'orient="auto">'
             '<path class="head" d="M0,0 L8,4 L0,8 z"/></marker></defs>',

@@ -5,9 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-
-from acme_octavo import gemm
-from acme_octavo.quantize import Quantizer
 from octavo_registry.contract import (
     AnyBound,
     AnyRequest,
@@ -20,6 +17,9 @@ from octavo_registry.contract import (
     QuantizeRequest,
     Refused,
 )
+
+from acme_octavo import gemm
+from acme_octavo.quantize import Quantizer
 
 NOTE = "dequantized tiles, fp32 products"
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from octavo_torch.plugin_api import GroupedTensor
 from torch import Tensor
 from torch.library import custom_op
 
 from acme_octavo.groups import host_sizes, spans
 from acme_octavo.tiles import dequantize_matrix, kind_of, one_scale_row_a_group, rows_of_tiles, tile_shape
-from octavo_torch.plugin_api import GroupedTensor
 
 
 def fprop(
@@ -84,7 +84,7 @@ def rows_times_weights(
 ) -> Tensor:
     """Each row times its group's matrix [N, K], or its transpose, plus its bias."""
     sizes = host_sizes(group_sizes, len(x))
-    y = torch.zeros(len(x), w.shape[1 if transposed else 2], dtype=out_dtype)
+    y = torch.zeros(len(x), w.shape[1 if transposed else 2], dtype=out_dtype, device=x.device)
     direction = "rowwise" if transposed else "columnwise"
     weights = matrices(w.flatten(0, 1), w_scale, w_kind, direction, [w.shape[1]] * len(w))
     operands = zip(spans(sizes), matrices(x, x_scale, x_kind, "rowwise", sizes), weights, strict=True)

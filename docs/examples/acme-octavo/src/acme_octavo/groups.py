@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import Tensor
-
 from octavo import check_group_sizes
+from torch import Tensor
 
 
 def host_sizes(group_sizes: Tensor, rows: int) -> list[int]:
-    """The sizes as checked integers. On the CPU they are in host memory anyway, so reading them waits for nothing."""
+    """The sizes as checked integers. They are in host memory, as the card asks, so reading them waits for nothing."""
     sizes = [int(size) for size in group_sizes.tolist()]
     check_group_sizes(sizes, rows)
     return sizes

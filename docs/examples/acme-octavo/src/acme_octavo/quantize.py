@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo.formats import Format
+from octavo_torch.plugin_api import GroupedTensor
 from torch import Tensor
 from torch.library import custom_op
 
 from acme_octavo.groups import host_sizes, spans
 from acme_octavo.tiles import PAYLOAD, kind_of, one_scale_row_a_group, quantize_matrix, rows_of_tiles, tile_shape
-from octavo import GroupedTensorSpec, QuantizerSpec
-from octavo.formats import Format
-from octavo_torch.plugin_api import GroupedTensor
 
 
 class Quantizer:
@@ -78,8 +78,8 @@ def quantize_plane(
     payload: Format = "e4m3" if fmt == "e4m3" else "e5m2"
     matrices = list(x) if group_sizes is None else [x[rows] for rows in spans(host_sizes(group_sizes, len(x)))]
     columns = x.shape[-1]
-    codes = torch.zeros(x.shape, dtype=torch.uint8)
-    decode = torch.zeros(scale_shape, dtype=torch.float32)
+    codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
+    decode = torch.zeros(scale_shape, dtype=torch.float32, device=x.device)
     flat_codes = codes.view(-1, columns)
     by_group = one_scale_row_a_group(kind, direction)
     flat_decode = rows_of_tiles(decode, kind, direction)

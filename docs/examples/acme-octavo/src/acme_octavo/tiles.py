@@ -11,11 +11,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
 from octavo import QuantizerSpec
 from octavo.formats import FORMAT_MAX, Format
+from torch import Tensor
+from torch.nn.functional import pad
 
 PAYLOAD: dict[Format, torch.dtype] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 BLOCK = 128

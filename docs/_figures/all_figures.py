@@ -1,0 +1,24 @@
+"""Every figure of the docs by the name of its file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import call
+import groups
+import house
+import mesh
+import planes
+import products
+import scales
+import speed
+
+FIGURES = {
+    module.__name__: module.draw for module in (house, call, groups, planes, products, scales, mesh)
+} | speed.CHARTS
+
+
+def drawn() -> Iterator[tuple[str, str]]:
+    """Name and SVG text of each."""
+    for name, draw in FIGURES.items():
+        yield name, draw()

@@ -1,0 +1,97 @@
+"""The charts of the performance page, drawn from the measurements in benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from bars import Chart, by_group, draw
+from workspace import ROOT
+
+MOE, STEP, GEMM, QUANTIZE = (f"{name}-h200-2026-11-22" for name in ("moe", "step-frameworks", "gemm", "quantize"))
+THEIRS = ("torch's bf16, index_add", "torch's bf16, gathered and summed")
+KINDS = {"bf16": "tool", "delayed": "torch", "block": "jax", "mxfp8": "native"}
+SHAPE = [32768, 7168]
+QUANTIZERS = {  # case of the file: what the chart calls it
+    "current row": "per tensor, rows",
+    "current row+col": "per tensor, both",
+    "per-row row": "per row, rows",
+    "per-row row+col": "per row, both",
+    "block row": "1x128, rows",
+    "block row+col": "1x128, both",
+    "swiglu + block row+col": "SwiGLU + 1x128, both",
+    "mxfp8 row": "MXFP8, rows",
+    "mxfp8 row+col": "MXFP8, both",
+    "nvfp4 row": "NVFP4, rows",
+    "nvfp4 row+col": "NVFP4, both",
+}
+
+
+@cache
+def _rows(name: str, table: str = "rows") -> list[dict[str, Any]]:
+    measured: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    return list(measured[table])
+
+
+def _source(name: str) -> str:
+    return f"One H200; longer is faster. benchmarks/results/{name}.json"
+
+
+def moe() -> str:
+    """Whole MoE layers against torch's own grouped GEMM."""
+    fastest: dict[str, float] = {}
+    for row in _rows(MOE):
+        if row["kind"] in THEIRS:
+            fastest[row["name"]] = min(row["ms"], fastest.get(row["name"], row["ms"]))
+    values = [
+        (row["name"], row["kind"], fastest[row["name"]] / row["ms"]) for row in _rows(MOE) if row["kind"] in KINDS
+    ]
+    title = "MoE layer in torch, forward and backward, against bf16 on torch._grouped_mm"
+    return draw(Chart(title, _source(MOE), KINDS, by_group(values), "{:.2f}x", (1.0, "torch, bf16")))
+
+
+def step() -> str:
+    """One grouped linear layer against its own bf16."""
+    ours = {(row["name"], row["kind"]): row["ms"] for row in _rows(STEP) if row["framework"] == "torch"}
+    series = {kind: family for kind, family in KINDS.items() if kind != "bf16"}
+    values = [(name, kind, ours[name, "bf16"] / ms) for (name, kind), ms in ours.items() if kind in series]
+    title = "Grouped linear layer, forward and backward, against the same layer in bf16"
+    return draw(Chart(title, _source(STEP), series, by_group(values), "{:.2f}x", (1.0, "bf16")))
+
+
+def gemm() -> str:
+    """The forward product of each published model, ours and torch's."""
+    shown = {("bf16", "octavo bf16"), ("block", "octavo 1x128"), ("row", "octavo per row")}
+    peers = {"grouped_mm": "torch bf16", "scaled_grouped_mm exact": "torch per row"}
+    names, values = {}, []
+    for row in _rows(GEMM):
+        if row["gemm"] == "fprop" and row["sizes"] == "even":
+            names[str(row["shape"])] = row["name"]
+            values += [(row["name"], label, row["tflops"]) for case, label in shown if case == row["case"]]
+    for peer in _rows(GEMM, "peers"):
+        if peer["gemm"] == "fprop" and peer["sizes"] == "even" and peer["peer"] in peers and peer["tflops"]:
+            values.append((names[str(peer["shape"])], peers[peer["peer"]], peer["tflops"]))
+    series = {
+        "torch bf16": "tool",
+        "octavo bf16": "base",
+        "torch per row": "check",
+        "octavo per row": "torch",
+        "octavo 1x128": "jax",
+    }
+    full = {name: group for name, group in by_group(values).items() if len(group) == len(series)}
+    title = "Forward product with exact sums, TFLOP/s"
+    return draw(Chart(title, _source(GEMM), series, full, "{:.0f}"))
+
+
+def quantize() -> str:
+    """The quantizers against a copy of the same bytes."""
+    found = {
+        row["case"]: row["ratio"] for row in _rows(QUANTIZE) if row["shape"] == SHAPE and row["grouping"] == "8 even"
+    }
+    values = {name: {"rate": found[case]} for case, name in QUANTIZERS.items()}
+    title = "Quantizers at 32768 x 7168: rate of their bytes, a copy's = 1"
+    return draw(Chart(title, _source(QUANTIZE), {"rate": "base"}, values, "{:.2f}", (1.0, "a copy")))
+
+
+CHARTS = {"speed-moe": moe, "speed-step": step, "speed-gemm": gemm, "speed-quantize": quantize}
