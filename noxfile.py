@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -42,6 +43,7 @@ DIRECTORIES = {
     "octavo": "packages/cli",
 }
 TEMPLATE = "docs/examples/acme-octavo"
+TEMPLATES = (TEMPLATE, "docs/examples/acme-octavo-jax")
 NATIVE = "octavo-native"
 BACKENDS = {
     "torch-reference": "octavo-torch",
@@ -52,6 +54,7 @@ BACKENDS = {
 }
 ON_CUDA = ["torch-cudagraph"]  # backends that serve nothing else
 SLOW = ["octavo-numerics", "octavo-jax", "octavo-bench", "octavo"]  # packages with tests that take minutes
+COMPILES_MUCH = ("octavo-jax", "octavo-jax-native")
 TOOLS = ("ruff==0.17.5", "clang-format==23.1.5", "mypy==2.4.1")
 ADAPTED = (
     "qwix==0.1.8",
@@ -72,6 +75,8 @@ if "PIP_FIND_LINKS" in os.environ:
 if "PIP_INDEX_URL" in os.environ:
     os.environ.setdefault("UV_DEFAULT_INDEX", os.environ["PIP_INDEX_URL"])
 os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")
+# Sessions start hundreds of processes. Without .pyc files each compiles torch and JAX anew: 3 and 2 seconds each time.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 
 def _project(distribution: str) -> dict[str, Any]:
@@ -168,6 +173,12 @@ def _pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False) -> 
     """
     count = int(os.environ.get(WORKERS) or min(CORES, 8))
     workers = str(count if count > 1 else 0)
+    settings = _test_settings(session, in_a_hurry)
+    session.run("pytest", "-n", workers, "--dist", "loadscope", *arguments, *session.posargs, env=settings)
+
+
+def _test_settings(session: nox.Session, in_a_hurry: bool) -> dict[str, str]:
+    """Environment variables of a test run, see `_pytest`."""
     flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
     settings = {
         "OMP_NUM_THREADS": "1",  # beside workers, torch's threads only wait for each other
@@ -177,8 +188,7 @@ def _pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False) -> 
     if in_a_hurry:
         flags.append("--xla_cpu_use_fusion_emitters=false")
         settings["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-    settings["XLA_FLAGS"] = " ".join(flags).strip()
-    session.run("pytest", "-n", workers, "--dist", "loadscope", *arguments, *session.posargs, env=settings)
+    return settings | {"XLA_FLAGS": " ".join(flags).strip()}
 
 
 def _test_group(distribution: str) -> tuple[str, ...]:
@@ -308,7 +318,7 @@ def native(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy --strict over every package, the plugin template, the tools, and functions that do not fit the contract."""
     _install(session, *DIRECTORIES, extra=(*TOOLS[2:], "flax", "safetensors"))
-    sources = (str(Path(directory, "src")) for directory in (*DIRECTORIES.values(), TEMPLATE))
+    sources = (str(Path(directory, "src")) for directory in (*DIRECTORIES.values(), *TEMPLATES))
     session.run("mypy", *sources, "native/tools", "registry/tests/contract/wrong_signatures.py")
 
 
@@ -320,7 +330,7 @@ def tests(session: nox.Session, package: str) -> None:
     Those of JAX's packages compile most, and in a hurry: bits as users have them are the conformance session's.
     """
     _install(session, package, extra=(*_test_group(package), "pytest-xdist"))
-    _pytest(session, DIRECTORIES[package], in_a_hurry=package in ("octavo-jax", "octavo-jax-native"))
+    _pytest(session, DIRECTORIES[package], in_a_hurry=package in COMPILES_MUCH)
 
 
 @nox.session
@@ -342,7 +352,7 @@ def integration(session: nox.Session) -> None:
     _install(
         session,
         *DIRECTORIES,
-        extra=("pytest", "pytest-xdist", "sybil", "flax", "flatbuffers", "safetensors", "-e", TEMPLATE),
+        extra=("pytest", "pytest-xdist", "sybil", "flax", "flatbuffers", "pyyaml", "safetensors", "-e", TEMPLATE),
     )
     _pytest(session, "--dist", "load", "tests")  # no costly fixtures, one long module
 
@@ -379,7 +389,11 @@ def adapters(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation; a warning is an error."""
-    _install(session, *DIRECTORIES, extra=("sphinx>=8", "myst-parser>=4", "furo", "sphinx-copybutton", "flax"))
+    _install(
+        session,
+        *DIRECTORIES,
+        extra=("sphinx>=8", "myst-parser>=4", "furo", "sphinx-copybutton", "sphinx-design", "flax"),
+    )
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html", *session.posargs)
 
 
@@ -449,7 +463,7 @@ def wheels(session: nox.Session) -> None:
     session.run(*pip, "--no-index", "--find-links", "dist", plugin, external=True, env=no_compiler)
     session.run(python, "-m", "octavo_registry", "doctor", external=True)
     for version in ("3.11", "3.12", "3.13"):
-        found = shutil.which(f"python{version}")
+        found = _interpreter(version)
         if version == "{}.{}".format(*sys.version_info):
             continue
         if found is None:
@@ -459,6 +473,91 @@ def wheels(session: nox.Session) -> None:
         session.run(*pip, *_outside([NATIVE]), external=True)
         session.run(*pip, "--no-index", "--find-links", "dist", NATIVE, external=True)
         session.run(python, "-c", "import octavo_native; print(octavo_native.build_info())", external=True)
+
+
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Prepare a release: `nox -s release -- 0.3.0` writes versions and changelogs, builds dist/ and tests it.
+
+    Every package gets the version and asks for the others at that version or newer, its fragments become a section of
+    its changelog, and dist/ holds its wheel and its sdist. Each sdist must make the same wheel, each package's tests
+    run on the wheels alone, and the README's install lines run. Nothing is committed, tagged or uploaded.
+    """
+    if len(session.posargs) != 1 or not re.fullmatch(r"\d+\.\d+\.\d+", session.posargs[0]):
+        session.error(f"a release has one version, as 0.3.0; given were {session.posargs}")
+    session.install("build[uv]", "towncrier", "virtualenv")
+    (version,) = session.posargs
+    _set_versions(version)
+    _write_changelogs(session, version)
+    dist = ROOT / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    for name, directory in DIRECTORIES.items():
+        _build(session, dist, directory)
+        session.run("pyproject-build", "--installer", "uv", "--sdist", "--outdir", str(dist), directory, silent=True)
+        if name != NATIVE:
+            _check_sdist(session, dist, name.replace("-", "_"), version)
+    wheels = ("-c", "constraints.txt", "--find-links", str(dist), "--only-binary", ":all:")
+    for name, directory in DIRECTORIES.items():
+        python, pip = _empty_environment(session, sys.executable)
+        exact = [f"{needed}=={version}" for needed in _closure([name, *_ours(list(_test_group(name)))])]
+        outside = [requirement for requirement in _test_group(name) if not _ours([requirement])]
+        session.run(*pip, *wheels, *exact, *outside, external=True)
+        settings = _test_settings(session, in_a_hurry=name in COMPILES_MUCH)
+        session.run(python, "-m", "pytest", "-q", directory, external=True, env=settings)
+    for extras in ("torch", "jax", "all"):
+        python, pip = _empty_environment(session, sys.executable)
+        session.run(*pip, *wheels, f"octavo[{extras}]=={version}", external=True)
+        session.run(python, "-m", "octavo_registry", "doctor", external=True)
+
+
+def _set_versions(version: str) -> None:
+    """Write a version into every package, and the floors of what they ask of each other."""
+    floor = version.rpartition(".")[0]
+    for name, directory in DIRECTORIES.items():
+        pyproject = ROOT / directory / "pyproject.toml"
+        text = re.sub(r'(?m)^version = ".*"$', f'version = "{version}"', pyproject.read_text(), count=1)
+        pyproject.write_text(re.sub(r'("octavo[a-z-]*(?:\[[a-z,-]*\])?>=)[\d.]+', rf"\g<1>{floor}", text))
+        module = "octavo_cli" if name == "octavo" else name.removesuffix("-core").replace("-", "_")
+        source = ROOT / directory / "src" / module / "__init__.py"
+        source.write_text(re.sub(r'(?m)^__version__ = ".*"$', f'__version__ = "{version}"', source.read_text()))
+    citation = ROOT / "CITATION.cff"
+    citation.write_text(re.sub(r"(?m)^version: .*$", f"version: {version}", citation.read_text()))
+
+
+def _write_changelogs(session: nox.Session, version: str) -> None:
+    """The fragments of each package as a section of its changelog; towncrier looks for its template in the package."""
+    config = Path(session.create_tmp()).resolve() / "towncrier.toml"
+    template = '"changes.md.jinja"'
+    config.write_text((ROOT / "pyproject.toml").read_text().replace(template, f"'{ROOT / template.strip(chr(34))}'"))
+    for name, directory in DIRECTORIES.items():
+        where = ("--config", str(config), "--dir", str(ROOT / directory))
+        session.run("towncrier", "build", *where, "--name", name, "--version", version, "--yes", silent=True)
+
+
+def _check_sdist(session: nox.Session, dist: Path, stem: str, version: str) -> None:
+    """Fail unless an sdist, alone in an empty folder, becomes a wheel with the files of the one in dist/."""
+    folder = Path(session.create_tmp()).resolve() / "sdist"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.unpack_archive(dist / f"{stem}-{version}.tar.gz", folder)
+    source = str(folder / f"{stem}-{version}")
+    session.run("pyproject-build", "--installer", "uv", "--wheel", "--outdir", str(folder), source, silent=True)
+    wheel = f"{stem}-{version}-py3-none-any.whl"
+    ours, theirs = (set(zipfile.ZipFile(path / wheel).namelist()) for path in (dist, folder))
+    if ours != theirs:
+        session.error(f"the sdist of {stem} makes another wheel; only one of them has {sorted(ours ^ theirs)}")
+
+
+def _interpreter(version: str) -> str | None:
+    """Python of that version, if there is one: a version manager's shim on PATH may stand for none."""
+    found = shutil.which(f"python{version}")
+    if found is None:
+        return None
+    asked = "import sys; print('{}.{}'.format(*sys.version_info))"
+    try:
+        run = subprocess.run([found, "-c", asked], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found if run.returncode == 0 and run.stdout.strip() == version else None
 
 
 def _outside(distributions: list[str]) -> list[str]:

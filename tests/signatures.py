@@ -28,7 +28,7 @@ class Signature:
 
     @property
     def is_autograd(self) -> bool:
-        return self.name in AUTOGRAD and "Function" in self.bases
+        return self.name in AUTOGRAD and any(base.endswith("Function") for base in self.bases)
 
 
 def signatures(file: Path) -> Iterator[Signature]:

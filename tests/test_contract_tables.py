@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
 import contract_tables
 
-GUIDE = (ROOT / "docs" / "guide" / "backends.md").read_text()
+GUIDE = "\n".join((ROOT / "docs" / "guide" / name).read_text() for name in ("backends.md", "backend-contract.md"))
 
 
 def test_the_guide_shows_every_table_once() -> None:
@@ -49,6 +49,18 @@ def test_every_field_is_explained() -> None:
             assert f"| {owner} | `{field.name}` |" in answers, (part.bound, field.name)
     for name in Capability.model_fields:
         assert f"| `{name}` |" in contract_tables.markdown("conditions"), name
+
+
+def test_the_planes_are_those_of_the_definition() -> None:
+    """Shapes are the symbols of `GroupedTensorSpec`'s numbers; a few of them are held by hand."""
+    planes = contract_tables.markdown("planes")
+    assert (
+        "| row | fprop | `x.rowwise` e4m3 [M, K], scales fp32 [M] | `w.rowwise` e4m3 [G, N, K], scales fp32 [G, N] |"
+        in planes
+    )
+    assert "| block | wgrad | `dy.columnwise` e4m3 [M, N], scales fp32 [P, N] " in planes
+    assert "`x.rowwise` e4m3 [M, K], scales e8m0 [M, K/32]" in planes
+    assert len([line for line in planes.splitlines() if line.startswith("|")]) == 2 + 5 * 3
 
 
 def test_a_field_without_a_line_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,25 +2,59 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
-from workspace import ROOT, packages
+from workspace import ROOT, packages, tracked
 
-FIGURES = ROOT / "docs" / "_figures"
-sys.path.insert(0, str(FIGURES))
+FOLDER = ROOT / "docs" / "_figures"
+sys.path.insert(0, str(FOLDER))
 
+import bars  # noqa: E402
 import call  # noqa: E402
-import house  # noqa: E402
+from all_figures import FIGURES  # noqa: E402
+from sketch import Sketch  # noqa: E402
 
 
-@pytest.mark.parametrize("figure", [house, call], ids=lambda module: str(module.__name__))
-def test_figures_are_drawn_from_the_tree(figure: object) -> None:
-    """A new package or room, a dependency or a file that moved shows in the figures: run `python docs/_figures`."""
-    name = figure.__name__  # type: ignore[attr-defined]
-    drawn = figure.draw()  # type: ignore[attr-defined]
-    assert drawn == (ROOT / "docs" / "_static" / f"{name}.svg").read_text(), "run python docs/_figures"
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_are_drawn_from_the_tree(name: str) -> None:
+    """A new package or room, a dependency, a file that moved, or a measurement shows: run `python docs/_figures`."""
+    assert FIGURES[name]() == (ROOT / "docs" / "_static" / f"{name}.svg").read_text(), "run python docs/_figures"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_can_be_read_everywhere(name: str) -> None:
+    """Each has a title for screen readers, colours of a dark scheme, and text that is text of at least 11 px."""
+    drawing = ElementTree.fromstring(FIGURES[name]())
+    title, style = (drawing.find(f"{{http://www.w3.org/2000/svg}}{tag}") for tag in ("title", "style"))
+    assert title is not None
+    assert title.text
+    assert style is not None
+    assert "prefers-color-scheme: dark" in str(style.text)
+    assert min(float(size) for size in re.findall(r"font-size: ([\d.]+)px", str(style.text))) >= 11
+
+
+def test_figures_of_the_guide_are_on_a_page() -> None:
+    """A figure that no page shows is not drawn."""
+    pages = "".join(page.read_text() for page in tracked("docs/**/*.md"))
+    assert [name for name in FIGURES if f"_static/{name}.svg)" not in pages] == []
+
+
+def test_text_that_leaves_the_sheet_is_refused() -> None:
+    """A longer caption does not run out of a figure unseen."""
+    with pytest.raises(ValueError, match=r"reaches from 10 to .* of 720; make it shorter"):
+        Sketch(title="A sketch").say(10, 10, "too long " * 20)
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    """Bars start at zero and share one scale, so that twice the value is twice the length."""
+    values = {"model": {"a": 2.0, "b": 1.0}}
+    drawing = bars.draw(bars.Chart("Title", "Source", {"a": "base", "b": "jax"}, values, "{:.1f}"))
+    lengths = [float(width) for width in re.findall(rf'x="{bars.LEFT}" y="[\d.]+" width="([\d.]+)"', drawing)]
+    assert lengths == [bars.LONGEST, bars.LONGEST / 2]
 
 
 def test_text_stays_inside_its_box() -> None:
@@ -51,5 +85,5 @@ def test_the_command_draws_them_all() -> None:
     """`python docs/_figures` leaves the files as they are where the tree has not changed."""
     files = sorted((ROOT / "docs" / "_static").glob("*.svg"))
     before = [file.read_bytes() for file in files]
-    subprocess.run([sys.executable, str(FIGURES)], check=True)
+    subprocess.run([sys.executable, str(FOLDER)], check=True)
     assert [file.read_bytes() for file in files] == before

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
+import pytest
 from workspace import ROOT, packages
 
 NOXFILE = ast.parse((ROOT / "noxfile.py").read_text())
@@ -14,7 +21,8 @@ def _function(name: str) -> ast.FunctionDef:
     return function
 
 
-def _value(name: str) -> object:
+def constant(name: str) -> Any:
+    """The value of a constant of the noxfile."""
     (node,) = [each for each in NOXFILE.body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == name]
     return ast.literal_eval(node.value)
 
@@ -33,5 +41,25 @@ def test_every_session_belongs_to_a_change_or_says_that_it_does_not() -> None:
 
 def test_every_package_has_its_sessions() -> None:
     """A package that the noxfile does not know is never tested."""
-    directories = _value("DIRECTORIES")
+    directories = constant("DIRECTORIES")
     assert directories == {name: str(package.directory.relative_to(ROOT)) for name, package in packages().items()}
+
+
+def test_a_shim_without_an_interpreter_is_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version manager puts a shim on PATH for every version it knows, installed or not, which exits with 127."""
+    names = {"shutil": shutil, "subprocess": subprocess}
+    exec(
+        compile("from __future__ import annotations\n" + ast.unparse(_function("_interpreter")), "noxfile", "exec"),
+        names,
+    )
+    version = "{}.{}".format(*sys.version_info)
+    for name, text in (("9.9", "exit 127"), ("9.8", "echo 3.11"), (version, f'exec {sys.executable} "$@"')):
+        shim = tmp_path / f"python{name}"
+        shim.write_text(f"#!/bin/sh\n{text}\n")
+        shim.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    interpreter = names["_interpreter"]
+    assert interpreter("9.9") is None  # type: ignore[operator]
+    assert interpreter("9.8") is None  # type: ignore[operator]
+    assert interpreter("9.7") is None  # type: ignore[operator]
+    assert interpreter(version) == str(tmp_path / f"python{version}")  # type: ignore[operator]
