@@ -29,8 +29,9 @@ RULES: dict[str, dict[str, Any]] = {
 def test_router_is_its_definition(name: str, rng: np.random.Generator) -> None:
     """Choices, ties to the lower index, weights, counts, losses, and replayed choices."""
     rule = octavo_numerics.RouterRule(C, **RULES[name])
-    # steps of a quarter tie often, and their scores are equal in any arithmetic
-    logits = torch.from_numpy(rng.integers(-8, 9, (T, E)) / 4).float().requires_grad_()
+    # Steps of a quarter tie often, and their scores are equal in any arithmetic. No two sums of scores tie by an
+    # identity that rounding breaks, such as sigmoid(x) + sigmoid(-x) = 1: logits are zero or more.
+    logits = torch.from_numpy(rng.integers(0, 17, (T, E)) / 4).float().requires_grad_()
     bias = torch.from_numpy(rng.integers(-2, 3, E) / 4).float() if name.startswith("sigmoid") else None
     array, added = logits.detach().numpy(), None if bias is None else bias.numpy()
     replay = torch.from_numpy(np.stack([rng.permutation(E)[:C] for _ in range(T)]))
@@ -49,6 +50,23 @@ def test_router_is_its_definition(name: str, rng: np.random.Generator) -> None:
         expected = octavo_numerics.router_losses(array, wanted, score, sequences=4)
         for loss, value in losses._asdict().items():
             np.testing.assert_allclose(value.item(), expected[loss], rtol=FP32)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rank_without_tokens_chooses_nothing(name: str) -> None:
+    """No choices, counts of zero, and losses and gradients that are zero and not NaN: a mean over no token is one."""
+    logits = torch.zeros(0, E, requires_grad=True)
+    rule = octavo_numerics.RouterRule(C, **RULES[name])
+    made, wanted = choose_experts(logits, C, **RULES[name]), octavo_numerics.choose_experts(np.zeros((0, E)), rule)
+    assert made.choices.shape == wanted.choices.shape == made.weights.shape == (0, C)
+    assert made.counts.tolist() == wanted.counts.tolist() == [0] * E
+    score = RULES[name].get("score", "softmax")
+    losses = router_losses(logits, made.choices, score=score, sequences=2)
+    assert {key: value.item() for key, value in losses._asdict().items()} == octavo_numerics.router_losses(
+        np.zeros((0, E)), wanted, score, sequences=2
+    ) == {"z": 0, "aux": 0, "sequence": 0}  # fmt: skip
+    (grad,) = torch.autograd.grad(sum(losses), logits)
+    assert grad.shape == logits.shape
 
 
 def test_router_says_what_does_not_fit() -> None:
