@@ -383,6 +383,7 @@ def adapters(session: nox.Session) -> None:
     _pytest(
         session,
         *(str(path) for name in fronts for path in sorted(ROOT.glob(f"{DIRECTORIES[name]}/tests/adapters/test_*.py"))),
+        str(ROOT / "tests" / "test_transformers_example.py"),
     )
 
 
