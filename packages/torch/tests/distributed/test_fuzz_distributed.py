@@ -13,7 +13,7 @@ import pytest
 import test_fuzz_arguments
 import torch
 import torch.distributed as dist
-from fuzzing import BACKEND, SPEC, G, K, M, N, judge, leaf, with_anything
+from fuzzing import BACKEND, SPEC, G, K, M, N, judge, leaf, other_kinds, with_anything
 
 import octavo_torch as ot
 from octavo import MXFP8
@@ -92,7 +92,11 @@ CALLS: dict[str, tuple[str, Callable[..., Any], Given]] = {
         ot.ExpertExchange,
         lambda _: {"group_sizes": torch.tensor([3, 4]), "group": dist.group.WORLD},
     ),
-    "ExpertExchange.to_experts": ("rows", lambda **given: exchange().to_experts(**given), lambda _: {}),
+    "ExpertExchange.to_experts": (
+        "rows",
+        lambda **given: exchange().to_experts(**given),
+        lambda _: {"rows": torch.ones(M, K)},
+    ),
     "ExpertExchange.from_experts": (
         "rows to",
         lambda **given: received().from_experts(**given),
@@ -153,6 +157,20 @@ def test_it_works_or_a_sentence_says_why(name: str, argument: str, folder: Path,
         return  # the file system's to refuse
     _, function, given = CALLS[name]
     judge(function, given(folder) | {argument: value}, argument, value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_tensor_of_another_kind_works_or_a_sentence_says_why(name: str, folder: Path) -> None:
+    """Sparse, without data, of another dtype, a slice, without rows: in the place of each tensor of each function."""
+    _, function, given = CALLS[name]
+    for argument, valid in given(folder).items():
+        for kind, value in (other_kinds(valid) if isinstance(valid, torch.Tensor) else {}).items():
+            try:
+                judge(function, given(folder) | {argument: value}, argument, value)
+            except BaseException as error:
+                error.add_note(f"{argument} was {kind}")
+                raise
 
 
 def test_every_public_name_is_there() -> None:
