@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from octavo_torch import CodedWeight, GroupedMLP, MasterWeights, dequantize, quantize_weight, quantized_parameters
+from octavo_torch import (
+    CodedWeight,
+    GroupedMLP,
+    MasterWeights,
+    dequantize,
+    load_checkpoint,
+    load_distributed,
+    quantize_before_gather,
+    quantize_weight,
+    quantized_parameters,
+    save_checkpoint,
+    save_distributed,
+)
 
 REFERENCE = "torch-reference"
 G, K, F, M = 3, 64, 48, 20
@@ -38,9 +51,7 @@ def codes_of_values(values: Tensor, recipe: str, interleave: int | None = None) 
 
 @pytest.mark.parametrize("main_grad", [None, "accumulate"])
 @pytest.mark.parametrize("recipe", ["mxfp8", "fp8-block", "nvfp4"])
-def test_training_is_that_of_fp32_masters_kept_by_hand(
-    recipe: str, main_grad: Any, rng: np.random.Generator
-) -> None:
+def test_training_is_that_of_fp32_masters_kept_by_hand(recipe: str, main_grad: Any, rng: np.random.Generator) -> None:
     """Two microbatches per step, clipped gradients, AdamW: masters and codes bit for bit, in every step.
 
     By hand: a layer of bf16 values, whose gradients are added up in fp32, and that are overwritten after each step.
@@ -93,15 +104,20 @@ def test_training_is_that_of_fp32_masters_kept_by_hand(
 
 
 def test_masters_start_from_what_the_codes_stand_for(rng: np.random.Generator) -> None:
-    """Without values: quantizing them again gives the same codes, with gate and up rows that take turns, too."""
-    for recipe in ("mxfp8", "fp8-block", "fp8-row"):
+    """Without values: their rows as fprop reads them, in the order of the module's weight, where gate and up rows may
+    take turns."""
+    for recipe in ("mxfp8", "fp8-block", "fp8-row", "nvfp4"):
         model = make(recipe, interleave=16)
-        before = [plane.clone() for plane in codes_of(model.weight1)]  # type: ignore[arg-type]
-        masters = MasterWeights(model)
-        first = next(masters.parameters())
-        assert all(map(torch.equal, codes_of_values(first.detach(), recipe, 16), before))
+        first, second = MasterWeights(model).parameters()
+        assert isinstance(model.weight1, CodedWeight)
+        assert isinstance(model.weight2, CodedWeight)
+        gate, up = dequantize(model.weight1.codes).chunk(2, dim=1)
+        for block in range(F // 16):
+            rows = slice(16 * block, 16 * block + 16)
+            assert torch.equal(first[:, 32 * block : 32 * block + 16], gate[:, rows])
+            assert torch.equal(first[:, 32 * block + 16 : 32 * block + 32], up[:, rows])
         assert first.dtype is torch.float32
-        assert torch.equal(list(masters.parameters())[1], dequantize(model.weight2.codes))  # type: ignore[attr-defined]
+        assert torch.equal(second, dequantize(model.weight2.codes))
 
 
 def test_a_saved_run_goes_on_bit_for_bit(rng: np.random.Generator) -> None:
@@ -130,6 +146,27 @@ def test_a_saved_run_goes_on_bit_for_bit(rng: np.random.Generator) -> None:
     assert all(map(torch.equal, masters.parameters(), later[1].parameters()))
     assert all(map(torch.equal, codes_of(model.weight1), codes_of(later[0].weight1)))  # type: ignore[arg-type]
     assert torch.equal(model.bias1, later[0].bias1)  # type: ignore[arg-type]
+
+
+def test_checkpoints_hold_masters_or_codes(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Sharded checkpoints hold values, so the masters; files hold codes, too; each comes back bit for bit."""
+    model, other = make("fp8-block"), make("fp8-block")
+    masters, others = MasterWeights(model), MasterWeights(other)
+    for refused in (save_distributed, load_distributed):
+        with pytest.raises(ValueError, match="weight1 is codes of recipe block alone"):
+            refused(model, tmp_path / "model")
+    with pytest.raises(ValueError, match="weight1 is codes alone, and FSDP2 shards values"):
+        quantize_before_gather(model)
+    save_distributed(masters, tmp_path / "masters")
+    load_distributed(others, tmp_path / "masters")
+    others.write()
+    assert all(map(torch.equal, masters.parameters(), others.parameters()))
+    masters.write()
+    assert all(map(torch.equal, codes_of(model.weight1), codes_of(other.weight1)))  # type: ignore[arg-type]
+    third = make("fp8-block")
+    save_checkpoint(model, tmp_path / "codes", quantized=True)
+    load_checkpoint(third, tmp_path / "codes")
+    assert all(map(torch.equal, codes_of(model.weight1), codes_of(third.weight1)))  # type: ignore[arg-type]
 
 
 def test_what_does_not_fit_is_refused() -> None:

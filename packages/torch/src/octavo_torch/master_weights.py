@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from octavo_torch.arrays.checks import brief, check_dtype, check_module
+from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.quantizers.functional import dequantize
-from octavo_torch.arrays.interleaving import from_halves
 
 
 class MasterWeights(nn.ParameterDict):
@@ -77,7 +77,8 @@ class MasterWeights(nn.ParameterDict):
         missing = [name for name in self._coded if id(self[_key(name)]) not in stepped]
         if missing:
             raise ValueError(
-                f"optimizer does not step the master of {missing[0]}; create it over the all_parameters() of this object"
+                f"optimizer does not step the master of {missing[0]}; create it over the all_parameters() of this "
+                "MasterWeights"
             )
         before = optimizer.register_step_pre_hook(lambda *_: self.collect())
         after = optimizer.register_step_post_hook(lambda *_: self.write())

@@ -38,6 +38,11 @@ def layer(**more: Any) -> ot.GroupedLinear:
     return ot.GroupedLinear(G, K, N, recipe=MXFP8(), backend=BACKEND, **more)
 
 
+def coded() -> ot.GroupedLinear:
+    with ot.quantized_parameters("mxfp8"):
+        return ot.GroupedLinear(G, K, N, backend=BACKEND)
+
+
 def enter(context: AbstractContextManager[Any]) -> None:
     with context:
         pass
@@ -87,6 +92,9 @@ CALLS: dict[str, tuple[str, Callable[..., Any], Given]] = {
         ot.CodedWeight,
         lambda _: {"codes": layer().quantize_weight().codes, "recipe": MXFP8(), "dtype": torch.float32},
     ),
+    "quantized_parameters": ("recipe", lambda **given: enter(ot.quantized_parameters(**given)), lambda _: {}),
+    "MasterWeights": ("module dtype values", ot.MasterWeights, lambda _: {"module": coded()}),
+    "MasterWeights.follow": ("optimizer", lambda **given: ot.MasterWeights(coded()).follow(**given), lambda _: {}),
     "ExpertExchange": (
         "group_sizes group",
         ot.ExpertExchange,

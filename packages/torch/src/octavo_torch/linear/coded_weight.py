@@ -80,7 +80,7 @@ class CodedWeight(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> object:
-        """Views and copies of the whole, new tensors of its shape, and values copied into it; ValueError for all else."""
+        """Views and copies of the whole, new tensors of its shape, values copied into it; ValueError for all else."""
         weight = args[0]
         options = dict(kwargs or {})
         if func in _SAME and isinstance(weight, cls):
@@ -104,8 +104,8 @@ class CodedWeight(torch.Tensor):
         own = next(value for value in pytree.tree_leaves((args, options)) if isinstance(value, cls))
         raise ValueError(
             f"{func} was called on a weight that is codes of recipe {own.recipe.kind} alone; give it to a grouped "
-            "layer, take values from octavo_torch.dequantize(weight.codes), give it new ones by weight.copy_(values), or have "
-            "an optimizer step the values of octavo_torch.MasterWeights"
+            "layer, take values from octavo_torch.dequantize(weight.codes), give it new ones by weight.copy_(values), "
+            "or have an optimizer step the values of octavo_torch.MasterWeights"
         )
 
     @torch.no_grad()
@@ -120,10 +120,14 @@ class CodedWeight(torch.Tensor):
         if values.dtype not in DTYPE_NAMES:
             raise ValueError(f"values has dtype {name_of(values.dtype)}; give bfloat16, float16 or float32")
         check_layout("values", values)
+        if values.is_meta is not self.is_meta:
+            raise ValueError(
+                f"values is on {values.device} and the weight on {self.device}; give values that are there"
+            )
         if self.recipe.stateful:
             raise ValueError(
-                f"values cannot be copied into codes of recipe {self.recipe.kind}, whose scales come from earlier steps; "
-                "keep a weight of values, or take a recipe whose codes depend on the values alone"
+                f"values cannot be copied into codes of recipe {self.recipe.kind}, whose scales come from earlier "
+                "steps; keep a weight of values, or take a recipe whose codes depend on the values alone"
             )
         values = values.to(self.device, self.dtype)
         halves = to_halves(values, self.interleave) if self.interleave else values
@@ -136,9 +140,9 @@ class CodedWeight(torch.Tensor):
         same = other.codes.spec == self.codes.spec and other.interleave == self.interleave
         if not same or other.recipe.fingerprint != self.recipe.fingerprint:
             raise ValueError(
-                f"values is codes of recipe {other.recipe.kind} ({other.recipe.fingerprint}) in layouts {other.layouts} "
-                f"and the weight of {self.recipe.kind} ({self.recipe.fingerprint}) in {self.layouts}; give values, "
-                "such as those of octavo_torch.dequantize"
+                f"values is codes of recipe {other.recipe.kind} ({other.recipe.fingerprint}) in layouts "
+                f"{other.layouts} and the weight of {self.recipe.kind} ({self.recipe.fingerprint}) in {self.layouts}; "
+                "give values, such as those of octavo_torch.dequantize"
             )
         for name in self._first.values():
             getattr(self.codes, name).copy_(getattr(other.codes, name))

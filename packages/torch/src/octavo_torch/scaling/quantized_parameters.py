@@ -31,8 +31,8 @@ def quantized_parameters(recipe: Recipe | str) -> Iterator[None]:
     values = [gemm for gemm in ("fprop", "dgrad") if not chosen.quantizes(gemm)]
     if values:
         raise ValueError(
-            f"recipe is {chosen.kind} with {values[0]}='high_precision', which reads the weights' values; make fprop and "
-            "dgrad quantized"
+            f"recipe is {chosen.kind} with {values[0]}='high_precision', which reads the weights' values; make fprop "
+            "and dgrad quantized"
         )
     token = _RECIPE.set(chosen)
     try:
