@@ -120,7 +120,10 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         ),
     ),
     "moe_mlp": (ot.moe_mlp, lambda: moe(bias1=leaf(G, 2 * N), bias2=leaf(G, K))),
-    "choose_experts": (ot.choose_experts, lambda: {"logits": leaf(M, 4), "k": 2, "groups": 2, "kept_groups": 1, "bias": torch.zeros(4)}),
+    "choose_experts": (
+        ot.choose_experts,
+        lambda: {"logits": leaf(M, 4), "k": 2, "groups": 2, "kept_groups": 1, "bias": torch.zeros(4)},
+    ),
     "choose_experts, replayed": (
         ot.choose_experts,
         lambda: {"logits": leaf(M, 4), "k": 2, "replay": torch.zeros(M, 2, dtype=torch.int64)},

@@ -116,7 +116,9 @@ class MoE(Experts):
             raise ValueError(f"x is {brief(x)}; give tokens [..., {self.in_features}]")
         check_layout("x", x)
         if x.device != self.router.device:
-            raise ValueError(f"x is on {x.device} and the module's router on {self.router.device}; move one of them there")
+            raise ValueError(
+                f"x is on {x.device} and the module's router on {self.router.device}; move one of them there"
+            )
         tokens = x.reshape(-1, self.in_features)
         if choice is None:
             choice = self.choose(tokens)
