@@ -24,7 +24,10 @@ from sessions.environment import (
 
 RECORD = ROOT / "tests" / "golden" / "minimums.json"
 ADAPTERS = ("transformers", "qwix", "tokamax")  # extras whose libraries need newer versions of our other dependencies
-VERSIONS = "import json, sys; from importlib.metadata import version; print(json.dumps({name: version(name) for name in sys.argv[1:]}))"
+VERSIONS = (
+    "import json, sys; from importlib.metadata import version; "
+    "print(json.dumps({name: version(name) for name in sys.argv[1:]}))"
+)
 
 
 @nox.session(default=False)
