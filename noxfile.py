@@ -231,7 +231,7 @@ def third_party(session: nox.Session) -> None:
     """A plugin made from the template, out of the tree, installed from wheels with all it needs, through the suite."""
     folder = Path(session.create_tmp()).resolve()
     shutil.rmtree(folder, ignore_errors=True)
-    session.install("build[uv]")
+    session.install("uv")
     needed = closure(["octavo", "octavo-torch", "octavo-conformance"])
     build(session, folder / "dist", *(DIRECTORIES[name] for name in needed))
     session.install("-c", "constraints.txt", *map(str, sorted((folder / "dist").glob("*.whl"))))

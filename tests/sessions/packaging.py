@@ -13,15 +13,13 @@ from sessions.environment import DIRECTORIES, NATIVE, closure, native_wheel, out
 
 
 def build(session: nox.Session, dist: Path, *directories: str, cuda: bool = True) -> None:
-    """Build a wheel from each of these folders into `dist`; needs build[uv] in the session's environment."""
+    """Build a wheel from each of these folders into `dist`; needs uv in the session's environment."""
     for directory in directories:
         if directory == DIRECTORIES[NATIVE]:
             dist.mkdir(parents=True, exist_ok=True)
             shutil.copy(native_wheel(session, cuda)[0], dist)
         else:
-            session.run(
-                "pyproject-build", "--installer", "uv", "--wheel", "--outdir", str(dist), directory, silent=True
-            )
+            session.run("uv", "build", "--wheel", "--out-dir", str(dist), directory, silent=True)
 
 
 @nox.session(default=False)
@@ -32,7 +30,7 @@ def wheels(session: nox.Session) -> None:
     other Python that is found here must import it, too.
     """
     shutil.rmtree("dist", ignore_errors=True)
-    session.install("build[uv]", "virtualenv", "abi3audit")
+    session.install("uv", "virtualenv", "abi3audit")
     build(session, Path("dist"), *DIRECTORIES.values())
     session.run("abi3audit", "--strict", *map(str, Path("dist").glob("octavo_native-*.whl")))
     plugin = session.posargs[0] if session.posargs else "octavo-torch-native"

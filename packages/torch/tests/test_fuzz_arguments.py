@@ -17,7 +17,6 @@ from fuzzing import BACKEND, DELAYED, SPEC, G, K, M, N, judge, leaf, other_kinds
 import octavo_torch as ot
 from octavo import MXFP8, NVFP4, QuantizerSpec
 
-
 SPEC_DELAYED = QuantizerSpec(scaling="delayed", format="e4m3")
 
 
