@@ -20,6 +20,8 @@ Score = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 
 SCORES: tuple[Score, ...] = get_args(Score)
 
+_FP32_MAX = torch.finfo(torch.float32).max
+
 
 class Choice(NamedTuple):
     """What a router says of T tokens.
@@ -87,7 +89,7 @@ def choose_experts(
         weights = torch.where(there, scores.gather(1, torch.where(there, choices, 0)), 0.0)
     if renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return Choice(choices, weights * scale, _counts(choices, int(logits.shape[1])))
+    return Choice(choices, weights * float(scale), _counts(choices, int(logits.shape[1])))
 
 
 def router_losses(
@@ -162,8 +164,8 @@ def check_score(score: object) -> Score:
 
 def check_scale(scale: object) -> None:
     """ValueError for anything but a finite number."""
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) < float("inf"):
-        raise ValueError(f"scale is {brief(scale)}; give a finite number")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= _FP32_MAX:
+        raise ValueError(f"scale is {brief(scale)}; give a number that is finite in fp32")
 
 
 def _check(logits: object, k: object, score: object, bias: object, scale: object) -> None:
@@ -194,7 +196,10 @@ def check_groups(experts: int, k: int, groups: int, kept_groups: int, name: str 
         )
     available = experts // groups * kept_groups
     if k > available:
-        raise ValueError(f"{name} is {k} and a token has {available} experts to choose from; give at most that many")
+        raise ValueError(
+            f"{name} is {k} and a token has {available} of {experts} experts to choose from, as groups is {groups} and "
+            f"kept_groups {kept_groups}; give at most that many"
+        )
 
 
 __all__ = ["Choice", "RouterLosses", "choose_experts", "router_losses"]
