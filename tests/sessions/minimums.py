@@ -66,7 +66,7 @@ def minimums(session: nox.Session) -> None:
         return
     versions = _installed(session, everything)
     session.install(*lowest, *adapters, "einops")
-    record = {"python": sys.version.split()[0], "versions": versions, "adapters": _installed(session, adapters)}
+    record = {"python": oldest, "versions": versions, "adapters": _installed(session, adapters)}
     run_pytest(session, *(str(path) for path in sorted(ROOT.glob("packages/*/tests/adapters/test_*.py"))))
     RECORD.write_text(json.dumps(record, indent=2) + "\n")
 
