@@ -143,7 +143,7 @@ CALLS: dict[str, tuple[str, Callable[..., Any], Given]] = {
         lambda folder: {"module": layer(), "folder": folder / "sharded"},
     ),
     "adapters: GroupedMM": ("recipe seed backend", GroupedMM, lambda _: {"recipe": "mxfp8"}),
-    "adapters: experts": ("recipe seed backend", experts, lambda _: {"recipe": "mxfp8"}),
+    "adapters: experts": ("recipe seed backend form weight_codes", experts, lambda _: {"recipe": "mxfp8"}),
 }
 """Each function's arguments, the function, and a call that works."""
 

@@ -25,10 +25,10 @@ class Experts(RecipeModule):
     """What GroupedMLP and MoE have in common.
 
     Parameters are plain tensors: weight1 [G, 2 F, K], gate half first unless `interleave` says otherwise, for swiglu,
-    geglu and geglu_tanh, [G, F, K] for silu, gelu, gelu_tanh and relu2; weight2 [G, N, F]; bias1 [G, 2 F or F] and
-    bias2 [G, N]. With `per_group_parameters` weight1_0, weight1_1 ... and so on, see GroupParameters. State lives in
-    RecipeModule's buffers: amax_history [2, 3, H, G] and encode_scale [2, 3, G], of the first layer and of the second.
-    One seed serves both layers, as grouped_mlp's does.
+    geglu, geglu_tanh and clamped_swiglu, [G, F, K] for silu, gelu, gelu_tanh and relu2; weight2 [G, N, F]; bias1
+    [G, 2 F or F] and bias2 [G, N]. With `per_group_parameters` weight1_0, weight1_1 ... and so on, see GroupParameters.
+    State lives in RecipeModule's buffers: amax_history [2, 3, H, G] and encode_scale [2, 3, G], of the first layer and
+    of the second. One seed serves both layers, as grouped_mlp's does.
     """
 
     num_groups: int
