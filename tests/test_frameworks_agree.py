@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 import octavo
+import octavo_jax
 import octavo_numerics
 import octavo_registry
+import octavo_torch
 from octavo_registry.contract.frameworks import PLANES
 
+ROUTERS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "sigmoid in groups": {"score": "sigmoid", "groups": 4, "kept_groups": 2, "scale": 2.5},
+    "sqrtsoftplus": {"score": "sqrtsoftplus", "renormalize": False},
+}
 RECIPES = [name for name, recipe in octavo.PRESETS.items() if recipe.quantizer("x") is not None]
 SIZES = np.array([33, 0, 17, 64, 1, 13], dtype=np.int64)
 ROWS = 144  # 128 rows in groups, 16 in the tail
@@ -48,3 +58,19 @@ def test_every_framework_gives_the_bits_of_the_definition(name: str, operand: st
         assert have.keys() == want.keys()
         for plane, value in want.items():
             assert have[plane].tobytes() == value.tobytes(), f"{framework.name}: {plane} of {operand} in {name}"
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_every_framework_chooses_the_same_experts(name: str, rng: np.random.Generator) -> None:
+    """A sampler's choices are those of the trainer that replays them, ties included; weights are the definition's."""
+    rule = ROUTERS[name]
+    logits = (rng.integers(-8, 9, (65, 16)) / 4).astype(np.float32)  # steps of a quarter tie often
+    bias = (rng.integers(-2, 3, 16) / 4).astype(np.float32)
+    wanted = octavo_numerics.choose_experts(logits, octavo_numerics.RouterRule(4, **rule), bias)
+    in_torch = octavo_torch.choose_experts(torch.from_numpy(logits), 4, bias=torch.from_numpy(bias), **rule)
+    in_jax = octavo_jax.choose_experts(logits, 4, bias=bias, **rule)
+    for choice in (in_torch, in_jax):
+        assert np.array_equal(np.asarray(choice.choices), wanted.choices)
+        assert np.array_equal(np.asarray(choice.counts), wanted.counts)
+        # sixteen units of fp32: a sum of at most 16 scores, a quotient, and functions that are right to a unit or two
+        np.testing.assert_allclose(np.asarray(choice.weights), wanted.weights, rtol=2**-20)
