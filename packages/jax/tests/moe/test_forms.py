@@ -247,7 +247,7 @@ def test_forms_are_in_order() -> None:
             form: bytes_kept(
                 recipe, shape, form, weight_codes="remake", weights_on="activation", backend=BACKEND
             ).per_token
-            for form in ("keep_all", "standard", "lean", "recompute")  # type: ignore[misc]
+            for form in ("keep_all", "standard", "lean", "recompute")
         }
         assert list(each.values()) == sorted(each.values(), reverse=True)
         routing, sizes = 8 * (4 + 4 + 4), 4 * 129 / 8192

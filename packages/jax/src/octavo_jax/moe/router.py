@@ -185,10 +185,10 @@ def _in_groups(values: Array, groups: int, kept: int) -> Array:
 
 def _as_int32(integers: Array) -> Array:
     """`integers` as int32, those that do not fit as the nearest one that does, which is no expert's either."""
-    wide, ends = widened(integers), jnp.iinfo(jnp.int32)
+    wide, ends = widened(integers), np.iinfo(np.int32)
     if jnp.issubdtype(wide.dtype, jnp.signedinteger):
-        wide = jnp.maximum(wide, ends.min)
-    return jnp.minimum(wide, ends.max).astype(jnp.int32)
+        wide = jnp.maximum(wide, int(ends.min))
+    return jnp.minimum(wide, int(ends.max)).astype(jnp.int32)
 
 
 def check_choices(name: str, choices: Array, logits: Array) -> None:

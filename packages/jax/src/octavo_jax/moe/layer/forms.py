@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -65,7 +66,7 @@ def kept_rows(q: GroupedTensor, group_sizes: Array, dtype: DTypeLike, backend: B
     if rows.dtype == dtype:
         return rows
     # A block's largest code may decode to more than fp16 holds; NaN stays.
-    largest = float(jnp.finfo(dtype).max)
+    largest = float(np.finfo(np.float16).max)
     return jnp.clip(rows, -largest, largest).astype(dtype)
 
 

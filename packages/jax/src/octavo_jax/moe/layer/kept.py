@@ -9,6 +9,7 @@ import jax
 from jax import Array
 
 from octavo.quantizer import Direction
+from octavo.recipe_base import Gemm
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.operands import Context, GemmOperand, one_plane
@@ -71,7 +72,7 @@ def kept_kernel(
     plan: MoePlan, layer: Layer, kernel: Array, codes: GroupedTensor | None, multiplies: bool
 ) -> KeptKernel:
     """The kernel as dgrad reads it, and where `multiplies` is True as fprop does."""
-    read = ("fprop", "dgrad") if multiplies else ("dgrad",)
+    read: tuple[Gemm, ...] = ("fprop", "dgrad") if multiplies else ("dgrad",)
     quantized = [gemm for gemm in read if layer.plan.recipe.quantizes(gemm)]
     kept = codes if quantized and plan.weight_codes == "keep" else None
     if kept is not None and len(quantized) == 1 and kept.spec.orientation == "both":
@@ -79,7 +80,7 @@ def kept_kernel(
     return KeptKernel(kernel if len(quantized) < len(read) or kept is None else None, kept)
 
 
-def plane_of(layer: Layer, codes: GroupedTensor, gemm: str) -> GroupedTensor:
+def plane_of(layer: Layer, codes: GroupedTensor, gemm: Gemm) -> GroupedTensor:
     """A kernel's codes with the plane that this GEMM reads alone."""
     of_rows = readers("w", layer.plan.fprop.request.weight)[0] == gemm
     direction: Direction = "rowwise" if of_rows else "columnwise"
