@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from octavo_jax.linear.computed_operands import wgrad_x_if_quantized
-from octavo_jax.linear.operands import Context, wgrad_x
+from octavo_jax.linear.operands import Context, GemmOperand, wgrad_x
 from octavo_jax.mlp import autograd as mlp_autograd
 from octavo_jax.mlp.autograd import Passed, States
 from octavo_jax.moe.layer.forms import keep_rows
@@ -34,6 +34,7 @@ from octavo_jax.moe.permutation import (
     weighted_sum,
     weights_by_row,
 )
+from octavo_jax.remat.checkpoint_names import name_planes
 
 
 class MoeArrays(NamedTuple):
@@ -76,7 +77,10 @@ def kept_by(
     plan = plan.trained()
     result, passed, results = _forward(plan, a, places, states, context)
     fc1, fc2, keeps_all, recomputes = plan.mlp.fc1, plan.mlp.fc2, plan.form == "keep_all", plan.form == "recompute"
-    h = keep_rows(passed.y1, context.group_sizes, fc1.options.backend) if plan.form == "lean" else passed.y1
+    h: GemmOperand = passed.y1
+    if plan.form == "lean":
+        codes = keep_rows(passed.y1, context.group_sizes, fc1.options.backend)
+        h = name_planes(codes, fc1.options.checkpoint_name)
     return result, Kept(
         plan=plan,
         again=(plan.forward, plan.backward),
