@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 from jax.typing import DTypeLike
 
 from octavo import DelayedScaling
@@ -110,7 +109,9 @@ def bytes_kept(
     tokens, choices, experts = shape.tokens, shape.choices, shape.experts
     width, hidden, rows = shape.in_features, shape.hidden_features, tokens * choices
 
-    def kept() -> Kept:
+    sizes: dict[str, int] = {}
+
+    def trace() -> None:
         states: States = None
         if isinstance(recipe, DelayedScaling):
             states = init_delayed(recipe, experts), init_delayed(recipe, experts)
@@ -123,20 +124,22 @@ def bytes_kept(
         plan = moe_plan_of(call.mlp, form, weight_codes, on == "output", jnp.dtype(dtype))
         arrays = MoeArrays(call.arrays.x, jnp.zeros((tokens, choices), jnp.float32), wi, wo, None, None)
         places = Places(jnp.zeros(rows, jnp.int32), jnp.zeros((tokens, choices), jnp.int32))
-        return kept_by(plan, arrays, places, call.states, call.context)[1]
+        sizes.update(_sizes(kept_by(plan, arrays, places, call.states, call.context)[1]))
 
-    return KeptBytes(_sizes(jax.eval_shape(kept)), tokens)
+    jax.eval_shape(trace)
+    return KeptBytes(sizes, tokens)
 
 
 def _sizes(kept: Kept) -> dict[str, int]:
+    """By name; codes that two planes share are one array."""
     found: dict[str, int] = {}
+    seen: set[int] = set()
     for path, leaf in jax.tree_util.tree_leaves_with_path(kept):
         parts = jax.tree_util.keystr(path, simple=True, separator=".").split(".")
         name = ".".join(part for part in parts if part not in _GROUPING)
-        if name != "group_offset" and not name.endswith(".array"):  # a number of the host's, and parameters
-            found[name] = _bytes(leaf)
+        # parameters, and a number of the host's
+        if name.endswith(".array") or name == "group_offset" or id(leaf) in seen:
+            continue
+        seen.add(id(leaf))
+        found[name] = math.prod(leaf.shape) * leaf.dtype.itemsize
     return found
-
-
-def _bytes(array: Array) -> int:
-    return math.prod(array.shape) * array.dtype.itemsize
