@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,7 @@ def leaf(*shape: int) -> torch.Tensor:
 OTHER_NAMES = {
     "recipe": {"state", "seed"},  # another recipe wants another state: the state is told of
     "operation": {"operation 0"},
+    "group_sizes": {"scale"},  # without sizes there is a single group, and the scales are those of more
 }
 
 WAY_ON = re.compile(
@@ -71,11 +73,47 @@ ANYTHING = st.one_of(
 )  # fmt: skip
 
 
+def other_kinds(valid: torch.Tensor) -> dict[str, Any]:
+    """What has the shape, or nearly the shape, of a tensor that fits, and is of another kind: any of it may be refused.
+
+    Drawn at random, a shape that fits meets a kind that does not once in hundreds of runs; these are in every run.
+    """
+    plain = valid.detach()
+    other = torch.float64 if plain.is_floating_point() else torch.float32
+    flat = plain.dim() == 2
+    return {
+        "sparse": plain.to_sparse(),
+        **({"compressed": plain.to_sparse_csr(), "blocked": plain.to_sparse_bsr((1, 1))} if flat else {}),
+        "meta": plain.to("meta"),
+        "other dtype": plain.to(other),
+        "complex": plain.to(torch.complex64),
+        "truth": plain.bool(),
+        "bytes": plain.to(torch.uint8),
+        "numpy": plain.numpy(),
+        "list": plain.tolist(),
+        "expanded": plain[:1].expand(plain.shape) if plain.dim() else plain,
+        "strided": plain.repeat_interleave(2, -1)[..., ::2] if plain.dim() else plain,
+        "turned": plain.transpose(0, -1) if plain.dim() else plain,
+        "one axis more": plain[None],
+        "flat": plain.reshape(-1),
+        "scalar": plain.reshape(-1)[0] if plain.numel() else plain,
+        "no rows": plain[:0] if plain.dim() else plain,
+        "no columns": plain[..., :0] if plain.dim() else plain,
+        "parameter": nn.Parameter(plain.clone(), requires_grad=plain.is_floating_point()),
+        "view of a leaf": plain.clone().requires_grad_()[:] if plain.is_floating_point() and flat else plain,
+        "subclass": plain.as_subclass(Marked),
+    }
+
+
+class Marked(torch.Tensor):
+    """A tensor of a class of the caller's."""
+
+
 def with_anything(test: Callable[..., None]) -> Any:
     """`test`, called with many a `value`."""
     quiet = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
     made = settings(max_examples=8, print_blob=True, **quiet)(given(value=ANYTHING)(test))
-    for value in (object(), None, -1, "?"):
+    for value in (object(), None, -1, "?", 0, 1 << 70, math.nan):
         made = example(value=value)(made)
     return made
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from fuzzing import BACKEND, DELAYED, SPEC, G, K, M, N, judge, leaf, with_anything
+from fuzzing import BACKEND, DELAYED, SPEC, G, K, M, N, judge, leaf, other_kinds, with_anything
 
 import octavo_torch as ot
-from octavo import MXFP8, NVFP4
+from octavo import MXFP8, NVFP4, QuantizerSpec
+
+SPEC_DELAYED = QuantizerSpec(scaling="delayed", format="e4m3")
 
 
 def weights_of_choices() -> tuple[torch.Tensor, ot.Routing]:
@@ -79,6 +81,10 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         },
     ),
     "quantize": (ot.quantize, lambda: {"x": torch.ones(M, K), "spec": SPEC, "group_sizes": [3, 4], "backend": BACKEND}),
+    "quantize, delayed": (
+        ot.quantize,
+        lambda: {"x": torch.ones(M, K), "spec": SPEC_DELAYED, "group_sizes": [3, 4], "scale": torch.ones(G)},
+    ),
     "quantize_weight": (ot.quantize_weight, lambda: {"w": leaf(G, N, K), "recipe": MXFP8(), "backend": BACKEND}),
     "dequantize": (ot.dequantize, lambda: {"q": ot.quantize(torch.ones(M, K), SPEC, backend=BACKEND)}),
     "convert_layout": (
@@ -113,7 +119,14 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         ),
     ),
     "moe_mlp": (ot.moe_mlp, lambda: moe(bias1=leaf(G, 2 * N), bias2=leaf(G, K))),
-    "choose_experts": (ot.choose_experts, lambda: {"logits": leaf(M, 4), "k": 2, "groups": 2, "kept_groups": 1}),
+    "choose_experts": (
+        ot.choose_experts,
+        lambda: {"logits": leaf(M, 4), "k": 2, "groups": 2, "kept_groups": 1, "bias": torch.zeros(4)},
+    ),
+    "choose_experts, replayed": (
+        ot.choose_experts,
+        lambda: {"logits": leaf(M, 4), "k": 2, "replay": torch.zeros(M, 2, dtype=torch.int64)},
+    ),
     "router_losses": (
         ot.router_losses,
         lambda: {"logits": leaf(M, 4), "choices": torch.zeros(M, 2, dtype=torch.int64), "score": "sigmoid"},
@@ -179,7 +192,7 @@ MORE = {
         "activation", "interleave", "form", "weight_codes", "seed", "state", "group_offset", "main_grad",
         "delayed_wgrad",
     ),
-    "choose_experts": ("score", "bias", "renormalize", "scale", "replay"),
+    "choose_experts": ("score", "renormalize", "scale", "replay"),
     "router_losses": ("sequences",),
     "bytes_kept": ("weight_codes", "activation", "dtype", "device"),
     "MoE": (
@@ -223,6 +236,27 @@ def test_it_works_or_a_sentence_says_why(name: str, argument: str, value: Any) -
     function, valid = CALLS[name]
     arguments = valid() | {argument: value}
     judge(function, arguments, argument, value)
+
+
+TENSORS = [
+    (name, argument)
+    for name, (_, valid) in CALLS.items()
+    for argument, value in valid().items()
+    if isinstance(value, torch.Tensor)
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "argument"), TENSORS, ids=[f"{name}({argument})" for name, argument in TENSORS])
+def test_a_tensor_of_another_kind_works_or_a_sentence_says_why(name: str, argument: str) -> None:
+    """Sparse, without data, of another dtype, a slice, without rows: in the place of each tensor of each function."""
+    function, valid = CALLS[name]
+    for kind, value in other_kinds(valid()[argument]).items():
+        try:
+            judge(function, valid() | {argument: value}, argument, value)
+        except BaseException as error:
+            error.add_note(f"{argument} was {kind}")
+            raise
 
 
 def test_every_public_argument_is_there() -> None:

@@ -18,7 +18,13 @@ Rounding = Literal["nearest", "stochastic"]
 FP32_MAX = (2.0 - 2.0**-23) * 2.0**127
 """The largest finite fp32 number."""
 
-AmaxEpsilon = Annotated[float, Field(ge=0.0, le=FP32_MAX), AfterValidator(abs)]
+
+def _without_sign(epsilon: float) -> float:
+    # pydantic parses the text signature of a builtin, such as abs, for each field: a tenth of the import of octavo
+    return abs(epsilon)
+
+
+AmaxEpsilon = Annotated[float, Field(ge=0.0, le=FP32_MAX), AfterValidator(_without_sign)]
 """A lower bound of amaxes, which are fp32; -0.0 is 0.0, so that values that are equal have one fingerprint."""
 
 BLOCK_SIZE: dict[Scaling, int | None] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
@@ -164,6 +163,8 @@ class Recipe(Schema):
     @classmethod
     def from_toml(cls, text: str) -> Self:
         """The recipe in a TOML document; `kind` is required, the schema version is not."""
+        import tomllib  # compiles patterns for 4 ms, which few programs need
+
         _check_text("TOML", text)
         # a parser's time grows with the square of the depth of a dotted key
         if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):

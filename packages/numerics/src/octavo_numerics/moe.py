@@ -82,7 +82,7 @@ def choose_experts(
     chosen_by = scores if bias is None else scores + bias
     if replay is None:
         if rule.kept_groups < rule.groups:
-            grouped = chosen_by.reshape(tokens, rule.groups, -1)
+            grouped = chosen_by.reshape(tokens, rule.groups, experts // rule.groups)
             sums = np.sort(grouped, -1)[..., -2:].sum(-1)
             kept = np.argsort(-sums, -1, kind="stable")[:, : rule.kept_groups]
             outside = np.ones((tokens, rule.groups), bool)
@@ -105,7 +105,11 @@ def router_losses(logits: NDArray[Any], choice: Choice, score: Score, sequences:
     aux         E sum_e f_e P_e, f_e the share of all choices that expert e got, P_e the mean over tokens of its share
                 of their scores (Fedus et al., arXiv 2101.03961)
     sequence    the same within each of `sequences` runs of tokens of equal length, averaged over these
+
+    Without tokens each is 0.
     """
+    if not logits.shape[0]:
+        return {"z": 0.0, "aux": 0.0, "sequence": 0.0}
     wide = logits.astype(np.float64)
     largest = wide.max(-1, keepdims=True)
     total = np.log(np.exp(wide - largest).sum(-1)) + largest[:, 0]

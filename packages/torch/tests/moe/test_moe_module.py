@@ -29,8 +29,9 @@ RULES: dict[str, dict[str, Any]] = {
 def test_router_is_its_definition(name: str, rng: np.random.Generator) -> None:
     """Choices, ties to the lower index, weights, counts, losses, and replayed choices."""
     rule = octavo_numerics.RouterRule(C, **RULES[name])
-    # steps of a quarter tie often, and their scores are equal in any arithmetic
-    logits = torch.from_numpy(rng.integers(-8, 9, (T, E)) / 4).float().requires_grad_()
+    # Steps of a quarter tie often, and their scores are equal in any arithmetic. No two sums of scores tie by an
+    # identity that rounding breaks, such as sigmoid(x) + sigmoid(-x) = 1: logits are zero or more.
+    logits = torch.from_numpy(rng.integers(0, 17, (T, E)) / 4).float().requires_grad_()
     bias = torch.from_numpy(rng.integers(-2, 3, E) / 4).float() if name.startswith("sigmoid") else None
     array, added = logits.detach().numpy(), None if bias is None else bias.numpy()
     replay = torch.from_numpy(np.stack([rng.permutation(E)[:C] for _ in range(T)]))
@@ -51,18 +52,35 @@ def test_router_is_its_definition(name: str, rng: np.random.Generator) -> None:
             np.testing.assert_allclose(value.item(), expected[loss], rtol=FP32)
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_a_rank_without_tokens_chooses_nothing(name: str) -> None:
+    """No choices, counts of zero, and losses and gradients that are zero and not NaN: a mean over no token is one."""
+    logits = torch.zeros(0, E, requires_grad=True)
+    rule = octavo_numerics.RouterRule(C, **RULES[name])
+    made, wanted = choose_experts(logits, C, **RULES[name]), octavo_numerics.choose_experts(np.zeros((0, E)), rule)
+    assert made.choices.shape == wanted.choices.shape == made.weights.shape == (0, C)
+    assert made.counts.tolist() == wanted.counts.tolist() == [0] * E
+    score = RULES[name].get("score", "softmax")
+    losses = router_losses(logits, made.choices, score=score, sequences=2)
+    assert {key: value.item() for key, value in losses._asdict().items()} == octavo_numerics.router_losses(
+        np.zeros((0, E)), wanted, score, sequences=2
+    ) == {"z": 0, "aux": 0, "sequence": 0}  # fmt: skip
+    (grad,) = torch.autograd.grad(sum(losses), logits)
+    assert grad.shape == logits.shape
+
+
 def test_router_says_what_does_not_fit() -> None:
     """Errors name the argument, what was given, and what is needed."""
     logits = torch.zeros(4, 8)
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"k": 9}, "k is 9 and a token has 8 experts"),
+        ({"k": 9}, "k is 9 and a token has 8 of 8 experts"),
         ({"groups": 3}, "groups is 3, kept_groups 1, and there are 8 experts"),
-        ({"groups": 4, "k": 3}, "k is 3 and a token has 2 experts"),
+        ({"groups": 4, "k": 3}, "k is 3 and a token has 2 of 8 experts to choose from, as groups is 4"),
         ({"score": "tanh"}, "score is 'tanh'; give one of softmax, sigmoid, sqrtsoftplus"),
         ({"bias": torch.zeros(7)}, r"bias is float32 \[7\]; give \[8\]"),
         ({"replay": torch.zeros(4, 1, dtype=torch.int64)}, r"replay has shape \[4, 1\] and k is 2; give \[4, 2\]"),
         ({"logits": logits.long()}, r"logits is int64 \[4, 8\]; give \[T, E\]"),
-        ({"scale": float("nan")}, "scale is nan; give a finite number"),
+        ({"scale": float("nan")}, "scale is nan; give a number that is finite"),
     ]
     for changed, message in wrong:
         with pytest.raises(ValueError, match=message):

@@ -105,6 +105,17 @@ def test_compiled_in_one_graph(rng: object) -> None:
     torch.library.opcheck(torch.ops.octavo_torch.operand_stats, arguments)
 
 
+@pytest.mark.parametrize("sizes", [None, [2, 3]])
+@pytest.mark.parametrize(("name", "spec", "way"), quantizers(), ids=lambda part: getattr(part, "role", str(part)))
+def test_rows_without_columns_hold_nothing(name: str, spec: QuantizerSpec, way: str, sizes: list[int] | None) -> None:
+    """Zeros, as the definition says, and no error of a shape."""
+    if spec.hadamard or spec.scaling == "delayed":
+        return  # refused, and in need of scales
+    more = {"seed": 3} if spec.stochastic else {}
+    ours = octavo_torch.tensor_stats(torch.zeros(5, 0), spec, sizes, direction=way, **more)  # type: ignore[arg-type]
+    check_equal(ours, octavo_numerics.tensor_stats(np.zeros((5, 0), np.float32), spec, sizes, direction=way, **more))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("rows", [0, 100, -128, True, 128.0, "128"])
 def test_rows_that_would_cut_a_block_are_refused(rows: object) -> None:
     """A block of scales is 128 rows."""

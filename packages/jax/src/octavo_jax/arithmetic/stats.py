@@ -123,12 +123,12 @@ def _group_of_rows(sample: Sample, groups: int) -> Array:
 
 def _sampled(x: Array, every: Rows, rows: int, amax: Array) -> Sample:
     """`rows` rows of each group, as matrices, in windows that are spread evenly over it."""
-    windows = rows // WINDOW
     if isinstance(every, RaggedRows):
         sizes, starts, flat = every.sizes, every.starts, x
     else:
         sizes = jnp.full((every.groups,), x.shape[1], jnp.int32)
         starts, flat = jnp.arange(every.groups, dtype=jnp.int32) * x.shape[1], x.reshape(-1, x.shape[-1])
+    windows = max(min(rows, flat.shape[0] + WINDOW - 1) // WINDOW, 1)
     number = (sizes + (WINDOW - 1)) // WINDOW
     turn = jnp.arange(windows, dtype=jnp.int32)
     # a group of fewer windows gives each of them once

@@ -52,11 +52,13 @@ class TensorStats:
 
 
 def check_rows(rows: int | None) -> int:
-    """`rows` with 0 for None; ValueError for anything but a positive multiple of WINDOW."""
+    """`rows` with 0 for None; ValueError for anything but a positive multiple of WINDOW below 2^31."""
     if rows is None:
         return 0
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1 or rows % WINDOW:
-        raise ValueError(f"rows is {rows!r}; give a multiple of {WINDOW}, the rows of a block of scales, or None")
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows % WINDOW or not 0 < rows < 1 << 31:
+        raise ValueError(
+            f"rows is {rows!r}; give a multiple of {WINDOW}, the rows of a block of scales, below 2^31, or None"
+        )
     return rows
 
 

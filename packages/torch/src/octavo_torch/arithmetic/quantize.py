@@ -292,6 +292,8 @@ def plane_values(
 ) -> Tensor:
     """fp32 values of codes [rows, K] and of decode scales in any shape; what rows past the sum have means nothing."""
     columns = codes.shape[1]
+    if not columns:
+        return torch.zeros_like(codes, dtype=torch.float32)
     units = units_of(spec, direction)
     widths = columns if units.columns == "each" else 1 if units.columns == "all" else -(-columns // units.columns)
     decode = _decoded(scale)

@@ -101,7 +101,7 @@ def amax_bits(x: Tensor, groups: RowGroups) -> Tensor:
 
 def sampled(x: Tensor, groups: RowGroups, rows: int) -> Sample:
     """`rows` rows of each group, in windows that are spread evenly over it."""
-    windows = rows // WINDOW
+    windows = max(min(rows, x.shape[0] + WINDOW - 1) // WINDOW, 1)
     number = (groups.sizes + (WINDOW - 1)) // WINDOW
     turn = torch.arange(windows, device=x.device)
     # a group of fewer windows gives each of them once

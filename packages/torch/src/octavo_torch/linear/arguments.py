@@ -131,5 +131,6 @@ def check_grouped_mm(a: Tensor, b: Tensor, offs: object, out_dtype: object) -> N
     if not isinstance(offs, Tensor) or offs.dim() != 1 or offs.dtype not in (torch.int32, torch.int64):
         given = f"{name_of(offs.dtype)} {list(offs.shape)}" if isinstance(offs, Tensor) else type(offs).__name__
         raise ValueError(f"offs is {given}; give int32 [G], the cumulative end of each group")
+    check_layout("offs", offs)
     if out_dtype is not None and (not isinstance(out_dtype, torch.dtype) or out_dtype not in DTYPE_NAMES):
         raise ValueError(f"out_dtype is {brief(out_dtype)}; give torch.bfloat16, torch.float16 or torch.float32")

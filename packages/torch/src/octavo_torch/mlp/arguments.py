@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from octavo_registry.contract.cards import GATED, Activation
@@ -28,6 +29,7 @@ def check_operands(x: Tensor, w1: Tensor, w2: Tensor, activation: object) -> Act
         and x.dtype is w1.dtype
         and x.dtype is w2.dtype
         and x.dtype in DTYPE_NAMES
+        and x.layout is w1.layout is w2.layout is torch.strided
         and x.device == w1.device == w2.device
         and x.shape[1] == w1.shape[2]
         and w1.shape[0] == w2.shape[0]

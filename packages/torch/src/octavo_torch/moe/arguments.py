@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.arrays.operands import check_layout
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -15,6 +16,7 @@ def check_choices(name: str, choices: object, x: Tensor) -> None:
     """`choices`, called `name`, are integers [T, k], at least one for each of the tokens x [T, K], on their device."""
     if not isinstance(choices, Tensor) or choices.dim() != 2 or choices.dtype not in _INTEGERS:
         raise ValueError(f"{name} is {brief(choices)}; give integers [T, k], the group of each choice")
+    check_layout(name, choices)
     if choices.shape[0] != x.shape[0] or not choices.shape[1]:
         raise ValueError(
             f"{name} has shape {list(choices.shape)} and x {list(x.shape)}; give [{x.shape[0]}, k], "
@@ -29,5 +31,6 @@ def check_weights(weights: object, choices: Tensor) -> None:
     shape = choices.shape
     if not isinstance(weights, Tensor) or weights.shape != shape or weights.dtype not in DTYPE_NAMES:
         raise ValueError(f"weights is {brief(weights)}; give {list(shape)} in float32, bfloat16 or float16")
+    check_layout("weights", weights)
     if weights.device != choices.device:
         raise ValueError(f"weights is on {weights.device} and the choices on {choices.device}; move it there")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from octavo import Recipe
 from octavo_torch.arrays.checks import brief, check_count, check_flag
 from octavo_torch.arrays.group_parameters import PerGroup
+from octavo_torch.arrays.operands import check_layout
 from octavo_torch.mlp.experts import Experts, QuantizedWeights
 from octavo_torch.moe import moe
 from octavo_torch.moe.call import MoeCall
@@ -113,6 +114,11 @@ class MoE(Experts):
         """
         if not isinstance(x, Tensor) or not x.dim() or x.shape[-1] != self.in_features:
             raise ValueError(f"x is {brief(x)}; give tokens [..., {self.in_features}]")
+        check_layout("x", x)
+        if x.device != self.router.device:
+            raise ValueError(
+                f"x is on {x.device} and the module's router on {self.router.device}; move one of them there"
+            )
         tokens = x.reshape(-1, self.in_features)
         if choice is None:
             choice = self.choose(tokens)

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from octavo_torch.arrays.checks import backend_names, brief, check_count
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.arrays.operands import check_layout
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.moves import Names, moves_for, route_for
@@ -126,6 +127,7 @@ def _weights_as_rows(weights: Tensor, order: Tensor, position: Tensor, routed: T
 def _check_tokens(x: object, expert_index: object, num_groups: object) -> None:
     if not isinstance(x, Tensor) or x.dim() != 2 or x.dtype not in DTYPE_NAMES:
         raise ValueError(f"x is {brief(x)}; give tokens [T, K] in bfloat16, float16 or float32")
+    check_layout("x", x)
     check_choices("expert_index", expert_index, x)
     check_count("num_groups", num_groups)
 
@@ -136,6 +138,7 @@ def _check_rows(rows: object, routing: object) -> None:
     needed = routing.order.shape[0]
     if not isinstance(rows, Tensor) or rows.dim() != 2 or rows.dtype not in DTYPE_NAMES or rows.shape[0] != needed:
         raise ValueError(f"rows is {brief(rows)}; give [{needed}, N] in bfloat16, float16 or float32")
+    check_layout("rows", rows)
     if rows.device != routing.order.device:
         raise ValueError(f"rows is on {rows.device} and routing on {routing.order.device}; move it there")
 

@@ -13,11 +13,14 @@ from torch import Tensor
 
 from octavo_torch.arrays.checks import brief, check_count, check_flag
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.arrays.operands import check_layout
 from octavo_torch.moe.arguments import check_choices
 
 Score = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 
 SCORES: tuple[Score, ...] = get_args(Score)
+
+_FP32_MAX = torch.finfo(torch.float32).max
 
 
 class Choice(NamedTuple):
@@ -86,7 +89,7 @@ def choose_experts(
         weights = torch.where(there, scores.gather(1, torch.where(there, choices, 0)), 0.0)
     if renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return Choice(choices, weights * scale, _counts(choices, int(logits.shape[1])))
+    return Choice(choices, weights * float(scale), _counts(choices, int(logits.shape[1])))
 
 
 def router_losses(
@@ -98,7 +101,9 @@ def router_losses(
 ) -> RouterLosses:
     """The z loss, and those of balance over all tokens and within each of `sequences` runs of tokens of equal length.
 
-    logits, choices   [T, E] and [T, k] of a router. Differentiable in the logits; raises ValueError as choose_experts
+    logits, choices   [T, E] and [T, k] of a router; without tokens each loss is 0
+
+    Differentiable in the logits; raises ValueError as choose_experts does.
     """
     _check(logits, 1, score, None, 1.0)
     check_choices("choices", choices, logits)
@@ -106,6 +111,9 @@ def router_losses(
     tokens, experts = logits.shape
     if tokens % sequences:
         raise ValueError(f"sequences is {sequences} and there are {tokens} tokens; give a divisor of that number")
+    if not tokens:
+        nothing = logits.float().sum()
+        return RouterLosses(nothing, nothing, nothing)
     scores = router_scores(logits, score)
     shares = (scores / scores.sum(-1, keepdim=True)).view(sequences, -1, experts)
     runs = choices.reshape(sequences, -1)
@@ -132,11 +140,11 @@ def _in_groups(values: Tensor, groups: int, kept: int) -> Tensor:
     if kept >= groups:
         return values
     tokens = values.shape[0]
-    grouped = values.view(tokens, groups, -1)
+    grouped = values.view(tokens, groups, values.shape[1] // groups)
     sums = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
     inside = torch.zeros(tokens, groups, dtype=torch.bool, device=values.device)
     inside.scatter_(1, _largest(sums, kept), True)
-    return grouped.masked_fill(~inside[..., None], -torch.inf).view(tokens, -1)
+    return grouped.masked_fill(~inside[..., None], -torch.inf).view(values.shape)
 
 
 def _counts(choices: Tensor, experts: int) -> Tensor:
@@ -156,13 +164,14 @@ def check_score(score: object) -> Score:
 
 def check_scale(scale: object) -> None:
     """ValueError for anything but a finite number."""
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) < float("inf"):
-        raise ValueError(f"scale is {brief(scale)}; give a finite number")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= _FP32_MAX:
+        raise ValueError(f"scale is {brief(scale)}; give a number that is finite in fp32")
 
 
 def _check(logits: object, k: object, score: object, bias: object, scale: object) -> None:
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.dtype not in DTYPE_NAMES or not logits.shape[1]:
         raise ValueError(f"logits is {brief(logits)}; give [T, E] in bfloat16, float16 or float32")
+    check_layout("logits", logits)
     check_count("k", k)
     check_score(score)
     check_scale(scale)
@@ -171,6 +180,7 @@ def _check(logits: object, k: object, score: object, bias: object, scale: object
     experts = logits.shape[1]
     if not isinstance(bias, Tensor) or tuple(bias.shape) != (experts,) or bias.dtype not in DTYPE_NAMES:
         raise ValueError(f"bias is {brief(bias)}; give [{experts}] in float32, bfloat16 or float16")
+    check_layout("bias", bias)
     if bias.device != logits.device:
         raise ValueError(f"bias is on {bias.device} and logits on {logits.device}; move it there")
 
@@ -186,7 +196,10 @@ def check_groups(experts: int, k: int, groups: int, kept_groups: int, name: str 
         )
     available = experts // groups * kept_groups
     if k > available:
-        raise ValueError(f"{name} is {k} and a token has {available} experts to choose from; give at most that many")
+        raise ValueError(
+            f"{name} is {k} and a token has {available} of {experts} experts to choose from, as groups is {groups} and "
+            f"kept_groups {kept_groups}; give at most that many"
+        )
 
 
 __all__ = ["Choice", "RouterLosses", "choose_experts", "router_losses"]

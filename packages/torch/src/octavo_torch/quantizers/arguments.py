@@ -67,6 +67,7 @@ def check_scale(scale: object, groups: int, x: Tensor) -> None:
     if not isinstance(scale, Tensor) or scale.dtype is not torch.float32 or tuple(scale.shape) != (groups,):
         given = f"{name_of(scale.dtype)} {list(scale.shape)}" if isinstance(scale, Tensor) else type(scale).__name__
         raise ValueError(f"scale is {given}; give float32 [{groups}], the encode scale of each group")
+    check_layout("scale", scale)
     if scale.device != x.device:
         raise ValueError(f"scale is on {scale.device} and x on {x.device}; move it there")
 
@@ -98,6 +99,7 @@ def check_unchanged(unchanged: object, out: object, x: Tensor) -> None:
             else type(unchanged).__name__
         )
         raise ValueError(f"unchanged is {given}; give an int32 tensor of one element on x's device")
+    check_layout("unchanged", unchanged)
     if unchanged.device != x.device:
         raise ValueError(f"unchanged is on {unchanged.device} and x on {x.device}; move it there")
 
@@ -110,6 +112,7 @@ def check_exact(name: str, value: object, shape: tuple[int, ...], dtype: torch.d
         raise ValueError(f"{name} is a {type(value).__name__}; give a {name_of(dtype)} tensor {list(shape)}")
     if tuple(value.shape) != shape or value.dtype is not dtype:
         raise ValueError(f"{name} is {name_of(value.dtype)} {list(value.shape)}; give {name_of(dtype)} {list(shape)}")
+    check_layout(name, value)
     if value.device != x.device:
         raise ValueError(f"{name} is on {value.device} and x on {x.device}; move it there")
 

@@ -79,9 +79,13 @@ def tensor_stats(
 
 
 def check_rows(rows: object) -> None:
-    """ValueError for anything but None and a positive multiple of WINDOW."""
-    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1 or rows % WINDOW):
-        raise ValueError(f"rows is {brief(rows)}; give a multiple of {WINDOW}, the rows of a block of scales, or None")
+    """ValueError for anything but None and a positive multiple of WINDOW below 2^31."""
+    if rows is not None and (
+        isinstance(rows, bool) or not isinstance(rows, int) or rows % WINDOW or not 0 < rows < 1 << 31
+    ):
+        raise ValueError(
+            f"rows is {brief(rows)}; give a multiple of {WINDOW}, the rows of a block of scales, below 2^31, or None"
+        )
 
 
 @one_call
