@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import threading
 import time
 import zipfile
@@ -174,6 +176,7 @@ def _pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False) -> 
     count = int(os.environ.get(WORKERS) or min(CORES, 8))
     workers = str(count if count > 1 else 0)
     settings = _test_settings(session, in_a_hurry)
+    settings |= _share_bytecode(session)
     session.run("pytest", "-n", workers, "--dist", "loadscope", *arguments, *session.posargs, env=settings)
 
 
@@ -189,6 +192,23 @@ def _test_settings(session: nox.Session, in_a_hurry: bool) -> dict[str, str]:
         flags.append("--xla_cpu_use_fusion_emitters=false")
         settings["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     return settings | {"XLA_FLAGS": " ".join(flags).strip()}
+
+
+def _share_bytecode(session: nox.Session) -> dict[str, str]:
+    """The variable by which this session's Python keeps .pyc files where those of all sessions are.
+
+    Python files them by the path of the source, so the path of this session's packages is a link there. uv's
+    environments are hard links of the same files, whose time and size Python compares before it takes a .pyc: where
+    another session has another version of a package, or a copy of it, Python compiles its own.
+    """
+    store = session.cache_dir.resolve() / "bytecode"
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(session.virtualenv.location)})).resolve()
+    link = store / packages.relative_to(packages.anchor)
+    (store / "packages").mkdir(parents=True, exist_ok=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.is_symlink():
+        link.symlink_to(store / "packages", target_is_directory=True)
+    return {"PYTHONPYCACHEPREFIX": str(store)}
 
 
 def _test_group(distribution: str) -> tuple[str, ...]:
@@ -261,6 +281,8 @@ def change(session: nox.Session) -> None:
     logs = session.cache_dir.resolve() / "logs"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir()
+    of_tests = session.cache_dir.resolve() / "bytecode" / tempfile.gettempdir().strip("/")  # of modules they wrote
+    shutil.rmtree(of_tests, ignore_errors=True)
     queue = _Queue(_checks())
 
     def work() -> None:
@@ -370,7 +392,7 @@ def third_party(session: nox.Session) -> None:
         session.run("octavo", "new", "zenith")
         _build(session, folder / "plugin", "zenith-octavo")
         session.install(*map(str, (folder / "plugin").glob("*.whl")))
-        session.run("octavo", "conform", "zenith", *session.posargs)
+        session.run("octavo", "conform", "zenith", *session.posargs, env=_share_bytecode(session))
 
 
 @nox.session
@@ -394,7 +416,8 @@ def docs(session: nox.Session) -> None:
         *DIRECTORIES,
         extra=("sphinx>=8", "myst-parser>=4", "furo", "sphinx-copybutton", "sphinx-design", "flax"),
     )
-    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html", *session.posargs)
+    build = ("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+    session.run(*build, *session.posargs, env=_share_bytecode(session))
 
 
 @nox.session(default=False)
