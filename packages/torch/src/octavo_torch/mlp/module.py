@@ -74,7 +74,7 @@ class GroupedMLP(Experts):
         }
         options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad)
         super().__init__(sides, activation, bias, interleave, options, device=device, dtype=dtype)
-        self.reset_parameters()
+        self.start()
 
     def forward(
         self,
