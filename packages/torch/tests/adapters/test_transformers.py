@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -139,8 +140,10 @@ MODULES: dict[str, Any] = {
 def test_the_recorded_call(which: str, backend: str | None, rng: np.random.Generator) -> None:
     """Every kind of module that transformers dispatches: the values and gradients of its loop (faults.md 18, 61)."""
     module, given = MODULES[which](), choices(rng)
-    function = experts(None, backend=backend)
-    assert_close(gradients(lambda *x: function(module, *x), module, given), gradients(module.loop, module, given))
+    for form in (None, "standard"):
+        function = experts(None, backend=backend, form=form)  # type: ignore[arg-type]
+        ours = gradients(partial(function, module), module, given)
+        assert_close(ours, gradients(module.loop, module, given))
 
 
 def test_the_recipe_is_what_runs(backend: str | None, rng: np.random.Generator) -> None:
@@ -226,6 +229,26 @@ def test_recipes_that_no_function_can_run(recipe: Any, sentence: str) -> None:
         experts(None, form="lean and mean")  # type: ignore[arg-type]
 
 
+def test_a_gate_without_kernels_is_the_modules_own(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composed of torch's operations it would cost more than the products: a form, for its memory, has to be asked
+    for."""
+    asked: list[str] = []
+
+    def counted(*given: Any, **how: Any) -> Tensor:
+        asked.append(how["form"])
+        return moe_mlp(*given, **how)
+
+    monkeypatch.setattr(adapter, "moe_mlp", counted)
+    for make, form, expected in (
+        (GptOssExperts, None, []),
+        (GptOssExperts, "lean", ["lean"]),
+        (Recorded, None, ["standard"]),
+    ):
+        asked.clear()
+        experts("mxfp8", backend="torch-reference", form=form)(make(), *choices(rng))  # type: ignore[arg-type]
+        assert asked == expected
+
+
 CONFIG = {
     "vocab_size": 64, "hidden_size": H, "intermediate_size": INNER, "moe_intermediate_size": INNER,
     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
@@ -263,7 +286,7 @@ def test_inside_transformers(
         return moe_mlp(*given, **how)
 
     monkeypatch.setattr(adapter, "moe_mlp", counted)
-    function = experts("mxfp8", backend=backend)
+    function = experts("mxfp8", backend=backend, form="standard")
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register("counted", lambda *given: asked.append(given[0]) or function(*given))
