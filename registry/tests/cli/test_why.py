@@ -169,6 +169,13 @@ def test_bad_input_is_one_line_and_exit_code_2(run: Any, arguments: list[str], m
     assert message.lower() in error["message"].lower()
 
 
+def test_moves_of_rows_need_no_recipe(run: Any) -> None:
+    """`octavo why permute_rows`, as the guide has it: rows move alike in every recipe."""
+    short, long = run("why", "permute_rows"), run("why", "permute_rows", "--recipe", "mxfp8")
+    assert short.out.startswith("permute_rows")
+    assert (short.code, short.out) == (long.code, long.out)
+
+
 def test_why_needs_no_shape(run: Any) -> None:
     """`octavo why fprop --recipe mxfp8` is a question, too: K, N and the number of groups are left open."""
     short = [*WHY[:4], *WHY[6:]]
@@ -239,6 +246,17 @@ def test_why_supposes_a_chip_that_is_not_here(run: Any, use: Any, fakes: Any) ->
     assert (wrong.code, wrong.out) == (2, "")
     assert "did you mean h100?" in wrong.err
     assert "leave out --device" in run(*asked, "--hypothetical", "h100", "--device", "cuda").err
+
+
+@pytest.mark.parametrize(
+    ("chip", "capability"),
+    [("V100", "70"), ("a10", "86"), ("RTX 4090", "89"), ("gh200", "90"), ("b200", "100"), ("gb300", "103")],
+)
+def test_a_chip_has_its_own_capability(chip: str, capability: str, run: Any, use: Any, fakes: Any) -> None:
+    """A table with a typing error would promise kernels to a chip that cannot run them."""
+    use(fakes.registry(fakes.plugin("newer", rows=[fakes.row(device="cuda", min_arch=(12, 0))])))
+    ran = run("why", "fprop", "--recipe", "mxfp8", "--framework", "torch", "--hypothetical", chip)
+    assert f"needs sm_120 or newer, this device is sm_{capability}" in ran.out
 
 
 def test_why_names_the_nearest_change(run: Any, use: Any, fakes: Any) -> None:
