@@ -61,8 +61,12 @@ PATHS = {
     "grouped_mlp": Path(
         lambda a, **how: grouped_mlp(X, group_sizes=SIZES, **a, **how), {**_mlp((G,)), "probs": (M,)}, 2, G
     ),
-    "moe_mlp": Path(
-        lambda a, **how: moe.moe_mlp(X, k=1, **a, **how)[0], {**_mlp((G,)), "router": (K, G)}, 2, G, choices=3
+    "moe_mlp": Path(  # the form that quantizes each operand once
+        lambda a, **how: moe.moe_mlp(X, k=1, form="keep_all", **a, **how)[0],
+        {**_mlp((G,)), "router": (K, G)},
+        2,
+        G,
+        choices=3,
     ),
 }
 LINEN: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {

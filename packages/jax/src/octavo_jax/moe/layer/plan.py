@@ -13,8 +13,8 @@ from octavo_jax.mlp.plan import Mlp, mlp_of
 from octavo_jax.moe.layer.forms import Form, WeightCodes
 
 _FPROP: tuple[Gemm, ...] = ("fprop",)
-_OF_X: tuple[Gemm, ...] = ("fprop", "wgrad")
-_OF_KERNELS: tuple[Gemm, ...] = ("fprop", "dgrad")
+_DGRAD: tuple[Gemm, ...] = ("dgrad",)
+_WGRAD: tuple[Gemm, ...] = ("wgrad",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +40,13 @@ class MoePlan:
     @property
     def forward(self) -> Mlp:
         """The MLP that quantizes what fprop reads, and what is kept."""
-        x = _OF_X if self.form == "keep_all" else _FPROP
-        return _quantizing(self.mlp, x, _OF_KERNELS if self.weight_codes == "keep" else _FPROP)
+        x = _FPROP + _WGRAD if self.form == "keep_all" else _FPROP
+        return _quantizing(self.mlp, x, _FPROP + _DGRAD if self.weight_codes == "keep" else _FPROP)
 
     @property
     def backward(self) -> Mlp:
         """The MLP that quantizes what the gradients read."""
-        return _quantizing(self.mlp, ("wgrad",), ("dgrad",))
+        return _quantizing(self.mlp, _WGRAD, _DGRAD)
 
 
 _plans: Identities[MoePlan] = Identities()
