@@ -413,6 +413,17 @@ def slow(session: nox.Session, package: str) -> None:
 
 
 @nox.session(default=False)
+@nox.parametrize("package", list(DIRECTORIES), ids=list(DIRECTORIES))
+def mutants(session: nox.Session, package: str) -> None:
+    """Plant the bugs of tests/mutants/bugs one at a time and see which of them one package's default tests notice."""
+    compiler = ("cmake>=3.26", "ninja", "jaxlib==0.6.2") if package == NATIVE else ()  # jaxlib for XLA's headers
+    _install(session, package, extra=(*_test_group(package), *compiler))
+    settings = _test_settings(session, in_a_hurry=package in COMPILES_MUCH)
+    run = ("python", "tests/mutants/run.py", package, DIRECTORIES[package])
+    session.run(*run, *session.posargs, env=settings)
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Every benchmark file; numbers are reported, not judged."""
     _install(session, *DIRECTORIES, extra=("pytest", "pytest-benchmark"))
