@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
@@ -10,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 project = "Octavo"
 author = "The Octavo developers"
 copyright = "2026, The Octavo developers"
-release = "0.1.0"
+release = tomllib.loads((Path(__file__).parents[1] / "packages/core/pyproject.toml").read_text())["project"]["version"]
 
 extensions = [
     "myst_parser",

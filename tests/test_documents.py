@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+from test_noxfile import sessions
 from typer.testing import CliRunner
 from workspace import ROOT, tracked
 
@@ -67,11 +68,10 @@ def test_octavo_commands_exist(path: Path) -> None:
 @every_document
 def test_nox_sessions_exist(path: Path) -> None:
     """A session in the docs is in the noxfile."""
-    sessions = set(re.findall(r"^def ([a-z]\w*)\(session", (ROOT / "noxfile.py").read_text(), flags=re.MULTILINE))
     for command in _commands(path):
         if command[0] == "nox" and "-s" in command:
             asked = command[command.index("-s") + 1]
-            assert asked.split("(")[0] in sessions, f"{shlex.join(command)}: noxfile.py has {sorted(sessions)}"
+            assert asked.split("(")[0] in sessions(), f"{shlex.join(command)}: noxfile.py has {sorted(sessions())}"
 
 
 @every_document

@@ -6,6 +6,7 @@ import re
 from itertools import chain
 
 import pytest
+from install_lines import install_lines
 from workspace import ROOT, packages
 
 PAGES = (
@@ -41,6 +42,15 @@ def test_an_install_from_the_clone_names_all_that_it_needs(page: str, command: s
 def test_every_page_has_install_lines() -> None:
     """A page whose line was reworded would otherwise have nothing to test."""
     assert {page for page, _ in COMMANDS} == set(PAGES)
+
+
+def test_a_release_runs_the_lines_of_the_readme() -> None:
+    """Those from the clone, from dist/ and from an index, each whole and without its comment."""
+    lines = install_lines((ROOT / "README.md").read_text())
+    assert set(lines) >= {f"pip install {line.strip()}" for page, line in COMMANDS if page == "README.md"}
+    assert any("--find-links dist" in line for line in lines)
+    assert 'pip install "octavo[torch]"' in lines
+    assert not any("#" in line or "zenith" in line for line in lines)
 
 
 def test_extras_bring_every_backend() -> None:

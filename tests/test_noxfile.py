@@ -3,40 +3,66 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from workspace import ROOT, packages
+from workspace import ROOT, packages, tracked
 
-NOXFILE = ast.parse((ROOT / "noxfile.py").read_text())
+FILES = (ROOT / "noxfile.py", *tracked("tests/sessions/*.py"))
+FUNCTIONS = {
+    node.name: node for file in FILES for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)
+}
 
 
-def _function(name: str) -> ast.FunctionDef:
-    (function,) = [node for node in NOXFILE.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    return function
+def _run(name: str, **modules: Any) -> Any:
+    """A function of the sessions, which import nox: no test has that."""
+    text = "from __future__ import annotations\n" + ast.unparse(FUNCTIONS[name])
+    exec(compile(text, "noxfile", "exec"), modules)
+    return modules[name]
 
 
 def constant(name: str) -> Any:
-    """The value of a constant of the noxfile."""
-    (node,) = [each for each in NOXFILE.body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == name]
+    """The value of a constant of the noxfile, or of the modules that it shares with no other program."""
+    (node,) = [
+        node
+        for file in FILES
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
+    ]
     return ast.literal_eval(node.value)
+
+
+def sessions() -> dict[str, list[str]]:
+    """Every nox session and its decorators."""
+    decorators = {
+        name: [ast.unparse(decorator) for decorator in function.decorator_list] for name, function in FUNCTIONS.items()
+    }
+    return {name: each for name, each in decorators.items() if any(text.startswith("nox.session") for text in each)}
 
 
 def test_every_session_belongs_to_a_change_or_says_that_it_does_not() -> None:
     """A session that somebody adds is part of `nox`, unless it has `default=False`."""
-    text = ast.unparse(_function("_checks"))
-    for function in (node for node in NOXFILE.body if isinstance(node, ast.FunctionDef)):
-        decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
-        is_session = any(decorator.startswith("nox.session") for decorator in decorators)
-        if is_session and function.name != "change" and not any("default=False" in each for each in decorators):
-            assert f"'{function.name}'" in text or f"f'{function.name}(" in text, (
-                f"_checks() does not name {function.name}"
-            )
+    text = ast.unparse(FUNCTIONS["_checks"])
+    for name, decorators in sessions().items():
+        if name != "change" and not any("default=False" in each for each in decorators):
+            assert f"'{name}'" in text or f"f'{name}(" in text, f"_checks() does not name {name}"
+
+
+def test_the_noxfile_imports_every_session() -> None:
+    """nox lists the sessions of what noxfile.py imports: one in another module that it does not name is not there."""
+    text = (ROOT / "noxfile.py").read_text()
+    assert {
+        name for name in sessions() if re.search(rf"\bdef {name}\(|^from sessions\.\w+ import .*\b{name}\b", text, re.M)
+    } == set(sessions())
 
 
 def test_every_package_has_its_sessions() -> None:
@@ -47,19 +73,27 @@ def test_every_package_has_its_sessions() -> None:
 
 def test_a_shim_without_an_interpreter_is_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version manager puts a shim on PATH for every version it knows, installed or not, which exits with 127."""
-    names = {"shutil": shutil, "subprocess": subprocess}
-    exec(
-        compile("from __future__ import annotations\n" + ast.unparse(_function("_interpreter")), "noxfile", "exec"),
-        names,
-    )
+    interpreter = _run("interpreter_of", shutil=shutil, subprocess=subprocess)
     version = "{}.{}".format(*sys.version_info)
     for name, text in (("9.9", "exit 127"), ("9.8", "echo 3.11"), (version, f'exec {sys.executable} "$@"')):
         shim = tmp_path / f"python{name}"
         shim.write_text(f"#!/bin/sh\n{text}\n")
         shim.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    interpreter = names["_interpreter"]
-    assert interpreter("9.9") is None  # type: ignore[operator]
-    assert interpreter("9.8") is None  # type: ignore[operator]
-    assert interpreter("9.7") is None  # type: ignore[operator]
-    assert interpreter(version) == str(tmp_path / f"python{version}")  # type: ignore[operator]
+    assert interpreter("9.9") is None
+    assert interpreter("9.8") is None
+    assert interpreter("9.7") is None
+    assert interpreter(version) == str(tmp_path / f"python{version}")
+
+
+def test_sessions_share_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package's .pyc lies in one place for all sessions: each would spend seconds on torch's and JAX's."""
+    share = _run("share_bytecode", Path=Path, sysconfig=sysconfig)
+    files = set()
+    for session in ("tests-octavo-torch", "docs", "docs"):  # an environment that is there already, too
+        venv = tmp_path / ".nox" / session
+        settings = share(SimpleNamespace(cache_dir=tmp_path / "cache", virtualenv=SimpleNamespace(location=str(venv))))
+        monkeypatch.setattr(sys, "pycache_prefix", settings["PYTHONPYCACHEPREFIX"])
+        packages = sysconfig.get_path("purelib", vars={"base": str(venv)})
+        files.add(Path(importlib.util.cache_from_source(f"{packages}/torch/__init__.py")).resolve())
+    assert len(files) == 1

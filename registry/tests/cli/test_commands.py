@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import octavo_registry
+from octavo_registry.cli import commands
 
 COMMANDS = """
 import typer
@@ -128,5 +129,19 @@ def test_help_lists_commands_without_loading_them(run: Any) -> None:
 
 
 def test_version(run: Any) -> None:
-    """One line."""
-    assert run("--version").out == f"octavo-registry {octavo_registry.__version__}\n"
+    """Every package of ours that is installed, a line each: reports of faults need all of them."""
+    lines = run("--version").out.splitlines()
+    assert f"octavo-registry {octavo_registry.__version__}" in lines
+    assert {"octavo-core", "octavo-registry"} <= {line.split()[0] for line in lines}
+    assert all(re.fullmatch(r"octavo[a-z-]* \d[\w.+]*", line) for line in lines)
+
+
+def test_ctrl_c_is_a_line_and_its_exit_code(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a command, too, where typer ends without a word; a silent end looks as if everything had been done."""
+
+    def stopped(command: commands.Command) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands.Command, "load_or_fail", stopped)
+    ran = run("doctor")
+    assert (ran.code, ran.out, ran.err) == (130, "", "octavo: stopped\n")

@@ -169,6 +169,13 @@ def test_bad_input_is_one_line_and_exit_code_2(run: Any, arguments: list[str], m
     assert message.lower() in error["message"].lower()
 
 
+def test_moves_of_rows_need_no_recipe(run: Any) -> None:
+    """`octavo why permute_rows`, as the guide has it: rows move alike in every recipe."""
+    short, long = run("why", "permute_rows"), run("why", "permute_rows", "--recipe", "mxfp8")
+    assert short.out.startswith("permute_rows")
+    assert (short.code, short.out) == (long.code, long.out)
+
+
 def test_why_needs_no_shape(run: Any) -> None:
     """`octavo why fprop --recipe mxfp8` is a question, too: K, N and the number of groups are left open."""
     short = [*WHY[:4], *WHY[6:]]

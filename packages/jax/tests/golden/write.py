@@ -1,7 +1,8 @@
 """Write this release's golden files: `python packages/jax/tests/golden/write.py`, once, when the version is raised.
 
-A quantizer set a file, `NAME.json` as `QuantizerSet.to_json` gives it and `NAME.npz` with the arrays of its states.
+One quantizer set per file, `NAME.json` as `QuantizerSet.to_json` gives it and `NAME.npz` with the arrays of its states.
 Every field of a quantizer takes two values or more among the files of a release, so that one that is lost shows.
+The folder `orbax` is a checkpoint of Flax modules (flax_trees.py).
 Files of a release that is out are never written again.
 """
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+from flax_trees import write_orbax
 
 import octavo
 import octavo_jax
@@ -48,6 +50,7 @@ def main() -> int:
         (FOLDER / f"{name}.json").write_text(quantizers.to_json() + "\n")
         if quantizers.arrays():
             np.savez(FOLDER / f"{name}.npz", **{key: np.asarray(array) for key, array in quantizers.arrays().items()})
+    write_orbax(FOLDER / "orbax")
     return 0
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Sequence
 from functools import cached_property
+from importlib import metadata
 from typing import Annotated, Any
 
 import typer
@@ -58,7 +60,7 @@ class Commands(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run; in standalone mode exit with 0, 1 or 2 after at most one line on stderr."""
+        """Run; in standalone mode exit with 0, 1, 2 or 130 after at most one line on stderr."""
         arguments = list(sys.argv[1:] if args is None else args)
         try:
             result = super().main(arguments or ["--help"], "octavo", complete_var, False, windows_expand_args, **extra)
@@ -67,14 +69,15 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             if not standalone_mode:
                 raise
-            print("octavo: stopped", file=sys.stderr)
-            sys.exit(STOPPED)
+            result = STOPPED
         except Exception as error:
             if not standalone_mode:
                 raise
             fail(error, arguments)
         if not standalone_mode:
             return result
+        if result == STOPPED:  # as typer returns it, too, which catches Ctrl-C in a command and says nothing
+            print("octavo: stopped", file=sys.stderr)
         sys.exit(result if isinstance(result, int) and not isinstance(result, bool) else 0)
 
 
@@ -84,22 +87,26 @@ app = typer.Typer(
     help="Low-precision grouped linear layers: what runs here, in which recipe, and why.",
     rich_markup_mode="rich" if fancy() else None,
     pretty_exceptions_enable=False,
-    epilog="Exit codes: 0 fine; 1 what was asked about is broken or unserved; 2 bad input.",
+    epilog="Exit codes: 0 fine; 1 what was asked about is broken or unserved; 2 bad input; 130 stopped by Ctrl-C.",
 )
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from octavo_registry import __version__
-
-        typer.echo(f"octavo-registry {__version__}")
+        found = {str(each.metadata["Name"]): each.version for each in metadata.distributions()}
+        ours = {name: version for name, version in found.items() if re.match(r"octavo(-|$)", name)}
+        for name in sorted(ours):
+            typer.echo(f"{name} {ours[name]}")
         raise typer.Exit
 
 
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version of each installed package and exit."
+        ),
     ] = False,
 ) -> None:
     """Options of the command itself."""

@@ -25,6 +25,7 @@ from octavo_cli.train.models.model import Model
 from octavo_cli.train.report.live import LossTable, print_summary
 from octavo_cli.train.report.output import output_folder
 from octavo_cli.train.report.results import Results
+from octavo_cli.train.stopping import until_stopped
 from octavo_registry.cli.output import print_json, print_line
 
 
@@ -53,7 +54,10 @@ def installed_frameworks() -> tuple[str, ...]:
 
 
 def run_demo(choices: Choices) -> None:
-    """Check everything, train, compare, write; prints a summary or, with `as_json`, the results."""
+    """Check everything, train, compare, write; prints a summary or, with `as_json`, the results.
+
+    After Ctrl-C the recipes that have finished are compared and written, and KeyboardInterrupt is raised at the end.
+    """
     start = time.perf_counter()
     recipes = parse_recipes(choices.recipes)
     config = TrainConfig(**{**(QUICK if choices.quick else {}), **choices.fixed, **choices.sizes})
@@ -68,7 +72,10 @@ def run_demo(choices: Choices) -> None:
             f"{len(corpus.train) + len(corpus.held_out):,} bytes; {framework} on {choices.device}"
         )
         with noted_backends() as notes, LossTable(console, config, recipes) as table:
-            runs = train_all(config, recipes, corpus, make, table)
+            trained = until_stopped(config, recipes, train_all(config, recipes, corpus, make, table))
+        config, recipes, runs = trained.config, trained.recipes, trained.runs
+        if trained.stopped:
+            console.print(f"Stopped: keeping {', '.join(recipes)}; Ctrl-C again writes nothing.")
         console.print("Comparing the quantized weights ...")
         from octavo_cli.train.models.bits import compare_bits, weight_numbers
 
@@ -87,11 +94,15 @@ def run_demo(choices: Choices) -> None:
             backends=notes.served,
             weights=weight_numbers(recipes, first),
             seconds=time.perf_counter() - start,
+            stopped=trained.stopped,
+            missing=trained.missing,
         )
         write_report(results, folder, command_line())
     _tell(choices, results)
     if not bits.agree:
         raise RunError(f"the frameworks quantize to different bits; {choices.out / 'curves.json'} says where")
+    if trained.stopped:
+        raise KeyboardInterrupt
 
 
 def model_factory(framework: str, device: str) -> ModelFactory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -35,13 +35,11 @@ class Watcher(Protocol):
 
 def train_all(
     config: TrainConfig, recipes: Mapping[str, Recipe], corpus: Corpus, make: ModelFactory, watcher: Watcher
-) -> list[Run]:
-    """Every recipe from every seed. `RunError` as soon as a loss is not finite."""
-    return [
-        train_one(config, name, recipe, seed, corpus, make, watcher)
-        for seed in config.all_seeds
-        for name, recipe in recipes.items()
-    ]
+) -> Iterator[Run]:
+    """Train every recipe from every seed, one seed after the other. `RunError` as soon as a loss is not finite."""
+    for seed in config.all_seeds:
+        for name, recipe in recipes.items():
+            yield train_one(config, name, recipe, seed, corpus, make, watcher)
 
 
 def train_one(

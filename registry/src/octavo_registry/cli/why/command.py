@@ -23,7 +23,7 @@ from octavo_registry.cli.why.graph import Ways, lines, ways, ways_json
 from octavo_registry.cli.why.kernels import Kernels, ask, kernels_json, show_kernels
 from octavo_registry.cli.why.parts import Part, compose_parts
 from octavo_registry.cli.why.question import COMPOSED, LAYER, OPERATIONS, SIZES, Question, one_of, parse_shape
-from octavo_registry.contract.cards import Activation, Norm, Weight
+from octavo_registry.contract.cards import MOVES, Activation, Norm, Weight
 from octavo_registry.contract.plan import Decision, Plan, decision_table
 from octavo_registry.contract.request import GemmRequest, Request, describe_request
 from octavo_registry.contract.weights import WEIGHT_SHAPES
@@ -122,7 +122,14 @@ def decision_json(decision: Decision) -> dict[str, str]:
 
 def why(
     op: Annotated[str, typer.Argument(metavar="OP", help=f"One of {', '.join(OPERATIONS)}.")],
-    recipe: Annotated[str, typer.Option(help="A recipe's name or file.", autocompletion=complete_recipe)],
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="A recipe's name or file.",
+            autocompletion=complete_recipe,
+            show_default="none for moves of rows, which have no recipe",
+        ),
+    ] = None,
     shape: Annotated[
         str | None,
         typer.Option(
@@ -176,7 +183,9 @@ def why(
     if hypothetical is not None and (device is not None or arch is not None or kernels):
         raise BadInput("--hypothetical names the whole device, and its kernels are not asked; leave out --device, "
                        "--arch and --kernels")  # fmt: skip
-    chosen = find_recipe(recipe)
+    if recipe is None and op not in MOVES:
+        raise BadInput(f"Missing option '--recipe': {op} depends on one; give a preset's name or a file")
+    chosen = find_recipe(recipe or "bf16")
     name = _default_framework() if framework is None else _known_framework(framework)
     chip = None if hypothetical is None else parse_chip(hypothetical)
     kind, capability = _device(name, device, arch) if chip is None else (chip.kind, chip.arch)

@@ -51,11 +51,13 @@ def render_page(results: Results, command: str) -> str:
 def _lead(results: Results) -> str:
     config = results.config
     seeds = f"{config.seeds} seeds" if config.seeds > 1 else f"seed {config.seed}"
+    unfinished = ", ".join(results.missing) or "the last seed"
+    stopped = f" The run was stopped before {unfinished} had finished." if results.stopped else ""
     return (
         f"A small Mixture-of-Experts language model ({config.experts} experts, {config.top_k} per token, width "
         f"{config.width}) learned {results.text['source']} for {config.steps} steps, once for each recipe, in "
         f"{results.framework} on {results.device} ({seeds}). Every run saw the same bytes and began from the same "
-        "parameters; only the number format of the expert layers differs."
+        f"parameters; only the number format of the expert layers differs.{stopped}"
     )
 
 

@@ -150,6 +150,8 @@ class Results:
 
     backends   names of the backends that ran, each with the operations that it served
     weights    what each recipe's quantizer does to the trained expert weights, by recipe and weight: numbers_of
+    stopped    whether Ctrl-C ended the training before everything that was asked for had run
+    missing    recipes that were asked for and are not here because of that
     """
 
     config: TrainConfig
@@ -164,6 +166,8 @@ class Results:
     backends: Mapping[str, tuple[str, ...]]
     weights: Mapping[str, Mapping[str, Mapping[str, float]]]
     seconds: float
+    stopped: bool = False
+    missing: tuple[str, ...] = ()
 
     @property
     def gaps(self) -> dict[str, Gap]:
@@ -201,5 +205,7 @@ class Results:
             },
             "bits": self.bits.as_dict(),
             "seconds": round(self.seconds, 2),
+            "stopped": self.stopped,
+            "missing": list(self.missing),
             "runs": [run.as_dict() for run in self.runs],
         }

@@ -1,0 +1,1 @@
+"""What the sessions of noxfile.py share, and those of packaging."""
