@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_noxfile import NOXFILE, constant
+from test_noxfile import constant, sessions
 from workspace import ROOT
 
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
@@ -18,7 +18,7 @@ import scoreboard_rows
 from scoreboard_rows import NOT_MEASURED, Row, commits_since, faults_markdown, filled, markdown, rows
 
 ROWS = rows()
-SESSIONS = {node.name for node in NOXFILE.body if isinstance(node, ast.FunctionDef)}
+SESSIONS = set(sessions())
 
 
 def _text(path: str) -> str:
