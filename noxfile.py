@@ -30,6 +30,7 @@ from sessions.environment import (
     nvcc,
     ours,
     run_pytest,
+    settings_of_tests,
     share_bytecode,
 )
 from sessions.minimums import minimums  # noqa: F401  # nox finds sessions by their decorator
@@ -282,6 +283,17 @@ def slow(session: nox.Session, package: str) -> None:
     """Everything that takes minutes: exhaustive casts, training gates, whole tables."""
     install(session, package, extra=needed_by_tests(package))
     session.run("pytest", DIRECTORIES[package], "--slow", "-m", "slow", *session.posargs)
+
+
+@nox.session(default=False)
+@nox.parametrize("package", list(DIRECTORIES), ids=list(DIRECTORIES))
+def mutants(session: nox.Session, package: str) -> None:
+    """Plant the bugs of tests/mutants/bugs one at a time and see which of them one package's default tests notice."""
+    compiler = ("cmake>=3.26", "ninja", "jaxlib==0.6.2") if package == NATIVE else ()  # jaxlib for XLA's headers
+    install(session, package, extra=(*needed_by_tests(package), *compiler))
+    settings = settings_of_tests(session, in_a_hurry=package in COMPILES_MUCH)
+    run = ("python", "tests/mutants/run.py", package, DIRECTORIES[package])
+    session.run(*run, *session.posargs, env=settings)
 
 
 @nox.session(default=False)

@@ -25,6 +25,7 @@ extensions = [
     "contracts",
     "fault_table",
     "demotions",
+    "scoreboard",
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "examples/*/README.md", "examples/*/CHANGELOG.md", "examples/*/tests"]

@@ -21,12 +21,12 @@ def measure(count: int | None) -> dict[str, Any]:
     for line in run.stdout.splitlines():
         if found := re.match(rf"{re.escape(FILE)}::(\w+)", line):
             name = found[1]
-        elif found := re.search(r"(\d+) passing examples", line):
+        elif found := re.search(r"(\d+) passing(?: examples|,)", line):
             examples[name] = examples.get(name, 0) + int(found[1])
     return {
         "file": FILE,
         "properties": len(examples),
         "examples": sum(examples.values()),
         "by_property": examples,
-        "faults": int(run.returncode != 0),
+        "faults": int(run.returncode != 0 or not examples),
     }

@@ -1,4 +1,4 @@
-"""A small MoE layer trained for ten thousand steps: flat memory, and runs that are killed resume to the same bits.
+"""Two grouped layers trained for ten thousand steps: flat memory, and runs that are killed resume to the same bits.
 
 One process trains without a break and writes the digest of its state at some steps. Then another one is killed by a
 signal twenty times, each time at a step that nobody chose, and goes on from the last file that it had saved. Both end
@@ -26,7 +26,7 @@ import octavo
 import octavo_torch
 
 STEPS, KILLS, EVERY = 10_000, 20, 100
-EXPERTS, FEATURES, HIDDEN, CHOICES, TOKENS = 4, 32, 64, 2, 48
+GROUPS, FEATURES, ROWS = 4, 32, 48
 RECIPES = {"delayed": "fp8-delayed", "stochastic": "nvfp4"}
 
 
@@ -37,7 +37,7 @@ class Trainer:
         torch.manual_seed(0)
         torch.set_num_threads(1)
         layers = {
-            name: octavo_torch.MoE(EXPERTS, FEATURES, HIDDEN, CHOICES, recipe=octavo.recipe(recipe), seed=number)
+            name: octavo_torch.GroupedLinear(GROUPS, FEATURES, FEATURES, recipe=octavo.recipe(recipe), seed=number)
             for number, (name, recipe) in enumerate(RECIPES.items())
         }
         self.model = torch.nn.ModuleDict(layers)
@@ -45,11 +45,13 @@ class Trainer:
         self.step = 0
 
     def train(self) -> None:
-        """One step, on tokens that its number makes."""
-        x = torch.randn(TOKENS, FEATURES, generator=torch.Generator().manual_seed(self.step))
+        """One step, on rows and group sizes that its number makes."""
+        generator = torch.Generator().manual_seed(self.step)
+        x = torch.randn(ROWS, FEATURES, generator=generator)
+        sizes = torch.randint(0, ROWS // GROUPS + 1, (GROUPS,), generator=generator)
         y = x
         for layer in self.model.values():
-            y = y + layer(y)
+            y = y + layer(y, sizes)
         (y - x.roll(1, 1)).square().mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

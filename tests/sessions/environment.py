@@ -137,7 +137,7 @@ def run_pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False, 
     """
     count = int(os.environ.get(WORKERS) or min(CORES, 8))
     workers = str(count if count > 1 else 0)
-    settings = _settings_of_tests(session, in_a_hurry)
+    settings = settings_of_tests(session, in_a_hurry)
     if python is None:
         settings |= share_bytecode(session)
     pytest = ("pytest",) if python is None else (python, "-m", "pytest")
@@ -145,7 +145,7 @@ def run_pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False, 
     session.run(*pytest, *options, *arguments, env=settings, external=python is not None)
 
 
-def _settings_of_tests(session: nox.Session, in_a_hurry: bool) -> dict[str, str]:
+def settings_of_tests(session: nox.Session, in_a_hurry: bool) -> dict[str, str]:
     """Environment variables of a test run, see `run_pytest`."""
     flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
     settings = {

@@ -11,13 +11,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from octavo_cli.train import gates
 from octavo_cli.train.planted import FAULTS
-from octavo_cli.train.report.results import SEED_SPREAD
+from octavo_cli.train.report.results import SEED_SPREAD, Evaluation, Gap, Run
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 
@@ -79,3 +80,15 @@ def test_the_exit_code_is_the_verdict(passed: bool, tmp_path: Path, monkeypatch:
     assert result.exit_code == (0 if passed else 1)
     assert ("NOT AS EXPECTED" in result.stdout) is not passed
     assert json.loads((tmp_path / "new" / "gates.json").read_text())["passed"] is passed
+
+
+@pytest.mark.parametrize(("gap", "fault", "passed"), [(0.5, 9.0, True), (0.5, 0.2, False), (9.0, 9.0, False)])
+def test_the_verdict_is_on_planted_faults_as_well(
+    gap: float, fault: float, passed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gates that every recipe passes and every fault, too, have measured nothing."""
+    percent = {"mxfp8": gap, "no-wgrad": fault}
+    run = Run("mxfp8", 0, evaluations=[Evaluation(0, np.ones(1))])
+    monkeypatch.setattr(gates, "train_one", lambda *arguments: run)
+    monkeypatch.setattr(gates, "gap_at", lambda runs, name: Gap(name, percent[name], 0.1, (percent[name],), "1 seed"))
+    assert gates.measure(recipes=["mxfp8"], faults=["no-wgrad"])["passed"] is passed

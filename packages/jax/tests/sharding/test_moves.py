@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import moe_cases
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -26,6 +27,17 @@ E, F, M, K, N, G = 2, 2, 8, 32, 16, 2
 SHAPES = {"x": (E, F, M, K), "kernel": (E * G, K, N), "group_sizes": (E, F, G), "bias": (E * G, N)}
 FITTING = {"x": P("ep", "fsdp"), "kernel": P("ep", "fsdp"), "group_sizes": P("ep", "fsdp"), "bias": P("ep")}
 BACKEND = "jax-reference"
+
+
+@pytest.fixture(autouse=True)
+def _compiled_here() -> Iterator[None]:
+    """A program from the cache of an earlier run is not partitioned again, so that nothing is said of it."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", before)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture

@@ -11,8 +11,11 @@ import numpy as np
 from jax import Array
 
 import octavo
+from octavo_jax import MeshAxes
 from octavo_jax.arithmetic.quantize import Random, Span
 from octavo_jax.arithmetic.rows import RaggedRows
+from octavo_jax.sharding.blocks import Blocks
+from octavo_jax.sharding.placement import Placement
 from octavo_jax.sharding.quantizers import spans
 
 M, C = 40, 64
@@ -32,6 +35,25 @@ def test_random_bits_are_counted_from_the_whole_operands_first_column(rng: np.ra
     for a, b in zip(whole, right, strict=True):
         assert np.array_equal(a[..., HALF:], b)
         assert not np.array_equal(a[..., :HALF], b)
+
+
+def test_blocks_are_numbered_over_the_whole_mesh(mesh_of: Any) -> None:
+    """Two blocks of experts and two of data on each of eight shards: a group draws the bits that it draws on one
+    device, where data blocks are counted outside and expert blocks inside."""
+    mesh = mesh_of(ep=2, fsdp=4)
+    experts, data, groups, offset = 2 * mesh.shape["ep"], 2 * mesh.shape["fsdp"], 3, 5
+    placement = Placement(MeshAxes(ep="ep", fsdp="fsdp"), mesh.abstract_mesh, (experts, data))
+
+    def numbers(sizes: Array) -> Array:
+        blocks = Blocks.of(placement, sizes)
+        first = [blocks.first_group(np.uint32(offset), block, groups) for block in blocks]
+        return jnp.stack(first).reshape(sizes.shape[:2])
+
+    spec: Any = jax.sharding.PartitionSpec("ep", "fsdp")
+    here = jax.shard_map(numbers, mesh=mesh, in_specs=spec, out_specs=spec)
+    made = jax.jit(here)(jnp.zeros((experts, data, groups), jnp.int32))
+    e, f = np.indices((experts, data))
+    assert np.array_equal(made, offset + (f * experts + e) * groups)
 
 
 def test_which_recipes_have_scales_that_span_shards() -> None:

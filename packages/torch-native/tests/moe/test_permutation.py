@@ -70,6 +70,13 @@ def test_strided_operands(rng: np.random.Generator) -> None:
         assert torch.equal(y, unpermute(expected, other, backend=OWN))
         (grad,) = torch.autograd.grad(y.sum(), spread)
         assert torch.equal(grad, routing.to_rows(torch.ones(T, C))[:, None].expand_as(grad))
+        # rows and gradient at two different strides
+        weights, dy = torch.rand(T, C, requires_grad=True), torch.randn(T, 3 * x.shape[1])[:, : x.shape[1]]
+        made, wanted = (
+            torch.autograd.grad(unpermute(own, places, weights, backend=backend), weights, dy)[0]
+            for own, places, backend in ((spread.detach(), routing, NATIVE), (expected, other, OWN))
+        )
+        torch.testing.assert_close(made, wanted)
 
 
 def test_compiled(rng: np.random.Generator) -> None:

@@ -43,6 +43,28 @@ def test_scales_of_a_step_in_one_launch(
         assert torch.equal(ours.scale, expected.scale)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
+def test_an_amax_of_another_rank(
+    algorithm: Literal["max", "most_recent"], device: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What all_reduce leaves takes the place of this rank's amax, where it is not 0 or NaN: the reference's bits."""
+    others = torch.tensor([5.0, 0.0, torch.nan, 7.0], device=device)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda reduced, op, group: reduced.copy_(others))
+    recipe, own = DelayedScaling(history=3, algorithm=algorithm), torch.rand(4, device=device)
+    states: dict[str, DelayedState] = {}
+    for backend in ("torch-native", "torch-reference"):
+        states[backend] = DelayedState.create(recipe, 4, device)
+        for operand in ("x", "w", "dy"):
+            states[backend].record(operand, own)  # type: ignore[arg-type]
+        with octavo_registry.prefer(backend):
+            states[backend].update(process_group=object())  # type: ignore[arg-type]  # all_reduce is not torch's here
+    ours, expected = states.values()
+    assert torch.equal(ours.history, expected.history)
+    assert torch.equal(ours.scale, expected.scale)
+    assert ours.history[0, -1].tolist() == [5.0, own[1].item(), own[2].item(), 7.0]
+
+
 def test_a_state_that_stands_in_steps() -> None:
     """Strided tensors take the operations one by one, with the same bits."""
     recipe = DelayedScaling(history=3)
