@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from sessions.environment import (
     nvcc,
     ours,
     run_pytest,
+    share_bytecode,
 )
 from sessions.minimums import minimums  # noqa: F401  # nox finds sessions by their decorator
 from sessions.packaging import build, wheels  # noqa: F401
@@ -130,6 +132,8 @@ def change(session: nox.Session) -> None:
     logs = session.cache_dir.resolve() / "logs"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir()
+    of_tests = session.cache_dir.resolve() / "bytecode" / tempfile.gettempdir().strip("/")  # of modules they wrote
+    shutil.rmtree(of_tests, ignore_errors=True)
     queue = _Queue(_checks())
 
     def work() -> None:
@@ -239,7 +243,7 @@ def third_party(session: nox.Session) -> None:
         session.run("octavo", "new", "zenith")
         build(session, folder / "plugin", "zenith-octavo")
         session.install(*map(str, (folder / "plugin").glob("*.whl")))
-        session.run("octavo", "conform", "zenith", *session.posargs)
+        session.run("octavo", "conform", "zenith", *session.posargs, env=share_bytecode(session))
 
 
 @nox.session
@@ -250,7 +254,7 @@ def adapters(session: nox.Session) -> None:
     install(session, *fronts, extra=(*groups, "pytest-xdist", *ADAPTED))
     session.install("--no-deps", *ADAPTED_ALONE)
     files = (str(path) for path in sorted(ROOT.glob("packages/*/tests/adapters/test_*.py")))
-    run_pytest(session, *files, *session.posargs)
+    run_pytest(session, *files, "tests/test_transformers_example.py", *session.posargs)
 
 
 @nox.session
@@ -261,7 +265,8 @@ def docs(session: nox.Session) -> None:
         *DIRECTORIES,
         extra=("sphinx>=8", "myst-parser>=4", "furo", "sphinx-copybutton", "sphinx-design", "flax"),
     )
-    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/build/html", *session.posargs)
+    build_html = ("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+    session.run(*build_html, *session.posargs, env=share_bytecode(session))
 
 
 @nox.session(default=False)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import octavo
+import octavo_jax
 import octavo_numerics
 import octavo_registry
+import octavo_torch
 from octavo_registry.contract.frameworks import PLANES
 
+ROUTERS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "sigmoid in groups": {"score": "sigmoid", "groups": 4, "kept_groups": 2, "scale": 2.5},
+    "sqrtsoftplus": {"score": "sqrtsoftplus", "renormalize": False},
+}
 RECIPES = [name for name, recipe in octavo.PRESETS.items() if recipe.quantizer("x") is not None]
 SIZES = np.array([33, 0, 17, 64, 1, 13], dtype=np.int64)
 ROWS = 144  # 128 rows in groups, 16 in the tail
@@ -48,3 +60,53 @@ def test_every_framework_gives_the_bits_of_the_definition(name: str, operand: st
         assert have.keys() == want.keys()
         for plane, value in want.items():
             assert have[plane].tobytes() == value.tobytes(), f"{framework.name}: {plane} of {operand} in {name}"
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_every_framework_chooses_the_same_experts(name: str, rng: np.random.Generator) -> None:
+    """A sampler's choices are those of the trainer that replays them, ties included; weights are the definition's."""
+    rule = ROUTERS[name]
+    logits = (rng.integers(-8, 9, (65, 16)) / 4).astype(np.float32)  # steps of a quarter tie often
+    bias = (rng.integers(-2, 3, 16) / 4).astype(np.float32)
+    wanted = octavo_numerics.choose_experts(logits, octavo_numerics.RouterRule(4, **rule), bias)
+    in_torch = octavo_torch.choose_experts(torch.from_numpy(logits), 4, bias=torch.from_numpy(bias), **rule)
+    in_jax = octavo_jax.choose_experts(logits, 4, bias=bias, **rule)
+    for choice in (in_torch, in_jax):
+        assert np.array_equal(np.asarray(choice.choices), wanted.choices)
+        assert np.array_equal(np.asarray(choice.counts), wanted.counts)
+        # sixteen units of fp32: a sum of at most 16 scores, a quotient, and functions that are right to a unit or two
+        np.testing.assert_allclose(np.asarray(choice.weights), wanted.weights, rtol=2**-20)
+
+
+def test_lean_moe_layers_agree(rng: np.random.Generator) -> None:
+    """y and all gradients of the lean form, whose kept rows decide the last digits of E4M3: one form, one definition.
+
+    x and the first weights are small integers, so that fc1's result is exact and its codes are the same bits. What
+    follows are float32 sums in each framework's own order: three in a row, of 48 terms or fewer, which differ by
+    4 sqrt(48) roundings of 2^-24 each (`octavo_numerics.error_bound`, T1), of results whose addends may be four times
+    as large as the largest of them.
+    """
+    tokens, k, experts, width, hidden = 24, 2, 3, 16, 48
+    x, w1 = rng.integers(-4, 5, (tokens, width)), rng.integers(-4, 5, (experts, 2 * hidden, width)) / 16
+    w2, dy = rng.standard_normal((experts, width, hidden)), rng.standard_normal((tokens, width))
+    weights = rng.random((tokens, k))
+    choices = np.stack([rng.permutation(experts)[:k] for _ in range(tokens)])
+    given = [np.asarray(one, np.float32) for one in (x, w1, w2, weights)]
+
+    leaves = [torch.from_numpy(one).requires_grad_() for one in given]
+    y = octavo_torch.moe_mlp(
+        leaves[0], torch.from_numpy(choices), leaves[3], leaves[1], leaves[2], recipe=None, form="lean"
+    )
+    in_torch = [y.detach(), *torch.autograd.grad(y, leaves, torch.from_numpy(dy).float())]
+
+    def layer(x: Any, w1: Any, w2: Any, weights: Any) -> Any:
+        routing = octavo_jax.moe.arrange(jnp.asarray(choices), weights, experts)
+        kernels = jnp.swapaxes(w1, 1, 2), jnp.swapaxes(w2, 1, 2)
+        return octavo_jax.moe.routed_mlp(x, routing, *kernels, recipe=None, weights_on="activation", form="lean")
+
+    result, pull = jax.vjp(layer, *given)
+    in_jax = [result, *pull(jnp.asarray(dy, jnp.float32))]
+    for ours, theirs in zip(in_jax, in_torch, strict=True):
+        wanted = np.asarray(theirs, np.float64)
+        off = np.abs(np.asarray(ours, np.float64) - wanted).max()
+        assert off <= 3 * 4 * 48**0.5 * 2.0**-24 * 4 * np.abs(wanted).max()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +21,13 @@ FILES = (ROOT / "noxfile.py", *tracked("tests/sessions/*.py"))
 FUNCTIONS = {
     node.name: node for file in FILES for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)
 }
+
+
+def _run(name: str, **modules: Any) -> Any:
+    """A function of the sessions, which import nox: no test has that."""
+    text = "from __future__ import annotations\n" + ast.unparse(FUNCTIONS[name])
+    exec(compile(text, "noxfile", "exec"), modules)
+    return modules[name]
 
 
 def constant(name: str) -> Any:
@@ -63,19 +73,27 @@ def test_every_package_has_its_sessions() -> None:
 
 def test_a_shim_without_an_interpreter_is_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version manager puts a shim on PATH for every version it knows, installed or not, which exits with 127."""
-    names = {"shutil": shutil, "subprocess": subprocess}
-    exec(
-        compile("from __future__ import annotations\n" + ast.unparse(FUNCTIONS["interpreter_of"]), "noxfile", "exec"),
-        names,
-    )
+    interpreter = _run("interpreter_of", shutil=shutil, subprocess=subprocess)
     version = "{}.{}".format(*sys.version_info)
     for name, text in (("9.9", "exit 127"), ("9.8", "echo 3.11"), (version, f'exec {sys.executable} "$@"')):
         shim = tmp_path / f"python{name}"
         shim.write_text(f"#!/bin/sh\n{text}\n")
         shim.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    interpreter = names["interpreter_of"]
-    assert interpreter("9.9") is None  # type: ignore[operator]
-    assert interpreter("9.8") is None  # type: ignore[operator]
-    assert interpreter("9.7") is None  # type: ignore[operator]
-    assert interpreter(version) == str(tmp_path / f"python{version}")  # type: ignore[operator]
+    assert interpreter("9.9") is None
+    assert interpreter("9.8") is None
+    assert interpreter("9.7") is None
+    assert interpreter(version) == str(tmp_path / f"python{version}")
+
+
+def test_sessions_share_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package's .pyc lies in one place for all sessions: each would spend seconds on torch's and JAX's."""
+    share = _run("share_bytecode", Path=Path, sysconfig=sysconfig)
+    files = set()
+    for session in ("tests-octavo-torch", "docs", "docs"):  # an environment that is there already, too
+        venv = tmp_path / ".nox" / session
+        settings = share(SimpleNamespace(cache_dir=tmp_path / "cache", virtualenv=SimpleNamespace(location=str(venv))))
+        monkeypatch.setattr(sys, "pycache_prefix", settings["PYTHONPYCACHEPREFIX"])
+        packages = sysconfig.get_path("purelib", vars={"base": str(venv)})
+        files.add(Path(importlib.util.cache_from_source(f"{packages}/torch/__init__.py")).resolve())
+    assert len(files) == 1

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,8 @@ def run_pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False, 
     count = int(os.environ.get(WORKERS) or min(CORES, 8))
     workers = str(count if count > 1 else 0)
     settings = _settings_of_tests(session, in_a_hurry)
+    if python is None:
+        settings |= share_bytecode(session)
     pytest = ("pytest",) if python is None else (python, "-m", "pytest")
     options = ("-n", workers, "--dist", "loadscope")
     session.run(*pytest, *options, *arguments, env=settings, external=python is not None)
@@ -154,6 +157,23 @@ def _settings_of_tests(session: nox.Session, in_a_hurry: bool) -> dict[str, str]
         flags.append("--xla_cpu_use_fusion_emitters=false")
         settings["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     return settings | {"XLA_FLAGS": " ".join(flags).strip()}
+
+
+def share_bytecode(session: nox.Session) -> dict[str, str]:
+    """The variable by which this session's Python keeps .pyc files where those of all sessions are.
+
+    Python files them by the path of the source, so the path of this session's packages is a link there. uv's
+    environments are hard links of the same files, whose time and size Python compares before it takes a .pyc: where
+    another session has another version of a package, or a copy of it, Python compiles its own.
+    """
+    store = session.cache_dir.resolve() / "bytecode"
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(session.virtualenv.location)})).resolve()
+    link = store / packages.relative_to(packages.anchor)
+    (store / "packages").mkdir(parents=True, exist_ok=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.is_symlink():
+        link.symlink_to(store / "packages", target_is_directory=True)
+    return {"PYTHONPYCACHEPREFIX": str(store)}
 
 
 def needed_by_tests(distribution: str) -> tuple[str, ...]:

@@ -150,6 +150,7 @@ def test_native_shapes_by_example() -> None:
     assert layouts.codes_shape(**mx, **panels) == (5, 130, 128)
     assert layouts.codes_shape(**nv, **panels) == (5, 130, 64)
     assert layouts.scales_shape(**block, **rows) == (2, 300)
+    assert layouts.scales_shape(**block, **{**rows, "rows": 301}) == (2, 304)  # whole 16-byte loads of fp32 scales
     assert layouts.scales_shape(**{**block, "square": True}, **rows) == (5, 2)
     assert layouts.scales_shape(**mx, **rows) == (300, 5)
     assert layouts.scales_shape(**block, **panels) == (5, 132)

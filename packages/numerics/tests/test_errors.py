@@ -47,6 +47,7 @@ def changed(q: QuantizedArray, **planes: Any) -> QuantizedArray:
         (lambda: quantize(X, SR, seed=1.5), "seed=1.5 is not an integer; give an integer (taken modulo 2^64)"),  # type: ignore[arg-type]
         (lambda: quantize(X, MX, operand="y"), "operand='y' is none of 'x', 'w', 'dy'"),  # type: ignore[arg-type]
         (lambda: quantize(X, MX, group_offset=-1), "group_offset=-1 with 1 groups is outside 0 to 2^32 - 1"),
+        (lambda: quantize(X, MX, [2, 2], group_offset=2**32 - 1), "group_offset=4294967295 with 2 groups is outside"),
         (lambda: quantize(X, MX, group_offset=0.5), "group_offset=0.5 is not an integer"),  # type: ignore[arg-type]
         (lambda: quantize(X, DELAYED), "scale is None and scaling is 'delayed'; give the encode scales [G]"),
         (lambda: quantize(X, DELAYED, scale=np.ones((1, 1), dtype=np.float32)), "scale has shape [1, 1]; give one"),

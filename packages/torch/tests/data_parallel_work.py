@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from octavo import MXFP8, DelayedScaling
-from octavo_torch import GroupedLinear, GroupedMLP
+from octavo_torch import GroupedLinear, GroupedMLP, MasterWeights, quantized_parameters
 
 G, K, N, M = 3, 64, 32, 12
 SIZES = [4, 0, 6]
@@ -93,3 +93,36 @@ def scales() -> list[bool]:
         plain.update_scales()
         found.append(torch.equal(layer.encode_scale, plain.encode_scale))
     return [*found, torch.equal(layer.amax_history, plain.amax_history)]
+
+
+def coded_steps() -> list[bool]:
+    """Steps of weights that are codes, against fp32 masters of bf16 weights: every rank's masters are those."""
+    made = []
+    for coded in (True, False):
+        how = {"dtype": torch.bfloat16, "device": device()}
+        with quantized_parameters(MXFP8()) if coded else nullcontext():
+            layer = GroupedLinear(G, K, N, recipe=MXFP8(), **how)
+        values = {"weight": integers(7, G, N, K).float().to(device()) / 8}
+        if coded:
+            masters = MasterWeights(layer, values=values)
+            optimizer = torch.optim.SGD(masters.all_parameters(), lr=0.5)
+            masters.follow(optimizer)
+            (master,) = masters.parameters()
+        else:
+            master = values["weight"].requires_grad_()
+            optimizer = torch.optim.SGD([master], lr=0.5)
+        # what DDP would broadcast at first are values, and all ranks have the same ones
+        model = DistributedDataParallel(layer, init_sync=not coded)
+        for step in range(2):
+            if not coded:
+                layer.weight.data.copy_(master.detach())
+            y = model(rows(2 * step, K).requires_grad_(), sizes_of(SIZES))
+            y.backward(rows(2 * step + 1, y.shape[1]))
+            if not coded:
+                master.grad = layer.weight.grad.float()
+                layer.weight.grad = None
+            optimizer.step()
+            optimizer.zero_grad()
+        made.append(master.detach())
+    ours, theirs = made
+    return [torch.equal(ours, theirs), not torch.equal(ours, integers(7, G, N, K).float().to(device()) / 8)]

@@ -106,7 +106,8 @@ def parallel_mlp() -> list[Any]:
         y.backward(integers(7, 20, 64))
         results.append([y.detach(), x.grad, probs.grad, *gradients(mlp)])
     found: list[Any] = [torch.equal(a, b) for a, b in zip(*results, strict=True)]  # type: ignore[arg-type]
-    for bad in (GroupedMLP(3, 64, 128), GroupedMLP(3, 64, 126, activation="silu"), torch.nn.Linear(4, 4)):
+    of_blocks = GroupedMLP(3, 64, 128, interleave=64)
+    for bad in (GroupedMLP(3, 64, 128), GroupedMLP(3, 64, 126, activation="silu"), of_blocks, torch.nn.Linear(4, 4)):
         try:
             parallelize_module(bad, mesh, GroupedMLPParallel())
         except ValueError as error:

@@ -68,7 +68,8 @@ ANYTHING = st.one_of(
     st.builds(tensor, SHAPES, st.sampled_from(DTYPES), WHERE),
     st.sampled_from(
         (MXFP8(), NVFP4(), DELAYED, SPEC, MXFP8, print, object(), {}, {"a": 1}, nn.Linear(2, 2), torch.float64, 1 << 70,
-         "swiglu", "gelu", "rowwise", "x", "accumulate", "mxfp8", [BACKEND], ["no such"], np.array([3, 4]), range(G))
+         "swiglu", "clamped_swiglu", "gelu", "rowwise", "x", "accumulate", "mxfp8", [BACKEND], ["no such"],
+         np.array([3, 4]), range(G))
     ),
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ what to give.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -249,11 +250,13 @@ TENSORS = [
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "argument"), TENSORS, ids=[f"{name}({argument})" for name, argument in TENSORS])
 def test_a_tensor_of_another_kind_works_or_a_sentence_says_why(name: str, argument: str) -> None:
-    """Sparse, without data, of another dtype, a slice, without rows: in the place of each tensor of each function."""
+    """Sparse, without data, of another dtype, a slice, without rows: in the place of each tensor of each function, with
+    gradients and without."""
     function, valid = CALLS[name]
-    for kind, value in other_kinds(valid()[argument]).items():
+    for (kind, value), enabled in itertools.product(other_kinds(valid()[argument]).items(), (True, False)):
         try:
-            judge(function, valid() | {argument: value}, argument, value)
+            with torch.set_grad_enabled(enabled):
+                judge(function, valid() | {argument: value}, argument, value)
         except BaseException as error:
             error.add_note(f"{argument} was {kind}")
             raise

@@ -132,6 +132,21 @@ def test_the_numbers_are_those_of_tensor_stats(rng: object) -> None:
     assert seen.tensors()["model"]["x"].saturated[0] > 0
 
 
+def test_microbatches_of_a_step_add_up_and_the_largest_amax_counts(rng: object) -> None:
+    """An amax is no sum: with eight microbatches it would look like a gradient that explodes."""
+    layer = ot.GroupedLinear(3, 64, 32, recipe="mxfp8", dtype=torch.bfloat16)
+    microbatches = [rows() for _ in range(3)]
+    with ot.observe(layer, rows=None) as observer:
+        for x in microbatches:
+            train(layer, x, torch.randn(200, 32).bfloat16())
+        seen = observer.step()
+    assert seen is not None
+    counted = seen.tensors()["model"]["x"]
+    amaxes = torch.stack([ot.group_amax(x.detach(), SIZES) for x in microbatches])
+    assert counted.amax.tolist() == amaxes.amax(0).tolist()
+    assert counted.elements.tolist() == [3 * 90 * 64, 0, 3 * 70 * 64]
+
+
 def test_only_the_steps_that_were_asked_for_are_counted(rng: object) -> None:
     """Step 0 and each third; microbatches add up; afterwards the layers are as they were."""
     model = Model(RECIPES["mxfp8"])

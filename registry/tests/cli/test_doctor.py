@@ -174,3 +174,12 @@ def test_doctors_self_test_compares_bits(use: Any, fakes: Any, monkeypatch: pyte
     assert outcomes["wrong"].status == "broken"
     assert "rowwise differs from the definition in 1 bytes, first at [3, 5]" in outcomes["wrong"].detail
     assert outcomes["raises"].detail == "RuntimeError: no kernel image"
+
+
+def test_a_failed_self_test_is_broken(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong bits are a fault of the installation: a sentence under "broken", and exit code 1."""
+    failed = selftest.Outcome("a", "torch", "cpu", "broken", "rowwise differs from the definition in 1 bytes")
+    monkeypatch.setattr(selftest, "run", lambda bridges: [failed])
+    ran = run("doctor", "--json")
+    assert ran.code == 1
+    assert ran.json["broken"] == ["self-test of a on cpu: rowwise differs from the definition in 1 bytes"]

@@ -248,6 +248,17 @@ def test_why_supposes_a_chip_that_is_not_here(run: Any, use: Any, fakes: Any) ->
     assert "leave out --device" in run(*asked, "--hypothetical", "h100", "--device", "cuda").err
 
 
+@pytest.mark.parametrize(
+    ("chip", "capability"),
+    [("V100", "70"), ("a10", "86"), ("RTX 4090", "89"), ("gh200", "90"), ("b200", "100"), ("gb300", "103")],
+)
+def test_a_chip_has_its_own_capability(chip: str, capability: str, run: Any, use: Any, fakes: Any) -> None:
+    """A table with a typing error would promise kernels to a chip that cannot run them."""
+    use(fakes.registry(fakes.plugin("newer", rows=[fakes.row(device="cuda", min_arch=(12, 0))])))
+    ran = run("why", "fprop", "--recipe", "mxfp8", "--framework", "torch", "--hypothetical", chip)
+    assert f"needs sm_120 or newer, this device is sm_{capability}" in ran.out
+
+
 def test_why_names_the_nearest_change(run: Any, use: Any, fakes: Any) -> None:
     """For a backend that would come first and refuses; where nothing serves, also another device."""
     bf16 = fakes.row(in_dtypes={"float32"})

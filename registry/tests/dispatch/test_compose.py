@@ -101,6 +101,20 @@ def test_the_fprop_keeps_its_backend_when_one_of_two_gemms_must_yield(fakes: Any
     assert layouts(layer, "x") == ("a", "plain")
 
 
+def test_the_fprop_yields_where_nothing_else_helps(fakes: Any) -> None:
+    """Of two GEMMs that read w the one with another backend yields, the fprop not excepted."""
+    registry = fakes.registry(
+        gemm(fakes, "one", {"fprop"}, {"w": "a"}, priority=9),
+        gemm(fakes, "two", {"dgrad"}, {"w": "b"}, priority=9),
+        gemm(fakes, "all", {"fprop", "wgrad"}, {}, priority=-100),
+        quantizer(fakes, "makes-a", {"plain", "a"}),
+        quantizer(fakes, "makes-b", {"plain", "b"}),
+    )
+    layer = registry.plan_layer(fakes.request())
+    assert (backends(layer)["fprop"], backends(layer)["dgrad"]) == ("all", "two")
+    assert layouts(layer, "w") == ("plain", "b")
+
+
 def test_random_layers_are_the_best_that_exhaustion_finds(fakes: Any, rng: random.Random) -> None:
     """Every combination of backends is tried here; compose must find one with the same, smallest sum of places."""
     for _ in range(40):

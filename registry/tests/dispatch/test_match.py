@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import octavo
-from octavo_registry import QUANTIZERS
+from octavo_registry import ALL_ACTIVATIONS, QUANTIZERS
 from octavo_registry.dispatch.match import match
 
 SPEC = octavo.MXFP8().quantizer("x")
@@ -44,6 +44,11 @@ CASES = [
         "reads layouts plain, the data are in panels, plain",
     ),
     (
+        {"ops": {"act_quantize"}},  # a card from before this activation was defined
+        {"op": "act_quantize", "quantizer": SPEC, "activation": "clamped_swiglu"},
+        "computes geglu, geglu_tanh, gelu, gelu_tanh, relu2, silu, swiglu, the activation is clamped_swiglu",
+    ),
+    (
         {"ops": {"act_quantize"}},
         {"op": "act_quantize", "quantizer": SPEC, "activation": "silu", "layouts": ("plain", "panels")},
         "makes layouts plain, panels, plain was asked for",
@@ -74,6 +79,7 @@ def test_a_row_that_fits_is_found_behind_one_that_does_not(fakes: Any, row: Any,
         ops={"fprop", "dequantize", *QUANTIZERS},
         graph_safe=True,
         layouts={"plain", "panels"},
+        activations=ALL_ACTIVATIONS,
         emulated="everything",
     )
     found = match(fakes.card(rows=[fakes.row(**row), wide]), fakes.request(**request_))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -105,6 +106,11 @@ class Session:
                     else:
                         item.add_marker(pytest.mark.xfail(strict=True, reason=str(gap)))
                     break
+
+    def pytest_collection_finish(self) -> None:
+        """Takes what was imported, which stays to the end, out of the garbage collector's way."""
+        gc.collect()
+        gc.freeze()
 
     # Fixtures
 

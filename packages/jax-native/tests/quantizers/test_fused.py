@@ -14,10 +14,9 @@ import pytest
 import octavo_numerics
 from octavo import QuantizerSpec
 from octavo_jax import Extras, act_quantize, dact_quantize, norm_quantize
-from octavo_jax.functions.activations import ACTIVATIONS
 from octavo_jax_native.backend import NativeBackend
 from octavo_jax_native.quantizers.fused import ActQuantizer, DactQuantizer, NormQuantizer
-from octavo_native import GATED
+from octavo_native import ACTIVATIONS, GATED
 from octavo_registry.contract import Extra, Wanted
 
 M, F = 90, 48

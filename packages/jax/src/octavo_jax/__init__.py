@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from octavo_jax.linear.normalized_dense import layernorm_dense
     from octavo_jax.linear.ragged import ragged_dot
     from octavo_jax.mlp.mlp import grouped_mlp, layernorm_mlp
+    from octavo_jax.moe.layer.bytes_kept import KeptBytes, MoeShape, bytes_kept
+    from octavo_jax.moe.router import Choice, RouterLosses, choose_experts, router_losses
     from octavo_jax.observer import Tap, new_tap, observations, observed
     from octavo_jax.quantizers.functional import dequantize, quantize
     from octavo_jax.quantizers.fused import Extras, act_quantize, dact_quantize, norm_quantize
@@ -35,21 +37,27 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Choice",
     "DelayedState",
     "Extras",
     "GroupedTensor",
+    "KeptBytes",
     "LayerReport",
     "MeshAxes",
+    "MoeShape",
     "Move",
     "MoveWarning",
     "Quantizer",
     "QuantizerSet",
+    "RouterLosses",
     "ScalingHistory",
     "Tap",
     "TensorStats",
     "act_quantize",
     "activate",
     "adapters",
+    "bytes_kept",
+    "choose_experts",
     "counting",
     "current_roles",
     "dact_quantize",
@@ -75,6 +83,7 @@ __all__ = [
     "quantizer_set",
     "ragged_dot",
     "record_amax",
+    "router_losses",
     "tensor_stats",
     "traffic",
     "update_delayed",
@@ -92,6 +101,8 @@ _PLACES = (
     "linear.grouped",
     "arrays.grouped_tensor",
     "mlp.mlp",
+    "moe.layer.bytes_kept",
+    "moe.router",
     "linear.normalized_dense",
     "functions.norms",
     "linear.dense",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo_registry.contract.backend import Backend
-from octavo_registry.contract.cards import QUANTIZERS, BackendCard, Capability, Op
+from octavo_registry.contract.cards import ALL_ACTIVATIONS, QUANTIZERS, BackendCard, Capability, Op
 from octavo_registry.contract.hookspecs import hookimpl
 
 NAME = "jax-reference"
@@ -25,6 +25,7 @@ CARD = BackendCard(
             device=device,
             graph_safe=True,
             weights=frozenset({"nk", "kn"}),
+            activations=ALL_ACTIVATIONS,
             accumulation="fp32",
             emulated="fp32 products of dequantized operands",
         )

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import octavo_numerics
 from octavo_jax.functions.activations import ACTIVATIONS, activate
 from octavo_jax.functions.norms import normalize
 from octavo_registry import GATED
@@ -23,41 +24,6 @@ FUNCTION = 8 * U
 
 FLUSHED = 2.0**-116
 """XLA:CPU flushes subnormals; a factor of up to 2^10 may come after."""
-
-_erfc = np.vectorize(math.erfc)
-Parts = tuple[np.ndarray, np.ndarray]
-
-
-def _silu(x: np.ndarray) -> Parts:
-    s = 1 / (1 + np.exp(-x))
-    return x * s, s * (1 + x * (1 - s))
-
-
-def _gelu(x: np.ndarray) -> Parts:
-    below = 0.5 * _erfc(-x / math.sqrt(2))
-    return x * below, below + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-
-
-def _gelu_tanh(x: np.ndarray) -> Parts:
-    c = 2 * math.sqrt(2 / math.pi)
-    with np.errstate(over="ignore"):
-        s = 1 / (1 + np.exp(-c * (x + 0.044715 * x**3)))
-    return x * s, s * (1 + (1 - s) * c * (x + 3 * 0.044715 * x**3))
-
-
-def _relu2(x: np.ndarray) -> Parts:
-    return np.maximum(x, 0) ** 2, 2 * np.maximum(x, 0)
-
-
-PARTS: dict[str, Callable[[np.ndarray], Parts]] = {
-    "silu": _silu,
-    "swiglu": _silu,
-    "gelu": _gelu,
-    "geglu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-    "geglu_tanh": _gelu_tanh,
-    "relu2": _relu2,
-}
 
 
 def _rounded(exact: np.ndarray, like: Any) -> np.ndarray:
@@ -80,17 +46,17 @@ def test_activation_and_its_gradients(activation: Any, rng: np.random.Generator)
 
     y, dx, dprobs = (np.asarray(a) for a in run(x, probs, dy))
     wide, grad, p = x.astype(np.float64), dy.astype(np.float64), probs.astype(np.float64)[:, None]
-    gate, up = np.split(wide, 2, 1) if gated else (wide, np.ones_like(wide))
-    value, slope = PARTS[activation](gate)
+    value, slope, up, passes = octavo_numerics.activation_parts(x, activation)
+    gate, sums = wide[:, :F], FUNCTION + (3 * U if activation == "clamped_swiglu" else 2 * U)
     exact = value * up * p
-    assert np.all(np.abs(y - exact) <= _rounded(exact, y) * 1.01 + (FUNCTION + 2 * U) * np.abs(exact) + FLUSHED)
+    assert np.all(np.abs(y - exact) <= _rounded(exact, y) * 1.01 + sums * np.abs(exact) + FLUSHED)
     near_root = np.where((gate >= -4) & (gate <= -0.25), 0.25, 0)
     dgate, terms = grad * p * slope * up, np.abs(grad * p * up) * np.maximum(np.abs(slope), near_root)
-    expected = np.concatenate([dgate, grad * p * value], 1) if gated else dgate
-    terms = np.concatenate([terms, np.abs(grad * p * value)], 1) if gated else terms
-    assert np.all(np.abs(dx - expected) <= _rounded(expected, dx) * 1.01 + (FUNCTION + 3 * U) * terms + FLUSHED)
+    expected = np.concatenate([dgate, grad * p * value * passes], 1) if gated else dgate
+    terms = np.concatenate([terms, np.abs(grad * p * value * passes)], 1) if gated else terms
+    assert np.all(np.abs(dx - expected) <= _rounded(expected, dx) * 1.01 + (sums + U) * terms + FLUSHED)
     products = grad * value * up
-    assert np.all(np.abs(dprobs - products.sum(1)) <= (F * U + FUNCTION + 2 * U) * np.abs(products).sum(1) + FLUSHED)
+    assert np.all(np.abs(dprobs - products.sum(1)) <= (F * U + sums) * np.abs(products).sum(1) + FLUSHED)
     assert (y.dtype, dx.dtype, dprobs.dtype) == (jnp.bfloat16, jnp.bfloat16, np.float32)
 
 
@@ -100,10 +66,25 @@ def test_limits(activation: Any) -> None:
     x = jnp.asarray([np.inf, -np.inf, np.nan, 0.0, 1e30, -1e30], jnp.float32)
     rows = jnp.stack([x, jnp.ones_like(x)], 1) if activation in GATED else x[:, None]
     y = np.asarray(activate(rows, activation))[:, 0]
-    assert np.isposinf(y[0])
     assert np.isnan(y[2])
     np.testing.assert_array_equal(y[[1, 3, 5]], 0)
+    if activation == "clamped_swiglu":
+        assert y[0] == y[4] == np.asarray(activate(jnp.asarray([[7.0, 1.0]]), activation))[0, 0]
+        return
+    assert np.isposinf(y[0])
     assert y[4] == (np.inf if activation == "relu2" else np.float32(1e30))
+
+
+def test_at_the_clamp() -> None:
+    """The subgradient of torch's clamp, which is what models were trained with: 1 at a limit, 0 past it."""
+    x = np.array([[7, 7], [7, -7], [7.0625, 7.0625], [1, -7.0625], [np.inf, -np.inf]], np.float32)
+    ones = np.ones((len(x), 1), np.float32)
+    dx = np.asarray(jax.vjp(lambda x: activate(x, "clamped_swiglu"), jnp.asarray(x))[1](jnp.asarray(ones))[0])
+    expected = octavo_numerics.activate_gradient(ones, x, "clamped_swiglu")
+    np.testing.assert_array_equal(dx == 0, expected == 0)
+    assert np.all(np.abs(dx - expected) <= (FUNCTION + 4 * U) * np.abs(expected))
+    assert (dx[:2] != 0).all()
+    assert (dx[2] == 0).all()
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])

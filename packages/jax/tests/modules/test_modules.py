@@ -23,7 +23,9 @@ from octavo_jax.counting import count_runs
 from octavo_jax.linear.dense import dense
 from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.linear.normalized_dense import layernorm_dense
+from octavo_jax.linen import moe as linen_moe
 from octavo_jax.mlp.mlp import grouped_mlp, layernorm_mlp
+from octavo_jax.nnx import moe as nnx_moe
 
 M, K, N, G, F = 32, 16, 8, 3, 4
 SIZES = jnp.array([10, 0, 15])
@@ -152,6 +154,22 @@ def test_both_flavours_take_their_sizes_in_one_order() -> None:
     for takes in (lambda: octavo_linen.MoE(G, F, 2), lambda: octavo_nnx.MoE(G, K, F, 2, rngs=nnx.Rngs(0))):  # type: ignore[call-arg, misc]
         with pytest.raises((TypeError, ValueError)):
             takes()
+
+
+def test_both_flavours_pass_on_what_a_block_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that dropped its form would keep more than its user planned for, and say nothing."""
+    seen: list[tuple[str, str]] = []
+
+    def block(x: Any, *_: Any, form: str, weight_codes: str, **__: Any) -> Any:
+        seen.append((form, weight_codes))
+        return x, moe.RouterStats(jnp.zeros(G, jnp.int32), jnp.float32(0))
+
+    monkeypatch.setattr(linen_moe, "moe_mlp", block)
+    monkeypatch.setattr(nnx_moe, "moe_mlp", block)
+    how: Any = {"k": 2, "form": "lean", "weight_codes": "remake", "recipe": None}
+    jax.eval_shape(octavo_linen.MoE(G, F, **how).init, jax.random.key(0), jnp.ones((M, K)))
+    octavo_nnx.MoE(G, K, F, rngs=nnx.Rngs(0), **how)(jnp.ones((M, K)))
+    assert seen == [("lean", "remake")] * 2
 
 
 @pytest.mark.parametrize("name", [name for name in octavo_nnx.__all__ if name[0].isupper() and name[-5:] != "State"])

@@ -146,12 +146,13 @@ def test_a_recipe_reaches_the_experts(name: str, rng: np.random.Generator) -> No
 def test_every_argument_reaches_the_mlp(monkeypatch: pytest.MonkeyPatch) -> None:
     """What belongs to `grouped_mlp` arrives there unchanged, seed and names included; `dtype` casts what it says."""
     seen: Arrays = {}
+    resolved = experts.resolved
 
-    def mlp(x: Any, wi: Any, wo: Any, group_sizes: Any, **given: Any) -> Any:
-        seen.update(given, x=x, wi=wi, wo=wo)
-        return jnp.zeros((x.shape[0], N), x.dtype)
+    def call(arrays: Any, group_sizes: Any, options: Any, rows: int) -> Any:
+        seen.update(arrays._asdict(), **options._asdict())
+        return resolved(arrays, group_sizes, options, rows)
 
-    monkeypatch.setattr(experts, "grouped_mlp", mlp)
+    monkeypatch.setattr(experts, "resolved", call)
     p = {key: jnp.zeros(shape) for key, shape in SHAPES.items()}
     given = {
         "activation": "geglu",
@@ -171,21 +172,22 @@ def test_a_scan_with_remat_quantizes_each_operand_once(rng: np.random.Generator)
     """Five layers, save_quantized: x, wi, activated, wo and two gradients, six runs a layer, whatever follows y.
 
     Without the policy the first four run twice; the routing is saved, so its search and sort run once a layer
-    (faults.md 43).
+    (faults.md 43). In the standard form the backward pass quantizes x and the activation for the gradients, two more.
     """
     p = {key: jnp.asarray(a, jnp.bfloat16) for key, a in _arrays(rng).items() if key not in ("x", "bi", "bo")}
     layers = jax.tree.map(lambda a: jnp.broadcast_to(a, (5, *a.shape)), {**p, "wo": p["wo"][..., :1].repeat(K, -1)})
     x = jnp.ones((T, K), jnp.bfloat16)
 
-    def gradient(policy: Any) -> Any:
+    def gradient(policy: Any, form: Any = "keep_all") -> Any:
         def layer(x: Any, p: Arrays) -> Any:
-            return jnp.tanh(moe.moe_mlp(x, **p, k=2, recipe=octavo.CurrentScaling())[0]), None
+            return jnp.tanh(moe.moe_mlp(x, **p, k=2, recipe=octavo.CurrentScaling(), form=form)[0]), None
 
         kept = jax.checkpoint(layer, policy=policy)
         return jax.grad(lambda layers: jnp.sum(jax.lax.scan(kept, x, layers)[0]))
 
     saved, plain = count_runs(gradient(save_quantized()), layers), count_runs(gradient(None), layers)
     assert (saved.quantize, plain.quantize) == (30, 50)
+    assert count_runs(gradient(save_quantized(), "standard"), layers).quantize == 40
     assert (saved.dgrad, saved.wgrad) == (10, 10)
     text = str(jax.make_jaxpr(gradient(save_quantized()))(layers))
     assert [text.count(f" {name}[") for name in ("top_k", "sort")] == [1, 1]

@@ -206,3 +206,20 @@ def test_what_a_mesh_refuses(mesh_of: Any) -> None:
         patch.setattr(expert_parallel, "LACKING", ("cpu", "cuda"))
         with pytest.raises(ValueError, match="way is 'ragged' and XLA:CPU has no ragged_all_to_all; use 'gather'"):
             jax.eval_shape(partial(run, sharding=roles, exchange=moe.Exchange("ragged")), **a)
+    with jax.set_mesh(mesh_of(ep=2)):
+        with pytest.raises(ValueError, match="form is 'lean' and weight_codes 'keep'; rows of a ragged exchange"):
+            jax.eval_shape(partial(run, sharding=roles, exchange=moe.Exchange("ragged"), form="lean"), **a)
+        routing = jax.ShapeDtypeStruct((T, CHOICES), jnp.int32), jax.ShapeDtypeStruct((T, CHOICES), jnp.float32)
+        with pytest.raises(ValueError, match="weight_codes 'remake'; rows that a mesh cuts outside"):
+            jax.eval_shape(
+                lambda chosen, weights: moe.routed_mlp(
+                    a["x"],
+                    moe.arrange(chosen, weights, E),
+                    a["wi"],
+                    a["wo"],
+                    recipe=None,
+                    sharding=roles,
+                    weight_codes="remake",
+                ),
+                *routing,
+            )

@@ -8,8 +8,12 @@ from octavo_numerics.error_bound import BoundReport, ErrorBound, error_bound
 from octavo_numerics.gemm import grouped_dgrad, grouped_matmul, grouped_wgrad
 from octavo_numerics.hadamard import hadamard
 from octavo_numerics.moe import (
+    ActivationParts,
     Choice,
     RouterRule,
+    activate,
+    activate_gradient,
+    activation_parts,
     choose_experts,
     keep_rows,
     kept_rows_bound,
@@ -24,6 +28,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "PLANES",
+    "ActivationParts",
     "BoundReport",
     "Choice",
     "DelayedState",
@@ -31,6 +36,9 @@ __all__ = [
     "QuantizedArray",
     "RouterRule",
     "TensorStats",
+    "activate",
+    "activate_gradient",
+    "activation_parts",
     "cast",
     "choose_experts",
     "decode",

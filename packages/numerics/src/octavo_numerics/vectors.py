@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from octavo import QuantizerSpec
 from octavo.quantizer import Operand
+from octavo_numerics.arrays import QuantizedArray
 from octavo_numerics.casts import F32, round_bfloat16
 from octavo_numerics.dequantize import dequantize, valid
 from octavo_numerics.philox import U32, philox4x32
@@ -171,8 +172,13 @@ def digests(x: F32, case: Case) -> dict[str, str]:
     sizes = None if case.stacked else GROUP_SIZES
     x = x.reshape(7, 40, COLS) if case.stacked else x
     q = quantize(x, case.spec, sizes, seed=SEED, operand=case.operand, group_offset=case.group_offset, scale=case.scale)
+    return digests_of(q)
+
+
+def digests_of(q: QuantizedArray) -> dict[str, str]:
+    """The same of a tensor that is quantized, whoever did it."""
     out = {name: _sha256(array) for name, array in valid(q).items()}
-    return out | {f"{direction}_values": _sha256(dequantize(q, direction)) for direction in case.spec.directions}
+    return out | {f"{way}_values": _sha256(dequantize(q, way)) for way in q.spec.quantizer.directions}
 
 
 def make(name: str) -> dict[str, Any]:

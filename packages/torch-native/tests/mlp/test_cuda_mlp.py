@@ -17,8 +17,8 @@ from torch import Tensor
 
 from octavo import Recipe
 from octavo_conformance.cards.variants import MORE_RECIPES, RECIPES
+from octavo_native import ACTIVATIONS
 from octavo_torch import GroupedMLP, check_errors, explain_mlp, permute, unpermute
-from octavo_torch.functions.activations import ACTIVATIONS
 
 pytestmark = MARKS
 
@@ -41,7 +41,7 @@ def test_bits_of_the_operations_in_a_row(name: str, rng: np.random.Generator) ->
     14, 36)."""
     recipe = ALL[name]
     for split in SPLITS:
-        activation = str(rng.choice(ACTIVATIONS))
+        activation = str(rng.choice(list(ACTIVATIONS)))
         given = draw_mlp(SHAPE, split, activation, device="cuda")
         dy = torch.randn(M, N, device="cuda").bfloat16()
         dy[sum(split) :] = torch.nan
@@ -127,4 +127,4 @@ def test_plans_of_device_sizes(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_an_mlp_without_rows(name: str, rng: np.random.Generator) -> None:
     """A rank that no token was sent to: no row to launch a kernel for (faults.md 1, 54)."""
-    assert_without_rows(SHAPE, str(rng.choice(ACTIVATIONS)), ALL[name], device="cuda")
+    assert_without_rows(SHAPE, str(rng.choice(list(ACTIVATIONS))), ALL[name], device="cuda")

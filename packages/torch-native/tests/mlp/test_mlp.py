@@ -13,10 +13,10 @@ from mlp_layers import assert_equal, assert_without_rows, composed, draw_mlp, fu
 import octavo_registry
 from octavo import MXFP8, Recipe
 from octavo_conformance.cards.variants import MORE_RECIPES, RAGGED, RECIPES
+from octavo_native import ACTIVATIONS
 from octavo_registry.contract.cards import GATED, Activation
 from octavo_registry.contract.request import Request
-from octavo_torch import explain_mlp
-from octavo_torch.functions.activations import ACTIVATIONS
+from octavo_torch import activate, explain_mlp, grouped_linear, grouped_mlp
 
 SHAPE = (150, 80, 72, 144, 5)
 SIZES = [33, 0, 70, 1, 30]
@@ -26,7 +26,7 @@ ALL: dict[str, Recipe] = {**RECIPES, **MORE_RECIPES}
 @pytest.mark.parametrize("name", ALL)
 def test_bits_of_the_operations_in_a_row(name: str, rng: np.random.Generator) -> None:
     """y, gradients and amax histories of every recipe, in poisoned memory with NaN tails (faults.md 1, 3, 14)."""
-    recipe, activation = ALL[name], str(rng.choice(ACTIVATIONS))
+    recipe, activation = ALL[name], str(rng.choice(list(ACTIVATIONS)))
     given = draw_mlp(SHAPE, SIZES, activation)
     dy = torch.randn(SHAPE[0], SHAPE[3]).bfloat16()
     dy[sum(SIZES) :] = torch.nan
@@ -39,7 +39,7 @@ def test_bits_of_the_operations_in_a_row(name: str, rng: np.random.Generator) ->
 @pytest.mark.parametrize("name", ALL)
 def test_an_mlp_without_rows(name: str, rng: np.random.Generator) -> None:
     """A rank that no token was sent to (faults.md 1, 54)."""
-    assert_without_rows(SHAPE, str(rng.choice(ACTIVATIONS)), ALL[name])
+    assert_without_rows(SHAPE, str(rng.choice(list(ACTIVATIONS))), ALL[name])
 
 
 def test_what_is_fused(rng: np.random.Generator) -> None:
@@ -52,6 +52,29 @@ def test_what_is_fused(rng: np.random.Generator) -> None:
     assert plan.prepare is plan.fc1.prepare
     plain = explain_mlp(given["x"], given["w1"], given["w2"], SIZES, recipe=None)
     assert "swiglu: in one pass by torch-native, not quantized" in str(plain)
+
+
+def test_an_activation_without_kernels_is_composed(rng: np.random.Generator) -> None:
+    """The kernels have no clamped SwiGLU: `explain_mlp` says so and by whom, and codes and gradients are those of the
+    operations in a row (decision 26)."""
+    given = draw_mlp(SHAPE, SIZES, "clamped_swiglu")
+    how: Any = {"activation": "clamped_swiglu", "recipe": MXFP8(), "backend": "torch-native"}
+    plan = explain_mlp(given["x"], given["w1"], given["w2"], SIZES, **how)
+    assert all(part.plan is None and "the activation is clamped_swiglu" in part.why for part in plan.fused.values())
+    assert "clamped_swiglu + quantize: composed: no backend serves act_quantize; " in str(plan)
+    assert "torch-native: computes geglu, " in str(plan)
+    y = grouped_mlp(group_sizes=SIZES, **given, **how)
+    h = grouped_linear(given["x"], given["w1"], SIZES, bias=given["bias1"], recipe=MXFP8())
+    a = activate(h, "clamped_swiglu", probs=given["probs"])
+    again = grouped_linear(a, given["w2"], SIZES, bias=given["bias2"], recipe=MXFP8())
+    dy = torch.randn_like(y)
+    names = [name for name in given if name not in ("bias1", "probs")]  # whose sums these add in another order
+    leaves = [given[name] for name in names]
+    assert torch.equal(y, again)
+    for name, ours, theirs in zip(
+        names, torch.autograd.grad(y, leaves, dy), torch.autograd.grad(again, leaves, dy), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
 
 
 def group_index_of(op: Any, spec: Any, **fields: Any) -> Any:
@@ -67,7 +90,7 @@ def test_operations_of_the_registry(name: str, rng: np.random.Generator) -> None
     given: dict[str, Any] = {"seed": 11, "group_offset": 2} if spec.stochastic else {}
     if spec.scaling == "delayed":
         given["scale"] = torch.tensor([1.0, 8.0, 0.5, 3.0])
-    activation: Activation = str(rng.choice(ACTIVATIONS))  # type: ignore[assignment]
+    activation: Activation = str(rng.choice(list(ACTIVATIONS)))  # type: ignore[assignment]
     x = torch.randn(rows, f * (2 if activation in GATED else 1))
     dy, probs, gamma = torch.randn(rows, f), torch.rand(rows), torch.rand(x.shape[1])
     delayed = spec.scaling == "delayed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 import native_calls as native
 import numpy as np
@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import octavo_native
 import octavo_torch
 from octavo import QuantizerSpec
 from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_registry.contract.cards import GATED, Activation
 
-ACTIVATIONS = get_args(Activation)
+ACTIVATIONS = tuple(octavo_native.ACTIVATIONS)
 NAMES = ("delayed.e4m3", "current.e5m2", "row.e4m3.pow2", "block.e4m3.fp32", "mxfp8.e4m3", "nvfp4.stochastic.hadamard")
 SIZES = [40, 0, 129, 1]
 ROWS, USED, F = 190, 170, 72

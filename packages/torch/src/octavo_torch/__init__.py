@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from octavo_torch.linear.quantized_operands import quantize_input, quantize_weight
     from octavo_torch.linear.quantized_output import grouped_linear_quantized
     from octavo_torch.linear.weights import QuantizedWeight
+    from octavo_torch.master_weights import MasterWeights
     from octavo_torch.mlp.activation_module import Activation, activate
     from octavo_torch.mlp.mlp import explain_mlp, grouped_mlp
     from octavo_torch.mlp.module import GroupedMLP
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from octavo_torch.quantizers.fused_functional import act_quantize, dact_quantize, norm_quantize
     from octavo_torch.quantizers.stats import TensorStats, tensor_stats
     from octavo_torch.scaling.delayed_state import DelayedState
+    from octavo_torch.scaling.quantized_parameters import quantized_parameters
     from octavo_torch.scaling.recipe_module import update_scales
     from octavo_torch.wgrad.postponed import DelayedWgrad
 
@@ -63,6 +65,7 @@ __all__ = [
     "GroupedRowParallel",
     "GroupedTensor",
     "KeptBytes",
+    "MasterWeights",
     "MoE",
     "MoeShape",
     "Observation",
@@ -100,6 +103,7 @@ __all__ = [
     "quantize_before_gather",
     "quantize_input",
     "quantize_weight",
+    "quantized_parameters",
     "recipe_state",
     "router_losses",
     "save_checkpoint",
@@ -120,6 +124,8 @@ _DEFINING_MODULES = (
     "checkpoint.experts",
     "checkpoint.recipes",
     "linear.coded_weight",
+    "master_weights",
+    "scaling.quantized_parameters",
     "conversion",
     "scaling.delayed_state",
     "wgrad.postponed",

@@ -16,6 +16,7 @@ from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.transformers import ExpertsFunction, ExpertsModule
 from octavo_torch.arrays.checks import brief
 from octavo_torch.dispatch.recipes import recipe_of
+from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.module import GroupedLinear
 from octavo_torch.mlp.experts import Experts
 from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule
@@ -63,6 +64,8 @@ def convert(
     if not names:
         all_names = ", ".join(name or "'' (the model itself)" for name in experts)
         raise ValueError(f"filter matches none of the model's experts; give names among {all_names}")
+    for name in names:
+        _check_codes(name, experts[name], chosen)
     others = [name for name in names if not isinstance(experts[name], RecipeModule)]
     product = GroupedMM(chosen, seed, backend) if others else None
     for name in names:
@@ -96,6 +99,17 @@ class _TorchtitanGroupedMM:
 
     def __call__(self, *, A: Tensor, B_t: Tensor, offs: Tensor) -> Tensor:
         return self.product(A, B_t, offs)
+
+
+def _check_codes(name: str, module: nn.Module, recipe: Recipe) -> None:
+    for parameter, weight in module.named_parameters(recurse=False):
+        if isinstance(weight, CodedWeight) and weight.recipe.fingerprint != recipe.fingerprint:
+            place = f"{name}.{parameter}" if name else parameter
+            raise ValueError(
+                f"recipe is {recipe.kind} ({recipe.fingerprint}) and {place} is codes of {weight.recipe.kind} "
+                f"({weight.recipe.fingerprint}) alone; give its module a weight of values first, such as "
+                "octavo_torch.dequantize of its codes"
+            )
 
 
 def _set_product(module: nn.Module, product: GroupedMM) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
 import octavo
-from octavo_torch import grouped_mlp, permute, unpermute
+import octavo_torch.adapters.transformers as adapter
+from octavo_torch import MoeShape, bytes_kept, grouped_mlp, moe_mlp, permute, unpermute
 from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.transformers import experts, register
 
@@ -65,10 +66,31 @@ class Recorded(nn.Module):
 
 
 class Interleaved(Recorded):
-    """A gate of its own, as gpt-oss has one."""
+    """A gate that nobody else has."""
 
     def _apply_gate(self, value: Tensor) -> Tensor:
         return silu(value[..., ::2]) * (value[..., 1::2] + 1)
+
+
+class GptOssExperts(Recorded):
+    """Named as the class of transformers, with its gate; biases reach past the limit on both sides."""
+
+    def __init__(self, limit: float = 7.0, **facts: Any) -> None:
+        super().__init__(has_bias=True, is_transposed=True, is_concatenated=False, **facts)
+        self.alpha, self.limit = 1.702, limit
+        with torch.no_grad():
+            self.gate_up_proj_bias.mul_(6)
+
+    def _apply_gate(self, value: Tensor) -> Tensor:
+        gate = value[..., ::2].clamp(max=self.limit)
+        return gate * torch.sigmoid(gate * self.alpha) * (value[..., 1::2].clamp(-self.limit, self.limit) + 1)
+
+
+class OtherGate(GptOssExperts):
+    """A subclass that computes something else."""
+
+    def _apply_gate(self, value: Tensor) -> Tensor:
+        return silu(value[..., ::2]) * value[..., 1::2]
 
 
 class Relu2(nn.Module):
@@ -105,7 +127,10 @@ MODULES: dict[str, Any] = {
     "turned": lambda: Recorded(is_transposed=True),
     "no gate": lambda: Recorded(has_gate=False, act_fn=Relu2()),
     "unknown activation": lambda: Recorded(act_fn=lambda x: gelu(x) * 2),
-    "gpt-oss": lambda: Interleaved(has_bias=True, is_transposed=True, is_concatenated=False),
+    "gpt-oss": lambda: GptOssExperts(),
+    "another limit": lambda: GptOssExperts(limit=5.0),
+    "another gate": lambda: OtherGate(),
+    "a gate of its own": lambda: Interleaved(has_bias=True, is_transposed=True, is_concatenated=False),
     "a norm behind": lambda: Recorded(has_post_expert_norm=True, post_expert_norm=nn.LayerNorm(H)),
 }
 
@@ -136,6 +161,55 @@ def test_the_recipe_is_what_runs(backend: str | None, rng: np.random.Generator) 
     assert torch.equal(gradients(lambda *x: function(module, *x), module, given)[1], third)
 
 
+ONE_NODE = {"Recorded": (Recorded, "swiglu", None), "GptOssExperts": (GptOssExperts, "clamped_swiglu", 1)}
+
+
+@pytest.mark.parametrize("which", ONE_NODE)
+def test_the_bits_of_the_parts_in_fewer_bytes(which: str, backend: str | None, rng: np.random.Generator) -> None:
+    """FP8 experts through `moe_mlp`: y and gradients are those of permute, grouped_mlp and unpermute, kept is what
+    `bytes_kept` says, and less than theirs in the standard form."""
+    make, activation, interleave = ONE_NODE[which]
+    module, (x, index, weights) = make().bfloat16(), choices(rng)
+    x, recipe = x.detach().bfloat16().requires_grad_(), octavo.MXFP8()
+    parameters = {value.untyped_storage().data_ptr() for value in module.parameters()}
+    turned = (lambda w: w.transpose(1, 2)) if module.is_transposed else (lambda w: w)
+    biases = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else (None, None)
+
+    def parts(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        rows, sizes, routing = permute(x, index, E)
+        probs = routing.to_rows(weights)
+        y = grouped_mlp(
+            rows, turned(module.gate_up_proj), turned(module.down_proj), sizes, activation=activation, probs=probs,
+            bias1=biases[0], bias2=biases[1], bias2_scales=probs if module.has_bias else None, interleave=interleave,
+            recipe=recipe, backend=backend,
+        )  # fmt: skip
+        return unpermute(y, routing)
+
+    def run(function: Any) -> tuple[list[Tensor], int]:
+        kept: dict[int, int] = {}
+
+        def pack(value: Tensor) -> Tensor:
+            storage = value.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+            y = function(x, index, weights)
+        dy = torch.linspace(-1, 1, y.numel()).view(y.shape).bfloat16()
+        return [y.detach(), *torch.autograd.grad(y, [x, weights, *module.parameters()], dy)], sum(kept.values())
+
+    expected, most = run(parts)
+    shape = MoeShape(T, CHOICES, E, H, INNER)
+    for form in ("keep_all", "standard", "recompute"):
+        function = experts(recipe, backend=backend, form=form)
+        made, kept = run(lambda *given, function=function: function(module, *given))
+        assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True)), form
+        predicted = bytes_kept(recipe, shape, form, activation=activation, backend=backend)
+        assert kept == predicted.total
+        assert kept < most or form != "standard"
+
+
 @pytest.mark.parametrize(
     ("recipe", "sentence"),
     [
@@ -148,6 +222,8 @@ def test_recipes_that_no_function_can_run(recipe: Any, sentence: str) -> None:
     for make in (experts, GroupedMM):
         with pytest.raises(ValueError, match=sentence):
             make(recipe)
+    with pytest.raises(ValueError, match="form is 'lean and mean'; give one of keep_all"):
+        experts(None, form="lean and mean")  # type: ignore[arg-type]
 
 
 CONFIG = {
@@ -158,9 +234,11 @@ CONFIG = {
 
 
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "Mixtral", "GptOss"])
-def test_inside_transformers(kind: str, backend: str | None, rng: np.random.Generator) -> None:
+def test_inside_transformers(
+    kind: str, backend: str | None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A whole model by name: in high precision the loss and gradients of its own loop; a recipe changes them, and each
-    layer of experts asks us once."""
+    layer of experts asks us once, for a whole MoE layer with an activation of ours."""
     transformers = pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
     config = getattr(transformers, f"{kind}Config")(**CONFIG)
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
@@ -177,12 +255,20 @@ def test_inside_transformers(kind: str, backend: str | None, rng: np.random.Gene
     name = register(None, backend=backend)
     assert name == "octavo-high_precision"
     assert_close(train(name), plain)
-    asked = []
+    asked: list[Any] = []
+    activations: list[str] = []
+
+    def counted(*given: Any, **how: Any) -> Tensor:
+        activations.append(how["activation"])
+        return moe_mlp(*given, **how)
+
+    monkeypatch.setattr(adapter, "moe_mlp", counted)
     function = experts("mxfp8", backend=backend)
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register("counted", lambda *given: asked.append(given[0]) or function(*given))
     changed = train("counted")
     assert len(set(asked)) == len(asked) == CONFIG["num_hidden_layers"]
+    assert activations == ["clamped_swiglu" if kind == "GptOss" else "swiglu"] * len(asked)
     assert not torch.equal(changed[0], plain[0])
     assert all(bool(grad.isfinite().all()) for grad in changed)

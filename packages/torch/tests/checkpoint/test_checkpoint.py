@@ -18,7 +18,15 @@ from torch import Tensor, nn
 
 import octavo_torch
 from octavo import MXFP8, NVFP4, PRESETS, BlockScaling, DelayedScaling, Recipe
-from octavo_torch import GroupedLinear, GroupedMLP, load_checkpoint, save_checkpoint, update_scales
+from octavo_torch import (
+    GroupedLinear,
+    GroupedMLP,
+    check_recipe_state,
+    load_checkpoint,
+    recipe_state,
+    save_checkpoint,
+    update_scales,
+)
 from octavo_torch.checkpoint.files import digest
 from octavo_torch.linear.coded_weight import CodedWeight
 
@@ -201,6 +209,20 @@ class Bomb:
 
     def __reduce__(self) -> Any:
         return Path.touch, (self.canary,)
+
+
+def test_a_sharded_checkpoint_of_another_recipe_is_refused() -> None:
+    """torch.distributed.checkpoint keeps tensors alone, so recipes travel as fingerprints: another field is another."""
+
+    def made(recipe: Recipe) -> nn.Module:
+        return nn.Sequential(GroupedLinear(2, 32, 32, recipe=recipe), GroupedLinear(2, 32, 32, recipe=MXFP8()))
+
+    saved = recipe_state(made(MXFP8()))
+    check_recipe_state(made(MXFP8()), saved)
+    with pytest.raises(ValueError, match=r"0.recipe_fingerprint is [0-9a-f]{16} in the checkpoint and [0-9a-f]{16} "):
+        check_recipe_state(made(MXFP8(wgrad="high_precision")), saved)
+    with pytest.raises(ValueError, match="lack"):
+        check_recipe_state(made(MXFP8()), {"0.recipe_fingerprint": saved["0.recipe_fingerprint"]})
 
 
 def test_a_pickle_is_refused_unread(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data_parallel_work import delayed_gradients, refusals, scales
+from data_parallel_work import coded_steps, delayed_gradients, refusals, scales
 from ranks import Ranks
 
 
@@ -25,3 +25,8 @@ def test_a_wrapper_that_would_miss_them_is_refused(ranks: Ranks) -> None:
 def test_delayed_scaling_sees_the_rows_of_all_ranks(ranks: Ranks) -> None:
     """`update_scales(group)` after microbatches; the buffers that DDP sends out before a forward take nothing away."""
     assert all(all(answer) for answer in ranks(scales))
+
+
+def test_weights_that_are_codes_train_on_reduced_gradients(ranks: Ranks) -> None:
+    """DDP reduces the gradient that a CodedWeight receives, and each rank's master takes the same step."""
+    assert all(all(answer) for answer in ranks(coded_steps))

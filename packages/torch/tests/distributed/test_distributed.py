@@ -52,10 +52,11 @@ def test_column_and_row_parallel_layers(ranks: Ranks) -> None:
 
 def test_a_parallel_mlp(ranks: Ranks) -> None:
     """Gate and up projection that take turns are split together; what cannot be split is refused."""
-    for *differences, gated, uneven, other in ranks(parallel_mlp):
+    for *differences, gated, uneven, blocks, other in ranks(parallel_mlp):
         assert differences == [True] * 7
         assert "create the GroupedMLP with interleave=" in gated
         assert "126" in uneven
+        assert f"128 in blocks of 64 for {WORLD} ranks; give a multiple of {64 * WORLD}" in blocks
         assert "is for GroupedMLP" in other
 
 

@@ -13,7 +13,7 @@ import pytest
 import test_fuzz_arguments
 import torch
 import torch.distributed as dist
-from fuzzing import BACKEND, SPEC, G, K, M, N, judge, leaf, with_anything
+from fuzzing import BACKEND, SPEC, G, K, M, N, judge, leaf, other_kinds, with_anything
 
 import octavo_torch as ot
 from octavo import MXFP8
@@ -36,6 +36,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def layer(**more: Any) -> ot.GroupedLinear:
     return ot.GroupedLinear(G, K, N, recipe=MXFP8(), backend=BACKEND, **more)
+
+
+def coded() -> ot.GroupedLinear:
+    with ot.quantized_parameters("mxfp8"):
+        return ot.GroupedLinear(G, K, N, backend=BACKEND)
 
 
 def enter(context: AbstractContextManager[Any]) -> None:
@@ -87,12 +92,19 @@ CALLS: dict[str, tuple[str, Callable[..., Any], Given]] = {
         ot.CodedWeight,
         lambda _: {"codes": layer().quantize_weight().codes, "recipe": MXFP8(), "dtype": torch.float32},
     ),
+    "quantized_parameters": ("recipe", lambda **given: enter(ot.quantized_parameters(**given)), lambda _: {}),
+    "MasterWeights": ("module dtype values", ot.MasterWeights, lambda _: {"module": coded()}),
+    "MasterWeights.follow": ("optimizer", lambda **given: ot.MasterWeights(coded()).follow(**given), lambda _: {}),
     "ExpertExchange": (
         "group_sizes group",
         ot.ExpertExchange,
         lambda _: {"group_sizes": torch.tensor([3, 4]), "group": dist.group.WORLD},
     ),
-    "ExpertExchange.to_experts": ("rows", lambda **given: exchange().to_experts(**given), lambda _: {}),
+    "ExpertExchange.to_experts": (
+        "rows",
+        lambda **given: exchange().to_experts(**given),
+        lambda _: {"rows": torch.ones(M, K)},
+    ),
     "ExpertExchange.from_experts": (
         "rows to",
         lambda **given: received().from_experts(**given),
@@ -131,7 +143,7 @@ CALLS: dict[str, tuple[str, Callable[..., Any], Given]] = {
         lambda folder: {"module": layer(), "folder": folder / "sharded"},
     ),
     "adapters: GroupedMM": ("recipe seed backend", GroupedMM, lambda _: {"recipe": "mxfp8"}),
-    "adapters: experts": ("recipe seed backend", experts, lambda _: {"recipe": "mxfp8"}),
+    "adapters: experts": ("recipe seed backend form weight_codes", experts, lambda _: {"recipe": "mxfp8"}),
 }
 """Each function's arguments, the function, and a call that works."""
 
@@ -153,6 +165,20 @@ def test_it_works_or_a_sentence_says_why(name: str, argument: str, folder: Path,
         return  # the file system's to refuse
     _, function, given = CALLS[name]
     judge(function, given(folder) | {argument: value}, argument, value)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_tensor_of_another_kind_works_or_a_sentence_says_why(name: str, folder: Path) -> None:
+    """Sparse, without data, of another dtype, a slice, without rows: in the place of each tensor of each function."""
+    _, function, given = CALLS[name]
+    for argument, valid in given(folder).items():
+        for kind, value in (other_kinds(valid) if isinstance(valid, torch.Tensor) else {}).items():
+            try:
+                judge(function, given(folder) | {argument: value}, argument, value)
+            except BaseException as error:
+                error.add_note(f"{argument} was {kind}")
+                raise
 
 
 def test_every_public_name_is_there() -> None:

@@ -24,6 +24,9 @@ def act64(name: str, x: Tensor) -> Tensor:
         return x * torch.sigmoid(x)
     if name == "relu2":
         return x.clamp(min=0).square()
+    if name == "clamped_swiglu":
+        gate = x.clamp(max=7)
+        return gate * torch.sigmoid(1.702 * gate)
     if name.endswith("tanh"):
         return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
     return x * 0.5 * torch.erfc(x * -math.sqrt(0.5))
@@ -32,7 +35,12 @@ def act64(name: str, x: Tensor) -> Tensor:
 def whole64(name: str, x: Tensor, probs: Tensor) -> Tensor:
     gate, *up = x.chunk(2, 1) if name in GATED else (x,)
     value = act64(name, gate) * probs.double()[:, None]
-    return value * up[0].double() if up else value
+    return value * factor64(name, up[0]) if up else value
+
+
+def factor64(name: str, up: Tensor) -> Tensor:
+    """What multiplies a gate, in float64."""
+    return up.double().clamp(-7, 7) + 1 if name == "clamped_swiglu" else up.double()
 
 
 def assert_close(got: Tensor, exact: Tensor, factors: Tensor | float = 0.0) -> None:
@@ -46,7 +54,7 @@ def assert_close(got: Tensor, exact: Tensor, factors: Tensor | float = 0.0) -> N
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_values_and_gradients(name: str, dtype: torch.dtype, rng: np.random.Generator) -> None:
     """act(x), act(gate) * up, times probabilities, and every gradient, rounded once."""
-    x = (3 * torch.randn(ROWS, F * (2 if name in GATED else 1))).to(dtype)
+    x = (4 * torch.randn(ROWS, F * (2 if name in GATED else 1))).to(dtype)
     dy, probs = torch.randn(ROWS, F).to(dtype), torch.rand(ROWS)
     leaf, weight = x.double().requires_grad_(), probs.double().requires_grad_()
     exact = whole64(name, leaf, weight)
@@ -56,7 +64,7 @@ def test_values_and_gradients(name: str, dtype: torch.dtype, rng: np.random.Gene
     factors = (dy.double() * probs.double()[:, None]).abs()
     if name in GATED:
         gate, up = x.double().chunk(2, 1)
-        factors = torch.cat([factors * up.abs(), factors * act64(name, gate).abs()], 1)
+        factors = torch.cat([factors * factor64(name, up).abs(), factors * act64(name, gate).abs()], 1)
     assert_close(activate_gradient(dy, x, probs, name), dx, factors)
     terms = (dy.double() * whole64(name, x, torch.ones(ROWS))).abs().sum(1)
     error = (probs_gradient(dy, x, name).double() - dprobs).abs()
@@ -67,15 +75,29 @@ def test_values_and_gradients(name: str, dtype: torch.dtype, rng: np.random.Gene
 def test_limits(name: str) -> None:
     """Infinities give the limit and NaN gives NaN, in the values and in the derivatives."""
     x = torch.tensor([[math.inf], [-math.inf], [math.nan], [-300.0]])
-    gated = name in GATED
+    gated, clamped = name in GATED, name == "clamped_swiglu"
     pair = torch.cat([x, torch.ones_like(x)], 1) if gated else x
     value = activate(pair, None, name)
     slope = activate_gradient(torch.ones_like(x), pair, None, name)[:, :1]
-    assert value[0].item() == math.inf
+    assert torch.equal(value[0], activate(torch.tensor([[7.0, 1.0]]), None, name)[0] if clamped else x[0])
     assert value[1].item() == value[3].item() == slope[1].item() == slope[3].item() == 0
-    assert slope[0].item() == (math.inf if name == "relu2" else 1)
+    assert slope[0].item() == (math.inf if name == "relu2" else 0 if clamped else 1)
     assert value[2].isnan()
     assert slope[2].isnan()
+
+
+def test_at_the_clamp() -> None:
+    """The subgradient of torch's clamp, which is what models were trained with: 1 at a limit, 0 past it."""
+    x = torch.tensor([[7.0, 7.0], [7.0, -7.0], [7.0625, 7.0625], [1.0, -7.0625], [math.inf, -math.inf]])
+    leaf = x.double().requires_grad_()
+    gate, up = leaf[:, :1].clamp(max=7.0), leaf[:, 1:].clamp(-7.0, 7.0)
+    dy = torch.ones(len(x), 1)
+    (expected,) = torch.autograd.grad((up + 1) * gate * torch.sigmoid(gate * 1.702), leaf, dy.double())
+    dx = activate_gradient(dy, x, None, "clamped_swiglu")
+    assert torch.equal(dx == 0, expected == 0)
+    assert_close(dx, expected)
+    assert (dx[:2] != 0).all()
+    assert (dx[2] == 0).all()
 
 
 def test_operators_pass_opcheck() -> None:
@@ -86,6 +108,8 @@ def test_operators_pass_opcheck() -> None:
         (space.activate, (x, probs, "swiglu")),
         (space.activate, (x, None, "gelu")),
         (space.activate_gradient, (dy, x, probs, "geglu_tanh")),
+        (space.activate, (x, probs, "clamped_swiglu")),
+        (space.activate_gradient, (dy, x, probs, "clamped_swiglu")),
         (space.probs_gradient, (dy, x, "swiglu")),
     ):
         torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))

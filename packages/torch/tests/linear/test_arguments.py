@@ -167,6 +167,15 @@ def test_a_layer_without_a_side(recipe: str, k: int, n: int) -> None:
         grouped_mlp(x, w, torch.zeros(2, 4, n), [4, 4], activation="silu", recipe=recipe, seed=1)
 
 
+@pytest.mark.parametrize("form", [list, tuple, np.array, torch.tensor, lambda sizes: torch.tensor(sizes).int()])
+@pytest.mark.parametrize("sizes", [[-1, 5], [5, -1], [4, 5]])
+def test_sizes_on_the_host_are_checked_in_every_form(form: Any, sizes: list[int]) -> None:
+    """A negative size whose neighbour makes the sum fit would shift the rows of every group behind it."""
+    x, w = torch.ones(8, 16), torch.ones(2, 32, 16)
+    with pytest.raises(ValueError, match=r"group_sizes\[\d\] is -1|group_sizes sum to 9"):
+        grouped_linear(x, w, form(sizes), recipe=None)
+
+
 def test_sizes_of_numpy_integers(rng: np.random.Generator) -> None:
     """A list of what `array.sum()` and `len` give."""
     x, w = torch.randn(8, 16), torch.randn(2, 4, 16)

@@ -129,5 +129,6 @@ def test_buffers_that_would_be_wrong_are_refused(rng: np.random.Generator) -> No
         grouped_linear(x, w, SIZES, recipe=None, out=grad_input, grad_input=grad_input)
     leaf = x.clone().requires_grad_()
     y = grouped_linear(leaf, w, SIZES, recipe=None, grad_input=grad_input)
-    with pytest.raises(ValueError, match="grad_input shares memory with y's gradient"):
-        y.backward(grad_input)
+    for dy in (grad_input, grad_input.view(-1).view(M, K)):  # itself, and another tensor of the same memory
+        with pytest.raises(ValueError, match="grad_input shares memory with y's gradient"):
+            y.backward(dy, retain_graph=True)

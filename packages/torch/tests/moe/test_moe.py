@@ -10,7 +10,7 @@ import pytest
 import torch
 from moe_layers import FORMS, RECIPES, REFERENCE, C, G, N, T, assert_equal, composed, draw, states_of
 
-from octavo import MXFP8, BlockScaling, DelayedScaling
+from octavo import MXFP8, NVFP4, BlockScaling, DelayedScaling, QuantizerSpec
 from octavo_torch import DelayedState, moe_mlp, quantize_weight
 from octavo_torch.compiler.host_reads import watch_host_reads
 from octavo_torch.functions.activations import ACTIVATIONS
@@ -102,6 +102,31 @@ def test_scales_and_seed_are_those_of_forward(rng: np.random.Generator) -> None:
         results.append([y, *torch.autograd.grad(y, leaves, dy)])
         histories = [state.history[:2, 0] for state in own]
         assert not torch.stack(histories).any()  # nothing of forward's operands is recorded a second time
+    for result in results[1:]:
+        assert_equal(result, results[0])
+
+
+def test_what_is_rounded_again_has_the_seed_of_forward(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller counts a seed on between forward and backward: codes that backward makes again are forward's, dy's
+    are not. No recipe of Octavo rounds x and w stochastically; one of a plugin may."""
+    of_recipe = NVFP4._spec
+
+    def stochastic(self: NVFP4, *arguments: Any) -> QuantizerSpec:
+        return of_recipe(self, *arguments).model_copy(update={"rounding": "stochastic"})
+
+    monkeypatch.setattr(NVFP4, "_spec", stochastic)
+    given, choices = draw(rng)
+    leaves, dy = list(given.values()), torch.randn(T, N).bfloat16()
+    results = []
+    for form, weight_codes in (("keep_all", "keep"), *((form, "remake") for form in SAME_BITS)):
+        seed = torch.tensor(7)
+        y = moe_mlp(
+            choices=choices, recipe=NVFP4(), seed=seed, form=form, weight_codes=weight_codes, backend=REFERENCE, **given
+        )
+        seed.add_(1)
+        results.append([y, *torch.autograd.grad(y, leaves, dy)])
     for result in results[1:]:
         assert_equal(result, results[0])
 

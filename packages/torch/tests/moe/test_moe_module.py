@@ -69,6 +69,19 @@ def test_a_rank_without_tokens_chooses_nothing(name: str) -> None:
     assert grad.shape == logits.shape
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_gradients_are_finite_at_scores_that_underflow(name: str, rng: np.random.Generator) -> None:
+    """A logit far below the others has a score of zero and a gradient of zero, not NaN; all of them may be so."""
+    logits = torch.where(torch.rand(T, E) < 0.3, torch.tensor(-300.0), torch.randn(T, E))
+    logits[0] = -300
+    logits.requires_grad_()
+    made = choose_experts(logits, C, **RULES[name])
+    losses = router_losses(logits, made.choices, score=RULES[name].get("score", "softmax"))
+    assert bool(made.weights.isfinite().all())
+    (grad,) = torch.autograd.grad(made.weights.square().sum() + losses.z, logits)
+    assert bool(grad.isfinite().all())
+
+
 def test_router_says_what_does_not_fit() -> None:
     """Errors name the argument, what was given, and what is needed."""
     logits = torch.zeros(4, 8)

@@ -64,6 +64,9 @@ def test_amax_of_every_operand_over_microbatches(rng: np.random.Generator) -> No
     assert torch.equal(state.scale[0, 1], before[0, 1]), "a group without tokens keeps its scale"
     largest = torch.stack(xs)[:, :5].abs().max()
     assert torch.equal(state.scale[0, 0], torch.div(torch.tensor(448.0), largest))
+    steepest = torch.stack(dys)[:, :5].abs().max()
+    assert recipe.gradient_format == "e5m2"
+    assert torch.equal(state.scale[2, 0], torch.div(torch.tensor(57344.0), steepest))
     assert not state.history[:, 0].any()
 
 

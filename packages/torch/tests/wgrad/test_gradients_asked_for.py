@@ -16,6 +16,7 @@ import octavo_registry
 from octavo import MXFP8, NVFP4, CurrentScaling, HighPrecision, Recipe
 from octavo_torch import Activation, GroupedLinear, GroupedMLP, Sequential, activate, grouped_linear, grouped_mlp
 from octavo_torch.arithmetic import operators
+from octavo_torch.dispatch.layer import layer_for
 
 SIZES = torch.tensor([20, 0, 40])
 M, K, F, N, G = 70, 32, 24, 16, len(SIZES)
@@ -132,6 +133,22 @@ def test_slots_of_each_gemm(kind: type[Recipe], slots: dict[str, Any], rng: np.r
     whole = {"quantized": made(kind()), "high_precision": made(HighPrecision())}
     for index, (gemm, value) in enumerate(zip(slots, made(kind(**slots)), strict=True)):
         assert torch.equal(value, whole[slots[gemm]][index]), gemm
+
+
+@pytest.mark.parametrize(
+    ("need_dx", "need_dw", "planes"),
+    [
+        (False, False, {"x": "rowwise", "w": "rowwise"}),
+        (True, False, {"x": "rowwise", "w": "both", "dy": "rowwise"}),
+        (False, True, {"x": "both", "w": "rowwise", "dy": "columnwise"}),
+        (True, True, {"x": "both", "w": "both", "dy": "both"}),
+    ],
+)
+def test_planes_that_no_gemm_reads_are_not_computed(need_dx: bool, need_dw: bool, planes: dict[str, str]) -> None:
+    """Quantizing is a pass over memory: a frozen weight, or an input without a gradient, costs none that is unread."""
+    x, w = torch.zeros(4, 32), torch.zeros(2, 32, 32)
+    layer = layer_for(MXFP8(), x, w, True, need_dx, need_dw, "torch-reference")
+    assert {name: plan.request.quantizer.orientation for name, plan in layer.quantizers.items()} == planes
 
 
 def twice(y: Tensor, x: Tensor) -> None:

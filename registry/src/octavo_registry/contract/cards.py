@@ -20,7 +20,7 @@ Move = Literal["route", "permute_rows", "combine_rows", "dot_rows"]
 Arch = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
 Accumulation = Literal["fp32", "hopper_bf16", "hopper_fp8_promoted", "hopper_fp8"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu", "geglu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu", "geglu_tanh", "clamped_swiglu"]
 Norm = Literal["rms", "layer"]
 Weight = Literal["nk", "kn"]
 
@@ -28,7 +28,10 @@ ALL_DTYPES: frozenset[DType] = frozenset({"bfloat16", "float16", "float32"})
 ALL_ACTIVATIONS: frozenset[Activation] = frozenset(get_args(Activation))
 ALL_NORMS: frozenset[Norm] = frozenset(get_args(Norm))
 
-GATED: frozenset[Activation] = frozenset({"swiglu", "geglu", "geglu_tanh"})
+# A card that was written before an activation was defined does not compute it: what is added later is declared by name.
+_UNLESS_SAID: frozenset[Activation] = ALL_ACTIVATIONS - {"clamped_swiglu"}
+
+GATED: frozenset[Activation] = frozenset({"swiglu", "geglu", "geglu_tanh", "clamped_swiglu"})
 """Activations that take [M, 2 F], the gate first, and give [M, F]."""
 
 QUANTIZERS: frozenset[Op] = frozenset({"quantize", "act_quantize", "dact_quantize", "norm_quantize"})
@@ -54,7 +57,7 @@ class Capability(Schema):
     orientations  planes that a quantizer produces
     layouts       layouts that a quantizer can produce; what a GEMM takes is in `Bound.layouts`
     weights       of GEMMs: how w and dw may lie in memory, "nk" as [G, N, K] and "kn" as [G, K, N]
-    activations   of "act_quantize" and "dact_quantize"
+    activations   of "act_quantize" and "dact_quantize"; "clamped_swiglu" has to be named, all others are the default
     norms         of "norm_quantize"
     accumulation  how a GEMM sums, which decides its error bound (docs/numerics)
     emulated      how a recipe that the device has no instructions for is computed; None: it is not emulated
@@ -73,7 +76,7 @@ class Capability(Schema):
     orientations: frozenset[Literal["rowwise", "columnwise"]] = frozenset({"rowwise", "columnwise"})
     layouts: frozenset[str] = frozenset({PLAIN})
     weights: frozenset[Weight] = frozenset({"nk"})
-    activations: frozenset[Activation] = ALL_ACTIVATIONS
+    activations: frozenset[Activation] = _UNLESS_SAID
     norms: frozenset[Norm] = ALL_NORMS
     accumulation: Accumulation = "fp32"
     emulated: str | None = None

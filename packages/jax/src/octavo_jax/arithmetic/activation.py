@@ -19,6 +19,7 @@ from octavo_registry.contract.cards import GATED, Activation
 
 _LINEAR = 2 * math.sqrt(2 / math.pi)
 _CUBIC = 0.044715 * _LINEAR
+_ALPHA, _LIMIT = 1.702, 7.0  # of the clamped SwiGLU, as gpt-oss has it
 _RATIO = (5.52035999e-05, 0.000132595334, -0.000244929106, -0.00103381288, 0.0010245447, 0.00696972245)
 _RATIO_REST = (-0.0104624238, -0.0472627394, 0.230017692, -0.509332001)
 _RATIO_LAST = 0.729083717 - 2.38423361e-08
@@ -107,6 +108,17 @@ def _gelu(x: Array) -> ValueAndSlope:
     return ValueAndSlope(value, jnp.where(x > 0, 1 - falling, falling))
 
 
+def _clamped(x: Array) -> ValueAndSlope:
+    near = jnp.clip(x, -117, _LIMIT)
+    alpha, alpha_rest = _constant(_ALPHA)
+    product = two_product(near, jnp.full_like(near, alpha))
+    low = product.low + near * alpha_rest
+    sign = jnp.where(near >= 0, np.float32(1), np.float32(-1))
+    power = decay(sign * product.high, sign * low)
+    value, slope = _logistic(jnp.minimum(x, _LIMIT), near, power, product.high + low)
+    return ValueAndSlope(value, jnp.where(x > _LIMIT, 0, slope))
+
+
 def _relu2(x: Array) -> ValueAndSlope:
     positive = jnp.maximum(x, 0)
     return ValueAndSlope(positive * positive, positive + positive)
@@ -120,6 +132,7 @@ _PARTS: dict[Activation, Callable[[Array], ValueAndSlope]] = {
     "gelu_tanh": _gelu_tanh,
     "geglu_tanh": _gelu_tanh,
     "relu2": _relu2,
+    "clamped_swiglu": _clamped,
 }
 """The function of x, or of a gated activation's gate."""
 
@@ -134,11 +147,12 @@ def _wide(x: Array) -> Array:
 
 
 def _split(x: Array, activation: Activation) -> tuple[Array, Array | None]:
-    """(gate or x, up or None), in fp32."""
+    """(gate or x, its factor or None), in fp32; the factor is up, clamped and plus one in clamped_swiglu."""
     if activation not in GATED:
         return _wide(x), None
     features = x.shape[-1] // 2
-    return _wide(x[..., :features]), _wide(x[..., features:])
+    gate, up = _wide(x[..., :features]), _wide(x[..., features:])
+    return gate, jnp.clip(up, -_LIMIT, _LIMIT) + 1 if activation == "clamped_swiglu" else up
 
 
 def _unrounded(x: Array, activation: Activation) -> Array:
@@ -154,13 +168,17 @@ def activated(x: Array, activation: Activation, probs: Array | None) -> Array:
 
 
 def activated_gradient(dy: Array, x: Array, activation: Activation, probs: Array | None) -> Array:
-    """x's gradient in x's dtype: fl(fl(dy' act'(gate)) up) and fl(dy' act(gate)), with dy' = fl(dy probs)."""
+    """x's gradient in x's dtype: fl(fl(dy' act'(gate)) up) and fl(dy' act(gate)), with dy' = fl(dy probs); 0 of what
+    clamped_swiglu clamps."""
     gate, up = _split(x, activation)
     value, slope = parts(activation, gate)
     grad = _wide(dy) if probs is None else _wide(dy) * probs[..., None]
     if up is None:
         return (grad * slope).astype(x.dtype)
-    return jnp.concatenate([(grad * slope * up).astype(x.dtype), (grad * value).astype(x.dtype)], axis=-1)
+    of_up = grad * value
+    if activation == "clamped_swiglu":
+        of_up = jnp.where(jnp.abs(_wide(x[..., x.shape[-1] // 2 :])) > _LIMIT, 0, of_up)
+    return jnp.concatenate([(grad * slope * up).astype(x.dtype), of_up.astype(x.dtype)], axis=-1)
 
 
 def probs_gradient(dy: Array, x: Array, activation: Activation) -> Array:

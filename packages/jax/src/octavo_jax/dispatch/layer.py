@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -11,15 +12,18 @@ from jax.typing import DTypeLike
 
 import octavo_jax.dispatch.preference  # noqa: F401 (a preference is part of what JAX's caches are keyed by)
 import octavo_registry
-from octavo import HighPrecision, Recipe
+from octavo import HighPrecision, QuantizerSpec, Recipe
 from octavo.formats import DType
+from octavo.quantizer import Operand
+from octavo.recipe_base import Gemm
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.device import DeviceKind, device_of
 from octavo_jax.layouts.moves import Called
 from octavo_jax.memo import Identities, Memo
 from octavo_jax.sharding.placement import Placement
-from octavo_registry import GemmRequest, LayerPlan, Weight
+from octavo_registry import GemmRequest, LayerPlan, QuantizePlan, Weight
+from octavo_registry.contract.weights import readers
 
 HIGH_PRECISION = HighPrecision()
 A_LAYER = Called("a layer")
@@ -116,6 +120,32 @@ class Layer:
     def trained(self) -> Layer:
         """The layer with its gradients' GEMMs planned, too; itself where they are. NoBackendError as `layer_for`."""
         return self if self.request.training else _planned(self.request._replace(training=True))
+
+    def quantizing(self, x: Collection[Gemm], w: Collection[Gemm]) -> Layer:
+        """This layer where x and the kernel are quantized for these GEMMs alone.
+
+        Such a layer is one of a pair that quantizes an operand twice, so that no codes are kept in between. What
+        delayed scaling quantizes for other GEMMs alone it quantizes in any case: that is how it records its amax.
+        """
+        parts = self._part("x", self.plan.quantize_x, x), self._part("w", self.plan.quantize_w, w)
+        if parts == (self.plan.quantize_x, self.plan.quantize_w):
+            return self
+        key = self, tuple(None if part is None else (part.request.quantizer, part.run) for part in parts)
+        plan = replace(self.plan, quantize_x=parts[0], quantize_w=parts[1])
+        return _layers.of(key, lambda: replace(self, plan=plan))
+
+    def _part(self, operand: Operand, plan: QuantizePlan | None, gemms: Collection[Gemm]) -> QuantizePlan | None:
+        if plan is None:
+            return None
+        spec, of_planes = plan.request.quantizer, readers(operand, self.plan.fprop.request.weight)
+        planes = zip(("rowwise", "columnwise"), of_planes, strict=True)
+        read = [plane for plane, gemm in planes if gemm in gemms and plane in spec.directions]
+        if not read:
+            return plan if self.options.recipe.stateful else None
+        if len(read) == len(spec.directions):
+            return plan
+        narrow = QuantizerSpec(**{**dict(spec), "orientation": read[0]})
+        return octavo_registry.plan(replace(plan.request, quantizer=narrow), backend=self.options.backend)
 
 
 _known: Memo[Layer] = Memo()

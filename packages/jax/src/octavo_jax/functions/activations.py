@@ -86,8 +86,9 @@ def check_probs(probs: Array | None, shape: tuple[int, ...]) -> None:
 def activate(x: Array, activation: Activation, *, probs: Array | None = None) -> Array:
     """act(x), or act(gate) * up where the activation is gated, times `probs` row by row.
 
-    x           [..., F], or [..., 2 F] with the gate first for swiglu, geglu and geglu_tanh; bf16, fp16 or fp32
-    activation  silu, gelu (with erf), gelu_tanh, relu2, swiglu, geglu or geglu_tanh
+    x           [..., F], or [..., 2 F] with the gate first for a gated activation; bf16, fp16 or fp32
+    activation  silu, gelu (with erf), gelu_tanh, relu2, swiglu, geglu, geglu_tanh or clamped_swiglu, gpt-oss's
+                g * sigmoid(1.702 g) * (u + 1), with g = min(gate, 7) and u = up clamped to [-7, 7]
     probs       [...] float32
 
     Returns [..., F] in x's dtype, computed in fp32 within 4 ulp of float64 and rounded once. Reverse-mode

@@ -12,7 +12,7 @@ from octavo_jax.linen.base import Axes
 from octavo_jax.linen.mlp import MLPModule
 from octavo_jax.modules.initializers import Initializer, dense_kernel_init, grouped_kernel_init
 from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, RouterStats, moe_mlp
-from octavo_jax.moe.experts import WeightsOn
+from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 
 
 class MoE(MLPModule):
@@ -23,6 +23,7 @@ class MoE(MLPModule):
 
     num_experts, hidden, k       E, F, and experts a token goes to; k by name
     normalize, weights_on        as in `octavo_jax.moe.moe_mlp`
+    form, weight_codes           what is kept for the backward pass, as there
     exchange                     of tokens between devices, where `sharding` spreads the experts
     router_init, router_axes     of router
     """
@@ -33,6 +34,8 @@ class MoE(MLPModule):
     normalize: bool = True
     weights_on: WeightsOn = "output"
     exchange: Exchange = DEFAULT_EXCHANGE
+    form: Form = "standard"
+    weight_codes: WeightCodes = "keep"
     kernel_init: Initializer = field(default=grouped_kernel_init, kw_only=True)
     router_init: Initializer = dense_kernel_init
     router_axes: Axes = ()
@@ -56,6 +59,8 @@ class MoE(MLPModule):
             weights_on=self.weights_on,
             mask=mask,
             exchange=self.exchange,
+            form=self.form,
+            weight_codes=self.weight_codes,
             dtype=self.dtype,
             bi=bi,
             bo=bo,

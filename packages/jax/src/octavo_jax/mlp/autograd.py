@@ -88,11 +88,13 @@ class Residuals:
     states: States
 
 
-def _second(context: Context) -> Context:
+def second_context(context: Context) -> Context:
+    """fc2's arguments without a gradient."""
     return context._replace(seed=None if context.seed is None else second_stream(context.seed))
 
 
-def _of(state: DelayedState | None, operand: str) -> ScalingHistory | None:
+def history_of(state: DelayedState | None, operand: str) -> ScalingHistory | None:
+    """Of "x", "kernel" or "grad"; None without a state."""
     return None if state is None else getattr(state, operand)
 
 
@@ -101,25 +103,26 @@ def _states(*histories: tuple[ScalingHistory | None, ...]) -> tuple[DelayedState
     return first, second
 
 
-def _forward(mlp: Mlp, a: Arrays, states: States, context: Context) -> tuple[tuple[Array, States], Passed]:
+def forward(mlp: Mlp, a: Arrays, states: States, context: Context) -> tuple[tuple[Array, States], Passed]:
+    """(y and the states with the forward's amaxes, what it made on the way)."""
     fc1, fc2, norm = mlp.fc1, mlp.fc2, None
     a, context = _observed(mlp, a), Observed.of(fc1).context(context)
     s1, s2 = states or (None, None)
     if mlp.norm is None:
-        q, of_x = quantize_operand(fc1.plan.quantize_x, fc1, a.x, "x", context, _of(s1, "x"))
+        q, of_x = quantize_operand(fc1.plan.quantize_x, fc1, a.x, "x", context, history_of(s1, "x"))
         x1 = ComputedOperand(a.x, q, of_x)
     else:
         assert a.gamma is not None
         arrays = (a.x, a.gamma, a.beta)
-        x1, norm = normalized_operand(mlp.quantize_normalized, fc1, mlp.norm, arrays, context, _of(s1, "x"))
+        x1, norm = normalized_operand(mlp.quantize_normalized, fc1, mlp.norm, arrays, context, history_of(s1, "x"))
     wi = stored_weight(fc1, a.wi)
-    w1, of_w1 = quantize_operand(fc1.plan.quantize_w, fc1, wi, "w", context, _of(s1, "kernel"))
+    w1, of_w1 = quantize_operand(fc1.plan.quantize_w, fc1, wi, "w", context, history_of(s1, "kernel"))
     y1 = forward_product(fc1, x1.array, x1.q, wi, w1, a.bi, context)
-    later = _second(context)
+    later = second_context(context)
     activation = ActivationQuantizer(mlp.quantize_activated, mlp.activation, a.probs)
-    x2 = activated_operand(activation, fc2, y1, later, _of(s2, "x"))
+    x2 = activated_operand(activation, fc2, y1, later, history_of(s2, "x"))
     wo = stored_weight(fc2, a.wo)
-    w2, of_w2 = quantize_operand(fc2.plan.quantize_w, fc2, wo, "w", later, _of(s2, "kernel"))
+    w2, of_w2 = quantize_operand(fc2.plan.quantize_w, fc2, wo, "w", later, history_of(s2, "kernel"))
     y = forward_product(fc2, x2.array, x2.q, wo, w2, a.bo, later)
     if s1 is not None and s2 is not None:
         states = _states((x1.history, of_w1, s1.grad), (x2.history, of_w2, s2.grad))
@@ -142,14 +145,14 @@ def _observed(mlp: Mlp, a: Arrays) -> Arrays:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _mlp(mlp: Mlp, arrays: Arrays, states: States, context: Context) -> tuple[Array, States]:
-    return _forward(mlp, arrays, states, context)[0]
+    return forward(mlp, arrays, states, context)[0]
 
 
 def _differentiated(
     mlp: Mlp, arrays: Arrays, states: States, context: Context
 ) -> tuple[tuple[Array, States], Residuals]:
     mlp = mlp.trained()
-    result, passed = _forward(mlp, arrays, states, context)
+    result, passed = forward(mlp, arrays, states, context)
     norm = passed.norm
     if norm is not None and arrays.gamma is not None:
         norm = norm._replace(x=arrays.x, gamma=arrays.gamma, beta=arrays.beta)
@@ -169,20 +172,21 @@ def _differentiated(
     )
 
 
-def _backward(_: Mlp, r: Residuals, cotangents: tuple[Array, States]) -> tuple[Arrays, States, None]:
+def backward(r: Residuals, cotangents: tuple[Array, States]) -> tuple[Arrays, States]:
+    """Gradients, and the states with the backward's amaxes and those of calls that took the forward's."""
     mlp, fc1, fc2 = r.mlp, r.mlp.fc1, r.mlp.fc2
     first, second, later_states = Observed.of(fc1), Observed.of(fc2), cotangents[1]
     dy, w1, w2 = second.dy(cotangents[0]), first.kernel(r.w1), second.kernel(r.w2)
     s1, s2 = r.states or (None, None)
     context = first.context(r.context)
-    later = _second(context)
-    dyq, of_dy = quantize_operand(fc2.plan.quantize_dy, fc2, dy, "dy", later, _of(s2, "grad"))
+    later = second_context(context)
+    dyq, of_dy = quantize_operand(fc2.plan.quantize_dy, fc2, dy, "dy", later, history_of(s2, "grad"))
     da = input_gradient(fc2, dy, dyq, w2, later)
     x2 = octavo_activation(r.y1, r.probs, activation=mlp.activation) if r.x2 is None else r.x2
     dwo = kernel_gradient(fc2, x2, dy, dyq, later)
     dprobs = None if r.probs is None else octavo_probs_gradient(da, r.y1, activation=mlp.activation)
     gradient = ActivationQuantizer(mlp.quantize_gradient, mlp.activation, r.probs)
-    dy1, dbi = activation_gradient_operand(gradient, fc1, da, r.y1, r.bi, context, _of(s1, "grad"))
+    dy1, dbi = activation_gradient_operand(gradient, fc1, da, r.y1, r.bi, context, history_of(s1, "grad"))
     dx = input_gradient(fc1, dy1.array, dy1.q, w1, context)
     x1, dgamma, dbeta = first.x(r.x1), None, None
     if r.norm is not None:
@@ -197,7 +201,11 @@ def _backward(_: Mlp, r: Residuals, cotangents: tuple[Array, States]) -> tuple[A
     if s1 is not None and s2 is not None and later_states is not None:
         now = _states((s1.x, s1.kernel, dy1.history), (s2.x, s2.kernel, of_dy))
         states = (merged(now[0], later_states[0]), merged(now[1], later_states[1]))
-    return Arrays(dx, dgamma, dbeta, dwi, dwo, dbi, dbo, dprobs), states, None
+    return Arrays(dx, dgamma, dbeta, dwi, dwo, dbi, dbo, dprobs), states
+
+
+def _backward(_: Mlp, r: Residuals, cotangents: tuple[Array, States]) -> tuple[Arrays, States, None]:
+    return *backward(r, cotangents), None
 
 
 _mlp.defvjp(_differentiated, _backward)

@@ -25,23 +25,23 @@ from jax.typing import DTypeLike
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.axes import DenseAxes
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
-from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes
+from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions
 from octavo_jax.functions.activations import check_activation, check_probs
 from octavo_jax.functions.norms import check_norm
-from octavo_jax.linear.arguments import as_array, check_sizes_fit, context_of
+from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.expert_rows import ExpertRows
 from octavo_jax.mlp.arguments import check_mlp_operands, check_states, mlp_placements, placed_mlp, y_columns
 from octavo_jax.mlp.autograd import Arrays, octavo_mlp
+from octavo_jax.mlp.call import MlpOptions, resolved
 from octavo_jax.mlp.plan import OutputNames, mlp_for
 from octavo_jax.quantizers.derivatives import in_reverse
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
-from octavo_jax.sharding.conflicts import check_shards, check_unnamed
+from octavo_jax.sharding.conflicts import check_shards
 from octavo_jax.sharding.dense import as_row, as_stack, in_blocks, matrix_placement, one_group_each, out_of_blocks
 from octavo_jax.sharding.manual import on_first, summed_result, unsummed
-from octavo_jax.sharding.placement_of_call import placement_of
 from octavo_registry.contract.cards import Activation, Norm
 
 __all__ = ["OutputNames", "States", "grouped_mlp", "layernorm_mlp"]
@@ -75,7 +75,7 @@ def grouped_mlp(
     x                         [M, K], or [*B, M, K] whose rows are counted as one; bf16, fp16 or fp32
     wi, wo                    [G, K, C] and [G, F, N]; C = 2 F, the gate first, where the activation is gated, else F
     group_sizes               [G] integers on the host (checked) or a jax.Array (clamped, never read back); sum <= M
-    activation                silu, gelu, gelu_tanh, relu2, swiglu, geglu or geglu_tanh
+    activation                silu, gelu, gelu_tanh, relu2, swiglu, geglu, geglu_tanh or clamped_swiglu, see `activate`
     probs                     [M] float32, such as a router's weights; None: 1
     bi, bo                    [G, C] and [G, N]
     recipe                    of both layers: a Recipe, or the name of one; None: HighPrecision
@@ -108,29 +108,22 @@ def grouped_mlp(
     of_experts = ExpertRows.of(sharding, x, group_sizes)
     x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
     probs = None if probs is None else of_experts.in_blocks("probs", probs, None)
-    placements = mlp_placements(placement_of(sharding, group_sizes, x, wi), name)
-    if sharding is None:
-        check_unnamed("grouped_mlp", x=x, wi=wi, wo=wo)
-    groups = check_mlp_operands(x, wi, wo, bi, bo, name, placements)
-    blocks = () if placements[0] is None else placements[0].blocks
-    in_blocks = x.ndim == len(blocks) + 2
-    rows = x if in_blocks else x.reshape(-1, x.shape[-1])
-    sizes = as_group_sizes(group_sizes, rows.shape[-2], blocks)
-    check_sizes_fit(sizes, groups, placements[0])
-    check_states(recipe, state, groups)
-    for placement, kernel in zip(placements, (wi, wo), strict=True):
-        check_shards(placement, recipe, x, kernel, "kn")
-    partial = unsummed(placements[1])
-    dtype = jnp.float32 if partial else preferred_element_type
-    options = LayerOptions.of(recipe, dtype, checkpoint_name, None, backend, called_as("grouped_mlp", sharding))
-    mlp = mlp_for(options, output_checkpoint_names, rows, wi, wo, name, None, placements)
-    weights = probs if in_blocks or probs is None else probs.reshape(-1)
-    arrays = Arrays(rows, None, None, wi, wo, bi, on_first(bo, partial), weights)
-    arrays, state, sizes = placed_mlp(placements, arrays, state, sizes)
-    context = context_of(recipe, sizes, seed, group_offset)
-    y, new_state = in_reverse("grouped_mlp", octavo_mlp, mlp, arrays, state, context)
-    y = summed_result(y, partial, recipe, x, preferred_element_type)
-    y = of_experts.out_of_blocks(y if in_blocks else y.reshape(*x.shape[:-1], y.shape[-1]))
+    options = MlpOptions(
+        name,
+        recipe,
+        seed,
+        state,
+        group_offset,
+        checkpoint_name,
+        output_checkpoint_names,
+        preferred_element_type,
+        sharding,
+        backend,
+    )
+    call = resolved(Arrays(x, None, None, wi, wo, bi, bo, probs), group_sizes, options)
+    y, new_state = in_reverse("grouped_mlp", octavo_mlp, call.mlp, call.arrays, call.states, call.context)
+    y = summed_result(y, call.partial, recipe, x, preferred_element_type)
+    y = of_experts.out_of_blocks(y if call.in_blocks else y.reshape(*x.shape[:-1], y.shape[-1]))
     return y if state is None else (y, new_state)
 
 

@@ -12,7 +12,7 @@ from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
-from octavo_jax.moe.experts import WeightsOn
+from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes
 from octavo_jax.moe.local_block import Arrays, Body
 from octavo_jax.moe.sharded_block import devices_sharing_experts, over_mesh
 from octavo_jax.sharding.axes import MeshAxes, in_force
@@ -41,6 +41,8 @@ def moe_mlp(
     preferred_element_type: DTypeLike | None = None,
     sharding: MeshAxes | None = None,
     exchange: Exchange = DEFAULT_EXCHANGE,
+    form: Form = "standard",
+    weight_codes: WeightCodes = "keep",
     backend: BackendNames = None,
 ) -> Any:
     """A Mixture-of-Experts block: each token through its k most probable experts, weighted and summed.
@@ -51,7 +53,8 @@ def moe_mlp(
     wo          [E, F, N]
     bi, bo      their biases [E, C] and [E, N], or None
     normalize   divide a token's k weights by their sum
-    weights_on  as in `routed_mlp`
+    weights_on, form, weight_codes   as in `routed_mlp`, whose y and gradients are the same bits in every form but
+                "lean", whose y is the same
     mask        [...] bool, x's leading axes: False for tokens that go nowhere, such as padding. They cost no row of a
                 GEMM, may hold anything, and come back as zeros
     dtype       of the rows, wi, wo and the biases in the experts; the router sees x as it is. None: as they are
@@ -88,6 +91,8 @@ def moe_mlp(
         backend=backend if backend is None or isinstance(backend, str) else tuple(backend),
         sharding=sharding,
         exchange=exchange,
+        form=check_form(form),
+        weight_codes=check_weight_codes(weight_codes),
     )
     arrays = Arrays(x, mask, router, wi, wo, bi, bo, seed, state)
     result = over_mesh(body, arrays) if sharding is not None and sharding.every else body.run(arrays)

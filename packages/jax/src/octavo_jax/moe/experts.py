@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.arrays.recipes import RecipeLike
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.functions.activations import check_activation
+from octavo_jax.mlp.autograd import Arrays
+from octavo_jax.mlp.call import MlpOptions, resolved
 from octavo_jax.mlp.mlp import OutputNames, States, grouped_mlp
 from octavo_jax.moe.arrangement import Routing
+from octavo_jax.moe.layer.autograd import MoeArrays, octavo_moe
+from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes, check_weights_on
+from octavo_jax.moe.layer.kept import Places
+from octavo_jax.moe.layer.plan import moe_plan_of
 from octavo_jax.moe.permutation import combine, permute, row_weights
-from octavo_jax.sharding.axes import MeshAxes
+from octavo_jax.quantizers.derivatives import in_reverse
+from octavo_jax.sharding.axes import MeshAxes, in_force
+from octavo_jax.sharding.placement import Placement, mesh_of
 from octavo_registry.contract.cards import Activation
-
-WeightsOn = Literal["output", "activation"]
 
 
 def routed_mlp(
@@ -38,46 +46,93 @@ def routed_mlp(
     output_checkpoint_names: OutputNames = (None, None),
     preferred_element_type: DTypeLike | None = None,
     sharding: MeshAxes | None = None,
+    form: Form = "standard",
+    weight_codes: WeightCodes = "keep",
     backend: BackendNames = None,
 ) -> Any:
     """x [T, K] through the experts that `routing` names: permute, `octavo_jax.grouped_mlp`, combine.
 
     weights_on               "output" weighs what the experts return; "activation" what goes into wo, after which the
                              backward pass needs no output of an expert: neither its memory nor, under remat, its GEMM
+    form                     what is kept for the backward pass. "standard": x, fc1's result of each choice and, with
+                             the weights on the output, the experts' results. "keep_all": operands of the kernels'
+                             gradients, too, so that the backward pass makes none again. "recompute": x alone. "lean":
+                             as "standard", fc1's result as E4M3 codes with a scale for every 128 of a row; gradients'
+                             bits are then not those of the others, see octavo_numerics.keep_rows
+    weight_codes             of the kernels, the codes that the backward pass reads: "keep" them, or "remake" them there
     preferred_element_type   dtype of y, in which the experts' outputs are rounded once after the sum; None: x's
 
     The other arguments are those of `octavo_jax.grouped_mlp`. Returns y [T, N], and with a state (y, new state).
     """
     check_experts(x, weights_on, bo)
+    form, weight_codes = check_form(form), check_weight_codes(weight_codes)
+    sharding = in_force(sharding)
+    options = MlpOptions(
+        check_activation(activation),
+        as_recipe(recipe),
+        seed,
+        state,
+        0,
+        checkpoint_name,
+        output_checkpoint_names,
+        None,
+        sharding,
+        backend,
+    )
+    out_dtype = jnp.dtype(preferred_element_type or x.dtype)
+    if composes(sharding, x, wo):
+        check_kept_whole(form, weight_codes, "rows that a mesh cuts outside of jax.shard_map, or experts along tp,")
+        return _composed(x, routing, Arrays(x, None, None, wi, wo, bi, bo, None), weights_on, out_dtype, options)
+    call = resolved(Arrays(x, None, None, wi, wo, bi, bo, None), routing.group_sizes, options, len(routing.order))
+    plan = moe_plan_of(call.mlp, form, weight_codes, weights_on == "output", out_dtype)
+    arrays = MoeArrays(call.arrays.x, routing.weights, *call.arrays[3:7])
+    places = Places(routing.order, routing.position)
+    y, new_state = in_reverse("routed_mlp", octavo_moe, plan, arrays, places, call.states, call.context)
+    return y if state is None else (y, new_state)
+
+
+def _composed(
+    x: Array, routing: Routing, a: Arrays, weights_on: WeightsOn, out_dtype: DTypeLike, options: MlpOptions
+) -> Any:
+    """The same of three operations, which meshes may cut in ways of their own."""
     on_output = weights_on == "output"
     result = grouped_mlp(
         permute(x, routing),
-        wi,
-        wo,
+        a.wi,
+        a.wo,
         routing.group_sizes,
-        activation=activation,
+        bi=a.bi,
+        bo=a.bo,
         probs=None if on_output else row_weights(routing),
-        recipe=recipe,
-        bi=bi,
-        bo=bo,
-        seed=seed,
-        state=state,
-        checkpoint_name=checkpoint_name,
-        output_checkpoint_names=output_checkpoint_names,
-        sharding=sharding,
-        backend=backend,
+        **options._asdict(),
     )
-    rows, *new_state = result if state is not None else (result,)
-    y = combine(rows, routing, weighted=on_output, preferred_element_type=preferred_element_type or x.dtype)
+    rows, *new_state = result if options.state is not None else (result,)
+    y = combine(rows, routing, weighted=on_output, preferred_element_type=out_dtype)
     return (y, *new_state) if new_state else y
+
+
+def composes(sharding: MeshAxes | None, x: Array, wo: Array) -> bool:
+    """Whether a mesh cuts the rows of this call, or a sum over shards stands between experts and combination."""
+    if sharding is None or not sharding.every:
+        return False
+    placement = Placement(sharding, mesh_of(x, wo), ())
+    return placement.route != "manual" or bool(placement.size(sharding.names("tp")) > 1)
+
+
+def check_kept_whole(form: Form, weight_codes: WeightCodes, what: str) -> None:
+    """ValueError for what only the one call from tokens to tokens can do; `what` does not go through it."""
+    if form in ("lean", "recompute") or weight_codes == "remake":
+        raise ValueError(
+            f"form is {form!r} and weight_codes {weight_codes!r}; {what} are kept as octavo_jax.grouped_mlp keeps "
+            "them, so leave both out, or use jax.checkpoint"
+        )
 
 
 def check_experts(x: Array, weights_on: WeightsOn, bo: Array | None) -> None:
     """ValueError unless x is [T, K] and the weights can be applied where the caller wants them."""
     if x.ndim != 2:
         raise ValueError(f"x has shape {list(x.shape)}; it is [T, K], one row per token, with leading axes flattened")
-    if weights_on not in ("output", "activation"):
-        raise ValueError(f"weights_on is {weights_on!r}; it is 'output' or 'activation'")
+    check_weights_on(weights_on)
     if bo is not None and weights_on != "output":
         raise ValueError("bo was given and weights_on is 'activation', which would add it unweighted; use 'output'")
 
@@ -89,7 +144,7 @@ class LocalExperts:
     wi, wo       [G, K, C] and [G, F, N]
     weights_on   as in `routed_mlp`
     out_dtype    of y
-    options      the other keywords of `octavo_jax.grouped_mlp`
+    options      the other keywords of `routed_mlp`
     """
 
     wi: Array
@@ -118,7 +173,10 @@ class LocalExperts:
 
     def grouped(self, rows: Array, group_sizes: Array, probs: Array | None) -> tuple[Array, States | None]:
         """`octavo_jax.grouped_mlp` of rows that are sorted by expert, and the new state or None."""
-        return self._with_state(grouped_mlp(rows, self.wi, self.wo, group_sizes, probs=probs, **self.options))
+        options = {**self.options}
+        form, weight_codes = check_form(options.pop("form")), check_weight_codes(options.pop("weight_codes"))
+        check_kept_whole(form, weight_codes, "rows of a ragged exchange")
+        return self._with_state(grouped_mlp(rows, self.wi, self.wo, group_sizes, probs=probs, **options))
 
     def _with_state(self, result: Any) -> tuple[Array, States | None]:
         return (result, None) if self.options["state"] is None else result

@@ -14,7 +14,8 @@ from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.arrangement import arranged, counts
 from octavo_jax.moe.exchange import Exchange
 from octavo_jax.moe.expert_parallel import spread_mlp
-from octavo_jax.moe.experts import LocalExperts, WeightsOn
+from octavo_jax.moe.experts import LocalExperts
+from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 from octavo_jax.moe.routing import RouterStats, choose, stats_of
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.cards import Activation
@@ -58,6 +59,8 @@ class Body:
     backend: str | tuple[str, ...] | None
     sharding: MeshAxes | None
     exchange: Exchange
+    form: Form
+    weight_codes: WeightCodes
 
     @property
     def token_axes(self) -> tuple[str, ...]:
@@ -87,6 +90,8 @@ class Body:
             "output_checkpoint_names": self.output_checkpoint_names,
             "backend": self.backend,
             "sharding": self.sharding,
+            "form": self.form,
+            "weight_codes": self.weight_codes,
         }
         experts = LocalExperts(wi, wo, self.weights_on, self.out_dtype, options)
         load, dropped = counts(choices.experts, logits.shape[1]), None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -10,6 +11,8 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from octavo_jax.arithmetic import bits as fp32
+from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.moe.arrangement import Routing
 
 
@@ -45,8 +48,9 @@ def combine(
         raise ValueError(f"rows has shape {list(rows.shape)}; it is [R, N], one row a choice")
     _check_first(rows, routing.order.shape[0], "rows", "one row a choice")
     where = (routing.order, routing.position, jnp.sum(routing.group_sizes))
-    y: Array = _combined(rows, routing.weights, *where) if weighted else _summed(rows, *where)
-    return y.astype(rows.dtype if preferred_element_type is None else preferred_element_type)
+    dtype = jnp.dtype(rows.dtype if preferred_element_type is None else preferred_element_type)
+    y: Array = _combined(rows, routing.weights, *where, dtype) if weighted else _summed(rows, *where, dtype)
+    return y
 
 
 def _check_first(x: Array, needed: int, name: str, what: str) -> None:
@@ -58,21 +62,41 @@ def _taken(x: Array, indices: Array) -> Array:
     return x.at[indices].get(mode="promise_in_bounds")
 
 
-def _row_of(x: Array, position: Array, end: Array) -> Array:
+def _wide(x: Array) -> Array:
+    """float32 x, as it was rounded: a compiler may take a float through two casts as it was before the first."""
+    return fp32.as_float(fp32.widened(x)) if x.dtype in (jnp.bfloat16, jnp.float16) else x.astype(jnp.float32)
+
+
+def row_of(x: Array, position: Array, end: Array) -> Array:
     """float32 x[position], 0 where the position is past the end, whatever x has there."""
     inside = position < end
     # Row 0 stands for what is left out: most choices, where experts are spread; it is then read from cache.
-    rows = _taken(x, jnp.where(inside, position, 0)).astype(jnp.float32)
+    rows = _wide(_taken(x, jnp.where(inside, position, 0)))
     return jnp.where(inside.reshape(position.shape + (1,) * (rows.ndim - position.ndim)), rows, np.float32(0))
 
 
-def _sum_of_choices(rows: Array, position: Array, end: Array) -> Array:
-    """float32 [T, ...]: one gather a choice and a fixed order of sums, which a reduction would be free to choose."""
-    parts = [_row_of(rows, position[:, j], end) for j in range(position.shape[1])]
-    return sum(parts[1:], start=parts[0])
+# Barriers, and one compiled call for eager users: what is before and after would change last bits from one program to
+# the next, because compilers contract products with sums.
+@partial(jax.jit, static_argnames="dtype")
+def sum_of_choices(rows: Array, position: Array, end: Array, *, dtype: DTypeLike) -> Array:
+    """[T, ...]: one gather a choice and a fixed order of fp32 sums, which a reduction would be free to choose, rounded
+    once to `dtype`."""
+    (rows,) = barrier(rows)
+    parts = [row_of(rows, position[:, j], end) for j in range(position.shape[1])]
+    (total,) = barrier(sum(parts[1:], start=parts[0]).astype(dtype))
+    return total
 
 
-def _token_rows(x: Array, order: Array, position: Array) -> Array:
+@partial(jax.jit, static_argnames="dtype")
+def weighted_sum(rows: Array, weights: Array, position: Array, end: Array, *, dtype: DTypeLike) -> Array:
+    """`sum_of_choices` of weights [T, k] times rows [R, N]."""
+    rows, weights = barrier(rows, weights)
+    parts = [weights[:, j, None] * row_of(rows, position[:, j], end) for j in range(position.shape[1])]
+    (total,) = barrier(sum(parts[1:], start=parts[0]).astype(dtype))
+    return total
+
+
+def token_rows(x: Array, order: Array, position: Array) -> Array:
     """[R, ...]: each row gets its token's entry of x."""
     return _taken(x, order // position.shape[1])
 
@@ -83,7 +107,7 @@ def _inside(rows: Array, end: Array) -> Array:
     return jnp.where(index < end, rows, jnp.zeros((), rows.dtype))
 
 
-class _Saved(NamedTuple):
+class Saved(NamedTuple):
     """What the gradients read; `like` has no entries and the argument's dtype."""
 
     order: Array
@@ -100,74 +124,94 @@ def _like(x: Array) -> Array:
 
 @jax.custom_vjp
 def _permuted(x: Array, order: Array, position: Array, end: Array) -> Array:
-    return _token_rows(x, order, position)
+    return token_rows(x, order, position)
 
 
-def _permuted_forward(x: Array, order: Array, position: Array, end: Array) -> tuple[Array, _Saved]:
-    return _token_rows(x, order, position), _Saved(order, position, end, _like(x))
+def _permuted_forward(x: Array, order: Array, position: Array, end: Array) -> tuple[Array, Saved]:
+    return token_rows(x, order, position), Saved(order, position, end, _like(x))
 
 
-def _permuted_backward(saved: _Saved, drows: Array) -> tuple[Array | None, ...]:
-    return _sum_of_choices(drows, saved.position, saved.end).astype(saved.like.dtype), None, None, None
+def _permuted_backward(saved: Saved, drows: Array) -> tuple[Array | None, ...]:
+    return sum_of_choices(drows, saved.position, saved.end, dtype=saved.like.dtype), None, None, None
 
 
 _permuted.defvjp(_permuted_forward, _permuted_backward)
 
 
-@jax.custom_vjp
-def _summed(rows: Array, order: Array, position: Array, end: Array) -> Array:
-    return _sum_of_choices(rows, position, end)
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _summed(rows: Array, order: Array, position: Array, end: Array, dtype: DTypeLike) -> Array:
+    y: Array = sum_of_choices(rows, position, end, dtype=dtype)
+    return y
 
 
-def _summed_forward(rows: Array, order: Array, position: Array, end: Array) -> tuple[Array, _Saved]:
-    return _sum_of_choices(rows, position, end), _Saved(order, position, end, _like(rows))
+def _summed_forward(rows: Array, order: Array, position: Array, end: Array, dtype: DTypeLike) -> tuple[Array, Saved]:
+    return _summed(rows, order, position, end, dtype), Saved(order, position, end, _like(rows))
 
 
-def _summed_backward(saved: _Saved, dy: Array) -> tuple[Array | None, ...]:
-    drows = _inside(_token_rows(dy, saved.order, saved.position), saved.end)
-    return drows.astype(saved.like.dtype), None, None, None
+def rows_gradient(saved: Saved, dy: Array) -> Array:
+    """drows [R, N] in the rows' dtype of `sum_of_choices`, from dy."""
+    of_rows = token_rows(dy, saved.order, saved.position)
+    return _inside(of_rows, saved.end).astype(saved.like.dtype)
+
+
+def _summed_backward(dtype: DTypeLike, saved: Saved, dy: Array) -> tuple[Array | None, ...]:
+    return rows_gradient(saved, dy), None, None, None
 
 
 _summed.defvjp(_summed_forward, _summed_backward)
 
 
-@jax.custom_vjp
-def _ordered(weights: Array, order: Array, position: Array, end: Array) -> Array:
+def weights_by_row(weights: Array, order: Array) -> Array:
+    """[R] of weights [T, k]."""
     return _taken(weights.reshape(-1), order)
 
 
-def _ordered_forward(weights: Array, order: Array, position: Array, end: Array) -> tuple[Array, _Saved]:
-    return _ordered(weights, order, position, end), _Saved(order, position, end, _like(weights))
+@jax.custom_vjp
+def _ordered(weights: Array, order: Array, position: Array, end: Array) -> Array:
+    return weights_by_row(weights, order)
 
 
-def _ordered_backward(saved: _Saved, dweights: Array) -> tuple[Array | None, ...]:
-    return _row_of(dweights, saved.position, saved.end), None, None, None
+def _ordered_forward(weights: Array, order: Array, position: Array, end: Array) -> tuple[Array, Saved]:
+    return _ordered(weights, order, position, end), Saved(order, position, end, _like(weights))
+
+
+def _ordered_backward(saved: Saved, dweights: Array) -> tuple[Array | None, ...]:
+    return row_of(dweights, saved.position, saved.end), None, None, None
 
 
 _ordered.defvjp(_ordered_forward, _ordered_backward)
 
 
-@jax.custom_vjp
-def _combined(rows: Array, weights: Array, order: Array, position: Array, end: Array) -> Array:
-    parts = [weights[:, j, None] * _row_of(rows, position[:, j], end) for j in range(position.shape[1])]
-    return sum(parts[1:], start=parts[0])
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _combined(rows: Array, weights: Array, order: Array, position: Array, end: Array, dtype: DTypeLike) -> Array:
+    y: Array = weighted_sum(rows, weights, position, end, dtype=dtype)
+    return y
 
 
-def _combined_forward(rows: Array, weights: Array, order: Array, position: Array, end: Array) -> tuple[Array, _Saved]:
-    saved = _Saved(order, position, end, _like(rows), rows, weights)
-    return _combined(rows, weights, order, position, end), saved
+def _combined_forward(
+    rows: Array, weights: Array, order: Array, position: Array, end: Array, dtype: DTypeLike
+) -> tuple[Array, Saved]:
+    saved = Saved(order, position, end, _like(rows), rows, weights)
+    return _combined(rows, weights, order, position, end, dtype), saved
 
 
-def _combined_backward(saved: _Saved, dy: Array) -> tuple[Array | None, ...]:
+@jax.jit
+def weighted_gradients(saved: Saved, dy: Array) -> tuple[Array, Array]:
+    """(drows [R, N] in the rows' dtype, dweights [T, k]) of `weighted_sum`, from dy."""
     assert saved.rows is not None
     assert saved.weights is not None
-    share = _taken(saved.weights.reshape(-1), saved.order)[:, None]
-    of_rows = _token_rows(dy, saved.order, saved.position)
+    rows, weights, dy = barrier(saved.rows, saved.weights, dy)
+    share = weights_by_row(weights, saved.order)[:, None]
+    of_rows = _wide(token_rows(dy, saved.order, saved.position))
     drows = _inside(share * of_rows, saved.end)
     # By row, not by choice: where experts are spread there are fewer rows here.
-    products = jnp.sum(saved.rows.astype(jnp.float32) * of_rows, axis=-1)
-    dweights = _row_of(products, saved.position, saved.end)
-    return drows.astype(saved.like.dtype), dweights, None, None, None
+    products = jnp.sum(_wide(rows) * of_rows, axis=-1)
+    drows, dweights = barrier(drows.astype(saved.like.dtype), row_of(products, saved.position, saved.end))
+    return drows, dweights
+
+
+def _combined_backward(dtype: DTypeLike, saved: Saved, dy: Array) -> tuple[Array | None, ...]:
+    return *weighted_gradients(saved, dy), None, None, None
 
 
 _combined.defvjp(_combined_forward, _combined_backward)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.moe.arrangement import Routing, arranged, check_mask, named
+from octavo_jax.moe.arrangement import Routing, arranged, check_mask
+from octavo_jax.moe.router import largest, picked, router_scores
 
 
 class Choices(NamedTuple):
@@ -80,12 +80,9 @@ def choose(logits: Array, k: int, *, normalize: bool, mask: Array | None, checkp
     check_mask(mask, tokens)
     if mask is not None:
         logits = jnp.where(mask[:, None], logits, 0)
-    probabilities = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
-    _, chosen = lax.top_k(lax.stop_gradient(probabilities), k)
-    chosen = named(chosen.astype(jnp.int32), checkpoint_name)  # before its first use, or the search runs again
-    # A comparison and a sum, not a gather: its gradient is one, too, where a gather's scatters.
-    picked = chosen[:, :, None] == jnp.arange(experts, dtype=jnp.int32)[None, None, :]
-    weights = jnp.sum(jnp.where(picked, probabilities[:, None, :], 0), axis=-1)
+    probabilities = router_scores(logits, "softmax")
+    chosen = largest(lax.stop_gradient(probabilities), k, checkpoint_name)
+    weights = picked(probabilities, chosen)
     if normalize:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     if mask is not None:

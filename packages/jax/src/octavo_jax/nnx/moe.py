@@ -9,7 +9,7 @@ from jax import Array
 
 from octavo_jax.modules.initializers import Initializer, dense_kernel_init
 from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, RouterStats, moe_mlp
-from octavo_jax.moe.experts import WeightsOn
+from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 from octavo_jax.nnx.base import Axes, value_of
 from octavo_jax.nnx.mlp import MLPModule, MLPOptions
 from octavo_jax.nnx.whole_signature import with_whole_signature
@@ -24,6 +24,7 @@ class MoE(MLPModule):
 
     num_experts, in_features, hidden, k   E, K, F, and experts a token goes to
     normalize, weights_on                 as in `octavo_jax.moe.moe_mlp`
+    form, weight_codes                    what is kept for the backward pass, as there
     exchange                              of tokens between devices, where `sharding` spreads the experts
     router_init, router_axes              of router
     Other arguments                       `MLPModule`'s
@@ -39,6 +40,8 @@ class MoE(MLPModule):
         normalize: bool = True,
         weights_on: WeightsOn = "output",
         exchange: Exchange = DEFAULT_EXCHANGE,
+        form: Form = "standard",
+        weight_codes: WeightCodes = "keep",
         router_init: Initializer = dense_kernel_init,
         router_axes: Axes = (),
         **options: Unpack[MLPOptions],
@@ -48,6 +51,8 @@ class MoE(MLPModule):
         self.k, self.normalize = k, normalize
         self.weights_on: WeightsOn = weights_on
         self.exchange = exchange
+        self.form: Form = form
+        self.weight_codes: WeightCodes = weight_codes
 
     def __call__(
         self, x: Array, *, mask: Array | None = None, seed: int | Array | None = None
@@ -65,6 +70,8 @@ class MoE(MLPModule):
             weights_on=self.weights_on,
             mask=mask,
             exchange=self.exchange,
+            form=self.form,
+            weight_codes=self.weight_codes,
             dtype=self.dtype,
             bi=value_of(self.wi_bias),
             bo=value_of(self.wo_bias),

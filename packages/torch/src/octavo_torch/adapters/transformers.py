@@ -5,22 +5,24 @@
     model = AutoModelForCausalLM.from_pretrained(name, experts_implementation=register(octavo.recipe("mxfp8")))
 
 Every experts module that transformers dispatches then runs the recipe, forward and backward, with any biases, gates and
-orientation of weights. transformers silently falls back to its own loop where a model's experts are not dispatched at
-all: check `model.get_experts_implementation()`; the tests count calls.
+orientation of weights; where its activation is one of ours, Qwen3-MoE's and gpt-oss's among them, it is one `moe_mlp`,
+which keeps x once per token. transformers silently falls back to its own loop where a model's experts are not
+dispatched at all: check `model.get_experts_implementation()`; the tests count calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM, misfit
-from octavo_torch.mlp.mlp import grouped_mlp
+from octavo_torch.moe.forms import Form, WeightCodes, check_form, check_weight_codes
+from octavo_torch.moe.moe import moe_mlp
 from octavo_torch.moe.permutation import permute, unpermute
 
 TESTED = "5.23.0"
@@ -31,6 +33,13 @@ _PLAIN = {
     "SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
     "ReLUSquaredActivation": "relu2",
 }  # fmt: skip
+# by the method that a class has itself: a subclass with another one has another name for it
+_CLAMPED = {
+    "GptOssExperts._apply_gate": ("alpha", "limit"),
+    "OpenAIPrivacyFilterExperts._apply_gate": ("alpha", "limit"),
+    "MiniMaxM3VLExperts._apply_gate": ("swiglu_alpha", "swiglu_limit"),
+}
+_CLAMPED_BY = (1.702, 7.0)
 
 
 def register(
@@ -39,14 +48,17 @@ def register(
     seed: int | Tensor | None = None,
     backend: str | Sequence[str] | None = None,
     name: str | None = None,
+    form: Literal["keep_all", "standard", "lean", "recompute"] = "standard",
+    weight_codes: Literal["keep", "remake"] = "keep",
 ) -> str:
     """Register `experts(recipe, ...)` with transformers; returns the name for `experts_implementation=`.
 
-    name   None: "octavo-" and the recipe's kind. An existing function of that name is replaced
+    name                 None: "octavo-" and the recipe's kind. An existing function of that name is replaced
+    form, weight_codes   see `experts`
 
-    Raises what GroupedMM raises, and AdapterError where transformers has no registry of experts functions.
+    Raises what `experts` raises, and AdapterError where transformers has no registry of experts functions.
     """
-    function = experts(recipe, seed=seed, backend=backend)
+    function = experts(recipe, seed=seed, backend=backend, form=form, weight_codes=weight_codes)
     try:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
@@ -57,10 +69,21 @@ def register(
 
 
 def experts(
-    recipe: Recipe | str | None, *, seed: int | Tensor | None = None, backend: str | Sequence[str] | None = None
+    recipe: Recipe | str | None,
+    *,
+    seed: int | Tensor | None = None,
+    backend: str | Sequence[str] | None = None,
+    form: Literal["keep_all", "standard", "lean", "recompute"] = "standard",
+    weight_codes: Literal["keep", "remake"] = "keep",
 ) -> ExpertsFunction:
-    """The function that transformers calls instead of an experts module's forward; see GroupedMM for the arguments."""
-    return ExpertsFunction(GroupedMM(recipe, seed, backend))
+    """The function that transformers calls instead of an experts module's forward.
+
+    recipe, seed, backend   as GroupedMM has them
+    form, weight_codes      what `moe_mlp` keeps for the backward, of experts with a known activation
+
+    Raises what GroupedMM raises, and ValueError for an unknown form.
+    """
+    return ExpertsFunction(GroupedMM(recipe, seed, backend), check_form(form), check_weight_codes(weight_codes))
 
 
 class ExpertsModule(Protocol):
@@ -80,12 +103,14 @@ class ExpertsModule(Protocol):
 class ExpertsFunction:
     """hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k] -> [T, H], with a module's parameters.
 
-    An index outside of the module's experts, as expert parallelism leaves it, costs no row. A known activation is fused
-    with the quantizers, and each choice's weight multiplies it there, in fp32; otherwise the module's own function runs
-    and the weights multiply the result.
+    An index outside of the module's experts, as expert parallelism leaves it, costs no row. Experts with a known
+    activation are one `moe_mlp`, where each choice's weight multiplies the activation in fp32; otherwise the module's
+    own function runs between two products, and the weights multiply the result.
     """
 
     product: GroupedMM
+    form: Form = "standard"
+    weight_codes: WeightCodes = "keep"
 
     def __call__(
         self, module: ExpertsModule, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
@@ -93,15 +118,15 @@ class ExpertsFunction:
         """The module's result."""
         product = self.product
         first, second = _projections(module)
-        rows, sizes, routing = permute(hidden_states, top_k_index, first[0].shape[0])
         activation = _activation(module)
         if activation is not None:
-            probs = routing.to_rows(top_k_weights)
-            y = grouped_mlp(
-                rows, first[0], second[0], sizes, activation=activation, probs=probs, bias1=first[1], bias2=second[1],
-                bias2_scales=None if second[1] is None else probs, seed=product.seed_on(rows.device), **product.how,
+            return moe_mlp(
+                hidden_states, top_k_index, top_k_weights, first[0], second[0], activation=activation,
+                interleave=None if not module.has_gate or module.is_concatenated else 1, bias1=first[1],
+                bias2=second[1], form=self.form, weight_codes=self.weight_codes,
+                seed=product.seed_on(hidden_states.device), **product.how,
             )  # fmt: skip
-            return unpermute(y, routing)
+        rows, sizes, routing = permute(hidden_states, top_k_index, first[0].shape[0])
         ends = torch.cumsum(sizes, 0)
         h = product(rows, first[0].transpose(1, 2), ends, first[1])
         h = module._apply_gate(h) if module.has_gate else module.act_fn(h)
@@ -122,12 +147,15 @@ def _projections(module: ExpertsModule) -> tuple[tuple[Tensor, Tensor | None], t
 
 
 def _activation(module: ExpertsModule) -> str | None:
-    """The activation's name in `grouped_mlp`; None where the module does something else between its projections."""
+    """The activation's name in `moe_mlp`; None where the module does something else between its projections."""
     if getattr(module, "has_post_expert_norm", False):
         return None
     if not module.has_gate:
         return _PLAIN.get(type(module.act_fn).__name__)
-    gate = getattr(type(module), "_apply_gate", None)
-    if not module.is_concatenated or getattr(gate, "__name__", "") != "_default_apply_gate":
+    gate = getattr(getattr(type(module), "_apply_gate", None), "__qualname__", "")
+    if gate in _CLAMPED:
+        given = tuple(getattr(module, name) for name in _CLAMPED[gate])
+        return "clamped_swiglu" if given == _CLAMPED_BY else None
+    if not module.is_concatenated or not gate.endswith("_default_apply_gate"):
         return None
     return _GATED.get(type(module.act_fn).__name__)

@@ -19,16 +19,19 @@ from octavo_torch.arrays.group_parameters import part_names
 from octavo_torch.arrays.per_group import stacked_view
 from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_layers, recipe_state
 from octavo_torch.distributed.fsdp.shard import WeightShard
+from octavo_torch.linear.coded_weight import CodedWeight
 
 
 def save_distributed(module: nn.Module, folder: str | Path) -> None:
     """Write the state dict of `module` and its recipes' fingerprints to safetensors files in `folder`.
 
     Every rank of the default process group calls it and writes its part; without a process group, this process writes
-    everything. Needs the package safetensors. Only values are written: for weights as codes use save_checkpoint.
+    everything. Needs the package safetensors. Only values are written: raises ValueError for a module with
+    CodedWeights, whose MasterWeights may be saved instead, or the codes by save_checkpoint.
     """
     check_module(module)
     check_path("folder", folder)
+    _check_values(module)
     state = {**module.state_dict(), **recipe_state(module)}
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     with _without_process_group_warning():
@@ -44,6 +47,7 @@ def load_distributed(module: nn.Module, folder: str | Path) -> None:
     """
     check_module(module)
     check_path("folder", folder)
+    _check_values(module)
     reader = HuggingFaceStorageReader(str(folder))
     with _without_process_group_warning():
         saved = reader.read_metadata().state_dict_metadata.keys()
@@ -56,6 +60,15 @@ def load_distributed(module: nn.Module, folder: str | Path) -> None:
         load(saved_fingerprints, storage_reader=reader)
         check_recipe_state(module, saved_fingerprints)
         load(targets, storage_reader=reader)
+
+
+def _check_values(module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, CodedWeight):
+            raise ValueError(
+                f"{name} is codes of recipe {parameter.recipe.kind} alone, and these checkpoints hold values; give the "
+                "MasterWeights of the module, or use save_checkpoint(module, path, quantized=True) and load_checkpoint"
+            )
 
 
 def _targets(module: nn.Module, saved: Set[str]) -> dict[str, Tensor]:

@@ -108,7 +108,7 @@ class GroupedMLPParallel(_Style):
         if module.hidden_features % (block * ranks):
             raise ValueError(
                 f"hidden_features is {module.hidden_features} in blocks of {block} for {ranks} ranks; "
-                "give a multiple of {block * ranks}"
+                f"give a multiple of {block * ranks}"
             )
 
 

@@ -1,7 +1,8 @@
 """Activations and their gradients: computed in fp32 or wider, rounded once to the input's dtype.
 
-silu and relu2 are fp32 throughout; the two GELUs, whose arguments an fp32 rounding would spoil far below zero, are
-computed in fp64 and rounded to fp32. An infinity gives the limit, NaN gives NaN. Below 2^-120 a result may be zero.
+silu and relu2 are fp32 throughout; the two GELUs and the clamped SwiGLU's gate, whose arguments an fp32 rounding would
+spoil far below zero, are computed in fp64 and rounded to fp32. An infinity gives the limit, NaN gives NaN. Below 2^-120
+a result may be zero.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from octavo_torch.arrays.checks import brief
 from octavo_torch.compiler.operators import Operators
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
-"""Names: gelu and geglu are with erf, gelu_tanh and geglu_tanh with tanh."""
+"""Names: gelu and geglu are with erf, gelu_tanh and geglu_tanh with tanh, clamped_swiglu is gpt-oss's."""
 
 _LINEAR = 2 * math.sqrt(2 / math.pi)
 _CUBIC = 0.044715 * _LINEAR
+_ALPHA, _LIMIT = 1.702, 7.0  # of the clamped SwiGLU
 
 
 class ValueAndSlope(NamedTuple):
@@ -64,6 +66,17 @@ def _relu2(x: Tensor) -> ValueAndSlope:
     return ValueAndSlope(positive * positive, lambda: positive + positive)
 
 
+def _clamped(x: Tensor) -> ValueAndSlope:
+    near = x.clamp(-120.0, _LIMIT)
+    s = near.double().mul_(_ALPHA).sigmoid_()
+
+    def slope() -> Tensor:
+        inside = (s * (1 + (1 - s) * near * _ALPHA)).float()
+        return inside.masked_fill_(x > _LIMIT, 0.0)
+
+    return ValueAndSlope((near * s).float(), slope)
+
+
 _PARTS: dict[str, Callable[[Tensor], ValueAndSlope]] = {
     "silu": _silu,
     "swiglu": _silu,
@@ -72,6 +85,7 @@ _PARTS: dict[str, Callable[[Tensor], ValueAndSlope]] = {
     "gelu_tanh": _gelu_tanh,
     "geglu_tanh": _gelu_tanh,
     "relu2": _relu2,
+    "clamped_swiglu": _clamped,
 }
 """The function of x, or of a gated activation's gate."""
 
@@ -95,11 +109,14 @@ def features(columns: int, activation: Activation, what: str) -> int:
 
 
 def _split(x: Tensor, activation: str) -> tuple[Tensor, Tensor | None]:
-    """fp32 x, or its gate; and the up projection, in x's dtype: a product with it is fp32."""
+    """fp32 x, or its gate; and the factor of a gate, in x's dtype or fp32: a product with it is fp32."""
     if activation not in GATED:
         return x.float(), None
     half = x.shape[-1] // 2
-    return x[..., :half].float(), x[..., half:]
+    up = x[..., half:]
+    if activation == "clamped_swiglu":
+        up = up.float().clamp(-_LIMIT, _LIMIT).add_(1.0)
+    return x[..., :half].float(), up
 
 
 def _value(x: Tensor, activation: str) -> Tensor:
@@ -123,6 +140,8 @@ def _activate_gradient(dy: Tensor, x: Tensor, probs: Tensor | None, activation: 
     half = up.shape[-1]
     gradient[..., :half] = grad * parts.slope() * up
     gradient[..., half:] = grad * parts.value
+    if activation == "clamped_swiglu":
+        gradient[..., half:].masked_fill_(x[..., half:].abs() > _LIMIT, 0.0)
     return gradient
 
 
@@ -138,7 +157,9 @@ def _activate_fake(x: Tensor, probs: Tensor | None, activation: str) -> Tensor:
 _operator = Operators("octavo_torch").define
 
 activate = _operator("activate(Tensor x, Tensor? probs, str activation) -> Tensor", _activate, _activate_fake)
-"""fl(fl(act(gate) up) probs), or without gates fl(act(x) probs), rounded to x's dtype: [..., F] of [..., C].
+"""fl(fl(act(gate) up) probs), or without gates fl(act(x) probs), rounded to x's dtype: [..., F] of [..., C]. In
+clamped_swiglu fl(u + 1), u being up clamped to +-7, is in up's place, and the gate is at most 7: what is past its limit
+has the gradient 0.
 
 probs   fp32 [...], one per row
 """

@@ -12,9 +12,13 @@ from torch.utils import _pytree as pytree
 
 from octavo import GroupedTensorSpec, Recipe
 from octavo_torch.arrays.checks import brief, check_dtype, check_recipe
+from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
+from octavo_torch.arrays.interleaving import to_halves
+from octavo_torch.arrays.operands import check_layout
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.linear.weights import QuantizedWeight
+from octavo_torch.quantizers.functional import quantize
 
 _IN_FEATURES = 2
 _aten = torch.ops.aten
@@ -25,6 +29,8 @@ _SAME = {
     _aten.view.default,
 }  # as a parameter is created, or seen through a sharding wrapper: another tensor over the same codes
 _COPIES = {_aten.clone.default, _aten._to_copy.default}
+_FILLS = {_aten.uniform_.default, _aten.normal_.default, _aten.fill_.Scalar, _aten.zero_.default}
+"""What torch.nn.init does to a parameter: the values are drawn, and quantized into it."""
 _NEW = {_aten.zeros_like.default, _aten.new_zeros.default, _aten.empty_like.default, _aten.new_empty.default}
 
 
@@ -37,8 +43,9 @@ class CodedWeight(torch.Tensor):
 
     It may be a parameter: `grouped_linear`, `grouped_mlp` and their modules take it in the weight's place, and a
     gradient that it receives is an ordinary tensor. FSDP2 gathers one where `quantize_before_gather` is on, and a
-    checkpoint of quantized weights is loaded as one. Whatever would need values raises ValueError: nothing is
-    dequantized in silence, `octavo_torch.dequantize(weight.codes)` does it. torch.compile sees its planes.
+    checkpoint of quantized weights is loaded as one; `quantized_parameters` makes a model of them. `copy_` quantizes
+    new values into the codes, in place. Whatever else would need values raises ValueError: nothing is dequantized in
+    silence, `octavo_torch.dequantize(weight.codes)` does it. torch.compile sees its planes.
 
     codes     both planes, in the layouts that the backend reads
     recipe    the recipe that they belong to
@@ -73,7 +80,7 @@ class CodedWeight(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> object:
-        """Views and copies of the whole, and new tensors of its shape; ValueError for all else."""
+        """Views and copies of the whole, new tensors of its shape, values copied into it; ValueError for all else."""
         weight = args[0]
         options = dict(kwargs or {})
         if func in _SAME and isinstance(weight, cls):
@@ -87,10 +94,58 @@ class CodedWeight(torch.Tensor):
         if func in _NEW:
             like = torch.empty((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
             return func(like, *args[1:], **options)
+        if func is _aten.copy_.default and isinstance(weight, cls):
+            weight._write(args[1])
+            return weight
+        if func in _FILLS and isinstance(weight, cls):
+            values = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+            weight._write(func(values, *args[1:], **options))
+            return weight
+        own = next(value for value in pytree.tree_leaves((args, options)) if isinstance(value, cls))
         raise ValueError(
-            f"{func} was called on a weight that is codes of recipe {weight.recipe.kind} alone; give it to a grouped "
-            "layer, or take values from octavo_torch.dequantize(weight.codes)"
+            f"{func} was called on a weight that is codes of recipe {own.recipe.kind} alone; give it to a grouped "
+            "layer, take values from octavo_torch.dequantize(weight.codes), give it new ones by weight.copy_(values), "
+            "or have an optimizer step the values of octavo_torch.MasterWeights"
         )
+
+    @torch.no_grad()
+    def _write(self, values: object) -> None:
+        """Quantizes `values` [G, N, K], cast to this weight's dtype, into the planes; or copies another weight's."""
+        if not isinstance(values, Tensor) or tuple(values.shape) != tuple(self.shape):
+            given = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(f"values has shape {given} and the weight is {list(self.shape)}; give that shape")
+        if isinstance(values, CodedWeight):
+            self._write_codes(values)
+            return
+        if values.dtype not in DTYPE_NAMES:
+            raise ValueError(f"values has dtype {name_of(values.dtype)}; give bfloat16, float16 or float32")
+        check_layout("values", values)
+        if values.is_meta is not self.is_meta:
+            raise ValueError(
+                f"values is on {values.device} and the weight on {self.device}; give values that are there"
+            )
+        if self.recipe.stateful:
+            raise ValueError(
+                f"values cannot be copied into codes of recipe {self.recipe.kind}, whose scales come from earlier "
+                "steps; keep a weight of values, or take a recipe whose codes depend on the values alone"
+            )
+        values = values.to(self.device, self.dtype)
+        halves = to_halves(values, self.interleave) if self.interleave else values
+        # The codes were made for a backend's layouts, and whoever has these layouts writes the same bits.
+        quantize(halves, self.codes.spec.quantizer, layouts=self.layouts, operand="w", out=self.codes)
+        # a kernel's writes are unknown to autograd, which would read these codes in a backward of the old ones
+        torch.autograd.graph.increment_version([getattr(self.codes, name) for name in self._first.values()])
+
+    def _write_codes(self, other: CodedWeight) -> None:
+        same = other.codes.spec == self.codes.spec and other.interleave == self.interleave
+        if not same or other.recipe.fingerprint != self.recipe.fingerprint:
+            raise ValueError(
+                f"values is codes of recipe {other.recipe.kind} ({other.recipe.fingerprint}) in layouts "
+                f"{other.layouts} and the weight of {self.recipe.kind} ({self.recipe.fingerprint}) in {self.layouts}; "
+                "give values, such as those of octavo_torch.dequantize"
+            )
+        for name in self._first.values():
+            getattr(self.codes, name).copy_(getattr(other.codes, name))
 
     def __tensor_flatten__(self) -> tuple[list[str], _Facts]:
         facts = self.codes.spec, self.recipe, self.dtype, self.interleave, tuple(self._first.items())

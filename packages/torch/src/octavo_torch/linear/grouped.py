@@ -83,6 +83,7 @@ def apply(
             need_dx, need_dw = x.requires_grad, w.requires_grad
             need_any = need_dx or need_dw or _bias_wants_grad(b, bias_scales)
         sizes, at_host = as_sizes(group_sizes, rows, w_shape[0], x)
+        graph_safe = wants_graph(x)
     except (AttributeError, ValueError, IndexError):
         if has_other_rank(x):
             return _with_leading_axes(x, weight, group_sizes, bias, bias_scales, call)
@@ -90,7 +91,6 @@ def apply(
         raise
     if layers is None:
         layers = _layers
-    graph_safe = wants_graph(x)
     key = (id(recipe), need_dx, need_dw, graph_safe)
     layer = layers.get(key)
     if (
@@ -103,6 +103,7 @@ def apply(
         or w.dtype is not dtype
         or layer.at_host is not at_host
         or x.layout is not _STRIDED
+        or w.layout is not _STRIDED
         or layer.backend != backend
         or not (x.is_cpu and w.is_cpu if layer.on_cpu else x.device == layer.device == w.device)
     ):

@@ -20,7 +20,7 @@ from octavo_torch.linear.call import Call
 from octavo_torch.linear.explain import explain_linear
 from octavo_torch.linear.grouped import Rows, apply, traced
 from octavo_torch.linear.quantized_input import QuantizedInput
-from octavo_torch.linear.quantized_operands import quantize_input, quantize_weight
+from octavo_torch.linear.quantized_operands import code_weights, quantize_input, quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight, check_own
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.recipe_module import UNSAID, ModuleOptions, RecipeModule, Unsaid
@@ -85,6 +85,7 @@ class GroupedLinear(RecipeModule):
         }
         self.add_parameters(shapes, device, dtype)
         self.reset_parameters()
+        code_weights(self, {"weight": None})
 
     def reset_parameters(self) -> None:
         """Parameters uniform in +-1 / sqrt(in_features), as torch.nn.Linear's; buffers as before the first step."""

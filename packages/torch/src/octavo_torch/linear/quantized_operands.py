@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from octavo import Recipe
 from octavo_torch.arithmetic import operators
@@ -22,11 +22,13 @@ from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.linear import arguments
 from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.linear.call import Call
+from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight, layouts_of
 from octavo_torch.quantizers.arguments import NEEDS_SEED, check_group_offset, check_unchanged
 from octavo_torch.quantizers.writing import replace_unless
 from octavo_torch.scaling.delayed_state import DelayedState
+from octavo_torch.scaling.recipe_module import RecipeModule
 from octavo_torch.scaling.seeds import check_seed
 
 Backend = str | Sequence[str] | None
@@ -149,6 +151,33 @@ def _write(
         replace_unless(unchanged, getattr(out.codes, name), getattr(codes, name))
     for value in amax:
         replace_unless(unchanged, out.amax, value)
+
+
+def code_weights(module: RecipeModule, interleaves: Mapping[str, int | None]) -> None:
+    """Puts codes in the place of the named weights, where `quantized_parameters` says so.
+
+    interleaves   of each weight: rows of a block where gate and up rows take turns in it, or None
+    """
+    if not module.weights_as_codes:
+        return
+    for name, interleave in interleaves.items():
+        if module.is_per_group(name):
+            raise ValueError(
+                "per_group_parameters is on for weights, and codes are of all groups; create the module with "
+                "per_group_parameters=False or {'bias'}, or outside of quantized_parameters"
+            )
+        values = module._parameters[name]
+        assert values is not None
+        if values.is_meta:
+            raise ValueError(
+                "device is meta, where values cannot be quantized; create the module on its own device inside of "
+                "quantized_parameters"
+            )
+        weight = quantize_weight(values, module.recipe, backend=module.backend, interleave=interleave)
+        assert weight.codes is not None  # of a recipe that quantized_parameters takes
+        module._parameters[name] = nn.Parameter(
+            CodedWeight(weight.codes, module.recipe, values.dtype, weight.interleave)
+        )
 
 
 def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: object) -> None:

@@ -51,9 +51,10 @@ def _activated(x: Tensor, name: str, probs: Tensor | None = None) -> Tensor:
 def activate(x: Tensor, activation: str, *, probs: Tensor | None = None) -> Tensor:
     """act(x), or act(gate) * up where the activation is gated, times `probs` row by row.
 
-    x           [M, F], or [M, 2 F] with the gate first for swiglu, geglu and geglu_tanh; bf16, fp16 or fp32. Any other
-                leading axes in M's place are those of probs and of the result, too
-    activation  silu, gelu (with erf), gelu_tanh, relu2, swiglu, geglu or geglu_tanh
+    x           [M, F], or [M, 2 F] with the gate first for a gated activation; bf16, fp16 or fp32. Any other leading
+                axes in M's place are those of probs and of the result, too
+    activation  silu, gelu (with erf), gelu_tanh, relu2, swiglu, geglu, geglu_tanh or clamped_swiglu, gpt-oss's
+                g * sigmoid(1.702 g) * (u + 1), with g = min(gate, 7) and u = up clamped to [-7, 7]
     probs       [M] float32
 
     Returns [M, F] in x's dtype, computed in fp32 and rounded once, as are the gradients of x and probs. Differentiable

@@ -13,7 +13,7 @@ from octavo_torch.arrays.checks import brief, check_flag
 from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.functions.activations import check_activation
-from octavo_torch.linear.quantized_operands import quantize_weight
+from octavo_torch.linear.quantized_operands import code_weights, quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight, check_own
 from octavo_torch.mlp.call import Probes, States
 from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule
@@ -25,10 +25,10 @@ class Experts(RecipeModule):
     """What GroupedMLP and MoE have in common.
 
     Parameters are plain tensors: weight1 [G, 2 F, K], gate half first unless `interleave` says otherwise, for swiglu,
-    geglu and geglu_tanh, [G, F, K] for silu, gelu, gelu_tanh and relu2; weight2 [G, N, F]; bias1 [G, 2 F or F] and
-    bias2 [G, N]. With `per_group_parameters` weight1_0, weight1_1 ... and so on, see GroupParameters. State lives in
-    RecipeModule's buffers: amax_history [2, 3, H, G] and encode_scale [2, 3, G], of the first layer and of the second.
-    One seed serves both layers, as grouped_mlp's does.
+    geglu, geglu_tanh and clamped_swiglu, [G, F, K] for silu, gelu, gelu_tanh and relu2; weight2 [G, N, F]; bias1
+    [G, 2 F or F] and bias2 [G, N]. With `per_group_parameters` weight1_0, weight1_1 ... and so on, see GroupParameters.
+    State lives in RecipeModule's buffers: amax_history [2, 3, H, G] and encode_scale [2, 3, G], of the first layer and
+    of the second. One seed serves both layers, as grouped_mlp's does.
     """
 
     num_groups: int
@@ -75,6 +75,11 @@ class Experts(RecipeModule):
             for name in ("weight", "bias"):
                 self.reset_uniform(name + number, 1 / math.sqrt(inputs))
         self.reset_buffers()
+
+    def start(self) -> None:
+        """Initial values, which become codes inside of `quantized_parameters`: the end of a constructor."""
+        self.reset_parameters()
+        code_weights(self, {"weight1": self.interleave, "weight2": None})
 
     @property
     def weights(self) -> tuple[Weights, Weights]:

@@ -188,9 +188,9 @@ def grouped_mlp(
     x             [M, K]            bf16, fp16 or fp32; rows of one group stand together, in group order. Or [..., K],
                                     whose leading axes y, probs, bias2_scales and buffers then have in M's place. Or
                                     quantized rows, as grouped_linear takes them
-    w1            [G, 2 F, K]       gate half first, for swiglu, geglu (with erf) and geglu_tanh; [G, F, K] for silu,
-                                    gelu (with erf), gelu_tanh and relu2. x's dtype; or one tensor per group; or what
-                                    `quantize_weight` returned for either
+    w1            [G, 2 F, K]       gate half first, for swiglu, geglu (with erf), geglu_tanh and clamped_swiglu;
+                                    [G, F, K] for silu, gelu (with erf), gelu_tanh and relu2. x's dtype; or one tensor
+                                    per group; or what `quantize_weight` returned for either
     w2            [G, N, F]         likewise
     group_sizes   [G]               as grouped_linear's
     probs         [M]               fp32, multiplies the activation of each row

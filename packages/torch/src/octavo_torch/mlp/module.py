@@ -23,10 +23,10 @@ class GroupedMLP(Experts):
     """y[r] = weight2[g] (probs[r] act(weight1[g] x[r] + bias1[g])) + bias2[g] for every row r of group g.
 
     Parameters are plain tensors: weight1 [G, 2 F, K], gate half first unless `interleave` says otherwise, for swiglu,
-    geglu and geglu_tanh, [G, F, K] for silu, gelu, gelu_tanh and relu2; weight2 [G, N, F]; bias1 [G, 2 F or F] and
-    bias2 [G, N]. With `per_group_parameters` weight1_0, weight1_1 ... and so on, see GroupParameters. State lives in
-    RecipeModule's buffers: amax_history [2, 3, H, G] and encode_scale [2, 3, G], of the first layer and of the second.
-    One seed serves both layers, as grouped_mlp's does.
+    geglu, geglu_tanh and clamped_swiglu, [G, F, K] for silu, gelu, gelu_tanh and relu2; weight2 [G, N, F]; bias1
+    [G, 2 F or F] and bias2 [G, N]. With `per_group_parameters` weight1_0, weight1_1 ... and so on, see GroupParameters.
+    State lives in RecipeModule's buffers: amax_history [2, 3, H, G] and encode_scale [2, 3, G], of the first layer and
+    of the second. One seed serves both layers, as grouped_mlp's does.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class GroupedMLP(Experts):
         in_features             K
         hidden_features         F, what the second layer reads
         out_features            N; None: in_features
-        activation              swiglu, geglu, geglu_tanh (gated), silu, gelu, gelu_tanh or relu2
+        activation              swiglu, geglu, geglu_tanh, clamped_swiglu (gated), silu, gelu, gelu_tanh or relu2
         bias                    adds bias1 and bias2
         recipe                  of all GEMMs of both layers; None: high precision, no quantization
         device, dtype           of the parameters; None: torch's defaults
@@ -74,7 +74,7 @@ class GroupedMLP(Experts):
         }
         options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad)
         super().__init__(sides, activation, bias, interleave, options, device=device, dtype=dtype)
-        self.reset_parameters()
+        self.start()
 
     def forward(
         self,

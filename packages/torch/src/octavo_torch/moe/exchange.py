@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from octavo_torch.arrays.checks import brief
-from octavo_torch.arrays.operands import check_layout
+from octavo_torch.arrays.operands import check_layout, check_tensor
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.moe.permutation import Routing, permute, unpermute
 
@@ -49,9 +49,9 @@ class ExpertExchange:
         Rows past the sum of the sizes are not sent, and their gradient is zero. Send probabilities as [M, 1].
         """
         sent = sum(self._sent)
-        if not isinstance(rows, Tensor) or rows.dim() != 2 or rows.shape[0] < sent:
+        rows = check_tensor("rows", rows, "[M, K]")
+        if rows.shape[0] < sent:
             raise ValueError(f"rows is {brief(rows)} and the sizes' sum is {sent}; give [M, K] with M >= {sent}")
-        check_layout("rows", rows)
         if rows.device != self.group_sizes.device:
             raise ValueError(f"rows is on {rows.device} and the sizes on {self.group_sizes.device}; move it there")
         received = _all_to_all(rows[:sent], self._received, self._sent, self._group)
@@ -110,6 +110,9 @@ def _check_sizes(group_sizes: object, ranks: int) -> None:
         raise ValueError(
             f"group_sizes is {brief(group_sizes)}; give int32 or int64 [E], this rank's rows for every expert"
         )
+    check_layout("group_sizes", group_sizes)
+    if group_sizes.is_meta:
+        raise ValueError("group_sizes is on meta and has no values to exchange; give them on the ranks' device")
     if group_sizes.shape[0] % ranks or not group_sizes.shape[0]:
         raise ValueError(
             f"group_sizes has {group_sizes.shape[0]} experts for {ranks} ranks; give a multiple of {ranks}"

@@ -88,7 +88,7 @@ class MoE(Experts):
         if choice_bias:
             self.register_buffer("choice_bias", torch.zeros(num_experts, dtype=torch.float32, device=device))
         check_groups(num_experts, choices, groups, kept_groups, "choices")
-        self.reset_parameters()
+        self.start()
 
     def reset_parameters(self) -> None:
         """Parameters uniform in +-1 / sqrt(their inputs), as torch.nn.Linear's; the bias for choosing 0."""

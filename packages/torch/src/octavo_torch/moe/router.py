@@ -128,7 +128,12 @@ def router_scores(logits: Tensor, score: Score) -> Tensor:
     wide = logits.float()
     if score == "softmax":
         return torch.softmax(wide, -1)
-    return torch.sigmoid(wide) if score == "sigmoid" else torch.sqrt(torch.nn.functional.softplus(wide))
+    if score == "sigmoid":
+        return torch.sigmoid(wide)
+    softplus = torch.nn.functional.softplus(wide)
+    # where softplus underflows its root has an infinite slope, and 0 times that is NaN
+    there = softplus > 0
+    return torch.where(there, torch.sqrt(torch.where(there, softplus, 1.0)), 0.0)
 
 
 def _largest(values: Tensor, k: int) -> Tensor:

@@ -52,7 +52,7 @@ def act_quantize(
     """`octavo_torch.activate(x, activation, probs)`, quantized.
 
     x            [M, F], or [M, 2 F] with the gate first where the activation is gated; bf16, fp16 or fp32
-    activation   swiglu, geglu, geglu_tanh, which give act(gate) * up; silu, gelu, gelu_tanh, relu2
+    activation   swiglu, geglu, geglu_tanh, which give act(gate) * up; clamped_swiglu; silu, gelu, gelu_tanh, relu2
     probs        fp32 [M], multiplied in row by row; None: 1
     wanted       names of the extras to return, "activated", "amax" and "dequantized" among them; None: "activated",
                  which is what was quantized, and delayed scaling's "amax"

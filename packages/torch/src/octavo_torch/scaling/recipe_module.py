@@ -21,6 +21,7 @@ from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.probe import Probe
+from octavo_torch.scaling.quantized_parameters import recipe_of_parameters
 from octavo_torch.scaling.saved_state import explain_keys
 from octavo_torch.scaling.seeds import SeedCounter, check_base_seed
 from octavo_torch.scaling.unused_amax import UnusedAmax
@@ -82,6 +83,8 @@ class RecipeModule(GroupParameters):
     probes: tuple[Probe, ...] = ()
     """Of each layer, while an observer counts; empty else."""
     _unused_amax: UnusedAmax | None = None
+    weights_as_codes: bool = False
+    """Created inside of `quantized_parameters`: the weights become codes when they have their initial values."""
 
     def __init__(
         self,
@@ -103,13 +106,15 @@ class RecipeModule(GroupParameters):
         self.delayed_wgrad = DelayedWgrad() if options.delay_wgrad else None
         register_constants()
         self.main_grad = options.main_grad
-        if options.recipe is UNSAID:
+        of_codes = recipe_of_parameters()
+        if options.recipe is UNSAID and of_codes is None:
             warnings.warn(
                 f"{type(self).__name__} was created without a recipe and computes in high precision; give one, such as "
                 "recipe='mxfp8', or recipe=None to say that it is meant so",
                 stacklevel=self._depth,
             )
-        self.recipe = recipe_of(None if isinstance(options.recipe, Unsaid) else options.recipe)
+        self.recipe = recipe_of(of_codes if isinstance(options.recipe, Unsaid) else options.recipe)
+        self.weights_as_codes = of_codes is not None and self.recipe == of_codes
         # a recipe's properties are Python calls, too slow for every forward
         self._stochastic, self._stateful = self.recipe.stochastic, self.recipe.stateful
         self.backend = backend_names(options.backend)

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from octavo_torch.arrays.checks import check_module
 from octavo_torch.distributed.fsdp.gather_state import GatherState
 from octavo_torch.distributed.fsdp.shard import WeightShard
+from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.scaling.recipe_module import RecipeModule
 
 _STATES = "_gather_states"
@@ -38,6 +39,12 @@ def quantize_before_gather(module: nn.Module) -> None:
         raise ValueError(
             f"module is a {type(module).__name__} in which fully_shard was called; call quantize_before_gather first"
         )
+    for name, owner, _ in weights:
+        if isinstance(owner._parameters[name], CodedWeight):
+            raise ValueError(
+                f"{name} is codes alone, and FSDP2 shards values, which it gathers as codes; create the module outside "
+                "of quantized_parameters"
+            )
     for name, owner, number in weights:
         weight = owner._parameters[name]
         assert weight is not None

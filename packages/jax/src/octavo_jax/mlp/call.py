@@ -1,0 +1,85 @@
+"""One call of a grouped MLP: its arguments checked, its plan found, its arrays as the plan takes them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from octavo import Recipe
+from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes
+from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.layer import LayerOptions
+from octavo_jax.linear.arguments import check_sizes_fit, context_of
+from octavo_jax.linear.operands import Context
+from octavo_jax.mlp.arguments import check_mlp_operands, check_states, mlp_placements, placed_mlp
+from octavo_jax.mlp.autograd import Arrays, States
+from octavo_jax.mlp.plan import Mlp, OutputNames, mlp_for
+from octavo_jax.sharding.axes import MeshAxes, called_as
+from octavo_jax.sharding.conflicts import check_shards, check_unnamed
+from octavo_jax.sharding.manual import on_first, unsummed
+from octavo_jax.sharding.placement_of_call import placement_of
+from octavo_registry.contract.cards import Activation
+
+
+class MlpOptions(NamedTuple):
+    """The arguments of `octavo_jax.grouped_mlp` that have no gradient, but for the sizes: the recipe found, the
+    activation known, the axes those in force."""
+
+    activation: Activation
+    recipe: Recipe | None
+    seed: int | Array | None
+    state: States
+    group_offset: int | Array
+    checkpoint_name: str | None
+    output_checkpoint_names: OutputNames
+    preferred_element_type: DTypeLike | None
+    sharding: MeshAxes | None
+    backend: BackendNames
+
+
+class MlpCall(NamedTuple):
+    """What `octavo_mlp` is given.
+
+    in_blocks   rows are [*B, M, K] as in the call, else they are [M, K]
+    partial     the caller's manual axes over which y, float32 then, is a partial sum
+    """
+
+    mlp: Mlp
+    arrays: Arrays
+    states: States
+    context: Context
+    in_blocks: bool
+    partial: tuple[str, ...]
+
+
+def resolved(a: Arrays, group_sizes: GroupSizes, options: MlpOptions, rows: int | None = None) -> MlpCall:
+    """The call of `a` without a normalization; ValueError for arguments that do not fit.
+
+    rows   that the sizes count, where `a.x` are tokens whose rows are made later
+    """
+    recipe, sharding = options.recipe, options.sharding
+    x, wi, wo = a.x, a.wi, a.wo
+    placements = mlp_placements(placement_of(sharding, group_sizes, x, wi), options.activation)
+    if sharding is None:
+        check_unnamed("grouped_mlp", x=x, wi=wi, wo=wo)
+    groups = check_mlp_operands(x, wi, wo, a.bi, a.bo, options.activation, placements)
+    blocks = () if placements[0] is None else placements[0].blocks
+    in_blocks = x.ndim == len(blocks) + 2
+    if not in_blocks:
+        a = a._replace(x=x.reshape(-1, x.shape[-1]), probs=None if a.probs is None else a.probs.reshape(-1))
+    sizes = as_group_sizes(group_sizes, a.x.shape[-2] if rows is None else rows, blocks)
+    check_sizes_fit(sizes, groups, placements[0])
+    check_states(recipe, options.state, groups)
+    for placement, kernel in zip(placements, (wi, wo), strict=True):
+        check_shards(placement, recipe, x, kernel, "kn")
+    partial = unsummed(placements[1])
+    dtype = jnp.float32 if partial else options.preferred_element_type
+    called = called_as("grouped_mlp", sharding)
+    of_layers = LayerOptions.of(recipe, dtype, options.checkpoint_name, None, options.backend, called)
+    mlp = mlp_for(of_layers, options.output_checkpoint_names, a.x, wi, wo, options.activation, None, placements)
+    a, state, sizes = placed_mlp(placements, a._replace(bo=on_first(a.bo, partial)), options.state, sizes)
+    context = context_of(recipe, sizes, options.seed, options.group_offset)
+    return MlpCall(mlp, a, state, context, in_blocks, partial)

@@ -1,0 +1,131 @@
+"""The differentiable MoE layer, from tokens to combined tokens.
+
+Forward:   x by row -> fc1 -> h -> activation -> fc2 -> rows summed by token, weighted here or at the activation
+Backward:  dy by row -> fc2's gradients -> activation's gradient -> fc1's gradients -> dx summed by token
+
+What is kept in between is the plan's form: everything, or x by token and h, or h as codes, or x alone. Whatever else
+the backward pass reads is made again (`octavo_jax.moe.layer.made_again`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from octavo_jax.linear.computed_operands import wgrad_x_if_quantized
+from octavo_jax.linear.operands import Context, GemmOperand, wgrad_x
+from octavo_jax.mlp import autograd as mlp_autograd
+from octavo_jax.mlp.autograd import Passed, States
+from octavo_jax.moe.layer.forms import keep_rows
+from octavo_jax.moe.layer.kept import Kept, Places, alone, kept_kernel
+from octavo_jax.moe.layer.made_again import MadeAgain
+from octavo_jax.moe.layer.plan import MoePlan
+from octavo_jax.moe.permutation import (
+    Saved,
+    row_of,
+    rows_gradient,
+    sum_of_choices,
+    token_rows,
+    weighted_gradients,
+    weighted_sum,
+    weights_by_row,
+)
+from octavo_jax.remat.checkpoint_names import name_planes
+
+
+class MoeArrays(NamedTuple):
+    """What has a gradient: x [T, K], weights [T, k] float32, kernels [G, K, C] and [G, F, N], biases [G, C] and [G, N];
+    and the gradients themselves."""
+
+    x: Array
+    weights: Array
+    wi: Array
+    wo: Array
+    bi: Array | None
+    bo: Array | None
+
+
+def _forward(
+    plan: MoePlan, a: MoeArrays, places: Places, states: States, context: Context
+) -> tuple[tuple[Array, States], Passed, Array]:
+    """((y, states), what the experts made on the way, their results)."""
+    rows = token_rows(a.x, places.order, places.position)
+    probs = None if plan.on_output else weights_by_row(a.weights, places.order)
+    arrays = mlp_autograd.Arrays(rows, None, None, a.wi, a.wo, a.bi, a.bo, probs)
+    (results, states), passed = mlp_autograd.forward(plan.forward, arrays, states, context)
+    end = jnp.sum(context.group_sizes)
+    if plan.on_output:
+        y = weighted_sum(results, a.weights, places.position, end, dtype=plan.out_dtype)
+    else:
+        y = sum_of_choices(results, places.position, end, dtype=plan.out_dtype)
+    return (y, states), passed, results
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _moe(plan: MoePlan, a: MoeArrays, places: Places, states: States, context: Context) -> tuple[Array, States]:
+    return _forward(plan, a, places, states, context)[0]
+
+
+def kept_by(
+    plan: MoePlan, a: MoeArrays, places: Places, states: States, context: Context
+) -> tuple[tuple[Array, States], Kept]:
+    """The layer's result, and what its backward pass reads."""
+    plan = plan.trained()
+    result, passed, results = _forward(plan, a, places, states, context)
+    fc1, fc2, keeps_all, recomputes = plan.mlp.fc1, plan.mlp.fc2, plan.form == "keep_all", plan.form == "recompute"
+    h: GemmOperand = passed.y1
+    if plan.form == "lean":
+        codes = keep_rows(passed.y1, context.group_sizes, fc1.options.backend)
+        h = name_planes(codes, fc1.options.checkpoint_name)
+    return result, Kept(
+        plan=plan,
+        again=(plan.forward, plan.backward),
+        x=None if keeps_all else a.x,
+        x1=alone(wgrad_x(fc1, passed.x1.array, passed.x1.q)) if keeps_all else None,
+        x2=alone(wgrad_x_if_quantized(fc2, passed.x2)) if keeps_all else None,
+        h=None if recomputes else h,
+        results=None if recomputes or not plan.on_output else results,
+        weights=a.weights,
+        places=places,
+        wi=kept_kernel(plan, fc1, a.wi, passed.w1, recomputes),
+        wo=kept_kernel(plan, fc2, a.wo, passed.w2, recomputes and plan.on_output),
+        bi=a.bi,
+        bo=a.bo,
+        context=context,
+        states=result[1],
+    )
+
+
+def _backward(_: MoePlan, kept: Kept, cotangents: tuple[Array, States]) -> tuple[MoeArrays, None, States, None]:
+    dy, later = cotangents
+    plan = kept.plan
+    if plan.form != "keep_all" or plan.weight_codes == "remake":
+        # Without it XLA would keep the forward's own values for what is made again, which is the same expression.
+        kept, dy = lax.optimization_barrier((kept, dy))  # type: ignore[no-untyped-call]
+    (order, position), end = kept.places, jnp.sum(kept.context.group_sizes)
+    made = MadeAgain(kept)
+    saved = Saved(order, position, end, jnp.zeros(0, plan.mlp.fc2.y_dtype), made.results, kept.weights)
+    if plan.on_output:
+        drows, dweights = weighted_gradients(saved, dy)
+    else:
+        drows, dweights = rows_gradient(saved, dy), None
+    gradients, states = mlp_autograd.backward(made.residuals(), (drows, later))
+    if dweights is None:
+        assert gradients.probs is not None
+        dweights = row_of(gradients.probs, position, end)
+    dx = sum_of_choices(gradients.x, position, end, dtype=gradients.x.dtype)
+    return MoeArrays(dx, dweights, gradients.wi, gradients.wo, gradients.bi, gradients.bo), None, states, None
+
+
+_moe.defvjp(kept_by, _backward)
+
+
+# One compiled call for eager users; inside their own jit it is a nested one of the same name.
+@partial(jax.jit, static_argnums=0)
+def octavo_moe(plan: MoePlan, a: MoeArrays, places: Places, states: States, context: Context) -> tuple[Array, States]:
+    """The differentiable call with everything static in `plan`."""
+    return _moe(plan, a, places, states, context)

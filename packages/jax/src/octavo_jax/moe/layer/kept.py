@@ -1,0 +1,94 @@
+"""What a MoE layer keeps from its forward pass to its backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
+
+import jax
+from jax import Array
+
+from octavo.quantizer import Direction
+from octavo.recipe_base import Gemm
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.dispatch.layer import Layer
+from octavo_jax.linear.operands import Context, GemmOperand, one_plane
+from octavo_jax.mlp.autograd import States
+from octavo_jax.mlp.plan import Mlp
+from octavo_jax.moe.layer.plan import MoePlan
+from octavo_registry.contract.weights import readers
+
+Some = TypeVar("Some", bound=GemmOperand | None)
+
+
+class Places(NamedTuple):
+    """Where rows are: `order` [R] and `position` [T, k] of a Routing."""
+
+    order: Array
+    position: Array
+
+
+class KeptKernel(NamedTuple):
+    """A kernel as the backward pass reads it: the array where a GEMM reads it, or codes are made of it again, and codes
+    of the planes that are kept."""
+
+    array: Array | None
+    codes: GroupedTensor | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Kept:
+    """What the backward pass reads; None for what the form makes again.
+
+    plan          with its gradients
+    again         the MLPs that quantize as the forward pass did, and what the gradients read
+    x             [T, K]
+    x1, x2        operands of both kernels' gradients, of "keep_all"; x2 is None where it would be an array
+    h             fc1's result, or codes of it
+    results       [R, N] of the experts, which the gradient of weights on them reads
+    bi, bo        dtypes of gradients; h and the results are computed again with them
+    states        scales, and histories with the forward's amaxes
+    """
+
+    plan: MoePlan = field(metadata={"static": True})
+    again: tuple[Mlp, Mlp] = field(metadata={"static": True})
+    x: Array | None
+    x1: GemmOperand | None
+    x2: GemmOperand | None
+    h: GemmOperand | None
+    results: Array | None
+    weights: Array
+    places: Places
+    wi: KeptKernel
+    wo: KeptKernel
+    bi: Array | None
+    bo: Array | None
+    context: Context
+    states: States
+
+
+def kept_kernel(
+    plan: MoePlan, layer: Layer, kernel: Array, codes: GroupedTensor | None, multiplies: bool
+) -> KeptKernel:
+    """The kernel as dgrad reads it, and where `multiplies` is True as fprop does."""
+    read: tuple[Gemm, ...] = ("fprop", "dgrad") if multiplies else ("dgrad",)
+    quantized = [gemm for gemm in read if layer.plan.recipe.quantizes(gemm)]
+    kept = codes if quantized and plan.weight_codes == "keep" else None
+    if kept is not None and len(quantized) == 1 and kept.spec.orientation == "both":
+        kept = plane_of(layer, kept, quantized[0])
+    return KeptKernel(kernel if len(quantized) < len(read) or kept is None else None, kept)
+
+
+def plane_of(layer: Layer, codes: GroupedTensor, gemm: Gemm) -> GroupedTensor:
+    """A kernel's codes with the plane that this GEMM reads alone."""
+    of_rows = readers("w", layer.plan.fprop.request.weight)[0] == gemm
+    direction: Direction = "rowwise" if of_rows else "columnwise"
+    plane = one_plane(codes, direction)
+    assert isinstance(plane, GroupedTensor)
+    return plane
+
+
+def alone(operand: Some) -> Some:
+    """Codes without the group sizes, which are kept once."""
+    return replace(operand, group_sizes=None) if isinstance(operand, GroupedTensor) else operand

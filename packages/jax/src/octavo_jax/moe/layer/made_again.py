@@ -1,0 +1,123 @@
+"""What a MoE layer's backward pass makes again, by the functions that made it in the forward pass: no bit differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jax import Array
+
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.dispatch.layer import Layer
+from octavo_jax.linear.computed_operands import ActivationQuantizer, activated_operand, wgrad_x_if_quantized
+from octavo_jax.linear.operands import GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
+from octavo_jax.linear.products import forward_product
+from octavo_jax.mlp.autograd import Residuals, history_of, second_context
+from octavo_jax.moe.layer.forms import kept_rows
+from octavo_jax.moe.layer.kept import Kept, KeptKernel, plane_of
+from octavo_jax.moe.permutation import token_rows, weights_by_row
+
+
+class MadeAgain:
+    """The experts' arrays, of what was kept."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept, self._context = kept, kept.context
+        self._later = second_context(kept.context)
+        self._states = kept.states or (None, None)
+        plan, places = kept.plan, kept.places
+        self._rows = None if kept.x is None else token_rows(kept.x, places.order, places.position)
+        self._probs = None if plan.on_output else weights_by_row(kept.weights, places.order)
+        self._h = self._fc1_result()
+        self.results = self._results() if plan.on_output and kept.results is None else kept.results
+        """[R, N] of the experts, where weights multiply them."""
+
+    def residuals(self) -> Residuals:
+        """What the experts' own backward pass reads."""
+        kept = self._kept
+        mlp = kept.plan.mlp
+        return Residuals(
+            mlp=mlp,
+            norm=None,
+            x1=self._x1(),
+            w1=self._dgrad_operand(mlp.fc1, kept.wi, 0),
+            y1=self._h,
+            x2=self._x2(),
+            w2=self._dgrad_operand(mlp.fc2, kept.wo, 1),
+            bi=kept.bi,
+            bo=kept.bo,
+            probs=self._probs,
+            context=self._context,
+            states=kept.states,
+        )
+
+    def _fc1_result(self) -> Array:
+        kept = self._kept
+        fc1 = kept.again[0].fc1
+        if isinstance(kept.h, GroupedTensor):
+            return kept_rows(kept.h, self._context.group_sizes, fc1.y_dtype, fc1.options.backend)
+        if kept.h is not None:
+            return kept.h
+        assert self._rows is not None
+        history = history_of(self._states[0], "x")
+        codes, _ = quantize_operand(fc1.plan.quantize_x, fc1, self._rows, "x", self._context, history)
+        return self._product(0, self._rows, codes, kept.wi, kept.bi)
+
+    def _results(self) -> Array:
+        kept, mlp = self._kept, self._kept.again[0]
+        of = ActivationQuantizer(mlp.quantize_activated, mlp.activation, self._probs)
+        x2 = activated_operand(of, mlp.fc2, self._h, self._later, history_of(self._states[1], "x"))
+        return self._product(1, x2.array, x2.q, kept.wo, kept.bo)
+
+    def _product(
+        self, number: int, x: Array, codes: GroupedTensor | None, kernel: KeptKernel, bias: Array | None
+    ) -> Array:
+        """fprop of fc1 (0) or fc2 (1), once more."""
+        mlp, context = self._kept.again[0], (self._context, self._later)[number]
+        layer = (mlp.fc1, mlp.fc2)[number]
+        # Where the product reads codes alone, nobody looks at the array.
+        w = x if kernel.array is None else stored_weight(layer, kernel.array)
+        wq = kernel.codes
+        if wq is None:
+            history = history_of(self._states[number], "kernel")
+            wq, _ = quantize_operand(layer.plan.quantize_w, layer, w, "w", context, history)
+        return forward_product(layer, x, codes, w, wq, bias, context)
+
+    def _x1(self) -> GemmOperand:
+        kept = self._kept
+        if kept.x1 is not None:
+            return self._sized(kept.x1)
+        assert self._rows is not None
+        fc1 = kept.again[1].fc1
+        history = history_of(self._states[0], "x")
+        codes, _ = quantize_operand(fc1.plan.quantize_x, fc1, self._rows, "x", self._context, history)
+        return wgrad_x(fc1, self._rows, codes)
+
+    def _x2(self) -> GemmOperand | None:
+        kept, mlp = self._kept, self._kept.again[1]
+        if kept.x2 is not None:
+            return self._sized(kept.x2)
+        if not mlp.fc2.plan.recipe.quantizes("wgrad"):
+            return None
+        of = ActivationQuantizer(mlp.quantize_activated, mlp.activation, self._probs)
+        return wgrad_x_if_quantized(
+            mlp.fc2, activated_operand(of, mlp.fc2, self._h, self._later, history_of(self._states[1], "x"))
+        )
+
+    def _dgrad_operand(self, layer: Layer, kernel: KeptKernel, number: int) -> GemmOperand:
+        if not layer.plan.recipe.quantizes("dgrad"):
+            assert kernel.array is not None
+            return kernel.array
+        if kernel.codes is not None:
+            both = kernel.codes.rowwise is not None and kernel.codes.columnwise is not None
+            return plane_of(layer, kernel.codes, "dgrad") if both else kernel.codes
+        assert kernel.array is not None
+        mlp = self._kept.again[1]
+        again, context = (mlp.fc1, mlp.fc2)[number], (self._context, self._later)[number]
+        weight, history = stored_weight(again, kernel.array), history_of(self._states[number], "kernel")
+        codes, _ = quantize_operand(again.plan.quantize_w, again, weight, "w", context, history)
+        return dgrad_weight(again, kernel.array, codes)
+
+    def _sized(self, operand: GemmOperand) -> GemmOperand:
+        if not isinstance(operand, GroupedTensor):
+            return operand
+        return replace(operand, group_sizes=self._context.group_sizes)

@@ -1,0 +1,247 @@
+"""Routers: which experts each token goes to, and what each choice counts, as octavo_numerics.choose_experts defines it.
+
+Composed of JAX's operations in fp32, so that JAX differentiates, maps and shards them. Ties go to the lower index.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.dtypes import dtype_name
+from octavo_jax.arrays.sizes import widened
+from octavo_jax.moe.arrangement import counts, named
+
+Score = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+
+SCORES: tuple[Score, ...] = get_args(Score)
+
+_LIFT = np.float32(2**32)
+"""By which both sides of a quotient are multiplied: exact, and the square of a divisor, which the gradient divides by,
+neither underflows where the divisor is 1e-20 nor overflows."""
+
+_SMALL = np.float32(1e-20) * _LIFT
+"""Added to the sum that weights are divided by, which is 0 where every choice goes nowhere."""
+
+
+class Choice(NamedTuple):
+    """What a router says of T tokens.
+
+    choices   int32 [T, k], the largest first
+    weights   float32 [T, k], differentiable in the logits
+    counts    int32 [E], the choices that each expert got; inside `jax.shard_map` those of this device's tokens
+    """
+
+    choices: Array
+    weights: Array
+    counts: Array
+
+
+class RouterLosses(NamedTuple):
+    """A router's auxiliary losses, float32 scalars without coefficients: octavo_numerics.router_losses defines them."""
+
+    z: Array
+    aux: Array
+    sequence: Array
+
+
+def choose_experts(
+    logits: Array,
+    k: int,
+    *,
+    score: Score = "softmax",
+    bias: Array | None = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    renormalize: bool = True,
+    scale: float = 1.0,
+    replay: Array | None = None,
+    checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
+) -> Choice:
+    """The k experts of each token by score plus bias, from the largest down, ties to the lower index; never dropped.
+
+    logits            [T, E], bf16, fp16 or fp32
+    score             of each logit, in fp32: softmax over the experts, sigmoid, or the root of softplus
+    bias              [E], added for choosing alone: weights are without it, and it has no gradient
+    groups            the experts are so many runs of equal length, and a token's choices come from the `kept_groups` of
+                      them with the largest sums of their two largest scores plus bias, ties to the lower index
+    renormalize       divide a token's weights by their sum plus 1e-20
+    scale             multiplies the weights
+    replay            integers [T, k], choices that were made before: their weights are those of these logits; a number
+                      outside 0 to E - 1 goes nowhere and weighs 0
+    checkpoint_name   what policies of `jax.checkpoint` call the choices, as `route`'s; None: no name
+
+    Raises ValueError for arguments that do not fit.
+    """
+    _check_logits(logits)
+    experts = int(logits.shape[1])
+    _check_rule(k, score, scale)
+    check_groups(experts, k, groups, kept_groups)
+    check_bias(bias, experts)
+    if not isinstance(renormalize, bool):
+        raise ValueError(f"renormalize is {renormalize!r}; give True or False")
+    scores = router_scores(logits, score)
+    if replay is None:
+        chosen_by = lax.stop_gradient(scores)
+        if bias is not None:
+            chosen_by = chosen_by + lax.stop_gradient(bias).astype(jnp.float32)
+        choices = largest(_in_groups(chosen_by, groups, kept_groups), k, checkpoint_name)
+    else:
+        check_choices("replay", replay, logits)
+        if replay.shape[1] != k:
+            raise ValueError(f"replay has shape {list(replay.shape)} and k is {k}; give {[logits.shape[0], k]}")
+        choices = _as_int32(replay)
+    weights = picked(scores, choices)
+    if renormalize:
+        weights = weights * _LIFT
+        weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + _SMALL)
+    return Choice(choices, weights * np.float32(scale), counts(choices, experts))
+
+
+def router_losses(
+    logits: Array,
+    choices: Array,
+    *,
+    score: Score = "softmax",
+    sequences: int = 1,
+    axes: str | tuple[str, ...] = (),
+) -> RouterLosses:
+    """The z loss, and those of balance over all tokens and within each of `sequences` runs of tokens of equal length.
+
+    logits, choices   [T, E] and [T, k] of a router; without tokens each loss is 0
+    sequences         runs of these tokens
+    axes              inside `jax.shard_map`, the mesh axes that spread the tokens, as many to each device: losses are
+                      then those of all tokens, the same on every device
+
+    Differentiable in the logits; raises ValueError as `choose_experts` does.
+    """
+    _check_logits(logits)
+    _check_rule(1, score, 1.0)
+    check_choices("choices", choices, logits)
+    _check_count("sequences", sequences)
+    tokens, experts = logits.shape
+    if tokens % sequences:
+        raise ValueError(f"sequences is {sequences} and there are {tokens} tokens; give a divisor of that number")
+    if not tokens:
+        nothing = jnp.sum(logits.astype(jnp.float32))
+        return RouterLosses(nothing, nothing, nothing)
+    scores = router_scores(logits, score)
+    shares = (scores / jnp.sum(scores, axis=-1, keepdims=True)).reshape(sequences, -1, experts)
+    runs = choices.reshape(sequences, -1)
+    load = jax.vmap(lambda run: counts(run, experts))(runs).astype(jnp.float32) / np.float32(runs.shape[1])
+    each = jnp.mean(shares, axis=1)
+    # Runs are as long as each other, and so are the parts of devices: the mean of their means is that of all tokens.
+    total = jnp.mean(load, axis=0), jnp.mean(each, axis=0)
+    z = jnp.mean(jnp.square(jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1)))
+    by_run = jnp.mean(jnp.sum(load * each, axis=-1))
+    if axes:
+        z, by_run, total = lax.pmean((z, by_run, total), axes)  # type: ignore[no-untyped-call]
+    return RouterLosses(z, experts * jnp.sum(total[0] * total[1]), experts * by_run)
+
+
+def router_scores(logits: Array, score: Score) -> Array:
+    """float32 [T, E]."""
+    wide = logits.astype(jnp.float32)
+    if score == "softmax":
+        return jax.nn.softmax(wide, axis=-1)
+    if score == "sigmoid":
+        return jax.nn.sigmoid(wide)
+    softplus = jax.nn.softplus(wide)
+    # Where softplus underflows its root has an infinite slope, and 0 times that is NaN.
+    there = softplus > 0
+    return jnp.where(there, jnp.sqrt(jnp.where(there, softplus, 1)), 0)
+
+
+def largest(values: Array, k: int, checkpoint_name: str | None) -> Array:
+    """int32 [T, k], where the k largest of each row are, the lower index first among equals."""
+    _, chosen = lax.top_k(values, k)
+    return named(chosen.astype(jnp.int32), checkpoint_name)  # before its first use, or the search runs again
+
+
+def picked(scores: Array, choices: Array) -> Array:
+    """scores [T, k] of the choices; 0 for one that is no expert's."""
+    # A comparison and a sum, not a gather: its gradient is one, too, where a gather's scatters.
+    experts = scores.shape[1]
+    there = choices[:, :, None] == jnp.arange(experts, dtype=jnp.int32)[None, None, :]
+    return jnp.sum(jnp.where(there, scores[:, None, :], 0), axis=-1)
+
+
+def _in_groups(values: Array, groups: int, kept: int) -> Array:
+    """`values` with -inf outside of the kept groups of each token."""
+    if kept >= groups:
+        return values
+    tokens, experts = values.shape
+    grouped = values.reshape(tokens, groups, experts // groups)
+    best, _ = lax.top_k(grouped, min(2, experts // groups))
+    chosen = largest(jnp.sum(best, axis=-1), kept, None)
+    inside = jnp.any(chosen[:, :, None] == jnp.arange(groups, dtype=jnp.int32)[None, None, :], axis=1)
+    return jnp.where(inside[:, :, None], grouped, -jnp.inf).reshape(values.shape)
+
+
+def _as_int32(integers: Array) -> Array:
+    """`integers` as int32, those that do not fit as the nearest one that does, which is no expert's either."""
+    wide, ends = widened(integers), np.iinfo(np.int32)
+    if jnp.issubdtype(wide.dtype, jnp.signedinteger):
+        wide = jnp.maximum(wide, int(ends.min))
+    return jnp.minimum(wide, int(ends.max)).astype(jnp.int32)
+
+
+def check_choices(name: str, choices: Array, logits: Array) -> None:
+    """ValueError unless `choices`, called `name`, are integers [T, k], at least one for each of the tokens."""
+    if choices.ndim != 2 or not jnp.issubdtype(choices.dtype, jnp.integer):
+        raise ValueError(
+            f"{name} has shape {list(choices.shape)} and dtype {choices.dtype}; give integers [T, k], the expert of "
+            "each choice"
+        )
+    if choices.shape[0] != logits.shape[0] or not choices.shape[1]:
+        raise ValueError(
+            f"{name} has shape {list(choices.shape)} and logits {list(logits.shape)}; give [{logits.shape[0]}, k], "
+            "with at least one choice per token"
+        )
+
+
+def check_groups(experts: int, k: int, groups: int, kept_groups: int) -> None:
+    """ValueError for groups that do not divide the experts, and for more choices than a token has."""
+    _check_count("groups", groups)
+    _check_count("kept_groups", kept_groups)
+    if experts % groups or kept_groups > groups:
+        raise ValueError(
+            f"groups is {groups}, kept_groups {kept_groups}, and there are {experts} experts; give a divisor of that "
+            "number, and at most as many kept ones"
+        )
+    available = experts // groups * kept_groups
+    if k > available:
+        raise ValueError(f"k is {k} and a token has {available} experts to choose from; give at most that many")
+
+
+def check_bias(bias: Array | None, experts: int) -> None:
+    """ValueError unless bias is None or one float for each of the experts."""
+    if bias is None:
+        return
+    if bias.shape != (experts,):
+        raise ValueError(f"bias has shape {list(bias.shape)}; give [{experts}], one number per expert")
+    dtype_name(bias.dtype, "bias")
+
+
+def _check_logits(logits: Array) -> None:
+    if logits.ndim != 2 or not logits.shape[1]:
+        raise ValueError(f"logits has shape {list(logits.shape)}; give [T, E], with leading axes flattened")
+    dtype_name(logits.dtype, "logits")
+
+
+def _check_rule(k: int, score: object, scale: object) -> None:
+    _check_count("k", k)
+    if not isinstance(score, str) or score not in SCORES:
+        raise ValueError(f"score is {score!r}; give one of {', '.join(SCORES)}")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) < float("inf"):
+        raise ValueError(f"scale is {scale!r}; give a finite number")
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+        raise ValueError(f"{name} is {value!r}; give an integer of at least 1 and below 2^31")

@@ -1,0 +1,268 @@
+"""Forms of what a MoE layer keeps: the bits of permute, grouped_mlp and combine, and every byte predicted."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import octavo
+import octavo_jax
+import octavo_numerics
+from octavo_jax import MoeShape, bytes_kept, moe
+from octavo_jax.moe import experts
+from octavo_jax.moe.layer import autograd
+from octavo_jax.moe.layer.forms import FORMS, keep_rows, kept_rows
+from octavo_jax.moe.layer.kept import Kept
+from octavo_registry.contract.cards import GATED
+
+pytestmark = pytest.mark.filterwarnings("ignore:a layer with delayed scaling")  # its scales are given and stay
+
+T, C, G, K, F, N = 21, 3, 4, 32, 48, 40
+BACKEND = "jax-reference"
+SHAPE = MoeShape(T, C, G, K, F, N)
+RECIPES: dict[str, octavo.Recipe | None] = {
+    "bf16": None,
+    "mxfp8": octavo.MXFP8(),
+    "fp8-delayed": octavo.DelayedScaling(history=2),
+    "fp8-block": octavo.BlockScaling(),
+    "nvfp4": octavo.NVFP4(),
+    "fp8-current": octavo.CurrentScaling(),
+    "quantized backward": octavo.MXFP8(fprop="high_precision"),
+    "quantized wgrad": octavo.MXFP8(fprop="high_precision", dgrad="high_precision"),
+    "delayed, quantized backward": octavo.DelayedScaling(history=2, fprop="high_precision"),
+}
+AT_ONCE = ("mxfp8", "delayed, quantized backward")
+EVERY_WAY = tuple(itertools.product(FORMS, ("keep", "remake")))
+Given = dict[str, Any]
+
+
+def _given(rng: np.random.Generator, weights_on: str, activation: str = "swiglu") -> Given:
+    """Arguments of routed_mlp, and their routing: some choices go nowhere, and the last expert gets none."""
+    width = F * (2 if activation in GATED else 1)
+    shapes = {"x": (T, K), "wi": (G, K, width), "wo": (G, F, N), "bi": (G, width), "bo": (G, N)}
+    given: Given = {
+        name: jnp.asarray(rng.standard_normal(shape) * shape[-2] ** -0.5, jnp.bfloat16)
+        for name, shape in shapes.items()
+        if name != "bo" or weights_on == "output"
+    }
+    chosen = np.stack([rng.permutation(G - 1)[:C] for _ in range(T)])
+    chosen[rng.random(chosen.shape) < 0.2] = -1
+    return {**given, "weights": jnp.asarray(rng.random((T, C)), jnp.float32), "chosen": jnp.asarray(chosen)}
+
+
+def _states(recipe: octavo.Recipe | None, rng: np.random.Generator) -> Any:
+    """States with scales other than 1, where the recipe has some."""
+    if not isinstance(recipe, octavo.DelayedScaling):
+        return None
+    scaled = jax.tree.map(
+        lambda leaf: leaf if leaf.ndim == 2 else jnp.asarray(rng.uniform(0.5, 1.5, leaf.shape), jnp.float32),
+        octavo_jax.init_delayed(recipe, G),
+    )
+    return scaled, scaled
+
+
+def _routed(given: Given, state: Any, **how: Any) -> Any:
+    routing = moe.arrange(given["chosen"], given["weights"], G)
+    rest = {name: one for name, one in given.items() if name not in ("x", "weights", "chosen")}
+    return moe.routed_mlp(given["x"], routing, **rest, state=state, backend=BACKEND, **how)
+
+
+def _composed(given: Given, state: Any, weights_on: str, **how: Any) -> Any:
+    routing = moe.arrange(given["chosen"], given["weights"], G)
+    rest = {name: one for name, one in given.items() if name not in ("x", "weights", "chosen")}
+    probs = None if weights_on == "output" else moe.row_weights(routing)
+    result = octavo_jax.grouped_mlp(
+        moe.permute(given["x"], routing),
+        group_sizes=routing.group_sizes,
+        probs=probs,
+        state=state,
+        backend=BACKEND,
+        **rest,
+        **how,
+    )
+    rows, *later = result if state is not None else (result,)
+    y = moe.combine(rows, routing, weighted=probs is None, preferred_element_type=given["x"].dtype)
+    return (y, *later) if later else y
+
+
+def _results(run: Any, given: Given, state: Any, dy: Any) -> Any:
+    """y, gradients by name, and what the state becomes."""
+    arrays = {name: one for name, one in given.items() if name != "chosen"}
+
+    def y_and_state(arrays: Given, state: Any) -> Any:
+        result = run({**arrays, "chosen": given["chosen"]}, state)
+        return result if state is not None else (result, None)
+
+    (y, later), pull = jax.vjp(y_and_state, arrays, state)
+    gradients, after = pull((dy, jax.tree.map(jnp.zeros_like, later)))
+    return {"y": y, **gradients, **{f"state {i}": leaf for i, leaf in enumerate(jax.tree.leaves((later, after)))}}
+
+
+def _assert_same_bits(made: Given, wanted: Given, but: tuple[str, ...] = ()) -> None:
+    assert made.keys() == wanted.keys()
+    for name, value in made.items():
+        if name not in but:
+            assert value.dtype == wanted[name].dtype, name
+            assert np.array_equal(np.asarray(value), np.asarray(wanted[name])), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights_on", ["output", "activation"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_bits_of_permute_grouped_mlp_and_combine(name: str, weights_on: Any, rng: np.random.Generator) -> None:
+    """y, all gradients and delayed scaling's states, in every form that keeps values and with either way of codes."""
+    recipe, activation = RECIPES[name], str(rng.choice(["swiglu", "gelu"]))
+    given, state = _given(rng, weights_on, activation), _states(recipe, rng)
+    dy = jnp.asarray(rng.standard_normal((T, N)), jnp.bfloat16)
+    how = {"recipe": recipe, "weights_on": weights_on, "activation": activation, "seed": 7}
+    wanted = _results(partial(_composed, **how), given, state, dy)
+    for form, weight_codes in EVERY_WAY:
+        made = _results(partial(_routed, form=form, weight_codes=weight_codes, **how), given, state, dy)
+        if form == "lean":
+            assert np.array_equal(made["y"], wanted["y"])
+            assert all(np.isfinite(np.asarray(one, np.float32)).all() for one in made.values())
+        else:
+            _assert_same_bits(made, wanted)
+
+
+def test_bits_of_the_default(rng: np.random.Generator) -> None:
+    """The same for the default, in bf16."""
+    given, dy = _given(rng, "output"), jnp.asarray(rng.standard_normal((T, N)), jnp.bfloat16)
+    wanted = _results(partial(_composed, recipe=None, weights_on="output"), given, None, dy)
+    _assert_same_bits(_results(partial(_routed, recipe=None), given, None, dy), wanted)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_lean_rows_are_their_definition(dtype: str, rng: np.random.Generator) -> None:
+    """What the backward pass reads of kept codes is octavo_numerics.keep_rows, bit for bit, and zero past the sum."""
+    wide = rng.standard_normal((9, 200)) * np.exp2(rng.integers(-12, 12, (9, 1)))
+    rows = wide.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    rows[0, :3] = np.array([ml_dtypes.finfo(rows.dtype).max, ml_dtypes.finfo(rows.dtype).smallest_normal, 0])
+    sizes = jnp.array([3, 0, 4])
+    kept = keep_rows(jnp.asarray(rows), sizes, BACKEND)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(kept)) == 9 * 200 + 9 * 2 * 4
+    read = np.asarray(kept_rows(kept, sizes, rows.dtype, BACKEND))
+    assert read.dtype == rows.dtype
+    assert np.array_equal(read[:7], octavo_numerics.keep_rows(rows[:7]))
+    assert not read[7:].any()
+
+
+@pytest.mark.parametrize("weights_on", [pytest.param("output", marks=pytest.mark.slow), "activation"])
+def test_lean_gradients_are_those_of_its_definition(weights_on: Any, rng: np.random.Generator) -> None:
+    """Of the lean form: the gradients that the standard one computes where fc1's result is what the definition keeps of
+    it. They are not the standard form's own."""
+    given, dy = _given(rng, weights_on), jnp.asarray(rng.standard_normal((T, N)), jnp.bfloat16)
+    kept = {form: _kept(given, form, weights_on) for form in ("standard", "lean")}
+    h = np.asarray(kept["standard"].h)
+    rows = int(jnp.sum(kept["standard"].context.group_sizes))
+    defined = np.concatenate([octavo_numerics.keep_rows(h[:rows]), np.zeros_like(h[rows:])])
+    by_definition = replace(kept["standard"], h=jnp.asarray(defined))
+    lean, wanted, other = (
+        autograd._backward(one.plan, one, (dy, None))[0] for one in (kept["lean"], by_definition, kept["standard"])
+    )
+    for name, value in lean._asdict().items():
+        if value is not None:
+            assert np.array_equal(value, getattr(wanted, name)), name
+    assert not np.array_equal(lean.wi, other.wi)
+
+
+def _kept(given: Given, form: Any, weights_on: str) -> Kept:
+    """What the layer keeps in bf16."""
+    found: list[Kept] = []
+
+    def spy(*arguments: Any) -> Any:
+        result, kept = autograd.kept_by(*arguments)
+        found.append(kept)
+        return result[0], result[1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experts, "octavo_moe", spy)
+        _routed(given, None, recipe=None, form=form, weights_on=weights_on)
+    return found[0]
+
+
+def _residuals(recipe: Any, form: Any, weight_codes: Any, weights_on: Any, rng: np.random.Generator) -> int:
+    """Bytes of the leaves of the function that jax.vjp returns, but for those of the parameters."""
+    given, state = _given(rng, weights_on), _states(recipe, rng)
+    parameters = {(one.shape, one.dtype) for name, one in given.items() if name in ("wi", "wo", "bi", "bo")}
+    routing = moe.arrange(given.pop("chosen"), given.pop("weights"), G)
+
+    def pull(given: Given, routing: Any, state: Any) -> Any:
+        def run(given: Given, weights: Any) -> Any:
+            result = moe.routed_mlp(
+                given["x"],
+                replace(routing, weights=weights),
+                *(given[name] for name in ("wi", "wo")),
+                bi=given["bi"],
+                bo=given.get("bo"),
+                recipe=recipe,
+                seed=7,
+                state=state,
+                form=form,
+                weight_codes=weight_codes,
+                weights_on=weights_on,
+                backend=BACKEND,
+            )
+            return result[0] if state is not None else result
+
+        return jax.vjp(run, given, routing.weights)[1]
+
+    leaves = jax.tree.leaves(jax.eval_shape(pull, given, routing, state))
+    return sum(
+        math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves if (leaf.shape, leaf.dtype) not in parameters
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in AT_ONCE else pytest.mark.slow) for name in RECIPES]
+)
+def test_every_byte_is_predicted(name: str, rng: np.random.Generator) -> None:
+    """The residuals of jax.vjp are those that bytes_kept counts, in every form."""
+    recipe = RECIPES[name]
+    for form, weight_codes in EVERY_WAY:
+        for weights_on in ("output", "activation"):
+            how: Given = {"weight_codes": weight_codes, "weights_on": weights_on}
+            predicted = bytes_kept(recipe, SHAPE, form, backend=BACKEND, **how)
+            measured = _residuals(recipe, form, rng=rng, **how)
+            assert predicted.total == measured, (form, how, predicted.arrays)
+
+
+def test_forms_are_in_order() -> None:
+    """Each form keeps less than the one before, and a standard one no more than SonicMoE's 2 K + 4 F k bytes and what a
+    router's choices are."""
+    shape = MoeShape(8192, 8, 128, 2048, 768)
+    for recipe in (None, "mxfp8"):
+        each = {
+            form: bytes_kept(
+                recipe, shape, form, weight_codes="remake", weights_on="activation", backend=BACKEND
+            ).per_token
+            for form in ("keep_all", "standard", "lean", "recompute")
+        }
+        assert list(each.values()) == sorted(each.values(), reverse=True)
+        routing, sizes = 8 * (4 + 4 + 4), 4 * 129 / 8192
+        assert each["standard"] <= 2 * 2048 + 4 * 768 * 8 + routing + sizes
+        assert each["lean"] <= 0.6 * (2 * 2048 + 4 * 768 * 8) + routing + sizes
+
+
+def test_messages() -> None:
+    """Errors name the argument, what was given, and what is needed."""
+    p = {"x": jnp.zeros((4, 8)), "router": jnp.zeros((8, 2)), "wi": jnp.zeros((2, 8, 8)), "wo": jnp.zeros((2, 4, 8))}
+    with pytest.raises(ValueError, match="form is 'slim'; give one of keep_all, standard, lean, recompute"):
+        moe.moe_mlp(**p, k=1, recipe=None, form="slim")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='weight_codes is True; give "keep" or "remake"'):
+        moe.moe_mlp(**p, k=1, recipe=None, weight_codes=True)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"shape is a tuple; give an octavo_jax\.MoeShape"):
+        bytes_kept(None, (1, 2, 3))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tokens is 0; give an integer of at least 1"):
+        bytes_kept(None, MoeShape(0, 1, 1, 1, 1))
+    with pytest.raises(ValueError, match="weights_on is 'input'"):
+        bytes_kept(None, SHAPE, weights_on="input")  # type: ignore[arg-type]

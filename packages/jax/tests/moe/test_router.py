@@ -1,0 +1,147 @@
+"""The router against its definition: choices, weights, counts and losses; differentiated, mapped, sharded, replayed."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import octavo_numerics
+from octavo_jax import choose_experts, router_losses
+from octavo_jax.policies import save_quantized
+
+T, E, C = 24, 12, 3
+FP32 = 2**-20
+"""Sixteen units of fp32: sums of at most E = 12 scores, a quotient, and functions that are right to a unit or two."""
+RULES: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "softmax, as it is": {"renormalize": False},
+    "sigmoid in groups": {"score": "sigmoid", "groups": 4, "kept_groups": 2, "scale": 2.5},
+    "sqrtsoftplus": {"score": "sqrtsoftplus"},
+}
+
+
+def _logits(rng: np.random.Generator) -> np.ndarray:
+    """Steps of a quarter: they tie often, and their scores are equal in any arithmetic."""
+    return (rng.integers(-8, 9, (T, E)) / 4).astype(np.float32)
+
+
+def _slope(function: Any, point: np.ndarray, direction: np.ndarray) -> float:
+    return (function(point + 1e-6 * direction) - function(point - 1e-6 * direction)) / 2e-6
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_router_is_its_definition(name: str, rng: np.random.Generator) -> None:
+    """Choices, ties to the lower index, weights, counts, losses, replayed choices; gradients are the definition's
+    slopes along a random direction, off by FP32 of the addends and 1e-8 of them for the central differences."""
+    rule = octavo_numerics.RouterRule(C, **RULES[name])
+    score = rule.score
+    logits = _logits(rng)
+    bias = (rng.integers(-2, 3, E) / 4).astype(np.float32) if rule.groups > 1 else None
+    replay = np.stack([rng.permutation(E)[:C] for _ in range(T)]).astype(np.int32)
+    replay[3, 1] = -1
+    dweights, direction = rng.standard_normal((T, C)), rng.standard_normal((T, E))
+    for given in (None, replay):
+        made = choose_experts(logits, C, bias=bias, replay=given, **RULES[name])
+        wanted = octavo_numerics.choose_experts(logits, rule, bias, given)
+        assert np.array_equal(made.choices, wanted.choices)
+        assert np.array_equal(made.counts, wanted.counts)
+        np.testing.assert_allclose(made.weights, wanted.weights, rtol=FP32)
+        losses = router_losses(logits, made.choices, score=score, sequences=4)._asdict()
+        expected = octavo_numerics.router_losses(logits, wanted, score, sequences=4)
+        for loss, value in losses.items():
+            np.testing.assert_allclose(value, expected[loss], rtol=FP32)
+
+        def objective(logits: Any, chosen: Any = made.choices) -> Any:
+            choice = choose_experts(logits, C, replay=chosen, **RULES[name])
+            return jnp.sum(choice.weights * dweights) + sum(router_losses(logits, chosen, score=score, sequences=4))
+
+        def defined(logits: np.ndarray, chosen: Any = wanted.choices) -> float:
+            choice = octavo_numerics.choose_experts(logits, rule, None, chosen)
+            losses = octavo_numerics.router_losses(logits, choice, score, sequences=4)
+            return float((choice.weights * dweights).sum()) + sum(losses.values())
+
+        gradient = np.asarray(jax.grad(objective)(logits), np.float64)
+        moved = gradient * direction
+        addends = np.abs(wanted.weights * dweights).sum() + sum(expected.values()) + np.abs(moved).sum()
+        slope = _slope(defined, logits.astype(np.float64), direction)
+        assert abs((gradient * direction).sum() - slope) <= (FP32 + 1e-8) * (
+            addends + np.abs(gradient * direction).sum()
+        )
+
+
+def test_every_way_of_running_gives_the_same_choices(rng: np.random.Generator) -> None:
+    """Under jit and vmap the same bits of choices; a policy of jax.checkpoint that saves them does not search again."""
+    logits = _logits(rng)
+    run = partial(choose_experts, k=C, score="sigmoid", groups=4, kept_groups=2)
+    plain = run(logits)
+
+    @jax.jit
+    def others(logits: Any) -> Any:
+        parts = jax.vmap(run)(logits.reshape(4, -1, E))
+        return run(logits), parts.choices.reshape(T, C), jnp.sum(parts.counts, axis=0)
+
+    whole, parts, counts = others(logits)
+    for choices in (whole.choices, parts):
+        assert np.array_equal(choices, plain.choices)
+    assert np.array_equal(counts, plain.counts)
+
+    def searches(policy: Any) -> int:
+        loss = jax.checkpoint(lambda logits: jnp.sum(jnp.sin(run(logits).weights)), policy=policy)
+        return str(jax.make_jaxpr(jax.grad(loss))(logits)).count(" top_k[")
+
+    assert searches(save_quantized()) == 3 == searches(None) // 2
+
+
+def test_extreme_logits_have_gradients() -> None:
+    """Scores of logits far below 0 underflow to 0: their gradients are 0 and not NaN, and no token is all that no
+    token has."""
+    logits = jnp.array([[-200.0, -88.0, 90.0], [-1e4, -1e4, -1e4], [-jnp.inf, 0, 1]], jnp.float32)
+    for score in ("softmax", "sigmoid", "sqrtsoftplus"):
+        assert np.isfinite(jax.grad(lambda x, s=score: choose_experts(x, 2, score=s).weights[:, 0].sum())(logits)).all()
+    nothing = choose_experts(jnp.zeros((0, 3)), 2)
+    assert nothing.choices.shape == (0, 2)
+    assert not nothing.counts.any()
+    assert not any(router_losses(jnp.zeros((0, 3)), nothing.choices, sequences=4))
+
+
+def test_narrow_and_wide_integers_replay(rng: np.random.Generator) -> None:
+    """256 experts are no number of uint8, and 2^32 - 1 none of int32: neither wraps to another expert."""
+    logits = rng.standard_normal((4, 256)).astype(np.float32)
+    chosen = np.array([[0, 255], [3, 3], [128, 127], [1, 2]])
+    wanted = choose_experts(logits, 2, replay=chosen.astype(np.int32))
+    narrow = choose_experts(logits, 2, replay=chosen.astype(np.uint8))
+    for one, other in zip(narrow, wanted, strict=True):
+        assert np.array_equal(one, other)
+    far = choose_experts(logits, 2, replay=np.full((4, 2), 2**32 - 1, np.uint32))
+    assert not far.weights.any()
+    assert not far.counts.any()
+
+
+def test_router_says_what_does_not_fit() -> None:
+    """Errors name the argument, what was given, and what is needed."""
+    logits = jnp.zeros((4, 8))
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"k": 9}, "k is 9 and a token has 8 experts"),
+        ({"k": True}, "k is True; give an integer of at least 1"),
+        ({"groups": 3}, "groups is 3, kept_groups 1, and there are 8 experts"),
+        ({"groups": 4, "k": 3}, "k is 3 and a token has 2 experts"),
+        ({"score": "tanh"}, "score is 'tanh'; give one of softmax, sigmoid, sqrtsoftplus"),
+        ({"bias": jnp.zeros(7)}, r"bias has shape \[7\]; give \[8\]"),
+        ({"bias": jnp.zeros(8, jnp.int32)}, "bias has dtype int32"),
+        ({"replay": jnp.zeros((4, 1), jnp.int32)}, r"replay has shape \[4, 1\] and k is 2; give \[4, 2\]"),
+        ({"replay": jnp.zeros((4, 2))}, r"replay has shape \[4, 2\] and dtype float32; give integers"),
+        ({"logits": logits.astype(jnp.int32)}, "logits has dtype int32"),
+        ({"logits": logits[None]}, r"logits has shape \[1, 4, 8\]; give \[T, E\]"),
+        ({"scale": float("nan")}, "scale is nan; give a finite number"),
+        ({"renormalize": 1}, "renormalize is 1; give True or False"),
+    ]
+    for changed, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            choose_experts(**{"logits": logits, "k": 2, **changed})
+    with pytest.raises(ValueError, match="sequences is 3 and there are 4 tokens"):
+        router_losses(logits, jnp.zeros((4, 2), jnp.int32), sequences=3)

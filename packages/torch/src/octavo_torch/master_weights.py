@@ -1,0 +1,143 @@
+"""MasterWeights: the values of weights that are codes, for an optimizer to step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from octavo_torch.arrays.checks import brief, check_dtype, check_module
+from octavo_torch.arrays.interleaving import from_halves
+from octavo_torch.linear.coded_weight import CodedWeight
+from octavo_torch.quantizers.functional import dequantize
+
+
+class MasterWeights(nn.ParameterDict):
+    """High-precision values of a module's weights that are codes: an optimizer steps them, and writes the codes.
+
+    It holds one parameter per CodedWeight, under its name with "/" in the place of ".", and its state dict is what a
+    checkpoint keeps beside the model's. Gradients go to the CodedWeights, where backward, DistributedDataParallel and
+    accumulation over microbatches leave them; `collect` moves them to the masters in the masters' dtype. With
+    `main_grad` in a layer its gradient is added to the master's at once.
+
+        with octavo_torch.quantized_parameters("fp8-block"):
+            model = Model()
+        masters = octavo_torch.MasterWeights(model)
+        optimizer = torch.optim.AdamW(masters.all_parameters())
+        masters.follow(optimizer)  # each step begins with collect() and ends with write()
+    """
+
+    def __init__(
+        self, module: nn.Module, dtype: torch.dtype = torch.float32, values: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """module: its CodedWeights get masters; dtype: of the masters.
+
+        values   of the weights by the names of the module's parameters, such as a checkpoint's: they are written to
+                 the codes, too. A weight that is not there starts from what its codes stand for
+
+        Raises ValueError for a module without CodedWeights, and for values that do not fit.
+        """
+        super().__init__()
+        check_module(module)
+        check_dtype(dtype)
+        coded = {name: value for name, value in module.named_parameters() if isinstance(value, CodedWeight)}
+        if not coded:
+            raise ValueError(
+                f"module is a {type(module).__name__} without a CodedWeight; create it inside of quantized_parameters"
+            )
+        if values is not None and not isinstance(values, Mapping):
+            raise ValueError(f"values is {brief(values)}; give a mapping from parameters' names to tensors")
+        strange = sorted(set(values or {}) - set(coded))
+        if strange:
+            raise ValueError(f"values has {strange[0]!r}; give values of {', '.join(coded)} alone")
+        self._coded, self._others = coded, [p for p in module.parameters() if not isinstance(p, CodedWeight)]
+        # each is checked before any is written
+        masters = {name: _master(name, weight, dtype, (values or {}).get(name)) for name, weight in coded.items()}
+        for name, weight in coded.items():
+            self[_key(name)] = masters[name]
+            if values is not None and name in values:
+                with torch.no_grad():
+                    weight.copy_(masters[name])
+            weight.get_main_grad = partial(_gradient_of, masters[name])  # type: ignore[attr-defined]
+
+    def all_parameters(self) -> Iterator[nn.Parameter]:
+        """What an optimizer steps: the masters, and the module's other parameters."""
+        yield from self.parameters()
+        yield from self._others
+
+    def follow(self, optimizer: Optimizer) -> Callable[[], None]:
+        """From now on each step of `optimizer` begins with `collect` and ends with `write`; returns what undoes it."""
+        if not isinstance(optimizer, Optimizer):
+            raise ValueError(f"optimizer is {brief(optimizer)}; give a torch.optim.Optimizer over all_parameters()")
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        missing = [name for name in self._coded if id(self[_key(name)]) not in stepped]
+        if missing:
+            raise ValueError(
+                f"optimizer does not step the master of {missing[0]}; create it over the all_parameters() of this "
+                "MasterWeights"
+            )
+        before = optimizer.register_step_pre_hook(lambda *_: self.collect())
+        after = optimizer.register_step_post_hook(lambda *_: self.write())
+
+        def undo() -> None:
+            before.remove()
+            after.remove()
+
+        return undo
+
+    def collect(self) -> None:
+        """Moves the gradients that the CodedWeights have received to the masters: call it before you clip them."""
+        for name, weight in self._coded.items():
+            _move_gradient(self[_key(name)], weight)
+
+    @torch.no_grad()
+    def write(self) -> None:
+        """Quantizes every master, cast to its weight's dtype, into the weight's codes."""
+        for name, weight in self._coded.items():
+            weight.copy_(self[_key(name)])
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As a module's, without `assign`; the codes are written afterwards."""
+        if assign:
+            raise ValueError("assign is True, and the optimizer steps the masters that are here; leave it out")
+        result = super().load_state_dict(state_dict, strict)
+        self.write()
+        return result
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "/")
+
+
+def _master(name: str, weight: CodedWeight, dtype: torch.dtype, values: Tensor | None) -> nn.Parameter:
+    if values is None:
+        values = dequantize(weight.codes)
+        if weight.interleave:
+            values = from_halves(values, weight.interleave)
+    elif not isinstance(values, Tensor) or values.shape != weight.shape or not values.is_floating_point():
+        raise ValueError(f"values of {name} is {brief(values)}; give floating-point {list(weight.shape)}")
+    return nn.Parameter(values.detach().to(weight.device, dtype, copy=True))
+
+
+def _gradient_of(master: nn.Parameter) -> Tensor:
+    """The buffer that a layer with `main_grad` adds to."""
+    if master.grad is None:
+        master.grad = torch.zeros_like(master)
+    return master.grad
+
+
+@torch.no_grad()
+def _move_gradient(master: nn.Parameter, weight: Tensor) -> None:
+    grad, weight.grad = weight.grad, None
+    written = getattr(weight, "grad_added_to_main_grad", False)
+    weight.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+    if written or grad is None:
+        return  # the layer has added it
+    if master.grad is None:
+        master.grad = grad.to(master.dtype, copy=True)
+    else:
+        master.grad.add_(grad)

@@ -1,0 +1,197 @@
+"""MasterWeights: an optimizer trains weights that are codes, and the codes are those of its rounded values."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from octavo_torch import (
+    CodedWeight,
+    GroupedMLP,
+    MasterWeights,
+    dequantize,
+    load_checkpoint,
+    load_distributed,
+    quantize_before_gather,
+    quantize_weight,
+    quantized_parameters,
+    save_checkpoint,
+    save_distributed,
+)
+
+REFERENCE = "torch-reference"
+G, K, F, M = 3, 64, 48, 20
+SIZES = [5, 0, 12]
+
+
+def make(recipe: str, coded: bool = True, **more: Any) -> GroupedMLP:
+    how: dict[str, Any] = {"dtype": torch.bfloat16, "backend": REFERENCE, "seed": 7, **more}
+    if not coded:
+        return GroupedMLP(G, K, F, recipe=recipe, **how)
+    with quantized_parameters(recipe):
+        return GroupedMLP(G, K, F, **how)
+
+
+def codes_of(weight: CodedWeight) -> list[Tensor]:
+    return [value.view(torch.uint8) for value in vars(weight.codes).values() if isinstance(value, Tensor)]
+
+
+def codes_of_values(values: Tensor, recipe: str, interleave: int | None = None) -> list[Tensor]:
+    """Of fp32 values as the definition has it: quantize(cast(master))."""
+    made = quantize_weight(values.bfloat16().requires_grad_(), recipe, backend=REFERENCE, interleave=interleave)
+    assert made.codes is not None
+    return [value.view(torch.uint8) for value in vars(made.codes).values() if isinstance(value, Tensor)]
+
+
+@pytest.mark.parametrize("main_grad", [None, "accumulate"])
+@pytest.mark.parametrize("recipe", ["mxfp8", "fp8-block", "nvfp4"])
+def test_training_is_that_of_fp32_masters_kept_by_hand(recipe: str, main_grad: Any, rng: np.random.Generator) -> None:
+    """Two microbatches per step, clipped gradients, AdamW: masters and codes bit for bit, in every step.
+
+    By hand: a layer of bf16 values, whose gradients are added up in fp32, and that are overwritten after each step.
+    """
+    ours, theirs = make(recipe, main_grad=main_grad), make(recipe, coded=False)
+    values = {name: torch.randn(getattr(theirs, name).shape) / 8 for name in ("weight1", "weight2")}
+    hand = {name: value.clone().requires_grad_() for name, value in values.items()}
+    masters = MasterWeights(ours, values=values)
+    optimizers = [torch.optim.AdamW(masters.all_parameters(), lr=1e-2), torch.optim.AdamW(hand.values(), lr=1e-2)]
+    undo = masters.follow(optimizers[0])
+    for _ in range(3):
+        for name, value in hand.items():
+            theirs.get_parameter(name).data.copy_(value.detach())
+            value.grad = torch.zeros_like(value)
+        for _ in range(2):
+            x, dy = torch.randn(M, K).bfloat16(), torch.randn(M, K).bfloat16()
+            seeds = [module.seed_counter.clone() for module in (ours, theirs) if hasattr(module, "seed_counter")]
+            assert all(seed == seeds[0] for seed in seeds)
+            ours(x, SIZES).backward(dy)
+            theirs(x, SIZES).backward(dy)
+            for name, value in hand.items():
+                grad = theirs.get_parameter(name).grad
+                assert grad is not None
+                assert value.grad is not None
+                value.grad += grad
+                theirs.get_parameter(name).grad = None
+            if main_grad is None:
+                masters.collect()  # each microbatch's gradient is added in fp32
+        masters.collect()
+        for parameters in (list(masters.parameters()), list(hand.values())):
+            nn.utils.clip_grad_norm_(parameters, 0.5)
+        if main_grad is None:
+            assert all(map(torch.equal, (p.grad for p in masters.parameters()), (p.grad for p in hand.values())))
+        for optimizer in optimizers:
+            optimizer.step()
+        optimizers[0].zero_grad()
+        for name, master in zip(("weight1", "weight2"), masters.parameters(), strict=True):
+            if main_grad is None:  # else its sums are fp32 products', which were never rounded to bf16
+                assert torch.equal(master, hand[name])
+            weight = ours.get_parameter(name)
+            assert isinstance(weight, CodedWeight)
+            assert weight.grad is None
+            assert all(map(torch.equal, codes_of(weight), codes_of_values(master.detach(), recipe)))
+    undo()
+    before = [plane.clone() for plane in codes_of(ours.weight1)]  # type: ignore[arg-type]
+    for master in masters.parameters():
+        master.grad = torch.ones_like(master)
+    optimizers[0].step()
+    assert all(map(torch.equal, codes_of(ours.weight1), before))  # type: ignore[arg-type]
+
+
+def test_masters_start_from_what_the_codes_stand_for(rng: np.random.Generator) -> None:
+    """Without values: their rows as fprop reads them, in the order of the module's weight, where gate and up rows may
+    take turns."""
+    for recipe in ("mxfp8", "fp8-block", "fp8-row", "nvfp4"):
+        model = make(recipe, interleave=16)
+        first, second = MasterWeights(model).parameters()
+        assert isinstance(model.weight1, CodedWeight)
+        assert isinstance(model.weight2, CodedWeight)
+        gate, up = dequantize(model.weight1.codes).chunk(2, dim=1)
+        for block in range(F // 16):
+            rows = slice(16 * block, 16 * block + 16)
+            assert torch.equal(first[:, 32 * block : 32 * block + 16], gate[:, rows])
+            assert torch.equal(first[:, 32 * block + 16 : 32 * block + 32], up[:, rows])
+        assert first.dtype is torch.float32
+        assert torch.equal(second, dequantize(model.weight2.codes))
+
+
+def test_a_saved_run_goes_on_bit_for_bit(rng: np.random.Generator) -> None:
+    """State dicts of model, masters and optimizer: the step after loading is the step without a pause."""
+
+    def run(model: GroupedMLP, optimizer: torch.optim.Optimizer) -> None:
+        model(x, SIZES).backward(dy)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    x, dy = torch.randn(M, K).bfloat16(), torch.randn(M, K).bfloat16()
+    made = []
+    for _ in range(2):
+        model = make("fp8-block", bias=True)
+        masters = MasterWeights(model, torch.bfloat16)
+        optimizer = torch.optim.AdamW(masters.all_parameters(), lr=1e-2)
+        masters.follow(optimizer)
+        made.append((model, masters, optimizer))
+    (model, masters, optimizer), later = made
+    run(model, optimizer)
+    saved = [copy.deepcopy(part.state_dict()) for part in (model, masters, optimizer)]
+    run(model, optimizer)
+    for part, state in zip(later, saved, strict=True):
+        part.load_state_dict(state)
+    run(later[0], later[2])
+    assert all(map(torch.equal, masters.parameters(), later[1].parameters()))
+    assert all(map(torch.equal, codes_of(model.weight1), codes_of(later[0].weight1)))  # type: ignore[arg-type]
+    assert torch.equal(model.bias1, later[0].bias1)  # type: ignore[arg-type]
+
+
+def test_checkpoints_hold_masters_or_codes(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Sharded checkpoints hold values, so the masters; files hold codes, too; each comes back bit for bit."""
+    model, other = make("fp8-block"), make("fp8-block")
+    masters, others = MasterWeights(model), MasterWeights(other)
+    for refused in (save_distributed, load_distributed):
+        with pytest.raises(ValueError, match="weight1 is codes of recipe block alone"):
+            refused(model, tmp_path / "model")
+    with pytest.raises(ValueError, match="weight1 is codes alone, and FSDP2 shards values"):
+        quantize_before_gather(model)
+    save_distributed(masters, tmp_path / "masters")
+    load_distributed(others, tmp_path / "masters")
+    others.write()
+    assert all(map(torch.equal, masters.parameters(), others.parameters()))
+    masters.write()
+    assert all(map(torch.equal, codes_of(model.weight1), codes_of(other.weight1)))  # type: ignore[arg-type]
+    third = make("fp8-block")
+    save_checkpoint(model, tmp_path / "codes", quantized=True)
+    load_checkpoint(third, tmp_path / "codes")
+    assert all(map(torch.equal, codes_of(model.weight1), codes_of(third.weight1)))  # type: ignore[arg-type]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """Before anything is written, naming the argument."""
+    model = make("mxfp8")
+    before = [plane.clone() for plane in codes_of(model.weight1)]  # type: ignore[arg-type]
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"module": nn.Linear(2, 2)}, "module is a Linear without a CodedWeight"),
+        ({"module": 3}, "module"),
+        ({"dtype": torch.int8}, "dtype"),
+        ({"values": [1]}, "values is"),
+        ({"values": {"weight": torch.zeros(2)}}, "values has 'weight'; give values of weight1, weight2 alone"),
+        (
+            {"values": {"weight1": torch.zeros(G, 2 * F, K), "weight2": torch.zeros(2)}},
+            r"values of weight2 is float32 \[2\]; give floating-point \[3, 64, 48\]",
+        ),
+    ]
+    for changed, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            MasterWeights(**{"module": model, **changed})
+    assert all(map(torch.equal, codes_of(model.weight1), before))  # type: ignore[arg-type]
+    masters = MasterWeights(model)
+    with pytest.raises(ValueError, match="optimizer is"):
+        masters.follow(object())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="optimizer does not step the master of weight1"):
+        masters.follow(torch.optim.SGD(nn.Linear(2, 2).parameters()))
+    with pytest.raises(ValueError, match="assign is True"):
+        masters.load_state_dict(masters.state_dict(), assign=True)
