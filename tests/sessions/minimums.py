@@ -17,7 +17,6 @@ from sessions.environment import (
     local,
     needed_by_tests,
     ours,
-    outside,
     project,
     run_pytest,
 )
@@ -32,13 +31,13 @@ VERSIONS = (
 
 @nox.session(default=False)
 def minimums(session: nox.Session) -> None:
-    """Every package's tests with the oldest dependencies that the packages declare, recorded where all pass.
+    """Every package's tests with the oldest dependencies that the packages declare; what passes is recorded.
 
     One environment serves all packages, because none of them declares another floor than the others do for the same
     dependency (tests/test_minimums.py). The native packages join it after the others' tests, which look at the
     reference backends, and adapters come last, with the oldest versions of the libraries that they are for.
-    tests/golden/minimums.json then holds the versions, which a default test compares with what is declared. Needs uv.
-    Positional arguments: packages, of which the tests alone run, and nothing is recorded; --without-cuda builds
+    tests/golden/minimums.json gets the versions that each package has passed with, and a default test compares them
+    with what it declares. Needs uv. Positional arguments: packages, whose tests alone run; --without-cuda builds
     octavo-native without CUDA kernels.
     """
     chosen = [name for name in session.posargs if name != "--without-cuda"]
@@ -48,10 +47,9 @@ def minimums(session: nox.Session) -> None:
         )
     oldest = project("octavo-core")["requires-python"].removeprefix(">=")
     if "{}.{}".format(*sys.version_info) != oldest:
-        session.error(
-            f"nox runs on Python {sys.version.split()[0]} and the oldest that is declared is {oldest}; use that"
-        )
-    everything, adapters = _declared()
+        session.error(f"nox runs on Python {sys.version.split()[0]}; the oldest that is declared is {oldest}: use that")
+    requirements = {name: _required(name) for name in DIRECTORIES}
+    everything = sorted(set().union(*requirements.values()))
     lowest = ("--resolution", "lowest-direct")
     cuda = "--without-cuda" not in session.posargs
     native = [name for name in DIRECTORIES if NATIVE in closure([name])]
@@ -62,28 +60,27 @@ def minimums(session: nox.Session) -> None:
             session.install(*lowest, *local(session, present, cuda), *everything)
         for name in tested:
             run_pytest(session, DIRECTORIES[name], "-p", "no:cacheprovider", in_a_hurry=name in COMPILES_MUCH)
-    if chosen:
-        return
-    versions = _installed(session, everything)
-    session.install(*lowest, *adapters, "einops")
-    record = {"python": oldest, "versions": versions, "adapters": _installed(session, adapters)}
-    run_pytest(session, *(str(path) for path in sorted(ROOT.glob("packages/*/tests/adapters/test_*.py"))))
-    RECORD.write_text(json.dumps(record, indent=2) + "\n")
+            _record(session, name, requirements[name])
+    if not chosen:
+        adapters = sorted(set().union(*(_required(name, adapters=True) for name in DIRECTORIES)))
+        session.install(*lowest, *adapters, "einops")
+        run_pytest(session, *(str(path) for path in sorted(ROOT.glob("packages/*/tests/adapters/test_*.py"))))
+        _record(session, "adapters", adapters)
 
 
-def _declared() -> tuple[list[str], list[str]]:
-    """What the packages and their tests require of others: adapters' libraries apart."""
-    everything, adapters = set(outside(list(DIRECTORIES))), set()
-    for name in DIRECTORIES:
-        everything |= {requirement for requirement in needed_by_tests(name) if not ours([requirement])}
-        for extra, requirements in project(name).get("optional-dependencies", {}).items():
-            theirs = {requirement for requirement in requirements if not ours([requirement])}
-            (adapters if extra in ADAPTERS else everything).update(theirs)
-    return sorted(everything), sorted(adapters)
+def _required(name: str, adapters: bool = False) -> list[str]:
+    """What a package, its extras and its tests require of others; or, with `adapters`, the extras of these alone."""
+    extras = project(name).get("optional-dependencies", {})
+    found = [line for extra, lines in extras.items() for line in lines if (extra in ADAPTERS) == adapters]
+    if not adapters:
+        found += [*project(name).get("dependencies", []), *needed_by_tests(name)]
+    return [line for line in found if not ours([line])]
 
 
-def _installed(session: nox.Session, requirements: list[str]) -> dict[str, str]:
-    """The version of each required distribution in the session's environment."""
+def _record(session: nox.Session, name: str, requirements: list[str]) -> None:
+    """Note the installed versions of these requirements as ones that `name` has passed with."""
     names = sorted({requirement.partition(">=")[0].partition("[")[0] for requirement in requirements})
     printed: Any = session.run("python", "-c", VERSIONS, *names, silent=True)
-    return dict(json.loads(printed))
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    record[name] = {"python": "{}.{}".format(*sys.version_info), **json.loads(printed)}
+    RECORD.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")

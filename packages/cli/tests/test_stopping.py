@@ -53,7 +53,9 @@ def test_finished_recipes_survive_ctrl_c(tmp_path: Path) -> None:
     """A real process, stopped in its second recipe of three: exit code 130, the first recipe in every file of the
     output, and no temporary folder."""
     out = tmp_path / "out"
-    command = "from octavo_registry.cli import main; main()"
+    # a shell starts what it runs in the background with SIGINT ignored, and so would this process be
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = f"{listen}; from octavo_registry.cli import main; main()"
     recipes = ("--recipes", ",".join(RECIPES), "--framework", "torch", "--out", str(out))
     process = subprocess.Popen(
         [sys.executable, "-c", command, "train", "--quick", *recipes],

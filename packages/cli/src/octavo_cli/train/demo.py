@@ -59,7 +59,7 @@ def run_demo(choices: Choices) -> None:
     After Ctrl-C the recipes that have finished are compared and written, and KeyboardInterrupt is raised at the end.
     """
     start = time.perf_counter()
-    recipes = parse_recipes(choices.recipes)
+    recipes: Mapping[str, Recipe] = parse_recipes(choices.recipes)
     config = TrainConfig(**{**(QUICK if choices.quick else {}), **choices.fixed, **choices.sizes})
     frameworks = installed_frameworks()
     framework = pick_framework(choices.framework, frameworks)
