@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from octavo import DelayedScaling, Recipe
 from octavo import recipe as recipe_named
 
@@ -11,8 +13,9 @@ RecipeLike = Recipe | str | None
 
 def as_recipe(recipe: object) -> Recipe | None:
     """The recipe that the argument means; RecipeError for an unknown name, ValueError for anything else."""
-    if recipe is None or isinstance(recipe, Recipe):
-        return recipe
+    # with pydantic 2.10 isinstance runs Python code of its metaclass, and every call comes past here
+    if recipe is None or Recipe in type(recipe).__mro__:
+        return cast(Recipe | None, recipe)
     if isinstance(recipe, str):
         return recipe_named(recipe)
     given = f"the class {recipe.__name__}" if isinstance(recipe, type) else f"a {type(recipe).__name__}"
