@@ -57,6 +57,18 @@ def test_a_planted_fault_fails_the_gate(fault: str, measured: dict[str, Any]) ->
     assert not row["within"], row
 
 
+def test_the_lean_form_is_what_its_gate_trains() -> None:
+    """Codes in the place of fc1's result change what is learnt from the first step on, and not by much."""
+    config = dataclasses.replace(
+        gates.CONFIG, steps=12, seeds=1, experts=4, width=64, hidden=128, batch=4, context=32, held_out=16
+    )
+    result = gates.measure(config, recipes=["fp8-block", "fp8-block, lean"], faults=["no-wgrad"])
+    kept, lean = result["gates"]
+    assert (kept["recipe"], lean["recipe"]) == ("fp8-block", "fp8-block, lean")
+    assert lean["percent"] != kept["percent"]
+    assert abs(lean["percent"]) < result["planted_faults"][0]["percent"]
+
+
 def test_a_run_without_gradients_for_the_experts_is_judged_a_failure() -> None:
     """The gate's own logic, in seconds: fewer steps, one seed, the grossest fault."""
     config = dataclasses.replace(

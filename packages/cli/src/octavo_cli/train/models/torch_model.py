@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -25,7 +27,9 @@ from octavo_cli.train.models.model import (
     learning_rate,
     rounding_seed,
 )
-from octavo_torch import DelayedState, TensorStats, grouped_linear, tensor_stats
+from octavo_torch import DelayedState, TensorStats, grouped_linear, moe_mlp, tensor_stats
+
+Form = Literal["keep_all", "standard", "lean", "recompute"]
 
 
 class Mixing(nn.Module):
@@ -97,10 +101,14 @@ class Watch:
 
 
 class Experts(nn.Module):
-    """Router and experts over [tokens, width]; returns the outputs, the balance loss and the rows an expert got."""
+    """Router and experts over [tokens, width]; returns the outputs, the balance loss and the rows an expert got.
 
-    def __init__(self, config: TrainConfig, recipe: Recipe) -> None:
+    form   the experts are one `moe_mlp`, which keeps this for the backward; None: two grouped layers
+    """
+
+    def __init__(self, config: TrainConfig, recipe: Recipe, form: Form | None = None) -> None:
         super().__init__()
+        self.form: Form | None = form
         self.top_k, self.recipe = config.top_k, recipe
         self.router = nn.Linear(config.width, config.experts, bias=False)
         self.fc1 = nn.Parameter(torch.empty(config.experts, 2 * config.hidden, config.width))
@@ -115,17 +123,23 @@ class Experts(nn.Module):
         probabilities = torch.softmax(self.router(x), dim=-1)
         weights, chosen = probabilities.topk(self.top_k)
         weights = weights / weights.sum(dim=-1, keepdim=True)
-        order = torch.argsort(chosen.flatten(), stable=True)
         sizes = torch.bincount(chosen.flatten(), minlength=experts).to(torch.int32)
+        share = sizes / (tokens * self.top_k)
+        balance = experts * (share * probabilities.mean(dim=0)).sum()
+        if self.form is not None:
+            y = moe_mlp(
+                x.bfloat16(), chosen, weights, self.fc1.bfloat16(), self.fc2.bfloat16(), recipe=self.recipe,
+                form=self.form, seed=seeds[0],
+            )  # fmt: skip
+            return y.float(), balance, sizes
 
+        order = torch.argsort(chosen.flatten(), stable=True)
         rows = x[order // self.top_k].bfloat16()
         gate, up = self._grouped(0, rows, self.fc1, sizes, seeds).float().chunk(2, dim=-1)
         rows = (functional.silu(gate) * up).bfloat16()
         outputs = self._grouped(1, rows, self.fc2, sizes, seeds).float()
 
         outputs = outputs[torch.argsort(order)].view(tokens, self.top_k, -1)
-        share = sizes / (tokens * self.top_k)
-        balance = experts * (share * probabilities.mean(dim=0)).sum()
         return (outputs * weights[..., None]).sum(dim=1), balance, sizes
 
     def _grouped(self, index: int, x: Tensor, weight: Tensor, sizes: Tensor, seeds: tuple[int, int]) -> Tensor:
@@ -149,12 +163,12 @@ class Experts(nn.Module):
 class Layer(nn.Module):
     """Mixing and experts, each after a norm and with a residual connection."""
 
-    def __init__(self, config: TrainConfig, recipe: Recipe) -> None:
+    def __init__(self, config: TrainConfig, recipe: Recipe, form: Form | None) -> None:
         super().__init__()
         self.mixing_norm = nn.RMSNorm(config.width, eps=NORM_EPSILON)
         self.mixing = Mixing(config)
         self.expert_norm = nn.RMSNorm(config.width, eps=NORM_EPSILON)
-        self.experts = Experts(config, recipe)
+        self.experts = Experts(config, recipe, form)
 
     def forward(self, x: Tensor, seeds: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         x = x + self.mixing(self.mixing_norm(x))
@@ -165,11 +179,11 @@ class Layer(nn.Module):
 class LanguageModel(nn.Module):
     """Logits [batch, context, vocabulary] of token ids [batch, context]."""
 
-    def __init__(self, config: TrainConfig, recipe: Recipe, vocabulary: int) -> None:
+    def __init__(self, config: TrainConfig, recipe: Recipe, vocabulary: int, form: Form | None) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, config.width)
         self.position = nn.Parameter(torch.empty(config.context, config.width))
-        self.layers = nn.ModuleList(Layer(config, recipe) for _ in range(config.layers))
+        self.layers = nn.ModuleList(Layer(config, recipe, form) for _ in range(config.layers))
         self.final_norm = nn.RMSNorm(config.width, eps=NORM_EPSILON)
         self.logits = nn.Linear(config.width, vocabulary, bias=False)
 
@@ -184,12 +198,14 @@ class LanguageModel(nn.Module):
 
 
 class TorchModel:
-    """`LanguageModel` with its optimizer: what the loop drives."""
+    """`LanguageModel` with its optimizer: what the loop drives; `form` as Experts has it."""
 
-    def __init__(self, config: TrainConfig, recipe: Recipe, vocabulary: int, seed: int, device: str) -> None:
+    def __init__(
+        self, config: TrainConfig, recipe: Recipe, vocabulary: int, seed: int, device: str, form: Form | None = None
+    ) -> None:
         self._config, self._seed, self._device = config, seed, torch.device(device)
         with self._device:
-            self._model = LanguageModel(config, recipe, vocabulary)
+            self._model = LanguageModel(config, recipe, vocabulary, form)
         self._named = dict(self._parameters_by_name())
         with torch.no_grad():
             for name, value in initial_parameters(config, vocabulary, seed).items():
