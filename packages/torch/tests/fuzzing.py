@@ -106,6 +106,16 @@ def other_kinds(valid: torch.Tensor) -> dict[str, Any]:
     }
 
 
+def judge_kinds(function: Callable[..., Any], arguments: Callable[[], dict[str, Any]], argument: str) -> None:
+    """`judge` of every other kind of the tensor that fits; `arguments` makes those of a call that works."""
+    for kind, value in other_kinds(arguments()[argument]).items():
+        try:
+            judge(function, arguments() | {argument: value}, argument, value)
+        except BaseException as error:
+            error.add_note(f"{argument} was {kind}")
+            raise
+
+
 class Marked(torch.Tensor):
     """A tensor of a class of the caller's."""
 

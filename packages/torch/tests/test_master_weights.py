@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from code_planes import planes
 from torch import Tensor, nn
 
 from octavo_torch import (
@@ -38,15 +39,9 @@ def make(recipe: str, coded: bool = True, **more: Any) -> GroupedMLP:
         return GroupedMLP(G, K, F, **how)
 
 
-def codes_of(weight: CodedWeight) -> list[Tensor]:
-    return [value.view(torch.uint8) for value in vars(weight.codes).values() if isinstance(value, Tensor)]
-
-
-def codes_of_values(values: Tensor, recipe: str, interleave: int | None = None) -> list[Tensor]:
+def codes_of_values(values: Tensor, recipe: str) -> list[Tensor]:
     """Of fp32 values as the definition has it: quantize(cast(master))."""
-    made = quantize_weight(values.bfloat16().requires_grad_(), recipe, backend=REFERENCE, interleave=interleave)
-    assert made.codes is not None
-    return [value.view(torch.uint8) for value in vars(made.codes).values() if isinstance(value, Tensor)]
+    return planes(quantize_weight(values.bfloat16().requires_grad_(), recipe, backend=REFERENCE))
 
 
 @pytest.mark.parametrize("main_grad", [None, "accumulate"])
@@ -94,13 +89,13 @@ def test_training_is_that_of_fp32_masters_kept_by_hand(recipe: str, main_grad: A
             weight = ours.get_parameter(name)
             assert isinstance(weight, CodedWeight)
             assert weight.grad is None
-            assert all(map(torch.equal, codes_of(weight), codes_of_values(master.detach(), recipe)))
+            assert all(map(torch.equal, planes(weight), codes_of_values(master.detach(), recipe)))
     undo()
-    before = [plane.clone() for plane in codes_of(ours.weight1)]  # type: ignore[arg-type]
+    before = [plane.clone() for plane in planes(ours.weight1)]
     for master in masters.parameters():
         master.grad = torch.ones_like(master)
     optimizers[0].step()
-    assert all(map(torch.equal, codes_of(ours.weight1), before))  # type: ignore[arg-type]
+    assert all(map(torch.equal, planes(ours.weight1), before))
 
 
 def test_masters_start_from_what_the_codes_stand_for(rng: np.random.Generator) -> None:
@@ -144,7 +139,7 @@ def test_a_saved_run_goes_on_bit_for_bit(rng: np.random.Generator) -> None:
         part.load_state_dict(state)
     run(later[0], later[2])
     assert all(map(torch.equal, masters.parameters(), later[1].parameters()))
-    assert all(map(torch.equal, codes_of(model.weight1), codes_of(later[0].weight1)))  # type: ignore[arg-type]
+    assert all(map(torch.equal, planes(model.weight1), planes(later[0].weight1)))
     assert torch.equal(model.bias1, later[0].bias1)  # type: ignore[arg-type]
 
 
@@ -162,17 +157,17 @@ def test_checkpoints_hold_masters_or_codes(rng: np.random.Generator, tmp_path: P
     others.write()
     assert all(map(torch.equal, masters.parameters(), others.parameters()))
     masters.write()
-    assert all(map(torch.equal, codes_of(model.weight1), codes_of(other.weight1)))  # type: ignore[arg-type]
+    assert all(map(torch.equal, planes(model.weight1), planes(other.weight1)))
     third = make("fp8-block")
     save_checkpoint(model, tmp_path / "codes", quantized=True)
     load_checkpoint(third, tmp_path / "codes")
-    assert all(map(torch.equal, codes_of(model.weight1), codes_of(third.weight1)))  # type: ignore[arg-type]
+    assert all(map(torch.equal, planes(model.weight1), planes(third.weight1)))
 
 
 def test_what_does_not_fit_is_refused() -> None:
     """Before anything is written, naming the argument."""
     model = make("mxfp8")
-    before = [plane.clone() for plane in codes_of(model.weight1)]  # type: ignore[arg-type]
+    before = [plane.clone() for plane in planes(model.weight1)]
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"module": nn.Linear(2, 2)}, "module is a Linear without a CodedWeight"),
         ({"module": 3}, "module"),
@@ -187,7 +182,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for changed, message in wrong:
         with pytest.raises(ValueError, match=message):
             MasterWeights(**{"module": model, **changed})
-    assert all(map(torch.equal, codes_of(model.weight1), before))  # type: ignore[arg-type]
+    assert all(map(torch.equal, planes(model.weight1), before))
     masters = MasterWeights(model)
     with pytest.raises(ValueError, match="optimizer is"):
         masters.follow(object())  # type: ignore[arg-type]

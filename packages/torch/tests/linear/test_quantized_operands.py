@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from code_planes import planes
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -17,7 +18,6 @@ from octavo_torch import (
     DelayedState,
     GroupedLinear,
     GroupedMLP,
-    QuantizedWeight,
     Sequential,
     grouped_linear,
     grouped_linear_quantized,
@@ -139,10 +139,6 @@ def test_inputs_that_do_not_fit_are_refused(rng: np.random.Generator) -> None:
         x.add_(1)
     with pytest.raises(ValueError, match="x has changed in place since quantize_input"):
         grouped_linear(handle, w, None, recipe=recipe)
-
-
-def planes(weight: QuantizedWeight) -> list[Tensor]:
-    return [leaf.view(torch.uint8) for leaf in pytree.tree_leaves((weight.codes, weight.amax)) if leaf is not None]
 
 
 @pytest.mark.parametrize("parted", [False, True], ids=["single", "per group"])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from code_planes import planes
 from fuzzing import judge, other_kinds
 from torch import Tensor, nn
 
@@ -49,10 +50,6 @@ def passed(module: nn.Module, x: Tensor, dy: Tensor) -> list[Tensor]:
     grads = [parameter.grad for parameter in module.parameters()]
     module.zero_grad()
     return [y, leaf.grad, *grads]  # type: ignore[list-item]
-
-
-def planes(weight: CodedWeight) -> list[Tensor]:
-    return [value.view(torch.uint8) for value in vars(weight.codes).values() if isinstance(value, Tensor)]
 
 
 def check_equal(ours: list[Tensor], theirs: list[Tensor]) -> None:
@@ -99,8 +96,7 @@ def test_initializers_and_copies(rng: np.random.Generator) -> None:
         values = torch.empty(coded.weight2.shape, dtype=torch.bfloat16)
         fill(values)
         wanted = octavo_torch.quantize_weight(values.requires_grad_(), "fp8-block", backend=REFERENCE)
-        assert wanted.codes is not None
-        check_equal(planes(coded.weight2), planes(CodedWeight(wanted.codes, coded.recipe, torch.bfloat16)))
+        check_equal(planes(coded.weight2), planes(wanted))
     before = [plane.clone() for plane in planes(coded.weight1)]
     twin = copy.deepcopy(coded)
     coded.reset_parameters()
