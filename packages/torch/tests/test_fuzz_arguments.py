@@ -139,6 +139,10 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         ot.MoE,
         lambda: {"num_experts": G, "in_features": K, "hidden_features": N, "choices": 1, "recipe": MXFP8()},
     ),
+    "MoE.choose": (
+        lambda **given: ot.MoE(G, K, N, 1, recipe=MXFP8(), backend=BACKEND).choose(**given),
+        lambda: {"x": leaf(M, K), "replay": torch.zeros(M, 1, dtype=torch.int64)},
+    ),
     "MoE.forward": (
         lambda **given: ot.MoE(G, K, N, 1, recipe=MXFP8(), backend=BACKEND).forward(**given),
         lambda: {"x": leaf(M, K)},

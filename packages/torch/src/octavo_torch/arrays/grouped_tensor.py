@@ -59,13 +59,12 @@ class GroupedTensor:
         return codes, scale, getattr(self, f"{direction}_global")
 
     def copy_into(self, out: GroupedTensor) -> GroupedTensor:
-        """Copy every plane into `out`, which must have the same spec; returns `out`."""
+        """Copy every plane into `out`, which must have the same spec, shared ones once; returns `out`."""
         if out.spec != self.spec:
             raise ValueError(f"out is {out!r} and the result {self!r}; give one of the same spec")
-        for name in _ARRAYS:
-            value, target = getattr(self, name), getattr(out, name)
-            if value is not None:
-                target.copy_(value)
+        pairs = ((getattr(out, name), getattr(self, name)) for name in _ARRAYS)
+        for target, value in {id(target): (target, value) for target, value in pairs if value is not None}.values():
+            target.copy_(value)
         return out
 
     def _tensors(self) -> Iterator[Tensor]:

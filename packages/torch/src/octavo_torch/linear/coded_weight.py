@@ -144,8 +144,7 @@ class CodedWeight(torch.Tensor):
                 f"{other.layouts} and the weight of {self.recipe.kind} ({self.recipe.fingerprint}) in {self.layouts}; "
                 "give values, such as those of octavo_torch.dequantize"
             )
-        for name in self._first.values():
-            getattr(self.codes, name).copy_(getattr(other.codes, name))
+        other.codes.copy_into(self.codes)
 
     def __tensor_flatten__(self) -> tuple[list[str], _Facts]:
         facts = self.codes.spec, self.recipe, self.dtype, self.interleave, tuple(self._first.items())

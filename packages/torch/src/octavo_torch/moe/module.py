@@ -98,7 +98,17 @@ class MoE(Experts):
             self.choice_bias.zero_()
 
     def choose(self, x: Tensor, replay: Tensor | None = None) -> Choice:
-        """The experts of tokens [T, K]: choices, weights and counts. `replay`: choices [T, k] that were made before."""
+        """The experts of tokens [T, K]: choices, weights and counts. `replay`: choices [T, k] that were made before.
+
+        Raises ValueError for tokens that do not fit, or are not where the router is.
+        """
+        if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != self.in_features:
+            raise ValueError(f"x is {brief(x)}; give tokens [T, {self.in_features}]")
+        check_layout("x", x)
+        if x.device != self.router.device:
+            raise ValueError(
+                f"x is on {x.device} and the module's router on {self.router.device}; move one of them there"
+            )
         with torch.autocast(x.device.type, enabled=False):
             logits = nn.functional.linear(x.float(), self.router.float())
         return choose_experts(
@@ -115,10 +125,6 @@ class MoE(Experts):
         if not isinstance(x, Tensor) or not x.dim() or x.shape[-1] != self.in_features:
             raise ValueError(f"x is {brief(x)}; give tokens [..., {self.in_features}]")
         check_layout("x", x)
-        if x.device != self.router.device:
-            raise ValueError(
-                f"x is on {x.device} and the module's router on {self.router.device}; move one of them there"
-            )
         tokens = x.reshape(-1, self.in_features)
         if choice is None:
             choice = self.choose(tokens)
