@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.checks import check_count
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.sizes import widened
 from octavo_jax.moe.arrangement import counts, named
@@ -123,7 +124,7 @@ def router_losses(
     _check_logits(logits)
     _check_rule(1, score, 1.0)
     check_choices("choices", choices, logits)
-    _check_count("sequences", sequences)
+    check_count("sequences", sequences)
     tokens, experts = logits.shape
     if tokens % sequences:
         raise ValueError(f"sequences is {sequences} and there are {tokens} tokens; give a divisor of that number")
@@ -207,8 +208,8 @@ def check_choices(name: str, choices: Array, logits: Array) -> None:
 
 def check_groups(experts: int, k: int, groups: int, kept_groups: int) -> None:
     """ValueError for groups that do not divide the experts, and for more choices than a token has."""
-    _check_count("groups", groups)
-    _check_count("kept_groups", kept_groups)
+    check_count("groups", groups)
+    check_count("kept_groups", kept_groups)
     if experts % groups or kept_groups > groups:
         raise ValueError(
             f"groups is {groups}, kept_groups {kept_groups}, and there are {experts} experts; give a divisor of that "
@@ -235,13 +236,8 @@ def _check_logits(logits: Array) -> None:
 
 
 def _check_rule(k: int, score: object, scale: object) -> None:
-    _check_count("k", k)
+    check_count("k", k)
     if not isinstance(score, str) or score not in SCORES:
         raise ValueError(f"score is {score!r}; give one of {', '.join(SCORES)}")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) < float("inf"):
         raise ValueError(f"scale is {scale!r}; give a finite number")
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
-        raise ValueError(f"{name} is {value!r}; give an integer of at least 1 and below 2^31")

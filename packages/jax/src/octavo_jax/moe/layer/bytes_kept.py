@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from octavo import DelayedScaling
+from octavo_jax.arrays.checks import check_count
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
@@ -46,9 +47,8 @@ class MoeShape:
     def check(self) -> None:
         """ValueError for a size that is none."""
         for name, value in vars(self).items():
-            given = name != "out_features" or value is not None
-            if given and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31):
-                raise ValueError(f"{name} is {value!r}; give an integer of at least 1 and below 2^31")
+            if name != "out_features" or value is not None:
+                check_count(name, value)
 
 
 @dataclass(frozen=True)
