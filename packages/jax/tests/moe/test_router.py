@@ -129,7 +129,7 @@ def test_router_says_what_does_not_fit() -> None:
         ({"k": 9}, "k is 9 and a token has 8 experts"),
         ({"k": True}, "k is True; give an integer of at least 1"),
         ({"groups": 3}, "groups is 3, kept_groups 1, and there are 8 experts"),
-        ({"groups": 4, "k": 3}, "k is 3 and a token has 2 experts"),
+        ({"groups": 4, "k": 3}, "k is 3 and a token has 2 experts to choose from, as groups is 4 and kept_groups 1"),
         ({"score": "tanh"}, "score is 'tanh'; give one of softmax, sigmoid, sqrtsoftplus"),
         ({"bias": jnp.zeros(7)}, r"bias has shape \[7\]; give \[8\]"),
         ({"bias": jnp.zeros(8, jnp.int32)}, "bias has dtype int32"),
@@ -138,6 +138,8 @@ def test_router_says_what_does_not_fit() -> None:
         ({"logits": logits.astype(jnp.int32)}, "logits has dtype int32"),
         ({"logits": logits[None]}, r"logits has shape \[1, 4, 8\]; give \[T, E\]"),
         ({"scale": float("nan")}, "scale is nan; give a finite number"),
+        ({"scale": 1e39}, r"scale is 1e\+39; give a finite number, in fp32"),
+        ({"scale": 1 << 1030}, "scale is 11505"),
         ({"renormalize": 1}, "renormalize is 1; give True or False"),
     ]
     for changed, message in wrong:

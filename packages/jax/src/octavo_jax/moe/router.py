@@ -29,6 +29,8 @@ neither underflows where the divisor is 1e-20 nor overflows."""
 _SMALL = np.float32(1e-20) * _LIFT
 """Added to the sum that weights are divided by, which is 0 where every choice goes nowhere."""
 
+_FP32_MAX = float(np.finfo(np.float32).max)
+
 
 class Choice(NamedTuple):
     """What a router says of T tokens.
@@ -217,7 +219,10 @@ def check_groups(experts: int, k: int, groups: int, kept_groups: int) -> None:
         )
     available = experts // groups * kept_groups
     if k > available:
-        raise ValueError(f"k is {k} and a token has {available} experts to choose from; give at most that many")
+        raise ValueError(
+            f"k is {k} and a token has {available} experts to choose from, as groups is {groups} and kept_groups "
+            f"{kept_groups}; give at most that many"
+        )
 
 
 def check_bias(bias: Array | None, experts: int) -> None:
@@ -239,5 +244,5 @@ def _check_rule(k: int, score: object, scale: object) -> None:
     check_count("k", k)
     if not isinstance(score, str) or score not in SCORES:
         raise ValueError(f"score is {score!r}; give one of {', '.join(SCORES)}")
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) < float("inf"):
-        raise ValueError(f"scale is {scale!r}; give a finite number")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= _FP32_MAX:
+        raise ValueError(f"scale is {scale!r}; give a finite number, in fp32, too")
