@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -24,7 +25,7 @@ from octavo import Recipe
 from octavo_cli.train.config import BASELINE, TrainConfig, parse_recipes
 from octavo_cli.train.data import read_corpus
 from octavo_cli.train.demo import model_factory, versions
-from octavo_cli.train.loop import train_one
+from octavo_cli.train.loop import ModelFactory, train_one
 from octavo_cli.train.models.model import Model
 from octavo_cli.train.planted import FAULTS, planted
 from octavo_cli.train.report.results import Gap, Run, gap_at
@@ -53,16 +54,13 @@ def measure(
 ) -> dict[str, Any]:
     """Train everything and judge it; the result is what the file holds. `passed` is the verdict on all of it."""
     corpus = read_corpus(None, config.context)
-    makers = {LEAN: _lean_model, "": model_factory("torch", "cpu")}
-    jobs: list[tuple[str, str, str | None]] = [(name, name, None) for name in dict.fromkeys([BASELINE, *recipes])]
-    jobs += [(fault, FAULTY_RECIPE, fault) for fault in faults]
+    jobs = [_Job.of(name) for name in dict.fromkeys([BASELINE, *recipes])]
+    jobs += [_Job.of(FAULTY_RECIPE)._replace(label=fault, around=partial(planted, fault)) for fault in faults]
     runs = []
     for seed in config.all_seeds:
-        for label, job, fault in jobs:
-            recipe, _, form = job.partition(", ")
-            chosen = parse_recipes(recipe)[recipe]
-            with nullcontext() if fault is None else planted(fault):
-                runs.append(train_one(config, label, chosen, seed, corpus, makers[form], _Printer()))
+        for job in jobs:
+            with job.around():
+                runs.append(train_one(config, job.label, job.recipe, seed, corpus, job.make, _Printer()))
     gates = [_judged(gap_at(runs, name), LIMITS[name], must_pass=True) for name in recipes]
     caught = [_judged(gap_at(runs, name), LIMITS[FAULTY_RECIPE], must_pass=False) for name in faults]
     return {
@@ -87,6 +85,21 @@ def measure(
             for run in runs
         ],
     }
+
+
+class _Job(NamedTuple):
+    """What is trained from each seed, inside of the context that `around` makes."""
+
+    label: str
+    recipe: Recipe
+    make: ModelFactory
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @classmethod
+    def of(cls, label: str) -> _Job:
+        """The job of a preset's name, or of that name and "lean"."""
+        name, _, form = label.partition(", ")
+        return cls(label, parse_recipes(name)[name], _lean_model if form == LEAN else model_factory("torch", "cpu"))
 
 
 def _lean_model(config: TrainConfig, recipe: Recipe, vocabulary: int, seed: int) -> Model:

@@ -60,7 +60,7 @@ def experts(
     spread: Spread,
     seed: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Router and experts over [tokens, width]: the mixed outputs, the balance loss, the rows an expert got."""
+    """Router and experts over [tokens, width]: the mixed outputs, the balance loss, the rows of each expert."""
     y, stats, *_ = moe_mlp(
         x,
         p[f"{prefix}.router"].T,

@@ -101,7 +101,7 @@ class Watch:
 
 
 class Experts(nn.Module):
-    """Router and experts over [tokens, width]; returns the outputs, the balance loss and the rows an expert got.
+    """Router and experts over [tokens, width]; returns the outputs, the balance loss and the rows of each expert.
 
     form   the experts are one `moe_mlp`, which keeps this for the backward; None: two grouped layers
     """
