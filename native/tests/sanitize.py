@@ -274,9 +274,10 @@ class Check:
         specs = [SPECS[0], SPECS[2], SPECS[4], SPECS[6], SPECS[9], SPECS[12], SPECS[14]]
         for number, (kind, name) in enumerate(kinds * 2):
             self._fused(specs[number % len(specs)], kind, name, tuple(DTYPES)[number % 3], number)
-        # SwiGLU has kernels of its own, of aligned bf16 rows
-        for number, (kind, spec) in enumerate(itertools.product(("activation", "activation_grad"), specs)):
-            self._fused(spec, kind, "swiglu", "bfloat16", 2 * number)
+        # SwiGLU, plain and clamped, has kernels of its own, of aligned bf16 rows
+        names = ("swiglu", "clamped_swiglu")
+        for number, (kind, spec, name) in enumerate(itertools.product(("activation", "activation_grad"), specs, names)):
+            self._fused(spec, kind, name, "bfloat16", 2 * number)
 
     def _fused(self, spec: dict[str, Any], kind: str, name: str, dtype: str, number: int) -> None:
         gated = name in native.GATED

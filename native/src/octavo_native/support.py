@@ -19,10 +19,14 @@ QuantizeOp = Literal["quantize", "dequantize", "act_quantize", "dact_quantize", 
 GemmOp = Literal["fprop", "dgrad", "wgrad"]
 MoveOp = Literal["route", "permute_rows", "combine_rows", "dot_rows"]
 HalfDType = Literal["bfloat16", "float16"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu", "geglu_tanh", "clamped_swiglu"]
 
 QUANTIZE_OPS: Final[frozenset[QuantizeOp]] = frozenset(get_args(QuantizeOp))
 GEMM_OPS: Final[frozenset[GemmOp]] = frozenset(get_args(GemmOp))
 MOVE_OPS: Final[frozenset[MoveOp]] = frozenset(get_args(MoveOp))
+
+ACTIVATIONS: Final[frozenset[Activation]] = frozenset(get_args(Activation))
+"""What "act_quantize" and "dact_quantize" compute."""
 
 FP8_RECIPES: Final = frozenset({"delayed", "current", "row", "block"})
 EMULATED_RECIPES: Final = frozenset({"mxfp8", "nvfp4"})

@@ -151,6 +151,7 @@ def test_another_abi_level_names_both_levels_and_the_caller() -> None:
 def test_the_table_names_what_the_module_has() -> None:
     """Every scaling has a row for each kind of operation on each device, and no row names another recipe."""
     assert set(octavo_native.GEMMS) == support.GEMM_OPS
+    assert set(octavo_native.ACTIVATIONS) == support.ACTIVATIONS
     assert set(octavo_native.SCALINGS) == support.QUANTIZED_RECIPES
     for rows in support.SUPPORT.values():
         for ops in (support.QUANTIZE_OPS, support.GEMM_OPS):

@@ -52,7 +52,8 @@ void bind_names(nb::module_& m) {
       {"relu2", Activation::relu2},
       {"swiglu", Activation::swiglu},
       {"geglu", Activation::geglu},
-      {"geglu_tanh", Activation::geglu_tanh}};
+      {"geglu_tanh", Activation::geglu_tanh},
+      {"clamped_swiglu", Activation::clamped_swiglu}};
   m.attr("ACTIVATIONS") = numbers<Activation>(activations);
   nb::list gated;
   for (const auto& [name, value] : activations)
