@@ -5,6 +5,7 @@
 #include "bindings.h"
 #include "octavo/gemm.h"
 #include "octavo/quantize.h"
+#include "octavo/router.h"
 
 namespace octavo::bindings {
 
@@ -59,6 +60,8 @@ void bind_names(nb::module_& m) {
   for (const auto& [name, value] : activations)
     if (is_gated(value)) gated.append(name);
   m.attr("GATED") = nb::steal(PyFrozenSet_New(gated.ptr()));
+  m.attr("SCORES") =
+      numbers<Score>({{"softmax", Score::softmax}, {"sigmoid", Score::sigmoid}, {"sqrtsoftplus", Score::sqrtsoftplus}});
   m.attr("NORMS") = numbers<Norm>({{"rms", Norm::rms}, {"layer", Norm::layer}});
   m.attr("PROLOGUES") = numbers<PrologueKind>({{"none", PrologueKind::none},
                                                {"activation", PrologueKind::activation},

@@ -22,6 +22,7 @@ from octavo_numerics.moe import (
 )
 from octavo_numerics.philox import philox4x32
 from octavo_numerics.quantize import quantize
+from octavo_numerics.router_gradient import choice_weights_bound, choose_gradient, choose_gradient_bound
 from octavo_numerics.stats import TensorStats, tensor_stats
 
 __version__ = "0.1.0"
@@ -40,7 +41,10 @@ __all__ = [
     "activate_gradient",
     "activation_parts",
     "cast",
+    "choice_weights_bound",
     "choose_experts",
+    "choose_gradient",
+    "choose_gradient_bound",
     "decode",
     "dequantize",
     "error_bound",

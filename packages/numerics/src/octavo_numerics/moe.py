@@ -53,7 +53,8 @@ class Choice(NamedTuple):
 class RouterRule:
     """How a router chooses.
 
-    k                     choices of each token, by score plus bias from the largest down, ties to the lower index
+    k                     choices of each token, by score plus bias from the largest down, ties to the lower index; by
+                          logit where neither a bias nor groups decide, for scores of two logits may round to one
     score                 of each logit: over a token's experts, or of each on its own
     groups, kept_groups   the experts are `groups` runs of equal length, of which a token's choices come from the
                           `kept_groups` with the largest sums of their two largest scores plus bias, ties likewise
@@ -94,6 +95,8 @@ def choose_experts(
     tokens, experts = logits.shape
     scores = route_scores(logits, rule.score)
     chosen_by = scores if bias is None else scores + bias
+    if bias is None and rule.kept_groups >= rule.groups:
+        chosen_by = logits.astype(np.float64)  # of which each score is an increasing function, but for rounding
     if replay is None:
         if rule.kept_groups < rule.groups:
             grouped = chosen_by.reshape(tokens, rule.groups, experts // rule.groups)

@@ -76,8 +76,7 @@ def choose_experts(
     scores = router_scores(logits, score)
     if replay is None:
         with torch.no_grad():
-            chosen_by = scores if bias is None else scores + bias.float()
-            choices = _largest(_in_groups(chosen_by, groups, kept_groups), k)
+            choices = _largest(_chosen_by(logits, scores, bias, groups, kept_groups), k)
         weights = scores.gather(1, choices)
         there = None
     else:
@@ -134,6 +133,13 @@ def router_scores(logits: Tensor, score: Score) -> Tensor:
     # where softplus underflows its root has an infinite slope, and 0 times that is NaN
     there = softplus > 0
     return torch.where(there, torch.sqrt(torch.where(there, softplus, 1.0)), 0.0)
+
+
+def _chosen_by(logits: Tensor, scores: Tensor, bias: Tensor | None, groups: int, kept: int) -> Tensor:
+    # where nothing else decides, by the logits: no rounding of a score then makes a tie, or breaks one, anywhere
+    if bias is None and kept >= groups:
+        return logits
+    return _in_groups(scores if bias is None else scores + bias.float(), groups, kept)
 
 
 def _largest(values: Tensor, k: int) -> Tensor:
