@@ -15,7 +15,7 @@ _LAYOUTS = frozenset(layout for known in LAYOUTS_OF_DIRECTION.values() for layou
 
 
 def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
-    """The kernels' rows but for moved rows, which are XLA's own. On a CPU no product counts as emulated."""
+    """The kernels' rows but for routers and moved rows, which are XLA's own. On a CPU no product counts as emulated."""
     return tuple(
         Capability(
             ops=row.ops,
@@ -31,7 +31,7 @@ def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
             **conditions,
         )
         for row in support.SUPPORT[device]
-        if row.ops != support.MOVE_OPS
+        if row.ops not in (support.MOVE_OPS, support.ROUTER_OPS)
     )
 
 

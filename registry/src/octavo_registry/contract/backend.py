@@ -12,10 +12,13 @@ from octavo_registry.contract.gemm import AnyBoundDgrad, AnyBoundFprop, AnyBound
 from octavo_registry.contract.moves import AnyBoundMove
 from octavo_registry.contract.quantize import AnyBoundQuantize
 from octavo_registry.contract.request import AnyRequest, GemmRequest
+from octavo_registry.contract.router import AnyBoundRouter
 
 AnyBoundGemm: TypeAlias = AnyBoundFprop | AnyBoundDgrad | AnyBoundWgrad
 AnyBoundFused: TypeAlias = AnyBoundActQuantize | AnyBoundDactQuantize | AnyBoundNormQuantize
-AnyBound: TypeAlias = AnyBoundGemm | AnyBoundQuantize | AnyBoundDequantize | AnyBoundFused | AnyBoundMove
+AnyBound: TypeAlias = (
+    AnyBoundGemm | AnyBoundQuantize | AnyBoundDequantize | AnyBoundFused | AnyBoundMove | AnyBoundRouter
+)
 
 
 class Refused(OctavoError):
