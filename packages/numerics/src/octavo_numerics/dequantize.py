@@ -20,7 +20,8 @@ down to the same value under both scales.
   every multiple of half of that spacing is a value of the MX code there, and a rounding to nearest moves no x across a
   value that it can represent: the MX value lies between the midpoints around the folded one, so that
   |folded - MX| <= 2^(e-p-1) s, which is 2^-10 s for E4M3 and 2^-17 s for E5M2. The folded value is t s at most.
-Since s < 2 amax / max, that is less than 2^-9 / 448 = 4.4e-6 of the block's amax (E5M2: 2.7e-10).
+Since s < 2 amax / max where s is not the least scale 2^-127 (and there m = s), that is less than 2^-9 / 448 = 4.4e-6 of
+the block's amax (E5M2: 2^-16 / 57344 = 2.7e-10).
 """
 
 from __future__ import annotations
