@@ -130,7 +130,7 @@ def test_non_finite_units_get_canonical_nan(bad: float) -> None:
 @pytest.mark.parametrize(("fmt", "lost"), [("e4m3", 0x04600001), ("e5m2", 0x07E00001)])
 def test_powers_of_two_of_blocks_are_those_of_e8m0(fmt: Any, lost: int, rng: np.random.Generator) -> None:
     """MXFP8 with folded products has its scales by the rule of blocks, which is E8M0's but for 0 and for the one amax
-    whose E8M0 product rounds down: around every max 2^k, where a power of two is left for the next, and at both ends."""
+    whose E8M0 product rounds down: around every max 2^k, where the next power of two begins, and at both ends."""
     around = 0x00600000 + (np.arange(254) << 23)[:, None] + np.arange(-64, 65)
     ends = np.concatenate([np.arange(1, 1 << 12), 0x7F7FFFFF - np.arange(1 << 12), around.reshape(-1)])
     amax = np.concatenate([ends.astype(np.uint32).view(np.float32), any_amax(rng, 1 << 16)])

@@ -213,8 +213,8 @@ class ErrorBound:
 
         t2: dict[str, float] = {}
         if zero_mean:
-            squares = (np.where(settled, 0.0, part**2) for part in (error, expected, folded))
-            t2, bad = self._norms(*squares, output.subnormal / 2)
+            squares = [np.where(settled, 0.0, part**2) for part in (error, expected, folded)]
+            t2, bad = self._norms(squares[0], squares[1], squares[2], output.subnormal / 2)
             if first_bad is None:
                 first_bad = bad
         shown = first_bad or where
