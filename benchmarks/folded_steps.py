@@ -3,15 +3,18 @@
 python benchmarks/folded_steps.py OUTPUT COMMIT [--turns N]
 
 A step is forward and backward of `octavo_torch.grouped_linear`, x, w and dy quantized in every step, y, dx and dw in
-bf16, even groups. The recipes of a shape take turns in one process, so that clocks and temperature are shared. Folded
-results are compared with block's bit for bit, and with exact ones by norm.
+bf16, even groups. The recipes of a shape take turns in one process, in every order, so that clocks, temperature and
+neighbours are shared; "reused" has its weights quantized before. Folded results are compared with block's bit for bit,
+and with exact ones by norm.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
+import random
 import statistics
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -34,6 +37,7 @@ SHAPES: dict[str, tuple[int, int, int, int]] = {
 }
 """G, K, N, M."""
 KINDS = ("bf16", "fp8-block", "mxfp8", "mxfp8-folded")
+REUSED = "mxfp8-folded, reused"
 WARM = 3
 
 
@@ -49,10 +53,11 @@ def draw(groups: int, k: int, n: int, m: int) -> tuple[Tensor, Tensor, Tensor, T
 
 def step_of(kind: str, x: Tensor, w: Tensor, dy: Tensor, sizes: Tensor) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
     """y, dx and dw of one step."""
-    recipe = octavo.recipe(kind)
+    recipe = octavo.recipe(kind.partition(",")[0])
+    weight: Any = ot.quantize_weight(w, recipe) if kind == REUSED else w
 
     def step() -> tuple[Tensor, Tensor, Tensor]:
-        y = ot.grouped_linear(x, w, sizes, recipe=recipe)
+        y = ot.grouped_linear(x, weight, sizes, recipe=recipe)
         dx, dw = torch.autograd.grad(y, (x, w), dy)
         return y.detach(), dx, dw
 
@@ -60,10 +65,12 @@ def step_of(kind: str, x: Tensor, w: Tensor, dy: Tensor, sizes: Tensor) -> Calla
 
 
 def timed(steps: dict[str, Callable[[], Any]], turns: int) -> dict[str, list[float]]:
-    """Milliseconds of each step in each turn; every other turn goes backwards through the recipes."""
+    """Milliseconds of each step in each turn, each turn in an order of its own."""
+    orders = list(itertools.permutations(steps))
+    random.Random(1).shuffle(orders)
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {kind: [] for kind in steps}
     for turn in range(-WARM, turns):
-        for kind in list(steps)[:: 1 if turn % 2 else -1]:
+        for kind in orders[turn]:
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
             steps[kind]()
@@ -89,7 +96,7 @@ def differences(steps: dict[str, Callable[[], tuple[Tensor, Tensor, Tensor]]]) -
 def row(name: str, shape: tuple[int, int, int, int], turns: int) -> dict[str, Any]:
     """One shape."""
     operands = draw(*shape)
-    steps = {kind: step_of(kind, *operands) for kind in KINDS}
+    steps = {kind: step_of(kind, *operands) for kind in (*KINDS, REUSED)}
     found = differences(steps)
     times = timed(steps, turns)
     median = {kind: statistics.median(each) for kind, each in times.items()}
@@ -97,9 +104,12 @@ def row(name: str, shape: tuple[int, int, int, int], turns: int) -> dict[str, An
         f"folded_over_{kind}": statistics.median(
             ours / theirs for ours, theirs in zip(times["mxfp8-folded"], times[kind], strict=True)
         )
-        for kind in KINDS
+        for kind in times
         if kind != "mxfp8-folded"
     }
+    over["reused_over_bf16"] = statistics.median(
+        ours / theirs for ours, theirs in zip(times[REUSED], times["bf16"], strict=True)
+    )
     return {"name": name, "shape": list(shape), "ms": median, "turns": turns, **over, **found, "all_ms": times}
 
 
@@ -108,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("commit")
-    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=40)
     arguments = parser.parse_args()
     rows = []
     for name, shape in SHAPES.items():
