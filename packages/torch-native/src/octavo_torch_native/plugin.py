@@ -29,6 +29,7 @@ def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
             layouts=_LAYOUTS if row.ops == support.QUANTIZE_OPS else frozenset({PLAIN}),
             activations=support.ACTIVATIONS,
             accumulation=row.accumulation,
+            batch_invariant=row.batch_invariant,
             emulated=row.emulated,
             **conditions,
         )
