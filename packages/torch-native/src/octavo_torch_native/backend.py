@@ -72,7 +72,7 @@ class NativeBackend(Backend):
         return _workspace_refusal(request) if isinstance(request, GemmRequest) else None
 
     def refuses_everywhere(self, request: AnyRequest) -> str | None:
-        """Too many groups to count choices for or experts for a warp, layouts of the other direction, sides of a GEMM."""
+        """Too many groups to count, or experts for a warp; a layout of the other direction, sides, dtypes of a GEMM."""
         cuda = request.device == "cuda"
         if request.op == "route" and cuda and (request.groups or 1) > _ROUTED_GROUPS:
             return (

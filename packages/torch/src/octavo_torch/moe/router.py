@@ -90,9 +90,8 @@ def choose_experts(
         check_choices("replay", replay, logits)
         if replay.shape[1] != k:
             raise ValueError(f"replay has shape {list(replay.shape)} and k is {k}; give {[logits.shape[0], k]}")
-    given = {"bias": bias, "replay": replay, "backend": backend_names(backend)}
     rule = k, score, groups, kept_groups, renormalize, float(scale)
-    return Choice(*_choose(logits, rule, **{name: value for name, value in given.items() if value is not None}))
+    return Choice(*_choose(logits, rule, bias=bias, replay=replay, backend=backend_names(backend)))
 
 
 @one_call

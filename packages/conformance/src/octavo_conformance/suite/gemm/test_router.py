@@ -56,7 +56,7 @@ def assert_chosen(case: Case, made: Any, logits: Array, expected: octavo_numeric
 
 @needs("choose_experts", variants.unquantized)
 def test_choices(case: Case, rng: Rng) -> None:
-    """By logit, ties to the lower index, whatever their scores round to; nobody's choice weighs 0 and counts nowhere."""
+    """By logit, ties to the lower index, whatever scores round to; nobody's choice weighs 0 and counts nowhere."""
     for score in SCORES:
         logits, rule = draw_logits(rng, case), draw_rule(rng, score)
         replay = rng.integers(-1, EXPERTS + 1, (TOKENS, CHOICES))
