@@ -18,12 +18,6 @@ namespace {
 constexpr int WARP = 32, WARPS = 8, THREADS = WARPS * WARP;
 constexpr unsigned ALL = ~0u;
 
-// Of an SM: without a number ptxas spills registers for more.
-template <int N>
-constexpr int ctas = N >= 32   ? 2
-                     : N >= 16 ? 3
-                               : 4;
-
 __device__ __forceinline__ float value_at(const Logits& logits, int64_t token, int expert) {
   const int64_t at = token * logits.stride + expert;
   switch (logits.dtype) {
@@ -50,26 +44,16 @@ struct Held {
   float logit[N];  // -inf past the last expert
 };
 
-// All loads before the first use: their latencies are what a token waits for.
-template <class T, int N>
-__device__ __forceinline__ Held<N> load_values(const Logits& logits, int64_t token, int lane) {
+template <int N>
+__device__ __forceinline__ Held<N> load_row(const Logits& logits, int64_t token, int lane) {
   Held<N> held;
   const int experts = static_cast<int>(logits.experts);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int expert = i * WARP + lane;
-    held.logit[i] = expert < experts ? load_value<T>(logits.data, token * logits.stride + expert) : -INFINITY;
+    held.logit[i] = expert < experts ? value_at(logits, token, expert) : -INFINITY;
   }
   return held;
-}
-
-template <int N>
-__device__ __forceinline__ Held<N> load_row(const Logits& logits, int64_t token, int lane) {
-  switch (logits.dtype) {
-    case DType::bf16: return load_values<BF16, N>(logits, token, lane);
-    case DType::f16: return load_values<F16, N>(logits, token, lane);
-    default: return load_values<F32, N>(logits, token, lane);
-  }
 }
 
 // Of softmax; what the other scores never read is left as it is.
@@ -209,7 +193,7 @@ __device__ __forceinline__ void choose_token(const ChooseArgs& args, int64_t tok
 }
 
 template <int N>
-__global__ void __launch_bounds__(THREADS, ctas<N>) choose_kernel(const __grid_constant__ ChooseArgs args) {
+__global__ void __launch_bounds__(THREADS) choose_kernel(const __grid_constant__ ChooseArgs args) {
   __shared__ int counted[N * WARP];
   const int lane = static_cast<int>(threadIdx.x % WARP), warp = static_cast<int>(threadIdx.x / WARP);
   for (int expert = static_cast<int>(threadIdx.x); expert < N * WARP; expert += THREADS) counted[expert] = 0;
@@ -265,8 +249,7 @@ __device__ __forceinline__ void gradient_of_token(const ChooseGradientArgs& args
 }
 
 template <int N>
-__global__ void __launch_bounds__(THREADS, ctas<N>)
-    choose_gradient_kernel(const __grid_constant__ ChooseGradientArgs args) {
+__global__ void __launch_bounds__(THREADS) choose_gradient_kernel(const __grid_constant__ ChooseGradientArgs args) {
   const int lane = static_cast<int>(threadIdx.x % WARP), warp = static_cast<int>(threadIdx.x / WARP);
   for (int64_t token = int64_t{blockIdx.x} * WARPS + warp; token < args.logits.tokens;
        token += int64_t{gridDim.x} * WARPS)
