@@ -61,14 +61,21 @@ from octavo_registry.contract.hookspecs import API_LEVEL, HookSpecs, hookimpl
 from octavo_registry.contract.layer import DelayedScales, MakeWholeLayer, WholeLayer
 from octavo_registry.contract.moves import (
     AnyBoundMove,
+    AnyBoundRouter,
+    BoundChooseExperts,
+    BoundChooseGradient,
     BoundCombineRows,
     BoundDotRows,
     BoundPermuteRows,
     BoundRoute,
+    ChooseExperts,
+    ChooseGradient,
     CombineRows,
     DotRows,
     PermuteRows,
     Route,
+    RouterRule,
+    Score,
 )
 from octavo_registry.contract.operations import OPERATIONS, Operation
 from octavo_registry.contract.plan import Decision, Plan, Verdict
@@ -95,15 +102,6 @@ from octavo_registry.contract.request import (
     QuantizeRequest,
     Request,
     describe_request,
-)
-from octavo_registry.contract.router import (
-    AnyBoundRouter,
-    BoundChooseExperts,
-    BoundChooseGradient,
-    ChooseExperts,
-    ChooseGradient,
-    RouterRule,
-    Score,
 )
 from octavo_registry.contract.weights import WEIGHT_SHAPES, as_it_lies, readers
 

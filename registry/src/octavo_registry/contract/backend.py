@@ -9,10 +9,9 @@ from octavo import OctavoError
 from octavo_registry.contract.dequantize import AnyBoundDequantize
 from octavo_registry.contract.fused import AnyBoundActQuantize, AnyBoundDactQuantize, AnyBoundNormQuantize
 from octavo_registry.contract.gemm import AnyBoundDgrad, AnyBoundFprop, AnyBoundWgrad
-from octavo_registry.contract.moves import AnyBoundMove
+from octavo_registry.contract.moves import AnyBoundMove, AnyBoundRouter
 from octavo_registry.contract.quantize import AnyBoundQuantize
 from octavo_registry.contract.request import AnyRequest, GemmRequest
-from octavo_registry.contract.router import AnyBoundRouter
 
 AnyBoundGemm: TypeAlias = AnyBoundFprop | AnyBoundDgrad | AnyBoundWgrad
 AnyBoundFused: TypeAlias = AnyBoundActQuantize | AnyBoundDactQuantize | AnyBoundNormQuantize

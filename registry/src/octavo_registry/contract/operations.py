@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from octavo_registry.contract import dequantize, fused, gemm, moves, quantize, router
+from octavo_registry.contract import dequantize, fused, gemm, moves, quantize
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import Op
 from octavo_registry.contract.request import REQUESTS, Request
@@ -41,8 +41,8 @@ _ANSWERS: Mapping[Op, tuple[type[Any], type[Bound[Any]]]] = {
     "permute_rows": (moves.PermuteRows, moves.BoundPermuteRows),
     "combine_rows": (moves.CombineRows, moves.BoundCombineRows),
     "dot_rows": (moves.DotRows, moves.BoundDotRows),
-    "choose_experts": (router.ChooseExperts, router.BoundChooseExperts),
-    "choose_gradient": (router.ChooseGradient, router.BoundChooseGradient),
+    "choose_experts": (moves.ChooseExperts, moves.BoundChooseExperts),
+    "choose_gradient": (moves.ChooseGradient, moves.BoundChooseGradient),
 }
 
 OPERATIONS: Mapping[Op, Operation] = MappingProxyType(

@@ -1,4 +1,4 @@
-"""A router: the bound functions of octavo_registry.contract.router, one launch each."""
+"""A router: the bound functions of octavo_registry.contract.moves, one launch each."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import octavo_registry as registry
 from octavo import NoBackendError
 from octavo_registry.contract import moves as contract
 from octavo_registry.contract.cards import Move
+from octavo_registry.contract.moves import ChooseExperts, ChooseGradient, RouterRule
 from octavo_registry.contract.request import ChooseRequest, MoveRequest
-from octavo_registry.contract.router import ChooseExperts, ChooseGradient, RouterRule
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.device import arch_of
@@ -42,7 +42,7 @@ class Moves(NamedTuple):
 
 
 class Choosers(NamedTuple):
-    """The functions of a router; octavo_registry.contract.router describes them."""
+    """The functions of a router; octavo_registry.contract.moves describes them."""
 
     choose: ChooseExperts[Tensor]
     gradient: ChooseGradient[Tensor]

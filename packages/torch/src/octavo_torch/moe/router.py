@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from octavo_registry.contract.router import RouterRule, Score
+from octavo_registry.contract.moves import RouterRule, Score
 from octavo_torch.arrays.checks import backend_names, brief, check_count, check_flag
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.operands import check_layout

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_numerics.moe import Choice, RouterRule, Score, route_scores
+from octavo_numerics.moe.router import Choice, RouterRule, Score, route_scores
 
 F64 = NDArray[np.float64]
 
