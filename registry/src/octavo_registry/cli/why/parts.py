@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import octavo_registry
@@ -20,6 +20,7 @@ from octavo_registry.dispatch.layer_requests import activation_request, common_f
 
 _BEFORE, _AFTER = ("route", "permute_rows"), ("combine_rows", "dot_rows")
 _BACKWARD = "dot_rows"
+_TOKENS = "from tokens, whose rows are not written where all products read codes"
 _FUSES_UNQUANTIZED = "torch"
 """The front end that asks for a fused activation where no GEMM reads codes, too."""
 
@@ -44,9 +45,17 @@ def compose_parts(question: Question, backend: Sequence[str] | None) -> list[Par
     parts += _layer("fc2", plans["fc2"])
     if question.op != MOE:
         return parts
+    of_tokens = _of_tokens(plans)
+    parts = [replace(part, how=f"{part.how}; {_TOKENS}") if part.operation in of_tokens else part for part in parts]
     before = [_move(op, question, backend) for op in _BEFORE]
     after = [_move(op, question, backend) for op in _AFTER if question.layer.training or op != _BACKWARD]
     return [*before, *parts, *after]
+
+
+def _of_tokens(plans: Mapping[str, LayerPlan]) -> frozenset[str]:
+    """The parts that a MoE layer gives tokens, of which these backends make the rows' codes."""
+    given = {"fc1 quantize x": plans["fc1"].quantize_x, "fc2 quantize dy": plans["fc2"].quantize_dy}
+    return frozenset(name for name, plan in given.items() if plan is not None and plan.bound.of_tokens is not None)
 
 
 def _layer(name: str, plan: LayerPlan) -> Iterator[Part]:
