@@ -66,8 +66,13 @@ class LayerPlan:
     def __str__(self) -> str:
         first = self.fprop.request
         where = f"{first.framework} on {first.device}" + (f" ({sm(first.arch)})" if first.arch else "")
-        title = f"grouped linear in {self.recipe.kind} ({self.recipe.fingerprint}) for {where}{weight_words(self)}"
-        return "\n".join([title, table(layer_rows(self))])
+        name = f"{self.recipe.kind} ({self.recipe.fingerprint}){computed_words(self.recipe)}"
+        return "\n".join([f"grouped linear in {name} for {where}{weight_words(self)}", table(layer_rows(self))])
+
+
+def computed_words(recipe: Recipe) -> str:
+    """A clause on the recipe whose operands and products these are, where it is another one."""
+    return "" if recipe.computed_as is recipe else f", computed as {recipe.computed_as.kind}"
 
 
 def weight_words(layer: LayerPlan) -> str:

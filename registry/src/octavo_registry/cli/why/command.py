@@ -30,7 +30,7 @@ from octavo_registry.contract.weights import WEIGHT_SHAPES
 from octavo_registry.discovery.bridges import framework_record
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.names import FRONT_ENDS
-from octavo_registry.dispatch.layer_plan import LayerPlan, layer_rows, weight_words
+from octavo_registry.dispatch.layer_plan import LayerPlan, computed_words, layer_rows, weight_words
 
 _TITLES = {"mlp": "The MLP", "moe": "The MoE layer"}
 
@@ -252,6 +252,7 @@ class Answer:
         """The document of `--json`."""
         document = {
             "request": request_json(self.question.request()),
+            "asked_for": {"recipe": self.question.recipe.kind, "fingerprint": self.question.recipe.fingerprint},
             "served": self.served,
             "decisions": [decision_json(decision) for decision in self.decisions],
             "ways": ways_json(self.ways),
@@ -319,7 +320,10 @@ def _suppose(question: Question, backend: Sequence[str] | None, chip: Chip) -> A
 
 
 def _show(answer: Answer) -> None:
-    request, decisions = answer.question.request(), answer.decisions
+    request, decisions, recipe = answer.question.request(), answer.decisions, answer.question.recipe
+    if recipe.computed_as is not recipe:
+        print_line(f"{recipe.kind} ({recipe.fingerprint}){computed_words(recipe)}")
+        print_line()
     rows = [(d.backend, d.verdict, f"{d.distribution} {d.version}".strip(), d.reason) for d in decisions]
     print_table(describe_request(request), ("backend", "verdict", "from", "reason"), rows)
     if not rows and request.framework in FRONT_ENDS:
