@@ -65,6 +65,12 @@ class Support:
     accumulation: Accumulation = "fp32"
     emulated: str | None = None
 
+    @property
+    def batch_invariant(self) -> bool:
+        """Of a GEMM: a row of y or dx has the same bits whatever other rows there are, since every tile adds along K in
+        the same order."""
+        return self.ops == GEMM_OPS
+
 
 SUPPORT: Final[Mapping[Device, tuple[Support, ...]]] = MappingProxyType(
     {

@@ -361,6 +361,14 @@ def test_an_epsilon_is_an_fp32_number_without_a_sign() -> None:
             octavo.QuantizerSpec(format="e4m3", scaling="block", amax_epsilon=epsilon)
 
 
+def test_scales_that_span_rows_are_known() -> None:
+    """y of a row depends on its batch where x's scale does: in current scaling, and by NVFP4's second level."""
+    depend = {name for name, recipe in octavo.PRESETS.items() if not recipe.batch_invariant}
+    assert depend == {name for name in octavo.PRESETS if name.startswith(("fp8-current", "nvfp4"))}
+    assert NVFP4(fprop="high_precision").batch_invariant
+    assert DelayedScaling().batch_invariant  # the scales are those of earlier steps
+
+
 def test_a_file_from_before_a_field_means_its_absence() -> None:
     """`products` came after 0.1.0: a recipe of that release is exact, and keeps its JSON and its fingerprint."""
     before = MXFP8().to_json()

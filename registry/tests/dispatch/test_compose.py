@@ -187,6 +187,28 @@ def test_folded_products_are_served_by_whoever_serves_blocks(fakes: Any) -> None
     assert str(no.value).endswith(f"The layer's recipe is {name}")
 
 
+def test_a_layer_says_whether_a_row_depends_on_its_batch(fakes: Any) -> None:
+    """It does where the recipe takes a scale from all rows of a group, and may where the card promises no order of
+    sums; whoever compares a sampler with its trainer has to know which."""
+    recipes = {"block", "current", "high_precision", "mxfp8", "nvfp4"}
+    promised = fakes.registry(fakes.plugin("a", rows=[fakes.row(recipes=recipes, batch_invariant=True)]))
+    silent = fakes.registry(fakes.plugin("a", rows=[fakes.row(recipes=recipes)]))
+    for recipe, invariant in (
+        (octavo.BlockScaling(), True),
+        (octavo.MXFP8(products="folded"), True),
+        (octavo.NVFP4(fprop="high_precision"), True),
+        (octavo.NVFP4(), False),
+        (octavo.CurrentScaling(), False),
+    ):
+        layer = promised.plan_layer(fakes.request(recipe=recipe))
+        assert layer.batch_invariant is invariant
+        ends = "same bits in every batch." if invariant else "takes a scale from all rows of a group."
+        assert str(layer).endswith(ends)
+        quiet = silent.plan_layer(fakes.request(recipe=recipe))
+        assert not quiet.batch_invariant
+        assert str(quiet).endswith("a promises no order of sums." if invariant else ends)
+
+
 def test_inference_plans_the_forward_alone(fakes: Any) -> None:
     """No dgrad, no wgrad, and no columnwise plane that nobody would read."""
     layer = fakes.registry(fakes.plugin("a")).plan_layer(fakes.request(training=False))

@@ -137,6 +137,17 @@ class Recipe(Schema):
         return any(spec is not None and spec.stochastic for spec in map(self.quantizer, operands))
 
     @cached_property
+    def batch_invariant(self) -> bool:
+        """True where no scale that a row of y depends on is taken from other rows of the batch.
+
+        Per-tensor scales of the call and NVFP4's second level span the rows of a group. Delayed scales are those of
+        earlier steps: of one state, they are the same in every batch. Whether sums keep the promise is the backend's
+        (`Capability.batch_invariant` of octavo-registry).
+        """
+        spec = self.quantizer("x") if self.quantizes("fprop") else None
+        return spec is None or spec.scaling in ("delayed", "row", "block", "mxfp8")
+
+    @cached_property
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON: equal for recipes with the same content."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]

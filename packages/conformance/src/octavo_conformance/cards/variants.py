@@ -258,6 +258,11 @@ def row_scaled_recipes(full: bool) -> list[RecipeVariant]:
     return [v for v in base_recipes(full) if v.recipe.kind in ("high_precision", "row", "block", "mxfp8")]
 
 
+def batch_invariant_recipes(full: bool) -> list[RecipeVariant]:
+    """Whole layers where no scale that y depends on is taken from other rows of the batch."""
+    return [variant for variant in base_recipes(full) if variant.recipe.batch_invariant]
+
+
 def fprops(full: bool) -> list[RecipeVariant]:
     """The forward GEMM of each recipe."""
     return [variant for variant in gemms(False) if variant.gemm == "fprop"]

@@ -30,7 +30,7 @@ from octavo_registry.contract.weights import WEIGHT_SHAPES
 from octavo_registry.discovery.bridges import framework_record
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.names import FRONT_ENDS
-from octavo_registry.dispatch.layer_plan import LayerPlan, computed_words, layer_rows, weight_words
+from octavo_registry.dispatch.layer_plan import LayerPlan, batch_words, computed_words, layer_rows, weight_words
 
 _TITLES = {"mlp": "The MLP", "moe": "The MoE layer"}
 
@@ -72,8 +72,12 @@ def _device(framework: str, device: str | None, arch: str | None) -> tuple[str, 
 def layer_json(layer: LayerPlan) -> dict[str, Any]:
     """A composition as JSON."""
     plans: dict[str, Plan | None] = dict((*layer.quantizers, *layer.gemms))
-    weight: dict[str, Any] = {"weight": layer.weight, "transposes": layer.transposes}
-    return weight | {
+    whole: dict[str, Any] = {
+        "weight": layer.weight,
+        "transposes": layer.transposes,
+        "batch_invariant": layer.batch_invariant,
+    }
+    return whole | {
         name: plan
         and {
             "backend": plan.backend,
@@ -357,6 +361,7 @@ def _show_composition(answer: Answer) -> None:
         print_line()
         header = ("operation", "backend", "recipe", "how")
         print_table(f"The layer{weight_words(answer.layer)}", header, layer_rows(answer.layer))
+        print_line(f"  {batch_words(answer.layer)}")
     elif answer.parts:
         print_line()
         rows = [(part.operation, part.backend or "-", part.recipe or "-", part.how) for part in answer.parts]
