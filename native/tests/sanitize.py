@@ -12,10 +12,10 @@ compares three threads with one instead, where there is no GPU. `--only gemms --
 the first on, for a tool that is too slow for all of them in one run.
 
 What is run is every scaling and format, row, column and both planes, both layouts, three input dtypes, ragged and
-stacked operands, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, and every tile of every
-GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take turns rather than being multiplied
-out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that are negative, past the rows or
-near the ends of int64.
+stacked operands, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, routers, and every tile of
+every GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take turns rather than being
+multiplied out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that are negative, past
+the rows or near the ends of int64.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))  # as native/conftest.py does for pytest
 from gemm_launches import KINDS, Launch
-from move_calls import CASES, draw_index, draw_rows, route
+from move_calls import CASES, draw_index, draw_rows, poisoned, route, stream
 from problems import (
     ACTIVATIONS,
     COLS,
@@ -66,7 +66,10 @@ from octavo_native import layouts
 SHOWN = 30
 """Faults that are printed."""
 
-PARTS = ("plans", "quantizers", "unchanged", "stacks", "prologues", "reshuffles", "moves", "gemms")
+PARTS = (
+    *("plans", "quantizers", "indexed", "unchanged", "stacks", "prologues", "reshuffles", "moves", "routers"),
+    "gemms",
+)
 """Methods of `Check`."""
 
 
@@ -152,6 +155,38 @@ class Check:
             planes = {name: NATIVE_LAYOUT[name] if native_layout else layouts.PLAIN for name in wanted}
             extras = Extras(wanted=("amax", "dequantized") if which & 1 and number % 4 == 0 else ("amax",))
             self._quantized(spec, shape, dtype, planes, extras, number)
+
+    def indexed(self) -> None:
+        """Rows that are read where tokens stand, some of them nowhere, beside the same rows moved on the CPU."""
+        for number, (spec, dtype, which) in enumerate(itertools.product(SPECS, DTYPES, (1, 2, 3))):
+            shape = Shape(SIZES[number % 4], COLS[number % len(COLS)])
+            each = 1 + number % 3
+            count = -(-shape.rows // each) + number % 2
+            tokens = torch.randn(count, shape.cols, generator=self.draw).to(DTYPES[dtype])
+            order = torch.randint(count * each, (shape.rows,), generator=self.draw)
+            order[::7] = torch.tensor([-1, count * each, 1 << 40, -(1 << 62)])[number % 4]
+            inside = (order >= 0) & (order < count * each)
+            moved = torch.where(inside[:, None], tokens[order.clamp(0, count * each - 1) // each], 0)
+            planes = {
+                name: (NATIVE_LAYOUT[name], layouts.PLAIN)[number // 3 % 2]
+                for bit, name in enumerate(DIRECTIONS)
+                if which >> bit & 1
+            }
+            gap, wanted = (0, 8, 3)[number % 3], ("amax",) if which & 1 else ("amax", "dbias")
+            through = Extras(tensors={"index": order}, wanted=wanted, source={"each": each, "count": count})
+            held = torch.full((count, shape.cols + gap), torch.nan, dtype=DTYPES[dtype])[:, : shape.cols]
+            held.copy_(tokens)
+            # a copy to the device would close the gaps
+            array = torch.empty(count * held.stride(0), dtype=held.dtype, device=self.place.device)
+            x = array.as_strided(held.shape, held.stride()).copy_(held)
+            what = f"quantize {spec} {dtype} cols {shape.cols} of {count} tokens, {each} choices each"
+            ours, extra = quantize(spec, shape, x, dtype, planes, self.place, through)
+            alone = self.rows(shape, shape.cols, dtype, self.reference, moved)
+            theirs, other = quantize(spec, shape, alone, dtype, planes, self.reference, Extras(wanted=wanted))
+            self.planes(what, spec, shape, ours, theirs)
+            self.same(f"{what} amax", extra["amax"].cpu().numpy(), other["amax"].numpy())
+            if "dbias" in extra:
+                self._summed(what, shape, moved.double(), extra["dbias"].cpu().view(torch.float32))
 
     def unchanged(self) -> None:
         """With the flag set no output is written."""
@@ -274,9 +309,10 @@ class Check:
         specs = [SPECS[0], SPECS[2], SPECS[4], SPECS[6], SPECS[9], SPECS[12], SPECS[14]]
         for number, (kind, name) in enumerate(kinds * 2):
             self._fused(specs[number % len(specs)], kind, name, tuple(DTYPES)[number % 3], number)
-        # SwiGLU has kernels of its own, of aligned bf16 rows
-        for number, (kind, spec) in enumerate(itertools.product(("activation", "activation_grad"), specs)):
-            self._fused(spec, kind, "swiglu", "bfloat16", 2 * number)
+        # SwiGLU, plain and clamped, has kernels of its own, of aligned bf16 rows
+        names = ("swiglu", "clamped_swiglu")
+        for number, (kind, spec, name) in enumerate(itertools.product(("activation", "activation_grad"), specs, names)):
+            self._fused(spec, kind, name, "bfloat16", 2 * number)
 
     def _fused(self, spec: dict[str, Any], kind: str, name: str, dtype: str, number: int) -> None:
         gated = name in native.GATED
@@ -376,6 +412,52 @@ class Check:
         wrong = (made[0][-2].double() - made[1][-2].double()).abs()
         if (wrong > (cols + 4) * 2.0**-24 * made[1][-1].double()).any():
             self.faults.append(f"products of {case} {dtype} are off by {wrong.max().item()}")
+
+    def routers(self) -> None:
+        """Choices by every score, by groups, and taken as given; the gradient of the logits. What the CPU's kernels
+        weigh differs in the last bits, which tests/rows/test_router.py bounds."""
+        kinds = itertools.product((1, 40, 60, 128, 256, 512, 1024), native.SCORES)
+        for number, (experts, score) in enumerate(kinds):
+            self._routed(33, experts, min(8, experts), score, tuple(DTYPES)[number % 3], number)
+
+    def _routed(self, tokens: int, experts: int, k: int, score: str, dtype: str, number: int) -> None:
+        grouped = experts % 4 == 0 and number % 2 == 1
+        logits = torch.randn(tokens, experts, generator=self.draw).to(DTYPES[dtype])
+        dweights, bias = torch.randn(tokens, k, generator=self.draw), torch.zeros(experts)
+        replay = torch.randint(-1, experts + 1, (tokens, k), generator=self.draw)
+        groups = {"groups": 4, "kept_groups": 2} if grouped else {}
+        rule = native.RouterRule(k=k, score=native.SCORES[score], renormalize=number % 4 < 2, **groups)
+
+        def run(place: Place) -> list[Tensor]:
+            held = [tensor.to(place.device) for tensor in (logits, dweights, bias, replay)]
+            given = native.Logits(
+                data=address(held[0]), dtype=native.DTYPES[dtype], tokens=tokens, experts=experts, stride=experts
+            )
+            common = {**place.common, "stream": stream(place), "rule": rule, "logits": given}
+            choices, counts = (poisoned(side, torch.int64, place) for side in ((tokens, k), (experts,)))
+            weights, dlogits = (
+                poisoned(side, like, place)
+                for side, like in (((tokens, k), torch.float32), (logits.shape, logits.dtype))
+            )
+            native.choose_experts(
+                **common, bias=address(held[2]) if grouped else 0, replay=address(held[3]) if number % 5 == 0 else 0,
+                choices=address(choices), weights=address(weights), counts=address(counts),
+            )  # fmt: skip
+            native.choose_gradient(
+                **common, choices=address(choices), dweights=address(held[1]), dlogits=address(dlogits)
+            )
+            return [tensor.cpu() for tensor in (choices, counts, weights, dlogits)]
+
+        what = f"router of {experts} {score} {dtype}"
+        made = self.both(what, run)
+        if made is None:
+            return
+        if not grouped:
+            for name, ours, theirs in zip(("choices", "counts"), made[0], made[1], strict=False):
+                self.same(f"{name} of {what}", ours.view(torch.uint8).numpy(), theirs.view(torch.uint8).numpy())
+            for ours, theirs in zip(made[0][2:], made[1][2:], strict=True):
+                if not torch.allclose(ours.float(), theirs.float(), rtol=2.0**-6, atol=2.0**-10):
+                    self.faults.append(f"{what}: weights or gradients are not those of the CPU")
 
     def gemms(self) -> None:
         """Every kind of GEMM on every tile; sizes, sides, biases and accumulators in turn."""

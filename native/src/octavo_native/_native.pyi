@@ -37,6 +37,8 @@ ACTIVATIONS: Final[Mapping[str, int]]
 
 GATED: Final[frozenset[str]]
 
+SCORES: Final[Mapping[str, int]]
+
 NORMS: Final[Mapping[str, int]]
 
 PROLOGUES: Final[Mapping[str, int]]
@@ -95,6 +97,8 @@ class InputArgs:
     What is quantized: x [rows, cols], rows `row_stride` elements apart, of a dtype of DTYPES.
 
     Ragged rows need a plan; with matrix_rows N, x is `groups` matrices [N, cols], rows = groups * N.
+    With `index` int64 [rows], x is [count, cols] and row i is its row index[i] // each; zeros where
+    index[i] is outside 0 to count * each - 1.
     """
 
     def __init__(
@@ -108,6 +112,9 @@ class InputArgs:
         groups: int,
         matrix_rows: int = 0,
         plan: int = 0,
+        index: int = 0,
+        each: int = 1,
+        count: int = 0,
     ) -> None: ...
 
 class PlaneArgs:
@@ -181,9 +188,11 @@ class Quantizer:
         amax: bool = False,
         dbias: bool = False,
         dprobs: bool = False,
+        count: int = 0,
     ) -> int:
         """
         Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.
+        count: that of an input with an index, 0 without one.
         """
 
     def run(
@@ -467,6 +476,52 @@ def dot_rows(
 ) -> None:
     """
     out[t, j] = rows[position[t, j]] . dy[t] in fp32, 0 where routed[t, j] is 0: the gradient of combine's weights.
+    """
+
+class RouterRule:
+    """How a router chooses: octavo_numerics.RouterRule, `score` by number."""
+
+    def __init__(
+        self, *, k: int, score: int, groups: int = 1, kept_groups: int = 1, renormalize: bool = True, scale: float = 1.0
+    ) -> None: ...
+
+class Logits:
+    """Addresses of logits [tokens, experts], rows `stride` elements apart."""
+
+    def __init__(self, *, data: int, dtype: int, tokens: int, experts: int, stride: int) -> None: ...
+
+def choose_experts(
+    *,
+    cuda: bool,
+    rule: RouterRule,
+    logits: Logits,
+    bias: int,
+    replay: int,
+    choices: int,
+    weights: int,
+    counts: int,
+    stream: int = 0,
+    threads: int = 1,
+) -> None:
+    """
+    The choices of each token, int64 [tokens, k], their fp32 weights, and int64 counts [experts].
+
+    fp32 `bias` [experts] is added for choosing alone, int64 `replay` [tokens, k] are choices to take; 0: none.
+    """
+
+def choose_gradient(
+    *,
+    cuda: bool,
+    rule: RouterRule,
+    logits: Logits,
+    choices: int,
+    dweights: int,
+    dlogits: int,
+    stream: int = 0,
+    threads: int = 1,
+) -> None:
+    """
+    The gradient of the logits, [tokens, experts] in their dtype, from that of the weights.
     """
 
 def ffi_targets() -> dict[str, dict[str, object]]:
