@@ -84,6 +84,7 @@ from octavo_registry.contract.quantize import (
     BoundQuantize,
     Quantize,
     QuantizeInto,
+    QuantizeTokens,
     QuantizeWithAmax,
     UpdateScales,
 )
@@ -200,6 +201,7 @@ __all__ = [
     "Quantize",
     "QuantizeInto",
     "QuantizeRequest",
+    "QuantizeTokens",
     "QuantizeWithAmax",
     "QuantizerCard",
     "Refused",
