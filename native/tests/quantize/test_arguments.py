@@ -82,7 +82,7 @@ def test_an_address_is_an_integer_of_64_bits(call: Call, name: str, value: Any) 
         ({"dtype": -1}, "dtype is -1; it takes 0 to 2"),
         ({"row_layout": 2}, "layout is 2; it takes 0 to 1"),
         ({"prologue": 4}, "kind is 4; it takes 0 to 3"),
-        ({"activation": 7}, "activation is 7; it takes 0 to 6"),
+        ({"activation": 8}, "activation is 8; it takes 0 to 7"),
         ({"norm": 2}, "norm is 2; it takes 0 to 1"),
         ({"prologue": 2}, "dy is null"),
         ({"prologue": 3}, "gamma is null"),
