@@ -243,7 +243,9 @@ def test_an_engine_is_refitted_tensor_by_tensor(rng: np.random.Generator, tmp_pa
     assert torch.equal(up, octavo_torch.dequantize(experts.weight1.codes)[1, F:])
 
 
-@pytest.mark.parametrize("recipe", [CurrentScaling(), DelayedScaling(), BlockScaling(), RowScaling()], ids=str)
+@pytest.mark.parametrize(
+    "recipe", [CurrentScaling(), DelayedScaling(), BlockScaling(), RowScaling()], ids=lambda one: one.kind
+)
 def test_weights_of_values_are_exported_as_the_forward_reads_them(
     recipe: Recipe, rng: np.random.Generator, tmp_path: Path
 ) -> None:

@@ -113,9 +113,8 @@ def check_scales(name: str, value: Tensor, kind: str) -> None:
         invalid = value.view(torch.uint8) >= _NAN_BYTE[kind]
     if invalid.any():
         index = invalid.nonzero()[0].tolist()
-        raise ValueError(
-            f"{name}{index} is {value[tuple(index)].item()} in the checkpoint, which is not a scale of finite values"
-        )
+        number = value[tuple(index)].item()
+        raise ValueError(f"{name}{index or ''} is {number} in the checkpoint, which is not a scale of finite values")
 
 
 def _like(weight: CodedWeight) -> Tensor:

@@ -139,8 +139,10 @@ def _names_of(name: str, layer: Experts, layout: Layout, names: Sequence[str] | 
         if not gated:
             raise ValueError(f"{name or 'module'} has no gate, and layout {layout.name} has; take another layout")
         return STACKED
-    chosen = (KNOWN_NAMES[1] if gated else KNOWN_NAMES[2]) if names is None else tuple(names)
-    check_names(chosen if names is None else names)
+    if names is None:
+        return KNOWN_NAMES[1] if gated else KNOWN_NAMES[2]
+    check_names(names)
+    chosen = tuple(names)
     if (len(chosen) == 3) is not gated:
         raise ValueError(
             f"names is {list(chosen)} and {name or 'module'} has activation {layer.activation}; give a name for each "

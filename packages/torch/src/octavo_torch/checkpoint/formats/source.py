@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import bisect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from octavo.errors import shown
+
+_Result = TypeVar("_Result")
 
 VERSION = 1
 KEY = "octavo_experts"
@@ -81,21 +83,26 @@ class Source:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor, without reading it."""
-        return tuple(self._of(name).get_slice(name).get_shape())
+        return self._read(name, lambda file: tuple(file.get_slice(name).get_shape()))
 
     def tensor(self, name: str) -> Tensor:
         """The tensor, in host memory."""
-        from safetensors import SafetensorError
-
-        try:
-            value = self._of(name).get_tensor(name)
-        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{name} in {self._files[name]} cannot be read: {error}; copy the file again") from None
-        return value
+        return self._read(name, lambda file: file.get_tensor(name))
 
     def slice(self, name: str, index: int) -> Tensor:
         """Element `index` of the tensor's first axis."""
-        return self._of(name).get_slice(name)[index]
+        return self._read(name, lambda file: file.get_slice(name)[index])
+
+    def _read(self, name: str, how: Callable[[_File], _Result]) -> _Result:
+        from safetensors import SafetensorError
+
+        file = self._of(name)
+        try:
+            return how(file)
+        except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"{shown(name)} in {self._files[name]} cannot be read: {error}; copy the file again"
+            ) from None
 
     def _of(self, name: str) -> _File:
         file = self._files[name]
