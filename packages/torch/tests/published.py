@@ -106,7 +106,7 @@ def compressed(rng: np.random.Generator, strategy: str, power_of_two: bool = Fal
     return made
 
 
-def gpt_oss(rng: np.random.Generator, binades: int = 8) -> Published:
+def gpt_oss(rng: np.random.Generator, binades: int = 14) -> Published:
     """gpt-oss's layout: exponents within a block of 128x128 span `binades` powers of two."""
     made = Published({"quant_method": "mxfp4"})
     for name, (n, k) in {"gate_up_proj": (2 * F, K), "down_proj": (K, F)}.items():

@@ -28,14 +28,14 @@ HF, HF_POWERS = published.hugging_face, lambda rng: published.hugging_face(rng, 
 BLOCKS = lambda rng: published.compressed(rng, "block")  # noqa: E731
 CHANNELS = lambda rng: published.compressed(rng, "channel")  # noqa: E731
 TENSORS = lambda rng: published.compressed(rng, "tensor")  # noqa: E731
-OSS, WIDE = published.gpt_oss, lambda rng: published.gpt_oss(rng, binades=16)
+OSS, WIDE = published.gpt_oss, lambda rng: published.gpt_oss(rng, binades=15)
 NV, SQUARE = published.modelopt, lambda rng: published.modelopt(rng, square=True)
 TWO_FACTORS = lambda rng: published.modelopt(rng, one_factor=False)  # noqa: E731
 
 EXACT: dict[str, tuple[Draw, Recipe]] = {
     "hf-fp8, block with fp32 scales": (HF, FP32_BLOCK),
     "hf-fp8 with powers of two, block": (HF_POWERS, BlockScaling()),
-    "hf-fp8 with powers of two, mxfp8 forward only": (HF_POWERS, MXFP8(**FORWARD)),
+    "hf-fp8 with powers of two, mxfp8": (HF_POWERS, MXFP8()),
     "compressed blocks, block with fp32 scales": (BLOCKS, FP32_BLOCK),
     "compressed channels, row forward only": (CHANNELS, RowScaling(power_of_two=False, **FORWARD)),
     "compressed tensors, block with fp32 scales": (TENSORS, FP32_BLOCK),
@@ -51,7 +51,7 @@ ROUNDED: dict[str, tuple[Draw, Recipe, str, str]] = {
     "compressed channels, row": (CHANNELS, RowScaling(power_of_two=False), "columnwise", "no scales along this"),
     "compressed channels, block": (CHANNELS, FP32_BLOCK, "rowwise", "several scales in a block of 128x128"),
     "compressed tensors, current": (TENSORS, CurrentScaling(), "rowwise", "several scales in a block of 256x256"),
-    "gpt-oss of 17 binades, block": (WIDE, BlockScaling(), "rowwise", "E4M3 codes with a scale per 128x128 do not"),
+    "gpt-oss of 16 binades, block": (WIDE, BlockScaling(), "rowwise", "E4M3 codes with a scale per 128x128 do not"),
     "modelopt, nvfp4": (NV, NVFP4(), "rowwise", "several scales in a block of 16x16"),
     "modelopt with two factors, nvfp4": (TWO_FACTORS, NVFP4(square_weights=False), "rowwise", "factors of their own"),
 }
