@@ -7,8 +7,9 @@
     malformed    recipes, sizes, calls and files that are damaged: refused or harmless, never a crash
     soak         ten thousand training steps in flat memory; processes killed on the way, and resumed to the same bits
 
-Each runs on a CPU, prints its result, and writes it with date, commit, machine and versions. Exit status 1: it found
-what must not be. `docs/scoreboard.md` shows the files of benchmarks/results.
+Each runs on a CPU, and repeats also on a GPU (`--device cuda`). It prints its result, and writes it with date, commit,
+machine and versions. Exit status 1: it found what must not be. `docs/scoreboard.md` shows the files of
+benchmarks/results.
 """
 
 from __future__ import annotations
@@ -31,9 +32,14 @@ def main() -> int:
     parser.add_argument("measure", choices=MEASURES)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, help="repeats, malformed inputs or steps; None: what the scoreboard has")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="repeats alone: where they run")
     options = parser.parse_args()
-    found = import_module(options.measure).measure(options.count)
-    content = stamped(f"python benchmarks/reliability {options.measure} --out FILE", found)
+    if options.device != "cpu" and options.measure != "repeats":
+        parser.error(f"{options.measure} runs on a CPU; only repeats takes --device")
+    where = {"device": options.device} if options.measure == "repeats" else {}
+    found = import_module(options.measure).measure(options.count, **where)
+    device = f" --device {options.device}" if options.device != "cpu" else ""
+    content = stamped(f"python benchmarks/reliability {options.measure}{device} --out FILE", found)
     text = json.dumps(content, indent=1) + "\n"
     print(text, end="")
     options.out.write_text(text)

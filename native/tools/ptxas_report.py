@@ -5,12 +5,14 @@
 
 The log is what the build printed (ninja, nvcc -Xptxas -v). Exits with 1 where ptxas spilled registers, used a stack
 frame or serialised wgmma (C75xx), and with --check where the table is not that of the log. Register counts belong to
-one compiler: a log of another nvcc is gated and its table is not compared.
+one compiler: a log of another nvcc is gated and its table is not compared. The page also names the sources, so that
+`is_of_these_sources` knows whether what it says of them still holds.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import re
 import shutil
 import subprocess
@@ -21,6 +23,15 @@ from pathlib import Path
 
 NATIVE = Path(__file__).resolve().parent.parent
 TABLE = NATIVE / "tools" / "kernels.md"
+SOURCES = (
+    "cmake/Cuda.cmake",
+    "include/**/*.h",
+    "lib/common/**/*.h",
+    "lib/cuda/**/*.cu",
+    "lib/cuda/**/*.cuh",
+    "lib/cuda/**/*.h",
+)
+"""What ptxas compiles, as patterns in native/."""
 TYPES = (*(NATIVE / "include" / "octavo").glob("*.h"), *(NATIVE / "lib" / "cuda").glob("*/*.cuh"))
 
 _NVCC = re.compile(r"CUDA compiler identification is NVIDIA (\S+)")
@@ -130,6 +141,14 @@ def readable(name: str, enums: dict[str, dict[int, str]]) -> str:
     return name.removeprefix("void ").strip()
 
 
+def digest_of_sources(native: Path = NATIVE) -> str:
+    """Of the paths and contents of the kernels' sources: sixteen hexadecimal digits."""
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in SOURCES for path in native.glob(pattern)}):
+        digest.update(f"{path.relative_to(native).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def table(log: Log) -> str:
     """The page: one table per source file, one row per kernel."""
     enums = enum_names([path.read_text() for path in TYPES])
@@ -139,8 +158,10 @@ def table(log: Log) -> str:
         "# CUDA kernels",
         "",
         f"Registers per thread and static shared memory, as nvcc {log.nvcc} compiles them for sm_90a. No kernel spills",
-        "registers or has a stack frame: the `native` session of nox fails where one does, and where this file differs",
-        "from what the compiler prints. Written by `python native/tools/ptxas_report.py build.log`.",
+        "registers or has a stack frame: a session of nox fails where one does, and where this file differs",
+        "from what the compiler prints. Written by `python native/tools/ptxas_report.py build.log`, of the sources",
+        f"with the digest {digest_of_sources()}: while they are these, `nox` compiles them without optimization, and",
+        "`nox -s kernels` as they are shipped.",
         "",
         "In GEMM kernels the producer warpgroup gives registers to the consumers at run time (setmaxnreg: 56 and 224",
         "per thread), and their shared memory, up to 227 KB, is dynamic: neither is in the table.",
@@ -158,6 +179,12 @@ def compiler_of(page: str) -> str:
     """The nvcc that a written page names; "" where it names none."""
     match = re.search(r"as nvcc (\S+) compiles", page)
     return match[1] if match else ""
+
+
+def is_of_these_sources(nvcc: str, page: Path = TABLE) -> bool:
+    """Whether the written page speaks of the sources as they are and of this version of nvcc."""
+    text = page.read_text() if page.exists() else ""
+    return compiler_of(text) == nvcc and f"with the digest {digest_of_sources()}:" in text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

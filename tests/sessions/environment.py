@@ -11,11 +11,14 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import nox
 from nox.project import dependency_groups, load_toml
 from workspace import ROOT
+
+sys.path.insert(0, str(ROOT / "native" / "tools"))
+from ptxas_report import is_of_these_sources
 
 CORES = os.cpu_count() or 1
 WORKERS = "PYTEST_XDIST_AUTO_NUM_WORKERS"
@@ -34,6 +37,8 @@ DIRECTORIES = {
     "octavo": "packages/cli",
 }
 NATIVE = "octavo-native"
+Kernels = Literal["optimized", "quick", "none"]
+"""CUDA kernels: as they are shipped; PTX without optimization, in a tenth of the time; none."""
 COMPILES_MUCH = ("octavo-jax", "octavo-jax-native")
 
 # uv reads no pip settings; an index mirror or a folder of wheels that pip was told of serves both.
@@ -67,11 +72,11 @@ def closure(distributions: list[str]) -> list[str]:
     return list(found)
 
 
-def local(session: nox.Session, distributions: list[str], cuda: bool = True) -> list[str]:
+def local(session: nox.Session, distributions: list[str], kernels: Kernels | None = None) -> list[str]:
     """Arguments that install these packages from here: editable, and octavo-native as its one wheel."""
     pure = [name for name in distributions if name != NATIVE]
     editable = [part for name in pure for part in ("-e", str(ROOT / DIRECTORIES[name]))]
-    return editable if NATIVE not in distributions else [*editable, str(native_wheel(session, cuda)[0])]
+    return editable if NATIVE not in distributions else [*editable, str(native_wheel(session, kernels)[0])]
 
 
 def install(session: nox.Session, *distributions: str, extra: tuple[str, ...] = ()) -> None:
@@ -93,29 +98,50 @@ def _native_sources() -> list[Path]:
     return sorted(path for path in files if path.is_file() and path.suffix not in (".pyc", ".so"))
 
 
-def native_wheel(session: nox.Session, cuda: bool = True) -> tuple[Path, Path]:
+def kernels_of_tests() -> Kernels:
+    """How the CUDA kernels are compiled that sessions install.
+
+    Where there is no GPU that could run them, and native/tools/kernels.md says what this nvcc's ptxas made of these
+    very sources, that they compile is all that is left to try.
+    """
+    compiler = nvcc()
+    if compiler is None:
+        return "none"
+    if shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists():
+        return "optimized"
+    printed = subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
+    version = re.search(r"V(\d+\.\d+\.\d+)", printed)
+    return "quick" if version and is_of_these_sources(version[1]) else "optimized"
+
+
+def native_wheel(session: nox.Session, kernels: Kernels | None = None) -> tuple[Path, Path]:
     """The wheel of octavo-native and the log of its build, made once for all sessions and again when a source changes.
 
-    The CUDA kernels take minutes to compile, and one artifact serves every Python from 3.11 on.
+    Optimizing the CUDA kernels takes minutes, and one artifact serves every Python from 3.11 on.
 
-    cuda   compile CUDA kernels if nvcc is found; False makes another wheel, for the CPU alone, in half a minute
+    kernels   without nvcc there are none; None is `kernels_of_tests()`
     """
-    compiler = nvcc() if cuda else None
+    kernels = "none" if nvcc() is None else kernels or kernels_of_tests()
+    compiler = nvcc() if kernels != "none" else None
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout if compiler else b""
     digest = hashlib.sha256(version + platform.platform().encode())
     for path in _native_sources():
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
-    folder = session.cache_dir.resolve() / ("native" if cuda else "native-cpu") / digest.hexdigest()[:16]
+    folder = session.cache_dir.resolve() / f"native-{kernels}" / digest.hexdigest()[:16]
     log = folder / "build.log"
     if not list(folder.glob("*.whl")):
         shutil.rmtree(folder.parent, ignore_errors=True)
         folder.mkdir(parents=True)
-        setting = f"cmake.define.OCTAVO_CUDA={'ON' if compiler else 'OFF'}"
+        values = {
+            "OCTAVO_CUDA": "ON" if compiler else "OFF",
+            "OCTAVO_CUDA_OPTIMIZE": "OFF" if kernels == "quick" else "ON",
+        }
+        settings = [part for name, value in values.items() for part in ("-C", f"cmake.define.{name}={value}")]
         if session.venv_backend == "uv":
-            build = ("uv", "build", "--python", sys.executable, "--wheel", "-C", setting, "--out-dir", str(folder))
+            build = ("uv", "build", "--python", sys.executable, "--wheel", *settings, "--out-dir", str(folder))
         else:
-            build = ("python", "-m", "pip", "wheel", "-v", "--no-deps", "-C", setting, "--wheel-dir", str(folder))
-        session.log(f"octavo-native: compiling {'with' if compiler else 'without'} CUDA kernels; output in {log}")
+            build = ("python", "-m", "pip", "wheel", "-v", "--no-deps", *settings, "--wheel-dir", str(folder))
+        session.log(f"octavo-native: compiling, CUDA kernels: {kernels}; output in {log}")
         with log.open("w") as output:
             source = str(ROOT / DIRECTORIES[NATIVE])
             session.run(*build, source, stdout=output, stderr=subprocess.STDOUT, success_codes=range(256))

@@ -13,6 +13,7 @@ from sessions.environment import (
     COMPILES_MUCH,
     DIRECTORIES,
     NATIVE,
+    Kernels,
     closure,
     local,
     needed_by_tests,
@@ -51,13 +52,13 @@ def minimums(session: nox.Session) -> None:
     requirements = {name: _required(name) for name in DIRECTORIES}
     everything = sorted(set().union(*requirements.values()))
     lowest = ("--resolution", "lowest-direct")
-    cuda = "--without-cuda" not in session.posargs
+    kernels: Kernels | None = "none" if "--without-cuda" in session.posargs else None
     native = [name for name in DIRECTORIES if NATIVE in closure([name])]
     pure = [name for name in DIRECTORIES if name not in native]
     for packages, present in ((pure, pure), (native, [*pure, *native])):
         tested = [name for name in packages if name in (chosen or DIRECTORIES)]
         if tested:
-            session.install(*lowest, *local(session, present, cuda), *everything)
+            session.install(*lowest, *local(session, present, kernels), *everything)
         for name in tested:
             run_pytest(session, DIRECTORIES[name], "-p", "no:cacheprovider", in_a_hurry=name in COMPILES_MUCH)
             _record(session, name, requirements[name])

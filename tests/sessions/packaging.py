@@ -9,15 +9,15 @@ from pathlib import Path
 
 import nox
 
-from sessions.environment import DIRECTORIES, NATIVE, closure, native_wheel, outside
+from sessions.environment import DIRECTORIES, NATIVE, Kernels, closure, native_wheel, outside
 
 
-def build(session: nox.Session, dist: Path, *directories: str, cuda: bool = True) -> None:
+def build(session: nox.Session, dist: Path, *directories: str, kernels: Kernels = "optimized") -> None:
     """Build a wheel from each of these folders into `dist`; needs uv in the session's environment."""
     for directory in directories:
         if directory == DIRECTORIES[NATIVE]:
             dist.mkdir(parents=True, exist_ok=True)
-            shutil.copy(native_wheel(session, cuda)[0], dist)
+            shutil.copy(native_wheel(session, kernels)[0], dist)
         else:
             session.run("uv", "build", "--wheel", "--out-dir", str(dist), directory, silent=True)
 

@@ -14,7 +14,16 @@ import nox
 from install_lines import install_lines
 from workspace import ROOT, tracked
 
-from sessions.environment import COMPILES_MUCH, DIRECTORIES, NATIVE, closure, needed_by_tests, ours, run_pytest
+from sessions.environment import (
+    COMPILES_MUCH,
+    DIRECTORIES,
+    NATIVE,
+    Kernels,
+    closure,
+    needed_by_tests,
+    ours,
+    run_pytest,
+)
 from sessions.packaging import build, empty_environment
 
 TEMPLATES = ("docs/examples/acme-octavo", "docs/examples/acme-octavo-jax")
@@ -37,20 +46,20 @@ def release(session: nox.Session) -> None:
         session.error(f"a release has one version, as 0.3.0; given were {session.posargs}")
     session.install("uv", "towncrier", "virtualenv")
     (version,) = versions
-    cuda = "--without-cuda" not in session.posargs
+    kernels: Kernels = "optimized" if "--without-cuda" not in session.posargs else "none"
     _set_versions(version)
     _write_changelogs(session, version)
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     for name, directory in DIRECTORIES.items():
-        build(session, dist, directory, cuda=cuda)
+        build(session, dist, directory, kernels=kernels)
         session.run("uv", "build", "--sdist", "--out-dir", str(dist), directory, silent=True)
         if name != NATIVE:
             _check_sdist(session, dist, name.replace("-", "_"), version)
     _run_install_lines(session, dist)
     for name in DIRECTORIES:
         _test_wheels(session, dist, name, version)
-    session.notify("minimums", () if cuda else ("--without-cuda",))
+    session.notify("minimums", ("--without-cuda",) if kernels == "none" else ())
 
 
 def _set_versions(version: str) -> None:

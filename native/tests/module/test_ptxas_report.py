@@ -111,6 +111,34 @@ def test_the_table_is_written_and_compared(tool: ModuleType, tmp_path: Path) -> 
     assert tool.main([*arguments, "--check"]) == 1
 
 
+@needs_demangler
+def test_a_page_speaks_of_its_sources_alone(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`nox` does not optimize kernels that ptxas has judged; with one byte of a source changed it has judged none."""
+    sources, page, log = tmp_path / "native", tmp_path / "kernels.md", tmp_path / "build.log"
+    for pattern in tool.SOURCES:
+        path = sources / pattern.replace("**/", "").replace("[ch]*", "cuh").replace("*", "one")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("// before\n")
+    (sources / "lib" / "cpu").mkdir()
+    monkeypatch.setattr(tool.digest_of_sources, "__defaults__", (sources,))
+    log.write_text(CLEAN)
+    assert not tool.is_of_these_sources("13.0.88", page)  # there is none yet
+    assert tool.main([str(log), "--table", str(page)]) == 0
+    assert tool.is_of_these_sources("13.0.88", page)
+    assert not tool.is_of_these_sources("13.1.5", page)
+    (sources / "lib" / "cpu" / "other.cpp").write_text("// no kernel\n")
+    assert tool.is_of_these_sources("13.0.88", page)
+    changed = [path for path in sources.rglob("*") if path.is_file() and path.name != "other.cpp"]
+    assert len(changed) == len(tool.SOURCES)
+    for path in changed:
+        path.write_text("// after\n")
+        assert not tool.is_of_these_sources("13.0.88", page), path
+        assert tool.main([str(log), "--table", str(page), "--check"]) == 1, path
+        path.write_text("// before\n")
+    path.rename(path.with_name("renamed.cuh"))
+    assert not tool.is_of_these_sources("13.0.88", page)
+
+
 @pytest.mark.parametrize(
     ("name", "short"),
     [
