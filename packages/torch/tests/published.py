@@ -106,6 +106,25 @@ def compressed(rng: np.random.Generator, strategy: str, power_of_two: bool = Fal
     return made
 
 
+def mxfp8(rng: np.random.Generator, square: bool = False) -> Published:
+    """compressed-tensors' MXFP8 layout; square: rows of 32 have one scale."""
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    made = Published({"quant_method": "compressed-tensors", "format": "mxfp8-quantized", "config_groups": groups})
+    for name, (n, k) in PROJECTIONS.items():
+        values = []
+        for expert in range(E):
+            codes = e4m3(rng, (n, k))
+            byte = rng.integers(100, 140, (n // 32 if square else n, k // 32), dtype=np.uint8)
+            byte = byte.repeat(32, 0) if square else byte
+            made.tensors[f"{PATH}.{expert}.{name}.weight"] = of_fp8(codes)
+            made.tensors[f"{PATH}.{expert}.{name}.weight_scale"] = torch.from_numpy(byte)
+            multiplier = np.exp2(byte.astype(np.float32) - 127)
+            values.append(decode(codes, "e4m3") * spread(multiplier, 1, 32, (n, k)))
+        made.values[name] = np.stack(values)
+    return made
+
+
 def gpt_oss(rng: np.random.Generator, binades: int = 14) -> Published:
     """gpt-oss's layout: exponents within a block of 128x128 span `binades` powers of two."""
     made = Published({"quant_method": "mxfp4"})

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import octavo_torch
-from octavo import BlockScaling, CurrentScaling, Recipe, RowScaling
+from octavo import MXFP8, BlockScaling, CurrentScaling, Recipe, RowScaling
 from octavo_torch import GroupedMLP, expert_tensors, export_experts, load_experts
 
 E, K, F = 2, 256, 128
@@ -90,17 +90,18 @@ def test_transformers_reads_mxfp4(rng: np.random.Generator, tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("recipe", [BlockScaling(), RowScaling(), CurrentScaling()], ids=lambda one: one.kind)
+@pytest.mark.parametrize("recipe", [BlockScaling(), RowScaling(), CurrentScaling(), MXFP8()], ids=lambda one: one.kind)
 def test_compressed_tensors_decompresses(recipe: Recipe, rng: np.random.Generator, tmp_path: Path) -> None:
     """By the scheme that our quantization_config names: blocks, channels or the whole tensor."""
     pytest.importorskip("compressed_tensors", reason=REASON)
-    from compressed_tensors.compressors.naive_quantized import FloatQuantizationCompressor
+    from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationConfig
 
     experts = mlp(recipe)
     export_experts(inside(experts), tmp_path / "out", "compressed-tensors", prefix="model.")
     said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
-    scheme = QuantizationConfig.model_validate(said).config_groups["group_0"]
+    config = QuantizationConfig.model_validate(said)
+    scheme, compressor = config.config_groups["group_0"], BaseCompressor.get_value_from_registry(config.format)
     pairs = dict(expert_tensors(inside(experts), "compressed-tensors", prefix="model."))
     first, second = values(experts)
     for expert in range(E):
@@ -111,7 +112,7 @@ def test_compressed_tensors_decompresses(recipe: Recipe, rng: np.random.Generato
         ):
             whole = f"model.layers.0.mlp.experts.{expert}.{name}"
             state = {kind: pairs[f"{whole}.{kind}"] for kind in ("weight", "weight_scale")}
-            assert torch.equal(FloatQuantizationCompressor.decompress(state, scheme)["weight"], wanted)
+            assert torch.equal(compressor.decompress(state, scheme)["weight"].float(), wanted)
 
 
 @pytest.mark.filterwarnings("ignore")

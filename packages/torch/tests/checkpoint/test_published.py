@@ -28,6 +28,7 @@ HF, HF_POWERS = published.hugging_face, lambda rng: published.hugging_face(rng, 
 BLOCKS = lambda rng: published.compressed(rng, "block")  # noqa: E731
 CHANNELS = lambda rng: published.compressed(rng, "channel")  # noqa: E731
 TENSORS = lambda rng: published.compressed(rng, "tensor")  # noqa: E731
+MX_SQUARE = lambda rng: published.mxfp8(rng, square=True)  # noqa: E731
 OSS, WIDE = published.gpt_oss, lambda rng: published.gpt_oss(rng, binades=15)
 NV, SQUARE = published.modelopt, lambda rng: published.modelopt(rng, square=True)
 TWO_FACTORS = lambda rng: published.modelopt(rng, one_factor=False)  # noqa: E731
@@ -40,6 +41,8 @@ EXACT: dict[str, tuple[Draw, Recipe]] = {
     "compressed channels, row forward only": (CHANNELS, RowScaling(power_of_two=False, **FORWARD)),
     "compressed tensors, block with fp32 scales": (TENSORS, FP32_BLOCK),
     "compressed tensors, row forward only": (TENSORS, RowScaling(power_of_two=False, **FORWARD)),
+    "compressed mxfp8, mxfp8 forward only": (published.mxfp8, MXFP8(**FORWARD)),
+    "compressed mxfp8 with square blocks, mxfp8": (MX_SQUARE, MXFP8(square_weights=True)),
     "gpt-oss, block": (OSS, BlockScaling()),
     "gpt-oss, mxfp8 forward only": (WIDE, MXFP8(**FORWARD)),
     "modelopt, nvfp4 forward only": (NV, NVFP4(square_weights=False, **FORWARD)),
@@ -52,6 +55,7 @@ ROUNDED: dict[str, tuple[Draw, Recipe, str, str]] = {
     "compressed channels, block": (CHANNELS, FP32_BLOCK, "rowwise", "several scales in a block of 128x128"),
     "compressed tensors, current": (TENSORS, CurrentScaling(), "rowwise", "several scales in a block of 256x256"),
     "gpt-oss of 16 binades, block": (WIDE, BlockScaling(), "rowwise", "E4M3 codes with a scale per 128x128 do not"),
+    "compressed mxfp8, mxfp8": (published.mxfp8, MXFP8(), "columnwise", "no scales along this"),
     "modelopt, nvfp4": (NV, NVFP4(), "rowwise", "several scales in a block of 16x16"),
     "modelopt with two factors, nvfp4": (TWO_FACTORS, NVFP4(square_weights=False), "rowwise", "factors of their own"),
 }
@@ -175,6 +179,8 @@ EXPORTS: dict[str, tuple[Draw, Recipe, str]] = {
     "hf-fp8": (HF, FP32_BLOCK, "hf-fp8"),
     "blocks": (BLOCKS, FP32_BLOCK, "compressed-tensors"),
     "channels": (CHANNELS, RowScaling(power_of_two=False, **FORWARD), "compressed-tensors"),
+    "mxfp8": (published.mxfp8, MXFP8(**FORWARD), "compressed-tensors"),
+    "mxfp8, square": (MX_SQUARE, MXFP8(square_weights=True), "compressed-tensors"),
     "modelopt": (NV, NVFP4(square_weights=False, **FORWARD), "modelopt-nvfp4"),
     "modelopt, square": (SQUARE, NVFP4(), "modelopt-nvfp4"),
     "gpt-oss": (OSS, BlockScaling(), "gpt-oss-mxfp4"),

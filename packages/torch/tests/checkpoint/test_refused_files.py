@@ -159,6 +159,9 @@ def test_a_wrong_tensor_is_named(which: str, drawn: Drawn, tmp_path: Path) -> No
     refused(experts(layout), Published(drawn[layout].config, tensors).write(tmp_path), message)
 
 
+GROUP_OF_64 = {
+    "config_groups": {"a": {"weights": {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 64}}}
+}
 CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "method": ("hf", {"quant_method": "mxfp4"}, r"quant_method 'mxfp4', and files of this layout have 'fp8'"),
     "block": ("hf", {"weight_block_size": [64, 64]}, r"weight_block_size \[64, 64\], and files of this .*\[128, 128\]"),
@@ -170,6 +173,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "group without weights": ("channels", {"config_groups": {"a": {}}}, r"has a group without weights"),
     "4 bits": ("channels", {"config_groups": {"a": {"weights": {"num_bits": 4}}}}, r"num_bits 4"),
     "group of 32": ("nv", {"group_size": 32}, r"group_size 32"),
+    "group of channels": ("channels", GROUP_OF_64, r"group_size 64"),
     "algorithm": ("nv", {"quant_algo": "W4A8"}, r"quant_algo 'W4A8'"),
 }
 

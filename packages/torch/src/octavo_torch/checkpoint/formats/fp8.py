@@ -1,4 +1,4 @@
-"""FP8 files: E4M3 codes [N, K] of each projection, and fp32 scales of 128x128 blocks, of rows or of the whole."""
+"""FP8 files: E4M3 codes [N, K] of each projection, and scales of 128x128 or 1x32 blocks, of rows or of the whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from octavo_torch.checkpoint.formats.layouts import (
     scales_of,
 )
 
-_BLOCK = 128
+_BLOCK, _MX = 128, 32
+_MXFP8 = "mxfp8-quantized"
 
 
 class HuggingFaceFp8(Layout):
@@ -77,9 +78,10 @@ class HuggingFaceFp8(Layout):
 
 
 class CompressedTensors(Layout):
-    """compressed-tensors' float-quantized: `weight` and `weight_scale`, whose shape says what shares a scale.
+    """compressed-tensors' FP8: `weight` and `weight_scale`, whose shape and dtype say what shares a scale.
 
-    [ceil(N / 128), ceil(K / 128)] of blocks, [N, 1] of channels, [1] or a scalar of the tensor.
+    float-quantized: [ceil(N / 128), ceil(K / 128)] of blocks, [N, 1] of channels, [1] or a scalar of the tensor;
+    mxfp8-quantized: uint8 [N, ceil(K / 32)], E8M0.
     """
 
     name = "compressed-tensors"
@@ -92,7 +94,9 @@ class CompressedTensors(Layout):
         check_matrix(f"{name}.weight", codes, torch.float8_e4m3fn)
         rows, columns = codes.shape
         shape, unit = (-(-rows // _BLOCK), -(-columns // _BLOCK)), (_BLOCK, _BLOCK)
-        if tuple(scale.shape) in ((), (1,)):
+        if scale.dtype is torch.uint8:
+            scale, shape, unit = scale.view(torch.float8_e8m0fnu), (rows, -(-columns // _MX)), (1, _MX)
+        elif tuple(scale.shape) in ((), (1,)):
             scale, shape, unit = scale.reshape(1, 1), (1, 1), (rows, columns)
         elif tuple(scale.shape) == (rows, 1):
             shape, unit = (rows, 1), (1, columns)
@@ -108,13 +112,16 @@ class CompressedTensors(Layout):
             unit, shape = (_BLOCK, _BLOCK), (-(-rows // _BLOCK), -(-columns // _BLOCK))
         elif spec.scaling == "row":
             unit, shape = (1, columns), (rows, 1)
+        elif spec.scaling == "mxfp8":
+            if columns % _MX:
+                raise ValueError(f"{name} has {columns} columns; MXFP8 needs a multiple of 32, so take another layout")
+            unit, shape = (1, _MX), (rows, columns // _MX)
         scale = needed_scale(name, blocks, unit).reshape(shape)
         return {"weight": blocks.codes.contiguous(), "weight_scale": scale.contiguous()}
 
     def refuses(self, spec: QuantizerSpec) -> str | None:
         """As Layout says."""
-        fits = spec.format == "e4m3" and spec.scaling in ("block", "row", "current", "delayed")
-        return None if fits else "E4M3 codes with fp32 scales of 128x128 blocks, of rows or of a whole expert"
+        return None if spec.format == "e4m3" else "E4M3 codes"
 
     def check(self, config: Mapping[str, Any]) -> None:
         """As Layout says."""
@@ -122,7 +129,7 @@ class CompressedTensors(Layout):
             check_said(config, "quant_algo", ("FP8",))  # the same tensors, with one scale each
             return
         check_said(config, "quant_method", ("compressed-tensors",))
-        check_said(config, "format", ("float-quantized", "naive-quantized", None))
+        check_said(config, "format", ("float-quantized", "naive-quantized", _MXFP8, None))
         check_said(config, "quantization_status", ("compressed", None))
         groups = config.get("config_groups")
         if not isinstance(groups, Mapping):
@@ -134,20 +141,27 @@ class CompressedTensors(Layout):
             check_said(weights, "num_bits", (8,))
             check_said(weights, "type", ("float",))
             check_said(weights, "symmetric", (True, None))
+            if weights.get("strategy") == "group":
+                check_said(weights, "group_size", (_MX,))
+                check_said(config, "format", (_MXFP8,))
+                continue
             check_said(weights, "strategy", ("block", "channel", "tensor"))
             check_said(weights, "block_structure", ([_BLOCK, _BLOCK], None))
 
     def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, Any]:
         """As Layout says."""
-        strategy = {"block": "block", "row": "channel"}.get(spec.scaling, "tensor")
+        strategy = {"block": "block", "row": "channel", "mxfp8": "group"}.get(spec.scaling, "tensor")
         weights = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": strategy}
         rows = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
         if strategy == "block":
             weights["block_structure"] = [_BLOCK, _BLOCK]
             rows |= {"strategy": "group", "group_size": _BLOCK}
+        elif strategy == "group":
+            weights |= {"group_size": _MX, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+            rows |= {name: weights[name] for name in ("strategy", "group_size", "scale_dtype", "zp_dtype")}
         return {
             "quant_method": "compressed-tensors",
-            "format": "float-quantized",
+            "format": _MXFP8 if strategy == "group" else "float-quantized",
             "quantization_status": "compressed",
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": rows}},
             "ignore": plain,
