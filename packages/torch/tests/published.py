@@ -125,6 +125,24 @@ def mxfp8(rng: np.random.Generator, square: bool = False) -> Published:
     return made
 
 
+def mxfp4(rng: np.random.Generator) -> Published:
+    """compressed-tensors' MXFP4 layout."""
+    weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    made = Published({"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups": groups})
+    for name, (n, k) in PROJECTIONS.items():
+        codes = rng.integers(0, 16, (E, n, k), dtype=np.uint8)
+        byte = rng.integers(113, 128, (E, n, k // 32), dtype=np.uint8)
+        for expert in range(E):
+            whole = f"{PATH}.{expert}.{name}"
+            packed = codes[expert, :, ::2] | codes[expert, :, 1::2] << 4
+            made.tensors |= {f"{whole}.weight_packed": torch.from_numpy(packed)}
+            made.tensors |= {f"{whole}.weight_scale": torch.from_numpy(byte[expert].copy())}
+        multiplier = np.exp2(byte.astype(np.float32) - 127)
+        made.values[name] = decode(codes, "e2m1") * multiplier.repeat(32, -1)
+    return made
+
+
 def gpt_oss(rng: np.random.Generator, binades: int = 14) -> Published:
     """gpt-oss's layout: exponents within a block of 128x128 span `binades` powers of two."""
     made = Published({"quant_method": "mxfp4"})

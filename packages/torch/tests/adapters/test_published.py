@@ -41,6 +41,16 @@ def values(experts: GroupedMLP) -> list[Tensor]:
     return [octavo_torch.dequantize(one) for one in codes]  # type: ignore[arg-type]
 
 
+def to_mxfp4_values(experts: GroupedMLP) -> None:
+    """Gives the weights values that MXFP4 holds."""
+    with torch.no_grad():
+        for weight in (experts.weight1, experts.weight2):  # what MXFP4 holds
+            weight.copy_(torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])[torch.randint(8, weight.shape)])
+            weight.mul_(
+                2.0 ** -torch.randint(4, 10, (*weight.shape[:2], weight.shape[2] // 32)).repeat_interleave(32, 2)
+            )
+
+
 def whole_model(kind: str, folder: Path, experts: GroupedMLP, layout: Any) -> tuple[nn.Module, dict[str, Tensor]]:
     """A model of transformers from the exported folder, and the other tensors that went into it."""
     transformers = pytest.importorskip("transformers", reason=REASON)
@@ -73,12 +83,7 @@ def test_transformers_reads_fp8(recipe: Recipe, rng: np.random.Generator, tmp_pa
 def test_transformers_reads_mxfp4(rng: np.random.Generator, tmp_path: Path) -> None:
     """A whole gpt-oss from one folder, with its biases and its gates in turns."""
     experts = mlp(BlockScaling(), activation="clamped_swiglu", bias=True)
-    with torch.no_grad():
-        for weight in (experts.weight1, experts.weight2):  # what MXFP4 holds
-            weight.copy_(torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])[torch.randint(8, weight.shape)])
-            weight.mul_(
-                2.0 ** -torch.randint(4, 10, (*weight.shape[:2], weight.shape[2] // 32)).repeat_interleave(32, 2)
-            )
+    to_mxfp4_values(experts)
     read, _ = whole_model("GptOss", tmp_path / "mxfp4", experts, "gpt-oss-mxfp4")
     own = read.model.layers[0].mlp.experts
     first, second = values(experts)
@@ -89,20 +94,32 @@ def test_transformers_reads_mxfp4(rng: np.random.Generator, tmp_path: Path) -> N
     assert torch.equal(own.down_proj_bias, experts.bias2)
 
 
+COMPRESSED: dict[str, tuple[Recipe, str]] = {
+    "block": (BlockScaling(), "compressed-tensors"),
+    "channel": (RowScaling(), "compressed-tensors"),
+    "tensor": (CurrentScaling(), "compressed-tensors"),
+    "mxfp8": (MXFP8(), "compressed-tensors"),
+    "mxfp4": (BlockScaling(), "compressed-tensors-mxfp4"),
+}
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("recipe", [BlockScaling(), RowScaling(), CurrentScaling(), MXFP8()], ids=lambda one: one.kind)
-def test_compressed_tensors_decompresses(recipe: Recipe, rng: np.random.Generator, tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", COMPRESSED)
+def test_compressed_tensors_decompresses(which: str, rng: np.random.Generator, tmp_path: Path) -> None:
     """By the scheme that our quantization_config names: blocks, channels or the whole tensor."""
     pytest.importorskip("compressed_tensors", reason=REASON)
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationConfig
 
+    recipe, layout = COMPRESSED[which]
     experts = mlp(recipe)
-    export_experts(inside(experts), tmp_path / "out", "compressed-tensors", prefix="model.")
+    if which == "mxfp4":
+        to_mxfp4_values(experts)
+    export_experts(inside(experts), tmp_path / "out", layout, prefix="model.")  # type: ignore[arg-type]
     said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     config = QuantizationConfig.model_validate(said)
     scheme, compressor = config.config_groups["group_0"], BaseCompressor.get_value_from_registry(config.format)
-    pairs = dict(expert_tensors(inside(experts), "compressed-tensors", prefix="model."))
+    pairs = dict(expert_tensors(inside(experts), layout, prefix="model."))  # type: ignore[arg-type]
     first, second = values(experts)
     for expert in range(E):
         for name, wanted in (
@@ -111,7 +128,8 @@ def test_compressed_tensors_decompresses(recipe: Recipe, rng: np.random.Generato
             ("down_proj", second[expert]),
         ):
             whole = f"model.layers.0.mlp.experts.{expert}.{name}"
-            state = {kind: pairs[f"{whole}.{kind}"] for kind in ("weight", "weight_scale")}
+            start = f"{whole}."
+            state = {name.removeprefix(start): value for name, value in pairs.items() if name.startswith(start)}
             assert torch.equal(compressor.decompress(state, scheme)["weight"].float(), wanted)
 
 

@@ -33,6 +33,7 @@ def drawn() -> Drawn:
         "hf": published.hugging_face(rng, power_of_two=True),
         "channels": published.compressed(rng, "channel"),
         "oss": published.gpt_oss(rng),
+        "mx4": published.mxfp4(rng),
         "nv": published.modelopt(rng, square=True),
     }
     return made
@@ -118,11 +119,15 @@ TENSORS: dict[str, tuple[str, Callable[[dict[str, Tensor]], None], str]] = {
     "another layout": (
         "hf",
         lambda tensors: [tensors.pop(name) for name in [*tensors] if name.endswith("_inv")] and None,
-        r"are of no known layout \(hf-fp8, compressed-tensors, gpt-oss-mxfp4, modelopt-nvfp4\)",
+        r"are of no known layout \(hf-fp8, compressed-tensors, .*, gpt-oss-mxfp4, modelopt-nvfp4\)",
     ),
     "channels that are none": (
         "channels", with_tensor(f"{UP}.weight_scale", torch.ones(F, 2)), r"up_proj\.weight_scale .*\[128, 2\]"
     ),
+    "packed scales of fewer blocks": (
+        "mx4", with_tensor(f"{UP}.weight_scale", lambda value: value[:, 1:]), r"uint8 \[128, 7\] in the file; give a"
+    ),
+    "packed NaN": ("mx4", with_tensor(f"{UP}.weight_scale", element((2, 3), 0xFF)), r"weight_scale\[2, 3\] is 255"),
     "E8M0 NaN": ("oss", with_tensor(SCALES, element((1, 2, 3), 0xFF)), r"gate_up_proj_scales\[2, 3\] is 255"),
     "E8M0 past fp32": ("oss", with_tensor(SCALES, element((1, 2, 3), 0xFE)), r"\[2, 3\] is 1\.7.*e\+38 .* past what"),
     "blocks of 15 bytes": (
@@ -173,6 +178,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "group without weights": ("channels", {"config_groups": {"a": {}}}, r"has a group without weights"),
     "4 bits": ("channels", {"config_groups": {"a": {"weights": {"num_bits": 4}}}}, r"num_bits 4"),
     "group of 32": ("nv", {"group_size": 32}, r"group_size 32"),
+    "another packing": ("mx4", {"format": "nvfp4-pack-quantized"}, r"format 'nvfp4-pack-quantized'"),
     "group of channels": ("channels", GROUP_OF_64, r"group_size 64"),
     "algorithm": ("nv", {"quant_algo": "W4A8"}, r"quant_algo 'W4A8'"),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,12 @@ from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.mlp.experts import Experts
 
 Named = tuple[str, Tensor]
+LayoutName = Literal["hf-fp8", "compressed-tensors", "compressed-tensors-mxfp4", "gpt-oss-mxfp4", "modelopt-nvfp4"]
 
 
 def expert_tensors(
     module: nn.Module,
-    layout: Literal["hf-fp8", "compressed-tensors", "gpt-oss-mxfp4", "modelopt-nvfp4"],
+    layout: LayoutName,
     *,
     prefix: str = "",
     names: Sequence[str] | None = None,
@@ -40,7 +41,8 @@ def expert_tensors(
 ) -> Iterator[Named]:
     """(name, tensor) of every tensor that `export_experts` writes, in copies of their own, to refit an engine with.
 
-    layout   of names, codes and scales: "hf-fp8", "compressed-tensors", "gpt-oss-mxfp4" or "modelopt-nvfp4"
+    layout   of names, codes and scales: "hf-fp8", "compressed-tensors", "compressed-tensors-mxfp4", "gpt-oss-mxfp4" or
+             "modelopt-nvfp4"
     prefix   what names have before the module's, such as "model."
     names    (gate, up, down), or (up, down) of experts without a gate; None: gate_proj, up_proj, down_proj
     first    the number of the first expert, where a rank has some of them; "gpt-oss-mxfp4" takes all in one tensor
@@ -55,13 +57,13 @@ def expert_tensors(
 def export_experts(
     module: nn.Module,
     folder: str | Path,
-    layout: Literal["hf-fp8", "compressed-tensors", "gpt-oss-mxfp4", "modelopt-nvfp4"],
+    layout: LayoutName,
     *,
     prefix: str = "",
     names: Sequence[str] | None = None,
     first: int = 0,
     others: Mapping[str, Tensor] | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
     shard_bytes: int = 4 << 30,
 ) -> None:
     """Write the experts of `module` to safetensors files with an index, and config.json with a quantization_config.

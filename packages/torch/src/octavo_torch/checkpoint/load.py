@@ -37,7 +37,7 @@ def load_experts(
     """Load the experts of a published, quantized model into the GroupedMLPs and MoEs of `module`, as CodedWeights.
 
     path      a folder with model.safetensors.index.json, or with one safetensors file, or such a file, in one of these
-              layouts: Hugging Face's FP8, compressed-tensors' FP8, gpt-oss's MXFP4, ModelOpt's NVFP4
+              layouts: Hugging Face's FP8, compressed-tensors' FP8, MXFP8 and MXFP4, gpt-oss's MXFP4, ModelOpt's NVFP4
     prefix    what the file's names have before the module's, such as "model."; a module whose name does not end in
               "experts" has its experts under <name>.experts
     names     (gate, up, down), or (up, down) of experts without a gate; None: recognized as stack_experts does

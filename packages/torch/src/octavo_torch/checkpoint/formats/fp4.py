@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,35 +41,98 @@ class GptOssMxfp4(Layout):
         return check_range(f"{name}_scales", Blocks(unpack(packed).reshape(rows, -1), scale, (1, _MX)))
 
     def write(self, name: str, blocks: Blocks, spec: QuantizerSpec) -> dict[str, Tensor]:
-        """As Layout says: the codes whose values are these, with the scale that makes each block's largest 4 or 6."""
-        rows, columns = blocks.codes.shape
-        if columns % _MX:
-            raise ValueError(f"{name} has {columns} columns; MXFP4 needs a multiple of 32, so take another layout")
-        values = blocks.values().view(rows, -1, _MX)
-        amax = bits_of(values.abs().amax(-1))
-        byte = ((amax >> 23) - 2).clamp(0, 253).masked_fill(amax == 0, 127)
-        scaled = values * float_from((254 - byte) << 23)[..., None]
-        codes = to_e2m1(scaled, torch.zeros((), dtype=torch.bool, device=scaled.device))
-        changed = int((e2m1_table(codes.device)[codes.int()] != scaled).sum())
-        if changed:
-            raise ValueError(
-                f"{name} has {changed} of {values.numel()} values that MXFP4 does not hold; take another layout, such "
-                "as 'hf-fp8', or train weights whose values are MXFP4's"
-            )
-        return {"blocks": pack(codes), "scales": byte.to(torch.uint8)}
+        """As Layout says."""
+        codes, byte = _mxfp4_of(name, blocks)
+        return {"blocks": pack(codes), "scales": byte}
 
     def refuses(self, spec: QuantizerSpec) -> str | None:
         """As Layout says; whether values fit is seen when they are written."""
-        fits = spec.format == "e4m3" and spec.scaling in ("block", "mxfp8")
-        return None if fits else "E4M3 codes with scales of blocks whose values are MXFP4's"
+        return _refuses_mxfp4(spec)
 
-    def check(self, config: Mapping[str, Any]) -> None:
+    def check(self, config: Mapping[str, object]) -> None:
         """As Layout says."""
         check_said(config, "quant_method", ("mxfp4",))
 
-    def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, Any]:
+    def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, object]:
         """As Layout says."""
         return {"quant_method": "mxfp4", "modules_to_not_convert": plain}
+
+
+class CompressedMxfp4(Layout):
+    """compressed-tensors' mxfp4-pack-quantized: `weight_packed` uint8 [N, K / 2], `weight_scale` uint8 [N, K / 32].
+
+    Values and the order of two codes in a byte as in GptOssMxfp4, with gate and up projection by themselves.
+    """
+
+    name = "compressed-tensors-mxfp4"
+    kinds = ("weight_packed", "weight_scale")
+
+    def read(self, name: str, tensors: Mapping[str, Tensor]) -> Blocks:
+        """As Layout says."""
+        packed, scale = (tensors[kind] for kind in self.kinds)
+        check_matrix(f"{name}.weight_packed", packed, torch.uint8)
+        needed = (packed.shape[0], 2 * packed.shape[1] // _MX)
+        if scale.dtype is not torch.uint8 or tuple(scale.shape) != needed or 2 * packed.shape[1] % _MX:
+            raise ValueError(
+                f"{name}.weight_packed is {brief(packed)} and its scale {brief(scale)} in the file; give a scale uint8 "
+                f"{list(needed)}, and a multiple of 32 codes per row"
+            )
+        check_scales(f"{name}.weight_scale", scale, "e8m0")
+        return check_range(f"{name}.weight_scale", Blocks(unpack(packed), scale, (1, _MX)))
+
+    def write(self, name: str, blocks: Blocks, spec: QuantizerSpec) -> dict[str, Tensor]:
+        """As Layout says."""
+        codes, byte = _mxfp4_of(name, blocks)
+        return {"weight_packed": pack(codes.flatten(1)), "weight_scale": byte}
+
+    def refuses(self, spec: QuantizerSpec) -> str | None:
+        """As Layout says; whether values fit is seen when they are written."""
+        return _refuses_mxfp4(spec)
+
+    def check(self, config: Mapping[str, object]) -> None:
+        """As Layout says."""
+        check_said(config, "quant_method", ("compressed-tensors",))
+        check_said(config, "format", ("mxfp4-pack-quantized",))
+        check_said(config, "quantization_status", ("compressed", None))
+
+    def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, object]:
+        """As Layout says, with activations in high precision, which every engine of this format has."""
+        weights = {"num_bits": 4, "type": "float", "symmetric": True, "dynamic": False, "strategy": "group"}
+        weights |= {"group_size": _MX, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "mxfp4-pack-quantized",
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+            "ignore": plain,
+        }
+
+
+def _refuses_mxfp4(spec: QuantizerSpec) -> str | None:
+    fits = spec.format == "e4m3" and spec.scaling in ("block", "mxfp8")
+    return None if fits else "E4M3 codes with scales of blocks whose values are MXFP4's"
+
+
+def _mxfp4_of(name: str, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    """E2M1 codes [R, K / 32, 32] and E8M0 bytes [R, K / 32] with exactly these values.
+
+    The scale makes each block's largest magnitude 4 or 6, as OCP's rule does. ValueError where MXFP4 lacks a value.
+    """
+    rows, columns = blocks.codes.shape
+    if columns % _MX:
+        raise ValueError(f"{name} has {columns} columns; MXFP4 needs a multiple of 32, so take another layout")
+    values = blocks.values().view(rows, -1, _MX)
+    amax = bits_of(values.abs().amax(-1))
+    byte = ((amax >> 23) - 2).clamp(0, 253).masked_fill(amax == 0, 127)
+    scaled = values * float_from((254 - byte) << 23)[..., None]
+    codes = to_e2m1(scaled, torch.zeros((), dtype=torch.bool, device=scaled.device))
+    changed = int((e2m1_table(codes.device)[codes.int()] != scaled).sum())
+    if changed:
+        raise ValueError(
+            f"{name} has {changed} of {values.numel()} values that MXFP4 does not hold; take another layout, such as "
+            "'hf-fp8', or train weights whose values are MXFP4's"
+        )
+    return codes, byte.to(torch.uint8)
 
 
 class ModelOptNvfp4(Layout):
@@ -118,13 +180,13 @@ class ModelOptNvfp4(Layout):
         """As Layout says."""
         return None if spec.scaling == "nvfp4" else "NVFP4's codes and scales"
 
-    def check(self, config: Mapping[str, Any]) -> None:
+    def check(self, config: Mapping[str, object]) -> None:
         """As Layout says."""
         check_said(config, "quant_method", ("modelopt", "nvfp4", None))
         check_said(config, "quant_algo", ("NVFP4",))
         check_said(config, "group_size", (_NV, None))
 
-    def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, Any]:
+    def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, object]:
         """As Layout says."""
         return {
             "quant_method": "modelopt",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +57,7 @@ class HuggingFaceFp8(Layout):
         fits = spec.format == "e4m3" and spec.scaling in ("block", "current", "delayed")
         return None if fits else "E4M3 codes with fp32 scales of 128x128 blocks, or of a whole expert"
 
-    def check(self, config: Mapping[str, Any]) -> None:
+    def check(self, config: Mapping[str, object]) -> None:
         """As Layout says."""
         check_said(config, "quant_method", ("fp8",))
         check_said(config, "fmt", ("e4m3", None))
@@ -66,7 +65,7 @@ class HuggingFaceFp8(Layout):
         check_said(config, "scale_fmt", ("float", "ue8m0", None))
         check_said(config, "expert_dtype", ("fp8", None))
 
-    def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, Any]:
+    def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, object]:
         """As Layout says."""
         return {
             "quant_method": "fp8",
@@ -123,7 +122,7 @@ class CompressedTensors(Layout):
         """As Layout says."""
         return None if spec.format == "e4m3" else "E4M3 codes"
 
-    def check(self, config: Mapping[str, Any]) -> None:
+    def check(self, config: Mapping[str, object]) -> None:
         """As Layout says."""
         if config.get("quant_method") == "modelopt" or "quant_algo" in config:
             check_said(config, "quant_algo", ("FP8",))  # the same tensors, with one scale each
@@ -148,7 +147,7 @@ class CompressedTensors(Layout):
             check_said(weights, "strategy", ("block", "channel", "tensor"))
             check_said(weights, "block_structure", ([_BLOCK, _BLOCK], None))
 
-    def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, Any]:
+    def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, object]:
         """As Layout says."""
         strategy = {"block": "block", "row": "channel", "mxfp8": "group"}.get(spec.scaling, "tensor")
         weights = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": strategy}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -51,15 +51,15 @@ class Layout(ABC):
         """What the layout needs, where it cannot hold weights of this spec."""
 
     @abstractmethod
-    def check(self, config: Mapping[str, Any]) -> None:
+    def check(self, config: Mapping[str, object]) -> None:
         """ValueError where a file's own description of its quantization is another layout's."""
 
     @abstractmethod
-    def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, Any]:
+    def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, object]:
         """quantization_config of a model whose modules `plain` are not quantized."""
 
 
-def check_said(config: Mapping[str, Any], key: str, allowed: tuple[object, ...]) -> None:
+def check_said(config: Mapping[str, object], key: str, allowed: tuple[object, ...]) -> None:
     """ValueError unless the description has one of these values; None among them: it may be silent."""
     value = config.get(key)
     if not any(value == one and type(value) is type(one) for one in allowed):

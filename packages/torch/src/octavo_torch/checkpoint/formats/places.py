@@ -14,18 +14,20 @@ from octavo_registry.contract.cards import GATED
 from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.checkpoint.experts import Expert, chosen_experts, projections_of
 from octavo_torch.checkpoint.formats.blocks import Blocks, join
-from octavo_torch.checkpoint.formats.fp4 import GptOssMxfp4, ModelOptNvfp4
+from octavo_torch.checkpoint.formats.fp4 import CompressedMxfp4, GptOssMxfp4, ModelOptNvfp4
 from octavo_torch.checkpoint.formats.fp8 import CompressedTensors, HuggingFaceFp8
 from octavo_torch.checkpoint.formats.layouts import Layout
 from octavo_torch.checkpoint.formats.source import Source
 from octavo_torch.mlp.experts import Experts
 
 LAYOUTS: Mapping[str, Layout] = {
-    layout.name: layout for layout in (HuggingFaceFp8(), CompressedTensors(), GptOssMxfp4(), ModelOptNvfp4())
+    layout.name: layout
+    for layout in (HuggingFaceFp8(), CompressedTensors(), CompressedMxfp4(), GptOssMxfp4(), ModelOptNvfp4())
 }
 _BY_KIND = (
     (".weight_scale_inv", "hf-fp8"),
     (".weight_scale_2", "modelopt-nvfp4"),
+    (".weight_packed", "compressed-tensors-mxfp4"),
     (".weight_scale", "compressed-tensors"),
     ("_blocks", "gpt-oss-mxfp4"),
 )
@@ -150,7 +152,7 @@ def find(
         return _stacked(source, layout, path, rests, ((2 * hidden, first[1]), second), _Experts(module, experts))
     by_number = _by_number(path, layout, rests)
     chosen = _Experts(module, experts).chosen(path, by_number)
-    own = projections_of(path, by_number[chosen[0]], names)
+    own = projections_of(path, {"weight": by_number[chosen[0]].get(layout.kinds[0], {})}, names)
     if (len(own) == 3) is not gated:
         raise ValueError(
             f"{path} has projections {', '.join(own)} and the module's activation is {module.activation}; create it "

@@ -6,7 +6,7 @@ import bisect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -144,7 +144,7 @@ def _index(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _quantization(folder: Path) -> Mapping[str, Any] | None:
+def _quantization(folder: Path) -> Mapping[str, object] | None:
     for file, key in (("hf_quant_config.json", "quantization"), ("config.json", "quantization_config")):
         if (folder / file).is_file():
             said = _json(folder / file).get(key)
@@ -157,7 +157,7 @@ def _quantization(folder: Path) -> Mapping[str, Any] | None:
     return None
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(file: Path) -> dict[str, object]:
     """The object in a JSON file. ValueError for anything else, and for a name that stands twice."""
     try:
         if file.stat().st_size > _MOST_BYTES:
@@ -170,8 +170,8 @@ def _json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content: dict[str, Any] = {}
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    content: dict[str, object] = {}
     for name, value in pairs:
         if name in content:
             raise ValueError(f"{shown(name)} stands twice in one object")

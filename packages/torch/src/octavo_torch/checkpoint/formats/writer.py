@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from octavo.errors import shown
 from octavo_torch.checkpoint.formats.source import INDEX, KEY, VERSION
 
+_Facts = Mapping[str, object]
+
 
 class Writer:
     """A folder that is being written: its files have other names until all of them are complete."""
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any], shard_bytes: int) -> None:
+    def __init__(self, folder: Path, facts: _Facts, shard_bytes: int) -> None:
         """facts: the content of each file's metadata entry; ValueError for a folder that has a model in it."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +33,7 @@ class Writer:
         self._parts: list[tuple[Path, list[str]]] = []
         self._size = 0
 
-    def write(self, tensors: Iterable[tuple[str, Tensor]], config: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+    def write(self, tensors: Iterable[tuple[str, Tensor]], config: _Facts, said: _Facts) -> None:
         """Write everything; ValueError for a name that comes twice and for what cannot be written."""
         try:
             text = _text({**config, "quantization_config": said})
@@ -80,14 +81,14 @@ class Writer:
             ) from None
 
 
-def _text(content: Mapping[str, Any]) -> str:
+def _text(content: _Facts) -> str:
     try:
         return json.dumps(content, indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"config is not JSON: {error}; give strings, numbers, lists and mappings alone") from None
 
 
-def _beside(said: Mapping[str, Any]) -> dict[str, Any]:
+def _beside(said: _Facts) -> dict[str, object]:
     """ModelOpt's own file, which is what its readers look at first."""
     quantization = {"quant_algo": said["quant_algo"], "kv_cache_quant_algo": None, "group_size": said["group_size"]}
     return {"producer": said["producer"], "quantization": {**quantization, "exclude_modules": said["ignore"]}}
