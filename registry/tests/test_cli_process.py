@@ -73,7 +73,7 @@ def test_a_pipe_gets_plain_lines_that_do_not_wrap(environment: dict[str, str]) -
     done = octavo("recipes", "diff", "mxfp8", "nvfp4", environment=environment)
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
-    assert len(done.stdout.splitlines()) == 26
+    assert len(done.stdout.splitlines()) == 27
     assert max(map(len, done.stdout.splitlines())) > 40
 
 
@@ -92,7 +92,7 @@ def test_completion_knows_the_commands() -> None:
     complete = {"_OCTAVO_COMPLETE": "complete_bash", "COMP_WORDS": "octavo rec", "COMP_CWORD": "1"}
     assert octavo(environment=complete).stdout.split() == ["recipes"]
     complete |= {"COMP_WORDS": "octavo recipes show mxfp8-", "COMP_CWORD": "3"}
-    assert octavo(environment=complete).stdout.split() == ["mxfp8-forward-only", "mxfp8-square"]
+    assert octavo(environment=complete).stdout.split() == ["mxfp8-forward-only", "mxfp8-folded", "mxfp8-square"]
 
 
 def test_a_broken_command_package_does_not_break_the_command(install: Any, tmp_path: Path) -> None:

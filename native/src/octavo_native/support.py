@@ -40,7 +40,13 @@ CUDA_MULTIPLE: Final = 16
 CUDA_DTYPES: Final[tuple[HalfDType, ...]] = ("bfloat16", "float16")
 """What unquantized operands of a GEMM on CUDA may be."""
 
-EMULATED_ON_CUDA: Final = "bf16 products of exact dequantized copies"
+_COPIES = "bf16 products of exact dequantized copies"
+EMULATED_ON_CUDA: Final[Mapping[str, str]] = MappingProxyType(
+    {"mxfp8": f"{_COPIES}; products='folded' multiplies FP8", "nvfp4": _COPIES}
+)
+"""What computes the products of EMULATED_RECIPES. MXFP8 with folded products is no recipe of its own here: the rows
+that serve "block" serve it."""
+
 EMULATED_ON_CPU: Final = "fp32 products of dequantized operands"
 
 
@@ -59,6 +65,12 @@ class Support:
     accumulation: Accumulation = "fp32"
     emulated: str | None = None
 
+    @property
+    def batch_invariant(self) -> bool:
+        """Of a GEMM: a row of y or dx has the same bits whatever other rows there are, since every tile adds along K in
+        the same order."""
+        return self.ops == GEMM_OPS
+
 
 SUPPORT: Final[Mapping[Device, tuple[Support, ...]]] = MappingProxyType(
     {
@@ -72,7 +84,10 @@ SUPPORT: Final[Mapping[Device, tuple[Support, ...]]] = MappingProxyType(
             Support(QUANTIZE_OPS, QUANTIZED_RECIPES),
             Support(GEMM_OPS, HIGH_PRECISION, frozenset(CUDA_DTYPES), "hopper_bf16"),
             Support(GEMM_OPS, FP8_RECIPES, accumulation="hopper_fp8"),
-            Support(GEMM_OPS, EMULATED_RECIPES, accumulation="hopper_bf16", emulated=EMULATED_ON_CUDA),
+            *(
+                Support(GEMM_OPS, frozenset({recipe}), accumulation="hopper_bf16", emulated=how)
+                for recipe, how in EMULATED_ON_CUDA.items()
+            ),
             Support(MOVE_OPS, HIGH_PRECISION),
         ),
     }

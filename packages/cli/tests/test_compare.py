@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_what_is_no_result_is_one_line(content: str | None, named: str, tmp_path
     assert "compare two of one kind" in mixed.err
 
 
-@pytest.mark.parametrize("name", ["fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("name", ["fp8-current", "fp8-row", "fp8-block", "mxfp8", "mxfp8-folded", "nvfp4"])
 def test_bytes_are_those_of_what_is_stored(name: str) -> None:
     """Planes of x and of the weights as the definition makes them; shared codes count once."""
     recipe, shape = octavo.recipe(name), Shape(2, 96, 64, 200)
@@ -117,10 +118,12 @@ def test_bytes_are_those_of_what_is_stored(name: str) -> None:
 def test_a_roofline_is_the_larger_of_sums_and_bytes() -> None:
     """Large products are bound by the chip's rate, for FP8 twice bf16's; a Hopper multiplies MXFP8 at bf16's."""
     chip, shape = CHIPS["h200"], Shape(1, 8192, 8192, 65536)
-    bf16, block, mx = (roofline_us(octavo.recipe(name), shape, chip) for name in ("bf16", "fp8-block", "mxfp8"))
+    names = ("bf16", "fp8-block", "mxfp8", "mxfp8-folded")
+    bf16, block, mx, folded = (roofline_us(octavo.recipe(name), shape, chip) for name in names)
     assert bf16 == pytest.approx(6 * 65536 * 8192**2 / 989.4e12 * 1e6, rel=1e-6)
     assert block == pytest.approx(bf16 / 2, rel=1e-3)
     assert mx == pytest.approx(bf16)
+    assert folded == block
     few = Shape(64, 4096, 4096, 64)
     assert roofline_us(octavo.recipe("bf16"), few, chip) > 3 * 2 * 64 * 4096**2 / 4.8e12 * 1e6
 
@@ -142,6 +145,10 @@ def test_advice_names_where_its_times_come_from(tmp_path: Path, run: Any) -> Non
     assert run(*arguments, "--min-sqnr", "200").json["recommended"] == "bf16"
     shown = run(*arguments[:-1], "--results", results).out
     assert "a roofline is what no kernel can beat" in shown
+    assert "has no products of nvfp4: it multiplies bf16 copies" in shown
+    folded = run(*arguments[:4], "mxfp8,mxfp8-folded", "--results", results)
+    assert re.search(r"no products of mxfp8: .* For mxfp8, products=.folded. .mxfp8-folded. multiplies FP8", folded.out)
+    assert re.search(r"mxfp8-folded .*0.120 ms +measured", folded.out), "what computes it was measured"
 
 
 def test_advice_judges_by_the_weights_that_are_given(tmp_path: Path, seed: int, run: Any) -> None:

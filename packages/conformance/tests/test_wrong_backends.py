@@ -59,6 +59,7 @@ FAULTS: dict[str, Planted] = {
     "no-probs": Planted({ACT}, {GRADIENT, BITS}, "mxfp8"),
     "tail-in-dbias": Planted({GRADIENT}, {ACT, NORM}, "mxfp8"),
     "no-epsilon": Planted({NORM}, {ACT, GRADIENT}, "mxfp8"),
+    "sees-batch": Planted({"batch::test_a_row_has_the_same_bits_in_every_batch"}, {BITS, REPEATS}, "row or mxfp8"),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

@@ -51,6 +51,7 @@ recipes = st.one_of(
     st.builds(RowScaling, **scaled),
     st.builds(BlockScaling, **scaled),
     st.builds(MXFP8, **fp8, square_weights=st.booleans()),
+    st.builds(MXFP8, **fp8, products=st.sampled_from(["exact", "folded"])),
     st.builds(
         NVFP4, **common, square_weights=st.booleans(), stochastic_gradients=st.booleans(), hadamard=st.booleans()
     ),
@@ -358,3 +359,43 @@ def test_an_epsilon_is_an_fp32_number_without_a_sign() -> None:
     for epsilon in (1e39, -1e-300):
         with pytest.raises(octavo.RecipeError, match="amax_epsilon"):
             octavo.QuantizerSpec(format="e4m3", scaling="block", amax_epsilon=epsilon)
+
+
+def test_scales_that_span_rows_are_known() -> None:
+    """y of a row depends on its batch where x's scale does: in current scaling, and by NVFP4's second level."""
+    depend = {name for name, recipe in octavo.PRESETS.items() if not recipe.batch_invariant}
+    assert depend == {name for name in octavo.PRESETS if name.startswith(("fp8-current", "nvfp4"))}
+    assert NVFP4(fprop="high_precision").batch_invariant
+    assert DelayedScaling().batch_invariant  # the scales are those of earlier steps
+
+
+def test_a_file_from_before_a_field_means_its_absence() -> None:
+    """`products` came after 0.1.0: a recipe of that release is exact, and keeps its JSON and its fingerprint."""
+    before = MXFP8().to_json()
+    assert "products" not in json.loads(before)
+    assert Recipe.from_json(before) == MXFP8(products="exact")
+    folded = MXFP8(products="folded")
+    assert json.loads(folded.to_json())["products"] == "folded"
+    assert [str(row) for row in octavo.diff(MXFP8(), folded)] == ["products: exact -> folded"]
+    with pytest.raises(RecipeError, match=r"MXFP8.products: got 'bf16'; needs 'exact' or 'folded'"):
+        MXFP8(products="bf16")  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match=r"'folded' gives weights one scale for 128x128; leave square_weights"):
+        MXFP8(products="folded", square_weights=True)
+
+
+@given(recipe=st.builds(MXFP8, **fp8, products=st.just("folded"), output_dtype=st.sampled_from([None, "float32"])))
+def test_folded_products_are_those_of_blocks(recipe: MXFP8) -> None:
+    """Backends are asked for BlockScaling with the same slots and formats, so whoever serves that serves folding."""
+    blocks = recipe.computed_as
+    assert isinstance(blocks, BlockScaling)
+    assert blocks.power_of_two
+    assert not blocks.amax_epsilon
+    shared = set(MXFP8.model_fields) & set(BlockScaling.model_fields) - {"kind"}
+    assert {name: getattr(blocks, name) for name in shared} == {name: getattr(recipe, name) for name in shared}
+    for operand in ("x", "w", "dy"):
+        assert recipe.quantizer(operand) == blocks.quantizer(operand)
+    for gemm in GEMMS:
+        assert recipe.for_gemm(gemm) == (
+            blocks if recipe.quantizes(gemm) else HighPrecision(output_dtype=recipe.output_dtype)
+        )
+    assert recipe.replace(products="exact").computed_as.kind == "mxfp8"

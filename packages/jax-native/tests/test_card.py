@@ -62,8 +62,7 @@ def test_what_decides_the_error_bounds() -> None:
         assert rows["cpu"].emulated is None
         wide = kind in ("mxfp8", "nvfp4", "high_precision")
         assert rows["cuda"].accumulation == ("hopper_bf16" if wide else "hopper_fp8")
-        emulated = kind in ("mxfp8", "nvfp4")
-        assert rows["cuda"].emulated == (octavo_native.support.EMULATED_ON_CUDA if emulated else None)
+        assert rows["cuda"].emulated == octavo_native.support.EMULATED_ON_CUDA.get(kind)
         for gemm in GEMMS:
             recipe = octavo.recipe({"high_precision": "bf16"}.get(kind, kind))
             octavo_numerics.error_bound(recipe, 512, gemm=gemm, accumulation=rows["cuda"].accumulation)

@@ -125,3 +125,18 @@ def test_non_finite_units_get_canonical_nan(bad: float) -> None:
     assert code.ravel()[2] != 0x7F
     assert np.isnan(encode.ravel()[:2]).all()
     assert factor.view(np.uint32)[0] == NAN_BITS
+
+
+@pytest.mark.parametrize(("fmt", "lost"), [("e4m3", 0x04600001), ("e5m2", 0x07E00001)])
+def test_powers_of_two_of_blocks_are_those_of_e8m0(fmt: Any, lost: int, rng: np.random.Generator) -> None:
+    """MXFP8 with folded products has its scales by the rule of blocks, which is E8M0's but for 0 and for the one amax
+    whose E8M0 product rounds down: around every max 2^k, where the next power of two begins, and at both ends."""
+    around = 0x00600000 + (np.arange(254) << 23)[:, None] + np.arange(-64, 65)
+    ends = np.concatenate([np.arange(1, 1 << 12), 0x7F7FFFFF - np.arange(1 << 12), around.reshape(-1)])
+    amax = np.concatenate([ends.astype(np.uint32).view(np.float32), any_amax(rng, 1 << 16)])
+    encode, decode_scale = fp32_scales(amax, fmt, power_of_two=True)
+    of_mx, byte = e8m0_scales(amax, fmt)
+    other = (encode != of_mx) | (decode_scale != e8m0_decode(byte))
+    other &= amax != 0
+    assert set(amax[other].view(np.uint32).tolist()) == {lost}
+    assert (decode_scale[other] == 2 * e8m0_decode(byte[other])).all()

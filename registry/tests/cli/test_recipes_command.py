@@ -42,6 +42,10 @@ def test_recipes_diff(run: Any) -> None:
     printed = run("recipes", "diff", "mxfp8", "mxfp8-square").out
     assert re.search(r"square_weights +False +True", printed)
     assert re.search(r"  w +one scale per +1x32 +32x32", printed)
+    folded = run("recipes", "diff", "mxfp8", "mxfp8-folded", "--json").json
+    assert folded["differences"] == [{"field": "products", "left": "exact", "right": "folded"}]
+    assert re.search(r"products +exact", run("recipes", "show", "mxfp8").out)
+    assert "computed as block" in run("recipes", "show", "mxfp8-folded").out
     same = run("recipes", "diff", "row", "fp8-row")
     assert same.code == 0
     assert "row and fp8-row mean the same" in same.out

@@ -169,6 +169,46 @@ def test_slots_decide_what_is_quantized(fakes: Any) -> None:
     }  # fmt: skip
 
 
+def test_folded_products_are_served_by_whoever_serves_blocks(fakes: Any) -> None:
+    """MXFP8 with folded products asks for blocks with power-of-two scales, so that a card from before it serves it or
+    refuses it, and cannot take its operands for MX ones; the plan, and the refusal, name both recipes."""
+    recipe = octavo.MXFP8(products="folded", wgrad="high_precision")
+    rows = [fakes.row(recipes={"block", "high_precision"})]
+    layer = fakes.registry(fakes.plugin("a", rows=rows)).plan_layer(fakes.request(recipe=recipe))
+    assert layer.recipe is recipe
+    assert layer.fprop.request.recipe == octavo.BlockScaling(wgrad="high_precision")
+    assert [plan.request.kind for plan in layer.plans] == ["block"] * 5 + ["high_precision"]
+    name = f"mxfp8 ({recipe.fingerprint}), computed as block"
+    assert str(layer).startswith(f"grouped linear in {name} for torch on cpu")
+    with pytest.raises(
+        octavo.NoBackendError, match=r"serves fprop in high_precision, mxfp8, the recipe is block"
+    ) as no:
+        fakes.registry(fakes.plugin("a")).plan_layer(fakes.request(recipe=recipe))
+    assert str(no.value).endswith(f"The layer's recipe is {name}")
+
+
+def test_a_layer_says_whether_a_row_depends_on_its_batch(fakes: Any) -> None:
+    """It does where the recipe takes a scale from all rows of a group, and may where the card promises no order of
+    sums; whoever compares a sampler with its trainer has to know which."""
+    recipes = {"block", "current", "high_precision", "mxfp8", "nvfp4"}
+    promised = fakes.registry(fakes.plugin("a", rows=[fakes.row(recipes=recipes, batch_invariant=True)]))
+    silent = fakes.registry(fakes.plugin("a", rows=[fakes.row(recipes=recipes)]))
+    for recipe, invariant in (
+        (octavo.BlockScaling(), True),
+        (octavo.MXFP8(products="folded"), True),
+        (octavo.NVFP4(fprop="high_precision"), True),
+        (octavo.NVFP4(), False),
+        (octavo.CurrentScaling(), False),
+    ):
+        layer = promised.plan_layer(fakes.request(recipe=recipe))
+        assert layer.batch_invariant is invariant
+        ends = "same bits in every batch." if invariant else "takes a scale from all rows of a group."
+        assert str(layer).endswith(ends)
+        quiet = silent.plan_layer(fakes.request(recipe=recipe))
+        assert not quiet.batch_invariant
+        assert str(quiet).endswith("a promises no order of sums." if invariant else ends)
+
+
 def test_inference_plans_the_forward_alone(fakes: Any) -> None:
     """No dgrad, no wgrad, and no columnwise plane that nobody would read."""
     layer = fakes.registry(fakes.plugin("a")).plan_layer(fakes.request(training=False))

@@ -69,7 +69,8 @@ CHIPS = {
     "h100": Chip("NVIDIA H100 SXM", 989.4, 1978.9, 3.35, _HOPPER),
     "h200": Chip("NVIDIA H200", 989.4, 1978.9, 4.8, _HOPPER),
 }
-"""NVIDIA's data sheets, without sparsity. Hopper multiplies MXFP8 and NVFP4 as bf16 copies: decision 13."""
+"""NVIDIA's data sheets, without sparsity. Hopper multiplies MXFP8, unless its products are folded, and NVFP4 as bf16
+copies: decisions 13 and 42."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,11 @@ def weights_for(shape: Shape, path: Path | None, *, trust: bool, rows: int, seed
 def advice_on(
     name: str, recipe: Recipe, shape: Shape, weights: Array, chip: Chip, measured: Mapping[str, float]
 ) -> Advice:
-    """What is known of one recipe. `measured`: microseconds of the three GEMMs by kind of recipe, at this shape."""
+    """What is known of one recipe. `measured`: microseconds of the three GEMMs by kind of recipe, at this shape; of a
+    recipe that another one computes, that one's."""
     quantized = recipe.quantizer("w") is not None
     judged = verdict(weights, recipe).worst_sqnr if quantized else math.inf
-    us = measured.get(recipe.kind)
+    us = measured.get(recipe.computed_as.kind)
     if us is None:
         return Advice(name, judged, bytes_of(recipe, shape), roofline_us(recipe, shape, chip), measured=False)
     return Advice(name, judged, bytes_of(recipe, shape), us, measured=True)
@@ -139,6 +141,12 @@ def bytes_of(recipe: Recipe, shape: Shape) -> int:
             total += math.prod(layout.payload_shape(way))
             total += _SCALE_BYTES[spec.scale_format] * math.prod(layout.scale_shape(way))
     return total
+
+
+def copies_bf16(recipe: Recipe, chip: Chip) -> bool:
+    """True where the chip has no product of such codes and multiplies bf16 copies: it takes longer than bf16 itself."""
+    kind = recipe.computed_as.kind
+    return chip.products.get(kind) == "bf16" and any(recipe.quantizes(gemm) for gemm in GEMMS)  # type: ignore[arg-type]
 
 
 def roofline_us(recipe: Recipe, shape: Shape, chip: Chip) -> float:

@@ -16,7 +16,7 @@ def advise(
     ] = None,
     recipes: Annotated[
         str, typer.Option(help="Recipe names or files, with commas.")
-    ] = "bf16,fp8-current,fp8-row,fp8-block,mxfp8,nvfp4",
+    ] = "bf16,fp8-current,fp8-row,fp8-block,mxfp8,mxfp8-folded,nvfp4",
     min_sqnr: Annotated[float, typer.Option(help="Decibels that the weights of a recipe must keep.")] = 25.0,
     chip: Annotated[str, typer.Option(help="h100 or h200: whose time is expected.")] = "h200",
     results: Annotated[
@@ -31,7 +31,7 @@ def advise(
     A time is the median of a result file where --results has this shape on this chip, and is called measured; else it
     is the chip's roofline, which no kernel beats. Quantizing is not in it.
     """
-    from octavo_cli.advice import CHIPS, Shape, advice_on, best, measured_us, weights_for
+    from octavo_cli.advice import CHIPS, Shape, advice_on, best, copies_bf16, measured_us, weights_for
     from octavo_cli.errors import InputError
     from octavo_registry.cli.output import print_json, print_line, print_table
     from octavo_registry.cli.recipes import find_recipe
@@ -51,6 +51,7 @@ def advise(
     measured, notes = measured_us(results or [], layer, CHIPS[chip])
     found = [advice_on(name, recipe, layer, judged, CHIPS[chip], measured) for name, recipe in chosen.items()]
     choice = best(found, min_sqnr)
+    copied = [name for name, recipe in chosen.items() if copies_bf16(recipe, CHIPS[chip])]
     if as_json:
         print_json({
             "schema_version": 1,
@@ -67,6 +68,7 @@ def advise(
                     "bytes": one.bytes,
                     "us": round(one.us, 1),
                     "time": "measured" if one.measured else "roofline",
+                    "bf16_copies": one.recipe in copied,
                 }
                 for one in found
             ],
@@ -85,6 +87,13 @@ def advise(
         print_line(f"results: {note}")
     if len({one.measured for one in found}) > 1:
         print_line("Measured times and rooflines are not alike: a roofline is what no kernel can beat.")
+    if copied:
+        instead = ", ".join(name for name in copied if chosen[name].kind == "mxfp8")
+        print_line(
+            f"{CHIPS[chip].name} has no products of {', '.join(copied)}: it multiplies bf16 copies, which takes longer "
+            "than bf16 does, so they do not pay there in time."
+            + (f' For {instead}, products="folded" (mxfp8-folded) multiplies FP8.' if instead else "")
+        )
     if choice is None:
         print_line(f"No recipe keeps {min_sqnr:g} dB; give a smaller --min-sqnr, or stay with bf16.")
     else:

@@ -141,6 +141,8 @@ class NumpyBackend(Backend):
         for group in np.flatnonzero(counts):
             span = slice(bounds[group], bounds[group + 1])
             out[span] = self._product(rows[span], matrices[group])
+            if self.fault == "sees-batch" and counts[group] > 64:
+                out[span] *= np.float32(1 + 2**-8)
             if self.fault == "stale-tile" and counts[group] >= 16 and out.shape[1] >= 16:
                 out[bounds[group] : bounds[group] + 8, :8] = out[bounds[group] + 8 : bounds[group] + 16, :8]
         if self.fault == "drops-tail":

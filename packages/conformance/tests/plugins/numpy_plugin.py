@@ -30,12 +30,14 @@ FAULTS = (
     "no-probs",
     "tail-in-dbias",
     "no-epsilon",
+    "sees-batch",
     "undeclared",
 )
 
 
 def card(name: str) -> BackendCard:
-    """The whole support table; "numpy-undeclared" keeps NVFP4 to itself."""
+    """The whole support table; "numpy-undeclared" keeps NVFP4 to itself, and "numpy-sees-batch" promises what numpy's
+    BLAS does not."""
     recipes = KINDS - {"nvfp4"} if name == "numpy-undeclared" else KINDS
     row = Capability(
         ops=QUANTIZERS | {"dequantize", "fprop", "dgrad", "wgrad"},
@@ -43,6 +45,7 @@ def card(name: str) -> BackendCard:
         framework="numpy",
         device="cpu",
         graph_safe=True,
+        batch_invariant=name == "numpy-sees-batch",
     )
     return BackendCard(name=name, api_level=5, capabilities=(row,))
 

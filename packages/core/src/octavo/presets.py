@@ -23,6 +23,7 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "fp8-block-fp32-scales": BlockScaling(power_of_two=False),
         "mxfp8": MXFP8(),
         "mxfp8-forward-only": MXFP8(dgrad="high_precision", wgrad="high_precision"),
+        "mxfp8-folded": MXFP8(products="folded"),
         "mxfp8-square": MXFP8(square_weights=True),
         "nvfp4": NVFP4(),
         "nvfp4-wgrad-high-precision": NVFP4(wgrad="high_precision"),

@@ -58,6 +58,10 @@ class Recipe(Schema):
     """
 
     SCHEMA_VERSION: ClassVar[int] = 1
+    ADDED_FIELDS: ClassVar[Mapping[str, object]] = MappingProxyType({})
+    """Fields that came after the kind was first released, with the value that a file without them means: their default.
+    At that value they are left out of the JSON form, so that fingerprints of older releases hold."""
+
     _kinds: ClassVar[dict[str, type[Recipe]]] = {}
 
     kind: str
@@ -116,6 +120,11 @@ class Recipe(Schema):
         """True where `gemm` multiplies quantized operands."""
         return bool(getattr(self, gemm) == "quantized")
 
+    @cached_property
+    def computed_as(self) -> Recipe:
+        """The recipe whose operands and products this one's are, which is what backends serve: itself by default."""
+        return self
+
     @property
     def stateful(self) -> bool:
         """True where scales come from a history that the caller stores (delayed scaling)."""
@@ -128,16 +137,33 @@ class Recipe(Schema):
         return any(spec is not None and spec.stochastic for spec in map(self.quantizer, operands))
 
     @cached_property
+    def batch_invariant(self) -> bool:
+        """True where no scale that a row of y depends on is taken from other rows of the batch.
+
+        Per-tensor scales of the call and NVFP4's second level span the rows of a group. Delayed scales are those of
+        earlier steps: of one state, they are the same in every batch. Whether sums keep the promise is the backend's
+        (`Capability.batch_invariant` of octavo-registry).
+        """
+        spec = self.quantizer("x") if self.quantizes("fprop") else None
+        return spec is None or spec.scaling in ("delayed", "row", "block", "mxfp8")
+
+    @cached_property
     def fingerprint(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON: equal for recipes with the same content."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """Canonical JSON: sorted keys, kind and schema version included, no white space."""
+        """Canonical JSON: sorted keys, kind and schema version included, no white space.
+
+        Fields that came after the kind's first release stand there where they differ from what their absence means.
+        """
         content = {"schema_version": self.SCHEMA_VERSION, **self.model_dump(mode="json")}
         for name, value in content.items():
             if isinstance(getattr(self, name, None), frozenset):
                 content[name] = sorted(value)
+        for name, absent in self.ADDED_FIELDS.items():
+            if content[name] == absent:
+                del content[name]
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     def to_toml(self) -> str:
@@ -199,9 +225,9 @@ class Recipe(Schema):
         return recipe_class(**fields)
 
     def for_gemm(self, gemm: Gemm) -> Recipe:
-        """The recipe that this GEMM's backend sees: itself, or `HighPrecision` where the slot says so."""
+        """The recipe that this GEMM's backend sees: `computed_as`, or `HighPrecision` where the slot says so."""
         if self.quantizes(gemm) or isinstance(self, HighPrecision):
-            return self
+            return self.computed_as
         return HighPrecision(output_dtype=self.output_dtype, wgrad_dtype=self.wgrad_dtype)
 
 

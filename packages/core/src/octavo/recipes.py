@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from functools import cached_property
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from octavo.quantizer import AmaxEpsilon, Operand, Orientation, QuantizerSpec, Scaling
 from octavo.recipe_base import Gemm, HighPrecision, Recipe
@@ -113,12 +116,39 @@ class MXFP8(_Quantized):
     Source: OCP Microscaling Formats specification v1.0, section 5; Mishra et al., arXiv 2506.08027 (round-up rule).
 
     square_weights   32x32 weight blocks, whose column data are the transpose of the same codes
+    products         what the GEMMs multiply. "exact": the values of the MX codes; chips without MX instructions take
+                     copies in bf16. "folded": operands that are quantized with the scales of four blocks folded into
+                     one, a power of two for 1x128 elements (128x128 of weights), which FP8 kernels for blocks multiply.
+                     A folded value differs from the MX one by at most 2^-10 (E5M2: 2^-17) of the folded scale, and
+                     only where it is subnormal; docs/numerics defines and bounds it
     """
+
+    ADDED_FIELDS: ClassVar[Mapping[str, object]] = MappingProxyType({"products": "exact"})
 
     kind: Literal["mxfp8"] = "mxfp8"
     square_weights: bool = False
+    products: Literal["exact", "folded"] = "exact"
+
+    @model_validator(mode="after")
+    def _one_shape_of_weight_blocks(self) -> Self:
+        if self.square_weights and self.products == "folded":
+            raise ValueError(
+                "square_weights=True is about blocks of 32, and products='folded' gives weights one scale for 128x128; "
+                "leave square_weights False, or products 'exact'"
+            )
+        return self
+
+    @cached_property
+    def computed_as(self) -> Recipe:
+        """Itself; with folded products the `BlockScaling` with power-of-two scales that has the same slots."""
+        if self.products == "exact":
+            return self
+        shared = {name: getattr(self, name) for name in _Quantized.model_fields if name != "kind"}
+        return BlockScaling(**shared, power_of_two=True)
 
     def _spec(self, operand: Operand, orientation: Orientation, checkpoint_name: str | None) -> QuantizerSpec:
+        if self.products == "folded":
+            return self.computed_as._spec(operand, orientation, checkpoint_name)
         return QuantizerSpec(
             format=self._format(operand),
             scaling="mxfp8",

@@ -2,7 +2,8 @@
 
 `VERSION.json` holds recipes as users write them (TOML), as the release stores them (JSON), and their fingerprints.
 Each field of each kind takes each of its values that a recipe of that kind accepts. Files of a release that is out are
-never written again.
+never written again: where this version has its file, the recipes that have come since go into `unreleased.json`, which
+the next release's file replaces.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import octavo
 
 FILE = Path(__file__).parent / f"{octavo.__version__}.json"
+UNRELEASED = FILE.with_name("unreleased.json")
 KINDS = ("HighPrecision", "DelayedScaling", "CurrentScaling", "RowScaling", "BlockScaling", "MXFP8", "NVFP4")
 VALUES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("fprop", "dgrad", "wgrad"), ("quantized", "high_precision")),
@@ -25,6 +27,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "amax_epsilon": (0.0, 2.0**-20, 0.1),
     "history": (2, 16),
     "algorithm": ("max", "most_recent"),
+    "products": ("exact", "folded"),
     "margin": (0, 3),
 }
 """Values to try for each field of a recipe."""
@@ -57,12 +60,19 @@ def entries() -> list[dict[str, str]]:
     return found
 
 
+def write(file: Path, content: list[dict[str, str]]) -> None:
+    """One entry a line or more, for people who read differences."""
+    file.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def main() -> int:
-    """Write the file; 1 where it exists."""
-    if FILE.exists():
-        print(f"{FILE} exists; raise the version of octavo-core first", file=sys.stderr)
-        return 1
-    FILE.write_text(json.dumps(entries(), indent=1) + "\n")
+    """Write the file of this version, or where that exists what has come since."""
+    if not FILE.exists():
+        write(FILE, entries())
+        UNRELEASED.unlink(missing_ok=True)
+        return 0
+    released = {one["toml"] for one in json.loads(FILE.read_text())}
+    write(UNRELEASED, [one for one in entries() if one["toml"] not in released])
     return 0
 
 

@@ -89,9 +89,9 @@ class NativeBackend(Backend):
 def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     from octavo_jax_native.gemm.gemm import bind_dgrad, bind_fprop, bind_wgrad
 
-    emulated = request.device == "cuda" and request.kind in support.EMULATED_RECIPES
+    emulated = support.EMULATED_ON_CUDA.get(request.kind) if request.device == "cuda" else None
     layouts = _layouts(request) if _quantized(request) else {}
-    note = f"emulated: {support.EMULATED_ON_CUDA}" if emulated else ""
+    note = f"emulated: {emulated}" if emulated else ""
     if request.op == "fprop":
         return BoundFprop(bind_fprop(request), layouts=layouts, note=note)
     if request.op == "dgrad":

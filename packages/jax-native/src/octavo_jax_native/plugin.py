@@ -25,6 +25,7 @@ def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
             graph_safe=True,
             in_dtypes=row.in_dtypes or ALL_DTYPES,
             accumulation=row.accumulation,
+            batch_invariant=row.batch_invariant,
             emulated=row.emulated if device == "cuda" else None,
             **({"layouts": _LAYOUTS} if row.ops == support.QUANTIZE_OPS else {"weights": _WEIGHTS}),
             **conditions,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -268,3 +269,20 @@ def test_messages() -> None:
         bytes_kept(None, MoeShape(0, 1, 1, 1, 1))
     with pytest.raises(ValueError, match="weights_on is 'input'"):
         bytes_kept(None, SHAPE, weights_on="input")  # type: ignore[arg-type]
+
+
+def test_mxfp8_with_folded_products_is_the_program_of_blocks(rng: np.random.Generator) -> None:
+    """One program, forward and backward, for both recipes: whoever computes blocks computes folding, in every form."""
+    given = _given(rng, "activation")
+    routing = moe.arrange(given["chosen"], given["weights"], G)
+
+    def program(recipe: octavo.Recipe) -> str:
+        def loss(x: jax.Array, wi: jax.Array, wo: jax.Array) -> jax.Array:
+            y = moe.routed_mlp(x, routing, wi=wi, wo=wo, recipe=recipe, form="standard", backend=BACKEND)
+            return y.astype(jnp.float32).sum()
+
+        traced = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(given["x"], given["wi"], given["wo"])
+        return re.sub("0x[0-9a-f]+", "", str(traced))
+
+    blocks = program(octavo.BlockScaling())
+    assert program(octavo.MXFP8(products="folded")) == blocks

@@ -3,7 +3,7 @@
 from octavo_numerics.arrays import PLANES, QuantizedArray
 from octavo_numerics.casts import cast, decode, round_bfloat16
 from octavo_numerics.delayed import DelayedState, init_delayed, record_amax, update_delayed
-from octavo_numerics.dequantize import dequantize, plane_sizes, valid
+from octavo_numerics.dequantize import dequantize, folding_bound, plane_sizes, valid
 from octavo_numerics.error_bound import BoundReport, ErrorBound, error_bound
 from octavo_numerics.gemm import grouped_dgrad, grouped_matmul, grouped_wgrad
 from octavo_numerics.hadamard import hadamard
@@ -44,6 +44,7 @@ __all__ = [
     "decode",
     "dequantize",
     "error_bound",
+    "folding_bound",
     "grouped_dgrad",
     "grouped_matmul",
     "grouped_wgrad",

@@ -1,4 +1,28 @@
-"""dequantize and valid: what a quantized tensor holds, and which of its elements mean something."""
+"""dequantize and valid: what a quantized tensor holds, and which of its elements mean something; how far the operands
+of MXFP8 with folded products may lie from the MX values that they stand for.
+
+The folded operand (`MXFP8(products="folded")`) is that of `BlockScaling` with power-of-two scales: one scale for 1x128
+elements, 128x128 of weights, in which the blocks of 32 lie whole, whichever way the planes run and wherever a group or
+a matrix ends. It is made from the input, not from MX codes, so nothing is rounded twice.
+
+Scales. For every finite fp32 amax but two the rule of blocks, fl(1 / s) with s = fl(max / amax) without its mantissa,
+gives the decode scale of the E8M0 rule (compared for all 2^31 - 2^24 of them). Of 0 it gives 1 instead of 2^-127, and
+codes are zeros under both. Of 0x04600001 in E4M3, 0x07E00001 in E5M2, fl(amax fl(1 / max)) loses the last bit: E8M0
+saturates that amax at 2^-127, and blocks take 2^-126. Both rules rise with amax, so a folded scale is at least each of
+the MX scales that are folded into it.
+
+Values. Let s be the folded scale and m <= s the MX one, both powers of two, p the format's mantissa bits (3 of E4M3,
+2 of E5M2) and t = 2^e its least normal number (2^-6, 2^-14). Nothing saturates but for that one amax, which rounds
+down to the same value under both scales.
+- |x| >= t s: x is normal under both scales, the spacing of the codes follows from x's exponent alone, and so both give
+  the same value.
+- |x| < t s: the folded value is the nearest multiple of the spacing 2^(e-p) s. Where m = s, so is the MX value. Else
+  every multiple of half of that spacing is a value of the MX code there, and a rounding to nearest moves no x across a
+  value that it can represent: the MX value lies between the midpoints around the folded one, so that
+  |folded - MX| <= 2^(e-p-1) s, which is 2^-10 s for E4M3 and 2^-17 s for E5M2. The folded value is t s at most.
+Since s < 2 amax / max where s is not the least scale 2^-127 (and there m = s), that is less than 2^-9 / 448 = 4.4e-6 of
+the block's amax (E5M2: 2^-16 / 57344 = 2.7e-10).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo import QuantizerSpec
+from octavo.formats import Format
 from octavo.quantizer import Direction
 from octavo_numerics import checks
 from octavo_numerics.arrays import QuantizedArray
@@ -17,6 +42,10 @@ from octavo_numerics.groups import Groups, Units, units_of
 from octavo_numerics.scales import canonical, e8m0_decode
 
 Array = npt.NDArray[Any]
+
+_LEAST_NORMAL: dict[Format, float] = {"e4m3": 2.0**-6, "e5m2": 2.0**-14}
+_HALF_OF_SPACING: dict[Format, float] = {"e4m3": 2.0**-10, "e5m2": 2.0**-17}
+"""Half of the distance between subnormal codes."""
 
 
 def _layout(q: QuantizedArray, direction: Direction) -> tuple[Groups, Units]:
@@ -108,3 +137,30 @@ def valid(q: QuantizedArray) -> dict[str, Array]:
 def plane_sizes(q: QuantizedArray, direction: Direction = "rowwise") -> npt.NDArray[np.int64]:
     """[G]: rows that each group has in a plane's payload; Hadamard column data pad them to multiples of 16."""
     return _layout(q, checks.check_direction(direction))[0].sizes
+
+
+def folding_bound(q: QuantizedArray, direction: Direction = "rowwise") -> npt.NDArray[np.float64]:
+    """The largest |folded - MX| of each element, in the shape that `dequantize` gives; 0 in rows past the sum.
+
+    q   an operand quantized as `MXFP8(products="folded").quantizer(...)` says: blocks with power-of-two scales
+
+    The module derives it. Where a block holds a NaN or an infinity the folded values are NaN, four MX blocks of which
+    need not be, and the bound is infinite. Raises ValueError for other quantizers and for a plane that is not there.
+    """
+    checks.check_direction(direction)
+    spec = q.spec.quantizer
+    if spec.scaling != "block" or not spec.power_of_two or spec.amax_epsilon:
+        raise ValueError(
+            f"q has scaling={spec.scaling!r}, power_of_two={spec.power_of_two}, amax_epsilon={spec.amax_epsilon!r}; "
+            "give an operand of blocks with power-of-two scales and no epsilon, as "
+            "MXFP8(products='folded').quantizer('x') makes"
+        )
+    units, payload, scale, factor = _trim(q, direction)
+    values = np.abs(decode_plane(payload, scale, factor, spec, units).astype(np.float64))
+    scales = units.spread(scale).astype(np.float64)
+    least, half = _LEAST_NORMAL[spec.format], _HALF_OF_SPACING[spec.format]
+    bound = np.where(values <= least * scales, half * scales, 0.0)
+    bound[np.isnan(values)] = np.inf
+    out = np.zeros(q.spec.payload_shape(direction))
+    out.reshape(-1)[: bound.size] = bound.reshape(-1)
+    return out

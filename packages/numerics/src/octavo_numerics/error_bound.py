@@ -31,6 +31,11 @@ T2 finds what T1 cannot: a scale wrong by 2 %, an output rounded toward zero, a 
 data of zero mean and comparable magnitude and independent products, about 64 of them or more: a Hadamard run with one
 real row is 16 equal products, and honest sums of it pass 1.8 times the bound. `zero_mean=False` leaves T2 out.
 
+Folded operands (`MXFP8(products="folded")`) can be judged by the MX values A and B that they stand for. With
+|A' - A| <= d and |B' - B| <= f for each element (`folding_bound` derives both), A' B'^T - A B^T = (A' - A) B^T +
+A (B' - B)^T + (A' - A)(B' - B)^T, so that each sum differs by at most F = d |B|^T + |A| f^T + d f^T, and |C'| and S' by
+at most as much from |C| and S: T1 allows (1 + u_out + c) F more, and T2 (1 + limit) ||F||.
+
 Both allow half of the least subnormal of the output type for each element with S > 0 (underflow has an absolute
 error). Where S is 0 the result must be 0. Where |C| may pass the output's (or S the accumulator's) largest value, an
 infinity of C's sign (where S does: anything) is accepted; where C is NaN or infinite the result must be the same.
@@ -166,11 +171,15 @@ class ErrorBound:
         """The largest ||e|| / ||C|| that T2 allows."""
         return _NORMS[name].k * math.hypot(self.rho, self.alpha)
 
-    def check(self, actual: Any, a: Any, b: Any, *, zero_mean: bool = True) -> BoundReport:
+    def check(
+        self, actual: Any, a: Any, b: Any, *, zero_mean: bool = True, folding: tuple[Any, Any] | None = None
+    ) -> BoundReport:
         """Compare `actual` [R, C] with a b^T for the operands a [R, k], b [C, k] of one group.
 
         Any dtypes that convert to float64. `zero_mean=False` leaves T2 out, for data with a mean or with rows of
-        different magnitude. Raises ValueError for shapes that do not fit.
+        different magnitude. `folding`: a and b are MX values, `actual` is the product of folded ones, and these arrays
+        of a's and b's shapes say by how much the two may differ (`folding_bound`). Raises ValueError for shapes that
+        do not fit.
         """
         actual, a, b = (_float64(array, name) for array, name in ((actual, "actual"), (a, "a"), (b, "b")))
         if a.shape[1] != self.k or b.shape[1] != self.k:
@@ -180,16 +189,19 @@ class ErrorBound:
         if actual.shape != (a.shape[0], b.shape[0]):
             raise ValueError(f"actual has shape {list(actual.shape)}; give {[a.shape[0], b.shape[0]]}")
         with np.errstate(all="ignore"):
-            return self._check(actual, a, b, zero_mean)
+            folded = np.zeros(actual.shape)
+            if folding is not None:
+                folded = _folded_products(a, b, *(_float64(part, "folding") for part in folding))
+            return self._check(actual, a, b, folded, zero_mean)
 
-    def _check(self, actual: F64, a: F64, b: F64, zero_mean: bool) -> BoundReport:
+    def _check(self, actual: F64, a: F64, b: F64, folded: F64, zero_mean: bool) -> BoundReport:
         label = f"the {self.accumulation} bound for k={self.k}, {self.out_dtype} out"
         if not actual.size:
             return BoundReport(True, 0.0, {}, bound=label)
         expected, magnitude = a @ b.T, np.abs(a) @ np.abs(b).T
         output = _OUTPUTS[self.out_dtype]
-        floor = np.where(magnitude > 0, output.subnormal / 2, 0.0)
-        allowed = self.unit * np.abs(expected) + self.c * magnitude + floor
+        floor = np.where(magnitude + folded > 0, output.subnormal / 2, 0.0)
+        allowed = self.unit * np.abs(expected) + self.c * magnitude + floor + (1 + self.unit + self.c) * folded
         error = np.abs(actual - expected)
         ratio = _ratio(error, allowed)
 
@@ -201,8 +213,8 @@ class ErrorBound:
 
         t2: dict[str, float] = {}
         if zero_mean:
-            squares = np.where(settled, 0.0, error**2), np.where(settled, 0.0, expected**2)
-            t2, bad = self._norms(*squares, output.subnormal / 2)
+            squares = [np.where(settled, 0.0, part**2) for part in (error, expected, folded)]
+            t2, bad = self._norms(squares[0], squares[1], squares[2], output.subnormal / 2)
             if first_bad is None:
                 first_bad = bad
         shown = first_bad or where
@@ -219,8 +231,12 @@ class ErrorBound:
             bound=label,
         )
 
-    def _norms(self, error: F64, expected: F64, floor: float) -> tuple[dict[str, float], tuple[int, int] | None]:
-        """T2's largest ratios from squared errors and values, and the first element of the worst cut that fails."""
+    def _norms(
+        self, error: F64, expected: F64, folded: F64, floor: float
+    ) -> tuple[dict[str, float], tuple[int, int] | None]:
+        """T2's largest ratios from squared errors, values and what folding may add, and the first element of the worst
+        cut that fails.
+        """
         rows, cols = error.shape
         cuts: dict[str, tuple[int, int]] = {
             "whole": (rows, cols),
@@ -239,7 +255,8 @@ class ErrorBound:
                     e = np.sqrt(_cut_sums(error, height, width, top, left))
                     limit = norm.k * math.hypot(self.rho, self.alpha)
                     c = np.sqrt(_cut_sums(expected, height, width, top, left))
-                    ratio = _ratio(e, limit * c + floor * math.sqrt(height * width))
+                    f = np.sqrt(_cut_sums(folded, height, width, top, left))
+                    ratio = _ratio(e, limit * c + (1 + limit) * f + floor * math.sqrt(height * width))
                     largest = float(ratio.max())
                     t2[name] = max(t2.get(name, 0.0), largest)
                     if largest > 1 and (worst is None or largest > worst[0]):
@@ -254,6 +271,18 @@ def _float64(array: Any, name: str) -> F64:
         raise ValueError(f"{name} has shape {list(values.shape)}; give the matrix of one group")
     with np.errstate(all="ignore"):
         return values.astype(np.float64)
+
+
+def _folded_products(a: F64, b: F64, of_a: F64, of_b: F64) -> F64:
+    """The largest difference between a product of folded operands and that of the MX values a and b they stand for."""
+    for name, part, operand in (("a", of_a, a), ("b", of_b, b)):
+        if part.shape != operand.shape:
+            raise ValueError(
+                f"folding has shape {list(part.shape)} for {name}, whose shape is {list(operand.shape)}; give one "
+                "number per element (octavo_numerics.folding_bound)"
+            )
+    products: F64 = of_a @ (np.abs(b) + of_b).T + np.abs(a) @ of_b.T
+    return products
 
 
 def _ratio(error: F64, allowed: F64) -> F64:

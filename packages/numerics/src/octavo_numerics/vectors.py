@@ -137,6 +137,7 @@ def _specs() -> Iterator[tuple[str, dict[str, Any]]]:
                 name = f"{scaling}.{fmt}" + (".pow2" if power_of_two else "")
                 yield name, {"scaling": scaling, "format": fmt, "power_of_two": power_of_two}
         yield f"block.{fmt}.square", {"scaling": "block", "format": fmt, "square": True}
+        yield f"block.{fmt}.square.pow2", {"scaling": "block", "format": fmt, "square": True, "power_of_two": True}
         yield f"mxfp8.{fmt}", {"scaling": "mxfp8", "format": fmt}
         yield f"mxfp8.{fmt}.square", {"scaling": "mxfp8", "format": fmt, "square": True}
     for scaling in ("current", "row", "block"):

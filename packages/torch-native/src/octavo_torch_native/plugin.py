@@ -28,6 +28,7 @@ def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
             in_dtypes=row.in_dtypes or ALL_DTYPES,
             layouts=_LAYOUTS if row.ops == support.QUANTIZE_OPS else frozenset({PLAIN}),
             accumulation=row.accumulation,
+            batch_invariant=row.batch_invariant,
             emulated=row.emulated,
             **conditions,
         )

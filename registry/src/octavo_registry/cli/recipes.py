@@ -14,6 +14,7 @@ from octavo.presets import load_recipe
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS
 from octavo_registry.cli.output import Json, print_json, print_line, print_table
+from octavo_registry.dispatch.layer_plan import computed_words
 
 app = typer.Typer(help="List, show and compare recipes.", add_completion=False)
 
@@ -76,9 +77,10 @@ def show(
     if as_json:
         print_json(json.loads(recipe.to_json()))
         return
-    fields = json.loads(recipe.to_json())
-    print_line(f"{type(recipe).__name__}  fingerprint {recipe.fingerprint}")
-    print_table("Fields", ("field", "value"), [(name, _shown(value)) for name, value in fields.items()])
+    fields = {name: _plain(recipe, name) for name in type(recipe).model_fields}
+    fields["schema_version"] = recipe.SCHEMA_VERSION
+    print_line(f"{type(recipe).__name__}  fingerprint {recipe.fingerprint}{computed_words(recipe)}")
+    print_table("Fields", ("field", "value"), [(name, _shown(fields[name])) for name in sorted(fields)])
     rows = []
     for operand in OPERANDS:
         how = list(_operand(recipe, operand).values())
@@ -91,8 +93,8 @@ OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
 def _plain(recipe: Recipe, field: str) -> object:
     """A field as JSON has it; None where the recipe has no such field."""
-    value: object = json.loads(recipe.to_json()).get(field)
-    return value
+    value: object = getattr(recipe, field, None)
+    return sorted(value) if isinstance(value, frozenset) else value
 
 
 def _operand(recipe: Recipe, operand: Operand) -> dict[str, str]:

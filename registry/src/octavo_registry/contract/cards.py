@@ -60,6 +60,8 @@ class Capability(Schema):
     activations   of "act_quantize" and "dact_quantize"; "clamped_swiglu" has to be named, all others are the default
     norms         of "norm_quantize"
     accumulation  how a GEMM sums, which decides its error bound (docs/numerics)
+    batch_invariant   of "fprop" and "dgrad": a row of the result has the same bits whatever other rows, group sizes and
+                  tails the call has. This is about the order of sums; `octavo.Recipe.batch_invariant` is about scales
     emulated      how a recipe that the device has no instructions for is computed; None: it is not emulated
     """
 
@@ -79,6 +81,7 @@ class Capability(Schema):
     activations: frozenset[Activation] = _UNLESS_SAID
     norms: frozenset[Norm] = ALL_NORMS
     accumulation: Accumulation = "fp32"
+    batch_invariant: bool = False
     emulated: str | None = None
 
     @model_validator(mode="after")

@@ -170,8 +170,8 @@ class GemmRequest(Request):
 
     @property
     def kind(self) -> str:
-        """The recipe's."""
-        return self.recipe.kind
+        """That of the recipe that computes the request's."""
+        return self.recipe.computed_as.kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from octavo_registry.dispatch.answers import ask_bound, ask_everywhere, ask_kern
 from octavo_registry.dispatch.candidates import Candidate, Candidates, filter_cards
 from octavo_registry.dispatch.compose import compose
 from octavo_registry.dispatch.fallbacks import FallbackWarning, fallbacks
-from octavo_registry.dispatch.layer_plan import LayerPlan
+from octavo_registry.dispatch.layer_plan import LayerPlan, computed_words
 from octavo_registry.dispatch.layer_requests import OWN_DTYPES, LayerDtypes
 from octavo_registry.dispatch.memo import Memo
 from octavo_registry.dispatch.preference import REST, Preference, UnknownBackendError, current, from_argument, source_of
@@ -249,15 +249,18 @@ class Dispatcher:
                 self._warn_once(f"octavo_plan_made of plugin {hook.plugin_name} raised {fault}; the plan stands")
         return plan
 
-    def _nobody(self, candidates: Candidates) -> NoBackendError:
+    def _nobody(self, candidates: Candidates, recipe: Recipe | None = None) -> NoBackendError:
         decisions = candidates.decisions()
-        return NoBackendError(explain_failure(candidates.request, decisions, self.records), decisions)
+        text = explain_failure(candidates.request, decisions, self.records)
+        if recipe is not None and recipe.computed_as is not recipe:
+            text += f"\n  The layer's recipe is {recipe.kind} ({recipe.fingerprint}){computed_words(recipe)}"
+        return NoBackendError(text, decisions)
 
     def _compose(self, request: GemmRequest, preference: Preference | None, dtypes: LayerDtypes) -> LayerPlan:
         recipe = request.recipe
         composition = compose(request, recipe, lambda asked: self._candidates(asked, preference), dtypes)
         if isinstance(composition, Candidates):
-            raise self._nobody(composition)
+            raise self._nobody(composition, recipe)
         gemms = {
             gemm: self._finish(candidates, preference, index, composition.passed_over.get(gemm))
             for gemm, (candidates, index) in composition.gemms.items()

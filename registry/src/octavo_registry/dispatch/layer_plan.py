@@ -49,6 +49,11 @@ class LayerPlan:
         return self.fprop.request.weight != self.weight
 
     @property
+    def batch_invariant(self) -> bool:
+        """True where recipe and backend promise that a row of y has the same bits in every batch."""
+        return self.recipe.batch_invariant and self.fprop.capability.batch_invariant
+
+    @property
     def quantizers(self) -> tuple[tuple[str, QuantizePlan | None], ...]:
         """The quantizers by name."""
         return (("quantize_x", self.quantize_x), ("quantize_w", self.quantize_w), ("quantize_dy", self.quantize_dy))
@@ -66,8 +71,23 @@ class LayerPlan:
     def __str__(self) -> str:
         first = self.fprop.request
         where = f"{first.framework} on {first.device}" + (f" ({sm(first.arch)})" if first.arch else "")
-        title = f"grouped linear in {self.recipe.kind} ({self.recipe.fingerprint}) for {where}{weight_words(self)}"
-        return "\n".join([title, table(layer_rows(self))])
+        name = f"{self.recipe.kind} ({self.recipe.fingerprint}){computed_words(self.recipe)}"
+        title = f"grouped linear in {name} for {where}{weight_words(self)}"
+        return "\n".join([title, table(layer_rows(self)), f"  {batch_words(self)}"])
+
+
+def batch_words(layer: LayerPlan) -> str:
+    """A sentence on whether a row of y has the same bits in every batch, and if not, why."""
+    if layer.batch_invariant:
+        return "A row of y has the same bits in every batch."
+    if not layer.recipe.batch_invariant:
+        return f"A row of y depends on its batch: {layer.recipe.kind} takes a scale from all rows of a group."
+    return f"A row of y may depend on its batch: {layer.fprop.backend} promises no order of sums."
+
+
+def computed_words(recipe: Recipe) -> str:
+    """A clause on the recipe whose operands and products these are, where it is another one."""
+    return "" if recipe.computed_as is recipe else f", computed as {recipe.computed_as.kind}"
 
 
 def weight_words(layer: LayerPlan) -> str:

@@ -35,7 +35,7 @@ class FlatRequest(Request):
     def kind(self) -> str:
         """The recipe kind that a capability row is matched with."""
         if self.recipe is not None:
-            return self.recipe.kind
+            return self.recipe.computed_as.kind
         return self.quantizer.scaling if self.quantizer is not None else "high_precision"
 
 

@@ -57,10 +57,10 @@ def recipe_of(name: str, *, fast: bool = False) -> Recipe:
 
 
 def family_of(name: str) -> str:
-    """The kind of a preset, bf16 for high precision."""
+    """The kind of recipe that computes a preset, bf16 for high precision."""
     if name in _RECIPES:
         return name
-    kind = recipe_of(name).kind
+    kind = recipe_of(name).computed_as.kind
     return "bf16" if kind == "high_precision" else kind
 
 
@@ -109,7 +109,7 @@ class GemmCase:
 
     @property
     def family(self) -> str:
-        """The kind of its recipe."""
+        """The kind of recipe that computes it."""
         return family_of(self.kind)
 
     @property

@@ -69,7 +69,7 @@ class RecipeVariant:
     @property
     def kind(self) -> str:
         """The recipe kind that a capability row is matched with."""
-        return (self.recipe.for_gemm(self.gemm) if self.gemm else self.recipe).kind
+        return (self.recipe.for_gemm(self.gemm) if self.gemm else self.recipe.computed_as).kind
 
 
 Variant = QuantizerVariant | FusedVariant | RecipeVariant
@@ -134,6 +134,7 @@ MORE_RECIPES: dict[str, Recipe] = {
     "row.wgrad_high_precision": RowScaling(wgrad="high_precision"),
     "block.fp32": BlockScaling(power_of_two=False),
     "mxfp8.forward_only": MXFP8(dgrad="high_precision", wgrad="high_precision"),
+    "mxfp8.folded": MXFP8(products="folded"),
     "mxfp8.square": MXFP8(square_weights=True),
     "mxfp8.e5m2_gradients": MXFP8(gradient_format="e5m2"),
     "nvfp4.plain": NVFP4(square_weights=False, stochastic_gradients=False, hadamard=False),
@@ -257,6 +258,11 @@ def row_scaled_recipes(full: bool) -> list[RecipeVariant]:
     return [v for v in base_recipes(full) if v.recipe.kind in ("high_precision", "row", "block", "mxfp8")]
 
 
+def batch_invariant_recipes(full: bool) -> list[RecipeVariant]:
+    """Whole layers where no scale that y depends on is taken from other rows of the batch."""
+    return [variant for variant in base_recipes(full) if variant.recipe.batch_invariant]
+
+
 def fprops(full: bool) -> list[RecipeVariant]:
     """The forward GEMM of each recipe."""
     return [variant for variant in gemms(False) if variant.gemm == "fprop"]
@@ -318,4 +324,4 @@ def stochastic_recipes(full: bool) -> list[RecipeVariant]:
 
 
 def _slots() -> dict[str, Recipe]:
-    return {name: MORE_RECIPES[name] for name in ("mxfp8.forward_only", "row.wgrad_high_precision")}
+    return {name: MORE_RECIPES[name] for name in ("mxfp8.forward_only", "mxfp8.folded", "row.wgrad_high_precision")}

@@ -85,10 +85,11 @@ def _check_side(placement: Placement, recipe: Recipe | None, letter: Letter, len
         roles = " and ".join(
             f"{role}={getattr(placement.axes, role)!r}" for role in _roles(placement, placement.axes_of(letter))
         )
+        other = "" if recipe.computed_as is recipe else f", computed as {recipe.computed_as.kind!r},"
         raise ValueError(
-            f"{roles} leaves {length // shards} of the kernel's {side} to a shard and the recipe {recipe.kind!r} has "
-            f"one scale for {block}, so that a shard would cut a block: use fewer shards, or shard another dimension "
-            "(fsdp_dim, tp_dim)"
+            f"{roles} leaves {length // shards} of the kernel's {side} to a shard and the recipe {recipe.kind!r}"
+            f"{other} has one scale for {block}, so that a shard would cut a block: use fewer shards, or shard another "
+            "dimension (fsdp_dim, tp_dim)"
         )
 
 

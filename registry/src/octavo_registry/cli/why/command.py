@@ -30,7 +30,7 @@ from octavo_registry.contract.weights import WEIGHT_SHAPES
 from octavo_registry.discovery.bridges import framework_record
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.names import FRONT_ENDS
-from octavo_registry.dispatch.layer_plan import LayerPlan, layer_rows, weight_words
+from octavo_registry.dispatch.layer_plan import LayerPlan, batch_words, computed_words, layer_rows, weight_words
 
 _TITLES = {"mlp": "The MLP", "moe": "The MoE layer"}
 
@@ -72,8 +72,12 @@ def _device(framework: str, device: str | None, arch: str | None) -> tuple[str, 
 def layer_json(layer: LayerPlan) -> dict[str, Any]:
     """A composition as JSON."""
     plans: dict[str, Plan | None] = dict((*layer.quantizers, *layer.gemms))
-    weight: dict[str, Any] = {"weight": layer.weight, "transposes": layer.transposes}
-    return weight | {
+    whole: dict[str, Any] = {
+        "weight": layer.weight,
+        "transposes": layer.transposes,
+        "batch_invariant": layer.batch_invariant,
+    }
+    return whole | {
         name: plan
         and {
             "backend": plan.backend,
@@ -252,6 +256,7 @@ class Answer:
         """The document of `--json`."""
         document = {
             "request": request_json(self.question.request()),
+            "asked_for": {"recipe": self.question.recipe.kind, "fingerprint": self.question.recipe.fingerprint},
             "served": self.served,
             "decisions": [decision_json(decision) for decision in self.decisions],
             "ways": ways_json(self.ways),
@@ -319,7 +324,10 @@ def _suppose(question: Question, backend: Sequence[str] | None, chip: Chip) -> A
 
 
 def _show(answer: Answer) -> None:
-    request, decisions = answer.question.request(), answer.decisions
+    request, decisions, recipe = answer.question.request(), answer.decisions, answer.question.recipe
+    if recipe.computed_as is not recipe:
+        print_line(f"{recipe.kind} ({recipe.fingerprint}){computed_words(recipe)}")
+        print_line()
     rows = [(d.backend, d.verdict, f"{d.distribution} {d.version}".strip(), d.reason) for d in decisions]
     print_table(describe_request(request), ("backend", "verdict", "from", "reason"), rows)
     if not rows and request.framework in FRONT_ENDS:
@@ -353,6 +361,7 @@ def _show_composition(answer: Answer) -> None:
         print_line()
         header = ("operation", "backend", "recipe", "how")
         print_table(f"The layer{weight_words(answer.layer)}", header, layer_rows(answer.layer))
+        print_line(f"  {batch_words(answer.layer)}")
     elif answer.parts:
         print_line()
         rows = [(part.operation, part.backend or "-", part.recipe or "-", part.how) for part in answer.parts]
