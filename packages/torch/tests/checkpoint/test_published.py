@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ HF, HF_POWERS = published.hugging_face, lambda rng: published.hugging_face(rng, 
 BLOCKS = lambda rng: published.compressed(rng, "block")  # noqa: E731
 CHANNELS = lambda rng: published.compressed(rng, "channel")  # noqa: E731
 TENSORS = lambda rng: published.compressed(rng, "tensor")  # noqa: E731
+MODELOPT_FP8 = lambda rng: replace(TENSORS(rng), config={"quant_method": "modelopt", "quant_algo": "FP8"})  # noqa: E731
 MX_SQUARE = lambda rng: published.mxfp8(rng, square=True)  # noqa: E731
 OSS, WIDE = published.gpt_oss, lambda rng: published.gpt_oss(rng, binades=15)
 NV, SQUARE = published.modelopt, lambda rng: published.modelopt(rng, square=True)
@@ -40,6 +42,7 @@ EXACT: dict[str, tuple[Draw, Recipe]] = {
     "compressed blocks, block with fp32 scales": (BLOCKS, FP32_BLOCK),
     "compressed channels, row forward only": (CHANNELS, RowScaling(power_of_two=False, **FORWARD)),
     "compressed tensors, block with fp32 scales": (TENSORS, FP32_BLOCK),
+    "modelopt fp8, block with fp32 scales": (MODELOPT_FP8, FP32_BLOCK),
     "compressed tensors, row forward only": (TENSORS, RowScaling(power_of_two=False, **FORWARD)),
     "compressed mxfp8, mxfp8 forward only": (published.mxfp8, MXFP8(**FORWARD)),
     "compressed mxfp8 with square blocks, mxfp8": (MX_SQUARE, MXFP8(square_weights=True)),

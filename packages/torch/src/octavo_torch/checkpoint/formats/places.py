@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.errors import shown
 from octavo_registry.contract.cards import GATED
+from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.checkpoint.experts import Expert, chosen_experts, projections_of
 from octavo_torch.checkpoint.formats.blocks import Blocks, join
@@ -110,8 +111,7 @@ class Matrices:
             for part, value in found:
                 if tuple(value.shape) != part.shape[:1] or not value.is_floating_point() or value.element_size() == 1:
                     raise ValueError(
-                        f"the bias of {part.name} is {value.dtype} {list(value.shape)} in the file; give floats "
-                        f"{list(part.shape[:1])}"
+                        f"the bias of {part.name} is {brief(value)} in the file; give floats {list(part.shape[:1])}"
                     )
                 if not bool(value.isfinite().all()):
                     raise ValueError(f"the bias of {part.name} is not finite in the file; give a file of finite values")
