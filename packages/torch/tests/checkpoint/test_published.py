@@ -292,7 +292,7 @@ def test_a_rank_loads_its_own_experts(rng: np.random.Generator, tmp_path: Path) 
 
 
 def test_a_module_without_memory_is_filled(rng: np.random.Generator, tmp_path: Path) -> None:
-    """On the meta device nothing but the loaded weights is ever allocated; gradients stay asked for as they were."""
+    """From the meta device to the one that is given; gradients stay asked for as they were."""
     drawn = OSS(rng)
     experts = mlp(BlockScaling(), drawn, device="meta")
     experts.weight2.requires_grad_(False)

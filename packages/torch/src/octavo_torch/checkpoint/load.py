@@ -48,9 +48,9 @@ def load_experts(
     device    of the loaded weights; None: where the module's are
 
     Returns the planes that do not hold the file's values, and how many of their elements differ: nothing where `exact`.
-    Parameters keep `requires_grad`. Everything is read and checked before any weight is replaced, and of a module on
-    the meta device nothing else is in memory. Needs the package safetensors, executes nothing of the file, and opens
-    no file outside of its folder. Raises ValueError for a file that is damaged or does not fit `module`.
+    Parameters keep `requires_grad`. Everything is read and checked before any weight is replaced; a module on the meta
+    device has no others in memory meanwhile. Needs the package safetensors, executes nothing of the file, and opens no
+    file outside of its folder. Raises ValueError for a file that is damaged or does not fit `module`.
     """
     check_module(module)
     check_path("path", path)

@@ -74,10 +74,11 @@ class Source:
 
     def open_files_of(self, names: Iterable[str]) -> None:
         """Open every file that has one of these tensors; ValueError for one that is missing, damaged or another."""
+        listed: dict[Path, set[str]] = {}
+        for name, file in self._files.items():
+            listed.setdefault(file, set()).add(name)
         for file in sorted({self._files[name] for name in names}):
-            inside = self._names_in(file)
-            listed = {name for name, of in self._files.items() if of == file}
-            absent = sorted(listed - inside)
+            absent = sorted(listed[file] - self._names_in(file))
             if absent:
                 raise ValueError(f"{file} lacks {shown(absent[0])}, which {INDEX} says it has; copy the folder again")
 
