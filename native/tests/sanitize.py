@@ -66,7 +66,7 @@ from octavo_native import layouts
 SHOWN = 30
 """Faults that are printed."""
 
-PARTS = ("plans", "quantizers", "unchanged", "stacks", "prologues", "reshuffles", "moves", "gemms")
+PARTS = ("plans", "quantizers", "indexed", "unchanged", "stacks", "prologues", "reshuffles", "moves", "gemms")
 """Methods of `Check`."""
 
 
@@ -152,6 +152,38 @@ class Check:
             planes = {name: NATIVE_LAYOUT[name] if native_layout else layouts.PLAIN for name in wanted}
             extras = Extras(wanted=("amax", "dequantized") if which & 1 and number % 4 == 0 else ("amax",))
             self._quantized(spec, shape, dtype, planes, extras, number)
+
+    def indexed(self) -> None:
+        """Rows that are read where tokens stand, some of them nowhere, beside the same rows moved on the CPU."""
+        for number, (spec, dtype, which) in enumerate(itertools.product(SPECS, DTYPES, (1, 2, 3))):
+            shape = Shape(SIZES[number % 4], COLS[number % len(COLS)])
+            each = 1 + number % 3
+            count = -(-shape.rows // each) + number % 2
+            tokens = torch.randn(count, shape.cols, generator=self.draw).to(DTYPES[dtype])
+            order = torch.randint(count * each, (shape.rows,), generator=self.draw)
+            order[::7] = torch.tensor([-1, count * each, 1 << 40, -(1 << 62)])[number % 4]
+            inside = (order >= 0) & (order < count * each)
+            moved = torch.where(inside[:, None], tokens[order.clamp(0, count * each - 1) // each], 0)
+            planes = {
+                name: (NATIVE_LAYOUT[name], layouts.PLAIN)[number // 3 % 2]
+                for bit, name in enumerate(DIRECTIONS)
+                if which >> bit & 1
+            }
+            gap, wanted = (0, 8, 3)[number % 3], ("amax",) if which & 1 else ("amax", "dbias")
+            through = Extras(tensors={"index": order}, wanted=wanted, source={"each": each, "count": count})
+            held = torch.full((count, shape.cols + gap), torch.nan, dtype=DTYPES[dtype])[:, : shape.cols]
+            held.copy_(tokens)
+            # a copy to the device would close the gaps
+            array = torch.empty(count * held.stride(0), dtype=held.dtype, device=self.place.device)
+            x = array.as_strided(held.shape, held.stride()).copy_(held)
+            what = f"quantize {spec} {dtype} cols {shape.cols} of {count} tokens, {each} choices each"
+            ours, extra = quantize(spec, shape, x, dtype, planes, self.place, through)
+            alone = self.rows(shape, shape.cols, dtype, self.reference, moved)
+            theirs, other = quantize(spec, shape, alone, dtype, planes, self.reference, Extras(wanted=wanted))
+            self.planes(what, spec, shape, ours, theirs)
+            self.same(f"{what} amax", extra["amax"].cpu().numpy(), other["amax"].numpy())
+            if "dbias" in extra:
+                self._summed(what, shape, moved.double(), extra["dbias"].cpu().view(torch.float32))
 
     def unchanged(self) -> None:
         """With the flag set no output is written."""

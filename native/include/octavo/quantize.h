@@ -20,6 +20,15 @@ struct QuantizerSpec {
   bool shares_codes() const { return square || scaling == Scaling::delayed || scaling == Scaling::current; }
 };
 
+// Rows of an operand that are read where they stand in a shorter array: row i is row of_rows[i] / each of the array's
+// `count` rows, the token of the choice of_rows[i] (RouteArgs::order). A number outside 0 to count * each - 1 is never
+// followed: such a row is zeros. The bits are those of the operand that permute would write.
+struct RowIndex {
+  const int64_t* of_rows = nullptr;  // [rows], on the device of the call; null: row i is the array's row i
+  int64_t each = 1;
+  int64_t count = 0;  // count * each is at most 2^30
+};
+
 // Rows [rows, cols] of a ragged operand (matrix_rows 0; `plan` says where groups begin), or `groups` stacked matrices
 // of matrix_rows rows each (rows = groups * matrix_rows; no plan).
 struct Input {
@@ -31,6 +40,7 @@ struct Input {
   int64_t groups = 0;
   int64_t matrix_rows = 0;
   const int64_t* plan = nullptr;
+  RowIndex index = {};  // of ragged rows without a prologue
 };
 
 enum class PrologueKind : int32_t { none = 0, activation = 1, activation_grad = 2, norm = 3 };

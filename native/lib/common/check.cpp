@@ -150,11 +150,28 @@ Error check_prologue(const QuantizeArgs& args) {
   return invalid("prologue is not a valid PrologueKind; give a number from 0 to 3");
 }
 
+// `data` [count, cols] is read at rows that are not known on the host.
+Error check_index(const QuantizeArgs& args) {
+  const RowIndex& index = args.input.index;
+  if (index.of_rows == nullptr) return {};
+  if (args.input.matrix_rows > 0) {
+    return invalid("index was given with stacked matrices; it is for ragged rows, so leave it null");
+  }
+  if (args.prologue.kind != PrologueKind::none) {
+    return invalid("index was given with a prologue, whose kernels read rows in their order; permute the rows first");
+  }
+  if (!aligned(index.of_rows, 8)) return invalid("index is not aligned to 8 bytes; it is int64 [rows]");
+  if (index.each < 1) return invalid("each is less than 1; give the choices of each row of the input");
+  if (index.count < 0) return invalid("count is negative; give the rows of the input, 0 or more");
+  if (index.count > MAX_ROWS / index.each) return invalid("count * each is past 2^30; split the input");
+  return {};
+}
+
 Error check_input(const Input& input) {
   if (!named(input.dtype, DType::bf16)) return invalid("dtype is not a valid DType; give f32, f16 or bf16 (0 to 2)");
   const Error shape = check_shape(input.rows, input.cols, input.groups, input.matrix_rows, input.plan);
   if (shape) return shape;
-  if (input.data == nullptr && input.rows * input.cols > 0) {
+  if (input.data == nullptr && (input.index.of_rows ? input.index.count : input.rows) * input.cols > 0) {
     return invalid("the input is null; give the address of its first element");
   }
   if (!aligned(input.data, dtype_bytes(input.dtype))) {
@@ -222,6 +239,7 @@ Error check_quantize(const QuantizeArgs& args) {
   if (const Error error = check_spec(args.spec)) return error;
   if (const Error error = check_input(args.input)) return error;
   if (const Error error = check_prologue(args)) return error;
+  if (const Error error = check_index(args)) return error;
   const int64_t elements = args.input.rows * output_cols(args);
   if (const Error error = check_plane(args.spec, args.rowwise, elements)) return error;
   if (const Error error = check_plane(args.spec, args.columnwise, elements)) return error;

@@ -19,7 +19,6 @@ constexpr double EXPOSED = 0.25;  // fraction of the shorter of math and memory 
 // Fraction of the peak rate that each tile reaches: smaller ones load more per product, and 128x128 has fewer bytes in
 // flight.
 constexpr double REACHED[GEMM_TILE_COUNT] = {1.0, 0.58, 0.75};
-constexpr int STAGED = 1;  // the tile whose fp32 accumulation overlaps the next tile's mainloop
 
 constexpr int K_BLOCK_BYTES = 128;
 
@@ -28,14 +27,22 @@ double flops(const GemmSpec& spec) {
   return spec.fast_accumulation ? FAST_FLOPS : PROMOTED_FLOPS;
 }
 
+// Fraction of the shorter of a tile's products and its stores that the longer one does not hide. Sums that are added to
+// fp32 go out beside the next tile's products in tiles of 128x256, and by a bulk reduction in those of 128x128.
+double exposed_store(const GemmSpec& spec, int number) {
+  if (!spec.accumulate || spec.out_dtype != DType::f32) return 1.0;
+  if (number == 0) return multiplies_fp8(spec) && spec.scaling == Scaling::row ? 1.0 : 0.35;
+  if (number == 1) return multiplies_fp8(spec) && spec.scaling != Scaling::block ? 0.0 : 0.4;
+  return 1.0;
+}
+
 double microseconds(const GemmSpec& spec, int number, int64_t tiles, int64_t k_blocks, double bytes, int sms) {
   const GemmTile& tile = GEMM_TILES[number];
   const double depth = K_BLOCK_BYTES / (multiplies_fp8(spec) ? 1.0 : 2.0);
   const double math = k_blocks * 2.0 * tile.rows * tile.cols * depth / (flops(spec) * REACHED[number]);
   const double store = double(tile.rows) * tile.cols * dtype_bytes(spec.out_dtype) * (spec.accumulate ? 2 : 1);
-  const bool beside = number == STAGED && spec.accumulate && spec.out_dtype == DType::f32;
   const double left = store / MEMORY_BYTES;
-  const double one = TILE_START + (beside ? std::max(math, left) : math + left);
+  const double one = TILE_START + std::max(math, left) + exposed_store(spec, number) * std::min(math, left);
   const double products = static_cast<double>(ceil_div(tiles, sms)) * one, memory = bytes / (MEMORY_BYTES * sms);
   return LAUNCH + std::max(products, memory) + EXPOSED * std::min(products, memory);
 }

@@ -95,6 +95,8 @@ class InputArgs:
     What is quantized: x [rows, cols], rows `row_stride` elements apart, of a dtype of DTYPES.
 
     Ragged rows need a plan; with matrix_rows N, x is `groups` matrices [N, cols], rows = groups * N.
+    With `index` int64 [rows], x is [count, cols] and row i is its row index[i] // each; zeros where
+    index[i] is outside 0 to count * each - 1.
     """
 
     def __init__(
@@ -108,6 +110,9 @@ class InputArgs:
         groups: int,
         matrix_rows: int = 0,
         plan: int = 0,
+        index: int = 0,
+        each: int = 1,
+        count: int = 0,
     ) -> None: ...
 
 class PlaneArgs:
@@ -181,9 +186,11 @@ class Quantizer:
         amax: bool = False,
         dbias: bool = False,
         dprobs: bool = False,
+        count: int = 0,
     ) -> int:
         """
         Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.
+        count: that of an input with an index, 0 without one.
         """
 
     def run(

@@ -195,12 +195,16 @@ def quantizer(spec: dict[str, Any]) -> Any:
 
 @dataclass
 class Extras:
-    """Outputs besides the planes, and the prologue with its operands (moved to the place of the call)."""
+    """Outputs besides the planes, and the prologue with its operands (moved to the place of the call).
+
+    source   `each` and `count`, where `index` is among the tensors
+    """
 
     prologue: dict[str, int] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     wanted: tuple[str, ...] = ()
     epsilon: float = 0.0
+    source: dict[str, int] = field(default_factory=dict)
 
 
 def quantize(
@@ -229,6 +233,7 @@ def quantize(
         columnwise="columnwise" in planes,
         amax="amax" in extra,
         dbias="dbias" in extra,
+        count=extras.source.get("count", 0),
     )
     workspace = torch.empty(needed, dtype=torch.uint8, device=place.device)
     encode = torch.exp2(torch.arange(groups) % 5 - 2.0).to(place.device)
@@ -255,6 +260,7 @@ def quantize(
         seed=address(seed) if spec.get("stochastic") else 0,
         dy_stride=at["dy"].stride(0) if "dy" in at else 0,
         epsilon=extras.epsilon,
+        **extras.source,
         workspace=address(workspace),
         workspace_bytes=needed,
     )

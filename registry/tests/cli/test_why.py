@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,25 @@ def test_why_needs_no_shape(run: Any) -> None:
     assert answer["served"] is True
     assert [answer["request"][name] for name in ("k", "n", "groups")] == [None, None, None]
     assert run(*short, "--kernels").err == "octavo: --kernels depends on the shape; give --shape G,K,N,M, too\n"
+
+
+def test_why_says_which_codes_are_made_of_tokens(run: Any, use: Any, fakes: Any) -> None:
+    """x of fc1 and dy of fc2, where the backend has `of_tokens` and no product in high precision reads the rows."""
+
+    class OfTokens(fakes.Backend):  # type: ignore[misc, name-defined]
+        def bind(self, request: Any) -> Any:
+            bound = super().bind(request)
+            return replace(bound, of_tokens=print) if request.op == "quantize" else bound
+
+    row = fakes.row(recipes={"mxfp8", "row", "high_precision"})
+    use(fakes.registry(fakes.plugin("a", OfTokens(), rows=[row])))
+    for recipe, op, expected in (
+        ("mxfp8", "moe", ["fc1 quantize x", "fc2 quantize dy"]),
+        ("mxfp8", "mlp", []),
+        ("fp8-row-wgrad-high-precision", "moe", ["fc1 quantize x"]),
+    ):
+        parts = run("why", op, "--recipe", recipe, *WHY[4:], "--json").json["parts"]
+        assert [part["operation"] for part in parts if "from tokens" in part["how"]] == expected
 
 
 @pytest.mark.parametrize("op", ["mlp", "moe"])

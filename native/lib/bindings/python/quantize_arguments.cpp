@@ -11,10 +11,16 @@ namespace octavo::bindings {
 namespace {
 
 void make_input(Input* self, Address x, int dtype, int64_t rows, int64_t cols, int64_t row_stride, int64_t groups,
-                int64_t matrix_rows, Address plan) {
-  new (self) Input{
-      pointer<const void>(x),      enum_of(dtype, DType::bf16, "dtype"), rows, cols, row_stride, groups, matrix_rows,
-      pointer<const int64_t>(plan)};
+                int64_t matrix_rows, Address plan, Address index, int64_t each, int64_t count) {
+  new (self) Input{pointer<const void>(x),
+                   enum_of(dtype, DType::bf16, "dtype"),
+                   rows,
+                   cols,
+                   row_stride,
+                   groups,
+                   matrix_rows,
+                   pointer<const int64_t>(plan),
+                   {pointer<const int64_t>(index), each, count}};
 }
 
 void make_plane(Plane* self, Address codes, Address scales, Address global, int layout) {
@@ -44,11 +50,14 @@ void make_prologue(Prologue* self, int kind, int activation, int norm, Address d
 
 void bind_quantize_arguments(nb::module_& m) {
   using namespace nb::literals;
-  nb::class_<Input>(m, "InputArgs", nb::is_final(),
-                    "What is quantized: x [rows, cols], rows `row_stride` elements apart, of a dtype of DTYPES.\n\n"
-                    "Ragged rows need a plan; with matrix_rows N, x is `groups` matrices [N, cols], rows = groups * N.")
+  nb::class_<Input>(
+      m, "InputArgs", nb::is_final(),
+      "What is quantized: x [rows, cols], rows `row_stride` elements apart, of a dtype of DTYPES.\n\n"
+      "Ragged rows need a plan; with matrix_rows N, x is `groups` matrices [N, cols], rows = groups * N.\n"
+      "With `index` int64 [rows], x is [count, cols] and row i is its row index[i] // each; zeros where\n"
+      "index[i] is outside 0 to count * each - 1.")
       .def("__init__", &make_input, nb::kw_only(), "x"_a, "dtype"_a, "rows"_a, "cols"_a, "row_stride"_a, "groups"_a,
-           "matrix_rows"_a = 0, "plan"_a = 0);
+           "matrix_rows"_a = 0, "plan"_a = 0, "index"_a = 0, "each"_a = 1, "count"_a = 0);
   nb::class_<Plane>(m, "PlaneArgs", nb::is_final(),
                     "The arrays of one plane, in a layout of LAYOUTS. global_: nvfp4's second-level factors [groups].")
       .def("__init__", &make_plane, "codes"_a, "scales"_a, "global_"_a = 0, "layout"_a = 0);

@@ -30,7 +30,7 @@ class Quantizer {
 
   size_t workspace_bytes(bool cuda, int dtype, int64_t rows, int64_t cols, int64_t groups, bool rowwise,
                          bool columnwise, int64_t matrix_rows, int prologue, int activation, int norm, bool amax,
-                         bool dbias, bool dprobs) const {
+                         bool dbias, bool dprobs, int64_t count) const {
     QuantizeArgs args;
     args.spec = spec_;
     args.input = {placeholder<const void>(true),
@@ -54,6 +54,7 @@ class Quantizer {
     args.amax = placeholder<float>(amax);
     args.dbias = placeholder<float>(dbias);
     args.prologue.dprobs = placeholder<float>(dprobs);
+    args.input.index = {placeholder<const int64_t>(count > 0), 1, count};
     raise_if(check_quantize(args));
     return cuda ? quantize_workspace_cuda(args) : quantize_workspace_cpu(args);
   }
@@ -143,8 +144,9 @@ void bind_quantizer(nb::module_& m) {
            "amax_epsilon"_a = 0.0f)
       .def("workspace_bytes", &Quantizer::workspace_bytes, nb::kw_only(), "cuda"_a, "dtype"_a, "rows"_a, "cols"_a,
            "groups"_a, "rowwise"_a, "columnwise"_a, "matrix_rows"_a = 0, "prologue"_a = 0, "activation"_a = 0,
-           "norm"_a = 0, "amax"_a = false, "dbias"_a = false, "dprobs"_a = false,
-           "Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.")
+           "norm"_a = 0, "amax"_a = false, "dbias"_a = false, "dprobs"_a = false, "count"_a = 0,
+           "Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.\n"
+           "count: that of an input with an index, 0 without one.")
       .def("run", &Quantizer::run, nb::kw_only(), "cuda"_a, "input"_a, nb::arg("rowwise").none() = nb::none(),
            nb::arg("columnwise").none() = nb::none(), nb::arg("prologue").none() = nb::none(), "encode_scales"_a = 0,
            "amax"_a = 0, "dequantized"_a = 0, "activated"_a = 0, "dbias"_a = 0, "seed"_a = 0, "group_offset"_a = 0,

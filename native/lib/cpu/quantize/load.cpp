@@ -5,6 +5,18 @@
 
 namespace octavo::cpu {
 
+namespace {
+
+// The row of the input where the operand's row `row` stands; -1: nowhere, it is zeros.
+int64_t row_of(const Input& input, int64_t row) {
+  const RowIndex& index = input.index;
+  if (index.of_rows == nullptr) return row;
+  const int64_t choice = index.of_rows[row];
+  return choice < 0 || choice >= index.count * index.each ? -1 : choice / index.each;
+}
+
+}  // namespace
+
 void load_tile(const Job& job, const Tile& tile, Scratch& scratch) {
   const Input& input = job.args.input;
   const int dtype = static_cast<int>(input.dtype), bytes = dtype_bytes(input.dtype);
@@ -13,7 +25,12 @@ void load_tile(const Job& job, const Tile& tile, Scratch& scratch) {
     const int64_t row = tile.panel.row0 + tile.row + r;
     float* values = scratch.values + r * tile.stride;
     if (job.args.prologue.kind == PrologueKind::none) {
-      job.loops.load(dtype, data + (row * input.row_stride + tile.col) * bytes, values, tile.cols);
+      const int64_t from = row_of(input, row);
+      if (from < 0) {
+        std::fill(values, values + tile.cols, 0.0f);
+      } else {
+        job.loops.load(dtype, data + (from * input.row_stride + tile.col) * bytes, values, tile.cols);
+      }
     } else {
       prologue_row(job, tile, row, values, scratch);
       job.loops.round(dtype, values, tile.cols);

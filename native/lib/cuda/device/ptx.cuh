@@ -26,6 +26,11 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
+// As many arrivals as `count`.
+__device__ __forceinline__ void mbarrier_arrive_for(uint64_t* barrier, uint32_t count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(count) : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(bytes)
                : "memory");
@@ -102,16 +107,29 @@ __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* fr
                : "memory");
 }
 
-// TMA reduce-add of a tile of fp32 from smem, performed in L2 with an evict-first policy. Belongs to the thread's
-// current bulk group.
-__device__ __forceinline__ void tma_reduce_add(const CUtensorMap& map, const void* from, int32_t c0, int32_t c1,
-                                               int32_t c2) {
+// The L2 cache policy of data that is used once: evicted before other lines.
+__device__ __forceinline__ uint64_t evict_first_policy() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// The same load and store of data that is used once.
+__device__ __forceinline__ void tma_load_once(const CUtensorMap& map, void* into, uint64_t* barrier, int32_t c0,
+                                              int32_t c1, int32_t c2) {
   asm volatile(
-      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group.L2::cache_hint "
-      "[%0, {%2, %3, %4}], [%1], %5;" ::"l"(&map),
-      "r"(smem_address(from)), "r"(c0), "r"(c1), "r"(c2), "l"(policy)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(smem_address(into)),
+      "l"(&map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "l"(evict_first_policy())
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_store_once(const CUtensorMap& map, const void* from, int32_t c0, int32_t c1,
+                                               int32_t c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3, %4}], [%1], %5;" ::"l"(
+          &map),
+      "r"(smem_address(from)), "r"(c0), "r"(c1), "r"(c2), "l"(evict_first_policy())
       : "memory");
 }
 

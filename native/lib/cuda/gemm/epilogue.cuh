@@ -1,8 +1,9 @@
 // The epilogue of a tile: scales that apply to whole dot products, bias, one rounding, stores.
 //
 // bf16 results are staged in smem and stored by TMA while the next tile's mainloop runs; so are fp32 sums that are
-// added to the result. Everything else is stored straight from registers: four lanes hold eight neighbouring columns of
-// a row, two each, and shuffles transpose the values among them until each lane has 16 contiguous bytes of the result.
+// added to the result, by a bulk reduction or by what addends.cuh has. Everything else is stored straight from
+// registers: four lanes hold eight neighbouring columns of a row, two each, and shuffles transpose the values among
+// them until each lane has 16 contiguous bytes of the result.
 //
 // A tile's epilogue is straight-line code that runs once, and an instruction-cache miss costs more than the work
 // itself: each variant is compiled separately, and the common ones are short.
@@ -295,17 +296,35 @@ __device__ __forceinline__ void reduce_add_rows(const GemmParams& params, const 
   bulk_commit_group();
 }
 
-// Stores a warp's 16 rows of a tile by TMA, in TMA tiles of 64 columns staged in smem, during the next tile's mainloop.
-// TMA clips rows past the group's end and columns past the result's.
+// Has TMA store staged rows of a tile from `row` on, `warp` being the first whose rows they are: 16 of them, or the 64
+// of a warpgroup. Borrowed smem comes first and is a bulk group of its own. TMA clips rows past the group's end and
+// columns past the result's.
+template <class Config>
+__device__ __forceinline__ void store_tiles(const GemmParams& params, const GemmTileAt& tile, int32_t row, int warp,
+                                            const GemmPipeline<Config>& pipeline) {
+  const int32_t col = tile.n, group = tile.group, rows = tile.rows, end = tile.start + rows;
+#pragma unroll
+  for (int piece = Config::COLS / 64 - 1; piece >= 0; --piece) {
+    const uint8_t* const from = pipeline.out_tile(warp, piece);
+    if (params.k_grouped) {
+      tma_store(params.out_map, from, col + 64 * piece, row, group);
+    } else {
+      tma_store(params.out_map, from, col + 64 * piece, RAGGED_ROWS - rows + row, end, RAGGED_ROWS);
+    }
+    if (piece == Config::OUT_TILES || piece == 0) bulk_commit_group();
+  }
+}
+
+// Stages a warp's 16 rows of a tile in smem, in TMA tiles of 64 columns, which are stored during the next tile's
+// mainloop.
 template <class Config, Finish F>
-__device__ __forceinline__ void store_tiles(const GemmParams& params, const GemmTileAt& tile,
-                                            const GemmMainloop<Config>& mainloop, const GemmFactors<Config>& factors,
-                                            const GemmPipeline<Config>& pipeline,
+__device__ __forceinline__ void stage_tiles(const GemmParams& params, const GemmTileAt& tile,
+                                            const GemmFactors<Config>& factors, GemmPipeline<Config>& pipeline,
                                             typename GemmMainloop<Config>::Sums& sums) {
   constexpr int TILES = Config::COLS / 64, EACH = TILES / Config::PARTS;  // TMA tiles, and those of a part
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32 - 4, 0);
   const float upper = factors.upper(), lower = factors.lower();
-  const int32_t row = tile.m + 16 * warp, col = tile.n, group = tile.group, rows = tile.rows, end = tile.start + rows;
+  const bool store_warps = Config::STORE_WARPS && params.store_warps;
   float2 columns[F == Finish::columns ? 8 * TILES
                                       : 1];  // all loaded before the first store, which they would have to wait for
   if constexpr (F == Finish::columns) {
@@ -314,8 +333,12 @@ __device__ __forceinline__ void store_tiles(const GemmParams& params, const Gemm
       columns[i] = *reinterpret_cast<const float2*>(pipeline.columns() + 8 * i + lane % 4 * 2);
     }
   }
-  if (lane == 0) bulk_wait_group_read<0>();  // the last tile's TMA stores have read smem
-  warpgroup_sync();                          // and every warp has read the last stages
+  if (store_warps) {
+    pipeline.results_acquire();
+  } else if (lane == 0) {
+    bulk_wait_group_read<0>();  // the last tile's TMA stores have read smem
+  }
+  warpgroup_sync();  // and every warp has read the last stages
 #pragma unroll
   for (int piece = 0; piece < TILES; ++piece) {
     uint8_t* const staged = pipeline.out_tile(warp, piece) + lane % 16 * SWIZZLE_BYTES;
@@ -338,64 +361,11 @@ __device__ __forceinline__ void store_tiles(const GemmParams& params, const Gemm
   fence_proxy_async();
   __syncwarp();
   if (lane != 0) return;
-#pragma unroll
-  for (int i = 0; i < TILES; ++i) {
-    const int piece = TILES - 1 - i;  // borrowed smem first
-    if (params.k_grouped) {
-      tma_store(params.out_map, pipeline.out_tile(warp, piece), col + 64 * piece, row, group);
-    } else {
-      tma_store(params.out_map, pipeline.out_tile(warp, piece), col + 64 * piece, RAGGED_ROWS - rows + row, end,
-                RAGGED_ROWS);
-    }
-    if (piece == Config::OUT_TILES || piece == 0) bulk_commit_group();
+  if (store_warps) {
+    pipeline.results_publish();
+  } else {
+    store_tiles<Config>(params, tile, tile.m + 16 * warp, warp, pipeline);
   }
-}
-
-// Adds a warp's 16 rows of fp32 sums to the result by TMA reduce-adds, in TMA tiles of 32 columns staged in smem; the
-// last of them run during the next tile's mainloop. Half of the buffers are filled while the other half is read.
-template <class Config>
-__device__ __forceinline__ void reduce_add_tiles(const GemmParams& params, const GemmTileAt& tile,
-                                                 const GemmFactors<Config>& factors,
-                                                 const GemmPipeline<Config>& pipeline,
-                                                 typename GemmMainloop<Config>::Sums& sums) {
-  constexpr int TILES = Config::COLS / 32, EACH = TILES / Config::PARTS;  // TMA tiles, and those of a part
-  constexpr int BUFFERS = Config::OUT_TILES + Config::BORROWED_TILES, AT_ONCE = BUFFERS / 2;
-  static_assert(TILES % BUFFERS == 0 && BUFFERS % 2 == 0);
-  const int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32 - 4, 0);
-  const float upper = factors.upper(), lower = factors.lower();
-  const int32_t row = tile.m + 16 * warp, col = tile.n, group = tile.group;
-  if (lane == 0) bulk_wait_group_read<0>();  // the last tile's TMA stores have read smem
-  warpgroup_sync();                          // and every warp has read the last stages
-#pragma unroll
-  for (int first = 0; first < TILES; first += AT_ONCE) {
-    if (first >= BUFFERS) {
-      if (lane == 0) bulk_wait_group_read<1>();
-      __syncwarp();
-    }
-#pragma unroll
-    for (int piece = first; piece < first + AT_ONCE; ++piece) {
-      uint8_t* const staged =
-          pipeline.out_tile(warp, BUFFERS - 1 - piece % BUFFERS) + lane / 4 * SWIZZLE_BYTES + lane % 2 * 8;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float* const four = sums[piece / EACH] + 16 * (piece % EACH) + 4 * j;
-        uint8_t* const at = staged + ((2 * j + lane % 4 / 2) ^ (lane / 4)) * 16;
-        *reinterpret_cast<float2*>(at) = {four[0] * upper, four[1] * upper};
-        *reinterpret_cast<float2*>(at + 8 * SWIZZLE_BYTES) = {four[2] * lower, four[3] * lower};
-      }
-    }
-    fence_proxy_async();
-    __syncwarp();
-    if (lane == 0) {
-#pragma unroll
-      for (int piece = first; piece < first + AT_ONCE; ++piece) {
-        tma_reduce_add(params.out_map, pipeline.out_tile(warp, BUFFERS - 1 - piece % BUFFERS), col + 32 * piece, row,
-                       group);
-      }
-      bulk_commit_group();
-    }
-  }
-  if (Config::OUT_TILES < AT_ONCE && lane == 0) bulk_wait_group_read<0>();  // a borrowed buffer is among the last ones
 }
 
 }  // namespace octavo::cuda

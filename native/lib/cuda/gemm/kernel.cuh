@@ -1,4 +1,5 @@
-// The grouped GEMM kernel: persistent CTAs, each with one producer warp (TMA) and two consumer warpgroups (wgmma).
+// The grouped GEMM kernel: persistent CTAs, each with one producer warp (TMA loads), two consumer warpgroups (wgmma)
+// and, in launches that use them, a store warp for each warpgroup (TMA stores).
 //
 //   reads   both operands' codes through L2, each once per tile, and the block scales next to them
 //   writes  the result once
@@ -9,6 +10,7 @@
 // map is edited on the device.
 #pragma once
 
+#include "addends.cuh"
 #include "common/gemm_tile.h"
 #include "epilogue.cuh"
 #include "mainloop.cuh"
@@ -37,6 +39,8 @@ struct GemmConfig {
   // of the last stages, which no wgmma reads any more.
   static constexpr int OUT_TILES = M == 64 ? 0 : RIGHT_SCALES ? 1 : 2;
   static constexpr int BORROWED_TILES = OUT_TILES == 0 ? 0 : COLS / 64 - OUT_TILES;
+  // Whether a store warp may wait, and not the consumers, until those of a bf16 result have been read from smem.
+  static constexpr bool STORE_WARPS = RIGHT_SCALES && M == 128 && N == 256;
   static constexpr int K_ELEMENTS = SWIZZLE_BYTES / (L <= Element::e5m2 ? 1 : 2);  // per K-block
   // In a tile of more K-blocks L2 would evict the prefetched result before the epilogue needs it.
   static constexpr int PREFETCH_BLOCKS = (N == 256 ? 1024 : 512) / K_ELEMENTS;
@@ -46,6 +50,7 @@ struct GemmConfig {
   // and square blocks belong to weights, which wgrad does not read.
   static constexpr bool COLUMNS = L <= Element::e5m2 && P <= Promotion::plain;
   static constexpr bool ADDS = P != Promotion::square && LT == RT;
+  static constexpr bool ADDS_IN_PLACE = ADDS && M == 128 && !STAGED;
   static_assert(P == Promotion::none || (L <= Element::e5m2 && R <= Element::e5m2));
   static_assert(M == 64 || SPLITS_ROWS);
 };
@@ -75,39 +80,91 @@ __device__ __forceinline__ void load_operand(const CUtensorMap& map, OperandWalk
   }
 }
 
+// The TMA loads of one K-block into a stage. Lent stages get their left operand later than the rest.
+template <class Config>
+struct BlockLoads {
+  const GemmParams& params;
+  const GemmTileAt& tile;
+  GemmPipeline<Config>& pipeline;
+
+  __device__ __forceinline__ void left(int block, int stage) const {
+    load_operand<Config, Config::TILE_M, Config::LEFT_TRANSPOSED>(params.left, params.left_walk, tile, tile.m, block,
+                                                                  pipeline.left(stage), pipeline.full_barrier(stage));
+  }
+
+  __device__ __forceinline__ void right(int block, int stage) const {
+    load_operand<Config, Config::TILE_N, Config::RIGHT_TRANSPOSED>(params.right, params.right_walk, tile, tile.n, block,
+                                                                   pipeline.right(stage), pipeline.full_barrier(stage));
+  }
+
+  __device__ __forceinline__ void scales(int block, int stage) const {
+    uint64_t* const full = pipeline.full_barrier(stage);
+    if constexpr (Config::LEFT_SCALES) {
+      const bool panels = params.left_walk == OperandWalk::panels;
+      const int32_t row = panels ? tile.m : tile.start + tile.m;
+      tma_load(params.left_scales, pipeline.left_scales(stage), full, row - row % SCALE_TILE_EXTRA,
+               panels ? tile.panel + block : block);
+    }
+    if constexpr (Config::RIGHT_SCALES) {
+      const bool panels = params.right_rows == 0;
+      tma_load(params.right_scales, pipeline.right_scales(stage), full,
+               panels ? tile.n : tile.group * params.right_rows + tile.n, panels ? tile.panel + block : block);
+    }
+  }
+};
+
+// The K-blocks of a tile whose stages the last tile lent to its results: the right operands and what was not lent at
+// once, the left ones when the results have left. Returns the number of the next K-block.
+template <class Config>
+__device__ __forceinline__ int load_lent_blocks(const BlockLoads<Config>& loads, GemmPipeline<Config>& pipeline,
+                                                uint32_t number) {
+  constexpr int FIRST_LENT = Config::STAGES - Config::BORROWED_TILES;
+  const int first = pipeline.next_stage(), count = min(loads.tile.k_blocks, Config::STAGES);
+#pragma unroll 1
+  for (int block = 0; block < count; ++block) {
+    int stage;
+    pipeline.producer_acquire(stage, Config::STAGE_BYTES);
+    loads.right(block, stage);
+    if (block < FIRST_LENT) loads.left(block, stage);
+    loads.scales(block, stage);
+  }
+  pipeline.wait_tile_released(number);
+#pragma unroll 1
+  for (int block = FIRST_LENT; block < count; ++block) loads.left(block, (first + block) % Config::STAGES);
+  return count;
+}
+
 template <class Config>
 __device__ void producer(const GemmParams& params, GemmPipeline<Config>& pipeline) {
   GemmSchedule<Config> schedule(params);
-  const bool elected = threadIdx.x % 32 == 0;
+  const bool elected = threadIdx.x % 32 == 0, adds = Addends<Config>::used(params);
   // The first K-block that needs a stage whose smem the last tile borrowed for its results.
-  const int first_borrowed =
-      Config::BORROWED_TILES > 0 && params.out_by_tma ? Config::STAGES - Config::BORROWED_TILES : -1;
+  const int first_borrowed = Config::BORROWED_TILES > 0 && params.out_by_tma && !params.store_warps
+                                 ? Config::STAGES - Config::BORROWED_TILES
+                                 : -1;
   uint32_t number = 0;
   for (int32_t index = blockIdx.x;; index += gridDim.x, ++number) {
     const GemmTileAt tile = schedule.at(index);
     pipeline.publish_tile(number, tile);
     if (tile.k_blocks < 0) return;
-    for (int block = 0; elected && block < tile.k_blocks; ++block) {
-      if (block == first_borrowed) pipeline.wait_tile_released(number);
-      int stage;
-      uint64_t* const full = pipeline.producer_acquire(stage, Config::STAGE_BYTES);
-      load_operand<Config, Config::TILE_M, Config::LEFT_TRANSPOSED>(params.left, params.left_walk, tile, tile.m, block,
-                                                                    pipeline.left(stage), full);
-      load_operand<Config, Config::TILE_N, Config::RIGHT_TRANSPOSED>(params.right, params.right_walk, tile, tile.n,
-                                                                     block, pipeline.right(stage), full);
-      if constexpr (Config::LEFT_SCALES) {
-        const bool panels = params.left_walk == OperandWalk::panels;
-        const int32_t row = panels ? tile.m : tile.start + tile.m;
-        tma_load(params.left_scales, pipeline.left_scales(stage), full, row - row % SCALE_TILE_EXTRA,
-                 panels ? tile.panel + block : block);
+    if (elected) {
+      const BlockLoads<Config> loads = {params, tile, pipeline};
+      int block = 0;
+      if constexpr (Config::STORE_WARPS) {
+        if (params.store_warps && !adds) block = load_lent_blocks(loads, pipeline, number);
       }
-      if constexpr (Config::RIGHT_SCALES) {
-        const bool panels = params.right_rows == 0;
-        tma_load(params.right_scales, pipeline.right_scales(stage), full,
-                 panels ? tile.n : tile.group * params.right_rows + tile.n, panels ? tile.panel + block : block);
+#pragma unroll 1  // unrolled, coordinates leave the uniform registers
+      for (; block < tile.k_blocks; ++block) {
+        if (block == first_borrowed) pipeline.wait_tile_released(number);
+        int stage;
+        pipeline.producer_acquire(stage, Config::STAGE_BYTES);
+        loads.left(block, stage);
+        loads.right(block, stage);
+        loads.scales(block, stage);
       }
+      if (tile.k_blocks <= first_borrowed) pipeline.wait_tile_released(number);
+      if (adds && tile.k_blocks > 0) Addends<Config>::load(params, tile, pipeline);
     }
-    if (elected && tile.k_blocks <= first_borrowed) pipeline.wait_tile_released(number);
     __syncwarp();  // a lane two tiles behind would wait on a phase parity that has already flipped
   }
 }
@@ -119,7 +176,7 @@ struct GemmEpilogue {
   const GemmTileAt& tile;
   const GemmMainloop<Config>& mainloop;
   const GemmFactors<Config>& factors;
-  const GemmPipeline<Config>& pipeline;
+  GemmPipeline<Config>& pipeline;
 
   template <Finish F, DType D>
   __device__ __forceinline__ void store(typename GemmMainloop<Config>::Sums& sums) const {
@@ -135,15 +192,15 @@ struct GemmEpilogue {
     if constexpr (Config::OUT_TILES == 0) {
       store<F, DType::bf16>(sums);
     } else {
-      store_tiles<Config, F>(params, tile, mainloop, factors, pipeline, sums);
+      stage_tiles<Config, F>(params, tile, factors, pipeline, sums);
     }
   }
 
   __device__ __forceinline__ void add(typename GemmMainloop<Config>::Sums& sums) const {
     if constexpr (Config::STAGED) {
       reduce_add_rows<Config>(params, tile, mainloop.row(), factors.upper(), factors.lower(), pipeline, sums[0]);
-    } else if constexpr (Config::OUT_TILES > 0) {
-      reduce_add_tiles<Config>(params, tile, factors, pipeline, sums);
+    } else if constexpr (Config::ADDS_IN_PLACE) {
+      Addends<Config>::add(factors, pipeline, sums);
     } else {
       store<Finish::adds, DType::f32>(sums);
     }
@@ -175,7 +232,8 @@ __device__ void consumer(const GemmParams& params, GemmPipeline<Config>& pipelin
     if (tile.k_blocks < 0) break;
     if (tile.k_blocks > 0) {
       const GemmFactors<Config> factors(params, tile, mainloop.row(), pipeline);
-      if (params.accumulate && tile.k_blocks <= Config::PREFETCH_BLOCKS) GemmStore::prefetch<Config>(params, tile);
+      const bool prefetches = params.accumulate && !Addends<Config>::used(params);
+      if (prefetches && tile.k_blocks <= Config::PREFETCH_BLOCKS) GemmStore::prefetch<Config>(params, tile);
       typename GemmMainloop<Config>::Sums sums;
       mainloop.run(tile, sums);
       factors.wait(params);
@@ -188,16 +246,49 @@ __device__ void consumer(const GemmParams& params, GemmPipeline<Config>& pipelin
   bulk_wait_group();  // pending TMA stores read smem, which ends with the kernel
 }
 
+// One thread for each consumer warpgroup: hands its results to TMA and releases their smem.
+template <class Config>
+__device__ void storer(const GemmParams& params, GemmPipeline<Config>& pipeline, int warpgroup) {
+  const bool adds = Addends<Config>::used(params);
+  for (uint32_t number = 0;; ++number) {
+    const GemmTileAt& tile = pipeline.wait_tile(number);
+    const int k_blocks = tile.k_blocks;
+    if (k_blocks < 0) break;
+    pipeline.skip(k_blocks);
+    if (k_blocks == 0) {
+      pipeline.release_stored_tile(number);
+    } else if (adds) {
+      Addends<Config>::store(params, tile, warpgroup, pipeline);
+      pipeline.release_stored_tile(number);
+    } else if constexpr (Config::STORE_WARPS) {
+      pipeline.results_wait(warpgroup);
+      store_tiles<Config>(params, tile, tile.m + 64 * warpgroup, WARPS_EACH * warpgroup, pipeline);
+      bulk_wait_group_read<1>();  // the borrowed smem, which was committed first
+      pipeline.release_stored_tile(number);
+      bulk_wait_group_read<0>();
+      pipeline.results_release(warpgroup);
+    }
+  }
+  bulk_wait_group();  // pending TMA stores read smem, which ends with the kernel
+}
+
 template <class Config>
 __global__ void __launch_bounds__(GEMM_THREADS, 1) gemm_kernel(const __grid_constant__ GemmParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   GemmSmem<Config>& smem = *reinterpret_cast<GemmSmem<Config>*>(smem_bytes);
-  if (threadIdx.x == 0) GemmPipeline<Config>::init(smem);
+  if (threadIdx.x == 0) GemmPipeline<Config>::init(smem, params.store_warps);
   __syncthreads();
   GemmPipeline<Config> pipeline(smem);
   if (threadIdx.x < 128) {
     setmaxnreg_dec<PRODUCER_REGISTERS>();
-    if (threadIdx.x < 32) producer<Config>(params, pipeline);
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp == 0) {
+      producer<Config>(params, pipeline);
+    } else if constexpr (Config::STORE_WARPS || Config::ADDS_IN_PLACE) {
+      if (params.store_warps && warp <= CONSUMER_WARPGROUPS && threadIdx.x % 32 == 0) {
+        storer<Config>(params, pipeline, warp - 1);
+      }
+    }
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();
     consumer<Config>(params, pipeline);

@@ -9,6 +9,8 @@ struct GemmKernel {
   const void* entry = nullptr;  // null: there is no such kernel
   int smem_bytes = 0;
   bool stores_by_tma = false;  // bf16 results are stored through GemmParams::out_map
+  bool store_warps = false;    // by store warps if the launch wants them
+  bool adds_in_place = false;  // by store warps, too
 };
 
 // `tile` is an index into GEMM_TILES. 16-bit kernels differ in which operands have their rows along K.
@@ -24,7 +26,8 @@ GemmKernel gemm_kernel_as() {
   using Config = GemmConfig<tile.rows, tile.cols, tile.stages, L, R, LT, RT, P>;
   constexpr size_t bytes = gemm_smem_bytes<Config>();
   static_assert(bytes <= 232448, "a Hopper CTA has 227 KiB of shared memory");
-  return {reinterpret_cast<const void*>(&gemm_kernel<Config>), static_cast<int>(bytes), Config::OUT_TILES > 0};
+  return {reinterpret_cast<const void*>(&gemm_kernel<Config>), static_cast<int>(bytes), Config::OUT_TILES > 0,
+          Config::STORE_WARPS, Config::ADDS_IN_PLACE};
 }
 
 template <Element L, Element R, bool LT, bool RT, Promotion P>

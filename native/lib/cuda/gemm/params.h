@@ -40,7 +40,8 @@ enum class Finish : int32_t {
 
 struct GemmParams {
   CUtensorMap left, right, left_scales, right_scales;
-  CUtensorMap out_map;  // of a bf16 result, or of an fp32 one that is added to: TMA tiles of 16 rows of 128 bytes
+  CUtensorMap out_map;  // of a bf16 result, or of an fp32 one that is added to: TMA tiles 128 bytes wide, of 16 rows,
+                        // or of 64 with store warps
   const int64_t* plan;
   int64_t rows;
   int32_t groups;
@@ -57,7 +58,8 @@ struct GemmParams {
   int32_t square_group, square_column, square_k;
 
   Finish finish;
-  bool out_by_tma;  // results are stored through `out_map`
+  bool out_by_tma;   // results are stored through `out_map`
+  bool store_warps;  // by store warps, and not by the consumers
   void* out;
   DType out_dtype;
   int64_t out_row_stride, out_group_stride;

@@ -1,4 +1,5 @@
-// The smem pipeline between the producer warp, which issues TMA loads, and the consumer warpgroups, which issue wgmma.
+// The smem pipeline between the producer warp, which issues TMA loads, the consumer warpgroups, which issue wgmma, and
+// in some launches a store warp for each of them, which issues the TMA stores of its results.
 #pragma once
 
 #include "cuda/device/ptx.cuh"
@@ -9,7 +10,7 @@
 namespace octavo::cuda {
 
 constexpr int CONSUMER_WARPGROUPS = 2;
-constexpr int CONSUMER_WARPS = 4 * CONSUMER_WARPGROUPS;
+constexpr int WARPS_EACH = 4, CONSUMER_WARPS = WARPS_EACH * CONSUMER_WARPGROUPS;
 constexpr int GEMM_THREADS = 128 * (1 + CONSUMER_WARPGROUPS);
 constexpr uint32_t TILE_SLOTS = 4;  // how many tiles the producer may run ahead
 
@@ -38,6 +39,8 @@ struct GemmSmem {
   alignas(16) GemmTileAt tiles[TILE_SLOTS];
   uint64_t full_barriers[Config::STAGES], empty_barriers[Config::STAGES];
   uint64_t tile_full_barriers[TILE_SLOTS], tile_empty_barriers[TILE_SLOTS];
+  uint64_t results_full_barriers[CONSUMER_WARPGROUPS], results_empty_barriers[CONSUMER_WARPGROUPS];
+  uint64_t addends_full_barriers[CONSUMER_WARPGROUPS][Config::STAGES];
 };
 
 // A position in a ring of SIZE barriers and the parity of its phase.
@@ -52,22 +55,30 @@ struct Ring {
       parity ^= 1;
     }
   }
+  // Moves the position alone, for who waits at none of the barriers.
+  __device__ void skip(int count) { at = (at + count) % SIZE; }
 };
 
-// The pipeline as the producer or one consumer thread sees it. Both walk the same K-blocks of the same tiles, in order.
+// The pipeline as the producer, a consumer thread or a store thread sees it. All walk the same K-blocks of the same
+// tiles, in order.
 template <class Config>
 class GemmPipeline {
  public:
   __device__ explicit GemmPipeline(GemmSmem<Config>& smem) : smem_(smem) {}
 
-  __device__ static void init(GemmSmem<Config>& smem) {
+  __device__ static void init(GemmSmem<Config>& smem, bool store_warps) {
     for (int stage = 0; stage < Config::STAGES; ++stage) {
       mbarrier_init(&smem.full_barriers[stage], 1);
       mbarrier_init(&smem.empty_barriers[stage], CONSUMER_WARPS);
     }
     for (uint32_t slot = 0; slot < TILE_SLOTS; ++slot) {
       mbarrier_init(&smem.tile_full_barriers[slot], 1);
-      mbarrier_init(&smem.tile_empty_barriers[slot], CONSUMER_WARPS);
+      mbarrier_init(&smem.tile_empty_barriers[slot], CONSUMER_WARPS + (store_warps ? CONSUMER_WARPGROUPS : 0));
+    }
+    for (int warpgroup = 0; warpgroup < CONSUMER_WARPGROUPS; ++warpgroup) {
+      mbarrier_init(&smem.results_full_barriers[warpgroup], WARPS_EACH);
+      mbarrier_init(&smem.results_empty_barriers[warpgroup], 1);
+      for (uint64_t& barrier : smem.addends_full_barriers[warpgroup]) mbarrier_init(&barrier, WARPS_EACH);
     }
     fence_mbarrier_init();
   }
@@ -77,14 +88,23 @@ class GemmPipeline {
   __device__ float* left_scales(int stage) const { return smem_.left_scales[stage]; }
   __device__ float* right_scales(int stage) const { return smem_.right_scales[stage]; }
   __device__ float* staged(int row) const { return smem_.staged[row]; }
-  // Consumer: smem for a warp's output TMA tile `number`, once all stages of the tile have been read: its own first,
-  // then the warpgroup's rows of the left operand in the last stages.
+  // A warpgroup's 64 rows of TMA tile `number` of the result, 32 fp32 columns, that a stage has room for.
+  __device__ uint8_t* addends(int stage, int number, int warpgroup) const {
+    uint8_t* const tile =
+        number == 0 ? smem_.left[stage] : smem_.right[stage] + (number - 1) * CONSUMER_WARPGROUPS * BLOCK_BYTES;
+    return tile + warpgroup * BLOCK_BYTES;
+  }
+  // Consumer and store thread: smem for a warp's output TMA tile `number`, once all stages of the tile have been read:
+  // its own first, then the warpgroup's rows of the left operand in the last stages.
   __device__ uint8_t* out_tile(int warp, int number) const {
     if (number < Config::OUT_TILES) return smem_.out_tiles[warp] + number * OUT_TILE_BYTES;
     const int stage = (read_.at + Config::STAGES - 1 - (number - Config::OUT_TILES)) % Config::STAGES;
     return smem_.left[stage] + warp * OUT_TILE_BYTES;
   }
   __device__ float* columns() const { return smem_.columns[threadIdx.x / 128 - 1]; }
+
+  __device__ int next_stage() const { return read_.at; }
+  __device__ uint64_t* full_barrier(int stage) const { return &smem_.full_barriers[stage]; }
 
   // Producer: waits until the next stage is empty, expects `bytes` at its full barrier and returns that barrier.
   __device__ uint64_t* producer_acquire(int& stage, uint32_t bytes) {
@@ -95,8 +115,7 @@ class GemmPipeline {
     return &smem_.full_barriers[stage];
   }
 
-  // Consumer: the next stage, and whether it is already full.
-  __device__ int next_stage() const { return read_.at; }
+  // Consumer: whether the next stage is already full.
   __device__ bool consumer_try_wait() const { return mbarrier_test_wait(&smem_.full_barriers[read_.at], read_.parity); }
 
   // Consumer: waits until the next stage is full, unless the caller knows that it is, and returns it.
@@ -122,7 +141,7 @@ class GemmPipeline {
     }
   }
 
-  // Consumer: waits for tile `number`, which stays in smem until it is released.
+  // Consumer and store thread: waits for tile `number`, which stays in smem until it is released.
   __device__ const GemmTileAt& wait_tile(uint32_t number) {
     const uint32_t slot = number % TILE_SLOTS;
     mbarrier_wait(&smem_.tile_full_barriers[slot], number / TILE_SLOTS % 2);
@@ -138,6 +157,49 @@ class GemmPipeline {
     }
   }
 
+  // Store thread: the tile's description and what its results borrowed may be overwritten.
+  __device__ void release_stored_tile(uint32_t number) {
+    mbarrier_arrive(&smem_.tile_empty_barriers[number % TILE_SLOTS]);
+  }
+
+  // Store thread: passes a tile's K-blocks.
+  __device__ void skip(int k_blocks) { read_.skip(k_blocks); }
+
+  // Consumer: waits until the last tile's results have left smem.
+  __device__ void results_acquire() {
+    mbarrier_wait(&smem_.results_empty_barriers[threadIdx.x / 128 - 1], results_parity_ ^ 1);
+    results_parity_ ^= 1;
+  }
+
+  // Consumer, one lane of a warp: its results are in smem, and each lane has fenced its writes.
+  __device__ void results_publish() { mbarrier_arrive(&smem_.results_full_barriers[threadIdx.x / 128 - 1]); }
+
+  // Store thread: waits for a warpgroup's results.
+  __device__ void results_wait(int warpgroup) {
+    mbarrier_wait(&smem_.results_full_barriers[warpgroup], results_parity_);
+    results_parity_ ^= 1;
+  }
+
+  // Store thread: they have left smem.
+  __device__ void results_release(int warpgroup) { mbarrier_arrive(&smem_.results_empty_barriers[warpgroup]); }
+
+  // Consumer, one lane of a warp: its sums have been added to what a stage holds, and each lane has fenced its writes.
+  __device__ void addends_publish(int stage) {
+    mbarrier_arrive(&smem_.addends_full_barriers[threadIdx.x / 128 - 1][stage]);
+  }
+
+  // Store thread: waits for a warpgroup's sums in the next stage and returns it.
+  __device__ int addends_wait(int warpgroup) {
+    const int stage = read_.at;
+    mbarrier_wait(&smem_.addends_full_barriers[warpgroup][stage], addends_parities_ >> stage & 1);
+    addends_parities_ ^= 1u << stage;
+    read_.skip(1);
+    return stage;
+  }
+
+  // Store thread, in place of its warpgroup: the stage has been read.
+  __device__ void addends_release(int stage) { mbarrier_arrive_for(&smem_.empty_barriers[stage], WARPS_EACH); }
+
   // Producer: waits until the tile before `number` has been released.
   __device__ void wait_tile_released(uint32_t number) {
     if (number > 0) mbarrier_wait(&smem_.tile_empty_barriers[(number - 1) % TILE_SLOTS], (number - 1) / TILE_SLOTS % 2);
@@ -146,6 +208,7 @@ class GemmPipeline {
  private:
   GemmSmem<Config>& smem_;
   Ring<Config::STAGES> read_;
+  uint32_t results_parity_ = 0, addends_parities_ = 0;  // one bit; a bit for each stage
 };
 
 }  // namespace octavo::cuda

@@ -12,11 +12,29 @@ void with_bool(bool value, const Body& body) {
   value ? body(std::true_type{}) : body(std::false_type{});
 }
 
+// Of a slab: what was fastest on an H200, whose L2 cache of 50 MB holds what is written, too; and the most that pays.
+constexpr int64_t SLAB_BYTES = 6'000'000, MOST_SLAB_BYTES = 25'000'000;
+
 inline uint32_t multiprocessors() {
   int device = 0, count = 1;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
   return static_cast<uint32_t>(count);
+}
+
+// Tiles across a slab. Rows that an index repeats are read once per choice, far apart, so a slab of the array that they
+// stand in has to stay in the L2 cache until the last of them. All columns where there is no index, or where even one
+// tile across is too much.
+template <int LANES, class Source>
+uint32_t slab_width(const Source& source, uint32_t col_blocks) {
+  if constexpr (is_plain<Source>) {
+    if (!source.rows_at.of_rows) return col_blocks;
+    constexpr int64_t tile_bytes = int64_t{tile_cols<LANES>()} * Pack<typename Source::Type>::bytes;
+    const int64_t narrowest = source.rows_at.count * tile_bytes;
+    for (uint32_t width = col_blocks; width > 0; --width)
+      if (col_blocks % width == 0 && width * narrowest <= (width > 1 ? SLAB_BYTES : MOST_SLAB_BYTES)) return width;
+  }
+  return col_blocks;
 }
 
 // One CTA per tile, or, for persistent kernels, as many CTAs as the device holds at once, each with smem slots.
@@ -25,10 +43,12 @@ void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t str
   using Source = decltype(args.source);
   args.tiles.col_blocks =
       static_cast<uint32_t>(ceil_div(makes_halves<Source> ? args.cols / 2 : args.cols, tile_cols<LANES>()));
-  args.tiles.by_col_blocks = Divisor::of(args.tiles.col_blocks);
   args.tiles.down = static_cast<uint32_t>(args.panels * (PANEL_ROWS / tile_rows<LANES>()));
   const uint32_t count = args.tiles.down * args.tiles.col_blocks;
   if (!count) return;  // x has no rows, and a grid may not be empty
+  args.tiles.width = slab_width<LANES>(args.source, args.tiles.col_blocks);
+  args.tiles.by_width = Divisor::of(args.tiles.width);
+  args.tiles.by_down = Divisor::of(args.tiles.down);
   constexpr bool persistent = is_persistent<Source, WIDE>;
   const uint32_t most = persistent ? multiprocessors() * static_cast<uint32_t>(ctas) : count;
   const uint32_t grid = count < most ? count : most;

@@ -1,4 +1,5 @@
 // The entry point: the kernels that a call needs, in order, and the layout of the caller's workspace.
+#include "array_amax.cuh"
 #include "common/check.h"
 #include "cuda/device/launch.h"
 #include "cuda/reductions/dbias.h"
@@ -44,6 +45,7 @@ struct Route {
   bool halves;     // SwigluGrad serves it
   bool row_alone;  // row scaling of rowwise data only, without a column pass
   bool group_amax, hadamard_amax, rows_amax, columns_amax;
+  bool array_amax;  // groups' amaxes from those of the array's rows, which an index repeats
 };
 
 Route route_of(const QuantizeArgs& args) {
@@ -70,12 +72,13 @@ Route route_of(const QuantizeArgs& args) {
   route.hadamard_amax = second_level && spec.hadamard && columns;
   const bool levels_of_values = second_level && (rows || !spec.hadamard || spec.square);
   route.group_amax = spec.scaling == Scaling::current || levels_of_values || (second_level && args.amax);
+  route.array_amax = args.input.index.of_rows && route.group_amax && !route.hadamard_amax;
   return route;
 }
 
 // Byte offsets into the workspace. The arrays that must be zeroed come first, contiguously.
 struct Workspace {
-  size_t group, hadamard, rows, columns, cleared;
+  size_t group, hadamard, rows, columns, array, cleared;
   size_t row_levels, col_levels, mean, rest, rstd, partial_sums, products, materialized, bytes;
 };
 
@@ -97,6 +100,7 @@ Workspace workspace_of(const QuantizeArgs& args, const Route& route) {
   space.hadamard = take(route.hadamard_amax, groups * 4);
   space.rows = take(route.rows_amax, rows * 4);
   space.columns = take(route.columns_amax, groups * cols * 4);
+  space.array = take(route.array_amax, args.input.index.count * 4);
   space.cleared = end;
   space.row_levels = take(route.kind == Kind::nvfp4, groups * sizeof(SecondLevel));
   space.col_levels = take(route.hadamard_amax, groups * sizeof(SecondLevel));
@@ -174,7 +178,7 @@ class Call {
 
   template <class T>
   Plain<T> plain() const {
-    return {static_cast<const char*>(args_.input.data), args_.input.row_stride};
+    return {static_cast<const char*>(args_.input.data), args_.input.row_stride, RowsAt::of(args_.input.index)};
   }
 
   Error probabilities() const {
@@ -330,11 +334,14 @@ class Call {
   template <class S>
   void amaxes(const S& source, void* to) const {
     if (!space_.cleared || !panels_) return;
+    if constexpr (is_plain<S>) {
+      if (route_.array_amax) return array_amaxes(source);
+    }
     const Amax what = route_.kind == Kind::rows ? Amax::rows_and_columns
                       : route_.hadamard_amax    ? Amax::hadamard
                                                 : Amax::group;
     const AmaxArgs<S> amax{source,
-                           {groups_, 0, {}, 0, 0, 0},
+                           {groups_, 0, 0, 0, 0, 0, {}, {}},
                            panels_,
                            cols_,
                            route_.group_amax ? at<uint32_t>(space_.group) : nullptr,
@@ -344,6 +351,23 @@ class Call {
                            to,
                            args_.unchanged};
     launch_amax(amax, what, route_.wide, stream_);
+  }
+
+  // Each row of the array is read once, however many rows of the operand are copies of it.
+  template <class T>
+  void array_amaxes(const Plain<T>& source) const {
+    const int64_t count = args_.input.index.count;
+    uint32_t* const rows = at<uint32_t>(space_.array);
+    AmaxArgs<Plain<T>> amax{};
+    amax.source = {source.data, source.stride};
+    amax.tiles.groups = {nullptr, count, nullptr};
+    amax.panels = ceil_div(count, PANEL_ROWS);
+    amax.cols = cols_;
+    amax.rows = rows;
+    amax.unchanged = args_.unchanged;
+    launch_amax(amax, Amax::rows_and_columns, route_.wide, stream_);
+    gather_amaxes<<<static_cast<uint32_t>(panels_), PANEL_ROWS, 0, stream_>>>(
+        rows, source.rows_at, groups_, at<uint32_t>(space_.group), args_.unchanged);
   }
 
   // Scales of whole groups, rows and columns, including those of groups without rows.

@@ -45,12 +45,31 @@ __device__ __forceinline__ void take(const Source& source, const Tile& tile, voi
     for (uint32_t& word : values[i].word) order_barrier(word);
 }
 
+// The row of the source's array where a row of the operand stands; -1: nowhere, it is zeros.
+template <class Source>
+__device__ __forceinline__ int64_t row_in(const Source& source, int64_t row) {
+  if constexpr (is_plain<Source>) {
+    if (source.rows_at.of_rows) return source.rows_at(row);
+  }
+  return row;
+}
+
 // Loads straight to registers, all rows before the first is used: fewer loads in flight would not saturate memory.
 // Zeros past the group's end and past the last column.
 template <class Source>
 __device__ __forceinline__ void read(const Source& source, const Tile& tile, Pack<typename Source::Type> (&values)[8]) {
   using T = typename Source::Type;
   const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+  if constexpr (is_plain<Source>) {
+    if (source.rows_at.of_rows) {
+      int row[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) row[i] = i < live ? source.rows_at(tile.first_row() + i) : -1;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[i] = row[i] >= 0 ? source.load(row[i], tile.col()) : zeros<T>();
+      return;
+    }
+  }
   const char* from = source.address(0, tile.first_row(), tile.col());
   const int64_t stride = source.row_bytes(0);
 #pragma unroll
@@ -63,10 +82,11 @@ __device__ __forceinline__ void load_unaligned(const Source& source, const Tile&
                                                Pack<typename Source::Type> (&values)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
+    const int64_t row = i < tile.live_rows() ? row_in(source, tile.first_row() + i) : -1;
+    const bool live = row >= 0;
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
-      const int64_t row = tile.first_row() + i, col = tile.col() + 2 * pair;
-      const bool live = i < tile.live_rows();
+      const int64_t col = tile.col() + 2 * pair;
       values[i].set(pair, live && col < cols ? source.value(row, col) : 0.0f,
                     live && col + 1 < cols ? source.value(row, col + 1) : 0.0f);
     }

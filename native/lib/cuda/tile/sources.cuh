@@ -9,6 +9,24 @@
 
 namespace octavo::cuda {
 
+// Where the rows of an operand stand, see octavo::RowIndex.
+struct RowsAt {
+  const int64_t* of_rows;  // null: row i is the array's row i
+  uint32_t count, choices;  // rows of the array, and choices of all of them
+  Divisor by_each;
+
+  static RowsAt of(const RowIndex& index) {
+    return {index.of_rows, static_cast<uint32_t>(index.count), static_cast<uint32_t>(index.count * index.each),
+            Divisor::of(static_cast<uint32_t>(index.each))};
+  }
+  // -1: nowhere, the row is zeros.
+  __device__ int operator()(int64_t row) const {
+    const int64_t choice = __ldg(of_rows + row);
+    return static_cast<uint64_t>(choice) < choices ? static_cast<int>(by_each.quotient(static_cast<uint32_t>(choice)))
+                                                   : -1;
+  }
+};
+
 // A source has `Type`; `inputs`, the number of arrays that it reads; `address(input, row, col)` of eight values in one
 // of them, from a column that is a multiple of eight; `row_bytes(input)` from one row to the next; if it `computes`,
 // `make(inputs, row, col)` of the loaded values; and `value(row, col)`, a single value. Swiglu has a load of its own.
@@ -20,6 +38,7 @@ struct Plain {
   static constexpr int kept = 0;
   const char* data;
   int64_t stride;
+  RowsAt rows_at{};  // where no prologue reads the rows
 
   __device__ int64_t row_bytes(int) const { return stride * Pack<T>::bytes; }
   __device__ const char* address(int, int64_t row, int64_t col) const {

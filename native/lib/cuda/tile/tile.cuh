@@ -52,13 +52,15 @@ struct Divisor {
   }
 };
 
-// The tiles of an operand in processing order: across the columns first, then down.
+// The tiles of an operand in processing order: slab by slab, which are `width` tiles wide, and in each of them across
+// the columns first, then down.
 struct Tiles {
   Groups groups;
   uint32_t col_blocks;
-  Divisor by_col_blocks;
   uint32_t down;                    // rows of tiles
-  uint32_t step_down, step_across;  // the grid's size in whole rows of tiles, and the remainder
+  uint32_t step_down, step_across;  // the grid's size in whole rows of tiles, and the remainder; of one slab
+  uint32_t width;                   // divides col_blocks
+  Divisor by_width, by_down;
 };
 
 // Rows (M is at most 2^30), columns and panels fit 32 bits; address arithmetic uses 64.
@@ -119,10 +121,11 @@ __device__ __forceinline__ Rows panel_at(const Groups& groups, int index) {
 class TileWalk {
  public:
   __device__ TileWalk(const Tiles& tiles, bool reverse)
-      : tiles_(tiles),
-        reverse_(reverse),
-        down_(tiles.by_col_blocks.quotient(blockIdx.x)),
-        across_(blockIdx.x - down_ * tiles.col_blocks) {}
+      : tiles_(tiles), reverse_(reverse), down_(tiles.by_width.quotient(blockIdx.x)) {
+    const uint32_t slab = tiles.by_down.quotient(down_);
+    across_ = blockIdx.x - (down_ - slab) * tiles.width;
+    down_ -= slab * tiles.down;
+  }
 
   __device__ bool done() const { return down_ >= tiles_.down; }
 

@@ -62,8 +62,11 @@ class CudaGraphBackend(Backend):
         if position is None:
             return bound
         checked: dict[str, Any] = {"run": _checked(bound.run, position), "prepare": device_plan}
-        if isinstance(bound, BoundQuantize) and bound.with_amax is not None:
-            checked["with_amax"] = _checked(bound.with_amax, position)
+        if isinstance(bound, BoundQuantize):
+            if bound.with_amax is not None:
+                checked["with_amax"] = _checked(bound.with_amax, position)
+            if bound.of_tokens is not None:
+                checked["of_tokens"] = _checked(bound.of_tokens, position)
         return replace(bound, **checked)
 
     def kernels(self, request: GemmRequest, rows: int) -> tuple[KernelChoice, ...]:

@@ -155,6 +155,7 @@ def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTen
         into=quantizer.into,
         from_plain=quantizer.from_plain,
         to_plain=quantizer.to_plain,
+        of_tokens=quantizer.of_tokens,
         update_scales=update_scales if request.quantizer.scaling == "delayed" else None,
     )
 

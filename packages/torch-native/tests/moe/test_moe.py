@@ -11,6 +11,7 @@ import torch
 from cuda_device import MARKS, no_sync
 from torch import Tensor
 
+import octavo_native
 from octavo import PRESETS, DelayedScaling, Recipe
 from octavo_torch import DelayedState, MoeShape, bytes_kept, grouped_mlp, moe_mlp, permute, unpermute
 
@@ -21,25 +22,28 @@ FORMS = ("standard", "keep_all", "recompute")
 DEVICES = ["cpu", pytest.param("cuda", marks=MARKS)]
 
 
-def draw(rng: np.random.Generator, device: str) -> tuple[dict[str, Tensor], Tensor]:
+def draw(
+    rng: np.random.Generator, device: str, tokens: int = T, biased: bool = True
+) -> tuple[dict[str, Tensor], Tensor]:
     """Leaves by their names in moe_mlp, and choices: some go nowhere, and expert 1 gets none."""
-    choices = torch.from_numpy(rng.choice([0, 2, 3, 4, -1], (T, C))).to(device)
+    choices = torch.from_numpy(rng.choice([0, 2, 3, 4, -1], (tokens, C))).to(device)
     made = {
-        "x": torch.randn(T, K).bfloat16(),
-        "weights": torch.rand(T, C),
+        "x": torch.randn(tokens, K).bfloat16(),
+        "weights": torch.rand(tokens, C),
         "w1": (torch.randn(G, 2 * F, K) / 8).bfloat16(),
         "w2": (torch.randn(G, N, F) / 8).bfloat16(),
-        "bias1": torch.randn(G, 2 * F).bfloat16(),
-        "bias2": torch.randn(G, N).bfloat16(),
     }
+    if biased:
+        made |= {"bias1": torch.randn(G, 2 * F).bfloat16(), "bias2": torch.randn(G, N).bfloat16()}
     return {name: value.to(device).requires_grad_() for name, value in made.items()}, choices
 
 
 def composed(given: dict[str, Tensor], choices: Tensor, call: dict[str, Any]) -> Tensor:
     rows, sizes, routing = permute(given["x"], choices, G, backend=NATIVE)
     probs = routing.to_rows(given["weights"], backend=NATIVE)
-    rest = {name: given[name] for name in ("w1", "w2", "bias1", "bias2")}
-    y = grouped_mlp(rows, group_sizes=sizes, probs=probs, bias2_scales=probs, backend=NATIVE, **rest, **call)
+    rest: dict[str, Any] = {name: value for name, value in given.items() if name not in ("x", "weights")}
+    rest["bias2_scales"] = probs if "bias2" in given else None
+    y = grouped_mlp(rows, group_sizes=sizes, probs=probs, backend=NATIVE, **rest, **call)
     return unpermute(y, routing, backend=NATIVE)
 
 
@@ -49,12 +53,14 @@ def states_of(recipe: Recipe, device: str) -> tuple[DelayedState, ...] | None:
     return tuple(DelayedState.create(recipe, G, device) for _ in range(2))
 
 
+@pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", RECIPES)
-def test_bits_of_the_operations_in_a_row(name: str, device: str, rng: np.random.Generator) -> None:
-    """y and all gradients of every recipe and form that keeps values, with codes of weights made again."""
+def test_bits_of_the_operations_in_a_row(name: str, device: str, biased: bool, rng: np.random.Generator) -> None:
+    """y and all gradients of every recipe and form that keeps values, with codes of weights made again; where fc2 has
+    a bias, dy's rows are summed by expert, and otherwise nobody reads them."""
     recipe = RECIPES[name]
-    given, choices = draw(rng, device)
+    given, choices = draw(rng, device, biased=biased)
     leaves, states = list(given.values()), states_of(recipe, device)
     call: dict[str, Any] = {"recipe": recipe, "seed": 7}
     expected = composed(given, choices, {**call, "state": copy.deepcopy(states)})
@@ -66,6 +72,47 @@ def test_bits_of_the_operations_in_a_row(name: str, device: str, rng: np.random.
         made = [y, *torch.autograd.grad(y, leaves, dy)]
         same = [torch.equal(ours, theirs) for ours, theirs in zip(made, wanted, strict=True)]
         assert all(same) if form != "lean" else same[0], (form, same)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["fp8-current", "fp8-row", "fp8-block", "nvfp4"])
+def test_bits_of_uncommon_choices(name: str, device: str, rng: np.random.Generator) -> None:
+    """No token, every choice nobody's, all tokens on one expert, one token on all of its experts."""
+    for tokens, fill in ((0, 0), (9, -1), (200, 3), (1, None)):
+        given, choices = draw(rng, device, tokens, biased=False)
+        if fill is not None:
+            choices = torch.full_like(choices, fill)
+        leaves, call = list(given.values()), {"recipe": RECIPES[name], "seed": 7}
+        expected = composed(given, choices, call)
+        dy = torch.randn_like(expected)
+        wanted = [expected, *torch.autograd.grad(expected, leaves, dy)]
+        for form in FORMS:
+            y = moe_mlp(choices=choices, form=form, backend=NATIVE, **given, **call)
+            made = [y, *torch.autograd.grad(y, leaves, dy)]
+            assert all(torch.equal(ours, theirs) for ours, theirs in zip(made, wanted, strict=True)), (tokens, form)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_rows_that_no_product_reads_are_not_written(
+    name: str, device: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all products read codes, the choices' weights are permuted and nothing else; otherwise x and dy, too."""
+    recipe = RECIPES[name]
+    reads_rows = not (recipe.quantizes("fprop") and recipe.quantizes("dgrad") and recipe.quantizes("wgrad"))
+    given, choices = draw(rng, device, biased=False)
+    permute_rows, columns = octavo_native.permute_rows, []
+
+    def watched(**arguments: Any) -> None:
+        columns.append(arguments["cols"])
+        permute_rows(**arguments)
+
+    monkeypatch.setattr(octavo_native, "permute_rows", watched)
+    for form in (*FORMS, "lean"):
+        columns.clear()
+        how: dict[str, Any] = {"recipe": recipe, "seed": 7, "state": states_of(recipe, device), "form": form}
+        moe_mlp(choices=choices, backend=NATIVE, **given, **how).sum().backward()
+        assert set(columns) == ({1, K, N} if reads_rows else {1}), form
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp8-block", "nvfp4"])

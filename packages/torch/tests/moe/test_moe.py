@@ -47,6 +47,25 @@ def test_bits_of_permute_grouped_mlp_and_unpermute(name: str, rng: np.random.Gen
                 assert torch.equal(state.history, twin.history)
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_bits_without_biases(name: str, rng: np.random.Generator) -> None:
+    """Nobody sums dy's rows, which quantized recipes then do not write: y, gradients and states are as before."""
+    recipe = RECIPES[name]
+    given, choices = draw(rng)
+    given = {key: value for key, value in given.items() if not key.startswith("bias")}
+    states, leaves = states_of(recipe), list(given.values())
+    twins = copy.deepcopy(states)
+    expected = composed(given, choices, recipe=recipe, seed=3, state=twins, backend=REFERENCE)
+    dy = torch.randn(T, N).to(expected.dtype)
+    wanted = [expected, *torch.autograd.grad(expected, leaves, dy)]
+    for form in SAME_BITS:
+        own = copy.deepcopy(states)
+        y = moe_mlp(choices=choices, recipe=recipe, seed=3, state=own, form=form, backend=REFERENCE, **given)
+        assert_equal([y, *torch.autograd.grad(y, leaves, dy)], wanted)
+        for state, twin in zip(own or (), twins or (), strict=True):
+            assert torch.equal(state.history, twin.history)
+
+
 @pytest.mark.parametrize("name", ["bf16", "mxfp8", "quantized wgrad"])
 @pytest.mark.parametrize("form", FORMS)
 def test_only_what_is_asked_for(form: str, name: str, rng: np.random.Generator) -> None:

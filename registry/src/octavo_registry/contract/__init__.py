@@ -75,6 +75,7 @@ from octavo_registry.contract.quantize import (
     BoundQuantize,
     Quantize,
     QuantizeInto,
+    QuantizeTokens,
     QuantizeWithAmax,
     UpdateScales,
 )
@@ -182,6 +183,7 @@ __all__ = [
     "Quantize",
     "QuantizeInto",
     "QuantizeRequest",
+    "QuantizeTokens",
     "QuantizeWithAmax",
     "QuantizerCard",
     "Refused",

@@ -79,6 +79,35 @@ class QuantizeInto(Protocol[A_contra, Q_contra]):
         """
 
 
+class QuantizeTokens(Protocol[A, Q_co]):
+    """Quantizes the rows of a router's choices from the tokens, so that nobody writes these rows."""
+
+    def __call__(
+        self,
+        x: A,
+        group_sizes: GroupSizes,
+        order: A,
+        position: A,
+        routed: A,
+        /,
+        *,
+        amax: bool = False,
+        seed: int | A | None = None,
+        operand: Operand | None = None,
+        group_offset: GroupOffset = 0,
+        scale: A | None = None,
+    ) -> tuple[Q_co, A | None]:
+        """Bit for bit what `Quantize` makes of the rows that `PermuteRows` makes of x without weights.
+
+        x                        [T, K] tokens
+        group_sizes              that `Route` returned
+        order, position, routed  the other results of `Route`
+        amax                     the second result is wanted, too: fp32 [G], as `QuantizeWithAmax` returns it
+
+        The other arguments are those of `Quantize`.
+        """
+
+
 class UpdateScales(Protocol[A_contra]):
     """Ends a step of delayed scaling in place, as `octavo_numerics.update_delayed` does for each operand."""
 
@@ -112,6 +141,7 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
                    and checkpoints hold them; None: weights are gathered as values, and a checkpoint's codes are refused
     to_plain       the way back; None: weights in another layout are not written to a checkpoint
     update_scales  ends a step of delayed scaling; None: the front end's own operations
+    of_tokens      quantizes the rows of a router's choices from the tokens; None: the front end permutes them first
     """
 
     with_amax: QuantizeWithAmax[A, Q] | None = field(default=None, kw_only=True)
@@ -119,6 +149,7 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
     from_plain: Callable[[Q], Q] | None = field(default=None, kw_only=True)
     to_plain: Callable[[Q], Q] | None = field(default=None, kw_only=True)
     update_scales: UpdateScales[A] | None = field(default=None, kw_only=True)
+    of_tokens: QuantizeTokens[A, Q] | None = field(default=None, kw_only=True)
 
 
 AnyBoundQuantize = BoundQuantize[Any, Any]

@@ -39,6 +39,7 @@ class QuantizeInputs(NamedTuple):
     plan       the words of a GroupIndex; None for matrices
     scale      fp32 [G], encode scales of delayed scaling
     unchanged  int32 [1]: where it is not 0, the outputs are left as they are
+    order      int64 [M] where x is [T, K] tokens, `each` choices of each: the choice of each row
     """
 
     x: Tensor
@@ -51,6 +52,8 @@ class QuantizeInputs(NamedTuple):
     gamma: Tensor | None = None
     beta: Tensor | None = None
     unchanged: Tensor | None = None
+    order: Tensor | None = None
+    each: int = 1
 
 
 class QuantizeShapes:
@@ -123,18 +126,24 @@ class QuantizeLaunch:
         if spec.prologue == "norm":
             self._prologue["epsilon"] = spec.epsilon
 
-    def shapes(self, x: Tensor, groups: int) -> QuantizeShapes:
-        """Those of inputs like `x` in this many groups; computing them takes longer than a launch."""
+    def shapes(self, x: Tensor, groups: int, rows: int | None = None) -> QuantizeShapes:
+        """Those of inputs like `x` in this many groups; computing them takes longer than a launch.
+
+        rows   of an operand that is read from tokens `x`; None: x's own
+        """
+        shape: Shape = x.shape if rows is None else (rows, x.shape[1])
         # sizes that a compiler traces are symbols, which are no keys
-        shape = x.shape if is_plain(x) else tuple([int(size) for size in x.shape])
-        key = (shape, groups, x.dtype, x.is_cuda)
+        if not is_plain(x):
+            shape = tuple([int(size) for size in shape])
+        tokens = 0 if rows is None else int(x.shape[0])
+        key = (shape, groups, x.dtype, x.is_cuda, tokens)
         shapes = self._shapes.get(key)
         if shapes is None:
-            shapes = self._shapes[key] = self.new_shapes(tuple(shape), groups, x.dtype, x.is_cuda)
+            shapes = self._shapes[key] = self.new_shapes(tuple(shape), groups, x.dtype, x.is_cuda, tokens)
         return shapes
 
-    def new_shapes(self, shape: Shape, groups: int, dtype: torch.dtype, cuda: bool) -> QuantizeShapes:
-        """Those of inputs of this shape, [M, K] or [G, N, K], and dtype."""
+    def new_shapes(self, shape: Shape, groups: int, dtype: torch.dtype, cuda: bool, tokens: int = 0) -> QuantizeShapes:
+        """Those of inputs of this shape, [M, K] or [G, N, K], and dtype; `tokens`: whose rows they are, 0 for none."""
         spec, quantizer = self.spec, self.spec.quantizer
         quantized = (*shape[:-1], shape[-1] // 2) if spec.halves else shape
         row_layout, column_layout = (
@@ -181,6 +190,7 @@ class QuantizeLaunch:
             prologue=self._prologue["kind"],
             activation=self._prologue["activation"],
             norm=self._prologue["norm"],
+            count=tokens,
             **geometry(shape),
         )
         constants = {"dtype": DTYPE_NUMBERS[dtype], "groups": groups, **geometry(shape)}
@@ -188,15 +198,17 @@ class QuantizeLaunch:
 
     def run(self, shapes: QuantizeShapes, outputs: list[Tensor], inputs: QuantizeInputs) -> None:
         """Write `outputs`, which have these shapes."""
-        x, plan, seed, group_offset, scale, dy, probs, gamma, beta, unchanged = inputs
+        x, plan, seed, group_offset, scale, dy, probs, gamma, beta, unchanged, order, each = inputs
         # a prologue's kernels need room for its result where rows are not aligned, which no workspace has
         as_read = as_rows if self.spec.prologue == "none" else aligned_rows
         rows, stride = as_read(x)
         addresses = list(map(address, outputs))
+        placed: dict[str, int] = {"plan": 0 if plan is None else plan.data_ptr()}
+        if order is not None:
+            order = order.contiguous()
+            placed |= {"index": address(order), "each": each, "count": x.shape[0]}
         arguments: dict[str, Any] = {
-            "input": InputArgs(
-                x=address(rows), row_stride=stride, plan=0 if plan is None else plan.data_ptr(), **shapes.constants
-            )
+            "input": InputArgs(x=address(rows), row_stride=stride, **placed, **shapes.constants)
         }
         size, first = len(self._arrays), 0
         for direction, layout in self._planes:

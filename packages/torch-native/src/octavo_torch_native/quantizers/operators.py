@@ -48,6 +48,27 @@ quantize = define(
 """The outputs of the QuantizeSpec of text `spec`, in the order of its QuantizeLaunch's fields and extras."""
 
 
+def _quantize_tokens(x: Tensor, plan: Tensor, groups: int, spec: str, *rest: Any) -> list[Tensor]:
+    order, each = rest[3:]
+    launch = launch_of(spec)
+    shapes = launch.shapes(x, groups, order.shape[0])
+    device = x.device
+    outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes.outputs]
+    launch.run(shapes, outputs, QuantizeInputs(x, plan, *rest[:3])._replace(order=order, each=each))
+    return outputs
+
+
+def _quantize_tokens_fake(x: Tensor, plan: Tensor, groups: int, spec: str, *rest: Any) -> list[Tensor]:
+    shapes = launch_of(spec).shapes(x, groups, rest[3].shape[0])
+    return [x.new_empty(shape, dtype=dtype) for shape, dtype in shapes.outputs]
+
+
+quantize_tokens = define(
+    f"quantize_tokens({_INPUTS}, Tensor order, SymInt each) -> Tensor[]", _quantize_tokens, _quantize_tokens_fake
+)
+"""The same without a prologue, of the rows that the choices `order`, `each` of a token, make of tokens x."""
+
+
 def _quantize_into(x: Tensor, plan: Tensor | None, groups: int, spec: str, *rest: Any) -> None:
     seed, group_offset, scale, unchanged, out = rest
     launch = launch_of(spec)

@@ -87,6 +87,28 @@ class Quantizer:
         outputs = operators.quantize(*inputs, None, None, None, None)
         return launch.tensor(shapes, sizes, outputs), outputs[-1]
 
+    def of_tokens(
+        self,
+        x: Tensor,
+        group_sizes: Tensor | GroupIndex,
+        order: Tensor,
+        position: Tensor,
+        routed: Tensor,
+        *,
+        amax: bool = False,
+        **rounding: Unpack[Rounding],
+    ) -> tuple[GroupedTensor, Tensor | None]:
+        """The rows that permute_rows would write of tokens `x`, quantized where they stand, and with `amax` theirs."""
+        text, launch = (self._with_amax if amax else self._by_operand)[rounding.get("operand")]
+        rows, each = position.numel(), position.shape[1]
+        index = group_index_of((rows, x.shape[1]), group_sizes, x)
+        assert index is not None  # rows have sizes
+        key = seed_tensor(rounding.get("seed"), x.device) if self._stochastic else None
+        offset, scale = rounding.get("group_offset", 0), rounding.get("scale")
+        outputs = operators.quantize_tokens(x, index.words, index.groups, text, key, offset, scale, order, each)
+        codes = launch.tensor(launch.shapes(x, index.groups, rows), index.group_sizes, outputs)
+        return codes, outputs[-1] if amax else None
+
     def into(
         self,
         x: Tensor,

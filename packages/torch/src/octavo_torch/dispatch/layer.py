@@ -157,6 +157,11 @@ class Layer:
         plan = self.quantizers.get(operand)
         return None if plan is None else plan.run
 
+    def takes_tokens(self, operand: Operand) -> bool:
+        """Whether the operand's codes are made of tokens where these stand, with no rows of them."""
+        plan = self.quantizers.get(operand)
+        return plan is not None and plan.bound.of_tokens is not None
+
     def _whole(self) -> WholeLayer[Tensor, DelayedScales[Tensor]] | None:
         fprop, dgrad, wgrad = self.plan.fprop, self.plan.dgrad, self.plan.wgrad
         gemms: dict[Gemm, GemmPlan | None] = {

@@ -107,6 +107,8 @@ class _SavedOperands:
         sizes, self._h, self.probs, self.bias2, self.bias2_scales = self._tensors[:5]
         self.sizes = sizes if isinstance(ctx.call.sizes, Tensor) else ctx.call.sizes
 
+    dy_codes = None
+
     def dy(self) -> Tensor:
         return self._dy.pop()
 

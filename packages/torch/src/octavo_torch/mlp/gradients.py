@@ -5,6 +5,7 @@ dy quantized -> fc2's wgrad and dgrad -> activation's gradient + bias gradient +
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
@@ -40,6 +41,7 @@ class BackwardOperands(Protocol):
     """What backward reads. Methods are called once at most, and just before the result is read.
 
     dy       the gradient of y's rows, which the caller gives up
+    dy_codes the same, quantized without rows, for a call that does not read `dy`; None where it takes rows
     h        fc1's result
     x        the rows of x as fc1's wgrad reads them
     a        the activation as fc2's wgrad reads it, of h
@@ -60,6 +62,9 @@ class BackwardOperands(Protocol):
 
     @property
     def bias2_scales(self) -> Tensor | None: ...
+
+    @property
+    def dy_codes(self) -> Callable[[DrawnSeed], GroupedTensor] | None: ...
 
     def dy(self) -> Tensor: ...
 
@@ -103,57 +108,63 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
     """The gradients that are needed."""
     plan = call.plan
     fc1, fc2 = plan.fc1, plan.fc2
-    sizes, probs, dy = operands.sizes, operands.probs, operands.dy()
+    sizes, probs = operands.sizes, operands.probs
     need_x, need_w1, need_w2, need_p, need_b1, need_b2, need_s2, need_later = needs
     need_w1, need_w2 = (
         need or (need_later and layer.target is not None and layer.target.store is not None)
         for need, layer in ((need_w1, call.fc1), (need_w2, call.fc2))
     )
-    if need_x and call.grad_input is not None:
-        check_grad_input(call.grad_input, dy)
     dx = dw1 = dw2 = dp = db1 = db2 = ds2 = None
     seed1 = seed2 = None
     before_activation = need_x or need_w1 or need_p or need_b1
     rounds = need_w2 or before_activation
+    reads_dy = (before_activation and not fc2.quantized_dgrad) or (need_w2 and not fc2.quantized_wgrad)
+    needs_rows = not rounds or reads_dy or need_b2 or need_s2 or call.fc2.probe is not None
+    dy_codes = None if needs_rows else operands.dy_codes
+    dy = operands.dy() if dy_codes is None else None
+    if dy is not None and need_x and call.grad_input is not None:
+        check_grad_input(call.grad_input, dy)
     if rounds and (fc1.needs_seed or fc2.needs_seed):
         seed1, seed2 = call.draw(SeedCounter.take)
-    if dy.dtype is not fc2.row_dtype:
+    if dy is not None and dy.dtype is not fc2.row_dtype:
         dy = dy.to(fc2.row_dtype)
-    if need_b2 or need_s2:
+    if dy is not None and (need_b2 or need_s2):
         sums = operators.bias_grads(dy, bounded_sizes(sizes, dy), operands.bias2, operands.bias2_scales)
         db2 = sums[0] if need_b2 else None
         ds2 = sums[1] if need_s2 else None
     if not rounds:
         return Gradients(dx, dw1, dw2, dp, db1, db2, ds2)
     # what is read no more is given up before the next array is made: the peak of a step is here
-    codes: Matrix = dy
-    if call.fc2.probe is not None:
-        call.fc2.probe.record("dy", dy, sizes, call.fc2.state)
-    if fc2.quantize_dy is not None:
-        codes = quantize_operand(call.fc2, fc2.quantize_dy, "dy", dy, seed2)
-        if (fc2.quantized_dgrad or not before_activation) and (fc2.quantized_wgrad or not need_w2):
-            del dy
+    codes: Matrix
+    values: Matrix
+    if dy is None:
+        assert dy_codes is not None  # the other half of the choice above
+        values = codes = dy_codes(seed2)
+    else:
+        codes = _as_read(call.fc2, dy, seed2)
+        values = dy if reads_dy else codes
+    del dy
     h = operands.h()
     if need_w2:
         assert fc2.wgrad is not None  # a layer whose dw is needed
-        rows = codes if fc2.quantized_wgrad else dy
+        rows = codes if fc2.quantized_wgrad else values
         dw2 = weight_gradient(call.fc2, fc2.wgrad, operands.a(h, seed2), rows, sizes, call)
         del rows
         if not _is_postponed(call.fc2):
             operands.done_with("a")
     if before_activation:
         assert fc2.dgrad is not None  # a layer whose dx is needed
-        da = fc2.dgrad(codes if fc2.quantized_dgrad else dy, operands.w2(), sizes)
+        da = fc2.dgrad(codes if fc2.quantized_dgrad else values, operands.w2(), sizes)
         operands.done_with("w2")
         if da.dtype is not h.dtype:
             da = da.to(h.dtype)
-        dy = codes = da
+        values = codes = da
         if not (need_x or need_w1 or need_b1):
             dp = probs_gradient(da, h, plan.activation)
         else:
             grads = _gradient_of_h(call, da, h, probs, seed1, need_b1, need_p)
             db1, dp = grads.bias, grads.probs
-            del dy, codes, da, h
+            del values, codes, da, h
             operands.done_with("h")
             if need_x:
                 assert fc1.dgrad is not None  # a layer whose dx is needed
@@ -176,6 +187,14 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
             if db1 is not None and call.block:
                 db1 = from_halves(db1, call.block)
     return Gradients(dx, dw1, dw2, dp, db1, db2, ds2)
+
+
+def _as_read(call: Call, dy: Tensor, seed: DrawnSeed) -> Matrix:
+    """The rows dy as quantized GEMMs read them."""
+    if call.probe is not None:
+        call.probe.record("dy", dy, call.sizes, call.state)
+    quantize = call.layer.quantize_dy
+    return dy if quantize is None else quantize_operand(call, quantize, "dy", dy, seed)
 
 
 def _is_postponed(call: Call) -> bool:

@@ -42,7 +42,7 @@ from octavo_torch.mlp.forward import DrawnSeed, activation_again, activation_of,
 from octavo_torch.mlp.gradients import Needs, check_whole, gradients
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes, RowReader
-from octavo_torch.moe.forward import MoeForward, forward, weights_as_rows
+from octavo_torch.moe.forward import MoeForward, forward, quantize_tokens, rows_for, weights_as_rows
 from octavo_torch.moe.permutation_autograd import Places
 
 _operators = Operators("octavo_torch")
@@ -206,6 +206,14 @@ class _KeptOperands:
     def dy(self) -> Tensor:
         return self._call.moves.results.permute_rows(self._dy.pop(), *self.places, None)
 
+    @property
+    def dy_codes(self) -> Callable[[DrawnSeed], GroupedTensor] | None:
+        return self._dy_of_tokens if self._call.moe.dy_of_tokens else None
+
+    def _dy_of_tokens(self, seed: DrawnSeed) -> GroupedTensor:
+        call, dy = self._call.fc2, self._dy.pop()
+        return quantize_tokens(call, "dy", dy.to(call.layer.row_dtype), self.places, seed)
+
     def h(self) -> Tensor:
         h, call = self._get("h"), self._call
         if self._reader is not None and h is not None:
@@ -215,15 +223,17 @@ class _KeptOperands:
         again = call.again(call.moe.forward, self._scales)
         again.fc1.w_codes = self._codes("w1")
         w1 = self._get("w1")
-        rows = self._rows()
+        rows = rows_for(again, self._seeds[0], self._tensor("x"), self.places)
         # where a product reads the codes alone, nobody looks at the weight
         return first_layer(again, self._seeds[0], rows, rows if w1 is None else w1, self._get("bias1")).h
 
     def x(self) -> Matrix:
         if self._call.form == "keep_all":
             return self._kept("x")
-        again = self._backward_call()
-        quantize, rows = again.plan.fc1.quantize_x, self._rows()
+        again, tokens = self._backward_call(), self._tensor("x")
+        if again.plan.fc1.takes_tokens("x"):
+            return quantize_tokens(again.fc1, "x", tokens, self.places, self._seeds[0])
+        quantize, rows = again.plan.fc1.quantize_x, self._call.moves.tokens.permute_rows(tokens, *self.places, None)
         return rows if quantize is None else quantize_operand(again.fc1, quantize, "x", rows, self._seeds[0])
 
     def a(self, h: Tensor, seed: DrawnSeed) -> Matrix:
@@ -285,9 +295,6 @@ class _KeptOperands:
 
     def _backward_call(self) -> MlpCall:
         return self._call.again(self._call.moe.backward, self._scales)
-
-    def _rows(self) -> Tensor:
-        return self._call.moves.tokens.permute_rows(self._tensor("x"), *self.places, None)
 
     def _codes(self, name: str) -> GroupedTensor | None:
         saved = self._shelf.get(f"{name}_codes")

@@ -69,7 +69,7 @@ class MoeCall(MlpCall):
         """Drops the sizes: backward finds them again."""
         del self.fc1.sizes, self.fc2.sizes
 
-    def again(self, plan: MlpPlan, scales: Sequence[Tensor] | None) -> MlpCall:
+    def again(self, plan: MlpPlan, scales: Sequence[Tensor] | None) -> MoeCall:
         """This call for what backward computes a second time: nothing is recorded, and scales are forward's.
 
         scales   of delayed scaling, fc1's and fc2's, as they were

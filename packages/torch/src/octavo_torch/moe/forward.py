@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo.quantizer import Operand
 from octavo_torch.arithmetic import operators
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.dispatch.layer import Matrix
 from octavo_torch.linear.call import Call
@@ -45,14 +46,15 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands) -> MoeForward
     x, w1, w2, weights, bias1, bias2 = operands
     keeps_all = call.form == "keep_all"
     places, sizes = call.place(choices)
-    rows = call.moves.tokens.permute_rows(x, *places, None)
     probs = weights_as_rows(call, weights, places)
     seeds = draw_in_forward(call)
+    rows = rows_for(call, seeds[0], x, places)
     h, rows_read, matrices1 = first_layer(call, seeds[0], rows, w1, bias1)
     _record(call.fc1, call.moe.recorded[0], rows, matrices1)
     kept_x = (rows_read if call.plan.fc1.quantized_wgrad else rows) if keeps_all else None
     # gone before fc2's operands are made
     del rows, rows_read
+    call.fc1.x_codes = None
     kept_h = h if call.moe.hidden is None else keep_rows(call.moe.hidden, h, call.sizes, call.backend)
     of_second = Operands(h, w1, w2, probs, bias1, bias2, None if bias2 is None else probs)
     y, a, matrices2 = second_layer(call, seeds[1], h, of_second)
@@ -62,6 +64,31 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands) -> MoeForward
         combined, places, sizes, seeds, kept_x, None if call.form == "recompute" else kept_h, matrices1,
         a if keeps_all else None, matrices2,
     )  # fmt: skip
+
+
+def rows_for(call: MoeCall, seed: DrawnSeed, x: Tensor, places: Places) -> Tensor:
+    """What fc1 is given as its rows: those of tokens x, or x itself where the call has their codes from now on."""
+    if not call.moe.x_of_tokens or call.fc1.probe is not None:
+        return call.moves.tokens.permute_rows(x, *places, None)
+    call.fc1.x_codes = quantize_tokens(call.fc1, "x", x, places, seed)
+    return x
+
+
+def quantize_tokens(call: Call, operand: Operand, tokens: Tensor, places: Places, seed: DrawnSeed) -> GroupedTensor:
+    """As `quantize_operand` of the rows that the choices make of `tokens`, which are not written."""
+    of_tokens, state = call.layer.quantizers[operand].bound.of_tokens, call.state
+    assert of_tokens is not None  # the plan says so
+    records = state is not None and call.record
+    codes: GroupedTensor
+    codes, amax = of_tokens(
+        tokens, call.sizes, *places, amax=records, seed=seed, operand=operand, group_offset=call.group_offset,
+        scale=None if state is None else state.encode_scale(operand),
+    )  # fmt: skip
+    if records:
+        assert state is not None
+        assert amax is not None  # asked for
+        state.record(operand, amax)
+    return codes
 
 
 def weights_as_rows(call: MoeCall, weights: Tensor, places: Places) -> Tensor:

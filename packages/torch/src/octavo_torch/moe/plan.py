@@ -20,17 +20,22 @@ class MoePlan:
                activation and the weights it computes the planes that fprop reads, and those that are kept
     backward   the quantizers of the other planes
     hidden     what quantizes fc1's result, where it is kept as codes
+    x_of_tokens, dy_of_tokens   forward quantizes x, and backward dy, where the tokens stand: no GEMM reads their rows
     recorded   of each layer the operands whose amax forward records although it does not quantize them
     prepare    makes of group sizes what everything here takes in their place; None: sizes as they are
     """
 
-    __slots__ = ("backward", "forward", "hidden", "prepare", "recorded")
+    __slots__ = ("backward", "dy_of_tokens", "forward", "hidden", "prepare", "recorded", "x_of_tokens")
 
     def __init__(self, full: MlpPlan, form: Form, weight_codes: WeightCodes, hidden: QuantizePlan | None) -> None:
         keep_rows, keep_weights = form == "keep_all", weight_codes == "keep"
         self.forward = _narrowed(full, {"x": (True, keep_rows), "w": (True, keep_weights)})
         self.backward = _narrowed(full, {"x": (False, not keep_rows), "w": (False, not keep_weights)})
         self.hidden = hidden
+        fc1, fc2 = self.forward.fc1, self.forward.fc2
+        keeps_x = keep_rows and fc1.need_dw and not fc1.quantized_wgrad
+        self.x_of_tokens = fc1.takes_tokens("x") and fc1.quantized_fprop and not keeps_x
+        self.dy_of_tokens = fc2.takes_tokens("dy")
         pairs = (full.fc1, self.forward.fc1), (full.fc2, self.forward.fc2)
         self.recorded: tuple[list[Operand], list[Operand]] = tuple(  # type: ignore[assignment]
             [name for name in ("x", "w") if name in whole.quantizers and name not in part.quantizers]

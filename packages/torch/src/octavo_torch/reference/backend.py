@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,10 +11,11 @@ from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_registry.contract.backend import AnyBound, AnyBoundGemm, Backend, Refused
 from octavo_registry.contract.dequantize import BoundDequantize, Dequantize
 from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
-from octavo_registry.contract.quantize import BoundQuantize, Quantize
+from octavo_registry.contract.quantize import BoundQuantize, Quantize, QuantizeTokens
 from octavo_registry.contract.request import AnyRequest, DequantizeRequest, GemmRequest, QuantizeRequest
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.moe import gathers
 from octavo_torch.scaling.seeds import seed_tensor
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -33,7 +36,8 @@ class ReferenceBackend(Backend):
             return _gemm(request)
         if isinstance(request, QuantizeRequest):
             text = operators.quantizer_text(request.quantizer)
-            return BoundQuantize(_quantizer(text, request.quantizer.role))
+            quantize = _quantizer(text, request.quantizer.role)
+            return BoundQuantize(quantize, of_tokens=_token_quantizer(quantize))
         if isinstance(request, DequantizeRequest):
             return BoundDequantize(_dequantizer(_DTYPES[request.out_dtype]))
         raise Refused(f"serves no {request.op}; its card does not name it")
@@ -64,6 +68,23 @@ def _quantizer(quantizer: str, role: str) -> Quantize[Tensor, GroupedTensor]:
         return operators.assembled(operators.layout_of(x, sizes, quantizer), sizes, planes)
 
     return quantize
+
+
+def _token_quantizer(quantize: Quantize[Tensor, GroupedTensor]) -> QuantizeTokens[Tensor, GroupedTensor]:
+    def quantize_tokens(
+        x: Tensor,
+        group_sizes: Tensor,
+        order: Tensor,
+        position: Tensor,
+        routed: Tensor,
+        *,
+        amax: bool = False,
+        **how: Any,
+    ) -> tuple[GroupedTensor, Tensor | None]:
+        rows = gathers.permute_rows(x, order, position, routed, None)
+        return quantize(rows, group_sizes, **how), operators.group_amax_of(rows, group_sizes) if amax else None
+
+    return quantize_tokens
 
 
 def dequantize(q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:

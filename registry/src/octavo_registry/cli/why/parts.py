@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import octavo_registry
 from octavo import NoBackendError
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
+from octavo.recipe_base import GEMMS
 from octavo_registry.cli.why.question import MOE, Question
 from octavo_registry.contract.cards import MOVES, Activated
 from octavo_registry.contract.plan import Plan
@@ -20,6 +21,7 @@ from octavo_registry.dispatch.layer_requests import activation_request, common_f
 
 _BEFORE, _AFTER = ("route", "permute_rows"), ("combine_rows", "dot_rows")
 _BACKWARD = "dot_rows"
+_TOKENS = "from tokens, whose rows are not written"
 _FUSES_UNQUANTIZED = "torch"
 """The front end that asks for a fused activation where no GEMM reads codes, too."""
 
@@ -44,9 +46,23 @@ def compose_parts(question: Question, backend: Sequence[str] | None) -> list[Par
     parts += _layer("fc2", plans["fc2"])
     if question.op != MOE:
         return parts
+    of_tokens = frozenset(_of_tokens(plans))
+    parts = [replace(part, how=f"{part.how}; {_TOKENS}") if part.operation in of_tokens else part for part in parts]
     before = [_move(op, question, backend) for op in _BEFORE]
     after = [_move(op, question, backend) for op in _AFTER if question.layer.training or op != _BACKWARD]
     return [*before, *parts, *after]
+
+
+def _of_tokens(plans: Mapping[str, LayerPlan]) -> Iterator[str]:
+    """The parts whose codes a MoE layer has made of tokens: no product reads the rows themselves."""
+    x, dy = plans["fc1"], plans["fc2"]
+    for name, quantizer, recipe, gemms in (
+        ("fc1 quantize x", x.quantize_x, x.recipe, GEMMS[:1]),
+        ("fc2 quantize dy", dy.quantize_dy, dy.recipe, GEMMS[1:]),
+    ):
+        offers = quantizer is not None and quantizer.bound.of_tokens is not None
+        if offers and all(recipe.quantizes(gemm) for gemm in gemms):
+            yield name
 
 
 def _layer(name: str, plan: LayerPlan) -> Iterator[Part]:

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from octavo_conformance.cards import variants
 from octavo_conformance.cards.needs import needs
-from octavo_conformance.oracles.checks import assert_same_bits
+from octavo_conformance.oracles.checks import assert_same_bits, assert_same_tensor
 from octavo_conformance.oracles.functions import U
+from octavo_conformance.oracles.quantizing import arguments_for
 from octavo_conformance.problems.case import Case, Measure
 from octavo_conformance.problems.inputs import DTYPES, Array, Rng, draw
+from octavo_numerics import quantize
+from octavo_registry.contract import BoundQuantize
 
 TOKENS, CHOICES, GROUPS = 37, 3, 5
 
@@ -114,6 +118,30 @@ def test_dot_rows(case: Case, rng: Rng, measure: Measure) -> None:
     assert (error <= 1).all()
     assert not products[~routing.routed].any()
     measure("bound.products", float(error.max(initial=0)))
+
+
+@needs("quantize", variants.ragged)
+def test_codes_of_tokens(case: Case, rng: Rng) -> None:
+    """`of_tokens`, where the answer has it, makes the codes and the amax of permuted rows: choices that are nobody's,
+    one group's alone, and no other (fault 18)."""
+    columns = 272
+    bound = case.plan("quantize", quantizer=case.spec, k=columns, groups=GROUPS).bound
+    of_tokens = bound.of_tokens if isinstance(bound, BoundQuantize) else None
+    if of_tokens is None:
+        pytest.skip("the answer has no of_tokens: front ends permute rows first")
+    for index in (draw_choices(rng), np.full((TOKENS, CHOICES), GROUPS - 1), np.full((TOKENS, CHOICES), -1)):
+        routing, x = by_contract(index), draw(rng, (TOKENS, columns), case.dtype)
+        rows = x[routing.order // CHOICES]
+        arguments = arguments_for(case.spec, rng, GROUPS)
+        expected = quantize(rows, case.spec, routing.sizes, **arguments)
+        if "scale" in arguments:
+            arguments["scale"] = case.array(arguments["scale"])
+        places = on_device(case, routing)
+        codes, amax = of_tokens(case.array(x), case.sizes(routing.sizes), *places, amax=True, **arguments)
+        assert_same_tensor(case, codes, expected)
+        parts = np.split(np.abs(rows.astype(np.float32)), np.cumsum(routing.sizes))
+        largest = np.array([part.max(initial=0) for part in parts[:GROUPS]], np.float32)
+        assert_same_bits(case.numpy(amax), largest, "amax")
 
 
 @needs("combine_rows", variants.unquantized, graph_safe=True)

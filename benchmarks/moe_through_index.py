@@ -1,0 +1,169 @@
+"""A MoE layer whose x and dy are quantized from the tokens' rows, beside one that permutes the rows first.
+
+python benchmarks/moe_through_index.py OUTPUT COMMIT
+
+Both ways of one shape, recipe and form take turns in one process, on a CUDA device. The second way is a backend with
+the same kernels that does not offer `BoundQuantize.of_tokens`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import octavo
+import octavo_registry
+import octavo_torch as ot
+from octavo_registry.contract import AnyBound, AnyRequest, Backend, BackendCard, BoundQuantize, hookimpl
+from octavo_torch_native.backend import NativeBackend
+from octavo_torch_native.plugin import CARD
+
+SHAPES = {
+    "Qwen3-30B": ot.MoeShape(8192, 8, 128, 2048, 768),
+    "DSv3, 32 of 256 experts": ot.MoeShape(4096, 8, 32, 7168, 2048),
+    "16 choices of experts of 256": ot.MoeShape(32768, 16, 256, 4096, 256),
+}
+KINDS = ("bf16", "fp8-block", "fp8-current", "fp8-row", "mxfp8", "nvfp4")
+TURNS, WARM = 20, 4
+PERMUTING = "permuting"
+
+
+class Permuting(Backend):
+    """torch-native, which here takes rows alone."""
+
+    def __init__(self) -> None:
+        self._native = NativeBackend()
+
+    def refuses(self, request: AnyRequest) -> str | None:
+        """What torch-native refuses."""
+        return self._native.refuses(request)
+
+    def bind(self, request: AnyRequest) -> AnyBound:
+        """torch-native's function, without what reads tokens."""
+        bound = self._native.bind(request)
+        return replace(bound, of_tokens=None) if isinstance(bound, BoundQuantize) else bound
+
+
+class Plugin:
+    """The plugin of `Permuting`."""
+
+    @hookimpl
+    def octavo_backends(self) -> Iterable[BackendCard]:
+        """torch-native's card, named and ranked behind it."""
+        return (CARD.model_copy(update={"name": PERMUTING, "priority": CARD.priority - 1}),)
+
+    @hookimpl
+    def octavo_load(self, name: str) -> Backend | None:
+        """The backend."""
+        return Permuting() if name == PERMUTING else None
+
+
+def predicted(shape: ot.MoeShape, kind: str, form: str) -> dict[str, float]:
+    """MB that nobody writes and reads any more: x's and dy's rows in bf16, once for each pass that would make them.
+
+    moved   by permutations: a token's row is read, and written once for each choice
+    read    by the quantizers, whose rows now come out of the L2 cache but for the first choice of a token
+    """
+    if kind == "bf16":
+        return {"moved": 0.0, "read": 0.0}
+    tokens, rows = shape.tokens * shape.in_features * 2, shape.tokens * shape.choices * shape.in_features * 2
+    passes = 2 if form == "keep_all" else 3
+    return {"moved": passes * (tokens + rows) / 1e6, "read": passes * (rows - tokens) / 1e6}
+
+
+def draw(shape: ot.MoeShape) -> tuple[dict[str, Tensor], Tensor]:
+    """Leaves x, weights, w1 and w2 with choices, and dy."""
+    torch.manual_seed(1)
+    k, f, experts = shape.in_features, shape.hidden_features, shape.experts
+    weights, choices = torch.randn(shape.tokens, experts, device="cuda").softmax(-1).topk(shape.choices, -1)
+    leaves = {
+        "x": torch.randn(shape.tokens, k, device="cuda").bfloat16(),
+        "weights": weights,
+        "w1": (torch.randn(experts, 2 * f, k, device="cuda") * k**-0.5).bfloat16(),
+        "w2": (torch.randn(experts, k, f, device="cuda") * f**-0.5).bfloat16(),
+    }
+    given = {"choices": choices, **{name: leaf.requires_grad_() for name, leaf in leaves.items()}}
+    return given, torch.randn(shape.tokens, k, device="cuda").bfloat16()
+
+
+def rows_of(label: str, kind: str, form: str, given: dict[str, Tensor], dy: Tensor) -> list[dict[str, Any]]:
+    """Both ways of one shape, recipe and form."""
+    shape, recipe = SHAPES[label], octavo.recipe(kind)
+    how: dict[str, Any] = {"recipe": recipe, "form": form} | ({"seed": 1} if recipe.stochastic else {})
+    leaves = [given[name] for name in ("x", "weights", "w1", "w2")]
+    ways = {name: partial(ot.moe_mlp, **given, backend=name, **how) for name in (PERMUTING, "torch-native")}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    rows: dict[str, dict[str, Any]] = {name: {} for name in ways}
+    results = []
+    for name, call in ways.items():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y = call()
+        results.append([y.detach(), *torch.autograd.grad(y, leaves, dy)])
+        rows[name]["peak_bytes"] = torch.cuda.max_memory_allocated() - before
+    same = all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
+    del results, y
+    for _ in range(TURNS):
+        for name, call in ways.items():
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+            marks[0].record()
+            y = call()
+            marks[1].record()
+            torch.autograd.grad(y, leaves, dy)
+            marks[2].record()
+            torch.cuda.synchronize()
+            times[name].append((marks[0].elapsed_time(marks[1]), marks[0].elapsed_time(marks[2])))
+            del y
+    for name, row in rows.items():
+        forward, step = zip(*times[name][WARM:], strict=True)
+        row |= {"forward_ms": statistics.median(forward), "step_ms": statistics.median(step)}
+    permuted, through = (rows[name]["step_ms"] for name in ways)
+    more = {"same_bits": same, "predicted_mb": predicted(shape, kind, form), "saved": 1 - through / permuted}
+    print(
+        f"{label:32}{kind:14}{form:10}{permuted:8.3f}{through:8.3f} ms {100 * more['saved']:6.1f} % {same}", flush=True
+    )
+    return [
+        {"shape": label, "recipe": kind, "form": form, "way": name, **row, **(more if name != PERMUTING else {})}
+        for name, row in rows.items()
+    ]
+
+
+def main() -> None:
+    """Writes OUTPUT after every recipe."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("commit")
+    arguments = parser.parse_args()
+    octavo_registry.register(Plugin(), "permuting-plugin")
+    record: dict[str, Any] = {
+        "command": f"python benchmarks/moe_through_index.py moe.json {arguments.commit}",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": {"gpu": torch.cuda.get_device_name()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "octavo-torch": ot.__version__},
+        "commit": arguments.commit,
+        "shapes": {label: vars(shape) for label, shape in SHAPES.items()},
+        "rows": [],
+    }
+    for label, shape in SHAPES.items():
+        given, dy = draw(shape)
+        for kind in KINDS:
+            for form in ("standard", "keep_all"):
+                record["rows"] += rows_of(label, kind, form, given, dy)
+            torch.cuda.empty_cache()
+            arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+        del given, dy
+
+
+if __name__ == "__main__":
+    main()
