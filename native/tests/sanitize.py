@@ -12,10 +12,10 @@ compares three threads with one instead, where there is no GPU. `--only gemms --
 the first on, for a tool that is too slow for all of them in one run.
 
 What is run is every scaling and format, row, column and both planes, both layouts, three input dtypes, ragged and
-stacked operands, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, and every tile of every
-GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take turns rather than being multiplied
-out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that are negative, past the rows or
-near the ends of int64.
+stacked operands, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, routers, and every tile of
+every GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take turns rather than being
+multiplied out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that are negative, past
+the rows or near the ends of int64.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))  # as native/conftest.py does for pytest
 from gemm_launches import KINDS, Launch
-from move_calls import CASES, draw_index, draw_rows, route
+from move_calls import CASES, draw_index, draw_rows, poisoned, route, stream
 from problems import (
     ACTIVATIONS,
     COLS,
@@ -66,7 +66,10 @@ from octavo_native import layouts
 SHOWN = 30
 """Faults that are printed."""
 
-PARTS = ("plans", "quantizers", "indexed", "unchanged", "stacks", "prologues", "reshuffles", "moves", "gemms")
+PARTS = (
+    *("plans", "quantizers", "indexed", "unchanged", "stacks", "prologues", "reshuffles", "moves", "routers"),
+    "gemms",
+)
 """Methods of `Check`."""
 
 
@@ -306,9 +309,10 @@ class Check:
         specs = [SPECS[0], SPECS[2], SPECS[4], SPECS[6], SPECS[9], SPECS[12], SPECS[14]]
         for number, (kind, name) in enumerate(kinds * 2):
             self._fused(specs[number % len(specs)], kind, name, tuple(DTYPES)[number % 3], number)
-        # SwiGLU has kernels of its own, of aligned bf16 rows
-        for number, (kind, spec) in enumerate(itertools.product(("activation", "activation_grad"), specs)):
-            self._fused(spec, kind, "swiglu", "bfloat16", 2 * number)
+        # SwiGLU, plain and clamped, has kernels of its own, of aligned bf16 rows
+        names = ("swiglu", "clamped_swiglu")
+        for number, (kind, spec, name) in enumerate(itertools.product(("activation", "activation_grad"), specs, names)):
+            self._fused(spec, kind, name, "bfloat16", 2 * number)
 
     def _fused(self, spec: dict[str, Any], kind: str, name: str, dtype: str, number: int) -> None:
         gated = name in native.GATED
@@ -408,6 +412,52 @@ class Check:
         wrong = (made[0][-2].double() - made[1][-2].double()).abs()
         if (wrong > (cols + 4) * 2.0**-24 * made[1][-1].double()).any():
             self.faults.append(f"products of {case} {dtype} are off by {wrong.max().item()}")
+
+    def routers(self) -> None:
+        """Choices by every score, by groups, and taken as given; the gradient of the logits. What the CPU's kernels
+        weigh differs in the last bits, which tests/rows/test_router.py bounds."""
+        kinds = itertools.product((1, 40, 60, 128, 256, 512, 1024), native.SCORES)
+        for number, (experts, score) in enumerate(kinds):
+            self._routed(33, experts, min(8, experts), score, tuple(DTYPES)[number % 3], number)
+
+    def _routed(self, tokens: int, experts: int, k: int, score: str, dtype: str, number: int) -> None:
+        grouped = experts % 4 == 0 and number % 2 == 1
+        logits = torch.randn(tokens, experts, generator=self.draw).to(DTYPES[dtype])
+        dweights, bias = torch.randn(tokens, k, generator=self.draw), torch.zeros(experts)
+        replay = torch.randint(-1, experts + 1, (tokens, k), generator=self.draw)
+        groups = {"groups": 4, "kept_groups": 2} if grouped else {}
+        rule = native.RouterRule(k=k, score=native.SCORES[score], renormalize=number % 4 < 2, **groups)
+
+        def run(place: Place) -> list[Tensor]:
+            held = [tensor.to(place.device) for tensor in (logits, dweights, bias, replay)]
+            given = native.Logits(
+                data=address(held[0]), dtype=native.DTYPES[dtype], tokens=tokens, experts=experts, stride=experts
+            )
+            common = {**place.common, "stream": stream(place), "rule": rule, "logits": given}
+            choices, counts = (poisoned(side, torch.int64, place) for side in ((tokens, k), (experts,)))
+            weights, dlogits = (
+                poisoned(side, like, place)
+                for side, like in (((tokens, k), torch.float32), (logits.shape, logits.dtype))
+            )
+            native.choose_experts(
+                **common, bias=address(held[2]) if grouped else 0, replay=address(held[3]) if number % 5 == 0 else 0,
+                choices=address(choices), weights=address(weights), counts=address(counts),
+            )  # fmt: skip
+            native.choose_gradient(
+                **common, choices=address(choices), dweights=address(held[1]), dlogits=address(dlogits)
+            )
+            return [tensor.cpu() for tensor in (choices, counts, weights, dlogits)]
+
+        what = f"router of {experts} {score} {dtype}"
+        made = self.both(what, run)
+        if made is None:
+            return
+        if not grouped:
+            for name, ours, theirs in zip(("choices", "counts"), made[0], made[1], strict=False):
+                self.same(f"{name} of {what}", ours.view(torch.uint8).numpy(), theirs.view(torch.uint8).numpy())
+            for ours, theirs in zip(made[0][2:], made[1][2:], strict=True):
+                if not torch.allclose(ours.float(), theirs.float(), rtol=2.0**-6, atol=2.0**-10):
+                    self.faults.append(f"{what}: weights or gradients are not those of the CPU")
 
     def gemms(self) -> None:
         """Every kind of GEMM on every tile; sizes, sides, biases and accumulators in turn."""

@@ -10,6 +10,7 @@
 //
 //                 value    derivative    in [-4, -1/4]
 //   silu          2.3      3.2           0.9
+//   clamped       2.3      3.2           0.9
 //   gelu          2.6      2.5           1.0
 //   gelu_tanh     2.1      3.0           0.9
 //   relu2         0.5      0             0
@@ -69,14 +70,17 @@ OCTAVO_HD float two_to(int32_t n) { return float_of(static_cast<uint32_t>(n + 12
 // p * 2^n for p in [0.7, 1.5] and |n| <= 125.
 OCTAVO_HD float times_two_to(float p, int32_t n) { return float_of(bits_of(p) + (static_cast<uint32_t>(n) << 23)); }
 
-// e^x for |x| <= 2^20
-OCTAVO_HD Power exp_power(float x) {
+// 2^(x (rate + rate_rest)) for |x rate| <= 2^20
+OCTAVO_HD Power scaled_power(float x, float rate, float rate_rest) {
   Power power;
-  power.rounder = fmaf(x, LOG2E, ROUNDER);
+  power.rounder = fmaf(x, rate, ROUNDER);
   const float n = power.rounder - ROUNDER;
-  power.rest = fmaf(x, LOG2E_REST, fmaf(x, LOG2E, -n));
+  power.rest = fmaf(x, rate_rest, fmaf(x, rate, -n));
   return power;
 }
+
+// e^x for |x| <= 2^20
+OCTAVO_HD Power exp_power(float x) { return scaled_power(x, LOG2E, LOG2E_REST); }
 
 // 2^(high + low)
 OCTAVO_HD Power exp2_power(float high, float low) {
@@ -86,10 +90,11 @@ OCTAVO_HD Power exp2_power(float high, float low) {
   return power;
 }
 
-// ---- x * sigmoid(v) = x / (1 + e) with e = 2^power = exp(-v): silu has v = x, gelu_tanh an odd cubic of x.
+// ---- x * sigmoid(v) = x / (1 + e) with e = 2^power = exp(-v): silu has v = x, gelu_tanh an odd cubic of x, and
+// clamped_swiglu v = 1.702 x.
 //
 // e stops at 2^125, so that the denominator's reciprocal is normal; what it lacks is a power of two, and the numerator
-// is divided by it first, which is exact. x is at least -128, where both functions are already 0.
+// is divided by it first, which is exact. x is at least -128, where all these functions are already 0.
 struct Logistic {
   float e;
   float denominator;  // fl(1 + e)
@@ -129,7 +134,25 @@ OCTAVO_HD float logistic_slope(float x, float inner, float inner_rest, float end
 // Keeps the exponents within their integers; NaN becomes `low`.
 OCTAVO_HD float bounded(float x, float low, float high) { return smaller(x > low ? x : low, high); }
 
+struct Pair {
+  float high;
+  float low;
+};
+
 constexpr float SILU_LOW = -128.0f, SILU_END = 20.0f, GELU_TANH_LOW = -12.0f, GELU_TANH_END = 6.0f;
+
+// gpt-oss's: the gate's largest value and the sigmoid's factor, the latter also times log2(e).
+constexpr float CLAMP_LIMIT = 7.0f, CLAMP_LOW = -76.0f, ALPHA = 1.702f, ALPHA_REST = -2.193451e-08f;
+constexpr float ALPHA_LOG2E = 2.455467f, ALPHA_LOG2E_REST = -2.6109499e-08f;
+
+// x, or the limit past it; NaN stays.
+OCTAVO_HD float at_most_limit(float x) { return x > CLAMP_LIMIT ? CLAMP_LIMIT : x; }
+
+// 1.702 x in two floats
+OCTAVO_HD Pair clamped_inner(float x) {
+  const float high = ALPHA * x;
+  return {high, fmaf(ALPHA_REST, x, fmaf(ALPHA, x, -high))};
+}
 
 // 2 sqrt(2 / pi) (x + 0.044715 x^3) log2(e) = x (A + B x^2), in two floats: the argument reaches 150, where the
 // rounding of one float alone would cost 100 ulp.
@@ -144,11 +167,6 @@ OCTAVO_HD Power gelu_tanh_power(float x) {
   const float low = -fmaf(x, sum_rest, fmaf(x, sum, high));
   return exp2_power(high, low);
 }
-
-struct Pair {
-  float high;
-  float low;
-};
 
 // 2 sqrt(2 / pi) (x + 3 * 0.044715 x^3), which is x v', in two floats.
 OCTAVO_HD Pair gelu_tanh_inner(float x) {
@@ -261,6 +279,14 @@ OCTAVO_HD ValueAndSlope activation_parts(Activation name, float x) {
     const Normal parts = normal_tail(x);
     if (want_value) result.value = gelu_value(x, parts);
     if (want_slope) result.slope = gelu_slope(x, parts);
+  } else if (name == Activation::clamped_swiglu) {
+    const float near = bounded(x, CLAMP_LOW, CLAMP_LIMIT);
+    const Logistic parts = logistic(scaled_power(-near, ALPHA_LOG2E, ALPHA_LOG2E_REST));
+    if (want_value) result.value = logistic_value(at_most_limit(x), near, CLAMP_LIMIT, parts);
+    if (want_slope) {
+      const Pair inner = clamped_inner(near);
+      result.slope = x > CLAMP_LIMIT ? 0.0f : logistic_slope(x, inner.high, inner.low, CLAMP_LIMIT, parts);
+    }
   } else {
     const float kept = x <= 0.0f ? 0.0f : x;  // NaN too
     if (want_value) result.value = kept * kept;
@@ -280,16 +306,19 @@ OCTAVO_HD float exp2_approximate(float x) {
 #endif
 }
 
-// silu for |x| <= SILU_MODERATE, where nothing over- or underflows, within 6 ulp in half the steps: for results that
-// are rounded to 16 bits, in the kernels that run at the speed of memory.
-constexpr float SILU_MODERATE = 80.0f;
+// silu for |x| <= SILU_MODERATE and clamped_swiglu's function for |x| <= CLAMPED_MODERATE, where nothing over- or
+// underflows, within 6 ulp in half the steps: for results that are rounded to 16 bits, in the kernels that run at the
+// speed of memory.
+constexpr float SILU_MODERATE = 80.0f, CLAMPED_MODERATE = 47.0f;
 
+// x * sigmoid(inner) and its derivative in x, where `inner` is x times a factor; rate + rate_rest is the factor times
+// log2(e).
 template <bool want_value, bool want_slope>
-OCTAVO_HD ValueAndSlope silu_moderate(float x) {
+OCTAVO_HD ValueAndSlope logistic_moderate(float x, float inner, float rate, float rate_rest) {
   using namespace activation;
   constexpr float LN2 = 0.693147182f;
-  const float high = x * -LOG2E;
-  const float lost_high = fmaf(x, LOG2E, high), low = fmaf(x, -LOG2E_REST, -lost_high);
+  const float high = x * -rate;
+  const float lost_high = fmaf(x, rate, high), low = fmaf(x, -rate_rest, -lost_high);
   const float rough = exp2_approximate(high), e = fmaf(rough * LN2, low, rough);
   const float denominator = 1.0f + e, inverse = reciprocal(denominator);
   ValueAndSlope result = {0.0f, 0.0f};
@@ -300,8 +329,22 @@ OCTAVO_HD ValueAndSlope silu_moderate(float x) {
     const float residue = fmaf(-lost, inverse, fmaf(-denominator, inverse, 1.0f));
     const float s = fmaf(residue, inverse, inverse);
     const float rest = e > 1.0f ? 1.0f - s : e * s;
-    result.slope = fmaf(rest, x, 1.0f) * s;
+    result.slope = fmaf(rest, inner, 1.0f) * s;
   }
+  return result;
+}
+
+template <bool want_value, bool want_slope>
+OCTAVO_HD ValueAndSlope silu_moderate(float x) {
+  return logistic_moderate<want_value, want_slope>(x, x, activation::LOG2E, activation::LOG2E_REST);
+}
+
+template <bool want_value, bool want_slope>
+OCTAVO_HD ValueAndSlope clamped_moderate(float x) {
+  using namespace activation;
+  const float near = at_most_limit(x);
+  ValueAndSlope result = logistic_moderate<want_value, want_slope>(near, ALPHA * near, ALPHA_LOG2E, ALPHA_LOG2E_REST);
+  if (want_slope && x > CLAMP_LIMIT) result.slope = 0.0f;
   return result;
 }
 
@@ -309,8 +352,23 @@ OCTAVO_HD float act_forward(Activation name, float x) { return activation_parts<
 
 OCTAVO_HD float act_derivative(Activation name, float x) { return activation_parts<false, true>(name, x).slope; }
 
-// fl(fl(act(gate) * up) * prob); without a gate fl(act(x) * prob); without probabilities the last product is left out.
-OCTAVO_HD float gated_forward(Activation name, float gate, float up) { return act_forward(name, gate) * up; }
+// What a gate multiplies: the up projection, in clamped_swiglu fl(u + 1) of what its clamp leaves. NaN stays.
+OCTAVO_HD float gated_factor(Activation name, float up) {
+  if (name != Activation::clamped_swiglu) return up;
+  const float limit = activation::CLAMP_LIMIT, below = activation::at_most_limit(up);
+  return (below < -limit ? -limit : below) + 1.0f;
+}
+
+// Whether the up projection has a gradient; past the clamp's limits it has none.
+OCTAVO_HD bool up_passes(Activation name, float up) {
+  return name != Activation::clamped_swiglu || !(fabsf(up) > activation::CLAMP_LIMIT);
+}
+
+// fl(fl(act(gate) * factor) * prob); without a gate fl(act(x) * prob); without probabilities the last product is left
+// out.
+OCTAVO_HD float gated_forward(Activation name, float gate, float up) {
+  return act_forward(name, gate) * gated_factor(name, up);
+}
 
 OCTAVO_HD float gated_forward(Activation name, float gate, float up, float prob) {
   return gated_forward(name, gate, up) * prob;
@@ -324,11 +382,11 @@ struct GatedGradient {
   float dup;
 };
 
-// dgate = fl(fl(dy * act'(gate)) * up), dup = fl(dy * act(gate)). The slope comes first: it is at most 1.13 (relu2
-// aside), so that the first product overflows only where dy nearly does.
+// dgate = fl(fl(dy * act'(gate)) * factor), dup = fl(dy * act(gate)), or 0 past a clamp. The slope comes first: it is
+// at most 1.13 (relu2 aside), so that the first product overflows only where dy nearly does.
 OCTAVO_HD GatedGradient gated_backward(Activation name, float gate, float up, float dy) {
   const ValueAndSlope parts = activation_parts<true, true>(name, gate);
-  return {(dy * parts.slope) * up, dy * parts.value};
+  return {(dy * parts.slope) * gated_factor(name, up), up_passes(name, up) ? dy * parts.value : 0.0f};
 }
 
 // ---- normalization: statistics of a row are fp32, from sums in the order of the device's kernel (numerics.md allows

@@ -22,7 +22,16 @@ enum class Operand : int32_t { x = 0, w = 1, dy = 2 };
 // plain: as octavo.GroupedTensorSpec lays it out. native: as the Hopper kernels read it (layouts.h).
 enum class Layout : int32_t { plain = 0, native = 1 };
 
-enum class Activation : int32_t { silu = 0, gelu = 1, gelu_tanh = 2, relu2 = 3, swiglu = 4, geglu = 5, geglu_tanh = 6 };
+enum class Activation : int32_t {
+  silu = 0,
+  gelu = 1,
+  gelu_tanh = 2,
+  relu2 = 3,
+  swiglu = 4,
+  geglu = 5,
+  geglu_tanh = 6,
+  clamped_swiglu = 7
+};
 enum class Norm : int32_t { rms = 0, layer = 1 };
 
 constexpr int32_t ABI_LEVEL = 1;

@@ -93,8 +93,8 @@ Error check_plane(const QuantizerSpec& spec, const Plane& plane, int64_t element
 Error check_activation(const QuantizeArgs& args) {
   const Prologue& prologue = args.prologue;
   const int64_t elements = args.input.rows * args.input.cols;
-  if (!named(prologue.activation, Activation::geglu_tanh)) {
-    return invalid("activation is not a valid Activation; give a number from 0 to 6");
+  if (!named(prologue.activation, Activation::clamped_swiglu)) {
+    return invalid("activation is not a valid Activation; give a number from 0 to 7");
   }
   const bool gated = is_gated(prologue.activation);
   if (gated && args.input.cols % 2 != 0) {

@@ -5,6 +5,7 @@
 #include "octavo/permute.h"
 #include "octavo/plan.h"
 #include "octavo/quantize.h"
+#include "octavo/router.h"
 
 namespace octavo {
 
@@ -33,5 +34,7 @@ Error route_cuda(const RouteArgs&, void*) { return absent(); }
 Error permute_cuda(const MoveArgs&, void*) { return absent(); }
 Error combine_cuda(const MoveArgs&, void*) { return absent(); }
 Error dot_cuda(const DotArgs&, void*) { return absent(); }
+Error choose_cuda(const ChooseArgs&, void*) { return absent(); }
+Error choose_gradient_cuda(const ChooseGradientArgs&, void*) { return absent(); }
 
 }  // namespace octavo

@@ -37,6 +37,8 @@ ACTIVATIONS: Final[Mapping[str, int]]
 
 GATED: Final[frozenset[str]]
 
+SCORES: Final[Mapping[str, int]]
+
 NORMS: Final[Mapping[str, int]]
 
 PROLOGUES: Final[Mapping[str, int]]
@@ -474,6 +476,52 @@ def dot_rows(
 ) -> None:
     """
     out[t, j] = rows[position[t, j]] . dy[t] in fp32, 0 where routed[t, j] is 0: the gradient of combine's weights.
+    """
+
+class RouterRule:
+    """How a router chooses: octavo_numerics.RouterRule, `score` by number."""
+
+    def __init__(
+        self, *, k: int, score: int, groups: int = 1, kept_groups: int = 1, renormalize: bool = True, scale: float = 1.0
+    ) -> None: ...
+
+class Logits:
+    """Addresses of logits [tokens, experts], rows `stride` elements apart."""
+
+    def __init__(self, *, data: int, dtype: int, tokens: int, experts: int, stride: int) -> None: ...
+
+def choose_experts(
+    *,
+    cuda: bool,
+    rule: RouterRule,
+    logits: Logits,
+    bias: int,
+    replay: int,
+    choices: int,
+    weights: int,
+    counts: int,
+    stream: int = 0,
+    threads: int = 1,
+) -> None:
+    """
+    The choices of each token, int64 [tokens, k], their fp32 weights, and int64 counts [experts].
+
+    fp32 `bias` [experts] is added for choosing alone, int64 `replay` [tokens, k] are choices to take; 0: none.
+    """
+
+def choose_gradient(
+    *,
+    cuda: bool,
+    rule: RouterRule,
+    logits: Logits,
+    choices: int,
+    dweights: int,
+    dlogits: int,
+    stream: int = 0,
+    threads: int = 1,
+) -> None:
+    """
+    The gradient of the logits, [tokens, experts] in their dtype, from that of the weights.
     """
 
 def ffi_targets() -> dict[str, dict[str, object]]:

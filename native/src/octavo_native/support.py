@@ -18,11 +18,17 @@ Accumulation = Literal["fp32", "hopper_bf16", "hopper_fp8"]
 QuantizeOp = Literal["quantize", "dequantize", "act_quantize", "dact_quantize", "norm_quantize"]
 GemmOp = Literal["fprop", "dgrad", "wgrad"]
 MoveOp = Literal["route", "permute_rows", "combine_rows", "dot_rows"]
+RouterOp = Literal["choose_experts", "choose_gradient"]
 HalfDType = Literal["bfloat16", "float16"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu", "geglu_tanh", "clamped_swiglu"]
 
 QUANTIZE_OPS: Final[frozenset[QuantizeOp]] = frozenset(get_args(QuantizeOp))
 GEMM_OPS: Final[frozenset[GemmOp]] = frozenset(get_args(GemmOp))
 MOVE_OPS: Final[frozenset[MoveOp]] = frozenset(get_args(MoveOp))
+ROUTER_OPS: Final[frozenset[RouterOp]] = frozenset(get_args(RouterOp))
+
+ACTIVATIONS: Final[frozenset[Activation]] = frozenset(get_args(Activation))
+"""What "act_quantize" and "dact_quantize" compute."""
 
 FP8_RECIPES: Final = frozenset({"delayed", "current", "row", "block"})
 EMULATED_RECIPES: Final = frozenset({"mxfp8", "nvfp4"})
@@ -36,6 +42,10 @@ HOPPER: Final = (9, 0)
 
 CUDA_MULTIPLE: Final = 16
 """K and N of a GEMM on CUDA are multiples of this."""
+
+MOST_EXPERTS: Final = 1024
+MOST_CHOICES: Final = 32
+"""What the warp that works on a token holds of a router; `MOST_CHOICES` is that of groups of experts, too."""
 
 CUDA_DTYPES: Final[tuple[HalfDType, ...]] = ("bfloat16", "float16")
 """What unquantized operands of a GEMM on CUDA may be."""
@@ -59,7 +69,7 @@ class Support:
     emulated      how a product is computed that the device has no instructions for; None: it is not emulated
     """
 
-    ops: frozenset[QuantizeOp | GemmOp | MoveOp]
+    ops: frozenset[QuantizeOp | GemmOp | MoveOp | RouterOp]
     recipes: frozenset[str]
     in_dtypes: frozenset[HalfDType] | None = None
     accumulation: Accumulation = "fp32"
@@ -79,6 +89,7 @@ SUPPORT: Final[Mapping[Device, tuple[Support, ...]]] = MappingProxyType(
             Support(GEMM_OPS, HIGH_PRECISION),
             Support(GEMM_OPS, QUANTIZED_RECIPES, emulated=EMULATED_ON_CPU),
             Support(MOVE_OPS, HIGH_PRECISION),
+            Support(ROUTER_OPS, HIGH_PRECISION),
         ),
         "cuda": (
             Support(QUANTIZE_OPS, QUANTIZED_RECIPES),
@@ -89,6 +100,7 @@ SUPPORT: Final[Mapping[Device, tuple[Support, ...]]] = MappingProxyType(
                 for recipe, how in EMULATED_ON_CUDA.items()
             ),
             Support(MOVE_OPS, HIGH_PRECISION),
+            Support(ROUTER_OPS, HIGH_PRECISION),
         ),
     }
 )
@@ -117,6 +129,18 @@ def build_refusal(cuda: bool, has_cuda: bool) -> str | None:
         "this octavo-native was built without CUDA kernels; install a build with them, or build it where nvcc is found "
         "(octavo doctor shows what was built)"
     )
+
+
+def router_refusal(experts: int | None, choices: int | None, expert_groups: int) -> str | None:
+    """Why the kernels do not take a router of so many experts, choices of a token and groups of experts, or None.
+
+    experts, choices  None: any
+    """
+    sides = (("experts", experts or 1, MOST_EXPERTS), ("choices of a token", choices or 1, MOST_CHOICES))
+    for what, number, most in (*sides, ("groups of experts", expert_groups, MOST_CHOICES)):
+        if number > most:
+            return f"there are {number} {what}, and its kernels, which give each token a warp, hold {most}"
+    return None
 
 
 def layout_refusal(directions: Collection[str], layouts: Sequence[str]) -> str | None:

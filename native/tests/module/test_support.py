@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from router_calls import choose
 
 import octavo_native
 from octavo_native import gemms, layouts, support
+from octavo_numerics import RouterRule
 
 SOURCE = Path(octavo_native.__file__).parent
 
@@ -111,6 +114,18 @@ def test_a_refusal_names_what_was_given_and_what_is_needed(
     assert support.gemm_refusal(op, **{"cuda": True, **arguments}) == sentence  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("experts", "choices", "groups"), [(1024, 32, 32), (1025, 1, 1), (1024, 33, 1), (1024, 1, 64)])
+def test_routers_are_refused_where_the_kernels_refuse_them(experts: int, choices: int, groups: int) -> None:
+    """check_router.cpp refuses what a warp does not hold; a plan must know before."""
+    refused = support.router_refusal(experts, choices, groups)
+    rule = RouterRule(choices, groups=groups, kept_groups=max(1, groups // 2))
+    if refused is None:
+        choose("cpu", np.zeros((1, experts), np.float32), rule)
+    else:
+        with pytest.raises(ValueError, match="the most that a warp holds"):
+            choose("cpu", np.zeros((1, experts), np.float32), rule)
+
+
 def test_operands_of_two_dtypes_are_fine_where_they_are_quantized_or_on_the_cpu() -> None:
     assert support.gemm_refusal("fprop", cuda=True, k=64, n=64) is None
     assert support.gemm_refusal("fprop", cuda=False, k=63, n=1, dtypes=("float32", "bfloat16")) is None
@@ -151,6 +166,8 @@ def test_another_abi_level_names_both_levels_and_the_caller() -> None:
 def test_the_table_names_what_the_module_has() -> None:
     """Every scaling has a row for each kind of operation on each device, and no row names another recipe."""
     assert set(octavo_native.GEMMS) == support.GEMM_OPS
+    assert set(octavo_native.SCORES) == {"softmax", "sigmoid", "sqrtsoftplus"}
+    assert set(octavo_native.ACTIVATIONS) == support.ACTIVATIONS
     assert set(octavo_native.SCALINGS) == support.QUANTIZED_RECIPES
     for rows in support.SUPPORT.values():
         for ops in (support.QUANTIZE_OPS, support.GEMM_OPS):

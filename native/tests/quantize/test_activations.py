@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - names bfloat16 to NumPy
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -21,7 +22,8 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 PLAIN = ("silu", "gelu", "gelu_tanh", "relu2")
-GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "clamped_swiglu": "clamped"}
+ALPHA, LIMIT = 1.702, 7.0  # of clamped_swiglu, which exists with a gate alone
 CUBIC = 0.044715
 SLOPE = 2 * math.sqrt(2 / math.pi)
 EDGES = (0.0, -0.0, 1e-45, -1e-45, 1e-38, -1e-38, 3.4e38, -3.4e38, -86.9, -88.8, -100.0, -128.5, 88.8, 20.0, 6.0)
@@ -65,11 +67,24 @@ def gelu_tanh_slope(x: F64) -> F64:
     return sigmoid(v) * (1 + sigmoid(-v) * SLOPE * x * (1 + 3 * CUBIC * x * x))
 
 
+def clamped(x: F64) -> F64:
+    """g sigmoid(1.702 g) of g = min(x, 7)."""
+    g = np.minimum(x, LIMIT)
+    return g * sigmoid(ALPHA * g)
+
+
+def clamped_slope(x: F64) -> F64:
+    """Its derivative, 0 past the limit; past -1000 the sigmoid is 0."""
+    v = ALPHA * np.clip(x, -1e3, LIMIT)
+    return np.where(x > LIMIT, 0, sigmoid(v) * (1 + sigmoid(-v) * v))
+
+
 VALUES: dict[str, Callable[[F64], F64]] = {
     "silu": lambda x: x * sigmoid(x),
     "gelu": lambda x: x * phi(x),
     "gelu_tanh": lambda x: x * sigmoid(gelu_tanh_argument(x)),
     "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "clamped": clamped,
 }
 
 SLOPES: dict[str, Callable[[F64], F64]] = {
@@ -77,6 +92,7 @@ SLOPES: dict[str, Callable[[F64], F64]] = {
     "gelu": lambda x: phi(x) + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi),
     "gelu_tanh": gelu_tanh_slope,
     "relu2": lambda x: 2 * np.maximum(x, 0),
+    "clamped": clamped_slope,
 }
 
 
@@ -106,23 +122,29 @@ def address(held: Any) -> int:
     return at
 
 
-def run(device: str, activation: str, x: F32, dy: F32 | None = None, probs: F32 | None = None) -> F32:
-    """The fp32 copy of what was quantized: the activation of `x`, or the gradient of `x` where `dy` is given."""
+def run(
+    device: str, activation: str, x: F32, dy: F32 | None = None, probs: F32 | None = None, dtype: str = "float32"
+) -> F32:
+    """What was quantized, in fp32: the activation of `x`, or the gradient of `x` where `dy` is given.
+
+    dtype   that of the kernel's arrays: `x` and `dy` are rounded to it
+    """
     rows, cols = x.shape
+    narrow, bits = np.dtype(dtype), np.uint32 if dtype == "float32" else np.uint16
     halves = activation in GATED and dy is None
     out_cols = cols // 2 if halves else cols
     quantizer = native.Quantizer(format=native.FORMATS["e4m3"], scaling=native.SCALINGS["mxfp8"])
-    held = {"x": placed(device, x)}
+    held = {"x": placed(device, x.astype(narrow).view(bits))}
     if dy is not None:
-        held["dy"] = placed(device, dy)
+        held["dy"] = placed(device, dy.astype(narrow).view(bits))
     if probs is not None:
         held["probs"] = placed(device, probs)
     held["row_codes"] = placed(device, np.zeros(rows * out_cols, dtype=np.uint8))
     held["row_scales"] = placed(device, np.zeros(rows * -(-out_cols // 32), dtype=np.uint8))
-    held["activated"] = placed(device, np.full((rows, out_cols), np.nan, dtype=np.float32))
+    held["activated"] = placed(device, np.full((rows, out_cols), np.iinfo(bits).max, dtype=bits))
     sides: dict[str, Any] = {
         "cuda": device == "cuda",
-        "dtype": native.DTYPES["float32"],
+        "dtype": native.DTYPES[dtype],
         "rows": rows,
         "cols": cols,
         "groups": 1,
@@ -143,8 +165,15 @@ def run(device: str, activation: str, x: F32, dy: F32 | None = None, probs: F32 
         dy_stride=0 if dy is None else dy.shape[1],
         workspace_bytes=size,
     )
-    result: F32 = held["activated"] if device == "cpu" else held["activated"].cpu().numpy()
-    return result
+    result = held["activated"] if device == "cpu" else held["activated"].cpu().numpy()
+    return result.view(narrow).astype(np.float32)
+
+
+def of_gate(device: str, activation: str, gate: F32, dy: F32 | None = None) -> F32:
+    """The function of a gate alone, or its derivative times `dy`: clamped_swiglu multiplies it by fl(0 + 1)."""
+    if activation != "clamped":
+        return run(device, activation, gate, dy)
+    return run(device, "clamped_swiglu", np.concatenate([gate, np.zeros_like(gate)], 1), dy)[:, : gate.shape[1]]
 
 
 def ulps(got: F32, want: F64) -> F64:
@@ -158,21 +187,21 @@ def ulps(got: F32, want: F64) -> F64:
 
 
 @pytest.mark.parametrize("device", PLACES)
-@pytest.mark.parametrize("activation", PLAIN)
+@pytest.mark.parametrize("activation", VALUES)
 def test_values_are_within_four_ulp(rng: np.random.Generator, activation: str, device: str) -> None:
     """Over all finite arguments, subnormal results included."""
     x = arguments(rng, 64, 4096)
-    error = ulps(run(device, activation, x).reshape(-1), VALUES[activation](x.reshape(-1).astype(np.float64)))
+    error = ulps(of_gate(device, activation, x).reshape(-1), VALUES[activation](x.reshape(-1).astype(np.float64)))
     worst = int(np.argmax(error))
     assert error[worst] <= 4, f"{error[worst]} ulp at {x.reshape(-1)[worst]!r}"
 
 
 @pytest.mark.parametrize("device", PLACES)
-@pytest.mark.parametrize("activation", PLAIN)
+@pytest.mark.parametrize("activation", SLOPES)
 def test_slopes_are_within_four_ulp_or_near_a_root(rng: np.random.Generator, activation: str, device: str) -> None:
     """Where the derivative has its roots, in [-4, -1/4], the absolute error is at most 2^-23."""
     x = arguments(rng, 64, 4096)
-    got = run(device, activation, x, dy=np.ones_like(x)).reshape(-1)
+    got = of_gate(device, activation, x, dy=np.ones_like(x)).reshape(-1)
     at = x.reshape(-1).astype(np.float64)
     want = SLOPES[activation](at)
     near = (at >= -4) & (at <= -0.25)
@@ -186,10 +215,12 @@ def test_slopes_are_within_four_ulp_or_near_a_root(rng: np.random.Generator, act
 def test_gates_and_probabilities_add_half_an_ulp_each(rng: np.random.Generator, activation: str, device: str) -> None:
     """fl(fl(act(gate) * up) * prob); dup = fl(fl(dy * prob) * act(gate)), dgate = fl(fl(fl(dy * prob) * act') * up).
 
-    Magnitudes are such that no intermediate product is subnormal, where its rounding would not be half an ulp.
+    clamped_swiglu has fl(u + 1) in up's place, and no gradient of what it clamps. Magnitudes are such that no
+    intermediate product is subnormal, where its rounding would not be half an ulp.
     """
     rows, features = 96, 512
-    gate = rng.uniform(-12 if activation == "swiglu" else -4, 12, (rows, features)).astype(np.float32)
+    low = {"swiglu": -12, "clamped_swiglu": -7}.get(activation, -4)
+    gate = rng.uniform(low, 12, (rows, features)).astype(np.float32)
     up, dy = (np.ldexp(rng.uniform(1, 2, gate.shape), rng.integers(-9, 9, gate.shape)).astype(np.float32) for _ in "ab")
     up *= rng.choice(np.array([1, -1], dtype=np.float32), gate.shape)
     probs = rng.uniform(0.01, 1, rows).astype(np.float32)
@@ -198,12 +229,16 @@ def test_gates_and_probabilities_add_half_an_ulp_each(rng: np.random.Generator, 
     shape = gate.shape
     value = VALUES[GATED[activation]](wide.reshape(-1)).reshape(shape)
     slope = SLOPES[GATED[activation]](wide.reshape(-1)).reshape(shape)
+    passes = np.ones(shape, bool)
+    if activation == "clamped_swiglu":
+        passes = np.abs(up) <= LIMIT
+        up = np.clip(up, -np.float32(LIMIT), np.float32(LIMIT)) + np.float32(1)  # fl(u + 1), as the definition rounds
 
     # half an ulp of a product may be a whole one of the next: the significand can halve
     assert ulps(run(device, activation, x), value * up).max() <= 5
     assert ulps(run(device, activation, x, probs=probs), value * up * p).max() <= 6
     got = run(device, activation, x, dy=dy, probs=probs)
-    assert ulps(got[:, features:], dy * p * value).max() <= 6
+    assert ulps(got[:, features:], dy * p * value * passes).max() <= 6
     steep = (gate < -4) | (gate > -0.25)
     assert ulps(got[:, :features], dy * p * slope * up)[steep].max() <= 7
     assert (np.abs(got[:, :features] - dy * p * slope * up) / np.abs(dy * p * up))[~steep].max() <= 2.0**-22
@@ -225,8 +260,31 @@ def test_limits(activation: str, device: str) -> None:
     assert slope[5] == (np.inf if activation == "relu2" else 1)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("device", PLACES)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_clamps(dtype: str, device: str) -> None:
+    """At a limit of clamped_swiglu a gradient is whole, past it 0, as torch's clamp has it; NaN stays."""
+    past = np.float32(7.0625)
+    # 64 columns, of which bf16's rows run in the kernels that are tuned for SwiGLU
+    gate = np.resize(np.array([7, past, np.inf, -np.inf, np.nan, 1, 1, 1, 1, 1, 1], np.float32), (1, 64))
+    up = np.resize(np.array([1, 1, 1, 1, 1, 7, past, np.inf, -7, -past, np.nan], np.float32), (1, 64))
+    x = np.concatenate([gate, up], 1)
+    value = run(device, "clamped_swiglu", x, dtype=dtype)[0]
+    both = run(device, "clamped_swiglu", x, dy=np.ones_like(gate), dtype=dtype)[0]
+    dgate, dup = both[:64], both[64:]
+    assert value[0] == value[1] == value[2] > 13.9
+    assert value[3] == 0
+    assert value[5] == value[6] == value[7] > 6.7
+    assert value[8] == value[9] < -5
+    assert dgate[0] > 1.9
+    assert (dgate[1:4] == 0).all()
+    assert dup[5] == dup[8] > 0.8
+    assert (dup[[6, 7, 9]] == 0).all()
+    assert np.isnan([*value[[4, 10]], *dgate[[4, 10]], dup[4]]).all()
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "clamped"])
 def test_negative_zero_is_kept(activation: str) -> None:
     """The sign of a zero is a bit of its code."""
-    value = run("cpu", activation, np.array([[-0.0, 0.0]], dtype=np.float32))
+    value = of_gate("cpu", activation, np.array([[-0.0, 0.0]], dtype=np.float32))
     assert np.signbit(value).tolist() == [[True, False]]

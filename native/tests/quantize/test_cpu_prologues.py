@@ -43,6 +43,19 @@ def _relu2(x: F64) -> tuple[F64, F64]:
     return kept * kept, 2 * kept
 
 
+def _clamped(x: F64) -> tuple[F64, F64]:
+    v = 1.702 * np.minimum(x, 7)
+    s = 1 / (1 + np.exp(-v))
+    return np.minimum(x, 7) * s, np.where(x > 7, 0, s * (1 + v * (1 - s)))
+
+
+def _factor(name: str, up: np.ndarray) -> tuple[F64, F64]:
+    """What a gate multiplies, and its derivative in the up projection; the sum up + 1 is fp32."""
+    if name != "clamped_swiglu":
+        return up.astype(np.float64), np.ones(up.shape)
+    return (np.clip(up, np.float32(-7), np.float32(7)) + np.float32(1)).astype(np.float64), np.abs(up) <= 7.0
+
+
 FUNCTIONS: dict[str, Callable[[F64], tuple[F64, F64]]] = {
     "silu": _silu,
     "gelu": _gelu,
@@ -51,8 +64,9 @@ FUNCTIONS: dict[str, Callable[[F64], tuple[F64, F64]]] = {
     "swiglu": _silu,
     "geglu": _gelu,
     "geglu_tanh": _gelu_tanh,
+    "clamped_swiglu": _clamped,
 }
-GATED = ("swiglu", "geglu", "geglu_tanh")
+GATED = ("swiglu", "geglu", "geglu_tanh", "clamped_swiglu")
 BLOCK = SPECS["block.e4m3"].model_copy(update={"orientation": "both"})
 PLANES = {"rowwise": PLAIN, "columnwise": NATIVE["columnwise"]}
 
@@ -80,7 +94,7 @@ def test_activations(name: str, with_probs: bool, rng: np.random.Generator) -> N
     value = FUNCTIONS[name](x[:, :features].astype(np.float64))[0]
     factor = np.ones_like(value)
     if name in GATED:
-        factor = factor * x[:, features:]
+        factor = _factor(name, x[:, features:])[0]
     if with_probs:
         prologue["probs"] = rng.random(203).astype(np.float32)
         factor = factor * prologue["probs"][:, None]
@@ -110,7 +124,8 @@ def test_gradients(name: str, with_probs: bool, rng: np.random.Generator) -> Non
         wide = wide * prologue["probs"][:, None]
     gate = x[:, :features].astype(np.float64)
     value, slope = FUNCTIONS[name](gate)
-    factor = wide * x[:, features:] if gated else wide
+    of_up, passes = _factor(name, x[:, features:]) if gated else (1.0, 1.0)
+    factor = wide * of_up
     made = activated(x, prologue, x.shape[1])["activated"].astype(np.float64)
     # A slope is within 4 ulp (2^-21 of it, or 2^-147 where it is subnormal), near its root within 2^-24; three products
     # of half an ulp each follow, of which the last multiplies what the others lost to subnormal results.
@@ -120,7 +135,7 @@ def test_gradients(name: str, with_probs: bool, rng: np.random.Generator) -> Non
     allowed = np.abs(factor) * slope_error + 3 * _U * np.abs(factor * slope) + tiny
     assert (np.abs(made[:, :features] - factor[:200] * slope[:200]) <= allowed[:200]).all()
     if gated:
-        truth = wide * value
+        truth = wide * value * passes
         error = np.abs(made[:, features:] - truth[:200])
         allowed = np.abs(wide) * np.maximum(np.abs(value) * 2.0**-21, 2.0**-147) + 2 * _U * np.abs(truth) + tiny
         assert (error <= allowed[:200]).all()
@@ -139,7 +154,7 @@ def test_gradients_of_probabilities(name: str, rng: np.random.Generator) -> None
     spec = BLOCK.model_copy(update={"orientation": "rowwise"})
     made = run(spec, op, planes, wanted=("dprobs",), prologue=prologue, out_cols=x.shape[1]).extra["dprobs"].array
     value = FUNCTIONS[name](x[:used, :features].astype(np.float64))[0]
-    terms = value * dy[:used] * (x[:used, features:] if name in GATED else 1.0)
+    terms = value * dy[:used] * (_factor(name, x[:used, features:])[0] if name in GATED else 1.0)
     allowed = np.abs(terms).sum(1) * (2.0**-21 + 2 * _U) + 2.0**-140
     assert (np.abs(made[:used] - terms.sum(1)) <= allowed).all()
     assert not made[used:].any()

@@ -365,7 +365,7 @@ def test_dbias_has_the_same_bits_each_time(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("scaling", ["mxfp8", "row"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["swiglu", "geglu_tanh", "relu2"])
+@pytest.mark.parametrize("name", ["swiglu", "geglu_tanh", "relu2", "clamped_swiglu"])
 def test_gradients_of_probabilities(rng: np.random.Generator, name: str, dtype: str, scaling: str) -> None:
     """dprobs [M] is the sum of dy act(x) (* up) along rows, 0 past the last group, where rows hold NaN, with one set of
     bits, made beside the codes or the amaxes (row scaling) or, where rows are not aligned, on its own (faults.md 1, 3,
@@ -389,13 +389,16 @@ def test_gradients_of_probabilities(rng: np.random.Generator, name: str, dtype: 
             results.append(out.cpu().numpy())
         assert (results[0].view(np.uint32) == results[1].view(np.uint32)).all()
         wide, used = x.double().cpu()[: shape.used], slice(shape.used)
-        gate = wide[:, :features]
+        gate, up = wide[:, :features], wide[:, features:]
+        if name == "clamped_swiglu":
+            gate, up = gate.clamp(max=7), (up.clamp(-7, 7).float() + 1).double()
         value = {
             "swiglu": torch.nn.functional.silu(gate),
             "geglu_tanh": torch.nn.functional.gelu(gate, approximate="tanh"),
             "relu2": gate.clamp(min=0) ** 2,
+            "clamped_swiglu": gate * torch.sigmoid(1.702 * gate),
         }[name]
-        terms = (value * (wide[:, features:] if gated else 1) * dy.double().cpu()[used]).numpy()
+        terms = (value * (up if gated else 1) * dy.double().cpu()[used]).numpy()
         # 6 ulp of the activation, two products, and the additions of a row
         allowed = np.abs(terms).sum(1) * 2.0**-24 * (14 + 8 + features / 128)
         assert (np.abs(results[0][used] - terms.sum(1)) <= allowed).all()

@@ -234,7 +234,7 @@ MORE = {
         "activation", "interleave", "form", "weight_codes", "seed", "state", "group_offset", "main_grad",
         "delayed_wgrad",
     ),
-    "choose_experts": ("score", "renormalize", "scale", "replay"),
+    "choose_experts": ("score", "renormalize", "scale", "replay", "backend"),
     "router_losses": ("sequences",),
     "bytes_kept": ("weight_codes", "activation", "dtype", "device"),
     "MoE": (

@@ -13,6 +13,7 @@ from octavo_registry.contract.cards import (
     GATED,
     MOVES,
     QUANTIZERS,
+    ROUTERS,
     Accumulation,
     Activation,
     BackendCard,
@@ -27,6 +28,7 @@ from octavo_registry.contract.hookspecs import API_LEVEL, HookSpecs, hookimpl
 from octavo_registry.contract.plan import Decision, Plan, Verdict
 from octavo_registry.contract.request import (
     ActivationRequest,
+    ChooseRequest,
     DequantizeRequest,
     GemmRequest,
     MoveRequest,
@@ -79,6 +81,7 @@ __all__ = [
     "OLDEST_API_LEVEL",
     "PLANES",
     "QUANTIZERS",
+    "ROUTERS",
     "Accumulation",
     "Activation",
     "ActivationRequest",
@@ -87,6 +90,7 @@ __all__ = [
     "BackendRecord",
     "Bound",
     "Capability",
+    "ChooseRequest",
     "Decision",
     "DequantizeRequest",
     "Device",

@@ -67,7 +67,8 @@ void read_attributes(const QuantizeAttributes& given, Buffers& operands, Quantiz
   args.rowwise.layout = enum_from<Layout>(given.row_layout, Layout::native, "row_layout", operands);
   args.columnwise.layout = enum_from<Layout>(given.col_layout, Layout::native, "col_layout", operands);
   args.prologue.kind = enum_from<PrologueKind>(given.prologue, PrologueKind::norm, "prologue", operands);
-  args.prologue.activation = enum_from<Activation>(given.activation, Activation::geglu_tanh, "activation", operands);
+  args.prologue.activation =
+      enum_from<Activation>(given.activation, Activation::clamped_swiglu, "activation", operands);
   args.prologue.norm = enum_from<Norm>(given.norm, Norm::layer, "norm", operands);
   args.prologue.epsilon = given.epsilon;
   if (given.groups < 1 || given.groups > MAX_GROUPS) {

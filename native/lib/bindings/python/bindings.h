@@ -14,6 +14,7 @@ void bind_delayed(nanobind::module_& m);             // delayed.cpp
 void bind_sequence(nanobind::module_& m);            // sequence.cpp
 void bind_conversions(nanobind::module_& m);         // conversions.cpp
 void bind_permute(nanobind::module_& m);             // permute.cpp
+void bind_router(nanobind::module_& m);              // router.cpp
 
 }  // namespace octavo::bindings
 

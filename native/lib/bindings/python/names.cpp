@@ -5,6 +5,7 @@
 #include "bindings.h"
 #include "octavo/gemm.h"
 #include "octavo/quantize.h"
+#include "octavo/router.h"
 
 namespace octavo::bindings {
 
@@ -52,12 +53,15 @@ void bind_names(nb::module_& m) {
       {"relu2", Activation::relu2},
       {"swiglu", Activation::swiglu},
       {"geglu", Activation::geglu},
-      {"geglu_tanh", Activation::geglu_tanh}};
+      {"geglu_tanh", Activation::geglu_tanh},
+      {"clamped_swiglu", Activation::clamped_swiglu}};
   m.attr("ACTIVATIONS") = numbers<Activation>(activations);
   nb::list gated;
   for (const auto& [name, value] : activations)
     if (is_gated(value)) gated.append(name);
   m.attr("GATED") = nb::steal(PyFrozenSet_New(gated.ptr()));
+  m.attr("SCORES") =
+      numbers<Score>({{"softmax", Score::softmax}, {"sigmoid", Score::sigmoid}, {"sqrtsoftplus", Score::sqrtsoftplus}});
   m.attr("NORMS") = numbers<Norm>({{"rms", Norm::rms}, {"layer", Norm::layer}});
   m.attr("PROLOGUES") = numbers<PrologueKind>({{"none", PrologueKind::none},
                                                {"activation", PrologueKind::activation},

@@ -32,7 +32,7 @@ void make_prologue(Prologue* self, int kind, int activation, int norm, Address d
                    Address dprobs, Address gamma, Address beta, float epsilon, Address mean, Address rstd) {
   Prologue prologue;
   prologue.kind = enum_of(kind, PrologueKind::norm, "kind");
-  prologue.activation = enum_of(activation, Activation::geglu_tanh, "activation");
+  prologue.activation = enum_of(activation, Activation::clamped_swiglu, "activation");
   prologue.norm = enum_of(norm, Norm::layer, "norm");
   prologue.dy = pointer<const void>(dy);
   prologue.dy_stride = dy_stride;

@@ -42,7 +42,7 @@ class Quantizer {
                   matrix_rows,
                   placeholder<const int64_t>(matrix_rows == 0)};
     args.prologue.kind = enum_of(prologue, PrologueKind::norm, "prologue");
-    args.prologue.activation = enum_of(activation, Activation::geglu_tanh, "activation");
+    args.prologue.activation = enum_of(activation, Activation::clamped_swiglu, "activation");
     args.prologue.norm = enum_of(norm, Norm::layer, "norm");
     args.prologue.dy = placeholder<const void>(args.prologue.kind == PrologueKind::activation_grad);
     args.prologue.dy_stride = cols;

@@ -16,6 +16,11 @@ constexpr int SMALL_BLOCK = 256;
 
 uint32_t small_blocks(int64_t count) { return static_cast<uint32_t>(ceil_div(count, SMALL_BLOCK)); }
 
+// What Swiglu and SwigluGrad serve.
+bool is_swiglu(Activation activation) {
+  return activation == Activation::swiglu || activation == Activation::clamped_swiglu;
+}
+
 Kind kind_of(const QuantizerSpec& spec) {
   switch (spec.scaling) {
     case Scaling::row: return Kind::rows;
@@ -57,8 +62,8 @@ Route route_of(const QuantizeArgs& args) {
   const bool plain = args.prologue.kind == PrologueKind::none;
   const bool direct = !plain && route.wide && args.input.dtype == DType::bf16 && !spec.square;
   const bool gradient = args.prologue.kind == PrologueKind::activation_grad;
-  const bool swiglu = direct && (gradient || args.prologue.kind == PrologueKind::activation) &&
-                      args.prologue.activation == Activation::swiglu;
+  const bool swiglu =
+      direct && (gradient || args.prologue.kind == PrologueKind::activation) && is_swiglu(args.prologue.activation);
   const int unit = block_size(spec.scaling);
   route.fused = direct && route.kind != Kind::rows;
   route.measured = swiglu && route.kind == Kind::rows && (rows || columns);
@@ -193,20 +198,21 @@ class Call {
   template <class T>
   void by_source() {
     const Prologue& prologue = args_.prologue;
+    [[maybe_unused]] const bool clamped = prologue.activation == Activation::clamped_swiglu;
     switch (prologue.kind) {
       case PrologueKind::none: return quantize(plain<T>());
       case PrologueKind::activation:
         if constexpr (std::is_same_v<T, BF16>) {
-          if (route_.fused && prologue.activation == Activation::swiglu)
-            return quantize(Swiglu<T>{plain<T>(), prologue.probs, cols_});
-          if (route_.measured) return measure(Swiglu<T>{plain<T>(), prologue.probs, cols_});
+          const Swiglu<T> source{plain<T>(), prologue.probs, cols_, clamped};
+          if (route_.fused && is_swiglu(prologue.activation)) return quantize(source);
+          if (route_.measured) return measure(source);
         }
         return prepare(Activated<T>{plain<T>(), prologue.probs, cols_, prologue.activation});
       case PrologueKind::activation_grad:
         if constexpr (std::is_same_v<T, BF16>) {
           if (route_.halves) {
             const Plain<T> dy{static_cast<const char*>(prologue.dy), prologue.dy_stride};
-            const SwigluGrad<T> source{plain<T>(), dy, prologue.probs, cols_ / 2, nullptr, args_.input.rows};
+            const SwigluGrad<T> source{plain<T>(), dy, prologue.probs, cols_ / 2, clamped, nullptr, args_.input.rows};
             if (route_.measured) return measure(source);
             return quantize(source);
           }

@@ -68,6 +68,7 @@ __device__ __forceinline__ auto with_activation(Activation activation, const Bod
     case A::relu2: return body(std::integral_constant<A, A::relu2>{});
     case A::geglu: return body(std::integral_constant<A, A::geglu>{});
     case A::geglu_tanh: return body(std::integral_constant<A, A::geglu_tanh>{});
+    case A::clamped_swiglu: return body(std::integral_constant<A, A::clamped_swiglu>{});
     default: return body(std::integral_constant<A, A::swiglu>{});
   }
 }
@@ -79,6 +80,8 @@ __device__ __forceinline__ ValueAndSlope parts_of(Activation name, float x) {
   if constexpr (Pack<T>::bytes == 2) {
     const bool is_silu = name == Activation::silu || name == Activation::swiglu;
     if (is_silu && abs_bits(x) <= bits_of(SILU_MODERATE)) return silu_moderate<want_value, want_slope>(x);
+    if (name == Activation::clamped_swiglu && abs_bits(x) <= bits_of(CLAMPED_MODERATE))
+      return clamped_moderate<want_value, want_slope>(x);
   }
   return activation_parts<want_value, want_slope>(name, x);
 }
@@ -109,12 +112,12 @@ struct Activated {
   }
   static __device__ float forward(Activation name, float gate, float up, float prob) {
     const float value = parts_of<T, true, false>(name, gate).value;
-    return (is_gated(name) ? value * up : value) * prob;
+    return (is_gated(name) ? value * gated_factor(name, up) : value) * prob;
   }
 };
 
-// Activated with SwiGLU, the case that the kernels are tuned for (swiglu.cuh): gates are loaded into registers, up into
-// slots.
+// Activated with SwiGLU, plain or clamped, the case that the kernels are tuned for (swiglu.cuh): gates are loaded into
+// registers, up into slots.
 template <class T>
 struct Swiglu {
   using Type = T;
@@ -124,6 +127,7 @@ struct Swiglu {
   Plain<T> x;
   const float* probs;
   int64_t features;
+  bool clamped;
 
   __device__ int64_t row_bytes(int) const { return x.row_bytes(0); }
   __device__ const char* address(int, int64_t row, int64_t col) const { return x.address(0, row, col); }
@@ -150,6 +154,7 @@ struct SwigluGrad {
   Plain<T> dy;
   const float* probs;
   int64_t features;
+  bool clamped;
   float* products;  // [chunks of columns][M] or null: sums of dy act(gate) up over a chunk's columns
   int64_t rows;     // M
 
@@ -205,9 +210,9 @@ struct ActivationGrad {
     return backward(activation, gate, up, dy.value(row, at) * (probs ? __ldg(probs + row) : 1.0f), is_up);
   }
   static __device__ float backward(Activation name, float gate, float up, float grad, bool is_up) {
-    if (is_gated(name) && is_up) return grad * parts_of<T, true, false>(name, gate).value;
+    if (is_gated(name) && is_up) return up_passes(name, up) ? grad * parts_of<T, true, false>(name, gate).value : 0.0f;
     const float dgate = grad * parts_of<T, false, true>(name, gate).slope;
-    return is_gated(name) ? dgate * up : dgate;
+    return is_gated(name) ? dgate * gated_factor(name, up) : dgate;
   }
 };
 

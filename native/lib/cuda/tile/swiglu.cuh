@@ -1,4 +1,5 @@
-// SwiGLU and its gradient for tiles whose gates are in registers and whose other inputs are in slots.
+// SwiGLU, plain or clamped, and its gradient for tiles whose gates are in registers and whose other inputs are in
+// slots.
 #pragma once
 
 #include "slots.cuh"
@@ -21,23 +22,32 @@ __device__ __forceinline__ float own_probability(const Source& source, const Til
 
 __device__ __forceinline__ float probability_of(float own, int row) { return __shfl_sync(~0u, own, row, 8); }
 
-// True if silu_moderate applies to all gates of the warp.
+template <bool CLAMPED>
+constexpr Activation swiglu_name = CLAMPED ? Activation::clamped_swiglu : Activation::swiglu;
+
+template <bool CLAMPED, bool want_slope>
+__device__ __forceinline__ ValueAndSlope moderate(float gate) {
+  if constexpr (CLAMPED) return clamped_moderate<true, want_slope>(gate);
+  return silu_moderate<true, want_slope>(gate);
+}
+
+// True if `moderate` applies to all gates of the warp.
 template <class T>
-__device__ __forceinline__ bool all_moderate(const Pack<T> (&gate)[8]) {
+__device__ __forceinline__ bool all_moderate(const Pack<T> (&gate)[8], bool clamped) {
   using P = Pack<T>;
   uint32_t most = P::maximum(gate[0].word[0], gate[0].word[1]);
 #pragma unroll
   for (int i = 0; i < 8; ++i)
 #pragma unroll
     for (int k = i ? 0 : 2; k < P::words; ++k) most = P::maximum(most, gate[i].word[k]);
-  return __all_sync(~0u, P::fp32_bits(P::across(most), 0) <= bits_of(SILU_MODERATE));
+  return __all_sync(~0u, P::fp32_bits(P::across(most), 0) <= bits_of(clamped ? CLAMPED_MODERATE : SILU_MODERATE));
 }
 
 // Keeps the compiler from interleaving many values, for which there are no registers.
 __device__ __forceinline__ void order_barrier(uint32_t& word) { asm volatile("" : "+r"(word)::"memory"); }
 
-// MODERATE: silu_moderate applies to all eight gates.
-template <bool MODERATE, class T>
+// MODERATE: `moderate` applies to all eight gates.
+template <bool MODERATE, bool CLAMPED, class T>
 __device__ __forceinline__ Pack<T> activate(Pack<T> gate, const Pack<T>& up, float prob) {
   Pack<T> out;
 #pragma unroll
@@ -47,27 +57,24 @@ __device__ __forceinline__ Pack<T> activate(Pack<T> gate, const Pack<T>& up, flo
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const float g = gate.value(2 * pair + k), u = up.value(2 * pair + k);
-      results[k] = MODERATE ? silu_moderate<true, false>(g).value * u * prob
-                            : Activated<T>::forward(Activation::swiglu, g, u, prob);
+      results[k] = MODERATE ? moderate<CLAMPED, false>(g).value * gated_factor(swiglu_name<CLAMPED>, u) * prob
+                            : Activated<T>::forward(swiglu_name<CLAMPED>, g, u, prob);
     }
     out.set(pair, results[0], results[1]);
   }
   return out;
 }
 
-// Replaces the gates in `values` by the values to quantize, once the slots are loaded. Rows past the group's end stay
-// zero.
-template <class T>
-__device__ __forceinline__ void make(const Swiglu<T>& source, const Tile& tile, float own, Pack<T> (&values)[8],
-                                     void* slots) {
+template <bool CLAMPED, class T>
+__device__ __forceinline__ void make_as(const Swiglu<T>& source, const Tile& tile, float own, Pack<T> (&values)[8],
+                                        void* slots) {
   const int live = tile.col() < tile.end ? tile.live_rows() : 0;
-  wait_for_slots();
-  if (all_moderate(values)) {
+  if (all_moderate(values, CLAMPED)) {
     // One branch per row: without it the compiler would interleave all rows.
 #pragma unroll
     for (int row = 0; row < 8; ++row) {
       const float prob = probability_of(own, row);
-      if (row < live) values[row] = activate<true>(values[row], Slots<T>::load(slots, 0, row), prob);
+      if (row < live) values[row] = activate<true, CLAMPED>(values[row], Slots<T>::load(slots, 0, row), prob);
     }
     return;
   }
@@ -76,11 +83,22 @@ __device__ __forceinline__ void make(const Swiglu<T>& source, const Tile& tile, 
   for (int row = 0; row < 8; ++row) {
     const float prob = probability_of(own, row);
     if (row >= live) continue;
-    const Pack<T> activated = activate<false>(reload_gate(source, tile, row), Slots<T>::load(slots, 0, row), prob);
+    const Pack<T> activated =
+        activate<false, CLAMPED>(reload_gate(source, tile, row), Slots<T>::load(slots, 0, row), prob);
 #pragma unroll
     for (int k = 0; k < 8; ++k)
       if (row == k) values[k] = activated;
   }
+}
+
+// Replaces the gates in `values` by the values to quantize, once the slots are loaded. Rows past the group's end stay
+// zero.
+template <class T>
+__device__ __forceinline__ void make(const Swiglu<T>& source, const Tile& tile, float own, Pack<T> (&values)[8],
+                                     void* slots) {
+  wait_for_slots();
+  // A branch, and no template argument of the kernel: that would be one more of each.
+  source.clamped ? make_as<true>(source, tile, own, values, slots) : make_as<false>(source, tile, own, values, slots);
 }
 
 // ---- the gradient
@@ -113,7 +131,7 @@ __device__ __forceinline__ void store_products(const SwigluGrad<T>& source, cons
 }
 
 // Writes one row's gradients to the slots and returns its contribution to the row's products.
-template <bool MODERATE, class T>
+template <bool MODERATE, bool CLAMPED, class T>
 __device__ __forceinline__ float differentiate(Pack<T> gate, float prob, int row, void* slots) {
   const Pack<T> dy = Slots<T>::load(slots, 0, row), up = Slots<T>::load(slots, 1, row);
   Pack<T> dgate, dup;
@@ -125,12 +143,12 @@ __device__ __forceinline__ float differentiate(Pack<T> gate, float prob, int row
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const float g = gate.value(2 * pair + k), u = up.value(2 * pair + k), d = dy.value(2 * pair + k);
-      const ValueAndSlope parts =
-          MODERATE ? silu_moderate<true, true>(g) : parts_of<T, true, true>(Activation::swiglu, g);
-      const float grad = d * prob;
-      of_gate[k] = (grad * parts.slope) * u;
-      of_up[k] = grad * parts.value;
-      sum += (parts.value * u) * d;
+      constexpr Activation name = swiglu_name<CLAMPED>;
+      const ValueAndSlope parts = MODERATE ? moderate<CLAMPED, true>(g) : parts_of<T, true, true>(name, g);
+      const float grad = d * prob, factor = gated_factor(name, u);
+      of_gate[k] = (grad * parts.slope) * factor;
+      of_up[k] = up_passes(name, u) ? grad * parts.value : 0.0f;
+      sum += (parts.value * factor) * d;
     }
     dgate.set(pair, of_gate[0], of_gate[1]);
     dup.set(pair, of_up[0], of_up[1]);
@@ -140,28 +158,26 @@ __device__ __forceinline__ float differentiate(Pack<T> gate, float prob, int row
   return sum;
 }
 
-// Replaces dy and up in the slots, once they are loaded, by the gradients of gate and up. Rows past the group's end
-// stay zero.
-template <class T>
-__device__ __forceinline__ void make(const SwigluGrad<T>& source, const Tile& tile, float own, const Pack<T> (&gate)[8],
-                                     void* slots) {
+template <bool CLAMPED, class T>
+__device__ __forceinline__ float make_as(const SwigluGrad<T>& source, const Tile& tile, float own,
+                                         const Pack<T> (&gate)[8], void* slots) {
   const int live = tile.col() < tile.end ? tile.live_rows() : 0;
   float sums[8];
-  wait_for_slots();
-  if (all_moderate(gate)) {
+  if (all_moderate(gate, CLAMPED)) {
 #pragma unroll
     for (int at = 0; at < 8; ++at) {
       const int row = reversed(at);
       const float prob = probability_of(own, row);
       sums[at] = 0.0f;
-      if (row < live) sums[at] = differentiate<true>(gate[row], prob, row, slots);
+      if (row < live) sums[at] = differentiate<true, CLAMPED>(gate[row], prob, row, slots);
       fold_sums(sums, at);
     }
   } else {
 #pragma unroll 1
     for (int row = 0; row < 8; ++row) {
       const float prob = probability_of(own, row);
-      const float sum = row < live ? differentiate<false>(reload_gate(source, tile, row), prob, row, slots) : 0.0f;
+      const float sum =
+          row < live ? differentiate<false, CLAMPED>(reload_gate(source, tile, row), prob, row, slots) : 0.0f;
 #pragma unroll
       for (int k = 0; k < 8; ++k)
         if (row == k) sums[reversed(k)] = sum;
@@ -169,7 +185,18 @@ __device__ __forceinline__ void make(const SwigluGrad<T>& source, const Tile& ti
 #pragma unroll
     for (int at = 0; at < 8; ++at) fold_sums(sums, at);
   }
-  if (source.products) store_products(source, tile, sums[0]);
+  return sums[0];
+}
+
+// Replaces dy and up in the slots, once they are loaded, by the gradients of gate and up. Rows past the group's end
+// stay zero.
+template <class T>
+__device__ __forceinline__ void make(const SwigluGrad<T>& source, const Tile& tile, float own, const Pack<T> (&gate)[8],
+                                     void* slots) {
+  wait_for_slots();
+  const float sum =
+      source.clamped ? make_as<true>(source, tile, own, gate, slots) : make_as<false>(source, tile, own, gate, slots);
+  if (source.products) store_products(source, tile, sum);
 }
 
 }  // namespace octavo::cuda

@@ -17,6 +17,7 @@ from octavo_registry.contract import (
     BoundFprop,
     BoundQuantize,
     BoundWgrad,
+    ChooseRequest,
     DequantizeRequest,
     GemmRequest,
     MoveRequest,
@@ -68,7 +69,7 @@ class NativeBackend(Backend):
 
         if isinstance(request, GemmRequest):
             return _bind_gemm(request)
-        if isinstance(request, MoveRequest):
+        if isinstance(request, MoveRequest | ChooseRequest):
             raise Refused(f"serves no {request.op}; its card does not name it")
         if isinstance(request, QuantizeRequest):
             run, with_amax = bind_quantize(request.quantizer, request.layouts)

@@ -15,7 +15,7 @@ _LAYOUTS = frozenset(layout for known in LAYOUTS_OF_DIRECTION.values() for layou
 
 
 def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
-    """The kernels' rows but for moved rows, which are XLA's own. On a CPU no product counts as emulated."""
+    """The kernels' rows but for routers and moved rows, which are XLA's own. On a CPU no product counts as emulated."""
     return tuple(
         Capability(
             ops=row.ops,
@@ -27,11 +27,12 @@ def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
             accumulation=row.accumulation,
             batch_invariant=row.batch_invariant,
             emulated=row.emulated if device == "cuda" else None,
+            activations=support.ACTIVATIONS,
             **({"layouts": _LAYOUTS} if row.ops == support.QUANTIZE_OPS else {"weights": _WEIGHTS}),
             **conditions,
         )
         for row in support.SUPPORT[device]
-        if row.ops != support.MOVE_OPS
+        if row.ops not in (support.MOVE_OPS, support.ROUTER_OPS)
     )
 
 

@@ -14,7 +14,6 @@ import pytest
 
 import octavo
 import octavo_jax
-import octavo_registry
 from octavo_jax.counting import count_runs
 from octavo_jax.functions.activations import activate
 from octavo_jax.linear.normalized_dense import layernorm_dense
@@ -47,38 +46,6 @@ def _arrays(rng: np.random.Generator) -> tuple[Any, ...]:
         arrays[rows][USED:] = np.nan
     dtypes = [jnp.bfloat16] * 5 + [jnp.float32, jnp.bfloat16]
     return tuple(jnp.asarray(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True))
-
-
-def test_an_activation_without_kernels_is_composed(rng: np.random.Generator) -> None:
-    """The kernels have no clamped SwiGLU: their backend refuses it by name, and an MLP on them has the bits of its
-    parts, plain JAX between two layers (decision 26)."""
-    x, wi, wo, bi, bo, probs, dy = _arrays(rng)
-    wi, bi = (jnp.concatenate([array, 4 * array[..., ::-1]], -1) for array in (wi, bi))  # past the limits, too
-    recipe = octavo.MXFP8()
-    request = octavo_registry.Request(
-        op="act_quantize", quantizer=recipe.quantizer("x"), framework="jax", device="cpu", in_dtype="bfloat16",
-        out_dtype="bfloat16", activation="clamped_swiglu",
-    )  # fmt: skip
-    decisions = {each.backend: each for each in octavo_registry.explain(request)}
-    assert "the activation is clamped_swiglu" in decisions["jax-native"].reason
-
-    def parts(x: Any, wi: Any, wo: Any, bi: Any, bo: Any, probs: Any) -> Any:
-        how: dict[str, Any] = {"recipe": recipe, **NATIVE}
-        h = octavo_jax.grouped_dense(x, wi, SIZES, bias=bi, **how)
-        return octavo_jax.grouped_dense(activate(h, "clamped_swiglu", probs=probs), wo, SIZES, bias=bo, **how)
-
-    def whole(x: Any, wi: Any, wo: Any, bi: Any, bo: Any, probs: Any) -> Any:
-        how: dict[str, Any] = {"recipe": recipe, "activation": "clamped_swiglu", "probs": probs, **NATIVE}
-        return grouped_mlp(x, wi, wo, SIZES, bi=bi, bo=bo, **how)
-
-    @jax.jit
-    def run(*given: Any) -> Any:
-        return [(made, pull(dy)) for made, pull in (jax.vjp(function, *given) for function in (whole, parts))]
-
-    (y, grads), (y_2, grads_2) = run(x, wi, wo, bi, bo, probs)
-    for name, one, other in zip(("y", "x", "wi", "wo", "bi", "bo", "probs"), (y, *grads), (y_2, *grads_2), strict=True):
-        assert np.array_equal(one, other), name
-        assert np.isfinite(np.asarray(one, np.float32)).all()
 
 
 @pytest.mark.parametrize("kind", RECIPES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,65 +22,6 @@ M, F = 90, 48
 PLAIN = ("plain", "plain")
 SIZES = np.array([40, 0, 33], np.int32)
 USED = int(SIZES.sum())
-
-_erfc = np.vectorize(math.erfc)  # 1 + erf(x) would cancel for negative x
-_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
-
-
-def _one_plus_tanh(x: np.ndarray) -> np.ndarray:
-    """1 + tanh(x) without cancellation."""
-    return np.asarray(2 / (1 + np.exp(-2 * x)))
-
-
-def _gelu_tanh(x: np.ndarray) -> np.ndarray:
-    return np.asarray(0.5 * x * _one_plus_tanh(_SQRT_2_OVER_PI * (x + 0.044715 * x**3)))
-
-
-def _gelu_tanh_grad(x: np.ndarray) -> np.ndarray:
-    u = _SQRT_2_OVER_PI * (x + 0.044715 * x**3)
-    slope = _one_plus_tanh(u) * _one_plus_tanh(-u) * _SQRT_2_OVER_PI * (1 + 3 * 0.044715 * x**2)
-    return np.asarray(0.5 * _one_plus_tanh(u) + 0.5 * x * slope)
-
-
-def _silu_grad(x: np.ndarray) -> np.ndarray:
-    s = 1 / (1 + np.exp(-x))
-    return np.asarray(s * (1 + x * (1 - s)))
-
-
-def _gelu_grad(x: np.ndarray) -> np.ndarray:
-    return np.asarray(0.5 * _erfc(-x / math.sqrt(2)) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi))
-
-
-Values = Callable[[np.ndarray], np.ndarray]
-VALUES: dict[str, tuple[Values, Values]] = {
-    "silu": (lambda x: x / (1 + np.exp(-x)), _silu_grad),
-    "gelu": (lambda x: 0.5 * x * _erfc(-x / math.sqrt(2)), _gelu_grad),
-    "gelu_tanh": (_gelu_tanh, _gelu_tanh_grad),
-    "relu2": (lambda x: np.maximum(x, 0) ** 2, lambda x: 2 * np.maximum(x, 0)),
-}
-
-
-def _base(activation: str) -> tuple[Values, Values]:
-    return VALUES[{"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}.get(activation, activation)]
-
-
-def _activated(x: np.ndarray, activation: str, probs: np.ndarray | None) -> np.ndarray:
-    """float64 of what is quantized."""
-    x = x.astype(np.float64)
-    value, _ = _base(activation)
-    y = value(x[:, :F]) * x[:, F:] if activation in GATED else value(x)
-    return y if probs is None else y * probs[:, None]
-
-
-def _activated_grad(dy: np.ndarray, x: np.ndarray, activation: str, probs: np.ndarray | None) -> np.ndarray:
-    x, dy = x.astype(np.float64), dy.astype(np.float64)
-    if probs is not None:
-        dy = dy * probs[:, None]
-    value, grad = _base(activation)
-    if activation not in GATED:
-        return dy * grad(x)
-    gate, up = x[:, :F], x[:, F:]
-    return np.concatenate([dy * up * grad(gate), dy * value(gate)], 1)
 
 
 def _close(actual: np.ndarray, exact: np.ndarray, terms: np.ndarray | float = 0.0) -> None:
@@ -146,7 +86,7 @@ def test_activation_and_quantize(
             **_on_device(arguments),
         )
         activated = _check_extras(extras, q, spec, same_tensor, arguments)
-        _close(activated[:USED], _activated(x, activation, probs)[:USED])
+        _close(activated[:USED], octavo_numerics.activate(x, activation, probs)[:USED])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -170,7 +110,11 @@ def test_gradient_and_quantize(
     activated = _check_extras(extras, q, spec, same_tensor, arguments)
     scale = np.abs(np.concatenate([dy, dy], 1) if activation in GATED else dy).astype(np.float64)
     wide = np.abs(x.astype(np.float64)).max(initial=1, where=~np.isnan(x.astype(np.float64)))
-    _close(activated[:USED], _activated_grad(dy, x, activation, probs)[:USED], (scale * (1 + wide))[:USED])
+    _close(
+        activated[:USED],
+        octavo_numerics.activate_gradient(dy, x, activation, probs)[:USED],
+        (scale * (1 + wide))[:USED],
+    )
     starts = np.cumsum(SIZES) - SIZES
     for group, (start, size) in enumerate(zip(starts, SIZES, strict=True)):
         rows = activated[start : start + size].astype(np.float64)

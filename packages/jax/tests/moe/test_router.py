@@ -109,6 +109,15 @@ def test_extreme_logits_have_gradients() -> None:
     assert not any(router_losses(jnp.zeros((0, 3)), nothing.choices, sequences=4))
 
 
+def test_experts_are_in_the_order_of_their_logits() -> None:
+    """Where nothing else decides: two scores that round to one are no tie, and zeros of both signs are one, as in torch
+    and in its kernels."""
+    logits = jnp.array([[40.0, 41.0, 39.0, 42.0], [-200.0, -300.0, 0.0, -150.0], [-0.0, 0.0, -1.0, -2.0]])
+    for score in ("softmax", "sigmoid", "sqrtsoftplus"):
+        made = jax.jit(partial(choose_experts, k=3, score=score))(logits)
+        assert made.choices.tolist() == [[3, 1, 0], [2, 3, 0], [0, 1, 2]]
+
+
 def test_narrow_and_wide_integers_replay(rng: np.random.Generator) -> None:
     """256 experts are no number of uint8, and 2^32 - 1 none of int32: neither wraps to another expert."""
     logits = rng.standard_normal((4, 256)).astype(np.float32)

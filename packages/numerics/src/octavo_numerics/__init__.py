@@ -7,19 +7,10 @@ from octavo_numerics.dequantize import dequantize, folding_bound, plane_sizes, v
 from octavo_numerics.error_bound import BoundReport, ErrorBound, error_bound
 from octavo_numerics.gemm import grouped_dgrad, grouped_matmul, grouped_wgrad
 from octavo_numerics.hadamard import hadamard
-from octavo_numerics.moe import (
-    ActivationParts,
-    Choice,
-    RouterRule,
-    activate,
-    activate_gradient,
-    activation_parts,
-    choose_experts,
-    keep_rows,
-    kept_rows_bound,
-    route_scores,
-    router_losses,
-)
+from octavo_numerics.moe.activations import ActivationParts, activate, activate_gradient, activation_parts
+from octavo_numerics.moe.kept import keep_rows, kept_rows_bound
+from octavo_numerics.moe.router import Choice, RouterRule, choose_experts, route_scores, router_losses
+from octavo_numerics.moe.router_gradient import choice_weights_bound, choose_gradient, choose_gradient_bound
 from octavo_numerics.philox import philox4x32
 from octavo_numerics.quantize import quantize
 from octavo_numerics.stats import TensorStats, tensor_stats
@@ -40,7 +31,10 @@ __all__ = [
     "activate_gradient",
     "activation_parts",
     "cast",
+    "choice_weights_bound",
     "choose_experts",
+    "choose_gradient",
+    "choose_gradient_bound",
     "decode",
     "dequantize",
     "error_bound",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from octavo_numerics import activate, activate_gradient, activation_parts
-from octavo_numerics.moe import Activation
+from octavo_numerics.moe.activations import Activation
 
 STEP = 2.0**-16
 ROWS, F = 300, 7

@@ -15,9 +15,12 @@ from octavo_registry.contract import (
     AnyBoundFused,
     AnyBoundGemm,
     AnyBoundMove,
+    AnyBoundRouter,
     AnyRequest,
     Backend,
     BoundActQuantize,
+    BoundChooseExperts,
+    BoundChooseGradient,
     BoundCombineRows,
     BoundDactQuantize,
     BoundDequantize,
@@ -29,6 +32,7 @@ from octavo_registry.contract import (
     BoundQuantize,
     BoundRoute,
     BoundWgrad,
+    ChooseRequest,
     DequantizeRequest,
     FusedRequest,
     GemmRequest,
@@ -68,13 +72,15 @@ class NativeBackend(Backend):
         return _workspace_refusal(request) if isinstance(request, GemmRequest) else None
 
     def refuses_everywhere(self, request: AnyRequest) -> str | None:
-        """Too many groups to count choices for, a layout of the other direction, sides and dtypes of a GEMM."""
+        """Too many groups to count, or experts for a warp; a layout of the other direction, sides, dtypes of a GEMM."""
         cuda = request.device == "cuda"
         if request.op == "route" and cuda and (request.groups or 1) > _ROUTED_GROUPS:
             return (
                 f"groups is {request.groups}, and its cuda kernel, which counts the choices once per group, is slower "
                 f"than a sort past {_ROUTED_GROUPS}"
             )
+        if isinstance(request, ChooseRequest):
+            return support.router_refusal(request.groups, request.choices, request.expert_groups)
         if isinstance(request, PlanesRequest) and not isinstance(request, DequantizeRequest):
             return support.layout_refusal(request.quantizer.directions, request.layouts)
         if isinstance(request, GemmRequest):
@@ -91,6 +97,8 @@ class NativeBackend(Backend):
             return _bind_gemm(request)
         if isinstance(request, MoveRequest):
             return _bind_move(request)
+        if isinstance(request, ChooseRequest):
+            return _bind_router(request)
         if isinstance(request, QuantizeRequest):
             return _bind_quantize(request)
         if isinstance(request, DequantizeRequest):
@@ -180,6 +188,14 @@ def _bind_move(request: MoveRequest) -> AnyBoundMove:
     if request.op == "permute_rows":
         return BoundPermuteRows(moves.permute_rows)
     return BoundCombineRows(moves.combine_rows) if request.op == "combine_rows" else BoundDotRows(moves.dot_rows)
+
+
+def _bind_router(request: ChooseRequest) -> AnyBoundRouter:
+    from octavo_torch_native.moe import router
+
+    if request.op == "choose_experts":
+        return BoundChooseExperts(router.choose_experts)
+    return BoundChooseGradient(router.choose_gradient)
 
 
 def _workspace_refusal(request: GemmRequest) -> str | None:

@@ -27,6 +27,7 @@ def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
             device=device,
             in_dtypes=row.in_dtypes or ALL_DTYPES,
             layouts=_LAYOUTS if row.ops == support.QUANTIZE_OPS else frozenset({PLAIN}),
+            activations=support.ACTIVATIONS,
             accumulation=row.accumulation,
             batch_invariant=row.batch_invariant,
             emulated=row.emulated,

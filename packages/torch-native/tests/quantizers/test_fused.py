@@ -59,9 +59,17 @@ def act64(name: str, x: Tensor) -> Tensor:
         return x * torch.sigmoid(x)
     if name == "relu2":
         return x.clamp(min=0).square()
+    if name == "clamped_swiglu":
+        gate = x.clamp(max=7)
+        return gate * torch.sigmoid(1.702 * gate)
     if name.endswith("tanh"):
         return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
     return x * 0.5 * torch.erfc(x * -math.sqrt(0.5))
+
+
+def factor64(name: str, up: Tensor) -> Tensor:
+    """What a gate multiplies, in float64."""
+    return up.double().clamp(-7, 7) + 1 if name == "clamped_swiglu" else up.double()
 
 
 def rounding_bound(dtype: torch.dtype, exact: Tensor, factors: Tensor | float) -> Tensor:
@@ -96,7 +104,7 @@ def test_activations(activation: Activation, dtype: torch.dtype, rng: np.random.
             assert_of(made, spec)
             value = act64(activation, x[:USED, :F])
             if activation in GATED:
-                value = value * x[:USED, F:].double()
+                value = value * factor64(activation, x[:USED, F:])
             if probs is not None:
                 value = value * probs[:USED, None].double()
             assert_close(made.activated[:USED], value)
@@ -113,11 +121,11 @@ def test_gradients_of_activations(activation: Activation, dtype: torch.dtype, rn
     leaf = x[:USED].double().requires_grad_()
     y = act64(activation, leaf[:, :F]) * probs[:USED, None].double()
     if activation in GATED:
-        y = y * leaf[:, F:]
+        y = y * factor64(activation, leaf[:, F:])
     (exact,) = torch.autograd.grad(y, leaf, dy[:USED].double())
     factors = (dy[:USED].double() * probs[:USED, None].double()).abs()
     if activation in GATED:
-        gate, up = x[:USED, :F].double(), x[:USED, F:].double()
+        gate, up = x[:USED, :F].double(), factor64(activation, x[:USED, F:])
         factors = torch.cat([factors * up.abs(), factors * act64(activation, gate).abs()], 1)
     for name in NAMES:
         spec = RAGGED[name]

@@ -43,6 +43,9 @@ Operators and CUDA graphs
 
     Operators            defines custom operators of a namespace, which eager calls pass by
     MOVE_OPERATORS       schemas and fake kernels of the operators that route and move rows
+    CHOOSE_OPERATORS     of those of a router
+    rule_text            a router's rule as JSON, which they take, computed once per rule
+    rule_from            the rule of that JSON
     status_word          the int32 [1] word of a device in which kernels set flags
     check_not_captured   raises GraphUnsafeError where a value in host memory would be captured
     is_capturing         whether the current stream is being captured
@@ -82,13 +85,14 @@ from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear.quantized_operands import quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.memo import Bounded
-from octavo_torch.moe.gathers import MOVE_OPERATORS
+from octavo_torch.moe.gathers import CHOOSE_OPERATORS, MOVE_OPERATORS, rule_from, rule_text
 from octavo_torch.quantizers.extras import Extras
 from octavo_torch.scaling.delayed_state import OPERANDS, DelayedState
 from octavo_torch.scaling.recipe_module import RecipeModule, update_scales
 from octavo_torch.scaling.seeds import seed_tensor
 
 __all__ = [
+    "CHOOSE_OPERATORS",
     "DTYPES",
     "DTYPE_NAMES",
     "FP8_DTYPE",
@@ -120,6 +124,8 @@ __all__ = [
     "quantizer_text",
     "record_graph",
     "row_strides",
+    "rule_from",
+    "rule_text",
     "seed_tensor",
     "status_word",
     "update_scales",

@@ -37,7 +37,7 @@ def test_router_is_its_definition(name: str, rng: np.random.Generator) -> None:
     replay = torch.from_numpy(np.stack([rng.permutation(E)[:C] for _ in range(T)]))
     replay[3, 1] = -1
     for given in (None, replay):
-        made = choose_experts(logits, C, bias=bias, replay=given, **RULES[name])
+        made = choose_experts(logits, C, bias=bias, replay=given, backend=REFERENCE, **RULES[name])
         wanted = octavo_numerics.choose_experts(array, rule, added, None if given is None else given.numpy())
         assert np.array_equal(made.choices.numpy(), wanted.choices)
         assert np.array_equal(made.counts.numpy(), wanted.counts)
@@ -57,7 +57,10 @@ def test_a_rank_without_tokens_chooses_nothing(name: str) -> None:
     """No choices, counts of zero, and losses and gradients that are zero and not NaN: a mean over no token is one."""
     logits = torch.zeros(0, E, requires_grad=True)
     rule = octavo_numerics.RouterRule(C, **RULES[name])
-    made, wanted = choose_experts(logits, C, **RULES[name]), octavo_numerics.choose_experts(np.zeros((0, E)), rule)
+    made, wanted = (
+        choose_experts(logits, C, backend=REFERENCE, **RULES[name]),
+        octavo_numerics.choose_experts(np.zeros((0, E)), rule),
+    )
     assert made.choices.shape == wanted.choices.shape == made.weights.shape == (0, C)
     assert made.counts.tolist() == wanted.counts.tolist() == [0] * E
     score = RULES[name].get("score", "softmax")
@@ -75,11 +78,22 @@ def test_gradients_are_finite_at_scores_that_underflow(name: str, rng: np.random
     logits = torch.where(torch.rand(T, E) < 0.3, torch.tensor(-300.0), torch.randn(T, E))
     logits[0] = -300
     logits.requires_grad_()
-    made = choose_experts(logits, C, **RULES[name])
+    made = choose_experts(logits, C, backend=REFERENCE, **RULES[name])
     losses = router_losses(logits, made.choices, score=RULES[name].get("score", "softmax"))
     assert bool(made.weights.isfinite().all())
     (grad,) = torch.autograd.grad(made.weights.square().sum() + losses.z, logits)
     assert bool(grad.isfinite().all())
+
+
+def test_experts_are_in_the_order_of_their_logits(rng: np.random.Generator) -> None:
+    """Where nothing else decides: two scores that round to one are no tie, and zeros of both signs are one. Once the
+    choices of such logits were those of whoever rounded the scores."""
+    logits = torch.tensor([[40.0, 41.0, 39.0, 42.0], [-200.0, -300.0, 0.0, -150.0], [-0.0, 0.0, -1.0, -2.0]])
+    for score in ("softmax", "sigmoid", "sqrtsoftplus"):
+        made = choose_experts(logits, 3, score=score, backend=REFERENCE)  # type: ignore[arg-type]
+        assert made.choices.tolist() == [[3, 1, 0], [2, 3, 0], [0, 1, 2]]
+        wanted = octavo_numerics.choose_experts(logits.numpy(), octavo_numerics.RouterRule(3, score))  # type: ignore[arg-type]
+        assert wanted.choices.tolist() == made.choices.tolist()
 
 
 def test_router_says_what_does_not_fit() -> None:

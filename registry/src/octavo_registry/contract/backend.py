@@ -9,13 +9,15 @@ from octavo import OctavoError
 from octavo_registry.contract.dequantize import AnyBoundDequantize
 from octavo_registry.contract.fused import AnyBoundActQuantize, AnyBoundDactQuantize, AnyBoundNormQuantize
 from octavo_registry.contract.gemm import AnyBoundDgrad, AnyBoundFprop, AnyBoundWgrad
-from octavo_registry.contract.moves import AnyBoundMove
+from octavo_registry.contract.moves import AnyBoundMove, AnyBoundRouter
 from octavo_registry.contract.quantize import AnyBoundQuantize
 from octavo_registry.contract.request import AnyRequest, GemmRequest
 
 AnyBoundGemm: TypeAlias = AnyBoundFprop | AnyBoundDgrad | AnyBoundWgrad
 AnyBoundFused: TypeAlias = AnyBoundActQuantize | AnyBoundDactQuantize | AnyBoundNormQuantize
-AnyBound: TypeAlias = AnyBoundGemm | AnyBoundQuantize | AnyBoundDequantize | AnyBoundFused | AnyBoundMove
+AnyBound: TypeAlias = (
+    AnyBoundGemm | AnyBoundQuantize | AnyBoundDequantize | AnyBoundFused | AnyBoundMove | AnyBoundRouter
+)
 
 
 class Refused(OctavoError):

@@ -13,10 +13,11 @@ from octavo.schema import Schema
 
 Op = Literal[
     "quantize", "dequantize", "fprop", "dgrad", "wgrad", "act_quantize", "dact_quantize", "norm_quantize",
-    "route", "permute_rows", "combine_rows", "dot_rows",
+    "route", "permute_rows", "combine_rows", "dot_rows", "choose_experts", "choose_gradient",
 ]  # fmt: skip
 Activated = Literal["act_quantize", "dact_quantize"]
 Move = Literal["route", "permute_rows", "combine_rows", "dot_rows"]
+Choose = Literal["choose_experts", "choose_gradient"]
 Arch = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
 Accumulation = Literal["fp32", "hopper_bf16", "hopper_fp8_promoted", "hopper_fp8"]
@@ -39,6 +40,9 @@ QUANTIZERS: frozenset[Op] = frozenset({"quantize", "act_quantize", "dact_quantiz
 
 MOVES: frozenset[Op] = frozenset(get_args(Move))
 """Operations that sort a router's choices by group and move rows of tokens, in high precision: no recipe is asked."""
+
+ROUTERS: frozenset[Op] = frozenset(get_args(Choose))
+"""Operations of a router itself, in fp32: no recipe is asked."""
 
 
 class Capability(Schema):

@@ -41,6 +41,8 @@ _ANSWERS: Mapping[Op, tuple[type[Any], type[Bound[Any]]]] = {
     "permute_rows": (moves.PermuteRows, moves.BoundPermuteRows),
     "combine_rows": (moves.CombineRows, moves.BoundCombineRows),
     "dot_rows": (moves.DotRows, moves.BoundDotRows),
+    "choose_experts": (moves.ChooseExperts, moves.BoundChooseExperts),
+    "choose_gradient": (moves.ChooseGradient, moves.BoundChooseGradient),
 }
 
 OPERATIONS: Mapping[Op, Operation] = MappingProxyType(

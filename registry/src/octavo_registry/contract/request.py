@@ -11,7 +11,7 @@ from octavo import QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.recipe_base import GEMMS, Gemm
-from octavo_registry.contract.cards import MOVES, Activated, Activation, Move, Norm, Op, Weight
+from octavo_registry.contract.cards import MOVES, ROUTERS, Activated, Activation, Choose, Move, Norm, Op, Weight
 from octavo_registry.contract.weights import WEIGHT_SHAPES
 
 Layouts: TypeAlias = tuple[str, str]
@@ -248,16 +248,30 @@ class MoveRequest(Request):
     op: Move
 
 
+@dataclass(frozen=True, slots=True)
+class ChooseRequest(Request):
+    """For "choose_experts" or "choose_gradient", in fp32; `groups` is the number of experts.
+
+    choices        those of each token; None: any
+    expert_groups  runs of experts of which some are kept for a token; 1 where all are
+    """
+
+    ops: ClassVar[frozenset[Op]] = ROUTERS
+
+    op: Choose
+    choices: int | None = field(default=None, kw_only=True)
+    expert_groups: int = field(default=1, kw_only=True)
+
+
 FusedRequest: TypeAlias = ActivationRequest | NormRequest
-AnyRequest: TypeAlias = GemmRequest | QuantizeRequest | DequantizeRequest | FusedRequest | MoveRequest
+AnyRequest: TypeAlias = GemmRequest | QuantizeRequest | DequantizeRequest | FusedRequest | MoveRequest | ChooseRequest
+
+_KINDS: tuple[type[Request], ...] = (
+    GemmRequest, QuantizeRequest, DequantizeRequest, ActivationRequest, NormRequest, MoveRequest, ChooseRequest,
+)  # fmt: skip
 
 REQUESTS: Mapping[Op, type[Request]] = MappingProxyType(
-    {
-        op: kind
-        for op in get_args(Op)
-        for kind in (GemmRequest, QuantizeRequest, DequantizeRequest, ActivationRequest, NormRequest, MoveRequest)
-        if op in kind.ops
-    }
+    {op: kind for op in get_args(Op) for kind in _KINDS if op in kind.ops}
 )
 """The class of each operation's requests."""
 

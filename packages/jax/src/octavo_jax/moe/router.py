@@ -90,7 +90,9 @@ def choose_experts(
         raise ValueError(f"renormalize is {renormalize!r}; give True or False")
     scores = router_scores(logits, score)
     if replay is None:
-        chosen_by = lax.stop_gradient(scores)
+        # Where nothing else decides, by the logits: no rounding of a score then makes a tie, or breaks one, anywhere.
+        by_logits = bias is None and kept_groups >= groups
+        chosen_by = lax.stop_gradient(jnp.where(logits == 0, 0, logits) if by_logits else scores)  # -0 is 0
         if bias is not None:
             chosen_by = chosen_by + lax.stop_gradient(bias).astype(jnp.float32)
         choices = largest(_in_groups(chosen_by, groups, kept_groups), k, checkpoint_name)

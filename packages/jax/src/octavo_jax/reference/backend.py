@@ -26,7 +26,14 @@ from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.dequantize import BoundDequantize, Dequantize
 from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
 from octavo_registry.contract.quantize import BoundQuantize, Quantize
-from octavo_registry.contract.request import AnyRequest, DequantizeRequest, GemmRequest, MoveRequest, QuantizeRequest
+from octavo_registry.contract.request import (
+    AnyRequest,
+    ChooseRequest,
+    DequantizeRequest,
+    GemmRequest,
+    MoveRequest,
+    QuantizeRequest,
+)
 
 GemmOperand = GroupedTensor | Array
 
@@ -194,7 +201,7 @@ class ReferenceBackend(Backend):
             return _bind_gemm(request)
         if isinstance(request, DequantizeRequest):
             return BoundDequantize(_bind_dequantize(jnp.dtype(request.out_dtype)))
-        if isinstance(request, MoveRequest):
+        if isinstance(request, MoveRequest | ChooseRequest):
             raise Refused(f"serves no {request.op}; its card does not name it")
         quantize = BoundQuantize(bind_quantize(request.quantizer))
         return quantize if isinstance(request, QuantizeRequest) else bind_fused(request, quantize)

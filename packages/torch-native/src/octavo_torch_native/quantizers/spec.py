@@ -11,10 +11,10 @@ from octavo import QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
 from octavo_native import GATED
+from octavo_native.support import Activation
 from octavo_torch.plugin_api import quantizer_from, quantizer_text
 
 Prologue = Literal["none", "activation", "activation_grad", "norm"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu", "geglu_tanh"]
 Norm = Literal["rms", "layer"]
 
 

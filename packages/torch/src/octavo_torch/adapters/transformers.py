@@ -6,9 +6,8 @@
 
 Every experts module that transformers dispatches then runs the recipe, forward and backward, with any biases, gates and
 orientation of weights; where its activation is one of ours, Qwen3-MoE's and gpt-oss's among them, it is one `moe_mlp`,
-which keeps x once per token; gpt-oss's only where a `form` is asked for. transformers silently falls back to its own
-loop where a model's experts are not dispatched at all: check `model.get_experts_implementation()`; the tests count
-calls.
+which keeps x once per token. transformers silently falls back to its own loop where a model's experts are not
+dispatched at all: check `model.get_experts_implementation()`; the tests count calls.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ _CLAMPED = {
     "MiniMaxM3VLExperts._apply_gate": ("swiglu_alpha", "swiglu_limit"),
 }
 _CLAMPED_BY = (1.702, 7.0)
-_COMPOSED = frozenset({"clamped_swiglu"})
-"""Activations that Octavo's kernels do not fuse: composed in fp64, they cost more than a model's own bf16 gate."""
 
 
 def register(
@@ -51,7 +48,7 @@ def register(
     seed: int | Tensor | None = None,
     backend: str | Sequence[str] | None = None,
     name: str | None = None,
-    form: Literal["keep_all", "standard", "lean", "recompute"] | None = None,
+    form: Literal["keep_all", "standard", "lean", "recompute"] = "standard",
     weight_codes: Literal["keep", "remake"] = "keep",
 ) -> str:
     """Register `experts(recipe, ...)` with transformers; returns the name for `experts_implementation=`.
@@ -76,21 +73,17 @@ def experts(
     *,
     seed: int | Tensor | None = None,
     backend: str | Sequence[str] | None = None,
-    form: Literal["keep_all", "standard", "lean", "recompute"] | None = None,
+    form: Literal["keep_all", "standard", "lean", "recompute"] = "standard",
     weight_codes: Literal["keep", "remake"] = "keep",
 ) -> ExpertsFunction:
     """The function that transformers calls instead of an experts module's forward.
 
     recipe, seed, backend   as GroupedMM has them
-    form, weight_codes      what `moe_mlp` keeps for the backward, of experts with a known activation. None: "standard";
-                            but no kernel fuses the clamped SwiGLU, and its experts then run the module's own gate
-                            between two products, which takes less time and keeps more
+    form, weight_codes      what `moe_mlp` keeps for the backward, of experts with a known activation
 
     Raises what GroupedMM raises, and ValueError for an unknown form.
     """
-    return ExpertsFunction(
-        GroupedMM(recipe, seed, backend), None if form is None else check_form(form), check_weight_codes(weight_codes)
-    )
+    return ExpertsFunction(GroupedMM(recipe, seed, backend), check_form(form), check_weight_codes(weight_codes))
 
 
 class ExpertsModule(Protocol):
@@ -111,13 +104,12 @@ class ExpertsFunction:
     """hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k] -> [T, H], with a module's parameters.
 
     An index outside of the module's experts, as expert parallelism leaves it, costs no row. Experts with a known
-    activation are one `moe_mlp`, where each choice's weight multiplies the activation in fp32; otherwise, and with an
-    activation that no kernel fuses where no form is asked for, the module's own function runs between two products,
-    and the weights multiply the result.
+    activation are one `moe_mlp`, where each choice's weight multiplies the activation in fp32; otherwise the module's
+    own function runs between two products, and the weights multiply the result.
     """
 
     product: GroupedMM
-    form: Form | None = None
+    form: Form = "standard"
     weight_codes: WeightCodes = "keep"
 
     def __call__(
@@ -127,11 +119,11 @@ class ExpertsFunction:
         product = self.product
         first, second = _projections(module)
         activation = _activation(module)
-        if activation is not None and (self.form is not None or activation not in _COMPOSED):
+        if activation is not None:
             return moe_mlp(
                 hidden_states, top_k_index, top_k_weights, first[0], second[0], activation=activation,
                 interleave=None if not module.has_gate or module.is_concatenated else 1, bias1=first[1],
-                bias2=second[1], form=self.form or "standard", weight_codes=self.weight_codes,
+                bias2=second[1], form=self.form, weight_codes=self.weight_codes,
                 seed=product.seed_on(hidden_states.device), **product.how,
             )  # fmt: skip
         rows, sizes, routing = permute(hidden_states, top_k_index, first[0].shape[0])

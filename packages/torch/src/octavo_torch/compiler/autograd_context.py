@@ -16,5 +16,8 @@ class AutogradContext(Protocol):
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Keeps tensors for backward, each watched for changes in place."""
 
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """Says which results have no gradient."""
+
     def mark_dirty(self, *tensors: Tensor) -> None:
         """Says which inputs forward has written."""

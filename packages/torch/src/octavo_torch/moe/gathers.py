@@ -7,12 +7,16 @@ orders sums, and all are gathers, so that no sum depends on an order of threads.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from octavo_registry.contract.moves import RouterRule
 from octavo_torch.compiler.operators import Operators
 
 
@@ -100,6 +104,38 @@ MOVE_OPERATORS: Mapping[str, OperatorForm] = {
     "dot_rows": OperatorForm("dot_rows(Tensor rows, Tensor dy, Tensor position, Tensor routed) -> Tensor", _dot_fake),
 }
 """The operators that route and move rows, by the names of their operations."""
+
+
+@lru_cache(maxsize=1024)
+def rule_text(rule: RouterRule) -> str:
+    """`rule` as JSON: operators' schemas take text."""
+    return json.dumps(asdict(rule))
+
+
+@lru_cache(maxsize=1024)
+def rule_from(text: str) -> RouterRule:
+    """The rule that `rule_text` wrote."""
+    return RouterRule(**json.loads(text))
+
+
+def _choose_fake(logits: Tensor, bias: Tensor | None, replay: Tensor | None, rule: str) -> tuple[Tensor, ...]:
+    shape = (logits.shape[0], rule_from(rule).k)
+    counts = logits.new_empty((logits.shape[1],), dtype=torch.int64)
+    return logits.new_empty(shape, dtype=torch.int64), logits.new_empty(shape, dtype=torch.float32), counts
+
+
+CHOOSE_OPERATORS: Mapping[str, OperatorForm] = {
+    "choose_experts": OperatorForm(
+        "choose_experts(Tensor logits, Tensor? bias, Tensor? replay, str rule) -> (Tensor, Tensor, Tensor)",
+        _choose_fake,
+    ),
+    "choose_gradient": OperatorForm(
+        "choose_gradient(Tensor logits, Tensor choices, Tensor dweights, str rule) -> Tensor",
+        lambda logits, *_: logits.new_empty(logits.shape),
+    ),
+}
+"""The operators of a router, by the names of their operations; `rule_from` reads the last argument. No backend: the
+front end composes them of torch's own, which torch differentiates."""
 
 _define = Operators("octavo_torch").define
 

@@ -114,6 +114,7 @@ class MoE(Experts):
         return choose_experts(
             logits, self.choices, score=self.score, bias=self._buffers.get("choice_bias"), groups=self.groups,
             kept_groups=self.kept_groups, renormalize=self.renormalize, scale=self.scale, replay=replay,
+            backend=self.backend,
         )  # fmt: skip
 
     def forward(self, x: Tensor, choice: Choice | None = None, *, weights: QuantizedWeights | None = None) -> Tensor:

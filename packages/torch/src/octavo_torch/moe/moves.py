@@ -1,8 +1,9 @@
-"""Chooses the functions that route choices and move rows: a backend's, or torch's operations where none serves."""
+"""Chooses the functions of a router, and those that route choices and move rows: a backend's, where one serves them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -11,7 +12,8 @@ import octavo_registry as registry
 from octavo import NoBackendError
 from octavo_registry.contract import moves as contract
 from octavo_registry.contract.cards import Move
-from octavo_registry.contract.request import MoveRequest
+from octavo_registry.contract.moves import ChooseExperts, ChooseGradient, RouterRule
+from octavo_registry.contract.request import ChooseRequest, MoveRequest
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.device import arch_of
@@ -37,6 +39,45 @@ class Moves(NamedTuple):
     permute_rows: contract.PermuteRows[Tensor]
     combine_rows: contract.CombineRows[Tensor]
     dot_rows: contract.DotRows[Tensor]
+
+
+class Choosers(NamedTuple):
+    """The functions of a router; octavo_registry.contract.moves describes them."""
+
+    choose: ChooseExperts[Tensor]
+    gradient: ChooseGradient[Tensor]
+
+
+_choosers: Memo[Choosers | None] = Memo()
+
+
+def choosers_for(logits: Tensor, rule: RouterRule, backend: Names) -> Choosers | None:
+    """Those of the backend that serves both; None: torch's operations, composed. A backward uses forward's."""
+    graph_safe = wants_graph(logits)
+    key = (logits.dtype, logits.device, logits.shape[1], rule.k, rule.groups, rule.kept_groups, backend, graph_safe)
+    return _choosers.get(key, lambda: _resolve_choosers(logits, rule, backend, graph_safe))
+
+
+def _resolve_choosers(logits: Tensor, rule: RouterRule, backend: Names, graph_safe: bool) -> Choosers | None:
+    name = DTYPE_NAMES[logits.dtype]
+    request = ChooseRequest(
+        op="choose_experts",
+        framework="torch",
+        device=logits.device.type,
+        in_dtype=name,
+        out_dtype=name,
+        arch=arch_of(logits.device),
+        groups=int(logits.shape[1]),
+        graph_safe=graph_safe,
+        choices=rule.k,
+        expert_groups=rule.groups if rule.kept_groups < rule.groups else 1,
+    )
+    try:
+        plan = registry.plan(request, backend=backend)
+        back = registry.plan(replace(request, op="choose_gradient"), backend=plan.backend)
+    except NoBackendError:
+        return None
+    return Choosers(plan.run, back.run)
 
 
 def moves_for(x: Tensor, backend: Names) -> Moves:

@@ -1,24 +1,34 @@
 """Routers: which experts each token goes to, and what each choice counts, as octavo_numerics.choose_experts defines it.
 
-Composed of torch's operations in fp32, and differentiable by torch. Nothing is read back from the device, and no sum
-depends on an order of threads.
+One launch each way where a backend serves it, else composed of torch's operations in fp32, and differentiable by torch.
+Nothing is read back from the device, and no sum depends on an order of threads. Where neither a bias nor groups decide,
+experts are ordered by their logits: no rounding of a score then makes a tie, or breaks one, so choices are the same
+either way, in every framework.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from octavo_torch.arrays.checks import brief, check_count, check_flag
+from octavo_registry.contract.moves import RouterRule, Score
+from octavo_torch.arrays.checks import backend_names, brief, check_count, check_flag
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.operands import check_layout
+from octavo_torch.compiler.autograd_context import AutogradContext
+from octavo_torch.compiler.tracing import is_plain, one_call
+from octavo_torch.linear import contexts
 from octavo_torch.moe.arguments import check_choices
-
-Score = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+from octavo_torch.moe.moves import Choosers, Names, choosers_for
 
 SCORES: tuple[Score, ...] = get_args(Score)
+
+_Rule = tuple[int, Score, int, int, bool, float]
+"""The fields of a RouterRule in order: dynamo takes no object of ours as an argument."""
 
 _FP32_MAX = torch.finfo(torch.float32).max
 
@@ -55,6 +65,7 @@ def choose_experts(
     renormalize: bool = True,
     scale: float = 1.0,
     replay: Tensor | None = None,
+    backend: str | Sequence[str] | None = None,
 ) -> Choice:
     """The k experts of each token by score plus bias, from the largest down, ties to the lower index; never dropped.
 
@@ -67,29 +78,87 @@ def choose_experts(
     scale         multiplies the weights
     replay        integers [T, k], choices that were made before: their weights are those of these logits; a number
                   outside 0 to E - 1 goes nowhere and weighs 0
+    backend       which backends may do it, as in grouped_linear; torch's operations do where none can
 
-    Raises ValueError for arguments that do not fit.
+    Without a bias and groups, experts are in the order of their logits. Raises ValueError for arguments that do not
+    fit.
     """
     _check(logits, k, score, bias, scale)
     check_groups(int(logits.shape[1]), k, groups, kept_groups)
     check_flag("renormalize", renormalize)
-    scores = router_scores(logits, score)
-    if replay is None:
-        with torch.no_grad():
-            chosen_by = scores if bias is None else scores + bias.float()
-            choices = _largest(_in_groups(chosen_by, groups, kept_groups), k)
-        weights = scores.gather(1, choices)
-        there = None
-    else:
+    if replay is not None:
         check_choices("replay", replay, logits)
         if replay.shape[1] != k:
             raise ValueError(f"replay has shape {list(replay.shape)} and k is {k}; give {[logits.shape[0], k]}")
-        choices = replay.long()
-        there = (choices >= 0) & (choices < logits.shape[1])
+    rule = k, score, groups, kept_groups, renormalize, float(scale)
+    return Choice(*_choose(logits, rule, bias=bias, replay=replay, backend=backend_names(backend)))
+
+
+@one_call
+def _choose(
+    logits: Tensor, rule: _Rule, bias: Tensor | None = None, replay: Tensor | None = None, backend: Names = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    known = RouterRule(*rule)
+    integers = None if replay is None else replay.long()
+    if contexts.transforms_active() or forward_ad._current_level >= 0:  # the kernels have no rule for either
+        return _composed(logits, bias, integers, known)
+    choosers = choosers_for(logits, known, backend)
+    if choosers is None:
+        return _composed(logits, bias, integers, known)
+    wide = None if bias is None else bias.detach().float()
+    made: tuple[Tensor, Tensor, Tensor] = _Choose.apply(logits, wide, integers, known, choosers)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Context(AutogradContext, Protocol):
+    rule: RouterRule
+    choosers: Choosers
+
+
+class _Choose(torch.autograd.Function):
+    """Choices, weights and counts by a backend's functions."""
+
+    @staticmethod
+    def forward(
+        ctx: _Context,
+        logits: Tensor,
+        bias: Tensor | None,
+        replay: Tensor | None,
+        rule: RouterRule,
+        choosers: Choosers,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        choices, weights, counts = choosers.choose(logits, bias, replay, rule)
+        ctx.save_for_backward(logits, choices)
+        ctx.rule, ctx.choosers = rule, choosers
+        ctx.mark_non_differentiable(choices, counts)
+        return choices, weights, counts
+
+    @staticmethod
+    def backward(ctx: _Context, _choices: Tensor, dweights: Tensor, _counts: Tensor) -> tuple[Tensor | None, ...]:
+        logits, choices = ctx.saved_tensors
+        if torch.is_grad_enabled() and is_plain(dweights):  # a graph of the gradient is asked for: torch's operations
+            weights = _composed(logits, None, choices, ctx.rule)[1]
+            (gradient,) = torch.autograd.grad(weights, logits, dweights, create_graph=True)
+        else:
+            gradient = ctx.choosers.gradient(logits, choices, dweights, ctx.rule)
+        return gradient, None, None, None, None
+
+
+def _composed(
+    logits: Tensor, bias: Tensor | None, replay: Tensor | None, rule: RouterRule
+) -> tuple[Tensor, Tensor, Tensor]:
+    scores, experts = router_scores(logits, rule.score), int(logits.shape[1])
+    if replay is None:
+        with torch.no_grad():
+            choices = _largest(_chosen_by(logits, scores, bias, rule), rule.k)
+        weights = scores.gather(1, choices)
+    else:
+        choices = replay
+        there = (choices >= 0) & (choices < experts)
         weights = torch.where(there, scores.gather(1, torch.where(there, choices, 0)), 0.0)
-    if renormalize:
+    if rule.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return Choice(choices, weights * float(scale), _counts(choices, int(logits.shape[1])))
+    return choices, weights * rule.scale, _counts(choices, experts)
 
 
 def router_losses(
@@ -134,6 +203,12 @@ def router_scores(logits: Tensor, score: Score) -> Tensor:
     # where softplus underflows its root has an infinite slope, and 0 times that is NaN
     there = softplus > 0
     return torch.where(there, torch.sqrt(torch.where(there, softplus, 1.0)), 0.0)
+
+
+def _chosen_by(logits: Tensor, scores: Tensor, bias: Tensor | None, rule: RouterRule) -> Tensor:
+    if bias is None and rule.kept_groups >= rule.groups:
+        return logits
+    return _in_groups(scores if bias is None else scores + bias.float(), rule.groups, rule.kept_groups)
 
 
 def _largest(values: Tensor, k: int) -> Tensor:

@@ -23,7 +23,7 @@ from octavo_registry.cli.why.graph import Ways, lines, ways, ways_json
 from octavo_registry.cli.why.kernels import Kernels, ask, kernels_json, show_kernels
 from octavo_registry.cli.why.parts import Part, compose_parts
 from octavo_registry.cli.why.question import COMPOSED, LAYER, OPERATIONS, SIZES, Question, one_of, parse_shape
-from octavo_registry.contract.cards import MOVES, Activation, Norm, Weight
+from octavo_registry.contract.cards import MOVES, ROUTERS, Activation, Norm, Weight
 from octavo_registry.contract.plan import Decision, Plan, decision_table
 from octavo_registry.contract.request import GemmRequest, Request, describe_request
 from octavo_registry.contract.weights import WEIGHT_SHAPES
@@ -131,7 +131,7 @@ def why(
         typer.Option(
             help="A recipe's name or file.",
             autocompletion=complete_recipe,
-            show_default="none for moves of rows, which have no recipe",
+            show_default="none for routers and moves of rows, which have no recipe",
         ),
     ] = None,
     shape: Annotated[
@@ -187,7 +187,7 @@ def why(
     if hypothetical is not None and (device is not None or arch is not None or kernels):
         raise BadInput("--hypothetical names the whole device, and its kernels are not asked; leave out --device, "
                        "--arch and --kernels")  # fmt: skip
-    if recipe is None and op not in MOVES:
+    if recipe is None and op not in MOVES | ROUTERS:
         raise BadInput(f"Missing option '--recipe': {op} depends on one; give a preset's name or a file")
     chosen = find_recipe(recipe or "bf16")
     name = _default_framework() if framework is None else _known_framework(framework)

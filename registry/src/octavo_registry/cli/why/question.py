@@ -10,8 +10,8 @@ from octavo import Recipe
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS
 from octavo_registry.cli.errors import BadInput
-from octavo_registry.contract.cards import GATED, MOVES, Activation, Norm, Op
-from octavo_registry.contract.request import GemmRequest, MoveRequest, Request
+from octavo_registry.contract.cards import GATED, MOVES, ROUTERS, Activation, Norm, Op
+from octavo_registry.contract.request import GemmRequest, Request
 from octavo_registry.contract.weights import as_it_lies
 from octavo_registry.dispatch.layer_requests import (
     ACTIVATED,
@@ -77,9 +77,10 @@ class Question:
             return gemm_request(self.layer, self.recipe, gemm)
         if self.op in COMPOSED:
             return gemm_request(next(iter(self.layers().values())), self.recipe, "fprop")
-        if self.op in MOVES:
-            move = next(move for move in MOVES if move == self.op)
-            return MoveRequest(**common_fields(self.layer) | {"op": move, "out_dtype": self.layer.in_dtype})
+        if self.op in MOVES | ROUTERS:
+            known: Op = next(op for op in MOVES | ROUTERS if op == self.op)
+            moved: Request = Request(**common_fields(self.layer) | {"op": known, "out_dtype": self.layer.in_dtype})
+            return moved
         operand = _OPERAND_OF.get(self.op, self.operand)
         spec = operand_spec(self.recipe, operand, self.layer.training)
         if spec is None:

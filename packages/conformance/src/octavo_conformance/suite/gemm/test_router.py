@@ -1,0 +1,95 @@
+"""A router's choices, weights and counts, and the gradient of its logits, against octavo_numerics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import octavo_numerics
+from octavo_conformance.cards import variants
+from octavo_conformance.cards.needs import needs
+from octavo_conformance.oracles.checks import assert_same_bits
+from octavo_conformance.problems.case import Case
+from octavo_conformance.problems.inputs import DTYPES, Array, Rng
+from octavo_registry.contract import RouterRule, Score
+
+TOKENS, EXPERTS, CHOICES = 37, 40, 5
+SCORES: tuple[Score, ...] = ("softmax", "sigmoid", "sqrtsoftplus")
+ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+SMALLEST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+
+
+def draw_logits(rng: Rng, case: Case) -> Array:
+    """Logits that tie often, in which scores saturate: steps of a quarter, and numbers of which a sigmoid is 1."""
+    steps = rng.integers(-8, 9, (TOKENS, EXPERTS)) / 4
+    return np.where(rng.random(steps.shape) < 0.1, rng.choice([40.0, 41.0, -30.0], steps.shape), steps).astype(
+        DTYPES[case.dtype]
+    )
+
+
+def draw_rule(rng: Rng, score: Score) -> RouterRule:
+    """Renormalized or not, scaled or not."""
+    return RouterRule(CHOICES, score, renormalize=bool(rng.integers(2)), scale=float(rng.choice([1.0, 2.5])))
+
+
+def asked(rule: RouterRule) -> dict[str, Any]:
+    """What a request says of it."""
+    parts = rule.groups if rule.kept_groups < rule.groups else 1
+    return {"groups": EXPERTS, "choices": rule.k, "expert_groups": parts}
+
+
+def defined(rule: RouterRule) -> octavo_numerics.RouterRule:
+    """The definition's form of it."""
+    return octavo_numerics.RouterRule(rule.k, rule.score, rule.groups, rule.kept_groups, rule.renormalize, rule.scale)
+
+
+def assert_chosen(case: Case, made: Any, logits: Array, expected: octavo_numerics.Choice, rule: RouterRule) -> None:
+    """Equal choices and counts, weights within their bound."""
+    choices, weights, counts = (case.numpy(array) for array in made)
+    assert_same_bits(choices, expected.choices, "choices")
+    assert_same_bits(counts, expected.counts, "counts")
+    assert weights.dtype == np.float32
+    bound = octavo_numerics.choice_weights_bound(logits, expected, defined(rule))
+    assert (np.abs(weights - expected.weights) <= bound).all(), "weights are past octavo_numerics.choice_weights_bound"
+
+
+@needs("choose_experts", variants.unquantized)
+def test_choices(case: Case, rng: Rng) -> None:
+    """By logit, ties to the lower index, whatever scores round to; nobody's choice weighs 0 and counts nowhere."""
+    for score in SCORES:
+        logits, rule = draw_logits(rng, case), draw_rule(rng, score)
+        replay = rng.integers(-1, EXPERTS + 1, (TOKENS, CHOICES))
+        run = case.plan("choose_experts", **asked(rule)).run
+        for given in (None, replay):
+            made = run(case.array(logits), None, None if given is None else case.array(given), rule)
+            expected = octavo_numerics.choose_experts(logits, defined(rule), None, given)
+            assert_chosen(case, made, logits, expected, rule)
+
+
+@needs("choose_experts", variants.unquantized)
+def test_choices_with_a_bias_and_in_groups(case: Case, rng: Rng) -> None:
+    """The bias chooses and does not weigh. Logits and biases are such that no two sums of scores are near: steps that
+    differ for each expert."""
+    steps = np.stack([rng.permutation(EXPERTS) for _ in range(TOKENS)]) / 8
+    logits, bias = steps.astype(DTYPES[case.dtype]), (np.arange(EXPERTS) % 3).astype(np.float32)
+    for rule in (RouterRule(CHOICES, "sigmoid", 8, 3), RouterRule(CHOICES, "sqrtsoftplus")):
+        run = case.plan("choose_experts", **asked(rule)).run
+        made = run(case.array(logits), case.array(bias), None, rule)
+        assert_chosen(case, made, logits, octavo_numerics.choose_experts(logits, defined(rule), bias), rule)
+
+
+@needs("choose_gradient", variants.unquantized)
+def test_gradient_of_the_logits(case: Case, rng: Rng) -> None:
+    """From the weights' gradient, for choices of which some are nobody's and some stand twice."""
+    for score in SCORES:
+        logits, rule = draw_logits(rng, case), draw_rule(rng, score)
+        choices, dweights = rng.integers(-1, EXPERTS + 1, (TOKENS, CHOICES)), rng.standard_normal((TOKENS, CHOICES))
+        given = logits, choices, dweights.astype(np.float32)
+        run = case.plan("choose_gradient", **asked(rule)).run
+        made = case.numpy(run(*(case.array(array) for array in given), rule)).astype(np.float64)
+        expected = octavo_numerics.choose_gradient(*given, defined(rule))
+        bound = octavo_numerics.choose_gradient_bound(*given, defined(rule))
+        unit = ROUNDING[case.dtype]
+        bound = bound * (1 + unit) + np.abs(expected) * unit + SMALLEST[case.dtype]
+        assert (np.abs(made - expected) <= bound).all(), "past octavo_numerics.choose_gradient_bound"
