@@ -61,6 +61,8 @@ ADAPTED = (
     "qwix==0.1.8",
     "tokamax==0.0.12",
     "transformers==5.23.0",
+    "compressed-tensors==0.20.0",
+    "accelerate",  # with which transformers reads FP8 checkpoints
     "spmd_types==0.2.3",
     "einops",
     "tyro",

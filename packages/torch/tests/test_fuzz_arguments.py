@@ -6,8 +6,13 @@ what to give.
 
 from __future__ import annotations
 
+import atexit
 import inspect
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -15,7 +20,7 @@ import torch
 from fuzzing import BACKEND, DELAYED, SPEC, G, K, M, N, judge, judge_kinds, leaf, with_anything
 
 import octavo_torch as ot
-from octavo import MXFP8, NVFP4, QuantizerSpec
+from octavo import MXFP8, NVFP4, BlockScaling, QuantizerSpec
 
 SPEC_DELAYED = QuantizerSpec(scaling="delayed", format="e4m3")
 
@@ -58,6 +63,24 @@ def layer(**more: Any) -> ot.GroupedLinear:
 def one_expert_each() -> dict[str, torch.Tensor]:
     shapes = {"w1": (N, K), "w3": (N, K), "w2": (K, N)}
     return {f"experts.{g}.{name}.weight": torch.ones(shape) for g in range(G) for name, shape in shapes.items()}
+
+
+@cache
+def published() -> Path:
+    """A folder with the FP8 experts of `experts_of_codes`."""
+    folder = Path(mkdtemp())
+    atexit.register(rmtree, folder)
+    ot.export_experts(experts_of_codes(), folder, "compressed-tensors")
+    return folder
+
+
+def new_folder() -> str:
+    """A path that nothing is at, below a folder that is removed at the end."""
+    return mkdtemp(dir=published())
+
+
+def experts_of_codes() -> ot.GroupedMLP:
+    return ot.GroupedMLP(G, K, N, recipe=BlockScaling(), backend=BACKEND)
 
 
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
@@ -179,6 +202,21 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "observe": (ot.observe, lambda: {"model": layer(), "every": 10, "rows": 128}),
     "update_scales": (ot.update_scales, lambda: {"module": layer()}),
     "stack_experts": (ot.stack_experts, lambda: {"state_dict": one_expert_each(), "experts": [1], "interleave": 2}),
+    "load_experts": (
+        ot.load_experts,
+        lambda: {"module": experts_of_codes(), "path": published(), "experts": range(G), "device": "cpu"},
+    ),
+    "export_experts": (
+        lambda **given: ot.export_experts(folder=new_folder(), **given),  # any text would be a folder here
+        lambda: {
+            "module": experts_of_codes(),
+            "layout": "compressed-tensors",
+            "others": {},
+            "config": {},
+            "shard_bytes": 1 << 20,
+        },
+    ),
+    "expert_tensors": (ot.expert_tensors, lambda: {"module": experts_of_codes(), "layout": "compressed-tensors"}),
     "unstack_experts": (
         ot.unstack_experts,
         lambda: {"state_dict": ot.stack_experts(one_expert_each()), "names": ("w1", "w3", "w2"), "first": 1},
@@ -224,6 +262,9 @@ MORE = {
     "update_scales": ("process_group",),
     "stack_experts": ("names",),
     "unstack_experts": ("interleave",),
+    "load_experts": ("prefix", "names", "weights", "exact"),
+    "export_experts": ("prefix", "names", "first"),
+    "expert_tensors": ("prefix", "names", "first"),
 }  # fmt: skip
 """Arguments that the valid call leaves out."""
 

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from octavo_torch.arrays.grouped_tensor import GroupedTensor
     from octavo_torch.checkpoint.distributed import load_distributed, save_distributed
     from octavo_torch.checkpoint.experts import stack_experts, unstack_experts
+    from octavo_torch.checkpoint.export import expert_tensors, export_experts
     from octavo_torch.checkpoint.files import load_checkpoint, save_checkpoint
+    from octavo_torch.checkpoint.load import load_experts
     from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_state
     from octavo_torch.compiler.status import DeviceSizesError, check_errors
     from octavo_torch.conversion import convert
@@ -86,8 +88,10 @@ __all__ = [
     "convert_layout",
     "dact_quantize",
     "dequantize",
+    "expert_tensors",
     "explain_gather",
     "explain_mlp",
+    "export_experts",
     "group_amax",
     "grouped_linear",
     "grouped_linear_quantized",
@@ -95,6 +99,7 @@ __all__ = [
     "grouped_mm",
     "load_checkpoint",
     "load_distributed",
+    "load_experts",
     "moe_mlp",
     "norm_quantize",
     "observe",
@@ -122,6 +127,8 @@ _DEFINING_MODULES = (
     "checkpoint.files",
     "checkpoint.distributed",
     "checkpoint.experts",
+    "checkpoint.export",
+    "checkpoint.load",
     "checkpoint.recipes",
     "linear.coded_weight",
     "master_weights",

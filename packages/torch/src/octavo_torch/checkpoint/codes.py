@@ -10,14 +10,12 @@ from torch import Tensor
 
 from octavo import GroupedTensorSpec, OctavoError
 from octavo.grouped_tensor import PLAIN
-from octavo_torch.arithmetic.casts import FP8_DTYPE
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.distributed.fsdp.codes import reads_plain, whole_layer
-from octavo_torch.distributed.fsdp.planes import from_planes, plane_names
+from octavo_torch.distributed.fsdp.planes import from_planes, plane_names, plane_shape
 from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.quantizers.arguments import direction_name
 from octavo_torch.quantizers.functional import quantize
 from octavo_torch.scaling.recipe_module import RecipeModule
 
@@ -91,19 +89,13 @@ def from_tensors(name: str, entry: Any, tensors: Mapping[str, Tensor]) -> tuple[
     planes: dict[str, Tensor] = {}
     for plane in (*payloads, *scales):
         value = tensors.get(f"{name}.{plane}")
-        direction, _, part = plane.partition("_")
-        needed: tuple[int, ...] = spec.payload_shape(direction_name(direction))
-        kind = FP8_DTYPE.get(spec.quantizer.format, torch.uint8)
-        if part == "scale":
-            needed = spec.scale_shape(direction_name(direction))
-            kind = {"fp32": torch.float32, "e8m0": torch.uint8}.get(spec.quantizer.scale_format, torch.float8_e4m3fn)
-        elif part == "global":
-            needed, kind = (spec.groups,), torch.float32
+        needed, kind = plane_shape(spec, plane)
         if value is None or tuple(value.shape) != needed or value.dtype is not kind:
             stored = "missing" if value is None else f"{value.dtype} {list(value.shape)}"
             raise ValueError(f"{name}.{plane} is {stored} in the checkpoint, and its spec says {kind} {list(needed)}")
-        if part:
-            check_scales(f"{name}.{plane}", value, "fp32" if part == "global" else spec.quantizer.scale_format)
+        if plane not in payloads:
+            kind_of = "fp32" if plane.endswith("_global") else spec.quantizer.scale_format
+            check_scales(f"{name}.{plane}", value, kind_of)
         planes[plane] = value
     return from_planes(spec, planes), dtype
 
@@ -121,9 +113,8 @@ def check_scales(name: str, value: Tensor, kind: str) -> None:
         invalid = value.view(torch.uint8) >= _NAN_BYTE[kind]
     if invalid.any():
         index = invalid.nonzero()[0].tolist()
-        raise ValueError(
-            f"{name}{index} is {value[tuple(index)].item()} in the checkpoint, which is not a scale of finite values"
-        )
+        number = value[tuple(index)].item()
+        raise ValueError(f"{name}{index or ''} is {number} in the checkpoint, which is not a scale of finite values")
 
 
 def _like(weight: CodedWeight) -> Tensor:

@@ -50,7 +50,7 @@ def stack_experts(
     if not isinstance(state_dict, Mapping):
         raise ValueError(f"state_dict is {brief(state_dict)}; give a mapping of names to tensors")
     if names is not None:
-        _check_names(names)
+        check_names(names)
     lists: dict[str, dict[int, Expert]] = {}
     others: list[str] = []
     for key in state_dict:
@@ -68,8 +68,8 @@ def stack_experts(
         raise ValueError("state_dict has no experts; give one with keys such as 'experts.0.w1.weight'")
     result = {key: state_dict[key] for key in others}
     for path, by_number in lists.items():
-        chosen = _chosen(path, by_number, experts)
-        projections = _projections(path, by_number[chosen[0]], names)
+        chosen = chosen_experts(path, by_number, experts)
+        projections = projections_of(path, by_number[chosen[0]], names)
         for kind in _KINDS if "bias" in by_number[chosen[0]] else _KINDS[:1]:
             first, second = (
                 _stacked([_joined(state_dict, path, number, by_number[number], kind, part) for number in chosen], path)
@@ -102,9 +102,8 @@ def unstack_experts(
     """
     if not isinstance(state_dict, Mapping):
         raise ValueError(f"state_dict is {brief(state_dict)}; give a mapping of names to tensors")
-    _check_names(names)
-    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise ValueError(f"first is {brief(first)}; give the number of an expert, 0 or more")
+    check_names(names)
+    check_first(first)
     paths = [found["path"] for key in state_dict if (found := _STACKED.fullmatch(key))]
     if not paths:
         raise ValueError("state_dict has no stacked experts; give one with keys such as 'experts.weight1'")
@@ -129,12 +128,19 @@ def unstack_experts(
     return result
 
 
-def _check_names(names: object) -> None:
+def check_names(names: object) -> None:
+    """Raises ValueError for anything but (gate, up, down) and (up, down)."""
     given = list(names) if isinstance(names, tuple | list) else []
     if len(given) not in (2, 3) or not all(isinstance(name, str) for name in given) or len({*given}) != len(given):
         raise ValueError(
             f"names is {given or brief(names)}; give (gate, up, down), or (up, down) of experts without a gate"
         )
+
+
+def check_first(first: object) -> None:
+    """Raises ValueError for anything but the number of an expert."""
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise ValueError(f"first is {brief(first)}; give the number of an expert, 0 or more")
 
 
 def _check_block(path: str, interleave: object, half: int) -> None:
@@ -143,7 +149,7 @@ def _check_block(path: str, interleave: object, half: int) -> None:
         raise ValueError(f"interleave is {brief(interleave)} and {path} has {half} gate rows; give a divisor of {half}")
 
 
-def _chosen(path: str, by_number: Mapping[int, Expert], experts: Sequence[int] | None) -> list[int]:
+def chosen_experts(path: str, by_number: Mapping[int, Expert], experts: Sequence[int] | None) -> list[int]:
     """The numbers of the experts to stack, all of which are there."""
     given = range(max(by_number) + 1) if experts is None else experts
     if not isinstance(given, range | tuple | list) or not given or not all(isinstance(one, int) for one in given):
@@ -158,7 +164,7 @@ def _chosen(path: str, by_number: Mapping[int, Expert], experts: Sequence[int] |
     return chosen
 
 
-def _projections(path: str, expert: Expert, names: Sequence[str] | None) -> tuple[str, ...]:
+def projections_of(path: str, expert: Expert, names: Sequence[str] | None) -> tuple[str, ...]:
     """(gate, up, down) or (up, down): the caller's names, or the known ones that are this expert's."""
     own = {*expert.get("weight", {})}
     for known in KNOWN_NAMES if names is None else (tuple(names),):

@@ -9,11 +9,16 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo.formats import ScaleFormat
 from octavo_torch.arithmetic.casts import FP8_DTYPE
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.quantizers.arguments import direction_name
 
-_SCALE_DTYPE = {"fp32": torch.float32, "e8m0": torch.uint8, "e4m3": torch.float8_e4m3fn}
+_SCALE_DTYPE: dict[ScaleFormat, torch.dtype] = {
+    "fp32": torch.float32,
+    "e8m0": torch.uint8,
+    "e4m3": torch.float8_e4m3fn,
+}
 
 
 def from_planes(spec: GroupedTensorSpec, planes: Mapping[str, Tensor | None]) -> GroupedTensor:
@@ -35,6 +40,16 @@ def plane_names(spec: QuantizerSpec) -> tuple[list[str], list[str]]:
     return [*payloads], [name + part for name in payloads for part in parts]
 
 
+def plane_shape(spec: GroupedTensorSpec, plane: str) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of a plain GroupedTensor's plane, by its name."""
+    direction, _, part = plane.partition("_")
+    if part == "global":
+        return (spec.groups,), torch.float32
+    if part == "scale":
+        return spec.scale_shape(direction_name(direction)), _SCALE_DTYPE[spec.quantizer.scale_format]
+    return spec.payload_shape(direction_name(direction)), FP8_DTYPE.get(spec.quantizer.format, torch.uint8)
+
+
 def from_gathered(spec: GroupedTensorSpec, payloads: Sequence[Tensor], scales: Sequence[Tensor]) -> GroupedTensor:
     """The plain GroupedTensor of `spec` over gathered memory: payloads as bytes, scales of any shape.
 
@@ -43,13 +58,10 @@ def from_gathered(spec: GroupedTensorSpec, payloads: Sequence[Tensor], scales: S
     names, scale_names = plane_names(spec.quantizer)
     planes: dict[str, Tensor] = {}
     for name, value in zip(names, payloads, strict=True):
-        planes[name] = value.view(FP8_DTYPE.get(spec.quantizer.format, torch.uint8)).view(
-            spec.payload_shape(direction_name(name))
-        )
+        shape, dtype = plane_shape(spec, name)
+        planes[name] = value.view(dtype).view(shape)
     for name, value in zip(scale_names, scales, strict=True):
-        direction, part = name.rsplit("_", 1)
-        shape = spec.scale_shape(direction_name(direction)) if part == "scale" else (spec.groups,)
-        planes[name] = value.view(shape)
+        planes[name] = value.view(plane_shape(spec, name)[0])
     return from_planes(spec, planes)
 
 

@@ -1,0 +1,198 @@
+"""load_experts: codes and scales of quantized files into a module's weights, a matrix at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from octavo import GroupedTensorSpec
+from octavo_torch.arrays.checks import brief, check_device, check_flag, check_module, check_path
+from octavo_torch.arrays.dtypes import name_of
+from octavo_torch.arrays.interleaving import from_halves
+from octavo_torch.checkpoint.codes import interleave_of, weight_of
+from octavo_torch.checkpoint.experts import check_names
+from octavo_torch.checkpoint.formats.places import Matrices, find, path_of
+from octavo_torch.checkpoint.formats.planes import Planes
+from octavo_torch.checkpoint.formats.source import Source
+from octavo_torch.mlp.experts import Experts
+
+
+@torch.no_grad()
+def load_experts(
+    module: nn.Module,
+    path: str | Path,
+    *,
+    prefix: str = "",
+    names: Sequence[str] | None = None,
+    experts: Sequence[int] | None = None,
+    weights: Literal["codes", "values"] = "codes",
+    exact: bool = True,
+    device: torch.device | str | None = None,
+) -> dict[str, int]:
+    """Load the experts of a published, quantized model into the GroupedMLPs and MoEs of `module`, as CodedWeights.
+
+    path      a folder with model.safetensors.index.json, or with one safetensors file, or such a file, in one of these
+              layouts: Hugging Face's FP8, compressed-tensors' FP8, MXFP8 and MXFP4, gpt-oss's MXFP4, ModelOpt's NVFP4
+    prefix    what the file's names have before the module's, such as "model."; a module whose name does not end in
+              "experts" has its experts under <name>.experts
+    names     (gate, up, down), or (up, down) of experts without a gate; None: recognized as stack_experts does
+    experts   the numbers of the experts to load, such as range(8, 16) of a rank; None: all
+    weights   "codes": each weight becomes a CodedWeight of its module's recipe, with the file's codes and scales where
+              the recipe has such blocks, else with codes of the file's values; "values": it gets the file's values
+    exact     raise ValueError where a plane, or the dtype of values, does not hold the file's values; False rounds them
+    device    of the loaded weights; None: where the module's are
+
+    Returns the planes that do not hold the file's values, and how many of their elements differ: nothing where `exact`.
+    Parameters keep `requires_grad`. Everything is read and checked before any weight is replaced; a module on the meta
+    device has no others in memory meanwhile. Needs the package safetensors, executes nothing of the file, and opens no
+    file outside of its folder. Raises ValueError for a file that is damaged or does not fit `module`.
+    """
+    check_module(module)
+    check_path("path", path)
+    _check_options(prefix, names, weights, exact)
+    if device is not None:
+        check_device(device)
+    found = dict(experts_of(module))
+    for name, layer in found.items():
+        if device is None and layer.weight1.is_meta:
+            raise ValueError(f"device is None and {name or 'module'} is on the meta device; give the device to load to")
+        if weights == "codes":
+            _check_recipe(name, layer)
+    source = Source(Path(path))
+    places = {name: find(source, path_of(name, prefix), layer, names, experts) for name, layer in found.items()}
+    source.open_files_of({one for pair in places.values() for matrices in pair for one in matrices.tensors()})
+    changed: dict[str, int] = {}
+    loaded: dict[tuple[str, str], Tensor] = {}
+    for name, layer in found.items():
+        for number, matrices in enumerate(places[name]):
+            weight, bias = f"weight{number + 1}", f"bias{number + 1}"
+            read = _Weight(layer, weight, number, f"{name}.{weight}" if name else weight, device)
+            value, rounded = read.codes(matrices) if weights == "codes" else read.values(matrices)
+            if exact and rounded:
+                raise ValueError(_refusal(rounded))
+            changed |= {plane: count for plane, (count, _) in rounded.items()}
+            loaded[name, weight] = value
+            of_bias = read.bias(matrices.bias())
+            if of_bias is not None:
+                loaded[name, bias] = of_bias
+    for (name, parameter), value in loaded.items():
+        layer, old = found[name], found[name]._parameters[parameter]
+        assert old is not None
+        layer._parameters[parameter] = nn.Parameter(value, requires_grad=old.requires_grad)
+    return changed
+
+
+_Rounded = dict[str, tuple[int, str]]
+"""By plane, how many elements have another value than the file's, and why."""
+
+
+class _Weight:
+    """One weight of a module, and what becomes of it."""
+
+    def __init__(
+        self, layer: Experts, parameter: str, number: int, name: str, device: torch.device | str | None
+    ) -> None:
+        own = layer._parameters[parameter]
+        assert own is not None
+        self.layer, self.number, self.name = layer, number, name
+        self.shape, self.dtype = own.shape, own.dtype
+        self.device = own.device if device is None else torch.device(device)
+        self.interleave = interleave_of(layer, number)
+
+    def codes(self, matrices: Matrices) -> tuple[Tensor, _Rounded]:
+        """A CodedWeight of the file's codes."""
+        spec = self.layer.recipe.quantizer("w")
+        assert spec is not None  # the recipe has been checked
+        planes = Planes(
+            GroupedTensorSpec(shape=tuple(self.shape), groups=self.shape[0], quantizer=spec, ragged_axis=None),
+            self.device,
+        )
+        rounded: _Rounded = {}
+        for group in range(self.shape[0]):
+            for misfit in planes.write(group, matrices.blocks(group, self.device)):
+                plane = f"{self.name}.{misfit.plane}"
+                rounded[plane] = rounded.get(plane, (0, ""))[0] + misfit.changed, misfit.reason
+        return weight_of(self.layer, planes.tensor(), self.dtype, self.number), rounded
+
+    def values(self, matrices: Matrices) -> tuple[Tensor, _Rounded]:
+        """The file's values in the weight's dtype."""
+        weight = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        changed = 0
+        for group in range(self.shape[0]):
+            values = matrices.blocks(group, self.device).values()
+            weight[group] = values
+            changed += int((weight[group] != values).sum())
+        rounded = {self.name: (changed, f"{name_of(self.dtype)} is shorter than they are")} if changed else {}
+        return (from_halves(weight, self.interleave) if self.interleave else weight), rounded
+
+    def bias(self, value: Tensor | None) -> Tensor | None:
+        """The file's bias in the module's dtype and order; ValueError where one of the two has none."""
+        own = self.layer._parameters.get(f"bias{self.number + 1}")
+        if (value is None) is not (own is None):
+            there, here = ("no bias", "a bias") if value is None else ("a bias", "no bias")
+            raise ValueError(f"{self.name} has {there} in the file and {here} in the module; create it like the file")
+        if value is None or own is None:
+            return None
+        cast = value.to(self.device, own.dtype)
+        if not torch.equal(cast.to(value.dtype), value.to(self.device)):
+            raise ValueError(
+                f"the bias of {self.name} is {name_of(value.dtype)} in the file and {name_of(own.dtype)} here, which "
+                "does not hold it; create the module with the file's dtype"
+            )
+        return from_halves(cast, self.interleave) if self.interleave else cast
+
+
+def _refusal(rounded: _Rounded) -> str:
+    name, (count, reason) = next(iter(rounded.items()))
+    return (
+        f"{name} does not hold the file's values: {count} elements would be others, because {reason}; create the "
+        "module with a recipe or dtype that holds them, load weights='values', or give exact=False to round them"
+    )
+
+
+def _check_options(prefix: object, names: Sequence[str] | None, weights: object, exact: object) -> None:
+    if not isinstance(prefix, str):
+        raise ValueError(f"prefix is {brief(prefix)}; give a str, such as 'model.'")
+    if names is not None:
+        check_names(names)
+    if not isinstance(weights, str) or weights not in ("codes", "values"):
+        raise ValueError(f"weights is {brief(weights)}; give 'codes' or 'values'")
+    check_flag("exact", exact)
+
+
+def experts_of(module: nn.Module) -> Iterator[tuple[str, Experts]]:
+    """The modules with experts, by name; ValueError where there is none, and for weights that are in parts."""
+    found = False
+    for name, layer in module.named_modules():
+        if not isinstance(layer, Experts):
+            continue
+        found = True
+        for parameter in ("weight1", "weight2", "bias1", "bias2"):
+            own = layer._parameters.get(parameter)
+            full = f"{name}.{parameter}" if name else parameter
+            if parameter in layer._shapes and layer.is_per_group(parameter):
+                raise ValueError(
+                    f"{full} is one parameter per group; create the module with per_group_parameters=False"
+                )
+            if own is None:
+                continue
+            if isinstance(own, DTensor):
+                raise ValueError(f"{full} is sharded; give the module before it is sharded")
+        yield name, layer
+    if not found:
+        raise ValueError("module has no GroupedMLP and no MoE; give one that has, such as the whole model")
+
+
+def _check_recipe(name: str, layer: Experts) -> None:
+    recipe = layer.recipe
+    if recipe.stateful or not recipe.quantizes("fprop"):
+        why = "takes its scales from earlier steps" if recipe.stateful else "reads values in fprop"
+        raise ValueError(
+            f"the recipe of {name or 'module'} is {recipe.kind}, which {why}; create the module with another, such as "
+            "'fp8-block', or load weights='values'"
+        )
