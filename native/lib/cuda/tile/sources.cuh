@@ -11,7 +11,7 @@ namespace octavo::cuda {
 
 // Where the rows of an operand stand, see octavo::RowIndex.
 struct RowsAt {
-  const int64_t* of_rows;  // null: row i is the array's row i
+  const int64_t* of_rows;   // null: row i is the array's row i
   uint32_t count, choices;  // rows of the array, and choices of all of them
   Divisor by_each;
 

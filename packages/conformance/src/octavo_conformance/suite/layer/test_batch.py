@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from octavo.formats import DType
 from octavo_conformance.cards import variants
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
@@ -20,7 +21,7 @@ MORE_ROWS = (*ROWS, 1, 64, 127, 700, 1500, 2600)
 """Of the batches that rows are moved to: kernels choose their tiles by them."""
 
 
-def other_batch(problem: Problem, rng: Rng, dtype: str, rows: int) -> tuple[Problem, Array, Array]:
+def other_batch(problem: Problem, rng: Rng, dtype: DType, rows: int) -> tuple[Problem, Array, Array]:
     """A batch of so many rows, some of which are rows of `problem` in the same group, wherever they come to lie.
 
     Returns it with the places of these rows in it and in `problem`.
