@@ -20,7 +20,7 @@ ROWS: dict[str, tuple[Recipe, ...]] = {
     "`high_precision`": (HighPrecision(),),
     "`delayed`, `current`": (DelayedScaling(), CurrentScaling()),
     "`row`": (RowScaling(),),
-    "`block`": (BlockScaling(),),
+    "`block`, `mxfp8-folded`": (BlockScaling(), MXFP8(products="folded")),
     "`mxfp8`": (MXFP8(),),
     "`mxfp8` with `square_weights`": (MXFP8(square_weights=True),),
     "`nvfp4`": (NVFP4(),),
