@@ -152,7 +152,7 @@ def native_wheel(session: nox.Session, kernels: Kernels | None = None) -> tuple[
 
 
 def run_pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False, python: str | None = None) -> None:
-    """pytest with one worker per core; what XLA compiles is kept, because compiling is most of the JAX tests' time.
+    """pytest with one worker per core; what XLA compiles is kept where the same is compiled again.
 
     Work is divided by module, so that a module's fixture (a whole training run) is set up once and not once per worker.
     JAX has eight devices everywhere: tests of sharding need them, and a program compiled for another number of devices
@@ -163,7 +163,7 @@ def run_pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False, 
     """
     count = int(os.environ.get(WORKERS) or min(CORES, 8))
     workers = str(count if count > 1 else 0)
-    settings = settings_of_tests(session, in_a_hurry)
+    settings = settings_of_tests(session, in_a_hurry, keep_programs=count > 1 or not in_a_hurry)
     if python is None:
         settings |= share_bytecode(session)
     pytest = ("pytest",) if python is None else (python, "-m", "pytest")
@@ -171,14 +171,18 @@ def run_pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False, 
     session.run(*pytest, *options, *arguments, env=settings, external=python is not None)
 
 
-def settings_of_tests(session: nox.Session, in_a_hurry: bool) -> dict[str, str]:
-    """Environment variables of a test run, see `run_pytest`."""
+def settings_of_tests(session: nox.Session, in_a_hurry: bool, keep_programs: bool = True) -> dict[str, str]:
+    """Environment variables of a test run, see `run_pytest`.
+
+    keep_programs   that XLA has compiled, for other workers and runs, and for the conformance suite, which compiles many
+                    of them twice. One worker with a package's own tests compiles hardly one twice, and writing them
+                    down takes a tenth of its time
+    """
     flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
-    settings = {
-        "OMP_NUM_THREADS": "1",  # beside workers, torch's threads only wait for each other
-        "JAX_COMPILATION_CACHE_DIR": str(session.cache_dir.resolve() / "xla"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+    settings = {"OMP_NUM_THREADS": "1"}  # beside workers, torch's threads only wait for each other
+    if keep_programs:
+        settings["JAX_COMPILATION_CACHE_DIR"] = str(session.cache_dir.resolve() / "xla")
+        settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     if in_a_hurry:
         flags.append("--xla_cpu_use_fusion_emitters=false")
         settings["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
