@@ -174,9 +174,9 @@ def run_pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False, 
 def settings_of_tests(session: nox.Session, in_a_hurry: bool, keep_programs: bool = True) -> dict[str, str]:
     """Environment variables of a test run, see `run_pytest`.
 
-    keep_programs   that XLA has compiled, for other workers and runs, and for the conformance suite, which compiles many
-                    of them twice. One worker with a package's own tests compiles hardly one twice, and writing them
-                    down takes a tenth of its time
+    keep_programs   that XLA has compiled, for other workers and runs, and for the conformance suite, which compiles
+                    many of them twice. One worker with a package's own tests compiles hardly one twice, and writing
+                    them down takes a tenth of its time
     """
     flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
     settings = {"OMP_NUM_THREADS": "1"}  # beside workers, torch's threads only wait for each other
