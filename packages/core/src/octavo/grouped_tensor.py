@@ -64,11 +64,6 @@ class GroupedTensorSpec(Schema):
             raise ValueError(
                 "hadamard=True is defined for ragged [M, K] operands only; set hadamard=False for stacked matrices"
             )
-        if rank == 2 and self.quantizer.mxfp4:
-            raise ValueError(
-                f"mxfp4={self.quantizer.mxfp4!r} rounds weights, and shape={list(self.shape)} is of ragged rows; give "
-                "stacked matrices [G, N, K]"
-            )
         return self
 
     @property

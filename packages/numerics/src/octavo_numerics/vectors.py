@@ -157,8 +157,7 @@ def cases() -> list[Case]:
     out = []
     for name, fields in _specs():
         spec = QuantizerSpec(**fields)
-        if spec.mxfp4 is None:
-            out.append(Case(f"{name}.ragged", spec))
+        out.append(Case(f"{name}.ragged", spec))
         if not spec.hadamard:
             out.append(Case(f"{name}.stacked", spec, stacked=True))
         if spec.stochastic:
