@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -62,6 +62,10 @@ class QuantizerSpec(Schema):
     checkpoint_name  the name that `jax.checkpoint` policies see; no part of a recipe's fingerprint
     """
 
+    ADDED_FIELDS: ClassVar[frozenset[str]] = frozenset({"mxfp4"})
+    """Fields that came after the first release. At their default they are left out of the JSON form, which releases
+    before them then read."""
+
     format: Format
     scaling: Scaling
     orientation: Orientation = "both"
@@ -116,11 +120,9 @@ class QuantizerSpec(Schema):
 
     @model_serializer(mode="wrap")
     def _without_what_came_later(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Its JSON has `mxfp4` where that is said, so that other quantizers are written as releases before it read."""
         content: dict[str, Any] = write(self)
-        if content.get("mxfp4") is None:
-            content.pop("mxfp4", None)
-        return content
+        unsaid = {name for name in self.ADDED_FIELDS if getattr(self, name) == type(self).model_fields[name].default}
+        return {name: value for name, value in content.items() if name not in unsaid}
 
     @property
     def held_by(self) -> QuantizerSpec:
