@@ -110,6 +110,18 @@ def test_ends_of_the_range(rng: np.random.Generator) -> None:
     assert not values[5:].any()
 
 
+def test_the_largest_value_is_kept(rng: np.random.Generator) -> None:
+    """1.75 times a power of two is rounded to 2, and 448 / 1.75 is a power of two itself: a scale of the weight as it
+    was would put 2 at 512, past E4M3's largest value."""
+    w = rng.uniform(-1, 1, (2, 96, 64)).astype(np.float32)
+    w[0, 5, 7], w[1, 70, 33] = 1.75, -1.75 * 2.0**-3
+    w[1] = np.where(np.abs(w[1]) > 0.2, w[1, 70, 33], w[1])
+    values, largest = dequantize(quantize(w, SPEC)), np.abs(round_mxfp4(w)).max((1, 2))
+    assert largest.tolist() == [2.0, 0.25]
+    assert (np.abs(values).max((1, 2)) == largest).all()
+    assert (values == round_mxfp4(w)).all()
+
+
 def test_a_spread_weight_rounds_once_more_and_says_how_often(rng: np.random.Generator) -> None:
     """The counter is that of values that differ from MXFP4's of the master; the bound holds and is reached."""
     w = (rng.standard_normal((2, 130, 160)) * np.exp2(-rng.integers(0, 22, (2, 130, 5)).repeat(32, 2))).astype(
