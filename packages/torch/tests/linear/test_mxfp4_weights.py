@@ -27,11 +27,13 @@ from octavo_torch import (
     quantize_weight,
     quantized_parameters,
 )
+from octavo_torch.arithmetic import operators
 from octavo_torch.bridge import BRIDGE
 
 REFERENCE = "torch-reference"
 G, K, F, N = 3, 160, 96, 136
 SIZES = [5, 0, 9]
+WAYS = {"rowwise": "columnwise", "columnwise": "rowwise"}
 SPEC = MXFP4Weights().quantizer("w")
 assert SPEC is not None
 
@@ -47,6 +49,25 @@ def weight(dtype: torch.dtype, *shape: int) -> Tensor:
     w = torch.randn(*shape) / 8
     w[:, 3:7, :32] *= 2.0**-18
     return w.to(dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("direction", ["rowwise", "columnwise"])
+def test_values_are_those_of_the_definition(direction: Any, rng: np.random.Generator) -> None:
+    """Of any fp32 pattern and of sides that end inside of blocks: bits, with the signs of zeros; in pieces, too."""
+    for shape in ((3, 130, 200), (1, 4097, 40), (2, 1, 1), (2, 0, 32), (2, 32, 0)):
+        bits = rng.integers(0, 1 << 32, shape, np.uint32)
+        bits[-1] &= np.uint32(0x80FFFFFF)
+        bits[:, ::2] = np.where(bits[:, ::2] & 0x7F800000 == 0x7F800000, bits[:, ::2] & 0x807FFFFF, bits[:, ::2])
+        w = bits.view(np.float32)
+        wanted = round_mxfp4(w, direction)
+        ours = operators.mxfp4_values(torch.from_numpy(w), None, direction).float().numpy()
+        turned = operators.mxfp4_values(torch.from_numpy(w.swapaxes(1, 2)), None, WAYS[direction])
+        sizes = torch.full((shape[0],), shape[1])
+        ragged = operators.mxfp4_values(torch.from_numpy(w).flatten(0, 1), sizes, direction).float().numpy()
+        for made in (ours, turned.float().numpy().swapaxes(1, 2), ragged.reshape(shape)):
+            assert np.array_equal(np.isnan(made), np.isnan(wanted))
+            same = made.view(np.uint32) == wanted.view(np.uint32)
+            assert (same | np.isnan(wanted)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
