@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 
 import octavo_native as native
-from octavo_numerics import Choice, RouterRule
+from octavo.router import RouterRule
+from octavo_numerics import Choice
 
 Array = npt.NDArray[Any]
 POISON = 0xA5
@@ -75,7 +76,7 @@ def poisoned(device: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Held:
 
 def rule_of(rule: RouterRule) -> native.RouterRule:
     """The kernels' form of it."""
-    return native.RouterRule(**{**vars(rule), "score": native.SCORES[rule.score]})
+    return native.RouterRule(**{**asdict(rule), "score": native.SCORES[rule.score]})
 
 
 def _logits(held: Held, experts: int) -> native.Logits:
