@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 import octavo_native as native
 from octavo.router import RouterRule
@@ -16,21 +14,6 @@ from octavo_numerics import Choice
 
 Array = npt.NDArray[Any]
 POISON = 0xA5
-
-
-def no_device() -> bool:
-    """True where no kernel can run on a GPU; torch holds the memory there."""
-    if not native.HAS_CUDA or find_spec("torch") is None:
-        return True
-    import torch
-
-    return not torch.cuda.is_available()
-
-
-PLACES = (
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(no_device(), reason="no CUDA kernels, no torch or no CUDA device")),
-)
 
 
 @dataclass(eq=False)
