@@ -12,6 +12,7 @@ from octavo_numerics.moe.activations import ActivationParts, activate, activate_
 from octavo_numerics.moe.kept import keep_rows, kept_rows_bound
 from octavo_numerics.moe.router import Choice, choose_experts, route_scores, router_losses
 from octavo_numerics.moe.router_gradient import choice_weights_bound, choose_gradient, choose_gradient_bound
+from octavo_numerics.mxfp4 import round_mxfp4
 from octavo_numerics.philox import philox4x32
 from octavo_numerics.quantize import quantize
 from octavo_numerics.stats import TensorStats, tensor_stats
@@ -52,6 +53,7 @@ __all__ = [
     "quantize",
     "record_amax",
     "round_bfloat16",
+    "round_mxfp4",
     "route_scores",
     "router_losses",
     "tensor_stats",
