@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from octavo_torch.linear.quantized_operands import quantize_input, quantize_weight
     from octavo_torch.linear.quantized_output import grouped_linear_quantized
     from octavo_torch.linear.weights import QuantizedWeight
+    from octavo_torch.lora.attach import add_lora, merge_lora
+    from octavo_torch.lora.module import GroupedLoRA
     from octavo_torch.master_weights import MasterWeights
     from octavo_torch.mlp.activation_module import Activation, activate
     from octavo_torch.mlp.mlp import explain_mlp, grouped_mlp
@@ -62,6 +64,7 @@ __all__ = [
     "Extras",
     "GroupedColumnParallel",
     "GroupedLinear",
+    "GroupedLoRA",
     "GroupedMLP",
     "GroupedMLPParallel",
     "GroupedRowParallel",
@@ -80,6 +83,7 @@ __all__ = [
     "TensorStats",
     "act_quantize",
     "activate",
+    "add_lora",
     "bytes_kept",
     "check_errors",
     "check_recipe_state",
@@ -100,6 +104,7 @@ __all__ = [
     "load_checkpoint",
     "load_distributed",
     "load_experts",
+    "merge_lora",
     "moe_mlp",
     "norm_quantize",
     "observe",
@@ -144,6 +149,8 @@ _DEFINING_MODULES = (
     "mlp.module",
     "linear.module",
     "distributed.parallel",
+    "lora.attach",
+    "lora.module",
     "moe.kept",
     "moe.moe",
     "moe.module",

@@ -6,7 +6,7 @@ are routed nowhere come after the sum of the sizes, where grouped layers read an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TypedDict
 
@@ -87,6 +87,24 @@ def unpermute(rows: Tensor, routing: Routing, weights: Tensor | None = None, *, 
         check_weights(weights, routing.position)
     factors = () if weights is None else (weights,)
     return _unpermuted(rows, routing.order, routing.position, routing.routed, *factors, **_named(backend))
+
+
+def through_rows(
+    x: Tensor,
+    expert_index: Tensor,
+    weights: Tensor,
+    num_groups: int,
+    experts: Callable[[Tensor, Tensor, Tensor], Tensor],
+    *,
+    backend: Backend = None,
+) -> Tensor:
+    """y [T, N] of tokens x [T, K]: `permute`, then `experts(rows, group_sizes, probs)`, whose rows `unpermute` sums.
+
+    expert_index, num_groups, backend   as in `permute`
+    weights                             [T, k]: of them `probs` is fp32 [M], one per row, as grouped_mlp takes it
+    """
+    rows, sizes, routing = permute(x, expert_index, num_groups, backend=backend)
+    return unpermute(experts(rows, sizes, routing.to_rows(weights, backend=backend)), routing, backend=backend)
 
 
 class _Options(TypedDict, total=False):
