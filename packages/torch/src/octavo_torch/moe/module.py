@@ -8,7 +8,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from octavo import Recipe
 from octavo_torch.arrays.checks import brief, check_count, check_flag
@@ -183,13 +182,10 @@ class MoE(Experts):
             extras = Extras(probs, routed.bias1, routed.bias2, None if routed.bias2 is None else probs)
             return run_adapted(rows, w1, w2, sizes, extras, call, adapters)
 
-        def run(x: Tensor, values: Tensor) -> Tensor:
-            return through_rows(x, routed.choices, values, self.num_groups, experts, backend=self.backend)
-
-        if self.form != "recompute" or not torch.is_grad_enabled():
-            return run(tokens, routed.weights)
-        y: Tensor = checkpoint(run, tokens, routed.weights, use_reentrant=False)
-        return y
+        return through_rows(
+            tokens, routed.choices, routed.weights, self.num_groups, experts,
+            recompute=self.form == "recompute", backend=self.backend,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         """Shape, choices, form and recipe."""
