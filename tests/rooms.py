@@ -73,7 +73,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
     "octavo_torch": (
         *("plugin_api", "adapters.automodel", "adapters.megatron", "adapters.megatron_checkpoint"),
-        *("adapters.torchtitan", "adapters.transformers"),
+        *("adapters.torchtitan", "adapters.transformers", "adapters.frozen", "adapters.peft"),
     ),
     "octavo_jax": ("plugin_api", "linen", "nnx", "moe", "adapters", "adapters.qwix", "adapters.tokamax"),
     "octavo_registry": ("contract",),

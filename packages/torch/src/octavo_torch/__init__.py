@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from octavo_torch.mlp.activation_module import Activation, activate
     from octavo_torch.mlp.mlp import explain_mlp, grouped_mlp
     from octavo_torch.mlp.module import GroupedMLP
+    from octavo_torch.mlp.packed_weight import PackedWeight
     from octavo_torch.mlp.sequential import Sequential
     from octavo_torch.moe.exchange import ExpertExchange
     from octavo_torch.moe.kept import KeptBytes, MoeShape, bytes_kept
@@ -75,6 +76,7 @@ __all__ = [
     "MoeShape",
     "Observation",
     "Observer",
+    "PackedWeight",
     "QuantizedInput",
     "QuantizedWeight",
     "RouterLosses",
@@ -147,6 +149,7 @@ _DEFINING_MODULES = (
     "arrays.grouped_tensor",
     "mlp.mlp",
     "mlp.module",
+    "mlp.packed_weight",
     "linear.module",
     "distributed.parallel",
     "lora.attach",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo import MXFP8, BlockScaling
-from octavo_torch import CodedWeight, GroupedMLP, export_experts, moe_mlp
+from octavo_torch import CodedWeight, GroupedMLP, PackedWeight, export_experts, moe_mlp
 from octavo_torch.adapters.frozen import freeze_experts
 
 REFERENCE = "torch-reference"
@@ -150,14 +150,19 @@ def test_codes_of_mxfp4_files(recipe: Any, rng: np.random.Generator, tmp_path: P
     with torch.device("meta"):
         model = model_of(GptOssExperts())
     freeze_experts(model, recipe, path=tmp_path, device="cpu", backend=REFERENCE)
+    with torch.device("meta"):
+        packed = model_of(GptOssExperts())
+    freeze_experts(packed, recipe, path=tmp_path, weights="packed", device="cpu", backend=REFERENCE)
     experts, given = model.get_submodule("model.layers.0.mlp.experts"), routed()
     assert isinstance(experts.down_proj, CodedWeight)
     y = moe_mlp(
         *given, source.weight1, source.weight2, recipe=recipe, activation="clamped_swiglu", interleave=1,
         bias1=source.bias1, bias2=source.bias2, backend=REFERENCE,
     )  # fmt: skip
-    for one, two in zip(results(experts(*given), given[0], given[2]), results(y, given[0], given[2]), strict=True):
-        assert torch.equal(one, two)
+    wanted = results(y, given[0], given[2])
+    for one in (experts, packed.get_submodule("model.layers.0.mlp.experts")):
+        assert all(map(torch.equal, results(one(*given), given[0], given[2]), wanted))
+    assert isinstance(packed.get_submodule("model.layers.1.mlp.experts").gate_up_proj, PackedWeight)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -174,6 +179,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         (model, {"recipe": MXFP8(dgrad="high_precision")}, "of which dgrad reads the weights' values"),
         (model, {"recipe": "fp8-delayed"}, "recipe is DelayedScaling"),
         (model, {"path": tmp_path}, "model.safetensors"),
+        (model, {"weights": "values"}, "weights is 'values'; give 'codes' or 'packed'"),
+        (model, {"weights": "packed"}, "weights is 'packed' and path is None"),
         (other, {}, r"the experts model\.layers\.1\.mlp\.experts compute an activation that moe_mlp has not"),
     ]
     for given, more, message in wrong:

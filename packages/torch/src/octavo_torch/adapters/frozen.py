@@ -30,7 +30,7 @@ from octavo_torch.adapters.transformers import (
     names_of,
     projections,
 )
-from octavo_torch.arrays.checks import check_module
+from octavo_torch.arrays.checks import brief, check_module
 from octavo_torch.checkpoint.load import load_experts
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.quantized_operands import quantize_weight
@@ -40,11 +40,12 @@ from octavo_torch.mlp.module import GroupedMLP
 @torch.no_grad()
 def freeze_experts(
     model: nn.Module,
-    recipe: Recipe | str,
+    recipe: Recipe | str | None,
     *,
     path: str | Path | None = None,
     prefix: str = "",
     device: torch.device | str | None = None,
+    weights: Literal["codes", "packed"] = "codes",
     exact: bool = True,
     seed: int | Tensor | None = None,
     backend: str | Sequence[str] | None = None,
@@ -55,6 +56,8 @@ def freeze_experts(
     recipe    a Recipe or its name, of which fprop and dgrad read codes, and whose codes depend on the values alone
     path      files whose codes become the weights, as `load_experts` reads them; the model may then be on the meta
               device. None: the model's own values are quantized, a weight at a time
+    weights   "packed": keep the four bits of MXFP4 files, as `load_experts` does, and expand them in each call. Then
+              the recipe may also be a high-precision one
     prefix, exact, device   as `load_experts` has them, device None: where the experts are; without a path weights stay
                             where they are
     seed, backend           as `octavo_torch.adapters.transformers.experts` has them
@@ -69,7 +72,11 @@ def freeze_experts(
     function = experts(recipe, seed=seed, backend=backend, form=form, weight_codes="keep")
     chosen = function.product.how["recipe"]
     values = [gemm for gemm in ("fprop", "dgrad") if not chosen.quantizes(gemm)]
-    if values:
+    if not isinstance(weights, str) or weights not in ("codes", "packed"):
+        raise ValueError(f"weights is {brief(weights)}; give 'codes' or 'packed'")
+    if weights == "packed" and path is None:
+        raise ValueError("weights is 'packed' and path is None; give the path of MXFP4 files, or weights='codes'")
+    if values and weights == "codes":
         raise ValueError(
             f"recipe is {chosen.kind}, of which {values[0]} reads the weights' values; give one whose fprop and dgrad "
             "are quantized, such as 'fp8-block'"
@@ -90,7 +97,7 @@ def freeze_experts(
     if path is not None:
         like = _modules_like(found, chosen, backend)
         place = _device_of(found) if device is None else device
-        load_experts(like, path, prefix=prefix, exact=exact, device=place)
+        load_experts(like, path, prefix=prefix, weights=weights, exact=exact, device=place)
         coded = {name: cast(GroupedMLP, like.get_submodule(name)) for name in found}
     assert coded is not None  # one of both
     for name, module in found.items():

@@ -27,6 +27,7 @@ from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.module import GroupedLinear
 from octavo_torch.lora.low_rank import LowRank, Together
 from octavo_torch.mlp.experts import Experts
+from octavo_torch.mlp.packed_weight import PackedWeight
 
 TESTED = "0.21.2"
 
@@ -158,7 +159,7 @@ def _wrapper() -> type[nn.Module]:
 
         def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
             """As PEFT's; ValueError for weights that are codes alone."""
-            if isinstance(self.get_param(), CodedWeight):
+            if isinstance(self.get_param(), CodedWeight | PackedWeight):
                 raise ValueError(
                     f"{self.parameter_name} is codes alone, which would round the sum; keep the adapter beside it, or "
                     "merge into a model of values"

@@ -24,6 +24,7 @@ from octavo_torch.adapters.grouped_mm import GroupedMM, misfit
 from octavo_torch.mlp.adapted import Adapters, run_adapted
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.mlp import Extras
+from octavo_torch.mlp.packed_weight import PackedWeight
 from octavo_torch.moe.forms import Form, WeightCodes, check_form, check_weight_codes
 from octavo_torch.moe.moe import moe_mlp
 from octavo_torch.moe.permutation import permute, through_rows, unpermute
@@ -129,6 +130,8 @@ class ExpertsFunction:
         activation = activation_of(module)
         if activation is not None:
             seed = product.seed_on(hidden_states.device)
+            if lora is None and isinstance(first[0], PackedWeight):
+                lora = None, None
             if lora is not None:
                 call = MlpCall(
                     product.how["recipe"], product.names, seed=seed, activation=activation, interleave=block_of(module)

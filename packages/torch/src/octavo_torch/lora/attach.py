@@ -15,6 +15,7 @@ from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.module import GroupedLinear
 from octavo_torch.lora.module import GroupedLoRA
 from octavo_torch.mlp.experts import Experts
+from octavo_torch.mlp.packed_weight import PackedWeight
 
 _CHILDREN = {"weight": "lora", "weight1": "lora1", "weight2": "lora2"}
 """Of each weight, the name of its adapter in the layer."""
@@ -96,7 +97,7 @@ def merge_lora(module: nn.Module) -> tuple[str, ...]:
     if not found:
         raise ValueError("module has no adapters; give one to which add_lora has added some")
     for name, layer, weight, _ in found:
-        if isinstance(layer._parameters.get(weight), CodedWeight):
+        if isinstance(layer._parameters.get(weight), CodedWeight | PackedWeight):
             raise ValueError(
                 f"{_place(name, weight)} is codes alone, which would round the sum; keep the adapter beside it, or "
                 "take values from its merged_weight"

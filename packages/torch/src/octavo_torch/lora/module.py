@@ -15,6 +15,7 @@ from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.linear.call import Adapter
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.lora.low_rank import LowRank
+from octavo_torch.mlp.packed_weight import PackedWeight
 from octavo_torch.quantizers.functional import dequantize
 
 
@@ -140,9 +141,9 @@ class GroupedLoRA(nn.Module, Adapter):
 
     @torch.no_grad()
     def merged_weight(self, weight: Tensor) -> Tensor:
-        """The values of `weight` [G, N, K], dequantized where it is a CodedWeight, plus `delta_weight`.
+        """The values of `weight` [G, N, K] plus `delta_weight`, in fp32, rounded once to the weight's dtype.
 
-        In fp32, rounded once to the weight's dtype. Raises ValueError for another shape.
+        A CodedWeight or PackedWeight is dequantized. Raises ValueError for another shape.
         """
         shape = (self.num_groups, self.out_features, self.in_features)
         if not isinstance(weight, Tensor) or tuple(weight.shape) != shape or weight.dtype not in DTYPE_NAMES:
@@ -150,7 +151,9 @@ class GroupedLoRA(nn.Module, Adapter):
         if weight.device != self.lora_A.device:
             raise ValueError(f"weight is on {weight.device} and the adapter on {self.lora_A.device}; move one there")
         values: Tensor = weight.detach()
-        if isinstance(weight, CodedWeight):
+        if isinstance(weight, PackedWeight):
+            values = weight.dequantize()
+        elif isinstance(weight, CodedWeight):
             values = dequantize(weight.codes)
             values = from_halves(values, weight.interleave) if weight.interleave else values
         return self.delta_weight().add_(values).to(weight.dtype)

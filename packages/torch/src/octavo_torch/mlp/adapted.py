@@ -21,6 +21,7 @@ from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.activation_module import activate
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.mlp import Extras
+from octavo_torch.mlp.packed_weight import PackedWeight, expanded
 from octavo_torch.scaling.seeds import Seed, SeedCounter, second_stream
 
 _is_compiling = torch.compiler.is_compiling
@@ -74,6 +75,8 @@ def _product(
     call: Call,
 ) -> Tensor:
     run = grouped.traced if _is_compiling() else grouped.apply
+    if isinstance(weight, PackedWeight):
+        return expanded(weight, call.backend, lambda w: run(x, w, group_sizes, bias, bias_scales, call))
     return run(x, weight, group_sizes, bias, bias_scales, call)
 
 
@@ -81,6 +84,9 @@ def _halves(
     w1: Weights | QuantizedWeight, bias1: Weights | None, call: MlpCall
 ) -> tuple[Weights | QuantizedWeight, Weights | None, int]:
     """fc1's weight and bias with the gate half first, and the rows of a block in their own order."""
+    if isinstance(w1, PackedWeight):  # in halves, whatever it stands for
+        block = check_interleave(call.interleave, check_activation(call.activation), w1)
+        return w1, to_halves(as_one("bias1", bias1), block) if block and bias1 is not None else bias1, block
     # below a compiler's trace a layer takes a CodedWeight apart itself
     source, bias = (w1, bias1) if _is_compiling() else operands_of(w1, bias1)
     leaves = leaves_of(source.weight if isinstance(source, QuantizedWeight) else source)

@@ -18,6 +18,7 @@ from octavo_torch.linear.quantized_operands import code_weights, quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight, check_own
 from octavo_torch.mlp.adapted import Adapters
 from octavo_torch.mlp.call import Probes, States
+from octavo_torch.mlp.packed_weight import PackedWeight
 from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule
 
 QuantizedWeights = tuple[QuantizedWeight, QuantizedWeight]
@@ -103,9 +104,11 @@ class Experts(RecipeModule):
 
     @property
     def adapters(self) -> Adapters | None:
-        """The module's own adapters, see add_lora; None where it has none."""
+        """The module's own adapters, see add_lora; None where it runs without any as one operation of autograd."""
         own = cast(Adapters, (self._modules.get("lora1"), self._modules.get("lora2")))
-        return None if own == (None, None) else own
+        if own == (None, None) and not isinstance(self._parameters.get("weight1"), PackedWeight):
+            return None
+        return own
 
     @property
     def own_probes(self) -> Probes | None:
