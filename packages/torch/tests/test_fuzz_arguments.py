@@ -211,6 +211,15 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         lambda **given: ot.GroupedLoRA(G, K, N, 4).train_groups(**given),
         lambda: {"groups": [1]},
     ),
+    "PackedWeight": (
+        ot.PackedWeight,
+        lambda: {
+            "blocks": torch.zeros(G, N, K, dtype=torch.uint8),
+            "scales": torch.zeros(G, N, 1, dtype=torch.uint8),
+            "recipe": MXFP8(),
+            "dtype": torch.bfloat16,
+        },
+    ),
     "add_lora": (ot.add_lora, lambda: {"module": layer(), "rank": 4, "alpha": 8, "dropout": 0.1, "filter": "*"}),
     "merge_lora": (ot.merge_lora, lambda: {"module": adapted()}),
     "Sequential": (lambda operation: ot.Sequential(operation), lambda: {"operation": layer()}),
@@ -281,6 +290,7 @@ MORE = {
     "GroupedMLP": ("activation", "seed", "interleave", *MODULE),
     "GroupedMLP.forward": ("weights", "bias2_scales", "lora"),
     "GroupedLoRA": ("rank_stabilized", "device", "dtype", "backend"),
+    "PackedWeight": ("interleave",),
     "add_lora": ("rank_stabilized", "targets", "dtype"),
     "Sequential.forward": ("bias_scales", "bias2_scales"),
     "convert": ("seed", "backend"),

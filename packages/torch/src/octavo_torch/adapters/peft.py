@@ -110,7 +110,7 @@ def _wrapper() -> type[nn.Module]:
                 parameter_name = "weight"
             if parameter_name not in _weights(inner):
                 raise ValueError(
-                    f"{parameter_name or 'the module'} of {type(inner).__name__} is no weight that takes adapters; "
+                    f"{parameter_name or 'the module'} of {type(inner).__name__} cannot take adapters; "
                     f"give LoraConfig target_parameters that end in {' or '.join(_weights(inner))}"
                 )
             super().__init__(base_layer, adapter_name, parameter_name=parameter_name, **kwargs)

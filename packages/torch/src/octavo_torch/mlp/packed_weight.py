@@ -67,6 +67,12 @@ class PackedWeight(torch.Tensor):
                 f"recipe is {recipe.kind}, which takes scales from earlier steps, or reads codes in one of fprop and "
                 "dgrad alone; give one whose codes depend on the values alone and are read by both, or None"
             )
+        if isinstance(interleave, bool) or not isinstance(interleave, int) or interleave < 0:
+            raise ValueError(f"interleave is {brief(interleave)}; give the gate rows per block, or 0")
+        if interleave and blocks.shape[1] % (2 * interleave):
+            raise ValueError(
+                f"interleave is {interleave} and blocks has {blocks.shape[1]} rows; give a divisor of half, or 0"
+            )
         shape = torch.Size((*blocks.shape[:2], 2 * blocks.shape[2]))
         weight: PackedWeight = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=blocks.device)
         weight.blocks, weight.scales, weight.recipe, weight.interleave = blocks, scales, recipe, interleave
