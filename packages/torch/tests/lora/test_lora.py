@@ -32,6 +32,7 @@ from octavo_torch import (
     unpermute,
 )
 from octavo_torch.arrays.interleaving import from_halves
+from octavo_torch.compiler.host_reads import watch_host_reads
 from octavo_torch.mlp.activation_module import Activation
 
 REFERENCE = "torch-reference"
@@ -374,6 +375,26 @@ def test_recomputed_compiled_and_stored(name: str, rng: np.random.Generator) -> 
     add_lora(twin, 8, alpha=16)
     twin.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(called(twin, x), wanted[0])
+
+
+def test_no_value_is_read(rng: np.random.Generator) -> None:
+    """With sizes in a tensor, forward and backward read no value of it but the check of host sizes: on a GPU, where
+    there is none, nothing waits, and a CUDA graph may hold the step."""
+    module = made("GroupedMLP", recipe="fp8-block")
+    add_lora(module, 8, alpha=3)
+    own = randomize(module)
+    x, sizes = rows(), torch.tensor(SIZES)
+    module.lora1.train_groups([0])
+    with watch_host_reads() as reads:
+        torch.autograd.grad(module(x, sizes).sum(), [x, *own])
+    adapted = set(reads)
+    reads.clear()
+    with watch_host_reads() as reads:
+        for recipe in ("fp8-block", None):
+            y = grouped_linear(x, module.weight1, sizes, recipe=recipe, backend=REFERENCE)
+            torch.autograd.grad(y.sum(), x)
+    assert adapted
+    assert adapted <= set(reads)
 
 
 def test_layers_in_a_row_are_not_fused_past_their_adapters(rng: np.random.Generator) -> None:
