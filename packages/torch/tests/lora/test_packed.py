@@ -20,10 +20,13 @@ from octavo_torch import (
     MoE,
     PackedWeight,
     add_lora,
+    expert_tensors,
     export_experts,
     grouped_linear,
     load_experts,
     merge_lora,
+    save_checkpoint,
+    save_distributed,
 )
 from octavo_torch.mlp import packed_weight
 
@@ -187,6 +190,14 @@ def test_copies_files_and_graphs(pair: Any, rng: np.random.Generator) -> None:
     assert torch.equal(loaded.blocks, module.weight1.blocks)
     assert torch.equal(loaded.scales, module.weight1.scales)
     assert (loaded.interleave, loaded.recipe) == (module.weight1.interleave, module.weight1.recipe)
+    twin.weight1.blocks.zero_()
+    twin.load_state_dict(module.state_dict())
+    assert torch.equal(twin.weight1.blocks, module.weight1.blocks)
+    for write in (save_checkpoint, save_distributed):
+        with pytest.raises(ValueError, match="weight1 is MXFP4 alone, as in the file"):
+            write(module, "nowhere")
+    with pytest.raises(ValueError, match="weight1 is MXFP4 alone, as in the file"):
+        next(iter(expert_tensors(module, "compressed-tensors-mxfp4")))
     sizes = () if isinstance(module, MoE) else (torch.tensor(SIZES),)
     y = torch.compile(module, fullgraph=True, backend="aot_eager")(x, *sizes)
     assert all(map(torch.equal, [y, torch.autograd.grad(y, x, dy)[0]], wanted))

@@ -93,11 +93,24 @@ class PackedWeight(torch.Tensor):
             if func in _COPIES:
                 device = options.get("device") or weight.device
                 return cls(weight.blocks.to(device, copy=True), weight.scales.to(device, copy=True), *facts)
+            if func is _aten.copy_.default and isinstance(args[1], cls):
+                weight._write(args[1])
+                return weight
         own = next(value for value in pytree.tree_leaves((args, options)) if isinstance(value, cls))
         raise ValueError(
             f"{func} was called on a weight {list(own.shape)} that is MXFP4 alone; give it to a GroupedMLP or a MoE, "
             "or take values from weight.dequantize()"
         )
+
+    def _write(self, other: PackedWeight) -> None:
+        """Another weight's bytes into this one's, in place."""
+        if other.shape != self.shape or other.interleave != self.interleave:
+            raise ValueError(
+                f"the weight to copy is {list(other.shape)} with interleave={other.interleave} and this one "
+                f"{list(self.shape)} with {self.interleave}; give one that is alike"
+            )
+        self.blocks.copy_(other.blocks)
+        self.scales.copy_(other.scales)
 
     @torch.no_grad()
     def dequantize(self) -> Tensor:
