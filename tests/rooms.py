@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "octavo_numerics": (
         *("casts", "arrays", "philox", "hadamard", "groups", "scales", "checks", "rounding", "dequantize", "quantize"),
-        "moe",
+        *("moe", "optimizers"),
     ),
     "octavo_registry": ("contract", "level4", "discovery", "dispatch", "registry", "__init__", "cli"),
     "octavo_torch_native": ("arrays", "quantizers", "gemm", "moe", "linear"),

@@ -11,6 +11,16 @@ from octavo_numerics.moe.activations import ActivationParts, activate, activate_
 from octavo_numerics.moe.kept import keep_rows, kept_rows_bound
 from octavo_numerics.moe.router import Choice, RouterRule, choose_experts, route_scores, router_losses
 from octavo_numerics.moe.router_gradient import choice_weights_bound, choose_gradient, choose_gradient_bound
+from octavo_numerics.optimizers.adamw import (
+    AdamWRule,
+    AdamWState,
+    adamw_bound,
+    adamw_step,
+    bias_correction,
+    init_adamw,
+)
+from octavo_numerics.optimizers.block_state import BlockState, block_state_bound, decode_blocks, encode_blocks
+from octavo_numerics.optimizers.draws import round_stochastic, rounding_bits
 from octavo_numerics.philox import philox4x32
 from octavo_numerics.quantize import quantize
 from octavo_numerics.stats import TensorStats, tensor_stats
@@ -20,6 +30,9 @@ __version__ = "0.1.0"
 __all__ = [
     "PLANES",
     "ActivationParts",
+    "AdamWRule",
+    "AdamWState",
+    "BlockState",
     "BoundReport",
     "Choice",
     "DelayedState",
@@ -30,19 +43,26 @@ __all__ = [
     "activate",
     "activate_gradient",
     "activation_parts",
+    "adamw_bound",
+    "adamw_step",
+    "bias_correction",
+    "block_state_bound",
     "cast",
     "choice_weights_bound",
     "choose_experts",
     "choose_gradient",
     "choose_gradient_bound",
     "decode",
+    "decode_blocks",
     "dequantize",
+    "encode_blocks",
     "error_bound",
     "folding_bound",
     "grouped_dgrad",
     "grouped_matmul",
     "grouped_wgrad",
     "hadamard",
+    "init_adamw",
     "init_delayed",
     "keep_rows",
     "kept_rows_bound",
@@ -51,6 +71,8 @@ __all__ = [
     "quantize",
     "record_amax",
     "round_bfloat16",
+    "round_stochastic",
+    "rounding_bits",
     "route_scores",
     "router_losses",
     "tensor_stats",
