@@ -209,6 +209,19 @@ def test_a_resumed_run_has_the_same_bits(rng: np.random.Generator) -> None:
         master, state = once
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (3, 0), (2, 1, 129)])
+@pytest.mark.parametrize("state_bits", [32, 8])
+def test_any_shape(shape: tuple[int, ...], state_bits: int) -> None:
+    """Scalars, vectors, arrays without elements, and a last block of one element."""
+    for dtype in (np.float32, ml_dtypes.bfloat16):
+        master = np.ones(shape, dtype)
+        new, state = adamw_step(master, master, init_adamw(shape, state_bits=state_bits), AdamWRule(lr=0.5), seed=3)
+        moment = state.exp_avg.codes if isinstance(state.exp_avg, BlockState) else state.exp_avg
+        assert new.shape == moment.shape == shape
+        assert new.dtype == dtype
+        assert (np.abs(new.astype(np.float32) - np.float32(0.495)) < 2.0**-8).all()
+
+
 def test_what_does_not_fit_is_refused() -> None:
     """With the name, what was given, and what is needed."""
     master, state = np.zeros((2, 3), np.float32), init_adamw((2, 3))

@@ -138,10 +138,10 @@ def adamw_step(
     step = state.step + 1
     scalars = adamw_scalars(rule, step)
     g, m, v = to_fp32(grad).reshape(master.shape), _values(state.exp_avg), _values(state.exp_avg_sq)
-    m = m * scalars.first[0] + g * scalars.first[1]
-    v = v * scalars.second[0] + g * g * scalars.second[1]
+    m = np.asarray(m * scalars.first[0] + g * scalars.first[1])
+    v = np.asarray(v * scalars.second[0] + g * g * scalars.second[1])
     update = m / (np.sqrt(v) * scalars.root_scale + scalars.eps)
-    new: F32 = to_fp32(master).reshape(master.shape) * scalars.decay - update * scalars.step_size
+    new = np.asarray(to_fp32(master).reshape(master.shape) * scalars.decay - update * scalars.step_size, np.float32)
 
     def bits(stream: int) -> npt.NDArray[np.uint16]:
         return rounding_bits(master.shape, stream, seed=random, step=step, tensor=tensor)

@@ -16,6 +16,7 @@ of half a step of the code. The stored value's expectation is the value, to 2^-1
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +83,9 @@ def decode_blocks(state: BlockState) -> F32:
     """The fp32 values that a state stands for."""
     shape = state.codes.shape
     rows, columns = rows_and_columns(shape)
-    top = np.repeat(state.tops.reshape(rows, -1).astype(np.int64), BLOCK, axis=1)[:, :columns].reshape(shape)
+    top = np.repeat(state.tops.reshape(rows, -(-columns // BLOCK)).astype(np.int64), BLOCK, axis=1)[
+        :, :columns
+    ].reshape(shape)
     codes = state.codes.astype(np.int64)
     magnitude = codes & (_SIGN - 1) if state.signed else codes
     bits = np.where(magnitude > 0, (magnitude - state.levels + top) << _SHIFT, 0).astype(np.uint32)
@@ -98,22 +101,21 @@ def block_state_bound(values: F32, signed: bool) -> npt.NDArray[np.float64]:
     that code's value, which is at most 2^-15.75 (signed) or 2^-31.75 (unsigned) of the largest's upper neighbour.
     """
     wide = np.abs(values.astype(np.float64))
-    rows, columns = rows_and_columns(values.shape)
-    amax = np.repeat(_in_blocks(wide, values.shape).max(axis=-1, initial=0), BLOCK, axis=-1)
-    least = amax.reshape(rows, -1)[:, :columns].reshape(values.shape) * 1.125 * 2.0 ** (-15.75 if signed else -31.75)
+    amax = _out_of_blocks(_in_blocks(wide, values.shape).max(axis=-1, initial=0, keepdims=True), values.shape)
+    least = amax * 1.125 * 2.0 ** (-15.75 if signed else -31.75)
     bound: npt.NDArray[np.float64] = np.maximum(wide / 8, least)
     return bound
 
 
-def _in_blocks(values: npt.NDArray[np.int64], shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+def _in_blocks(values: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """[rows, blocks, 128] with zeros past the last column."""
     rows, columns = rows_and_columns(shape)
     padded = np.zeros((rows, -(-columns // BLOCK) * BLOCK), values.dtype)
     padded[:, :columns] = values.reshape(rows, columns)
-    return padded.reshape(rows, -1, BLOCK)
+    return padded.reshape(rows, -(-columns // BLOCK), BLOCK)
 
 
-def _out_of_blocks(values: npt.NDArray[np.int64], shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+def _out_of_blocks(values: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
     rows, columns = rows_and_columns(shape)
     whole = np.broadcast_to(values, (*values.shape[:2], BLOCK))
-    return whole.reshape(rows, -1)[:, :columns].reshape(shape)
+    return whole.reshape(rows, values.shape[1] * BLOCK)[:, :columns].reshape(shape)

@@ -42,7 +42,7 @@ def rounding_bits(shape: tuple[int, ...], stream: int, *, seed: int, step: int, 
     last = np.full((1, 1), (1 << 31) + 4 * tensor + stream, dtype=np.uint32)
     words = np.stack(philox4x32((row, block, step_word, last), split_seed(seed)), axis=-1)
     # Little-endian words put the low 16 bits first, whatever the host's byte order.
-    halves = words.astype("<u4").view("<u2").astype(np.uint16).reshape(rows, -1)
+    halves = words.astype("<u4").view("<u2").astype(np.uint16).reshape(rows, _PER_COUNTER * block.size)
     return halves[:, :columns].reshape(shape)
 
 
@@ -54,4 +54,5 @@ def round_stochastic(values: F32, random: U16) -> npt.NDArray[ml_dtypes.bfloat16
     """
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     carried = ((bits + random) & np.uint32(0xFFFF0000)).view(np.float32)
-    return np.where(np.isfinite(values), carried, round_bfloat16(values)).astype(ml_dtypes.bfloat16)
+    rounded = np.where(np.isfinite(values), carried.reshape(values.shape), round_bfloat16(values).reshape(values.shape))
+    return rounded.astype(ml_dtypes.bfloat16)
