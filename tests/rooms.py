@@ -26,7 +26,7 @@ MOST_ANY_LINES = 100
 ROOMS: dict[str, tuple[str, ...]] = {
     "octavo_torch": (
         *("memo", "compiler", "arrays", "arithmetic", "functions", "dispatch", "wgrad", "scaling", "quantizers"),
-        *("linear", "mlp", "moe", "distributed", "checkpoint", "reference", "adapters"),
+        *("linear", "mlp", "moe", "distributed", "optimizers", "checkpoint", "reference", "adapters"),
     ),
     "octavo_jax": (
         *(
