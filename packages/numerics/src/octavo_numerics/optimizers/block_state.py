@@ -8,9 +8,10 @@ largest element, rounded up, and each element how far it is below:
                second moment of 0 would divide a first one that is not
     signed     1 to 127 for counts top - 126 to top, 15.75 binades, and the sign as bit 7; what is below them is 0
 
-Code 0 is zero. Rounding is stochastic to 16 bits, the pattern's lower 20 bits and the random ones carrying, because
-nearest rounding would keep a second moment where it is: it changes by a factor of 1 - beta2 in a step, which is a tenth
-of half a step of the code. The stored value's expectation is the value, to 2^-16 of a step of the code.
+Code 0 is zero, without a sign. Rounding is stochastic to 16 bits, the pattern's lower 20 bits and the random ones
+carrying, because nearest rounding would keep a second moment where it is: it changes by 1 - beta2 of itself
+in a step, 0.001 by default, and half a step of the code is 0.03 to 0.06. The stored value's expectation is the value,
+to 2^-16 of a step of the code.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ class BlockState:
     """A moment in 8 bits.
 
     codes   uint8, the parameter's shape
-    tops    int16 [..., ceil(last axis / 128)]
+    tops    int32 [..., ceil(last axis / 128)]
     signed  bit 7 of a code is a sign
     """
 
     codes: U8
-    tops: npt.NDArray[np.int16]
+    tops: npt.NDArray[np.int32]
     signed: bool
 
     @property
@@ -58,7 +59,7 @@ class BlockState:
 def zero_blocks(shape: tuple[int, ...], signed: bool) -> BlockState:
     """The state of zeros."""
     tops = (*shape[:-1], -(-rows_and_columns(shape)[1] // BLOCK))
-    return BlockState(np.zeros(shape, np.uint8), np.zeros(tops, np.int16), signed)
+    return BlockState(np.zeros(shape, np.uint8), np.zeros(tops, np.int32), signed)
 
 
 def encode_blocks(values: F32, signed: bool, random: U16) -> BlockState:
@@ -74,8 +75,8 @@ def encode_blocks(values: F32, signed: bool, random: U16) -> BlockState:
     codes = np.where(codes < 1, 0 if signed else 1, codes)
     codes = _out_of_blocks(np.where(finite & (bits > 0), codes, 0), values.shape)
     if signed:
-        codes = codes | np.where(np.signbit(values) & _out_of_blocks(finite, values.shape), _SIGN, 0)
-    tops = np.where(finite, top, NOT_FINITE).astype(np.int16).reshape(empty.tops.shape)
+        codes = codes | np.where(np.signbit(values) & (codes > 0), _SIGN, 0)
+    tops = np.where(finite, top, NOT_FINITE).astype(np.int32).reshape(empty.tops.shape)
     return BlockState(codes.astype(np.uint8), tops, signed)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -14,7 +14,7 @@ from octavo_torch.arrays.checks import brief
 from octavo_torch.optimizers.arithmetic import Scalars, advance_master, advance_moments, scalars_of, unless
 from octavo_torch.optimizers.block_state import decode, encode_into
 from octavo_torch.optimizers.gradients import check_gradient, clear, gradient_of, has_main_grad, local_of
-from octavo_torch.optimizers.group import OPTIONS, check_group, check_rate_device, rule_of
+from octavo_torch.optimizers.group import OPTIONS, check_group, check_positive, check_rate_device, rule_of
 from octavo_torch.optimizers.rounding import (
     FIRST_MOMENT,
     MASTER,
@@ -103,7 +103,10 @@ class AdamW(Optimizer):
         try:
             super().__init__(params, defaults)
         except TypeError as error:
-            raise ValueError(f"params holds what is not a parameter: {str(error).splitlines()[0]}") from None
+            raise ValueError(
+                f"params holds what is not a parameter ({str(error).splitlines()[0]}); give parameters, pairs of a "
+                "name and a parameter, or groups of them"
+            ) from None
         self._set_masters({} if masters is None else masters)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -158,9 +161,9 @@ class AdamW(Optimizer):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """torch.nn.utils.clip_grad_norm_ over `gradients()`; returns their norm before, and reads nothing on the host.
+        """torch.nn.utils.clip_grad_norm_ over `gradients()`, with norms in fp32; returns the norm before.
 
-        The gradients of DTensors are not for it: their norm is that of all ranks.
+        Nothing is read on the host. Raises ValueError for DTensors, where the norm is that of all ranks.
         """
         sharded = [member.name for member in self._members() if isinstance(member.parameter, DTensor)]
         if sharded:
@@ -169,10 +172,13 @@ class AdamW(Optimizer):
                 "torch.nn.utils.clip_grad_norm_(parameters, max_norm)"
             )
         for name, value in (("max_norm", max_norm), ("norm_type", norm_type)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise ValueError(f"{name} is {brief(value)}; give a number above 0")
+            check_positive(name, value)
+        max_norm, norm_type = float(max_norm), float(norm_type)
         gradients = self.gradients()
-        norm = nn.utils.get_total_norm(gradients, norm_type)
+        norms = [torch.linalg.vector_norm(grad, norm_type, dtype=torch.float32) for grad in gradients]
+        if not norms:
+            return torch.zeros(())
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]), norm_type)
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for grad in gradients:
             grad.mul_(factor.to(grad.device))
@@ -310,7 +316,7 @@ class AdamW(Optimizer):
                 ("exp_avg_sq", second, False, SECOND_MOMENT),
             ):
                 tops = local_of(state[f"{name}_tops"])
-                encode_into(local_of(state[name]), tops, values, signed, bits(stream))
+                encode_into(local_of(state[name]), tops, values, signed, bits(stream), found.skip)
         write_parameter(parameter, state)
 
     def _checked(self, state_dict: object) -> tuple[list[dict[str, Any]], list[State | None]]:
@@ -335,7 +341,8 @@ class AdamW(Optimizer):
                     raise ValueError(f"state_dict's group {index} has {option}={entry[option]!r}, which is not served")
             kept = {option: entry.get(option, group[option]) for option in OPTIONS}
             kept["capturable"] = group["capturable"]  # of this run, like the device
-            check_group(kept if not isinstance(kept["lr"], Tensor) else {**kept, "lr": float(kept["lr"])})
+            lr = kept["lr"]
+            check_group({**kept, "lr": float(lr)} if isinstance(lr, Tensor) and lr.numel() == 1 else kept)
             rest = {key: value for key, value in group.items() if key not in OPTIONS}
             groups.append({**rest, **kept, "params": entry["params"]})
             numbers += entry["params"]

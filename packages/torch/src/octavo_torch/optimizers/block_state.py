@@ -23,8 +23,9 @@ def tops_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:-1], -(-shape[-1] // BLOCK))
 
 
-def encode_into(codes: Tensor, tops: Tensor, values: Tensor, signed: bool, random: Tensor) -> None:
-    """Writes fp32 `values`, rounded by the 16 `random` bits of each, as uint8 codes and int16 tops."""
+def encode_into(codes: Tensor, tops: Tensor, values: Tensor, signed: bool, random: Tensor, skip: Tensor | None) -> None:
+    """Writes fp32 `values`, rounded by the 16 `random` bits of each, as uint8 codes and int32 tops; nothing where the
+    boolean `skip` is true, because the same values may have a lower top."""
     levels = 127 if signed else 255
     blocks = _in_blocks(bits_of(values) & ABS_BITS)
     largest = blocks.amax(dim=-1, keepdim=True)
@@ -32,11 +33,13 @@ def encode_into(codes: Tensor, tops: Tensor, values: Tensor, signed: bool, rando
     top = ((largest + ((1 << _SHIFT) - 1)) >> _SHIFT).clamp_(max=_LARGEST_TOP)
     carried = (blocks + (_in_blocks(random.reshape(values.shape)) << (_SHIFT - 16))) >> _SHIFT
     code = torch.minimum(carried, top).sub_(top).add_(levels).clamp_(min=0 if signed else 1)
-    code = torch.where(blocks > 0, code, 0)
+    code = torch.where(finite & (blocks > 0), code, 0)
     if signed:
-        code |= (_in_blocks(bits_of(values)) >> 24) & _SIGN
-    codes.copy_(_out_of_blocks(torch.where(finite, code, 0), values.shape))
-    tops.copy_(torch.where(finite, top, _NOT_FINITE).view(tops.shape))
+        code |= torch.where(code > 0, (_in_blocks(bits_of(values)) >> 24) & _SIGN, 0)
+    code = _out_of_blocks(code, values.shape)
+    top = torch.where(finite, top, _NOT_FINITE).view(tops.shape)
+    codes.copy_(code if skip is None else torch.where(skip, codes, code))
+    tops.copy_(top if skip is None else torch.where(skip, tops, top))
 
 
 def decode(codes: Tensor, tops: Tensor, signed: bool) -> Tensor:

@@ -13,6 +13,7 @@ from octavo_torch.arrays.checks import brief, check_flag
 from octavo_torch.optimizers.arithmetic import Rule
 
 OPTIONS = ("lr", "betas", "eps", "weight_decay", "master_dtype", "state_bits", "seed", "capturable")
+_FLT_MAX = torch.finfo(torch.float32).max
 _MASTER_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -67,7 +68,13 @@ def _check_rate(lr: object, capturable: bool) -> None:
         )
 
 
-def _is_number(value: object, below: float = math.inf) -> bool:
+def check_positive(name: str, value: object) -> None:
+    """Raises ValueError for anything but a number above 0, infinity included."""
+    if isinstance(value, Tensor) or not (_is_number(value) or value == math.inf) or not value:
+        raise ValueError(f"{name} is {_shown(value)}; give a number above 0")
+
+
+def _is_number(value: object, below: float = _FLT_MAX) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < below
 
 

@@ -2,7 +2,7 @@
 
 step                                 fp32, of no dimension: finished steps
 exp_avg, exp_avg_sq                  the moments, fp32 in the parameter's shape; or uint8 codes of it, and
-exp_avg_tops, exp_avg_sq_tops        int16 [..., ceil(last axis / 128)]
+exp_avg_tops, exp_avg_sq_tops        int32 [..., ceil(last axis / 128)]
 master                               fp32 or bf16, where the parameter is not its own
 """
 
@@ -64,7 +64,7 @@ def new_state(parameter: Tensor, master_dtype: torch.dtype, state_bits: int, cap
     for name in MOMENTS:
         if state_bits == 8 and parameter.dim() > 1:
             state[name] = _as_sharded(torch.zeros(shape, dtype=torch.uint8, device=device), parameter)
-            tops = torch.zeros(tops_shape(shape), dtype=torch.int16, device=device)
+            tops = torch.zeros(tops_shape(shape), dtype=torch.int32, device=device)
             state[f"{name}_tops"] = _as_sharded(tops, parameter, tops_shape(tuple(parameter.shape)))
         else:
             state[name] = _as_sharded(torch.zeros(shape, dtype=torch.float32, device=device), parameter)
