@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,46 +11,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from octavo_torch.arrays.checks import brief
-from octavo_torch.optimizers.arithmetic import Scalars, advance_master, advance_moments, scalars_of, unless
-from octavo_torch.optimizers.block_state import decode, encode_into
 from octavo_torch.optimizers.gradients import check_gradient, clear, gradient_of, has_main_grad, local_of
-from octavo_torch.optimizers.group import OPTIONS, check_group, check_positive, check_rate_device, rule_of
-from octavo_torch.optimizers.rounding import (
-    FIRST_MOMENT,
-    MASTER,
-    SECOND_MOMENT,
-    Draws,
-    round_stochastic,
-    rounding_bits,
-)
-from octavo_torch.optimizers.state import (
-    State,
-    check_parameter,
-    checked_entry,
-    load_entry,
-    new_state,
-    write_parameter,
-)
-from octavo_torch.scaling.seeds import seed_tensor
-
-_UNSERVED = ("amsgrad", "maximize", "differentiable")
-"""Options of torch.optim.AdamW that change what a step is."""
-
-
-class _Member(NamedTuple):
-    """A parameter, its number in the optimizer, its name in messages, and its group."""
-
-    number: int
-    name: str
-    parameter: Tensor
-    group: dict[str, Any]
-
-
-class _Found(NamedTuple):
-    """What GradScaler found: the factor of the gradients, and whether one of them is not finite; None without it."""
-
-    inverse_scale: Tensor | None
-    skip: Tensor | None
+from octavo_torch.optimizers.group import OPTIONS, check_group, check_positive, check_rate_device
+from octavo_torch.optimizers.saved import checked_state_dict
+from octavo_torch.optimizers.state import State, check_parameter, load_entry, new_state, write_parameter
+from octavo_torch.optimizers.stepping import Found, Member, step_on_device, step_on_host
 
 
 class AdamW(Optimizer):
@@ -149,9 +114,9 @@ class AdamW(Optimizer):
         for group in self.param_groups:
             of_group = [member for member in members if member.group is group]
             if of_group and group["capturable"]:
-                self._step_on_device(of_group, group, found)
+                step_on_device(of_group, group, found, self.state)
             elif of_group and (found.skip is None or not bool(found.skip)):
-                self._step_on_host(of_group, group, found)
+                step_on_host(of_group, group, found, self.state)
         return loss
 
     def gradients(self) -> list[Tensor]:
@@ -199,7 +164,7 @@ class AdamW(Optimizer):
         Options that the saved groups lack stay. Raises ValueError, before anything is changed, for states that do not
         fit in number, name, shape or dtype.
         """
-        groups, states = self._checked(state_dict)
+        groups, states = checked_state_dict(state_dict, self.param_groups, self._members(), self.state)
         present = dict(self.state)
         rates = [group["lr"] for group in self.param_groups]
         super().load_state_dict({"state": {}, "param_groups": groups})
@@ -213,13 +178,13 @@ class AdamW(Optimizer):
             parameter = member.parameter
             load_entry(entry, parameter, present[parameter], self._new_state(parameter, member.group))
 
-    def _members(self) -> Iterator[_Member]:
+    def _members(self) -> Iterator[Member]:
         number = 0
         for index, group in enumerate(self.param_groups):
             names = group.get("param_names")
             for place, parameter in enumerate(group["params"]):
                 name = names[place] if names else f"params[{index}][{place}]"
-                yield _Member(number, name, parameter, group)
+                yield Member(number, name, parameter, group)
                 number += 1
 
     def _new_state(self, parameter: Tensor, group: Mapping[str, Any]) -> State:
@@ -244,122 +209,20 @@ class AdamW(Optimizer):
                 local_of(self.state[parameter]["master"]).copy_(local_of(values))
                 write_parameter(parameter, self.state[parameter])
 
-    def _found(self, members: list[_Member]) -> _Found:
+    def _found(self, members: list[Member]) -> Found:
         """GradScaler sets both attributes around a step."""
         own = vars(self)
         skip, scale = cast("Tensor | None", own.get("found_inf")), cast("Tensor | None", own.get("grad_scale"))
         if skip is None:
-            return _Found(None, None)
+            return Found(None, None)
         unseen = [member.name for member in members if has_main_grad(member.parameter)]
         if unseen:
             raise ValueError(
                 f"the gradient of {unseen[0]} is in main_grad, which a GradScaler neither unscales nor checks; train "
                 "with bfloat16 and without a GradScaler, or without main_grad"
             )
-        return _Found(None if scale is None else torch.ones_like(scale) / scale, skip != 0)
-
-    def _step_on_host(self, members: list[_Member], group: dict[str, Any], found: _Found) -> None:
-        """Step counts are tensors on the CPU; parameters with the same count share the scalars."""
-        rule, known = rule_of(group, torch.device("cpu")), dict[float, tuple[Tensor, Scalars]]()
-        for member in members:
-            count = self.state[member.parameter]["step"].add_(1)
-            key = count.item()
-            if key not in known:
-                steps = count.to(torch.int64).view(1)
-                known[key] = steps.view(()), scalars_of(rule, steps)[0]
-            step, scalars = known[key]
-            self._advance(member, scalars, step, _Found(found.inverse_scale, None))
-
-    def _step_on_device(self, members: list[_Member], group: dict[str, Any], found: _Found) -> None:
-        """Nothing is read back: a skipped step has factors that change nothing."""
-        for device in {member.parameter.device: None for member in members}:
-            of_device = [member for member in members if member.parameter.device == device]
-            counts = [self.state[member.parameter]["step"] for member in of_device]
-            skip = None if found.skip is None else found.skip.to(device)
-            for count in counts:
-                count.add_(1 if skip is None else ~skip)
-            steps = torch.stack(counts).to(torch.int64).clamp_(min=1)
-            scalars = scalars_of(rule_of(group, device), steps)
-            for member, factors, step in zip(of_device, scalars, steps.unbind(), strict=True):
-                self._advance(member, factors, step, _Found(found.inverse_scale, skip))
-
-    def _advance(self, member: _Member, scalars: Scalars, step: Tensor, found: _Found) -> None:
-        """One parameter, its state and its master; then what is written from the master."""
-        parameter, state = member.parameter, self.state[member.parameter]
-        gradient = gradient_of(member.name, parameter)
-        assert gradient is not None  # members have one
-        grad = gradient.to(torch.float32)
-        if found.inverse_scale is not None:
-            grad = grad * found.inverse_scale.to(grad.device)
-        if found.skip is not None:
-            grad, scalars = torch.where(found.skip, 0.0, grad), unless(found.skip, scalars)
-        master = local_of(state.get("master", parameter))
-        coded = "exp_avg_tops" in state
-
-        def bits(stream: int) -> Tensor:
-            seed = seed_tensor(member.group["seed"], master.device)
-            assert seed is not None
-            draws = Draws(seed, step.to(master.device), member.number)
-            return rounding_bits(parameter, draws, stream)
-
-        first, second = (_moment(state, name, signed) for name, signed in (("exp_avg", True), ("exp_avg_sq", False)))
-        advance_moments(first, second, grad, scalars)
-        if master.dtype is torch.float32:
-            advance_master(master, first, second, scalars)
-        else:
-            values = master.to(torch.float32)
-            advance_master(values, first, second, scalars)
-            master.copy_(round_stochastic(values, bits(MASTER)))
-        if coded:
-            for name, values, signed, stream in (
-                ("exp_avg", first, True, FIRST_MOMENT),
-                ("exp_avg_sq", second, False, SECOND_MOMENT),
-            ):
-                tops = local_of(state[f"{name}_tops"])
-                encode_into(local_of(state[name]), tops, values, signed, bits(stream), found.skip)
-        write_parameter(parameter, state)
-
-    def _checked(self, state_dict: object) -> tuple[list[dict[str, Any]], list[State | None]]:
-        """The groups of `state_dict` with our options, and a state or None for each parameter."""
-        parts = state_dict if isinstance(state_dict, Mapping) else {}
-        saved, states = parts.get("param_groups"), parts.get("state")
-        if not isinstance(saved, list) or not isinstance(states, Mapping):
-            raise ValueError(f"state_dict is {brief(state_dict)} without state and param_groups; give a state_dict()")
-        if len(saved) != len(self.param_groups):
-            raise ValueError(f"state_dict has {len(saved)} groups and this optimizer {len(self.param_groups)}")
-        groups, numbers = [], list[object]()
-        for index, (entry, group) in enumerate(zip(saved, self.param_groups, strict=True)):
-            if not isinstance(entry, Mapping) or not isinstance(entry.get("params"), list):
-                raise ValueError(f"state_dict's group {index} is {brief(entry)} without params; give a state_dict()")
-            if len(entry["params"]) != len(group["params"]):
-                raise ValueError(
-                    f"state_dict's group {index} has {len(entry['params'])} parameters and this optimizer's "
-                    f"{len(group['params'])}"
-                )
-            for option in _UNSERVED:
-                if entry.get(option):
-                    raise ValueError(f"state_dict's group {index} has {option}={entry[option]!r}, which is not served")
-            kept = {option: entry.get(option, group[option]) for option in OPTIONS}
-            kept["capturable"] = group["capturable"]  # of this run, like the device
-            lr = kept["lr"]
-            check_group({**kept, "lr": float(lr)} if isinstance(lr, Tensor) and lr.numel() == 1 else kept)
-            rest = {key: value for key, value in group.items() if key not in OPTIONS}
-            groups.append({**rest, **kept, "params": entry["params"]})
-            numbers += entry["params"]
-        unknown = [key for key in states if key not in numbers]
-        if unknown:
-            raise ValueError(f"state_dict has a state of {unknown[0]!r}, which none of its groups has")
-        return groups, [
-            checked_entry(member.name, states.get(number, {}), self.state[member.parameter])
-            for member, number in zip(self._members(), numbers, strict=True)
-        ]
+        return Found(None if scale is None else torch.ones_like(scale) / scale, skip != 0)
 
 
 def _has_gradient(parameter: Tensor) -> bool:
     return has_main_grad(parameter) or parameter.grad is not None
-
-
-def _moment(state: State, name: str, signed: bool) -> Tensor:
-    """The fp32 moment: the state's own, which is stepped in place, or what its codes stand for."""
-    tops = state.get(f"{name}_tops")
-    return local_of(state[name]) if tops is None else decode(local_of(state[name]), local_of(tops), signed)
