@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
             "quantizers",
             "linear",
         ),
-        *("mlp", "moe", "reference", "modules", "linen", "nnx", "adapters"),
+        *("mlp", "moe", "reference", "modules", "linen", "nnx", "optimizers", "adapters"),
     ),
     "octavo_numerics": (
         *("casts", "arrays", "philox", "hadamard", "groups", "scales", "checks", "rounding", "dequantize", "quantize"),
@@ -75,7 +75,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
         *("plugin_api", "adapters.automodel", "adapters.megatron", "adapters.megatron_checkpoint"),
         *("adapters.torchtitan", "adapters.transformers"),
     ),
-    "octavo_jax": ("plugin_api", "linen", "nnx", "moe", "adapters", "adapters.qwix", "adapters.tokamax"),
+    "octavo_jax": ("plugin_api", "linen", "nnx", "moe", "optimizers", "adapters", "adapters.qwix", "adapters.tokamax"),
     "octavo_registry": ("contract",),
     "octavo_native": ("layouts", "gemms"),  # its README has readers import them
 }
