@@ -120,7 +120,7 @@ class AdamW(Optimizer):
         return loss
 
     def gradients(self) -> list[Tensor]:
-        """What the next step reads, for whoever reduces, clips or inspects it: `main_grad`s and `.grad`s."""
+        """What the next step reads, for whoever reduces, clips or inspects it: buffers `main_grad`, and `.grad`."""
         found = (gradient_of(member.name, member.parameter) for member in self._members())
         return [grad for grad in found if grad is not None]
 
