@@ -108,7 +108,7 @@ def bare(value: Tensor) -> nn.Parameter:
         ({"params": torch.zeros(2)}, r"params is float32 \[2\]; give an iterable"),
         ({"params": 3}, "params is 3"),
         ({"params": ["a"]}, "params holds what is not a parameter"),
-        ({"params": []}, "empty parameter list"),
+        ({"params": []}, "params is empty; give parameters"),
         ({"params": [bare(torch.zeros(2, dtype=torch.int32))]}, r"params\[0\]\[0\] is int32 \[2\]"),
         ({"params": [bare(torch.zeros(2, dtype=torch.float64))]}, r"params\[0\]\[0\] is float64 \[2\]"),
         ({"params": [bare(torch.zeros(2, device="meta"))]}, "is on the meta device; create the optimizer when"),
@@ -171,6 +171,11 @@ def test_gradients_and_options_that_do_not_fit_change_nothing() -> None:
     with pytest.raises(ValueError, match=r"params\[0\]\[1\].grad is float32 \[3\] torch.sparse_coo; give a dense"):
         optimizer.step()
     second.grad = torch.ones(3)
+    for wrong in (torch.ones(4), torch.ones(1, 3), torch.ones(6)[::2].view(3, 1), torch.ones(3, device="meta"), [1.0]):
+        second.main_grad = wrong  # type: ignore[attr-defined]
+        with pytest.raises(ValueError, match=r"params\[0\]\[1\].main_grad is"):
+            optimizer.step()
+    del second.main_grad
     optimizer.param_groups[0]["lr"] = float("inf")
     with pytest.raises(ValueError, match="lr is inf"):
         optimizer.step()

@@ -62,6 +62,9 @@ class AdamW(Optimizer):
         """
         if isinstance(params, Tensor) or not isinstance(params, Iterable):
             raise ValueError(f"params is {brief(params)}; give an iterable of parameters or of groups of them")
+        params = list(params)
+        if not params:
+            raise ValueError("params is empty; give parameters, pairs of a name and a parameter, or groups of them")
         given = (lr, betas, eps, weight_decay, master_dtype, state_bits, seed, capturable)
         defaults = dict(zip(OPTIONS, given, strict=True))
         check_group(defaults)

@@ -64,9 +64,13 @@ def _checked(name: str, grad: object, parameter: Tensor) -> Tensor:
         kind = f"{brief(grad)} {grad.layout}" if isinstance(grad, Tensor) else brief(grad)
         raise ValueError(f"{name} is {kind}; give a dense float32, bfloat16 or float16 tensor")
     local, values = local_of(grad), local_of(parameter)
-    if local.numel() != values.numel() or local.device != values.device:
+    shape = tuple(values.shape)
+    forms = [shape, (values.numel(),), *([(shape[0] * shape[1], shape[2])] if len(shape) == 3 else [])]
+    same = local.shape == values.shape
+    if tuple(local.shape) not in forms or local.device != values.device or not (same or local.is_contiguous()):
+        views = " or ".join(str(list(form)) for form in forms[1:])
         raise ValueError(
-            f"{name} is {brief(local)} on {local.device} and the parameter {list(values.shape)} on {values.device}; "
-            "give a gradient of that shape there"
+            f"{name} is {brief(local)} on {local.device} and the parameter {list(shape)} on {values.device}; give a "
+            f"gradient of that shape there, or its memory without gaps as {views}"
         )
-    return local if local.shape == values.shape else local.view(values.shape)
+    return local if same else local.view(shape)
