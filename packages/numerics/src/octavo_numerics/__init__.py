@@ -12,6 +12,7 @@ from octavo_numerics.moe.activations import ActivationParts, activate, activate_
 from octavo_numerics.moe.kept import keep_rows, kept_rows_bound
 from octavo_numerics.moe.router import Choice, choose_experts, route_scores, router_losses
 from octavo_numerics.moe.router_gradient import choice_weights_bound, choose_gradient, choose_gradient_bound
+from octavo_numerics.mxfp4 import round_mxfp4
 from octavo_numerics.optimizers.adamw import (
     AdamWRule,
     AdamWState,
@@ -72,6 +73,7 @@ __all__ = [
     "quantize",
     "record_amax",
     "round_bfloat16",
+    "round_mxfp4",
     "round_stochastic",
     "rounding_bits",
     "route_scores",
