@@ -26,7 +26,7 @@ MOST_ANY_LINES = 100
 ROOMS: dict[str, tuple[str, ...]] = {
     "octavo_torch": (
         *("memo", "compiler", "arrays", "arithmetic", "functions", "dispatch", "wgrad", "scaling", "quantizers"),
-        *("linear", "mlp", "moe", "lora", "distributed", "checkpoint", "reference", "adapters"),
+        *("linear", "mlp", "moe", "lora", "distributed", "optimizers", "checkpoint", "reference", "adapters"),
     ),
     "octavo_jax": (
         *(
@@ -42,12 +42,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
             "quantizers",
             "linear",
         ),
-        *("mlp", "moe", "reference", "modules", "linen", "nnx", "adapters"),
+        *("mlp", "moe", "reference", "modules", "linen", "nnx", "optimizers", "adapters"),
     ),
     "octavo_numerics": (
         *("casts", "arrays", "philox", "hadamard", "groups", "scales", "checks", "rounding"),
         *("mxfp4", "dequantize", "quantize"),
-        "moe",
+        *("moe", "optimizers"),
     ),
     "octavo_registry": ("contract", "level4", "discovery", "dispatch", "registry", "__init__", "cli"),
     "octavo_torch_native": ("arrays", "quantizers", "gemm", "moe", "linear"),
@@ -76,7 +76,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
         *("plugin_api", "adapters.automodel", "adapters.megatron", "adapters.megatron_checkpoint"),
         *("adapters.torchtitan", "adapters.transformers", "adapters.frozen", "adapters.peft"),
     ),
-    "octavo_jax": ("plugin_api", "linen", "nnx", "moe", "adapters", "adapters.qwix", "adapters.tokamax"),
+    "octavo_jax": ("plugin_api", "linen", "nnx", "moe", "optimizers", "adapters", "adapters.qwix", "adapters.tokamax"),
     "octavo_registry": ("contract",),
     "octavo_native": ("layouts", "gemms"),  # its README has readers import them
 }

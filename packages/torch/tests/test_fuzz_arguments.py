@@ -89,6 +89,15 @@ def experts_of_codes() -> ot.GroupedMLP:
     return ot.GroupedMLP(G, K, N, recipe=BlockScaling(), backend=BACKEND)
 
 
+def stepped() -> ot.AdamW:
+    """With 8-bit states and masters, after a step."""
+    parameter = torch.nn.Parameter(torch.ones(N, K, dtype=torch.bfloat16))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = ot.AdamW([parameter], state_bits=8)
+    optimizer.step()
+    return optimizer
+
+
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "grouped_linear": (ot.grouped_linear, lambda: linear(bias=leaf(G, N), bias_scales=torch.ones(M))),
     "grouped_linear, stateful": (
@@ -100,6 +109,9 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         ot.grouped_mlp,
         lambda: mlp(probs=torch.ones(M), bias1=leaf(G, 2 * N), bias2=leaf(G, K), bias2_scales=torch.ones(M)),
     ),
+    "AdamW": (ot.AdamW, lambda: {"params": [leaf(N, K)], "lr": torch.tensor(1e-3)}),
+    "AdamW.load_state_dict": (stepped().load_state_dict, lambda: {"state_dict": stepped().state_dict()}),
+    "AdamW.clip_grad_norm_": (lambda **given: stepped().clip_grad_norm_(**given), lambda: {"max_norm": 1.0}),
     "grouped_mm": (
         ot.grouped_mm,
         lambda: {
@@ -258,6 +270,8 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
 MODULE = ("backend", "device", "dtype", "bias", "main_grad", "per_group_parameters", "delay_wgrad")
 FUSED = ("layouts", "seed", "operand", "group_offset", "scale", "wanted")
 MORE = {
+    "AdamW": ("betas", "eps", "weight_decay", "master_dtype", "state_bits", "seed", "capturable", "masters"),
+    "AdamW.clip_grad_norm_": ("norm_type",),
     "grouped_linear": ("seed", "state", "group_offset", "out", "grad_input", "main_grad", "delayed_wgrad"),
     "grouped_linear, stochastic": ("group_offset",),
     "grouped_mlp": (

@@ -2,7 +2,8 @@
 
 Importing this package imports no JAX: a registry that only reads the backend's card (`octavo_jax.plugin`) pays nothing
 for it. The first use of a public name does; it starts no JAX backend, loads no plugin and reads no environment
-variable. The Flax modules are in `octavo_jax.linen` and `octavo_jax.nnx`, which need the extra `octavo-jax[flax]`.
+variable. The Flax modules are in `octavo_jax.linen` and `octavo_jax.nnx`, which need the extra `octavo-jax[flax]`, and
+AdamW is in `octavo_jax.optimizers`, which needs `octavo-jax[optax]`.
 """
 
 from __future__ import annotations

@@ -13,6 +13,16 @@ from octavo_numerics.moe.kept import keep_rows, kept_rows_bound
 from octavo_numerics.moe.router import Choice, choose_experts, route_scores, router_losses
 from octavo_numerics.moe.router_gradient import choice_weights_bound, choose_gradient, choose_gradient_bound
 from octavo_numerics.mxfp4 import round_mxfp4
+from octavo_numerics.optimizers.adamw import (
+    AdamWRule,
+    AdamWState,
+    adamw_bound,
+    adamw_step,
+    bias_correction,
+    init_adamw,
+)
+from octavo_numerics.optimizers.block_state import BlockState, block_state_bound, decode_blocks, encode_blocks
+from octavo_numerics.optimizers.draws import round_stochastic, rounding_bits
 from octavo_numerics.philox import philox4x32
 from octavo_numerics.quantize import quantize
 from octavo_numerics.stats import TensorStats, tensor_stats
@@ -22,6 +32,9 @@ __version__ = "0.1.0"
 __all__ = [
     "PLANES",
     "ActivationParts",
+    "AdamWRule",
+    "AdamWState",
+    "BlockState",
     "BoundReport",
     "Choice",
     "DelayedState",
@@ -32,19 +45,26 @@ __all__ = [
     "activate",
     "activate_gradient",
     "activation_parts",
+    "adamw_bound",
+    "adamw_step",
+    "bias_correction",
+    "block_state_bound",
     "cast",
     "choice_weights_bound",
     "choose_experts",
     "choose_gradient",
     "choose_gradient_bound",
     "decode",
+    "decode_blocks",
     "dequantize",
+    "encode_blocks",
     "error_bound",
     "folding_bound",
     "grouped_dgrad",
     "grouped_matmul",
     "grouped_wgrad",
     "hadamard",
+    "init_adamw",
     "init_delayed",
     "keep_rows",
     "kept_rows_bound",
@@ -54,6 +74,8 @@ __all__ = [
     "record_amax",
     "round_bfloat16",
     "round_mxfp4",
+    "round_stochastic",
+    "rounding_bits",
     "route_scores",
     "router_losses",
     "tensor_stats",

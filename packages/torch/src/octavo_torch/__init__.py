@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from octavo_torch.moe.permutation import Routing, permute, unpermute
     from octavo_torch.moe.router import Choice, RouterLosses, choose_experts, router_losses
     from octavo_torch.observer import Observation, Observer, observe
+    from octavo_torch.optimizers.adamw import AdamW
     from octavo_torch.quantizers.extras import Extras
     from octavo_torch.quantizers.functional import convert_layout, dequantize, group_amax, quantize
     from octavo_torch.quantizers.fused_functional import act_quantize, dact_quantize, norm_quantize
@@ -56,6 +57,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Activation",
+    "AdamW",
     "Choice",
     "CodedWeight",
     "DelayedState",
@@ -167,6 +169,7 @@ _DEFINING_MODULES = (
     "quantizers.fused_functional",
     "quantizers.stats",
     "observer",
+    "optimizers.adamw",
     "scaling.recipe_module",
     "mlp.sequential",
     "compiler.status",

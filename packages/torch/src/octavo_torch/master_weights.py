@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from octavo_torch.arrays.checks import brief, check_dtype, check_module
-from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.quantizers.functional import dequantize
+from octavo_torch.optimizers.state import values_of
 
 
 class MasterWeights(nn.ParameterDict):
@@ -115,9 +114,7 @@ def _key(name: str) -> str:
 
 def _master(name: str, weight: CodedWeight, dtype: torch.dtype, values: Tensor | None) -> nn.Parameter:
     if values is None:
-        values = dequantize(weight.codes)
-        if weight.interleave:
-            values = from_halves(values, weight.interleave)
+        values = values_of(weight)
     elif not isinstance(values, Tensor) or values.shape != weight.shape or not values.is_floating_point():
         raise ValueError(f"values of {name} is {brief(values)}; give floating-point {list(weight.shape)}")
     return nn.Parameter(values.detach().to(weight.device, dtype, copy=True))

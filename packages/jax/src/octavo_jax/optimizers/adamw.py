@@ -1,0 +1,226 @@
+"""AdamW over masters: a rule with an exact step, and the optax transformation of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax  # type: ignore[import-untyped]
+from jax import Array
+from jax.typing import DTypeLike
+
+from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
+from octavo_jax.optimizers.block_state import BlockState, decode, encode, zero_blocks
+from octavo_jax.optimizers.rounding import (
+    FIRST_MOMENT,
+    MASTER,
+    SECOND_MOMENT,
+    Draws,
+    round_stochastic,
+    rounding_bits,
+)
+from octavo_jax.scaling.seeds import seed_words
+
+Tree = Any
+"""A pytree of arrays, as optax takes it."""
+
+LearningRate = float | Array | Callable[[Array], Any]
+_DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
+
+
+class AdamWState(NamedTuple):
+    """count: finished steps, int32. mu, nu: the moments, trees like the parameters with fp32 arrays or `BlockState`s.
+    master: the same with arrays of master_dtype, and `optax.MaskedNode()` where a parameter is its own master."""
+
+    count: Array  # type: ignore[assignment]  # optax's name, which tuple has, too
+    mu: Tree
+    nu: Tree
+    master: Tree
+
+
+class _Leaf(NamedTuple):
+    """One parameter's part of a state."""
+
+    mu: Any
+    nu: Any
+    master: Any
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101): `step` has the bits of `octavo_numerics.adamw_step`.
+
+    learning_rate  a number, an fp32 scalar array, or a schedule: a function of the finished steps
+    b1, b2, eps    decay rates of the moments; what is added to the root
+    weight_decay   decoupled, multiplied by the learning rate
+    mask           parameters that decay: a tree of booleans like the parameters, or a function that makes it from them
+    master_dtype   float32, or bfloat16 with steps that are rounded stochastically. A parameter of this dtype, or of
+                   float32, is its own master; another is its master rounded to nearest
+    state_bits     of the moments of parameters with two axes or more, 32 or 8; others have 32
+    seed           of stochastic rounding: with the step, the parameter's number among the tree's leaves and the
+                   position all that the bits depend on; the sharding is not
+
+    Raises ValueError for what does not fit. XLA:CPU takes subnormal numbers as zero, which the definition keeps.
+    """
+
+    learning_rate: LearningRate
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+    mask: Tree | Callable[[Tree], Tree] | None = None
+    master_dtype: DTypeLike = jnp.float32
+    state_bits: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rate = self.learning_rate
+        numbers: dict[str, Any] = {"eps": self.eps, "weight_decay": self.weight_decay}
+        if not callable(rate) and not isinstance(rate, jax.Array):
+            numbers["learning_rate"] = rate
+        for name, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise ValueError(f"{name} is {value!r}; give a finite number of at least 0")
+        for name, beta in (("b1", self.b1), ("b2", self.b2)):
+            if isinstance(beta, bool) or not isinstance(beta, int | float) or not 0 <= beta < 1:
+                raise ValueError(f"{name} is {beta!r}; give a number from 0 to below 1")
+        if isinstance(rate, jax.Array) and (rate.ndim or not jnp.issubdtype(rate.dtype, jnp.floating)):
+            raise ValueError(f"learning_rate has shape {list(rate.shape)} and dtype {rate.dtype}; give a float scalar")
+        if jnp.dtype(self.master_dtype) not in _DTYPES[:2]:
+            raise ValueError(f"master_dtype is {jnp.dtype(self.master_dtype)}; give float32 or bfloat16")
+        if self.state_bits not in (32, 8):
+            raise ValueError(f"state_bits is {self.state_bits!r}; give 32 or 8")
+        seed_words(self.seed)
+
+    def init(self, params: Tree) -> AdamWState:
+        """The state before the first step; ValueError for parameters of other dtypes than the three."""
+        paths, tree = _flattened(params)
+        leaves = [self._new(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
+        mu, nu, master = (tree.unflatten(part) for part in zip(*leaves, strict=True)) if leaves else (params,) * 3
+        return AdamWState(jnp.zeros((), jnp.int32), mu, nu, master)
+
+    def step(self, grads: Tree, state: AdamWState, params: Tree) -> tuple[Tree, AdamWState]:
+        """The parameters and the state after one more step, bit for bit.
+
+        Raises ValueError for gradients whose tree, shapes or dtypes do not fit the parameters.
+        """
+        paths, tree = _flattened(params)
+        grads_of, states = self._flat(tree, grads, "grads"), self._states(tree, state)
+        decays = [True] * len(paths)
+        if self.mask is not None:
+            decays = self._flat(tree, self.mask(params) if callable(self.mask) else self.mask, "mask")
+        count = state.count + 1
+        rate = self.learning_rate(state.count) if callable(self.learning_rate) else self.learning_rate
+        rule = Rule(jnp.asarray(rate, jnp.float32), self.b1, self.b2, self.eps, self.weight_decay)
+        step, key = corrections(count, self.b1, self.b2), seed_words(self.seed)
+        new, after = [], []
+        for number, (path, leaf) in enumerate(paths):
+            grad = _checked(jax.tree_util.keystr(path), grads_of[number], leaf)
+            draws = Draws(key, count.astype(jnp.uint32), number)
+            own = rule if decays[number] else rule._replace(weight_decay=0.0)
+            value, next_state = _advance(leaf, grad, states[number], own, step, draws)
+            new.append(value)
+            after.append(next_state)
+        if not paths:
+            return params, state._replace(count=count)
+        return tree.unflatten(new), AdamWState(count, *(tree.unflatten(part) for part in zip(*after, strict=True)))
+
+    def transformation(self) -> optax.GradientTransformationExtraArgs:
+        """This rule for optax: an update is the new parameter minus the old one, in fp32.
+
+        `optax.apply_updates` then gives the parameter of `step`, bit for bit, where the new one is between half of the
+        old one and twice it, and in bf16 also where its magnitude is 2^-12 of the old one's or more. Elsewhere, for
+        elements that pass zero, the sum is off by at most 2^-23 of both magnitudes. Masters in the state are exact.
+        """
+
+        def update(
+            updates: Tree, state: AdamWState, params: Tree | None = None, **_: object
+        ) -> tuple[Tree, AdamWState]:
+            if params is None:
+                raise ValueError("params is None; call update(grads, state, params): AdamW steps values")
+            new, after = self.step(updates, state, params)
+            return jax.tree.map(lambda n, p: n.astype(jnp.float32) - p.astype(jnp.float32), new, params), after
+
+        return optax.GradientTransformationExtraArgs(self.init, update)
+
+    def _new(self, name: str, leaf: Array) -> _Leaf:
+        leaf, wanted = jnp.asarray(leaf), jnp.dtype(self.master_dtype)
+        if leaf.dtype not in _DTYPES:
+            raise ValueError(f"params{name} has dtype {leaf.dtype}; AdamW steps float32, bfloat16 and float16")
+        if leaf.dtype == jnp.float16 and wanted == jnp.bfloat16:
+            raise ValueError(f"params{name} is float16, which bfloat16 does not hold; make master_dtype float32")
+        own = leaf.dtype in (jnp.dtype(jnp.float32), wanted)
+        master = optax.MaskedNode() if own else leaf.astype(jnp.float32)
+        if self.state_bits == 8 and leaf.ndim > 1:
+            return _Leaf(zero_blocks(leaf, True), zero_blocks(leaf, False), master)
+        zeros = jnp.zeros_like(leaf, jnp.float32)
+        return _Leaf(zeros, zeros, master)
+
+    def _flat(self, tree: Any, other: Tree, name: str) -> list[Any]:
+        try:
+            return list(tree.flatten_up_to(other))
+        except (ValueError, TypeError) as error:
+            first = str(error).splitlines()[0]
+            raise ValueError(f"{name} has another structure than params: {first}; give a tree like it") from None
+
+    def _states(self, tree: Any, state: AdamWState) -> list[_Leaf]:
+        parts = (self._flat(tree, getattr(state, name), f"state.{name}") for name in ("mu", "nu", "master"))
+        return [_Leaf(*leaf) for leaf in zip(*parts, strict=True)]
+
+
+def adamw(
+    learning_rate: LearningRate,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+    mask: Tree | Callable[[Tree], Tree] | None = None,
+    *,
+    master_dtype: DTypeLike = jnp.float32,
+    state_bits: int = 32,
+    seed: int = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """`AdamW(...).transformation()`, with optax.adamw's names: for optax.chain and the trainers that take it."""
+    rule = AdamW(learning_rate, b1, b2, eps, weight_decay, mask, master_dtype, state_bits, seed)
+    return rule.transformation()
+
+
+def _flattened(params: Tree) -> tuple[list[tuple[Any, Any]], Any]:
+    """Pairs of path and leaf, and the structure."""
+    paths, tree = jax.tree_util.tree_flatten_with_path(params)
+    return paths, tree
+
+
+def _checked(name: str, grad: Any, leaf: Array) -> Array:
+    grad = jnp.asarray(grad)
+    if grad.shape != leaf.shape or grad.dtype not in _DTYPES:
+        raise ValueError(
+            f"grads{name} is {grad.dtype} {list(grad.shape)} and the parameter {list(leaf.shape)}; give float32, "
+            "bfloat16 or float16 of that shape"
+        )
+    wide: Array = grad.astype(jnp.float32)
+    return wide
+
+
+def _advance(
+    leaf: Array, grad: Array, state: _Leaf, rule: Rule, step: Corrections, draws: Draws
+) -> tuple[Array, _Leaf]:
+    """One parameter and its state."""
+    own = isinstance(state.master, optax.MaskedNode)
+    master = leaf if own else state.master
+    first, second = (decode(part) if isinstance(part, BlockState) else part for part in (state.mu, state.nu))
+    new, first, second = advance(master.astype(jnp.float32), grad, first, second, rule, step)
+    coded, narrow = isinstance(state.mu, BlockState), master.dtype == jnp.bfloat16
+    streams = (MASTER,) * narrow + (FIRST_MOMENT, SECOND_MOMENT) * coded
+    bits = dict(zip(streams, rounding_bits(leaf.shape, draws, streams), strict=True)) if streams else {}
+    if narrow:
+        new = round_stochastic(new, bits[MASTER])
+    after = _Leaf(first, second, state.master if own else new)
+    if coded:
+        mu, nu = encode(first, True, bits[FIRST_MOMENT]), encode(second, False, bits[SECOND_MOMENT])
+        after = _Leaf(mu, nu, after.master)
+    return new.astype(leaf.dtype), after

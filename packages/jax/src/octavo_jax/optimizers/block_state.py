@@ -1,0 +1,83 @@
+"""Moments in 8 bits, in the format of octavo_numerics' `encode_blocks` and `decode_blocks`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from octavo_jax.arithmetic import bits as fp32
+from octavo_jax.optimizers.rounding import rows_and_columns
+
+BLOCK = 128
+"""Consecutive elements of the last axis that share a top."""
+
+_NOT_FINITE = np.int32(-1)
+_SHIFT = 20
+_LARGEST_TOP = np.int32(0x7F7)
+_SIGN = 0x80
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class BlockState:
+    """A moment in 8 bits: about a quarter of its fp32 form.
+
+    codes   uint8, the parameter's shape
+    tops    int32 [..., ceil(last axis / 128)]
+    signed  static: bit 7 of a code is a sign
+    """
+
+    codes: Array
+    tops: Array
+    signed: bool = field(metadata={"static": True})
+
+
+def zero_blocks(like: Array, signed: bool) -> BlockState:
+    """The state of zeros for a parameter with one axis or more."""
+    tops = (*like.shape[:-1], -(-like.shape[-1] // BLOCK))
+    return BlockState(jnp.zeros_like(like, jnp.uint8), jnp.zeros(tops, jnp.int32), signed)
+
+
+def encode(values: Array, signed: bool, random: Array) -> BlockState:
+    """fp32 `values`, rounded by the 16 `random` bits of each."""
+    bits = fp32.as_bits(values)
+    blocks = _in_blocks(bits & fp32.MAGNITUDE)
+    largest = fp32.largest(blocks, axis=-1)[..., None]
+    finite = fp32.is_finite(largest)
+    top = jnp.minimum(((largest + np.uint32((1 << _SHIFT) - 1)) >> _SHIFT).astype(jnp.int32), _LARGEST_TOP)
+    carried = ((blocks + (_in_blocks(random) << (_SHIFT - 16))) >> _SHIFT).astype(jnp.int32)
+    code = jnp.minimum(carried, top) - top + (127 if signed else 255)
+    code = jnp.where(finite & (blocks > 0), jnp.maximum(code, 0 if signed else 1), 0)
+    code = _out_of_blocks(code, values.shape)
+    if signed:
+        code |= jnp.where((code > 0) & (bits >> 31 == 1), _SIGN, 0)
+    tops = jnp.where(finite, top, _NOT_FINITE).reshape(*values.shape[:-1], blocks.shape[1])
+    return BlockState(code.astype(jnp.uint8), tops, signed)
+
+
+def decode(state: BlockState) -> Array:
+    """The fp32 values of codes and tops."""
+    codes = _in_blocks(state.codes.astype(jnp.int32))
+    top = state.tops.reshape(*codes.shape[:2], 1)
+    magnitude = codes & (_SIGN - 1) if state.signed else codes
+    bits = jnp.where(magnitude > 0, (magnitude - (127 if state.signed else 255) + top) << _SHIFT, 0).astype(jnp.uint32)
+    if state.signed:
+        bits |= (codes & _SIGN).astype(jnp.uint32) << 24
+    return fp32.as_float(_out_of_blocks(jnp.where(top == _NOT_FINITE, fp32.NAN, bits), state.codes.shape))
+
+
+def _in_blocks(values: Array) -> Array:
+    """[rows, blocks, 128] with zeros past the last column."""
+    rows, columns = rows_and_columns(values.shape)
+    blocks = -(-columns // BLOCK)
+    padded = jnp.pad(values.reshape(rows, columns), ((0, 0), (0, blocks * BLOCK - columns)))
+    return padded.reshape(rows, blocks, BLOCK)
+
+
+def _out_of_blocks(blocks: Array, shape: tuple[int, ...]) -> Array:
+    rows, columns = rows_and_columns(shape)
+    return blocks.reshape(rows, blocks.shape[1] * BLOCK)[:, :columns].reshape(shape)

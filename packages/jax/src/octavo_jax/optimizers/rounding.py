@@ -1,0 +1,65 @@
+"""Stochastic rounding by position: the JAX form of octavo_numerics' `rounding_bits` and `round_stochastic`."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from octavo_jax.arithmetic import bits as fp32
+from octavo_jax.arithmetic.barrier import barrier
+from octavo_jax.arithmetic.philox import philox
+
+MASTER, FIRST_MOMENT, SECOND_MOMENT = range(3)
+"""Streams: which of a parameter's arrays the bits are for."""
+
+_PER_COUNTER = 8
+_NAN = np.uint32(0x7FC0)
+
+
+class Draws(NamedTuple):
+    """What the random bits of one parameter in one step depend on, apart from the position.
+
+    key     uint32 [2], the seed's words
+    step    uint32 scalar, the first step being 1
+    tensor  the parameter's number among the tree's leaves
+    """
+
+    key: Array
+    step: Array
+    tensor: int
+
+
+def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
+    """An array's rows of its last axis, and their length; a scalar is one row of one element."""
+    return math.prod(shape[:-1]), shape[-1] if shape else 1
+
+
+def rounding_bits(shape: tuple[int, ...], draws: Draws, streams: tuple[int, ...]) -> list[Array]:
+    """For each stream the 16 random bits of each element of an array of this shape, uint32.
+
+    All streams are one computation: XLA takes a second to compile ten rounds.
+    """
+    rows, columns = rows_and_columns(shape)
+    blocks = -(-columns // _PER_COUNTER)
+    row, block = jnp.arange(rows, dtype=jnp.uint32)[:, None], jnp.arange(blocks, dtype=jnp.uint32)
+    last = jnp.asarray(np.array([(1 << 31) + 4 * draws.tensor + stream for stream in streams], np.uint32))
+    # Without the barrier XLA computes the rounds again for each element that reads a word.
+    words = jnp.stack(barrier(*philox(draws.key, (row, block, draws.step, last[:, None, None]))), axis=-1)
+    halves = jnp.stack([words & 0xFFFF, words >> 16], axis=-1).reshape(len(streams), rows, blocks * _PER_COUNTER)
+    return [bits[:, :columns].reshape(shape) for bits in halves]
+
+
+def round_stochastic(values: Array, random: Array) -> Array:
+    """fp32 `values` as bf16: up in magnitude where the lower 16 bits and the 16 random bits carry.
+
+    Infinities stay, and every NaN is 0x7FC0.
+    """
+    bits = fp32.as_bits(values)
+    magnitude = bits & fp32.MAGNITUDE
+    odd = jnp.where(magnitude > fp32.INFINITY, _NAN, bits >> 16)
+    rounded = jnp.where(fp32.is_finite(magnitude), (bits + random) >> 16, odd)
+    return lax.bitcast_convert_type(rounded.astype(jnp.uint16), jnp.bfloat16)

@@ -1,0 +1,192 @@
+"""AdamW in JAX: the definition's bits under jit and over shards, as an optax transformation, and into codes."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import octavo_jax
+import octavo_numerics as on
+from octavo import BlockScaling
+from octavo_jax.optimizers import AdamW, AdamWState, BlockState, adamw
+
+SHAPES = {"bias": (5,), "experts": (2, 3, 130)}
+FACTOR = on.AdamWRule(3e-3, (0.9, 0.999), 1e-8, 0.1)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)
+
+
+def drawn(rng: np.random.Generator, dtype: Any) -> dict[str, Any]:
+    """Of magnitudes that keep squares normal: XLA:CPU takes subnormal numbers as zero."""
+    return {
+        name: (rng.standard_normal(shape) * 2.0 ** rng.integers(-10, 4)).astype(dtype) for name, shape in SHAPES.items()
+    }
+
+
+def same(values: Any, defined: Any) -> bool:
+    """Bit for bit."""
+    return np.asarray(values).tobytes() == np.asarray(defined).tobytes()
+
+
+def same_moment(moment: Any, defined: Any) -> bool:
+    if isinstance(moment, BlockState):
+        return same(moment.codes, defined.codes) and same(moment.tops, defined.tops)
+    return same(moment, defined)
+
+
+class Defined:
+    """The same training in octavo_numerics."""
+
+    def __init__(self, masters: dict[str, Any], state_bits: int, seed: int) -> None:
+        self.masters, self.seed = masters, seed
+        bits = {name: state_bits if len(shape) > 1 else 32 for name, shape in SHAPES.items()}
+        self.states = {name: on.init_adamw(shape, state_bits=bits[name]) for name, shape in SHAPES.items()}
+
+    def step(self, grads: dict[str, Any], rule: on.AdamWRule = FACTOR) -> None:
+        for number, name in enumerate(SHAPES):
+            master, state = self.masters[name], self.states[name]
+            self.masters[name], self.states[name] = on.adamw_step(
+                master, grads[name], state, rule, seed=self.seed, tensor=number
+            )
+
+    def check(self, params: Any, state: AdamWState) -> None:
+        for name, own in self.states.items():
+            assert same(params[name], self.masters[name].astype(params[name].dtype)), name
+            assert same_moment(state.mu[name], own.exp_avg), name
+            assert same_moment(state.nu[name], own.exp_avg_sq), name
+
+
+@pytest.mark.parametrize(("dtype", "state_bits"), [(np.float32, 32), (ml_dtypes.bfloat16, 8)])
+def test_a_jitted_step_is_the_definitions(dtype: Any, state_bits: int, rng: np.random.Generator) -> None:
+    """Parameters that are their own masters: no product is contracted into a sum, no quotient reordered."""
+    seed = int(rng.integers(1 << 60))
+    defined = Defined(drawn(rng, dtype), state_bits, seed)
+    rule = AdamW(3e-3, weight_decay=0.1, master_dtype=dtype, state_bits=state_bits, seed=seed)
+    params = jax.tree.map(jnp.asarray, defined.masters)
+    state, step = rule.init(params), jax.jit(rule.step)
+    for _ in range(3):
+        grads = drawn(rng, dtype)
+        defined.step(grads)
+        params, state = step(grads, state, params)
+        defined.check(params, state)
+
+
+def test_parameters_are_rounded_masters_and_codes_those_of_the_parameters(rng: np.random.Generator) -> None:
+    """bf16 parameters with fp32 masters; the kernel's codes are made in the same program: quantize(cast(master))."""
+    defined = Defined(drawn(rng, np.float32), 8, 1)
+    rule = AdamW(3e-3, weight_decay=0.1, state_bits=8, seed=1)
+    params = jax.tree.map(lambda value: jnp.asarray(value, jnp.bfloat16), defined.masters)
+    state = rule.init(params)
+    state = state._replace(master=jax.tree.map(jnp.asarray, defined.masters))  # a checkpoint's
+    spec = BlockScaling().quantizer("w")
+    assert spec is not None
+
+    @jax.jit
+    def step(grads: Any, state: Any, params: Any) -> Any:
+        params, state = rule.step(grads, state, params)
+        return params, state, octavo_jax.quantize(params["experts"], spec, backend="jax-reference")
+
+    for _ in range(2):
+        grads = drawn(rng, np.float32)
+        defined.step(grads)
+        params, state, codes = step(grads, state, params)
+        defined.check(params, state)
+        expected = on.quantize(defined.masters["experts"].astype(ml_dtypes.bfloat16), spec)
+        for plane in ("rowwise", "rowwise_scale", "columnwise", "columnwise_scale"):
+            assert same(getattr(codes, plane), getattr(expected, plane)), plane
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_as_an_optax_transformation(dtype: Any, rng: np.random.Generator) -> None:
+    """In a chain with a schedule, a mask and jit: `apply_updates` gives `step`'s parameters where they are near
+    the old ones, and is off by what the docstring says elsewhere."""
+    schedule = optax.linear_schedule(3e-3, 1e-3, 3)
+    seed, mask = int(rng.integers(1 << 30)), {"bias": False, "experts": True}
+    chain = optax.chain(optax.scale(2.0), adamw(schedule, weight_decay=0.1, mask=mask, master_dtype=dtype, seed=seed))
+    rule = AdamW(schedule, weight_decay=0.1, mask=lambda _: mask, master_dtype=dtype, seed=seed)
+    params: Any = jax.tree.map(jnp.asarray, drawn(rng, dtype))
+    state, own = chain.init(params), rule.init(params)
+
+    @jax.jit
+    def both(grads: Any, state: Any, own: Any, params: Any) -> Any:
+        updates, state = chain.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, rule.step(jax.tree.map(lambda g: 2 * g, grads), own, params)
+
+    for step in range(3):
+        grads, before = drawn(rng, np.float32), params
+        params, state, (exact, own) = both(grads, state, own, params)
+        for name in SHAPES:
+            new, old, got = (np.asarray(each[name]).astype(np.float64) for each in (exact, before, params))
+            near = (old * new > 0) & (np.abs(old) <= 2 * np.abs(new)) & (np.abs(new) <= 2 * np.abs(old))
+            tame = near if dtype is np.float32 else np.abs(old) <= 2**12 * np.abs(new)
+            assert (got == new)[tame].all()
+            coarse = 0.0 if dtype is np.float32 else 2.0**-8  # the sum is rounded to the parameter's dtype
+            assert (np.abs(got - new) <= 2.0**-23 * (np.abs(old) + np.abs(new)) + coarse * np.abs(new)).all()
+        rate = np.float32(schedule(step))
+        decayed = on.AdamWRule(float(rate), weight_decay=0.0)
+        if step == 0:
+            bias, _ = on.adamw_step(
+                np.asarray(before["bias"]), 2 * grads["bias"], on.init_adamw((5,)), decayed, seed=seed, tensor=0
+            )
+            assert same(exact["bias"], bias)
+        params = exact
+
+
+def test_shards_step_as_the_whole(rng: np.random.Generator) -> None:
+    """XLA partitions the step: bits of stochastic rounding and 8-bit blocks are those of one device."""
+    if len(jax.devices()) < 2:
+        pytest.skip("this process has one device")
+    mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",))
+    rule = AdamW(3e-3, master_dtype=jnp.bfloat16, state_bits=8)
+    params = {"experts": jnp.asarray(drawn(rng, ml_dtypes.bfloat16)["experts"])}
+    places = {"experts": NamedSharding(mesh, PartitionSpec("fsdp"))}
+    grads = {"experts": drawn(rng, np.float32)["experts"]}
+    alone = jax.jit(rule.step)(grads, rule.init(params), params)
+    cut = jax.device_put(params, places)
+    sharded = jax.jit(rule.step)(jax.device_put(grads, places), jax.jit(rule.init)(cut), cut)
+    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(sharded), strict=True):
+        assert same(one, other)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """With the name, what was given, and what is needed."""
+    for changed, message in (
+        ({"learning_rate": -1.0}, "learning_rate is -1.0"),
+        ({"learning_rate": jnp.ones(2)}, r"learning_rate has shape \[2\]"),
+        ({"b2": 1.0}, "b2 is 1.0; give a number from 0 to below 1"),
+        ({"eps": float("nan")}, "eps is nan"),
+        ({"weight_decay": "x"}, "weight_decay is 'x'"),
+        ({"master_dtype": jnp.float16}, "master_dtype is float16"),
+        ({"state_bits": 4}, "state_bits is 4; give 32 or 8"),
+        ({"seed": 0.5}, "seed is 0.5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            AdamW(**{"learning_rate": 1e-3, **changed})  # type: ignore[arg-type]
+    rule, params = AdamW(1e-3), {"w": jnp.ones((2, 3))}
+    state = rule.init(params)
+    for function, message in (
+        (lambda: rule.init({"w": jnp.ones(2, jnp.int32)}), r"params\['w'\] has dtype int32"),
+        (lambda: rule.step({"v": jnp.ones((2, 3))}, state, params), "grads has another structure than params"),
+        (lambda: rule.step({"w": jnp.ones((3, 2))}, state, params), r"grads\['w'\] is float32 \[3, 2\]"),
+        (lambda: rule.step(params, rule.init({"v": jnp.ones(2)}), params), "state.mu has another structure"),
+        (lambda: rule.transformation().update(params, state), "params is None; call update"),
+        (
+            lambda: AdamW(1e-3, master_dtype=jnp.bfloat16).init({"w": jnp.ones(2, jnp.float16)}),
+            r"params\['w'\] is float16, which bfloat16 does not hold",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            function()

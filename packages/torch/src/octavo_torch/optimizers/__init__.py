@@ -1,0 +1,1 @@
+"""AdamW, and what it keeps of each parameter."""

@@ -1,0 +1,231 @@
+"""AdamW: an optimizer that keeps master weights, and writes the parameters, codes among them, from these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from octavo_torch.arrays.checks import brief
+from octavo_torch.optimizers.gradients import check_gradient, clear, gradient_of, has_main_grad, local_of
+from octavo_torch.optimizers.group import OPTIONS, check_group, check_positive, check_rate_device
+from octavo_torch.optimizers.saved import checked_state_dict
+from octavo_torch.optimizers.state import State, check_parameter, load_entry, new_state, write_parameter
+from octavo_torch.optimizers.stepping import Found, Member, step_on_device, step_on_host
+
+
+class AdamW(Optimizer):
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101) over fp32 or bf16 master weights, with moments in fp32 or 8 bits.
+
+    It steps ordinary parameters and CodedWeights. A CodedWeight's codes, both planes, are those of its master cast to
+    the weight's dtype; a bf16 or fp16 parameter is its master rounded to nearest. A parameter of fp32, or of
+    `master_dtype`, is its own master. The step is `octavo_numerics.adamw_step`, bit for bit on every device, and needs
+    nothing from the host where `capturable` is True.
+
+    Gradients are read from `main_grad` where a parameter has it, else from `.grad`, in fp32, bf16 or fp16. `zero_grad`
+    zeroes `main_grad` in place. Gradients that are not finite make the parameter NaN, as in torch.optim.AdamW, and a
+    block of 128 with it where moments are in 8 bits. States are made with the optimizer, and loaded in place.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        master_dtype: torch.dtype = torch.float32,
+        state_bits: int = 32,
+        seed: int = 0,
+        capturable: bool = False,
+        masters: Mapping[Tensor, Tensor] | None = None,
+    ) -> None:
+        """params: parameters, pairs of name and parameter, or groups of them, as torch.optim.Optimizer takes them.
+
+        lr            a number, or a tensor of one element: with `capturable` on the parameters' device, else on the CPU
+        master_dtype  torch.float32, or torch.bfloat16 with steps that are rounded stochastically
+        state_bits    of the moments of parameters with two axes or more, 32 or 8; others have 32
+        seed          of stochastic rounding: a group's, and with the step, the parameter's number and the position all
+                      that the bits depend on. Ranks that hold copies need one seed
+        capturable    learning rates and step counts are read on the device, for CUDA graphs
+        masters       values of masters by parameter, such as a checkpoint's: the parameters are written from them, too.
+                      Others start from what the parameter holds
+
+        All but `masters` may differ between groups. Raises ValueError for what does not fit.
+        """
+        if isinstance(params, Tensor) or not isinstance(params, Iterable):
+            raise ValueError(f"params is {brief(params)}; give an iterable of parameters or of groups of them")
+        params = list(params)
+        if not params:
+            raise ValueError("params is empty; give parameters, pairs of a name and a parameter, or groups of them")
+        given = (lr, betas, eps, weight_decay, master_dtype, state_bits, seed, capturable)
+        defaults = dict(zip(OPTIONS, given, strict=True))
+        check_group(defaults)
+        try:
+            super().__init__(params, defaults)
+        except TypeError as error:
+            raise ValueError(
+                f"params holds what is not a parameter ({str(error).splitlines()[0]}); give parameters, pairs of a "
+                "name and a parameter, or groups of them"
+            ) from None
+        self._set_masters({} if masters is None else masters)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch.optim.Optimizer's; the states of the new parameters are made at once."""
+        if isinstance(param_group, Mapping):
+            check_group({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            for member in self._members():
+                if member.group is group:
+                    check_parameter(member.name, member.parameter, group["master_dtype"], group["state_bits"])
+                    check_rate_device(group, member.name, member.parameter)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        for parameter in group["params"]:
+            self.state[parameter] = self._new_state(parameter, group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step, of the parameters that have a gradient; returns what `closure`, which is called first, returns.
+
+        With torch.amp.GradScaler, call `scaler.step(optimizer)`: gradients in `.grad` are unscaled and steps with
+        infinities skipped; without `capturable` this reads one number on the host. Raises ValueError where there is a
+        `main_grad`, which a GradScaler does not see, and for gradients and options that do not fit; nothing has been
+        changed then.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        members = [member for member in self._members() if _has_gradient(member.parameter)]
+        for group in self.param_groups:
+            check_group(group)
+        for member in members:
+            check_gradient(member.name, member.parameter)
+            check_rate_device(member.group, member.name, member.parameter)
+        found = self._found(members)
+        for group in self.param_groups:
+            of_group = [member for member in members if member.group is group]
+            if of_group and group["capturable"]:
+                step_on_device(of_group, group, found, self.state)
+            elif of_group and (found.skip is None or not bool(found.skip)):
+                step_on_host(of_group, group, found, self.state)
+        return loss
+
+    def gradients(self) -> list[Tensor]:
+        """What the next step reads, for whoever reduces, clips or inspects it: buffers `main_grad`, and `.grad`."""
+        found = (gradient_of(member.name, member.parameter) for member in self._members())
+        return [grad for grad in found if grad is not None]
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """torch.nn.utils.clip_grad_norm_ over `gradients()`, with norms in fp32; returns the norm before.
+
+        Nothing is read on the host. Raises ValueError for DTensors, where the norm is that of all ranks.
+        """
+        sharded = [member.name for member in self._members() if isinstance(member.parameter, DTensor)]
+        if sharded:
+            raise ValueError(
+                f"{sharded[0]} is a DTensor, whose gradient's norm is that of all ranks; call "
+                "torch.nn.utils.clip_grad_norm_(parameters, max_norm)"
+            )
+        for name, value in (("max_norm", max_norm), ("norm_type", norm_type)):
+            check_positive(name, value)
+        max_norm, norm_type = float(max_norm), float(norm_type)
+        gradients = self.gradients()
+        norms = [torch.linalg.vector_norm(grad, norm_type, dtype=torch.float32) for grad in gradients]
+        if not norms:
+            return torch.zeros(())
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]), norm_type)
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for grad in gradients:
+            grad.mul_(factor.to(grad.device))
+        return norm
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch.optim.Optimizer's for `.grad`; each `main_grad` is zeroed in place."""
+        super().zero_grad(set_to_none)
+        with torch.no_grad():
+            for member in self._members():
+                clear(member.parameter)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """What `state_dict` of an optimizer of such parameters gave; or of torch.optim.AdamW, for parameters that are
+        their own masters with `state_bits=32`.
+
+        States are copied in place, and parameters with a master are written from it: a run goes on bit for bit.
+        Options that the saved groups lack stay. Raises ValueError, before anything is changed, for states that do not
+        fit in number, name, shape or dtype.
+        """
+        groups, states = checked_state_dict(state_dict, self.param_groups, self._members(), self.state)
+        present = dict(self.state)
+        rates = [group["lr"] for group in self.param_groups]
+        super().load_state_dict({"state": {}, "param_groups": groups})
+        self.state.update(present)
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            if isinstance(rate, Tensor):  # a captured graph reads it where it is
+                with torch.no_grad():
+                    rate.fill_(group["lr"]) if not isinstance(group["lr"], Tensor) else rate.copy_(group["lr"])
+                group["lr"] = rate
+        for member, entry in zip(self._members(), states, strict=True):
+            parameter = member.parameter
+            load_entry(entry, parameter, present[parameter], self._new_state(parameter, member.group))
+
+    def _members(self) -> Iterator[Member]:
+        number = 0
+        for index, group in enumerate(self.param_groups):
+            names = group.get("param_names")
+            for place, parameter in enumerate(group["params"]):
+                name = names[place] if names else f"params[{index}][{place}]"
+                yield Member(number, name, parameter, group)
+                number += 1
+
+    def _new_state(self, parameter: Tensor, group: Mapping[str, Any]) -> State:
+        return new_state(parameter, group["master_dtype"], group["state_bits"], group["capturable"])
+
+    def _set_masters(self, masters: object) -> None:
+        if not isinstance(masters, Mapping):
+            raise ValueError(f"masters is {brief(masters)}; give a mapping from parameters to values")
+        for parameter, values in masters.items():
+            state = self.state[parameter] if isinstance(parameter, Tensor) and parameter in self.state else None
+            if state is None:
+                raise ValueError(f"masters has {brief(parameter)}, which is not one of params; give values of those")
+            master = state.get("master")
+            if master is None:
+                raise ValueError(
+                    f"masters has values of a parameter {brief(parameter)} that is its own master; copy them into it"
+                )
+            if not isinstance(values, Tensor) or values.shape != master.shape or not values.is_floating_point():
+                raise ValueError(f"masters has {brief(values)} for a parameter {list(master.shape)}; give such values")
+        with torch.no_grad():
+            for parameter, values in masters.items():
+                local_of(self.state[parameter]["master"]).copy_(local_of(values))
+                write_parameter(parameter, self.state[parameter])
+
+    def _found(self, members: list[Member]) -> Found:
+        """GradScaler sets both attributes around a step."""
+        own = vars(self)
+        skip, scale = cast("Tensor | None", own.get("found_inf")), cast("Tensor | None", own.get("grad_scale"))
+        if skip is None:
+            return Found(None, None)
+        unseen = [member.name for member in members if has_main_grad(member.parameter)]
+        if unseen:
+            raise ValueError(
+                f"the gradient of {unseen[0]} is in main_grad, which a GradScaler neither unscales nor checks; train "
+                "with bfloat16 and without a GradScaler, or without main_grad"
+            )
+        return Found(None if scale is None else torch.ones_like(scale) / scale, skip != 0)
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    return has_main_grad(parameter) or parameter.grad is not None

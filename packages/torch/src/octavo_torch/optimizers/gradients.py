@@ -1,0 +1,76 @@
+"""Which tensor a step reads as a parameter's gradient: `.grad`, or the buffer `main_grad`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from octavo_torch.arrays.checks import brief
+from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.distributed.fsdp.shard import WeightShard
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """This rank's values, an ordinary tensor over the same memory."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor._local_tensor
+    if isinstance(tensor, WeightShard):
+        tensor = tensor.wrapped
+    return tensor.detach()
+
+
+def has_main_grad(parameter: Tensor) -> bool:
+    """True where the parameter has a buffer `main_grad`."""
+    return getattr(parameter, "main_grad", None) is not None
+
+
+@torch.no_grad()
+def gradient_of(name: str, parameter: Tensor) -> Tensor | None:
+    """The gradient as the step reads it, in the parameter's shape on this rank; None where there is none.
+
+    It is `main_grad` where the parameter has it. A `.grad` beside it that no layer has added, see
+    `grad_added_to_main_grad`, is added first and becomes None, as Megatron's DistributedDataParallel does. Raises
+    ValueError for a gradient that does not fit.
+    """
+    main, grad = getattr(parameter, "main_grad", None), parameter.grad
+    if main is None:
+        return None if grad is None else _checked(f"{name}.grad", grad, parameter)
+    buffer = _checked(f"{name}.main_grad", main, parameter)
+    if grad is not None:
+        if not getattr(parameter, "grad_added_to_main_grad", False):
+            buffer.add_(_checked(f"{name}.grad", grad, parameter))
+        parameter.grad = None
+    return buffer
+
+
+def check_gradient(name: str, parameter: Tensor) -> None:
+    """Raises the ValueErrors of `gradient_of`, and changes nothing."""
+    for kind in ("main_grad", "grad"):
+        grad = getattr(parameter, kind, None)
+        if grad is not None:
+            _checked(f"{name}.{kind}", grad, parameter)
+
+
+def clear(parameter: Tensor) -> None:
+    """Zeros in `main_grad`, of which nothing counts as added."""
+    if has_main_grad(parameter):
+        local_of(parameter.main_grad).zero_()  # type: ignore[attr-defined]
+        parameter.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+
+
+def _checked(name: str, grad: object, parameter: Tensor) -> Tensor:
+    if not isinstance(grad, Tensor) or grad.layout is not torch.strided or grad.dtype not in DTYPE_NAMES:
+        kind = f"{brief(grad)} {grad.layout}" if isinstance(grad, Tensor) else brief(grad)
+        raise ValueError(f"{name} is {kind}; give a dense float32, bfloat16 or float16 tensor")
+    local, values = local_of(grad), local_of(parameter)
+    shape = tuple(values.shape)
+    forms = [shape, (values.numel(),), *([(shape[0] * shape[1], shape[2])] if len(shape) == 3 else [])]
+    same = local.shape == values.shape
+    if tuple(local.shape) not in forms or local.device != values.device or not (same or local.is_contiguous()):
+        views = " or ".join(str(list(form)) for form in forms[1:])
+        raise ValueError(
+            f"{name} is {brief(local)} on {local.device} and the parameter {list(shape)} on {values.device}; give a "
+            f"gradient of that shape there, or its memory without gaps as {views}"
+        )
+    return local if same else local.view(shape)

@@ -1,0 +1,58 @@
+"""A saved state of an optimizer, checked before anything of it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from octavo_torch.arrays.checks import brief
+from octavo_torch.optimizers.group import OPTIONS, check_group
+from octavo_torch.optimizers.state import State, checked_entry
+from octavo_torch.optimizers.stepping import Member, States
+
+_UNSERVED = ("amsgrad", "maximize", "differentiable")
+"""Options of torch.optim.AdamW that change what a step is."""
+
+
+def checked_state_dict(
+    state_dict: object, present: Sequence[Mapping[str, Any]], members: Iterable[Member], states: States
+) -> tuple[list[dict[str, Any]], list[State | None]]:
+    """The groups of `state_dict` with our options, and a state or None for each parameter.
+
+    present  the optimizer's groups
+    Raises ValueError for one that does not fit.
+    """
+    parts = state_dict if isinstance(state_dict, Mapping) else {}
+    saved, entries = parts.get("param_groups"), parts.get("state")
+    if not isinstance(saved, list) or not isinstance(entries, Mapping):
+        raise ValueError(f"state_dict is {brief(state_dict)} without state and param_groups; give a state_dict()")
+    if len(saved) != len(present):
+        raise ValueError(f"state_dict has {len(saved)} groups and this optimizer {len(present)}")
+    groups, numbers = [], list[object]()
+    for index, (entry, group) in enumerate(zip(saved, present, strict=True)):
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("params"), list):
+            raise ValueError(f"state_dict's group {index} is {brief(entry)} without params; give a state_dict()")
+        if len(entry["params"]) != len(group["params"]):
+            raise ValueError(
+                f"state_dict's group {index} has {len(entry['params'])} parameters and this optimizer's "
+                f"{len(group['params'])}"
+            )
+        for option in _UNSERVED:
+            if entry.get(option):
+                raise ValueError(f"state_dict's group {index} has {option}={entry[option]!r}, which is not served")
+        kept = {option: entry.get(option, group[option]) for option in OPTIONS}
+        kept["capturable"] = group["capturable"]  # of this run, like the device
+        lr = kept["lr"]
+        check_group({**kept, "lr": float(lr)} if isinstance(lr, Tensor) and lr.numel() == 1 else kept)
+        rest = {key: value for key, value in group.items() if key not in OPTIONS}
+        groups.append({**rest, **kept, "params": entry["params"]})
+        numbers += entry["params"]
+    unknown = [key for key in entries if key not in numbers]
+    if unknown:
+        raise ValueError(f"state_dict has a state of {unknown[0]!r}, which none of its groups has")
+    return groups, [
+        checked_entry(member.name, entries.get(number, {}), states[member.parameter])
+        for member, number in zip(members, numbers, strict=True)
+    ]

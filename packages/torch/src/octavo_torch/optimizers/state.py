@@ -1,0 +1,147 @@
+"""What AdamW keeps of a parameter, under torch.optim.AdamW's names: made, checked against a saved one, and loaded.
+
+step                                 fp32, of no dimension: finished steps
+exp_avg, exp_avg_sq                  the moments, fp32 in the parameter's shape; or uint8 codes of it, and
+exp_avg_tops, exp_avg_sq_tops        int32 [..., ceil(last axis / 128)]
+master                               fp32 or bf16, where the parameter is not its own
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from octavo_torch.arrays.checks import brief
+from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
+from octavo_torch.arrays.interleaving import from_halves
+from octavo_torch.linear.coded_weight import CodedWeight
+from octavo_torch.optimizers.block_state import tops_shape
+from octavo_torch.optimizers.gradients import local_of
+from octavo_torch.quantizers.functional import dequantize
+
+State = dict[str, Tensor]
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+_MOST_STEPS = 1 << 24  # beyond, fp32 does not count
+_LARGEST_TOP = 0x7F7
+
+
+def values_of(weight: CodedWeight) -> Tensor:
+    """The fp32 values that a weight's codes stand for, its rows in the order of the weight's values."""
+    values = dequantize(weight.codes)
+    return from_halves(values, weight.interleave) if weight.interleave else values
+
+
+def check_parameter(name: str, parameter: Tensor, master_dtype: torch.dtype, state_bits: int) -> None:
+    """Raises ValueError for a parameter that cannot be stepped in this way."""
+    if parameter.dtype not in DTYPE_NAMES or parameter.layout is not torch.strided:
+        raise ValueError(
+            f"{name} is {brief(parameter)} {parameter.layout}; AdamW steps dense float32, bfloat16 and float16 "
+            "parameters, so leave it out of params"
+        )
+    if parameter.is_meta:
+        raise ValueError(f"{name} is on the meta device; create the optimizer when the parameters have values")
+    if parameter.dtype is torch.float16 and master_dtype is torch.bfloat16:
+        raise ValueError(f"{name} is float16, whose values bfloat16 does not hold; make master_dtype torch.float32")
+    if state_bits == 8 and parameter.dim() > 1 and isinstance(parameter, DTensor):
+        last = parameter.dim() - 1
+        if any(placement.is_shard(last) for placement in parameter.placements):
+            raise ValueError(
+                f"{name} is sharded along its last axis, where 8-bit states have blocks of 128; shard another axis, or "
+                "make state_bits 32"
+            )
+
+
+def new_state(parameter: Tensor, master_dtype: torch.dtype, state_bits: int, capturable: bool) -> State:
+    """Before the first step: moments zero, the master what the parameter holds."""
+    local = local_of(parameter)
+    shape, device = tuple(local.shape), local.device
+    state = {"step": torch.zeros((), dtype=torch.float32, device=device if capturable else "cpu")}
+    for name in MOMENTS:
+        if state_bits == 8 and parameter.dim() > 1:
+            state[name] = _as_sharded(torch.zeros(shape, dtype=torch.uint8, device=device), parameter)
+            tops = torch.zeros(tops_shape(shape), dtype=torch.int32, device=device)
+            state[f"{name}_tops"] = _as_sharded(tops, parameter, tops_shape(tuple(parameter.shape)))
+        else:
+            state[name] = _as_sharded(torch.zeros(shape, dtype=torch.float32, device=device), parameter)
+    if isinstance(parameter, CodedWeight):
+        state["master"] = values_of(parameter).to(master_dtype)
+    elif parameter.dtype is not torch.float32 and parameter.dtype is not master_dtype:
+        state["master"] = _as_sharded(local.to(torch.float32), parameter)
+    return state
+
+
+@torch.no_grad()
+def write_parameter(parameter: Tensor, state: State) -> None:
+    """The master, cast to the parameter's dtype, into the parameter: its values, or all planes of its codes."""
+    master = state.get("master")
+    if master is not None:
+        (parameter if isinstance(parameter, CodedWeight) else local_of(parameter)).copy_(local_of(master))
+
+
+def checked_entry(name: str, saved: object, present: State) -> State | None:
+    """A saved state of the same form as `present`, or None for one that is empty; ValueError for any other."""
+    if not isinstance(saved, Mapping) or any(not isinstance(key, str) for key in saved):
+        raise ValueError(f"state_dict's state of {name} is {brief(saved)}; give what this optimizer's state_dict has")
+    if not saved:
+        return None
+    if saved.keys() != present.keys():
+        raise ValueError(
+            f"state_dict's state of {name} has {', '.join(sorted(saved))} and this optimizer keeps "
+            f"{', '.join(sorted(present))}; create it with the master_dtype and state_bits of the saved one"
+        )
+    entry = dict(saved)
+    if isinstance(entry["step"], int | float) and not isinstance(entry["step"], bool):
+        entry["step"] = torch.tensor(float(entry["step"]))
+    for key, value in present.items():
+        _check_like(f"state_dict's {key} of {name}", entry[key], value)
+    step = float(entry["step"])
+    if not (0 <= step <= _MOST_STEPS and math.floor(step) == step):
+        raise ValueError(f"state_dict's step of {name} is {step}; give a whole number of at least 0, up to 2^24")
+    second = local_of(entry["exp_avg_sq"])
+    if second.dtype is torch.float32 and bool((second < 0).any()):
+        raise ValueError(f"state_dict's exp_avg_sq of {name} holds {float(second.min())}; means of squares are not")
+    for moment in MOMENTS:
+        tops = entry.get(f"{moment}_tops")
+        if tops is not None and bool(((local_of(tops) < -1) | (local_of(tops) > _LARGEST_TOP)).any()):
+            raise ValueError(f"state_dict's {moment}_tops of {name} holds values outside of -1 to {_LARGEST_TOP}")
+    return entry
+
+
+@torch.no_grad()
+def load_entry(entry: State | None, parameter: Tensor, present: State, new: State) -> None:
+    """A checked state into the present one, at its addresses; `new` for an empty one. Then the parameter is written."""
+    for key, value in present.items():
+        local_of(value).copy_(local_of((new if entry is None else entry)[key]))
+    write_parameter(parameter, present)
+
+
+def _check_like(name: str, saved: object, present: Tensor) -> None:
+    fits = isinstance(saved, Tensor) and saved.dtype is present.dtype and saved.shape == present.shape
+    if not fits or isinstance(saved, DTensor) is not isinstance(present, DTensor):
+        given = "a DTensor of " if isinstance(saved, DTensor) else ""
+        needed = "a DTensor of " if isinstance(present, DTensor) else ""
+        raise ValueError(
+            f"{name} is {given}{brief(saved)} and needs to be {needed}{name_of(present.dtype)} {list(present.shape)}; "
+            "give the state of an optimizer of these parameters, with this master_dtype and these state_bits"
+        )
+    if isinstance(saved, DTensor) and local_of(saved).shape != local_of(present).shape:
+        raise ValueError(
+            f"{name} is sharded as {saved.placements} and the parameter as {present.placements}; "  # type: ignore[attr-defined]
+            "load it with torch.distributed.checkpoint, which reshards"
+        )
+
+
+def _as_sharded(local: Tensor, parameter: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
+    """`local` as a DTensor that is placed as the parameter; itself for an ordinary parameter."""
+    if not isinstance(parameter, DTensor):
+        return local
+    whole = torch.Size(parameter.shape if shape is None else shape)
+    stride = torch.empty(whole, device="meta").stride()
+    return DTensor.from_local(
+        local, parameter.device_mesh, parameter.placements, run_check=False, shape=whole, stride=stride
+    )
