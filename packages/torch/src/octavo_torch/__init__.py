@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from octavo_torch.checkpoint.files import load_checkpoint, save_checkpoint
     from octavo_torch.checkpoint.load import load_experts
     from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_state
-    from octavo_torch.compiler.status import DeviceSizesError, check_errors
+    from octavo_torch.compiler.status import DeviceSizesError, RowsLeftOutError, check_errors
     from octavo_torch.conversion import convert
     from octavo_torch.distributed.fsdp.api import explain_gather, quantize_before_gather, unchanged_weights
     from octavo_torch.distributed.parallel import GroupedColumnParallel, GroupedMLPParallel, GroupedRowParallel
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from octavo_torch.moe.kept import KeptBytes, MoeShape, bytes_kept
     from octavo_torch.moe.module import MoE
     from octavo_torch.moe.moe import moe_mlp
+    from octavo_torch.moe.parallel.group import ExchangeError
+    from octavo_torch.moe.parallel.options import Exchange
+    from octavo_torch.moe.parallel.traffic import ExchangedBytes, bytes_exchanged
     from octavo_torch.moe.permutation import Routing, permute, unpermute
     from octavo_torch.moe.router import Choice, RouterLosses, choose_experts, router_losses
     from octavo_torch.observer import Observation, Observer, observe
@@ -58,6 +61,9 @@ __all__ = [
     "DelayedState",
     "DelayedWgrad",
     "DeviceSizesError",
+    "Exchange",
+    "ExchangeError",
+    "ExchangedBytes",
     "ExpertExchange",
     "Extras",
     "GroupedColumnParallel",
@@ -76,10 +82,12 @@ __all__ = [
     "QuantizedWeight",
     "RouterLosses",
     "Routing",
+    "RowsLeftOutError",
     "Sequential",
     "TensorStats",
     "act_quantize",
     "activate",
+    "bytes_exchanged",
     "bytes_kept",
     "check_errors",
     "check_recipe_state",
@@ -147,6 +155,9 @@ _DEFINING_MODULES = (
     "moe.kept",
     "moe.moe",
     "moe.module",
+    "moe.parallel.group",
+    "moe.parallel.options",
+    "moe.parallel.traffic",
     "moe.permutation",
     "moe.router",
     "linear.quantized_input",

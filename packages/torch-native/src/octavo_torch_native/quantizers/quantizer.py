@@ -100,7 +100,7 @@ class Quantizer:
     ) -> tuple[GroupedTensor, Tensor | None]:
         """The rows that permute_rows would write of tokens `x`, quantized where they stand, and with `amax` theirs."""
         text, launch = (self._with_amax if amax else self._by_operand)[rounding.get("operand")]
-        rows, each = position.numel(), position.shape[1]
+        rows, each = order.numel(), position.shape[1]
         index = group_index_of((rows, x.shape[1]), group_sizes, x)
         assert index is not None  # rows have sizes
         key = seed_tensor(rounding.get("seed"), x.device) if self._stochastic else None
