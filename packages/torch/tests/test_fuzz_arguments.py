@@ -163,6 +163,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         lambda: {"num_experts": G, "in_features": K, "hidden_features": N, "choices": 1, "recipe": MXFP8()},
     ),
     "Exchange": (ot.Exchange, lambda: {"payload": "mxfp8", "returns": "sums", "rows": 4, "pair_rows": 2}),
+    "explain_exchange": (ot.explain_exchange, lambda: {"recipe": MXFP8(), "ranks": 2, "exchange": ot.Exchange()}),
     "bytes_exchanged": (
         ot.bytes_exchanged,
         lambda: {
@@ -249,6 +250,7 @@ MORE = {
     "bytes_kept": ("weight_codes", "activation", "dtype", "device"),
     "Exchange": ("left_out",),
     "bytes_exchanged": ("dtype",),
+    "explain_exchange": ("dtype",),
     "MoE": (
         "out_features", "score", "groups", "kept_groups", "renormalize", "scale", "choice_bias", "form", "weight_codes",
         "activation", "seed", "interleave", "ep", "exchange", *MODULE,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from octavo_torch.moe.kept import KeptBytes, MoeShape, bytes_kept
     from octavo_torch.moe.module import MoE
     from octavo_torch.moe.moe import moe_mlp
+    from octavo_torch.moe.parallel.explain import ExchangePlan, explain_exchange
     from octavo_torch.moe.parallel.group import ExchangeError
     from octavo_torch.moe.parallel.options import Exchange
     from octavo_torch.moe.parallel.traffic import ExchangedBytes, bytes_exchanged
@@ -63,6 +64,7 @@ __all__ = [
     "DeviceSizesError",
     "Exchange",
     "ExchangeError",
+    "ExchangePlan",
     "ExchangedBytes",
     "ExpertExchange",
     "Extras",
@@ -97,6 +99,7 @@ __all__ = [
     "dact_quantize",
     "dequantize",
     "expert_tensors",
+    "explain_exchange",
     "explain_gather",
     "explain_mlp",
     "export_experts",
@@ -155,6 +158,7 @@ _DEFINING_MODULES = (
     "moe.kept",
     "moe.moe",
     "moe.module",
+    "moe.parallel.explain",
     "moe.parallel.group",
     "moe.parallel.options",
     "moe.parallel.traffic",

@@ -22,7 +22,7 @@ from experts_work import (
 from moe_layers import RECIPES
 from ranks import WORLD, Ranks
 
-from octavo_torch import Exchange, MoE
+from octavo_torch import Exchange, MoE, explain_exchange
 
 
 def fresh() -> int:
@@ -78,6 +78,26 @@ def test_what_an_exchange_refuses() -> None:
             Exchange(payload=recipe)
     with pytest.raises(ValueError, match="pair_rows bounds static buffers"):
         Exchange(pair_rows=4)
+
+
+def test_what_is_exchanged_is_explained() -> None:
+    """The route with its reason; codes, bounds and sums as they are asked for; and the bits that come of it."""
+    plan = explain_exchange("mxfp8", 4)
+    lines = dict(plan.lines)
+    assert plan.route == "collective"
+    assert "4 ranks" in plan.reason
+    assert lines["sizes"].startswith("read on the host")
+    assert lines["bits"] == "those of one process"
+    assert all(text in str(plan) for pair in plan.lines for text in pair)
+    small = Exchange(payload="fp8-block", returns="sums", rows=100, pair_rows=9)
+    lines = dict(explain_exchange("fp8-block", 4, small).lines)
+    assert "100 rows of each rank's experts, 9 rows of one rank" in lines["sizes"]
+    assert "as block codes (e4m3) and scales" in lines["tokens"]
+    assert "one partial sum per rank" in lines["results, dx"]
+    assert "y, dx and the router's gradient without fc2's bias are those of one process" in lines["bits"]
+    assert "partial_sums_bound" in lines["bits"]
+    for recipe, payload in (("bf16", "mxfp8"), ("mxfp8", "fp8-block"), ("fp8-block-fp32-scales",) * 2):
+        assert "router" not in dict(explain_exchange(recipe, 4, Exchange(payload=payload)).lines)["bits"]
 
 
 def test_every_byte_is_counted(ranks: Ranks) -> None:

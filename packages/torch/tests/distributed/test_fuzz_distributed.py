@@ -167,7 +167,7 @@ CALLS: dict[str, tuple[str, Callable[..., Any], Given]] = {
 
 CASES = [(name, argument) for name, (arguments, *_) in CALLS.items() for argument in arguments.split()]
 OTHERS = {
-    *("ExchangeError", "ExchangedBytes", "RowsLeftOutError"),
+    *("ExchangeError", "ExchangedBytes", "ExchangePlan", "RowsLeftOutError"),
     *("DeviceSizesError", "DelayedWgrad", "Extras", "GroupedTensor", "QuantizedInput", "QuantizedWeight", "Routing"),
     *("Choice", "KeptBytes", "MoeShape", "Observation", "Observer", "RouterLosses", "TensorStats"),
     "check_errors",
