@@ -291,6 +291,30 @@ def bytes_on_the_wire(ranks: int, seed: int) -> list[str]:
     return found
 
 
+def reads_on_the_host(ranks: int, seed: int) -> list[int]:
+    """How often a forward and backward after the first waits for a tensor's values, beyond what the reference reads of
+    sizes in one process and for quantizing alone: with sizes that are read; with static buffers, rows and tokens as
+    they are; with static buffers, sums and codes."""
+    group, number = group_of(ranks)
+    problem = draw(seed + number, [6] * ranks, "random")
+    rows, pairs = rows_of(problem, ranks)
+    recipe, found = RECIPES["fp8-block"], []
+    alone = len(BRIDGE.host_reads(lambda: run(problem, recipe)))
+    coded = len(BRIDGE.host_reads(lambda: [decoded(problem.dy, recipe, operand) for operand in ("x", "dy")]))
+    for exchange in (
+        Exchange(),
+        Exchange(rows=rows, left_out=torch.zeros(1, dtype=torch.int64)),
+        Exchange(rows=rows, pair_rows=pairs, payload="fp8-block", returns="sums"),
+    ):
+
+        def step(exchange: Exchange = exchange) -> None:
+            run(problem.mine(group.rank(), ranks), recipe, ep=group, exchange=exchange)
+
+        step()
+        found.append(len(BRIDGE.host_reads(step)) - alone - (coded if exchange.payload else 0))
+    return found
+
+
 def trains(ranks: int) -> list[str]:
     """Two steps of a MoE module with delayed scaling and one of its own over ranks: what differs."""
     group, _ = group_of(ranks)

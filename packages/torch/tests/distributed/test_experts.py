@@ -15,6 +15,7 @@ from experts_work import (
     equal_to_one_process,
     left_out,
     otherwise,
+    reads_on_the_host,
     sums_and_their_bound,
     trains,
     travels_as_codes,
@@ -38,7 +39,14 @@ def test_bits_are_those_of_one_process(size: int, recipes: list[str], ranks: Ran
     assert ranks(equal_to_one_process, size, recipes, fresh()) == [[]] * WORLD
 
 
-def test_static_buffers_read_nothing_and_hold_what_there_is(ranks: Ranks) -> None:
+def test_static_buffers_read_nothing_on_the_host(ranks: Ranks) -> None:
+    """Forward and backward after the first call; without static buffers sizes are read, and the watch sees it."""
+    for reading, *static in ranks(reads_on_the_host, 2, fresh()):
+        assert reading > 0
+        assert static == [0, 0]
+
+
+def test_static_buffers_hold_what_there_is(ranks: Ranks) -> None:
     """The same bits, with buffers that are as small as the routing allows."""
     for size in (2, 4):
         assert (
