@@ -15,7 +15,7 @@ def ask_ranks(question: Question, ranks: int) -> Sequence[tuple[str, str]]:
     """What the front end exchanges between ranks; BadInput where its layers stay in a process."""
     framework = question.layer.framework
     record = framework_record(framework)
-    bridge = None if record is None else record.bridge
+    bridge: object = None if record is None else record.bridge
     if not isinstance(bridge, ExpertRanks):
         raise BadInput(f"--ranks: {framework} has no bridge here that spreads a MoE layer over ranks; leave it out")
     try:
