@@ -48,6 +48,8 @@ autodoc_default_options = {
 autodoc_inherit_docstrings = False
 autodoc_mock_imports = ["qwix", "tokamax", "torchtitan", "megatron", "nemo_automodel"]  # what adapters are for
 python_use_unqualified_type_names = True
+# A class of one name in two front ends, such as Exchange, where linen and nnx hide annotations as text.
+suppress_warnings = ["ref.python"]
 python_maximum_signature_line_length = 88
 
 html_theme = "furo"

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from workspace import ROOT
 
 
@@ -20,9 +21,10 @@ def test_adapters_over_frozen_codes() -> None:
     assert re.search(r"^stored \d+ bytes of adapters$", done.stdout, flags=re.MULTILINE)
 
 
-def test_experts_on_two_ranks() -> None:
+@pytest.mark.parametrize("example", ["torch_expert_parallel.py", "torch_moe_over_ranks.py"])
+def test_experts_on_two_ranks(example: str) -> None:
     """Both ranks train, on one loss, and it falls."""
-    command = [sys.executable, str(ROOT / "docs" / "examples" / "torch_expert_parallel.py")]
+    command = [sys.executable, str(ROOT / "docs" / "examples" / example)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     told = dict(re.findall(r"rank (\d) of 2: loss ([\d. ]+)", done.stdout))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import call
+import experts
 import groups
 import house
 import mesh
@@ -14,7 +15,7 @@ import scales
 import speed
 
 FIGURES = {
-    module.__name__: module.draw for module in (house, call, groups, planes, products, scales, mesh)
+    module.__name__: module.draw for module in (house, call, groups, planes, products, scales, mesh, experts)
 } | speed.CHARTS
 
 

@@ -45,11 +45,35 @@ def test_one_device_and_two(tmp_path: Path, goals_file: Path, has_the_schema_of:
     has_the_schema_of(content, "ep-h200-2026-11-22.json")
 
 
+@pytest.mark.slow
+def test_one_process_and_two_in_torch(tmp_path: Path, has_the_schema_of: Any) -> None:
+    """A row in one process and four over two: rows and sums, tokens as they are and as codes. Nothing is dropped, codes
+    are fewer bytes, and so are sums."""
+    target = tmp_path / "ep.json"
+    options = ["--framework", "torch", "--kinds", "mxfp8", "--shape", "4,64,32,64", "--repeats", "1"]
+    line = [*MAIN, "--backend", "torch-reference", "--output", str(target), *options]
+    result = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr
+    content = json.loads(target.read_text())
+    rows = {(row["devices"], row["way"], row["payload"]): row for row in content["rows"]}
+    assert [*rows] == [(1, "", False), *((2, way, codes) for way in ("rows", "sums") for codes in (False, True))]
+    assert {row["dropped"] for row in content["rows"]} == {0}
+    received = {case: row["received_bytes"] for case, row in rows.items()}
+    for way in ("rows", "sums"):
+        assert 0 < received[2, way, True] < received[2, way, False]
+        assert received[2, "sums", way == "sums"] < received[2, "rows", way == "sums"]
+    assert "forward + backward in torch" in result.stdout
+    has_the_schema_of(content, "ep-h200-2026-11-22.json")
+
+
 def test_what_does_not_fit_is_told_before_the_work() -> None:
     """More devices than there are; rows that are not cut evenly."""
     for options, sentence in (
         (["--devices", "4"], "--devices is 4 and JAX sees 2 here; on a CPU XLA_FLAGS="),
         (["--shape", "3,64,32,64"], "is not cut evenly among 2 devices"),
+        (["--framework", "torch", "--devices", "9"], "--devices is 9 and torch has at most 8 here"),
+        (["--framework", "torch", "--ways", "gather"], "--ways names 'gather'"),
+        (["--framework", "flax"], "--framework is 'flax'"),
         (["--slack", "0.5"], "--slack is 0.5; a device needs at least an even share"),
     ):
         result = _run(*options)

@@ -27,6 +27,7 @@ def leaf(*shape: int) -> torch.Tensor:
 
 OTHER_NAMES = {
     "recipe": {"state", "seed"},  # another recipe wants another state: the state is told of
+    "payload": {"recipe"},  # which is looked up among the recipes
     "operation": {"operation 0"},
     "group_sizes": {"scale"},  # without sizes there is a single group, and the scales are those of more
 }

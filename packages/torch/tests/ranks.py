@@ -73,7 +73,17 @@ class Ranks:
             pipe.send((function, arguments))
         return self._answers(function.__name__, WATCHDOG_SECONDS)
 
-    def _answers(self, name: str, seconds: float) -> list[Any]:
+    def survivors(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Likewise, with None for a rank whose process has ended; the processes are ended afterwards."""
+        if not self._processes:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send((function, arguments))
+        answers = self._answers(function.__name__, WATCHDOG_SECONDS, may_end=True)
+        self.stop()
+        return answers
+
+    def _answers(self, name: str, seconds: float, may_end: bool = False) -> list[Any]:
         """Of all ranks, as they come: where one fails the others may wait for it in a collective."""
         deadline = time.monotonic() + seconds
         answers: dict[int, Any] = {}
@@ -85,7 +95,12 @@ class Ranks:
                 raise AssertionError(f"ranks {[*waiting.values()]} did not answer within {seconds:g} s: {name}")
             for pipe in ready:
                 rank = waiting[pipe]  # type: ignore[index]
-                worked, value = pipe.recv()  # type: ignore[union-attr]
+                try:
+                    worked, value = pipe.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    if not may_end:
+                        raise
+                    worked, value = True, None
                 if not worked:
                     self.stop()
                     raise AssertionError(f"rank {rank}:\n{value}")

@@ -180,6 +180,17 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         ot.MoE,
         lambda: {"num_experts": G, "in_features": K, "hidden_features": N, "choices": 1, "recipe": MXFP8()},
     ),
+    "Exchange": (ot.Exchange, lambda: {"payload": "mxfp8", "returns": "sums", "rows": 4, "pair_rows": 2}),
+    "explain_exchange": (ot.explain_exchange, lambda: {"recipe": MXFP8(), "ranks": 2, "exchange": ot.Exchange()}),
+    "bytes_exchanged": (
+        ot.bytes_exchanged,
+        lambda: {
+            "shape": ot.MoeShape(M, 1, G, K, N),
+            "ranks": 2,
+            "choices": torch.zeros(M, 1, dtype=torch.int64),
+            "exchange": ot.Exchange(),
+        },
+    ),
     "MoE.choose": (
         lambda **given: ot.MoE(G, K, N, 1, recipe=MXFP8(), backend=BACKEND).choose(**given),
         lambda: {"x": leaf(M, K), "replay": torch.zeros(M, 1, dtype=torch.int64)},
@@ -279,14 +290,17 @@ MORE = {
     ),
     "moe_mlp": (
         "activation", "interleave", "form", "weight_codes", "seed", "state", "group_offset", "main_grad",
-        "delayed_wgrad",
+        "delayed_wgrad", "ep", "exchange",
     ),
     "choose_experts": ("score", "renormalize", "scale", "replay", "backend"),
     "router_losses": ("sequences",),
     "bytes_kept": ("weight_codes", "activation", "dtype", "device"),
+    "Exchange": ("left_out",),
+    "bytes_exchanged": ("dtype",),
+    "explain_exchange": ("dtype",),
     "MoE": (
         "out_features", "score", "groups", "kept_groups", "renormalize", "scale", "choice_bias", "form", "weight_codes",
-        "activation", "seed", "interleave", *MODULE,
+        "activation", "seed", "interleave", "ep", "exchange", *MODULE,
     ),
     "MoE.forward": ("choice", "weights", "lora"),
     "grouped_mm": ("bias", "out_dtype"),

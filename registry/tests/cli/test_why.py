@@ -6,12 +6,14 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import octavo
 import octavo_registry
+from octavo_registry.cli.why import ranks
+from octavo_registry.discovery.bridges import FrameworkRecord
 
 WHY = ["why", "fprop", "--recipe", "mxfp8", "--shape", "4,128,32,64", "--framework", "torch", "--device", "cpu"]
 
@@ -227,6 +229,25 @@ def test_why_composes_an_mlp_and_a_moe_layer(run: Any, use: Any, fakes: Any, op:
     use(fakes.registry(fakes.plugin("a", rows=[fakes.row(ops=FUSED)])))
     parts = {part["operation"]: part for part in run(*asked, "--json").json["parts"]}
     assert (parts["swiglu"]["backend"], parts["swiglu"]["how"]) == ("a", "fused with its quantizer")
+
+
+def test_why_says_what_ranks_exchange(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the front end's word; where it has none, or the question is of one process, a sentence says so."""
+
+    class Spreads:
+        def explain_exchange(self, recipe: Any, ranks: int, dtype: Any) -> list[tuple[str, str]]:
+            return [("route", f"by pigeon, {ranks} of them, {recipe.kind} {dtype}")]
+
+    asked = ["why", "moe", *WHY[2:], "--ranks", "4"]
+    refused = run(*asked)
+    assert refused.code == 2
+    assert "--ranks: torch has no bridge here" in refused.err
+    record = FrameworkRecord("torch", "octavo-torch", "1", "a:b", cast(Any, Spreads()))
+    monkeypatch.setattr(ranks, "framework_record", lambda name: record)
+    assert "by pigeon, 4 of them, mxfp8 bfloat16" in run(*asked).out
+    assert run(*asked, "--json").json["exchange"] == {"route": "by pigeon, 4 of them, mxfp8 bfloat16"}
+    for question in (["why", *WHY[1:], "--ranks", "4"], [*asked[:-1], "0"]):
+        assert run(*question).code == 2
 
 
 FUSED = frozenset({"quantize", "act_quantize", "dact_quantize", "fprop", "dgrad", "wgrad"})

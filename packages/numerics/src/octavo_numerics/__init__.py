@@ -10,6 +10,7 @@ from octavo_numerics.gemm import grouped_dgrad, grouped_matmul, grouped_wgrad
 from octavo_numerics.hadamard import hadamard
 from octavo_numerics.moe.activations import ActivationParts, activate, activate_gradient, activation_parts
 from octavo_numerics.moe.kept import keep_rows, kept_rows_bound
+from octavo_numerics.moe.partial_sums import partial_sums_bound
 from octavo_numerics.moe.router import Choice, choose_experts, route_scores, router_losses
 from octavo_numerics.moe.router_gradient import choice_weights_bound, choose_gradient, choose_gradient_bound
 from octavo_numerics.mxfp4 import round_mxfp4
@@ -68,6 +69,7 @@ __all__ = [
     "init_delayed",
     "keep_rows",
     "kept_rows_bound",
+    "partial_sums_bound",
     "philox4x32",
     "plane_sizes",
     "quantize",

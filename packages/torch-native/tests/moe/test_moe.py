@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from cuda_device import MARKS, no_sync
 from torch import Tensor
 
 import octavo_native
 from octavo import PRESETS, DelayedScaling, Recipe
-from octavo_torch import DelayedState, MoeShape, bytes_kept, grouped_mlp, moe_mlp, permute, unpermute
+from octavo_torch import DelayedState, Exchange, MoeShape, bytes_kept, grouped_mlp, moe_mlp, permute, unpermute
 
 T, C, G, K, F, N = 61, 3, 5, 144, 112, 80
 NATIVE = "torch-native"
@@ -135,3 +137,33 @@ def test_the_allocator_holds_what_is_predicted(name: str, device: str, rng: np.r
         results = -(-y.untyped_storage().nbytes() // 512) * 512
         assert after - before - results == kept.allocated - held
         del y
+
+
+@pytest.fixture
+def one_rank() -> Iterator[dist.ProcessGroup]:
+    """A group of this process alone: everything is exchanged, with itself."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("choices_each", [1, 3])
+@pytest.mark.parametrize("name", ["fp8-block", "nvfp4", "bf16"])
+def test_fewer_rows_than_choices(
+    name: str, choices_each: int, one_rank: dist.ProcessGroup, rng: np.random.Generator
+) -> None:
+    """A layer over ranks moves the rows that there are and a spare one, and the kernels follow: every choice routed,
+    none, or some; sizes that are read and static buffers."""
+    for some in (0.0, 0.5, 1.0):
+        given, choices = draw(rng, "cpu", biased=some == 0.5)
+        choices = choices[:, :choices_each].abs().where(torch.rand(T, choices_each) < some, -1)
+        given["weights"] = given["weights"].detach()[:, :choices_each].contiguous().requires_grad_()
+        rows = max(int((choices >= 0).sum()), 1)
+        results = []
+        for how in ({}, {"ep": one_rank}, {"ep": one_rank, "exchange": Exchange(rows=rows)}):
+            y = moe_mlp(choices=choices, recipe=PRESETS[name], seed=3, backend=NATIVE, **given, **how)
+            results.append((y, *torch.autograd.grad(y.float().square().sum(), list(given.values()))))
+        for spread in results[1:]:
+            for ours, theirs in zip(spread, results[0], strict=True):
+                assert torch.equal(ours, theirs)

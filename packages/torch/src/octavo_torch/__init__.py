@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from octavo_torch.checkpoint.files import load_checkpoint, save_checkpoint
     from octavo_torch.checkpoint.load import load_experts
     from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_state
-    from octavo_torch.compiler.status import DeviceSizesError, check_errors
+    from octavo_torch.compiler.status import DeviceSizesError, RowsLeftOutError, check_errors
     from octavo_torch.conversion import convert
     from octavo_torch.distributed.fsdp.api import explain_gather, quantize_before_gather, unchanged_weights
     from octavo_torch.distributed.parallel import GroupedColumnParallel, GroupedMLPParallel, GroupedRowParallel
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from octavo_torch.moe.kept import KeptBytes, MoeShape, bytes_kept
     from octavo_torch.moe.module import MoE
     from octavo_torch.moe.moe import moe_mlp
+    from octavo_torch.moe.parallel.explain import ExchangePlan, explain_exchange
+    from octavo_torch.moe.parallel.group import ExchangeError
+    from octavo_torch.moe.parallel.options import Exchange
+    from octavo_torch.moe.parallel.traffic import ExchangedBytes, bytes_exchanged
     from octavo_torch.moe.permutation import Routing, permute, unpermute
     from octavo_torch.moe.router import Choice, RouterLosses, choose_experts, router_losses
     from octavo_torch.observer import Observation, Observer, observe
@@ -63,6 +67,10 @@ __all__ = [
     "DelayedState",
     "DelayedWgrad",
     "DeviceSizesError",
+    "Exchange",
+    "ExchangeError",
+    "ExchangePlan",
+    "ExchangedBytes",
     "ExpertExchange",
     "Extras",
     "GroupedColumnParallel",
@@ -83,11 +91,13 @@ __all__ = [
     "QuantizedWeight",
     "RouterLosses",
     "Routing",
+    "RowsLeftOutError",
     "Sequential",
     "TensorStats",
     "act_quantize",
     "activate",
     "add_lora",
+    "bytes_exchanged",
     "bytes_kept",
     "check_errors",
     "check_recipe_state",
@@ -97,6 +107,7 @@ __all__ = [
     "dact_quantize",
     "dequantize",
     "expert_tensors",
+    "explain_exchange",
     "explain_gather",
     "explain_mlp",
     "export_experts",
@@ -159,6 +170,10 @@ _DEFINING_MODULES = (
     "moe.kept",
     "moe.moe",
     "moe.module",
+    "moe.parallel.explain",
+    "moe.parallel.group",
+    "moe.parallel.options",
+    "moe.parallel.traffic",
     "moe.permutation",
     "moe.router",
     "linear.quantized_input",

@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 
 from octavo import DelayedScaling, GroupedTensorSpec, QuantizerSpec, Recipe
+from octavo.formats import DType
 from octavo_registry.contract.frameworks import Device, LayerResult
 from octavo_registry.contract.quantize import BoundQuantize
 from octavo_torch.arrays import sizes
+from octavo_torch.arrays.dtypes import DTYPES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.compiler import graphs
 from octavo_torch.compiler.host_reads import watch_host_reads
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.linear import functional
+from octavo_torch.moe.parallel.explain import explain_exchange
 from octavo_torch.quantizers.functional import quantize
 from octavo_torch.quantizers.rounded import rounding_first
 from octavo_torch.scaling.delayed_state import OPERANDS, DelayedState
@@ -163,6 +166,11 @@ class TorchFramework:
     ) -> BoundQuantize[Tensor, GroupedTensor]:
         """A quantizer of weights by `spec`, over a backend's by `spec.held_by`."""
         return rounding_first(bound, spec)
+
+    def explain_exchange(self, recipe: Recipe, ranks: int, dtype: DType) -> Sequence[tuple[str, str]]:
+        """octavo_torch.explain_exchange, as pairs."""
+        plan = explain_exchange(recipe, ranks, dtype=DTYPES[dtype])
+        return [("route", f"{plan.route}: {plan.reason}"), *plan.lines]
 
     def host_reads(self, function: Callable[..., object], *arrays: Tensor) -> Sequence[str]:
         """Operations by which `function(*arrays)` waits for a tensor's values on the host.

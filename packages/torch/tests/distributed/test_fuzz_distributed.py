@@ -59,6 +59,10 @@ def received() -> ot.ExpertExchange:
     return made
 
 
+def moe_over_ranks(x: Any, choices: Any, weights: Any, w1: Any, w2: Any, ep: Any, exchange: Any) -> Any:
+    return ot.moe_mlp(x, choices, weights, w1, w2, recipe="mxfp8", backend=BACKEND, ep=ep, exchange=exchange)
+
+
 CALLS: dict[str, tuple[str, Callable[..., Any], Given]] = {
     "quantize_input": (
         "x weight group_sizes recipe seed state group_offset backend",
@@ -111,6 +115,19 @@ CALLS: dict[str, tuple[str, Callable[..., Any], Given]] = {
         lambda **given: received().from_experts(**given),
         lambda _: {"rows": torch.ones(7, N), "to": M},
     ),
+    "moe_mlp, over ranks": (
+        "x choices weights w1 w2 ep exchange",
+        moe_over_ranks,
+        lambda _: {
+            "x": leaf(M, K),
+            "choices": torch.zeros(M, 1, dtype=torch.int64),
+            "weights": leaf(M, 1),
+            "w1": leaf(G, 2 * N, K),
+            "w2": leaf(G, K, N),
+            "ep": dist.group.WORLD,
+            "exchange": ot.Exchange(),
+        },
+    ),
     "GroupedColumnParallel": ("reduce", ot.GroupedColumnParallel, lambda _: {}),
     "GroupedRowParallel": ("reduce", ot.GroupedRowParallel, lambda _: {}),
     "GroupedMLPParallel": ("reduce", ot.GroupedMLPParallel, lambda _: {}),
@@ -150,6 +167,7 @@ CALLS: dict[str, tuple[str, Callable[..., Any], Given]] = {
 
 CASES = [(name, argument) for name, (arguments, *_) in CALLS.items() for argument in arguments.split()]
 OTHERS = {
+    *("ExchangeError", "ExchangedBytes", "ExchangePlan", "RowsLeftOutError"),
     *("DeviceSizesError", "DelayedWgrad", "Extras", "GroupedTensor", "QuantizedInput", "QuantizedWeight", "Routing"),
     *("Choice", "KeptBytes", "MoeShape", "Observation", "Observer", "RouterLosses", "TensorStats"),
     "check_errors",

@@ -32,7 +32,7 @@ from octavo_registry.contract.cards import (
     Weight,
 )
 from octavo_registry.contract.dequantize import AnyBoundDequantize, BoundDequantize, Dequantize
-from octavo_registry.contract.frameworks import PLANES, Device, Framework, LayerResult, Sharding
+from octavo_registry.contract.frameworks import PLANES, Device, ExpertRanks, Framework, LayerResult, Sharding
 from octavo_registry.contract.fused import (
     ActQuantize,
     AnyBoundActQuantize,
@@ -170,6 +170,7 @@ __all__ = [
     "Device",
     "Dgrad",
     "DotRows",
+    "ExpertRanks",
     "Extra",
     "Extras",
     "Fprop",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
+from octavo.formats import DType
 from octavo_registry.contract.quantize import AnyBoundQuantize
 
 if TYPE_CHECKING:
@@ -111,6 +112,14 @@ class Framework(Protocol):
 
     def host_reads(self, function: Callable[..., Any], *arrays: Any) -> Sequence[str]:
         """Names of the operations by which `function(*arrays)` waits for values of an array: empty when none does."""
+
+
+@runtime_checkable
+class ExpertRanks(Protocol):
+    """What a bridge offers besides where a MoE layer of its front end spreads its experts over processes."""
+
+    def explain_exchange(self, recipe: Recipe, ranks: int, dtype: DType) -> Sequence[tuple[str, str]]:
+        """What the layer exchanges between so many ranks by default, for tokens of `dtype`: pairs of what and how."""
 
 
 class Sharding(Protocol):

@@ -4,6 +4,10 @@
 T tokens with k choices each are T k rows. Each of the last three operations is linear in each operand, and the other
 two are its derivatives, so the four serve forward and backward. No order of threads shows in a result.
 
+A MoE layer over several ranks knows how many rows are routed at most, and moves those and one more, M in all: `order`
+is then [M], and `position` of every choice that is routed nowhere is M - 1, past the sum of the sizes. `Route` never
+makes such places.
+
 octavo_numerics.choose_experts and choose_gradient define the first two, and bound what fp32 may be off by. Choices are
 exact: where neither a bias nor groups decide, experts are ordered by their logits.
 """
@@ -39,6 +43,8 @@ class PermuteRows(Protocol[A]):
 
         x        [T, H]
         weights  fp32 [T, k] or None
+
+        With fewer places, rows [M, H], of which those past the sum of the sizes may hold anything.
 
         The other arguments are the results of `Route`.
         """

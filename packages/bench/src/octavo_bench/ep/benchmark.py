@@ -10,15 +10,19 @@ import typer
 
 from octavo_bench.errors import InputError, RunError
 from octavo_bench.harness.benchmark import Benchmark
-from octavo_bench.harness.checks import names_of
+from octavo_bench.harness.checks import names_of, one_of
 from octavo_bench.harness.goals import Goal
 from octavo_bench.harness.options import BackendOption, ExpertShapes, SomeKinds, TokenChoices
 from octavo_bench.harness.results import Results, goal_dicts, layer_dict
+from octavo_bench.harness.run import Run
 from octavo_bench.harness.shapes import EXPERTS, Shape
 from octavo_bench.harness.table import BACKENDS, GOAL, MS, Column, Table, number, share
 from octavo_bench.harness.timing import Times
 
-_WAYS = ("gather", "ragged")
+_WAYS = {"jax": ("gather", "ragged"), "torch": ("rows", "sums")}
+
+PAYLOADS = ("row", "block", "mxfp8")
+"""Kinds whose tokens may travel as codes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +37,22 @@ class EpOptions(BackendOption):
     small: ClassVar[tuple[Shape, ...]] = (Shape("small", 4, 512, 128, 256),)
     published: ClassVar[tuple[Shape, ...]] = EXPERTS[1:2]
 
+    framework: Annotated[str, typer.Option(help="jax or torch.")] = "jax"
     devices: Annotated[
-        int | None, typer.Option(help="Devices that share the experts.", show_default="all that JAX sees")
+        int | None,
+        typer.Option(
+            help="Devices that share the experts; processes in torch.",
+            show_default="all that the framework sees; torch on a cpu 2",
+        ),
     ] = None
     shape: ExpertShapes = None
     choices: TokenChoices = None
     kinds: SomeKinds = "bf16,block"
     ways: Annotated[
-        str, typer.Option(help="gather, ragged, or both with a comma.", show_default="both (cpu gather)")
+        str,
+        typer.Option(
+            help="gather, ragged; in torch rows, sums; or both with a comma.", show_default="both (jax on a cpu gather)"
+        ),
     ] = ""
     slack: Annotated[float, typer.Option(help="Rows of a device's experts, of an even share.")] = 1.25
     quick: Annotated[bool, typer.Option("--quick", help="Few repeats.")] = False
@@ -48,9 +60,15 @@ class EpOptions(BackendOption):
     def check(self) -> None:
         """See `Options`."""
         super().check()
-        names_of("--ways", self.ways, _WAYS)
+        one_of("--framework", self.framework, tuple(_WAYS))
+        names_of("--ways", self.ways, _WAYS[self.framework])
         if self.slack < 1:
             raise InputError(f"--slack is {self.slack}; a device needs at least an even share of the rows, 1")
+
+    @property
+    def chosen_frameworks(self) -> tuple[str, ...]:
+        """The one of `--framework`."""
+        return (self.framework,)
 
     @property
     def chosen_choices(self) -> int:
@@ -60,11 +78,16 @@ class EpOptions(BackendOption):
     @property
     def chosen_ways(self) -> tuple[str, ...]:
         """Of the exchange."""
-        return names_of("--ways", self.ways, _WAYS) if self.ways or self.chosen_device == "cuda" else _WAYS[:1]
+        ways = _WAYS[self.framework]
+        all_of_them = self.ways or self.chosen_device == "cuda" or self.framework == "torch"
+        return names_of("--ways", self.ways, ways) if all_of_them else ways[:1]
 
     def devices_of(self, seen: int) -> int:
         """How many of `seen` devices share the experts; `InputError` where they or the shapes do not fit."""
-        devices, choices = self.devices or seen, self.chosen_choices
+        processes = self.framework == "torch" and self.chosen_device == "cpu"
+        devices, choices = self.devices or (2 if processes else seen), self.chosen_choices
+        if self.framework == "torch" and not 1 <= devices <= seen:
+            raise InputError(f"--devices is {devices} and torch has at most {seen} here; give 1 to {seen}")
         if not 1 <= devices <= seen:
             raise InputError(
                 f"--devices is {devices} and JAX sees {seen} here; on a CPU "
@@ -172,11 +195,12 @@ class Gathered:
 
 
 class Ep(Benchmark[EpOptions]):
-    """A MoE block in JAX, forward and backward, on one device and with its experts spread over several.
+    """A MoE block in JAX or torch, forward and backward, on one device and with its experts spread over several.
 
     Strong scaling: the same experts and tokens on all of them, tokens sent as they are and, where the recipe scales row
     by row, as its codes. Also what a device receives for it, and what it gathers of a kernel that FSDP shards, both
-    counted in the compiled programs and, on GPUs, by their NVLink counters: nothing else may run on them. bf16
+    counted in the compiled programs and, on GPUs, by their NVLink counters: nothing else may run on them. In torch
+    every device is a process of its own, static buffers hold what is exchanged and their bytes are counted. bf16
     parameters and gradients, weights quantized every step. Exit code 1 where a row fails, drops choices, or nothing
     ran; a goal that is missed is reported and no failure.
     """
@@ -186,11 +210,16 @@ class Ep(Benchmark[EpOptions]):
     work = "octavo_bench.ep.work:ep_rows"
     sections: ClassVar[tuple[str, ...]] = ("rows", "gathered")
 
+    def rows(self, run: Run[EpOptions]) -> Iterable[Any]:
+        """As every benchmark's, in the framework that was asked for."""
+        return _TorchEp().rows(run) if run.options.framework == "torch" else super().rows(run)
+
     def tables(self, results: Results) -> Iterable[Table[Any]]:
         """Blocks by shape, then what FSDP gathers."""
 
         def title(row: EpRow) -> str:
-            what = f"{results.parts['choices']} choices per token: forward + backward in JAX"
+            name = {"jax": "JAX", "torch": "torch"}[results.parts["framework"]]
+            what = f"{results.parts['choices']} choices per token: forward + backward in {name}"
             return f"{row.shape.name} MoE block G,K,F,M {row.shape.key}, {what}"
 
         def kernel(row: Gathered) -> str:
@@ -208,6 +237,16 @@ class Ep(Benchmark[EpOptions]):
             raise RunError(f"{row.dropped} choices found no row with {row.way}; give more --slack than {slack}")
 
 
+class _TorchEp(Ep):
+    """The same in torch."""
+
+    work = "octavo_bench.ep.torch:ep_rows"
+
+    def rows(self, run: Run[EpOptions]) -> Iterable[Any]:
+        """See `Benchmark`."""
+        return Benchmark.rows(self, run)
+
+
 def _megabytes(count: int | None) -> str:
     return number(None if count is None else count / 1e6, ".1f")
 
@@ -221,7 +260,11 @@ _BLOCKS: tuple[Column[EpRow], ...] = (
     Column(
         "over one", lambda row: number(row.measures.get("over one"), ".2f"), "how many times as fast as on one device"
     ),
-    Column("MB received", lambda row: _megabytes(row.row.received), "by one device per step, in the compiled program"),
+    Column(
+        "MB received",
+        lambda row: _megabytes(row.row.received),
+        "by one device per step, in the compiled program; of its buffers in torch",
+    ),
     Column("by NVLink", lambda row: _megabytes(row.row.nvlink), "the same, by the GPUs' counters"),
     Column("dropped", lambda row: str(row.row.dropped), "choices that found no row"),
     GOAL,

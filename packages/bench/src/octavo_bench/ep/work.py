@@ -11,7 +11,7 @@ from functools import partial
 import jax
 
 from octavo import DelayedScaling
-from octavo_bench.ep.benchmark import EpOptions, EpRow, Gathered
+from octavo_bench.ep.benchmark import PAYLOADS, EpOptions, EpRow, Gathered
 from octavo_bench.ep.block import Block, compiled_step, draw_block, received_bytes
 from octavo_bench.ep.gathers import LAYERS, gathered_bytes, gathering_step
 from octavo_bench.ep.nvlink import received_in_a_step
@@ -23,9 +23,6 @@ from octavo_bench.harness.run import Run
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Call
 from octavo_jax.moe import Exchange
-
-PAYLOADS = ("row", "block", "mxfp8")
-"""Kinds whose tokens may travel as codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,7 @@ def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow | Gathered]:
     run.parts |= {
         "choices": options.chosen_choices,
         "slack": options.slack,
+        "framework": "jax",
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
     counts = (1, devices) if devices > 1 else (1,)

@@ -98,7 +98,7 @@ class Quantizer:
         """The rows that permute_rows would write of tokens `x`, quantized where they stand, and with `amax` theirs."""
         text, launch = (self._with_amax if amax else self._by_operand)[rounding.get("operand")]
         seed, offset, scale = rounding.get("seed"), rounding.get("group_offset", 0), rounding.get("scale")
-        inputs, shapes, sizes = self._launch((text, launch), x, group_sizes, seed, offset, scale, position.numel())
+        inputs, shapes, sizes = self._launch((text, launch), x, group_sizes, seed, offset, scale, order.numel())
         outputs = operators.quantize_tokens(*inputs, order, position.shape[1])
         return launch.tensor(shapes, sizes, outputs), outputs[-1] if amax else None
 

@@ -12,13 +12,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from octavo import OctavoError
 from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
 
-BAD_SIZES = 1
+BAD_SIZES, LEFT_OUT = 1, 2
 
 _words: dict[torch.device, Tensor] = {}
 
 
 class DeviceSizesError(OctavoError, ValueError):
     """Group sizes on a device were negative or summed past the rows of their tensor."""
+
+
+class RowsLeftOutError(OctavoError, RuntimeError):
+    """Choices of a MoE layer over several ranks found no room in the static buffers of its Exchange."""
 
 
 def status_word(device: torch.device) -> Tensor:
@@ -44,16 +48,31 @@ def flag_bad_sizes(bad: Tensor) -> None:
     status_word(bad.device).bitwise_or_(bad.to(torch.int32) * BAD_SIZES)
 
 
-def check_errors() -> None:
-    """Raise DeviceSizesError if a kernel met group sizes out of bounds since the last call; waits for the devices.
+def flag_left_out(some: Tensor) -> None:
+    """Set LEFT_OUT on `some`'s device where that bool scalar is true, without reading it."""
+    status_word(some.device).bitwise_or_(some.to(torch.int32) * LEFT_OUT)
 
-    Rows of such a call past the tensor's end, and groups of negative size, were left out of the computation.
+
+def check_errors() -> None:
+    """Raise what devices have noticed since the last call; waits for them.
+
+    DeviceSizesError: a kernel met group sizes out of bounds. Rows of such a call past the tensor's end, and groups of
+    negative size, were left out of the computation. RowsLeftOutError: an Exchange's static buffers were too small.
+    Where both happened, the former is raised.
     """
-    wrong = [str(device) for device, word in _words.items() if int(word.item()) & BAD_SIZES]
+    flags = {str(device): int(word.item()) for device, word in _words.items()}
+    wrong, too_small = ([name for name, word in flags.items() if word & flag] for flag in (BAD_SIZES, LEFT_OUT))
     for word in _words.values():
         word.zero_()
     if wrong:
         raise DeviceSizesError(
             f"group_sizes on {', '.join(wrong)} were negative or summed past the rows of their tensor; the excess was "
             "cut off. Pass sizes of zero or more whose sum is at most the rows, or host sizes to learn which is wrong"
+        )
+    if too_small:
+        raise RowsLeftOutError(
+            f"on {', '.join(too_small)} choices of a MoE layer with ep= found no room and were left out of its result: "
+            "more of one rank's at another than Exchange(pair_rows=), or more for a rank's experts than "
+            "Exchange(rows=); give larger ones, repeat the step, or leave rows out, which reads sizes on the host. "
+            "Exchange(left_out=) counts them"
         )

@@ -42,7 +42,7 @@ from octavo_torch.mlp.forward import DrawnSeed, activation_again, activation_of,
 from octavo_torch.mlp.gradients import Needs, check_whole, gradients
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes, RowReader
-from octavo_torch.moe.forward import MoeForward, forward, quantize_tokens, rows_for, weights_as_rows
+from octavo_torch.moe.forward import MoeForward, arrive, forward, quantize_tokens, rows_for, weights_as_rows
 from octavo_torch.moe.permutation_autograd import Places
 
 _operators = Operators("octavo_torch")
@@ -104,8 +104,9 @@ class MoeFunction(FirstOrderFunction):
     ) -> Tensor:
         """y [T, N]; `anchor` is a DelayedWgrad's."""
         operands = MoeOperands(x, w1, w2, weights, bias1, bias2)
-        result = forward(call, choices, operands)
-        shelf = _kept(call, choices, operands, result)
+        there, arrived = arrive(call, choices, operands)
+        result = forward(call, there, arrived)
+        shelf = _kept(call, there, arrived, result)
         call.release()
         ctx.save_for_backward(*shelf.tensors)
         ctx.shelf, ctx.call, ctx.freed = shelf.places, call, False
@@ -255,7 +256,7 @@ class _KeptOperands:
     def of_x(self, dx: Tensor) -> Tensor:
         dtype = self._ctx.dtypes[0]
         rows = dx if dx.dtype is dtype else dx.to(dtype)
-        return self._call.moves.tokens.combine_rows(rows, self.places.position, self.places.routed, None)
+        return self._call.combine(self._call.moves.tokens, rows, self.places)
 
     def done_with(self, name: Literal["h", "x", "a", "w1", "w2"]) -> None:
         if not self._frees:
@@ -320,7 +321,8 @@ def _backward(ctx: MoeContext, dy: Tensor) -> list[Tensor | None]:
     )
     of_bias2 = need_weights and ctx.dtypes[5] is not None
     needs = Needs(need_x, need_w1, need_w2, need_weights, need_b1, need_b2, of_bias2, later)
-    operands, moves = _KeptOperands(ctx, dy), ctx.call.moves
+    moves, journey = ctx.call.moves, ctx.call.journey
+    operands = _KeptOperands(ctx, dy if journey is None else journey.away_gradient(dy))
     del dy
     grads = gradients(ctx.call, needs, operands)
     _, position, routed = operands.places
@@ -328,6 +330,8 @@ def _backward(ctx: MoeContext, dy: Tensor) -> list[Tensor | None]:
     if dprobs is not None:
         by_choice = moves.weights.combine_rows(dprobs[:, None], position.view(-1, 1), routed.view(-1, 1), None)
         dprobs = by_choice.view(position.shape)
+        if journey is not None:
+            dprobs = journey.home_weights(dprobs)
     return cast_gradients((grads.x, grads.w1, grads.w2, dprobs, grads.bias1, grads.bias2, None), ctx.dtypes)
 
 

@@ -14,6 +14,9 @@ from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.moe.forms import Form, WeightCodes
 from octavo_torch.moe.moves import Moves
+from octavo_torch.moe.parallel.group import ExpertGroup
+from octavo_torch.moe.parallel.journey import Journey
+from octavo_torch.moe.parallel.options import Exchange
 from octavo_torch.moe.permutation_autograd import Places
 from octavo_torch.moe.plan import MoePlan
 from octavo_torch.scaling.delayed_state import DelayedState
@@ -44,21 +47,35 @@ class MoeCall(MlpCall):
     """One call of a MoE layer: its options, and what `apply` resolves before the forward runs.
 
     form, weight_codes   what is kept for the backward, see moe_mlp
+    ep, exchange         the ranks that share the experts, and how tokens reach them; ep is None for this process alone
 
     moe       the resolved layer; `plan` is what its forward runs
     moves     what moves rows
+    journey   what carries tokens to other ranks; None within a process
     """
 
     form: Form = "standard"
     weight_codes: WeightCodes = "keep"
+    ep: ExpertGroup | None = None
+    exchange: Exchange | None = None
     moe: MoePlan = field(init=False)
     moves: MoveSet = field(init=False)
+    journey: Journey | None = field(default=None, init=False)
 
     def place(self, choices: Tensor) -> tuple[Places, Tensor]:
         """Where each choice's row is, and the experts' sizes, which the call's layers have from now on."""
-        sizes, *places = self.moves.route(choices, self.plan.fc1.groups)
-        self.set_sizes(sizes, choices.numel())
-        return Places(*places), sizes
+        sizes, *parts = self.moves.route(choices, self.plan.fc1.groups)
+        places = Places(*parts)
+        if self.journey is not None:
+            sizes, places = self.journey.bound(sizes, places)
+        self.set_sizes(sizes, places.order.shape[0])
+        return places, sizes
+
+    def combine(self, moves: Moves, rows: Tensor, places: Places) -> Tensor:
+        """The experts' rows, summed by token: of this process, or at each token's home."""
+        if self.journey is not None:
+            return self.journey.home(moves, rows, places)
+        return moves.combine_rows(rows, places.position, places.routed, None)
 
     def set_sizes(self, sizes: Tensor, rows: int) -> None:
         """Both layers have these sizes from now on."""

@@ -59,11 +59,19 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands) -> MoeForward
     of_second = Operands(h, w1, w2, probs, bias1, bias2, None if bias2 is None else probs)
     y, a, matrices2 = second_layer(call, seeds[1], h, of_second)
     _record(call.fc2, call.moe.recorded[1], a, matrices2)
-    combined = call.moves.results.combine_rows(y, places.position, places.routed, None)
+    combined = call.combine(call.moves.results, y, places)
     return MoeForward(
         combined, places, sizes, seeds, kept_x, None if call.form == "recompute" else kept_h, matrices1,
         a if keeps_all else None, matrices2,
     )  # fmt: skip
+
+
+def arrive(call: MoeCall, choices: Tensor, operands: MoeOperands) -> tuple[Tensor, MoeOperands]:
+    """Choices among this rank's experts, and operands with the tokens that they are of; within a process as given."""
+    if call.journey is None:
+        return choices, operands
+    x, weights, there = call.journey.away(operands.x, operands.weights, choices)
+    return there, operands._replace(x=x, weights=weights)
 
 
 def rows_for(call: MoeCall, seed: DrawnSeed, x: Tensor, places: Places) -> Tensor:

@@ -19,6 +19,8 @@ from octavo_torch.mlp.mlp import Extras
 from octavo_torch.moe import moe
 from octavo_torch.moe.call import MoeCall
 from octavo_torch.moe.forms import check_form, check_weight_codes
+from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
+from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.permutation import through_rows
 from octavo_torch.moe.router import Choice, check_groups, check_scale, check_score, choose_experts
 from octavo_torch.scaling.recipe_module import UNSAID, ModuleOptions, Unsaid
@@ -30,6 +32,9 @@ class MoE(Experts):
     Parameters are GroupedMLP's and router [G, K], which is in the dtype of the module and multiplied in fp32. The
     buffer choice_bias fp32 [G], there where `choice_bias` says so, is added to the scores for choosing alone: raise it
     for experts with few tokens. State lives in buffers as GroupedMLP's does.
+
+    With `ep` the module has this rank's num_experts / ranks experts, and the router, which is the same on every rank:
+    give it the same values there, and sum its gradients as those of other parameters that ranks share.
     """
 
     router: nn.Parameter
@@ -62,12 +67,15 @@ class MoE(Experts):
         per_group_parameters: PerGroup = False,
         delay_wgrad: bool = False,
         interleave: int | None = None,
+        ep: ExpertRanks | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
-        """choices: k, the experts of a token; out_features: N, None for in_features.
+        """num_experts: of all ranks; choices: k, the experts of a token; out_features: N, None for in_features.
 
         score, groups, kept_groups, renormalize, scale: how the router chooses, see choose_experts.
         form, weight_codes: what is kept for the backward, see moe_mlp.
-        activation and what follows: as GroupedMLP has it.
+        activation to interleave: as GroupedMLP has it.
+        ep, exchange: the ranks that share the experts, and how tokens reach them, see moe_mlp.
         """
         check_count("num_experts", num_experts)
         check_count("choices", choices)
@@ -76,14 +84,21 @@ class MoE(Experts):
         check_flag("choice_bias", choice_bias)
         check_flag("renormalize", renormalize)
         check_scale(scale)
+        group = expert_group(ep)
+        ranks = 1 if group is None else group.ranks
+        if num_experts % ranks:
+            raise ValueError(f"num_experts is {num_experts} and ep has {ranks} ranks; give a multiple of {ranks}")
+        if exchange is not None and group is None:
+            raise ValueError("exchange says how tokens reach other ranks, and ep is None; give both")
         sides = {
-            "num_groups": num_experts,
+            "num_groups": num_experts // ranks,
             "in_features": in_features,
             "hidden_features": hidden_features,
             "out_features": in_features if out_features is None else out_features,
         }
         options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad)
         super().__init__(sides, activation, bias, interleave, options, device=device, dtype=dtype)
+        self.ep, self.exchange = group, None if group is None else check_exchange(exchange)
         self.choices, self.groups, self.kept_groups = choices, groups, kept_groups
         self.score, self.renormalize, self.scale = check_score(score), renormalize, scale
         self.form, self.weight_codes = check_form(form), check_weight_codes(weight_codes)
@@ -156,6 +171,8 @@ class MoE(Experts):
             probes=self.own_probes,
             form=self.form,
             weight_codes=self.weight_codes,
+            ep=self.ep,
+            exchange=self.exchange,
         )
         routed = moe.Routed(choice.choices, choice.weights, self.of_all_groups("bias1"), self.of_all_groups("bias2"))
         adapters = self.adapters if lora is None else lora
@@ -192,4 +209,5 @@ class MoE(Experts):
         return (
             f"{super().extra_repr()}, choices={self.choices}, score={self.score}, form={self.form}, "
             f"weight_codes={self.weight_codes}"
+            + ("" if self.ep is None else f", rank={self.ep.rank} of {self.ep.ranks}")
         )

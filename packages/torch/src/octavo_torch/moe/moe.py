@@ -27,8 +27,12 @@ from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.autograd import moe_function
 from octavo_torch.moe.call import MoeCall, MoeOperands, MoveSet
 from octavo_torch.moe.forms import check_form, check_weight_codes, rows_plan
-from octavo_torch.moe.forward import forward
+from octavo_torch.moe.forward import arrive, forward
 from octavo_torch.moe.moves import moves_for, route_for
+from octavo_torch.moe.parallel.agreement import Signature, dtype_number, fingerprint, number_or_none
+from octavo_torch.moe.parallel.collective import CollectiveJourney
+from octavo_torch.moe.parallel.group import ExpertGroup, ExpertRanks, expert_group
+from octavo_torch.moe.parallel.options import RETURNS, Exchange, check_exchange
 from octavo_torch.moe.plan import moe_plan_for
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.wgrad.postponed import DelayedWgrad
@@ -49,6 +53,10 @@ def apply(
     x: Tensor, w1: Weights | QuantizedWeight, w2: Weights | QuantizedWeight, routed: Routed, call: MoeCall
 ) -> Tensor:
     """`moe_mlp`, eagerly, where a seed may also be a SeedCounter; stores what it resolves in `call`."""
+    if call.ep is not None and contexts.transforms_active():
+        raise ValueError(
+            "ep was given inside of torch.func's transforms, which carry no tokens; use autograd's backward"
+        )
     if (contexts.autocast_anywhere() or contexts.transforms_active()) and contexts.matters(x):
         operands = {"x": x, "w1": w1, "w2": w2, **routed._asdict()}
         call.keep_states_in_place()
@@ -64,12 +72,14 @@ def apply(
     needs = [enabled and isinstance(value, Tensor) and value.requires_grad for value in arrays]
     _resolve(call, name, arrays, Needed(needs[0], needs[1], needs[2], needs[0] or needs[1] or needs[3] or needs[4]))
     w1_leaf, w2_leaf = _settle(call, first, second, needs)
+    if call.ep is not None:
+        call.journey = _journey(call, call.ep, arrays, choices.shape[1], needs)
     if any(needs):
         anchors = [anchor for anchor in (anchor_of(call.fc1), anchor_of(call.fc2)) if anchor is not None]
         return moe_function(call, choices, x, w1_leaf, w2_leaf, *arrays[3:], anchors[0] if anchors else None)
     if forward_ad._current_level >= 0:  # autograd's own functions refuse where there are such
         check_no_tangent(x, weights, *leaves_of(first.leaves), *leaves_of(second.leaves), *arrays[4:])
-    return forward(call, choices, arrays).y
+    return forward(call, *arrive(call, choices, arrays)).y
 
 
 def _resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: Needed) -> None:
@@ -88,8 +98,39 @@ def _resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed:
         of_rows if like.dtype is x.dtype else moves_for(like, call.backend)
         for like in (x.new_empty(0, dtype=full.fc2.row_dtype), weights.new_empty(0, dtype=torch.float32))
     )
+    if call.ep is not None:
+        # random bits count experts from the first rank's on
+        call.group_offset += call.ep.rank * int(w1.shape[0])
     call.moves = MoveSet(route_for(x, int(w1.shape[0]), call.backend), of_rows, results, values)
     call.set_experts(call.moe.forward, block)
+
+
+def _journey(
+    call: MoeCall, group: ExpertGroup, arrays: MoeOperands, choices: int, needs: list[bool]
+) -> CollectiveJourney:
+    """What carries this call's tokens to the other ranks' experts."""
+    x, exchange = arrays.x, check_exchange(call.exchange)
+    if x.is_meta:
+        raise ValueError("x is on meta and has no values to exchange; give tokens on the ranks' device")
+    left_out = exchange.left_out
+    if left_out is not None and left_out.device != x.device:
+        raise ValueError(f"left_out is on {left_out.device} and x on {x.device}; move it there")
+    signature = Signature(
+        in_features=x.shape[1],
+        hidden_features=arrays.w2.shape[2],
+        out_features=arrays.w2.shape[1],
+        experts=arrays.w1.shape[0],
+        choices=choices,
+        dtype=dtype_number(x.dtype),
+        recipe=fingerprint(call.recipe),
+        payload=fingerprint(exchange.travels_as),
+        returns=RETURNS.index(exchange.returns),
+        rows=number_or_none(exchange.rows),
+        pair_rows=number_or_none(exchange.pair_rows),
+        tokens=number_or_none(None if exchange.rows is None else x.shape[0]),
+        gradients=needs[0] + 2 * needs[3] + 4 * any(needs),
+    )
+    return CollectiveJourney(group, exchange, signature, route_for(x, group.ranks, call.backend), call.backend)
 
 
 def _settle(call: MoeCall, first: Parameters, second: Parameters, needs: list[bool]) -> tuple[Tensor, Tensor]:
@@ -132,6 +173,11 @@ def run(
     """`apply`; under torch.compile as a part of the one graph."""
     if not _is_compiling():
         return apply(x, w1, w2, routed, call)
+    if call.ep is not None:
+        raise ValueError(
+            "ep was given to a MoE layer that torch.compile traces, and a traced graph holds no exchange; call the "
+            "layer in a function under torch.compiler.disable"
+        )
     return _in_graph(x, w1, w2, **routed._asdict(), **call.present())
 
 
@@ -155,6 +201,8 @@ def moe_mlp(
     interleave: int | None = None,
     main_grad: Literal["accumulate", "overwrite"] | None = None,
     delayed_wgrad: DelayedWgrad | None = None,
+    ep: ExpertRanks | None = None,
+    exchange: Exchange | None = None,
 ) -> Tensor:
     """y[t] = sum over j of w2[g] (p act(w1[g] x[t] + bias1[g])) + p bias2[g]; g is choices[t, j] and p weights[t, j].
 
@@ -173,13 +221,23 @@ def moe_mlp(
                                     "remake" them in backward. Codes that are given (`quantize_weight`) are shared
     seed, state, group_offset, backend, interleave, main_grad, delayed_wgrad
                                     as grouped_mlp's
+    ep                              the ranks that share the experts: a process group, or one axis of a DeviceMesh. w1,
+                                    w2 and biases are then this rank's G experts, and choices are among all: expert e
+                                    is number e % G of rank e // G. Every rank calls it, one without tokens, too, and
+                                    runs its backward
+    exchange                        with `ep`, how tokens reach the experts and come back; None: octavo_torch.Exchange()
     Returns       [T, N]            zeros for a token that is routed nowhere
 
     The bits, of y and of every gradient, are those of `permute`, `grouped_mlp` with the weights as probs (and as
     bias2_scales) and `unpermute`, in every form but "lean", whose y is the same. `bytes_kept` says how much each form
     keeps. Differentiable once in x, weights, w1, w2 and biases; only what is asked for is computed. Nothing is read
-    back from the device. Raises as grouped_mlp and permute do.
+    back from the device, but with `ep` the sizes, unless the exchange has static buffers. With `ep` results and every
+    gradient are, unless the exchange says otherwise, those of one process with all tokens in the order of the ranks.
+    Raises as grouped_mlp and permute do, and ExchangeError where ranks do not agree, or do not answer.
     """
+    group = expert_group(ep)
+    if exchange is not None and group is None:
+        raise ValueError("exchange says how tokens reach other ranks, and ep is None; give both")
     call = MoeCall(
         recipe=recipe_of(recipe),
         backend=backend_names(backend),
@@ -192,5 +250,7 @@ def moe_mlp(
         delayed_wgrad=delayed_wgrad,
         form=form,
         weight_codes=weight_codes,
+        ep=group,
+        exchange=None if group is None else check_exchange(exchange),
     )
     return run(x, w1, w2, Routed(choices, weights, bias1, bias2), call)

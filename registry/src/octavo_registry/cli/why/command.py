@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, get_args
 
 import typer
@@ -22,7 +22,8 @@ from octavo_registry.cli.why.chips import Chip, parse_arch, parse_chip
 from octavo_registry.cli.why.graph import Ways, lines, ways, ways_json
 from octavo_registry.cli.why.kernels import Kernels, ask, kernels_json, show_kernels
 from octavo_registry.cli.why.parts import Part, compose_parts
-from octavo_registry.cli.why.question import COMPOSED, LAYER, OPERATIONS, SIZES, Question, one_of, parse_shape
+from octavo_registry.cli.why.question import COMPOSED, LAYER, MOE, OPERATIONS, SIZES, Question, one_of, parse_shape
+from octavo_registry.cli.why.ranks import ask_ranks
 from octavo_registry.contract.cards import MOVES, ROUTERS, Activation, Norm, Weight
 from octavo_registry.contract.plan import Decision, Plan, decision_table
 from octavo_registry.contract.request import GemmRequest, Request, describe_request
@@ -167,6 +168,9 @@ def why(
         bool, typer.Option("--traceback", help="Also the tracebacks of what failed in plugins, on stderr.")
     ] = False,
     rows: Annotated[int | None, typer.Option(help="M for --kernels.", show_default="M of --shape")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Of moe: also what it exchanges where its experts are on so many ranks.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Every backend's verdict on an operation, with the reason, and the nearest change that makes a better one serve.
@@ -187,6 +191,8 @@ def why(
     if hypothetical is not None and (device is not None or arch is not None or kernels):
         raise BadInput("--hypothetical names the whole device, and its kernels are not asked; leave out --device, "
                        "--arch and --kernels")  # fmt: skip
+    if ranks is not None and (op != MOE or ranks < 1):
+        raise BadInput(f"--ranks: got {ranks} for {op}; 1 or more, and for moe alone")
     if recipe is None and op not in MOVES | ROUTERS:
         raise BadInput(f"Missing option '--recipe': {op} depends on one; give a preset's name or a file")
     chosen = find_recipe(recipe or "bf16")
@@ -220,6 +226,8 @@ def why(
             answer = _suppose(question, names, chip)
         else:
             answer = _answer(question, names, (m if rows is None else rows) if kernels else None)
+        if ranks is not None:
+            answer = replace(answer, exchange=ask_ranks(question, ranks))
     if as_json:
         print_json(answer.as_json())
     else:
@@ -238,6 +246,7 @@ class Answer:
     kernels   None where they were not asked for
     chip      of `--hypothetical`
     each      of a hypothetical composition: who would serve each of its requests
+    exchange  of `--ranks`: what a MoE layer exchanges, and how
     """
 
     question: Question
@@ -251,6 +260,7 @@ class Answer:
     kernels: Sequence[Kernels] | None = None
     chip: Chip | None = None
     each: Sequence[tuple[Request, Decision | None]] = ()
+    exchange: Sequence[tuple[str, str]] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The document of `--json`."""
@@ -266,6 +276,8 @@ class Answer:
         }
         if self.parts:
             document["parts"] = [asdict(part) for part in self.parts]
+        if self.exchange:
+            document["exchange"] = dict(self.exchange)
         if self.kernels is not None:
             document["kernels"] = kernels_json(self.kernels)
         if self.chip is not None:
@@ -377,3 +389,6 @@ def _show_composition(answer: Answer) -> None:
         print_line()
         whole = _TITLES.get(answer.question.op, "The layer")
         print_line(f"{whole} cannot be composed: {answer.obstacle}")
+    if answer.exchange:
+        print_line()
+        print_table("Over ranks", ("what", "how"), list(answer.exchange))

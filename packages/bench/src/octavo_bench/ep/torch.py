@@ -1,0 +1,223 @@
+"""The work of `octavo bench ep --framework torch`: a MoE layer in one process, and with its experts over several.
+
+Each rank is a process: with gloo on CPUs, with NCCL and a GPU each on CUDA.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
+
+import octavo_torch
+from octavo import DelayedScaling, OctavoError
+from octavo_bench.ep.benchmark import PAYLOADS, EpOptions, EpRow
+from octavo_bench.errors import InputError, RunError
+from octavo_bench.harness.engine.torch import TorchEngine
+from octavo_bench.harness.options import Names
+from octavo_bench.harness.problem import backends_of, layer_plan
+from octavo_bench.harness.recipes import family_of, recipe_of
+from octavo_bench.harness.results import in_one_line
+from octavo_bench.harness.run import Run
+from octavo_bench.harness.shapes import Shape
+from octavo_bench.harness.timing import summary
+
+_MOST_PROCESSES = 8  # on a CPU
+_TIMEOUT = timedelta(seconds=120)
+_WARM = 2  # calls before those that are timed: they resolve plans and agree on the call
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One row: its recipe's kind, and how tokens travel over `ranks` processes."""
+
+    kind: str
+    ranks: int
+    way: str = ""
+    payload: bool = False
+
+    @property
+    def text(self) -> str:
+        """On a line of progress or of failure."""
+        codes = " as codes" if self.payload else ""
+        return f"{self.ranks} process{'es' if self.ranks > 1 else ''} {self.way}{codes}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What every process is told."""
+
+    shape: Shape
+    choices: int
+    seed: int
+    slack: float
+    device: str
+    backend: Names
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Microseconds of each step, the bytes that rank 0 receives in one, and the choices that all ranks left out."""
+
+    times: list[float]
+    received: int
+    dropped: int
+
+
+def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow]:
+    """Layers in one process and in all of them."""
+    options = run.options
+    engine = TorchEngine(options.chosen_device)
+    ranks = options.devices_of(torch.cuda.device_count() if options.chosen_device == "cuda" else _MOST_PROCESSES)
+    run.parts |= {"choices": options.chosen_choices, "slack": options.slack, "framework": "torch"}
+    if options.chosen_device == "cpu":
+        run.notes.append("processes share this machine's cores and exchange over its memory; their times say no more")
+    for shape in options.chosen_shapes:
+        asked = _Asked(
+            shape, options.chosen_choices, options.chosen_seed, options.slack, options.chosen_device,
+            options.chosen_backend, options.chosen_repeats,
+        )  # fmt: skip
+        cases = [*_cases(options, ranks)]
+        run.say(f"{shape.label}: one process, then {ranks} for {sum(case.ranks > 1 for case in cases)} rows ...")
+        spread = _spread(asked, [case for case in cases if case.ranks > 1], ranks)
+        for case in cases:
+            make = partial(_row, engine, asked, case, spread)
+            yield from run.attempt(make, shape, "even", case.kind, case.text)
+
+
+def _cases(options: EpOptions, ranks: int) -> Iterator[_Case]:
+    for kind in options.chosen_kinds:
+        yield _Case(kind, 1)
+        for way in options.chosen_ways if ranks > 1 else ():
+            yield _Case(kind, ranks, way)
+            if family_of(kind) in PAYLOADS:
+                yield _Case(kind, ranks, way, payload=True)
+
+
+def _spread(asked: _Asked, cases: list[_Case], ranks: int) -> Iterator[_Measured | str]:
+    """What was measured of each case over `ranks` processes, or why nothing was; they are started for the first one."""
+    if not cases:
+        return
+    answers = mp.get_context("spawn").SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        processes: Any = start_processes(  # type: ignore[no-untyped-call]
+            _serve, (asked, cases, str(Path(folder, "store")), answers), nprocs=ranks, join=False, start_method="spawn"
+        )
+        for _ in cases:
+            while answers.empty():
+                processes.join(timeout=0.05)  # raises what a process has raised
+            yield answers.get()
+        while not processes.join():
+            pass
+
+
+def _row(engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Measured | str]) -> EpRow:
+    measured = next(spread) if case.ranks > 1 else _measure(asked, case, torch.device(asked.device))
+    if isinstance(measured, str):
+        raise RunError(measured)
+    shape = asked.shape
+    plan = layer_plan(engine, replace(shape, n=2 * shape.n), recipe_of(case.kind), asked.backend)
+    return EpRow(
+        shape=shape,
+        kind=case.kind,
+        devices=case.ranks,
+        way=case.way,
+        payload=case.payload,
+        backends=backends_of(plan),
+        received=measured.received,
+        nvlink=None,
+        dropped=measured.dropped,
+        times=summary(measured.times),
+    )
+
+
+def _serve(rank: int, asked: _Asked, cases: list[_Case], store: str, answers: Any) -> None:
+    """One process; rank 0 answers."""
+    ranks = cases[0].ranks
+    cuda = asked.device == "cuda"
+    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(max(torch.get_num_threads() // ranks, 1))
+    dist.init_process_group(
+        "nccl" if cuda else "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=_TIMEOUT
+    )
+    try:
+        for case in cases:
+            try:
+                measured: _Measured | str = _measure(asked, case, device)
+            except (OctavoError, InputError) as error:
+                measured = in_one_line(error)
+            if rank == 0:
+                answers.put(measured)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _measure(asked: _Asked, case: _Case, device: torch.device) -> _Measured:
+    rank, recipe = dist.get_rank() if case.ranks > 1 else 0, recipe_of(case.kind)
+    if isinstance(recipe, DelayedScaling):
+        raise InputError("--recipes names delayed, which keeps a state; bench ep times recipes without one")
+    groups, k, f, rows = asked.shape.key
+    tokens, experts = rows // asked.choices // case.ranks, groups // case.ranks
+    draw = torch.Generator(device).manual_seed(asked.seed + rank)
+
+    def leaf(*sides: int) -> torch.Tensor:
+        values = torch.randn(sides, generator=draw, device=device, dtype=torch.float32).mul_(sides[-1] ** -0.5)
+        return values.bfloat16().requires_grad_()
+
+    leaves = [leaf(tokens, k), leaf(experts, 2 * f, k), leaf(experts, k, f)]
+    weights = torch.full((tokens, asked.choices), 1 / asked.choices, device=device, requires_grad=True)
+    first = rank * tokens * asked.choices
+    choices = (torch.arange(tokens * asked.choices, device=device) + first).view(tokens, -1) % groups
+    dy = torch.randn((tokens, k), generator=draw, device=device).bfloat16()
+    left_out = torch.zeros(1, dtype=torch.int64, device=device)
+    exchange = None
+    if case.ranks > 1:
+        exchange = octavo_torch.Exchange(
+            payload=recipe if case.payload else None,
+            returns=case.way,  # type: ignore[arg-type]
+            rows=math.ceil(asked.slack * rows / case.ranks),
+            left_out=left_out,
+        )
+
+    def step() -> Sequence[torch.Tensor]:
+        x, w1, w2 = leaves
+        y = octavo_torch.moe_mlp(
+            x, choices, weights, w1, w2, recipe=recipe, seed=0 if recipe.stochastic else None, backend=asked.backend,
+            ep=None if exchange is None else dist.group.WORLD, exchange=exchange,
+        )  # fmt: skip
+        return torch.autograd.grad(y, [*leaves, weights], dy)
+
+    times = [_timed(step, device) for _ in range(_WARM + asked.repeats)][_WARM:]
+    if exchange is None:
+        return _Measured(times, 0, 0)
+    dist.all_reduce(left_out)
+    shape = octavo_torch.MoeShape(tokens, asked.choices, groups, k, f)
+    received = octavo_torch.bytes_exchanged(shape, case.ranks, exchange).travelling(rank)
+    return _Measured(times, received, int(left_out) // (_WARM + asked.repeats))
+
+
+def _timed(step: Any, device: torch.device) -> float:
+    """Microseconds from when all ranks begin until this one's device has ended."""
+    if dist.is_initialized():
+        dist.barrier()
+    start = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return 1e6 * (time.perf_counter() - start)

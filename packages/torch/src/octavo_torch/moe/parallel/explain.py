@@ -1,0 +1,115 @@
+"""explain_exchange: the route that a MoE layer over several ranks takes, and what travels on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from octavo import Recipe
+from octavo.quantizer import Operand
+from octavo_torch.arrays.checks import brief, check_count, check_dtype
+from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.dispatch.recipes import recipe_of
+from octavo_torch.moe.parallel.group import GRACE_SECONDS
+from octavo_torch.moe.parallel.options import Exchange, check_exchange, payload_spec
+
+COLLECTIVE = "collective"
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """How a MoE layer exchanges tokens; printable, a line for each thing that is decided.
+
+    route    "collective"
+    reason   why it is that one
+    lines    pairs of what is decided and how
+    """
+
+    route: str
+    reason: str
+    lines: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        width = max(len(name) for name, _ in self.lines)
+        return "\n".join([f"{self.route}: {self.reason}", *(f"  {name:<{width}}  {how}" for name, how in self.lines)])
+
+
+def explain_exchange(
+    recipe: Recipe | str | None,
+    ranks: int,
+    exchange: Exchange | None = None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+) -> ExchangePlan:
+    """What `moe_mlp(..., recipe=recipe, ep=, exchange=exchange)` does over so many ranks, for tokens of `dtype`.
+
+    Nothing is sent. Raises ValueError for arguments that do not fit.
+    """
+    recipe = recipe_of(recipe)
+    check_count("ranks", ranks)
+    if not isinstance(dtype, torch.dtype) or dtype not in DTYPE_NAMES:
+        raise ValueError(f"dtype is {brief(dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
+    check_dtype(dtype)
+    options = check_exchange(exchange)
+    once = "once to each rank that has one of its experts"
+    sums = options.returns == "sums"
+    lines = (
+        ("sizes", _sizes(options)),
+        ("tokens", f"{_travels(options, 'x', dtype)}, {once}"),
+        ("dy", f"{_travels(options, 'dy', dtype)}, likewise"),
+        (
+            "results, dx",
+            f"one partial sum per rank and token in {DTYPE_NAMES[dtype]}, summed at home in fp32"
+            if sums
+            else f"every choice's row in {DTYPE_NAMES[dtype]}, summed at home in fp32 in the order of the choices",
+        ),
+        ("bits", _bits(recipe, options, dtype)),
+        (
+            "faults",
+            "ranks that call otherwise are named at once; ranks that have ended, or do not answer, when the group's "
+            f"timeout and {GRACE_SECONDS:g} s are over at the latest",
+        ),
+    )
+    reason = f"torch.distributed's all_to_all_single over {ranks} ranks, which every backend and device has"
+    return ExchangePlan(COLLECTIVE, reason, lines)
+
+
+def _sizes(options: Exchange) -> str:
+    if options.rows is None:
+        return (
+            "read on the host in every forward, and buffers hold what there is; Exchange(rows=) has static buffers, "
+            "which a CUDA graph may hold"
+        )
+    pairs = "as many as there can be" if options.pair_rows is None else f"{options.pair_rows} rows"
+    return (
+        f"stay on the devices: {options.rows} rows of each rank's experts, {pairs} of one rank at another; what finds "
+        "no room is left out, and check_errors says so"
+    )
+
+
+def _travels(options: Exchange, operand: Operand, dtype: torch.dtype) -> str:
+    payload = options.travels_as
+    if payload is None:
+        return f"as {DTYPE_NAMES[dtype]}"
+    return f"as {payload.kind} codes ({payload_spec(payload, operand).format}) and scales"
+
+
+def _bits(recipe: Recipe, options: Exchange, dtype: torch.dtype) -> str:
+    payload = options.travels_as
+    if payload is None:
+        said = "those of one process"
+    else:
+        said = "those of one process whose tokens and dy are what the codes stand for"
+        if payload == recipe and dtype is not torch.float16 and _decodes_exactly(recipe):
+            said += ", and so y, dx and the router's gradient without fc2's bias are those of one process"
+    return f"{said}; y and dx within octavo_numerics.partial_sums_bound of them" if options.returns == "sums" else said
+
+
+def _decodes_exactly(recipe: Recipe) -> bool:
+    """Whether products of rows read the same values from codes that were decoded and quantized again: scales that are
+    powers of two give them."""
+    if recipe.computed_as is not recipe or not (recipe.quantizes("fprop") and recipe.quantizes("dgrad")):
+        return False
+    specs = [payload_spec(recipe, "x"), payload_spec(recipe, "dy")]
+    return all(spec.scaling == "mxfp8" or spec.power_of_two for spec in specs)

@@ -1,0 +1,124 @@
+"""The ranks that share a layer's experts: their one collective, and what is said where it fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from octavo import OctavoError
+from octavo_torch.arrays.checks import brief
+
+GRACE_SECONDS = 5.0
+"""How long a rank whose exchange has failed waits for the others to say that theirs has, too."""
+
+ExpertRanks = dist.ProcessGroup | DeviceMesh
+"""What `ep=` takes."""
+
+
+class ExchangeError(OctavoError, RuntimeError):
+    """Ranks that share experts do not agree on a call, or one of them has ended or does not answer.
+
+    The message names ranks by their numbers in the group. Where a collective has failed, the group is of no use any
+    more.
+    """
+
+
+class ExpertGroup:
+    """The ranks that share the experts: expert e of E is number e % G of rank e // G.
+
+    ranks, rank   how many there are, and which one this is
+
+    Copies of it share the process group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.ranks, self.rank = group.size(), group.rank()
+
+    def __deepcopy__(self, memo: object) -> ExpertGroup:
+        return self
+
+    def all_to_all(
+        self, what: str, rows: Tensor, received: Sequence[int] | None = None, sent: Sequence[int] | None = None
+    ) -> Tensor:
+        """The rows [n, w] of all ranks that are for this one, in the order of the ranks.
+
+        what             for an error's message
+        received, sent   rows from and to each rank; None: equal shares
+
+        Raises ExchangeError where it fails, which is at the latest when the group's timeout and GRACE_SECONDS are over.
+        """
+        rows = rows.contiguous()
+        # bytes, because not every backend carries 8-bit floats
+        flat = rows.view(torch.uint8)
+        out = flat.new_empty((flat.shape[0] if received is None else sum(received), flat.shape[1]))
+        started = time.monotonic()
+        try:
+            of_out, of_flat = (None if shares is None else list(shares) for shares in (received, sent))
+            dist.all_to_all_single(out, flat, of_out, of_flat, self.group)
+        except RuntimeError as error:
+            self._fail(what, time.monotonic() - started, error)
+        return out.view(rows.dtype)
+
+    def _fail(self, what: str, seconds: float, error: RuntimeError) -> NoReturn:
+        """ExchangeError with the ranks that do not say that they have failed, too."""
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        missing = self._missing()
+        if missing is None:
+            cause = "the group's store does not answer either, so the rank that serves it may have ended"
+        elif missing:
+            cause = (
+                f"no answer from {numbers(missing)}: ended, or busy with something other than this layer (in a static "
+                "exchange also: called with other arguments)"
+            )
+        else:
+            cause = "every rank says so: the network is at fault, or collectives were called in another order somewhere"
+        raise ExchangeError(
+            f"rank {self.rank} of {self.ranks}: the exchange of {what} failed after {seconds:.1f} s; {cause}. The "
+            f"process group cannot be used any more; restart its ranks. {type(error).__name__}: {first_line}"
+        ) from error
+
+    def _missing(self) -> list[int] | None:
+        """The ranks that have not failed likewise within GRACE_SECONDS; None where nobody can tell."""
+        try:
+            store = self.group.get_group_store()
+            store.set(_key(self.rank), "1")
+            missing = [rank for rank in range(self.ranks) if rank != self.rank]
+            deadline = time.monotonic() + GRACE_SECONDS
+            while missing and time.monotonic() < deadline:
+                missing = [rank for rank in missing if not store.check([_key(rank)])]
+                time.sleep(0.02)
+        except RuntimeError:
+            return None
+        return missing
+
+
+def expert_group(ep: object) -> ExpertGroup | None:
+    """The group of `ep=`; None for None. ValueError for what is neither a process group nor one axis of a mesh."""
+    if ep is None:
+        return None
+    if isinstance(ep, DeviceMesh):
+        if ep.ndim != 1:
+            axes = ", ".join(map(repr, ep.mesh_dim_names or ())) or "without names"
+            raise ValueError(
+                f'ep is a DeviceMesh with {ep.ndim} axes ({axes}); give the one of the experts, mesh["ep"]'
+            )
+        return ExpertGroup(ep.get_group())
+    if not isinstance(ep, dist.ProcessGroup):
+        raise ValueError(f"ep is {brief(ep)}; give a torch.distributed.ProcessGroup or one axis of a DeviceMesh")
+    return ExpertGroup(ep)
+
+
+def numbers(ranks: Sequence[int]) -> str:
+    """`rank 2`, or `ranks 1, 3`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _key(rank: int) -> str:
+    return f"octavo_torch/exchange_failed/{rank}"

@@ -1,0 +1,174 @@
+"""Experts that are spread over ranks: the bits of one process, the bytes that travel, and what fails when."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+from experts_work import (
+    bytes_on_the_wire,
+    changes_alone,
+    does_not_come,
+    ends,
+    equal_to_one_process,
+    left_out,
+    otherwise,
+    reads_on_the_host,
+    sums_and_their_bound,
+    trains,
+    travels_as_codes,
+)
+from moe_layers import RECIPES
+from ranks import WORLD, Ranks
+
+from octavo_torch import Exchange, MoE, explain_exchange
+
+
+def fresh() -> int:
+    seed = secrets.randbits(24)
+    print(f"seed {seed}")
+    return seed
+
+
+@pytest.mark.parametrize(("size", "recipes"), [(2, ["fp8-block", "fp8-current", "nvfp4"]), (4, [*RECIPES])])
+def test_bits_are_those_of_one_process(size: int, recipes: list[str], ranks: Ranks) -> None:
+    """y and every gradient, in each recipe and form: ranks without tokens, unequal ones, experts without tokens, all
+    tokens on one expert, choices that go nowhere."""
+    assert ranks(equal_to_one_process, size, recipes, fresh()) == [[]] * WORLD
+
+
+def test_static_buffers_read_nothing_on_the_host(ranks: Ranks) -> None:
+    """Forward and backward after the first call; without static buffers sizes are read, and the watch sees it."""
+    for reading, *static in ranks(reads_on_the_host, 2, fresh()):
+        assert reading > 0
+        assert static == [0, 0]
+
+
+def test_static_buffers_hold_what_there_is(ranks: Ranks) -> None:
+    """The same bits, with buffers that are as small as the routing allows."""
+    for size in (2, 4):
+        assert (
+            ranks(equal_to_one_process, size, ["fp8-block", "nvfp4", "fp8-delayed"], fresh(), "static") == [[]] * WORLD
+        )
+
+
+def test_tokens_travel_as_codes(ranks: Ranks) -> None:
+    """y, dx and the router's gradient are those of one process; weights' gradients those of what codes stand for."""
+    for size in (2, 4):
+        assert ranks(travels_as_codes, size, fresh()) == [[]] * WORLD
+
+
+def test_partial_sums_are_within_their_bound(ranks: Ranks) -> None:
+    """One sum per rank is rounded once more than every choice's row, and within octavo_numerics.partial_sums_bound."""
+    answers = [answer for size in (2, 4) for answer in ranks(sums_and_their_bound, size, fresh())]
+    assert max(max(answer) for answer in answers) <= 1, answers
+    assert max(answer[0] for answer in answers) > 0.1
+
+
+def test_a_module_trains_over_ranks(ranks: Ranks) -> None:
+    """Two steps with delayed scaling, over a DeviceMesh's axis and after a deep copy: results, experts' gradients and
+    scales are those of one module; the router's gradients add up to its."""
+    for size in (2, 4):
+        assert ranks(trains, size) == [[]] * WORLD
+
+
+def test_what_an_exchange_refuses() -> None:
+    """Experts that ranks do not divide, axes of a mesh, recipes whose scales span rows, and bounds without buffers."""
+    group = dist.ProcessGroup(0, 4)
+    with pytest.raises(ValueError, match="num_experts is 6 and ep has 4 ranks; give a multiple of 4"):
+        MoE(6, 16, 32, 2, recipe=None, ep=group)
+    with pytest.raises(ValueError, match="ep is None; give both"):
+        MoE(4, 16, 32, 2, recipe=None, exchange=Exchange())
+    for recipe in ("fp8-current", "nvfp4", "bf16"):
+        with pytest.raises(ValueError, match="has no scales of single rows; give RowScaling, BlockScaling or MXFP8"):
+            Exchange(payload=recipe)
+    with pytest.raises(ValueError, match="pair_rows bounds static buffers"):
+        Exchange(pair_rows=4)
+
+
+def test_what_is_exchanged_is_explained() -> None:
+    """The route with its reason; codes, bounds and sums as they are asked for; and the bits that come of it."""
+    plan = explain_exchange("mxfp8", 4)
+    lines = dict(plan.lines)
+    assert plan.route == "collective"
+    assert "4 ranks" in plan.reason
+    assert lines["sizes"].startswith("read on the host")
+    assert lines["bits"] == "those of one process"
+    assert all(text in str(plan) for pair in plan.lines for text in pair)
+    small = Exchange(payload="fp8-block", returns="sums", rows=100, pair_rows=9)
+    lines = dict(explain_exchange("fp8-block", 4, small).lines)
+    assert "100 rows of each rank's experts, 9 rows of one rank" in lines["sizes"]
+    assert "as block codes (e4m3) and scales" in lines["tokens"]
+    assert "one partial sum per rank" in lines["results, dx"]
+    assert "y, dx and the router's gradient without fc2's bias are those of one process" in lines["bits"]
+    assert "partial_sums_bound" in lines["bits"]
+    for recipe, payload in (("bf16", "mxfp8"), ("mxfp8", "fp8-block"), ("fp8-block-fp32-scales",) * 2):
+        assert "router" not in dict(explain_exchange(recipe, 4, Exchange(payload=payload)).lines)["bits"]
+
+
+def test_every_byte_is_counted(ranks: Ranks) -> None:
+    """What is handed to the collective is what bytes_exchanged says, to and from each rank, in every form."""
+    for size in (2, 4):
+        assert ranks(bytes_on_the_wire, size, fresh()) == [[]] * WORLD
+
+
+def test_what_finds_no_room_is_told(ranks: Ranks) -> None:
+    """Choices past the buffers are left out as if they went nowhere, are counted, and set the flag that check_errors
+    reads once; the next call with room sets none."""
+    some_lost = False
+    for size in (2, 4):
+        for *found, after, again, lost in ranks(left_out, size, fresh()):
+            assert not found, found
+            assert ("found no room" in after) == lost
+            assert again == "fine"
+            some_lost |= lost
+    assert some_lost
+
+
+TIMEOUT, GRACE = 1.0, 0.5
+"""Seconds: of the groups in which a rank does not come, and for which ranks then wait for one another's word."""
+
+
+@pytest.fixture
+def alone() -> Iterator[Ranks]:
+    """Three processes of a test's own, which may end."""
+    three = Ranks(3)
+    yield three
+    three.stop()
+
+
+def test_ranks_that_call_otherwise(alone: Ranks) -> None:
+    """Each rank names the other and both values, at once, and the group works afterwards (faults.md 54, 55)."""
+    for rank, answers in enumerate(alone(otherwise)):
+        for what, error, seconds in answers:
+            other = 0 if rank == 1 else 1
+            assert f"rank {rank} of 3: rank {other} calls this layer otherwise" in error, (what, error)
+            assert what in error, (what, error)
+            assert seconds < 5
+
+
+def test_a_rank_that_does_not_come_is_named(alone: Ranks) -> None:
+    """After the group's timeout and the grace: in forward, in backward, and in a static exchange that one rank changes
+    alone, where the changed rank knows at once."""
+    within = TIMEOUT + GRACE + 3
+    for backward in (False, True):
+        for rank, (error, seconds) in enumerate(alone(does_not_come, TIMEOUT, GRACE, backward)):
+            if rank != 1:
+                assert "no answer from rank 1:" in error, error
+                assert seconds < within
+    for rank, (error, seconds) in enumerate(alone(changes_alone, TIMEOUT, GRACE)):
+        there, here = (4, 3) if rank == 1 else (3, 4)
+        assert f"tokens {there} there and {here} here" in error, error
+        assert seconds < (1 if rank == 1 else within)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_rank_that_ends_is_named(backward: bool, alone: Ranks) -> None:
+    """At once, and not after the half hour that is torch's timeout."""
+    *survivors, ended = alone.survivors(ends, GRACE, backward)
+    assert ended is None
+    for error, seconds in survivors:
+        assert "no answer from rank 2:" in error, error
+        assert seconds < GRACE + 3
