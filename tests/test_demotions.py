@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
 import demotion_rows
 
-GRAPH, EAGER, PORTABLE, REFERENCE = "torch-cudagraph", "torch-native", "torch-triton", "torch-reference"
+GRAPH, EAGER, PORTABLE = "torch-cudagraph", "torch-native", "torch-triton"
 
 
 @cache
@@ -73,8 +73,7 @@ def test_a_demotion_has_its_reason() -> None:
         assert (row.eager, row.graph) == (PORTABLE, PORTABLE)
         assert row.graph_reason == "takes bfloat16, float16, the input is float32"
     for row in of(device="another GPU", sizes="device"):
-        serving = REFERENCE if row.recipe == "nvfp4" else PORTABLE
-        assert (row.eager, row.graph) == (serving, serving)
+        assert (row.eager, row.graph) == (PORTABLE, PORTABLE)
         assert row.graph_reason == "needs sm_90, this device is sm_80"
 
 

@@ -27,6 +27,7 @@ SIZES = np.array([0, 129, 33, 17], np.int32)
 PRODUCTS = {
     "fp16 products of codes": ("sm_80", ["fp8-block", "fp8-row", "fp8-current"], "fp32"),
     "fp8": ("sm_89", ["fp8-block", "fp8-row", "fp8-current"], "hopper_fp8_promoted"),
+    # NVFP4's is compiled alone: the interpreter takes every block scale for an E8M0 one
     "block-scaled": ("sm_100", ["mxfp8"], "hopper_fp8_promoted"),
 }
 

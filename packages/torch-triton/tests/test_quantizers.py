@@ -17,7 +17,7 @@ from octavo_torch_triton.kernels.panels import index_rows as index_kernel
 SIZES = [0, 129, 31, 0, 1, 70]
 
 
-@pytest.mark.parametrize("recipe", ["fp8-current", "fp8-row", "fp8-block", "mxfp8"])
+@pytest.mark.parametrize("recipe", ["fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4"])
 def test_rows_may_be_a_view(recipe: str, rng: np.random.Generator, device: str, backend: str) -> None:
     """Every other columns' half of a wider tensor, and a transposed one: the codes of a contiguous copy."""
     wide = torch.from_numpy(rng.standard_normal((260, 272)).astype(np.float32)).to(device)

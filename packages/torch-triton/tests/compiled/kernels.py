@@ -32,7 +32,7 @@ from octavo_torch_triton.quantizers import operators
 from octavo_torch_triton.quantizers.quantizer import Dequantizer, Quantizer
 
 CHIPS = (80, 89, 90, 100, 120)
-RECIPES = ("bf16", "fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8")
+RECIPES = ("bf16", "fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4")
 M, K, N, G = 512, 256, 384, 4
 _TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.uint8: "u8",
@@ -74,7 +74,8 @@ def launches_of(recipe: Recipe, chip: Any) -> list[Written]:
         spec = recipe.quantizer(operand)
         given = None if operand == "w" else sizes
         scale = torch.ones(G) if spec is not None and spec.scaling == "delayed" else None
-        operands[operand] = tensor if spec is None else Quantizer(spec)(tensor, given, scale=scale)
+        seed = 1 if spec is not None and spec.stochastic else None
+        operands[operand] = tensor if spec is None else Quantizer(spec)(tensor, given, scale=scale, seed=seed)
     if recipe.quantizer("x") is not None:
         Dequantizer(torch.bfloat16)(operands["x"])
     bias = torch.zeros((G, N), dtype=torch.bfloat16)
@@ -135,7 +136,7 @@ def selection(quick: bool) -> Iterator[tuple[int, str, Written]]:
         for name in RECIPES:
             for written in launches_of(octavo.recipe(name), f"sm_{chip}"):
                 is_gemm = "PRODUCT" in written.constants
-                telling = name == "fp8-block" or (chip == 100 and name == "mxfp8")
+                telling = name == "fp8-block" or (chip == 100 and name in ("mxfp8", "nvfp4"))
                 wanted = written.constants.get("TURNED") is False and telling
                 if not is_gemm and (chip, name) in _QUICK_QUANTIZERS:
                     wanted = written.kernel.__name__.startswith("quantize") and "STACKED" in written.constants

@@ -12,6 +12,7 @@ from octavo_torch.plugin_api import DTYPE_NAMES
 from octavo_torch_triton.arrays.launch import as_rows, start, stored, tiles
 from octavo_torch_triton.arrays.row_index import panels_of
 from octavo_torch_triton.kernels.quantize_blocks import quantize_blocks
+from octavo_torch_triton.kernels.quantize_nvfp4 import hadamard_amax, nvfp4_factors, quantize_nvfp4
 from octavo_torch_triton.kernels.quantize_units import quantize_units, unit_amax, unit_scales
 from octavo_torch_triton.quantizers.planes import pattern
 
@@ -71,6 +72,40 @@ def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor]) -> None:
         DTYPE=rows.dtype, FORMAT=spec.format, SCALES=spec.scale_format, POWER_OF_TWO=spec.power_of_two,
         BLOCK=spec.block_size, SQUARE=spec.square, ROWWISE="rowwise" in planes, COLUMNWISE="columnwise" in planes,
         STACKED=rows.table is None,
+    )  # fmt: skip
+
+
+def nvfp4(
+    spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], seed: Tensor | None, operand: int, group_offset: int
+) -> None:
+    """NVFP4: amax by group, of column data after their transform; then both planes in one pass."""
+    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None}
+    amaxes: dict[str, Tensor] = {}
+    plain: Tensor | None = None
+    for direction in ("rowwise", "columnwise"):
+        if direction not in planes:
+            continue
+        turned = spec.hadamard and direction == "columnwise"
+        of_groups = None if turned else plain
+        if of_groups is None:
+            of_groups = torch.zeros(rows.groups, dtype=torch.int32, device=rows.x.device)
+            if turned:
+                start(hadamard_amax, rows.grid, rows.x, (rows.x, of_groups, rows.table, *rows.shape), **how)
+            else:
+                plain = of_groups
+                start(unit_amax, rows.grid, rows.x, (rows.x, plain, None, None, rows.table, *rows.shape), **how)
+        amaxes[direction] = of_groups
+        size = max(16, 1 << (rows.groups - 1).bit_length())
+        start(nvfp4_factors, (1,), rows.x, (of_groups, planes[f"{direction}_global"], rows.groups), SIZE=size)
+    arguments = [
+        value
+        for direction in ("rowwise", "columnwise")
+        for value in (planes.get(direction), planes.get(f"{direction}_scale"), amaxes.get(direction))
+    ]
+    start(
+        quantize_nvfp4, rows.grid, rows.x,
+        (rows.x, *arguments, rows.table, seed, *rows.shape, group_offset, operand),
+        SQUARE=spec.square, HADAMARD=spec.hadamard, STOCHASTIC=seed is not None, **how,
     )  # fmt: skip
 
 

@@ -14,9 +14,12 @@ from octavo_torch_triton.kernels.dequantize import dequantize_plane
 from octavo_torch_triton.quantizers import launches
 from octavo_torch_triton.quantizers.planes import kernels_scaling, layout_for, output_names, outputs_of
 
+_OPERANDS = {"x": 0, "w": 1, "dy": 2}
+"""Their numbers in the counters of random bits."""
+
 
 def _quantize(x: Tensor, table: Tensor | None, groups: int, quantizer: str, *rest: Any) -> list[Tensor]:
-    (scale,) = rest
+    seed, operand, group_offset, scale = rest
     layout = layout_for(quantizer, x, groups)
     spec = layout.quantizer
     outputs = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in outputs_of(layout)]
@@ -24,6 +27,9 @@ def _quantize(x: Tensor, table: Tensor | None, groups: int, quantizer: str, *res
     rows = launches.Rows.of(x, table, groups)
     if spec.block_size is None:
         launches.units(spec, rows, planes, scale)
+    elif spec.scaling == "nvfp4":
+        key = seed if spec.stochastic else None
+        launches.nvfp4(spec, rows, planes, key, _OPERANDS[operand], group_offset)
     else:
         launches.blocks(spec, rows, planes)
     return outputs
@@ -34,7 +40,8 @@ def _quantize_fake(x: Tensor, table: Tensor | None, groups: int, quantizer: str,
 
 
 quantize = define(
-    "quantize(Tensor x, Tensor? table, int groups, str quantizer, Tensor? scale) -> Tensor[]",
+    "quantize(Tensor x, Tensor? table, int groups, str quantizer, Tensor? seed, str operand, SymInt group_offset,"
+    " Tensor? scale) -> Tensor[]",
     _quantize,
     _quantize_fake,
 )

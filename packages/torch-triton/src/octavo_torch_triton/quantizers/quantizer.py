@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from octavo import QuantizerSpec
-from octavo.quantizer import Direction
-from octavo_torch.plugin_api import DTYPE_NAMES, GroupedTensor, quantizer_text
+from octavo.quantizer import HADAMARD_SIZE, Direction
+from octavo_torch.plugin_api import DTYPE_NAMES, GroupedTensor, quantizer_text, seed_tensor
 from octavo_torch_triton.arrays.row_index import RowIndex, index_of
 from octavo_torch_triton.quantizers import operators
 from octavo_torch_triton.quantizers.planes import assembled, layout_for
@@ -18,6 +18,7 @@ class Quantizer:
 
     def __init__(self, spec: QuantizerSpec) -> None:
         self._text = quantizer_text(spec)
+        self._role, self._stochastic = spec.role, spec.stochastic
 
     def __call__(
         self,
@@ -29,10 +30,19 @@ class Quantizer:
         group_offset: int = 0,
         scale: Tensor | None = None,
     ) -> GroupedTensor:
-        """`x` in the planes of the spec; nothing that this package serves rounds at random, so no seed is used."""
+        """`x` in the planes of the spec; `seed`, `operand` and `group_offset` tell where random bits come from."""
         index = index_of(group_sizes, x.shape[0], x) if x.dim() == 2 else None
         groups = x.shape[0] if index is None else index.groups
-        outputs = operators.quantize(x, None if index is None else index.table, groups, self._text, scale)
+        outputs = operators.quantize(
+            x,
+            None if index is None else index.table,
+            groups,
+            self._text,
+            seed_tensor(seed, x.device) if self._stochastic else None,
+            operand or self._role,
+            group_offset,
+            scale,
+        )
         return assembled(layout_for(self._text, x, groups), None if index is None else index.group_sizes, outputs)
 
 
@@ -46,9 +56,13 @@ class Dequantizer:
         """The values of one plane."""
         codes, scale, factor = q.plane(direction)
         spec = q.spec
-        index = None if q.group_sizes is None else index_of(q.group_sizes, spec.shape[0], codes)
+        sizes = q.group_sizes
+        if sizes is not None and direction == "columnwise" and spec.quantizer.hadamard:
+            # they stay in their domain, each group padded to whole runs, as the payload has them
+            sizes = (sizes + (HADAMARD_SIZE - 1)) // HADAMARD_SIZE * HADAMARD_SIZE
+        index = None if sizes is None else index_of(sizes, codes.shape[0], codes)
         table = None if index is None else index.table
         how: list[str] = [direction, self._dtype]
         text = quantizer_text(spec.quantizer)
-        value: Tensor = operators.dequantize(codes, scale, factor, table, text, list(spec.shape), spec.groups, how)
+        value: Tensor = operators.dequantize(codes, scale, factor, table, text, list(codes.shape), spec.groups, how)
         return value
