@@ -22,14 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-SHAPES = {  # name: (G, K, N, M) of a layer
-    "DSv3 fc1": (32, 7168, 4096, 32768),
-    "DSv3 fc2": (32, 2048, 7168, 32768),
-    "Qwen3-30B fc1": (128, 2048, 1536, 65536),
-    "Mixtral fc1": (8, 4096, 28672, 16384),
-    "Qwen3-235B fc1": (16, 4096, 3072, 32768),
-    "gpt-oss-120b fc1": (32, 2880, 5760, 32768),
-}
+from layers import LINEAR
+
 KINDS: dict[str, dict[str, Any]] = {
     "bf16": {},
     "f16": {"dtype": "float16"},
@@ -54,7 +48,7 @@ def timed(shapes: list[str], kinds: list[str], products: list[str]) -> list[dict
     """Cases with even groups: {"gemm", "kind", "out", "accumulate", "shape", "sizes", "tail", "n", "k"} each."""
     cases = []
     for shape in shapes:
-        groups, k, n, rows = SHAPES[shape]
+        groups, k, n, rows = LINEAR[shape]
         even = {"shape": shape, "sizes": [rows // groups] * groups, "tail": 0, "n": n, "k": k}
         for kind in kinds:
             for product in products:
@@ -308,7 +302,7 @@ def main() -> int:
     parser.add_argument("builds", type=Path, nargs="*", help="folders with octavo_native; the first is compared with")
     parser.add_argument("--names", default="", help="of the builds in the result file, by commas")
     parser.add_argument("--output", type=Path, help="result file (JSON)")
-    parser.add_argument("--shapes", default=",".join(SHAPES), help="by commas")
+    parser.add_argument("--shapes", default=",".join(LINEAR), help="by commas")
     parser.add_argument("--kinds", default="bf16,tensor,block", help="by commas")
     parser.add_argument("--gemms", default="fprop,dgrad,wgrad,wgrad+f32", help="by commas; +f32: added to fp32")
     parser.add_argument(

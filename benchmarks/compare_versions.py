@@ -23,16 +23,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from layers import LINEAR
+
 Call = Callable[[], object]
 
-SHAPES = {  # name: (G, K, N, M) of a layer
-    "Mixtral fc1": (8, 4096, 28672, 16384),
-    "DSv3 fc1": (32, 7168, 4096, 32768),
-    "DSv3 fc2": (32, 2048, 7168, 32768),
-    "Qwen3-235B fc1": (16, 4096, 3072, 32768),
-    "gpt-oss-120b fc1": (32, 2880, 5760, 32768),
-    "Qwen3-30B fc1": (128, 2048, 1536, 65536),
-}
 EXPERTS = {  # name: (G, K, F, M, choices of a token) of a MoE layer
     "DSv3": (32, 7168, 2048, 32768, 8),
     "Qwen3-30B": (128, 2048, 768, 65536, 8),
@@ -46,7 +40,7 @@ SMALL_EXPERTS = {"small": (4, 128, 64, 512, 2)}
 
 def cases(quick: bool) -> list[dict[str, Any]]:
     """What is compared: {"what", "kind", "shape", "sides"} each."""
-    shapes, experts = (SMALL, SMALL_EXPERTS) if quick else (SHAPES, EXPERTS)
+    shapes, experts = (SMALL, SMALL_EXPERTS) if quick else (LINEAR, EXPERTS)
     host = [{"what": "host", "kind": kind, "shape": "small", "sides": HOST_SHAPE} for kind in HOST_KINDS]
     steps = [{"what": "step", "kind": k, "shape": name, "sides": s} for name, s in shapes.items() for k in HOST_KINDS]
     moe = [{"what": "moe", "kind": k, "shape": name, "sides": s} for name, s in experts.items() for k in KINDS]

@@ -22,20 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from layers import LINEAR
 from torch import Tensor
 
 import octavo
 import octavo_torch as ot
 
-SHAPES: dict[str, tuple[int, int, int, int]] = {
-    "Mixtral fc1": (8, 4096, 28672, 16384),
-    "DSv3 fc1": (32, 7168, 4096, 32768),
-    "DSv3 fc2": (32, 2048, 7168, 32768),
-    "Qwen3-235B fc1": (16, 4096, 3072, 32768),
-    "gpt-oss-120b fc1": (32, 2880, 5760, 32768),
-    "Qwen3-30B fc1": (128, 2048, 1536, 65536),
-}
-"""G, K, N, M."""
 KINDS = ("bf16", "fp8-block", "mxfp8", "mxfp8-folded")
 REUSED = "mxfp8-folded, reused"
 WARM = 3
@@ -121,7 +113,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=40)
     arguments = parser.parse_args()
     rows = []
-    for name, shape in SHAPES.items():
+    for name, shape in LINEAR.items():
         rows.append(row(name, shape, arguments.turns))
         print(json.dumps({key: value for key, value in rows[-1].items() if key != "all_ms"}), flush=True)
         torch.cuda.empty_cache()

@@ -19,16 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from layers import MOE
 from torch import Tensor
 
 import octavo
 import octavo_torch as ot
 
-SHAPES = {
-    "Qwen3-30B": ot.MoeShape(8192, 8, 128, 2048, 768),
-    "DSv3, 32 of 256 experts": ot.MoeShape(4096, 8, 32, 7168, 2048),
-    "16 choices of experts of 256": ot.MoeShape(32768, 16, 256, 4096, 256),
-}
+SHAPES = {label: ot.MoeShape(*sides) for label, sides in MOE.items()}
 KINDS = ("bf16", "fp8-block", "fp8-current", "fp8-row", "fp8-delayed", "mxfp8", "nvfp4")
 FORMS = ("standard", "lean", "recompute", "keep_all")
 TURNS, WARM = 12, 2

@@ -21,15 +21,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from layers import MOE
 
 import octavo
 import octavo_jax
 from octavo_jax import moe
 
-SHAPES = {
-    "Qwen3-30B": octavo_jax.MoeShape(8192, 8, 128, 2048, 768),
-    "DSv3, 32 of 256 experts": octavo_jax.MoeShape(4096, 8, 32, 7168, 2048),
-}
+SHAPES = {label: octavo_jax.MoeShape(*MOE[label]) for label in ("Qwen3-30B", "DSv3, 32 of 256 experts")}
 KINDS = ("bf16", "fp8-block", "fp8-current", "mxfp8")
 FORMS = ("standard", "lean", "recompute", "keep_all")
 TURNS, WARM = 10, 2

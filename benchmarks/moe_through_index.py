@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from layers import MOE
 from torch import Tensor
 
 import octavo
@@ -29,11 +30,7 @@ from octavo_registry.contract import AnyBound, AnyRequest, Backend, BackendCard,
 from octavo_torch_native.backend import NativeBackend
 from octavo_torch_native.plugin import CARD
 
-SHAPES = {
-    "Qwen3-30B": ot.MoeShape(8192, 8, 128, 2048, 768),
-    "DSv3, 32 of 256 experts": ot.MoeShape(4096, 8, 32, 7168, 2048),
-    "16 choices of experts of 256": ot.MoeShape(32768, 16, 256, 4096, 256),
-}
+SHAPES = {label: ot.MoeShape(*sides) for label, sides in MOE.items()}
 KINDS = ("bf16", "fp8-block", "fp8-current", "fp8-row", "mxfp8", "nvfp4")
 TURNS, WARM = 20, 4
 PERMUTING = "permuting"

@@ -45,7 +45,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("mlp", "moe", "reference", "modules", "linen", "nnx", "adapters"),
     ),
     "octavo_numerics": (
-        *("casts", "arrays", "philox", "hadamard", "groups", "scales", "checks", "rounding", "dequantize", "quantize"),
+        *("casts", "arrays", "philox", "hadamard", "groups", "scales", "checks", "rounding"),
+        *("mxfp4", "dequantize", "quantize"),
         "moe",
     ),
     "octavo_registry": ("contract", "level4", "discovery", "dispatch", "registry", "__init__", "cli"),

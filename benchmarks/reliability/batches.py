@@ -30,24 +30,24 @@ class Rows:
     def __init__(self, recipe: octavo.Recipe, device: str, sides: tuple[int, int, int]) -> None:
         k, n, _ = sides
         self.recipe, self.device = recipe, device
-        self.x = _drawn(HOME, k, device)
+        self.x = _drawn(device, HOME, k)
         self.group = torch.randint(GROUPS, (HOME,), device=device)
-        self.w = _drawn(GROUPS, n, k, device=device) * k**-0.5
-        self.expected = self._y(self.x, self.group)[0]
+        self.w = _drawn(device, GROUPS, n, k) * k**-0.5
+        self.expected = self._y(self.x, self.group)
 
-    def _y(self, x: Tensor, group: Tensor, tail: int = 0) -> tuple[Tensor, Tensor]:
+    def _y(self, x: Tensor, group: Tensor, tail: int = 0) -> Tensor:
         """y in the order of `x`, whose rows are sorted by group and followed by a tail."""
         order = torch.argsort(group + torch.rand(len(group), device=self.device), stable=True)
         sizes = torch.bincount(group, minlength=GROUPS)
-        rows = torch.cat((x[order], _drawn(tail, x.shape[1], self.device)))
+        rows = torch.cat((x[order], _drawn(self.device, tail, x.shape[1])))
         y = octavo_torch.grouped_linear(rows, self.w, sizes, recipe=self.recipe, backend="torch-native")
-        return torch.empty_like(y[: len(order)]).index_copy_(0, order, y[: len(order)]), sizes
+        return torch.empty_like(y[: len(order)]).index_copy_(0, order, y[: len(order)])
 
     def differs(self, rows: int) -> bool:
         """Whether a row of y has other bits among `rows` others."""
-        x = torch.cat((self.x, _drawn(rows, self.x.shape[1], self.device)))
+        x = torch.cat((self.x, _drawn(self.device, rows, self.x.shape[1])))
         chosen = torch.randint(GROUPS, (rows,), device=self.device) // (1 + torch.randint(3, (), device=self.device))
-        y, _ = self._y(x, torch.cat((self.group, chosen)), tail=int(torch.randint(50, ())))
+        y = self._y(x, torch.cat((self.group, chosen)), tail=int(torch.randint(50, ())))
         return _other_bits(y[:HOME], self.expected)
 
 
@@ -57,9 +57,9 @@ class Tokens:
     def __init__(self, recipe: octavo.Recipe, device: str, sides: tuple[int, int, int]) -> None:
         k, _, hidden = sides
         self.recipe, self.device = recipe, device
-        self.x, (self.choices, self.weights) = _drawn(HOME, k, device), _routed(HOME, device)
-        self.w1 = _drawn(GROUPS, 2 * hidden, k, device=device) * k**-0.5
-        self.w2 = _drawn(GROUPS, k, hidden, device=device) * hidden**-0.5
+        self.x, (self.choices, self.weights) = _drawn(device, HOME, k), _routed(HOME, device)
+        self.w1 = _drawn(device, GROUPS, 2 * hidden, k) * k**-0.5
+        self.w2 = _drawn(device, GROUPS, k, hidden) * hidden**-0.5
         self.expected = self._y(self.x, self.choices, self.weights)
 
     def _y(self, x: Tensor, choices: Tensor, weights: Tensor) -> Tensor:
@@ -69,16 +69,15 @@ class Tokens:
         """Whether a token of y has other bits among `rows` others."""
         order = torch.randperm(HOME + rows, device=self.device)
         choices, weights = _routed(rows, self.device)
-        x = torch.cat((self.x, _drawn(rows, self.x.shape[1], self.device)))
+        x = torch.cat((self.x, _drawn(self.device, rows, self.x.shape[1])))
         y = self._y(x[order], torch.cat((self.choices, choices))[order], torch.cat((self.weights, weights))[order])
         return _other_bits(torch.empty_like(y).index_copy_(0, order, y)[:HOME], self.expected)
 
 
-def _drawn(*shape: Any, device: str | None = None) -> Tensor:
-    """bf16 values, some of them far out; the last of `shape` is the device where none is given by name."""
-    sides, where = (shape, device) if device is not None else (shape[:-1], shape[-1])
-    values = torch.randn(sides, device=where)
-    return torch.where(torch.rand(sides, device=where) < 0.01, 100 * values, values).bfloat16()
+def _drawn(device: str, *shape: int) -> Tensor:
+    """bf16 values, some of them far out."""
+    values = torch.randn(shape, device=device)
+    return torch.where(torch.rand(shape, device=device) < 0.01, 100 * values, values).bfloat16()
 
 
 def _routed(tokens: int, device: str) -> tuple[Tensor, Tensor]:

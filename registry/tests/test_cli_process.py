@@ -15,7 +15,7 @@ from octavo_registry import __version__
 
 START = "from octavo_registry.cli import main; main()"
 SAME_LIBRARIES = """
-import pluggy, pydantic, typer
+import pluggy, pydantic, pydantic.functional_serializers, typer
 
 class Model(pydantic.BaseModel):
     field: int = 0

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,6 +92,12 @@ def nvcc() -> str | None:
     return os.environ.get("CUDACXX") or shutil.which("nvcc")
 
 
+@cache
+def _said_of_itself(compiler: str) -> str:
+    """What `compiler --version` prints."""
+    return subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
+
+
 def _native_sources() -> list[Path]:
     """Every file that the wheel of octavo-native is made from, tracked or not: CMake compiles what lies there."""
     native = ROOT / DIRECTORIES[NATIVE]
@@ -110,8 +117,7 @@ def kernels_of_tests() -> Kernels:
         return "none"
     if shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists():
         return "optimized"
-    printed = subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
-    version = re.search(r"V(\d+\.\d+\.\d+)", printed)
+    version = re.search(r"V(\d+\.\d+\.\d+)", _said_of_itself(compiler))
     return "quick" if version and is_of_these_sources(version[1]) else "optimized"
 
 
@@ -124,8 +130,8 @@ def native_wheel(session: nox.Session, kernels: Kernels | None = None) -> tuple[
     """
     kernels = "none" if nvcc() is None else kernels or kernels_of_tests()
     compiler = nvcc() if kernels != "none" else None
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout if compiler else b""
-    digest = hashlib.sha256(version + platform.platform().encode())
+    version = _said_of_itself(compiler) if compiler else ""
+    digest = hashlib.sha256(f"{version}{platform.platform()}".encode())
     for path in _native_sources():
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     folder = session.cache_dir.resolve() / f"native-{kernels}" / digest.hexdigest()[:16]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - names bfloat16 to NumPy
 import numpy as np
 import numpy.typing as npt
 import pytest
+from devices import PLACES
 from quantize_call import run_quantizer
 
 import octavo_native as native
@@ -27,21 +27,6 @@ ALPHA, LIMIT = 1.702, 7.0  # of clamped_swiglu, which exists with a gate alone
 CUBIC = 0.044715
 SLOPE = 2 * math.sqrt(2 / math.pi)
 EDGES = (0.0, -0.0, 1e-45, -1e-45, 1e-38, -1e-38, 3.4e38, -3.4e38, -86.9, -88.8, -100.0, -128.5, 88.8, 20.0, 6.0)
-
-
-def no_device() -> bool:
-    """True where no kernel can run on a GPU; torch holds the memory there."""
-    if not native.HAS_CUDA or find_spec("torch") is None:
-        return True
-    import torch
-
-    return not torch.cuda.is_available()
-
-
-PLACES = (
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(no_device(), reason="no CUDA kernels, no torch or no CUDA device")),
-)
 
 
 def phi(x: F64) -> F64:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
-from router_calls import PLACES, choose, choose_gradient
+from devices import PLACES
+from router_bounds import gradient_is_bound, weights_are_bound
+from router_calls import choose, choose_gradient
 
 import octavo_numerics as numerics
 from octavo_numerics import RouterRule
@@ -15,8 +16,6 @@ from octavo_numerics import RouterRule
 DTYPES = ("float32", "float16", "bfloat16")
 SIDES = ((1, 1, 1), (33, 5, 5), (70, 32, 4), (19, 60, 6), (41, 128, 8), (9, 200, 32), (7, 512, 22), (5, 1024, 8))
 """(tokens, experts, choices): each number of experts that a lane may have, rows that end inside of a warp."""
-ROUNDED = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-SUBNORMAL = {"float32": 2.0**-149, "float16": 2.0**-25, "bfloat16": 2.0**-133}
 SCORES: tuple[Any, ...] = ("softmax", "sigmoid", "sqrtsoftplus")
 
 
@@ -27,12 +26,6 @@ def draw(rng: np.random.Generator, tokens: int, experts: int, dtype: str) -> np.
     odd = rng.choice([0.0, -0.0, 40.0, 41.0, -88.0, -200.0, -np.inf], (tokens, experts))
     kind = rng.integers(0, 8, (tokens, experts))
     return np.where(kind < 3, steps, np.where(kind < 7, wide, odd)).astype(dtype)
-
-
-def assert_weights(made: np.ndarray, logits: np.ndarray, choice: numerics.Choice, rule: RouterRule) -> None:
-    bound = numerics.choice_weights_bound(logits, choice, rule)
-    error = np.abs(made - choice.weights)
-    assert (error <= bound).all(), f"{np.max(error / bound)} times the bound"
 
 
 @pytest.mark.parametrize("device", PLACES)
@@ -54,25 +47,25 @@ def test_choices_are_those_of_the_logits(score: Any, dtype: str, device: str, rn
             )
             assert np.array_equal(made.choices, wanted.choices)
             assert np.array_equal(made.counts, wanted.counts)
-            assert_weights(made.weights, logits, wanted, rule)
+            assert weights_are_bound(made.weights, logits, wanted, rule)
 
 
 @pytest.mark.parametrize("device", PLACES)
 @pytest.mark.parametrize("score", SCORES)
 def test_a_bias_and_groups_choose_by_scores(score: Any, device: str, rng: np.random.Generator) -> None:
-    """Scores in steps that rounding does not close, equal ones in plenty: they tie, to the lower index. Sums of two
-    scores may be equal by an identity that rounding breaks, in a few tokens."""
+    """Scores in steps that rounding does not close, equal ones in plenty: they tie, to the lower index.
+
+    A group's experts have one bias, for sums such as (a + 1) + b and a + (b + 1) are rounded apart.
+    """
     sides = ((20, 16, 4, 2, 3), (33, 256, 8, 4, 8), (41, 64, 32, 5, 6), (19, 6, 6, 3, 3))
     for tokens, experts, groups, kept, k in sides:
         logits = (rng.integers(0, 17, (tokens, experts)) / 4).astype(np.float32)
-        bias = (rng.integers(-2, 3, experts) / 4).astype(np.float32)
+        bias = np.repeat(rng.integers(-2, 3, groups) / 4, experts // groups).astype(np.float32)
         for rule in (RouterRule(k, score, groups, kept), RouterRule(k, score)):
             made, wanted = choose(device, logits, rule, bias), numerics.choose_experts(logits, rule, bias)
-            same = (made.choices == wanted.choices).all(1)
-            assert same.all() if rule.groups == 1 else same.mean() > 0.75
-            of_same = numerics.Choice(wanted.choices[same], wanted.weights[same], wanted.counts)
-            assert_weights(made.weights[same], logits[same], of_same, rule)
-            assert made.counts.tolist() == np.bincount(made.choices.reshape(-1), minlength=experts).tolist()
+            assert np.array_equal(made.choices, wanted.choices)
+            assert np.array_equal(made.counts, wanted.counts)
+            assert weights_are_bound(made.weights, logits, wanted, rule)
 
 
 @pytest.mark.parametrize("device", PLACES)
@@ -85,13 +78,8 @@ def test_gradients(score: Any, dtype: str, device: str, rng: np.random.Generator
         rule = RouterRule(k, score, renormalize=bool(rng.integers(2)), scale=float(rng.choice([1.0, 2.5])))
         choices = rng.integers(-1, experts + 1, (tokens, k))
         dweights = rng.standard_normal((tokens, k)).astype(np.float32)
-        made = choose_gradient(device, logits, rule, choices, dweights).astype(np.float64)
-        wanted = numerics.choose_gradient(logits, choices, dweights, rule)
-        bound = numerics.choose_gradient_bound(logits, choices, dweights, rule)
-        bound = bound * (1 + ROUNDED[dtype]) + np.abs(wanted) * ROUNDED[dtype] + SUBNORMAL[dtype]
-        inside = np.abs(wanted) < float(ml_dtypes.finfo(dtype).max)
-        error = np.abs(made - wanted)
-        assert (error <= bound)[inside].all(), f"{np.max((error / bound)[inside])} times the bound"
+        made = choose_gradient(device, logits, rule, choices, dweights)
+        assert gradient_is_bound(made, logits, choices, dweights, rule)
 
 
 @pytest.mark.parametrize("device", PLACES)

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from importlib.util import find_spec
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 import octavo_native as native
-from octavo_numerics import Choice, RouterRule
+from octavo.router import RouterRule
+from octavo_numerics import Choice
 
 Array = npt.NDArray[Any]
 POISON = 0xA5
-
-
-def no_device() -> bool:
-    """True where no kernel can run on a GPU; torch holds the memory there."""
-    if not native.HAS_CUDA or find_spec("torch") is None:
-        return True
-    import torch
-
-    return not torch.cuda.is_available()
-
-
-PLACES = (
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(no_device(), reason="no CUDA kernels, no torch or no CUDA device")),
-)
 
 
 @dataclass(eq=False)
@@ -75,7 +59,7 @@ def poisoned(device: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Held:
 
 def rule_of(rule: RouterRule) -> native.RouterRule:
     """The kernels' form of it."""
-    return native.RouterRule(**{**vars(rule), "score": native.SCORES[rule.score]})
+    return native.RouterRule(**{**asdict(rule), "score": native.SCORES[rule.score]})
 
 
 def _logits(held: Held, experts: int) -> native.Logits:

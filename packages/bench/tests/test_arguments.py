@@ -151,6 +151,7 @@ def test_recipes_have_one_vocabulary() -> None:
     assert [names_of_recipes("--recipes", name) for name in PRESETS]
     assert recipe_of("mxfp8-square") == PRESETS["mxfp8-square"]
     assert (family_of("mxfp8-square"), family_of("mxfp8-folded"), family_of("bf16")) == ("mxfp8", "block", "bf16")
+    assert PRESETS["fp8-row-wgrad-high-precision"].computed_as.kind == "row"  # what it remembers is no field of another
     fast = recipe_of("fp8-row-wgrad-high-precision", fast=True)
     assert (fast.wgrad, fast.fast_accumulation) == ("high_precision", frozenset(GEMMS))
     assert gemms_of_recipe("fp8-row-wgrad-high-precision", GEMMS) == ("fprop", "dgrad")

@@ -194,3 +194,18 @@ def test_a_wrong_argument_is_one_line(arguments: list[str], named: str, checkpoi
     assert len(result.err.strip().splitlines()) == 1
     told = run("inspect", str(checkpoint), *arguments, "--json")
     assert json.loads(told.err)["error"]["exit_code"] == 2
+
+
+def test_values_that_mxfp4_loses_are_counted(tmp_path: Path, seed: int, run: Any) -> None:
+    """By expert, as the definition counts them; nothing is said of experts and recipes without such values."""
+    experts = np.random.default_rng(seed).standard_normal((2, 130, 96)).astype(np.float32)
+    experts[1, 5:8] *= np.float32(2.0**-19)
+    save_file({"experts.w": experts}, tmp_path / "model.safetensors")
+    spec = octavo.recipe("mxfp4").quantizer("w")
+    assert spec is not None
+    lost = int(octavo_numerics.tensor_stats(experts, spec).inexact[1])
+    arguments = ("inspect", str(tmp_path / "model.safetensors"), "--recipes", "mxfp4,fp8-block")
+    found = run(*arguments, "--json").json["tensors"][0]["recipes"]
+    assert [numbers.get("inexact") for numbers in found["mxfp4"]["experts"]] == [None, lost]
+    assert "inexact" not in found["fp8-block"]["total"]
+    assert f"experts.w: E4M3 does not hold {lost} of the values that mxfp4 rounds to." in run(*arguments).out

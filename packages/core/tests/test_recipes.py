@@ -23,6 +23,7 @@ from octavo import (
     CurrentScaling,
     DelayedScaling,
     HighPrecision,
+    MXFP4Weights,
     QuantizerSpec,
     Recipe,
     RecipeError,
@@ -30,7 +31,7 @@ from octavo import (
 )
 from octavo.recipe_base import GEMMS
 
-ALL = [HighPrecision, DelayedScaling, CurrentScaling, RowScaling, BlockScaling, MXFP8, NVFP4]
+ALL = [HighPrecision, DelayedScaling, CurrentScaling, RowScaling, BlockScaling, MXFP4Weights, MXFP8, NVFP4]
 QUANTIZED = ALL[1:]
 
 slots = st.sampled_from(["quantized", "high_precision"])
@@ -44,6 +45,7 @@ fp8 = {
     "fast_accumulation": st.frozensets(st.sampled_from(GEMMS)),
 }
 scaled = {**fp8, "power_of_two": st.booleans(), "amax_epsilon": epsilons}
+rounded = {name: fp8[name] for name in ("dgrad", "wgrad", "gradient_format", "fast_accumulation")}
 recipes = st.one_of(
     st.builds(HighPrecision, output_dtype=st.sampled_from([None, "float32"])),
     st.builds(DelayedScaling, **fp8, history=st.integers(2, 4096), margin=st.integers(-8, 8)),
@@ -52,6 +54,7 @@ recipes = st.one_of(
     st.builds(BlockScaling, **scaled),
     st.builds(MXFP8, **fp8, square_weights=st.booleans()),
     st.builds(MXFP8, **fp8, products=st.sampled_from(["exact", "folded"])),
+    st.builds(MXFP4Weights, **rounded),
     st.builds(
         NVFP4, **common, square_weights=st.booleans(), stochastic_gradients=st.booleans(), hadamard=st.booleans()
     ),
@@ -99,6 +102,7 @@ def test_published_fingerprints_do_not_move() -> None:
         "CurrentScaling": "2f2411081372de4f",
         "RowScaling": "824636efe5d803fd",
         "BlockScaling": "9d6a3bd7ae24f564",
+        "MXFP4Weights": "719037e397c52754",
         "MXFP8": "12b0ca96130177b0",
         "NVFP4": "bad61c8a63a179e6",
     }
@@ -293,7 +297,7 @@ def test_a_slot_takes_away_exactly_the_planes_its_gemm_read(cls: type[Recipe]) -
     assert no_wgrad.quantizer("w").orientation == "both"
     assert no_wgrad.quantizer("dy").orientation == "rowwise"
     assert isinstance(no_wgrad.for_gemm("wgrad"), HighPrecision)
-    assert no_wgrad.for_gemm("fprop") is no_wgrad
+    assert no_wgrad.for_gemm("fprop") is no_wgrad.computed_as
 
 
 def test_operands_follow_the_definition() -> None:
@@ -399,3 +403,30 @@ def test_folded_products_are_those_of_blocks(recipe: MXFP8) -> None:
             blocks if recipe.quantizes(gemm) else HighPrecision(output_dtype=recipe.output_dtype)
         )
     assert recipe.replace(products="exact").computed_as.kind == "mxfp8"
+
+
+@given(recipe=st.builds(MXFP4Weights, **rounded))
+def test_mxfp4_weights_are_rounded_and_then_blocks(recipe: MXFP4Weights) -> None:
+    """Backends are asked for BlockScaling with the same slots; the quantizer of w alone says what comes before."""
+    blocks = recipe.computed_as
+    assert isinstance(blocks, BlockScaling)
+    assert blocks.power_of_two
+    shared = set(MXFP4Weights.model_fields) & set(BlockScaling.model_fields) - {"kind"}
+    assert {name: getattr(blocks, name) for name in shared} == {name: getattr(recipe, name) for name in shared}
+    for operand in ("x", "dy"):
+        assert recipe.quantizer(operand) == blocks.quantizer(operand)
+    w = recipe.quantizer("w")
+    assert w is not None
+    assert w.mxfp4 == "rowwise"
+    assert w.held_by == blocks.quantizer("w")
+    assert w != w.held_by
+    assert recipe.batch_invariant
+
+
+def test_mxfp4_weights_say_what_they_cannot_be() -> None:
+    """QAT without rounded weights in fprop is none, and E5M2 would hold them where nobody multiplies it."""
+    with pytest.raises(RecipeError, match=r"MXFP4Weights.fprop: got 'high_precision'; needs 'quantized'"):
+        MXFP4Weights(fprop="high_precision")  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match=r"MXFP4Weights.forward_format: got 'e5m2'; needs 'e4m3'"):
+        MXFP4Weights(forward_format="e5m2")  # type: ignore[arg-type]
+    assert octavo.recipe("mxfp4") == octavo.recipe("mxfp4_weights") == MXFP4Weights()

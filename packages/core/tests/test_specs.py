@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo import GroupedTensorSpec, QuantizerSpec, RecipeError, block_bound, check_group_sizes
+from octavo import GroupedTensorSpec, MXFP4Weights, QuantizerSpec, RecipeError, block_bound, check_group_sizes
+
+MXFP4 = MXFP4Weights().quantizer("w")
+assert MXFP4 is not None
 
 
 @pytest.mark.parametrize(
@@ -128,6 +131,32 @@ def test_a_shape_that_cannot_be_is_refused(fields: dict[str, Any], reason: str) 
     """A wrong rank or group count is named with both values."""
     with pytest.raises(RecipeError, match=reason):
         GroupedTensorSpec(quantizer=_spec("block"), **fields)
+
+
+def test_a_quantizer_that_rounds_to_mxfp4_holds_its_values() -> None:
+    """Any other field than those of 128x128 blocks of E4M3 with powers of two would lose them: the message names it."""
+    for name, value in {
+        "format": "e5m2",
+        "square": False,
+        "power_of_two": False,
+        "role": "x",
+        "amax_epsilon": 1.0,
+    }.items():
+        with pytest.raises(
+            RecipeError, match=rf"MXFP4's values of weights, and {name} is {value!r}; take MXFP4Weights"
+        ):
+            QuantizerSpec(**{**dict(MXFP4), name: value})
+    with pytest.raises(RecipeError, match="mxfp4: got 'both'"):
+        QuantizerSpec(**{**dict(MXFP4), "mxfp4": "both"})
+
+
+def test_the_json_of_other_quantizers_has_not_changed() -> None:
+    """Files and JSON of 0.1.0 know no `mxfp4`, and that release reads what this one writes of a quantizer it knows."""
+    assert "mxfp4" not in _spec("block").model_dump_json()
+    assert "mxfp4" not in _spec("block").model_dump()
+    nested = GroupedTensorSpec(shape=(1, 4, 4), groups=1, ragged_axis=None, quantizer=MXFP4)
+    assert GroupedTensorSpec.model_validate_json(nested.model_dump_json()) == nested
+    assert nested.quantizer.mxfp4 == "rowwise"
 
 
 def test_host_sizes_are_checked() -> None:

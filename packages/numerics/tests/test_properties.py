@@ -171,9 +171,11 @@ def test_non_finite_in_nan_out_and_only_in_its_group(
 def test_two_dimensional_recipes_commute_with_transpose(
     n: int, rows: int, cols: int, seed: int, spec: QuantizerSpec
 ) -> None:
-    """Square blocks and per-tensor scales of w.T are those of w, transposed."""
+    """Square blocks and per-tensor scales of w.T are those of w, transposed; MXFP4's blocks turn with the matrix."""
     w = np.random.default_rng(seed).standard_normal((n, rows, cols)).astype(np.float32)
-    one, other = run(w, spec, None), run(np.swapaxes(w, 1, 2), spec, None)
+    ways = {None: None, "rowwise": "columnwise", "columnwise": "rowwise"}
+    turned = QuantizerSpec(**{**dict(spec), "mxfp4": ways[spec.mxfp4]})
+    one, other = run(w, spec, None), run(np.swapaxes(w, 1, 2), turned, None)
     assert np.array_equal(np.swapaxes(dequantize(one), 1, 2), dequantize(other))
     left, right = valid(one), valid(other)
     assert np.array_equal(np.swapaxes(left["rowwise"].view(np.uint8), 1, 2), right["rowwise"].view(np.uint8))

@@ -57,9 +57,10 @@ def data(seed: int, rows: int = M, columns: int = K) -> Tensor:
     return drawn.to(device())
 
 
-def layer_of(recipe: Recipe, groups: int = G, n: int = N, k: int = K) -> GroupedLinear:
+def layer_of(recipe: Recipe, groups: int = G, n: int = N, k: int = K, backend: str | None = None) -> GroupedLinear:
     torch.manual_seed(1)
-    return GroupedLinear(groups, k, n, bias=True, recipe=recipe, dtype=torch.bfloat16, seed=3).to(device())
+    layer = GroupedLinear(groups, k, n, bias=True, recipe=recipe, backend=backend, dtype=torch.bfloat16, seed=3)
+    return layer.to(device())
 
 
 def sharded(layer: Any, dim: int, **options: Any) -> Any:
@@ -150,13 +151,14 @@ def train_compiled() -> list[Any]:
     """Steps of layers whose forward is compiled before they are sharded, or after: bits, graphs, bytes that are held
     between forward and backward, what was gathered.
 
-    By the first rank alone: compiling takes seconds, and collectives are the same.
+    By the first rank alone: compiling takes seconds, and collectives are the same. The reference serves, whose layout
+    has no padding, so that bytes can be counted.
     """
-    found = []
+    found, reference = [], "torch-reference"
     for name, dim, first in (("mxfp8-square", 1, True), ("fp8-delayed", 0, False)):
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
-        plain, layer = layer_of(RECIPES[name]), layer_of(RECIPES[name])
+        plain, layer = (layer_of(RECIPES[name], backend=reference) for _ in range(2))
         expected = steps(plain, lambda x, plain=plain: plain(x, sizes_of(SIZES)))
         for turn in (first, not first):
             if not turn:

@@ -68,4 +68,5 @@ def assert_equal(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
     """The same bits, and dtypes."""
     for number, (ours, theirs) in enumerate(zip(left, right, strict=True)):
         assert ours.dtype is theirs.dtype, number
-        assert torch.equal(ours, theirs), number
+        differ = (ours != theirs).nonzero().tolist()
+        assert torch.equal(ours, theirs), f"result {number}: {len(differ)} of {ours.numel()} differ, at {differ[:8]}"

@@ -46,6 +46,8 @@ def test_recipes_diff(run: Any) -> None:
     assert folded["differences"] == [{"field": "products", "left": "exact", "right": "folded"}]
     assert re.search(r"products +exact", run("recipes", "show", "mxfp8").out)
     assert "computed as block" in run("recipes", "show", "mxfp8-folded").out
+    rounded = run("recipes", "diff", "fp8-block", "mxfp4").out
+    assert re.search(r"^  w +rounding +nearest +to MXFP4, then nearest$", rounded, re.MULTILINE)
     same = run("recipes", "diff", "row", "fp8-row")
     assert same.code == 0
     assert "row and fp8-row mean the same" in same.out

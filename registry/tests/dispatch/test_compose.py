@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import random
@@ -12,6 +13,8 @@ import pytest
 import octavo
 from octavo import NoBackendError
 from octavo_registry import LayerPlan, prefer
+from octavo_registry.contract.weights import as_it_lies
+from octavo_registry.dispatch import rounding
 
 
 def gemm(fakes: Any, name: str, ops: set[str], layouts: dict[str, str], **card: Any) -> Any:
@@ -298,3 +301,48 @@ def test_only_products_are_emulated(fakes: Any) -> None:
     assert layer.quantize_x is not None
     assert layer.quantize_x.note == ""
     assert layer.fprop.note == "emulated: bf16 products"
+
+
+def test_weights_of_mxfp4_are_held_by_whoever_serves_blocks(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No card has a row for the rounding: backends see blocks of bf16, and the front end's function is the plan's."""
+    asked: list[Any] = []
+
+    class FrontEnd:
+        def rounding_first(self, bound: Any, spec: Any) -> Any:
+            asked.append(spec)
+            return dataclasses.replace(bound, run="rounds first")
+
+    monkeypatch.setattr(rounding, "framework", {"torch": FrontEnd()}.__getitem__)
+    recipe = octavo.MXFP4Weights(wgrad="high_precision")
+    plugin = fakes.plugin("a", rows=[fakes.row(recipes={"block", "high_precision"})])
+    registry = fakes.registry(plugin)
+    layer = registry.plan_layer(fakes.request(recipe=recipe, in_dtype="float16", out_dtype="float16"))
+    blocks = octavo.BlockScaling(wgrad="high_precision")
+    seen = [request for request in plugin.backend.binds if request.op == "quantize"]
+    assert {request.quantizer for request in seen} == {blocks.quantizer(operand) for operand in ("x", "w", "dy")}
+    of_w = next(request for request in seen if request.quantizer.role == "w")
+    assert (of_w.in_dtype, of_w.out_dtype) == ("bfloat16", "bfloat16")
+    assert asked == [recipe.quantizer("w")]
+    assert layer.quantize_w.request.quantizer == recipe.quantizer("w")
+    assert layer.quantize_w.request.in_dtype == "float16"
+    assert layer.quantize_w.run == "rounds first"
+    assert [layer.quantize_x.run, layer.quantize_dy.run].count("rounds first") == 0
+    printed = str(layer)
+    assert printed.startswith(f"grouped linear in mxfp4_weights ({recipe.fingerprint}), computed as block for torch")
+    assert "of MXFP4's values, rounded by operations of torch" in printed
+    fused = fakes.request(op="act_quantize", quantizer=recipe.quantizer("w"), activation="silu")
+    with pytest.raises(
+        octavo.NoBackendError, match="rounds nothing to MXFP4, which the quantizer of this act_quantize"
+    ):
+        fakes.registry(fakes.plugin("b", rows=[fakes.row(ops={"act_quantize"}, recipes={"block"})])).plan(fused)
+
+
+def test_a_kernel_that_lies_turned_is_rounded_along_k(fakes: Any) -> None:
+    """As [G, K, N] its blocks of 32 run along rows, whichever planes are asked for."""
+    for recipe in (octavo.MXFP4Weights(), octavo.MXFP4Weights(dgrad="high_precision", wgrad="high_precision")):
+        spec = recipe.quantizer("w")
+        assert as_it_lies(spec, "w", "nk") == spec
+        turned = as_it_lies(spec, "w", "kn")
+        assert turned.mxfp4 == "columnwise"
+        assert as_it_lies(turned, "w", "kn") == spec
+        assert as_it_lies(octavo.BlockScaling().quantizer("w"), "w", "kn").mxfp4 is None

@@ -9,7 +9,16 @@ from octavo.grouped_tensor import GroupedTensorSpec, block_bound, check_group_si
 from octavo.presets import PRESETS, load_recipe, recipe
 from octavo.quantizer import QuantizerSpec
 from octavo.recipe_base import Recipe
-from octavo.recipes import MXFP8, NVFP4, BlockScaling, CurrentScaling, DelayedScaling, HighPrecision, RowScaling
+from octavo.recipes import (
+    MXFP8,
+    NVFP4,
+    BlockScaling,
+    CurrentScaling,
+    DelayedScaling,
+    HighPrecision,
+    MXFP4Weights,
+    RowScaling,
+)
 
 __version__ = "0.1.0"
 
@@ -23,6 +32,7 @@ __all__ = [
     "Difference",
     "GroupedTensorSpec",
     "HighPrecision",
+    "MXFP4Weights",
     "NoBackendError",
     "OctavoError",
     "QuantizerSpec",

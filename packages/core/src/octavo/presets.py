@@ -10,7 +10,16 @@ from typing import Any
 
 from octavo.errors import RecipeError, did_you_mean, shown
 from octavo.recipe_base import MOST_BYTES, Recipe
-from octavo.recipes import MXFP8, NVFP4, BlockScaling, CurrentScaling, DelayedScaling, HighPrecision, RowScaling
+from octavo.recipes import (
+    MXFP8,
+    NVFP4,
+    BlockScaling,
+    CurrentScaling,
+    DelayedScaling,
+    HighPrecision,
+    MXFP4Weights,
+    RowScaling,
+)
 
 PRESETS: Mapping[str, Recipe] = MappingProxyType(
     {
@@ -21,6 +30,7 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "fp8-row-wgrad-high-precision": RowScaling(wgrad="high_precision"),
         "fp8-block": BlockScaling(),
         "fp8-block-fp32-scales": BlockScaling(power_of_two=False),
+        "mxfp4": MXFP4Weights(),
         "mxfp8": MXFP8(),
         "mxfp8-forward-only": MXFP8(dgrad="high_precision", wgrad="high_precision"),
         "mxfp8-folded": MXFP8(products="folded"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from octavo.formats import Format, ScaleFormat
 from octavo.schema import Schema
@@ -57,8 +57,14 @@ class QuantizerSpec(Schema):
     power_of_two     fp32 scales are powers of two ("delayed" never; E8M0 always is)
     amax_epsilon     lower bound of amax before the scale is computed; at most fp32's largest number
     hadamard         NVFP4 column data go through a 16-point Hadamard transform along rows first
+    mxfp4            weights are first rounded to MXFP4's values, E2M1 with an E8M0 scale for each 32 elements along K:
+                     the last axis ("rowwise"), or rows ("columnwise") of a weight that lies as [G, K, N]; None: not
     checkpoint_name  the name that `jax.checkpoint` policies see; no part of a recipe's fingerprint
     """
+
+    ADDED_FIELDS: ClassVar[frozenset[str]] = frozenset({"mxfp4"})
+    """Fields that came after the first release. At their default they are left out of the JSON form, which releases
+    before them then read."""
 
     format: Format
     scaling: Scaling
@@ -69,6 +75,7 @@ class QuantizerSpec(Schema):
     power_of_two: bool = False
     amax_epsilon: AmaxEpsilon = 0.0
     hadamard: bool = False
+    mxfp4: Direction | None = None
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
 
     @model_validator(mode="after")
@@ -100,7 +107,27 @@ class QuantizerSpec(Schema):
                 f"amax_epsilon={self.amax_epsilon!r} is an option of current, row and block; "
                 f"scaling={self.scaling!r} takes 0"
             )
+        held = {"format": "e4m3", "scaling": "block", "role": "w", "square": True, "power_of_two": True}
+        misfit = next(
+            (name for name, value in {**held, "amax_epsilon": 0.0}.items() if getattr(self, name) != value), None
+        )
+        if self.mxfp4 and misfit:
+            raise ValueError(
+                f"mxfp4={self.mxfp4!r} needs a quantizer that holds MXFP4's values of weights, and {misfit} is "
+                f"{getattr(self, misfit)!r}; take MXFP4Weights().quantizer('w')"
+            )
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_came_later(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = write(self)
+        unsaid = {name for name in self.ADDED_FIELDS if getattr(self, name) == type(self).model_fields[name].default}
+        return {name: value for name, value in content.items() if name not in unsaid}
+
+    @property
+    def held_by(self) -> QuantizerSpec:
+        """The quantizer whose codes and scales hold the values: this one without the rounding to MXFP4 before it."""
+        return self if self.mxfp4 is None else QuantizerSpec(**{**dict(self), "mxfp4": None})
 
     @property
     def block_size(self) -> int | None:

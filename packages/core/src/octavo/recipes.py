@@ -1,4 +1,4 @@
-"""The seven recipes; `docs/numerics` defines each of them bit for bit."""
+"""The eight recipes; `docs/numerics` defines each of them bit for bit."""
 
 from __future__ import annotations
 
@@ -159,6 +159,39 @@ class MXFP8(_Quantized):
         )
 
 
+class MXFP4Weights(_Quantized):
+    """Training for MXFP4 files on FP8 tensor cores: weights with MXFP4's values, x and dy as in BlockScaling.
+
+    A weight is rounded to E2M1 with an E8M0 scale for each 32 elements along K, rounded up so that no block saturates,
+    and these values become E4M3 codes with one power of two for 128x128: exactly, where the E8M0 exponents in 128x128
+    are at most 14 apart. Of a wider block the smallest values are rounded once more, to multiples of 2^-17 of the power
+    of two in its largest one; docs/numerics lists them, and `tensor_stats` counts them as inexact. In either case fprop
+    and dgrad read codes of values that an MXFP4 file holds, and those are what `export_experts` writes.
+
+    The gradient of a weight is that of its rounded values, passed on as it is (straight-through; nothing is clipped,
+    because no value saturates). A GEMM whose slot is "high_precision" reads the weight as it was before rounding; fprop
+    has no such slot.
+
+    Source: OCP Microscaling Formats specification v1.0, sections 5.3.3 and 6.3; Mishra et al., arXiv 2506.08027
+    (round-up rule); DeepSeek-V3 technical report, section 3.3.2 (blocks); Bengio et al., arXiv 1308.3432
+    (straight-through estimator).
+    """
+
+    kind: Literal["mxfp4_weights"] = "mxfp4_weights"
+    fprop: Literal["quantized"] = "quantized"
+    forward_format: Literal["e4m3"] = "e4m3"
+
+    @cached_property
+    def computed_as(self) -> Recipe:
+        """The `BlockScaling` with power-of-two scales that has the same slots, of weights that have been rounded."""
+        shared = {name: getattr(self, name) for name in _Quantized.model_fields if name != "kind"}
+        return BlockScaling(**shared, power_of_two=True)
+
+    def _spec(self, operand: Operand, orientation: Orientation, checkpoint_name: str | None) -> QuantizerSpec:
+        spec = self.computed_as._spec(operand, orientation, checkpoint_name)
+        return QuantizerSpec(**{**dict(spec), "mxfp4": "rowwise"}) if operand == "w" else spec
+
+
 class NVFP4(Recipe):
     """E2M1 with E4M3 scales on blocks of 16 and an fp32 second level per group.
 
@@ -195,5 +228,6 @@ __all__ = [
     "DelayedScaling",
     "Fp8Format",
     "HighPrecision",
+    "MXFP4Weights",
     "RowScaling",
 ]

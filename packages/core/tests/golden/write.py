@@ -17,7 +17,16 @@ import octavo
 
 FILE = Path(__file__).parent / f"{octavo.__version__}.json"
 UNRELEASED = FILE.with_name("unreleased.json")
-KINDS = ("HighPrecision", "DelayedScaling", "CurrentScaling", "RowScaling", "BlockScaling", "MXFP8", "NVFP4")
+KINDS = (
+    "HighPrecision",
+    "DelayedScaling",
+    "CurrentScaling",
+    "RowScaling",
+    "BlockScaling",
+    "MXFP4Weights",
+    "MXFP8",
+    "NVFP4",
+)
 VALUES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("fprop", "dgrad", "wgrad"), ("quantized", "high_precision")),
     **dict.fromkeys(("output_dtype", "wgrad_dtype"), ("bfloat16", "float16", "float32")),

@@ -17,9 +17,11 @@ from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.device import device_kind
 from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.quantizers.functional import quantize
+from octavo_jax.quantizers.rounded import rounding_first
 from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.frameworks import PLANES, Device, LayerResult
+from octavo_registry.contract.quantize import BoundQuantize
 
 _HOST_PRIMITIVES = ("pure_callback", "io_callback", "debug_callback", "infeed", "outfeed")
 
@@ -159,6 +161,12 @@ class JaxFramework:
 
         arrays = zip((x, w, group_sizes, dy), (tokens, kernel, tokens, tokens), strict=True)
         return LayerResult(*jax.jit(step)(*(jax.device_put(one, NamedSharding(mesh, spec)) for one, spec in arrays)))
+
+    def rounding_first(
+        self, bound: BoundQuantize[Array, GroupedTensor], spec: QuantizerSpec
+    ) -> BoundQuantize[Array, GroupedTensor]:
+        """A quantizer of weights by `spec`, over a backend's by `spec.held_by`."""
+        return rounding_first(bound, spec)
 
     def host_reads(self, function: Callable[..., Any], *arrays: Any) -> Sequence[str]:
         """What would make `function(*arrays)` wait for a value: the error that tracing it meets, or its callbacks.

@@ -3,11 +3,13 @@
 One quantizer set per file, `NAME.json` as `QuantizerSet.to_json` gives it and `NAME.npz` with the arrays of its states.
 Every field of a quantizer takes two values or more among the files of a release, so that one that is lost shows.
 The folder `orbax` is a checkpoint of Flax modules (flax_trees.py).
-Files of a release that is out are never written again.
+Files of a release that is out are never written again: where this version has its folder, the sets of recipes that have
+come since go into `unreleased`, which the next release's folder replaces.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import octavo_jax
 from octavo_jax.quantizers.quantizer_set import QuantizerSet, quantizer_set, with_state
 
 FOLDER = Path(__file__).parent / octavo_jax.__version__
+UNRELEASED = FOLDER.with_name("unreleased")
 
 
 def cases() -> dict[str, QuantizerSet]:
@@ -40,17 +43,24 @@ def cases() -> dict[str, QuantizerSet]:
     return made
 
 
+def write(folder: Path, name: str, quantizers: QuantizerSet) -> None:
+    """One set's files."""
+    (folder / f"{name}.json").write_text(quantizers.to_json() + "\n")
+    if quantizers.arrays():
+        np.savez(folder / f"{name}.npz", **{key: np.asarray(array) for key, array in quantizers.arrays().items()})
+
+
 def main() -> int:
-    """Write the folder; 1 where it exists."""
-    if FOLDER.exists():
-        print(f"{FOLDER} exists; raise the version of octavo-jax first", file=sys.stderr)
-        return 1
-    FOLDER.mkdir()
+    """Write the folder of this version, or where that exists what has come since."""
+    released = {file.stem for file in FOLDER.glob("*.json")}
+    folder = UNRELEASED if released else FOLDER
+    folder.mkdir(exist_ok=True)
     for name, quantizers in cases().items():
-        (FOLDER / f"{name}.json").write_text(quantizers.to_json() + "\n")
-        if quantizers.arrays():
-            np.savez(FOLDER / f"{name}.npz", **{key: np.asarray(array) for key, array in quantizers.arrays().items()})
-    write_orbax(FOLDER / "orbax")
+        if name not in released:
+            write(folder, name, quantizers)
+    if not released:
+        write_orbax(FOLDER / "orbax")
+        shutil.rmtree(UNRELEASED, ignore_errors=True)
     return 0
 
 

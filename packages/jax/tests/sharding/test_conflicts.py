@@ -63,6 +63,12 @@ BAD_SHAPES: dict[str, tuple[str, MeshAxes, dict[str, Any], str]] = {
         {"k": 256},
         "the recipe 'mxfp8', computed as 'block', has one scale for 128",
     ),
+    "blocks of rounded weights": (
+        "mxfp4",
+        EP_FSDP,
+        {"k": 256},
+        "the recipe 'mxfp4_weights', computed as 'block', has one scale for 128",
+    ),
     "a square block": ("fp8-block", EP_FSDP, {"k": 256}, "leaves 64 of the kernel's K .* one scale for 128"),
     "features": ("fp8-current", EP_FSDP, {"k": 130}, "kernel's K is 130 and fsdp='fsdp' shards it over 4; pad it"),
     "groups": ("mxfp8", MeshAxes(fsdp="fsdp", fsdp_dim="G"), {"blocks": (4,), "groups": 6}, "kernel has 6 groups .* 4"),

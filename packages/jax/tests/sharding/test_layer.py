@@ -30,6 +30,7 @@ RECIPES = (
     "fp8-row-wgrad-high-precision",
     "fp8-row",
     "fp8-block",
+    "mxfp4",
     "mxfp8",
     "nvfp4",
 )

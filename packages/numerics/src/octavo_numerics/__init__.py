@@ -1,5 +1,6 @@
 """The executable definition of Octavo's recipes, in numpy and ml_dtypes."""
 
+from octavo.router import RouterRule
 from octavo_numerics.arrays import PLANES, QuantizedArray
 from octavo_numerics.casts import cast, decode, round_bfloat16
 from octavo_numerics.delayed import DelayedState, init_delayed, record_amax, update_delayed
@@ -9,8 +10,9 @@ from octavo_numerics.gemm import grouped_dgrad, grouped_matmul, grouped_wgrad
 from octavo_numerics.hadamard import hadamard
 from octavo_numerics.moe.activations import ActivationParts, activate, activate_gradient, activation_parts
 from octavo_numerics.moe.kept import keep_rows, kept_rows_bound
-from octavo_numerics.moe.router import Choice, RouterRule, choose_experts, route_scores, router_losses
+from octavo_numerics.moe.router import Choice, choose_experts, route_scores, router_losses
 from octavo_numerics.moe.router_gradient import choice_weights_bound, choose_gradient, choose_gradient_bound
+from octavo_numerics.mxfp4 import round_mxfp4
 from octavo_numerics.philox import philox4x32
 from octavo_numerics.quantize import quantize
 from octavo_numerics.stats import TensorStats, tensor_stats
@@ -51,6 +53,7 @@ __all__ = [
     "quantize",
     "record_amax",
     "round_bfloat16",
+    "round_mxfp4",
     "route_scores",
     "router_losses",
     "tensor_stats",

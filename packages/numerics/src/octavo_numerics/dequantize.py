@@ -22,6 +22,10 @@ down to the same value under both scales.
   |folded - MX| <= 2^(e-p-1) s, which is 2^-10 s for E4M3 and 2^-17 s for E5M2. The folded value is t s at most.
 Since s < 2 amax / max where s is not the least scale 2^-127 (and there m = s), that is less than 2^-9 / 448 = 4.4e-6 of
 the block's amax (E5M2: 2^-16 / 57344 = 2.7e-10).
+
+The operands of `MXFP4Weights` hold MXFP4's values in the same blocks (octavo_numerics.mxfp4 derives which of them
+exactly). With the spacing u = 2^-9 s of E4M3's subnormal codes, what differs is 1.5 u, which becomes 2 u, and values
+below u, which become u or 0: by half of u at most, and only where the code's value is 2 u or less.
 """
 
 from __future__ import annotations
@@ -142,7 +146,8 @@ def plane_sizes(q: QuantizedArray, direction: Direction = "rowwise") -> npt.NDAr
 def folding_bound(q: QuantizedArray, direction: Direction = "rowwise") -> npt.NDArray[np.float64]:
     """The largest |folded - MX| of each element, in the shape that `dequantize` gives; 0 in rows past the sum.
 
-    q   an operand quantized as `MXFP8(products="folded").quantizer(...)` says: blocks with power-of-two scales
+    q   an operand quantized as `MXFP8(products="folded").quantizer(...)` says: blocks with power-of-two scales; or as
+        `MXFP4Weights().quantizer("w")` does, where MX is MXFP4
 
     The module derives it. Where a block holds a NaN or an infinity the folded values are NaN, four MX blocks of which
     need not be, and the bound is infinite. Raises ValueError for other quantizers and for a plane that is not there.
@@ -158,7 +163,8 @@ def folding_bound(q: QuantizedArray, direction: Direction = "rowwise") -> npt.ND
     units, payload, scale, factor = _trim(q, direction)
     values = np.abs(decode_plane(payload, scale, factor, spec, units).astype(np.float64))
     scales = units.spread(scale).astype(np.float64)
-    least, half = _LEAST_NORMAL[spec.format], _HALF_OF_SPACING[spec.format]
+    half = _HALF_OF_SPACING[spec.format]
+    least = 4 * half if spec.mxfp4 else _LEAST_NORMAL[spec.format]
     bound = np.where(values <= least * scales, half * scales, 0.0)
     bound[np.isnan(values)] = np.inf
     out = np.zeros(q.spec.payload_shape(direction))

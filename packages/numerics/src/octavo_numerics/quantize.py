@@ -16,6 +16,7 @@ from octavo_numerics.arrays import QuantizedArray
 from octavo_numerics.casts import F32, NAN_CODE, PAYLOAD_DTYPE, U8, cast
 from octavo_numerics.groups import Groups, Units, units_of
 from octavo_numerics.hadamard import hadamard
+from octavo_numerics.mxfp4 import rounded_rows
 from octavo_numerics.rounding import cast_stochastic, random_bits
 from octavo_numerics.scales import e8m0_scales, fp32_scales, nvfp4_scales, reciprocal
 
@@ -40,6 +41,7 @@ class Plane:
     codes  [R, C]
     scales          compact decode scales [row parts, column parts]
     factor [G]      NVFP4's second level, or None
+    wanted [R, C]   MXFP4's values of the source, where the codes are to hold those; None for other quantizers
     """
 
     source: F32
@@ -47,6 +49,7 @@ class Plane:
     codes: U8
     scales: Array
     factor: F32 | None
+    wanted: F32 | None = None
 
 
 def _scales(
@@ -74,8 +77,10 @@ def quantize_plane(
     if spec.hadamard and direction == "columnwise":
         x, groups = hadamard(groups.pad(x)), groups.padded()
     units = units_of(spec, direction, groups, x.shape[1])
-    encode, decode, factor = _scales(x, spec, groups, units, scale)
-    scaled = x * units.spread(encode)
+    wanted = None if spec.mxfp4 is None else rounded_rows(x, groups, spec.mxfp4)
+    values = x if wanted is None else wanted
+    encode, decode, factor = _scales(values, spec, groups, units, scale)
+    scaled = values * units.spread(encode)
     if random is None:
         codes = cast(scaled, spec.format)
     else:
@@ -91,7 +96,7 @@ def quantize_plane(
     if scale is not None:
         # Scales from history cannot be poisoned by this step's Inf, which alone must not saturate.
         codes[np.isinf(x)] = NAN_CODE[spec.format]
-    return Plane(x, scaled, codes, decode, factor)
+    return Plane(x, scaled, codes, decode, factor, wanted)
 
 
 def _filled(values: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -18,6 +18,8 @@ CANONICAL_NAN = np.uint32(0x7FC00000).view(np.float32)
 """The NaN of every stored scale and of every dequantized value."""
 
 E8M0_NAN = 0xFF
+_LARGEST_MXFP4 = np.uint8(252)
+"""6 * 2^125 is fp32's last value of E2M1: the next byte would make an infinity of 4."""
 
 _EXPONENT_MASK = np.uint32(0xFF800000)
 _MANTISSA_MASK = np.uint32(0x007FFFFF)
@@ -75,6 +77,13 @@ def e8m0_scales(amax: F32, fmt: Format) -> tuple[F32, U8]:
     encode = ((np.uint32(254) - byte) << np.uint32(23)).view(np.float32)
     finite = np.isfinite(amax)
     return np.where(finite, encode, CANONICAL_NAN), np.where(finite, byte, E8M0_NAN).astype(np.uint8)
+
+
+def mxfp4_scales(amax: F32) -> tuple[F32, U8]:
+    """(encode scales, exponent bytes) of MXFP4 blocks with these amaxes: `e8m0_scales` of E2M1, at most 252."""
+    encode, byte = e8m0_scales(amax, "e2m1")
+    capped = np.where(byte == E8M0_NAN, byte, np.minimum(byte, _LARGEST_MXFP4))
+    return np.maximum(encode, np.float32(2.0**-125)), capped
 
 
 def e8m0_decode(byte: U8) -> F32:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from octavo import QuantizerSpec
 from octavo.formats import PAST_LARGEST
+from octavo.health import FIELDS
 from octavo.quantizer import Direction
 from octavo_numerics import checks
 from octavo_numerics.dequantize import decode_plane, scale_values
@@ -36,6 +37,8 @@ class TensorStats:
     saturated   finite elements cut to the largest value: scaled, they lie half a unit past it or further
     underflow   finite elements that are not zero and decode to zero
     signal      sum of x^2, and noise the sum of (decoded - x)^2, over elements finite on both sides
+    inexact     finite elements that decode to another value than MXFP4's of x, of a quantizer that is to hold those
+                (`QuantizerSpec.mxfp4`); 0 of others
     first_non_finite  place of the first element of x that is not finite, counted along the group's rows; -1: none
     scale_exponents   [G, 278]: how many scaling units have a decode scale in [2^e, 2^(e+1)), at e - SMALLEST_EXPONENT;
                       scales that are zero (NVFP4's, of zero blocks) or NaN are in none
@@ -48,6 +51,7 @@ class TensorStats:
     underflow: I64
     signal: F64
     noise: F64
+    inexact: I64
     first_non_finite: I64
     scale_exponents: I64
 
@@ -61,7 +65,8 @@ class TensorStats:
         """The groups taken together, as one: the first element that is not finite is counted from the first group."""
         sums = {
             name: getattr(self, name).sum(axis=0, keepdims=True)
-            for name in ("elements", "non_finite", "saturated", "underflow", "signal", "noise", "scale_exponents")
+            for name in (*FIELDS, "scale_exponents")
+            if name != "amax"
         }
         before = np.cumsum(self.elements) - self.elements
         places = (before + self.first_non_finite)[self.first_non_finite >= 0]
@@ -123,6 +128,7 @@ def tensor_stats(
         underflow=counted(comparable & (source != 0) & (decoded == 0)),
         signal=summed(np.where(comparable, wide**2, 0.0)),
         noise=summed(np.where(comparable, error**2, 0.0)),
+        inexact=counted(np.zeros_like(finite) if plane.wanted is None else comparable & (decoded != plane.wanted)),
         first_non_finite=_first_places(~finite, edges),
         scale_exponents=_scale_exponents(plane, units, groups.count),
     )

@@ -142,6 +142,9 @@ def _specs() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"mxfp8.{fmt}.square", {"scaling": "mxfp8", "format": fmt, "square": True}
     for scaling in ("current", "row", "block"):
         yield f"{scaling}.e4m3.eps", {"scaling": scaling, "format": "e4m3", "amax_epsilon": 0.5}
+    for direction in ("rowwise", "columnwise"):
+        of_w = {"scaling": "block", "format": "e4m3", "square": True, "power_of_two": True, "role": "w"}
+        yield f"block.e4m3.square.mxfp4.{direction}", {**of_w, "mxfp4": direction}
     for rounding in ("nearest", "stochastic"):
         fields = {"scaling": "nvfp4", "format": "e2m1", "rounding": rounding}
         yield f"nvfp4.{rounding}", fields

@@ -29,5 +29,13 @@ def test_gradient_is_the_slope_of_the_weights(rule: RouterRule, rng: np.random.G
     scale = np.abs(gradient * direction).sum() + np.abs(dweights).sum() * rule.scale
     assert abs((gradient * direction).sum() - slope) <= 1e-8 * scale
     bound = choose_gradient_bound(logits, choices, dweights, rule)
-    assert np.isfinite(bound[choices.max(1) >= 0]).any()
+    assert np.isfinite(bound[((choices >= 0) & (choices < 7)).any(1)]).all()
     assert bound[np.isfinite(bound)].max() <= 2.0**-12 * scale
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_choices_of_nobody_have_no_gradient(rule: RouterRule, rng: np.random.Generator) -> None:
+    """Their scores add up to nothing, by which nothing must be divided."""
+    logits, choices, dweights = rng.standard_normal((9, 7)), rng.choice([-1, 7], (9, 3)), rng.standard_normal((9, 3))
+    assert not choose_gradient(logits, choices, dweights, rule).any()
+    assert not choose_gradient_bound(logits, choices, dweights, rule).any()

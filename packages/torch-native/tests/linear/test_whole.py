@@ -13,8 +13,11 @@ import torch
 from cuda_device import MARKS
 from torch import Tensor
 
-from octavo import PRESETS, BlockScaling, DelayedScaling, Recipe
-from octavo_torch import DelayedState, GroupedLinear, grouped_linear
+from octavo import PRESETS, BlockScaling, DelayedScaling, MXFP4Weights, Recipe
+from octavo_numerics import quantize, round_mxfp4, valid
+from octavo_torch import DelayedState, GroupedLinear, convert_layout, grouped_linear, quantize_weight
+from octavo_torch.bridge import BRIDGE
+from octavo_torch.dispatch.layer import layer_for
 from octavo_torch_native.linear import recorded_layer
 from octavo_torch_native.linear.recorded_layer import RecordedLayer
 
@@ -85,7 +88,7 @@ def assert_same(made: list[Tensor | None], expected: list[Tensor | None]) -> Non
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", [*PRESETS, *OPTIONS])
+@pytest.mark.parametrize("name", [*(name for name in PRESETS if name != "mxfp4"), *OPTIONS])
 def test_bits_of_the_composed_layer(name: str, device: str, rng: np.random.Generator, runs: list[int]) -> None:
     """y, dx, dw, dbias and recorded amax, for every set of wanted gradients, in a native call each way."""
     problem = Problem({**PRESETS, **OPTIONS}[name], device)
@@ -190,3 +193,45 @@ def test_a_backward_that_is_compiled(rng: np.random.Generator) -> None:
     expected = problem.step(needs)
     with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager")):
         assert_same(problem.step(needs), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_that_are_rounded_first_are_not_run_whole(device: str, rng: np.random.Generator) -> None:
+    """The launches of a whole layer quantize a weight as it is: MXFP4Weights is composed, and has the bits of blocks of
+    the rounded weight."""
+    problem = Problem(MXFP4Weights(), device)
+    with torch.no_grad():
+        problem.w[:, 3:7, :32] *= 2.0**-18
+    leaf = problem.w.clone().requires_grad_()
+    layer = layer_for(problem.recipe, problem.x, leaf, device == "cpu", True, True, "torch-native")
+    assert layer.whole is None
+    assert layer_for(BlockScaling(), problem.x, leaf, device == "cpu", True, True, "torch-native").whole is not None
+    ours = problem.step()
+    blocks = Problem(BlockScaling(), device)
+    blocks.x, blocks.dy, blocks.bias = problem.x, problem.dy, problem.bias
+    blocks.w = torch.from_numpy(round_mxfp4(problem.w.float().cpu().numpy())).to(device, problem.w.dtype)
+    for one, other in zip(ours, blocks.step(), strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rounded_weights_in_the_kernels_layouts(device: str, rng: np.random.Generator) -> None:
+    """Codes of rows and panels, made, written again and converted, are the definition's."""
+    w = torch.randn(G, N, K, device=device).bfloat16().requires_grad_()
+    handle = quantize_weight(w, "mxfp4", backend="torch-native")
+    assert handle.codes is not None
+    assert set(handle.layouts or ()) == {"rows", "panels"}
+    with torch.no_grad():
+        w.mul_(-2)
+    again = quantize_weight(w, "mxfp4", backend="torch-native", out=handle)
+    spec = MXFP4Weights().quantizer("w")
+    assert spec is not None
+    for codes in (again.codes, quantize_weight(w, "mxfp4", backend="torch-native").codes):
+        assert codes is not None
+        assert codes.spec.quantizer == spec
+        plain = convert_layout(codes, ("plain", "plain"), backend="torch-native")
+        assert plain.spec.quantizer == spec
+        for name, wanted in valid(quantize(BRIDGE.to_numpy(w), spec)).items():
+            assert BRIDGE.to_numpy(getattr(plain, name)).tobytes() == wanted.tobytes()
+        back = convert_layout(plain, ("rows", "panels"), backend="torch-native")
+        assert torch.equal(back.columnwise.view(torch.uint8), codes.columnwise.view(torch.uint8))  # type: ignore[union-attr]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo import DelayedScaling, GroupedTensorSpec, QuantizerSpec, Recipe
 from octavo_registry.contract.frameworks import Device, LayerResult
+from octavo_registry.contract.quantize import BoundQuantize
 from octavo_torch.arrays import sizes
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import GroupSizes
@@ -19,6 +20,7 @@ from octavo_torch.compiler.host_reads import watch_host_reads
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.linear import functional
 from octavo_torch.quantizers.functional import quantize
+from octavo_torch.quantizers.rounded import rounding_first
 from octavo_torch.scaling.delayed_state import OPERANDS, DelayedState
 
 if TYPE_CHECKING:
@@ -155,6 +157,12 @@ class TorchFramework:
         torch.autograd.backward(y, dy)
         grads = [None if leaf is None else leaf.grad for leaf in leaves]
         return LayerResult(y.detach(), *grads)
+
+    def rounding_first(
+        self, bound: BoundQuantize[Tensor, GroupedTensor], spec: QuantizerSpec
+    ) -> BoundQuantize[Tensor, GroupedTensor]:
+        """A quantizer of weights by `spec`, over a backend's by `spec.held_by`."""
+        return rounding_first(bound, spec)
 
     def host_reads(self, function: Callable[..., object], *arrays: Tensor) -> Sequence[str]:
         """Operations by which `function(*arrays)` waits for a tensor's values on the host.

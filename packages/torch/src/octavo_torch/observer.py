@@ -23,7 +23,7 @@ class Observation:
     """What one observed step has counted; tensors stay on their devices until somebody asks for numbers.
 
     step    number of the step, from 0
-    totals  float64 [3, 7, G] by layer, operands in the order x, w, dy and counts in that of TensorStats' fields. The
+    totals  float64 [3, 8, G] by layer, operands in the order x, w, dy and counts in that of TensorStats' fields. The
             layers of a GroupedMLP or a MoE are called "<name>.fc1" and "<name>.fc2"
     """
 
@@ -45,7 +45,8 @@ class Observation:
 
         Keys are "<prefix><layer>/<operand>/<what>": amax, non_finite (a number of elements), and where the operand is
         quantized saturated, underflow (shares of the elements looked at) and sqnr_db. An SQNR that does not exist,
-        without a signal or without noise, is left out.
+        without a signal or without noise, is left out, and so is a number of inexact elements that is 0: with
+        MXFP4Weights, those whose E4M3 codes have another value than MXFP4's.
         """
         numbers: dict[str, float] = {}
         for (name, _), host in zip(self.totals.items(), self._on_host(), strict=True):

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import octavo_torch
-from octavo import MXFP8, NVFP4, BlockScaling, CurrentScaling, DelayedScaling, Recipe, RowScaling
+from octavo import MXFP8, NVFP4, BlockScaling, CurrentScaling, DelayedScaling, MXFP4Weights, Recipe, RowScaling
 from octavo_torch import CodedWeight, GroupedMLP, MasterWeights, MoE, expert_tensors, export_experts, load_experts
 
 FORWARD = {"dgrad": "high_precision", "wgrad": "high_precision"}
@@ -48,6 +48,8 @@ EXACT: dict[str, tuple[Draw, Recipe]] = {
     "compressed mxfp8 with square blocks, mxfp8": (MX_SQUARE, MXFP8(square_weights=True)),
     "compressed mxfp4, block": (published.mxfp4, BlockScaling()),
     "gpt-oss, block": (OSS, BlockScaling()),
+    "compressed mxfp4, mxfp4 weights": (published.mxfp4, MXFP4Weights()),
+    "gpt-oss, mxfp4 weights": (OSS, MXFP4Weights()),
     "gpt-oss, mxfp8 forward only": (WIDE, MXFP8(**FORWARD)),
     "modelopt, nvfp4 forward only": (NV, NVFP4(square_weights=False, **FORWARD)),
     "modelopt with square blocks, nvfp4": (SQUARE, NVFP4()),
@@ -59,6 +61,7 @@ ROUNDED: dict[str, tuple[Draw, Recipe, str, str]] = {
     "compressed channels, block": (CHANNELS, FP32_BLOCK, "rowwise", "several scales in a block of 128x128"),
     "compressed tensors, current": (TENSORS, CurrentScaling(), "rowwise", "several scales in a block of 256x256"),
     "gpt-oss of 16 binades, block": (WIDE, BlockScaling(), "rowwise", "E4M3 codes with a scale per 128x128 do not"),
+    "gpt-oss of 16 binades, mxfp4 weights": (WIDE, MXFP4Weights(), "rowwise", "E4M3 codes with a scale per 128x128 do"),
     "compressed mxfp8, mxfp8": (published.mxfp8, MXFP8(), "columnwise", "no scales along this"),
     "modelopt, nvfp4": (NV, NVFP4(), "rowwise", "several scales in a block of 16x16"),
     "modelopt with two factors, nvfp4": (TWO_FACTORS, NVFP4(square_weights=False), "rowwise", "factors of their own"),
@@ -186,6 +189,8 @@ EXPORTS: dict[str, tuple[Draw, Recipe, str]] = {
     "mxfp8": (published.mxfp8, MXFP8(**FORWARD), "compressed-tensors"),
     "mxfp8, square": (MX_SQUARE, MXFP8(square_weights=True), "compressed-tensors"),
     "mxfp4": (published.mxfp4, BlockScaling(), "compressed-tensors-mxfp4"),
+    "mxfp4, mxfp4 weights": (published.mxfp4, MXFP4Weights(), "compressed-tensors-mxfp4"),
+    "gpt-oss, mxfp4 weights": (OSS, MXFP4Weights(), "gpt-oss-mxfp4"),
     "modelopt": (NV, NVFP4(square_weights=False, **FORWARD), "modelopt-nvfp4"),
     "modelopt, square": (SQUARE, NVFP4(), "modelopt-nvfp4"),
     "gpt-oss": (OSS, BlockScaling(), "gpt-oss-mxfp4"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from moe_layers import FORMS, RECIPES, REFERENCE, C, G, N, T, assert_equal, composed, draw, states_of
 
+import octavo_registry
 from octavo import MXFP8, NVFP4, BlockScaling, DelayedScaling, QuantizerSpec
 from octavo_torch import DelayedState, moe_mlp, quantize_weight
 from octavo_torch.compiler.host_reads import watch_host_reads
@@ -125,25 +127,34 @@ def test_scales_and_seed_are_those_of_forward(rng: np.random.Generator) -> None:
         assert_equal(result, results[0])
 
 
-def test_what_is_rounded_again_has_the_seed_of_forward(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The caller counts a seed on between forward and backward: codes that backward makes again are forward's, dy's
-    are not. No recipe of Octavo rounds x and w stochastically; one of a plugin may."""
+@pytest.fixture
+def stochastic(monkeypatch: pytest.MonkeyPatch) -> Iterator[NVFP4]:
+    """NVFP4 that rounds every operand stochastically. No recipe of Octavo does; one of a plugin may.
+
+    The registry remembers plans by a recipe's fields, and forgets them where a plugin comes or goes: neither this test
+    nor a later one is to have the plans of the other NVFP4.
+    """
     of_recipe = NVFP4._spec
 
-    def stochastic(self: NVFP4, *arguments: Any) -> QuantizerSpec:
+    def spec(self: NVFP4, *arguments: Any) -> QuantizerSpec:
         return of_recipe(self, *arguments).model_copy(update={"rounding": "stochastic"})
 
-    monkeypatch.setattr(NVFP4, "_spec", stochastic)
+    monkeypatch.setattr(NVFP4, "_spec", spec)
+    octavo_registry.register(object(), "comes and goes")
+    yield NVFP4()
+    octavo_registry.unregister("comes and goes")
+
+
+def test_what_is_rounded_again_has_the_seed_of_forward(stochastic: NVFP4, rng: np.random.Generator) -> None:
+    """The caller counts a seed on between forward and backward: codes that backward makes again are forward's, dy's
+    are not."""
     given, choices = draw(rng)
     leaves, dy = list(given.values()), torch.randn(T, N).bfloat16()
     results = []
     for form, weight_codes in (("keep_all", "keep"), *((form, "remake") for form in SAME_BITS)):
-        seed = torch.tensor(7)
-        y = moe_mlp(
-            choices=choices, recipe=NVFP4(), seed=seed, form=form, weight_codes=weight_codes, backend=REFERENCE, **given
-        )
+        seed, call = torch.tensor(7), {"form": form, "weight_codes": weight_codes, "backend": REFERENCE}
+        y = moe_mlp(choices=choices, recipe=stochastic, seed=seed, **given, **call)
+        assert not torch.equal(y, moe_mlp(choices=choices, recipe=stochastic, seed=seed + 1, **given, **call))
         seed.add_(1)
         results.append([y, *torch.autograd.grad(y, leaves, dy)])
     for result in results[1:]:

@@ -30,9 +30,10 @@ def test_router_is_its_definition(name: str, rng: np.random.Generator) -> None:
     """Choices, ties to the lower index, weights, counts, losses, and replayed choices."""
     rule = octavo_numerics.RouterRule(C, **RULES[name])
     # Steps of a quarter tie often, and their scores are equal in any arithmetic. No two sums of scores tie by an
-    # identity that rounding breaks, such as sigmoid(x) + sigmoid(-x) = 1: logits are zero or more.
+    # identity that rounding breaks, such as sigmoid(x) + sigmoid(-x) = 1: logits are zero or more, and a group's
+    # experts have one bias, for (a + 1) + b and a + (b + 1) are rounded apart.
     logits = torch.from_numpy(rng.integers(0, 17, (T, E)) / 4).float().requires_grad_()
-    bias = torch.from_numpy(rng.integers(-2, 3, E) / 4).float() if name.startswith("sigmoid") else None
+    bias = torch.from_numpy(np.repeat(rng.integers(-2, 3, 4) / 4, E // 4)).float() if rule.groups > 1 else None
     array, added = logits.detach().numpy(), None if bias is None else bias.numpy()
     replay = torch.from_numpy(np.stack([rng.permutation(E)[:C] for _ in range(T)]))
     replay[3, 1] = -1

@@ -110,7 +110,7 @@ def _operand(recipe: Recipe, operand: Operand) -> dict[str, str]:
         "scales": spec.scale_format,
         "one scale per": block,
         "planes": spec.orientation,
-        "rounding": spec.rounding,
+        "rounding": spec.rounding if spec.mxfp4 is None else f"to MXFP4, then {spec.rounding}",
     }
 
 

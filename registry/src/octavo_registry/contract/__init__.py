@@ -5,6 +5,7 @@ A plugin imports from here, and from the `plugin_api` of its front end. Nothing 
 
 from __future__ import annotations
 
+from octavo.router import RouterRule, Score
 from octavo_registry.contract.arrays import A, GroupOffset, GroupSizes, Prepare, Prepared, Q
 from octavo_registry.contract.backend import AnyBound, AnyBoundFused, AnyBoundGemm, Backend, KernelChoice, Refused
 from octavo_registry.contract.bound import Bound
@@ -74,8 +75,6 @@ from octavo_registry.contract.moves import (
     DotRows,
     PermuteRows,
     Route,
-    RouterRule,
-    Score,
 )
 from octavo_registry.contract.operations import OPERATIONS, Operation
 from octavo_registry.contract.plan import Decision, Plan, Verdict

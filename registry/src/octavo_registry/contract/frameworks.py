@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
+from octavo_registry.contract.quantize import AnyBoundQuantize
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,6 +98,15 @@ class Framework(Protocol):
         """The front end's public grouped linear, forward, and backward where `dy` is given.
 
         scales: delayed scaling's encode scales by operand, each [G]; compiled: under jit or torch.compile.
+        """
+
+    def rounding_first(self, bound: AnyBoundQuantize, spec: QuantizerSpec) -> AnyBoundQuantize:
+        """A backend's quantizer of values that MXFP4 has, as one of any values, which are rounded to those first.
+
+        bound   serves `spec.held_by`, of bf16
+        spec    its `mxfp4` says along which axis; results have it as their quantizer
+
+        Rounding is `octavo_numerics.round_mxfp4`, bit for bit, on the array's device, without reading a value back.
         """
 
     def host_reads(self, function: Callable[..., Any], *arrays: Any) -> Sequence[str]:

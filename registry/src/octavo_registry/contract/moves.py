@@ -11,8 +11,9 @@ exact: where neither a bias nor groups decide, experts are ordered by their logi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol
+from typing import Any, Generic, Protocol
 
+from octavo.router import RouterRule
 from octavo_registry.contract.arrays import A
 from octavo_registry.contract.bound import Bound
 
@@ -91,27 +92,6 @@ AnyBoundMove = BoundRoute[Any] | BoundPermuteRows[Any] | BoundCombineRows[Any] |
 
 
 # ---- the router itself
-
-Score = Literal["softmax", "sigmoid", "sqrtsoftplus"]
-
-
-@dataclass(frozen=True, slots=True)
-class RouterRule:
-    """How a router chooses; octavo_numerics.RouterRule says what each field means.
-
-    k                     choices of each token
-    score                 of each logit
-    groups, kept_groups   runs of experts of equal length, and of how many of them a token's choices come
-    renormalize           whether weights are divided by their sum plus 1e-20
-    scale                 multiplies the weights
-    """
-
-    k: int
-    score: Score = "softmax"
-    groups: int = 1
-    kept_groups: int = 1
-    renormalize: bool = True
-    scale: float = 1.0
 
 
 class ChooseExperts(Protocol[A]):

@@ -293,6 +293,8 @@ def describe_request(request: Request) -> str:
         extras.append(f"w as {WEIGHT_SHAPES[request.weight]}")
     if request.quantizer is not None:
         extras.append(f"{request.quantizer.role} {request.quantizer.orientation}")
+        if request.quantizer.mxfp4:
+            extras.append("of MXFP4's values")
     if request.graph_safe:
         extras.append("graph-safe")
     return f"{words}, {', '.join(extras)}" if extras else words

@@ -30,6 +30,7 @@ from octavo_registry.dispatch.layer_requests import OWN_DTYPES, LayerDtypes
 from octavo_registry.dispatch.memo import Memo
 from octavo_registry.dispatch.preference import REST, Preference, UnknownBackendError, current, from_argument, source_of
 from octavo_registry.dispatch.report import explain_failure
+from octavo_registry.dispatch.rounding import asked_of_backends, with_rounding
 from octavo_registry.level4.adapter import LEVEL, AdaptedBackend
 
 log = logging.getLogger("octavo")
@@ -81,6 +82,7 @@ class Dispatcher:
         """The verdicts of cards and shape rules, for a device that need not be here: nothing is bound."""
         preference = self._preference(backend)
         with self._lock:
+            request = asked_of_backends(request)
             order, others = filter_cards(self.records, request, preference)
             verdicts: list[Decision] = []
             chosen = ""
@@ -144,8 +146,9 @@ class Dispatcher:
         key = (request, preference)
         candidates = self._candidates_of.get(key)
         if candidates is None:
-            order, others = filter_cards(self.records, request, preference)
-            candidates = Candidates(request, self._ranked(request, order), others, self._bind)
+            asked = asked_of_backends(request)
+            order, others = filter_cards(self.records, asked, preference)
+            candidates = Candidates(request, self._ranked(asked, order), others, self._bind)
             if candidates.at(0) is not None:
                 self._candidates_of[key] = candidates
         return candidates
@@ -207,7 +210,7 @@ class Dispatcher:
     def _bind(self, candidate: Candidate, request: Request) -> Bound | Decision:
         record = candidate.record
         try:
-            return ask_bound(self._load(record), request)
+            return with_rounding(ask_bound(self._load(record), asked_of_backends(request)), request)
         except Fault as fault:
             if isinstance(fault.__cause__, Refused):
                 return record.decision("refused", str(fault.__cause__))

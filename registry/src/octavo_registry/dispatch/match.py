@@ -86,6 +86,7 @@ def _layouts_of(request: Request, directions: frozenset[str]) -> frozenset[str]:
     return frozenset(layout for direction, layout in planes if direction in directions)
 
 
+_FUSED = QUANTIZERS - {"quantize"}
 _CHECKS: tuple[Check, ...] = (
     Check(
         lambda row, r: row.framework == r.framework,
@@ -132,6 +133,10 @@ _CHECKS: tuple[Check, ...] = (
     Check(
         lambda row, r: r.op not in GEMMS or r.weight in row.weights,
         lambda rows, r: f"takes w as {_weights(rows)}, it lies in memory as {WEIGHT_SHAPES[r.weight]}",
+    ),
+    Check(
+        lambda row, r: r.op not in _FUSED or r.quantizer is None or r.quantizer.mxfp4 is None,
+        lambda rows, r: f"rounds nothing to MXFP4, which the quantizer of this {r.op} is to do",
     ),
     Check(
         lambda row, r: r.activation is None or r.activation in row.activations,

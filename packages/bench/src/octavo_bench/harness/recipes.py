@@ -53,7 +53,7 @@ def recipe_of(name: str, *, fast: bool = False) -> Recipe:
     import octavo_registry
 
     recipe = octavo_registry.recipe(name)
-    return type(recipe)(**{**dict(recipe), **fields}) if fields else recipe
+    return recipe.replace(**fields) if fields else recipe
 
 
 def family_of(name: str) -> str:

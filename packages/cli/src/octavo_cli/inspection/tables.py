@@ -44,6 +44,10 @@ def print_studies(studies: Sequence[Study], recipes: Mapping[str, Recipe], named
             ))  # fmt: skip
     header = ("tensor", "recipe", "SQNR", "worst expert", "underflow", "saturated", "scales")
     print_table("What each recipe would do", header, cells)
+    for item in tried:
+        for name, verdict in item.verdicts.items():
+            if inexact := verdict.total.get("inexact"):
+                print_line(f"{item.name}: E4M3 does not hold {inexact:.0f} of the values that {name} rounds to.")
     looked = {item.looked_at for item in tried}
     print_line(f"SQNR: signal over quantization noise; recipes were tried on up to {max(looked)} rows of each expert.")
     print_line(", ".join(f"{name} {_decibels(worst(tried, name))}" for name in recipes) + " at worst.")

@@ -12,6 +12,7 @@ from octavo import (
     BlockScaling,
     CurrentScaling,
     DelayedScaling,
+    MXFP4Weights,
     QuantizerSpec,
     Recipe,
     RowScaling,
@@ -111,6 +112,7 @@ STACKED: dict[str, QuantizerSpec] = {
     "row.e4m3.pow2": _spec("e4m3", "row", power_of_two=True, role="w"),
     "block.e4m3.square": _spec("e4m3", "block", power_of_two=True, square=True, role="w"),
     "block.e4m3.square.fp32": _spec("e4m3", "block", square=True, role="w"),
+    "block.e4m3.square.mxfp4": _spec("e4m3", "block", power_of_two=True, square=True, role="w", mxfp4="rowwise"),
     "mxfp8.e4m3": _spec("e4m3", "mxfp8", role="w"),
     "mxfp8.e4m3.square": _spec("e4m3", "mxfp8", square=True, role="w"),
     "nvfp4": _spec("e2m1", "nvfp4", role="w"),
@@ -133,6 +135,7 @@ MORE_RECIPES: dict[str, Recipe] = {
     "current.pow2": CurrentScaling(power_of_two=True),
     "row.wgrad_high_precision": RowScaling(wgrad="high_precision"),
     "block.fp32": BlockScaling(power_of_two=False),
+    "mxfp4_weights": MXFP4Weights(),
     "mxfp8.forward_only": MXFP8(dgrad="high_precision", wgrad="high_precision"),
     "mxfp8.folded": MXFP8(products="folded"),
     "mxfp8.square": MXFP8(square_weights=True),
@@ -324,4 +327,5 @@ def stochastic_recipes(full: bool) -> list[RecipeVariant]:
 
 
 def _slots() -> dict[str, Recipe]:
-    return {name: MORE_RECIPES[name] for name in ("mxfp8.forward_only", "mxfp8.folded", "row.wgrad_high_precision")}
+    names = ("mxfp8.forward_only", "mxfp8.folded", "mxfp4_weights", "row.wgrad_high_precision")
+    return {name: MORE_RECIPES[name] for name in names}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from octavo.quantizer import Direction
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic import casts
 from octavo_jax.arithmetic.rows import RaggedRows, Rows, StackedRows
+from octavo_jax.arithmetic.scales import e8m0_bits
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 
 
@@ -33,9 +33,7 @@ def _scale_bits(q: GroupedTensor, scale: Array, second: Array | None, rows: Rows
     if spec.scale_format == "fp32":
         return fp32.as_bits(scale)
     if spec.scale_format == "e8m0":
-        byte = scale.astype(jnp.uint32)
-        bits = jnp.where(byte == 0, np.uint32(0x00400000), byte << 23)
-        return jnp.where(byte == 0xFF, fp32.NAN, bits)
+        return e8m0_bits(scale)
     first = casts.magnitude_bits(casts.codes(scale), "e4m3")
     if second is None:
         raise ValueError(f"{direction}_global is missing; NVFP4 data need the second-level factor of each group, [G]")

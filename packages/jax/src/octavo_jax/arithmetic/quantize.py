@@ -104,7 +104,7 @@ def _codes(bits: Array, encode: Array, spec: QuantizerSpec, random: Array | None
     return casts.stored(jnp.where(invalid, np.uint32(casts.NAN_CODE[spec.format]), code), spec.format)
 
 
-def _column_blocks(values: Array, size: int) -> Array:
+def column_blocks(values: Array, size: int) -> Array:
     """[..., K] as [..., ceil(K / size), size], zero-padded."""
     columns = values.shape[-1]
     count = -(-columns // size)
@@ -112,7 +112,7 @@ def _column_blocks(values: Array, size: int) -> Array:
     return padded.reshape(*values.shape[:-1], count, size)
 
 
-def _along_columns(per_block: Array, size: int, columns: int) -> Array:
+def along_columns(per_block: Array, size: int, columns: int) -> Array:
     """[..., ceil(K / size)] to [..., K]."""
     return jnp.repeat(per_block, size, axis=-1)[..., :columns]
 
@@ -124,7 +124,7 @@ def group_amax(magnitude: Array, rows: Rows) -> Array:
 
 
 def _fp32_scales(amax: Array, spec: QuantizerSpec) -> Scales:
-    return scales.e8m0(amax, spec) if spec.scaling == "mxfp8" else scales.from_amax(amax, spec)
+    return scales.e8m0(amax, spec.format) if spec.scaling == "mxfp8" else scales.from_amax(amax, spec)
 
 
 def _per_group(bits: Array, rows: Rows, spec: QuantizerSpec, scale: Array | None, span: Span) -> Plane:
@@ -152,7 +152,7 @@ def _row_scaled(bits: Array, rows: Rows, spec: QuantizerSpec, direction: Directi
 def _row_blocks(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, random: Random | None, span: Span) -> Plane:
     columns = bits.shape[-1]
     magnitude = bits & fp32.MAGNITUDE
-    amax = fp32.largest(_column_blocks(magnitude, size), -1)
+    amax = fp32.largest(column_blocks(magnitude, size), -1)
     second = None
     if spec.scaling == "nvfp4":
         group_encode, second = scales.second_level(span.of_group(group_amax(magnitude, rows)))
@@ -161,14 +161,14 @@ def _row_blocks(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, random:
         unit_scales = _fp32_scales(amax, spec)
     drawn = None if random is None else random.row_data(rows, amax.shape[-1])[..., :columns]
     return Plane(
-        _codes(bits, _along_columns(unit_scales.encode, size, columns), spec, drawn), unit_scales.stored, second
+        _codes(bits, along_columns(unit_scales.encode, size, columns), spec, drawn), unit_scales.stored, second
     )
 
 
 def _square_blocks(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, random: Random | None, span: Span) -> Plane:
     columns = bits.shape[-1]
     magnitude = bits & fp32.MAGNITUDE
-    row_part = fp32.largest(_column_blocks(magnitude, size), -1)
+    row_part = fp32.largest(column_blocks(magnitude, size), -1)
     amax = fp32.largest(rows.panels(row_part, size), 1)
     second = None
     if spec.scaling == "nvfp4":
@@ -176,7 +176,7 @@ def _square_blocks(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, rand
         unit_scales = scales.nvfp4(amax, rows.blocks_from_groups(group_encode, size)[:, None])
     else:
         unit_scales = _fp32_scales(amax, spec)
-    encode = _along_columns(rows.from_blocks(unit_scales.encode, size), size, columns)
+    encode = along_columns(rows.from_blocks(unit_scales.encode, size), size, columns)
     drawn = None if random is None else random.row_data(rows, amax.shape[-1])[..., :columns]
     return Plane(_codes(bits, encode, spec, drawn), rows.block_scales(unit_scales.stored), second)
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from octavo import QuantizerSpec
-from octavo.formats import FORMAT_MAX
+from octavo.formats import FORMAT_MAX, Format
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic import casts
 from octavo_jax.arithmetic.barrier import barrier
@@ -59,9 +59,9 @@ def from_history(scale: Array) -> Scales:
     return _settled(encode, _decode(encode))
 
 
-def e8m0(amax: Array, spec: QuantizerSpec) -> Scales:
+def e8m0(amax: Array, fmt: Format) -> Scales:
     """The smallest b with 2^(b - 127) >= fl(amax * fl(1 / max)); a zero block has b = 0, a poisoned one 0xFF."""
-    reciprocal = fp32.constant(float(np.float32(1) / np.float32(FORMAT_MAX[spec.format])))
+    reciprocal = fp32.constant(float(np.float32(1) / np.float32(FORMAT_MAX[fmt])))
     needed = fp32.multiply(amax, jnp.asarray(reciprocal))
     exponent, fraction = needed >> 23, needed & fp32.FRACTION
     # Byte 0 is 2^-127, which is the subnormal 0x00400000.
@@ -70,6 +70,20 @@ def e8m0(amax: Array, spec: QuantizerSpec) -> Scales:
     finite = fp32.is_finite(amax)
     encode = jnp.where(finite, (254 - byte) << 23, fp32.NAN)
     return _settled(encode, jnp.where(finite, byte, np.uint32(0xFF)).astype(jnp.uint8))
+
+
+def mxfp4(amax: Array) -> Scales:
+    """`e8m0` of E2M1 with a byte of at most 252: 6 * 2^125 is fp32's last value of E2M1."""
+    encode, byte = e8m0(amax, "e2m1")
+    capped = jnp.where(byte == 0xFF, byte, jnp.minimum(byte, np.uint8(252)))
+    return Scales(jnp.maximum(encode, fp32.constant(2.0**-125)), capped)
+
+
+def e8m0_bits(byte: Array) -> Array:
+    """fp32 bits of 2^(byte - 127), NaN for 0xFF."""
+    byte = byte.astype(jnp.uint32)
+    bits = jnp.where(byte == 0, np.uint32(0x00400000), byte << 23)
+    return jnp.where(byte == 0xFF, fp32.NAN, bits)
 
 
 def second_level(amax: Array) -> Scales:

@@ -16,6 +16,7 @@ from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.dequantize import decode_scales, dequantize
 from octavo_jax.arithmetic.hadamard import transform
+from octavo_jax.arithmetic.mxfp4 import rounded_bits
 from octavo_jax.arithmetic.quantize import OPERAND_NUMBER, WHOLE, Random, Span, group_amax, quantize_plane
 from octavo_jax.arithmetic.rows import RaggedRows, Rows, StackedRows
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
@@ -48,7 +49,7 @@ def operand_stats(
     scale: Array | None,
     rows: int,
 ) -> Array:
-    """float32 [7, G]: FIELDS of each group of `x`, [M, K] with sizes [G], or [G, N, K] with None.
+    """float32 [8, G]: FIELDS of each group of `x`, [M, K] with sizes [G], or [G, N, K] with None.
 
     spec    None: an operand that stays in high precision, of which elements, amax and non_finite alone are counted
     rows    of each group: a multiple of WINDOW, of evenly spaced windows; 0: all. The amax is of all rows in any case.
@@ -77,7 +78,12 @@ def operand_stats(
     if spec is None:
         elements = summed(jnp.where(real, columns, 0))
         zero = jnp.zeros_like(elements)
-        return jnp.stack([elements, fp32.as_float(amax), counted(~jnp.isfinite(source)), zero, zero, zero, zero])
+        return jnp.stack([elements, fp32.as_float(amax), counted(~jnp.isfinite(source)), *[zero] * 5])
+    wanted = None
+    if spec.mxfp4 is not None:
+        rows_of = _rows_of(sample.x, sample.sizes)
+        wanted = fp32.as_float(rounded_bits(rows_of.masked(fp32.widened(sample.x)), rows_of, spec.mxfp4))
+        sample = sample._replace(x=wanted)
     q = _quantized(sample, spec, direction, seed, scale)
     decoded = dequantize(q, direction).reshape(-1, columns)
     if transformed:
@@ -106,8 +112,18 @@ def operand_stats(
             counted(comparable & (fp32.as_bits(source) & fp32.MAGNITUDE != 0) & (decoded == 0)),
             summed(jnp.sum(wide * wide, axis=1)),
             summed(jnp.sum(error * error, axis=1)),
+            counted(
+                jnp.zeros_like(finite) if wanted is None else comparable & (decoded != wanted.reshape(-1, columns))
+            ),
         ]
     )
+
+
+def _differ(decoded: Array, wanted: Array | None) -> Array:
+    """Where the codes' values are not those that they were to hold, in bits: XLA's comparisons flush subnormals."""
+    if wanted is None:
+        return jnp.zeros(decoded.shape, bool)
+    return fp32.as_bits(decoded) != fp32.as_bits(wanted).reshape(decoded.shape)
 
 
 def _rows_of(x: Array, sizes: Array | None) -> Rows:

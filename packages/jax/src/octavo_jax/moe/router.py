@@ -5,7 +5,7 @@ Composed of JAX's operations in fp32, so that JAX differentiates, maps and shard
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,11 @@ import numpy as np
 from jax import Array, lax
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo.router import Score
 from octavo_jax.arrays.checks import check_count
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.sizes import widened
 from octavo_jax.moe.arrangement import counts, named
-
-Score = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 
 SCORES: tuple[Score, ...] = get_args(Score)
 

@@ -30,6 +30,7 @@ class TensorStats:
     saturated   finite elements cut to the format's largest value
     underflow   finite elements that are not zero and decode to zero
     signal      sum of x^2, and noise the sum of (decoded - x)^2, over elements finite on both sides
+    inexact     of weights that are rounded to MXFP4 first: finite elements that decode to another value than MXFP4's
     """
 
     elements: Array
@@ -39,6 +40,7 @@ class TensorStats:
     underflow: Array
     signal: Array
     noise: Array
+    inexact: Array
 
     @property
     def sqnr_db(self) -> Array:
@@ -112,5 +114,5 @@ def counted(
     direction: Direction,
     rows: int,
 ) -> Array:
-    """float32 [7, G]: see arithmetic.stats.operand_stats. No gradient flows into it."""
+    """float32 [8, G]: see arithmetic.stats.operand_stats. No gradient flows into it."""
     return operand_stats(lax.stop_gradient(x), sizes, spec, direction, seed, scale, rows)

@@ -6,13 +6,12 @@ arXiv 2408.15664) and groups of experts (DeepSeek-V3, arXiv 2412.19437, section 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Score = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+from octavo.router import RouterRule, Score
 
 
 class Choice(NamedTuple):
@@ -21,27 +20,6 @@ class Choice(NamedTuple):
     choices: NDArray[np.int64]
     weights: NDArray[np.float64]
     counts: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class RouterRule:
-    """How a router chooses.
-
-    k                     choices of each token, by score plus bias from the largest down, ties to the lower index; by
-                          logit where neither a bias nor groups decide, for scores of two logits may round to one
-    score                 of each logit: over a token's experts, or of each on its own
-    groups, kept_groups   the experts are `groups` runs of equal length, of which a token's choices come from the
-                          `kept_groups` with the largest sums of their two largest scores plus bias, ties likewise
-    renormalize           weights are divided by their sum over a token's choices plus 1e-20
-    scale                 multiplies the weights
-    """
-
-    k: int
-    score: Score = "softmax"
-    groups: int = 1
-    kept_groups: int = 1
-    renormalize: bool = True
-    scale: float = 1.0
 
 
 def route_scores(logits: NDArray[Any], score: Score) -> NDArray[np.float64]:
@@ -53,6 +31,22 @@ def route_scores(logits: NDArray[Any], score: Score) -> NDArray[np.float64]:
     if score == "sigmoid":
         return np.asarray(1 / (1 + np.exp(-wide)))
     return np.asarray(np.sqrt(np.logaddexp(0, wide)))
+
+
+def are_experts(choices: NDArray[np.int64], experts: int) -> NDArray[np.bool_]:
+    """Which choices are of 0 to E - 1; another one is nobody's."""
+    return (choices >= 0) & (choices < experts)
+
+
+def of_choices(values: NDArray[np.float64], choices: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The values [T, k] of these choices out of [T, E]; 0 of a choice outside of 0 to E - 1."""
+    there = are_experts(choices, values.shape[1])
+    return np.where(there, np.take_along_axis(values, np.where(there, choices, 0), 1), 0.0)
+
+
+def divisor_of(scores: NDArray[np.float64], rule: RouterRule) -> NDArray[np.float64]:
+    """What the scores [T, k] of a token's choices are divided by, [T, 1]."""
+    return scores.sum(-1, keepdims=True) + 1e-20 if rule.renormalize else np.ones((len(scores), 1))
 
 
 def choose_experts(
@@ -69,10 +63,10 @@ def choose_experts(
     tokens, experts = logits.shape
     scores = route_scores(logits, rule.score)
     chosen_by = scores if bias is None else scores + bias
-    if bias is None and rule.kept_groups >= rule.groups:
+    if bias is None and not rule.by_groups:
         chosen_by = logits.astype(np.float64)  # of which each score is an increasing function, but for rounding
     if replay is None:
-        if rule.kept_groups < rule.groups:
+        if rule.by_groups:
             grouped = chosen_by.reshape(tokens, rule.groups, experts // rule.groups)
             sums = np.sort(grouped, -1)[..., -2:].sum(-1)
             kept = np.argsort(-sums, -1, kind="stable")[:, : rule.kept_groups]
@@ -81,12 +75,10 @@ def choose_experts(
             chosen_by = np.where(np.repeat(outside, experts // rule.groups, 1), -np.inf, chosen_by)
         replay = np.argsort(-chosen_by, -1, kind="stable")[:, : rule.k]
     choices = replay.astype(np.int64)
-    there = (choices >= 0) & (choices < experts)
-    weights = np.where(there, np.take_along_axis(scores, np.where(there, choices, 0), 1), 0.0)
-    if rule.renormalize:
-        weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)
+    there = are_experts(choices, experts)
+    weights = of_choices(scores, choices)
     counts = np.bincount(choices[there], minlength=experts).astype(np.int64)
-    return Choice(choices, weights * rule.scale, counts)
+    return Choice(choices, weights / divisor_of(weights, rule) * rule.scale, counts)
 
 
 def router_losses(logits: NDArray[Any], choice: Choice, score: Score, sequences: int = 1) -> dict[str, float]:

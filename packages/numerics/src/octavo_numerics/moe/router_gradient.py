@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_numerics.moe.router import Choice, RouterRule, Score, route_scores
+from octavo.router import RouterRule, Score
+from octavo_numerics.moe.router import Choice, are_experts, divisor_of, of_choices, route_scores
 
 F64 = NDArray[np.float64]
 
@@ -39,19 +40,10 @@ def _slopes(logits: F64, score: Score) -> F64:
         return np.where(scores > 0, _logistic(logits) / (2 * scores), 0.0)
 
 
-def _picked(values: F64, choices: NDArray[np.int64]) -> F64:
-    there = (choices >= 0) & (choices < values.shape[1])
-    return np.where(there, np.take_along_axis(values, np.where(there, choices, 0), 1), 0.0)
-
-
-def _divisor(picked: F64, rule: RouterRule) -> F64:
-    return picked.sum(-1, keepdims=True) + 1e-20 if rule.renormalize else np.ones((len(picked), 1))
-
-
 def _spread(values: F64, choices: NDArray[np.int64], experts: int) -> F64:
     """Sums [T, E] of values [T, k] by expert."""
     sums = np.zeros((len(values), experts))
-    there = (choices >= 0) & (choices < experts)
+    there = are_experts(choices, experts)
     np.add.at(sums, (np.nonzero(there)[0], choices[there]), values[there])
     return sums
 
@@ -64,10 +56,10 @@ def choose_gradient(
     Choices have no gradient, and so a bias has none. A choice outside of 0 to E - 1 adds nothing.
     """
     wide, chosen = logits.astype(np.float64), choices.astype(np.int64)
-    picked = _picked(route_scores(wide, rule.score), chosen)
-    there = (chosen >= 0) & (chosen < wide.shape[1])
+    picked = of_choices(route_scores(wide, rule.score), chosen)
+    there = are_experts(chosen, wide.shape[1])
     dscores = np.where(there, dweights.astype(np.float64) * rule.scale, 0.0)
-    divisor = _divisor(picked, rule)
+    divisor = divisor_of(picked, rule)
     if rule.renormalize:
         dscores = (dscores - (dscores * picked / divisor).sum(-1, keepdims=True)) / divisor
         dscores = np.where(there, dscores, 0.0)
@@ -85,7 +77,7 @@ def choice_weights_bound(logits: NDArray[Any], choice: Choice, rule: RouterRule)
     is within 12 u. A renormalized weight has the error of two scores, and k + 4 roundings.
     """
     relative = _score_error(logits, choice.choices, rule)
-    divisor = _divisor(_picked(route_scores(logits, rule.score), choice.choices), rule)
+    divisor = divisor_of(of_choices(route_scores(logits, rule.score), choice.choices), rule)
     tiny = _TINY[rule.score]
     bound: F64 = np.abs(choice.weights) * relative + (1 + abs(rule.scale) / divisor) * tiny
     return np.where(divisor < _LITTLE * tiny, np.inf, bound)
@@ -95,11 +87,13 @@ def choose_gradient_bound(
     logits: NDArray[Any], choices: NDArray[Any], dweights: NDArray[Any], rule: RouterRule
 ) -> NDArray[np.float64]:
     """What an fp32 gradient of the logits may be off by before it is rounded, [T, E]: the bound of its weights, and
-    k + 8 roundings, of the magnitudes of its addends. Infinite as `choice_weights_bound` is."""
+    k + 8 roundings, of the magnitudes of its addends. Infinite as `choice_weights_bound` is, and 0 of a token whose
+    choices are all nobody's."""
     wide, chosen = logits.astype(np.float64), choices.astype(np.int64)
-    picked = _picked(route_scores(wide, rule.score), chosen)
-    divisor = _divisor(picked, rule)
-    given = np.abs(dweights.astype(np.float64) * rule.scale)
+    picked = of_choices(route_scores(wide, rule.score), chosen)
+    divisor = divisor_of(picked, rule)
+    there = are_experts(chosen, wide.shape[1])
+    given = np.where(there, np.abs(dweights.astype(np.float64) * rule.scale), 0.0)
     if rule.renormalize:
         given = (given + (given * picked / divisor).sum(-1, keepdims=True)) / divisor
     shared = (given * picked).sum(-1, keepdims=True) if rule.score == "softmax" else 0.0
@@ -110,7 +104,8 @@ def choose_gradient_bound(
     relative = relative + (2 * chosen.shape[1] + 8) * _U
     tiny = _TINY[rule.score]
     bound: F64 = addends * relative + (1 + given.sum(-1, keepdims=True)) * (1 + 1 / divisor) * tiny
-    return np.where(divisor < _LITTLE * tiny, np.inf, bound)
+    bound = np.where(divisor < _LITTLE * tiny, np.inf, bound)
+    return np.where(there.any(-1, keepdims=True), bound, 0.0)
 
 
 def _score_error(logits: NDArray[Any], choices: NDArray[np.int64], rule: RouterRule) -> NDArray[np.float64]:
@@ -119,7 +114,7 @@ def _score_error(logits: NDArray[Any], choices: NDArray[np.int64], rule: RouterR
     units = np.full(wide.shape, 12.0)
     if rule.score == "softmax":
         units = np.minimum(wide.max(-1, keepdims=True) - wide, _FAR) + 1.4 * wide.shape[1] + 10
-    picked = _picked(units, choices)
+    picked = of_choices(units, choices)
     if rule.renormalize:
         picked = 2 * picked.max(-1, keepdims=True) + choices.shape[1] + np.zeros_like(picked)
     return (picked + 4) * _U

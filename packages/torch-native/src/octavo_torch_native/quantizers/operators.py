@@ -26,11 +26,16 @@ from octavo_torch_native.quantizers.planes import (
 
 
 def _quantize(x: Tensor, plan: Tensor | None, groups: int, spec: str, *rest: Any) -> list[Tensor]:
+    return _outputs(spec, groups, QuantizeInputs(x, plan, *rest))
+
+
+def _outputs(spec: str, groups: int, inputs: QuantizeInputs) -> list[Tensor]:
+    x, order = inputs.x, inputs.order
     launch = launch_of(spec)
-    shapes = launch.shapes(x, groups)
+    shapes = launch.shapes(x, groups, None if order is None else order.shape[0])
     device = x.device
     outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes.outputs]
-    launch.run(shapes, outputs, QuantizeInputs(x, plan, *rest))
+    launch.run(shapes, outputs, inputs)
     return outputs
 
 
@@ -48,17 +53,12 @@ quantize = define(
 """The outputs of the QuantizeSpec of text `spec`, in the order of its QuantizeLaunch's fields and extras."""
 
 
-def _quantize_tokens(x: Tensor, plan: Tensor, groups: int, spec: str, *rest: Any) -> list[Tensor]:
-    order, each = rest[3:]
-    launch = launch_of(spec)
-    shapes = launch.shapes(x, groups, order.shape[0])
-    device = x.device
-    outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes.outputs]
-    launch.run(shapes, outputs, QuantizeInputs(x, plan, *rest[:3])._replace(order=order, each=each))
-    return outputs
+def _quantize_tokens(x: Tensor, plan: Tensor | None, groups: int, spec: str, *rest: Any) -> list[Tensor]:
+    seed, group_offset, scale, order, each = rest
+    return _outputs(spec, groups, QuantizeInputs(x, plan, seed, group_offset, scale, order=order, each=each))
 
 
-def _quantize_tokens_fake(x: Tensor, plan: Tensor, groups: int, spec: str, *rest: Any) -> list[Tensor]:
+def _quantize_tokens_fake(x: Tensor, plan: Tensor | None, groups: int, spec: str, *rest: Any) -> list[Tensor]:
     shapes = launch_of(spec).shapes(x, groups, rest[3].shape[0])
     return [x.new_empty(shape, dtype=dtype) for shape, dtype in shapes.outputs]
 

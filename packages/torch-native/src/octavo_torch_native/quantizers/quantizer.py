@@ -17,9 +17,6 @@ from octavo_torch_native.quantizers.dequantizer import converted
 from octavo_torch_native.quantizers.launches import QuantizeLaunch, QuantizeShapes, launch_of
 from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
 
-_Arguments = tuple[Tensor, Tensor | None, int, str, Tensor | None, int, Tensor | None]
-"""The first arguments of both operators: x, plan, groups, spec, seed, group_offset, scale."""
-
 
 class Rounding(TypedDict, total=False):
     """How codes are rounded: keywords of octavo_registry.contract.quantize.QuantizeInto."""
@@ -34,7 +31,7 @@ _OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
 
 Inputs = tuple[Tensor, Tensor | None, int, str, Tensor | None, int, Tensor | None]
-"""The first arguments of the operators that quantize."""
+"""The first arguments of the operators that quantize: x, plan, groups, spec, seed, group_offset, scale."""
 
 
 class Quantizer:
@@ -68,7 +65,7 @@ class Quantizer:
     ) -> GroupedTensor:
         """`x` in the planes of the spec; `seed`, `operand` and `group_offset` tell where random bits come from."""
         text, launch = self._by_operand[operand]
-        inputs, shapes, sizes = self._launch(text, launch, x, group_sizes, seed, group_offset, scale)
+        inputs, shapes, sizes = self._launch((text, launch), x, group_sizes, seed, group_offset, scale)
         return launch.tensor(shapes, sizes, operators.quantize(*inputs, None, None, None, None))
 
     def with_amax(
@@ -83,7 +80,7 @@ class Quantizer:
     ) -> tuple[GroupedTensor, Tensor]:
         """The same in one launch with x's amax by group, fp32 [G]."""
         text, launch = self._with_amax[operand]
-        inputs, shapes, sizes = self._launch(text, launch, x, group_sizes, seed, group_offset, scale)
+        inputs, shapes, sizes = self._launch((text, launch), x, group_sizes, seed, group_offset, scale)
         outputs = operators.quantize(*inputs, None, None, None, None)
         return launch.tensor(shapes, sizes, outputs), outputs[-1]
 
@@ -100,14 +97,10 @@ class Quantizer:
     ) -> tuple[GroupedTensor, Tensor | None]:
         """The rows that permute_rows would write of tokens `x`, quantized where they stand, and with `amax` theirs."""
         text, launch = (self._with_amax if amax else self._by_operand)[rounding.get("operand")]
-        rows, each = position.numel(), position.shape[1]
-        index = group_index_of((rows, x.shape[1]), group_sizes, x)
-        assert index is not None  # rows have sizes
-        key = seed_tensor(rounding.get("seed"), x.device) if self._stochastic else None
-        offset, scale = rounding.get("group_offset", 0), rounding.get("scale")
-        outputs = operators.quantize_tokens(x, index.words, index.groups, text, key, offset, scale, order, each)
-        codes = launch.tensor(launch.shapes(x, index.groups, rows), index.group_sizes, outputs)
-        return codes, outputs[-1] if amax else None
+        seed, offset, scale = rounding.get("seed"), rounding.get("group_offset", 0), rounding.get("scale")
+        inputs, shapes, sizes = self._launch((text, launch), x, group_sizes, seed, offset, scale, position.numel())
+        outputs = operators.quantize_tokens(*inputs, order, position.shape[1])
+        return launch.tensor(shapes, sizes, outputs), outputs[-1] if amax else None
 
     def into(
         self,
@@ -122,7 +115,7 @@ class Quantizer:
         """The same, written into the planes of `out`, and x's amax into `amax`, unless `unchanged` is not 0."""
         text, launch = (self._by_operand if amax is None else self._with_amax)[rounding.get("operand")]
         seed, offset, scale = rounding.get("seed"), rounding.get("group_offset", 0), rounding.get("scale")
-        inputs, shapes, sizes = self._launch(text, launch, x, group_sizes, seed, offset, scale)
+        inputs, shapes, sizes = self._launch((text, launch), x, group_sizes, seed, offset, scale)
         planes = planes_of(out, launch, shapes, x.device)
         operators.quantize_into(*inputs, unchanged, planes if amax is None else [*planes, amax])
         write_sizes(out, sizes)
@@ -137,20 +130,21 @@ class Quantizer:
 
     def _launch(
         self,
-        text: str,
-        launch: QuantizeLaunch,
+        chosen: tuple[str, QuantizeLaunch],
         x: Tensor,
         group_sizes: Tensor | GroupIndex | None,
         seed: Tensor | int | None,
         group_offset: int,
         scale: Tensor | None,
-    ) -> tuple[_Arguments, QuantizeShapes, Tensor | None]:
-        """The operator's arguments, the shapes and int64 sizes."""
-        index = group_index_of(x.shape, group_sizes, x)
+        choices: int | None = None,
+    ) -> tuple[Inputs, QuantizeShapes, Tensor | None]:
+        """The operator's arguments, the shapes and int64 sizes. `choices`: the rows that they make of tokens x."""
+        text, launch = chosen
+        index = group_index_of(x.shape if choices is None else (choices, x.shape[1]), group_sizes, x)
         if index is None:
             groups, words, sizes = x.shape[0], None, None
         else:
             groups, words, sizes = index.groups, index.words, index.group_sizes
         key = seed_tensor(seed, x.device) if self._stochastic else None
         inputs = (x, words, groups, text, key, group_offset, scale)
-        return inputs, launch.shapes(x, groups), sizes
+        return inputs, launch.shapes(x, groups, choices), sizes

@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo import GroupedTensorSpec, QuantizerSpec, check_group_sizes
 from octavo.health import FIELDS
 from octavo.quantizer import Direction
-from octavo_torch.arithmetic import bias, gemm
+from octavo_torch.arithmetic import bias, gemm, mxfp4
 from octavo_torch.arithmetic.casts import FP8_DTYPE
 from octavo_torch.arithmetic.groups import RowGroups, bounded_sizes
 from octavo_torch.arithmetic.processor import check_subnormals
@@ -214,7 +214,15 @@ stats_of = _operator(
         (len(FIELDS), x.shape[0] if sizes is None else sizes.shape[0]), dtype=torch.float64
     ),
 )
-"""float64 [7, G]: see stats.operand_stats; `quantizer` "" is an operand that stays in high precision."""
+"""float64 [8, G]: see stats.operand_stats; `quantizer` "" is an operand that stays in high precision."""
+
+
+mxfp4_values = _operator(
+    "mxfp4_values(Tensor x, Tensor? sizes, str direction) -> Tensor",
+    mxfp4.mxfp4_values,
+    lambda x, *_: torch.empty_like(x, dtype=torch.bfloat16, memory_format=torch.contiguous_format),
+)
+"""See mxfp4.mxfp4_values."""
 
 
 _texts: Memo[str] = Memo()

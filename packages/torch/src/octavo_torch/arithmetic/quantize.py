@@ -155,7 +155,7 @@ def group_amax(x: Tensor, groups: RowGroups) -> Tensor:
     return bits_of(unit_amax(x, groups, PER_GROUP))[:, 0].view(torch.float32)
 
 
-class _Spread:
+class Spread:
     """Carries values of units [S, C] back over the elements [M, K]."""
 
     def __init__(self, units: Units, groups: RowGroups, columns: int) -> None:
@@ -191,7 +191,7 @@ def quantize_plane(
     group_bits   [G] bit patterns of the groups' amaxes, where `x` has only some of their rows; None: those of `x`
     """
     units = units_of(spec, direction)
-    spread = _Spread(units, groups, x.shape[1])
+    spread = Spread(units, groups, x.shape[1])
     if spec.scaling == "delayed":
         assert scale is not None  # the front end has checked it
         encode = scale.to(torch.float32)[:, None]
@@ -219,7 +219,7 @@ def _nvfp4_plane(
     group_bits: Tensor,
     groups: RowGroups,
     units: Units,
-    spread: _Spread,
+    spread: Spread,
     draws: Tensor | None,
 ) -> Plane:
     if units.rows == "each":
@@ -306,7 +306,7 @@ def plane_values(
             block = torch.arange(decode.shape[0], device=codes.device)
             owner = torch.searchsorted(first + number, block, right=True).clamp_(max=groups.count - 1)
         decode = decode * factor.index_select(0, owner)[:, None]
-    return canonical_nan(from_codes(codes) * _Spread(units, groups, columns)(decode))
+    return canonical_nan(from_codes(codes) * Spread(units, groups, columns)(decode))
 
 
 def _decoded(scale: Tensor) -> Tensor:

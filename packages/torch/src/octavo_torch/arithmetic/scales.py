@@ -59,6 +59,12 @@ def e8m0_scales(amax_bits: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     return encode, byte.masked_fill(poisoned, 0xFF).to(torch.uint8)
 
 
+def mxfp4_scales(amax_bits: Tensor) -> tuple[Tensor, Tensor]:
+    """`e8m0_scales` of E2M1 with a byte of at most 252: 6 * 2^125 is fp32's last value of E2M1."""
+    encode, byte = e8m0_scales(amax_bits, "e2m1")
+    return encode.clamp(min=2.0**-125), torch.where(byte == 0xFF, byte, byte.clamp(max=252))
+
+
 def nvfp4_scales(amax_bits: Tensor, group_amax_bits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Encode scale and E4M3 decode scale of each block, and the second-level decode factor.
 

@@ -14,6 +14,7 @@ from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_torch.arithmetic.casts import ABS_BITS, bits_of
 from octavo_torch.arithmetic.groups import RowGroups, segment_amax
 from octavo_torch.arithmetic.hadamard import hadamard_rows
+from octavo_torch.arithmetic.mxfp4 import rounded_rows
 from octavo_torch.arithmetic.quantize import Noise, padded_rows, plane_values, quantize_plane
 
 
@@ -39,7 +40,7 @@ def operand_stats(
     scale: Tensor | None,
     rows: int,
 ) -> Tensor:
-    """float64 [7, G]: FIELDS of each group of `x`, [M, K] with bounded int64 `sizes` [G], or [G, N, K] with None.
+    """float64 [8, G]: FIELDS of each group of `x`, [M, K] with bounded int64 `sizes` [G], or [G, N, K] with None.
 
     spec    None: an operand that stays in high precision, of which amax, elements and non_finite alone are counted
     rows    of each group: a multiple of WINDOW, of evenly spaced windows; 0: all. The amax is of all rows in any case.
@@ -69,8 +70,9 @@ def operand_stats(
     amax = known.view(torch.float32).to(torch.float64)
     if spec is None:
         zero = torch.zeros_like(elements)
-        return torch.stack((elements, amax, _counted(~finite & real[:, None], groups), zero, zero, zero, zero))
-    plane = quantize_plane(source, groups, spec, direction, noise, scale, known)
+        return torch.stack((elements, amax, _counted(~finite & real[:, None], groups), zero, zero, zero, zero, zero))
+    wanted = None if spec.mxfp4 is None else rounded_rows(source, groups, spec.mxfp4)
+    plane = quantize_plane(source if wanted is None else wanted, groups, spec, direction, noise, scale, known)
     decoded = plane_values(plane.codes, plane.scale, plane.factor, groups, spec, direction)
     readable = decoded.isfinite()
     comparable = finite & readable
@@ -82,7 +84,8 @@ def operand_stats(
     error = torch.where(comparable, decoded, 0.0).to(torch.float64) - wide
     counts = (_counted(mask, groups) for mask in (~readable & real[:, None], saturated, underflow))
     squares = (_summed(values.square().sum(1), groups) for values in (wide, error))
-    return torch.stack((elements, amax, *counts, *squares))
+    inexact = torch.zeros_like(elements) if wanted is None else _counted(comparable & (decoded != wanted), groups)
+    return torch.stack((elements, amax, *counts, *squares, inexact))
 
 
 def amax_bits(x: Tensor, groups: RowGroups) -> Tensor:

@@ -54,8 +54,8 @@ def check_module(module: object) -> None:
 
 
 def check_path(name: str, value: object) -> None:
-    """Raises ValueError for anything but a pathlib.Path or a str."""
-    if not isinstance(value, str | Path):
+    """Raises ValueError for anything but a pathlib.Path or a str; an empty str would be the working directory."""
+    if not isinstance(value, str | Path) or value == "":
         raise ValueError(f"{name} is {brief(value)}; give a pathlib.Path or a str")
 
 

@@ -170,8 +170,11 @@ class Layer:
             "wgrad": wgrad if self.need_dw else None,
         }
         needed = {gemm: plan for gemm, plan in gemms.items() if plan is not None}
-        if {plan.backend for plan in (*needed.values(), *self.quantizers.values())} != {fprop.backend}:
+        quantizers = self.quantizers.values()
+        if {plan.backend for plan in (*needed.values(), *quantizers)} != {fprop.backend}:
             return None
+        if any(plan.request.quantizer.mxfp4 for plan in quantizers):
+            return None  # this package rounds, and a whole layer's kernels would not
         make = fprop.bound.whole_layer
         return None if make is None else make(needed, self.quantizers)
 

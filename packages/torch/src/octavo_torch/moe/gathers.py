@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from octavo_registry.contract.moves import RouterRule
+from octavo.router import RouterRule
 from octavo_torch.compiler.operators import Operators
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 import octavo_registry as registry
 from octavo import NoBackendError
+from octavo.router import RouterRule
 from octavo_registry.contract import moves as contract
 from octavo_registry.contract.cards import Move
-from octavo_registry.contract.moves import ChooseExperts, ChooseGradient, RouterRule
+from octavo_registry.contract.moves import ChooseExperts, ChooseGradient
 from octavo_registry.contract.request import ChooseRequest, MoveRequest
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.graphs import wants_graph
@@ -70,7 +71,7 @@ def _resolve_choosers(logits: Tensor, rule: RouterRule, backend: Names, graph_sa
         groups=int(logits.shape[1]),
         graph_safe=graph_safe,
         choices=rule.k,
-        expert_groups=rule.groups if rule.kept_groups < rule.groups else 1,
+        expert_groups=rule.groups if rule.by_groups else 1,
     )
     try:
         plan = registry.plan(request, backend=backend)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from octavo_registry.contract.moves import RouterRule, Score
+from octavo.router import RouterRule, Score
 from octavo_torch.arrays.checks import backend_names, brief, check_count, check_flag
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.operands import check_layout
@@ -206,7 +206,7 @@ def router_scores(logits: Tensor, score: Score) -> Tensor:
 
 
 def _chosen_by(logits: Tensor, scores: Tensor, bias: Tensor | None, rule: RouterRule) -> Tensor:
-    if bias is None and rule.kept_groups >= rule.groups:
+    if bias is None and not rule.by_groups:
         return logits
     return _in_groups(scores if bias is None else scores + bias.float(), rule.groups, rule.kept_groups)
 

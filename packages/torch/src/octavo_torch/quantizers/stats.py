@@ -29,6 +29,7 @@ class TensorStats:
     saturated   finite elements cut to the format's largest value
     underflow   finite elements that are not zero and decode to zero
     signal      sum of x^2, and noise the sum of (decoded - x)^2, over elements finite on both sides
+    inexact     of weights that are rounded to MXFP4 first: finite elements that decode to another value than MXFP4's
     """
 
     elements: Tensor
@@ -38,6 +39,7 @@ class TensorStats:
     underflow: Tensor
     signal: Tensor
     noise: Tensor
+    inexact: Tensor
 
     @property
     def sqnr_db(self) -> Tensor:
@@ -100,7 +102,7 @@ def _counted(
     scale: Tensor | None = None,
     rows: int = 0,
 ) -> Tensor:
-    """float64 [7, G]."""
+    """float64 [8, G]."""
     sizes, _ = sizes_of(x, group_sizes)
     arguments.check_scale(scale, x.shape[0] if sizes is None else sizes.shape[0], x)
     produced = "rowwise" if spec.shares_codes else direction

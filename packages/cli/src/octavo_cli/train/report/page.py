@@ -19,6 +19,7 @@ RECIPES = {
     "fp8-row": "FP8 (E4M3), one scale for each row",
     "fp8-block": "FP8 (E4M3), one scale for 1x128 values of a row, or 128x128 of a weight",
     "mxfp8": "FP8 (E4M3), one power of two as the scale of 32 values (OCP Microscaling)",
+    "mxfp4": "weights with the values of FP4 (E2M1), one power of two as the scale of 32, the rest as fp8-block",
     "nvfp4": "FP4 (E2M1), one E4M3 scale for 16 values and one fp32 scale for each expert",
 }  # fmt: skip
 """What the names of presets mean."""

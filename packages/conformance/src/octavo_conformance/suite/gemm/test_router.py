@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 import octavo_numerics
+from octavo.router import RouterRule, Score
 from octavo_conformance.cards import variants
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import DTYPES, Array, Rng
-from octavo_registry.contract import RouterRule, Score
 
 TOKENS, EXPERTS, CHOICES = 37, 40, 5
 SCORES: tuple[Score, ...] = ("softmax", "sigmoid", "sqrtsoftplus")
@@ -35,13 +35,8 @@ def draw_rule(rng: Rng, score: Score) -> RouterRule:
 
 def asked(rule: RouterRule) -> dict[str, Any]:
     """What a request says of it."""
-    parts = rule.groups if rule.kept_groups < rule.groups else 1
+    parts = rule.groups if rule.by_groups else 1
     return {"groups": EXPERTS, "choices": rule.k, "expert_groups": parts}
-
-
-def defined(rule: RouterRule) -> octavo_numerics.RouterRule:
-    """The definition's form of it."""
-    return octavo_numerics.RouterRule(rule.k, rule.score, rule.groups, rule.kept_groups, rule.renormalize, rule.scale)
 
 
 def assert_chosen(case: Case, made: Any, logits: Array, expected: octavo_numerics.Choice, rule: RouterRule) -> None:
@@ -50,7 +45,7 @@ def assert_chosen(case: Case, made: Any, logits: Array, expected: octavo_numeric
     assert_same_bits(choices, expected.choices, "choices")
     assert_same_bits(counts, expected.counts, "counts")
     assert weights.dtype == np.float32
-    bound = octavo_numerics.choice_weights_bound(logits, expected, defined(rule))
+    bound = octavo_numerics.choice_weights_bound(logits, expected, rule)
     assert (np.abs(weights - expected.weights) <= bound).all(), "weights are past octavo_numerics.choice_weights_bound"
 
 
@@ -63,7 +58,7 @@ def test_choices(case: Case, rng: Rng) -> None:
         run = case.plan("choose_experts", **asked(rule)).run
         for given in (None, replay):
             made = run(case.array(logits), None, None if given is None else case.array(given), rule)
-            expected = octavo_numerics.choose_experts(logits, defined(rule), None, given)
+            expected = octavo_numerics.choose_experts(logits, rule, None, given)
             assert_chosen(case, made, logits, expected, rule)
 
 
@@ -76,7 +71,7 @@ def test_choices_with_a_bias_and_in_groups(case: Case, rng: Rng) -> None:
     for rule in (RouterRule(CHOICES, "sigmoid", 8, 3), RouterRule(CHOICES, "sqrtsoftplus")):
         run = case.plan("choose_experts", **asked(rule)).run
         made = run(case.array(logits), case.array(bias), None, rule)
-        assert_chosen(case, made, logits, octavo_numerics.choose_experts(logits, defined(rule), bias), rule)
+        assert_chosen(case, made, logits, octavo_numerics.choose_experts(logits, rule, bias), rule)
 
 
 @needs("choose_gradient", variants.unquantized)
@@ -88,8 +83,8 @@ def test_gradient_of_the_logits(case: Case, rng: Rng) -> None:
         given = logits, choices, dweights.astype(np.float32)
         run = case.plan("choose_gradient", **asked(rule)).run
         made = case.numpy(run(*(case.array(array) for array in given), rule)).astype(np.float64)
-        expected = octavo_numerics.choose_gradient(*given, defined(rule))
-        bound = octavo_numerics.choose_gradient_bound(*given, defined(rule))
+        expected = octavo_numerics.choose_gradient(*given, rule)
+        bound = octavo_numerics.choose_gradient_bound(*given, rule)
         unit = ROUNDING[case.dtype]
         bound = bound * (1 + unit) + np.abs(expected) * unit + SMALLEST[case.dtype]
         assert (np.abs(made - expected) <= bound).all(), "past octavo_numerics.choose_gradient_bound"

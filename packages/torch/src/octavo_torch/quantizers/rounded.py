@@ -1,0 +1,71 @@
+"""Quantizers of weights that are rounded to MXFP4 first, over any backend's quantizer of blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo_registry.contract.quantize import BoundQuantize
+from octavo_torch.arithmetic import operators
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.sizes import Sizes, group_sizes_of
+from octavo_torch.memo import Bounded
+
+Bound = BoundQuantize[Tensor, GroupedTensor]
+
+
+def rounding_first(bound: Bound, spec: QuantizerSpec) -> Bound:
+    """`bound`, a quantizer by `spec.held_by` of bf16, as one by `spec`: see octavo_registry.contract.frameworks."""
+    first = _RoundingFirst(bound, spec)
+    return BoundQuantize(
+        first,
+        layouts=bound.layouts,
+        note=bound.note,
+        prepare=bound.prepare,
+        into=None if bound.into is None else first.into,
+        from_plain=None if bound.from_plain is None else first.from_plain,
+        to_plain=None if bound.to_plain is None else first.to_plain,
+    )
+
+
+class _RoundingFirst:
+    """The functions of a BoundQuantize. Their tensors have `spec` as quantizer, those of the backend `spec.held_by`."""
+
+    def __init__(self, bound: Bound, spec: QuantizerSpec) -> None:
+        self._bound, self._spec, self._held = bound, spec, spec.held_by
+        self._renamed: Bounded[tuple[int, int], tuple[GroupedTensorSpec, GroupedTensorSpec]] = Bounded()
+
+    def __call__(self, x: Tensor, group_sizes: Sizes | None = None, /, **how: Any) -> GroupedTensor:
+        return self._with(self._spec, self._bound.run(self._values(x, group_sizes), group_sizes, **how))
+
+    def into(self, x: Tensor, group_sizes: Sizes | None = None, /, *, out: GroupedTensor, **how: Any) -> None:
+        assert self._bound.into is not None  # rounding_first has asked
+        self._bound.into(self._values(x, group_sizes), group_sizes, out=self._with(self._held, out), **how)
+
+    def from_plain(self, q: GroupedTensor) -> GroupedTensor:
+        assert self._bound.from_plain is not None
+        return self._with(self._spec, self._bound.from_plain(self._with(self._held, q)))
+
+    def to_plain(self, q: GroupedTensor) -> GroupedTensor:
+        assert self._bound.to_plain is not None
+        return self._with(self._spec, self._bound.to_plain(self._with(self._held, q)))
+
+    def _values(self, x: Tensor, sizes: Sizes | None) -> Tensor:
+        rows = None if sizes is None else operators.bound_sizes(group_sizes_of(sizes), x.shape[0], x)
+        if rows is None and x.dim() == 2:
+            rows = torch.full((1,), x.shape[0], dtype=torch.int64, device=x.device)
+        assert self._spec.mxfp4 is not None
+        return operators.mxfp4_values(x, rows, self._spec.mxfp4)
+
+    def _with(self, quantizer: QuantizerSpec, q: GroupedTensor) -> GroupedTensor:
+        """`q` with this quantizer in its spec. A spec is found by identity: building one costs more than a launch."""
+        key = id(q.spec), id(quantizer)
+        known = self._renamed.get(key)
+        if known is None or known[0] is not q.spec:
+            renamed = GroupedTensorSpec(**{**dict(q.spec), "quantizer": quantizer})
+            known = self._renamed[key] = q.spec, renamed
+        return replace(q, spec=known[1])

@@ -1,0 +1,36 @@
+"""Quantizers that round to MXFP4 first: the front end rounds, and whoever quantizes in blocks holds the values.
+
+No backend is asked to round: a card that serves "block" serves these weights, and an older one cannot take them for
+weights that are as they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from octavo_registry.contract.bound import Bound
+from octavo_registry.contract.quantize import AnyBoundQuantize, BoundQuantize
+from octavo_registry.contract.request import DequantizeRequest, QuantizeRequest, Request
+from octavo_registry.discovery.bridges import framework
+from octavo_registry.discovery.guard import guard
+
+
+def asked_of_backends(request: Request) -> Request:
+    """`request` as backends see it: where values are rounded to MXFP4 first, the quantizer that holds them, of bf16."""
+    if not isinstance(request, QuantizeRequest | DequantizeRequest) or request.quantizer.mxfp4 is None:
+        return request
+    held = replace(request, quantizer=request.quantizer.held_by)
+    return replace(held, in_dtype="bfloat16", out_dtype="bfloat16") if isinstance(held, QuantizeRequest) else held
+
+
+def with_rounding(bound: Bound, request: Request) -> Bound:
+    """The answer to `request`, from the one to `asked_of_backends(request)`; `Fault` where the front end fails."""
+    if not isinstance(request, QuantizeRequest) or not isinstance(bound, BoundQuantize) or not request.quantizer.mxfp4:
+        return bound
+    rounded = guard(_rounded, bound, request)
+    note = f"of MXFP4's values, rounded by operations of {request.framework}"
+    return replace(rounded, note="; ".join(part for part in (note, bound.note) if part))
+
+
+def _rounded(bound: AnyBoundQuantize, request: QuantizeRequest) -> AnyBoundQuantize:
+    return framework(request.framework).rounding_first(bound, request.quantizer)
