@@ -70,6 +70,7 @@ ADAPTED = (
     "tokamax==0.0.12",
     "transformers==5.23.0",
     "compressed-tensors==0.20.0",
+    "peft==0.21.2",
     "accelerate",  # with which transformers reads FP8 checkpoints
     "spmd_types==0.2.3",
     "einops",

@@ -26,7 +26,7 @@ MOST_ANY_LINES = 100
 ROOMS: dict[str, tuple[str, ...]] = {
     "octavo_torch": (
         *("memo", "compiler", "arrays", "arithmetic", "functions", "dispatch", "wgrad", "scaling", "quantizers"),
-        *("linear", "mlp", "moe", "distributed", "checkpoint", "reference", "adapters"),
+        *("linear", "mlp", "moe", "lora", "distributed", "checkpoint", "reference", "adapters"),
     ),
     "octavo_jax": (
         *(
@@ -75,7 +75,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
     "octavo_torch": (
         *("plugin_api", "adapters.automodel", "adapters.megatron", "adapters.megatron_checkpoint"),
-        *("adapters.torchtitan", "adapters.transformers"),
+        *("adapters.torchtitan", "adapters.transformers", "adapters.frozen", "adapters.peft"),
     ),
     "octavo_jax": ("plugin_api", "linen", "nnx", "moe", "adapters", "adapters.qwix", "adapters.tokamax"),
     "octavo_registry": ("contract",),

@@ -9,6 +9,17 @@ import sys
 from workspace import ROOT
 
 
+def test_adapters_over_frozen_codes() -> None:
+    """The adapters learn what they can, and are stored and loaded alone."""
+    command = [sys.executable, str(ROOT / "docs" / "examples" / "torch_lora.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (told,) = re.findall(r"^loss ([\d. ]+)$", done.stdout, flags=re.MULTILINE)
+    losses = [float(loss) for loss in told.split()]
+    assert losses[-1] < losses[0] / 2
+    assert re.search(r"^stored \d+ bytes of adapters$", done.stdout, flags=re.MULTILINE)
+
+
 def test_experts_on_two_ranks() -> None:
     """Both ranks train, on one loss, and it falls."""
     command = [sys.executable, str(ROOT / "docs" / "examples" / "torch_expert_parallel.py")]

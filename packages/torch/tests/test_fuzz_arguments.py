@@ -60,6 +60,12 @@ def layer(**more: Any) -> ot.GroupedLinear:
     return ot.GroupedLinear(G, K, N, backend=BACKEND, **more)
 
 
+def adapted() -> ot.GroupedLinear:
+    made = layer()
+    ot.add_lora(made, 4)
+    return made
+
+
 def one_expert_each() -> dict[str, torch.Tensor]:
     shapes = {"w1": (N, K), "w3": (N, K), "w2": (K, N)}
     return {f"experts.{g}.{name}.weight": torch.ones(shape) for g in range(G) for name, shape in shapes.items()}
@@ -189,6 +195,33 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         lambda **given: ot.GroupedMLP(G, K, N, recipe=MXFP8(), backend=BACKEND).forward(**given),
         lambda: {"x": leaf(M, K), "group_sizes": [3, 4], "probs": torch.ones(M)},
     ),
+    "GroupedLoRA": (
+        ot.GroupedLoRA,
+        lambda: {"num_groups": G, "in_features": K, "out_features": N, "rank": 4, "alpha": 8, "dropout": 0.1},
+    ),
+    "GroupedLoRA.forward": (
+        lambda **given: ot.GroupedLoRA(G, K, N, 4, backend=BACKEND).forward(**given),
+        lambda: {"x": leaf(M, K), "group_sizes": [3, 4]},
+    ),
+    "GroupedLoRA.merged_weight": (
+        lambda **given: ot.GroupedLoRA(G, K, N, 4).merged_weight(**given),
+        lambda: {"weight": leaf(G, N, K)},
+    ),
+    "GroupedLoRA.train_groups": (
+        lambda **given: ot.GroupedLoRA(G, K, N, 4).train_groups(**given),
+        lambda: {"groups": [1]},
+    ),
+    "PackedWeight": (
+        ot.PackedWeight,
+        lambda: {
+            "blocks": torch.zeros(G, N, K, dtype=torch.uint8),
+            "scales": torch.zeros(G, N, 1, dtype=torch.uint8),
+            "recipe": MXFP8(),
+            "dtype": torch.bfloat16,
+        },
+    ),
+    "add_lora": (ot.add_lora, lambda: {"module": layer(), "rank": 4, "alpha": 8, "dropout": 0.1, "filter": "*"}),
+    "merge_lora": (ot.merge_lora, lambda: {"module": adapted()}),
     "Sequential": (lambda operation: ot.Sequential(operation), lambda: {"operation": layer()}),
     "Sequential.forward": (
         lambda **given: ot.Sequential(layer(), ot.Activation("swiglu")).forward(**given),
@@ -241,7 +274,7 @@ MORE = {
         "out_features", "score", "groups", "kept_groups", "renormalize", "scale", "choice_bias", "form", "weight_codes",
         "activation", "seed", "interleave", *MODULE,
     ),
-    "MoE.forward": ("choice", "weights"),
+    "MoE.forward": ("choice", "weights", "lora"),
     "grouped_mm": ("bias", "out_dtype"),
     "quantize": ("seed", "operand", "group_offset", "scale", "layouts", "out", "unchanged"),
     "quantize_weight": ("seed", "state", "interleave", "out", "unchanged"),
@@ -253,9 +286,12 @@ MORE = {
     "explain_mlp": ("activation",),
     "DelayedState.create": ("device",),
     "GroupedLinear": MODULE,
-    "GroupedLinear.forward": ("weight", "bias_scales", "out", "grad_input"),
+    "GroupedLinear.forward": ("weight", "bias_scales", "out", "grad_input", "lora"),
     "GroupedMLP": ("activation", "seed", "interleave", *MODULE),
-    "GroupedMLP.forward": ("weights", "bias2_scales"),
+    "GroupedMLP.forward": ("weights", "bias2_scales", "lora"),
+    "GroupedLoRA": ("rank_stabilized", "device", "dtype", "backend"),
+    "PackedWeight": ("interleave",),
+    "add_lora": ("rank_stabilized", "targets", "dtype"),
     "Sequential.forward": ("bias_scales", "bias2_scales"),
     "convert": ("seed", "backend"),
     "tensor_stats": ("direction", "seed", "scale", "rows"),

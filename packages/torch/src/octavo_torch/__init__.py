@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     from octavo_torch.linear.quantized_operands import quantize_input, quantize_weight
     from octavo_torch.linear.quantized_output import grouped_linear_quantized
     from octavo_torch.linear.weights import QuantizedWeight
+    from octavo_torch.lora.attach import add_lora, merge_lora
+    from octavo_torch.lora.module import GroupedLoRA
     from octavo_torch.master_weights import MasterWeights
     from octavo_torch.mlp.activation_module import Activation, activate
     from octavo_torch.mlp.mlp import explain_mlp, grouped_mlp
     from octavo_torch.mlp.module import GroupedMLP
+    from octavo_torch.mlp.packed_weight import PackedWeight
     from octavo_torch.mlp.sequential import Sequential
     from octavo_torch.moe.exchange import ExpertExchange
     from octavo_torch.moe.kept import KeptBytes, MoeShape, bytes_kept
@@ -62,6 +65,7 @@ __all__ = [
     "Extras",
     "GroupedColumnParallel",
     "GroupedLinear",
+    "GroupedLoRA",
     "GroupedMLP",
     "GroupedMLPParallel",
     "GroupedRowParallel",
@@ -72,6 +76,7 @@ __all__ = [
     "MoeShape",
     "Observation",
     "Observer",
+    "PackedWeight",
     "QuantizedInput",
     "QuantizedWeight",
     "RouterLosses",
@@ -80,6 +85,7 @@ __all__ = [
     "TensorStats",
     "act_quantize",
     "activate",
+    "add_lora",
     "bytes_kept",
     "check_errors",
     "check_recipe_state",
@@ -100,6 +106,7 @@ __all__ = [
     "load_checkpoint",
     "load_distributed",
     "load_experts",
+    "merge_lora",
     "moe_mlp",
     "norm_quantize",
     "observe",
@@ -142,8 +149,11 @@ _DEFINING_MODULES = (
     "arrays.grouped_tensor",
     "mlp.mlp",
     "mlp.module",
+    "mlp.packed_weight",
     "linear.module",
     "distributed.parallel",
+    "lora.attach",
+    "lora.module",
     "moe.kept",
     "moe.moe",
     "moe.module",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM
-from octavo_torch.adapters.transformers import ExpertsFunction, ExpertsModule
+from octavo_torch.adapters.transformers import ExpertsFunction, ExpertsModule, is_dispatched
 from octavo_torch.arrays.checks import brief
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -23,8 +23,6 @@ from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule
 from octavo_torch.scaling.saved_state import STATE_BUFFERS
 
 Filter = str | Callable[[str, nn.Module], bool] | None
-_DISPATCHED = {"has_gate", "is_transposed", "down_proj"}
-"""Attributes of experts that transformers dispatches."""
 
 
 def convert(
@@ -86,8 +84,7 @@ def _matches(filter: Filter, name: str, module: nn.Module) -> bool:
 def _experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         has_grouped_mm = callable(getattr(module, "_grouped_mm", None))
-        dispatched = {*dir(module)} >= _DISPATCHED
-        if isinstance(module, GroupedLinear | Experts) or has_grouped_mm or dispatched:
+        if isinstance(module, GroupedLinear | Experts) or has_grouped_mm or is_dispatched(module):
             yield name, module
 
 

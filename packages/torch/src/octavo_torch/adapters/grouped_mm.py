@@ -62,6 +62,11 @@ class GroupedMM:
         assert isinstance(self.recipe, Recipe)  # __post_init__ has resolved names
         return {"recipe": self.recipe, "backend": self.backend}
 
+    @property
+    def names(self) -> str | tuple[str, ...] | None:
+        """`backend`, as `backend_names` has it."""
+        return backend_names(self.backend)
+
     def seed_on(self, device: torch.device) -> int | Tensor | None:
         """The seed of one product; None for recipes that round to nearest."""
         assert isinstance(self.recipe, Recipe)

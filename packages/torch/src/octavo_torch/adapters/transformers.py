@@ -17,13 +17,17 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM, misfit
+from octavo_torch.mlp.adapted import Adapters, run_adapted
+from octavo_torch.mlp.call import MlpCall
+from octavo_torch.mlp.mlp import Extras
+from octavo_torch.mlp.packed_weight import PackedWeight
 from octavo_torch.moe.forms import Form, WeightCodes, check_form, check_weight_codes
 from octavo_torch.moe.moe import moe_mlp
-from octavo_torch.moe.permutation import permute, unpermute
+from octavo_torch.moe.permutation import permute, through_rows, unpermute
 
 TESTED = "5.23.0"
 
@@ -113,40 +117,90 @@ class ExpertsFunction:
     weight_codes: WeightCodes = "keep"
 
     def __call__(
-        self, module: ExpertsModule, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+        self,
+        module: ExpertsModule,
+        hidden_states: Tensor,
+        top_k_index: Tensor,
+        top_k_weights: Tensor,
+        lora: Adapters | None = None,
     ) -> Tensor:
-        """The module's result."""
+        """The module's result. `lora`: added to the products of both projections, see octavo_torch.GroupedMLP."""
         product = self.product
-        first, second = _projections(module)
-        activation = _activation(module)
+        first, second = projections(module)
+        activation = activation_of(module)
         if activation is not None:
+            seed = product.seed_on(hidden_states.device)
+            if lora is None and isinstance(first[0], PackedWeight):
+                lora = None, None
+            if lora is not None:
+                call = MlpCall(
+                    product.how["recipe"], product.names, seed=seed, activation=activation, interleave=block_of(module)
+                )
+                return self._adapted((hidden_states, top_k_index, top_k_weights), first, second, call, lora)
             return moe_mlp(
                 hidden_states, top_k_index, top_k_weights, first[0], second[0], activation=activation,
-                interleave=None if not module.has_gate or module.is_concatenated else 1, bias1=first[1],
-                bias2=second[1], form=self.form, weight_codes=self.weight_codes,
-                seed=product.seed_on(hidden_states.device), **product.how,
+                interleave=block_of(module), bias1=first[1], bias2=second[1], form=self.form,
+                weight_codes=self.weight_codes, seed=seed, **product.how,
             )  # fmt: skip
         rows, sizes, routing = permute(hidden_states, top_k_index, first[0].shape[0])
         ends = torch.cumsum(sizes, 0)
+        added = (None, None) if lora is None else lora
         h = product(rows, first[0].transpose(1, 2), ends, first[1])
+        h = h if added[0] is None else h + added[0].delta(rows, sizes)
         h = module._apply_gate(h) if module.has_gate else module.act_fn(h)
         y = product(h, second[0].transpose(1, 2), ends, second[1])
+        y = y if added[1] is None else y + added[1].delta(h, sizes)
         if getattr(module, "has_post_expert_norm", False):
             y = module.post_expert_norm(y)
         return unpermute(y, routing, top_k_weights)
 
+    def _adapted(
+        self,
+        routed: tuple[Tensor, Tensor, Tensor],
+        first: Projection,
+        second: Projection,
+        call: MlpCall,
+        lora: Adapters,
+    ) -> Tensor:
+        """`moe_mlp` with adapters."""
 
-def _projections(module: ExpertsModule) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
-    """Weight [G, N, K] and bias of both projections."""
-    projections = []
-    for name in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
+        def run(rows: Tensor, sizes: Tensor, probs: Tensor) -> Tensor:
+            extras = Extras(probs, first[1], second[1], None if second[1] is None else probs)
+            return run_adapted(rows, first[0], second[0], sizes, extras, call, lora)
+
+        return through_rows(*routed, first[0].shape[0], run, recompute=self.form == "recompute", backend=call.backend)
+
+
+def is_dispatched(module: nn.Module) -> bool:
+    """Whether transformers dispatches this module's forward to an experts function."""
+    return {*dir(module)} >= {"has_gate", "is_transposed", "down_proj"}
+
+
+Projection = tuple[Tensor, Tensor | None]
+"""Weight [G, N, K] and bias."""
+
+
+def names_of(module: ExpertsModule) -> tuple[str, str]:
+    """The names of both projections' weights."""
+    return "gate_up_proj" if module.has_gate else "up_proj", "down_proj"
+
+
+def block_of(module: ExpertsModule) -> int | None:
+    """Rows of a block where gate and up projection take turns; None: the gate half comes first, or there is none."""
+    return None if not module.has_gate or module.is_concatenated else 1
+
+
+def projections(module: ExpertsModule) -> tuple[Projection, Projection]:
+    """Both projections."""
+    found = []
+    for name in names_of(module):
         weight = getattr(module, name)
         bias = getattr(module, f"{name}_bias") if module.has_bias else None
-        projections.append((weight.transpose(1, 2) if module.is_transposed else weight, bias))
-    return projections[0], projections[1]
+        found.append((weight.transpose(1, 2) if module.is_transposed else weight, bias))
+    return found[0], found[1]
 
 
-def _activation(module: ExpertsModule) -> str | None:
+def activation_of(module: ExpertsModule) -> str | None:
     """The activation's name in `moe_mlp`; None where the module does something else between its projections."""
     if getattr(module, "has_post_expert_norm", False):
         return None

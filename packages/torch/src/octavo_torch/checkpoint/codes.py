@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from octavo import GroupedTensorSpec, OctavoError
 from octavo.grouped_tensor import PLAIN
@@ -16,6 +16,7 @@ from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.distributed.fsdp.codes import reads_plain, whole_layer
 from octavo_torch.distributed.fsdp.planes import from_planes, plane_names, plane_shape
 from octavo_torch.linear.coded_weight import CodedWeight
+from octavo_torch.mlp.packed_weight import PackedWeight
 from octavo_torch.quantizers.functional import quantize
 from octavo_torch.scaling.recipe_module import RecipeModule
 
@@ -45,6 +46,16 @@ def codes_of(layer: RecipeModule, weight: Tensor, number: int) -> GroupedTensor 
         weight = to_halves(weight, block)
     scale = layer.delayed_states[number].encode_scale("w") if layer.recipe.stateful else None
     return quantize(weight.detach(), spec, scale=scale, backend=layer.backend)
+
+
+def check_not_packed(module: nn.Module) -> None:
+    """ValueError where a weight is MXFP4 alone, which the file that it was loaded from has."""
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, PackedWeight):
+            raise ValueError(
+                f"{name} is MXFP4 alone, as in the file that it was loaded from; write the other tensors of "
+                "state_dict(), or load that file with weights='codes'"
+            )
 
 
 def interleave_of(layer: RecipeModule, number: int) -> int:

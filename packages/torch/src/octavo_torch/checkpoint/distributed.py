@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 from octavo_torch.arrays.checks import check_module, check_path
 from octavo_torch.arrays.group_parameters import part_names
 from octavo_torch.arrays.per_group import stacked_view
+from octavo_torch.checkpoint.codes import check_not_packed
 from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_layers, recipe_state
 from octavo_torch.distributed.fsdp.shard import WeightShard
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -63,6 +64,7 @@ def load_distributed(module: nn.Module, folder: str | Path) -> None:
 
 
 def _check_values(module: nn.Module) -> None:
+    check_not_packed(module)
     for name, parameter in module.named_parameters():
         if isinstance(parameter, CodedWeight):
             raise ValueError(

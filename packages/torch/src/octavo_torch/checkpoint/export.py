@@ -16,7 +16,7 @@ from octavo_registry.contract.cards import GATED
 from octavo_torch.arrays.checks import brief, check_module, check_path
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import from_halves, to_halves
-from octavo_torch.checkpoint.codes import codes_of, interleave_of
+from octavo_torch.checkpoint.codes import check_not_packed, codes_of, interleave_of
 from octavo_torch.checkpoint.experts import KNOWN_NAMES, check_first, check_names
 from octavo_torch.checkpoint.formats.layouts import Layout
 from octavo_torch.checkpoint.formats.places import LAYOUTS, STACKED, path_of
@@ -109,6 +109,7 @@ class _Export:
         if self.layout.stacked and (first or names is not None):
             given = "names" if names is not None else "first"
             raise ValueError(f"{given} is given and {layout} has all experts under fixed names; leave it out")
+        check_not_packed(module)
         self.found = dict(experts_of(module))
         self.names: dict[str, tuple[str, ...]] = {}
         specs = set()

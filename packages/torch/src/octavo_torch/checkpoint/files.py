@@ -37,7 +37,8 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
                 weights that are already codes are always written unchanged
 
     Tensors that share memory, as tied weights do, are written once under each of their names.
-    Raises ValueError for sharded parameters: save those and `recipe_state` with torch.distributed.checkpoint.
+    Raises ValueError for PackedWeights, and for sharded parameters: save the latter and `recipe_state` with
+    torch.distributed.checkpoint.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -45,6 +46,7 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
     check_module(module)
     check_path("path", path)
     check_flag("quantized", quantized)
+    codes.check_not_packed(module)
     tensors, weights = dict(_plain_state(module)), {}
     for name, layer, parameter, number in _weights(module):
         weight = layer._parameters[parameter]

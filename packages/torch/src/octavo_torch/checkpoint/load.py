@@ -16,10 +16,12 @@ from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.checkpoint.codes import interleave_of, weight_of
 from octavo_torch.checkpoint.experts import check_names
+from octavo_torch.checkpoint.formats.blocks import MXFP4, pack
 from octavo_torch.checkpoint.formats.places import Matrices, find, path_of
 from octavo_torch.checkpoint.formats.planes import Planes
 from octavo_torch.checkpoint.formats.source import Source
 from octavo_torch.mlp.experts import Experts
+from octavo_torch.mlp.packed_weight import PackedWeight
 
 
 @torch.no_grad()
@@ -30,7 +32,7 @@ def load_experts(
     prefix: str = "",
     names: Sequence[str] | None = None,
     experts: Sequence[int] | None = None,
-    weights: Literal["codes", "values"] = "codes",
+    weights: Literal["codes", "values", "packed"] = "codes",
     exact: bool = True,
     device: torch.device | str | None = None,
 ) -> dict[str, int]:
@@ -43,14 +45,16 @@ def load_experts(
     names     (gate, up, down), or (up, down) of experts without a gate; None: recognized as stack_experts does
     experts   the numbers of the experts to load, such as range(8, 16) of a rank; None: all
     weights   "codes": each weight becomes a CodedWeight of its module's recipe, with the file's codes and scales where
-              the recipe has such blocks, else with codes of the file's values; "values": it gets the file's values
+              the recipe has such blocks, else with codes of the file's values; "values": it gets the file's values;
+              "packed": of MXFP4 files, a frozen PackedWeight of the file's bytes, which each call expands
     exact     raise ValueError where a plane, or the dtype of values, does not hold the file's values; False rounds them
     device    of the loaded weights; None: where the module's are
 
     Returns the planes that do not hold the file's values, and how many of their elements differ: nothing where `exact`.
-    Parameters keep `requires_grad`. Everything is read and checked before any weight is replaced; a module on the meta
-    device has no others in memory meanwhile. Needs the package safetensors, executes nothing of the file, and opens no
-    file outside of its folder. Raises ValueError for a file that is damaged or does not fit `module`.
+    Parameters keep `requires_grad`, except packed ones. Everything is read and checked before any weight is replaced; a
+    module on the meta device has no others in memory meanwhile. Needs the package safetensors, executes nothing of the
+    file, and opens no file outside of its folder. Raises ValueError for a file that is damaged or does not fit
+    `module`.
     """
     check_module(module)
     check_path("path", path)
@@ -61,7 +65,7 @@ def load_experts(
     for name, layer in found.items():
         if device is None and layer.weight1.is_meta:
             raise ValueError(f"device is None and {name or 'module'} is on the meta device; give the device to load to")
-        if weights == "codes":
+        if weights == "codes" or (weights == "packed" and layer.recipe.stateful):
             _check_recipe(name, layer)
     source = Source(Path(path))
     places = {name: find(source, path_of(name, prefix), layer, names, experts) for name, layer in found.items()}
@@ -72,7 +76,7 @@ def load_experts(
         for number, matrices in enumerate(places[name]):
             weight, bias = f"weight{number + 1}", f"bias{number + 1}"
             read = _Weight(layer, weight, number, f"{name}.{weight}" if name else weight, device)
-            value, rounded = read.codes(matrices) if weights == "codes" else read.values(matrices)
+            value, rounded = {"codes": read.codes, "values": read.values, "packed": read.packed}[weights](matrices)
             if exact and rounded:
                 raise ValueError(_refusal(rounded))
             changed |= {plane: count for plane, (count, _) in rounded.items()}
@@ -83,7 +87,8 @@ def load_experts(
     for (name, parameter), value in loaded.items():
         layer, old = found[name], found[name]._parameters[parameter]
         assert old is not None
-        layer._parameters[parameter] = nn.Parameter(value, requires_grad=old.requires_grad)
+        trained = old.requires_grad and not isinstance(value, PackedWeight)
+        layer._parameters[parameter] = nn.Parameter(value, requires_grad=trained)
     return changed
 
 
@@ -118,6 +123,31 @@ class _Weight:
                 plane = f"{self.name}.{misfit.plane}"
                 rounded[plane] = rounded.get(plane, (0, ""))[0] + misfit.changed, misfit.reason
         return weight_of(self.layer, planes.tensor(), self.dtype, self.number), rounded
+
+    def packed(self, matrices: Matrices) -> tuple[Tensor, _Rounded]:
+        """A PackedWeight of the file's MXFP4; what would be rounded is seen where the recipe's codes are made of it."""
+        groups, rows, columns = self.shape
+        packed = torch.empty(groups, rows, columns // 2, dtype=torch.uint8, device=self.device)
+        scales = torch.empty(groups, rows, -(-columns // MXFP4[1]), dtype=torch.uint8, device=self.device)
+        spec = self.layer.recipe.quantizer("w") if self.layer.recipe.quantizes("fprop") else None
+        rounded: _Rounded = {}
+        for group in range(groups):
+            blocks = matrices.blocks(group, self.device)
+            if blocks.block != MXFP4 or blocks.codes.dtype is not torch.uint8 or blocks.scale.dtype is not torch.uint8:
+                raise ValueError(
+                    f"weights is 'packed' and the file's {self.name} is not MXFP4; load it as 'codes' or 'values'"
+                )
+            packed[group], scales[group] = pack(blocks.codes), blocks.scale
+            if spec is None:
+                changed = int((blocks.values() != blocks.values().to(self.dtype)).sum())
+                reasons = [(self.name, changed, f"{name_of(self.dtype)} is shorter than they are")] if changed else []
+            else:
+                one = GroupedTensorSpec(shape=(1, rows, columns), groups=1, quantizer=spec, ragged_axis=None)
+                misfits = Planes(one, self.device).write(0, blocks)
+                reasons = [(f"{self.name}.{misfit.plane}", misfit.changed, misfit.reason) for misfit in misfits]
+            for plane, changed, reason in reasons:
+                rounded[plane] = rounded.get(plane, (0, ""))[0] + changed, reason
+        return PackedWeight(packed, scales, self.layer.recipe, self.dtype, self.interleave), rounded
 
     def values(self, matrices: Matrices) -> tuple[Tensor, _Rounded]:
         """The file's values in the weight's dtype."""
@@ -160,8 +190,8 @@ def _check_options(prefix: object, names: Sequence[str] | None, weights: object,
         raise ValueError(f"prefix is {brief(prefix)}; give a str, such as 'model.'")
     if names is not None:
         check_names(names)
-    if not isinstance(weights, str) or weights not in ("codes", "values"):
-        raise ValueError(f"weights is {brief(weights)}; give 'codes' or 'values'")
+    if not isinstance(weights, str) or weights not in ("codes", "values", "packed"):
+        raise ValueError(f"weights is {brief(weights)}; give 'codes', 'values' or 'packed'")
     check_flag("exact", exact)
 
 

@@ -12,7 +12,8 @@ from octavo_torch.arrays.checks import brief, check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.operands import check_layout, check_tensor
 from octavo_torch.arrays.strides import overlaps_itself, share_memory
-from octavo_torch.linear.call import Call
+from octavo_torch.linear.call import Adapter, Call, Options
+from octavo_torch.linear.quantized_input import QUANTIZED
 from octavo_torch.quantizers.arguments import NEEDS_SEED, check_group_offset
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import check_seed
@@ -45,6 +46,21 @@ def check_call(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, bias_
         check_buffer("out", out, (rows, width), layer.row_dtype, read)
     if grad_input is not None:
         check_buffer("grad_input", grad_input, tuple(x.shape), x.dtype, {**read, "out": out})
+
+
+def check_adaptable(x: object, options: Options, adapters: object) -> None:
+    """ValueError where adapters cannot be added: to codes of x, whose values they read, and to a caller's buffers.
+
+    adapters   one per weight, or None, in a tuple
+    """
+    for adapter in adapters if isinstance(adapters, tuple | list) else (adapters,):
+        if adapter is not None and not isinstance(adapter, Adapter):
+            raise ValueError(f"lora has {brief(adapter)}; give what has delta: a GroupedLoRA, or None, per weight")
+    if isinstance(x, QUANTIZED):
+        raise ValueError(f"x is {brief(x)} and the layer has adapters, which read values; give a tensor [M, K]")
+    for name, buffer in (("out", options.out), ("grad_input", options.grad_input)):
+        if buffer is not None:
+            raise ValueError(f"{name} was given and the layer has adapters, which add to that result; leave it out")
 
 
 def check_state(recipe: Recipe, state: object, like: Tensor, groups: int | None = None) -> None:

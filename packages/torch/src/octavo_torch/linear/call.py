@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import TypeAlias
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from octavo import Recipe
 from octavo_registry.contract.layer import WholeLayer
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.arrays.sizes import Sizes
+from octavo_torch.arrays.sizes import GroupSizes, Sizes
 from octavo_torch.dispatch.layer import Layer, Layers
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.probe import Probe
@@ -21,6 +22,18 @@ from octavo_torch.wgrad.target import WgradTarget
 
 Backend = str | tuple[str, ...] | None
 WholePasses: TypeAlias = WholeLayer[Tensor, DelayedState]
+
+
+class Adapter(ABC):
+    """What is added to the result of a grouped layer, made of the rows that the layer reads."""
+
+    @abstractmethod
+    def delta(self, x: Tensor, group_sizes: GroupSizes | None, interleave: int = 0) -> Tensor:
+        """[M, N] of rows x [M, K] in high precision; zeros past the sum of the sizes.
+
+        interleave   b: the weight has b gate and b up rows in turns, and the result's gate columns come first; 0: the
+                     columns are in the weight's order
+        """
 
 
 @dataclass(slots=True, eq=False)

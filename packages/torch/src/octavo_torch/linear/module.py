@@ -16,7 +16,8 @@ from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.dispatch.layer import Layers
-from octavo_torch.linear.call import Call
+from octavo_torch.linear.arguments import check_adaptable
+from octavo_torch.linear.call import Adapter, Call
 from octavo_torch.linear.explain import explain_linear
 from octavo_torch.linear.grouped import Rows, apply, traced
 from octavo_torch.linear.quantized_input import QuantizedInput
@@ -122,10 +123,12 @@ class GroupedLinear(RecipeModule):
         bias_scales: Tensor | None = None,
         out: Tensor | None = None,
         grad_input: Tensor | None = None,
+        lora: Adapter | None = None,
     ) -> Tensor:
         """y [M, N], or [..., N] of x [..., K]: see octavo_torch.grouped_linear.
 
         weight   what `quantize_weight` returned this step
+        lora     added to the product, in the place of the module's own: see add_lora
         """
         own = self.of_all_groups("weight")
         if weight is not None:
@@ -145,7 +148,12 @@ class GroupedLinear(RecipeModule):
             (call.probe,) = self.probes
         run = traced if compiling else apply
         bias = self.of_all_groups("bias") if self.per_group_parameters else self._parameters.get("bias")
-        return run(x, own if weight is None else weight, group_sizes, bias, bias_scales, call)  # type: ignore[arg-type]
+        if lora is None and self._modules:
+            lora = self._modules.get("lora")  # type: ignore[assignment]
+        if lora is not None:
+            check_adaptable(x, call, (lora,))
+        y = run(x, own if weight is None else weight, group_sizes, bias, bias_scales, call)  # type: ignore[arg-type]
+        return y if lora is None else y + lora.delta(x, group_sizes)  # type: ignore[arg-type]
 
     def quantize_weight(
         self, *, out: QuantizedWeight | None = None, unchanged: Tensor | None = None

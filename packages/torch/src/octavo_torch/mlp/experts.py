@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,9 @@ from octavo_torch.arrays.per_group import Weights
 from octavo_torch.functions.activations import check_activation
 from octavo_torch.linear.quantized_operands import code_weights, quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight, check_own
+from octavo_torch.mlp.adapted import Adapters
 from octavo_torch.mlp.call import Probes, States
+from octavo_torch.mlp.packed_weight import PackedWeight
 from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule
 
 QuantizedWeights = tuple[QuantizedWeight, QuantizedWeight]
@@ -98,6 +101,14 @@ class Experts(RecipeModule):
         for quantized, own in zip(weights, self.weights, strict=True):
             check_own("weights", quantized, own)
         return weights[0], weights[1]
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """The module's own adapters, see add_lora; None where it runs without any as one operation of autograd."""
+        own = cast(Adapters, (self._modules.get("lora1"), self._modules.get("lora2")))
+        if own == (None, None) and not isinstance(self._parameters.get("weight1"), PackedWeight):
+            return None
+        return own
 
     @property
     def own_probes(self) -> Probes | None:

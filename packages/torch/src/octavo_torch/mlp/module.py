@@ -13,6 +13,7 @@ from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.linear.grouped import Rows
 from octavo_torch.mlp import mlp
+from octavo_torch.mlp.adapted import Adapters, run_adapted
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.experts import Experts, QuantizedWeights
 from octavo_torch.mlp.plan import MlpPlan
@@ -86,10 +87,12 @@ class GroupedMLP(Experts):
         bias2_scales: Tensor | None = None,
         out: Tensor | None = None,
         grad_input: Tensor | None = None,
+        lora: Adapters | None = None,
     ) -> Tensor:
         """y [M, N], or [..., N] of x [..., K]: see octavo_torch.grouped_mlp.
 
         weights   what `quantize_weights` returned this step
+        lora      added to the two products, in the place of the module's own: see add_lora
         """
         w1, w2 = self.own_weights(weights)
         self.notice_unused()
@@ -108,6 +111,9 @@ class GroupedMLP(Experts):
             probes=self.own_probes,
         )
         extras = mlp.Extras(probs, self.of_all_groups("bias1"), self.of_all_groups("bias2"), bias2_scales)
+        adapters = self.adapters if lora is None else lora
+        if adapters is not None:
+            return run_adapted(x, w1, w2, group_sizes, extras, call, adapters)
         return mlp.run(x, w1, w2, group_sizes, extras, call)
 
     def explain(self, x: Tensor, group_sizes: GroupSizes) -> MlpPlan:

@@ -201,6 +201,8 @@ def _why_not_fused(operations: tuple[nn.Module, ...]) -> str | None:
     width = second.in_features * (2 if activation.activation in GATED else 1)
     if first.out_features != width:
         return f"{activation.activation} reads {width} features and the layer before it makes {first.out_features}"
+    if any(layer._modules for layer in (first, second)):
+        return "a layer has adapters, which add to its result"
     if any(_is_watched(operation) for operation in operations):
         return "a module has hooks, which a fused run would not call"
     return ""

@@ -13,10 +13,13 @@ from octavo import Recipe
 from octavo_torch.arrays.checks import brief, check_count, check_flag
 from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.operands import check_layout
+from octavo_torch.mlp.adapted import Adapters, run_adapted
 from octavo_torch.mlp.experts import Experts, QuantizedWeights
+from octavo_torch.mlp.mlp import Extras
 from octavo_torch.moe import moe
 from octavo_torch.moe.call import MoeCall
 from octavo_torch.moe.forms import check_form, check_weight_codes
+from octavo_torch.moe.permutation import through_rows
 from octavo_torch.moe.router import Choice, check_groups, check_scale, check_score, choose_experts
 from octavo_torch.scaling.recipe_module import UNSAID, ModuleOptions, Unsaid
 
@@ -117,11 +120,19 @@ class MoE(Experts):
             backend=self.backend,
         )  # fmt: skip
 
-    def forward(self, x: Tensor, choice: Choice | None = None, *, weights: QuantizedWeights | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        choice: Choice | None = None,
+        *,
+        weights: QuantizedWeights | None = None,
+        lora: Adapters | None = None,
+    ) -> Tensor:
         """y [..., N] of tokens x [..., K].
 
         choice    what `choose` returned for these tokens, for a caller who reads it, too; None: it is called
         weights   what `quantize_weights` returned this step
+        lora      added to the experts' products, in the place of the module's own: see add_lora
         """
         if not isinstance(x, Tensor) or not x.dim() or x.shape[-1] != self.in_features:
             raise ValueError(f"x is {brief(x)}; give tokens [..., {self.in_features}]")
@@ -147,9 +158,34 @@ class MoE(Experts):
             weight_codes=self.weight_codes,
         )
         routed = moe.Routed(choice.choices, choice.weights, self.of_all_groups("bias1"), self.of_all_groups("bias2"))
-        y = moe.run(tokens, *self.own_weights(weights), routed, call)
+        adapters = self.adapters if lora is None else lora
+        if adapters is None:
+            y = moe.run(tokens, *self.own_weights(weights), routed, call)
+        else:
+            y = self._adapted(tokens, weights, routed, call, adapters)
         # FSDP2 wants no view of a result
         return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
+
+    def _adapted(
+        self,
+        tokens: Tensor,
+        weights: QuantizedWeights | None,
+        routed: moe.Routed,
+        call: MoeCall,
+        adapters: Adapters,
+    ) -> Tensor:
+        """y with what adapters add: rows are gathered, pass the MLP, and are summed, each an operation of autograd."""
+        w1, w2 = self.own_weights(weights)
+
+        def experts(rows: Tensor, sizes: Tensor, probs: Tensor) -> Tensor:
+            # a weight multiplies the activation, and fc2's bias apart, as in moe_mlp
+            extras = Extras(probs, routed.bias1, routed.bias2, None if routed.bias2 is None else probs)
+            return run_adapted(rows, w1, w2, sizes, extras, call, adapters)
+
+        return through_rows(
+            tokens, routed.choices, routed.weights, self.num_groups, experts,
+            recompute=self.form == "recompute", backend=self.backend,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         """Shape, choices, form and recipe."""

@@ -6,12 +6,14 @@ are routed nowhere come after the sum of the sizes, where grouped layers read an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TypedDict
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from octavo_torch.arrays.checks import backend_names, brief, check_count
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
@@ -87,6 +89,33 @@ def unpermute(rows: Tensor, routing: Routing, weights: Tensor | None = None, *, 
         check_weights(weights, routing.position)
     factors = () if weights is None else (weights,)
     return _unpermuted(rows, routing.order, routing.position, routing.routed, *factors, **_named(backend))
+
+
+def through_rows(
+    x: Tensor,
+    expert_index: Tensor,
+    weights: Tensor,
+    num_groups: int,
+    experts: Callable[[Tensor, Tensor, Tensor], Tensor],
+    *,
+    recompute: bool = False,
+    backend: Backend = None,
+) -> Tensor:
+    """y [T, N] of tokens x [T, K]: `permute`, then `experts(rows, group_sizes, probs)`, whose rows `unpermute` sums.
+
+    expert_index, num_groups, backend   as in `permute`
+    weights                             [T, k]: of them `probs` is fp32 [M], one per row, as grouped_mlp takes it
+    recompute                           the backward computes all of it again, and keeps the arguments alone
+    """
+
+    def run(x: Tensor, weights: Tensor) -> Tensor:
+        rows, sizes, routing = permute(x, expert_index, num_groups, backend=backend)
+        return unpermute(experts(rows, sizes, routing.to_rows(weights, backend=backend)), routing, backend=backend)
+
+    if not recompute or not torch.is_grad_enabled():
+        return run(x, weights)
+    y: Tensor = checkpoint(run, x, weights, use_reentrant=False)
+    return y
 
 
 class _Options(TypedDict, total=False):

@@ -11,6 +11,9 @@ from torch import Tensor
 from octavo_torch.arithmetic.casts import e8m0_to_float, from_codes
 from octavo_torch.arrays.interleaving import to_halves
 
+MXFP4 = 1, 32
+"""Rows and columns that share a scale in MXFP4."""
+
 
 @dataclass(frozen=True)
 class Blocks:

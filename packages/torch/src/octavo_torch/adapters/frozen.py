@@ -1,0 +1,178 @@
+"""freeze_experts: experts of a transformers model as codes alone, to train adapters and the rest of the model around.
+
+    from octavo_torch.adapters.frozen import freeze_experts
+
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)
+    freeze_experts(model, "fp8-block")
+
+Written for transformers 5.23 (5.17 and later), whose experts modules keep their names and classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from octavo import Recipe
+from octavo_torch.adapters.grouped_mm import GroupedMM
+from octavo_torch.adapters.transformers import (
+    ExpertsFunction,
+    ExpertsModule,
+    activation_of,
+    block_of,
+    experts,
+    is_dispatched,
+    names_of,
+    projections,
+)
+from octavo_torch.arrays.checks import brief, check_module
+from octavo_torch.checkpoint.load import load_experts
+from octavo_torch.linear.coded_weight import CodedWeight
+from octavo_torch.linear.quantized_operands import quantize_weight
+from octavo_torch.mlp.module import GroupedMLP
+
+
+@torch.no_grad()
+def freeze_experts(
+    model: nn.Module,
+    recipe: Recipe | str | None,
+    *,
+    path: str | Path | None = None,
+    prefix: str = "",
+    device: torch.device | str | None = None,
+    weights: Literal["codes", "packed"] = "codes",
+    exact: bool = True,
+    seed: int | Tensor | None = None,
+    backend: str | Sequence[str] | None = None,
+    form: Literal["keep_all", "standard", "lean", "recompute"] = "standard",
+) -> tuple[str, ...]:
+    """Put CodedWeights in the place of the experts' weights of a transformers model; returns the modules' names.
+
+    recipe    a Recipe or its name, of which fprop and dgrad read codes, and whose codes depend on the values alone
+    path      files whose codes become the weights, as `load_experts` reads them; the model may then be on the meta
+              device. None: the model's own values are quantized, a weight at a time
+    weights   "packed": keep the four bits of MXFP4 files, as `load_experts` does, and expand them in each call. Then
+              the recipe may also be a high-precision one
+    prefix, exact, device   as `load_experts` has them, device None: where the experts are; without a path weights stay
+                            where they are
+    seed, backend           as `octavo_torch.adapters.transformers.experts` has them
+    form                    what is kept for the backward of experts without adapters; "recompute" also with adapters
+
+    The experts' weights and biases no longer require a gradient: forward and x's gradient read the codes, and no weight
+    gradient is computed. Weights that are stored transposed, as gpt-oss's, are [E, N, K] from then on, and the module
+    says so (`is_transposed`). Raises ValueError, before anything has changed, for a model without experts that
+    transformers dispatches, for experts with another activation than `moe_mlp`'s, and as `load_experts` does.
+    """
+    check_module(model)
+    function = experts(recipe, seed=seed, backend=backend, form=form, weight_codes="keep")
+    chosen = function.product.how["recipe"]
+    values = [gemm for gemm in ("fprop", "dgrad") if not chosen.quantizes(gemm)]
+    if not isinstance(weights, str) or weights not in ("codes", "packed"):
+        raise ValueError(f"weights is {brief(weights)}; give 'codes' or 'packed'")
+    if weights == "packed" and path is None:
+        raise ValueError("weights is 'packed' and path is None; give the path of MXFP4 files, or weights='codes'")
+    if values and weights == "codes":
+        raise ValueError(
+            f"recipe is {chosen.kind}, of which {values[0]} reads the weights' values; give one whose fprop and dgrad "
+            "are quantized, such as 'fp8-block'"
+        )
+    found = dict(_experts_of(model))
+    if not found:
+        raise ValueError(
+            "model has no experts that transformers dispatches; give one of transformers' models with experts, or "
+            "octavo_torch's modules inside of quantized_parameters"
+        )
+    for name, module in found.items():
+        if activation_of(module) is None:
+            raise ValueError(
+                f"the experts {name or 'model'} compute an activation that moe_mlp has not, which reads values of the "
+                "weights' order; leave them as they are, in another recipe"
+            )
+    coded = _quantized(found, function.product) if path is None else None
+    if path is not None:
+        like = _modules_like(found, chosen, backend)
+        place = _device_of(found) if device is None else device
+        load_experts(like, path, prefix=prefix, weights=weights, exact=exact, device=place)
+        coded = {name: cast(GroupedMLP, like.get_submodule(name)) for name in found}
+    assert coded is not None  # one of both
+    for name, module in found.items():
+        _replace(module, coded[name], function)
+    return tuple(found)
+
+
+def _experts_of(model: nn.Module) -> Iterator[tuple[str, ExpertsModule]]:
+    for name, module in model.named_modules():
+        if is_dispatched(module):
+            yield name, cast(ExpertsModule, module)
+
+
+def _device_of(found: dict[str, ExpertsModule]) -> torch.device | None:
+    """Where all of the experts are; None on the meta device, where load_experts asks for another."""
+    devices = {projections(module)[0][0].device for module in found.values()}
+    if len(devices) > 1:
+        raise ValueError(
+            f"device is None and the experts are on {', '.join(sorted(map(str, devices)))}; give one device, or freeze "
+            "a part of the model at a time"
+        )
+    (device,) = devices
+    return None if device.type == "meta" else device
+
+
+def _like(module: ExpertsModule, recipe: Recipe, backend: str | Sequence[str] | None) -> GroupedMLP:
+    """A GroupedMLP of the experts' shapes, on the meta device."""
+    (first, bias), (second, _) = projections(module)
+    return GroupedMLP(
+        int(first.shape[0]), int(first.shape[2]), int(second.shape[2]), int(second.shape[1]),
+        activation=activation_of(module) or "", bias=bias is not None, recipe=recipe, device="meta", dtype=first.dtype,
+        backend=backend, interleave=block_of(module),
+    )  # fmt: skip
+
+
+def _modules_like(found: dict[str, ExpertsModule], recipe: Recipe, backend: str | Sequence[str] | None) -> nn.Module:
+    """Modules of the experts' names, into which files are loaded."""
+    tree = nn.Module()
+    for name, module in found.items():
+        parent = tree
+        *way, last = name.split(".")
+        for part in way:
+            if part not in parent._modules:
+                parent.add_module(part, nn.Module())
+            parent = parent.get_submodule(part)
+        parent.add_module(last, _like(module, recipe, backend))
+    return tree
+
+
+def _quantized(found: dict[str, ExpertsModule], product: GroupedMM) -> dict[str, GroupedMLP]:
+    """Modules of codes of the experts' own values."""
+    coded = {}
+    for name, module in found.items():
+        like = _like(module, **product.how)
+        for number, (weight, bias) in enumerate(projections(module), start=1):
+            # of a weight that takes a gradient both planes are made: dgrad reads the second
+            leaf = weight.detach().contiguous().requires_grad_()
+            codes = quantize_weight(leaf, interleave=like.interleave if number == 1 else None, **product.how)
+            assert codes.codes is not None  # fprop reads codes
+            made = CodedWeight(codes.codes, like.recipe, leaf.dtype, codes.interleave)
+            like._parameters[f"weight{number}"] = nn.Parameter(made, requires_grad=False)
+            if bias is not None:
+                like._parameters[f"bias{number}"] = nn.Parameter(bias.detach(), requires_grad=False)
+        coded[name] = like
+    return coded
+
+
+def _replace(module: ExpertsModule, coded: GroupedMLP, function: ExpertsFunction) -> None:
+    """The module's parameters are those of `coded`, and its forward the function."""
+    own = cast(nn.Module, module)
+    for number, name in enumerate(names_of(module), start=1):
+        for source, target in ((f"weight{number}", name), (f"bias{number}", f"{name}_bias")):
+            value = coded._parameters.get(source)
+            if value is not None:
+                value.requires_grad_(False)
+                own._parameters[target] = value
+    module.is_transposed = False
+    own.forward = partial(function, module)

@@ -1,0 +1,1 @@
+"""LoRA: low-rank adapters beside the weights of grouped layers."""
