@@ -53,8 +53,16 @@ BACKENDS = {
     "torch-native": "octavo-torch-native",
     "torch-cudagraph": "octavo-torch-cudagraph",
     "jax-native": "octavo-jax-native",
+    "torch-triton": "octavo-torch-triton",
+    "torch-triton-interpreter": "octavo-torch-triton",
 }
-ON_CUDA = ["torch-cudagraph"]  # backends that serve nothing else
+ON_CUDA = ["torch-cudagraph", "torch-triton"]  # backends that serve nothing else
+INTERPRETED = "torch-triton-interpreter"
+# In Triton's interpreter a tile takes milliseconds, so of what calls most a few cases are tried; -k "" tries all.
+SMALL_CASES = (
+    "(test_bits[ and not (stochastic and hadamard)) or (test_product_is_within and not current and not delayed)"
+    " or test_wgrad_accumulates or card"
+)
 SLOW = ["octavo-numerics", "octavo-jax", "octavo-bench", "octavo"]  # packages with tests that take minutes
 TOOLS = ("ruff==0.17.5", "clang-format==23.1.5", "mypy==2.4.1")
 ADAPTED = (
@@ -238,6 +246,9 @@ def conformance(session: nox.Session, backend: str) -> None:
     install(session, BACKENDS[backend], "octavo-conformance", extra=("pytest-xdist",))
     Path("reports").mkdir(exist_ok=True)
     suite = ("--pyargs", "octavo_conformance.suite", "--octavo-backend", backend)
+    if backend == INTERPRETED:
+        session.env["TRITON_INTERPRET"] = "1"
+        suite += ("-k", SMALL_CASES)
     undeclared = ("-W", "error::octavo_conformance.UndeclaredCapability")
     run_pytest(session, *suite, *undeclared, f"--octavo-report=reports/{backend}.json", *session.posargs)
 
@@ -344,7 +355,8 @@ def gpu(session: nox.Session) -> None:
     _pytest_on_gpu(session, "native/tests", "-k", "cuda")
     for directory in ("packages/torch", "packages/torch-native", "packages/torch-cudagraph", "packages/jax-native"):
         _pytest_on_gpu(session, *map(str, sorted(Path(directory, "tests").rglob("test_cuda*.py"))))
-    for backend in session.posargs or [name for name, owner in BACKENDS.items() if _is_installed(owner)]:
+    here = [name for name, owner in BACKENDS.items() if _is_installed(owner) and name != INTERPRETED]
+    for backend in session.posargs or here:
         _pytest_on_gpu(session, "--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend", backend)
     session.run(sys.executable, "native/tests/sanitize.py")
     if shutil.which("compute-sanitizer") is None:

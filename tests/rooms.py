@@ -51,6 +51,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "octavo_registry": ("contract", "level4", "discovery", "dispatch", "registry", "__init__", "cli"),
     "octavo_torch_native": ("arrays", "quantizers", "gemm", "moe", "linear"),
+    "octavo_torch_triton": ("kernels", "arrays", "quantizers", "gemm"),
     "octavo_jax_native": ("arrays", "ffi", "quantizers", "gemm"),
     "octavo_conformance": ("__init__", "cards", "problems", "oracles", "reports", "suite"),
     "octavo_cli": (
@@ -93,7 +94,14 @@ DOORS: dict[str, tuple[str, ...]] = {
 }
 
 # Packages whose objects meet at run time: what one needs to know of the other stands in a type, not in a question.
-TYPED = ("octavo_torch", "octavo_torch_native", "octavo_jax", "octavo_jax_native", "octavo_registry")
+TYPED = (
+    "octavo_torch",
+    "octavo_torch_native",
+    "octavo_torch_triton",
+    "octavo_jax",
+    "octavo_jax_native",
+    "octavo_registry",
+)
 COUNTED_ANY = ("octavo_torch", "octavo_torch_native")
 WRITES_SIGNATURES_DOWN = ("api_level.py", "whole_signature.py")  # golden files of the hooks; what `help` shows
 
@@ -159,7 +167,8 @@ def wide_signatures(trees: list[Tree], public_modules: dict[str, tuple[str, ...]
 
     Public are the names in `__all__` of a package and of its public modules, the methods of public classes, methods
     that implement one of those with the same parameters, and the functions behind commands, whose parameters are the
-    command's options. torch.autograd.Function prescribes the parameters of its methods.
+    command's options. torch.autograd.Function prescribes the parameters of its methods, and Triton takes structures of
+    nothing.
     """
     everything = [(tree, signature) for tree in trees for file in tree.python for signature in signatures(file)]
     public = {
@@ -168,7 +177,7 @@ def wide_signatures(trees: list[Tree], public_modules: dict[str, tuple[str, ...]
     contracts = {(each.name, each.parameters) for _, each in everything if each.owner and is_public(each, public)}
     for tree, each in everything:
         implements = bool(each.owner) and (each.name, each.parameters) in contracts
-        excepted = each.is_command or each.is_autograd or implements or is_public(each, public)
+        excepted = each.is_command or each.is_kernel or each.is_autograd or implements or is_public(each, public)
         if len(each.parameters) > MOST_PARAMETERS and not excepted:
             name = f"{each.owner}.{each.name}" if each.owner else each.name
             yield f"{tree.name}/{tree.relative(each.file)}:{each.line} {name} takes {len(each.parameters)} parameters"

@@ -12,6 +12,8 @@ from source_tree import Tree, imported_modules, parse
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 AUTOGRAD = ("forward", "backward", "setup_context", "jvp", "vmap")
 """Methods of torch.autograd.Function, which receive each tensor as an argument of its own."""
+KERNELS = ("triton.jit", "device_function")
+"""Decorators of what Triton compiles: each pointer, stride and constant is a parameter of its own."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Signature:
     line: int
     parameters: tuple[str, ...]
     is_command: bool
+    is_kernel: bool
 
     @property
     def is_autograd(self) -> bool:
@@ -42,7 +45,8 @@ def _below(file: Path, node: ast.AST, owner: str, bases: tuple[str, ...]) -> Ite
             yield from _below(file, child, child.name, tuple(_last_name(base) for base in child.bases))
         elif isinstance(child, Function):
             command = any(".command(" in ast.unparse(decorator) for decorator in child.decorator_list)
-            yield Signature(file, owner, bases, child.name, child.lineno, _parameters(child), command)
+            kernel = any(ast.unparse(decorator) in KERNELS for decorator in child.decorator_list)
+            yield Signature(file, owner, bases, child.name, child.lineno, _parameters(child), command, kernel)
             yield from _below(file, child, f"{child.name}()", ())
         else:
             yield from _below(file, child, owner, bases)

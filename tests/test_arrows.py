@@ -22,6 +22,7 @@ MAY_NEED: dict[str, set[str]] = {
     "octavo-torch-cudagraph": {
         *("octavo-core", "octavo-registry", "octavo-torch", "octavo-native", "octavo-torch-native"),
     },
+    "octavo-torch-triton": {"octavo-core", "octavo-registry", "octavo-torch"},
     "octavo-jax-native": {"octavo-core", "octavo-registry", "octavo-jax", "octavo-native"},
     "octavo-conformance": {"octavo-core", "octavo-numerics", "octavo-registry"},
     "octavo-bench": {
@@ -31,7 +32,7 @@ MAY_NEED: dict[str, set[str]] = {
     "octavo": {
         *("octavo-core", "octavo-numerics", "octavo-registry", "octavo-conformance", "octavo-bench"),
         *("octavo-torch", "octavo-jax", "octavo-native"),
-        *("octavo-torch-native", "octavo-torch-cudagraph", "octavo-jax-native"),
+        *("octavo-torch-native", "octavo-torch-cudagraph", "octavo-torch-triton", "octavo-jax-native"),
     },
 }
 CORE_MAY_NOT_IMPORT = {"torch", "jax", "numpy", "pluggy"}

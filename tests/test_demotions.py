@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
 import demotion_rows
 
-GRAPH, EAGER, REFERENCE = "torch-cudagraph", "torch-native", "torch-reference"
+GRAPH, EAGER, PORTABLE = "torch-cudagraph", "torch-native", "torch-triton"
 
 
 @cache
@@ -70,10 +70,10 @@ def test_a_demotion_has_its_reason() -> None:
         assert (row.eager, row.graph) == (EAGER, "")
         assert "serves cuda, the device is cpu" in row.graph_reason
     for row in of(device="Hopper", recipe="high_precision", dtype="float32", sizes="device"):
-        assert (row.eager, row.graph) == (REFERENCE, REFERENCE)
+        assert (row.eager, row.graph) == (PORTABLE, PORTABLE)
         assert row.graph_reason == "takes bfloat16, float16, the input is float32"
     for row in of(device="another GPU", sizes="device"):
-        assert (row.eager, row.graph) == (REFERENCE, REFERENCE)
+        assert (row.eager, row.graph) == (PORTABLE, PORTABLE)
         assert row.graph_reason == "needs sm_90, this device is sm_80"
 
 

@@ -56,7 +56,15 @@ def test_floors_of_adapters_have_passed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["octavo-torch", "octavo-torch-native", "octavo-torch-cudagraph", "octavo-jax", "octavo-jax-native"]
+    "name",
+    [
+        "octavo-torch",
+        "octavo-torch-native",
+        "octavo-torch-cudagraph",
+        "octavo-torch-triton",
+        "octavo-jax",
+        "octavo-jax-native",
+    ],
 )
 def test_a_card_needs_what_its_package_declares(name: str) -> None:
     """The registry refuses a backend by its card's `needs`: another floor there would let in what was never tried."""

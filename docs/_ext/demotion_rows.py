@@ -27,6 +27,7 @@ from octavo_registry.dispatch.compose import Composition, compose
 from octavo_torch.plugin import CARD as REFERENCE
 from octavo_torch_cudagraph.plugin import CARD as CUDAGRAPH
 from octavo_torch_native.plugin import CARD as NATIVE
+from octavo_torch_triton.plugin import CARD as TRITON
 
 RECIPES: tuple[Recipe, ...] = (
     HighPrecision(), DelayedScaling(), CurrentScaling(), RowScaling(), BlockScaling(), MXFP8(), NVFP4(),
@@ -37,7 +38,7 @@ DEVICES: dict[str, tuple[str, tuple[int, int] | None]] = {
     "Hopper": ("cuda", (9, 0)),
     "another GPU": ("cuda", (8, 0)),
 }
-_RECORDS = [BackendRecord(card.name, card.name, "", "", card) for card in (CUDAGRAPH, NATIVE, REFERENCE)]
+_RECORDS = [BackendRecord(card.name, card.name, "", "", card) for card in (CUDAGRAPH, NATIVE, TRITON, REFERENCE)]
 
 
 @dataclass(frozen=True)

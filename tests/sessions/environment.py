@@ -32,6 +32,7 @@ DIRECTORIES = {
     "octavo-native": "native",
     "octavo-torch-native": "packages/torch-native",
     "octavo-torch-cudagraph": "packages/torch-cudagraph",
+    "octavo-torch-triton": "packages/torch-triton",
     "octavo-jax-native": "packages/jax-native",
     "octavo-conformance": "packages/conformance",
     "octavo-bench": "packages/bench",

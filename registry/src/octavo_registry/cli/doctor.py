@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ import octavo_registry
 from octavo_registry.cli import selftest
 from octavo_registry.cli.commands import external_commands
 from octavo_registry.cli.errors import BROKEN
-from octavo_registry.cli.notes import notes
+from octavo_registry.cli.notes import Note, notes
 from octavo_registry.cli.output import Json, print_json, print_line, print_table
 from octavo_registry.cli.tracebacks import tracebacks
 from octavo_registry.contract.frameworks import Device, Framework
@@ -23,7 +23,9 @@ from octavo_registry.discovery.bridges import FrameworkRecord
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.names import FRONT_ENDS
 from octavo_registry.discovery.needs import installed_version
+from octavo_registry.discovery.records import BackendRecord
 from octavo_registry.dispatch.preference import ENVIRONMENT, REST
+from octavo_registry.dispatch.untried import untried_lines
 
 DISTRIBUTIONS = (
     "octavo",
@@ -35,12 +37,14 @@ DISTRIBUTIONS = (
     "octavo-native",
     "octavo-torch-native",
     "octavo-torch-cudagraph",
+    "octavo-torch-triton",
     "octavo-jax-native",
     "octavo-conformance",
     "octavo-bench",
     "torch",
     "jax",
     "jaxlib",
+    "triton",
     "numpy",
     "ml_dtypes",
 )
@@ -85,6 +89,16 @@ def _preference_fault() -> str:
     return ""
 
 
+def _untried(records: Iterable[BackendRecord], seen: Mapping[str, Sequence[Device]]) -> Iterator[Note]:
+    """A note for each backend that would serve a device of this machine and has not been run on one like it."""
+    for record in records:
+        if record.card is not None and record.verdict is None:
+            card = record.card
+            lines = [line for name, devices in seen.items() for line in untried_lines(card, name, devices)]
+            if lines:
+                yield Note(record.name, record.distribution, record.version, tuple(lines))
+
+
 def examine() -> Report:
     """Load everything that is installed, in guards, and try it."""
     broken: list[str] = []
@@ -97,8 +111,10 @@ def examine() -> Report:
     broken += [line for r in records if r.card is not None for line in octavo_registry.strange_recipes(r.card)]
     working: list[Framework] = []
     frameworks = []
+    seen: dict[str, Sequence[Device]] = {}
     for front_end in octavo_registry.framework_records():
         devices, version, fault = _devices(front_end)
+        seen[front_end.name] = devices
         if fault:
             broken.append(f"front end {front_end.name} of {front_end.distribution}: {fault}")
         elif front_end.bridge is not None:
@@ -132,7 +148,7 @@ def examine() -> Report:
                 "reason": reason,
             }
         )
-    remarks = notes()
+    remarks = [*notes(), *_untried(records, seen)]
     broken += [f"note {n.name} of {n.distribution}: {n.reason}" for n in remarks if n.reason]
     outcomes = selftest.run(working)
     broken += [f"self-test of {o.backend} on {o.device}: {o.detail}" for o in outcomes if o.status == "broken"]

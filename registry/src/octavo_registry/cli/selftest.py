@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import octavo_registry
+from octavo import NoBackendError
 from octavo.presets import recipe as core_recipe
 from octavo_registry.contract.cards import BackendCard
 from octavo_registry.contract.frameworks import PLANES, Device, Framework
@@ -17,12 +18,15 @@ from octavo_registry.discovery.guard import Fault, describe, guard
 SHAPE = (128, 128)
 """One group of whole blocks in every recipe, so that no element of any plane is left undefined."""
 
+_REFERENCE = -100
+"""The priority of reference backends, which no plan falls below by itself."""
+
 _PREFERRED = ("mxfp8", "block", "current", "row", "nvfp4")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one backend did on one device: "ok", "broken", or "skipped" where it quantizes nothing there."""
+    """What one backend did on one device: "ok", "broken", or "skipped" where it serves nobody there."""
 
     backend: str
     framework: str
@@ -63,17 +67,27 @@ def run(frameworks: Iterable[Framework]) -> list[Outcome]:
             for card in cards:
                 served = [kind for kind in _PREFERRED if kind in kinds(card, framework.name, device)]
                 if served:
-                    outcomes.append(_one(numerics, framework, device, card.name, served[0]))
+                    outcomes.append(_one(numerics, framework, device, card, served[0]))
     return outcomes
 
 
-def _one(numerics: Any, framework: Framework, device: Device, backend: str, kind: str) -> Outcome:
+def _one(numerics: Any, framework: Framework, device: Device, card: BackendCard, kind: str) -> Outcome:
     try:
-        fault = guard(_compare, numerics, framework, device, backend, kind)
+        fault = guard(_compare, numerics, framework, device, card.name, kind)
     except Fault as error:
         fault = str(error) if error.__cause__ is None else describe(error.__cause__)
+        refusal = _refusal(error.__cause__, card)
+        if refusal:
+            return Outcome(card.name, framework.name, device.label, "skipped", refusal)
     status, detail = ("broken", fault) if fault else ("ok", f"quantizes {kind}, bits equal the definition")
-    return Outcome(backend, framework.name, device.label, status, detail)
+    return Outcome(card.name, framework.name, device.label, status, detail)
+
+
+def _refusal(error: BaseException | None, card: BackendCard) -> str:
+    """Why a backend refused, where that is no fault: those below the reference ones serve nobody but who names them."""
+    if card.priority >= _REFERENCE or not isinstance(error, NoBackendError):
+        return ""
+    return next((one.reason for one in error.decisions if (one.backend, one.verdict) == (card.name, "refused")), "")
 
 
 def _compare(numerics: Any, framework: Framework, device: Device, backend: str, kind: str) -> str:

@@ -67,6 +67,8 @@ class Capability(Schema):
     batch_invariant   of "fprop" and "dgrad": a row of the result has the same bits whatever other rows, group sizes and
                   tails the call has. This is about the order of sums; `octavo.Recipe.batch_invariant` is about scales
     emulated      how a recipe that the device has no instructions for is computed; None: it is not emulated
+    untried       of devices on which nobody has run the row, what has been done instead, such as "compiled for sm_80";
+                  `octavo why` and `octavo doctor` repeat it. None: the row has passed the conformance suite there
     """
 
     ops: frozenset[Op] = Field(min_length=1)
@@ -87,6 +89,7 @@ class Capability(Schema):
     accumulation: Accumulation = "fp32"
     batch_invariant: bool = False
     emulated: str | None = None
+    untried: str | None = None
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:

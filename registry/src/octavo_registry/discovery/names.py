@@ -12,6 +12,8 @@ RESERVED: Mapping[str, str] = MappingProxyType(
         "jax-reference": "octavo-jax",
         "torch-native": "octavo-torch-native",
         "torch-cudagraph": "octavo-torch-cudagraph",
+        "torch-triton": "octavo-torch-triton",
+        "torch-triton-interpreter": "octavo-torch-triton",
         "jax-native": "octavo-jax-native",
     }
 )

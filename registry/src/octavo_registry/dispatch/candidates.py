@@ -13,6 +13,7 @@ from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.records import BackendRecord
 from octavo_registry.dispatch.match import match
 from octavo_registry.dispatch.preference import REST, Preference
+from octavo_registry.dispatch.untried import untried_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,11 @@ class Candidate:
     def name(self) -> str:
         """The backend's name."""
         return self.record.name
+
+    def with_untried(self, reason: str) -> str:
+        """`reason`, and what the row says where nobody has run it."""
+        words = untried_words(self.row, self.name)
+        return f"{reason}; {words}" if words else reason
 
 
 Bind = Callable[[Candidate, Request], Bound | Decision]
@@ -121,12 +127,14 @@ class Candidates:
             index = bound if outcome is not None else -1
             bound += outcome is not None
             if outcome is not None and index == chosen:
-                verdicts.append(candidate.record.decision("chosen", self._chosen_reason(candidate)))
+                verdicts.append(
+                    candidate.record.decision("chosen", candidate.with_untried(self._chosen_reason(candidate)))
+                )
             elif outcome is not None and passed_over and index in passed_over:
                 verdicts.append(candidate.record.decision("refused", passed_over[index]))
             else:
                 after = f"its card admits it; {winner[0].name} comes first" if winner else "its card admits it"
-                verdicts.append(candidate.record.decision("eligible", after))
+                verdicts.append(candidate.record.decision("eligible", candidate.with_untried(after)))
         return (*verdicts, *self._others)
 
     def _chosen_reason(self, candidate: Candidate) -> str:

@@ -93,7 +93,8 @@ class Dispatcher:
                     continue
                 after = f"; {chosen} comes first" if chosen else ""
                 verdict: Verdict = "eligible" if chosen else "chosen"
-                verdicts.append(candidate.record.decision(verdict, f"its card admits it{after}{unknown}"))
+                reason = candidate.with_untried(f"its card admits it{after}{unknown}")
+                verdicts.append(candidate.record.decision(verdict, reason))
                 chosen = chosen or candidate.name
             return (*verdicts, *others)
 

@@ -30,12 +30,13 @@ class Check:
     sentence: Callable[[Rows, Request], str]
 
 
-def _arch_passes(row: Capability, request: Request) -> bool:
+def within_arch(row: Capability, arch: Arch | None) -> bool:
+    """Whether a row's bounds admit a compute capability; None: that of a device which has none."""
     if row.min_arch is None and row.max_arch is None:
         return True
-    if request.arch is None:
+    if arch is None:
         return False
-    return (row.min_arch or (0, 0)) <= request.arch and (row.max_arch is None or request.arch <= row.max_arch)
+    return (row.min_arch or (0, 0)) <= arch and (row.max_arch is None or arch <= row.max_arch)
 
 
 def _span(low: Arch | None, high: Arch | None) -> str:
@@ -103,7 +104,7 @@ _CHECKS: tuple[Check, ...] = (
         lambda row, r: r.kind in row.recipes,
         lambda rows, r: f"serves {r.op} in {_union(rows, 'recipes')}, the recipe is {r.kind}",
     ),
-    Check(_arch_passes, _arch_sentence),
+    Check(lambda row, r: within_arch(row, r.arch), _arch_sentence),
     Check(
         lambda row, r: row.graph_safe or not r.graph_safe,
         lambda rows, r: f"graph_safe=True was asked for and its {r.op} in {r.kind} is not graph-safe",

@@ -1,0 +1,1 @@
+"""From tensors to launches of Triton's kernels: stored dtypes, streams, the table of ragged rows."""

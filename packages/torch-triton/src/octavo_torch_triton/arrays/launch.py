@@ -1,0 +1,57 @@
+"""Launches, on a GPU or in Triton's interpreter."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo_torch_triton.kernels.device import INTERPRETED
+
+TILE = 128
+"""Rows of a panel and columns of a quantizer's tile."""
+
+DEFAULTS = {"num_warps": 16, "enable_fp_fusion": False}
+"""What a launch has unless it says otherwise: the definition rounds after each operation, so nothing is contracted."""
+
+
+def start(kernel: Any, grid: tuple[int, ...], like: Tensor, arguments: tuple[Any, ...], **constants: Any) -> None:
+    """`kernel` on `like`'s device and current stream; a grid without programs starts nothing."""
+    if all(grid):
+        with _place(like):
+            kernel[grid](*arguments, **{**DEFAULTS, **constants})
+
+
+def _place(like: Tensor) -> AbstractContextManager[object]:
+    if INTERPRETED:
+        # NumPy warns of what fp32 does on a GPU, too: x * scale may overflow before it saturates
+        return np.errstate(all="ignore")
+    if like.is_cuda and like.device.index != torch.cuda.current_device():
+        return torch.cuda.device(like.device)
+    return nullcontext()
+
+
+def stored(x: Tensor) -> Tensor:
+    """`x` as kernels take it: bfloat16 as int16 and codes as uint8, the same bits."""
+    if x.dtype is torch.bfloat16:
+        return x.view(torch.int16)
+    return x.view(torch.uint8) if x.element_size() == 1 else x
+
+
+def as_rows(x: Tensor) -> tuple[Tensor, int]:
+    """`x` [M, K] or [G, N, K] as rows of adjacent elements at one stride, and that stride; a copy where it is not."""
+    if x.is_contiguous():
+        return x, x.shape[-1]
+    stride = x.stride(-2)
+    together = x.dim() == 2 or x.stride(0) == stride * x.shape[1]
+    if x.stride(-1) != 1 or stride < x.shape[-1] or not together:
+        return x.contiguous(), x.shape[-1]
+    return x, stride
+
+
+def tiles(length: int, size: int = TILE) -> int:
+    """Tiles of `size` that cover `length`."""
+    return -(-length // size)

@@ -1,0 +1,78 @@
+"""TritonBackend: refuses what this process or Triton cannot do, binds the rest."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo_registry.contract import (
+    AnyBound,
+    AnyBoundGemm,
+    AnyRequest,
+    Backend,
+    BoundDequantize,
+    BoundDgrad,
+    BoundFprop,
+    BoundQuantize,
+    BoundWgrad,
+    DequantizeRequest,
+    GemmRequest,
+    QuantizeRequest,
+    Refused,
+)
+from octavo_torch.plugin_api import DTYPES, status_word
+from octavo_torch_triton.arrays.row_index import MOST_GROUPS, index_rows
+from octavo_torch_triton.gemm.gemm import Dgrad, Fprop, Wgrad
+from octavo_torch_triton.gemm.spec import chip_of
+from octavo_torch_triton.kernels.device import INTERPRETED
+from octavo_torch_triton.quantizers.quantizer import Dequantizer, Quantizer
+
+
+class TritonBackend(Backend):
+    """Serves what its card admits, on GPUs where Triton compiles and on CPUs where it interprets."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def refuses(self, request: AnyRequest) -> str | None:
+        """Kernels that are interpreted where they shall be compiled, or vice versa; no device; flushing."""
+        if request.device == "cpu" and not INTERPRETED:
+            return (
+                "device is cpu, and Triton compiles for GPUs alone in this process; its interpreter, for tests, is "
+                "switched on by TRITON_INTERPRET=1 before Triton is imported"
+            )
+        if request.device == "cuda":
+            if INTERPRETED:
+                return "TRITON_INTERPRET is set, so that Triton would interpret kernels on the CPU; unset it"
+            if not torch.cuda.is_available():
+                return "device is cuda and this torch sees no CUDA device; install a CUDA build of torch or use the CPU"
+        if request.device == "cpu" and float("5e-324") * 1.0 == 0.0:
+            return "this process flushes subnormals (torch.set_flush_denormal), and codes need them kept"
+        return self.refuses_everywhere(request)
+
+    def refuses_everywhere(self, request: AnyRequest) -> str | None:
+        """More groups than one program can sum."""
+        if request.groups is not None and request.groups > MOST_GROUPS:
+            return f"groups is {request.groups}, and its kernels index up to {MOST_GROUPS}"
+        return None
+
+    def bind(self, request: AnyRequest) -> AnyBound:
+        """The function for `request.op`."""
+        if request.device == "cuda":
+            # made now: a word that is born while a graph is captured would be zeroed by every replay
+            status_word(torch.device("cuda", torch.cuda.current_device()))
+        if isinstance(request, GemmRequest):
+            return _bind_gemm(request)
+        if isinstance(request, QuantizeRequest):
+            return BoundQuantize(Quantizer(request.quantizer), prepare=index_rows)
+        if isinstance(request, DequantizeRequest):
+            return BoundDequantize(Dequantizer(DTYPES[request.out_dtype]))
+        raise Refused(f"serves no {request.op}; its card does not name it")
+
+
+def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
+    chip, dtype = chip_of(request.arch if request.device == "cuda" else None), request.out_dtype
+    if request.op == "fprop":
+        return BoundFprop(Fprop("fprop", chip, dtype), prepare=index_rows)
+    if request.op == "dgrad":
+        return BoundDgrad(Dgrad("dgrad", chip, dtype), prepare=index_rows)
+    return BoundWgrad(Wgrad("wgrad", chip, dtype), prepare=index_rows)

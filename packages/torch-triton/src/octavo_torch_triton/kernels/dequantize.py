@@ -1,0 +1,40 @@
+"""From codes back to values: each code times its decode scale, rows past the sum +0."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from octavo_torch_triton.kernels.formats import bits_of, float_from, from_code, from_scale, to_stored
+from octavo_torch_triton.kernels.operands import scale_at
+from octavo_torch_triton.kernels.panels import PANEL, first_block, panel_rows
+
+
+@triton.jit
+def dequantize_plane(
+    codes, scale, factor, out, table, rows, columns, groups, panels, matrix_rows,
+    FORMAT: tl.constexpr, SCALING: tl.constexpr, SCALES: tl.constexpr, BLOCK: tl.constexpr, SQUARE: tl.constexpr,
+    COLUMNWISE: tl.constexpr, STACKED: tl.constexpr, OUT_DTYPE: tl.constexpr,
+):  # fmt: skip
+    """One panel and 128 columns of it."""
+    group, first, start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
+    row = first + tl.arange(0, PANEL)
+    column = tl.program_id(1) * PANEL + tl.arange(0, PANEL)
+    to = out + row[:, None] * columns + column[None, :]
+    if group >= groups:
+        zero = tl.full((PANEL, PANEL), 0, out.dtype.element_ty)
+        tl.store(to, zero, mask=(row < rows)[:, None] & (column < columns)[None, :])
+    else:
+        inside = (row < end)[:, None] & (column < columns)[None, :]
+        packed = first_block(table, group, groups, matrix_rows, BLOCK, STACKED)
+        at = scale_at(
+            group, row[:, None], (row - start)[:, None], column[None, :], packed, columns,
+            SCALING, BLOCK, SQUARE, COLUMNWISE,
+        )  # fmt: skip
+        decode = from_scale(tl.load(scale + at + tl.full((PANEL, PANEL), 0, tl.int32), mask=inside, other=0), SCALES)
+        if factor is not None:
+            decode = decode * tl.load(factor + group)
+        code = tl.load(codes + row[:, None] * columns + column[None, :], mask=inside, other=0)
+        value = bits_of(from_code(code.to(tl.int32), FORMAT) * decode)
+        value = float_from(tl.where((value & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, value))
+        tl.store(to, to_stored(value, OUT_DTYPE), mask=inside)

@@ -1,0 +1,19 @@
+"""`device_function`: what kernels call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Whether Triton interprets kernels in this process: TRITON_INTERPRET was 1 when it was imported."""
+
+
+def device_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`triton.jit` for functions that kernels call; interpreted ones stay plain functions.
+
+    The interpreter replaces all of Triton's language again at each call of a jitted function, which takes milliseconds.
+    """
+    return function if INTERPRETED else triton.jit(function)

@@ -1,0 +1,90 @@
+"""Quantize with one scale per group, row or column of a group: delayed, current and row scaling.
+
+These units reach over many tiles, so amax is taken first: `unit_amax` reads x, `unit_scales` makes the decode scales,
+`quantize_units` reads x again and writes both planes. Maxima of patterns are integers: no order of threads shows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from octavo_torch_triton.kernels.formats import bits_of, from_stored, to_code
+from octavo_torch_triton.kernels.panels import PANEL, panel_rows
+from octavo_torch_triton.kernels.quantize_blocks import codes_of
+from octavo_torch_triton.kernels.scales import decode_of, fp32_encode, is_poisoned
+
+
+@triton.jit
+def unit_amax(
+    x, of_groups, of_rows, of_columns, table, columns, groups, panels, matrix_rows, x_stride,
+    DTYPE: tl.constexpr, STACKED: tl.constexpr,
+):  # fmt: skip
+    """amax patterns of one panel and 128 columns into those of its group [G], its rows [M] and its columns [G, K]."""
+    group, first, _start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
+    if group < groups:
+        row = first + tl.arange(0, PANEL)
+        column = tl.program_id(1) * PANEL + tl.arange(0, PANEL)
+        inside = (row < end)[:, None] & (column < columns)[None, :]
+        stored = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0)
+        magnitude = bits_of(from_stored(stored, DTYPE)) & 0x7FFFFFFF
+        if of_groups is not None:
+            tl.atomic_max(of_groups + group, tl.max(tl.max(magnitude, 1), 0), sem="relaxed")
+        if of_rows is not None:
+            tl.atomic_max(of_rows + row, tl.max(magnitude, 1), mask=row < end, sem="relaxed")
+        if of_columns is not None:
+            at = of_columns + group * columns + column
+            tl.atomic_max(at, tl.max(magnitude, 0), mask=column < columns, sem="relaxed")
+
+
+@triton.jit
+def unit_scales(
+    amax, encode, decode, units, epsilon,
+    FORMAT: tl.constexpr, POWER_OF_TWO: tl.constexpr, GIVEN: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Decode scales of `units` units from their amax, or of GIVEN encode scales (delayed scaling)."""
+    unit = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    real = unit < units
+    if GIVEN:
+        scale = tl.load(encode + unit, mask=real, other=1.0)
+        tl.store(decode + unit, decode_of(scale, scale != scale), mask=real)
+    else:
+        bits = tl.load(amax + unit, mask=real, other=0)
+        scale = fp32_encode(bits, epsilon, FORMAT, POWER_OF_TWO)
+        tl.store(decode + unit, decode_of(scale, is_poisoned(bits)), mask=real)
+
+
+@triton.jit
+def quantize_units(
+    x, encode, group_amax, row_amax, column_amax, row_codes, column_codes, table,
+    columns, groups, panels, matrix_rows, x_stride, epsilon,
+    DTYPE: tl.constexpr, FORMAT: tl.constexpr, POWER_OF_TWO: tl.constexpr, STACKED: tl.constexpr,
+):  # fmt: skip
+    """Codes of one panel and 128 columns: by the group's scale into the row plane, or by rows and columns into theirs.
+
+    encode   scales [G] that are given; where they are, each element that is not finite is NaN by itself
+    """
+    group, first, _start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
+    if group < groups:
+        row = first + tl.arange(0, PANEL)
+        column = tl.program_id(1) * PANEL + tl.arange(0, PANEL)
+        inside = (row < end)[:, None] & (column < columns)[None, :]
+        stored = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0)
+        value = from_stored(stored, DTYPE)
+        at = row[:, None] * columns + column[None, :]
+        if encode is not None:
+            codes = to_code(value * tl.load(encode + group), FORMAT)
+            codes = tl.where((bits_of(value) & 0x7FFFFFFF) >= 0x7F800000, 0x7F, codes)
+            tl.store(row_codes + at, codes.to(tl.uint8), mask=inside)
+        if group_amax is not None:
+            amax = tl.full((1, 1), 0, tl.int32) + tl.load(group_amax + group)
+            scale = fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO)
+            tl.store(row_codes + at, codes_of(value, scale, amax, FORMAT), mask=inside)
+        if row_amax is not None:
+            amax = tl.load(row_amax + row, mask=row < end, other=0)
+            scale = fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO)
+            tl.store(row_codes + at, codes_of(value, scale[:, None], amax[:, None], FORMAT), mask=inside)
+        if column_amax is not None:
+            amax = tl.load(column_amax + group * columns + column, mask=column < columns, other=0)
+            scale = fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO)
+            tl.store(column_codes + at, codes_of(value, scale[None, :], amax[None, :], FORMAT), mask=inside)

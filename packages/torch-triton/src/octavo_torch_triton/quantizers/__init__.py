@@ -1,0 +1,1 @@
+"""The bound functions of "quantize" and "dequantize" requests."""

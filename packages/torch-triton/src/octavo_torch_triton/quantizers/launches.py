@@ -1,0 +1,139 @@
+"""What a quantizer starts: one pass for blocks; amax, scales and codes where units reach over many tiles."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo import QuantizerSpec
+from octavo_torch.plugin_api import DTYPE_NAMES
+from octavo_torch_triton.arrays.launch import as_rows, start, stored, tiles
+from octavo_torch_triton.arrays.row_index import panels_of
+from octavo_torch_triton.kernels.quantize_blocks import quantize_blocks
+from octavo_torch_triton.kernels.quantize_nvfp4 import hadamard_amax, nvfp4_factors, quantize_nvfp4
+from octavo_torch_triton.kernels.quantize_units import quantize_units, unit_amax, unit_scales
+from octavo_torch_triton.quantizers.planes import pattern
+
+_SIZE = 1024
+
+
+class Rows(NamedTuple):
+    """The operand as kernels see it.
+
+    x            stored values; `stride` elements from row to row
+    table        of ragged rows; None for matrices of `matrix_rows` rows each
+    panels       programs that cover it
+    """
+
+    x: Tensor
+    stride: int
+    dtype: str
+    columns: int
+    groups: int
+    table: Tensor | None
+    panels: int
+    matrix_rows: int
+
+    @classmethod
+    def of(cls, x: Tensor, table: Tensor | None, groups: int) -> Rows:
+        """Of [M, K] rows with a table, or of [G, N, K] matrices."""
+        rows, stride = as_rows(x)
+        panels = groups * tiles(x.shape[1]) if table is None else panels_of(x.shape[0], groups)
+        matrix_rows = x.shape[1] if table is None else 0
+        return cls(stored(rows), stride, DTYPE_NAMES[x.dtype], x.shape[-1], groups, table, panels, matrix_rows)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Panels by tiles of columns."""
+        return self.panels, tiles(self.columns)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """The arguments that all kernels over panels take."""
+        return self.columns, self.groups, self.panels, self.matrix_rows, self.stride
+
+
+def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor]) -> None:
+    """Block scaling and MXFP8, square or not."""
+    arguments: tuple[Any, ...] = (
+        rows.x,
+        planes.get("rowwise"),
+        planes.get("rowwise_scale"),
+        planes.get("columnwise"),
+        planes.get("columnwise_scale"),
+        rows.table,
+        *rows.shape,
+        pattern(spec.amax_epsilon),
+    )
+    start(
+        quantize_blocks, rows.grid, rows.x, arguments,
+        DTYPE=rows.dtype, FORMAT=spec.format, SCALES=spec.scale_format, POWER_OF_TWO=spec.power_of_two,
+        BLOCK=spec.block_size, SQUARE=spec.square, ROWWISE="rowwise" in planes, COLUMNWISE="columnwise" in planes,
+        STACKED=rows.table is None,
+    )  # fmt: skip
+
+
+def nvfp4(
+    spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], seed: Tensor | None, operand: int, group_offset: int
+) -> None:
+    """NVFP4: amax by group, of column data after their transform; then both planes in one pass."""
+    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None}
+    amaxes: dict[str, Tensor] = {}
+    plain: Tensor | None = None
+    for direction in ("rowwise", "columnwise"):
+        if direction not in planes:
+            continue
+        turned = spec.hadamard and direction == "columnwise"
+        of_groups = None if turned else plain
+        if of_groups is None:
+            of_groups = torch.zeros(rows.groups, dtype=torch.int32, device=rows.x.device)
+            if turned:
+                start(hadamard_amax, rows.grid, rows.x, (rows.x, of_groups, rows.table, *rows.shape), **how)
+            else:
+                plain = of_groups
+                start(unit_amax, rows.grid, rows.x, (rows.x, plain, None, None, rows.table, *rows.shape), **how)
+        amaxes[direction] = of_groups
+        size = max(16, 1 << (rows.groups - 1).bit_length())
+        start(nvfp4_factors, (1,), rows.x, (of_groups, planes[f"{direction}_global"], rows.groups), SIZE=size)
+    arguments = [
+        value
+        for direction in ("rowwise", "columnwise")
+        for value in (planes.get(direction), planes.get(f"{direction}_scale"), amaxes.get(direction))
+    ]
+    start(
+        quantize_nvfp4, rows.grid, rows.x,
+        (rows.x, *arguments, rows.table, seed, *rows.shape, group_offset, operand),
+        SQUARE=spec.square, HADAMARD=spec.hadamard, STOCHASTIC=seed is not None, **how,
+    )  # fmt: skip
+
+
+def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Tensor | None) -> None:
+    """Delayed scaling from `scale`, fp32 [G]; current and row scaling from amaxes."""
+    encode = None if scale is None else scale.to(torch.float32).contiguous()
+    amaxes: dict[str, Tensor] = {}
+    if encode is None:
+        amaxes = {
+            direction: torch.zeros(planes[f"{direction}_scale"].numel(), dtype=torch.int32, device=rows.x.device)
+            for direction in ("rowwise", "columnwise")
+            if direction in planes
+        }
+    of_groups = amaxes.get("rowwise") if spec.scaling == "current" else None
+    of_rows, of_columns = (amaxes.get("rowwise"), amaxes.get("columnwise")) if spec.scaling == "row" else (None, None)
+    epsilon = pattern(spec.amax_epsilon)
+    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None}
+    if amaxes:
+        measured = (rows.x, of_groups, of_rows, of_columns, rows.table, *rows.shape)
+        start(unit_amax, rows.grid, rows.x, measured, **how)
+    rule = {"FORMAT": spec.format, "POWER_OF_TWO": spec.power_of_two}
+    for direction in amaxes or ("rowwise",):
+        decode = planes[f"{direction}_scale"]
+        count = decode.numel()
+        start(
+            unit_scales, (tiles(count, _SIZE),), rows.x, (amaxes.get(direction), encode, decode, count, epsilon),
+            **rule, GIVEN=encode is not None, SIZE=_SIZE,
+        )  # fmt: skip
+    codes = planes.get("rowwise"), planes.get("columnwise")
+    arguments = (rows.x, encode, of_groups, of_rows, of_columns, *codes, rows.table, *rows.shape, epsilon)
+    start(quantize_units, rows.grid, rows.x, arguments, **rule, **how)

@@ -1,0 +1,156 @@
+"""Every kernel compiled for chips that need not be here: `python kernels.py quick|all`, a JSON object a line.
+
+The package's own functions are called on tensors of a CPU, with launches that are written down in the place of being
+made: what is compiled is what they would start.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends import nvidia
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import octavo
+from octavo import Recipe
+from octavo_torch_triton.arrays import launch, row_index
+from octavo_torch_triton.gemm import launches as gemm_launches
+from octavo_torch_triton.gemm.gemm import Dgrad, Fprop, Wgrad
+from octavo_torch_triton.quantizers import launches as quantizer_launches
+from octavo_torch_triton.quantizers import operators
+from octavo_torch_triton.quantizers.quantizer import Dequantizer, Quantizer
+
+CHIPS = (80, 89, 90, 100, 120)
+RECIPES = ("bf16", "fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4")
+M, K, N, G = 512, 256, 384, 4
+_TYPES = {
+    torch.float32: "fp32", torch.float16: "fp16", torch.uint8: "u8",
+    torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
+}  # fmt: skip
+_QUICK_QUANTIZERS = {(90, "fp8-block"), (80, "mxfp8"), (80, "fp8-row")}
+
+
+class Written(NamedTuple):
+    """A launch: its kernel, what the kernel takes, and whose it is."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+
+_written: list[Written] = []
+
+
+def _write_down(kernel: Any, grid: Any, like: Tensor, arguments: tuple[Any, ...], **constants: Any) -> None:
+    for argument in arguments:
+        if isinstance(argument, Tensor) and argument.dtype is torch.int64:
+            argument.zero_()  # sizes, which the next call checks
+    _written.append(Written(kernel, arguments, {**launch.DEFAULTS, **constants}))
+
+
+for module in (row_index, gemm_launches, quantizer_launches, operators):
+    module.start = _write_down  # type: ignore[attr-defined]
+
+
+def launches_of(recipe: Recipe, chip: Any) -> list[Written]:
+    """Those of a layer's quantizers, one dequantizer, and the three GEMMs."""
+    _written.clear()
+    sizes = torch.zeros(G, dtype=torch.int64)
+    shapes: dict[Any, tuple[int, ...]] = {"x": (M, K), "w": (G, N, K), "dy": (M, N)}
+    operands: dict[str, Any] = {}
+    for operand, shape in shapes.items():
+        tensor = torch.zeros(shape, dtype=torch.bfloat16)
+        spec = recipe.quantizer(operand)
+        given = None if operand == "w" else sizes
+        scale = torch.ones(G) if spec is not None and spec.scaling == "delayed" else None
+        seed = 1 if spec is not None and spec.stochastic else None
+        operands[operand] = tensor if spec is None else Quantizer(spec)(tensor, given, scale=scale, seed=seed)
+    if recipe.quantizer("x") is not None:
+        Dequantizer(torch.bfloat16)(operands["x"])
+    bias = torch.zeros((G, N), dtype=torch.bfloat16)
+    Fprop("fprop", chip, "bfloat16")(operands["x"], operands["w"], sizes, bias=bias, bias_scales=torch.zeros(M))
+    Dgrad("dgrad", chip, "bfloat16")(operands["dy"], operands["w"], sizes)
+    out = torch.zeros((G, N, K))
+    Wgrad("wgrad", chip, "float32")(operands["x"], operands["dy"], sizes, out=out, accumulate=True)
+    return list(
+        {(each.kernel.__name__, *map(str, _source(each).constants.items())): each for each in _written}.values()
+    )
+
+
+def _source(written: Written) -> Any:
+    """As Triton's own launcher specializes it: aligned pointers, integers that 16 divides, ones as constants."""
+    names: list[str] = written.kernel.arg_names
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
+    divisible = [["tt.divisibility", 16]]
+    for place, name in enumerate(names):
+        value = written.arguments[place] if place < len(written.arguments) else written.constants[name]
+        if place >= len(written.arguments) or value is None or (isinstance(value, int) and value == 1):
+            signature[name], constants[place,] = "constexpr", value
+        elif isinstance(value, Tensor):
+            signature[name], attributes[place,] = f"*{_TYPES[value.dtype]}", divisible
+        else:
+            signature[name] = "i32" if abs(value) < 1 << 31 else "i64"
+            if value % 16 == 0:
+                attributes[place,] = divisible
+    return ASTSource(written.kernel, signature, constants, attributes)
+
+
+def compile_for(written: Written, chip: int) -> dict[str, Any]:
+    """What became of it: PTX words that tell, registers, spilled bytes, shared memory."""
+    options = {name: value for name, value in written.constants.items() if name[0].islower()}
+    made = triton.compile(_source(written), target=GPUTarget("cuda", chip, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+        printed = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    used = re.search(r"REG:(\d+) STACK:(\d+)", printed.stdout)
+    assert used is not None, printed.stdout
+    ptx = made.asm["ptx"]
+    return {
+        "registers": int(used[1]),
+        "spilled": int(used[2]),
+        "shared": made.metadata.shared,
+        "warps": written.constants["num_warps"],
+        "inexact": sorted(set(re.findall(r"\.ftz|\bfma\.rn\.f32|\bdiv\.full\.f32|\bdiv\.approx", ptx))),
+        "products": sorted(set(re.findall(r"\b(?:mma|wgmma|tcgen05)[\w.:]*", ptx))),
+    }
+
+
+def selection(quick: bool) -> Iterator[tuple[int, str, Written]]:
+    """Chip, recipe and launch; `quick`: a forward product on each chip, and what one chip alone has."""
+    for chip in CHIPS:
+        for name in RECIPES:
+            for written in launches_of(octavo.recipe(name), f"sm_{chip}"):
+                is_gemm = "PRODUCT" in written.constants
+                telling = name == "fp8-block" or (chip == 100 and name in ("mxfp8", "nvfp4"))
+                wanted = written.constants.get("TURNED") is False and telling
+                if not is_gemm and (chip, name) in _QUICK_QUANTIZERS:
+                    wanted = written.kernel.__name__.startswith("quantize") and "STACKED" in written.constants
+                    wanted = wanted and not written.constants["STACKED"]
+                if wanted or not quick:
+                    yield chip, name, written
+
+
+if __name__ == "__main__":
+    done = set()
+    for arch, recipe_name, each in selection(sys.argv[1] == "quick"):
+        key = (arch, str(_source(each).signature), each.kernel.__name__, str(sorted(each.constants.items(), key=str)))
+        if key not in done:
+            done.add(key)
+            facts = compile_for(each, arch)
+            facts |= {"chip": arch, "recipe": recipe_name, "kernel": each.kernel.__name__}
+            print(json.dumps(facts | {"product": each.constants.get("PRODUCT")}), flush=True)

@@ -1,0 +1,76 @@
+"""Quantizers beside the definition where the conformance suite does not look: strides, tails, sizes out of bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import octavo
+import octavo_numerics
+import octavo_torch
+from octavo_torch.plugin_api import status_word
+from octavo_torch_triton.arrays.launch import start
+from octavo_torch_triton.arrays.row_index import index_rows, panels_of
+from octavo_torch_triton.kernels.panels import index_rows as index_kernel
+
+SIZES = [0, 129, 31, 0, 1, 70]
+
+
+@pytest.mark.parametrize("recipe", ["fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4"])
+def test_rows_may_be_a_view(recipe: str, rng: np.random.Generator, device: str, backend: str) -> None:
+    """Every other columns' half of a wider tensor, and a transposed one: the codes of a contiguous copy."""
+    wide = torch.from_numpy(rng.standard_normal((260, 272)).astype(np.float32)).to(device)
+    spec = octavo.recipe(recipe).quantizer("x")
+    assert spec is not None
+    for x in (wide[:, 128:], wide.T[:260]):
+        x = x[:256] if x.shape[0] > 256 else x
+        expected = octavo_numerics.quantize(x.cpu().numpy(), spec, np.array(SIZES))
+        q = octavo_torch.quantize(x, spec, torch.tensor(SIZES), backend=backend)
+        for name, plane in octavo_numerics.valid(expected).items():
+            got = getattr(q, name)[: len(plane)].cpu().contiguous().view(torch.uint8).numpy()
+            np.testing.assert_array_equal(got.ravel(), np.ascontiguousarray(plane).view(np.uint8).ravel(), name)
+
+
+def test_rows_past_the_sum_have_no_value(rng: np.random.Generator, device: str, backend: str) -> None:
+    """They are zero when codes are made values again, whatever bytes stand there."""
+    x = torch.from_numpy(rng.standard_normal((300, 130)).astype(np.float32)).to(device)
+    spec = octavo.MXFP8().quantizer("x")
+    assert spec is not None
+    q = octavo_torch.quantize(x, spec, torch.tensor(SIZES), backend=backend)
+    for direction in ("rowwise", "columnwise"):
+        value = octavo_torch.dequantize(q, direction, backend=backend)  # type: ignore[arg-type]
+        assert not value[sum(SIZES) :].view(torch.int32).any()
+        assert (value[: sum(SIZES)] - x[: sum(SIZES)]).abs().max() < 0.3
+
+
+@pytest.mark.parametrize(("sizes", "bounded"), [([5, -3, 9], [5, 0, 5]), ([20, 1, 0], [10, 0, 0]), ([4, 6, 0], None)])
+def test_device_sizes_are_cut_to_bounds(sizes: list[int], bounded: list[int] | None, device: str) -> None:
+    """Sizes that nobody reads back reach no row out of bounds, and set the device's word; right ones do not."""
+    rows, groups = 10, len(sizes)
+    word = status_word(torch.device(device, 0) if device == "cuda" else torch.device(device))
+    word.zero_()
+    table = torch.empty(4 * groups + 1 + 2 * panels_of(rows, groups), dtype=torch.int64, device=device)
+    cut = torch.empty(groups, dtype=torch.int64, device=device)
+    given = torch.tensor(sizes, dtype=torch.int32, device=device)
+    arguments = (given, table, cut, word, rows, groups, panels_of(rows, groups))
+    start(index_kernel, (1,), given, arguments, GROUPS=16, CHUNK=4, FLAG=True)
+    assert cut.tolist() == (bounded or sizes)
+    assert int(word) == (0 if bounded is None else 1)
+    word.zero_()
+    assert int(table[groups]) == sum(bounded or sizes)
+
+
+def test_panels_cover_every_row_once(rng: np.random.Generator, device: str) -> None:
+    """Each row of a group is in one panel of that group; those past the sum are in panels of no group, all of them."""
+    for _ in range(20):
+        sizes = rng.choice([0, 1, 127, 128, 129, 300], size=int(rng.integers(1, 9)))
+        rows = int(sizes.sum() + rng.choice([0, 1, 128, 500]))
+        groups, panels = len(sizes), panels_of(rows, len(sizes))
+        index = index_rows(torch.from_numpy(sizes), rows, torch.empty(0, device=device))
+        owners, firsts = index.table[4 * groups + 1 :].view(2, panels).tolist()
+        ends = [*np.cumsum(sizes).tolist(), rows]
+        seen = [row for g, first in zip(owners, firsts, strict=True) for row in range(first, min(first + 128, ends[g]))]
+        assert sorted(seen) == list(range(rows))
+        for group, first in zip(owners, firsts, strict=True):
+            assert first >= (ends[group - 1] if group else 0)
