@@ -192,6 +192,8 @@ class MoE(Experts):
         adapters: Adapters,
     ) -> Tensor:
         """y with what adapters add: rows are gathered, pass the MLP, and are summed, each an operation of autograd."""
+        if self.ep is not None:
+            raise ValueError("the layer has adapters, and ep sends tokens to other ranks' experts; give one of them")
         w1, w2 = self.own_weights(weights)
 
         def experts(rows: Tensor, sizes: Tensor, probs: Tensor) -> Tensor:
