@@ -1,4 +1,4 @@
-"""Adapters beside an MLP's weights: what stands between its products is still one launch."""
+"""Frozen weights with adapters: what stands between products is one launch, and MXFP4 becomes codes in two."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import copy
 import numpy as np
 import pytest
 import torch
+from cuda_device import MARKS
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from octavo_torch import GroupedMLP, add_lora, quantized_parameters
+from octavo import PRESETS
+from octavo_torch import CodedWeight, GroupedMLP, PackedWeight, add_lora, quantize_weight, quantized_parameters
 from octavo_torch.mlp import between
 
 G, K, F = 4, 80, 72
@@ -45,3 +48,29 @@ def test_an_adapted_mlp_computes_its_activation_in_one_pass(
     for ours, theirs in zip(*passed, strict=True):
         assert torch.equal(ours[:50], theirs[:50])
         assert bool(ours[:50].any())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=MARKS)])
+@pytest.mark.parametrize("recipe", ["fp8-block", "mxfp8", "fp8-row", "fp8-current", "nvfp4"])
+def test_mxfp4_becomes_the_codes_of_its_values(
+    recipe: str, device: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both planes, bit for bit those of the values, which torch's operations do not compute; bytes at odd addresses."""
+    rows, columns = int(rng.integers(1, 300)), 32 * int(rng.integers(1, 9))
+    held = torch.randint(256, (G * rows * columns // 2 + 1,), dtype=torch.uint8, device=device)
+    blocks = held[1:].view(G, rows, columns // 2)
+    scales = torch.randint(100, 140, (G, rows, columns // 32), dtype=torch.uint8, device=device)
+    weight = PackedWeight(blocks, scales, PRESETS[recipe], torch.bfloat16)
+    wanted = quantize_weight(weight.dequantize().requires_grad_(), recipe, backend="torch-native").codes
+    assert wanted is not None
+
+    def composed(_: object) -> Tensor:
+        raise AssertionError("values are computed by torch's operations")
+
+    monkeypatch.setattr(PackedWeight, "_halves", composed)
+    made = weight.expand_codes("torch-native")
+    assert isinstance(made, CodedWeight)
+    assert made.codes.spec == wanted.spec
+    pairs = list(zip(pytree.tree_leaves(made.codes), pytree.tree_leaves(wanted), strict=True))
+    assert pairs
+    assert all(torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8)) for ours, theirs in pairs)
