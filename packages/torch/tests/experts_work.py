@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,25 +160,35 @@ def rows_of(problem: Problem, ranks: int) -> tuple[int, int]:
     return max(int(table.sum(0).max()), 1), max(int(table.max()), 1)
 
 
+def shared(group: dist.ProcessGroup, works: list[Callable[[], Run]]) -> list[Run]:
+    """What each of them returns, which each rank works out for some of them and all ranks are given."""
+    mine = [work() for work in works[group.rank() :: group.size()]]
+    gathered: list[list[Run]] = [[]] * group.size()
+    dist.all_gather_object(gathered, mine, group)
+    return [gathered[number % group.size()][number // group.size()] for number in range(len(works))]
+
+
 def equal_to_one_process(ranks: int, recipes: list[str], seed: int, *exchange: str) -> list[str]:
     """What differs from one process with all tokens, over every recipe and routing; "static" with buffers that are as
     small as they can be."""
     group, number = group_of(ranks)
     me = group.rank()
-    found = []
+    own = slice(me * E // ranks, (me + 1) * E // ranks)
+    cases, works, found = [], [], []
     for recipe_number, name in enumerate(recipes):
         recipe = RECIPES[name]
         for routing, counts in ROUTINGS.items():
             form = ("standard", "keep_all", "recompute", "lean")[(recipe_number + len(routing)) % 4]
             counts = [6] * ranks if "static" in exchange else counts[:ranks]
             problem = draw(seed + 10 * recipe_number + number, counts, routing, biased=routing == "one")
-            options = dict(zip(("rows", "pair_rows"), rows_of(problem, ranks), strict=True)) if exchange else {}
             how = {"form": form, "weight_codes": ("keep", "remake")[recipe_number % 2]}
-            whole = run(problem, recipe, states_of(recipe, slice(None), seed), **how)
-            own = slice(me * E // ranks, (me + 1) * E // ranks)
-            mine = problem.mine(me, ranks)
-            spread = run(mine, recipe, states_of(recipe, own, seed), ep=group, exchange=Exchange(**options), **how)
-            found += [f"{name}, {routing}, {form}: {each}" for each in differences(spread, whole, counts, me, ranks)]
+            works.append(partial(run, problem, recipe, states_of(recipe, slice(None), seed), **how))
+            cases.append((f"{name}, {routing}, {form}", problem, recipe, how))
+    for (case, problem, recipe, how), whole in zip(cases, shared(group, works), strict=True):
+        options = dict(zip(("rows", "pair_rows"), rows_of(problem, ranks), strict=True)) if exchange else {}
+        mine = problem.mine(me, ranks)
+        spread = run(mine, recipe, states_of(recipe, own, seed), ep=group, exchange=Exchange(**options), **how)
+        found += [f"{case}: {each}" for each in differences(spread, whole, problem.counts, me, ranks)]
     return found
 
 

@@ -131,9 +131,9 @@ TIMEOUT, GRACE = 1.0, 0.5
 """Seconds: of the groups in which a rank does not come, and for which ranks then wait for one another's word."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def alone() -> Iterator[Ranks]:
-    """Three processes of a test's own, which may end."""
+    """Three processes that may end, and are then started anew by the next test."""
     three = Ranks(3)
     yield three
     three.stop()
