@@ -55,7 +55,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "octavo_jax_native": ("arrays", "ffi", "quantizers", "gemm"),
     "octavo_conformance": ("__init__", "cards", "problems", "oracles", "reports", "suite"),
     "octavo_cli": (
-        *("errors", "output_file", "page", "inspection"),
+        *("errors", "output_file", "ranks", "page", "inspection"),
         *("train/config", "train/data", "train/models", "train/report", "train"),
     ),
     "octavo_bench": (

@@ -15,8 +15,11 @@ sys.path.insert(0, str(FOLDER))
 
 import bars  # noqa: E402
 import call  # noqa: E402
+import lines  # noqa: E402
 from all_figures import FIGURES  # noqa: E402
 from sketch import Sketch  # noqa: E402
+
+from octavo_cli.ranks.published import figures  # noqa: E402
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -55,6 +58,36 @@ def test_bars_are_as_long_as_their_values() -> None:
     drawing = bars.draw(bars.Chart("Title", "Source", {"a": "base", "b": "jax"}, values, "{:.1f}"))
     lengths = [float(width) for width in re.findall(rf'x="{bars.LEFT}" y="[\d.]+" width="([\d.]+)"', drawing)]
     assert lengths == [bars.LONGEST, bars.LONGEST / 2]
+
+
+def test_lines_rise_with_their_values() -> None:
+    """Lines share one scale from zero, and names that would lie on one another are refused."""
+    values = {"a": ("base", [1.0, 2.0]), "b": ("jax", [0.0, 1.0])}
+    drawing = lines.draw(lines.Lines("Title", "Source", [1, 2], values, 1, ("x", "y")))
+    heights = [
+        [float(y) for y in re.findall(r",([\d.]+)", path)] for path in re.findall(r'-line" d="([^"]+)"', drawing)
+    ]
+    (low, high), (zero, one) = ([lines.BOTTOM - y for y in line] for line in heights)
+    written = 1e-3  # coordinates have six digits
+    assert zero == 0
+    assert low == one
+    assert high == pytest.approx(2 * low, abs=2 * written)
+    with pytest.raises(ValueError, match="'b' and 'a' end too close"):
+        lines.draw(lines.Lines("T", "S", [1, 2], {**values, "b": ("jax", [0.0, 1.99])}, 1, ("x", "y")))
+
+
+def test_published_figures_are_in_the_table() -> None:
+    """The page of the model over ranks shows each figure with what the model says now."""
+    page = (ROOT / "docs" / "guide" / "experts-over-hosts.md").read_text()
+    for figure in figures():
+        published, predicted = (
+            f"{value:.{0 if value >= 20 else 1}f}" for value in (figure.published, figure.predicted)
+        )
+        ratio = f"{figure.ratio:.2f}{' (fitted)' if figure.calibrates else ''}"
+        row = (
+            f"| {figure.source} | {figure.what} | {figure.ranks} | {published} {figure.unit} | {predicted} | {ratio} |"
+        )
+        assert row in page
 
 
 def test_text_stays_inside_its_box() -> None:

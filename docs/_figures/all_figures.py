@@ -8,6 +8,7 @@ import call
 import experts
 import groups
 import house
+import many_ranks
 import mesh
 import planes
 import products
@@ -15,7 +16,8 @@ import scales
 import speed
 
 FIGURES = {
-    module.__name__: module.draw for module in (house, call, groups, planes, products, scales, mesh, experts)
+    module.__name__: module.draw
+    for module in (house, call, groups, planes, products, scales, mesh, experts, many_ranks)
 } | speed.CHARTS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from svg import FAMILIES, MONO, Drawing, width_of
@@ -56,3 +57,8 @@ class Sketch(Drawing):
     def rule(self, x: float, y: float, to_x: float, to_y: float) -> None:
         """A thin line."""
         self.shapes.append(f'<line class="rule" x1="{x:g}" y1="{y:g}" x2="{to_x:g}" y2="{to_y:g}"/>')
+
+    def line(self, points: Sequence[tuple[float, float]], family: str) -> None:
+        """A line through the points, in a family's colour."""
+        path = " ".join(f"{'L' if number else 'M'}{x:g},{y:g}" for number, (x, y) in enumerate(points))
+        self.shapes.append(f'<path class="{family}-line" d="{path}"/>')

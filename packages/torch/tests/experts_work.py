@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from moe_layers import RECIPES, REFERENCE
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import octavo_numerics
@@ -22,6 +23,7 @@ from octavo_torch import (
     DelayedState,
     Exchange,
     ExchangeError,
+    GroupedMLP,
     MoE,
     MoeShape,
     RowsLeftOutError,
@@ -159,25 +161,35 @@ def rows_of(problem: Problem, ranks: int) -> tuple[int, int]:
     return max(int(table.sum(0).max()), 1), max(int(table.max()), 1)
 
 
+def shared(group: dist.ProcessGroup, works: list[Callable[[], Run]]) -> list[Run]:
+    """What each of them returns, which each rank works out for some of them and all ranks are given."""
+    mine = [work() for work in works[group.rank() :: group.size()]]
+    gathered: list[list[Run]] = [[]] * group.size()
+    dist.all_gather_object(gathered, mine, group)
+    return [gathered[number % group.size()][number // group.size()] for number in range(len(works))]
+
+
 def equal_to_one_process(ranks: int, recipes: list[str], seed: int, *exchange: str) -> list[str]:
     """What differs from one process with all tokens, over every recipe and routing; "static" with buffers that are as
     small as they can be."""
     group, number = group_of(ranks)
     me = group.rank()
-    found = []
+    own = slice(me * E // ranks, (me + 1) * E // ranks)
+    cases, works, found = [], [], []
     for recipe_number, name in enumerate(recipes):
         recipe = RECIPES[name]
         for routing, counts in ROUTINGS.items():
             form = ("standard", "keep_all", "recompute", "lean")[(recipe_number + len(routing)) % 4]
             counts = [6] * ranks if "static" in exchange else counts[:ranks]
             problem = draw(seed + 10 * recipe_number + number, counts, routing, biased=routing == "one")
-            options = dict(zip(("rows", "pair_rows"), rows_of(problem, ranks), strict=True)) if exchange else {}
             how = {"form": form, "weight_codes": ("keep", "remake")[recipe_number % 2]}
-            whole = run(problem, recipe, states_of(recipe, slice(None), seed), **how)
-            own = slice(me * E // ranks, (me + 1) * E // ranks)
-            mine = problem.mine(me, ranks)
-            spread = run(mine, recipe, states_of(recipe, own, seed), ep=group, exchange=Exchange(**options), **how)
-            found += [f"{name}, {routing}, {form}: {each}" for each in differences(spread, whole, counts, me, ranks)]
+            works.append(partial(run, problem, recipe, states_of(recipe, slice(None), seed), **how))
+            cases.append((f"{name}, {routing}, {form}", problem, recipe, how))
+    for (case, problem, recipe, how), whole in zip(cases, shared(group, works), strict=True):
+        options = dict(zip(("rows", "pair_rows"), rows_of(problem, ranks), strict=True)) if exchange else {}
+        mine = problem.mine(me, ranks)
+        spread = run(mine, recipe, states_of(recipe, own, seed), ep=group, exchange=Exchange(**options), **how)
+        found += [f"{case}: {each}" for each in differences(spread, whole, problem.counts, me, ranks)]
     return found
 
 
@@ -351,13 +363,72 @@ def trains(ranks: int) -> list[str]:
     found += [name for name, (ours, theirs) in grads.items() if not torch.equal(ours, theirs)]
     if not torch.equal(mine.encode_scale, whole.encode_scale[..., experts]):
         found.append("encode_scale")
-    shared, of_all = mine.router.grad.float(), whole.router.grad.float()
-    magnitude = shared.abs()
-    dist.all_reduce(shared, group=group)
+    return [*found, *_not_summed("router", mine.router, whole.router, group)]
+
+
+def _not_summed(name: str, mine: nn.Parameter, whole: nn.Parameter, group: dist.ProcessGroup) -> Iterator[str]:
+    """`name`, where gradients of a parameter that ranks share do not add up to that of one process."""
+    assert mine.grad is not None
+    assert whole.grad is not None
+    total, of_all = mine.grad.float(), whole.grad.float()
+    magnitude = total.abs()
+    dist.all_reduce(total, group=group)
     dist.all_reduce(magnitude, group=group)
     # each rank's is rounded to bf16 once, and so is that of all; fp32's own roundings are 2^-16 of that
-    if not bool(((shared - of_all).abs() <= 1.001 * 2**-8 * (magnitude + of_all.abs())).all()):
-        found.append("the router's gradient")
+    if not bool(((total - of_all).abs() <= 1.001 * 2**-8 * (magnitude + of_all.abs())).all()):
+        yield f"the gradients of {name}"
+
+
+class WithSharedExpert(nn.Module):
+    """Routed experts, over ranks where `ep` is given, and one that every token passes where it is.
+
+    The shared one computes in small integers, whose sums are exact in any order and so do not depend on how many tokens
+    a rank has.
+    """
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.routed = MoE(E, K, F, C, recipe="mxfp8", dtype=torch.bfloat16, backend=REFERENCE, **how)
+        self.shared = GroupedMLP(1, K, F, activation="relu2", recipe=None, dtype=torch.bfloat16, backend=REFERENCE)
+        with torch.no_grad():
+            for weight in self.shared.parameters():
+                weight.copy_(small_integers(*weight.shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of both."""
+        return self.routed(x) + self.shared(x, torch.full((1,), x.shape[0], dtype=torch.int64))
+
+
+def small_integers(*sides: int) -> Tensor:
+    """-1, 0 and 1."""
+    return torch.randint(-1, 2, sides).bfloat16()
+
+
+def shares_an_expert(ranks: int, seed: int) -> list[str]:
+    """A shared expert beside experts over ranks, with sizes that are read and static buffers: what differs from one
+    process."""
+    group, number = group_of(ranks)
+    me, found = group.rank(), []
+    experts = slice(me * E // ranks, (me + 1) * E // ranks)
+    for exchange, counts in ((Exchange(), [7, 0, 5, 4][:ranks]), (Exchange(rows=6 * C * ranks), [6] * ranks)):
+        torch.manual_seed(seed + number)
+        whole, mine = WithSharedExpert(), WithSharedExpert(ep=group, exchange=exchange)
+        with torch.no_grad():
+            for name, parameter in mine.named_parameters():
+                of_all = whole.get_parameter(name)
+                parameter.copy_(of_all if parameter.shape == of_all.shape else of_all[experts])
+        own = slice(sum(counts[:me]), sum(counts[: me + 1]))
+        x, dy = small_integers(sum(counts), K), small_integers(sum(counts), K)
+        here, there = x[own].clone().requires_grad_(), x.clone().requires_grad_()
+        y, all_y = mine(here), whole(there)
+        y.backward(dy[own])
+        all_y.backward(dy)
+        pairs = {"y": (y, all_y[own]), "dx": (here.grad, there.grad[own])}  # type: ignore[index]
+        for name in ("weight1", "weight2"):
+            routed = mine.routed.get_parameter(name).grad, whole.routed.get_parameter(name).grad[experts]
+            pairs[f"the routed experts' {name}"] = routed
+            found += _not_summed(f"shared {name}", *(each.shared.get_parameter(name) for each in (mine, whole)), group)
+        found += [name for name, (ours, theirs) in pairs.items() if not torch.equal(ours, theirs)]
     return found
 
 

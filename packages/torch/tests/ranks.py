@@ -22,9 +22,12 @@ WATCHDOG_SECONDS = 60.0
 START_SECONDS = 300.0  # importing torch, on a machine that has other work
 
 IMPORTED_ONCE = [
+    "octavo_numerics",
     "octavo_torch.checkpoint.distributed",
     "octavo_torch.distributed.parallel",
     "octavo_torch.mlp.sequential",
+    "octavo_torch.moe.moe",
+    "octavo_torch.reference.backend",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
 ]

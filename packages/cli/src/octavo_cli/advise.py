@@ -8,15 +8,32 @@ from typing import Annotated
 
 import typer
 
+_RECIPES = "bf16,fp8-current,fp8-row,fp8-block,mxfp8,mxfp8-folded,nvfp4"
+
 
 def advise(
-    shape: Annotated[str, typer.Option(help="G,K,N,M of a grouped layer: weights [G, N, K], rows [M, K].")],
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            help="G,K,N,M of a grouped layer: weights [G, N, K], rows [M, K]. With --ranks G,K,F,M of a MoE layer: G "
+            "experts of all ranks, F hidden features, M choices of one rank's tokens.",
+            show_default="DeepSeek-V3's 256,7168,2048,65536 with --ranks, else required",
+        ),
+    ] = None,
     weights: Annotated[
         Path | None, typer.Option(help="A checkpoint to judge by.", show_default="normally distributed values")
     ] = None,
-    recipes: Annotated[
-        str, typer.Option(help="Recipe names or files, with commas.")
-    ] = "bf16,fp8-current,fp8-row,fp8-block,mxfp8,mxfp8-folded,nvfp4",
+    recipes: Annotated[str, typer.Option(help="Recipe names or files, with commas.")] = _RECIPES,
+    ranks: Annotated[
+        int | None,
+        typer.Option(help="GPUs to spread experts over: route, wire and experts of each.", show_default=False),
+    ] = None,
+    per_host: Annotated[int, typer.Option(help="With --ranks: GPUs of a host, which share its links.")] = 8,
+    choices: Annotated[int, typer.Option(help="With --ranks: experts of each token.")] = 8,
+    skew: Annotated[float, typer.Option(help="With --ranks: rows of the busiest rank, of an even share.")] = 1.25,
+    layers: Annotated[int, typer.Option(help="With --ranks: MoE layers of a rank, whose experts take memory.")] = 1,
+    micro_batches: Annotated[int, typer.Option(help="With --ranks: of one optimizer step.")] = 8,
+    network: Annotated[float, typer.Option(help="With --ranks: GB/s of one rank to other hosts.")] = 44.0,
     min_sqnr: Annotated[float, typer.Option(help="Decibels that the weights of a recipe must keep.")] = 25.0,
     chip: Annotated[str, typer.Option(help="h100 or h200: whose time is expected.")] = "h200",
     results: Annotated[
@@ -30,7 +47,23 @@ def advise(
 
     A time is the median of a result file where --results has this shape on this chip, and is called measured; else it
     is the chip's roofline, which no kernel beats. Quantizing is not in it.
+
+    With --ranks: how to spread a MoE layer's experts over GPUs, by a model of its step in one recipe (fp8-block unless
+    --recipes names another): the ranks of a group and experts of each, the route, what travels, and the part of the
+    step that is exposed.
     """
+    if ranks is not None:
+        from octavo_cli.advice import Shape
+        from octavo_cli.errors import InputError
+        from octavo_cli.ranks.command import advise_ranks, cluster_of, layer_of
+
+        if chip != "h200":
+            raise InputError(f"--chip is {chip!r}; with --ranks give h200, which was measured")
+        sides = Shape.of(shape or "256,7168,2048,65536")
+        spread = layer_of((sides.groups, sides.k, sides.n, sides.m), choices)
+        cluster = cluster_of(ranks, per_host, layers, micro_batches, network)
+        advise_ranks(spread, cluster, "fp8-block" if recipes == _RECIPES else recipes.strip(), skew, as_json)
+        return
     from octavo_cli.advice import CHIPS, Shape, advice_on, best, copies_bf16, measured_us, weights_for
     from octavo_cli.errors import InputError
     from octavo_registry.cli.output import print_json, print_line, print_table
@@ -42,6 +75,8 @@ def advise(
         raise InputError(f"--rows is {rows}; give 0 for all rows, or how many of each expert")
     if not math.isfinite(min_sqnr):
         raise InputError(f"--min-sqnr is {min_sqnr}; give decibels, such as 25")
+    if shape is None:
+        raise InputError("--shape is missing; give G,K,N,M of a grouped layer, such as 32,7168,4096,32768, or --ranks")
     layer = Shape.of(shape)
     names = list(dict.fromkeys(part.strip() for part in recipes.split(",") if part.strip()))
     if not names:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
+import torch
 import torch.distributed as dist
 from experts_work import (
     bytes_on_the_wire,
@@ -16,6 +17,7 @@ from experts_work import (
     left_out,
     otherwise,
     reads_on_the_host,
+    shares_an_expert,
     sums_and_their_bound,
     trains,
     travels_as_codes,
@@ -72,6 +74,20 @@ def test_a_module_trains_over_ranks(ranks: Ranks) -> None:
     scales are those of one module; the router's gradients add up to its."""
     for size in (2, 4):
         assert ranks(trains, size) == [[]] * WORLD
+
+
+def test_a_shared_expert_stays_with_the_tokens(ranks: Ranks) -> None:
+    """Beside experts over ranks it is a layer of its own on each rank's tokens: routed experts keep one process's bits,
+    and its gradients add up over the ranks as the router's do."""
+    for size in (2, 4):
+        assert ranks(shares_an_expert, size, fresh()) == [[]] * WORLD
+
+
+def test_a_compiler_is_refused() -> None:
+    """A traced graph holds no exchange, and the sentence says what to do."""
+    layer = MoE(4, 64, 32, 2, recipe=None, dtype=torch.bfloat16, ep=dist.ProcessGroup(0, 1))
+    with pytest.raises(Exception, match=r"a traced graph holds no exchange; call the layer in a function under"):
+        torch.compile(layer, backend="eager", fullgraph=True)(torch.randn(3, 64, dtype=torch.bfloat16))
 
 
 def test_what_an_exchange_refuses() -> None:
@@ -131,9 +147,9 @@ TIMEOUT, GRACE = 1.0, 0.5
 """Seconds: of the groups in which a rank does not come, and for which ranks then wait for one another's word."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def alone() -> Iterator[Ranks]:
-    """Three processes of a test's own, which may end."""
+    """Three processes that may end, and are then started anew by the next test."""
     three = Ranks(3)
     yield three
     three.stop()
