@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(THREADS) expand(const __grid_constant__ Expand
     const uint32_t codes = __ldg(reinterpret_cast<const uint32_t*>(args.codes) + piece);
     const float scale = e8m0_value(__ldg(args.scales + piece / pieces));
     float values[8];
-    decode4<Format::e2m1>(spread_nibbles(codes), values);
+    decode4<Format::e2m1>(spread_nibbles(codes & 0xFFFFu), values);
     decode4<Format::e2m1>(spread_nibbles(codes >> 16), values + 4);
 #pragma unroll
     for (float& value : values) value *= scale;
