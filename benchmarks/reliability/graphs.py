@@ -1,4 +1,4 @@
-"""A MoE layer's forward and backward in a CUDA graph, replayed with other tokens and routings: the bits of an eager call.
+"""A MoE layer's forward and backward in a CUDA graph, replayed with other routings: the bits of an eager call.
 
 Every replay gets its own tokens, weights of choices and gradient, and a routing of one of KINDS; no shape changes.
 """
@@ -92,9 +92,7 @@ def measure(count: int | None, device: str = "cuda") -> dict[str, Any]:
             kinds = [KINDS[number % len(KINDS)] for number in range(replays)]
             found = torch.stack([step.differs(kind) for kind in kinds]).tolist()
             by_kind = {kind: sum(bad for bad, own in zip(found, kinds, strict=True) if own == kind) for kind in KINDS}
-            rows.append(
-                {"recipe": name, "form": form, "replays": replays, "different": sum(found), "by_kind": by_kind}
-            )
+            rows.append({"recipe": name, "form": form, "replays": replays, "different": sum(found), "by_kind": by_kind})
     k, f = SIDES
     return {
         "device": torch.cuda.get_device_name(),
