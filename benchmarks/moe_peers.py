@@ -1,0 +1,223 @@
+"""A MoE layer's forward and backward beside SonicMoE's and torch's own grouped GEMM: time, kept bytes, peak.
+
+python benchmarks/moe_peers.py OUTPUT COMMIT
+
+All ways of one shape take turns in one process, on a CUDA device: from tokens, choices and their weights to combined
+tokens, and back to every gradient. Where sonic-moe does not run, the record says why. Dense products are queued in
+front of each call, so that what is timed is the GPU's work; `host_ms` is how long the host takes to queue a step. What
+is kept is what stays allocated between forward and backward beside y and the caller's tensors: x, choices, weights, and
+codes of weights that are given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from layers import MOE
+from torch import Tensor
+from torch.nn.functional import silu
+
+import octavo_torch as ot
+
+SHAPES: Mapping[str, tuple[int, int, int, int, int]] = {
+    "Qwen3-30B": MOE["Qwen3-30B"],
+    "32768 x 4096 x 1024, E 64, k 4": (32768, 4, 64, 4096, 1024),
+    "32768 x 4096 x 256, E 256, k 16": MOE["16 choices of experts of 256"],
+    "32768 x 4096 x 512, E 128, k 8": (32768, 8, 128, 4096, 512),
+    "32768 x 4096 x 1024, E 128, k 8": (32768, 8, 128, 4096, 1024),
+}
+"""Tokens, choices of each, experts, in-features and hidden features; all but the first are SonicMoE's own."""
+
+SONIC, TORCH = "sonic-moe, bf16", "torch _grouped_mm, bf16"
+TURNS, WARM = 11, 2
+ALIGNED = 8  # rows of which torch's wgrad takes multiples
+NAMES = ("y", "x", "weights", "w1", "w2")
+_PACKAGES = ("octavo-torch", "octavo-native", "sonic-moe", "quack-kernels", "nvidia-cutlass-dsl", "triton")
+Way = tuple[Callable[[], Tensor], list[Tensor]]
+"""A forward, and the leaves whose gradients are taken: x, weights, w1, w2."""
+
+
+def draw(shape: ot.MoeShape) -> dict[str, Tensor]:
+    """Leaves x, weights, w1 and w2, with choices, and dy."""
+    torch.manual_seed(1)
+    k, f, experts = shape.in_features, shape.hidden_features, shape.experts
+    weights, choices = torch.randn(shape.tokens, experts, device="cuda").topk(shape.choices, -1)
+    given = {
+        "x": torch.randn(shape.tokens, k, device="cuda").bfloat16(),
+        "weights": weights.softmax(-1),
+        "w1": (torch.randn(experts, 2 * f, k, device="cuda") * k**-0.5).bfloat16(),
+        "w2": (torch.randn(experts, k, f, device="cuda") * f**-0.5).bfloat16(),
+    }
+    leaves = {name: leaf.requires_grad_() for name, leaf in given.items()}
+    return leaves | {"choices": choices, "dy": torch.randn(shape.tokens, k, device="cuda").bfloat16()}
+
+
+def grouped_mm(x: Tensor, choices: Tensor, weights: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    """The layer by torch's operations, rows sorted by expert in between, with zeros up to the sizes that it takes."""
+    flat, k, rows = choices.view(-1), choices.shape[1], choices.numel()
+    order = torch.argsort(flat, stable=True)
+    by_expert, experts = flat[order], torch.arange(w1.shape[0], device=x.device)
+    ends = torch.searchsorted(by_expert, experts, right=True)
+    sizes = torch.diff(ends, prepend=ends.new_zeros(1))
+    padded = (sizes + ALIGNED - 1) // ALIGNED * ALIGNED
+    ends_padded = padded.cumsum(0)
+    place = torch.arange(rows, device=x.device) + (ends_padded - padded - ends + sizes)[by_expert]
+    length, offsets = rows + ALIGNED * len(experts), ends_padded.to(torch.int32)
+    spread = x.new_zeros(length, x.shape[1]).index_copy(0, place, x.index_select(0, order // k))
+    probs = weights.new_zeros(length).index_copy(0, place, weights.view(-1)[order])
+    gate, up = torch._grouped_mm(spread, w1.transpose(1, 2), offs=offsets).chunk(2, -1)
+    y = torch._grouped_mm(silu(gate) * up * probs[:, None].to(gate.dtype), w2.transpose(1, 2), offs=offsets)
+    back = torch.empty_like(order).scatter_(0, order, place)
+    return y.index_select(0, back).view(-1, k, y.shape[1]).sum(1)
+
+
+def ways_of(given: dict[str, Tensor], sonic: Any) -> Iterator[tuple[str, Way]]:
+    """Every way of one shape; what a way needs beside the leaves is made here and is the caller's."""
+    leaves = {name: given[name] for name in NAMES[1:]}
+    values, of_all = {**leaves, "choices": given["choices"]}, list(leaves.values())
+    if sonic is not None:
+        # its own order of w1's rows and its own integers
+        w1 = sonic.interleaved(leaves["w1"].detach()).requires_grad_()
+        own = {**values, "w1": w1, "choices": given["choices"].int()}
+        yield SONIC, (partial(sonic.layer, **own), [leaves["x"], leaves["weights"], w1, leaves["w2"]])
+    yield TORCH, (partial(grouped_mm, **values), of_all)
+    for form in ("standard", "lean"):
+        yield f"octavo bf16, {form}", (partial(ot.moe_mlp, **values, recipe="bf16", form=form), of_all)
+    for form in ("standard", "lean"):
+        block = partial(ot.moe_mlp, **values, recipe="fp8-block", form=form)
+        yield f"octavo fp8-block, {form}", (block, of_all)
+        yield f"octavo fp8-block, {form}, codes made again", (partial(block, weight_codes="remake"), of_all)
+        codes = {name: ot.quantize_weight(leaves[name], "fp8-block") for name in ("w1", "w2")}
+        yield f"octavo fp8-block, {form}, codes given", (partial(block, **codes), of_all)
+
+
+def step_bytes(way: Way, dy: Tensor) -> tuple[dict[str, int], list[Tensor]]:
+    """Bytes of a step that is not the first, and its results."""
+    call, leaves = way
+    for _ in range(2):
+        y = grads = None
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y = call()
+        kept = torch.cuda.memory_allocated() - before - y.untyped_storage().nbytes()
+        grads = torch.autograd.grad(y, leaves, dy)
+        peak = torch.cuda.max_memory_allocated() - before
+    assert y is not None
+    assert grads is not None
+    return {"kept_bytes": kept, "peak_bytes": peak}, [y.detach(), *grads]
+
+
+def times_of(ways: Mapping[str, Way], dy: Tensor) -> dict[str, dict[str, float]]:
+    """Medians of TURNS turns."""
+    filler = torch.randn(8192, 8192, device="cuda").bfloat16()
+    times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
+    for _ in range(TURNS):
+        for name, (call, leaves) in ways.items():
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+            for _ in range(3):
+                torch.mm(filler, filler)
+            begun = time.perf_counter()
+            marks[0].record()
+            y = call()
+            marks[1].record()
+            torch.autograd.grad(y, leaves, dy)
+            marks[2].record()
+            host = (time.perf_counter() - begun) * 1e3
+            torch.cuda.synchronize()
+            times[name].append((marks[0].elapsed_time(marks[1]), marks[0].elapsed_time(marks[2]), host))
+            del y
+    columns = ("forward_ms", "step_ms", "host_ms")
+    return {
+        name: {
+            column: round(statistics.median(values), 4)
+            for column, values in zip(columns, zip(*each[WARM:], strict=True), strict=True)
+        }
+        for name, each in times.items()
+    }
+
+
+def rows_of(label: str, sonic: Any) -> list[dict[str, Any]]:
+    """A row for each way of one shape."""
+    shape = ot.MoeShape(*SHAPES[label])
+    given = draw(shape)
+    ways, rows = dict(ways_of(given, sonic)), {}
+    expected: list[Tensor] = []
+    for name, way in (
+        *((name, ways[name]) for name in ways if name.startswith("octavo bf16, standard")),
+        *ways.items(),
+    ):
+        seen, results = step_bytes(way, given["dy"])
+        if name == SONIC:  # gate, up, gate, up
+            results[3] = results[3].unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+        expected = expected or results
+        errors = {
+            result: round(((ours.float() - own.float()).norm() / own.float().norm()).item(), 5)
+            for result, ours, own in zip(NAMES, results, expected, strict=True)
+        }
+        rows[name] = {
+            "kept_bytes_per_token": round(seen["kept_bytes"] / shape.tokens, 1), **seen, "from_octavo_bf16": errors
+        }  # fmt: skip
+        del results
+    del expected
+    torch.cuda.empty_cache()
+    times = times_of(ways, given["dy"])
+    base = times[SONIC if sonic is not None else TORCH]["step_ms"]
+    return [
+        {"shape": label, "way": name, **row, **times[name], "of_peer": round(times[name]["step_ms"] / base, 3)}
+        for name, row in rows.items()
+    ]
+
+
+def peer() -> tuple[Any, str]:
+    """SonicMoE's layer and how it was tuned, or None and why it cannot run."""
+    try:
+        import sonic_moe
+
+        return sonic_moe, sonic_moe.tune_over_few()
+    except Exception as error:  # any package of its chain may refuse to load, and the others are measured without it
+        return None, f"not measured: {type(error).__name__}: {error}"
+
+
+def main() -> None:
+    """Writes OUTPUT after every shape."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("output", type=Path)
+    parser.add_argument("commit")
+    arguments = parser.parse_args()
+    sonic, tuned = peer()
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    record: dict[str, Any] = {
+        "command": f"python benchmarks/moe_peers.py FILE {arguments.commit}",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": {"gpu": torch.cuda.get_device_name()},
+        "versions": versions,
+        "commit": arguments.commit,
+        "sonic-moe": tuned,
+        "of_peer": f"time of a step over that of {SONIC if sonic is not None else TORCH}",
+        "turns": TURNS - WARM,
+        "shapes": {label: vars(ot.MoeShape(*sides)) for label, sides in SHAPES.items()},
+        "rows": [],
+    }
+    for label in SHAPES:
+        record["rows"] += rows_of(label, sonic)
+        torch.cuda.empty_cache()
+        arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
