@@ -15,6 +15,7 @@ from octavo_registry.contract.cards import (
     ALL_NORMS,
     GATED,
     MOVES,
+    OPTIMIZERS,
     QUANTIZERS,
     ROUTERS,
     Accumulation,
@@ -28,6 +29,7 @@ from octavo_registry.contract.cards import (
     Name,
     Norm,
     Op,
+    Optimize,
     QuantizerCard,
     Weight,
 )
@@ -77,6 +79,13 @@ from octavo_registry.contract.moves import (
     Route,
 )
 from octavo_registry.contract.operations import OPERATIONS, Operation
+from octavo_registry.contract.optimizers import (
+    AdamWArrays,
+    AdamWStep,
+    AdamWStepRule,
+    AnyBoundOptimizer,
+    BoundAdamWStep,
+)
 from octavo_registry.contract.plan import Decision, Plan, Verdict
 from octavo_registry.contract.quantize import (
     AnyBoundQuantize,
@@ -98,6 +107,7 @@ from octavo_registry.contract.request import (
     Layouts,
     MoveRequest,
     NormRequest,
+    OptimizerRequest,
     PlanesRequest,
     QuantizeRequest,
     Request,
@@ -113,6 +123,7 @@ __all__ = [
     "GATED",
     "MOVES",
     "OPERATIONS",
+    "OPTIMIZERS",
     "PLANES",
     "QUANTIZERS",
     "REQUESTS",
@@ -124,6 +135,9 @@ __all__ = [
     "Activated",
     "Activation",
     "ActivationRequest",
+    "AdamWArrays",
+    "AdamWStep",
+    "AdamWStepRule",
     "AnyBound",
     "AnyBoundActQuantize",
     "AnyBoundDactQuantize",
@@ -134,6 +148,7 @@ __all__ = [
     "AnyBoundGemm",
     "AnyBoundMove",
     "AnyBoundNormQuantize",
+    "AnyBoundOptimizer",
     "AnyBoundQuantize",
     "AnyBoundRouter",
     "AnyBoundWgrad",
@@ -143,6 +158,7 @@ __all__ = [
     "BackendCard",
     "Bound",
     "BoundActQuantize",
+    "BoundAdamWStep",
     "BoundChooseExperts",
     "BoundChooseGradient",
     "BoundCombineRows",
@@ -192,6 +208,8 @@ __all__ = [
     "NormRequest",
     "Op",
     "Operation",
+    "Optimize",
+    "OptimizerRequest",
     "PermuteRows",
     "Plan",
     "PlanesRequest",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from octavo_registry.contract import dequantize, fused, gemm, moves, quantize
+from octavo_registry.contract import dequantize, fused, gemm, moves, optimizers, quantize
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import Op
 from octavo_registry.contract.request import REQUESTS, Request
@@ -43,6 +43,7 @@ _ANSWERS: Mapping[Op, tuple[type[Any], type[Bound[Any]]]] = {
     "dot_rows": (moves.DotRows, moves.BoundDotRows),
     "choose_experts": (moves.ChooseExperts, moves.BoundChooseExperts),
     "choose_gradient": (moves.ChooseGradient, moves.BoundChooseGradient),
+    "adamw_step": (optimizers.AdamWStep, optimizers.BoundAdamWStep),
 }
 
 OPERATIONS: Mapping[Op, Operation] = MappingProxyType(
