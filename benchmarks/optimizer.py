@@ -74,7 +74,7 @@ def weight(coded: bool) -> torch.nn.Parameter:
         layer = ot.GroupedLinear(SHAPE[0], SHAPE[2], SHAPE[1], device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():
         layer.weight.copy_(values)
-    return layer.weight  # type: ignore[return-value]
+    return layer.weight
 
 
 def measure(case: tuple[torch.dtype, int, torch.dtype], coded: bool) -> dict[str, Any]:

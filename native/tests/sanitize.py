@@ -13,9 +13,9 @@ the first on, for a tool that is too slow for all of them in one run.
 
 What is run is every scaling and format, row, column and both planes, both layouts, three input dtypes, ragged and
 stacked operands, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, routers, AdamW's steps, and
-every tile of every GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take turns rather than being
-multiplied out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that are negative, past
-the rows or near the ends of int64.
+every tile of every GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take turns rather than
+being multiplied out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that are negative,
+past the rows or near the ends of int64.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ Error check_arrays(const AdamWArrays& arrays) {
   if (!named(arrays.master_dtype, DType::bf16) || arrays.master_dtype == DType::f16) {
     return invalid("master_dtype is not f32 or bf16 (0 or 2); give one of these");
   }
-  if (!named(arrays.grad_dtype, DType::bf16)) return invalid("grad_dtype is no DType; give f32, f16 or bf16 (0 to 2)");
+  if (!named(arrays.grad_dtype, DType::bf16)) return invalid("grad_dtype is not a valid DType; give f32, f16 or bf16 (0 to 2)");
   if (!named(arrays.values_dtype, DType::bf16) || arrays.values_dtype == DType::f32) {
     return invalid("values_dtype is not f16 or bf16 (1 or 2); give one of these");
   }
@@ -67,7 +67,7 @@ Error check_codes(const AdamWArrays& arrays, const AdamWCodes& codes) {
   }
   for (const Plane* plane : {&codes.rowwise, &codes.columnwise}) {
     if (plane->codes == nullptr) continue;
-    if (!named(plane->layout, Layout::native)) return invalid("layout is no Layout; give plain or native (0 or 1)");
+    if (!named(plane->layout, Layout::native)) return invalid("layout is not a valid Layout; give plain or native (0 or 1)");
     if (!aligned(plane->codes, 16) || !given(plane->scales, 4)) {
       return invalid("codes are not aligned to 16 bytes, or their scales are null or not aligned to 4; give both");
     }

@@ -33,7 +33,6 @@ from octavo_registry.contract.cards import (
     QuantizerCard,
     Weight,
 )
-from octavo_registry.contract.dequantize import AnyBoundDequantize, BoundDequantize, Dequantize
 from octavo_registry.contract.frameworks import PLANES, Device, ExpertRanks, Framework, LayerResult, Sharding
 from octavo_registry.contract.fused import (
     ActQuantize,
@@ -88,8 +87,11 @@ from octavo_registry.contract.optimizers import (
 )
 from octavo_registry.contract.plan import Decision, Plan, Verdict
 from octavo_registry.contract.quantize import (
+    AnyBoundDequantize,
     AnyBoundQuantize,
+    BoundDequantize,
     BoundQuantize,
+    Dequantize,
     Quantize,
     QuantizeInto,
     QuantizeTokens,

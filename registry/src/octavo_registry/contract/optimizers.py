@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias
 
-from octavo_registry.contract.arrays import A, Q
+from octavo_registry.contract.arrays import A, Q, Q_contra
 from octavo_registry.contract.bound import Bound
 
 
@@ -58,10 +58,10 @@ class AdamWStepRule(Generic[A]):
     skip: A | None = None
 
 
-class AdamWStep(Protocol[A, Q]):
+class AdamWStep(Protocol[A, Q_contra]):
     """One step, in place, without a host sync."""
 
-    def __call__(self, arrays: AdamWArrays[A], rule: AdamWStepRule[A], out: A | Q | None, /) -> None:
+    def __call__(self, arrays: AdamWArrays[A], rule: AdamWStepRule[A], out: A | Q_contra | None, /) -> None:
         """Steps the moments and the master, and writes `out` from the new master.
 
         out  None; or bf16 or fp16 of the arrays' shape: the master rounded to nearest, NaN canonical; or, where the

@@ -23,9 +23,8 @@ from octavo_jax.functions.composed import bind_fused
 from octavo_jax.scaling.seeds import seed_words
 from octavo_registry.contract.backend import AnyBound, Backend, Refused
 from octavo_registry.contract.cards import Weight
-from octavo_registry.contract.dequantize import BoundDequantize, Dequantize
 from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
-from octavo_registry.contract.quantize import BoundQuantize, Quantize
+from octavo_registry.contract.quantize import BoundDequantize, BoundQuantize, Dequantize, Quantize
 from octavo_registry.contract.request import (
     AnyRequest,
     ChooseRequest,

@@ -127,7 +127,7 @@ def run_step(step: Step, parameter: Tensor, state: State, grad: Tensor, rule: Ad
             parameter.was_written()
         else:
             parameter.copy_(master if out is None else out)
-    elif out is not None:
+    elif isinstance(out, Tensor):
         torch.autograd.graph.increment_version(out)
     else:
         write_parameter(parameter, state)
