@@ -31,6 +31,7 @@ from octavo_registry.contract.request import (
     DequantizeRequest,
     GemmRequest,
     MoveRequest,
+    OptimizerRequest,
     QuantizeRequest,
 )
 
@@ -200,7 +201,7 @@ class ReferenceBackend(Backend):
             return _bind_gemm(request)
         if isinstance(request, DequantizeRequest):
             return BoundDequantize(_bind_dequantize(jnp.dtype(request.out_dtype)))
-        if isinstance(request, MoveRequest | ChooseRequest):
+        if isinstance(request, MoveRequest | ChooseRequest | OptimizerRequest):
             raise Refused(f"serves no {request.op}; its card does not name it")
         quantize = BoundQuantize(bind_quantize(request.quantizer))
         return quantize if isinstance(request, QuantizeRequest) else bind_fused(request, quantize)
