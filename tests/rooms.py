@@ -50,7 +50,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("moe", "optimizers"),
     ),
     "octavo_registry": ("contract", "level4", "discovery", "dispatch", "registry", "__init__", "cli"),
-    "octavo_torch_native": ("arrays", "quantizers", "gemm", "moe", "linear"),
+    "octavo_torch_native": ("arrays", "quantizers", "gemm", "moe", "optimizers", "linear"),
     "octavo_torch_triton": ("kernels", "arrays", "quantizers", "gemm"),
     "octavo_jax_native": ("arrays", "ffi", "quantizers", "gemm"),
     "octavo_conformance": ("__init__", "cards", "problems", "oracles", "reports", "suite"),
@@ -66,7 +66,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("include/octavo", "lib/common"),
         *("lib/cpu/loops", "lib/cpu/planes", "lib/cpu/quantize", "lib/cpu/gemm", "lib/cpu/rows", "lib/cpu/scaling"),
         *("lib/cuda/device", "lib/cuda/planes", "lib/cuda/scaling", "lib/cuda/tile", "lib/cuda/reductions"),
-        *("lib/cuda/quantize", "lib/cuda/gemm", "lib/cuda/rows"),
+        *("lib/cuda/quantize", "lib/cuda/gemm", "lib/cuda/rows", "lib/cuda/optimizers"),
         *("lib/bindings/python", "lib/bindings/ffi"),
     ),
 }

@@ -12,10 +12,10 @@ compares three threads with one instead, where there is no GPU. `--only gemms --
 the first on, for a tool that is too slow for all of them in one run.
 
 What is run is every scaling and format, row, column and both planes, both layouts, three input dtypes, ragged and
-stacked operands, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, routers, and every tile of
-every GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take turns rather than being
-multiplied out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that are negative, past
-the rows or near the ends of int64.
+stacked operands, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, routers, AdamW's steps, and
+every tile of every GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take turns rather than
+being multiplied out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that are negative,
+past the rows or near the ends of int64.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import argparse
 import itertools
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -36,6 +37,7 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))  # as native/conftest.py does for pytest
+from adamw_calls import BF16, Run, define, draw, planes, same, step
 from gemm_launches import KINDS, Launch
 from move_calls import CASES, draw_index, draw_rows, poisoned, route, stream
 from problems import (
@@ -72,6 +74,7 @@ SHOWN = 30
 
 PARTS = (
     *("plans", "quantizers", "indexed", "unchanged", "stacks", "prologues", "reshuffles", "moves", "routers"),
+    "optimizers",
     "gemms",
 )
 """Methods of `Check`."""
@@ -484,6 +487,22 @@ class Check:
                 self.faults.append(f"{what}: weights are past octavo_numerics.choice_weights_bound")
             if not gradient_is_bound(gradient, values, choices.numpy(), dweights.numpy(), rule):
                 self.faults.append(f"{what}: gradients are past octavo_numerics.choose_gradient_bound")
+
+    def optimizers(self) -> None:
+        """AdamW's step, which has no kernel on CPUs: against octavo_numerics."""
+        if not self.place.cuda:
+            return
+        rng = np.random.default_rng(20)
+        kinds = itertools.product(((3, 130, 132), (2, 7, 131)), (np.float32, BF16), (32, 8), (np.float32, BF16))
+        for number, (shape, master, bits, grad) in enumerate(kinds):
+            arrays, run = draw(rng, shape, master, grad, bits), Run(on_device=number % 2 == 1)
+            held = planes(shape, NATIVE_LAYOUT["columnwise"]) if shape[2] % 4 == 0 else None
+            made, wanted = step(*arrays, run, None if held is None else held.arguments), define(*arrays, run)
+            wrong = [*same(made, wanted), *([] if held is None else held.differs(wanted.master))]
+            self.equal += not wrong
+            self.faults += [f"{name} of AdamW {shape} {master} {bits}" for name in wrong]
+            values = replace(run, values=BF16)
+            self.faults += [f"{name} of AdamW {shape}" for name in same(step(*arrays, values), define(*arrays, values))]
 
     def gemms(self) -> None:
         """Every kind of GEMM on every tile; sizes, sides, biases and accumulators in turn."""

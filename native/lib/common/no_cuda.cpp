@@ -1,4 +1,5 @@
 // Replaces lib/cuda in a build without nvcc.
+#include "octavo/adamw.h"
 #include "octavo/delayed.h"
 #include "octavo/dequantize.h"
 #include "octavo/gemm.h"
@@ -37,5 +38,6 @@ Error combine_cuda(const MoveArgs&, void*) { return absent(); }
 Error dot_cuda(const DotArgs&, void*) { return absent(); }
 Error choose_cuda(const ChooseArgs&, void*) { return absent(); }
 Error choose_gradient_cuda(const ChooseGradientArgs&, void*) { return absent(); }
+Error adamw_cuda(const AdamWArgs&, void*) { return absent(); }
 
 }  // namespace octavo

@@ -531,6 +531,80 @@ def choose_gradient(
     The gradient of the logits, [tokens, experts] in their dtype, from that of the weights.
     """
 
+class AdamWRule:
+    """
+    Hyperparameters of AdamW; with `lr_device`, the address of one fp32 number, `lr` is not read.
+    """
+
+    def __init__(
+        self, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, lr_device: int = 0
+    ) -> None: ...
+
+class AdamWDraws:
+    """
+    What a step's random bits depend on: the seed, the tensor's number, and the step's, from 1 on.
+
+    step_device: the address of one fp32 number, which is read instead of `step`.
+    first_row: where the array is part of a tensor, the number of its first row there.
+    """
+
+    def __init__(
+        self, *, seed: int = 0, tensor: int = 0, step: int = 1, step_device: int = 0, first_row: int = 0
+    ) -> None: ...
+
+class AdamWArrays:
+    """
+    Arrays [rows, cols]: master, grad and values as (address, dtype of DTYPES).
+
+    moments are fp32; or 8-bit codes, where int32 tops [rows, ceil(cols / 128)] are given.
+    values, bf16 or fp16, gets the new master rounded to nearest.
+    """
+
+    def __init__(
+        self,
+        *,
+        shape: tuple[int, int],
+        master: tuple[int, int],
+        grad: tuple[int, int],
+        moments: tuple[int, int],
+        tops: tuple[int, int] = (0, 0),
+        values: tuple[int, int] = (0, 2),
+    ) -> None: ...
+
+class AdamWCodes:
+    """
+    Planes that get codes of the new master, cast to bf16: E4M3 in square blocks of 128 of
+    stacked matrices. A plane without codes is not written.
+    """
+
+    def __init__(
+        self,
+        *,
+        matrix_rows: int,
+        rowwise: PlaneArgs,
+        columnwise: PlaneArgs,
+        amax_epsilon: float = 0.0,
+        power_of_two: bool = False,
+    ) -> None: ...
+
+def adamw_step(
+    *,
+    cuda: bool,
+    arrays: AdamWArrays,
+    rule: AdamWRule,
+    draws: AdamWDraws,
+    codes: AdamWCodes | None = None,
+    inverse_scale: int = 0,
+    skip: int = 0,
+    stream: int = 0,
+) -> None:
+    """
+    One step, in place: moments, master, and values or codes of it. On CUDA alone.
+
+    inverse_scale: the address of one fp32 number that multiplies grad. skip: of one byte; where it is not 0,
+    nothing is changed.
+    """
+
 def ffi_targets() -> dict[str, dict[str, object]]:
     """Handlers for XLA: platform (cpu, CUDA) to target name to capsule."""
 

@@ -154,6 +154,18 @@ def layout_refusal(directions: Collection[str], layouts: Sequence[str]) -> str |
     return None
 
 
+def step_refusal(code_format: str, columns: int | None, *, square: bool, mxfp4: bool) -> str | None:
+    """Why the kernel of an optimizer's step does not write codes of this quantizer of blocks, or None.
+
+    columns  the last axis; None: any
+    """
+    if code_format != "e4m3" or not square or mxfp4:
+        return "its step writes codes of E4M3 in square blocks of the values as they are; quantize after the step"
+    if columns is not None and columns % 4:
+        return f"the last axis is {columns}, and its step writes four codes at once; quantize after the step"
+    return None
+
+
 def gemm_refusal(
     op: str,
     *,

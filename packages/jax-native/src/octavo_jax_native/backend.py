@@ -21,6 +21,7 @@ from octavo_registry.contract import (
     DequantizeRequest,
     GemmRequest,
     MoveRequest,
+    OptimizerRequest,
     PlanesRequest,
     QuantizeRequest,
     Refused,
@@ -69,7 +70,7 @@ class NativeBackend(Backend):
 
         if isinstance(request, GemmRequest):
             return _bind_gemm(request)
-        if isinstance(request, MoveRequest | ChooseRequest):
+        if isinstance(request, MoveRequest | ChooseRequest | OptimizerRequest):
             raise Refused(f"serves no {request.op}; its card does not name it")
         if isinstance(request, QuantizeRequest):
             run, with_amax = bind_quantize(request.quantizer, request.layouts)

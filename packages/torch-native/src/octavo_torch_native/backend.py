@@ -19,6 +19,7 @@ from octavo_registry.contract import (
     AnyRequest,
     Backend,
     BoundActQuantize,
+    BoundAdamWStep,
     BoundChooseExperts,
     BoundChooseGradient,
     BoundCombineRows,
@@ -38,6 +39,7 @@ from octavo_registry.contract import (
     GemmRequest,
     MoveRequest,
     NormRequest,
+    OptimizerRequest,
     PlanesRequest,
     QuantizeRequest,
 )
@@ -83,6 +85,8 @@ class NativeBackend(Backend):
             return support.router_refusal(request.groups, request.choices, request.expert_groups)
         if isinstance(request, PlanesRequest) and not isinstance(request, DequantizeRequest):
             return support.layout_refusal(request.quantizer.directions, request.layouts)
+        if isinstance(request, OptimizerRequest):
+            return _codes_refusal(request)
         if isinstance(request, GemmRequest):
             dtypes = None if request.recipe.quantizes(request.op) else (request.in_dtype, request.other_dtype)
             return support.gemm_refusal(request.op, cuda=cuda, k=request.k, n=request.n, dtypes=dtypes)
@@ -99,6 +103,10 @@ class NativeBackend(Backend):
             return _bind_move(request)
         if isinstance(request, ChooseRequest):
             return _bind_router(request)
+        if isinstance(request, OptimizerRequest):
+            from octavo_torch_native.optimizers.adamw import AdamWStep
+
+            return BoundAdamWStep(AdamWStep(request.quantizer, request.layouts))
         if isinstance(request, QuantizeRequest):
             return _bind_quantize(request)
         if isinstance(request, DequantizeRequest):
@@ -197,6 +205,16 @@ def _bind_router(request: ChooseRequest) -> AnyBoundRouter:
     if request.op == "choose_experts":
         return BoundChooseExperts(router.choose_experts)
     return BoundChooseGradient(router.choose_gradient)
+
+
+def _codes_refusal(request: OptimizerRequest) -> str | None:
+    """Why the kernel of a step does not write the codes that `request` asks for, or None."""
+    spec = request.quantizer
+    if spec is None:
+        return None
+    return support.layout_refusal(spec.directions, request.layouts) or support.step_refusal(
+        spec.format, request.k, square=spec.square, mxfp4=spec.mxfp4 is not None
+    )
 
 
 def _workspace_refusal(request: GemmRequest) -> str | None:

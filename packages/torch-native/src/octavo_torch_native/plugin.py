@@ -37,6 +37,19 @@ def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
     )
 
 
+# codes of a master are those of the weights of block scaling
+_STEP = Capability(
+    ops=frozenset({"adamw_step"}),
+    recipes=frozenset({"high_precision", "block"}),
+    framework="torch",
+    device="cuda",
+    out_dtypes=frozenset({"float32", "bfloat16"}),
+    min_arch=support.HOPPER,
+    max_arch=support.HOPPER,
+    layouts=_LAYOUTS,
+    graph_safe=True,
+)
+
 _HOPPER = {"min_arch": support.HOPPER, "max_arch": support.HOPPER}
 
 CARD = BackendCard(
@@ -51,6 +64,7 @@ CARD = BackendCard(
         *_rows("cuda", **_HOPPER, sizes=frozenset({"device"}), graph_safe=True),
         # host sizes are copied to the device, which a captured graph may not do
         *_rows("cuda", **_HOPPER, sizes=frozenset({"host"}), graph_safe=False),
+        _STEP,
     ),
 )
 

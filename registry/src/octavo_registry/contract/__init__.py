@@ -15,6 +15,7 @@ from octavo_registry.contract.cards import (
     ALL_NORMS,
     GATED,
     MOVES,
+    OPTIMIZERS,
     QUANTIZERS,
     ROUTERS,
     Accumulation,
@@ -28,10 +29,10 @@ from octavo_registry.contract.cards import (
     Name,
     Norm,
     Op,
+    Optimize,
     QuantizerCard,
     Weight,
 )
-from octavo_registry.contract.dequantize import AnyBoundDequantize, BoundDequantize, Dequantize
 from octavo_registry.contract.frameworks import PLANES, Device, ExpertRanks, Framework, LayerResult, Sharding
 from octavo_registry.contract.fused import (
     ActQuantize,
@@ -77,10 +78,20 @@ from octavo_registry.contract.moves import (
     Route,
 )
 from octavo_registry.contract.operations import OPERATIONS, Operation
+from octavo_registry.contract.optimizers import (
+    AdamWArrays,
+    AdamWStep,
+    AdamWStepRule,
+    AnyBoundOptimizer,
+    BoundAdamWStep,
+)
 from octavo_registry.contract.plan import Decision, Plan, Verdict
 from octavo_registry.contract.quantize import (
+    AnyBoundDequantize,
     AnyBoundQuantize,
+    BoundDequantize,
     BoundQuantize,
+    Dequantize,
     Quantize,
     QuantizeInto,
     QuantizeTokens,
@@ -98,6 +109,7 @@ from octavo_registry.contract.request import (
     Layouts,
     MoveRequest,
     NormRequest,
+    OptimizerRequest,
     PlanesRequest,
     QuantizeRequest,
     Request,
@@ -113,6 +125,7 @@ __all__ = [
     "GATED",
     "MOVES",
     "OPERATIONS",
+    "OPTIMIZERS",
     "PLANES",
     "QUANTIZERS",
     "REQUESTS",
@@ -124,6 +137,9 @@ __all__ = [
     "Activated",
     "Activation",
     "ActivationRequest",
+    "AdamWArrays",
+    "AdamWStep",
+    "AdamWStepRule",
     "AnyBound",
     "AnyBoundActQuantize",
     "AnyBoundDactQuantize",
@@ -134,6 +150,7 @@ __all__ = [
     "AnyBoundGemm",
     "AnyBoundMove",
     "AnyBoundNormQuantize",
+    "AnyBoundOptimizer",
     "AnyBoundQuantize",
     "AnyBoundRouter",
     "AnyBoundWgrad",
@@ -143,6 +160,7 @@ __all__ = [
     "BackendCard",
     "Bound",
     "BoundActQuantize",
+    "BoundAdamWStep",
     "BoundChooseExperts",
     "BoundChooseGradient",
     "BoundCombineRows",
@@ -192,6 +210,8 @@ __all__ = [
     "NormRequest",
     "Op",
     "Operation",
+    "Optimize",
+    "OptimizerRequest",
     "PermuteRows",
     "Plan",
     "PlanesRequest",

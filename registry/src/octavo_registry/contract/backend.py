@@ -6,17 +6,23 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from octavo import OctavoError
-from octavo_registry.contract.dequantize import AnyBoundDequantize
 from octavo_registry.contract.fused import AnyBoundActQuantize, AnyBoundDactQuantize, AnyBoundNormQuantize
 from octavo_registry.contract.gemm import AnyBoundDgrad, AnyBoundFprop, AnyBoundWgrad
 from octavo_registry.contract.moves import AnyBoundMove, AnyBoundRouter
-from octavo_registry.contract.quantize import AnyBoundQuantize
+from octavo_registry.contract.optimizers import AnyBoundOptimizer
+from octavo_registry.contract.quantize import AnyBoundDequantize, AnyBoundQuantize
 from octavo_registry.contract.request import AnyRequest, GemmRequest
 
 AnyBoundGemm: TypeAlias = AnyBoundFprop | AnyBoundDgrad | AnyBoundWgrad
 AnyBoundFused: TypeAlias = AnyBoundActQuantize | AnyBoundDactQuantize | AnyBoundNormQuantize
 AnyBound: TypeAlias = (
-    AnyBoundGemm | AnyBoundQuantize | AnyBoundDequantize | AnyBoundFused | AnyBoundMove | AnyBoundRouter
+    AnyBoundGemm
+    | AnyBoundQuantize
+    | AnyBoundDequantize
+    | AnyBoundFused
+    | AnyBoundMove
+    | AnyBoundRouter
+    | AnyBoundOptimizer
 )
 
 

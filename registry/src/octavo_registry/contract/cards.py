@@ -13,11 +13,12 @@ from octavo.schema import Schema
 
 Op = Literal[
     "quantize", "dequantize", "fprop", "dgrad", "wgrad", "act_quantize", "dact_quantize", "norm_quantize",
-    "route", "permute_rows", "combine_rows", "dot_rows", "choose_experts", "choose_gradient",
+    "route", "permute_rows", "combine_rows", "dot_rows", "choose_experts", "choose_gradient", "adamw_step",
 ]  # fmt: skip
 Activated = Literal["act_quantize", "dact_quantize"]
 Move = Literal["route", "permute_rows", "combine_rows", "dot_rows"]
 Choose = Literal["choose_experts", "choose_gradient"]
+Optimize = Literal["adamw_step"]
 Arch = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
 Accumulation = Literal["fp32", "hopper_bf16", "hopper_fp8_promoted", "hopper_fp8"]
@@ -43,6 +44,9 @@ MOVES: frozenset[Op] = frozenset(get_args(Move))
 
 ROUTERS: frozenset[Op] = frozenset(get_args(Choose))
 """Operations of a router itself, in fp32: no recipe is asked."""
+
+OPTIMIZERS: frozenset[Op] = frozenset(get_args(Optimize))
+"""Steps of optimizers, in fp32. A recipe is asked where codes are written, else none."""
 
 
 class Capability(Schema):

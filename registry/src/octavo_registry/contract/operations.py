@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from octavo_registry.contract import dequantize, fused, gemm, moves, quantize
+from octavo_registry.contract import fused, gemm, moves, optimizers, quantize
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import Op
 from octavo_registry.contract.request import REQUESTS, Request
@@ -30,7 +30,7 @@ class Operation:
 
 _ANSWERS: Mapping[Op, tuple[type[Any], type[Bound[Any]]]] = {
     "quantize": (quantize.Quantize, quantize.BoundQuantize),
-    "dequantize": (dequantize.Dequantize, dequantize.BoundDequantize),
+    "dequantize": (quantize.Dequantize, quantize.BoundDequantize),
     "fprop": (gemm.Fprop, gemm.BoundFprop),
     "dgrad": (gemm.Dgrad, gemm.BoundDgrad),
     "wgrad": (gemm.Wgrad, gemm.BoundWgrad),
@@ -43,6 +43,7 @@ _ANSWERS: Mapping[Op, tuple[type[Any], type[Bound[Any]]]] = {
     "dot_rows": (moves.DotRows, moves.BoundDotRows),
     "choose_experts": (moves.ChooseExperts, moves.BoundChooseExperts),
     "choose_gradient": (moves.ChooseGradient, moves.BoundChooseGradient),
+    "adamw_step": (optimizers.AdamWStep, optimizers.BoundAdamWStep),
 }
 
 OPERATIONS: Mapping[Op, Operation] = MappingProxyType(

@@ -1,4 +1,5 @@
-"""The operation "quantize": codes and scales of rows or of matrices, in the planes and layouts of the request."""
+"""The operations "quantize", codes and scales of rows or of matrices in the planes and layouts of the request, and
+"dequantize", the values of one plane."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol
 
-from octavo.quantizer import Operand
-from octavo_registry.contract.arrays import A, A_contra, GroupOffset, GroupSizes, Q, Q_co, Q_contra
+from octavo.quantizer import Direction, Operand
+from octavo_registry.contract.arrays import A, A_co, A_contra, GroupOffset, GroupSizes, Q, Q_co, Q_contra
 from octavo_registry.contract.bound import Bound
 
 
@@ -166,3 +167,24 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
 
 
 AnyBoundQuantize = BoundQuantize[Any, Any]
+
+
+# ---- and back
+
+
+class Dequantize(Protocol[Q_contra, A_co]):
+    """Each code times its scales, exact in fp32, rounded once to the request's out_dtype."""
+
+    def __call__(self, q: Q_contra, direction: Direction = "rowwise", /) -> A_co:
+        """The values of a plane that `q` has, in its logical shape; zeros in rows past the sum of the sizes.
+
+        Columnwise data in the Hadamard domain stay there: [block_bound(M, G, 16) * 16, K], each group padded to 16.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class BoundDequantize(Bound[Dequantize[Q, A]], Generic[Q, A]):
+    """The answer to a request for "dequantize": the function alone."""
+
+
+AnyBoundDequantize = BoundDequantize[Any, Any]

@@ -11,7 +11,19 @@ from octavo import QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.recipe_base import GEMMS, Gemm
-from octavo_registry.contract.cards import MOVES, ROUTERS, Activated, Activation, Choose, Move, Norm, Op, Weight
+from octavo_registry.contract.cards import (
+    MOVES,
+    OPTIMIZERS,
+    ROUTERS,
+    Activated,
+    Activation,
+    Choose,
+    Move,
+    Norm,
+    Op,
+    Optimize,
+    Weight,
+)
 from octavo_registry.contract.weights import WEIGHT_SHAPES
 
 Layouts: TypeAlias = tuple[str, str]
@@ -263,11 +275,36 @@ class ChooseRequest(Request):
     expert_groups: int = field(default=1, kw_only=True)
 
 
+@dataclass(frozen=True, slots=True)
+class OptimizerRequest(Request):
+    """For "adamw_step": `in_dtype` is the gradient's, `out_dtype` the master's, `k` the last axis.
+
+    state_bits  of the moments, 32 or 8
+    quantizer   of the codes that are written from the master; None: none are
+    layouts     of their (rowwise, columnwise) planes
+    """
+
+    ops: ClassVar[frozenset[Op]] = OPTIMIZERS
+
+    op: Optimize
+    state_bits: int = field(default=32, kw_only=True)
+    quantizer: QuantizerSpec | None = field(default=None, kw_only=True)
+    layouts: Layouts = field(default=(PLAIN, PLAIN), kw_only=True)
+
+    @property
+    def kind(self) -> str:
+        """The quantizer's scaling; "high_precision" where no codes are written."""
+        return "high_precision" if self.quantizer is None else self.quantizer.scaling
+
+
 FusedRequest: TypeAlias = ActivationRequest | NormRequest
-AnyRequest: TypeAlias = GemmRequest | QuantizeRequest | DequantizeRequest | FusedRequest | MoveRequest | ChooseRequest
+AnyRequest: TypeAlias = (
+    GemmRequest | QuantizeRequest | DequantizeRequest | FusedRequest | MoveRequest | ChooseRequest | OptimizerRequest
+)
 
 _KINDS: tuple[type[Request], ...] = (
     GemmRequest, QuantizeRequest, DequantizeRequest, ActivationRequest, NormRequest, MoveRequest, ChooseRequest,
+    OptimizerRequest,
 )  # fmt: skip
 
 REQUESTS: Mapping[Op, type[Request]] = MappingProxyType(

@@ -12,7 +12,7 @@ from octavo_conformance.cards.variants import Variant
 
 Needed = Literal[
     "quantize", "dequantize", "act_quantize", "dact_quantize", "norm_quantize", "gemm", "layer",
-    "route", "permute_rows", "combine_rows", "dot_rows", "choose_experts", "choose_gradient",
+    "route", "permute_rows", "combine_rows", "dot_rows", "choose_experts", "choose_gradient", "adamw_step",
 ]  # fmt: skip
 Over = Callable[[bool], Sequence[Variant]]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -23,7 +23,8 @@ class Need:
     """What one test needs.
 
     op          "quantize", "dequantize" or a fused quantizer of a variant's spec; "gemm": the GEMM of a variant;
-                "layer": every quantization and GEMM of a variant's recipe; or one of octavo_registry.MOVES or ROUTERS
+                "layer": every quantization and GEMM of a variant's recipe; or one of octavo_registry's MOVES,
+                ROUTERS or OPTIMIZERS
     over        the variants that the test is tried on, from the quick (False) or the full (True) selection
     conditions  fields of `Request` that must hold besides: `sizes="device"`, `graph_safe=True`, ...
     rest        `over` is empty: the session adds what the card declares and no other test of `op` has

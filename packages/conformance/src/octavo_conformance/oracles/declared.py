@@ -17,7 +17,7 @@ from octavo_conformance.cards import variants
 from octavo_conformance.cards.targets import Target
 from octavo_conformance.cards.variants import FusedVariant, QuantizerVariant, RecipeVariant, Variant
 from octavo_conformance.oracles.fused import of_activations, of_gradients, of_norms
-from octavo_registry.contract.cards import MOVES, QUANTIZERS, ROUTERS, Capability
+from octavo_registry.contract.cards import MOVES, OPTIMIZERS, QUANTIZERS, ROUTERS, Capability
 
 ANY = "any dtype"
 """Stands for the dtype of "dequantize", whose input is codes."""
@@ -75,8 +75,8 @@ def _of_row(row: Capability) -> Iterator[Declared]:
             continue
         if recipe == "high_precision" and (op in QUANTIZERS or op == "dequantize"):
             continue  # nothing to quantize
-        if op in MOVES | ROUTERS and recipe != "high_precision":
-            continue  # no recipe is asked for by a router, and when rows move
+        if op in MOVES | ROUTERS | OPTIMIZERS and recipe != "high_precision":
+            continue  # no recipe is asked for by a router, when rows move, and where an optimizer writes no codes
         if op == "dequantize":
             yield Declared(op, recipe, ANY)
             continue
@@ -123,7 +123,7 @@ def _selected(full: bool) -> Iterator[tuple[str, str, str]]:
     for op, over in _FUSED.items():
         for fused in over(full):
             yield op, fused.kind, fused.dtype
-    for op, dtype in product(MOVES | ROUTERS, _DTYPES):
+    for op, dtype in product(MOVES | ROUTERS | OPTIMIZERS, _DTYPES):
         yield op, "high_precision", dtype
     for quantizer in variants.one_a_scaling(full):
         yield "dequantize", quantizer.kind, ANY

@@ -17,7 +17,7 @@ from octavo_conformance.cards.targets import Target
 from octavo_conformance.cards.variants import FusedVariant, QuantizerVariant, RecipeVariant, Variant
 from octavo_conformance.problems.inputs import Array
 from octavo_registry import explain, plan
-from octavo_registry.contract.cards import MOVES, QUANTIZERS, ROUTERS, Capability
+from octavo_registry.contract.cards import MOVES, OPTIMIZERS, QUANTIZERS, ROUTERS, Capability
 from octavo_registry.contract.frameworks import Framework
 from octavo_registry.contract.plan import Plan
 from octavo_registry.contract.request import REQUESTS, Request
@@ -131,7 +131,7 @@ class Case:
         if self.need.op in (*QUANTIZERS, "dequantize"):
             result = {"out_dtype": "float32"} if self.need.op == "dequantize" else {}
             yield self.request(self.need.op, **(result | fields))
-        elif self.need.op in MOVES | ROUTERS:
+        elif self.need.op in MOVES | ROUTERS | OPTIMIZERS:
             yield self.request(self.need.op, **fields)
         elif self.need.op == "gemm":
             yield self.request(self.gemm, **fields)

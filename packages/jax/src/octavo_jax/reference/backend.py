@@ -23,15 +23,15 @@ from octavo_jax.functions.composed import bind_fused
 from octavo_jax.scaling.seeds import seed_words
 from octavo_registry.contract.backend import AnyBound, Backend, Refused
 from octavo_registry.contract.cards import Weight
-from octavo_registry.contract.dequantize import BoundDequantize, Dequantize
 from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
-from octavo_registry.contract.quantize import BoundQuantize, Quantize
+from octavo_registry.contract.quantize import BoundDequantize, BoundQuantize, Dequantize, Quantize
 from octavo_registry.contract.request import (
     AnyRequest,
     ChooseRequest,
     DequantizeRequest,
     GemmRequest,
     MoveRequest,
+    OptimizerRequest,
     QuantizeRequest,
 )
 
@@ -201,7 +201,7 @@ class ReferenceBackend(Backend):
             return _bind_gemm(request)
         if isinstance(request, DequantizeRequest):
             return BoundDequantize(_bind_dequantize(jnp.dtype(request.out_dtype)))
-        if isinstance(request, MoveRequest | ChooseRequest):
+        if isinstance(request, MoveRequest | ChooseRequest | OptimizerRequest):
             raise Refused(f"serves no {request.op}; its card does not name it")
         quantize = BoundQuantize(bind_quantize(request.quantizer))
         return quantize if isinstance(request, QuantizeRequest) else bind_fused(request, quantize)

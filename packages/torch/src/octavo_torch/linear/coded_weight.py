@@ -133,7 +133,10 @@ class CodedWeight(torch.Tensor):
         halves = to_halves(values, self.interleave) if self.interleave else values
         # The codes were made for a backend's layouts, and whoever has these layouts writes the same bits.
         quantize(halves, self.codes.spec.quantizer, layouts=self.layouts, operand="w", out=self.codes)
-        # a kernel's writes are unknown to autograd, which would read these codes in a backward of the old ones
+        self.was_written()
+
+    def was_written(self) -> None:
+        """Tells autograd of a kernel's writes to the planes, which it would else read in a backward of the old ones."""
         torch.autograd.graph.increment_version([getattr(self.codes, name) for name in self._first.values()])
 
     def _write_codes(self, other: CodedWeight) -> None:

@@ -11,7 +11,7 @@ from octavo import GroupedTensorSpec
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import KEPT_ROWS
-from octavo_registry.contract.dequantize import Dequantize
+from octavo_registry.contract.quantize import Dequantize
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES

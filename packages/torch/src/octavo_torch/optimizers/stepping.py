@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from octavo_registry.contract.optimizers import AdamWStepRule
 from octavo_torch.optimizers.arithmetic import Scalars, advance_master, advance_moments, scalars_of, unless
+from octavo_torch.optimizers.backends import first_row_of, run_step, step_for
 from octavo_torch.optimizers.block_state import decode, encode_into
 from octavo_torch.optimizers.gradients import gradient_of, local_of
 from octavo_torch.optimizers.group import Group, rule_of
@@ -47,12 +49,15 @@ def step_on_host(members: list[Member], group: Group, found: Found, states: Stat
     rule, known = rule_of(group, torch.device("cpu")), dict[float, tuple[Tensor, Scalars]]()
     for member in members:
         count = states[member.parameter]["step"].add_(1)
+        grad = _gradient(member)
+        if _served(member, grad, states[member.parameter], Found(found.inverse_scale, None)):
+            continue
         key = count.item()
         if key not in known:
             steps = count.to(torch.int64).view(1)
             known[key] = steps.view(()), scalars_of(rule, steps)[0]
         step, scalars = known[key]
-        _advance(member, states[member.parameter], scalars, step, Found(found.inverse_scale, None))
+        _advance(member, grad, states[member.parameter], Made(scalars, step, Found(found.inverse_scale, None)))
 
 
 def step_on_device(members: list[Member], group: Group, found: Found, states: States) -> None:
@@ -60,20 +65,65 @@ def step_on_device(members: list[Member], group: Group, found: Found, states: St
     for device in {member.parameter.device: None for member in members}:
         of_device = [member for member in members if member.parameter.device == device]
         counts = [states[member.parameter]["step"] for member in of_device]
-        skip = None if found.skip is None else found.skip.to(device)
+        here = Found(found.inverse_scale, None if found.skip is None else found.skip.to(device))
         for count in counts:
-            count.add_(1 if skip is None else ~skip)
-        steps = torch.stack(counts).to(torch.int64).clamp_(min=1)
+            count.add_(1 if here.skip is None else ~here.skip)
+        grads = [_gradient(member) for member in of_device]
+        composed = [
+            (member, grad)
+            for member, grad in zip(of_device, grads, strict=True)
+            if not _served(member, grad, states[member.parameter], here)
+        ]
+        if not composed:
+            continue
+        steps = torch.stack([states[member.parameter]["step"] for member, _ in composed]).to(torch.int64).clamp_(min=1)
         scalars = scalars_of(rule_of(group, device), steps)
-        for member, factors, step in zip(of_device, scalars, steps.unbind(), strict=True):
-            _advance(member, states[member.parameter], factors, step, Found(found.inverse_scale, skip))
+        for (member, grad), factors, step in zip(composed, scalars, steps.unbind(), strict=True):
+            _advance(member, grad, states[member.parameter], Made(factors, step, here))
 
 
-def _advance(member: Member, state: State, scalars: Scalars, step: Tensor, found: Found) -> None:
-    """One parameter, its state and its master; then what is written from the master."""
-    parameter = member.parameter
-    gradient = gradient_of(member.name, parameter)
+def _gradient(member: Member) -> Tensor:
+    gradient = gradient_of(member.name, member.parameter)
     assert gradient is not None  # members have one
+    return gradient
+
+
+def _served(member: Member, grad: Tensor, state: State, found: Found) -> bool:
+    """Whether a backend's function has stepped the parameter."""
+    parameter, group = member.parameter, member.group
+    step = step_for(parameter, state, grad.dtype)
+    if step is None:
+        return False
+    lr, scale = group["lr"], found.inverse_scale
+    if isinstance(lr, Tensor):
+        lr = float(lr) if lr.is_cpu else lr.detach().reshape(()).to(torch.float32)
+    rule = AdamWStepRule(
+        lr,
+        (float(group["betas"][0]), float(group["betas"][1])),
+        float(group["eps"]),
+        float(group["weight_decay"]),
+        state["step"],
+        seed=group["seed"],
+        tensor=member.number,
+        first_row=first_row_of(parameter) or 0,
+        inverse_scale=None if scale is None else scale.to(grad.device),
+        skip=found.skip,
+    )
+    run_step(step, parameter, state, grad.contiguous(), rule)
+    return True
+
+
+class Made(NamedTuple):
+    """What a composed step reads besides the arrays: factors, the step's number int64 [], and what GradScaler found."""
+
+    scalars: Scalars
+    step: Tensor
+    found: Found
+
+
+def _advance(member: Member, gradient: Tensor, state: State, made: Made) -> None:
+    """One parameter, its state and its master; then what is written from the master."""
+    parameter, (scalars, step, found) = member.parameter, made
     grad = gradient.to(torch.float32)
     if found.inverse_scale is not None:
         grad = grad * found.inverse_scale.to(grad.device)

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_registry.contract.backend import AnyBound, AnyBoundGemm, Backend, Refused
-from octavo_registry.contract.dequantize import BoundDequantize, Dequantize
 from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
-from octavo_registry.contract.quantize import BoundQuantize, Quantize, QuantizeTokens
+from octavo_registry.contract.quantize import BoundDequantize, BoundQuantize, Dequantize, Quantize, QuantizeTokens
 from octavo_registry.contract.request import AnyRequest, DequantizeRequest, GemmRequest, QuantizeRequest
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor

@@ -24,7 +24,7 @@ from octavo_registry.cli.why.kernels import Kernels, ask, kernels_json, show_ker
 from octavo_registry.cli.why.parts import Part, compose_parts
 from octavo_registry.cli.why.question import COMPOSED, LAYER, MOE, OPERATIONS, SIZES, Question, one_of, parse_shape
 from octavo_registry.cli.why.ranks import ask_ranks
-from octavo_registry.contract.cards import MOVES, ROUTERS, Activation, Norm, Weight
+from octavo_registry.contract.cards import MOVES, OPTIMIZERS, ROUTERS, Activation, Norm, Weight
 from octavo_registry.contract.plan import Decision, Plan, decision_table
 from octavo_registry.contract.request import GemmRequest, Request, describe_request
 from octavo_registry.contract.weights import WEIGHT_SHAPES
@@ -132,7 +132,7 @@ def why(
         typer.Option(
             help="A recipe's name or file.",
             autocompletion=complete_recipe,
-            show_default="none for routers and moves of rows, which have no recipe",
+            show_default="none for routers and moves of rows, which have no recipe; none for adamw_step: no codes",
         ),
     ] = None,
     shape: Annotated[
@@ -193,7 +193,7 @@ def why(
                        "--arch and --kernels")  # fmt: skip
     if ranks is not None and (op != MOE or ranks < 1):
         raise BadInput(f"--ranks: got {ranks} for {op}; 1 or more, and for moe alone")
-    if recipe is None and op not in MOVES | ROUTERS:
+    if recipe is None and op not in MOVES | ROUTERS | OPTIMIZERS:
         raise BadInput(f"Missing option '--recipe': {op} depends on one; give a preset's name or a file")
     chosen = find_recipe(recipe or "bf16")
     name = _default_framework() if framework is None else _known_framework(framework)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from octavo import Recipe
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS
 from octavo_registry.cli.errors import BadInput
-from octavo_registry.contract.cards import GATED, MOVES, ROUTERS, Activation, Norm, Op
-from octavo_registry.contract.request import GemmRequest, Request
+from octavo_registry.contract.cards import GATED, MOVES, OPTIMIZERS, ROUTERS, Activation, Norm, Op
+from octavo_registry.contract.request import GemmRequest, OptimizerRequest, Request
 from octavo_registry.contract.weights import as_it_lies
 from octavo_registry.dispatch.layer_requests import (
     ACTIVATED,
@@ -81,6 +81,10 @@ class Question:
             known: Op = next(op for op in MOVES | ROUTERS if op == self.op)
             moved: Request = Request(**common_fields(self.layer) | {"op": known, "out_dtype": self.layer.in_dtype})
             return moved
+        if self.op in OPTIMIZERS:
+            coded = operand_spec(self.recipe, "w", self.layer.training)
+            masters: dict[str, Any] = common_fields(self.layer) | {"op": "adamw_step", "out_dtype": "float32"}
+            return OptimizerRequest(**masters, quantizer=coded and as_it_lies(coded, "w", self.layer.weight))
         operand = _OPERAND_OF.get(self.op, self.operand)
         spec = operand_spec(self.recipe, operand, self.layer.training)
         if spec is None:

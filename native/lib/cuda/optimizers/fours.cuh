@@ -1,0 +1,143 @@
+// Four neighbouring elements of a row, one lane's share of a warp's 128 columns: loads, stores, random bits.
+#pragma once
+
+#include "cuda/device/packs.cuh"
+#include "steps.h"
+
+namespace octavo::cuda {
+
+// A gradient whose dtype is known at run time alone.
+struct AnyDType {};
+
+// Which of a lane's four elements exist; WIDE: all of them or none, at an address of whole fours.
+template <bool WIDE>
+struct Live {
+  int count;
+  __device__ bool any() const { return count > 0; }
+  __device__ bool at(int i) const { return WIDE ? count > 0 : i < count; }
+};
+
+template <class T, bool WIDE>
+__device__ __forceinline__ void load_four(float (&to)[4], const void* base, int64_t at, Live<WIDE> live) {
+#pragma unroll
+  for (float& value : to) value = 0.0f;
+  if (!live.any()) return;
+  if constexpr (!WIDE) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (live.at(i)) to[i] = load_value<T>(base, at + i);
+  } else if constexpr (std::is_same_v<T, F32>) {
+    const float4 four = __ldcs(reinterpret_cast<const float4*>(static_cast<const float*>(base) + at));
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+  } else {
+    const uint2 two = __ldcs(reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(base) + at));
+    const uint32_t halves[4] = {two.x & 0xFFFFu, two.x >> 16, two.y & 0xFFFFu, two.y >> 16};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const auto half = static_cast<uint16_t>(halves[i]);
+      to[i] = std::is_same_v<T, BF16> ? float_of_bf16(half) : float_of_f16(half);
+    }
+  }
+}
+
+template <class G, bool WIDE>
+__device__ __forceinline__ void load_gradient(float (&to)[4], const AdamWArrays& arrays, int64_t at, Live<WIDE> live) {
+  if constexpr (!std::is_same_v<G, AnyDType>) {
+    load_four<G>(to, arrays.grad, at, live);
+  } else if (arrays.grad_dtype == DType::f32) {
+    load_four<F32>(to, arrays.grad, at, live);
+  } else if (arrays.grad_dtype == DType::bf16) {
+    load_four<BF16>(to, arrays.grad, at, live);
+  } else {
+    load_four<F16>(to, arrays.grad, at, live);
+  }
+}
+
+template <bool WIDE>
+__device__ __forceinline__ uint32_t load_codes(const void* base, int64_t at, Live<WIDE> live) {
+  const auto* from = static_cast<const uint8_t*>(base) + at;
+  if (!live.any()) return 0;
+  if constexpr (WIDE) return __ldcs(reinterpret_cast<const uint32_t*>(from));
+  uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (live.at(i)) word |= static_cast<uint32_t>(from[i]) << (8 * i);
+  return word;
+}
+
+template <bool WIDE>
+__device__ __forceinline__ void store_codes(void* base, int64_t at, Live<WIDE> live, uint32_t word) {
+  auto* to = static_cast<uint8_t*>(base) + at;
+  if (!live.any()) return;
+  if constexpr (WIDE) {
+    __stcs(reinterpret_cast<uint32_t*>(to), word);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (live.at(i)) to[i] = static_cast<uint8_t>(word >> (8 * i));
+  }
+}
+
+template <bool WIDE>
+__device__ __forceinline__ void store_floats(void* base, int64_t at, Live<WIDE> live, const float (&from)[4]) {
+  float* to = static_cast<float*>(base) + at;
+  if (!live.any()) return;
+  if constexpr (WIDE) {
+    __stcs(reinterpret_cast<float4*>(to), float4{from[0], from[1], from[2], from[3]});
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (live.at(i)) to[i] = from[i];
+  }
+}
+
+// Four 16-bit values.
+template <bool WIDE>
+__device__ __forceinline__ void store_halves(void* base, int64_t at, Live<WIDE> live, uint2 from) {
+  auto* to = static_cast<uint16_t*>(base) + at;
+  if (!live.any()) return;
+  if constexpr (WIDE) {
+    __stcs(reinterpret_cast<uint2*>(to), from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (live.at(i)) to[i] = static_cast<uint16_t>((i < 2 ? from.x : from.y) >> (16 * (i % 2)));
+  }
+}
+
+__device__ __forceinline__ uint2 halves_of(const uint16_t (&half)[4]) {
+  return {half[0] | static_cast<uint32_t>(half[1]) << 16, half[2] | static_cast<uint32_t>(half[3]) << 16};
+}
+
+// Each rounded to nearest, NaN canonical.
+__device__ __forceinline__ uint2 rounded_halves(DType dtype, const float (&values)[4]) {
+  uint16_t half[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) half[i] = dtype == DType::bf16 ? bf16_of(values[i]) : f16_of(values[i]);
+  return halves_of(half);
+}
+
+// A lane's random bits in a pair of rows: two words for each row, of which element i has half i % 2 of word i / 2. A
+// counter is of eight columns, so of two lanes: the even one works out the upper row's, the odd one the lower row's, and
+// they swap halves.
+struct PairDraws {
+  uint32_t word[2][2];
+  __device__ uint32_t draw(int row, int i) const { return word[row][i / 2] >> (16 * (i % 2)) & 0xFFFFu; }
+};
+
+__device__ __forceinline__ PairDraws pair_draws(const DrawKeys& keys, uint32_t row, uint32_t col, uint32_t step,
+                                                uint32_t stream) {
+  const bool odd = threadIdx.x % 2;
+  const Words words = philox(row + (odd ? 1u : 0u), col / 8, step, stream, [&](int round) { return keys.round[round]; });
+  PairDraws draws;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t own = odd ? words.word[2 + i] : words.word[i], other = odd ? words.word[i] : words.word[2 + i];
+    const uint32_t swapped = __shfl_xor_sync(~0u, other, 1);
+    draws.word[0][i] = odd ? swapped : own;
+    draws.word[1][i] = odd ? own : swapped;
+  }
+  return draws;
+}
+
+}  // namespace octavo::cuda
