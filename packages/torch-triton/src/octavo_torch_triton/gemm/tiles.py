@@ -35,10 +35,12 @@ BESIDE = 8
 """Panels whose tiles are made at a time."""
 
 _HOPPER: dict[Product, Tile] = {
-    "bfloat16": Tile(128, 64, 8, 4),
-    "float16": Tile(128, 64, 8, 4),
+    "bfloat16": Tile(256, 64, 8, 4),
+    "float16": Tile(256, 64, 8, 4),
     "fp8": Tile(128, 128, 8, 4),
 }
+_HOPPER_COLUMNS = Tile(128, 64, 4, 3)
+"""Of wgrad's values: small enough for two programs on a multiprocessor, one of which multiplies while the other stores."""
 _SMALL: dict[Product, Tile] = {"fp8": Tile(128, 128, 8, 2)}
 _DESCRIBED: dict[Chip, dict[Product, Tile]] = {"sm_90": _HOPPER, "sm_100": _HOPPER, "sm_89": _SMALL, "sm_120": _SMALL}
 
@@ -55,4 +57,6 @@ def described_tile(spec: GemmSpec) -> Tile | None:
     """The tile of a GEMM by descriptors; None where it is made by pointers."""
     if spec.scaling in ("mxfp8", "nvfp4"):
         return None
+    if spec.gemm == "wgrad" and spec.scaling == "none" and spec.chip in ("sm_90", "sm_100"):
+        return _HOPPER_COLUMNS
     return _DESCRIBED.get(spec.chip, {}).get(spec.product)
