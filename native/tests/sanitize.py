@@ -377,7 +377,7 @@ class Check:
         self.equal += 1
 
     def reshuffles(self) -> None:
-        """Swizzled scales and packed E2M1, there and back."""
+        """Swizzled scales and packed E2M1, there and back; MXFP4 to values."""
         for outer, blocks in ((1, 1), (128, 4), (130, 9), (257, 3)):
             tiles = layouts.round_up(outer, 128) * layouts.round_up(blocks, 4)
             sides = {"outer": outer, "blocks": blocks}
@@ -385,6 +385,24 @@ class Check:
         for rows, cols in ((1, 1), (3, 37), (130, 64)):
             halves = rows * layouts.ceil_div(cols, 2)
             self._there_and_back(native.pack_e2m1, "pack", {"rows": rows, "cols": cols}, rows * cols, halves, most=16)
+        for blocks, dtype in itertools.product((1, 7, 1000), DTYPES):
+            self._expanded(blocks, dtype)
+
+    def _expanded(self, blocks: int, dtype: str) -> None:
+        lengths = 16 * blocks, blocks
+        codes, scales = (torch.randint(256, (n,), generator=self.draw, dtype=torch.uint8) for n in lengths)
+
+        def run(place: Place) -> Tensor:
+            held, out = [array.to(place.device) for array in (codes, scales)], filled((32 * blocks,), 4, place)
+            native.expand_mxfp4(
+                cuda=place.cuda, codes=address(held[0]), scales=address(held[1]), blocks=blocks, out=address(out),
+                out_dtype=native.DTYPES[dtype],
+            )  # fmt: skip
+            return out.cpu()
+
+        made = self.both(f"expand_mxfp4 {blocks} {dtype}", run)
+        if made is not None:
+            self.same(f"expand_mxfp4 {blocks} {dtype}", made[0].numpy(), made[1].numpy())
 
     def moves(self) -> None:
         """Routing, and rows that move with it, weighted and not, close together and apart."""

@@ -68,4 +68,24 @@ Error check_pack(const PackArgs& args);
 Error pack_e2m1_cpu(const PackArgs& args);
 Error pack_e2m1_cuda(const PackArgs& args, void* stream);
 
+// MXFP4 (OCP Microscaling Formats v1.0) to values: fl(E2M1 code * 2^(scale - 127)), exact in fp32, rounded once to
+// out_dtype. A scale of 0xFF makes its block NaN.
+//
+// codes   [blocks][16], two per byte, the even element low
+// scales  [blocks], E8M0
+// out     [blocks][32]
+constexpr int MXFP4_BLOCK = 32;
+
+struct ExpandArgs {
+  const uint8_t* codes = nullptr;
+  const uint8_t* scales = nullptr;
+  int64_t blocks = 0;
+  void* out = nullptr;
+  DType out_dtype = DType::bf16;
+};
+
+Error check_expand(const ExpandArgs& args);
+Error expand_mxfp4_cpu(const ExpandArgs& args);
+Error expand_mxfp4_cuda(const ExpandArgs& args, void* stream);
+
 }  // namespace octavo

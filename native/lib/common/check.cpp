@@ -323,4 +323,15 @@ Error check_pack(const PackArgs& args) {
   return {};
 }
 
+Error check_expand(const ExpandArgs& args) {
+  if (args.blocks < 0) return invalid("blocks is negative; give the number of blocks of 32 elements, 0 or more");
+  if (args.blocks > (int64_t{1} << 40)) return invalid("blocks is past 2^40; split the array");
+  if (args.blocks > 0 && (args.codes == nullptr || args.scales == nullptr || args.out == nullptr)) {
+    return invalid("codes, scales or out is null; give the address of all three arrays");
+  }
+  if (!aligned(args.codes, 4)) return invalid("codes is not aligned to 4 bytes; copy them to an aligned address");
+  if (!aligned(args.out, 16)) return invalid("out is not aligned to 16 bytes; give an array at such an address");
+  return {};
+}
+
 }  // namespace octavo

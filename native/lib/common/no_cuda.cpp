@@ -26,6 +26,7 @@ Error dequantize_cuda(const DequantizeArgs&, void*) { return absent(); }
 Error convert_cuda(const ConvertArgs&, void*) { return absent(); }
 Error swizzle_scales_cuda(const SwizzleArgs&, void*) { return absent(); }
 Error pack_e2m1_cuda(const PackArgs&, void*) { return absent(); }
+Error expand_mxfp4_cuda(const ExpandArgs&, void*) { return absent(); }
 size_t gemm_workspace_cuda(const GemmArgs&) { return 0; }
 Error gemm_cuda(const GemmArgs&, void*) { return absent(); }
 Error record_cuda(const RecordArgs&, void*) { return absent(); }

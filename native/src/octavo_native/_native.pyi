@@ -398,6 +398,13 @@ def pack_e2m1(*, cuda: bool, from_: int, into: int, rows: int, cols: int, pack: 
     One-byte E2M1 codes [rows, cols] to two per byte [rows, ceil(cols / 2)], the even column low, or back.
     """
 
+def expand_mxfp4(
+    *, cuda: bool, codes: int, scales: int, blocks: int, out: int, out_dtype: int, stream: int = 0
+) -> None:
+    """
+    MXFP4, packed E2M1 [blocks, 16] and E8M0 [blocks], to values [blocks, 32], rounded once to out_dtype.
+    """
+
 def route(
     *,
     cuda: bool,

@@ -30,7 +30,9 @@ import octavo_native as native
 from octavo import QuantizerSpec
 from octavo_native.layouts import PLAIN
 from octavo_numerics import QuantizedArray, dequantize, quantize
+from octavo_numerics.casts import decode
 from octavo_numerics.groups import Groups
+from octavo_numerics.scales import canonical, e8m0_decode
 
 DIRECTIONS = ("rowwise", "columnwise")
 
@@ -176,6 +178,28 @@ def test_packed_e2m1(shape: tuple[int, int], rng: np.random.Generator) -> None:
     assert (back.array == codes).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPE)
+@pytest.mark.parametrize("blocks", [0, 1, 7, 300])
+def test_expanded_mxfp4(blocks: int, dtype: str, rng: np.random.Generator) -> None:
+    """E2M1 times a power of two for every byte and scale, in fp32 and rounded once: subnormals, infinities of fp16 and
+    NaN of the scale 0xFF included."""
+    codes = rng.integers(0, 256, (blocks, 16), dtype=np.uint8)
+    scales = rng.integers(0, 256, blocks, dtype=np.uint8)
+    scales[: min(blocks, 3)] = [0, 255, 254][: min(blocks, 3)]
+    pairs = np.stack([codes & 15, codes >> 4], -1).reshape(blocks, 32)
+    with np.errstate(all="ignore"):
+        exact = decode(pairs, "e2m1").astype(np.float32) * e8m0_decode(scales)[:, None]
+        want = canonical(exact).astype(DTYPE[dtype])
+    out = Guarded((blocks, 32), DTYPE[dtype])
+    held = put(codes), put(scales)
+    sides = {"codes": held[0].address, "scales": held[1].address, "blocks": blocks, "out": out.address}
+    native.expand_mxfp4(cuda=False, out_dtype=native.DTYPES[dtype], **sides)
+    bits = np.uint32 if dtype == "float32" else np.uint16
+    nan = np.isnan(want.astype(np.float32))
+    assert (np.isnan(out.array.astype(np.float32)) == nan).all()
+    assert (out.array.view(bits)[~nan] == want.view(bits)[~nan]).all()
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dequantize", {"out": 0}, "out is null"),
     ("dequantize", {"out": 2}, "out is not aligned"),
@@ -222,3 +246,21 @@ def test_bad_byte_arrays_are_refused(shape: tuple[int, int], word: str) -> None:
         native.swizzle_scales(cuda=False, from_=0, into=0, outer=rows, blocks=cols, to_swizzled=True)
     with pytest.raises(ValueError, match=word):
         native.pack_e2m1(cuda=False, from_=0, into=0, rows=rows, cols=cols, pack=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"blocks": -1}, "blocks is negative"),
+        ({"blocks": 1 << 41}, "blocks is past 2"),
+        ({"scales": 0}, "codes, scales or out is null"),
+        ({"codes": 2}, "codes is not aligned"),
+        ({"out": 8}, "out is not aligned"),
+        ({"out_dtype": 3}, "out_dtype is 3"),
+    ],
+)
+def test_bad_mxfp4_is_refused(change: dict[str, int], word: str) -> None:
+    """Small numbers are pointers, which nothing follows."""
+    call = {"codes": 16, "scales": 16, "blocks": 1, "out": 16, "out_dtype": 2} | change
+    with pytest.raises(ValueError, match=word):
+        native.expand_mxfp4(cuda=False, **call)

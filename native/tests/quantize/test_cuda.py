@@ -270,6 +270,25 @@ def test_packed_codes_are_those_of_the_cpu(rng: np.random.Generator, pack: bool)
         assert (ours == theirs).all(), sides
 
 
+@pytest.mark.parametrize("dtype", native.DTYPES)
+def test_expanded_mxfp4_is_that_of_the_cpu(rng: np.random.Generator, dtype: str) -> None:
+    """Every byte with every scale, counts that fill no block of threads, and millions."""
+    for blocks in (1, 3, 255, 257, 1 << 18, *(int(count) for count in rng.integers(1, 5000, 5))):
+        codes = rng.integers(0, 256, (blocks, 16), dtype=np.uint8)
+        scales = rng.integers(0, 256, blocks, dtype=np.uint8)
+        results = []
+        for place in (CUDA, CPU):
+            held = [torch.from_numpy(array).to(place.device) for array in (codes, scales)]
+            out = filled((blocks, 32), 4 if dtype == "float32" else 2, place)
+            stream = torch.cuda.current_stream().cuda_stream if place.cuda else 0
+            native.expand_mxfp4(
+                cuda=place.cuda, stream=stream, codes=address(held[0]), scales=address(held[1]), blocks=blocks,
+                out=address(out), out_dtype=native.DTYPES[dtype],
+            )  # fmt: skip
+            results.append(out.cpu().numpy())
+        assert (results[0] == results[1]).all(), blocks
+
+
 def run_on_device(
     shape: Shape, x: Any, dtype: str, cols: int, scaling: str = "mxfp8", **arguments: int | float
 ) -> None:

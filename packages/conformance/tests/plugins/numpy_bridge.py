@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+import octavo_numerics
 from octavo import GroupedTensorSpec, QuantizerSpec, Recipe, check_group_sizes
 from octavo.quantizer import Operand
 from octavo_numerics import QuantizedArray
 from octavo_registry import plan, plan_layer
 from octavo_registry.contract.frameworks import Device, LayerResult
 from octavo_registry.contract.plan import Plan
+from octavo_registry.contract.quantize import BoundQuantize
 from octavo_registry.contract.request import Request
 
 
@@ -154,6 +158,18 @@ class NumpyBridge:
         dx = layer.dgrad.run(pick("dgrad", "dy", dy), pick("dgrad", "w", w), sizes)
         dw = layer.wgrad.run(pick("wgrad", "x", x), pick("wgrad", "dy", dy), sizes)
         return LayerResult(y, dx, dw, None if bias is None else _dbias(dy, sizes))
+
+    def rounding_first(self, bound: BoundQuantize[Any, Any], spec: QuantizerSpec) -> BoundQuantize[Any, Any]:
+        """The definition's rounding of weights, before the backend's quantizer."""
+        assert spec.mxfp4 is not None
+        direction = spec.mxfp4
+
+        def run(x: Any, group_sizes: Any = None, /, **how: Any) -> QuantizedArray:
+            values = octavo_numerics.round_mxfp4(x, direction).astype(ml_dtypes.bfloat16)
+            q: QuantizedArray = bound.run(values, group_sizes, **how)
+            return replace(q, spec=GroupedTensorSpec(**{**dict(q.spec), "quantizer": spec}))
+
+        return BoundQuantize(run)
 
     def host_reads(self, function: Callable[..., Any], *arrays: Any) -> Sequence[str]:
         """Runs it on watched arrays."""

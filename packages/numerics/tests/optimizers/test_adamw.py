@@ -157,6 +157,21 @@ def test_8_bit_moments_are_unbiased_within_a_step_of_the_code(signed: bool, rng:
     assert (decode_blocks(again) == decode_blocks(state)).all()  # what is stored is kept by a step that adds nothing
 
 
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_bound_of_8_bit_moments_holds_below_the_least_code(signed: bool) -> None:
+    """Of a largest value at each place between two powers of two; a positive second moment reaches it."""
+    reached = 0.0
+    for largest in np.nextafter(np.linspace(1, 2, 65, dtype=np.float32), np.float32(4)):
+        for small in (2.0**-60, 2.0**-16.5, 2.0**-32.5):
+            values = np.array([[largest, small]], np.float32)
+            for draw in (0, 0xFFFF):
+                decoded = decode_blocks(encode_blocks(values, signed, np.full(values.shape, draw, np.uint16)))
+                error, bound = np.abs(decoded.astype(np.float64) - values), block_state_bound(values, signed)
+                assert (error <= bound).all()
+                reached = max(reached, float((error / bound)[0, 1]))
+    assert signed or reached > 0.999
+
+
 def test_small_and_special_values_of_8_bit_moments() -> None:
     """A positive second moment is never 0, a tiny first one is; zero stays; a block that overflows is NaN alone."""
     values = np.zeros((1, 300), np.float32)

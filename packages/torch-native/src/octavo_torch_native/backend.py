@@ -155,7 +155,7 @@ def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTen
     from octavo_torch_native.quantizers.delayed import update_scales
     from octavo_torch_native.quantizers.quantizer import Quantizer
 
-    quantizer = Quantizer(request.quantizer, request.layouts)
+    quantizer = Quantizer(request.quantizer, request.layouts, DTYPES[request.in_dtype])
     return BoundQuantize(
         quantizer,
         prepare=index_groups,
@@ -164,6 +164,7 @@ def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTen
         from_plain=quantizer.from_plain,
         to_plain=quantizer.to_plain,
         of_tokens=quantizer.of_tokens,
+        of_mxfp4=quantizer.of_mxfp4 if request.stacked else None,
         update_scales=update_scales if request.quantizer.scaling == "delayed" else None,
     )
 

@@ -108,6 +108,17 @@ class QuantizeTokens(Protocol[A, Q_co]):
         """
 
 
+class QuantizeMXFP4(Protocol[A_contra, Q_co]):
+    """Quantizes weights that an MXFP4 file holds, from its bytes."""
+
+    def __call__(self, blocks: A_contra, scales: A_contra, /) -> Q_co:
+        """Bit for bit what `Quantize` makes of the values, each E2M1 times a power of two, in the request's in_dtype.
+
+        blocks  uint8 [G, N, K / 2], two E2M1 codes per byte, the first of them in the low nibble
+        scales  uint8 [G, N, K / 32], E8M0: 2^(scale - 127)
+        """
+
+
 class UpdateScales(Protocol[A_contra]):
     """Ends a step of delayed scaling in place, as `octavo_numerics.update_delayed` does for each operand."""
 
@@ -142,6 +153,7 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
     to_plain       the way back; None: weights in another layout are not written to a checkpoint
     update_scales  ends a step of delayed scaling; None: the front end's own operations
     of_tokens      quantizes the rows of a router's choices from the tokens; None: the front end permutes them first
+    of_mxfp4       quantizes weights from MXFP4 bytes; None: the front end makes values of them first
     """
 
     with_amax: QuantizeWithAmax[A, Q] | None = field(default=None, kw_only=True)
@@ -150,6 +162,7 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
     to_plain: Callable[[Q], Q] | None = field(default=None, kw_only=True)
     update_scales: UpdateScales[A] | None = field(default=None, kw_only=True)
     of_tokens: QuantizeTokens[A, Q] | None = field(default=None, kw_only=True)
+    of_mxfp4: QuantizeMXFP4[A, Q] | None = field(default=None, kw_only=True)
 
 
 AnyBoundQuantize = BoundQuantize[Any, Any]

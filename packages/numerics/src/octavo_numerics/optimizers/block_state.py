@@ -99,11 +99,13 @@ def block_state_bound(values: F32, signed: bool) -> npt.NDArray[np.float64]:
     """What |decode_blocks(encode_blocks(values)) - values| is at most, for finite values with normal tops.
 
     A step of the code, an eighth of the largest power of two up to the value; or, below the least code of the block,
-    that code's value, which is at most 2^-15.75 (signed) or 2^-31.75 (unsigned) of the largest's upper neighbour.
+    that code's value. The least code is 6 counts and 15 (signed) or 31 (unsigned) binades below the top, and the top at
+    most a count above the largest value; this is worst for a top of 9/8, which has 11/16 below it, and a largest value
+    just above 1.
     """
     wide = np.abs(values.astype(np.float64))
     amax = _out_of_blocks(_in_blocks(wide, values.shape).max(axis=-1, initial=0, keepdims=True), values.shape)
-    least = amax * 1.125 * 2.0 ** (-15.75 if signed else -31.75)
+    least = amax * (11 / 16) * 2.0 ** (-15 if signed else -31)
     bound: npt.NDArray[np.float64] = np.maximum(wide / 8, least)
     return bound
 

@@ -1,4 +1,4 @@
-"""The custom operators `quantize`, `quantize_into`, `dequantize` and `convert`: octavo_native's calls on tensors."""
+"""The custom operators that quantize, dequantize, convert and expand MXFP4: octavo_native's calls on tensors."""
 
 from __future__ import annotations
 
@@ -171,3 +171,30 @@ convert = define(
     _convert_fake,
 )
 """Codes and scales of one plane, from the plain layout to the native one, or back."""
+
+
+# ---- MXFP4
+
+
+def _mxfp4_values(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    out = torch.empty((*blocks.shape[:-1], 2 * blocks.shape[-1]), dtype=dtype, device=blocks.device)
+    blocks, scales = blocks.contiguous(), scales.contiguous()
+    if blocks.data_ptr() % 4:
+        blocks = blocks.clone()
+    arguments: dict[str, Any] = {
+        "codes": address(blocks),
+        "scales": address(scales),
+        "blocks": scales.numel(),
+        "out": address(out),
+        "out_dtype": DTYPE_NUMBERS[dtype],
+    }
+    submit(octavo_native.expand_mxfp4, out, arguments, threaded=False)
+    return out
+
+
+mxfp4_values = define(
+    "mxfp4_values(Tensor blocks, Tensor scales, ScalarType dtype) -> Tensor",
+    _mxfp4_values,
+    lambda blocks, scales, dtype: blocks.new_empty((*blocks.shape[:-1], 2 * blocks.shape[-1]), dtype=dtype),
+)
+"""Values [..., K] of packed E2M1 [..., K / 2] and E8M0 [..., K / 32], each a product in fp32, rounded once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict, Unpack
 
+import torch
 from torch import Tensor
 
 from octavo import QuantizerSpec
@@ -40,7 +41,10 @@ class Quantizer:
     Sizes may also be a GroupIndex.
     """
 
-    def __init__(self, spec: QuantizerSpec, layouts: tuple[str, str] = (PLAIN, PLAIN)) -> None:
+    def __init__(
+        self, spec: QuantizerSpec, layouts: tuple[str, str] = (PLAIN, PLAIN), dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        self._dtype = dtype
         self._stochastic = spec.stochastic
         self._layouts = layouts
         self._by_operand: dict[str | None, tuple[str, QuantizeLaunch]] = {}
@@ -119,6 +123,10 @@ class Quantizer:
         planes = planes_of(out, launch, shapes, x.device)
         operators.quantize_into(*inputs, unchanged, planes if amax is None else [*planes, amax])
         write_sizes(out, sizes)
+
+    def of_mxfp4(self, blocks: Tensor, scales: Tensor) -> GroupedTensor:
+        """Weights that MXFP4 bytes stand for, quantized from their values in the request's dtype."""
+        return self(operators.mxfp4_values(blocks, scales, self._dtype))
 
     def from_plain(self, q: GroupedTensor) -> GroupedTensor:
         """Plain planes, which may be another's, in the layouts of the request; planes of equal bytes are shared."""

@@ -95,10 +95,9 @@ def amax_bits(x: Tensor, groups: RowGroups) -> Tensor:
     if not x.numel():
         return torch.zeros(count, dtype=torch.int32, device=x.device)
     if x.dim() == 3:
-        amax = torch.maximum(x.amax((1, 2)), -x.amin((1, 2)))
+        amax = torch.linalg.vector_norm(x, torch.inf, (1, 2))
         return bits_of(amax.to(torch.float32)) & ABS_BITS
-    low, high = x.aminmax(dim=1)
-    amax = torch.maximum(high, -low)
+    amax = torch.linalg.vector_norm(x, torch.inf, 1)
     return segment_amax(bits_of(amax.to(torch.float32))[:, None] & ABS_BITS, groups, None)[:, 0]
 
 

@@ -150,10 +150,11 @@ class GroupedLinear(RecipeModule):
         bias = self.of_all_groups("bias") if self.per_group_parameters else self._parameters.get("bias")
         if lora is None and self._modules:
             lora = self._modules.get("lora")  # type: ignore[assignment]
-        if lora is not None:
-            check_adaptable(x, call, (lora,))
-        y = run(x, own if weight is None else weight, group_sizes, bias, bias_scales, call)  # type: ignore[arg-type]
-        return y if lora is None else y + lora.delta(x, group_sizes)  # type: ignore[arg-type]
+        used = own if weight is None else weight
+        if lora is None:  # last, so that where run breaks torch.compile's graph nothing of y is left to trace
+            return run(x, used, group_sizes, bias, bias_scales, call)  # type: ignore[arg-type]
+        check_adaptable(x, call, (lora,))
+        return run(x, used, group_sizes, bias, bias_scales, call) + lora.delta(x, group_sizes)  # type: ignore[arg-type]
 
     def quantize_weight(
         self, *, out: QuantizedWeight | None = None, unchanged: Tensor | None = None

@@ -18,7 +18,7 @@ from octavo_torch.linear.arguments import check_adaptable
 from octavo_torch.linear.call import Adapter, Call
 from octavo_torch.linear.coded_weight import CodedWeight, operands_of
 from octavo_torch.linear.weights import QuantizedWeight
-from octavo_torch.mlp.activation_module import activate
+from octavo_torch.mlp.between import activate_rows
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.mlp import Extras
 from octavo_torch.mlp.packed_weight import PackedWeight, expanded
@@ -41,9 +41,9 @@ def run_adapted(
 ) -> Tensor:
     """y = fc2(a) + d2(a), of a = act(fc1(x) + d1(x)) times probs; without adapters it has `grouped_mlp`'s bits.
 
-    The activation, which d2 reads, exists in x's dtype, so that nothing is fused with it, and autograd keeps it, x and
-    fc1's sum where adapters or probs take a gradient. Raises as grouped_mlp does, and ValueError for codes as x, for
-    buffers, and for interleaved codes that require a gradient.
+    The activation, which d2 reads, exists in x's dtype, so that no quantizer is fused with it, and autograd keeps it, x
+    and fc1's sum where adapters or probs take a gradient. Raises as grouped_mlp does, and ValueError for codes as x,
+    for buffers, and for interleaved codes that require a gradient.
     """
     if not isinstance(adapters, tuple | list) or len(adapters) != 2:
         raise ValueError(f"lora is {brief(adapters)}; give two GroupedLoRAs, or None for one of them")
@@ -61,7 +61,7 @@ def run_adapted(
     h = _product(x, first_weight, group_sizes, bias1, None, fc1)
     if first is not None:
         h = h + first.delta(x, group_sizes, block)
-    a = activate(h, call.activation, probs=extras.probs)
+    a = activate_rows(h, check_activation(call.activation), extras.probs, group_sizes, call.backend)
     y = _product(a, w2, group_sizes, extras.bias2, extras.bias2_scales, fc2)
     return y if second is None else y + second.delta(a, group_sizes)
 

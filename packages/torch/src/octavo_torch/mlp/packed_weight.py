@@ -13,7 +13,10 @@ from torch.utils import _pytree as pytree
 from octavo import Recipe
 from octavo_torch.arithmetic.casts import e2m1_table, e8m0_to_float
 from octavo_torch.arrays.checks import brief, check_dtype, check_recipe
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import from_halves
+from octavo_torch.compiler.graphs import wants_graph
+from octavo_torch.dispatch.layer import layer_for
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.quantized_operands import quantize_weight
 
@@ -128,13 +131,23 @@ class PackedWeight(torch.Tensor):
     @torch.no_grad()
     def expand_codes(self, backend: str | tuple[str, ...] | None = None) -> CodedWeight | Tensor:
         """What a product reads: codes of the recipe in the layouts of its backend; values for a high-precision one."""
-        values = self._halves()
         if not self.recipe.quantizes("fprop"):
-            return values
-        # of a weight that takes a gradient both planes are made: dgrad reads the second
-        codes = quantize_weight(values.requires_grad_(), self.recipe, backend=backend).codes
+            return self._halves()
+        codes = self._codes_of_bytes(backend)
+        if codes is None:
+            # of a weight that takes a gradient both planes are made: dgrad reads the second
+            codes = quantize_weight(self._halves().requires_grad_(), self.recipe, backend=backend).codes
         assert codes is not None  # fprop reads them
         return CodedWeight(codes, self.recipe, self.dtype, self.interleave)
+
+    def _codes_of_bytes(self, backend: str | tuple[str, ...] | None) -> GroupedTensor | None:
+        """Both planes, by a backend that reads MXFP4; None where it does not."""
+        layer = layer_for(self.recipe, self, self, self.is_cpu, True, True, backend, wants_graph(self.blocks))
+        plan = layer.quantizers.get("w")
+        if plan is None or plan.request.quantizer.stochastic or plan.bound.of_mxfp4 is None:
+            return None
+        codes: GroupedTensor = plan.bound.of_mxfp4(self.blocks, self.scales)
+        return codes
 
     def __tensor_flatten__(self) -> tuple[list[str], _Facts]:
         return ["blocks", "scales"], (self.recipe, self.dtype, self.interleave)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from octavo_torch.arrays.checks import brief
 from octavo_torch.optimizers.gradients import check_gradient, clear, gradient_of, has_main_grad, local_of
-from octavo_torch.optimizers.group import OPTIONS, check_group, check_positive, check_rate_device
+from octavo_torch.optimizers.group import OPTIONS, Group, check_group, check_positive, check_rate_device
 from octavo_torch.optimizers.saved import checked_state_dict
 from octavo_torch.optimizers.state import State, check_parameter, load_entry, new_state, write_parameter
 from octavo_torch.optimizers.stepping import Found, Member, step_on_device, step_on_host
@@ -190,7 +190,7 @@ class AdamW(Optimizer):
                 yield Member(number, name, parameter, group)
                 number += 1
 
-    def _new_state(self, parameter: Tensor, group: Mapping[str, Any]) -> State:
+    def _new_state(self, parameter: Tensor, group: Group) -> State:
         return new_state(parameter, group["master_dtype"], group["state_bits"], group["capturable"])
 
     def _set_masters(self, masters: object) -> None:

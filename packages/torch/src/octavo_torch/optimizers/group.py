@@ -12,12 +12,15 @@ from torch import Tensor
 from octavo_torch.arrays.checks import brief, check_flag
 from octavo_torch.optimizers.arithmetic import Rule
 
+Group = Mapping[str, Any]
+"""A parameter group, as torch.optim has it: options by name, and `params`."""
+
 OPTIONS = ("lr", "betas", "eps", "weight_decay", "master_dtype", "state_bits", "seed", "capturable")
 _FLT_MAX = torch.finfo(torch.float32).max
 _MASTER_DTYPES = (torch.float32, torch.bfloat16)
 
 
-def check_group(group: Mapping[str, Any]) -> None:
+def check_group(group: Group) -> None:
     """Raises ValueError for the option that does not fit."""
     check_flag("capturable", group["capturable"])
     _check_rate(group["lr"], group["capturable"])
@@ -27,15 +30,15 @@ def check_group(group: Mapping[str, Any]) -> None:
     for name in ("eps", "weight_decay"):
         if not _is_number(group[name]):
             raise ValueError(f"{name} is {_shown(group[name])}; give a finite number of at least 0")
-    if group["master_dtype"] not in _MASTER_DTYPES:
+    if not any(group["master_dtype"] is dtype for dtype in _MASTER_DTYPES):
         raise ValueError(f"master_dtype is {_shown(group['master_dtype'])}; give torch.float32 or torch.bfloat16")
-    if isinstance(group["state_bits"], bool | Tensor) or group["state_bits"] not in (32, 8):
+    if not _is_number(group["state_bits"]) or group["state_bits"] not in (32, 8):
         raise ValueError(f"state_bits is {_shown(group['state_bits'])}; give 32 or 8")
     if isinstance(group["seed"], bool) or not isinstance(group["seed"], int):
         raise ValueError(f"seed is {_shown(group['seed'])}; give an integer (taken modulo 2^64)")
 
 
-def check_rate_device(group: Mapping[str, Any], name: str, parameter: Tensor) -> None:
+def check_rate_device(group: Group, name: str, parameter: Tensor) -> None:
     """Raises ValueError where the learning rate is a tensor on another device than the parameter."""
     lr = group["lr"]
     if isinstance(lr, Tensor) and group["capturable"] and lr.device != parameter.device:
@@ -44,7 +47,7 @@ def check_rate_device(group: Mapping[str, Any], name: str, parameter: Tensor) ->
         )
 
 
-def rule_of(group: Mapping[str, Any], device: torch.device) -> Rule:
+def rule_of(group: Group, device: torch.device) -> Rule:
     """The group's hyperparameters, the learning rate as an fp32 tensor on `device`."""
     lr = group["lr"]
     if isinstance(lr, Tensor):
@@ -70,7 +73,8 @@ def _check_rate(lr: object, capturable: bool) -> None:
 
 def check_positive(name: str, value: object) -> None:
     """Raises ValueError for anything but a number above 0, infinity included."""
-    if isinstance(value, Tensor) or not (_is_number(value) or value == math.inf) or not value:
+    infinite = isinstance(value, float) and value == math.inf
+    if not infinite and not (_is_number(value) and value):
         raise ValueError(f"{name} is {_shown(value)}; give a number above 0")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from octavo_torch.arrays.checks import brief
-from octavo_torch.optimizers.group import OPTIONS, check_group
+from octavo_torch.optimizers.group import OPTIONS, Group, check_group
 from octavo_torch.optimizers.state import State, checked_entry
 from octavo_torch.optimizers.stepping import Member, States
 
@@ -17,7 +17,7 @@ _UNSERVED = ("amsgrad", "maximize", "differentiable")
 
 
 def checked_state_dict(
-    state_dict: object, present: Sequence[Mapping[str, Any]], members: Iterable[Member], states: States
+    state_dict: object, present: Sequence[Group], members: Iterable[Member], states: States
 ) -> tuple[list[dict[str, Any]], list[State | None]]:
     """The groups of `state_dict` with our options, and a state or None for each parameter.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo_torch.optimizers.arithmetic import Scalars, advance_master, advance_moments, scalars_of, unless
 from octavo_torch.optimizers.block_state import decode, encode_into
 from octavo_torch.optimizers.gradients import gradient_of, local_of
-from octavo_torch.optimizers.group import rule_of
+from octavo_torch.optimizers.group import Group, rule_of
 from octavo_torch.optimizers.rounding import (
     FIRST_MOMENT,
     MASTER,
@@ -23,7 +23,7 @@ from octavo_torch.optimizers.rounding import (
 from octavo_torch.optimizers.state import State, write_parameter
 from octavo_torch.scaling.seeds import seed_tensor
 
-States = Mapping[Any, State]
+States = Mapping[Tensor, State]
 
 
 class Member(NamedTuple):
@@ -32,7 +32,7 @@ class Member(NamedTuple):
     number: int
     name: str
     parameter: Tensor
-    group: dict[str, Any]
+    group: Group
 
 
 class Found(NamedTuple):
@@ -42,7 +42,7 @@ class Found(NamedTuple):
     skip: Tensor | None
 
 
-def step_on_host(members: list[Member], group: Mapping[str, Any], found: Found, states: States) -> None:
+def step_on_host(members: list[Member], group: Group, found: Found, states: States) -> None:
     """Step counts are tensors on the CPU; parameters with the same count share the scalars."""
     rule, known = rule_of(group, torch.device("cpu")), dict[float, tuple[Tensor, Scalars]]()
     for member in members:
@@ -55,7 +55,7 @@ def step_on_host(members: list[Member], group: Mapping[str, Any], found: Found, 
         _advance(member, states[member.parameter], scalars, step, Found(found.inverse_scale, None))
 
 
-def step_on_device(members: list[Member], group: Mapping[str, Any], found: Found, states: States) -> None:
+def step_on_device(members: list[Member], group: Group, found: Found, states: States) -> None:
     """Nothing is read back: a skipped step has factors that change nothing."""
     for device in {member.parameter.device: None for member in members}:
         of_device = [member for member in members if member.parameter.device == device]
