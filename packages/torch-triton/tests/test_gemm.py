@@ -16,7 +16,10 @@ from octavo_conformance.problems.operands import RUN_ORDER, by_definition, draw_
 from octavo_numerics import QuantizedArray
 from octavo_torch.bridge import BRIDGE
 from octavo_torch_triton.gemm.gemm import Dgrad, Fprop, Wgrad
+from octavo_torch_triton.gemm.spec import layouts_of
 from octavo_torch_triton.kernels.device import INTERPRETED
+from octavo_torch_triton.quantizers.planes import TURNED
+from octavo_torch_triton.quantizers.quantizer import converted
 
 # the interpreter of Triton 3.6 makes integers of arrays [1] where a loop ends at a value
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
@@ -63,6 +66,11 @@ def test_products_of_other_chips(kind: str, gemm: str, rng: np.random.Generator,
         problem.dy[problem.total :] = np.nan
         quantized = {operand: by_definition(problem, recipe, operand) for operand in ("x", "w", "dy")}
         operands = [_operand(quantized[operand], device) for operand in RUN_ORDER[gemm]]  # type: ignore[index,arg-type]
+        turned = layouts_of(gemm, chip, quantized["x"].spec.quantizer.scaling)  # type: ignore[arg-type]
+        operands = [
+            converted(operand, TURNED) if name in turned else operand
+            for name, operand in zip(RUN_ORDER[gemm], operands, strict=True)  # type: ignore[index]
+        ]
         actual = CALLS[gemm](gemm, chip, "bfloat16")(*operands, torch.from_numpy(SIZES))
         _check(recipe, gemm, blocks_of(problem, recipe, gemm, quantized, BRIDGE.to_numpy(actual)), accumulation)  # type: ignore[arg-type]
 

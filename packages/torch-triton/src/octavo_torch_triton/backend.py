@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
+from octavo.grouped_tensor import PLAIN
 from octavo_registry.contract import (
     AnyBound,
     AnyBoundGemm,
@@ -16,15 +19,17 @@ from octavo_registry.contract import (
     BoundWgrad,
     DequantizeRequest,
     GemmRequest,
+    PlanesRequest,
     QuantizeRequest,
     Refused,
 )
 from octavo_torch.plugin_api import DTYPES, status_word
 from octavo_torch_triton.arrays.row_index import MOST_GROUPS, index_rows
 from octavo_torch_triton.gemm.gemm import Dgrad, Fprop, Wgrad
-from octavo_torch_triton.gemm.spec import chip_of
+from octavo_torch_triton.gemm.spec import chip_of, layouts_of
 from octavo_torch_triton.kernels.device import INTERPRETED
-from octavo_torch_triton.quantizers.quantizer import Dequantizer, Quantizer
+from octavo_torch_triton.quantizers.planes import TURNED, TURNED_SCALINGS
+from octavo_torch_triton.quantizers.quantizer import Dequantizer, Quantizer, converted
 
 
 class TritonBackend(Backend):
@@ -50,9 +55,11 @@ class TritonBackend(Backend):
         return self.refuses_everywhere(request)
 
     def refuses_everywhere(self, request: AnyRequest) -> str | None:
-        """More groups than one program can sum."""
+        """More groups than one program can sum; layouts that its quantizers do not make."""
         if request.groups is not None and request.groups > MOST_GROUPS:
             return f"groups is {request.groups}, and its kernels index up to {MOST_GROUPS}"
+        if isinstance(request, PlanesRequest):
+            return _layout_refusal(request)
         return None
 
     def bind(self, request: AnyRequest) -> AnyBound:
@@ -63,16 +70,33 @@ class TritonBackend(Backend):
         if isinstance(request, GemmRequest):
             return _bind_gemm(request)
         if isinstance(request, QuantizeRequest):
-            return BoundQuantize(Quantizer(request.quantizer), prepare=index_rows)
+            columnwise = request.layouts[1]
+            return BoundQuantize(
+                Quantizer(request.quantizer, columnwise),
+                prepare=index_rows,
+                from_plain=partial(converted, columnwise=columnwise),
+                to_plain=partial(converted, columnwise=PLAIN),
+            )
         if isinstance(request, DequantizeRequest):
             return BoundDequantize(Dequantizer(DTYPES[request.out_dtype]))
         raise Refused(f"serves no {request.op}; its card does not name it")
 
 
+def _layout_refusal(request: PlanesRequest) -> str | None:
+    rowwise, columnwise = request.layouts
+    if "rowwise" in request.quantizer.directions and rowwise != PLAIN:
+        return f"layout of rowwise planes is {rowwise}; it has {PLAIN}"
+    known = (PLAIN, TURNED) if request.quantizer.scaling in TURNED_SCALINGS else (PLAIN,)
+    if "columnwise" in request.quantizer.directions and columnwise not in known:
+        return f"layout of columnwise planes in {request.quantizer.scaling} is {columnwise}; it has {' and '.join(known)}"
+    return None
+
+
 def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     chip, dtype = chip_of(request.arch if request.device == "cuda" else None), request.out_dtype
+    layouts = layouts_of(request.op, chip, request.kind)
     if request.op == "fprop":
         return BoundFprop(Fprop("fprop", chip, dtype), prepare=index_rows)
     if request.op == "dgrad":
-        return BoundDgrad(Dgrad("dgrad", chip, dtype), prepare=index_rows)
-    return BoundWgrad(Wgrad("wgrad", chip, dtype), prepare=index_rows)
+        return BoundDgrad(Dgrad("dgrad", chip, dtype), layouts=layouts, prepare=index_rows)
+    return BoundWgrad(Wgrad("wgrad", chip, dtype), layouts=layouts, prepare=index_rows)

@@ -18,6 +18,8 @@ _GEMMS: frozenset[Op] = frozenset({"fprop", "dgrad", "wgrad"})
 _CODED = frozenset({"delayed", "current", "row", "block"})
 _BLOCKED = frozenset({"mxfp8", "nvfp4"})
 _ALL = _CODED | _BLOCKED
+_LAYOUTS = frozenset({"plain", "turned"})
+"""See quantizers.planes."""
 
 
 def _row(ops: frozenset[Op], recipes: frozenset[str], device: str, **conditions: Any) -> Capability:
@@ -36,7 +38,8 @@ def _on_gpus() -> Iterable[Capability]:
         for where in ({"sizes": frozenset({"device"}), "graph_safe": True}, {"sizes": frozenset({"host"})}):
             seen = f"compiled for sm_{least[0]}{least[1]}, its results checked in Triton's interpreter alone"
             on: dict[str, Any] = {"device": "cuda", "min_arch": least, "max_arch": most, "untried": seen, **where}
-            yield _row(_QUANTIZERS, _ALL, **on)
+            yield _row(_QUANTIZERS, _CODED, layouts=_LAYOUTS, **on)
+            yield _row(_QUANTIZERS, _BLOCKED, **on)
             yield _row(_GEMMS, frozenset({"high_precision"}), accumulation="hopper_bf16", **on)
             promoted = "hopper_bf16" if codes else "hopper_fp8_promoted"
             yield _row(_GEMMS, _CODED, accumulation=promoted, emulated=codes or None, **on)
@@ -67,7 +70,8 @@ INTERPRETER_CARD = BackendCard(
     needs=("torch>=2.11", "triton>=3.6"),
     summary="torch-triton's kernels on a CPU, where Triton interprets them (TRITON_INTERPRET=1): for tests.",
     capabilities=(
-        _row(_QUANTIZERS, _ALL, "cpu"),
+        _row(_QUANTIZERS, _CODED, "cpu", layouts=_LAYOUTS),
+        _row(_QUANTIZERS, _BLOCKED, "cpu"),
         _row(_GEMMS, _ALL | {"high_precision"}, "cpu"),
     ),
 )

@@ -21,14 +21,18 @@ from torch import Tensor
 from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import octavo
 from octavo import Recipe
+from octavo.grouped_tensor import PLAIN
 from octavo_torch_triton.arrays import launch, row_index
 from octavo_torch_triton.gemm import launches as gemm_launches
 from octavo_torch_triton.gemm.gemm import Dgrad, Fprop, Wgrad
+from octavo_torch_triton.gemm.spec import layouts_of
 from octavo_torch_triton.quantizers import launches as quantizer_launches
 from octavo_torch_triton.quantizers import operators
+from octavo_torch_triton.quantizers.planes import TURNED
 from octavo_torch_triton.quantizers.quantizer import Dequantizer, Quantizer
 
 CHIPS = (80, 89, 90, 100, 120)
@@ -36,7 +40,8 @@ RECIPES = ("bf16", "fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8"
 M, K, N, G = 512, 256, 384, 4
 _TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.uint8: "u8",
-    torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
+    torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
 }  # fmt: skip
 _QUICK_QUANTIZERS = {(90, "fp8-block"), (80, "mxfp8"), (80, "fp8-row")}
 
@@ -65,6 +70,7 @@ for module in (row_index, gemm_launches, quantizer_launches, operators):
 
 def launches_of(recipe: Recipe, chip: Any) -> list[Written]:
     """Those of a layer's quantizers, one dequantizer, and the three GEMMs."""
+    quantizer_launches.has_fp8_casts = lambda _: chip != "sm_80"  # type: ignore[assignment]
     _written.clear()
     sizes = torch.zeros(G, dtype=torch.int64)
     shapes: dict[Any, tuple[int, ...]] = {"x": (M, K), "w": (G, N, K), "dy": (M, N)}
@@ -75,7 +81,8 @@ def launches_of(recipe: Recipe, chip: Any) -> list[Written]:
         given = None if operand == "w" else sizes
         scale = torch.ones(G) if spec is not None and spec.scaling == "delayed" else None
         seed = 1 if spec is not None and spec.stochastic else None
-        operands[operand] = tensor if spec is None else Quantizer(spec)(tensor, given, scale=scale, seed=seed)
+        turned = TURNED if spec is not None and layouts_of("wgrad", chip, spec.scaling) else PLAIN
+        operands[operand] = tensor if spec is None else Quantizer(spec, turned)(tensor, given, scale=scale, seed=seed)
     if recipe.quantizer("x") is not None:
         Dequantizer(torch.bfloat16)(operands["x"])
     bias = torch.zeros((G, N), dtype=torch.bfloat16)
@@ -99,6 +106,8 @@ def _source(written: Written) -> Any:
         value = written.arguments[place] if place < len(written.arguments) else written.constants[name]
         if place >= len(written.arguments) or value is None or (isinstance(value, int) and value == 1):
             signature[name], constants[place,] = "constexpr", value
+        elif isinstance(value, TensorDescriptor):
+            signature[name] = f"tensordesc<{_TYPES[value.base.dtype]}{value.block_shape}>"
         elif isinstance(value, Tensor):
             signature[name], attributes[place,] = f"*{_TYPES[value.dtype]}", divisible
         else:

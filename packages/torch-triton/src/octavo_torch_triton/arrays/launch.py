@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from octavo_torch.plugin_api import Bounded
 from octavo_torch_triton.kernels.device import INTERPRETED
 
 TILE = 128
@@ -17,12 +20,44 @@ TILE = 128
 DEFAULTS = {"num_warps": 16, "enable_fp_fusion": False}
 """What a launch has unless it says otherwise: the definition rounds after each operation, so nothing is contracted."""
 
+_compiled: Bounded[tuple[Any, ...], Any] = Bounded()
+
 
 def start(kernel: Any, grid: tuple[int, ...], like: Tensor, arguments: tuple[Any, ...], **constants: Any) -> None:
     """`kernel` on `like`'s device and current stream; a grid without programs starts nothing."""
-    if all(grid):
-        with _place(like):
+    if not all(grid):
+        return
+    with _place(like):
+        if INTERPRETED:
             kernel[grid](*arguments, **{**DEFAULTS, **constants})
+        else:
+            _start_compiled(kernel, grid, like, arguments, constants)
+
+
+def _start_compiled(
+    kernel: Any, grid: tuple[int, ...], like: Tensor, arguments: tuple[Any, ...], constants: dict[str, Any]
+) -> None:
+    # Triton's own launcher finds a compiled kernel by everything that may bear on it, in the environment, too, and takes
+    # 40 us. Of that, what changes from call to call of this package is in the key.
+    key = (kernel, like.device.index, *constants.values(), *[_kind(value) for value in arguments])
+    known = _compiled.get(key)
+    if known is None:
+        made = kernel[grid](*arguments, **{**DEFAULTS, **constants})
+        _compiled[key] = made, tuple([constants[name] for name in kernel.arg_names[len(arguments) :]])
+        return
+    made, rest = known
+    made[(*grid, 1, 1)[:3]](*arguments, *rest)
+
+
+def _kind(value: Any) -> object:
+    """What Triton compiles another kernel for: dtypes, alignment to 16, integers that are 1 or are wide."""
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() & 15 == 0
+    if isinstance(value, int):
+        return 1 if value == 1 else (value & 15 == 0, -0x80000000 <= value <= 0x7FFFFFFF)
+    return value.base.dtype, tuple(value.block_shape)
 
 
 def _place(like: Tensor) -> AbstractContextManager[object]:
@@ -32,6 +67,25 @@ def _place(like: Tensor) -> AbstractContextManager[object]:
     if like.is_cuda and like.device.index != torch.cuda.current_device():
         return torch.cuda.device(like.device)
     return nullcontext()
+
+
+def has_fp8_casts(like: Tensor) -> bool:
+    """Whether `like`'s chip has instructions that round to FP8: sm_89 and later ones."""
+    return not INTERPRETED and _capability(like.device.index) >= (8, 9)
+
+
+@lru_cache(maxsize=64)
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def described(x: Tensor, block: tuple[int, ...]) -> TensorDescriptor | None:
+    """`x` as a kernel fetches blocks of it, zeros past its ends; None where the hardware could not."""
+    if not x.numel() or x.data_ptr() & 15 or x.stride(-1) != 1:
+        return None
+    if any(stride * x.element_size() & 15 for stride in x.stride()[:-1]):
+        return None
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block))
 
 
 def stored(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from octavo_torch.plugin_api import DTYPE_NAMES, GroupedTensor
 from octavo_torch_triton.arrays.row_index import RowIndex, index_of
 from octavo_torch_triton.gemm import operators
 from octavo_torch_triton.gemm.spec import Chip, GemmSpec, quantized, spec_text
+from octavo_torch_triton.quantizers.planes import TURNED
 
 GroupSizes = Tensor | RowIndex
 Operand = GroupedTensor | Tensor
@@ -44,7 +45,7 @@ class _Gemm:
             sizes = group_sizes if isinstance(group_sizes, RowIndex) else left.group_sizes
             assert sizes is not None  # the left operand is ragged
             index = index_of(sizes, left.spec.shape[0], a[0])
-            text = self._quantized_text(left.spec, right.spec, dtype, accumulate)
+            text = self._quantized_text((left.spec, right.spec), directions, dtype, accumulate)
         elif isinstance(left, Tensor) and isinstance(right, Tensor):
             if left.dtype is not right.dtype:
                 common = torch.promote_types(left.dtype, right.dtype)
@@ -69,18 +70,29 @@ class _Gemm:
         operators.gemm_into(*inputs, out)
         return out
 
-    def _quantized_text(self, left: GroupedTensorSpec, right: GroupedTensorSpec, dtype: DType, accumulate: bool) -> str:
+    def _quantized_text(
+        self,
+        specs: tuple[GroupedTensorSpec, GroupedTensorSpec],
+        directions: tuple[Direction, Direction],
+        dtype: DType,
+        accumulate: bool,
+    ) -> str:
         # specs are found by identity, because comparing one costs more than a launch; kept, so that ids stay theirs
+        left, right = specs
         key = (id(left), id(right), dtype, accumulate)
         known = self._texts.get(key)
         if known is None:
-            for spec in (left, right):
-                if (spec.rowwise_layout, spec.columnwise_layout) != (PLAIN, PLAIN):
+            made = quantized(self._gemm, self._chip, left.quantizer, right.quantizer, dtype, accumulate)
+            for spec, direction in zip(specs, directions, strict=True):
+                rowwise = direction == "rowwise"
+                layout = spec.rowwise_layout if rowwise else spec.columnwise_layout
+                wanted = TURNED if made.turned and not rowwise else PLAIN
+                if layout != wanted:
                     raise ValueError(
-                        f"an operand of {self._gemm} is in layouts {spec.rowwise_layout!r} and "
-                        f"{spec.columnwise_layout!r}; torch-triton reads {PLAIN!r}"
+                        f"{direction} data of an operand of {self._gemm} are in layout {layout!r} and it reads "
+                        f"{wanted!r}; octavo_torch.convert_layout makes that"
                     )
-            text = spec_text(quantized(self._gemm, self._chip, left.quantizer, right.quantizer, dtype, accumulate))
+            text = spec_text(made)
             if len(self._texts) >= 1024:
                 self._texts.clear()
             known = self._texts[key] = (left, right, text)

@@ -1,4 +1,4 @@
-"""The launches of a GEMM: its tiles, and the strides of its operands."""
+"""The launches of a GEMM: by descriptors where the chip can fetch its operands so, else by pointers; tiles, strides."""
 
 from __future__ import annotations
 
@@ -7,37 +7,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from octavo_torch.plugin_api import DTYPE_NAMES
-from octavo_torch_triton.arrays.launch import TILE, start, stored, tiles
+from octavo_torch_triton.arrays.launch import TILE, described, start, stored, tiles
 from octavo_torch_triton.arrays.row_index import panels_of
-from octavo_torch_triton.gemm.spec import GemmSpec, Product
+from octavo_torch_triton.gemm.spec import GemmSpec
+from octavo_torch_triton.gemm.tiles import BESIDE, Tile, described_tile, tile_of
+from octavo_torch_triton.kernels.described_columns import described_columns
+from octavo_torch_triton.kernels.described_rows import described_rows
+from octavo_torch_triton.kernels.device import INTERPRETED
 from octavo_torch_triton.kernels.gemm_columns import columns_times_columns
 from octavo_torch_triton.kernels.gemm_rows import rows_times_matrices
-
-
-class Tile(NamedTuple):
-    """Columns of the result, depth of a step of the sum, warps, stages of the pipeline.
-
-    What stages hold must fit into the shared memory of sm_89 and sm_120, 99 KiB: tests/compiled holds it to that.
-    """
-
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-
-
-TILES: dict[Product, Tile] = {
-    "bfloat16": Tile(128, 64, 8, 3),
-    "float16": Tile(128, 64, 8, 3),
-    "float32": Tile(64, 32, 8, 2),
-    "half": Tile(128, 64, 8, 2),
-    "fp8": Tile(128, 128, 8, 2),
-    "scaled": Tile(128, 128, 8, 2),
-}
-TILE_OF_COPIES = Tile(128, 32, 8, 2)
-"""Of dequantized copies, which are made in registers: a block of MXFP8 deep."""
-TILE_OF_INTERPRETER = Tile(128, 128, 4, 1)
-"""Each step costs it the same, whatever its size."""
 
 
 class Planes(NamedTuple):
@@ -48,18 +26,37 @@ class Planes(NamedTuple):
     factor: Tensor | None = None
 
     @property
+    def scales(self) -> Tensor | None:
+        """The scales as kernels take them."""
+        return None if self.scale is None else stored(self.scale.contiguous())
+
+    @property
     def arguments(self) -> tuple[Tensor | None, ...]:
-        """As kernels take them."""
-        scale = None if self.scale is None else stored(self.scale.contiguous())
-        return stored(self.data), scale, self.factor
+        """All three as kernels take them."""
+        return stored(self.data), self.scales, self.factor
 
 
-def tile_of(spec: GemmSpec) -> Tile:
-    """The tile of a GEMM."""
-    if spec.chip == "interpreter":
-        return TILE_OF_INTERPRETER
-    copies = spec.scaling in ("mxfp8", "nvfp4") and spec.product != "scaled"
-    return TILE_OF_COPIES if copies else TILES[spec.product]
+class Bias(NamedTuple):
+    """The bias of fprop, [G, N], and what scales it per row; None: there is none."""
+
+    data: Tensor | None
+    scales: Tensor | None
+
+    @property
+    def arguments(self) -> tuple[Tensor | None, Tensor | None]:
+        """Both as kernels take them."""
+        return None if self.data is None else stored(self.data), self.scales
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Of groups and columns, and of the scales."""
+        of_data = (0, 0) if self.data is None else self.data.stride()
+        return (*of_data, 0 if self.scales is None else self.scales.stride(0))
+
+    @property
+    def dtype(self) -> str | None:
+        """Its name."""
+        return None if self.data is None else DTYPE_NAMES[self.data.dtype]
 
 
 def _how(spec: GemmSpec, tile: Tile) -> dict[str, Any]:
@@ -67,8 +64,6 @@ def _how(spec: GemmSpec, tile: Tile) -> dict[str, Any]:
         "SCALING": spec.scaling,
         "A_FORMAT": spec.left_format,
         "B_FORMAT": spec.right_format,
-        "SCALES": spec.scales,
-        "BLOCK": spec.block,
         "PRODUCT": spec.product,
         "COLUMNS": tile.columns,
         "DEPTH": tile.depth,
@@ -78,34 +73,46 @@ def _how(spec: GemmSpec, tile: Tile) -> dict[str, Any]:
     }
 
 
-def rows_by_matrices(
-    spec: GemmSpec,
-    left: Planes,
-    right: Planes,
-    table: Tensor,
-    bias: Tensor | None,
-    bias_scales: Tensor | None,
-    out: Tensor,
-) -> None:
+def _fetched(x: Tensor, block: tuple[int, ...]) -> Any:
+    return described(stored(x) if INTERPRETED else x, block)
+
+
+def rows_by_matrices(spec: GemmSpec, left: Planes, right: Planes, table: Tensor, bias: Bias, out: Tensor) -> None:
     """fprop and dgrad into `out`."""
     a, b = left.data, right.data
-    rows, depth, columns, groups = a.shape[0], a.shape[1], out.shape[1], b.shape[0]
-    turned = spec.gemm == "dgrad"
-    b_depth, b_column = (b.stride(1), b.stride(2)) if turned else (b.stride(2), b.stride(1))
+    dgrad = spec.gemm == "dgrad"
+    rows, depth, columns = a.shape[0], a.shape[1], out.shape[1]
+    groups = b.shape[0] // tiles(depth) if spec.turned else b.shape[0]
     panels = panels_of(rows, groups)
-    of_bias = (0, 0) if bias is None else bias.stride()
-    of_scales = 0 if bias_scales is None else bias_scales.stride(0)
+    shared: dict[str, Any] = {
+        "OUT_DTYPE": DTYPE_NAMES[out.dtype], "BIAS_DTYPE": bias.dtype, "SQUARE": spec.square, "TURNED": dgrad,
+    }  # fmt: skip
+    tile = described_tile(spec)
+    if tile is not None:
+        block = (1, tile.depth, tile.columns) if dgrad and not spec.turned else (1, tile.columns, tile.depth)
+        of_a, of_b = _fetched(a, (TILE, tile.depth)), _fetched(b, block)
+        if of_a is not None and of_b is not None:
+            across = tiles(columns, tile.columns)
+            arguments = (
+                of_a, left.scales, of_b, right.scales, *bias.arguments, stored(out), table,
+                rows, depth, columns, groups, panels, across, *out.stride(), *bias.strides,
+            )  # fmt: skip
+            start(described_rows, (panels * across,), out, arguments, **shared, **_how(spec, tile), BESIDE=BESIDE)
+            return
     tile = tile_of(spec)
+    b_group, b_depth, b_column = (b.stride(0), b.stride(1), b.stride(2))
+    if spec.turned:
+        b_group, b_depth, b_column = b_group * tiles(depth), 1, b_depth
+    elif not dgrad:
+        b_depth, b_column = b_column, b_depth
     arguments = (
-        *left.arguments, *right.arguments, None if bias is None else stored(bias), bias_scales, stored(out), table,
-        rows, depth, columns, groups, panels, *a.stride(), b.stride(0), b_depth, b_column, *out.stride(),
-        *of_bias, of_scales,
+        *left.arguments, *right.arguments, *bias.arguments, stored(out), table,
+        rows, depth, columns, groups, panels, *a.stride(), b_group, b_depth, b_column, *out.stride(), *bias.strides,
     )  # fmt: skip
     start(
         rows_times_matrices, (panels, tiles(columns, tile.columns)), out, arguments,
-        A_DTYPE=DTYPE_NAMES.get(a.dtype), B_DTYPE=DTYPE_NAMES.get(b.dtype), OUT_DTYPE=DTYPE_NAMES[out.dtype],
-        BIAS_DTYPE=None if bias is None else DTYPE_NAMES[bias.dtype], SQUARE=spec.square, TURNED=turned,
-        **_how(spec, tile),
+        A_DTYPE=DTYPE_NAMES.get(a.dtype), B_DTYPE=DTYPE_NAMES.get(b.dtype), SCALES=spec.scales, BLOCK=spec.block,
+        IN_PANELS=spec.turned, **shared, **_how(spec, tile),
     )  # fmt: skip
 
 
@@ -113,6 +120,20 @@ def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Tenso
     """wgrad into `out`."""
     a, b = left.data, right.data
     groups, height, width = out.shape
+    shared: dict[str, Any] = {"OUT_DTYPE": DTYPE_NAMES[out.dtype], "ACCUMULATE": spec.accumulate, "ROWS": TILE}
+    tile = described_tile(spec)
+    if tile is not None:
+        if spec.turned:
+            of_a, of_b = _fetched(a, (1, TILE, tile.depth)), _fetched(b, (1, tile.columns, tile.depth))
+        else:
+            of_a, of_b = _fetched(a, (tile.depth, TILE)), _fetched(b, (tile.depth, tile.columns))
+        if of_a is not None and of_b is not None:
+            arguments = (
+                of_a, left.scales, of_b, right.scales, stored(out), table, height, width, groups, *out.stride(),
+            )  # fmt: skip
+            grid = (tiles(height), tiles(width, tile.columns), groups)
+            start(described_columns, grid, out, arguments, **shared, **_how(spec, tile))
+            return
     tile = tile_of(spec)
     arguments = (
         *left.arguments, *right.arguments, stored(out), table,
@@ -120,6 +141,6 @@ def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Tenso
     )  # fmt: skip
     start(
         columns_times_columns, (tiles(height), tiles(width, tile.columns), groups), out, arguments,
-        A_DTYPE=DTYPE_NAMES.get(a.dtype), B_DTYPE=DTYPE_NAMES.get(b.dtype), OUT_DTYPE=DTYPE_NAMES[out.dtype],
-        HADAMARD=spec.hadamard, ACCUMULATE=spec.accumulate, ROWS=TILE, **_how(spec, tile),
+        A_DTYPE=DTYPE_NAMES.get(a.dtype), B_DTYPE=DTYPE_NAMES.get(b.dtype), SCALES=spec.scales, BLOCK=spec.block,
+        HADAMARD=spec.hadamard, **shared, **_how(spec, tile),
     )  # fmt: skip

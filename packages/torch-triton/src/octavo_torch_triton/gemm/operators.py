@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo_torch.plugin_api import DTYPES
 from octavo_torch_triton.arrays.row_index import define
-from octavo_torch_triton.gemm.launches import Planes, columns_by_columns, rows_by_matrices
+from octavo_torch_triton.gemm.launches import Bias, Planes, columns_by_columns, rows_by_matrices
 from octavo_torch_triton.gemm.spec import GemmSpec, spec_from
 
 _INPUTS = (
@@ -26,7 +26,7 @@ def _gemm_into(left: Tensor, *rest: Any) -> None:
         columns_by_columns(spec, *operands, table, out)
     else:
         scales = None if bias_scales is None else bias_scales.to(torch.float32)
-        rows_by_matrices(spec, *operands, table, bias, scales, out)
+        rows_by_matrices(spec, *operands, table, Bias(bias, scales), out)
 
 
 def _gemm(left: Tensor, *rest: Any) -> Tensor:

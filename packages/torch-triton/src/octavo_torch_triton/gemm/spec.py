@@ -9,7 +9,7 @@ from typing import Literal
 
 from octavo import QuantizerSpec
 from octavo.formats import DType, Format
-from octavo_torch_triton.quantizers.planes import kernels_scaling
+from octavo_torch_triton.quantizers.planes import TURNED, TURNED_SCALINGS, kernels_scaling
 
 Product = Literal["bfloat16", "float16", "float32", "half", "fp8", "scaled"]
 Chip = Literal["interpreter", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]
@@ -63,6 +63,11 @@ class GemmSpec:
             return _BLOCKS.get(self.chip, "bfloat16")
         return _CODES.get(self.chip, "fp8")
 
+    @property
+    def turned(self) -> bool:
+        """Whether column codes come in panels, see quantizers.planes: FP8 products read both operands along the sum."""
+        return self.product == "fp8" and self.gemm != "fprop"
+
 
 def quantized(
     gemm: str, chip: Chip, left: QuantizerSpec, right: QuantizerSpec, out_dtype: DType, accumulate: bool
@@ -81,6 +86,13 @@ def quantized(
         hadamard=left.hadamard,
         accumulate=accumulate,
     )
+
+
+def layouts_of(gemm: str, chip: Chip, scaling: str) -> dict[str, str]:
+    """The layouts in which the operands of a GEMM must arrive, where they are not plain."""
+    turned = scaling in TURNED_SCALINGS and GemmSpec(gemm, chip, "bfloat16", scaling="group").turned
+    operands = {"dgrad": ("w",), "wgrad": ("x", "dy")}.get(gemm, ())
+    return dict.fromkeys(operands, TURNED) if turned else {}
 
 
 def spec_text(spec: GemmSpec) -> str:

@@ -1,4 +1,4 @@
-"""From codes back to values: each code times its decode scale, rows past the sum +0."""
+"""From codes back to values, each code times its decode scale, rows past the sum +0; and from one layout to another."""
 
 from __future__ import annotations
 
@@ -38,3 +38,23 @@ def dequantize_plane(
         value = bits_of(from_code(code.to(tl.int32), FORMAT) * decode)
         value = float_from(tl.where((value & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, value))
         tl.store(to, to_stored(value, OUT_DTYPE), mask=inside)
+
+
+@triton.jit
+def turn_codes(
+    codes, turned, table, columns, groups, panels, matrix_rows, BACK: tl.constexpr, STACKED: tl.constexpr
+):
+    """Plain column codes turned, with zeros where a panel has no row, or BACK; one panel and 128 columns of it."""
+    group, first, start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
+    if group < groups:
+        panel = first_block(table, group, groups, matrix_rows, PANEL, STACKED) + (first - start) // PANEL
+        row = tl.arange(0, PANEL)
+        column = tl.program_id(1) * PANEL + row
+        real = (column < columns)[:, None] & (first + row < end)[None, :]
+        plain_at = codes + first * columns + (column[:, None] + row[None, :] * columns)
+        turned_at = turned + panel * columns * PANEL + (column[:, None] * PANEL + row[None, :])
+        if BACK:
+            tl.store(plain_at, tl.load(turned_at, mask=real, other=0), mask=real)
+        else:
+            whole = (column < columns)[:, None] & (row >= 0)[None, :]
+            tl.store(turned_at, tl.load(plain_at, mask=real, other=0), mask=whole)

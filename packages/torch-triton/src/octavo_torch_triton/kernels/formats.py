@@ -51,6 +51,31 @@ def to_stored(value, DTYPE: tl.constexpr):
 
 
 @device_function
+def cast(value, FORMAT: tl.constexpr):
+    """FP8 codes (uint8) of fp32 values by the instruction that sm_89 and later chips have: the same bits as to_code."""
+    E4M3: tl.constexpr = (
+        "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;"
+        " mov.b32 $0, {low, high}; }"
+    )
+    E5M2: tl.constexpr = (
+        "{ .reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, $2, $1; cvt.rn.satfinite.e5m2x2.f32 high, $4, $3;"
+        " mov.b32 $0, {low, high}; }"
+    )
+    return tl.inline_asm_elementwise(
+        E4M3 if FORMAT == "e4m3" else E5M2, "=r,f,f,f,f", [value], dtype=tl.uint8, is_pure=True, pack=4
+    )
+
+
+@device_function
+def fp8_codes(value, FORMAT: tl.constexpr, CAST: tl.constexpr):
+    """FP8 codes (uint8) of fp32 values; CAST: by the chip's instruction."""
+    if CAST:
+        return cast(value, FORMAT)
+    else:
+        return to_code(value, FORMAT).to(tl.uint8)
+
+
+@device_function
 def to_code(value, FORMAT: tl.constexpr):
     """Codes of fp32 values: to nearest, ties to even, saturating; every NaN is the code 0x7F, of E2M1 0x7."""
     # mantissa bits that are cut off; the exponent's bias, shifted; the number whose last place is the least subnormal;

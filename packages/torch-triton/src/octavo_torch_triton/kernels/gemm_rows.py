@@ -30,11 +30,12 @@ def rows_times_matrices(
     bias_group, bias_column, bias_scale,
     A_DTYPE: tl.constexpr, B_DTYPE: tl.constexpr, OUT_DTYPE: tl.constexpr, BIAS_DTYPE: tl.constexpr,
     SCALING: tl.constexpr, A_FORMAT: tl.constexpr, B_FORMAT: tl.constexpr, SCALES: tl.constexpr, BLOCK: tl.constexpr,
-    SQUARE: tl.constexpr, TURNED: tl.constexpr, PRODUCT: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    SQUARE: tl.constexpr, TURNED: tl.constexpr, IN_PANELS: tl.constexpr, PRODUCT: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """out[r, j] = sum over i of a[r, i] b[g, i, j], and the bias.
 
-    b's plane has a row for each j, or TURNED for each i (dgrad). Strides are in elements.
+    b's plane has a row for each j, or TURNED for each i (dgrad); IN_PANELS: of 128 i each, side by side for each j.
+    Strides are in elements.
     """
     panel = tl.program_id(0)
     group, first, _start, end = panel_rows(table, panel, groups, panels, 0, False)
@@ -73,7 +74,8 @@ def rows_times_matrices(
                 total = multiplied_in_blocks(total, left, left_scale, right, right_scale, A_FORMAT, B_FORMAT)
             else:
                 b_real = i_real[:, None] & j_real[None, :]
-                right = tl.load(b + group * b_group + i[:, None] * b_depth + j[None, :] * b_column, b_real, other=0)
+                of_i = (i // 128) * (columns * 128) + i % 128 if IN_PANELS else i * b_depth
+                right = tl.load(b + group * b_group + of_i[:, None] + j[None, :] * b_column, b_real, other=0)
                 if SCALING == "none":
                     left = unquantized(left, A_DTYPE, PRODUCT)
                     total = added(total, left, unquantized(right, B_DTYPE, PRODUCT), PRODUCT, DEPTH)

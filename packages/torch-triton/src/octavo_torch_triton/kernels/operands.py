@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from octavo_torch_triton.kernels.device import device_function
+from octavo_torch_triton.kernels.device import INTERPRETED, device_function
 from octavo_torch_triton.kernels.formats import (
     from_code,
     from_scale,
     from_stored,
     half_from_code,
     to_bfloat16,
+    to_stored,
 )
 
 LARGEST = tl.constexpr(3.4028234663852886e38)
+COMPILED = tl.constexpr(not INTERPRETED)
 
 
 @device_function
@@ -78,6 +80,8 @@ def coded(codes, FORMAT: tl.constexpr, PRODUCT: tl.constexpr):
         return from_code(codes.to(tl.int32), FORMAT)
     elif PRODUCT == "half":
         return half_from_code(codes, FORMAT)
+    elif codes.dtype != tl.uint8:
+        return codes
     elif FORMAT == "e4m3":
         return codes.to(tl.float8e4nv, bitcast=True)
     else:
@@ -95,6 +99,21 @@ def added(total, a, b, PRODUCT: tl.constexpr, DEPTH: tl.constexpr):
         return tl.dot(a, b, total, input_precision="ieee", out_dtype=tl.float32)
     else:
         return tl.dot(a, b, total, out_dtype=tl.float32)
+
+
+@device_function
+def multiplied(a, b):
+    """a b of FP8 codes, 128 deep: Hopper's FP8 sums keep 14 bits, so none goes on past the tile."""
+    return tl.dot(a, b, out_dtype=tl.float32)
+
+
+@device_function
+def as_stored(total, DTYPE: tl.constexpr):
+    """Sums rounded once to the dtype of a result, whose bfloat16 is stored as int16."""
+    if COMPILED and DTYPE == "bfloat16":
+        return total.to(tl.bfloat16).to(tl.int16, bitcast=True)
+    else:
+        return to_stored(total, DTYPE)
 
 
 @device_function

@@ -9,9 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_torch_triton.kernels.formats import bits_of, from_stored, to_code
-from octavo_torch_triton.kernels.panels import PANEL, panel_rows
-from octavo_torch_triton.kernels.quantize_blocks import codes_of
+from octavo_torch_triton.kernels.formats import bits_of, fp8_codes
+from octavo_torch_triton.kernels.panels import PANEL, first_block, panel_rows
+from octavo_torch_triton.kernels.quantize_blocks import load_tile, poisoned, store_turned
 from octavo_torch_triton.kernels.scales import decode_of, fp32_encode, is_poisoned
 
 
@@ -23,11 +23,11 @@ def unit_amax(
     """amax patterns of one panel and 128 columns into those of its group [G], its rows [M] and its columns [G, K]."""
     group, first, _start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
     if group < groups:
+        start_column = tl.program_id(1) * PANEL
+        value, _inside = load_tile(x, first, end, start_column, columns, x_stride, DTYPE)
         row = first + tl.arange(0, PANEL)
-        column = tl.program_id(1) * PANEL + tl.arange(0, PANEL)
-        inside = (row < end)[:, None] & (column < columns)[None, :]
-        stored = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0)
-        magnitude = bits_of(from_stored(stored, DTYPE)) & 0x7FFFFFFF
+        column = start_column + tl.arange(0, PANEL)
+        magnitude = bits_of(value) & 0x7FFFFFFF
         if of_groups is not None:
             tl.atomic_max(of_groups + group, tl.max(tl.max(magnitude, 1), 0), sem="relaxed")
         if of_rows is not None:
@@ -58,33 +58,45 @@ def unit_scales(
 def quantize_units(
     x, encode, group_amax, row_amax, column_amax, row_codes, column_codes, table,
     columns, groups, panels, matrix_rows, x_stride, epsilon,
-    DTYPE: tl.constexpr, FORMAT: tl.constexpr, POWER_OF_TWO: tl.constexpr, STACKED: tl.constexpr,
+    DTYPE: tl.constexpr, FORMAT: tl.constexpr, POWER_OF_TWO: tl.constexpr, TURNED: tl.constexpr,
+    STACKED: tl.constexpr, CAST: tl.constexpr,
 ):  # fmt: skip
-    """Codes of one panel and 128 columns: by the group's scale into the row plane, or by rows and columns into theirs.
+    """Codes of one panel and 128 columns: by the group's scale into either plane, or by rows and columns into theirs.
 
     encode   scales [G] that are given; where they are, each element that is not finite is NaN by itself
     """
-    group, first, _start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
+    group, first, start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
     if group < groups:
-        row = first + tl.arange(0, PANEL)
-        column = tl.program_id(1) * PANEL + tl.arange(0, PANEL)
-        inside = (row < end)[:, None] & (column < columns)[None, :]
-        stored = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0)
-        value = from_stored(stored, DTYPE)
+        start_column = tl.program_id(1) * PANEL
+        value, inside = load_tile(x, first, end, start_column, columns, x_stride, DTYPE)
+        row = tl.arange(0, PANEL)
+        column = start_column + row
+        base = first * columns
         at = row[:, None] * columns + column[None, :]
-        if encode is not None:
-            codes = to_code(value * tl.load(encode + group), FORMAT)
-            codes = tl.where((bits_of(value) & 0x7FFFFFFF) >= 0x7F800000, 0x7F, codes)
-            tl.store(row_codes + at, codes.to(tl.uint8), mask=inside)
-        if group_amax is not None:
-            amax = tl.full((1, 1), 0, tl.int32) + tl.load(group_amax + group)
-            scale = fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO)
-            tl.store(row_codes + at, codes_of(value, scale, amax, FORMAT), mask=inside)
+        if TURNED:
+            panel = first_block(table, group, groups, matrix_rows, PANEL, STACKED) + (first - start) // PANEL
+        if encode is not None or group_amax is not None:
+            if encode is not None:
+                infinite = (bits_of(value) & 0x7FFFFFFF) >= 0x7F800000
+                codes = fp8_codes(value * tl.load(encode + group), FORMAT, CAST)
+                codes = tl.where(infinite, 0x7F, codes).to(tl.uint8)
+            else:
+                amax = tl.full((1, 1), 0, tl.int32) + tl.load(group_amax + group)
+                scale = poisoned(fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO), amax)
+                codes = fp8_codes(value * scale, FORMAT, CAST)
+            if row_codes is not None:
+                tl.store(row_codes + base + at, codes, mask=inside)
+            if TURNED:
+                store_turned(column_codes, codes, panel, start_column, columns)
         if row_amax is not None:
-            amax = tl.load(row_amax + row, mask=row < end, other=0)
-            scale = fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO)
-            tl.store(row_codes + at, codes_of(value, scale[:, None], amax[:, None], FORMAT), mask=inside)
+            amax = tl.load(row_amax + first + row, mask=first + row < end, other=0)
+            scale = poisoned(fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO), amax)
+            tl.store(row_codes + base + at, fp8_codes(value * scale[:, None], FORMAT, CAST), mask=inside)
         if column_amax is not None:
             amax = tl.load(column_amax + group * columns + column, mask=column < columns, other=0)
-            scale = fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO)
-            tl.store(column_codes + at, codes_of(value, scale[None, :], amax[None, :], FORMAT), mask=inside)
+            scale = poisoned(fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO), amax)
+            codes = fp8_codes(value * scale[None, :], FORMAT, CAST)
+            if TURNED:
+                store_turned(column_codes, codes, panel, start_column, columns)
+            else:
+                tl.store(column_codes + base + at, codes, mask=inside)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo import QuantizerSpec
 from octavo_torch.plugin_api import DTYPE_NAMES
-from octavo_torch_triton.arrays.launch import as_rows, start, stored, tiles
+from octavo_torch_triton.arrays.launch import as_rows, has_fp8_casts, start, stored, tiles
 from octavo_torch_triton.arrays.row_index import panels_of
 from octavo_torch_triton.kernels.quantize_blocks import quantize_blocks
 from octavo_torch_triton.kernels.quantize_nvfp4 import hadamard_amax, nvfp4_factors, quantize_nvfp4
@@ -55,14 +55,15 @@ class Rows(NamedTuple):
         return self.columns, self.groups, self.panels, self.matrix_rows, self.stride
 
 
-def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor]) -> None:
+def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], turned: bool) -> None:
     """Block scaling and MXFP8, square or not."""
+    row_scale, column_scale = planes.get("rowwise_scale"), planes.get("columnwise_scale")
     arguments: tuple[Any, ...] = (
         rows.x,
         planes.get("rowwise"),
-        planes.get("rowwise_scale"),
+        column_scale if row_scale is None and spec.square else row_scale,
         planes.get("columnwise"),
-        planes.get("columnwise_scale"),
+        None if spec.square else column_scale,
         rows.table,
         *rows.shape,
         pattern(spec.amax_epsilon),
@@ -70,8 +71,8 @@ def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor]) -> None:
     start(
         quantize_blocks, rows.grid, rows.x, arguments,
         DTYPE=rows.dtype, FORMAT=spec.format, SCALES=spec.scale_format, POWER_OF_TWO=spec.power_of_two,
-        BLOCK=spec.block_size, SQUARE=spec.square, ROWWISE="rowwise" in planes, COLUMNWISE="columnwise" in planes,
-        STACKED=rows.table is None,
+        BLOCK=spec.block_size, SQUARE=spec.square, TURNED=turned,
+        STACKED=rows.table is None, CAST=has_fp8_casts(rows.x), num_warps=8,
     )  # fmt: skip
 
 
@@ -109,7 +110,7 @@ def nvfp4(
     )  # fmt: skip
 
 
-def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Tensor | None) -> None:
+def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Tensor | None, turned: bool) -> None:
     """Delayed scaling from `scale`, fp32 [G]; current and row scaling from amaxes."""
     encode = None if scale is None else scale.to(torch.float32).contiguous()
     amaxes: dict[str, Tensor] = {}
@@ -117,9 +118,9 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
         amaxes = {
             direction: torch.zeros(planes[f"{direction}_scale"].numel(), dtype=torch.int32, device=rows.x.device)
             for direction in ("rowwise", "columnwise")
-            if direction in planes
+            if f"{direction}_scale" in planes
         }
-    of_groups = amaxes.get("rowwise") if spec.scaling == "current" else None
+    of_groups = next(iter(amaxes.values())) if spec.scaling == "current" else None
     of_rows, of_columns = (amaxes.get("rowwise"), amaxes.get("columnwise")) if spec.scaling == "row" else (None, None)
     epsilon = pattern(spec.amax_epsilon)
     how = {"DTYPE": rows.dtype, "STACKED": rows.table is None}
@@ -127,7 +128,9 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
         measured = (rows.x, of_groups, of_rows, of_columns, rows.table, *rows.shape)
         start(unit_amax, rows.grid, rows.x, measured, **how)
     rule = {"FORMAT": spec.format, "POWER_OF_TWO": spec.power_of_two}
-    for direction in amaxes or ("rowwise",):
+    for direction in ("rowwise", "columnwise"):
+        if f"{direction}_scale" not in planes:
+            continue
         decode = planes[f"{direction}_scale"]
         count = decode.numel()
         start(
@@ -136,4 +139,4 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
         )  # fmt: skip
     codes = planes.get("rowwise"), planes.get("columnwise")
     arguments = (rows.x, encode, of_groups, of_rows, of_columns, *codes, rows.table, *rows.shape, epsilon)
-    start(quantize_units, rows.grid, rows.x, arguments, **rule, **how)
+    start(quantize_units, rows.grid, rows.x, arguments, **rule, TURNED=turned, CAST=has_fp8_casts(rows.x), **how)

@@ -10,42 +10,50 @@ from torch import Tensor
 from octavo_torch.plugin_api import DTYPE_NAMES, plain_layout
 from octavo_torch_triton.arrays.launch import start, stored, tiles
 from octavo_torch_triton.arrays.row_index import define, panels_of
-from octavo_torch_triton.kernels.dequantize import dequantize_plane
+from octavo_torch_triton.kernels.dequantize import dequantize_plane, turn_codes
 from octavo_torch_triton.quantizers import launches
-from octavo_torch_triton.quantizers.planes import kernels_scaling, layout_for, output_names, outputs_of
+from octavo_torch_triton.quantizers.planes import (
+    TURNED,
+    kernels_scaling,
+    layout_for,
+    output_names,
+    outputs_of,
+    turned_shape,
+)
 
 _OPERANDS = {"x": 0, "w": 1, "dy": 2}
 """Their numbers in the counters of random bits."""
 
 
 def _quantize(x: Tensor, table: Tensor | None, groups: int, quantizer: str, *rest: Any) -> list[Tensor]:
-    seed, operand, group_offset, scale = rest
-    layout = layout_for(quantizer, x, groups)
+    seed, operand, group_offset, scale, columnwise = rest
+    layout = layout_for(quantizer, x, groups, columnwise)
     spec = layout.quantizer
     outputs = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in outputs_of(layout)]
-    planes = dict(zip(output_names(spec), map(stored, outputs), strict=True))
+    planes = dict(zip(output_names(layout), map(stored, outputs), strict=True))
     rows = launches.Rows.of(x, table, groups)
     if spec.block_size is None:
-        launches.units(spec, rows, planes, scale)
+        launches.units(spec, rows, planes, scale, layout.columnwise_layout == TURNED)
     elif spec.scaling == "nvfp4":
         key = seed if spec.stochastic else None
         launches.nvfp4(spec, rows, planes, key, _OPERANDS[operand], group_offset)
     else:
-        launches.blocks(spec, rows, planes)
+        launches.blocks(spec, rows, planes, layout.columnwise_layout == TURNED)
     return outputs
 
 
-def _quantize_fake(x: Tensor, table: Tensor | None, groups: int, quantizer: str, *_: Any) -> list[Tensor]:
-    return [x.new_empty(shape, dtype=dtype) for shape, dtype in outputs_of(layout_for(quantizer, x, groups))]
+def _quantize_fake(x: Tensor, table: Tensor | None, groups: int, quantizer: str, *rest: Any) -> list[Tensor]:
+    return [x.new_empty(shape, dtype=dtype) for shape, dtype in outputs_of(layout_for(quantizer, x, groups, rest[-1]))]
 
 
 quantize = define(
     "quantize(Tensor x, Tensor? table, int groups, str quantizer, Tensor? seed, str operand, SymInt group_offset,"
-    " Tensor? scale) -> Tensor[]",
+    " Tensor? scale, str columnwise) -> Tensor[]",
     _quantize,
     _quantize_fake,
 )
-"""The planes of `x`, in the order of planes.output_names; `quantizer` is a QuantizerSpec as JSON."""
+"""The planes of `x`, in the order of planes.output_names; `quantizer` is a QuantizerSpec as JSON, `columnwise` the layout
+of column codes."""
 
 
 def _dequantize(
@@ -88,3 +96,31 @@ dequantize = define(
     _dequantize_fake,
 )
 """Values of one plane, `shape`; `how` is its direction and the name of their dtype."""
+
+
+def _turn(codes: Tensor, table: Tensor | None, quantizer: str, shape: list[int], groups: int, into: str) -> Tensor:
+    out = _turn_fake(codes, table, quantizer, shape, groups, into)
+    plain, turned = (codes, out) if into == TURNED else (out, codes)
+    rows, columns = shape[-2:]
+    panels = groups * tiles(rows) if table is None else panels_of(rows, groups)
+    arguments = (
+        stored(plain.contiguous()), stored(turned.contiguous()), table,
+        columns, groups, panels, 0 if table is not None else rows,
+    )  # fmt: skip
+    start(turn_codes, (panels, tiles(columns)), codes, arguments, BACK=into != TURNED, STACKED=table is None)
+    return out
+
+
+def _turn_fake(
+    codes: Tensor, _table: Tensor | None, quantizer: str, shape: list[int], groups: int, into: str
+) -> Tensor:
+    layout = plain_layout(quantizer, tuple(int(size) for size in shape), groups)
+    return codes.new_empty(turned_shape(layout) if into == TURNED else layout.payload_shape("columnwise"))
+
+
+turn = define(
+    "turn(Tensor codes, Tensor? table, str quantizer, SymInt[] shape, int groups, str into) -> Tensor",
+    _turn,
+    _turn_fake,
+)
+"""Column codes in the layout `into`; `shape` is the operand's."""

@@ -1,16 +1,27 @@
-"""The planes of an operand: their names, shapes and dtypes in the plain layout, the only one that this package has."""
+"""The planes of an operand: their names, shapes and dtypes, in the plain layout and in this package's own.
+
+"turned" is a layout of columnwise FP8 codes, [P, C, 128]: panels of 128 rows of one group, packed in group order, in
+which the rows of a column lie side by side, zeros past the group's last. FP8 products read both operands along the sum,
+and no chip's tensor cores turn bytes on the way. Scales stay plain.
+"""
 
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo import GroupedTensorSpec, QuantizerSpec, block_bound
 from octavo.formats import ScaleFormat
+from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo_torch.plugin_api import FP8_DTYPE, GroupedTensor, plain_layout
+
+TURNED = "turned"
+TURNED_SCALINGS = frozenset({"delayed", "current", "row", "block"})
+PANEL_ROWS = 128
 
 SCALE_DTYPE: dict[ScaleFormat, torch.dtype] = {
     "fp32": torch.float32,
@@ -22,15 +33,20 @@ SCALE_DTYPE: dict[ScaleFormat, torch.dtype] = {
 Outputs = list[tuple[tuple[int, ...], torch.dtype]]
 
 
-def made_directions(spec: QuantizerSpec) -> tuple[Direction, ...]:
-    """The directions that are computed: codes that both share are computed once, as row data."""
-    return ("rowwise",) if spec.shares_codes else spec.directions
+def output_names(layout: GroupedTensorSpec) -> list[str]:
+    """The planes in the order in which the operator returns them; what both directions share is made once."""
+    spec = layout.quantizer
+    shares = spec.shares_codes and layout.columnwise_layout == PLAIN
+    directions = ("rowwise",) if shares else spec.directions
+    names = [direction + part for direction in directions for part in parts_of(spec)]
+    if spec.shares_codes and "rowwise_scale" in names:
+        names = [name for name in names if name != "columnwise_scale"]
+    return names
 
 
-def output_names(spec: QuantizerSpec) -> list[str]:
-    """The planes in the order in which the operator returns them."""
-    parts = ("", "_scale", "_global") if spec.scaling == "nvfp4" else ("", "_scale")
-    return [direction + part for direction in made_directions(spec) for part in parts]
+def parts_of(spec: QuantizerSpec) -> tuple[str, ...]:
+    """What a plane has beside codes, as suffixes."""
+    return ("", "_scale", "_global") if spec.scaling == "nvfp4" else ("", "_scale")
 
 
 def outputs_of(layout: GroupedTensorSpec) -> Outputs:
@@ -38,26 +54,51 @@ def outputs_of(layout: GroupedTensorSpec) -> Outputs:
     spec = layout.quantizer
     payload = torch.uint8 if spec.format == "e2m1" else FP8_DTYPE[spec.format]
     outputs: Outputs = []
-    for direction in made_directions(spec):
-        outputs.append((layout.payload_shape(direction), payload))
-        outputs.append((layout.scale_shape(direction), SCALE_DTYPE[spec.scale_format]))
-        if spec.scaling == "nvfp4":
+    for name in output_names(layout):
+        direction: Direction = "rowwise" if name.startswith("rowwise") else "columnwise"
+        if name.endswith("_global"):
             outputs.append(((layout.groups,), torch.float32))
+        elif name.endswith("_scale"):
+            outputs.append((layout.scale_shape(direction), SCALE_DTYPE[spec.scale_format]))
+        elif direction == "columnwise" and layout.columnwise_layout == TURNED:
+            outputs.append((turned_shape(layout), payload))
+        else:
+            outputs.append((layout.payload_shape(direction), payload))
     return outputs
 
 
-def layout_for(quantizer: str, x: Tensor, groups: int) -> GroupedTensorSpec:
+def turned_shape(layout: GroupedTensorSpec) -> tuple[int, int, int]:
+    """[P, C, 128] of column codes in panels."""
+    rows, columns = layout.shape[-2:]
+    ragged = layout.ragged_axis == 0
+    panels = block_bound(rows, layout.groups, PANEL_ROWS) if ragged else layout.groups * -(-rows // PANEL_ROWS)
+    return panels, columns, PANEL_ROWS
+
+
+def layout_for(quantizer: str, x: Tensor, groups: int, columnwise: str = PLAIN) -> GroupedTensorSpec:
     """The layout of `x` quantized; sizes that a compiler traces become integers."""
-    return plain_layout(quantizer, tuple([int(size) for size in x.shape]), groups)
+    return _layout(quantizer, tuple([int(size) for size in x.shape]), groups, columnwise)
+
+
+@lru_cache(maxsize=1024)
+def _layout(quantizer: str, shape: tuple[int, ...], groups: int, columnwise: str) -> GroupedTensorSpec:
+    # the same object for the same layout: GEMMs find what they know about a spec by its identity
+    plain = plain_layout(quantizer, shape, groups)
+    if columnwise == PLAIN or "columnwise" not in plain.quantizer.directions:
+        return plain
+    return GroupedTensorSpec(**{**dict(plain), "columnwise_layout": columnwise})
 
 
 def assembled(layout: GroupedTensorSpec, group_sizes: Tensor | None, outputs: list[Tensor]) -> GroupedTensor:
     """The GroupedTensor of the operator's outputs."""
     spec = layout.quantizer
-    planes = dict(zip(output_names(spec), outputs, strict=True))
+    planes = dict(zip(output_names(layout), outputs, strict=True))
     if spec.shares_codes:
+        made = dict(planes)
         planes = {
-            name.replace("rowwise", direction): plane for direction in spec.directions for name, plane in planes.items()
+            direction + part: made.get(direction + part, made.get("rowwise" + part))
+            for direction in spec.directions
+            for part in parts_of(spec)
         }
     return GroupedTensor(layout, group_sizes, **planes)
 

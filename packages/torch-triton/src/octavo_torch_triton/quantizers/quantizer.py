@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from octavo import QuantizerSpec
+from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_torch.plugin_api import DTYPE_NAMES, GroupedTensor, quantizer_text, seed_tensor
 from octavo_torch_triton.arrays.row_index import RowIndex, index_of
@@ -14,10 +17,10 @@ from octavo_torch_triton.quantizers.planes import assembled, layout_for
 
 
 class Quantizer:
-    """One spec, in the plain layout."""
+    """One spec, its row codes in the plain layout, its column codes in either."""
 
-    def __init__(self, spec: QuantizerSpec) -> None:
-        self._text = quantizer_text(spec)
+    def __init__(self, spec: QuantizerSpec, columnwise: str = PLAIN) -> None:
+        self._text, self._columnwise = quantizer_text(spec), columnwise
         self._role, self._stochastic = spec.role, spec.stochastic
 
     def __call__(
@@ -42,8 +45,10 @@ class Quantizer:
             operand or self._role,
             group_offset,
             scale,
+            self._columnwise,
         )
-        return assembled(layout_for(self._text, x, groups), None if index is None else index.group_sizes, outputs)
+        layout = layout_for(self._text, x, groups, self._columnwise)
+        return assembled(layout, None if index is None else index.group_sizes, outputs)
 
 
 class Dequantizer:
@@ -54,6 +59,8 @@ class Dequantizer:
 
     def __call__(self, q: GroupedTensor, direction: Direction = "rowwise") -> Tensor:
         """The values of one plane."""
+        if direction == "columnwise":
+            q = converted(q, PLAIN)
         codes, scale, factor = q.plane(direction)
         spec = q.spec
         sizes = q.group_sizes
@@ -66,3 +73,18 @@ class Dequantizer:
         text = quantizer_text(spec.quantizer)
         value: Tensor = operators.dequantize(codes, scale, factor, table, text, list(codes.shape), spec.groups, how)
         return value
+
+
+def converted(q: GroupedTensor, columnwise: str) -> GroupedTensor:
+    """`q` with its column codes in that layout, the same bits; what has not changed is shared with it."""
+    spec = q.spec
+    if spec.columnwise_layout == columnwise or "columnwise" not in spec.quantizer.directions:
+        return q
+    codes = q.columnwise
+    assert codes is not None
+    index = None if q.group_sizes is None else index_of(q.group_sizes, spec.shape[0], codes)
+    table = None if index is None else index.table
+    text = quantizer_text(spec.quantizer)
+    turned = operators.turn(codes, table, text, list(spec.shape), spec.groups, columnwise)
+    layout = GroupedTensorSpec(**{**dict(spec), "columnwise_layout": columnwise})
+    return replace(q, spec=layout, columnwise=turned)

@@ -1,0 +1,62 @@
+"""The tiles of each kind of product: fixed, because results would otherwise depend on what a tuner measured that day."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from octavo_torch_triton.gemm.spec import Chip, GemmSpec, Product
+
+
+class Tile(NamedTuple):
+    """Columns of the result, depth of a step of the sum, warps, stages of the pipeline.
+
+    What stages hold must fit into the chip's shared memory, on sm_89 and sm_120 99 KiB: tests/compiled holds it to that.
+    """
+
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+TILES: dict[Product, Tile] = {
+    "bfloat16": Tile(128, 64, 8, 3),
+    "float16": Tile(128, 64, 8, 3),
+    "float32": Tile(64, 32, 8, 2),
+    "half": Tile(128, 64, 8, 2),
+    "fp8": Tile(128, 128, 8, 2),
+    "scaled": Tile(128, 128, 8, 2),
+}
+TILE_OF_COPIES = Tile(128, 32, 8, 2)
+"""Of dequantized copies, which are made in registers: a block of MXFP8 deep."""
+TILE_OF_INTERPRETER = Tile(128, 128, 4, 1)
+"""Each step costs it the same, whatever its size."""
+BESIDE = 8
+"""Panels whose tiles are made at a time."""
+
+_HOPPER: dict[Product, Tile] = {
+    "bfloat16": Tile(256, 64, 8, 4),
+    "float16": Tile(256, 64, 8, 4),
+    "fp8": Tile(128, 128, 8, 4),
+}
+_HOPPER_COLUMNS = Tile(128, 64, 4, 3)
+"""Of wgrad's values: small enough for two programs on a multiprocessor, one of which multiplies while the other stores."""
+_SMALL: dict[Product, Tile] = {"fp8": Tile(128, 128, 8, 2)}
+_DESCRIBED: dict[Chip, dict[Product, Tile]] = {"sm_90": _HOPPER, "sm_100": _HOPPER, "sm_89": _SMALL, "sm_120": _SMALL}
+
+
+def tile_of(spec: GemmSpec) -> Tile:
+    """The tile of a GEMM by pointers."""
+    if spec.chip == "interpreter":
+        return TILE_OF_INTERPRETER
+    copies = spec.scaling in ("mxfp8", "nvfp4") and spec.product != "scaled"
+    return TILE_OF_COPIES if copies else TILES[spec.product]
+
+
+def described_tile(spec: GemmSpec) -> Tile | None:
+    """The tile of a GEMM by descriptors; None where it is made by pointers."""
+    if spec.scaling in ("mxfp8", "nvfp4"):
+        return None
+    if spec.gemm == "wgrad" and spec.scaling == "none" and spec.chip in ("sm_90", "sm_100"):
+        return _HOPPER_COLUMNS
+    return _DESCRIBED.get(spec.chip, {}).get(spec.product)

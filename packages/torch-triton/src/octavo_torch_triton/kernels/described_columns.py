@@ -1,0 +1,74 @@
+"""wgrad of operands that Hopper's copy engine can fetch: tiles by descriptors instead of pointers.
+
+Codes come in turned panels, in which a group's rows end with zeros. Of values the last tile of a group reaches into the
+next group's rows, which are masked there and nowhere else.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from octavo_torch_triton.kernels.formats import from_stored
+from octavo_torch_triton.kernels.operands import as_stored, coded, multiplied, times_scales
+from octavo_torch_triton.kernels.panels import first_block
+
+
+@triton.jit
+def described_columns(
+    a, a_scale, b, b_scale, out, table, height, width, groups, out_group, out_row, out_column,
+    OUT_DTYPE: tl.constexpr, SCALING: tl.constexpr, A_FORMAT: tl.constexpr, B_FORMAT: tl.constexpr,
+    PRODUCT: tl.constexpr, ACCUMULATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """out[g, n, k] = sum over the rows r of g of a[r, n] b[r, k], in a tile of ROWS and COLUMNS.
+
+    a, b         values [M, N] and [M, K], or codes in turned panels [P, N, 128] and [P, K, 128]
+    ACCUMULATE   added to `out`, whose bits stay as they are for a group without rows
+    """
+    group = tl.program_id(2).to(tl.int64)
+    from_n = tl.program_id(0) * ROWS
+    from_k = tl.program_id(1) * COLUMNS
+    n = from_n + tl.arange(0, ROWS)
+    k = from_k + tl.arange(0, COLUMNS)
+    n_real = n < height
+    k_real = k < width
+    start = tl.load(table + group)
+    size = (tl.load(table + group + 1) - start).to(tl.int32)
+    to = out + group * out_group + n[:, None] * out_row + k[None, :] * out_column
+    real = n_real[:, None] & k_real[None, :]
+    if size > 0 or not ACCUMULATE:
+        total = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+        if SCALING == "none":
+            row = start.to(tl.int32)
+            whole = size // DEPTH
+            for step in range(0, whole):
+                left = a.load([row + step * DEPTH, from_n])
+                total = tl.dot(tl.trans(left), b.load([row + step * DEPTH, from_k]), total)
+            if whole * DEPTH < size:
+                mine = (whole * DEPTH + tl.arange(0, DEPTH) < size)[:, None]
+                left = tl.where(mine, a.load([row + whole * DEPTH, from_n]), 0.0)
+                right = tl.where(mine, b.load([row + whole * DEPTH, from_k]), 0.0)
+                total = tl.dot(tl.trans(left), right, total)
+        else:
+            first = first_block(table, group, groups, 0, 128, False)
+            panel = first.to(tl.int32)
+            for step in range(0, (size + 127) // 128):
+                left = coded(tl.reshape(a.load([panel + step, from_n, 0]), (ROWS, DEPTH)), A_FORMAT, PRODUCT)
+                right = coded(tl.reshape(b.load([panel + step, from_k, 0]), (COLUMNS, DEPTH)), B_FORMAT, PRODUCT)
+                product = multiplied(left, tl.trans(right))
+                if SCALING == "block":
+                    left_scale = tl.load(a_scale + (first + step) * height + n, mask=n_real, other=0)
+                    right_scale = tl.load(b_scale + (first + step) * width + k, mask=k_real, other=0)
+                    total += times_scales(product, left_scale[:, None], right_scale[None, :])
+                else:
+                    total += product
+        if size > 0:
+            if SCALING == "group":
+                total = times_scales(total, tl.load(a_scale + group), tl.load(b_scale + group))
+            elif SCALING == "row":
+                left_scale = tl.load(a_scale + group * height + n, mask=n_real, other=0)
+                right_scale = tl.load(b_scale + group * width + k, mask=k_real, other=0)
+                total = times_scales(total, left_scale[:, None], right_scale[None, :])
+            if ACCUMULATE:
+                total += from_stored(tl.load(to, mask=real, other=0), OUT_DTYPE)
+        tl.store(to, as_stored(total, OUT_DTYPE), mask=real)
