@@ -88,7 +88,9 @@ def _layout_refusal(request: PlanesRequest) -> str | None:
         return f"layout of rowwise planes is {rowwise}; it has {PLAIN}"
     known = (PLAIN, TURNED) if request.quantizer.scaling in TURNED_SCALINGS else (PLAIN,)
     if "columnwise" in request.quantizer.directions and columnwise not in known:
-        return f"layout of columnwise planes in {request.quantizer.scaling} is {columnwise}; it has {' and '.join(known)}"
+        return (
+            f"layout of columnwise planes in {request.quantizer.scaling} is {columnwise}; it has {' and '.join(known)}"
+        )
     return None
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from octavo_torch.plugin_api import Bounded
 from octavo_torch_triton.kernels.device import INTERPRETED
 
 TILE = 128
@@ -20,44 +19,13 @@ TILE = 128
 DEFAULTS = {"num_warps": 16, "enable_fp_fusion": False}
 """What a launch has unless it says otherwise: the definition rounds after each operation, so nothing is contracted."""
 
-_compiled: Bounded[tuple[Any, ...], Any] = Bounded()
-
 
 def start(kernel: Any, grid: tuple[int, ...], like: Tensor, arguments: tuple[Any, ...], **constants: Any) -> None:
     """`kernel` on `like`'s device and current stream; a grid without programs starts nothing."""
     if not all(grid):
         return
     with _place(like):
-        if INTERPRETED:
-            kernel[grid](*arguments, **{**DEFAULTS, **constants})
-        else:
-            _start_compiled(kernel, grid, like, arguments, constants)
-
-
-def _start_compiled(
-    kernel: Any, grid: tuple[int, ...], like: Tensor, arguments: tuple[Any, ...], constants: dict[str, Any]
-) -> None:
-    # Triton's own launcher finds a compiled kernel by everything that may bear on it, in the environment, too, and takes
-    # 40 us. Of that, what changes from call to call of this package is in the key.
-    key = (kernel, like.device.index, *constants.values(), *[_kind(value) for value in arguments])
-    known = _compiled.get(key)
-    if known is None:
-        made = kernel[grid](*arguments, **{**DEFAULTS, **constants})
-        _compiled[key] = made, tuple([constants[name] for name in kernel.arg_names[len(arguments) :]])
-        return
-    made, rest = known
-    made[(*grid, 1, 1)[:3]](*arguments, *rest)
-
-
-def _kind(value: Any) -> object:
-    """What Triton compiles another kernel for: dtypes, alignment to 16, integers that are 1 or are wide."""
-    if value is None:
-        return None
-    if isinstance(value, Tensor):
-        return value.dtype, value.data_ptr() & 15 == 0
-    if isinstance(value, int):
-        return 1 if value == 1 else (value & 15 == 0, -0x80000000 <= value <= 0x7FFFFFFF)
-    return value.base.dtype, tuple(value.block_shape)
+        kernel[grid](*arguments, **{**DEFAULTS, **constants})
 
 
 def _place(like: Tensor) -> AbstractContextManager[object]:

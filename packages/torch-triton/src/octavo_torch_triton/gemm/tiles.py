@@ -1,4 +1,4 @@
-"""The tiles of each kind of product: fixed, because results would otherwise depend on what a tuner measured that day."""
+"""The tiles of each kind of product: fixed, because results would otherwise depend on what a tuner once measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo_torch_triton.gemm.spec import Chip, GemmSpec, Product
 class Tile(NamedTuple):
     """Columns of the result, depth of a step of the sum, warps, stages of the pipeline.
 
-    What stages hold must fit into the chip's shared memory, on sm_89 and sm_120 99 KiB: tests/compiled holds it to that.
+    What stages hold must fit into the chip's shared memory, 99 KiB on sm_89 and sm_120; tests/compiled checks it.
     """
 
     columns: int
@@ -40,7 +40,7 @@ _HOPPER: dict[Product, Tile] = {
     "fp8": Tile(128, 128, 8, 4),
 }
 _HOPPER_COLUMNS = Tile(128, 64, 4, 3)
-"""Of wgrad's values: small enough for two programs on a multiprocessor, one of which multiplies while the other stores."""
+"""Of wgrad's values: two programs fit on a multiprocessor, and one multiplies while the other stores."""
 _SMALL: dict[Product, Tile] = {"fp8": Tile(128, 128, 8, 2)}
 _DESCRIBED: dict[Chip, dict[Product, Tile]] = {"sm_90": _HOPPER, "sm_100": _HOPPER, "sm_89": _SMALL, "sm_120": _SMALL}
 

@@ -41,9 +41,7 @@ def dequantize_plane(
 
 
 @triton.jit
-def turn_codes(
-    codes, turned, table, columns, groups, panels, matrix_rows, BACK: tl.constexpr, STACKED: tl.constexpr
-):
+def turn_codes(codes, turned, table, columns, groups, panels, matrix_rows, BACK: tl.constexpr, STACKED: tl.constexpr):
     """Plain column codes turned, with zeros where a panel has no row, or BACK; one panel and 128 columns of it."""
     group, first, start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
     if group < groups:

@@ -41,7 +41,7 @@ def described_columns(
         if SCALING == "none":
             row = start.to(tl.int32)
             whole = size // DEPTH
-            for step in range(0, whole):
+            for step in range(whole):
                 left = a.load([row + step * DEPTH, from_n])
                 total = tl.dot(tl.trans(left), b.load([row + step * DEPTH, from_k]), total)
             if whole * DEPTH < size:
@@ -52,7 +52,7 @@ def described_columns(
         else:
             first = first_block(table, group, groups, 0, 128, False)
             panel = first.to(tl.int32)
-            for step in range(0, (size + 127) // 128):
+            for step in range((size + 127) // 128):
                 left = coded(tl.reshape(a.load([panel + step, from_n, 0]), (ROWS, DEPTH)), A_FORMAT, PRODUCT)
                 right = coded(tl.reshape(b.load([panel + step, from_k, 0]), (COLUMNS, DEPTH)), B_FORMAT, PRODUCT)
                 product = multiplied(left, tl.trans(right))

@@ -49,7 +49,7 @@ def described_rows(
         b_rows = depth if TURNED else columns
         b_first = group * ((b_rows + 127) // 128)
         total = tl.full((PANEL, COLUMNS), 0.0, tl.float32)
-        for step in range(0, steps):
+        for step in range(steps):
             left = a.load([from_row, step * DEPTH])
             if SCALING == "none":
                 if TURNED:
@@ -78,7 +78,9 @@ def described_rows(
                         if TURNED:
                             at = scale_at(group, 0, begin, j, b_first, columns, SCALING, 128, SQUARE, True)
                         else:
-                            at = scale_at(group, group * columns + j, j, begin, b_first, depth, SCALING, 128, SQUARE, False)
+                            at = scale_at(
+                                group, group * columns + j, j, begin, b_first, depth, SCALING, 128, SQUARE, False
+                            )
                         right_scale = tl.load(b_scale + at, mask=j_real, other=0)
                         total += times_scales(product, left_scale[:, None], right_scale[None, :])
                 else:

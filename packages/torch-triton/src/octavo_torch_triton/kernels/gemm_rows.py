@@ -30,7 +30,8 @@ def rows_times_matrices(
     bias_group, bias_column, bias_scale,
     A_DTYPE: tl.constexpr, B_DTYPE: tl.constexpr, OUT_DTYPE: tl.constexpr, BIAS_DTYPE: tl.constexpr,
     SCALING: tl.constexpr, A_FORMAT: tl.constexpr, B_FORMAT: tl.constexpr, SCALES: tl.constexpr, BLOCK: tl.constexpr,
-    SQUARE: tl.constexpr, TURNED: tl.constexpr, IN_PANELS: tl.constexpr, PRODUCT: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    SQUARE: tl.constexpr, TURNED: tl.constexpr, IN_PANELS: tl.constexpr, PRODUCT: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """out[r, j] = sum over i of a[r, i] b[g, i, j], and the bias.
 

@@ -52,8 +52,10 @@ quantize = define(
     _quantize,
     _quantize_fake,
 )
-"""The planes of `x`, in the order of planes.output_names; `quantizer` is a QuantizerSpec as JSON, `columnwise` the layout
-of column codes."""
+"""The planes of `x`, in the order of planes.output_names.
+
+`quantizer` is a QuantizerSpec as JSON, `columnwise` the layout of column codes.
+"""
 
 
 def _dequantize(
