@@ -23,16 +23,17 @@ def _request(arch: tuple[int, int] | None, groups: int = 8) -> GemmRequest:
 
 
 def test_chips_that_nobody_has_run_are_told() -> None:
-    """The reason names the chip and the command that would tell, on every chip that the card admits."""
+    """The reason names the chip and the command that would tell, on every chip but Hopper, where the suite has passed."""
     for arch in CHIPS.values():
         (mine,) = [
             one
             for one in octavo_registry.hypothesize(_request(arch), backend=["torch-triton"])
             if one.verdict == "chosen"
         ]
-        assert f"compiled for sm_{arch[0]}{arch[1]}" in mine.reason
-        assert "octavo conform torch-triton --report" in mine.reason
-    assert all(row.untried is not None for row in CARD.capabilities)
+        run = arch == CHIPS["h100"]
+        assert (f"compiled for sm_{arch[0]}{arch[1]}" in mine.reason) is not run
+        assert ("octavo conform torch-triton --report" in mine.reason) is not run
+    assert {row.min_arch for row in CARD.capabilities if row.untried is None} == {CHIPS["h100"]}
 
 
 def test_kernels_for_one_chip_come_first() -> None:
