@@ -23,7 +23,7 @@ def _request(arch: tuple[int, int] | None, groups: int = 8) -> GemmRequest:
 
 
 def test_chips_that_nobody_has_run_are_told() -> None:
-    """The reason names the chip and the command that would tell, on every chip but Hopper, where the suite has passed."""
+    """The reason names the chip and the command that would tell, except on Hopper, where the suite has passed."""
     for arch in CHIPS.values():
         (mine,) = [
             one
