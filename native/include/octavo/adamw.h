@@ -27,9 +27,9 @@ struct AdamWRule {
 struct AdamWDraws {
   uint64_t seed = 0;
   uint32_t tensor = 0;
-  int64_t step = 1;                  // number of the step, the first being 1
+  int64_t step = 1;                    // number of the step, the first being 1
   const float* step_device = nullptr;  // where given, read instead of `step`; less than 1 counts as 1
-  int64_t first_row = 0;             // the number in the whole tensor of the array's first row
+  int64_t first_row = 0;               // the number in the whole tensor of the array's first row
 };
 
 // `rows` rows of the array's last axis, `cols` elements each, one after another.
@@ -39,9 +39,9 @@ struct AdamWArrays {
   DType master_dtype = DType::f32;  // f32, or bf16, which is rounded stochastically
   const void* grad = nullptr;
   DType grad_dtype = DType::f32;
-  void* moment[2] = {};    // fp32, or codes of 8 bits where there are tops
-  int32_t* tops[2] = {};   // [rows, ceil(cols / 128)] or null
-  void* values = nullptr;  // null, or the new master rounded to nearest
+  void* moment[2] = {};              // fp32, or codes of 8 bits where there are tops
+  int32_t* tops[2] = {};             // [rows, ceil(cols / 128)] or null
+  void* values = nullptr;            // null, or the new master rounded to nearest
   DType values_dtype = DType::bf16;  // bf16 or f16
 };
 

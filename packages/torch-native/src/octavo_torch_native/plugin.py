@@ -47,6 +47,7 @@ _STEP = Capability(
     min_arch=support.HOPPER,
     max_arch=support.HOPPER,
     layouts=_LAYOUTS,
+    sizes=frozenset({"device"}),
     graph_safe=True,
 )
 

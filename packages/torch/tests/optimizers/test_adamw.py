@@ -237,7 +237,8 @@ def test_main_grad_is_the_gradient(dtype: torch.dtype, rng: np.random.Generator)
         before = torch.cat([grad.flatten().float() for grad in gradients])
         norm = optimizer.clip_grad_norm_(0.5)
         after = torch.cat([grad.flatten().float() for grad in optimizer.gradients()])
-        assert torch.isclose(norm, before.double().norm().float(), rtol=2.0**-20)
+        # an fp32 sum of squares, in any order: half of numel roundings of 2^-24 each, relative to the root
+        assert torch.isclose(norm, before.double().norm().float(), rtol=before.numel() * 2.0**-25)
         slack = 2.0**-7  # of bf16's rounding of each clipped element, twice
         assert 0.5 * (1 - slack) <= after.norm() <= 0.5 * (1 + slack)
         master, state = on.adamw_step(master, to_numpy(flat).reshape(master.shape), state, rule)

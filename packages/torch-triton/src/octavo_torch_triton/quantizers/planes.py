@@ -94,11 +94,12 @@ def assembled(layout: GroupedTensorSpec, group_sizes: Tensor | None, outputs: li
     spec = layout.quantizer
     planes = dict(zip(output_names(layout), outputs, strict=True))
     if spec.shares_codes:
+        # whichever direction's planes were made serve both
+        names = [(direction, part) for direction in spec.directions for part in parts_of(spec)]
         made = dict(planes)
         planes = {
-            direction + part: made.get(direction + part, made.get("rowwise" + part))
-            for direction in spec.directions
-            for part in parts_of(spec)
+            direction + part: made[direction + part if direction + part in made else "rowwise" + part]
+            for direction, part in names
         }
     return GroupedTensor(layout, group_sizes, **planes)
 
