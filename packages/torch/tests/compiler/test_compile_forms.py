@@ -18,10 +18,12 @@ from octavo_torch import (
     GroupedLinear,
     GroupedMLP,
     Sequential,
+    choose_experts,
     dequantize,
     grouped_linear,
     grouped_linear_quantized,
     grouped_mlp,
+    moe_mlp,
     quantize,
     quantize_input,
     quantize_weight,
@@ -161,3 +163,32 @@ def test_buffers(rng: np.random.Generator) -> None:
         assert torch.equal(grad_input, made[-1][-1])
     for eager, compiled in zip(*made, strict=True):
         assert torch.equal(eager, compiled)
+
+
+def _linear(x: Tensor, sizes: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    return grouped_linear(x, w1, sizes, recipe="fp8-block")
+
+
+def _mlp(x: Tensor, sizes: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    return grouped_mlp(x, w1, w2, sizes, recipe="fp8-block")
+
+
+def _moe(x: Tensor, sizes: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    routed = choose_experts(x[:, :G], k=2)
+    return moe_mlp(x, routed.choices, routed.weights, w1, w2, recipe="fp8-block")
+
+
+@pytest.mark.parametrize("function", [_linear, _mlp, _moe])
+def test_sizes_that_are_symbols(function: Callable[..., Tensor], rng: np.random.Generator) -> None:
+    """Every size is a symbol with dynamic=True, which no dictionary takes as a key. A graph for each number of tokens,
+    as the guide says, with the bits of eager."""
+    w1, w2 = torch.randn(G, 2 * F, K).requires_grad_(), torch.randn(G, N, F).requires_grad_()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (M, M + 130):
+        x = torch.randn(rows, K).requires_grad_()
+        made = []
+        for call in (function, compiled):
+            y = call(x, SIZES, w1, w2)
+            made.append([y, *torch.autograd.grad(y.square().sum(), [x, w1, w2], allow_unused=True)])
+        for eager, ours in zip(*made, strict=True):
+            assert (eager is None and ours is None) or torch.equal(eager, ours)

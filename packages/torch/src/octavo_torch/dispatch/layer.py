@@ -100,7 +100,8 @@ class Layer:
     ) -> None:
         register_constants()
         self.token = registry.state_token()
-        self.recipe, self.dtype, self.device, self.weight_shape = recipe, x.dtype, x.device, w.shape
+        self.recipe, self.dtype, self.device = recipe, x.dtype, x.device
+        self.weight_shape = tuple(map(int, w.shape))
         self.need_dx, self.need_dw, self.backend = need_dx, need_dw, backend
         self.groups, self.columns = int(w.shape[0]), int(w.shape[2])
         self.at_host, self.graph_safe = at_host, graph_safe
@@ -247,8 +248,8 @@ def layer_for(
     graph_safe: bool = False,
 ) -> Layer:
     """The resolved layer for operands that fit together, found by the recipe's identity: a recipe does not change."""
-    dtype, shape = x.dtype, w.shape
-    key = (id(recipe), dtype, shape, at_host, need_dx, need_dw, backend, graph_safe)
+    shape = tuple(map(int, w.shape))  # under torch.compile(dynamic=True) sizes are symbols, which have no hash
+    key = (id(recipe), x.dtype, shape, at_host, need_dx, need_dw, backend, graph_safe)
     layer = _layers.get(key)
     if layer is not None and layer.token is _state_token() and layer.recipe is recipe and x.device == layer.device:
         return layer

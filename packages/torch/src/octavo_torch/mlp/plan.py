@@ -83,8 +83,9 @@ def mlp_plan_for(
 ) -> MlpPlan:
     """The plan for operands that fit together, remembered by the recipe's identity: a recipe does not change."""
     graph_safe = wants_graph(x)
+    shapes = *map(int, w1.shape), *map(int, w2.shape)  # see layer_for
     key = (
-        id(recipe), activation, x.dtype, x.device, w1.shape, w2.shape, at_host, needed.x, needed.w1, needed.w2,
+        id(recipe), activation, x.dtype, x.device, shapes, at_host, needed.x, needed.w1, needed.w2,
         needed.between, backend, graph_safe,
     )  # fmt: skip
 

@@ -91,7 +91,7 @@ def _resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed:
     check_common(call, full, x, bias1, bias2)
     block = check_interleave(call.interleave, activation, w1)
     keeps_codes = form == "lean" and (needed.w2 or needed.between)
-    hidden = rows_plan(x, w1.shape[1], w1.shape[0], call.backend) if keeps_codes else None
+    hidden = rows_plan(x, int(w1.shape[1]), int(w1.shape[0]), call.backend) if keeps_codes else None
     call.moe = moe_plan_for(full, form, weight_codes, hidden)
     of_rows = moves_for(x, call.backend)
     results, values = (

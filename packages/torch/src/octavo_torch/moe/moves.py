@@ -55,7 +55,8 @@ _choosers: Memo[Choosers | None] = Memo()
 def choosers_for(logits: Tensor, rule: RouterRule, backend: Names) -> Choosers | None:
     """Those of the backend that serves both; None: torch's operations, composed. A backward uses forward's."""
     graph_safe = wants_graph(logits)
-    key = (logits.dtype, logits.device, logits.shape[1], rule.k, rule.groups, rule.kept_groups, backend, graph_safe)
+    experts = int(logits.shape[1])
+    key = (logits.dtype, logits.device, experts, rule.k, rule.groups, rule.kept_groups, backend, graph_safe)
     return _choosers.get(key, lambda: _resolve_choosers(logits, rule, backend, graph_safe))
 
 
