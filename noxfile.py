@@ -355,6 +355,8 @@ def gpu(session: nox.Session) -> None:
     _pytest_on_gpu(session, "native/tests", "-k", "cuda")
     for directory in ("packages/torch", "packages/torch-native", "packages/torch-cudagraph", "packages/jax-native"):
         _pytest_on_gpu(session, *map(str, sorted(Path(directory, "tests").rglob("test_cuda*.py"))))
+    if _is_installed("octavo-torch-triton"):
+        _pytest_on_gpu(session, "packages/torch-triton/tests")  # whose device is the GPU where there is one
     here = [name for name, owner in BACKENDS.items() if _is_installed(owner) and name != INTERPRETED]
     for backend in session.posargs or here:
         _pytest_on_gpu(session, "--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend", backend)

@@ -12,7 +12,10 @@ FIELDS = ("elements", "amax", "non_finite", "saturated", "underflow", "signal", 
 """The counts of one operand and group, in the order in which arrays hold them."""
 
 WINDOW = 128
-"""Rows that a sample takes together, from a multiple of it in their group: no block of scales is cut."""
+"""Rows or columns that a sample takes together, from a multiple of it in their group: no block of scales is cut."""
+
+COLUMN_WINDOWS = 8
+"""Windows of columns that a sample takes at most, evenly spread. Scales of whole rows or columns need all columns."""
 
 
 def numbers_of(counts: Sequence[float]) -> dict[str, float]:

@@ -72,7 +72,8 @@ def observed(
     """`grouped_dense(x, kernel, group_sizes, recipe=recipe, **options)`, whose operands the "gradient" of `tap` counts.
 
     tap      None: nothing is counted, and this is grouped_dense
-    rows     of each group that are looked at, a multiple of 128, evenly spread; None: all. An amax is of all rows
+    rows     of each group that are looked at, a multiple of 128, evenly spread, in 1024 of their columns; None: all,
+             in every column. An amax is of all
 
     Results and gradients are those of `grouped_dense`. Stochastic rounding is counted with the bits of seed 0.
     ValueError for x with blocks of rows, and with `sharding`: inside `jax.shard_map` each shard has a tap of its own.

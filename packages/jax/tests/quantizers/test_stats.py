@@ -83,6 +83,24 @@ def test_a_sample_is_quantized_as_a_part_of_the_whole(name: str, rng: np.random.
     assert sample.amax.tolist() == octavo_numerics.tensor_stats(x, spec, sizes).amax.tolist()
 
 
+@pytest.mark.parametrize("name", ["fp8-block", pytest.param("fp8-row", marks=pytest.mark.slow)])
+def test_a_sample_of_wide_rows_takes_some_columns(name: str, rng: np.random.Generator) -> None:
+    """Eight windows of 128 columns, with the codes that the definition gives *all* columns; no scale is another one."""
+    spec = spec_of(name, "x")
+    x = rng.standard_normal((80, 1200)).astype(ml_dtypes.bfloat16)
+    sizes = [60, 0, 20]
+    sample = octavo_jax.tensor_stats(x, spec, sizes, rows=128)
+    values = octavo_numerics.dequantize(octavo_numerics.quantize(x, spec, sizes), spec.directions[0])
+    # of ten windows the fifth and the last are left out, but for scales of whole rows
+    columns = [128 * window + place for window in (turn * 10 // 8 for turn in range(8)) for place in range(128)]
+    if spec.scaling == "row":
+        columns = list(range(1200))
+    errors = (values - x.astype(np.float64)) ** 2
+    noise = [float(errors[rows][:, columns].sum()) for rows in (slice(0, 60), slice(0), slice(60, 80))]
+    np.testing.assert_allclose(np.asarray(sample.noise), noise, rtol=2.0**17 * 2.0**-24)
+    assert sample.elements.tolist() == [60 * len(columns), 0, 20 * len(columns)]
+
+
 @pytest.mark.filterwarnings("ignore:a layer with delayed scaling")  # its scales are given and stay
 def test_a_tap_counts_a_jitted_step_and_changes_no_bit(rng: np.random.Generator) -> None:
     """x, the kernel and dy of delayed scaling with the step's own scales; results and gradients as without."""

@@ -143,7 +143,8 @@ def observe(model: nn.Module, *, every: int = 100, rows: int | None = 128) -> Ob
     """Count what quantization does to x, w and dy of each GroupedLinear, GroupedMLP and MoE of `model`, at some steps.
 
     every   step 0 is observed, and each `every`-th after it; at the others the layers run as without an observer
-    rows    of each expert that are looked at, a multiple of 128, evenly spread; None: all. An amax is of all rows
+    rows    of each expert that are looked at, a multiple of 128, evenly spread, in 1024 of their columns; None: all, in
+            every column. An amax is of all
 
     ::
 

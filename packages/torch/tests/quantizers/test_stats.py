@@ -89,6 +89,26 @@ def test_a_sample_is_quantized_as_a_part_of_the_whole(name: str, rng: object) ->
     )
 
 
+@pytest.mark.parametrize("name", ["fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4"])
+def test_a_sample_of_wide_rows_takes_some_columns(name: str, rng: object) -> None:
+    """Eight windows of 128 columns, with the codes that the definition gives *all* columns; no scale is another one."""
+    spec = octavo.recipe(name).quantizer("x")
+    assert spec is not None
+    x = torch.randn(300, 2300).bfloat16()
+    x[30, 2299] = 900  # an outlier that the sample leaves out
+    sizes = [200, 0, 100]
+    sample = octavo_torch.tensor_stats(x, spec, sizes, rows=128)
+    values = octavo_numerics.dequantize(octavo_numerics.quantize(as_numpy(x), spec, sizes), spec.directions[0])
+    columns = [128 * window + place for window in (turn * 18 // 8 for turn in range(8)) for place in range(128)]
+    if spec.scaling == "row":
+        columns = list(range(2300))
+    errors = (values - as_numpy(x).astype(np.float64)) ** 2
+    noise = [float(errors[rows][:, columns].sum()) for rows in (slice(0, 128), slice(0), slice(200, 300))]
+    np.testing.assert_allclose(sample.noise.numpy(), noise, rtol=2.0**19 * 2.0**-53)
+    assert sample.elements.tolist() == [128 * len(columns), 0, 100 * len(columns)]
+    assert sample.amax.tolist() == octavo_torch.group_amax(x, sizes).tolist()
+
+
 def test_compiled_in_one_graph(rng: object) -> None:
     """The operator passes torch's checks of its fake kernel, and a compiled call has eager's numbers."""
     spec = octavo.recipe("fp8-block").quantizer("x")

@@ -11,7 +11,7 @@ from jax import Array
 
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.formats import PAST_LARGEST
-from octavo.health import WINDOW
+from octavo.health import COLUMN_WINDOWS, WINDOW
 from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.dequantize import decode_scales, dequantize
@@ -52,19 +52,20 @@ def operand_stats(
     """float32 [8, G]: FIELDS of each group of `x`, [M, K] with sizes [G], or [G, N, K] with None.
 
     spec    None: an operand that stays in high precision, of which elements, amax and non_finite alone are counted
-    rows    of each group: a multiple of WINDOW, of evenly spaced windows; 0: all. The amax is of all rows in any case.
-            Scales of whole columns, and Hadamard data, need all rows
+    rows    of each group: a multiple of WINDOW, of evenly spaced windows; 0: all. Of a sample's rows COLUMN_WINDOWS
+            windows of columns count. The amax is of all rows and columns in any case. Scales of whole columns, and
+            Hadamard data, need all rows, and scales of whole rows need all columns
     """
     every = _rows_of(x, sizes)
-    columns = x.shape[-1]
     amax = group_amax(every.masked(fp32.widened(x)) & fp32.MAGNITUDE, every)
     transformed = spec is not None and spec.hadamard and direction == "columnwise"
     spans_columns = spec is not None and spec.scaling == "row" and direction == "columnwise"
     if rows and not (transformed or spans_columns):
-        sample = _sampled(x, every, rows, amax)
+        sample = _sampled(x, every, rows, amax, every_column=spec is not None and spec.scaling == "row")
     else:
         real = every.valid if isinstance(every, RaggedRows) else jnp.ones(x.shape[:2], bool)
         sample = Sample(x, sizes, real, WHOLE)
+    columns = sample.x.shape[-1]
     source = fp32.as_float(fp32.widened(sample.x)).reshape(-1, columns)
     real = sample.real.reshape(-1)
     group = _group_of_rows(sample, every.groups)
@@ -137,8 +138,8 @@ def _group_of_rows(sample: Sample, groups: int) -> Array:
     return RaggedRows(sample.sizes, sample.x.shape[0]).row_group
 
 
-def _sampled(x: Array, every: Rows, rows: int, amax: Array) -> Sample:
-    """`rows` rows of each group, as matrices, in windows that are spread evenly over it."""
+def _sampled(x: Array, every: Rows, rows: int, amax: Array, *, every_column: bool) -> Sample:
+    """`rows` rows of each group and COLUMN_WINDOWS windows of columns, as matrices, both spread evenly over it."""
     if isinstance(every, RaggedRows):
         sizes, starts, flat = every.sizes, every.starts, x
     else:
@@ -153,7 +154,12 @@ def _sampled(x: Array, every: Rows, rows: int, amax: Array) -> Sample:
     real = place < sizes[:, None]
     if flat.shape[0] == 0:
         return Sample(jnp.zeros((*place.shape, x.shape[-1]), x.dtype), None, real, WHOLE)
-    values = jnp.where(real[:, :, None], flat[jnp.where(real, starts[:, None] + place, 0)], jnp.zeros((), x.dtype))
+    chosen = flat[jnp.where(real, starts[:, None] + place, 0)]
+    number = -(-x.shape[-1] // WINDOW)
+    if not every_column and number > COLUMN_WINDOWS:  # the last window, which may be narrower, is never one of these
+        first = np.arange(COLUMN_WINDOWS) * number // COLUMN_WINDOWS * WINDOW
+        chosen = chosen[:, :, (first[:, None] + np.arange(WINDOW)).reshape(-1)]
+    values = jnp.where(real[:, :, None], chosen, jnp.zeros((), x.dtype))
     return Sample(values, None, real, _Sampled((), amax))  # type: ignore[arg-type]
 
 

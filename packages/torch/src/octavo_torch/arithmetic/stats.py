@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo import QuantizerSpec
 from octavo.formats import PAST_LARGEST
-from octavo.health import WINDOW
+from octavo.health import COLUMN_WINDOWS, WINDOW
 from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_torch.arithmetic.casts import ABS_BITS, bits_of
 from octavo_torch.arithmetic.groups import RowGroups, segment_amax
@@ -19,9 +19,9 @@ from octavo_torch.arithmetic.quantize import Noise, padded_rows, plane_values, q
 
 
 class Sample(NamedTuple):
-    """Some rows of each group, as groups of equally many.
+    """Some rows of each group, as groups of equally many, and some of their columns.
 
-    rows     fp32 [G * R, K], zero where a group has no further row
+    rows     fp32 [G * R, C], zero where a group has no further row
     groups   G groups of R rows
     real     bool [G * R]: false for those zeros
     """
@@ -43,18 +43,18 @@ def operand_stats(
     """float64 [8, G]: FIELDS of each group of `x`, [M, K] with bounded int64 `sizes` [G], or [G, N, K] with None.
 
     spec    None: an operand that stays in high precision, of which amax, elements and non_finite alone are counted
-    rows    of each group: a multiple of WINDOW, of evenly spaced windows; 0: all. The amax is of all rows in any case.
-            Scales of whole columns, and Hadamard data, need all rows
+    rows    of each group: a multiple of WINDOW, of evenly spaced windows; 0: all. Of a sample's rows COLUMN_WINDOWS
+            windows of columns count. The amax is of all rows and columns in any case. Scales of whole columns, and
+            Hadamard data, need all rows, and scales of whole rows need all columns
     """
-    columns = x.shape[-1]
     rows_of = x.shape[0]
     groups = RowGroups.stacked(rows_of, x.shape[1], x.device) if sizes is None else RowGroups(sizes, rows_of)
     transformed = spec is not None and spec.hadamard and direction == "columnwise"
     spans_columns = spec is not None and spec.scaling == "row" and direction == "columnwise"
     known = None if transformed else amax_bits(x, groups)
-    flat = x.reshape(groups.rows, columns)
+    flat = x.reshape(groups.rows, x.shape[-1])
     if rows and not (transformed or spans_columns):
-        sample = sampled(flat, groups, rows)
+        sample = sampled(flat, groups, rows, every_column=spec is not None and spec.scaling == "row")
     else:
         values = torch.where(groups.valid[:, None], flat.to(torch.float32), 0.0)
         sample = Sample(values, groups, groups.valid)
@@ -66,7 +66,7 @@ def operand_stats(
     if known is None:
         known = amax_bits(source, groups)
     finite = source.isfinite() & real[:, None]
-    elements = _summed(real.to(torch.float64) * columns, groups)
+    elements = _summed(real.to(torch.float64) * source.shape[1], groups)
     amax = known.view(torch.float32).to(torch.float64)
     if spec is None:
         zero = torch.zeros_like(elements)
@@ -101,8 +101,8 @@ def amax_bits(x: Tensor, groups: RowGroups) -> Tensor:
     return segment_amax(bits_of(amax.to(torch.float32))[:, None] & ABS_BITS, groups, None)[:, 0]
 
 
-def sampled(x: Tensor, groups: RowGroups, rows: int) -> Sample:
-    """`rows` rows of each group, in windows that are spread evenly over it."""
+def sampled(x: Tensor, groups: RowGroups, rows: int, *, every_column: bool) -> Sample:
+    """`rows` rows of each group and COLUMN_WINDOWS windows of columns, both spread evenly over it."""
     windows = max(min(rows, x.shape[0] + WINDOW - 1) // WINDOW, 1)
     number = (groups.sizes + (WINDOW - 1)) // WINDOW
     turn = torch.arange(windows, device=x.device)
@@ -114,7 +114,13 @@ def sampled(x: Tensor, groups: RowGroups, rows: int) -> Sample:
     stacked = RowGroups.stacked(groups.count, windows * WINDOW, x.device)
     if not groups.rows:
         return Sample(torch.zeros(stacked.rows, x.shape[1], device=x.device), stacked, real)
-    values = x.index_select(0, index).to(torch.float32)
+    number = -(-x.shape[1] // WINDOW)
+    if every_column or number <= COLUMN_WINDOWS:
+        values = x.index_select(0, index).to(torch.float32)
+    else:  # the last window, which may be narrower, is never one of these
+        first = torch.arange(COLUMN_WINDOWS, device=x.device) * number // COLUMN_WINDOWS
+        columns = first[:, None] * WINDOW + torch.arange(WINDOW, device=x.device)
+        values = x[index[:, None], columns.reshape(1, -1)].to(torch.float32)
     return Sample(torch.where(real[:, None], values, 0.0), stacked, real)
 
 

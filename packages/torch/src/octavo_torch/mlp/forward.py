@@ -19,6 +19,7 @@ from octavo_torch.linear.call import Call
 from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.quantizers.extras import Extras
 from octavo_torch.quantizers.fused import Fused
+from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.seeds import SeedCounter
 
 DrawnSeed = int | Tensor | None
@@ -90,10 +91,11 @@ def activation_of(
     """The activation as fc2's GEMMs read it: as it is, quantized, or both; None where none reads it so."""
     plan, quantize = call.plan, call.plan.fc2.quantize_x
     if plan.act.run is not None:
-        if call.fc2.probe is not None and plan.act.codes:
-            # the values that the fused quantizer does not write
-            call.fc2.probe.record("x", activate(h, probs, plan.activation), call.sizes, call.fc2.state)
-        codes, extras = run_fused(call.fc2, plan.act, "x", (h,), probs, seed)
+        watched = call.fc2.probe if plan.act.codes else None
+        codes, extras = run_fused(call.fc2, plan.act, "x", (h,), probs, seed, extras=values_for(watched))
+        if watched is not None:
+            assert extras.activated is not None  # asked for
+            watched.record("x", extras.activated, call.sizes, call.fc2.state)
         return extras.activated if plan.act.array else None, codes
     a = activate(h, probs, plan.activation)
     if call.fc2.probe is not None and quantize is not None:
@@ -113,6 +115,11 @@ def activation_again(call: MlpCall, h: Tensor, probs: Tensor | None, seed: Drawn
     return activated
 
 
+def values_for(probe: Probe | None) -> tuple[str, ...]:
+    """The extras by which a fused quantizer also writes what it quantizes, which a probe reads."""
+    return () if probe is None else ("activated",)
+
+
 def run_fused(
     call: Call,
     fused: Fused,
@@ -130,7 +137,7 @@ def run_fused(
     """
     run, state = fused.run, call.state
     assert run is not None  # the caller composes it then
-    if fused.array:
+    if fused.array and "activated" not in extras:
         extras = ("activated", *extras)
     if not fused.codes:
         _, computed = run(

@@ -19,7 +19,7 @@ from octavo_torch.functions.activations import activate_gradient, probs_gradient
 from octavo_torch.linear.autograd import bounded_sizes, check_grad_input, quantize_operand, weight_gradient
 from octavo_torch.linear.call import Call
 from octavo_torch.mlp.call import MlpCall
-from octavo_torch.mlp.forward import DrawnSeed, run_fused
+from octavo_torch.mlp.forward import DrawnSeed, run_fused, values_for
 from octavo_torch.scaling.seeds import SeedCounter
 from octavo_torch.wgrad.function import interleaved_wgrad
 
@@ -215,19 +215,22 @@ def _gradient_of_h(
     call: MlpCall, da: Tensor, h: Tensor, probs: Tensor | None, seed: DrawnSeed, need_bias: bool, need_probs: bool
 ) -> _BeforeActivation:
     plan, quantize = call.plan, call.plan.fc1.quantize_dy
-    if call.fc1.probe is not None:
-        # a fused quantizer does not write these values
-        dh = activate_gradient(da, h, probs, plan.activation)
-        call.fc1.probe.record("dy", dh, call.sizes, call.fc1.state)
+    watched = call.fc1.probe
     if plan.dact.run is not None:
         names = (("dbias", need_bias), ("dprobs", need_probs))
-        extras = tuple([name for name, needed in names if needed])
+        extras = (*values_for(watched), *[name for name, needed in names if needed])
         codes, computed = run_fused(call.fc1, plan.dact, "dy", (da, h), probs, seed, extras=extras)
+        if watched is not None:
+            assert computed.activated is not None  # asked for
+            watched.record("dy", computed.activated, call.sizes, call.fc1.state)
         dp = computed.dprobs
         if need_probs and dp is None:
             dp = probs_gradient(da, h, plan.activation)
-        return _BeforeActivation(computed.activated, codes, computed.dbias, dp)
+        values = computed.activated if plan.dact.array else None
+        return _BeforeActivation(values, codes, computed.dbias, dp)
     dh = activate_gradient(da, h, probs, plan.activation)
+    if watched is not None:
+        watched.record("dy", dh, call.sizes, call.fc1.state)
     codes = None if quantize is None else quantize_operand(call.fc1, quantize, "dy", dh, seed)
     db = operators.bias_grads(dh, bounded_sizes(call.sizes, dh), None, None)[0] if need_bias else None
     return _BeforeActivation(dh, codes, db, probs_gradient(da, h, plan.activation) if need_probs else None)

@@ -66,9 +66,9 @@ def tensor_stats(
 
     direction   "rowwise" or "columnwise"; None: the first that `spec.orientation` names. Hadamard column data are
                 judged in the Hadamard domain
-    rows        look at this many rows of each group, a multiple of 128, evenly spread; None: at all. The amax is that
-                of all rows, and scales are made from it where they span a group. Scales of whole columns and Hadamard
-                data always take all rows
+    rows        look at this many rows of each group, a multiple of 128, evenly spread, and at 1024 of their columns, in
+                windows of 128; None: at all. The amax is that of all, and scales are made from it where they span a
+                group. Scales of whole columns and Hadamard data always take all rows, scales of whole rows all columns
 
     Other arguments are those of `quantize`. No value is read back, so the call may stand in a CUDA graph or in a
     function that torch.compile compiles; it is not differentiable. Raises ValueError for arguments that do not fit.

@@ -24,7 +24,7 @@ class Probe:
     """What one layer's calls of a step have counted.
 
     recipe   of the layer: its quantizers are what is counted
-    rows     of each group that are looked at, see tensor_stats; 0: all
+    rows     of each group that are looked at, in a part of their columns, see tensor_stats; 0: all
     totals   float64 [3, 8, G], operands in the order x, w, dy: sums over the calls, and the largest amax. Changed in
              place, so that a captured graph and the host see one tensor
     """
