@@ -1,4 +1,4 @@
-"""Rows of tokens to rows of groups, their sums back, and their products, as octavo_registry.contract.moves defines them.
+"""Rows of tokens to rows of groups, their sums back, and their products; octavo_registry.contract.moves defines them.
 
   position  int64 [T, k], the row of each choice
   routed    uint8 [T, k], 0 where a choice is routed nowhere

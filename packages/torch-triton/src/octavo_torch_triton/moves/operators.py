@@ -1,6 +1,6 @@
 """Moved rows: the bound functions of octavo_registry.contract.moves but for "route", one launch each.
 
-They are custom operators of the front end's schemas. Where x, rows or dy have adjacent columns, no copy is made of them.
+They are custom operators of the front end's schemas. Of x, rows or dy with adjacent columns no copy is made.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from octavo_torch_triton.arrays.row_index import define
 from octavo_torch_triton.kernels import moves as kernels
 
 _ELEMENTS = 4096
-"""Tokens times columns of a program: two pieces of 16 bytes a thread in bf16."""
-_MOST_COLUMNS, _WARPS = 1024, 8
+"""Tokens times columns of a program where rows are wide: two pieces of 16 bytes a thread in bf16."""
+_MOST_COLUMNS, _MOST_TOKENS, _WARPS = 1024, 256, 8
 
 
 def _permute_rows(x: Tensor, order: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None) -> Tensor:
@@ -54,7 +54,7 @@ def _dot_rows(rows: Tensor, dy: Tensor, position: Tensor, routed: Tensor) -> Ten
 
 def _how(like: Tensor) -> dict[str, Any]:
     columns = max(1, min(_MOST_COLUMNS, 1 << (like.shape[1] - 1).bit_length()))
-    tile = {"TOKENS": _ELEMENTS // columns, "COLUMNS": columns}
+    tile = {"TOKENS": min(_MOST_TOKENS, _ELEMENTS // columns), "COLUMNS": columns}
     return {"DTYPE": DTYPE_NAMES[like.dtype], **tile, "num_warps": _WARPS}
 
 
