@@ -61,9 +61,15 @@ INTERPRETED = "torch-triton-interpreter"
 # In Triton's interpreter a tile takes milliseconds, so of what calls most a few cases are tried; -k "" tries all.
 SMALL_CASES = (
     "(test_bits[ and not (stochastic and hadamard)) or (test_product_is_within and not current and not delayed)"
-    " or test_wgrad_accumulates or card"
+    " or test_wgrad_accumulates or test_permute_rows or test_combine_rows or test_dot_rows or card"
 )
-SLOW = ["octavo-numerics", "octavo-jax", "octavo-bench", "octavo"]  # packages with tests that take minutes
+SLOW = [
+    "octavo-numerics",
+    "octavo-jax",
+    "octavo-bench",
+    "octavo-torch-triton",
+    "octavo",
+]  # packages with tests that take minutes
 TOOLS = ("ruff==0.17.5", "clang-format==23.1.5", "mypy==2.4.1")
 ADAPTED = (
     "qwix==0.1.8",

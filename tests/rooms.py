@@ -51,7 +51,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "octavo_registry": ("contract", "level4", "discovery", "dispatch", "registry", "__init__", "cli"),
     "octavo_torch_native": ("arrays", "quantizers", "gemm", "moe", "optimizers", "linear"),
-    "octavo_torch_triton": ("kernels", "arrays", "quantizers", "gemm"),
+    "octavo_torch_triton": ("kernels", "arrays", "quantizers", "gemm", "moves"),
     "octavo_jax_native": ("arrays", "ffi", "quantizers", "gemm"),
     "octavo_conformance": ("__init__", "cards", "problems", "oracles", "reports", "suite"),
     "octavo_cli": (

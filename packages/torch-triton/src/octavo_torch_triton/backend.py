@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -10,15 +11,21 @@ from octavo.grouped_tensor import PLAIN
 from octavo_registry.contract import (
     AnyBound,
     AnyBoundGemm,
+    AnyBoundMove,
     AnyRequest,
     Backend,
+    BoundCombineRows,
     BoundDequantize,
     BoundDgrad,
+    BoundDotRows,
     BoundFprop,
+    BoundPermuteRows,
     BoundQuantize,
     BoundWgrad,
     DequantizeRequest,
     GemmRequest,
+    MoveRequest,
+    Op,
     PlanesRequest,
     QuantizeRequest,
     Refused,
@@ -28,8 +35,15 @@ from octavo_torch_triton.arrays.row_index import MOST_GROUPS, index_rows
 from octavo_torch_triton.gemm.gemm import Dgrad, Fprop, Wgrad
 from octavo_torch_triton.gemm.spec import chip_of, layouts_of
 from octavo_torch_triton.kernels.device import INTERPRETED
+from octavo_torch_triton.moves import operators as moves
 from octavo_torch_triton.quantizers.planes import TURNED, TURNED_SCALINGS
 from octavo_torch_triton.quantizers.quantizer import Dequantizer, Quantizer, converted
+
+_MOVES: Mapping[Op, AnyBoundMove] = {
+    "permute_rows": BoundPermuteRows(moves.permute_rows),
+    "combine_rows": BoundCombineRows(moves.combine_rows),
+    "dot_rows": BoundDotRows(moves.dot_rows),
+}
 
 
 class TritonBackend(Backend):
@@ -79,6 +93,8 @@ class TritonBackend(Backend):
             )
         if isinstance(request, DequantizeRequest):
             return BoundDequantize(Dequantizer(DTYPES[request.out_dtype]))
+        if isinstance(request, MoveRequest) and request.op in _MOVES:
+            return _MOVES[request.op]
         raise Refused(f"serves no {request.op}; its card does not name it")
 
 

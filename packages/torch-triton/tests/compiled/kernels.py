@@ -30,6 +30,7 @@ from octavo_torch_triton.arrays import launch, row_index
 from octavo_torch_triton.gemm import launches as gemm_launches
 from octavo_torch_triton.gemm.gemm import Dgrad, Fprop, Wgrad
 from octavo_torch_triton.gemm.spec import layouts_of
+from octavo_torch_triton.moves import operators as moves
 from octavo_torch_triton.quantizers import launches as quantizer_launches
 from octavo_torch_triton.quantizers import operators
 from octavo_torch_triton.quantizers.planes import TURNED
@@ -43,6 +44,7 @@ _TYPES = {
     torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bfloat16: "bf16",
     torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
 }  # fmt: skip
+_QUICK_MOVES = (80, 120)
 _QUICK_QUANTIZERS = {(90, "fp8-block"), (80, "mxfp8"), (80, "fp8-row")}
 
 
@@ -64,7 +66,7 @@ def _write_down(kernel: Any, grid: Any, like: Tensor, arguments: tuple[Any, ...]
     _written.append(Written(kernel, arguments, {**launch.DEFAULTS, **constants}))
 
 
-for module in (row_index, gemm_launches, quantizer_launches, operators):
+for module in (row_index, gemm_launches, quantizer_launches, operators, moves):
     module.start = _write_down  # type: ignore[attr-defined]
 
 
@@ -90,6 +92,24 @@ def launches_of(recipe: Recipe, chip: Any) -> list[Written]:
     Dgrad("dgrad", chip, "bfloat16")(operands["dy"], operands["w"], sizes)
     out = torch.zeros((G, N, K))
     Wgrad("wgrad", chip, "float32")(operands["x"], operands["dy"], sizes, out=out, accumulate=True)
+    return _each_once()
+
+
+def launches_of_moves(dtype: torch.dtype) -> list[Written]:
+    """Rows there and back with weights and without, and their products: of wide rows and of one column."""
+    _written.clear()
+    position = torch.zeros((M, 8), dtype=torch.int64)
+    routed, weights = torch.zeros((M, 8), dtype=torch.bool), torch.zeros((M, 8))
+    for columns in (2048, 1):
+        x, rows = (torch.zeros((length, columns), dtype=dtype) for length in (M, 8 * M))
+        for factors in (weights, None):
+            moves.permute_rows(x, position.view(-1), position, routed, factors)
+            moves.combine_rows(rows, position, routed, factors)
+        moves.dot_rows(rows, x, position, routed)
+    return _each_once()
+
+
+def _each_once() -> list[Written]:
     return list(
         {(each.kernel.__name__, *map(str, _source(each).constants.items())): each for each in _written}.values()
     )
@@ -140,7 +160,7 @@ def compile_for(written: Written, chip: int) -> dict[str, Any]:
 
 
 def selection(quick: bool) -> Iterator[tuple[int, str, Written]]:
-    """Chip, recipe and launch; `quick`: a forward product on each chip, and what one chip alone has."""
+    """Chip, recipe or "moves", and launch; `quick`: a forward product on each chip, and what few have."""
     for chip in CHIPS:
         for name in RECIPES:
             for written in launches_of(octavo.recipe(name), f"sm_{chip}"):
@@ -152,6 +172,12 @@ def selection(quick: bool) -> Iterator[tuple[int, str, Written]]:
                     wanted = wanted and not written.constants["STACKED"]
                 if wanted or not quick:
                     yield chip, name, written
+        if chip in _QUICK_MOVES or not quick:
+            for dtype in (torch.bfloat16, torch.float16, torch.float32)[: 1 if quick else None]:
+                for written in launches_of_moves(dtype):
+                    is_wide_and_weighted = written.constants["COLUMNS"] > 1 and written.arguments[3] is not None
+                    if is_wide_and_weighted or not quick:
+                        yield chip, "moves", written
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +53,16 @@ def _hold_to_limits(facts: Facts) -> None:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    """A product on each chip, those of MXFP8 and NVFP4 on the one that has them, and three quantizers."""
+    """A product on each chip, those of MXFP8 and NVFP4 on the one that has them, three quantizers, moved rows."""
     return _compile("quick", tmp_path_factory.mktemp("cache"))
 
 
 def test_limits_are_kept(quick: Facts) -> None:
-    """Shared memory, registers, spills; and quantizers, whose bits the interpreter has checked, round as written:
-    no contraction, no flushed subnormals, no approximate division."""
+    """Shared memory, registers, spills; and quantizers and moved rows, whose bits the interpreter has checked, round as
+    written: no contraction, no flushed subnormals, no approximate division."""
     assert {each["chip"] for each in quick} == set(SHARED)
-    assert {each["kernel"] for each in quick if each["product"] is None} == {"quantize_blocks", "quantize_units"}
+    others = {"quantize_blocks", "quantize_units", "permute_rows", "combine_rows", "dot_rows"}
+    assert {each["kernel"] for each in quick if each["product"] is None} == others
     _hold_to_limits(quick)
 
 
@@ -73,7 +75,7 @@ def test_products_are_the_chips_own(chip: int, recipe: str, quick: Facts) -> Non
 
 @pytest.mark.slow
 def test_every_kernel_compiles_for_every_chip(tmp_path: Path) -> None:
-    """All recipes, all operations, all five chips."""
+    """All recipes, all operations, moved rows in each dtype, all five chips."""
     facts = _compile("all", tmp_path)
-    assert {(each["chip"], each["recipe"]) for each in facts} >= {(chip, "nvfp4") for chip in SHARED}
+    assert {(each["chip"], each["recipe"]) for each in facts} >= set(product(SHARED, ("nvfp4", "moves")))
     _hold_to_limits(facts)

@@ -12,7 +12,7 @@ from typing import Any
 
 _DISTRIBUTIONS = (
     *("octavo", "octavo-bench", "octavo-core", "octavo-registry", "octavo-numerics", "octavo-torch"),
-    *("octavo-native", "octavo-torch-native", "octavo-jax", "octavo-jax-native"),
+    *("octavo-native", "octavo-torch-native", "octavo-torch-triton", "octavo-jax", "octavo-jax-native"),
     *("torch", "triton", "jax", "jaxlib", "numpy"),
 )
 

@@ -9,9 +9,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo_torch_triton.kernels.device import device_function
 from octavo_torch_triton.kernels.formats import from_stored
 from octavo_torch_triton.kernels.operands import as_stored, coded, multiplied, times_scales
 from octavo_torch_triton.kernels.panels import first_block
+
+
+@device_function
+def add_to(out, total, n, k, height, width, out_row, out_column, OUT_DTYPE: tl.constexpr):
+    """fp32 sums of rows `n` and columns `k`, added to what one group's result holds there and rounded once."""
+    to = out + n[:, None] * out_row + k[None, :] * out_column
+    real = (n < height)[:, None] & (k < width)[None, :]
+    added = total + from_stored(tl.load(to, mask=real, other=0), OUT_DTYPE)
+    tl.store(to, as_stored(added, OUT_DTYPE), mask=real)
 
 
 @triton.jit
@@ -69,6 +79,15 @@ def described_columns(
                 left_scale = tl.load(a_scale + group * height + n, mask=n_real, other=0)
                 right_scale = tl.load(b_scale + group * width + k, mask=k_real, other=0)
                 total = times_scales(total, left_scale[:, None], right_scale[None, :])
+        if ACCUMULATE and SCALING == "none":
+            # a thread has 128 sums of values, and would spill with as many loaded beside them
+            HALF: tl.constexpr = COLUMNS // 2
+            lower, upper = tl.split(tl.permute(tl.reshape(total, (ROWS, 2, HALF)), (0, 2, 1)))
+            of_group = out + group * out_group
+            add_to(of_group, lower, n, from_k + tl.arange(0, HALF), height, width, out_row, out_column, OUT_DTYPE)
+            from_half = from_k + HALF
+            add_to(of_group, upper, n, from_half + tl.arange(0, HALF), height, width, out_row, out_column, OUT_DTYPE)
+        else:
             if ACCUMULATE:
                 total += from_stored(tl.load(to, mask=real, other=0), OUT_DTYPE)
-        tl.store(to, as_stored(total, OUT_DTYPE), mask=real)
+            tl.store(to, as_stored(total, OUT_DTYPE), mask=real)
