@@ -41,6 +41,9 @@ struct Input {
   int64_t matrix_rows = 0;
   const int64_t* plan = nullptr;
   RowIndex index = {};  // of ragged rows without a prologue
+  // Not null: stacked matrices of MXFP4 (octavo/dequantize.h), of which `data` are the codes, two per byte, and these
+  // the scales, [rows][cols / 32]; dtype is bf16, which holds their values. CUDA, E4M3 codes in square blocks of 128.
+  const uint8_t* mxfp4_scales = nullptr;
 };
 
 enum class PrologueKind : int32_t { none = 0, activation = 1, activation_grad = 2, norm = 3 };

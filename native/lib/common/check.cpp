@@ -167,6 +167,25 @@ Error check_index(const QuantizeArgs& args) {
   return {};
 }
 
+Error check_packed(const QuantizeArgs& args) {
+  const Input& input = args.input;
+  if (input.mxfp4_scales == nullptr) return {};
+  const bool as_spec = args.spec.scaling == Scaling::block && args.spec.square && args.spec.format == Format::e4m3;
+  if (!as_spec)
+    return invalid("mxfp4_scales was given, and codes are not E4M3 in square blocks of 128; expand it first");
+  const bool more = args.amax || args.dbias || args.dequantized || args.activated;
+  if (args.prologue.kind != PrologueKind::none || more)
+    return invalid("mxfp4_scales was given with a prologue or an output beside the planes; expand it first");
+  if (input.dtype != DType::bf16)
+    return invalid("mxfp4_scales was given and dtype is not bf16, which holds its values");
+  if (input.matrix_rows == 0) return invalid("mxfp4_scales was given with ragged rows; it is for stacked matrices");
+  if (input.cols % 32 || input.row_stride != input.cols)
+    return invalid("mxfp4_scales was given, so cols is a multiple of 32 and row_stride is cols");
+  if (!aligned(input.data, 4) || !aligned(args.rowwise.codes, 8))
+    return invalid("MXFP4 codes are not 4-byte aligned, or rowwise codes not 8-byte aligned; give memory that is");
+  return {};
+}
+
 Error check_input(const Input& input) {
   if (!named(input.dtype, DType::bf16)) return invalid("dtype is not a valid DType; give f32, f16 or bf16 (0 to 2)");
   const Error shape = check_shape(input.rows, input.cols, input.groups, input.matrix_rows, input.plan);
@@ -240,6 +259,7 @@ Error check_quantize(const QuantizeArgs& args) {
   if (const Error error = check_input(args.input)) return error;
   if (const Error error = check_prologue(args)) return error;
   if (const Error error = check_index(args)) return error;
+  if (const Error error = check_packed(args)) return error;
   const int64_t elements = args.input.rows * output_cols(args);
   if (const Error error = check_plane(args.spec, args.rowwise, elements)) return error;
   if (const Error error = check_plane(args.spec, args.columnwise, elements)) return error;

@@ -11,7 +11,7 @@ namespace octavo::bindings {
 namespace {
 
 void make_input(Input* self, Address x, int dtype, int64_t rows, int64_t cols, int64_t row_stride, int64_t groups,
-                int64_t matrix_rows, Address plan, Address index, int64_t each, int64_t count) {
+                int64_t matrix_rows, Address plan, Address index, int64_t each, int64_t count, Address mxfp4_scales) {
   new (self) Input{pointer<const void>(x),
                    enum_of(dtype, DType::bf16, "dtype"),
                    rows,
@@ -20,7 +20,8 @@ void make_input(Input* self, Address x, int dtype, int64_t rows, int64_t cols, i
                    groups,
                    matrix_rows,
                    pointer<const int64_t>(plan),
-                   {pointer<const int64_t>(index), each, count}};
+                   {pointer<const int64_t>(index), each, count},
+                   pointer<const uint8_t>(mxfp4_scales)};
 }
 
 void make_plane(Plane* self, Address codes, Address scales, Address global, int layout) {
@@ -55,9 +56,10 @@ void bind_quantize_arguments(nb::module_& m) {
       "What is quantized: x [rows, cols], rows `row_stride` elements apart, of a dtype of DTYPES.\n\n"
       "Ragged rows need a plan; with matrix_rows N, x is `groups` matrices [N, cols], rows = groups * N.\n"
       "With `index` int64 [rows], x is [count, cols] and row i is its row index[i] // each; zeros where\n"
-      "index[i] is outside 0 to count * each - 1.")
+      "index[i] is outside 0 to count * each - 1. With `mxfp4_scales` uint8 [rows, cols / 32], matrices x are MXFP4's\n"
+      "codes, two per byte, and dtype is bfloat16: for CUDA, and E4M3 codes in square blocks of 128.")
       .def("__init__", &make_input, nb::kw_only(), "x"_a, "dtype"_a, "rows"_a, "cols"_a, "row_stride"_a, "groups"_a,
-           "matrix_rows"_a = 0, "plan"_a = 0, "index"_a = 0, "each"_a = 1, "count"_a = 0);
+           "matrix_rows"_a = 0, "plan"_a = 0, "index"_a = 0, "each"_a = 1, "count"_a = 0, "mxfp4_scales"_a = 0);
   nb::class_<Plane>(m, "PlaneArgs", nb::is_final(),
                     "The arrays of one plane, in a layout of LAYOUTS. global_: nvfp4's second-level factors [groups].")
       .def("__init__", &make_plane, "codes"_a, "scales"_a, "global_"_a = 0, "layout"_a = 0);

@@ -155,6 +155,8 @@ size_t quantize_workspace_cpu(const QuantizeArgs& args) {
 Error quantize_cpu(const QuantizeArgs& args, int threads) {
   if (const Error error = check_quantize(args)) return error;
   if (threads < 0) return invalid("threads is negative; give 1 or more");
+  if (args.input.mxfp4_scales != nullptr)
+    return unsupported("mxfp4_scales was given, which a GPU alone quantizes from; expand_mxfp4 makes values of it");
   if (args.unchanged != nullptr && *args.unchanged != 0) return {};
   const cpu::FloatMode mode;
   cpu::Job job(args, threads);

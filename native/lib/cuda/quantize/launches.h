@@ -27,6 +27,9 @@ struct Choice {
 template <class S>
 void launch_tiles(const TileArgs<S>& args, const Choice& choice, cudaStream_t stream);
 
+// Square blocks of E4M3 alone.
+void launch_tiles(const TileArgs<Packed>& args, const Choice& choice, cudaStream_t stream);
+
 template <class S>
 void launch_amax(const AmaxArgs<S>& args, Amax what, bool wide, cudaStream_t stream);
 

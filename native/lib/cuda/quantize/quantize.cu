@@ -198,6 +198,8 @@ class Call {
   template <class T>
   void by_source() {
     const Prologue& prologue = args_.prologue;
+    if (args_.input.mxfp4_scales)
+      return encode(Packed{static_cast<const uint8_t*>(args_.input.data), args_.input.mxfp4_scales, args_.input.cols});
     [[maybe_unused]] const bool clamped = prologue.activation == Activation::clamped_swiglu;
     switch (prologue.kind) {
       case PrologueKind::none: return quantize(plain<T>());

@@ -60,7 +60,18 @@ template <class Source>
 __device__ __forceinline__ void read(const Source& source, const Tile& tile, Pack<typename Source::Type> (&values)[8]) {
   using T = typename Source::Type;
   const int live = tile.col() < tile.end ? tile.live_rows() : 0;
-  if constexpr (is_plain<Source>) {
+  if constexpr (is_packed<Source>) {
+    uint32_t codes[8];
+    uint8_t scales[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      codes[i] = i < live ? source.codes_at(tile.first_row() + i, tile.col()) : 0;
+      scales[i] = i < live ? source.scale_at(tile.first_row() + i, tile.col()) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = Source::make(codes[i], scales[i]);
+    return;
+  } else if constexpr (is_plain<Source>) {
     if (source.rows_at.of_rows) {
       int row[8];
 #pragma unroll
@@ -70,10 +81,12 @@ __device__ __forceinline__ void read(const Source& source, const Tile& tile, Pac
       return;
     }
   }
-  const char* from = source.address(0, tile.first_row(), tile.col());
-  const int64_t stride = source.row_bytes(0);
+  if constexpr (!is_packed<Source>) {
+    const char* from = source.address(0, tile.first_row(), tile.col());
+    const int64_t stride = source.row_bytes(0);
 #pragma unroll
-  for (int i = 0; i < 8; ++i, from += stride) values[i] = i < live ? load_pack<T>(from) : zeros<T>();
+    for (int i = 0; i < 8; ++i, from += stride) values[i] = i < live ? load_pack<T>(from) : zeros<T>();
+  }
 }
 
 // Value by value, for rows that are not aligned.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/device/packs.cuh"
+#include "cuda/device/values.cuh"
 #include "octavo/activations.h"
 #include "octavo/quantize.h"
 #include "slots.cuh"
@@ -167,12 +168,39 @@ struct SwigluGrad {
   }
 };
 
+// MXFP4 as bf16, which holds its values: half a byte per element and a scale per 32, loaded straight to registers.
+struct Packed {
+  using Type = BF16;
+  static constexpr int inputs = 1;
+  static constexpr bool computes = false;
+  static constexpr int kept = 0;
+  const uint8_t* codes;
+  const uint8_t* scales;
+  int64_t cols;
+
+  // Eight codes, and the scale of their block.
+  __device__ uint32_t codes_at(int64_t row, int64_t col) const {
+    return __ldg(reinterpret_cast<const uint32_t*>(codes) + (row * cols + col) / 8);
+  }
+  __device__ uint8_t scale_at(int64_t row, int64_t col) const { return __ldg(scales + (row * cols + col) / 32); }
+  static __device__ Pack<BF16> make(uint32_t codes, uint8_t scale) {
+    float values[8];
+    decode4<Format::e2m1>(spread_nibbles(codes & 0xFFFFu), values);
+    decode4<Format::e2m1>(spread_nibbles(codes >> 16), values + 4);
+    const float factor = e8m0_value(scale);
+    return pack_of<BF16>([&](int i) { return values[i] * factor; });
+  }
+};
+
 template <class S>
 constexpr bool is_plain = std::is_same_v<S, Plain<typename S::Type>>;
 
+template <class S>
+constexpr bool is_packed = std::is_same_v<S, Packed>;
+
 // Swiglu and SwigluGrad.
 template <class S>
-constexpr bool keeps_slots = !S::computes && !is_plain<S>;
+constexpr bool keeps_slots = !S::computes && !is_plain<S> && !is_packed<S>;
 
 template <class S>
 constexpr bool makes_halves = std::is_same_v<S, SwigluGrad<typename S::Type>>;

@@ -112,11 +112,12 @@ class QuantizeTokens(Protocol[A, Q_co]):
 class QuantizeMXFP4(Protocol[A_contra, Q_co]):
     """Quantizes weights that an MXFP4 file holds, from its bytes."""
 
-    def __call__(self, blocks: A_contra, scales: A_contra, /) -> Q_co:
+    def __call__(self, blocks: A_contra, scales: A_contra, /, only: Direction | None = None) -> Q_co:
         """Bit for bit what `Quantize` makes of the values, each E2M1 times a power of two, in the request's in_dtype.
 
         blocks  uint8 [G, N, K / 2], two E2M1 codes per byte, the first of them in the low nibble
         scales  uint8 [G, N, K / 32], E8M0: 2^(scale - 127)
+        only    the direction that will be read; the other's plane is there, but may hold anything. None: both are read
         """
 
 

@@ -40,6 +40,8 @@ class QuantizeInputs(NamedTuple):
     scale      fp32 [G], encode scales of delayed scaling
     unchanged  int32 [1]: where it is not 0, the outputs are left as they are
     order      int64 [M] where x is [T, K] tokens, `each` choices of each: the choice of each row
+    mxfp4      uint8 [G, N, K / 32] where x is MXFP4's packed codes, uint8 [G, N, K / 2]: their scales
+    only       the one direction whose plane is written; None: each that the spec has
     """
 
     x: Tensor
@@ -54,6 +56,8 @@ class QuantizeInputs(NamedTuple):
     unchanged: Tensor | None = None
     order: Tensor | None = None
     each: int = 1
+    mxfp4: Tensor | None = None
+    only: Direction | None = None
 
 
 class QuantizeShapes:
@@ -135,11 +139,14 @@ class QuantizeLaunch:
         # sizes that a compiler traces are symbols, which are no keys
         if not is_plain(x):
             shape = tuple([int(size) for size in shape])
-        tokens = 0 if rows is None else int(x.shape[0])
-        key = (shape, groups, x.dtype, x.is_cuda, tokens)
+        return self.shapes_of(shape, groups, x.dtype, x.is_cuda, 0 if rows is None else int(x.shape[0]))
+
+    def shapes_of(self, shape: Shape, groups: int, dtype: torch.dtype, cuda: bool, tokens: int = 0) -> QuantizeShapes:
+        """`new_shapes`, remembered."""
+        key = (shape, groups, dtype, cuda, tokens)
         shapes = self._shapes.get(key)
         if shapes is None:
-            shapes = self._shapes[key] = self.new_shapes(tuple(shape), groups, x.dtype, x.is_cuda, tokens)
+            shapes = self._shapes[key] = self.new_shapes(tuple(shape), groups, dtype, cuda, tokens)
         return shapes
 
     def new_shapes(self, shape: Shape, groups: int, dtype: torch.dtype, cuda: bool, tokens: int = 0) -> QuantizeShapes:
@@ -198,7 +205,7 @@ class QuantizeLaunch:
 
     def run(self, shapes: QuantizeShapes, outputs: list[Tensor], inputs: QuantizeInputs) -> None:
         """Write `outputs`, which have these shapes."""
-        x, plan, seed, group_offset, scale, dy, probs, gamma, beta, unchanged, order, each = inputs
+        x, plan, seed, group_offset, scale, dy, probs, gamma, beta, unchanged, order, each, mxfp4, only = inputs
         # a prologue's kernels need room for its result where rows are not aligned, which no workspace has
         as_read = as_rows if self.spec.prologue == "none" else aligned_rows
         rows, stride = as_read(x)
@@ -207,13 +214,17 @@ class QuantizeLaunch:
         if order is not None:
             order = order.contiguous()
             placed |= {"index": address(order), "each": each, "count": x.shape[0]}
+        if mxfp4 is not None:
+            mxfp4, stride = mxfp4.contiguous(), shapes.constants["cols"]
+            placed["mxfp4_scales"] = address(mxfp4)
         arguments: dict[str, Any] = {
             "input": InputArgs(x=address(rows), row_stride=stride, **placed, **shapes.constants)
         }
         size, first = len(self._arrays), 0
         for direction, layout in self._planes:
             factor = addresses[first + 2] if size == 3 else 0
-            arguments[direction] = PlaneArgs(addresses[first], addresses[first + 1], factor, layout)
+            if only is None or only == direction or self._shared:
+                arguments[direction] = PlaneArgs(addresses[first], addresses[first + 1], factor, layout)
             first += size
         extras = dict(zip(self.extras, addresses[first:], strict=True))
         if self.spec.prologue != "none":

@@ -176,6 +176,34 @@ convert = define(
 # ---- MXFP4
 
 
+def _quantize_mxfp4(blocks: Tensor, scales: Tensor, spec: str, only: Direction | None) -> list[Tensor]:
+    launch, (groups, rows, half) = launch_of(spec), blocks.shape
+    shapes = launch.shapes_of((groups, rows, 2 * half), groups, torch.bfloat16, cuda=True)
+    outputs = [torch.empty(shape, dtype=dtype, device=blocks.device) for shape, dtype in shapes.outputs]
+    blocks = blocks.contiguous()
+    if blocks.data_ptr() % 4:
+        blocks = blocks.clone()
+    launch.run(shapes, outputs, QuantizeInputs(blocks, None, None, 0, None, mxfp4=scales, only=only))
+    return outputs
+
+
+def _quantize_mxfp4_fake(blocks: Tensor, scales: Tensor, spec: str, only: Direction | None) -> list[Tensor]:
+    groups, rows, half = map(int, blocks.shape)
+    shapes = launch_of(spec).shapes_of((groups, rows, 2 * half), groups, torch.bfloat16, cuda=True)
+    return [blocks.new_empty(shape, dtype=dtype) for shape, dtype in shapes.outputs]
+
+
+quantize_mxfp4 = define(
+    "quantize_mxfp4(Tensor blocks, Tensor scales, str spec, str? only) -> Tensor[]",
+    _quantize_mxfp4,
+    _quantize_mxfp4_fake,
+)
+"""`quantize` of matrices [G, N, K] that are MXFP4 on a GPU, from their bytes, for E4M3 codes in square blocks.
+
+only   the one direction whose plane is written, the other's memory being left as it is; None: all of the spec
+"""
+
+
 def _mxfp4_values(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     out = torch.empty((*blocks.shape[:-1], 2 * blocks.shape[-1]), dtype=dtype, device=blocks.device)
     blocks, scales = blocks.contiguous(), scales.contiguous()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo import QuantizerSpec
 from octavo.grouped_tensor import PLAIN
-from octavo.quantizer import Operand
+from octavo.quantizer import Direction, Operand
 from octavo_torch.plugin_api import GroupedTensor, seed_tensor
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.quantizers import operators
@@ -46,6 +46,10 @@ class Quantizer:
     ) -> None:
         self._dtype = dtype
         self._stochastic = spec.stochastic
+        # bf16 holds MXFP4's values, and the kernel for square blocks of E4M3 reads their bytes
+        self._reads_mxfp4 = (
+            dtype is torch.bfloat16 and spec.scaling == "block" and spec.square and spec.format == "e4m3"
+        )
         self._layouts = layouts
         self._by_operand: dict[str | None, tuple[str, QuantizeLaunch]] = {}
         self._with_amax: dict[str | None, tuple[str, QuantizeLaunch]] = {}
@@ -124,9 +128,14 @@ class Quantizer:
         operators.quantize_into(*inputs, unchanged, planes if amax is None else [*planes, amax])
         write_sizes(out, sizes)
 
-    def of_mxfp4(self, blocks: Tensor, scales: Tensor) -> GroupedTensor:
+    def of_mxfp4(self, blocks: Tensor, scales: Tensor, only: Direction | None = None) -> GroupedTensor:
         """Weights that MXFP4 bytes stand for, quantized from their values in the request's dtype."""
-        return self(operators.mxfp4_values(blocks, scales, self._dtype))
+        if not (self._reads_mxfp4 and blocks.is_cuda and blocks.numel()):
+            return self(operators.mxfp4_values(blocks, scales, self._dtype))
+        text, launch = self._by_operand[None]
+        groups, rows, half = blocks.shape
+        shapes = launch.shapes_of((groups, rows, 2 * half), groups, self._dtype, cuda=True)
+        return launch.tensor(shapes, None, operators.quantize_mxfp4(blocks, scales, text, only))
 
     def from_plain(self, q: GroupedTensor) -> GroupedTensor:
         """Plain planes, which may be another's, in the layouts of the request; planes of equal bytes are shared."""

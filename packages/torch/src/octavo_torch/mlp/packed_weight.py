@@ -11,12 +11,14 @@ from torch.nn.functional import embedding
 from torch.utils import _pytree as pytree
 
 from octavo import Recipe
+from octavo.quantizer import Direction
 from octavo_torch.arithmetic.casts import e2m1_table, e8m0_to_float
 from octavo_torch.arrays.checks import brief, check_dtype, check_recipe
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import layer_for
+from octavo_torch.linear import contexts
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.quantized_operands import quantize_weight
 
@@ -129,24 +131,29 @@ class PackedWeight(torch.Tensor):
         return values.mul_(e8m0_to_float(self.scales).to(self.dtype)[..., None]).view(self.shape)
 
     @torch.no_grad()
-    def expand_codes(self, backend: str | tuple[str, ...] | None = None) -> CodedWeight | Tensor:
-        """What a product reads: codes of the recipe in the layouts of its backend; values for a high-precision one."""
+    def expand_codes(
+        self, backend: str | tuple[str, ...] | None = None, only: Direction | None = None
+    ) -> CodedWeight | Tensor:
+        """What a product reads: codes of the recipe in the layouts of its backend; values for a high-precision one.
+
+        only   the plane that will be read; the other one's codes may be anything. None: both are read
+        """
         if not self.recipe.quantizes("fprop"):
             return self._halves()
-        codes = self._codes_of_bytes(backend)
+        codes = self._codes_of_bytes(backend, only)
         if codes is None:
             # of a weight that takes a gradient both planes are made: dgrad reads the second
             codes = quantize_weight(self._halves().requires_grad_(), self.recipe, backend=backend).codes
         assert codes is not None  # fprop reads them
         return CodedWeight(codes, self.recipe, self.dtype, self.interleave)
 
-    def _codes_of_bytes(self, backend: str | tuple[str, ...] | None) -> GroupedTensor | None:
+    def _codes_of_bytes(self, backend: str | tuple[str, ...] | None, only: Direction | None) -> GroupedTensor | None:
         """Both planes, by a backend that reads MXFP4; None where it does not."""
         layer = layer_for(self.recipe, self, self, self.is_cpu, True, True, backend, wants_graph(self.blocks))
         plan = layer.quantizers.get("w")
         if plan is None or plan.request.quantizer.stochastic or plan.bound.of_mxfp4 is None:
             return None
-        codes: GroupedTensor = plan.bound.of_mxfp4(self.blocks, self.scales)
+        codes: GroupedTensor = plan.bound.of_mxfp4(self.blocks, self.scales, only)
         return codes
 
     def __tensor_flatten__(self) -> tuple[list[str], _Facts]:
@@ -187,7 +194,8 @@ def expanded(
     if torch.compiler.is_compiling():
         return product(weight.expand_codes(backend))
     again = _Again(weight, backend)
-    value = weight.expand_codes(backend)
+    # a transform may keep tensors of its own in the place of those that the hooks would see
+    value = weight.expand_codes(backend, only=None if contexts.transforms_active() else "rowwise")
     with torch.autograd.graph.saved_tensors_hooks(again.keep_of(value), again.load):
         return product(value)
 
@@ -198,11 +206,13 @@ class _Again:
     def __init__(self, weight: PackedWeight, backend: str | tuple[str, ...] | None) -> None:
         self.weight, self.backend = weight, backend
         self.kept = self.left = 0
+        self.directions: set[Direction] = set()
         self.tensors: list[Tensor] = []
 
     def keep_of(self, value: CodedWeight | Tensor) -> Callable[[Tensor], Tensor | _View]:
         """A function of a tensor that autograd saves: the place in `value` that it is a view of, or itself."""
         places = {tensor.untyped_storage().data_ptr(): number for number, tensor in enumerate(_tensors(value))}
+        names = value.__tensor_flatten__()[0] if isinstance(value, CodedWeight) else []
 
         def keep(saved: Tensor) -> Tensor | _View:
             # Wrapped and fake tensors have no address, nor has a tensor without elements.
@@ -210,16 +220,19 @@ class _Again:
             if number is None:
                 return saved
             self.kept += 1
+            if names:
+                self.directions.add("columnwise" if names[number].startswith("columnwise") else "rowwise")
             return _View(number, saved)
 
         return keep
 
     def load(self, kept: Tensor | _View) -> Tensor:
-        """The saved tensor; the weight is expanded once for all that a node has saved."""
+        """The saved tensor; the weight is expanded once for all that a node has saved, in the plane that holds them."""
         if isinstance(kept, Tensor):
             return kept
         if not self.left:
-            self.tensors, self.left = _tensors(self.weight.expand_codes(self.backend)), self.kept
+            only = self.directions.copy().pop() if len(self.directions) == 1 else None
+            self.tensors, self.left = _tensors(self.weight.expand_codes(self.backend, only)), self.kept
         tensor = kept.of(self.tensors[kept.number])
         self.left -= 1
         if not self.left:
