@@ -36,6 +36,14 @@ def test_chips_that_nobody_has_run_are_told() -> None:
     assert {row.min_arch for row in CARD.capabilities if row.untried is None} == {CHIPS["h100"]}
 
 
+def test_moved_rows_have_run_on_no_gpu() -> None:
+    """Served on every chip that has products, in graphs, too, and told of on Hopper as elsewhere; sorting is not."""
+    rows = [row for row in CARD.capabilities if "permute_rows" in row.ops]
+    assert {row.min_arch for row in rows} == set(CHIPS.values())
+    assert all(row.untried and row.graph_safe for row in rows)
+    assert not any("route" in row.ops for row in CARD.capabilities)
+
+
 def test_kernels_for_one_chip_come_first() -> None:
     """torch-native on Hopper: a portable backend replaces the reference, never what is tuned for a chip."""
     verdicts = {one.backend: one for one in octavo_registry.hypothesize(_request((9, 0)))}
