@@ -12,10 +12,10 @@ compares three threads with one instead, where there is no GPU. `--only gemms --
 the first on, for a tool that is too slow for all of them in one run.
 
 What is run is every scaling and format, row, column and both planes, both layouts, three input dtypes, ragged and
-stacked operands, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, routers, AdamW's steps, and
-every tile of every GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take turns rather than
-being multiplied out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that are negative,
-past the rows or near the ends of int64.
+stacked operands, MXFP4, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, routers, AdamW's
+steps, and every tile of every GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take turns
+rather than being multiplied out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that are
+negative, past the rows or near the ends of int64.
 """
 
 from __future__ import annotations
@@ -73,9 +73,8 @@ SHOWN = 30
 """Faults that are printed."""
 
 PARTS = (
-    *("plans", "quantizers", "indexed", "unchanged", "stacks", "prologues", "reshuffles", "moves", "routers"),
-    "optimizers",
-    "gemms",
+    *("plans", "quantizers", "indexed", "unchanged", "stacks", "packed", "prologues", "reshuffles", "moves"),
+    *("routers", "optimizers", "gemms"),
 )
 """Methods of `Check`."""
 
@@ -216,6 +215,33 @@ class Check:
             shape = Shape((0, 0, 0), COLS[number % len(COLS)], matrix_rows=(129, 48, 17)[number % 3])
             planes = {name: NATIVE_LAYOUT[name] if native_layout else layouts.PLAIN for name in DIRECTIONS}
             self._quantized({**spec, "operand": "w"}, shape, tuple(DTYPES)[number % 3], planes, Extras(), number)
+
+    def packed(self) -> None:
+        """Matrices of MXFP4 quantized from their bytes, beside the CPU's codes of their values."""
+        spec = {"scaling": "block", "format": "e4m3", "square": True}
+        for number, (rows, cols) in enumerate(((129, 288), (1, 32), (128, 128), (300, 96), (16, 544))):
+            for which, native_layout in itertools.product((1, 2, 3), (False, True)):
+                shape = Shape((0, 0), cols, matrix_rows=rows)
+                codes, scales = (
+                    torch.randint(low, high, (shape.rows, cols // per), generator=self.draw, dtype=torch.uint8)
+                    for low, high, per in ((0, 256, 2), (100, 150, 32))
+                )
+                scales[::77] = torch.tensor([0, 255, 254, 1, 127][number], dtype=torch.uint8)
+                wanted = [direction for bit, direction in enumerate(DIRECTIONS) if which >> bit & 1]
+                planes = {name: NATIVE_LAYOUT[name] if native_layout else layouts.PLAIN for name in wanted}
+                used = {**spec, "power_of_two": number % 2 == 0}
+                host = Place(False)
+                values = filled((shape.rows, cols), 2, host)
+                native.expand_mxfp4(
+                    cuda=False, codes=address(codes), scales=address(scales), blocks=scales.numel(),
+                    out=address(values), out_dtype=native.DTYPES["bfloat16"],
+                )  # fmt: skip
+                x = values.view(torch.bfloat16).view(shape.rows, cols)
+                theirs, _ = quantize(used, shape, x, "bfloat16", planes, host, Extras())
+                if self.place.cuda:
+                    through, held = Extras(tensors={"mxfp4_scales": scales}), codes.to(self.place.device)
+                    ours, _ = quantize(used, shape, held, "bfloat16", planes, self.place, through)
+                    self.planes(f"MXFP4 {rows} x {cols} {planes}", used, shape, ours, theirs)
 
     def _quantized(
         self, spec: dict[str, Any], shape: Shape, dtype: str, planes: dict[str, str], extras: Extras, number: int

@@ -224,7 +224,8 @@ def quantize(
     }
     extra = {name: filled((extra_bytes[name],), 1, place) for name in extras.wanted}
     at = {name: tensor.to(place.device) for name, tensor in extras.tensors.items()}
-    sides = {"dtype": native.DTYPES[dtype], "cols": x.shape[1], **shape.arguments, **extras.prologue}
+    packed = 2 if "mxfp4_scales" in at else 1  # elements per byte of x
+    sides = {"dtype": native.DTYPES[dtype], "cols": packed * x.shape[1], **shape.arguments, **extras.prologue}
     made_by = quantizer(spec)
     needed = made_by.workspace_bytes(
         cuda=place.cuda,
@@ -254,7 +255,7 @@ def quantize(
         **sides,
         **arrays,
         x=address(x),
-        row_stride=x.stride(0),
+        row_stride=packed * x.stride(0),
         plan=address(plan),
         encode_scales=address(encode) if spec["scaling"] == "delayed" else 0,
         seed=address(seed) if spec.get("stochastic") else 0,

@@ -6,7 +6,20 @@ from typing import Any
 
 import octavo_native as native
 
-_INPUT = ("x", "dtype", "rows", "cols", "row_stride", "groups", "matrix_rows", "plan", "index", "each", "count")
+_INPUT = (
+    "x",
+    "dtype",
+    "rows",
+    "cols",
+    "row_stride",
+    "groups",
+    "matrix_rows",
+    "plan",
+    "index",
+    "each",
+    "count",
+    "mxfp4_scales",
+)
 _PLANE = ("codes", "scales", "global", "layout")
 _PROLOGUE = (
     "activation", "norm", "dy", "dy_stride", "probs", "dprobs", "gamma", "beta", "epsilon", "mean", "rstd",

@@ -155,9 +155,9 @@ def _sampled(x: Array, every: Rows, rows: int, amax: Array, *, every_column: boo
     if flat.shape[0] == 0:
         return Sample(jnp.zeros((*place.shape, x.shape[-1]), x.dtype), None, real, WHOLE)
     chosen = flat[jnp.where(real, starts[:, None] + place, 0)]
-    number = -(-x.shape[-1] // WINDOW)
-    if not every_column and number > COLUMN_WINDOWS:  # the last window, which may be narrower, is never one of these
-        first = np.arange(COLUMN_WINDOWS) * number // COLUMN_WINDOWS * WINDOW
+    across = -(-x.shape[-1] // WINDOW)
+    if not every_column and across > COLUMN_WINDOWS:  # the last window, which may be narrower, is never one of these
+        first = np.arange(COLUMN_WINDOWS) * across // COLUMN_WINDOWS * WINDOW
         chosen = chosen[:, :, (first[:, None] + np.arange(WINDOW)).reshape(-1)]
     values = jnp.where(real[:, :, None], chosen, jnp.zeros((), x.dtype))
     return Sample(values, None, real, _Sampled((), amax))  # type: ignore[arg-type]

@@ -114,11 +114,11 @@ def sampled(x: Tensor, groups: RowGroups, rows: int, *, every_column: bool) -> S
     stacked = RowGroups.stacked(groups.count, windows * WINDOW, x.device)
     if not groups.rows:
         return Sample(torch.zeros(stacked.rows, x.shape[1], device=x.device), stacked, real)
-    number = -(-x.shape[1] // WINDOW)
-    if every_column or number <= COLUMN_WINDOWS:
+    across = -(-x.shape[1] // WINDOW)
+    if every_column or across <= COLUMN_WINDOWS:
         values = x.index_select(0, index).to(torch.float32)
     else:  # the last window, which may be narrower, is never one of these
-        first = torch.arange(COLUMN_WINDOWS, device=x.device) * number // COLUMN_WINDOWS
+        first = torch.arange(COLUMN_WINDOWS, device=x.device) * across // COLUMN_WINDOWS
         columns = first[:, None] * WINDOW + torch.arange(WINDOW, device=x.device)
         values = x[index[:, None], columns.reshape(1, -1)].to(torch.float32)
     return Sample(torch.where(real[:, None], values, 0.0), stacked, real)
