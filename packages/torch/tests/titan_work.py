@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -11,16 +10,17 @@ import torch
 import torch.distributed as dist
 from moe_layers import REFERENCE
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-
-from octavo_torch import ExchangeError
 
 E, C, D, F, B, L = 8, 3, 64, 48, 2, 5
 """Experts of all ranks, choices, sides, and a rank's tokens."""
 OVERRIDE = "octavo_torch.adapters.torchtitan.routed_experts"
 
 
-def config_of(arguments: dict[str, Any], *, shared: bool = False, ep: bool = False, gpt_oss: bool = False) -> Any:
+def config_of(
+    arguments: dict[str, Any], *, shared: bool = False, ep: bool = False, sp: bool = False, gpt_oss: bool = False
+) -> Any:
     """torchtitan's MoE with the override, and sharded as its models are."""
     import spmd_types as spmd
     from torchtitan.config.override import OverrideConfig, apply_overrides
@@ -51,12 +51,12 @@ def config_of(arguments: dict[str, Any], *, shared: bool = False, ep: bool = Fal
         router=make_router_config(dim=D, num_experts=E, top_k=C, gate_param_init={"weight": start}),
     )  # fmt: skip
     layout = dict.fromkeys(names, spmd.S(1))
-    set_moe_sharding_config(config, enable_ep=ep, enable_sp=False, expert_param_layout=layout)
+    set_moe_sharding_config(config, enable_ep=ep, enable_sp=sp, expert_param_layout=layout)
     apply_overrides(OverrideConfig(imports=[(OVERRIDE, {"backend": REFERENCE, **arguments})]), config)
     return config
 
 
-def dims_of(ep: int, spmd_backend: str) -> Any:
+def dims_of(ep: int, spmd_backend: str, tp: int = 1) -> Any:
     """torchtitan's meshes over all ranks, which are data parallel beside their experts."""
     from torchtitan.distributed import ParallelDims, parallel_dims
     from torchtitan.distributed.spmd_types import set_spmd_meshes
@@ -64,7 +64,7 @@ def dims_of(ep: int, spmd_backend: str) -> Any:
 
     world = dist.get_world_size()
     dims = ParallelDims(
-        dp_replicate=1, dp_shard=world, cp=1, tp=1, pp=1, ep=ep, world_size=world, spmd_backend=spmd_backend
+        dp_replicate=1, dp_shard=world // tp, cp=1, tp=tp, pp=1, ep=ep, world_size=world, spmd_backend=spmd_backend
     )
     parallel_dims.device_type = "cpu"  # torchtitan takes a machine without an accelerator for one with CUDA
     dims.build_mesh()
@@ -86,12 +86,14 @@ class Watched(nn.Module):
         super().__init__()
         self.layer, self.seen = layer, {}
         layer.routed_experts.register_forward_pre_hook(self._given)
-        layer.routed_experts.register_forward_hook(lambda module, args, y: self.seen.update(y=y.detach().clone()))
+        layer.routed_experts.register_forward_hook(
+            lambda module, args, y: self.seen.update(y=own_part(y.detach()).clone())
+        )
 
     def _given(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         copies = [value.clone() if value.requires_grad else value for value in args]
         for name, value in zip(("dx", "dscores"), copies, strict=False):
-            value.register_hook(lambda grad, name=name: self.seen.update({name: grad.clone()}))
+            value.register_hook(lambda grad, name=name: self.seen.update({name: own_part(grad).clone()}))
         return tuple(copies)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,6 +103,10 @@ class Watched(nn.Module):
 
 def whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def own_part(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def started(config: Any, seed: int) -> Any:
@@ -113,49 +119,103 @@ def started(config: Any, seed: int) -> Any:
     return layer
 
 
-def unlike(spread: Watched, alone: Watched, ep: int) -> Iterator[str]:
-    """What is not one process's, after a backward of both: bit for bit but where ranks sum."""
+def tokens_of_all(seed: int) -> tuple[Tensor, Tensor, slice]:
+    """Tokens and gradients [world B, L, D] of all ranks, and which of them are this one's."""
     world, rank = dist.get_world_size(), dist.get_rank()
-    own = slice(rank * B, (rank + 1) * B)
+    torch.manual_seed(seed + 1)
+    return exact(world * B, L, D), exact(world * B, L, D), slice(rank * B, (rank + 1) * B)
+
+
+def same_tokens(spread: Watched, alone: Watched, own: slice) -> Iterator[str]:
+    """What the routed experts give for this rank's tokens and is not one process's, bit for bit."""
     for name in ("y", "dx", "dscores"):
         if not torch.equal(spread.seen[name], alone.seen[name][own]):
             yield name
-    for name, parameter in spread.layer.named_parameters():
-        theirs = alone.layer.get_parameter(name).grad
-        assert parameter.grad is not None
-        assert theirs is not None
-        grad = parameter.grad
-        if "routed_experts" in name:
-            grad = grad.to_local() if isinstance(grad, DTensor) else grad
-            first = (rank % ep) * E // ep
-            if grad.shape[0] != E // ep:
-                yield f"{name} is {list(grad.shape)}"
-            # other groups of experts have other tokens; replicas sum
-            if ep < world:
-                total = grad.clone()
-                dist.all_reduce(total)
-                continue
-            if not torch.equal(grad, theirs[first : first + E // ep]):
-                yield name
-        else:
-            total = whole(grad).clone()
-            dist.all_reduce(total)
-            # fp32 sums in another order
-            if not bool(torch.linalg.vector_norm(total - theirs) <= 2.0**-12 * torch.linalg.vector_norm(theirs)):
-                yield name
 
 
-def trains(seed: int, arguments: dict[str, Any], spmd_backend: str, kind: dict[str, bool]) -> list[str]:
+def close(left: Tensor, right: Tensor) -> bool:
+    """fp32 sums in another order."""
+    return bool(torch.linalg.vector_norm(left - right) <= 2.0**-12 * torch.linalg.vector_norm(right))
+
+
+def grads_of(layer: nn.Module) -> dict[str, Tensor]:
+    found = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    assert all(grad is not None for grad in found.values()), found
+    return found  # type: ignore[return-value]
+
+
+def trains(seed: int, arguments: dict[str, Any], spmd_backend: str, kind: dict[str, bool], tp: int = 1) -> list[str]:
     """Forward and backward of torchtitan's layer over all ranks: what differs from one process with all tokens."""
     world, rank = dist.get_world_size(), dist.get_rank()
     alone = Watched(started(config_of(arguments, **kind), seed))
-    layer = started(config_of(arguments, ep=True, **kind), seed)
-    layer.parallelize(dims_of(world, spmd_backend))
+    layer = started(config_of(arguments, ep=True, sp=tp > 1, **kind), seed)
+    layer.parallelize(dims_of(world, spmd_backend, tp))
     spread = Watched(layer)
-    torch.manual_seed(seed + 1)
-    x, dy = exact(world * B, L, D), exact(world * B, L, D)
-    own = slice(rank * B, (rank + 1) * B)
+    x, dy, own = tokens_of_all(seed)
     for watched, tokens, gradients in ((spread, x[own], dy[own]), (alone, x, dy)):
-        leaf = tokens.clone().requires_grad_()
-        watched(leaf).backward(gradients)
-    return [*unlike(spread, alone, world)]
+        own_part(watched(tokens.clone().requires_grad_())).backward(gradients)
+    found = [*same_tokens(spread, alone, own)]
+    experts = slice(rank * E // world, (rank + 1) * E // world)
+    theirs = grads_of(alone.layer)
+    for name, grad in grads_of(layer).items():
+        if "routed_experts" in name:
+            same = torch.equal(own_part(grad), theirs[name][experts])
+        else:
+            total = whole(grad).clone()
+            dist.all_reduce(total)
+            same = close(total / tp, theirs[name])
+        found += [] if same else [name]
+    return found
+
+
+class Decoder(nn.Module):
+    """As much of torchtitan's decoders as its FSDP asks for."""
+
+    enable_weight_tying, tok_embeddings, norm, lm_head = False, None, None, None
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        block = nn.Module()
+        block.moe, block.moe_enabled = layer, True
+        block.forward = layer.forward
+        self.layers = nn.ModuleDict({"0": block})
+
+
+def trains_sharded(seed: int, arguments: dict[str, Any]) -> list[str]:
+    """torchtitan's own FSDP2, over two replicas of experts on two ranks each: what differs from one process, which has
+    the tokens of one replica after those of the other."""
+    from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
+
+    world, ep = dist.get_world_size(), 2
+    alone = Watched(started(config_of(arguments, shared=True), seed))
+    layer = started(config_of(arguments, ep=True, shared=True), seed)
+    dims = dims_of(ep, "partial_dtensor")
+    layer.parallelize(dims)
+    spread = Watched(layer)
+    decoder = Decoder(layer)
+    apply_fsdp_to_decoder(
+        decoder, dims.get_mesh(["fsdp"]), param_dtype=torch.float32, reduce_dtype=torch.float32, pp_enabled=False,
+        ep_degree=ep, edp_mesh=dims.get_optional_mesh(["efsdp"]), reshard_after_forward_policy="always",
+    )  # fmt: skip
+    for module in decoder.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing on the way
+    x, dy, own = tokens_of_all(seed)
+    decoder.layers["0"](x[own].clone().requires_grad_()).backward(dy[own])
+    seen: dict[str, list[Tensor]] = {}
+    for replica in range(world // ep):
+        part = slice(replica * ep * B, (replica + 1) * ep * B)
+        alone(x[part].clone().requires_grad_()).backward(dy[part])
+        for name, value in alone.seen.items():
+            seen.setdefault(name, []).append(value)
+    alone.seen = {name: torch.cat(values) for name, values in seen.items()}
+    found = [*same_tokens(spread, alone, own)]
+    theirs = grads_of(alone.layer)
+    for name, grad in grads_of(layer).items():
+        total, expected = whole(grad), theirs[name]
+        routed = "routed_experts" in name
+        if not (torch.equal(total, expected) if routed else close(total, expected)):
+            found.append(name)
+        if routed and own_part(grad).numel() * world != expected.numel():
+            found.append(f"{name} has {own_part(grad).numel()} of {expected.numel()} elements here")
+    return found

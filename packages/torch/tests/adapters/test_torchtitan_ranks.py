@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ranks import WORLD, Ranks
-from titan_work import trains
+from titan_work import trains, trains_sharded
 
 pytestmark = [
     pytest.mark.skipif(
@@ -27,5 +27,18 @@ def fresh() -> int:
 @pytest.mark.parametrize("spmd_backend", ["partial_dtensor", "spmd_types"])
 @pytest.mark.parametrize("kind", [{"shared": True}, {"gpt_oss": True}], ids=["shared expert", "gpt-oss"])
 def test_gradients_are_those_of_one_process(spmd_backend: str, kind: dict[str, Any], ranks: Ranks) -> None:
-    """torchtitan's layer."""
+    """torchtitan's layer over four ranks, with its own sharding of parameters: what routed experts give, their tokens',
+    scores' and weights' gradients bit for bit; the router's and shared expert's add up."""
     assert ranks(trains, fresh(), {"recipe": "mxfp8"}, spmd_backend, kind) == [[]] * WORLD
+
+
+def test_sequences_of_tensor_parallelism(ranks: Ranks) -> None:
+    """Two ranks share each sequence, and experts are on all four: tokens leave from where their part of it is."""
+    arguments = {"recipe": "fp8-block", "form": "recompute", "weight_codes": "remake"}
+    assert ranks(trains, fresh(), arguments, "partial_dtensor", {"shared": True}, 2) == [[]] * WORLD
+
+
+def test_fsdp_beside_it(ranks: Ranks) -> None:
+    """torchtitan's fully_shard of a block, two replicas of experts on two ranks each: a quarter of the experts lies on
+    each rank between steps, and gradients are those of one process."""
+    assert ranks(trains_sharded, fresh(), {"recipe": "mxfp8"}) == [[]] * WORLD
