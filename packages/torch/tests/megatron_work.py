@@ -1,0 +1,161 @@
+"""What ranks do in the tests of Megatron's MoE layer: importable by name, because other processes run it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from moe_layers import REFERENCE
+from torch import Tensor, nn
+
+from octavo_torch import update_scales
+
+E, C, K, F, S, B = 8, 3, 64, 48, 5, 2
+"""Experts of all ranks, choices, sides, a rank's sequence and batch."""
+
+
+def config_of(ep: int, **changes: Any) -> Any:
+    """A TransformerConfig; `later` is set when it has been checked: Megatron postpones gradients in schedules."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    plain = {
+        "num_layers": 1, "hidden_size": K, "num_attention_heads": 2, "num_moe_experts": E, "moe_ffn_hidden_size": F,
+        "ffn_hidden_size": F, "add_bias_linear": False, "gated_linear_unit": True, "bias_activation_fusion": False,
+        "activation_func": nn.functional.silu, "use_cpu_initialization": True, "params_dtype": torch.float32,
+        "expert_model_parallel_size": ep, "moe_router_topk": C, "moe_router_load_balancing_type": "none",
+        "moe_router_dtype": "fp32", "moe_aux_loss_coeff": 0.0,
+    }  # fmt: skip
+    later = changes.pop("later", {})
+    config = TransformerConfig(**(plain | changes))
+    for name, value in later.items():
+        setattr(config, name, value)
+    return config
+
+
+def submodules_of() -> Any:
+    """Megatron's own router and shared experts, and no experts."""
+    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.transformer.mlp import MLPSubmodules
+    from megatron.core.transformer.moe.moe_layer import MoESubmodules
+    from megatron.core.transformer.moe.router import TopKRouter
+    from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+    class Router(TopKRouter):  # type: ignore[misc]
+        def gating(self, input: Tensor) -> Tensor:
+            """Megatron's moves its weight to CUDA."""
+            return nn.functional.linear(input, self.weight, self.bias)
+
+    feed_forward = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    return MoESubmodules(router=Router, shared_experts=ModuleSpec(module=SharedExpertMLP, submodules=feed_forward))
+
+
+def groups_of(ep: int) -> tuple[Any, Any]:
+    """Megatron's process groups with so many ranks of experts, and the same ones for a process by itself."""
+    import copy
+
+    from megatron.core import parallel_state
+    from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
+
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(expert_model_parallel_size=ep)
+    spread = get_default_pg_collection()
+    alone = copy.copy(spread)
+    alone.ep = alone.tp_ep = alone.expt_dp = spread.tp
+    return spread, alone
+
+
+def layer_of(config: Any, how: dict[str, Any], groups: Any = None) -> Any:
+    """Megatron's layer, as a transformer layer builds it; groups None: Megatron's global ones."""
+    from megatron.core.transformer.spec_utils import ModuleSpec, build_module
+
+    from octavo_torch.adapters.megatron_moe import moe_layer
+
+    made = moe_layer(**{"backend": REFERENCE, "seed": 1, **how})
+    params = {} if groups is None else {"pg_collection": groups}
+    return build_module(ModuleSpec(module=made, params=params, submodules=submodules_of()), config=config)
+
+
+def exact(*sides: int) -> Tensor:
+    """Multiples of an eighth, whose products fp32 sums without rounding: logits do not depend on how many tokens."""
+    return torch.randint(-8, 9, sides) / 8
+
+
+class Watched(nn.Module):
+    """A layer with what its routed experts get and give."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer, self.seen = layer, {}
+        layer.experts.register_forward_pre_hook(self._given)
+        layer.experts.register_forward_hook(lambda module, args, y: self.seen.update(y=y[0].detach().clone()))
+
+    def _given(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x, choices, weights = args[0].clone(), args[1], args[2].clone()
+        for name, value in (("dx", x), ("dweights", weights)):
+            value.register_hook(lambda grad, name=name: self.seen.update({name: grad.clone()}))
+        return x, choices, weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, bias = self.layer(x)
+        assert bias is None
+        return y  # type: ignore[no-any-return]
+
+
+def share(mine: Any, whole: Any, first: int) -> None:
+    """The values of `whole`, of which `mine` has the experts from `first` on."""
+    with torch.no_grad():
+        for parameter in whole.parameters():
+            parameter.copy_(exact(*parameter.shape) / 4)
+        whole.router.weight.copy_(exact(E, K))
+        for name, parameter in mine.named_parameters():
+            parameter.copy_(whole.get_parameter(of_all(name, first)))
+
+
+def of_all(name: str, first: int) -> str:
+    """The name among all experts of a parameter of a layer that has those from `first` on."""
+    kind = name.rstrip("0123456789")
+    return name if kind == name else f"{kind}{int(name.removeprefix(kind)) + first}"
+
+
+def trains(seed: int, ep: int, how: dict[str, Any], changes: dict[str, Any]) -> list[str]:
+    """Two steps of Megatron's layer over ranks: what differs from one process with all of their tokens."""
+    groups, single = groups_of(ep)
+    rank, first = groups.ep.rank(), groups.ep.rank() * E // ep
+    torch.manual_seed(seed + dist.get_rank() // ep)
+    whole, mine = layer_of(config_of(1, **changes), how, single), layer_of(config_of(ep, **changes), how)
+    share(mine, whole, first)
+    found: list[str] = []
+    if mine.token_dispatcher.ep_size != ep or len([*mine.experts.linear_fc1.parameters()]) * ep % E:
+        found.append("experts are not spread")
+    watched, all_watched = Watched(mine), Watched(whole)
+    for step in range(2):
+        x, dy = exact(ep * S, B, K) * 4**step, exact(ep * S, B, K)
+        own = slice(rank * S, (rank + 1) * S)
+        for each, tokens, gradients in ((watched, x[own], dy[own]), (all_watched, x, dy)):
+            each.zero_grad()
+            each(tokens.clone().requires_grad_()).backward(gradients)
+            each.layer.backward_dw()
+            update_scales(each)
+        rows = slice(rank * S * B, (rank + 1) * S * B)
+        for name, value in watched.seen.items():
+            if not torch.equal(value, all_watched.seen[name][rows]):
+                found.append(f"{name} of step {step}")
+    for name, parameter in mine.named_parameters():
+        grad, expected = parameter.grad, whole.get_parameter(of_all(name, first)).grad
+        assert grad is not None
+        assert expected is not None
+        if name.startswith("experts"):
+            found += [] if torch.equal(grad, expected) and parameter.allreduce == (ep == 1) else [name]
+            continue
+        total = grad.clone()
+        dist.all_reduce(total, group=groups.ep)
+        # fp32 sums in another order
+        if not bool(torch.linalg.vector_norm(total - expected) <= 2.0**-12 * torch.linalg.vector_norm(expected)):
+            found.append(name)
+    for name, buffer in mine.experts.named_buffers():
+        of_every = whole.experts.get_buffer(name)
+        if name.endswith("scale") and not torch.equal(buffer, of_every[..., first : first + E // ep]):
+            found.append(name)
+    return found
