@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Any
 
 import torch
@@ -9,7 +11,9 @@ import torch.distributed as dist
 from moe_layers import REFERENCE
 from torch import Tensor, nn
 
-from octavo_torch import update_scales
+import octavo
+from octavo_torch import ExchangeError, update_scales
+from octavo_torch.moe.parallel import group as parallel_group
 
 E, C, K, F, S, B = 8, 3, 64, 48, 5, 2
 """Experts of all ranks, choices, sides, a rank's sequence and batch."""
@@ -159,3 +163,82 @@ def trains(seed: int, ep: int, how: dict[str, Any], changes: dict[str, Any]) -> 
         if name.endswith("scale") and not torch.equal(buffer, of_every[..., first : first + E // ep]):
             found.append(name)
     return found
+
+
+def kind(name: str) -> dict[str, Any]:
+    """Of a configuration, by the name of its activation."""
+    from megatron.core.activations import quick_gelu, squared_relu
+
+    return {
+        "swiglu": {"moe_shared_expert_intermediate_size": 32},
+        "biases": {"add_bias_linear": True, "activation_func": nn.functional.gelu},
+        "gpt-oss": {"activation_func": quick_gelu, "activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0},
+        "relu2": {"gated_linear_unit": False, "activation_func": squared_relu},
+    }[name]
+
+
+def like_megatrons(seed: int, name: str) -> list[float]:
+    """How far a layer of ours in fp32 is from Megatron's own on our products, each over its norm: y, gradients."""
+    from megatron.core.transformer.mlp import MLPSubmodules
+    from megatron.core.transformer.moe.experts import TEGroupedMLP
+    from megatron.core.transformer.moe.moe_layer import MoELayer
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+    from octavo_torch.adapters.megatron import builders
+
+    _, groups = groups_of(1)
+    changes = kind(name)
+    torch.manual_seed(seed)
+    fc1, fc2 = builders(None, backend=REFERENCE)
+    parts = submodules_of()
+    parts.experts = ModuleSpec(module=TEGroupedMLP, submodules=MLPSubmodules(linear_fc1=fc1, linear_fc2=fc2))
+    theirs = MoELayer(config_of(1, **changes), parts, pg_collection=groups)
+    ours = layer_of(config_of(1, **changes), {"recipe": None}, groups)
+    share(ours, theirs, 0)
+    x, dy, results = exact(S, B, K), exact(S, B, K), []
+    for layer in (ours, theirs):
+        leaf = x.clone().requires_grad_()
+        with torch.compiler.set_stance("force_eager"):  # Megatron compiles its activations
+            y, bias = layer(leaf)
+        assert bias is None
+        results.append([y, *torch.autograd.grad(y, (leaf, *layer.parameters()), dy)])
+    return [float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b)) for a, b in zip(*results, strict=True)]
+
+
+def otherwise() -> list[tuple[str, str, float]]:
+    """Rank 1 has another layer than the others: (what, this rank's error, seconds)."""
+    cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "recipe": ({"recipe": octavo.BlockScaling()}, {}),
+        "choices": ({}, {"moe_router_topk": 2}),
+        "hidden_features": ({}, {"moe_ffn_hidden_size": 32, "ffn_hidden_size": 32}),
+        "dtype": ({}, {"params_dtype": torch.bfloat16}),
+    }
+    ep, found = dist.get_world_size(), []
+    groups_of(ep)
+    for what, (how, changes) in cases.items():
+        if dist.get_rank() != 1:
+            how, changes = {}, {}
+        layer = layer_of(config_of(ep, **changes), {"recipe": octavo.MXFP8(), **how})
+        start = time.monotonic()
+        try:
+            layer(exact(S, B, K).to(layer.config.params_dtype))
+            found.append((what, "", 0.0))
+        except ExchangeError as error:
+            found.append((what, str(error), time.monotonic() - start))
+    return found
+
+
+def ends(grace: float) -> tuple[str, float]:
+    """The last rank's process ends between forward and backward."""
+    parallel_group.GRACE_SECONDS = grace
+    ep = dist.get_world_size()
+    groups_of(ep)
+    y, _ = layer_of(config_of(ep), {"recipe": octavo.MXFP8()})(exact(S, B, K))
+    if dist.get_rank() == ep - 1:
+        os._exit(3)
+    start = time.monotonic()
+    try:
+        y.sum().backward()
+    except ExchangeError as error:
+        return str(error), time.monotonic() - start
+    return "", 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,15 +15,24 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from octavo_torch import ExchangeError
+from octavo_torch.moe.parallel import group as parallel_group
+
 E, C, D, F, B, L = 8, 3, 64, 48, 2, 5
 """Experts of all ranks, choices, sides, and a rank's tokens."""
 OVERRIDE = "octavo_torch.adapters.torchtitan.routed_experts"
 
 
 def config_of(
-    arguments: dict[str, Any], *, shared: bool = False, ep: bool = False, sp: bool = False, gpt_oss: bool = False
+    arguments: dict[str, Any] | None,
+    *,
+    shared: bool = False,
+    ep: bool = False,
+    sp: bool = False,
+    gpt_oss: bool = False,
+    top_k: int = C,
 ) -> Any:
-    """torchtitan's MoE with the override, and sharded as its models are."""
+    """torchtitan's MoE with the override, and sharded as its models are; `arguments` None: without the override."""
     import spmd_types as spmd
     from torchtitan.config.override import OverrideConfig, apply_overrides
     from torchtitan.models.common.config_utils import (
@@ -39,7 +50,7 @@ def config_of(
         names = ("mlp1_weight_EGD", "mlp1_bias_EG", "mlp2_weight_EDF", "mlp2_bias_ED")
     made = dict.fromkeys(names, start)
     routed = make_routed_experts_config(
-        dim=D, hidden_dim=F, num_experts=E, top_k=C, param_init=made, comm_backend="standard"
+        dim=D, hidden_dim=F, num_experts=E, top_k=top_k, param_init=made, comm_backend="standard"
     )
     if gpt_oss:
         routed.inner_experts = GptOssGroupedExperts.Config(dim=D, hidden_dim=F, num_experts=E, param_init=made)
@@ -48,11 +59,12 @@ def config_of(
     )
     config = make_moe_config(
         num_experts=E, routed_experts=routed, shared_experts=feed_forward if shared else None, load_balance_coeff=None,
-        router=make_router_config(dim=D, num_experts=E, top_k=C, gate_param_init={"weight": start}),
+        router=make_router_config(dim=D, num_experts=E, top_k=top_k, gate_param_init={"weight": start}),
     )  # fmt: skip
     layout = dict.fromkeys(names, spmd.S(1))
     set_moe_sharding_config(config, enable_ep=ep, enable_sp=sp, expert_param_layout=layout)
-    apply_overrides(OverrideConfig(imports=[(OVERRIDE, {"backend": REFERENCE, **arguments})]), config)
+    if arguments is not None:
+        apply_overrides(OverrideConfig(imports=[(OVERRIDE, {"backend": REFERENCE, **arguments})]), config)
     return config
 
 
@@ -219,3 +231,44 @@ def trains_sharded(seed: int, arguments: dict[str, Any]) -> list[str]:
         if routed and own_part(grad).numel() * world != expected.numel():
             found.append(f"{name} has {own_part(grad).numel()} of {expected.numel()} elements here")
     return found
+
+
+# ---- what fails
+
+
+def spread_of(how: dict[str, Any], top_k: int = C) -> Any:
+    layer = started(config_of(how, ep=True, top_k=top_k), 0)
+    layer.parallelize(dims_of(dist.get_world_size(), "partial_dtensor"))
+    return layer
+
+
+def otherwise() -> list[tuple[str, str, float]]:
+    """Rank 1 has another layer than the others: (what, this rank's error, seconds)."""
+    cases: dict[str, dict[str, Any]] = {
+        "recipe": {"how": {"recipe": "fp8-block"}}, "choices": {"top_k": 2},
+        "returns": {"how": {"recipe": "mxfp8", "exchange": {"returns": "sums"}}},
+    }  # fmt: skip
+    found = []
+    for what, difference in cases.items():
+        layer = spread_of(**{"how": {"recipe": "mxfp8"}, **(difference if dist.get_rank() == 1 else {})})
+        start = time.monotonic()
+        try:
+            layer(exact(B, L, D))
+            found.append((what, "", 0.0))
+        except ExchangeError as error:
+            found.append((what, str(error), time.monotonic() - start))
+    return found
+
+
+def ends(grace: float) -> tuple[str, float]:
+    """The last rank's process ends between forward and backward."""
+    parallel_group.GRACE_SECONDS = grace
+    y = spread_of({"recipe": "mxfp8"})(exact(B, L, D))
+    if dist.get_rank() == dist.get_world_size() - 1:
+        os._exit(3)
+    start = time.monotonic()
+    try:
+        y.sum().backward()
+    except ExchangeError as error:
+        return str(error), time.monotonic() - start
+    return "", 0.0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
-from megatron_work import trains
+from megatron_work import ends, like_megatrons, otherwise, trains
 from ranks import WORLD, Ranks
 
 import octavo
@@ -40,3 +41,39 @@ def test_gradients_are_those_of_one_process(case: str, ranks: Ranks) -> None:
     bit for bit, in two steps; the router's and the shared expert's gradients add up."""
     ep, recipe, changes = CASES[case]
     assert ranks(trains, fresh(), ep, {"recipe": recipe}, changes) == [[]] * WORLD
+
+
+@pytest.mark.parametrize("changes", ["swiglu", "biases", "gpt-oss", "relu2"])
+def test_it_computes_what_megatrons_layer_does(changes: str, ranks: Ranks) -> None:
+    """Without quantization, from the same parameters: y, dx and every gradient, in fp32."""
+    for answer in ranks(like_megatrons, fresh(), changes):
+        assert max(answer) <= 2.0**-12, answer
+
+
+GRACE = 0.5
+"""Seconds for which ranks wait for one another's word."""
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Ranks]:
+    """Two processes that may end, and are then started anew."""
+    two = Ranks(2)
+    yield two
+    two.stop()
+
+
+def test_ranks_that_have_another_layer(alone: Ranks) -> None:
+    """Each names the other, and what differs, at once (faults.md 54, 55)."""
+    for rank, answers in enumerate(alone(otherwise)):
+        for what, error, seconds in answers:
+            assert f"rank {rank} of 2: rank {1 - rank} calls this layer otherwise" in error, (what, error)
+            assert what in error, (what, error)
+            assert seconds < 5
+
+
+def test_a_rank_that_ends_is_named(alone: Ranks) -> None:
+    """By the other one, in its backward, and not after torch's half hour."""
+    (error, seconds), ended = alone.survivors(ends, GRACE)
+    assert ended is None
+    assert "no answer from rank 1:" in error, error
+    assert seconds < GRACE + 3

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from ranks import WORLD, Ranks
-from titan_work import trains, trains_sharded
+from titan_work import ends, otherwise, trains, trains_sharded
 
 pytestmark = [
     pytest.mark.skipif(
@@ -42,3 +43,32 @@ def test_fsdp_beside_it(ranks: Ranks) -> None:
     """torchtitan's fully_shard of a block, two replicas of experts on two ranks each: a quarter of the experts lies on
     each rank between steps, and gradients are those of one process."""
     assert ranks(trains_sharded, fresh(), {"recipe": "mxfp8"}) == [[]] * WORLD
+
+
+GRACE = 0.5
+"""Seconds for which ranks wait for one another's word."""
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Ranks]:
+    """Two processes that may end, and are then started anew."""
+    two = Ranks(2)
+    yield two
+    two.stop()
+
+
+def test_ranks_that_have_another_layer(alone: Ranks) -> None:
+    """Each names the other, and what differs, at once (faults.md 54, 55)."""
+    for rank, answers in enumerate(alone(otherwise)):
+        for what, error, seconds in answers:
+            assert f"rank {rank} of 2: rank {1 - rank} calls this layer otherwise" in error, (what, error)
+            assert what in error, (what, error)
+            assert seconds < 5
+
+
+def test_a_rank_that_ends_is_named(alone: Ranks) -> None:
+    """By the other one, in its backward, and not after torch's half hour."""
+    (error, seconds), ended = alone.survivors(ends, GRACE)
+    assert ended is None
+    assert "no answer from rank 1:" in error, error
+    assert seconds < GRACE + 3
