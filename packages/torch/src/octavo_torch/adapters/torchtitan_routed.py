@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -159,7 +159,7 @@ def routed_class(parent: type) -> Any:
             # octavo_torch.convert gives experts another product
             product = getattr(self.inner_experts._grouped_mm, "product", self._product)
             y = moe_mlp(
-                x.bfloat16(), choices, scores, **_weights(self.inner_experts, self._formula),
+                x.bfloat16(), choices, scores, **_weights(self.inner_experts, self._formula, self.ep),
                 **_how(product, self._options, x.device), **_over(self.ep, self._options),
             )  # fmt: skip
             return y.type_as(x_BLD).view(x_BLD.shape)
@@ -168,14 +168,22 @@ def routed_class(parent: type) -> Any:
     return OctavoRoutedExperts
 
 
-def _weights(experts: nn.Module, formula: Formula) -> dict[str, Any]:
+def _weights(experts: Any, formula: Formula, ep: DeviceMesh | None) -> dict[str, Any]:
     """This rank's experts in bf16, in which torchtitan's compute, too."""
+    ranks = 1 if ep is None else ep.size()
 
     def own(name: str | None) -> Tensor | None:
         if name is None:
             return None
         value: Tensor = getattr(experts, name)
-        return (value.to_local() if isinstance(value, DTensor) else value).bfloat16()
+        value = value.to_local() if isinstance(value, DTensor) else value
+        if value.shape[0] * ranks != experts.num_experts:
+            raise ValueError(
+                f"{name} has {value.shape[0]} experts here and {ranks} rank{'s' if ranks > 1 else ''} share "
+                f"{experts.num_experts}; gather them before the layer runs: fully_shard the block, as torchtitan does, "
+                "and not the experts alone"
+            )
+        return value.bfloat16()
 
     gate, *up = (own(name) for name in formula.first)
     return {
