@@ -97,19 +97,21 @@ class Layer(MoELayer):  # type: ignore[misc]
 class AtHome(MoETokenDispatcher):  # type: ignore[misc]
     """Turns Megatron's routing into choices [T, k] and weights [T, k]; tokens stay until the experts run."""
 
+    _choices: Tensor | None = None
+
     def dispatch_preprocess(self, tokens: Tensor, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [T, H], and the weights of their choices."""
         self._shape = tokens.shape
-        self._choices = choices_of(routing_map, self.config.moe_router_topk)
-        # a choice of -1 reads somebody else's weight, and no gradient
-        weights = probs.gather(1, self._choices.clamp_min(0))
+        self._choices = choices = choices_of(routing_map, self.config.moe_router_topk)
+        # a choice of -1 reads somebody else's weight, and gives it no gradient
+        weights = probs.gather(1, choices.clamp_min(0))
         return tokens.reshape(-1, tokens.shape[-1]), weights if weights.dtype is not torch.float64 else weights.float()
 
     def token_dispatch(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         """Nothing: see Experts."""
         return hidden_states, probs
 
-    def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """What Experts takes."""
         choices, self._choices = self._choices, None
         return hidden_states, choices, probs
