@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from octavo_torch import MoE, explain_gather, quantize_before_gather
+from octavo_torch import Exchange, MoE, add_lora, explain_gather, quantize_before_gather
 
 E, C, K, F, N = 8, 3, 64, 48, 80
 """Experts of all ranks, choices, and sides."""
@@ -88,3 +88,43 @@ def sharded(seed: int, name: str, dim: int, codes: bool) -> tuple[list[str], str
             found += [] if torch.equal(here.grad, there.grad[own]) else ["dx"]
     found += unlike(mine, wholes, first, mesh["ep"].get_group())
     return found, explain_gather(mine) if codes else ""
+
+
+def adapted(seed: int, name: str, form: Any, exchange: Exchange | None) -> list[str]:
+    """Experts over four ranks with adapters, whose weights are frozen: what differs from one process."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(seed)
+    options: dict[str, Any] = {"form": form, "dtype": torch.bfloat16}
+    whole, mine = layer_of(name, **options), layer_of(name, ep=dist.group.WORLD, exchange=exchange, **options)
+    for layer in (whole, mine):
+        assert add_lora(layer, 4, alpha=8.0) == ("lora1", "lora2")
+    experts = slice(rank * E // ranks, (rank + 1) * E // ranks)
+    with torch.no_grad():
+        for of_all in whole.parameters():
+            of_all.normal_(std=0.2)
+        for key, parameter in mine.named_parameters():
+            parameter.copy_(whole.get_parameter(key) if key == "router" else whole.get_parameter(key)[experts])
+    counts = COUNTS if exchange is None else [5] * ranks
+    own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+    x, dy = torch.randn(sum(counts), K).bfloat16(), torch.randn(sum(counts), N).bfloat16()
+    here, there = leaf(x[own]), leaf(x)
+    y, all_y = mine(here), whole(there)
+    y.backward(dy[own])
+    all_y.backward(dy)
+    assert there.grad is not None
+    pairs = {"y": (y, all_y[own]), "dx": (here.grad, there.grad[own])}
+    for key, parameter in mine.named_parameters():
+        of_all, expected = whole.get_parameter(key), whole.get_parameter(key).grad
+        assert parameter.requires_grad == of_all.requires_grad == ("lora" in key or key == "router")
+        if key == "router":
+            assert parameter.grad is not None
+            assert expected is not None
+            total, size = parameter.grad.float(), parameter.grad.float().abs()
+            dist.all_reduce(total)
+            dist.all_reduce(size)
+            # each rank's is rounded to bf16 once, and so is that of all
+            if not bool(((total - expected).abs() <= 1.001 * 2**-8 * (size + expected.abs())).all()):
+                pairs["router"] = total, expected
+        elif expected is not None:
+            pairs[key] = parameter.grad, expected[experts]
+    return [key for key, (a, b) in pairs.items() if a is None or b is None or not torch.equal(a, b)]

@@ -1,12 +1,14 @@
-"""FSDP2 beside experts over ranks: two replicas of experts that two ranks share, on four processes."""
+"""Beside experts over ranks: FSDP2, where two replicas of experts have two ranks each; and adapters of the experts."""
 
 from __future__ import annotations
 
 import secrets
 
 import pytest
-from ranks import Ranks
-from sharded_experts_work import sharded
+from ranks import WORLD, Ranks
+from sharded_experts_work import adapted, sharded
+
+from octavo_torch import Exchange
 
 
 def fresh() -> int:
@@ -29,3 +31,19 @@ def test_weights_are_gathered_as_codes(name: str, dim: int, ranks: Ranks) -> Non
     for found, told in ranks(sharded, fresh(), name, dim, True):
         assert not found, found
         assert told.count("quantized, then gathered") == 2, told
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "rows"),
+    [
+        ("mxfp8", "standard", None),
+        ("bf16", "recompute", None),
+        ("nvfp4", "standard", 80),
+        ("fp8-delayed", "lean", None),
+    ],
+)
+def test_adapters_of_experts(name: str, form: str, rows: int | None, ranks: Ranks) -> None:
+    """Each rank trains its own experts' A and B beside frozen weights, with tokens of all ranks: the bits of one
+    process, with sizes that are read and with static buffers."""
+    exchange = None if rows is None else Exchange(rows=rows)
+    assert ranks(adapted, fresh(), name, form, exchange) == [[]] * WORLD
