@@ -55,7 +55,7 @@ def submodules_of() -> Any:
     return MoESubmodules(router=Router, shared_experts=ModuleSpec(module=SharedExpertMLP, submodules=feed_forward))
 
 
-def groups_of(ep: int) -> tuple[Any, Any]:
+def groups_of(ep: int, tp: int = 1) -> tuple[Any, Any]:
     """Megatron's process groups with so many ranks of experts, and the same ones for a process by itself."""
     import copy
 
@@ -63,10 +63,13 @@ def groups_of(ep: int) -> tuple[Any, Any]:
     from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
 
     parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(expert_model_parallel_size=ep)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1
+    )
     spread = get_default_pg_collection()
     alone = copy.copy(spread)
-    alone.ep = alone.tp_ep = alone.expt_dp = spread.tp
+    for name in ("ep", "tp", "tp_ep", "tp_cp", "expt_tp", "expt_dp"):
+        setattr(alone, name, spread.cp)  # of one rank
     return spread, alone
 
 
@@ -125,10 +128,14 @@ def of_all(name: str, first: int) -> str:
 
 def trains(seed: int, ep: int, how: dict[str, Any], changes: dict[str, Any]) -> list[str]:
     """Two steps of Megatron's layer over ranks: what differs from one process with all of their tokens."""
-    groups, single = groups_of(ep)
+    groups, single = groups_of(ep, changes.get("tensor_model_parallel_size", 1))
     rank, first = groups.ep.rank(), groups.ep.rank() * E // ep
     torch.manual_seed(seed + dist.get_rank() // ep)
-    whole, mine = layer_of(config_of(1, **changes), how, single), layer_of(config_of(ep, **changes), how)
+    of_tokens = {"tensor_model_parallel_size", "sequence_parallel"}
+    alone = {key: value for key, value in changes.items() if key not in of_tokens}
+    whole, mine = layer_of(config_of(1, **alone), how, single), layer_of(config_of(ep, **changes), how)
+    called: list[nn.Module] = []
+    mine.experts.linear_fc1.register_forward_pre_hook(lambda module, args: called.append(module))
     share(mine, whole, first)
     found: list[str] = []
     if mine.token_dispatcher.ep_size != ep or len([*mine.experts.linear_fc1.parameters()]) * ep % E:
@@ -158,6 +165,8 @@ def trains(seed: int, ep: int, how: dict[str, Any], changes: dict[str, Any]) -> 
         # fp32 sums in another order
         if not bool(torch.linalg.vector_norm(total - expected) <= 2.0**-12 * torch.linalg.vector_norm(expected)):
             found.append(name)
+    if len(called) != 2:  # Megatron gathers parameters in such hooks
+        found.append("hooks")
     for name, buffer in mine.experts.named_buffers():
         of_every = whole.experts.get_buffer(name)
         if name.endswith("scale") and not torch.equal(buffer, of_every[..., first : first + E // ep]):

@@ -31,6 +31,7 @@ CASES = {
     "replicas, delayed scaling, postponed gradients": (
         2, octavo.DelayedScaling(history=3), {"later": {"delay_wgrad_compute": True}},
     ),
+    "parts of a sequence": (4, octavo.MXFP8(), {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
     "biases": (4, octavo.BlockScaling(), {"add_bias_linear": True}),
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import misfit
 from octavo_torch.adapters.megatron import TESTED, ExpertLinear, builders
+from octavo_torch.adapters.megatron_types import MoeConfig, ProcessGroups
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.moe import moe
 from octavo_torch.moe.call import MoeCall
@@ -61,7 +62,7 @@ def moe_layer(
     form: Literal["keep_all", "standard", "lean", "recompute"] = "standard",
     weight_codes: Literal["keep", "remake"] = "keep",
     exchange: Exchange | None = None,
-) -> type[Any]:
+) -> type[Layer]:
     """A class in the place of Megatron's MoELayer; the experts of its submodules are replaced.
 
     recipe, backend, seed          as in octavo_torch.adapters.megatron.builders
@@ -83,14 +84,19 @@ class Layer(MoELayer):  # type: ignore[misc]
     `ModuleSpec(..., params={"pg_collection": groups})`.
     """
 
-    experts_spec: Any
+    experts_spec: ModuleSpec
 
     def __init__(
-        self, config: Any, submodules: Any = None, layer_number: int | None = None, pg_collection: Any = None
+        self,
+        config: MoeConfig,
+        submodules: object,
+        layer_number: int | None = None,
+        pg_collection: ProcessGroups | None = None,
     ) -> None:
-        groups = get_default_pg_collection() if pg_collection is None else pg_collection
+        groups: ProcessGroups = get_default_pg_collection() if pg_collection is None else pg_collection
         check_config(config, groups)
-        super().__init__(config, replace(submodules, experts=self.experts_spec), layer_number, groups)
+        with_ours = replace(submodules, experts=self.experts_spec)  # type: ignore[type-var]
+        super().__init__(config, with_ours, layer_number, groups)
         self.token_dispatcher = AtHome(config, groups)
 
 
@@ -160,7 +166,9 @@ class Experts(TEGroupedMLP):  # type: ignore[misc]
 
     options: Options
 
-    def __init__(self, num_local_experts: int, config: Any, submodules: Any, pg_collection: Any) -> None:
+    def __init__(
+        self, num_local_experts: int, config: MoeConfig, submodules: object, pg_collection: ProcessGroups
+    ) -> None:
         super().__init__(num_local_experts, config, submodules, pg_collection)
         group = pg_collection.ep
         self._group = None if group is None or group.size() == 1 else ExpertGroup(group)
@@ -191,7 +199,7 @@ class Experts(TEGroupedMLP):  # type: ignore[misc]
         return moe.run(tokens, w1, w2, moe.Routed(choices, weights, bias1, bias2), call), None
 
 
-def activation_of(config: Any) -> str:
+def activation_of(config: MoeConfig) -> str:
     """The name in `moe_mlp` of what a TransformerConfig computes between both layers; ValueError for something else."""
     functional = nn.functional
     plain = (config.activation_func_clamp_value, config.glu_linear_offset) == (None, 0.0)
@@ -212,7 +220,7 @@ def activation_of(config: Any) -> str:
     )
 
 
-def check_config(config: Any, groups: Any) -> None:
+def check_config(config: MoeConfig, groups: ProcessGroups) -> None:
     """ValueError for what a layer whose tokens move inside of it cannot follow."""
     parts = 1 if groups.expt_tp is None else groups.expt_tp.size()
     graphed = {scope.name for scope in config.cuda_graph_scope}

@@ -17,15 +17,23 @@ routed_experts    every `RoutedExperts` is one `moe_mlp`, from tokens to combine
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from octavo_torch.adapters.grouped_mm import misfit
-from octavo_torch.adapters.torchtitan_routed import Options, formula_of, local, product_of, routed_class
+from octavo_torch.adapters.torchtitan_routed import (
+    ExchangeArguments,
+    Options,
+    formula_of,
+    local,
+    product_of,
+    routed_class,
+)
+from octavo_torch.adapters.torchtitan_types import OurConfig, RoutedConfig, owner_of
 
 TESTED = "0.3.0"
 
@@ -42,12 +50,12 @@ if not hasattr(GroupedExperts, "_grouped_mm"):
 
 
 @lru_cache(maxsize=64)
-def experts_class(parent: type) -> Any:
+def experts_class(parent: type) -> type:
     """A subclass of `parent`, a GroupedExperts class, with our product; its Config adds `recipe`, `seed`, `backend`.
 
     recipe    a recipe's name or its JSON text; seed, backend as in GroupedMM
     """
-    parent_config: Any = parent.Config  # type: ignore[attr-defined]
+    parent_config: type = parent.Config  # type: ignore[attr-defined]
 
     class OctavoExperts(parent):  # type: ignore[misc,valid-type,unused-ignore]
         @dataclass(kw_only=True, slots=True)
@@ -56,7 +64,7 @@ def experts_class(parent: type) -> Any:
             seed: int | None = None
             backend: str | Sequence[str] | None = None
 
-        def __init__(self, config: Any) -> None:
+        def __init__(self, config: OurConfig) -> None:
             super().__init__(config)
             self._product = product_of(config.recipe, config.seed, config.backend)
 
@@ -69,27 +77,27 @@ def experts_class(parent: type) -> Any:
 
 @override(target=GroupedExperts.Config, description="Octavo's grouped GEMM in routed experts")  # type: ignore[untyped-decorator,unused-ignore]
 def grouped_experts(
-    config: Any, *, recipe: str, seed: int | None = None, backend: str | Sequence[str] | None = None
-) -> Any:
+    config: object, *, recipe: str, seed: int | None = None, backend: str | Sequence[str] | None = None
+) -> object:
     """The configuration of the same experts with our product.
 
     Raises ValueError or OctavoError for arguments that do not fit.
     """
     product_of(recipe, seed, backend)  # refuses here, while the command line is parsed
-    return _like(config, experts_class(type(config)._owner), recipe=recipe, seed=seed, backend=backend)
+    return _like(config, experts_class(owner_of(config)), recipe=recipe, seed=seed, backend=backend)
 
 
 @override(target=RoutedExperts.Config, description="Octavo's MoE layer, over ranks, too")  # type: ignore[untyped-decorator,unused-ignore]
 def routed_experts(
-    config: Any,
+    config: RoutedConfig,
     *,
     recipe: str,
     seed: int | None = None,
     backend: str | Sequence[str] | None = None,
     form: Literal["keep_all", "standard", "lean", "recompute"] = "standard",
     weight_codes: Literal["keep", "remake"] = "keep",
-    exchange: Mapping[str, Any] | None = None,
-) -> Any:
+    exchange: ExchangeArguments | None = None,
+) -> object:
     """The configuration of the same experts as one `moe_mlp`.
 
     recipe               its name or its JSON text
@@ -103,12 +111,14 @@ def routed_experts(
     formula_of(config.inner_experts)
     options = Options(form, weight_codes, {} if exchange is None else exchange)
     return _like(
-        config, routed_class(type(config)._owner), recipe=recipe, seed=seed, backend=backend, options=options,
+        config, routed_class(owner_of(config)), recipe=recipe, seed=seed, backend=backend, options=options,
         token_dispatcher=local(config.token_dispatcher),
     )  # fmt: skip
 
 
-def _like(config: Any, owner: Any, **changes: Any) -> Any:
+def _like(config: object, owner: type, **changes: object) -> object:
     """The Config of `owner` with the fields of `config` and these."""
-    given = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
-    return owner.Config(**(given | changes))
+    of_dataclass = fields(config)  # type: ignore[arg-type]
+    given = {field.name: getattr(config, field.name) for field in of_dataclass if field.init}
+    made: object = owner.Config(**(given | changes))  # type: ignore[attr-defined]
+    return made

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -20,10 +20,17 @@ from torch.distributed.tensor import DTensor
 
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM
+from octavo_torch.adapters.torchtitan_types import Dims, Dispatcher, Experts, OurConfig, RoutedConfig, owner_of
 from octavo_torch.arrays.checks import brief
 from octavo_torch.moe.forms import Form, WeightCodes, check_form, check_weight_codes
 from octavo_torch.moe.moe import moe_mlp
-from octavo_torch.moe.parallel.options import Exchange
+from octavo_torch.moe.parallel.options import Exchange, Returns
+
+
+class OurRoutedConfig(OurConfig, RoutedConfig, Protocol):
+    """The configuration of RoutedExperts with what the override adds."""
+
+    options: Options
 
 
 class Formula(NamedTuple):
@@ -51,8 +58,13 @@ _LIMIT = 7.0
 """Of clamped_swiglu."""
 
 
-_EXCHANGE = {"payload", "returns", "rows", "pair_rows"}
-"""What of an Exchange fits on a command line."""
+class ExchangeArguments(TypedDict, total=False):
+    """What of an Exchange fits on a command line."""
+
+    payload: str | None
+    returns: Returns
+    rows: int | None
+    pair_rows: int | None
 
 
 @dataclass(frozen=True)
@@ -64,19 +76,19 @@ class Options:
 
     form: Form = "standard"
     weight_codes: WeightCodes = "keep"
-    exchange: Mapping[str, Any] = field(default_factory=dict)
+    exchange: ExchangeArguments = field(default_factory=ExchangeArguments)
 
     def __post_init__(self) -> None:
         check_form(self.form)
         check_weight_codes(self.weight_codes)
-        if not isinstance(self.exchange, Mapping) or not {*self.exchange} <= _EXCHANGE:
+        if not isinstance(self.exchange, Mapping) or not {*self.exchange} <= {*ExchangeArguments.__annotations__}:
             raise ValueError(
                 f"exchange is {brief(self.exchange)}; give an object of payload, returns, rows and pair_rows, as "
                 "octavo_torch.Exchange has them, or leave it out"
             )
-        self.how()
+        self.to_exchange()
 
-    def how(self) -> Exchange:
+    def to_exchange(self) -> Exchange:
         """The Exchange."""
         return Exchange(**self.exchange)
 
@@ -86,11 +98,12 @@ def product_of(recipe: str, seed: int | None = None, backend: str | Sequence[str
     return GroupedMM(Recipe.from_json(recipe) if recipe.lstrip().startswith("{") else recipe, seed, backend)
 
 
-def formula_of(config: Any) -> Formula:
+def formula_of(config: object) -> Formula:
     """Of experts by their configuration; ValueError for experts that compute otherwise than torchtitan's own."""
-    owner = type(config)._owner
-    formula = _FORMULAS.get(owner.forward.__qualname__)
-    if formula is None or owner._grouped_mm.__qualname__ != "GroupedExperts._grouped_mm":
+    owner = owner_of(config)
+    forward, product = (getattr(owner, name).__qualname__ for name in ("forward", "_grouped_mm"))
+    formula = _FORMULAS.get(forward)
+    if formula is None or product != "GroupedExperts._grouped_mm":
         raise ValueError(
             f"inner_experts is {owner.__qualname__}, whose forward or product is its own; routed_experts takes "
             "GroupedExperts and GptOssGroupedExperts: leave out the converter or override that changes them, or use "
@@ -105,22 +118,23 @@ def formula_of(config: Any) -> Formula:
     return formula
 
 
-def local(dispatcher: Any) -> Any:
+def local(dispatcher: Dispatcher) -> object:
     """The configuration of a dispatcher that sends nothing and reserves no buffers: `moe_mlp` does all of that."""
     from torchtitan.models.common.token_dispatcher import (  # type: ignore[import-not-found,unused-ignore]
         LocalTokenDispatcher,
     )
 
-    return LocalTokenDispatcher.Config(num_experts=dispatcher.num_experts, top_k=dispatcher.top_k)
+    made: object = LocalTokenDispatcher.Config(num_experts=dispatcher.num_experts, top_k=dispatcher.top_k)
+    return made
 
 
 @lru_cache(maxsize=64)
-def routed_class(parent: type) -> Any:
+def routed_class(parent: type) -> type:
     """A subclass of `parent`, a RoutedExperts class, as one `moe_mlp`.
 
     Its Config adds `recipe`, a name or JSON text, `seed` and `backend` as in GroupedMM, and `options`.
     """
-    parent_config: Any = parent.Config  # type: ignore[attr-defined]
+    parent_config: type = parent.Config  # type: ignore[attr-defined]
 
     class OctavoRoutedExperts(parent):  # type: ignore[misc,valid-type,unused-ignore]
         @dataclass(kw_only=True, slots=True)
@@ -130,12 +144,13 @@ def routed_class(parent: type) -> Any:
             backend: str | Sequence[str] | None = None
             options: Options
 
-        def __init__(self, config: Any) -> None:
+        def __init__(self, config: OurRoutedConfig) -> None:
             super().__init__(config)
             self._product = product_of(config.recipe, config.seed, config.backend)
-            self._options, self._formula, self.ep = config.options, formula_of(config.inner_experts), None
+            self._options, self._formula = config.options, formula_of(config.inner_experts)
+            self.ep: DeviceMesh | None = None
 
-        def parallelize(self, parallel_dims: Any) -> None:
+        def parallelize(self, parallel_dims: Dims) -> None:
             """torchtitan's sharding, and the ranks that share the experts."""
             mesh = parallel_dims.get_optional_mesh("ep")
             if self._formula.bias2 is not None and mesh is None and parallel_dims.tp_enabled:
@@ -157,10 +172,14 @@ def routed_class(parent: type) -> Any:
             """[B, L, D]: the sum over each token's choices of score times expert."""
             x, scores, choices = (value.flatten(0, 1) for value in (x_BLD, topk_scores_BLK, topk_expert_ids_BLK))
             # octavo_torch.convert gives experts another product
-            product = getattr(self.inner_experts._grouped_mm, "product", self._product)
+            product: GroupedMM = getattr(self.inner_experts._grouped_mm, "product", self._product)
+            formula, options = self._formula, self._options
+            weights, ep = _weights(self.inner_experts, formula, self.ep), self.ep
             y = moe_mlp(
-                x.bfloat16(), choices, scores, **_weights(self.inner_experts, self._formula, self.ep),
-                **_how(product, self._options, x.device), **_over(self.ep, self._options),
+                x.bfloat16(), choices, scores, weights.w1, weights.w2, bias1=weights.bias1, bias2=weights.bias2,
+                activation=formula.activation, interleave=formula.interleave, form=options.form,
+                weight_codes=options.weight_codes, seed=product.seed_on(x.device), ep=ep,
+                exchange=None if ep is None else options.to_exchange(), **product.how,
             )  # fmt: skip
             return y.type_as(x_BLD).view(x_BLD.shape)
 
@@ -168,13 +187,24 @@ def routed_class(parent: type) -> Any:
     return OctavoRoutedExperts
 
 
-def _weights(experts: Any, formula: Formula, ep: DeviceMesh | None) -> dict[str, Any]:
+class _Weights(NamedTuple):
+    w1: Tensor
+    w2: Tensor
+    bias1: Tensor | None
+    bias2: Tensor | None
+
+
+def _weights(experts: Experts, formula: Formula, ep: DeviceMesh | None) -> _Weights:
     """This rank's experts in bf16, in which torchtitan's compute, too."""
     ranks = 1 if ep is None else ep.size()
+    if ep is not None and torch.compiler.is_compiling():
+        raise ValueError(
+            f"torch.compile traces experts of {ranks} ranks, and a traced graph holds no exchange; leave the model out "
+            "of compile.components, or use octavo_torch.adapters.torchtitan.grouped_experts, where torchtitan "
+            "exchanges the tokens"
+        )
 
-    def own(name: str | None) -> Tensor | None:
-        if name is None:
-            return None
+    def own(name: str) -> Tensor:
         value: Tensor = getattr(experts, name)
         value = value.to_local() if isinstance(value, DTensor) else value
         if value.shape[0] * ranks != experts.num_experts:
@@ -185,30 +215,6 @@ def _weights(experts: Any, formula: Formula, ep: DeviceMesh | None) -> dict[str,
             )
         return value.bfloat16()
 
-    gate, *up = (own(name) for name in formula.first)
-    return {
-        "w1": torch.cat((gate, *up), 1) if up else gate,
-        "w2": own(formula.second),
-        "bias1": own(formula.bias1),
-        "bias2": own(formula.bias2),
-        "activation": formula.activation,
-        "interleave": formula.interleave,
-    }
-
-
-def _how(product: GroupedMM, options: Options, device: torch.device) -> dict[str, Any]:
-    form = {"form": options.form, "weight_codes": options.weight_codes}
-    return {**product.how, **form, "seed": product.seed_on(device)}
-
-
-def _over(ep: DeviceMesh | None, options: Options) -> dict[str, Any]:
-    """The ranks that share the experts, where there are several."""
-    if ep is None:
-        return {}
-    if torch.compiler.is_compiling():
-        raise ValueError(
-            f"torch.compile traces experts of {ep.size()} ranks, and a traced graph holds no exchange; leave the model "
-            "out of compile.components, or use octavo_torch.adapters.torchtitan.grouped_experts, where torchtitan "
-            "exchanges the tokens"
-        )
-    return {"ep": ep, "exchange": options.how()}
+    first = [own(name) for name in formula.first]
+    bias1, bias2 = (None if name is None else own(name) for name in (formula.bias1, formula.bias2))
+    return _Weights(first[0] if len(first) == 1 else torch.cat(first, 1), own(formula.second), bias1, bias2)

@@ -203,8 +203,8 @@ class MoE(Experts):
 
         if self.ep is not None:
             given = tokens, routed.choices, routed.weights
-            of_others = [p for one in adapters if isinstance(one, nn.Module) for p in one.parameters()]
-            trains = any(parameter.requires_grad for parameter in (*self.parameters(), *of_others))
+            parts: tuple[object, ...] = (self, *adapters)
+            trains = any(p.requires_grad for part in parts if isinstance(part, nn.Module) for p in part.parameters())
             return through_ranks(
                 given, self.num_groups, experts, journey_apart(call, self, given, trains),
                 recompute=self.form == "recompute", backend=self.backend,
