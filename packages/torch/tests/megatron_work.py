@@ -12,7 +12,7 @@ from moe_layers import REFERENCE
 from torch import Tensor, nn
 
 import octavo
-from octavo_torch import ExchangeError, update_scales
+from octavo_torch import ExchangeError, add_lora, convert, update_scales
 from octavo_torch.moe.parallel import group as parallel_group
 
 E, C, K, F, S, B = 8, 3, 64, 48, 5, 2
@@ -251,3 +251,18 @@ def ends(grace: float) -> tuple[str, float]:
     except ExchangeError as error:
         return str(error), time.monotonic() - start
     return "", 0.0
+
+
+def refusals() -> tuple[str, str]:
+    """What is said of layers of experts that differ, and of adapters in one of them."""
+    _, groups = groups_of(1)
+    told = []
+    for change in (lambda fc1: convert(fc1, octavo.BlockScaling()), lambda fc1: add_lora(fc1, 2)):
+        layer = layer_of(config_of(1), {"recipe": octavo.MXFP8()}, groups)
+        change(layer.experts.linear_fc1)
+        try:
+            layer(exact(S, B, K))
+            told.append("")
+        except ValueError as error:
+            told.append(str(error))
+    return told[0], told[1]

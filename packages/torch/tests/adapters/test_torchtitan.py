@@ -196,6 +196,16 @@ def test_arguments_of_routed_experts(arguments: dict[str, Any], error: str) -> N
 
 
 @needs_torchtitan
+def test_one_override_at_a_time() -> None:
+    """torchtitan refuses two that replace parts of each other."""
+    from torchtitan.config.override import OverrideConfig, apply_overrides
+
+    both = [(name, {"recipe": "mxfp8"}) for name in (OVERRIDE, titan_work.OVERRIDE)]
+    with pytest.raises(ValueError, match="an ancestor of"):
+        apply_overrides(OverrideConfig(imports=both), titan_work.config_of(None))
+
+
+@needs_torchtitan
 def test_experts_that_compute_otherwise() -> None:
     """Another converter's product, another limit of the clamp, and parameters that FSDP has not gathered are told."""
     from octavo_torch.adapters.torchtitan import grouped_experts, routed_experts
@@ -210,6 +220,10 @@ def test_experts_that_compute_otherwise() -> None:
     config.inner_experts.swiglu_limit = 5.0
     with pytest.raises(ValueError, match=r"swiglu_limit is 5\.0 and clamped_swiglu's 7\.0"):
         routed_experts(config, recipe="mxfp8")
+    routed = titan_work.config_of({"recipe": "mxfp8"}, gpt_oss=True).build().routed_experts
+    dims = SimpleNamespace(tp=2, tp_enabled=True, get_optional_mesh=lambda name: None)
+    with pytest.raises(ValueError, match="tensor parallelism of 2 ranks splits experts with biases"):
+        routed.parallelize(dims)
     layer = layers({"recipe": "mxfp8"})[0]
     with torch.no_grad():
         layer.routed_experts.inner_experts.w2_EDF.set_(torch.randn(4, titan_work.D, titan_work.F))

@@ -178,6 +178,11 @@ class Experts(TEGroupedMLP):  # type: ignore[misc]
         """One exchange away, both layers, and one exchange back; no bias is left to add."""
         fc1, fc2 = self.linear_fc1, self.linear_fc2
         (w1, bias1), (w2, bias2) = fc1(), fc2()
+        if fc1.recipe is not fc2.recipe and fc1.recipe != fc2.recipe:
+            raise ValueError(
+                f"the recipes of the experts' layers are {fc1.recipe.kind} ({fc1.recipe.fingerprint}) and "
+                f"{fc2.recipe.kind} ({fc2.recipe.fingerprint}), and moe_layer runs both as one; convert both"
+            )
         state1, state2 = fc1.delayed_state, fc2.delayed_state
         stores = fc1.delayed_wgrad, fc2.delayed_wgrad
         call = MoeCall(
