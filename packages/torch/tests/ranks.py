@@ -30,8 +30,12 @@ IMPORTED_ONCE = [
     "octavo_torch.reference.backend",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
+    "torchtitan.models.gpt_oss.moe",
+    "torchtitan.distributed.fsdp",
+    "megatron.core.transformer.moe.moe_layer",
 ]
-"""What ranks are forked with. Each would import it within its first call, whose seconds are the watchdog's."""
+"""What ranks are forked with, where it is installed. Each would import it within its first call, whose seconds are the
+watchdog's."""
 
 device = "cpu"
 """In a rank: where its tensors are."""

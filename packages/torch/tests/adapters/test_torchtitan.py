@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import titan_work
 import torch
 from torch import Tensor
 
 import octavo
+import octavo_torch
 from octavo_torch.adapters.grouped_mm import AdapterError, GroupedMM
 
 INSTALLED = find_spec("torchtitan") is not None
 needs_torchtitan = pytest.mark.skipif(
     not INSTALLED, reason="torchtitan is not installed; `nox -s adapters` installs it"
 )
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, which torchtitan imports
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch's own, which torchtitan imports
+    pytest.mark.filterwarnings("ignore:In CPU autocast"),  # its router asks for fp32
+]
 
 E, D, F, R = 3, 32, 48, 24
 COUNTS = [9, 0, 12]
@@ -123,3 +129,103 @@ def test_one_compiled_graph_and_a_trace(backend: str | None, rng: np.random.Gene
     others = torch.tensor([0, R, R], dtype=torch.int32)
     assert torch.equal(traced(a, w, others), seam(a, w, others))
     assert any("octavo" in str(node.target) for node in traced.graph.nodes)
+
+
+def layers(arguments: dict[str, Any], gpt_oss: bool = False) -> tuple[Any, Any]:
+    """torchtitan's MoE layer with `routed_experts`, and without, from the same parameters."""
+    made = [titan_work.config_of(how, gpt_oss=gpt_oss, shared=not gpt_oss).build() for how in (arguments, None)]
+    with torch.no_grad():
+        for parameter in made[0].parameters():
+            parameter.normal_(std=0.3)
+    made[1].load_state_dict(made[0].state_dict())  # the same names
+    return made[0], made[1]
+
+
+@needs_torchtitan
+@pytest.mark.parametrize("gpt_oss", [False, True], ids=["gated", "gpt-oss"])
+def test_routed_experts_compute_what_torchtitans_do(gpt_oss: bool, rng: np.random.Generator) -> None:
+    """In high precision, both in bf16: the result and every gradient, the router's among them."""
+    ours, theirs = layers({"recipe": "bf16"}, gpt_oss)
+    x, dy = torch.randn(2, 7, titan_work.D), torch.randn(2, 7, titan_work.D)
+    if gpt_oss:  # torchtitan's takes no other tokens
+        ours, theirs, x, dy = (value.bfloat16() for value in (ours, theirs, x, dy))
+    found = []
+    for layer in (ours, theirs):
+        leaf = x.clone().requires_grad_()
+        y = layer(leaf)
+        found.append([y, *torch.autograd.grad(y, (leaf, *layer.parameters()), dy)])
+    for one, other in zip(*found, strict=True):
+        # torchtitan rounds between its operations to bf16, by up to 2^-9 each
+        assert torch.linalg.vector_norm(one - other) <= 2.0**-6 * torch.linalg.vector_norm(other)
+
+
+@needs_torchtitan
+def test_routed_experts_are_compiled_and_converted(rng: np.random.Generator) -> None:
+    """In one process one graph, as torchtitan asks for; over ranks a refusal that says what to do; another recipe."""
+    routed = layers({"recipe": "mxfp8"})[0].routed_experts
+    x = torch.randn(2, 7, titan_work.D)
+    scores, choices = torch.rand(2, 7, 8).topk(titan_work.C)
+    given = (x, scores, choices, torch.bincount(choices.flatten(), minlength=8))
+    expected = routed(*given)
+    assert torch.equal(torch.compile(routed, fullgraph=True, backend="aot_eager")(*given), expected)
+    other = layers({"recipe": "fp8-current"})[0].routed_experts
+    other.load_state_dict(routed.state_dict())
+    assert octavo_torch.convert(routed, "fp8-current", backend="torch-reference") == ("inner_experts",)
+    assert torch.equal(routed(*given), other(*given))
+    assert not torch.equal(routed(*given), expected)
+    torch.compiler.reset()
+    routed.ep, routed.inner_experts.num_experts = SimpleNamespace(size=lambda: 2), 16
+    with pytest.raises(Exception, match=r"traces experts of 2 ranks.* leave the model out of compile\.components"):
+        torch.compile(routed, fullgraph=True, backend="eager")(*given)
+
+
+@needs_torchtitan
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"recipe": "delayed"}, "takes its scales from history"),
+        ({"recipe": "mxfp8", "form": "fast"}, "form is 'fast'"),
+        ({"recipe": "mxfp8", "exchange": {"ranks": 2}}, "give an object of payload, returns, rows and pair_rows"),
+        ({"recipe": "mxfp8", "exchange": {"payload": "nvfp4"}}, "has no scales of single rows"),
+    ],
+)
+def test_arguments_of_routed_experts(arguments: dict[str, Any], error: str) -> None:
+    """Before a model is built."""
+    with pytest.raises(ValueError, match=error):
+        titan_work.config_of(arguments)
+
+
+@needs_torchtitan
+def test_one_override_at_a_time() -> None:
+    """torchtitan refuses two that replace parts of each other."""
+    from torchtitan.config.override import OverrideConfig, apply_overrides
+
+    both = [(name, {"recipe": "mxfp8"}) for name in (OVERRIDE, titan_work.OVERRIDE)]
+    with pytest.raises(ValueError, match="an ancestor of"):
+        apply_overrides(OverrideConfig(imports=both), titan_work.config_of(None))
+
+
+@needs_torchtitan
+def test_experts_that_compute_otherwise() -> None:
+    """Another converter's product, another limit of the clamp, and parameters that FSDP has not gathered are told."""
+    from octavo_torch.adapters.torchtitan import grouped_experts, routed_experts
+
+    config = titan_work.config_of(None).routed_experts
+    config.inner_experts = grouped_experts(config.inner_experts, recipe="mxfp8")
+    with pytest.raises(
+        ValueError, match="OctavoGroupedExperts, whose forward or product is its own; routed_experts tak"
+    ):
+        routed_experts(config, recipe="mxfp8")
+    config = titan_work.config_of(None, gpt_oss=True).routed_experts
+    config.inner_experts.swiglu_limit = 5.0
+    with pytest.raises(ValueError, match=r"swiglu_limit is 5\.0 and clamped_swiglu's 7\.0"):
+        routed_experts(config, recipe="mxfp8")
+    routed = titan_work.config_of({"recipe": "mxfp8"}, gpt_oss=True).build().routed_experts
+    dims = SimpleNamespace(tp=2, tp_enabled=True, get_optional_mesh=lambda name: None)
+    with pytest.raises(ValueError, match="tensor parallelism of 2 ranks splits experts with biases"):
+        routed.parallelize(dims)
+    layer = layers({"recipe": "mxfp8"})[0]
+    with torch.no_grad():
+        layer.routed_experts.inner_experts.w2_EDF.set_(torch.randn(4, titan_work.D, titan_work.F))
+    with pytest.raises(ValueError, match="w2_EDF has 4 experts here and 1 rank share 8; gather them"):
+        layer(torch.randn(2, 7, titan_work.D))

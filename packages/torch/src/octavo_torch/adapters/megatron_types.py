@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Protocol
 
 import torch
@@ -23,6 +25,23 @@ class Config(Protocol):
     gradient_accumulation_fusion: bool
     delay_wgrad_compute: bool
     expert_model_parallel_size: int
+
+
+class MoeConfig(Config, Protocol):
+    """What a whole layer reads besides."""
+
+    activation_func: Callable[..., torch.Tensor]
+    activation_func_clamp_value: float | None
+    glu_linear_offset: float
+    gated_linear_unit: bool
+    moe_router_topk: int
+    moe_token_dispatcher_type: str
+    moe_shared_expert_overlap: bool
+    overlap_moe_expert_parallel_comm: bool
+    moe_pad_expert_input_to_capacity: bool
+    moe_apply_probs_on_input: bool
+    cuda_graph_impl: str
+    cuda_graph_scope: Sequence[Enum]
 
 
 class ProcessGroups(Protocol):

@@ -19,6 +19,8 @@ from octavo_torch.mlp.mlp import Extras
 from octavo_torch.moe import moe
 from octavo_torch.moe.call import MoeCall
 from octavo_torch.moe.forms import check_form, check_weight_codes
+from octavo_torch.moe.parallel.adapted import through_ranks
+from octavo_torch.moe.parallel.departure import journey_apart
 from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.permutation import through_rows
@@ -192,8 +194,6 @@ class MoE(Experts):
         adapters: Adapters,
     ) -> Tensor:
         """y with what adapters add: rows are gathered, pass the MLP, and are summed, each an operation of autograd."""
-        if self.ep is not None:
-            raise ValueError("the layer has adapters, and ep sends tokens to other ranks' experts; give one of them")
         w1, w2 = self.own_weights(weights)
 
         def experts(rows: Tensor, sizes: Tensor, probs: Tensor) -> Tensor:
@@ -201,6 +201,14 @@ class MoE(Experts):
             extras = Extras(probs, routed.bias1, routed.bias2, None if routed.bias2 is None else probs)
             return run_adapted(rows, w1, w2, sizes, extras, call, adapters)
 
+        if self.ep is not None:
+            given = tokens, routed.choices, routed.weights
+            parts: tuple[object, ...] = (self, *adapters)
+            trains = any(p.requires_grad for part in parts if isinstance(part, nn.Module) for p in part.parameters())
+            return through_ranks(
+                given, self.num_groups, experts, journey_apart(call, self, given, trains),
+                recompute=self.form == "recompute", backend=self.backend,
+            )  # fmt: skip
         return through_rows(
             tokens, routed.choices, routed.weights, self.num_groups, experts,
             recompute=self.form == "recompute", backend=self.backend,

@@ -29,10 +29,9 @@ from octavo_torch.moe.call import MoeCall, MoeOperands, MoveSet
 from octavo_torch.moe.forms import check_form, check_weight_codes, rows_plan
 from octavo_torch.moe.forward import arrive, forward
 from octavo_torch.moe.moves import moves_for, route_for
-from octavo_torch.moe.parallel.agreement import Signature, dtype_number, fingerprint, number_or_none
-from octavo_torch.moe.parallel.collective import CollectiveJourney
-from octavo_torch.moe.parallel.group import ExpertGroup, ExpertRanks, expert_group
-from octavo_torch.moe.parallel.options import RETURNS, Exchange, check_exchange
+from octavo_torch.moe.parallel.departure import Sides, check_eager, journey_for
+from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
+from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.plan import moe_plan_for
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.wgrad.postponed import DelayedWgrad
@@ -53,10 +52,7 @@ def apply(
     x: Tensor, w1: Weights | QuantizedWeight, w2: Weights | QuantizedWeight, routed: Routed, call: MoeCall
 ) -> Tensor:
     """`moe_mlp`, eagerly, where a seed may also be a SeedCounter; stores what it resolves in `call`."""
-    if call.ep is not None and contexts.transforms_active():
-        raise ValueError(
-            "ep was given inside of torch.func's transforms, which carry no tokens; use autograd's backward"
-        )
+    check_eager(call)
     if (contexts.autocast_anywhere() or contexts.transforms_active()) and contexts.matters(x):
         operands = {"x": x, "w1": w1, "w2": w2, **routed._asdict()}
         call.keep_states_in_place()
@@ -73,7 +69,9 @@ def apply(
     _resolve(call, name, arrays, Needed(needs[0], needs[1], needs[2], needs[0] or needs[1] or needs[3] or needs[4]))
     w1_leaf, w2_leaf = _settle(call, first, second, needs)
     if call.ep is not None:
-        call.journey = _journey(call, call.ep, arrays, choices.shape[1], needs)
+        sides = Sides(x.shape[1], arrays.w2.shape[2], arrays.w2.shape[1], arrays.w1.shape[0])
+        gradients = needs[0] + 2 * needs[3] + 4 * any(needs)
+        call.journey = journey_for(call, x, sides, choices.shape[1], gradients)
     if any(needs):
         anchors = [anchor for anchor in (anchor_of(call.fc1), anchor_of(call.fc2)) if anchor is not None]
         return moe_function(call, choices, x, w1_leaf, w2_leaf, *arrays[3:], anchors[0] if anchors else None)
@@ -103,34 +101,6 @@ def _resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed:
         call.group_offset += call.ep.rank * int(w1.shape[0])
     call.moves = MoveSet(route_for(x, int(w1.shape[0]), call.backend), of_rows, results, values)
     call.set_experts(call.moe.forward, block)
-
-
-def _journey(
-    call: MoeCall, group: ExpertGroup, arrays: MoeOperands, choices: int, needs: list[bool]
-) -> CollectiveJourney:
-    """What carries this call's tokens to the other ranks' experts."""
-    x, exchange = arrays.x, check_exchange(call.exchange)
-    if x.is_meta:
-        raise ValueError("x is on meta and has no values to exchange; give tokens on the ranks' device")
-    left_out = exchange.left_out
-    if left_out is not None and left_out.device != x.device:
-        raise ValueError(f"left_out is on {left_out.device} and x on {x.device}; move it there")
-    signature = Signature(
-        in_features=x.shape[1],
-        hidden_features=arrays.w2.shape[2],
-        out_features=arrays.w2.shape[1],
-        experts=arrays.w1.shape[0],
-        choices=choices,
-        dtype=dtype_number(x.dtype),
-        recipe=fingerprint(call.recipe),
-        payload=fingerprint(exchange.travels_as),
-        returns=RETURNS.index(exchange.returns),
-        rows=number_or_none(exchange.rows),
-        pair_rows=number_or_none(exchange.pair_rows),
-        tokens=number_or_none(None if exchange.rows is None else x.shape[0]),
-        gradients=needs[0] + 2 * needs[3] + 4 * any(needs),
-    )
-    return CollectiveJourney(group, exchange, signature, route_for(x, group.ranks, call.backend), call.backend)
 
 
 def _settle(call: MoeCall, first: Parameters, second: Parameters, needs: list[bool]) -> tuple[Tensor, Tensor]:
@@ -173,11 +143,7 @@ def run(
     """`apply`; under torch.compile as a part of the one graph."""
     if not _is_compiling():
         return apply(x, w1, w2, routed, call)
-    if call.ep is not None:
-        raise ValueError(
-            "ep was given to a MoE layer that torch.compile traces, and a traced graph holds no exchange; call the "
-            "layer in a function under torch.compiler.disable"
-        )
+    check_eager(call)
     return _in_graph(x, w1, w2, **routed._asdict(), **call.present())
 
 

@@ -1,0 +1,128 @@
+"""Experts over ranks with adapters: away, whatever runs on their rows, and home, each an operation of autograd.
+
+Forward:   tokens and weights -> journey -> rows of this rank's experts  ->  experts  ->  rows -> journey -> tokens
+Backward:  dy -> journey -> rows  ->  the experts' gradients  ->  rows -> journey -> dx and the weights' gradients
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from octavo_torch.compiler.autograd_context import AutogradContext
+from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
+from octavo_torch.moe.moves import Moves, moves_for, route_for
+from octavo_torch.moe.parallel.journey import Journey
+from octavo_torch.moe.permutation_autograd import Places
+
+Names = str | tuple[str, ...] | None
+
+
+class _Trip:
+    """One journey, and where it has put the rows of this rank's experts.
+
+    sizes, places   int [G] and Places of the rows, from `depart` on
+    """
+
+    def __init__(self, journey: Journey, groups: int, backend: Names) -> None:
+        self.journey, self._groups, self.backend = journey, groups, backend
+        self.sizes: Tensor
+        self.places: Places
+
+    def depart(self, x: Tensor, weights: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows [M, K] and fp32 [M], what each counts."""
+        arrived = self.journey.away(x, weights, choices)
+        sizes, *parts = route_for(arrived.x, self._groups, self.backend)(arrived.choices, self._groups)
+        self.sizes, self.places = self.journey.bound(sizes, Places(*parts))
+        rows = moves_for(arrived.x, self.backend).permute_rows(arrived.x, *self.places, None)
+        values = arrived.weights.reshape(-1, 1)
+        probs = moves_for(values, self.backend).permute_rows(values, *self._by_choice(), None)
+        return rows, probs.view(-1)
+
+    def home_weights(self, dprobs: Tensor) -> Tensor:
+        """The gradient of the choices' weights, fp32 [T, k]."""
+        values = dprobs.float()[:, None]
+        _, position, routed = self._by_choice()
+        by_choice = moves_for(values, self.backend).combine_rows(values, position, routed, None)
+        return self.journey.home_weights(by_choice.view(self.places.position.shape))
+
+    def moves(self, rows: Tensor) -> Moves:
+        """Of rows like these."""
+        return moves_for(rows, self.backend)
+
+    def _by_choice(self) -> Places:
+        """Each choice as a token with one choice."""
+        order, position, routed = self.places
+        return Places(order, position.view(-1, 1), routed.view(-1, 1))
+
+
+class _Context(AutogradContext, Protocol):
+    trip: _Trip
+    dtype: torch.dtype
+
+
+class _Away(FirstOrderFunction):
+    """Tokens and their choices' weights to rows of this rank's experts."""
+
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, weights: Tensor, choices: Tensor, trip: _Trip) -> tuple[Tensor, Tensor]:
+        """Rows and probs."""
+        ctx.trip, ctx.dtype = trip, weights.dtype
+        return trip.depart(x, weights, choices)
+
+    @staticmethod
+    def backward(ctx: _Context, drows: Tensor, dprobs: Tensor) -> tuple[Tensor | None, ...]:
+        """Each choice's row back, summed at home; what is not asked for stays on every rank."""
+        check_no_graph(drows)
+        trip, (need_x, need_weights, *_) = ctx.trip, ctx.needs_input_grad
+        with torch.no_grad():
+            dx = trip.journey.home(trip.moves(drows), drows, trip.places) if need_x else None
+            dweights = trip.home_weights(dprobs).to(ctx.dtype) if need_weights else None
+        return dx, dweights, None, None
+
+
+class _Home(FirstOrderFunction):
+    """Rows of this rank's experts to the sums of the tokens that they are of."""
+
+    @staticmethod
+    def forward(ctx: _Context, rows: Tensor, trip: _Trip) -> Tensor:
+        """y [T, N]."""
+        ctx.trip = trip
+        return trip.journey.home(trip.moves(rows), rows, trip.places)
+
+    @staticmethod
+    def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor, None]:
+        """The rows of dy."""
+        check_no_graph(dy)
+        with torch.no_grad():
+            arrived = ctx.trip.journey.away_gradient(dy)
+            return ctx.trip.moves(arrived).permute_rows(arrived, *ctx.trip.places, None), None
+
+
+def through_ranks(
+    routed: tuple[Tensor, Tensor, Tensor],
+    groups: int,
+    experts: Callable[[Tensor, Tensor, Tensor], Tensor],
+    journey: Journey,
+    *,
+    recompute: bool = False,
+    backend: Names = None,
+) -> Tensor:
+    """y [T, N]: the journey away, `experts(rows, sizes, probs)` of this rank's `groups` experts, and the journey home.
+
+    routed      tokens [T, K], choices [T, k] among all experts, and weights [T, k]
+    recompute   the backward runs the experts again, of their rows: no token travels twice
+    """
+    x, choices, weights = routed
+    trip = _Trip(journey, groups, backend)
+    rows, probs = _Away.apply(x, weights, choices, trip)  # type: ignore[no-untyped-call]
+    if recompute and torch.is_grad_enabled():
+        made: Tensor = checkpoint(experts, rows, trip.sizes, probs, use_reentrant=False)
+    else:
+        made = experts(rows, trip.sizes, probs)
+    y: Tensor = _Home.apply(made, trip)  # type: ignore[no-untyped-call]
+    return y

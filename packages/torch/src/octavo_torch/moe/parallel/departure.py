@@ -1,0 +1,87 @@
+"""The journey of a call: what its ranks have to agree on, read off the call, and where none can start."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo_torch.linear import contexts
+from octavo_torch.mlp.experts import Experts
+from octavo_torch.moe.arguments import check_choices, check_weights
+from octavo_torch.moe.call import MoeCall
+from octavo_torch.moe.moves import route_for
+from octavo_torch.moe.parallel.agreement import Signature, dtype_number, fingerprint, number_or_none
+from octavo_torch.moe.parallel.collective import CollectiveJourney
+from octavo_torch.moe.parallel.options import RETURNS, check_exchange
+
+
+class Sides(NamedTuple):
+    """Of a layer over ranks; `experts` are a rank's own."""
+
+    in_features: int
+    hidden_features: int
+    out_features: int
+    experts: int
+
+
+def check_eager(call: MoeCall) -> None:
+    """ValueError where tokens would have to travel from inside a compiler's trace, or a transform."""
+    if call.ep is None:
+        return
+    if torch.compiler.is_compiling():
+        raise ValueError(
+            "ep was given to a MoE layer that torch.compile traces, and a traced graph holds no exchange; call the "
+            "layer in a function under torch.compiler.disable"
+        )
+    if contexts.transforms_active():
+        raise ValueError(
+            "ep was given inside of torch.func's transforms, which carry no tokens; use autograd's backward"
+        )
+
+
+def journey_for(call: MoeCall, x: Tensor, sides: Sides, choices: int, gradients: int) -> CollectiveJourney:
+    """What carries the tokens x of a call to the other ranks' experts; `gradients` as Signature has them."""
+    group, exchange = call.ep, check_exchange(call.exchange)
+    assert group is not None
+    if x.is_meta:
+        raise ValueError("x is on meta and has no values to exchange; give tokens on the ranks' device")
+    left_out = exchange.left_out
+    if left_out is not None and left_out.device != x.device:
+        raise ValueError(f"left_out is on {left_out.device} and x on {x.device}; move it there")
+    signature = Signature(
+        **sides._asdict(),
+        choices=choices,
+        dtype=dtype_number(x.dtype),
+        recipe=fingerprint(call.recipe),
+        payload=fingerprint(exchange.travels_as),
+        returns=RETURNS.index(exchange.returns),
+        rows=number_or_none(exchange.rows),
+        pair_rows=number_or_none(exchange.pair_rows),
+        tokens=number_or_none(None if exchange.rows is None else x.shape[0]),
+        gradients=gradients,
+    )
+    return CollectiveJourney(group, exchange, signature, route_for(x, group.ranks, call.backend), call.backend)
+
+
+def journey_apart(
+    call: MoeCall, layer: Experts, routed: tuple[Tensor, Tensor, Tensor], trains: bool
+) -> CollectiveJourney:
+    """That of a layer whose operations run apart, because it has adapters.
+
+    routed   tokens [T, K], choices [T, k] and weights [T, k]
+    trains   whether anything in the layer takes a gradient
+
+    Raises as moe_mlp does. The call counts experts from the first rank's on, for random bits.
+    """
+    check_eager(call)
+    x, choices, weights = routed
+    check_choices("choices", choices, x)
+    check_weights(weights, choices)
+    assert call.ep is not None
+    call.group_offset += call.ep.rank * layer.num_groups
+    sides = Sides(layer.in_features, layer.hidden_features, layer.out_features, layer.num_groups)
+    enabled = torch.is_grad_enabled()
+    needs = [enabled and x.requires_grad, enabled and weights.requires_grad, enabled and trains]
+    return journey_for(call, x, sides, choices.shape[1], needs[0] + 2 * needs[1] + 4 * any(needs))
