@@ -30,7 +30,8 @@ __device__ __forceinline__ ChoiceRow row_of(const Choices& choices, int64_t choi
   const bool routed = __ldg(choices.routed + choice) != 0;  // loaded at once, not after the row
   const bool inside = row >= 0 && row < choices.tokens * choices.each;
   const float weight = choices.weights == nullptr ? 1.0f : __ldg(choices.weights + choice);
-  return {row, inside, inside && routed, weight};
+  // a weight of nobody's choice may be anything, and adds nothing
+  return {row, inside, inside && routed, routed ? weight : 0.0f};
 }
 
 // One value, with the interface of a Pack.

@@ -39,9 +39,11 @@ def test_rows_stand_by_expert_in_the_order_of_choices(rng: np.random.Generator) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_round_trip_and_gradients(dtype: torch.dtype, rng: np.random.Generator) -> None:
-    """y and all gradients are fp32 sums in the order of choices, rounded once; NaN past the sum stays there."""
+    """y and all gradients are fp32 sums in the order of choices, rounded once; NaN past the sum, and as the weight of
+    a choice that is routed nowhere, stays there."""
     index = choices(rng)
-    x, w = torch.randn(T, K).to(dtype).requires_grad_(), torch.rand(T, C).requires_grad_()
+    x, w = torch.randn(T, K).to(dtype).requires_grad_(), torch.rand(T, C)
+    w = torch.where((index >= 0) & (index < G), w, torch.nan).requires_grad_()
     rows, sizes, routing = permute(x, index, G)
     used = int(sizes.sum())
     inside = torch.arange(T * C)[:, None] < used

@@ -60,11 +60,10 @@ def _combine_rows(rows: Tensor, position: Tensor, routed: Tensor, weights: Tenso
     total = torch.zeros((position.shape[0], rows.shape[1]), dtype=torch.float32, device=rows.device)
     for choice in range(position.shape[1]):
         part = rows.index_select(0, position[:, choice])
-        part = torch.where(routed[:, choice, None], part, 0)
-        if weights is None:
-            total += part
-        else:
-            total += part * weights[:, choice, None]
+        if weights is not None:
+            part = part * weights[:, choice, None]
+        # after the product: neither a row nor a weight of nobody's choice adds anything
+        total += torch.where(routed[:, choice, None], part, 0)
     return total.to(rows.dtype)
 
 

@@ -88,10 +88,13 @@ def test_permute_rows(case: Case, rng: Rng) -> None:
 
 @needs("combine_rows", variants.unquantized)
 def test_combine_rows(case: Case, rng: Rng) -> None:
-    """fp32 sums in the order of choices, rounded once; NaN past the sum stays there (faults 14, 18)."""
+    """fp32 sums in the order of choices, rounded once; NaN past the sum, and as the weight of nobody's choice, stays
+    there (faults 14, 18)."""
     index, weights = draw_choices(rng), draw_weights(rng)
     routing, rows = by_contract(index), draw(rng, (TOKENS * CHOICES, columns(rng)), case.dtype)
     rows[int(routing.sizes.sum()) :] = np.nan
+    if weights is not None:
+        weights[~routing.routed] = np.nan
     factors = None if weights is None else case.array(weights)
     y = case.plan("combine_rows").run(case.array(rows), *on_device(case, routing)[1:], factors)
     total = np.zeros((TOKENS, rows.shape[1]), np.float32)
