@@ -98,7 +98,8 @@ class InputArgs:
 
     Ragged rows need a plan; with matrix_rows N, x is `groups` matrices [N, cols], rows = groups * N.
     With `index` int64 [rows], x is [count, cols] and row i is its row index[i] // each; zeros where
-    index[i] is outside 0 to count * each - 1.
+    index[i] is outside 0 to count * each - 1. With `mxfp4_scales` uint8 [rows, cols / 32], matrices x are MXFP4's
+    codes, two per byte, and dtype is bfloat16: for CUDA, and E4M3 codes in square blocks of 128.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class InputArgs:
         index: int = 0,
         each: int = 1,
         count: int = 0,
+        mxfp4_scales: int = 0,
     ) -> None: ...
 
 class PlaneArgs:
