@@ -28,14 +28,16 @@ Error check_rule(const AdamWRule& rule) {
 
 Error check_arrays(const AdamWArrays& arrays) {
   if (arrays.rows < 0 || arrays.cols < 0) return invalid("rows or cols is negative; give the sides of the array");
-  if (arrays.rows > MAX_STRIDE || arrays.cols > MAX_STRIDE) return invalid("rows or cols is past 2^32; split the array");
+  if (arrays.rows > MAX_STRIDE || arrays.cols > MAX_STRIDE)
+    return invalid("rows or cols is past 2^32; split the array");
   if (arrays.rows > 0 && arrays.cols > MOST_ELEMENTS / arrays.rows) {
     return invalid("the array has more than 2^40 elements; split it");
   }
   if (!named(arrays.master_dtype, DType::bf16) || arrays.master_dtype == DType::f16) {
     return invalid("master_dtype is not f32 or bf16 (0 or 2); give one of these");
   }
-  if (!named(arrays.grad_dtype, DType::bf16)) return invalid("grad_dtype is not a valid DType; give f32, f16 or bf16 (0 to 2)");
+  if (!named(arrays.grad_dtype, DType::bf16))
+    return invalid("grad_dtype is not a valid DType; give f32, f16 or bf16 (0 to 2)");
   if (!named(arrays.values_dtype, DType::bf16) || arrays.values_dtype == DType::f32) {
     return invalid("values_dtype is not f16 or bf16 (1 or 2); give one of these");
   }
@@ -52,7 +54,8 @@ Error check_arrays(const AdamWArrays& arrays) {
       return invalid("a moment is null or not aligned to its elements, or its tops to 4 bytes; give [rows, cols]");
     }
   }
-  if (!aligned(arrays.values, 2)) return invalid("values is not aligned to 2 bytes; it is [rows, cols] of values_dtype");
+  if (!aligned(arrays.values, 2))
+    return invalid("values is not aligned to 2 bytes; it is [rows, cols] of values_dtype");
   return {};
 }
 
@@ -67,7 +70,8 @@ Error check_codes(const AdamWArrays& arrays, const AdamWCodes& codes) {
   }
   for (const Plane* plane : {&codes.rowwise, &codes.columnwise}) {
     if (plane->codes == nullptr) continue;
-    if (!named(plane->layout, Layout::native)) return invalid("layout is not a valid Layout; give plain or native (0 or 1)");
+    if (!named(plane->layout, Layout::native))
+      return invalid("layout is not a valid Layout; give plain or native (0 or 1)");
     if (!aligned(plane->codes, 16) || !given(plane->scales, 4)) {
       return invalid("codes are not aligned to 16 bytes, or their scales are null or not aligned to 4; give both");
     }

@@ -15,7 +15,9 @@ bool aligned_to(const void* pointer, uintptr_t bytes) { return reinterpret_cast<
 // Whether every four elements stand at an address of whole fours.
 bool is_wide(const StepArgs& args) {
   const AdamWArrays& arrays = args.step.arrays;
-  const auto fours = [](const void* pointer, int bytes) { return aligned_to(pointer, 4u * static_cast<unsigned>(bytes)); };
+  const auto fours = [](const void* pointer, int bytes) {
+    return aligned_to(pointer, 4u * static_cast<unsigned>(bytes));
+  };
   const int moment_bytes = args.step.in_blocks() ? 1 : 4;
   return arrays.cols % 4 == 0 && args.limit % 4 == 0 && fours(arrays.master, dtype_bytes(arrays.master_dtype)) &&
          fours(arrays.grad, dtype_bytes(arrays.grad_dtype)) && fours(arrays.moment[0], moment_bytes) &&

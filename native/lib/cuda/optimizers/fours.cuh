@@ -118,8 +118,8 @@ __device__ __forceinline__ uint2 rounded_halves(DType dtype, const float (&value
 }
 
 // A lane's random bits in a pair of rows: two words for each row, of which element i has half i % 2 of word i / 2. A
-// counter is of eight columns, so of two lanes: the even one works out the upper row's, the odd one the lower row's, and
-// they swap halves.
+// counter is of eight columns, so of two lanes: the even one works out the upper row's, the odd one the lower row's,
+// and they swap halves.
 struct PairDraws {
   uint32_t word[2][2];
   __device__ uint32_t draw(int row, int i) const { return word[row][i / 2] >> (16 * (i % 2)) & 0xFFFFu; }
@@ -128,7 +128,8 @@ struct PairDraws {
 __device__ __forceinline__ PairDraws pair_draws(const DrawKeys& keys, uint32_t row, uint32_t col, uint32_t step,
                                                 uint32_t stream) {
   const bool odd = threadIdx.x % 2;
-  const Words words = philox(row + (odd ? 1u : 0u), col / 8, step, stream, [&](int round) { return keys.round[round]; });
+  const Words words =
+      philox(row + (odd ? 1u : 0u), col / 8, step, stream, [&](int round) { return keys.round[round]; });
   PairDraws draws;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

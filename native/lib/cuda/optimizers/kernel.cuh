@@ -2,11 +2,12 @@
 //
 //   reads   gradient, moments, master, once
 //   writes  moments, master, and the master's values or codes in both planes
-//   bound   memory: 28 bytes per element for fp32 moments and master and a bf16 gradient, with two bytes of codes or values
+//   bound   memory: 28 bytes per element for fp32 moments and master and a bf16 gradient, with two bytes of codes or
+//   values
 //
-// A tile is 128 rows by 128 columns. A warp has 16 of its rows, two at a time; a lane four neighbouring columns of both,
-// so that every access of a warp to fp32 is 512 contiguous bytes, and a block of 128 moments is one warp's. CTAs are
-// persistent, because each works out the factors of the step for itself.
+// A tile is 128 rows by 128 columns. A warp has 16 of its rows, two at a time; a lane four neighbouring columns of
+// both, so that every access of a warp to fp32 is 512 contiguous bytes, and a block of 128 moments is one warp's. CTAs
+// are persistent, because each works out the factors of the step for itself.
 #pragma once
 
 #include "codes.cuh"
@@ -73,8 +74,8 @@ __device__ __forceinline__ void step_pair(Pair& pair, const AdamWScalars& scalar
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float grad = inverse_scale ? pair.grad[row][i] * scale : pair.grad[row][i];
-      const AdamWElement made = adamw_element({pair.master[row][i], {pair.moment[row][0][i], pair.moment[row][1][i]}},
-                                              grad, scalars);
+      const AdamWElement made =
+          adamw_element({pair.master[row][i], {pair.moment[row][0][i], pair.moment[row][1][i]}}, grad, scalars);
       // 0 / 0, where epsilon is 0, is no value of an element that does not exist
       pair.master[row][i] = live[row].at(i) ? made.master : 0.0f;
       pair.moment[row][0][i] = made.moment[0];

@@ -1,7 +1,7 @@
 // The entry point: the kernels that a call needs, in order, and the layout of the caller's workspace.
-#include "array_amax.cuh"
 #include "common/check.h"
 #include "cuda/device/launch.h"
+#include "cuda/reductions/array_amax.cuh"
 #include "cuda/reductions/dbias.h"
 #include "cuda/reductions/dprobs.h"
 #include "cuda/reductions/norm.h"
