@@ -18,6 +18,10 @@ from octavo_torch_triton.quantizers.planes import pattern
 
 _SIZE = 1024
 
+BLOCK_WARPS, UNIT_WARPS = 4, 8
+"""Of the kernels over panels. Maxima of columns cross warps, so few are fastest; on an H200 16 take up to twice as long,
+and fewer spill."""
+
 
 class Rows(NamedTuple):
     """The operand as kernels see it.
@@ -72,7 +76,7 @@ def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], turned: b
         quantize_blocks, rows.grid, rows.x, arguments,
         DTYPE=rows.dtype, FORMAT=spec.format, SCALES=spec.scale_format, POWER_OF_TWO=spec.power_of_two,
         BLOCK=spec.block_size, SQUARE=spec.square, TURNED=turned,
-        STACKED=rows.table is None, CAST=has_fp8_casts(rows.x), num_warps=8,
+        STACKED=rows.table is None, CAST=has_fp8_casts(rows.x), num_warps=BLOCK_WARPS,
     )  # fmt: skip
 
 
@@ -80,7 +84,7 @@ def nvfp4(
     spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], seed: Tensor | None, operand: int, group_offset: int
 ) -> None:
     """NVFP4: amax by group, of column data after their transform; then both planes in one pass."""
-    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None}
+    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None, "num_warps": UNIT_WARPS}
     amaxes: dict[str, Tensor] = {}
     plain: Tensor | None = None
     for direction in ("rowwise", "columnwise"):
@@ -123,7 +127,7 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
     of_groups = next(iter(amaxes.values())) if spec.scaling == "current" else None
     of_rows, of_columns = (amaxes.get("rowwise"), amaxes.get("columnwise")) if spec.scaling == "row" else (None, None)
     epsilon = pattern(spec.amax_epsilon)
-    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None}
+    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None, "num_warps": UNIT_WARPS}
     if amaxes:
         measured = (rows.x, of_groups, of_rows, of_columns, rows.table, *rows.shape)
         start(unit_amax, rows.grid, rows.x, measured, **how)
