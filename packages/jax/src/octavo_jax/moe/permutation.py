@@ -91,7 +91,6 @@ def sum_of_choices(rows: Array, position: Array, end: Array, *, dtype: DTypeLike
 def weighted_sum(rows: Array, weights: Array, position: Array, end: Array, *, dtype: DTypeLike) -> Array:
     """`sum_of_choices` of weights [T, k] times rows [R, N]."""
     rows, weights = barrier(rows, weights)
-    weights = jnp.where(position < end, weights, np.float32(0))  # those of what is left out may be anything
     parts = [weights[:, j, None] * row_of(rows, position[:, j], end) for j in range(position.shape[1])]
     (total,) = barrier(sum(parts[1:], start=parts[0]).astype(dtype))
     return total
