@@ -248,8 +248,9 @@ def layer_for(
     graph_safe: bool = False,
 ) -> Layer:
     """The resolved layer for operands that fit together, found by the recipe's identity: a recipe does not change."""
-    shape = tuple(map(int, w.shape))  # under torch.compile(dynamic=True) sizes are symbols, which have no hash
-    key = (id(recipe), x.dtype, shape, at_host, need_dx, need_dw, backend, graph_safe)
+    # under torch.compile(dynamic=True) sizes are symbols, which have no hash
+    dtype, shape = x.dtype, tuple(map(int, w.shape))
+    key = (id(recipe), dtype, shape, at_host, need_dx, need_dw, backend, graph_safe)
     layer = _layers.get(key)
     if layer is not None and layer.token is _state_token() and layer.recipe is recipe and x.device == layer.device:
         return layer
