@@ -18,10 +18,6 @@ from octavo_torch_triton.quantizers.planes import pattern
 
 _SIZE = 1024
 
-BLOCK_WARPS, UNIT_WARPS = 4, 8
-"""Of the kernels over panels. Maxima of columns cross warps, so few are fastest; on an H200 16 take up to twice as long,
-and fewer spill."""
-
 
 class Rows(NamedTuple):
     """The operand as kernels see it.
@@ -59,6 +55,12 @@ class Rows(NamedTuple):
         return self.columns, self.groups, self.panels, self.matrix_rows, self.stride
 
 
+def _warps(like: Tensor, fewest: int) -> int:
+    """Of a kernel over panels. Maxima of columns cross warps, so few are fastest: on an H200 four times as many take up
+    to twice as long. Chips that round to FP8 in integers have no registers for so few."""
+    return fewest if has_fp8_casts(like) else 2 * fewest
+
+
 def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], turned: bool) -> None:
     """Block scaling and MXFP8, square or not."""
     row_scale, column_scale = planes.get("rowwise_scale"), planes.get("columnwise_scale")
@@ -76,7 +78,7 @@ def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], turned: b
         quantize_blocks, rows.grid, rows.x, arguments,
         DTYPE=rows.dtype, FORMAT=spec.format, SCALES=spec.scale_format, POWER_OF_TWO=spec.power_of_two,
         BLOCK=spec.block_size, SQUARE=spec.square, TURNED=turned,
-        STACKED=rows.table is None, CAST=has_fp8_casts(rows.x), num_warps=BLOCK_WARPS,
+        STACKED=rows.table is None, CAST=has_fp8_casts(rows.x), num_warps=_warps(rows.x, 4),
     )  # fmt: skip
 
 
@@ -84,7 +86,7 @@ def nvfp4(
     spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], seed: Tensor | None, operand: int, group_offset: int
 ) -> None:
     """NVFP4: amax by group, of column data after their transform; then both planes in one pass."""
-    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None, "num_warps": UNIT_WARPS}
+    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None, "num_warps": _warps(rows.x, 8)}
     amaxes: dict[str, Tensor] = {}
     plain: Tensor | None = None
     for direction in ("rowwise", "columnwise"):
@@ -127,7 +129,7 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
     of_groups = next(iter(amaxes.values())) if spec.scaling == "current" else None
     of_rows, of_columns = (amaxes.get("rowwise"), amaxes.get("columnwise")) if spec.scaling == "row" else (None, None)
     epsilon = pattern(spec.amax_epsilon)
-    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None, "num_warps": UNIT_WARPS}
+    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None, "num_warps": _warps(rows.x, 8)}
     if amaxes:
         measured = (rows.x, of_groups, of_rows, of_columns, rows.table, *rows.shape)
         start(unit_amax, rows.grid, rows.x, measured, **how)
