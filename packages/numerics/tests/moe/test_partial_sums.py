@@ -38,4 +38,7 @@ def test_partial_sums_are_within_the_bound_and_a_fault_is_not(dtype: Any) -> Non
     assert (error <= bound).all()
     assert error.max() > 0
     short = (home - parts[0].astype(np.float32)).astype(dtype).astype(np.float64)
-    assert (np.abs(short - exact) > bound)[(ranks == 0).any(1)].mean() > 0.9
+    # what is left out is off by as much as it counts, less what rounding may hide
+    counts = np.abs(parts[0].astype(np.float64)) > 4 * bound
+    assert counts.any()
+    assert (np.abs(short - exact) > bound)[counts].all()
