@@ -16,7 +16,7 @@ from octavo_torch_triton.arrays.row_index import define
 from octavo_torch_triton.kernels import moves as kernels
 
 _ELEMENTS = 4096
-"""Tokens times columns of a program where rows are wide: two pieces of 16 bytes a thread in bf16."""
+"""Tokens times columns of a program where rows are wide: two pieces of 16 bytes per thread in bf16."""
 _MOST_COLUMNS, _MOST_TOKENS, _WARPS = 1024, 256, 8
 
 
