@@ -46,7 +46,7 @@ class Blocks:
 
     def by_rows(self) -> Blocks:
         """The same matrix with scales of single rows."""
-        scale = _whole(self.scale).repeat_interleave(self.block[0], 0)[: self.codes.shape[0]]
+        scale = as_bytes(self.scale).repeat_interleave(self.block[0], 0)[: self.codes.shape[0]]
         return Blocks(self.codes, scale.view(self.scale.dtype), (1, self.block[1]), self.factor)
 
     def rows(self, start: int, stop: int) -> Blocks:
@@ -59,14 +59,14 @@ class Blocks:
 
     def alternate(self) -> Blocks:
         """Rows of an even number first, then those of an odd one; for scales of single rows."""
-        codes, scale = (to_halves(_whole(one)[None], 1)[0].view(one.dtype) for one in (self.codes, self.scale))
+        codes, scale = (to_halves(as_bytes(one)[None], 1)[0].view(one.dtype) for one in (self.codes, self.scale))
         return Blocks(codes, scale, self.block, self.factor)
 
     def scale_of(self, unit: tuple[int, int]) -> Tensor | None:
         """Scales of units of (rows, columns), in the dtype that they have; None where a unit has several."""
         if unit == self.block:
             return self.scale
-        across = _across(_whole(self.by_rows().scale), self.block[1], unit[1], self.codes.shape[1])
+        across = _across(as_bytes(self.by_rows().scale), self.block[1], unit[1], self.codes.shape[1])
         down = None if across is None else _merged(across.T, unit[0])
         return None if down is None else down.T.contiguous().view(self.scale.dtype)
 
@@ -83,7 +83,7 @@ def join(parts: Sequence[Blocks]) -> Blocks:
     if any(part.codes.shape[0] % part.block[0] for part in parts[:-1]):
         parts = [part.by_rows() for part in parts]
     codes, scale = (
-        torch.cat([_whole(value) for value in values]).view(values[0].dtype)
+        torch.cat([as_bytes(value) for value in values]).view(values[0].dtype)
         for values in ([part.codes for part in parts], [part.scale for part in parts])
     )
     return Blocks(codes, scale, parts[0].block, factor)
@@ -99,8 +99,8 @@ def unpack(packed: Tensor) -> Tensor:
     return torch.stack((packed & 0xF, packed >> 4), -1).flatten(-2)
 
 
-def _whole(value: Tensor) -> Tensor:
-    """FP8 as bytes: few operations of torch take it."""
+def as_bytes(value: Tensor) -> Tensor:
+    """The tensor itself, or FP8 as uint8, since few operations of torch take FP8."""
     return value.view(torch.uint8) if value.element_size() == 1 else value
 
 

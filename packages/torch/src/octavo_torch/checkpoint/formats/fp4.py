@@ -12,7 +12,14 @@ from octavo_torch.arithmetic.casts import bits_of, e2m1_table, float_from, to_e2
 from octavo_torch.arrays.checks import brief
 from octavo_torch.checkpoint.codes import check_scales
 from octavo_torch.checkpoint.formats.blocks import Blocks, pack, unpack
-from octavo_torch.checkpoint.formats.layouts import Layout, check_matrix, check_range, check_said, needed_scale
+from octavo_torch.checkpoint.formats.layouts import (
+    Layout,
+    check_matrix,
+    check_range,
+    check_said,
+    compressed_tensors,
+    needed_scale,
+)
 
 _MX, _NV = 32, 16
 
@@ -99,13 +106,7 @@ class CompressedMxfp4(Layout):
         """As Layout says, with activations in high precision, which every engine of this format has."""
         weights = {"num_bits": 4, "type": "float", "symmetric": True, "dynamic": False, "strategy": "group"}
         weights |= {"group_size": _MX, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
-        return {
-            "quant_method": "compressed-tensors",
-            "format": "mxfp4-pack-quantized",
-            "quantization_status": "compressed",
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-            "ignore": plain,
-        }
+        return compressed_tensors("mxfp4-pack-quantized", {"weights": weights}, plain)
 
 
 def _refuses_mxfp4(spec: QuantizerSpec) -> str | None:

@@ -15,6 +15,7 @@ from octavo_torch.checkpoint.formats.layouts import (
     check_matrix,
     check_range,
     check_said,
+    compressed_tensors,
     needed_scale,
     scales_of,
 )
@@ -158,10 +159,5 @@ class CompressedTensors(Layout):
         elif strategy == "group":
             weights |= {"group_size": _MX, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
             rows |= {name: weights[name] for name in ("strategy", "group_size", "scale_dtype", "zp_dtype")}
-        return {
-            "quant_method": "compressed-tensors",
-            "format": _MXFP8 if strategy == "group" else "float-quantized",
-            "quantization_status": "compressed",
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": rows}},
-            "ignore": plain,
-        }
+        form = _MXFP8 if strategy == "group" else "float-quantized"
+        return compressed_tensors(form, {"weights": weights, "input_activations": rows}, plain)

@@ -69,6 +69,22 @@ def check_said(config: Mapping[str, object], key: str, allowed: tuple[object, ..
         )
 
 
+def compressed_tensors(form: str, groups: Mapping[str, object], plain: list[str]) -> dict[str, object]:
+    """The quantization_config of compressed-tensors.
+
+    form     its name of how tensors are stored
+    groups   what it says of "weights" and, where they are quantized, of "input_activations"
+    plain    names of modules in high precision
+    """
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], **groups}},
+        "ignore": plain,
+    }
+
+
 def check_matrix(name: str, value: Tensor, dtype: torch.dtype, axes: int = 2) -> None:
     """ValueError unless `value` is a matrix of codes of this dtype, without NaN."""
     if value.dtype is not dtype or value.dim() != axes or not value.numel():

@@ -11,7 +11,7 @@ from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.quantizer import Direction
 from octavo_torch.arithmetic.casts import FP8_DTYPE, INF_BITS, bits_of
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.checkpoint.formats.blocks import Blocks
+from octavo_torch.checkpoint.formats.blocks import Blocks, as_bytes
 from octavo_torch.distributed.fsdp.planes import from_planes, plane_names, plane_shape
 from octavo_torch.quantizers.arguments import direction_name
 from octavo_torch.quantizers.functional import dequantize, quantize
@@ -90,7 +90,7 @@ class Planes:
         for name, value in ((direction, codes), (f"{direction}_scale", scale), (f"{direction}_global", factor)):
             if value is not None:
                 target = self._planes[name]
-                _bytes(target)[group] = _bytes(value).reshape(target.shape[1:])
+                as_bytes(target)[group] = as_bytes(value).reshape(target.shape[1:])
 
 
 _Plane = tuple[Tensor, Tensor, Tensor | None]
@@ -124,7 +124,3 @@ def _are_powers_of_two(scale: Tensor) -> bool:
     bits = bits_of(scale)
     normal = (bits & ~INF_BITS) == 0
     return bool((normal | (bits == 0x00400000)).all())
-
-
-def _bytes(value: Tensor) -> Tensor:
-    return value.view(torch.uint8) if value.element_size() == 1 else value
