@@ -12,7 +12,7 @@ compares three threads with one instead, where there is no GPU. `--only gemms --
 the first on, for a tool that is too slow for all of them in one run.
 
 What is run is every scaling and format, row, column and both planes, both layouts, three input dtypes, ragged and
-stacked operands, MXFP4, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, routers, AdamW's
+stacked operands, MXFP4, rounding to it, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, routers, AdamW's
 steps, and every tile of every GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take turns
 rather than being multiplied out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that are
 negative, past the rows or near the ends of int64.
@@ -73,8 +73,8 @@ SHOWN = 30
 """Faults that are printed."""
 
 PARTS = (
-    *("plans", "quantizers", "indexed", "unchanged", "stacks", "packed", "prologues", "reshuffles", "moves"),
-    *("routers", "optimizers", "gemms"),
+    *("plans", "quantizers", "indexed", "unchanged", "stacks", "packed", "rounded", "prologues", "reshuffles"),
+    *("moves", "routers", "optimizers", "gemms"),
 )
 """Methods of `Check`."""
 
@@ -243,10 +243,31 @@ class Check:
                     ours, _ = quantize(used, shape, held, "bfloat16", planes, self.place, through)
                     self.planes(f"MXFP4 {rows} x {cols} {planes}", used, shape, ours, theirs)
 
+    def rounded(self) -> None:
+        """Weights that are rounded to MXFP4 first: rows of every magnitude, NaN and infinities, stacked and ragged."""
+        spec = {"scaling": "block", "format": "e4m3", "square": True, "power_of_two": True, "mxfp4": True}
+        kinds = itertools.product(("bfloat16", "float32"), (False, True), (False, True), (1, 2, 3))
+        for number, (dtype, stacked, native_layout, which) in enumerate(kinds):
+            cols = COLS[number % len(COLS)]
+            shape = Shape((0, 0), cols, matrix_rows=(129, 40)[number % 2]) if stacked else Shape(SIZES[number % 7], cols)
+            powers = torch.randint(-148, 128, (shape.rows, 1), generator=self.draw).float()
+            values = torch.randn(shape.rows, cols, generator=self.draw) * torch.exp2(powers / 2).square()
+            values[shape.rows // 2 :: 97, cols // 2] = (torch.nan, torch.inf, -0.0)[number % 3]
+            wanted = [direction for bit, direction in enumerate(DIRECTIONS) if which >> bit & 1]
+            planes = {name: NATIVE_LAYOUT[name] if native_layout else layouts.PLAIN for name in wanted}
+            self._quantized({**spec, "operand": "w"}, shape, dtype, planes, Extras(), number, values.to(DTYPES[dtype]))
+
     def _quantized(
-        self, spec: dict[str, Any], shape: Shape, dtype: str, planes: dict[str, str], extras: Extras, number: int
+        self,
+        spec: dict[str, Any],
+        shape: Shape,
+        dtype: str,
+        planes: dict[str, str],
+        extras: Extras,
+        number: int,
+        given: Tensor | None = None,
     ) -> None:
-        values = self.values(shape, shape.cols, dtype)
+        values = self.values(shape, shape.cols, dtype) if given is None else given
         what = f"quantize {spec} {dtype} sizes {shape.sizes} cols {shape.cols} matrix rows {shape.matrix_rows}"
 
         def run(place: Place) -> tuple[list[Plane], dict[str, Tensor]]:
