@@ -2,8 +2,8 @@
 //
 //   reads   2 B/element of bf16, 4 of fp32
 //   writes  1 B/element of each plane, and 4 B per 16384 elements
-//   bound   device memory; rounding takes about 4 of the 20 instructions per element that fit into that time
 //   bound   device memory
+#include "launches.cuh"
 
 namespace octavo::cuda {
 
