@@ -249,7 +249,9 @@ class Check:
         kinds = itertools.product(("bfloat16", "float32"), (False, True), (False, True), (1, 2, 3))
         for number, (dtype, stacked, native_layout, which) in enumerate(kinds):
             cols = COLS[number % len(COLS)]
-            shape = Shape((0, 0), cols, matrix_rows=(129, 40)[number % 2]) if stacked else Shape(SIZES[number % 7], cols)
+            shape = (
+                Shape((0, 0), cols, matrix_rows=(129, 40)[number % 2]) if stacked else Shape(SIZES[number % 7], cols)
+            )
             powers = torch.randint(-148, 128, (shape.rows, 1), generator=self.draw).float()
             values = torch.randn(shape.rows, cols, generator=self.draw) * torch.exp2(powers / 2).square()
             values[shape.rows // 2 :: 97, cols // 2] = (torch.nan, torch.inf, -0.0)[number % 3]

@@ -296,7 +296,12 @@ def test_expanded_mxfp4_is_that_of_the_cpu(rng: np.random.Generator, dtype: str)
 def test_weights_rounded_to_mxfp4_have_the_bits_of_the_cpu(rng: np.random.Generator, dtype: str) -> None:
     """Every bf16 and millions of fp32, magnitudes sorted and mixed; columns that kernels load whole, and others."""
     spec = {"scaling": "block", "format": "e4m3", "square": True, "power_of_two": True, "operand": "w", "mxfp4": True}
-    for cols, count in ((128, 1 << 16), (96, 96 << 10), (37, 37 << 10), (2048, 1 << (21 if dtype == "float32" else 16))):
+    for cols, count in (
+        (128, 1 << 16),
+        (96, 96 << 10),
+        (37, 37 << 10),
+        (2048, 1 << (21 if dtype == "float32" else 16)),
+    ):
         bits = rng.integers(0, 1 << 31, count, dtype=np.uint32)
         if dtype == "bfloat16":
             bits = (np.arange(count, dtype=np.uint32) & 0x7FFF) << 16
@@ -307,7 +312,9 @@ def test_weights_rounded_to_mxfp4_have_the_bits_of_the_cpu(rng: np.random.Genera
             for rows in (1, 16):  # of a matrix: a block of its own for each row, and for several
                 shape = Shape((0,) * (x.shape[0] // rows), cols, matrix_rows=rows)
                 planes = dict(zip(DIRECTIONS, ([layouts.PLAIN] * 2, NATIVE_LAYOUT.values())[rows > 1], strict=True))
-                ours, theirs = (quantize(spec, shape, x.to(at.device), dtype, planes, at, Extras()) for at in (CUDA, CPU))
+                ours, theirs = (
+                    quantize(spec, shape, x.to(at.device), dtype, planes, at, Extras()) for at in (CUDA, CPU)
+                )
                 for mine, other in zip(ours[0], theirs[0], strict=True):
                     for one, two in zip(valid(spec, shape, mine), valid(spec, shape, other), strict=True):
                         assert (one == two).all(), f"{cols} columns, {rows} rows, {mine.direction}"

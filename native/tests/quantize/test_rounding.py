@@ -29,9 +29,7 @@ def check(spec: QuantizerSpec, op: Operand, planes: dict[str, str], threads: int
 
 
 @pytest.mark.parametrize(("directions", "dtype"), list(product(ORIENTATIONS, DTYPES)))
-def test_codes_are_those_of_the_definition(
-    directions: tuple[str, ...], dtype: str, rng: np.random.Generator
-) -> None:
+def test_codes_are_those_of_the_definition(directions: tuple[str, ...], dtype: str, rng: np.random.Generator) -> None:
     """Ragged rows and matrices, sides around every edge of 32s and tiles, zeros, subnormals, NaN and infinities."""
     for threads in (0, 1, 2) * 6:
         op = random_operand(rng, SPEC, dtype)
@@ -79,4 +77,3 @@ def test_what_rounding_is_not_for_is_refused(rng: np.random.Generator) -> None:
     assert support.rounding_refusal("rowwise", "bfloat16") is support.rounding_refusal(None, "float16") is None
     assert "round columns before" in str(support.rounding_refusal("columnwise", "bfloat16"))
     assert "convert float16" in str(support.rounding_refusal("rowwise", "float16"))
-

@@ -26,7 +26,7 @@ def asked_of_backends(request: Request) -> Request:
 
 
 def with_rounding(bound: Bound, request: Request) -> Bound:
-    """The answer to `request`, from the one to `asked_of_backends(request)`; `Fault` where that or a front end fails."""
+    """The answer to `request`, from the one to `asked_of_backends(request)`; `Fault` where either fails."""
     if not isinstance(request, QuantizeRequest) or not isinstance(bound, BoundQuantize) or not request.quantizer.mxfp4:
         return bound
     own = ask_round_first(bound, request)
