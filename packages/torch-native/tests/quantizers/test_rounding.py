@@ -17,7 +17,7 @@ from octavo_registry.contract import QuantizeRequest
 from octavo_torch import convert_layout
 from octavo_torch import quantize as octavo_quantize
 from octavo_torch.bridge import BRIDGE
-from octavo_torch.quantizers import rounded
+from octavo_torch.dispatch import rounded
 
 DEVICES = ["cpu", pytest.param("cuda", marks=MARKS)]
 SPEC = MXFP4Weights().quantizer("w")

@@ -23,8 +23,8 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
+from octavo_torch.dispatch.rounded import is_composed
 from octavo_torch.memo import Bounded
-from octavo_torch.quantizers.rounded import is_composed
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
