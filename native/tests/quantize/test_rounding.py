@@ -15,8 +15,9 @@ from octavo_native import support
 from octavo_native.layouts import PLAIN
 from octavo_numerics import quantize
 
-SPEC = MXFP4Weights().quantizer("w")
-assert SPEC is not None
+_W = MXFP4Weights().quantizer("w")
+assert _W is not None
+SPEC: QuantizerSpec = _W
 ORIENTATIONS = (("rowwise",), ("columnwise",), ("rowwise", "columnwise"))
 DTYPES = ("bfloat16", "float32")
 

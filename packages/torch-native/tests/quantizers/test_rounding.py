@@ -16,12 +16,13 @@ from octavo_numerics import quantize, valid
 from octavo_registry.contract import QuantizeRequest
 from octavo_torch import convert_layout
 from octavo_torch import quantize as octavo_quantize
+from octavo_torch.arithmetic import operators
 from octavo_torch.bridge import BRIDGE
-from octavo_torch.dispatch import rounded
 
 DEVICES = ["cpu", pytest.param("cuda", marks=MARKS)]
-SPEC = MXFP4Weights().quantizer("w")
-assert SPEC is not None
+_W = MXFP4Weights().quantizer("w")
+assert _W is not None
+SPEC: QuantizerSpec = _W
 NATIVE = ("rows", "panels")
 
 
@@ -29,8 +30,13 @@ NATIVE = ("rows", "panels")
 def composed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What torch's operations round from here on."""
     seen: list[Any] = []
-    real = rounded.operators.mxfp4_values
-    monkeypatch.setattr(rounded.operators, "mxfp4_values", lambda x, *rest: (seen.append(x), real(x, *rest))[1])
+    real = operators.mxfp4_values
+
+    def spied(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.append(x)
+        return real(x, *rest)
+
+    monkeypatch.setattr(operators, "mxfp4_values", spied)
     return seen
 
 
@@ -82,7 +88,7 @@ def test_codes_are_written_over_unless_the_flag_is_set(
         op="quantize", framework="torch", device=device, in_dtype=dtype, out_dtype=dtype, quantizer=SPEC,
         layouts=NATIVE, stacked=True, arch=torch.cuda.get_device_capability() if device == "cuda" else None,
     )  # fmt: skip
-    bound = registry.plan(request, backend="torch-native").bound
+    bound: Any = registry.plan(request, backend="torch-native").bound
     first, second = (weights(rng, (2, 130, 272), getattr(torch, dtype), device) for _ in range(2))
     q = bound.run(first)
     same(q, first, SPEC)
@@ -93,4 +99,4 @@ def test_codes_are_written_over_unless_the_flag_is_set(
         same(q, now, SPEC)
     same(bound.from_plain(bound.to_plain(q)), second, SPEC)
     assert bool(composed) == (dtype == "float16")
-    assert bound.with_amax is bound.of_tokens is bound.of_mxfp4 is bound.round_first is None
+    assert {bound.with_amax, bound.of_tokens, bound.of_mxfp4, bound.round_first} == {None}
