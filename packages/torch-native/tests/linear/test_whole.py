@@ -203,7 +203,7 @@ def test_weights_that_are_rounded_first(device: str, rng: np.random.Generator, r
     with torch.no_grad():
         problem.w[:, 3:7, :32] *= 2.0**-18
     for dtype in (torch.bfloat16, torch.float16):
-        leaf = problem.w.to(dtype).requires_grad_()
+        leaf = problem.w.to(dtype, copy=True).requires_grad_()
         layer = layer_for(problem.recipe, problem.x.to(dtype), leaf, device == "cpu", True, True, "torch-native")
         assert (layer.whole is None) == (dtype is torch.float16)
     ours = problem.step()
