@@ -11,11 +11,11 @@ past the sum without a value, so that initcheck sees whoever reads them; otherwi
 compares three threads with one instead, where there is no GPU. `--only gemms --share 0/4` runs every fourth GEMM from
 the first on, for a tool that is too slow for all of them in one run.
 
-What is run is every scaling and format, row, column and both planes, both layouts, three input dtypes, ragged and
-stacked operands, MXFP4, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, routers, AdamW's
-steps, and every tile of every GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take turns
-rather than being multiplied out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values that are
-negative, past the rows or near the ends of int64.
+What is run is every scaling and format, row, column and both planes, both layouts, three dtypes, ragged and stacked
+operands, MXFP4 and rounding to it, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, routers,
+AdamW's steps, and every tile of every GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take
+turns rather than being multiplied out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values
+that are negative, past the rows or near the ends of int64.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ PARTS: dict[str, Callable[[Comparison], None]] = {
     "unchanged": quantized.unchanged,
     "stacks": quantized.stacks,
     "packed": quantized.packed,
+    "rounded": quantized.rounded,
     "prologues": fused.prologues,
     "reshuffles": rearranged.reshuffles,
     "moves": rearranged.moves,

@@ -205,14 +205,20 @@ OCTAVO_HD float decode_scale(float encode) { return canonical(1.0f / encode); }
 
 // E8M0 byte of an MX block: the smallest b with 2^(b - 127) >= fl(amax * fl(1 / max)). 0xFF: not finite.
 OCTAVO_HD uint8_t e8m0_scale(uint32_t amax_bits, Format format) {
-  const float inverse = format == Format::e4m3 ? 1.0f / 448.0f : 1.0f / 57344.0f;
+  const float inverse = format == Format::e4m3 ? 1.0f / 448.0f : format == Format::e5m2 ? 1.0f / 57344.0f : 1.0f / 6.0f;
   const uint32_t target = bits_of(float_of(amax_bits) * inverse);
   const uint32_t exponent = target >> 23, mantissa = target & 0x7FFFFFu;
   const uint32_t byte = exponent + (mantissa > (exponent == 0 ? 0x400000u : 0u) ? 1u : 0u);
   return not_finite(amax_bits) ? 0xFF : static_cast<uint8_t>(byte);
 }
 
-// 2^(127 - byte); byte is at most 247, or 0xFF for NaN.
+// That of a block of MXFP4: at most 252, because E2M1's 4 under the next one would be 2^128.
+OCTAVO_HD uint8_t mxfp4_scale(uint32_t amax_bits) {
+  const uint8_t byte = e8m0_scale(amax_bits, Format::e2m1);
+  return byte == 0xFF || byte < 252 ? byte : 252;
+}
+
+// 2^(127 - byte); byte is at most 253, or 0xFF for NaN.
 OCTAVO_HD float e8m0_encode(uint8_t byte) {
   return float_of(byte == 0xFF ? NAN_BITS : static_cast<uint32_t>(254 - byte) << 23);
 }

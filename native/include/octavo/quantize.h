@@ -15,6 +15,9 @@ struct QuantizerSpec {
   bool hadamard = false;  // columnwise data only
   bool power_of_two = false;
   float amax_epsilon = 0.0f;
+  // Values are first rounded to MXFP4's: E2M1, with a power of two for each 32 elements of a row
+  // (octavo_numerics.round_mxfp4). For E4M3 in square blocks of 128, of bf16 or fp32.
+  bool mxfp4 = false;
 
   // True where columnwise data are the transpose of the rowwise codes.
   bool shares_codes() const { return square || scaling == Scaling::delayed || scaling == Scaling::current; }

@@ -44,6 +44,9 @@ Error check_spec(const QuantizerSpec& spec) {
   if (spec.amax_epsilon != 0.0f && !fp32_scales) {
     return invalid("amax_epsilon is an option of current, row and block scaling; give 0 with others");
   }
+  if (spec.mxfp4 && !(scaling == Scaling::block && spec.square && spec.format == Format::e4m3)) {
+    return invalid("mxfp4 rounds to values that E4M3 holds in square blocks of 128; leave it false with others");
+  }
   return {};
 }
 
@@ -167,6 +170,18 @@ Error check_index(const QuantizeArgs& args) {
   return {};
 }
 
+Error check_rounded(const QuantizeArgs& args) {
+  const Input& input = args.input;
+  if (!args.spec.mxfp4) return {};
+  const bool more = args.amax || args.dbias || args.dequantized || args.activated;
+  if (args.prologue.kind != PrologueKind::none || more || input.index.of_rows)
+    return invalid("mxfp4 is for values as they are and for planes alone; give no prologue, index or other output");
+  if (input.mxfp4_scales != nullptr)
+    return invalid("mxfp4_scales was given and the quantizer rounds to MXFP4 first; its values need none, so drop one");
+  if (input.dtype == DType::f16) return invalid("mxfp4 is for bf16 and fp32 and dtype is f16; convert the input first");
+  return {};
+}
+
 Error check_packed(const QuantizeArgs& args) {
   const Input& input = args.input;
   if (input.mxfp4_scales == nullptr) return {};
@@ -259,6 +274,7 @@ Error check_quantize(const QuantizeArgs& args) {
   if (const Error error = check_input(args.input)) return error;
   if (const Error error = check_prologue(args)) return error;
   if (const Error error = check_index(args)) return error;
+  if (const Error error = check_rounded(args)) return error;
   if (const Error error = check_packed(args)) return error;
   const int64_t elements = args.input.rows * output_cols(args);
   if (const Error error = check_plane(args.spec, args.rowwise, elements)) return error;

@@ -156,6 +156,9 @@ class Quantizer:
     """
     One way to quantize: octavo.QuantizerSpec in numbers of FORMATS, SCALINGS and OPERANDS.
 
+    mxfp4: `run` rounds values to MXFP4's first, in blocks of 32 along rows; for E4M3 codes in
+    square blocks of 128, of bfloat16 or float32, and planes alone.
+
     Immutable. Arrays are addresses, 0 where there is none; with cuda=True they are on the
     current device, work is put on `stream`, and nothing waits or allocates. ValueError says
     what of the arguments does not fit; RuntimeError is CUDA's own.
@@ -172,6 +175,7 @@ class Quantizer:
         hadamard: bool = False,
         power_of_two: bool = False,
         amax_epsilon: float = 0.0,
+        mxfp4: bool = False,
     ) -> None: ...
     def workspace_bytes(
         self,

@@ -154,6 +154,18 @@ def layout_refusal(directions: Collection[str], layouts: Sequence[str]) -> str |
     return None
 
 
+def rounding_refusal(axis: str | None, dtype: str) -> str | None:
+    """Why a quantizer of square blocks of E4M3 does not round to MXFP4's values first, or None.
+
+    axis  "rowwise" or "columnwise": along which 32 elements share a scale; None: nothing is rounded
+    """
+    if axis not in (None, "rowwise"):
+        return "rounds to MXFP4 in blocks of 32 along rows; round columns before it quantizes"
+    if axis and dtype == "float16":
+        return "rounds to MXFP4 what is bfloat16 or float32; convert float16 before it quantizes"
+    return None
+
+
 def step_refusal(code_format: str, columns: int | None, *, square: bool, mxfp4: bool) -> str | None:
     """Why the kernel of an optimizer's step does not write codes of this quantizer of blocks, or None.
 

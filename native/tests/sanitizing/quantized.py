@@ -129,6 +129,22 @@ def packed(check: Comparison) -> None:
                 check.planes(f"MXFP4 {rows} x {cols} {planes}", used, shape, ours, theirs)
 
 
+def rounded(check: Comparison) -> None:
+    """Weights that are rounded to MXFP4 first: rows of every magnitude, NaN and infinities, stacked and ragged."""
+    spec = {"scaling": "block", "format": "e4m3", "square": True, "power_of_two": True, "mxfp4": True}
+    kinds = itertools.product(("bfloat16", "float32"), (False, True), (False, True), (1, 2, 3))
+    for number, (dtype, stacked, native_layout, which) in enumerate(kinds):
+        cols = COLS[number % len(COLS)]
+        shape = Shape((0, 0), cols, matrix_rows=(129, 40)[number % 2]) if stacked else Shape(SIZES[number % 7], cols)
+        powers = torch.randint(-148, 128, (shape.rows, 1), generator=check.draw).float()
+        values = torch.randn(shape.rows, cols, generator=check.draw) * torch.exp2(powers / 2).square()
+        values[shape.rows // 2 :: 97, cols // 2] = (torch.nan, torch.inf, -0.0)[number % 3]
+        wanted = [direction for bit, direction in enumerate(DIRECTIONS) if which >> bit & 1]
+        planes = {name: NATIVE_LAYOUT[name] if native_layout else layouts.PLAIN for name in wanted}
+        used = {**spec, "operand": "w"}
+        _quantized(check, used, shape, dtype, planes, Extras(), number, values.to(DTYPES[dtype]))
+
+
 def _quantized(
     check: Comparison,
     spec: dict[str, Any],
@@ -137,8 +153,9 @@ def _quantized(
     planes: dict[str, str],
     extras: Extras,
     number: int,
+    given: Tensor | None = None,
 ) -> None:
-    values = check.values(shape, shape.cols, dtype)
+    values = check.values(shape, shape.cols, dtype) if given is None else given
     what = f"quantize {spec} {dtype} sizes {shape.sizes} cols {shape.cols} matrix rows {shape.matrix_rows}"
 
     def run(place: Place) -> tuple[list[Plane], dict[str, Tensor]]:

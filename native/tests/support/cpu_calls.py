@@ -94,6 +94,7 @@ def quantizer(spec: QuantizerSpec, operand: str | None = None) -> Any:
         hadamard=spec.hadamard,
         power_of_two=spec.power_of_two,
         amax_epsilon=spec.amax_epsilon,
+        mxfp4=spec.mxfp4 == "rowwise",
     )
 
 

@@ -8,12 +8,13 @@ from cpu_calls import DTYPE, Operand
 from octavo import QuantizerSpec
 from octavo_numerics.vectors import cases
 
-KERNEL_CASES = tuple(case for case in cases() if case.spec.mxfp4 is None)
-"""Recorded cases that kernels quantize. Weights of MXFP4's values are rounded to these by a front end first."""
+KERNEL_CASES = tuple(case for case in cases() if case.spec.mxfp4 != "columnwise")
+"""Recorded cases that kernels quantize. A front end rounds columns to MXFP4's values first."""
 
 SPECS: dict[str, QuantizerSpec] = {
-    case.key.rsplit(".", 1)[0]: case.spec for case in KERNEL_CASES if case.operand is None
+    case.key.rsplit(".", 1)[0]: case.spec for case in KERNEL_CASES if case.operand is None and not case.spec.mxfp4
 }
+"""Those that take every dtype and make every output."""
 EDGES = (0, 1, 15, 16, 17, 31, 32, 33, 63, 127, 128, 129, 200)
 COLUMNS = (1, 2, 7, 15, 16, 17, 31, 33, 64, 127, 128, 129, 160, 255, 256, 257, 300)
 

@@ -189,7 +189,9 @@ def new_plane(spec: dict[str, Any], shape: Shape, direction: str, layout: str, p
 def quantizer(spec: dict[str, Any]) -> Any:
     """The native quantizer of names."""
     numbers = {"format": native.FORMATS[spec["format"]], "scaling": native.SCALINGS[spec["scaling"]]}
-    options = {name: spec[name] for name in ("square", "stochastic", "hadamard", "power_of_two") if name in spec}
+    options = {
+        name: spec[name] for name in ("square", "stochastic", "hadamard", "power_of_two", "mxfp4") if name in spec
+    }
     return native.Quantizer(**numbers, **options, operand=native.OPERANDS[spec.get("operand", "x")])
 
 

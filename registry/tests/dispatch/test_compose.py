@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import logging
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import octavo
 from octavo import NoBackendError
 from octavo_registry import LayerPlan, prefer
+from octavo_registry.contract.quantize import BoundQuantize
 from octavo_registry.contract.weights import as_it_lies
 from octavo_registry.dispatch import rounding
 
@@ -335,6 +337,27 @@ def test_weights_of_mxfp4_are_held_by_whoever_serves_blocks(fakes: Any, monkeypa
         octavo.NoBackendError, match="rounds nothing to MXFP4, which the quantizer of this act_quantize"
     ):
         fakes.registry(fakes.plugin("b", rows=[fakes.row(ops={"act_quantize"}, recipes={"block"})])).plan(fused)
+
+
+def test_a_backend_may_round_weights_to_mxfp4_itself(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BoundQuantize.round_first answers, and is asked with the request as it was made, dtype included. None leaves the
+    rounding to the front end; an answer of another type is the backend's fault."""
+    monkeypatch.setattr(rounding, "framework", {"torch": SimpleNamespace(rounding_first=lambda bound, _: bound)}.get)
+    request = fakes.request(
+        op="quantize", quantizer=octavo.MXFP4Weights().quantizer("w"), in_dtype="float32", stacked=True
+    )
+    asked: list[Any] = []
+
+    def registry(answer: Any) -> Any:
+        backend = fakes.Backend(BoundQuantize(len, round_first=lambda of: (asked.append(of), answer)[1]))
+        return fakes.registry(fakes.plugin("a", backend, rows=[fakes.row(recipes={"block"})]))
+
+    own, front = registry(BoundQuantize(max, note="in one pass")).plan(request), registry(None).plan(request)
+    assert (own.run, own.note) == (max, "in one pass")
+    assert (front.run, front.note) == (len, "of MXFP4's values, rounded by operations of torch")
+    assert asked == [request, request]
+    with pytest.raises(NoBackendError, match="round_first returned a str; it returns a BoundQuantize"):
+        registry("no answer").plan(request)
 
 
 def test_a_kernel_that_lies_turned_is_rounded_along_k(fakes: Any) -> None:

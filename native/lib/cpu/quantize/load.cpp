@@ -15,6 +15,25 @@ int64_t row_of(const Input& input, int64_t row) {
   return choice < 0 || choice >= index.count * index.each ? -1 : choice / index.each;
 }
 
+// A tile's values, as those of MXFP4 in blocks of 32 along its rows.
+void round_to_mxfp4(const Job& job, const Tile& tile, Scratch& scratch) {
+  constexpr int block = 32, format = static_cast<int>(Format::e2m1);
+  const int64_t blocks = ceil_div(tile.cols, block);
+  for (int r = 0; r < tile.rows; ++r) {
+    float* values = scratch.values + r * tile.stride;
+    job.loops.amax_blocks(values, block, blocks, scratch.amax);
+    for (int64_t b = 0; b < blocks; ++b) {
+      scratch.bytes[b] = mxfp4_scale(static_cast<uint32_t>(scratch.amax[b]));
+      scratch.encode[b] = e8m0_encode(scratch.bytes[b]);
+    }
+    job.loops.spread(scratch.encode, block, blocks, scratch.spread);
+    job.loops.cast(format, values, scratch.spread, tile.cols, scratch.codes);
+    job.loops.e8m0_values(scratch.bytes, blocks, scratch.decode);
+    job.loops.spread(scratch.decode, block, blocks, scratch.spread);
+    job.loops.decode(format, scratch.codes, scratch.spread, tile.cols, values);
+  }
+}
+
 }  // namespace
 
 void load_tile(const Job& job, const Tile& tile, Scratch& scratch) {
@@ -37,6 +56,7 @@ void load_tile(const Job& job, const Tile& tile, Scratch& scratch) {
     }
     std::fill(values + tile.cols, values + tile.padded_cols(), 0.0f);
   }
+  if (job.spec().mxfp4) round_to_mxfp4(job, tile, scratch);
 }
 
 Tile transform(const Job& job, const Tile& tile, Scratch& scratch) {

@@ -30,6 +30,10 @@ void launch_tiles(const TileArgs<S>& args, const Choice& choice, cudaStream_t st
 // Square blocks of E4M3 alone.
 void launch_tiles(const TileArgs<Packed>& args, const Choice& choice, cudaStream_t stream);
 
+// Likewise, of bf16 and fp32.
+template <class T>
+void launch_tiles(const TileArgs<Rounded<T>>& args, const Choice& choice, cudaStream_t stream);
+
 template <class S>
 void launch_amax(const AmaxArgs<S>& args, Amax what, bool wide, cudaStream_t stream);
 

@@ -200,6 +200,9 @@ class Call {
     const Prologue& prologue = args_.prologue;
     if (args_.input.mxfp4_scales)
       return encode(Packed{static_cast<const uint8_t*>(args_.input.data), args_.input.mxfp4_scales, args_.input.cols});
+    if constexpr (!std::is_same_v<T, F16>) {
+      if (args_.spec.mxfp4) return encode(Rounded<T>{plain<T>()});
+    }
     [[maybe_unused]] const bool clamped = prologue.activation == Activation::clamped_swiglu;
     switch (prologue.kind) {
       case PrologueKind::none: return quantize(plain<T>());

@@ -24,8 +24,15 @@ __device__ __forceinline__ uint32_t block_maximum(const Pack<T> (&values)[8], ui
   return bits;
 }
 
+// CTAs that share a multiprocessor. Where values are rounded first, the compiler would take registers that it can do
+// without, and one CTA less would fit than of other sources.
+template <class S, bool STOCHASTIC, bool WIDE>
+constexpr int square_ctas() {
+  return WIDE && !STOCHASTIC ? (Pack<typename S::Type>::bytes == 2 ? 2 : 1) + is_rounded<S> : 1;
+}
+
 template <class S, Kind K, Format F, bool COLUMNS, bool STOCHASTIC, bool WIDE>
-__global__ void __launch_bounds__(THREADS, WIDE && !STOCHASTIC && Pack<typename S::Type>::bytes == 2 ? 2 : 1)
+__global__ void __launch_bounds__(THREADS, square_ctas<S, STOCHASTIC, WIDE>())
     quantize_square(const __grid_constant__ TileArgs<S> args) {
   using T = typename S::Type;
   constexpr int B = unit_size(K);

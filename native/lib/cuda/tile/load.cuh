@@ -1,6 +1,7 @@
 // Loading a tile's values, and the loop over a CTA's tiles.
 #pragma once
 
+#include "mxfp4.cuh"
 #include "slots.cuh"
 #include "sources.cuh"
 #include "swiglu.cuh"
@@ -166,6 +167,7 @@ __device__ __forceinline__ void for_each_tile(const Source& source, const Tiles&
         read(source, tile, values);
       }
     }
+    if constexpr (is_rounded<Source>) round_to_mxfp4(values);
     if constexpr (makes_halves<Source>) {
       // Not unrolled: two copies would not fit the instruction cache.
 #pragma unroll 1

@@ -168,6 +168,10 @@ struct SwigluGrad {
   }
 };
 
+// Plain, rounded to MXFP4's values when it has been loaded (mxfp4.cuh).
+template <class T>
+struct Rounded : Plain<T> {};
+
 // MXFP4 as bf16, which holds its values: half a byte per element and a scale per 32, loaded straight to registers.
 struct Packed {
   using Type = BF16;
@@ -198,9 +202,12 @@ constexpr bool is_plain = std::is_same_v<S, Plain<typename S::Type>>;
 template <class S>
 constexpr bool is_packed = std::is_same_v<S, Packed>;
 
+template <class S>
+constexpr bool is_rounded = std::is_same_v<S, Rounded<typename S::Type>>;
+
 // Swiglu and SwigluGrad.
 template <class S>
-constexpr bool keeps_slots = !S::computes && !is_plain<S> && !is_packed<S>;
+constexpr bool keeps_slots = !S::computes && !is_plain<S> && !is_packed<S> && !is_rounded<S>;
 
 template <class S>
 constexpr bool makes_halves = std::is_same_v<S, SwigluGrad<typename S::Type>>;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -173,8 +174,18 @@ def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTen
         to_plain=quantizer.to_plain,
         of_tokens=quantizer.of_tokens,
         of_mxfp4=quantizer.of_mxfp4 if request.stacked else None,
+        round_first=_round_first,
         update_scales=update_scales if request.quantizer.scaling == "delayed" else None,
     )
+
+
+def _round_first(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTensor] | None:
+    """Kernels that round on their way to the codes; None where the front end has to."""
+    if support.rounding_refusal(request.quantizer.mxfp4, request.in_dtype):
+        return None
+    bound = _bind_quantize(request)
+    # what a router chooses and what a file holds needs no rounding, and nothing asks for the amax of weights in blocks
+    return replace(bound, with_amax=None, of_tokens=None, of_mxfp4=None, round_first=None)
 
 
 def _bind_fused(request: FusedRequest) -> AnyBoundFused:

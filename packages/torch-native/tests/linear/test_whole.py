@@ -88,7 +88,7 @@ def assert_same(made: list[Tensor | None], expected: list[Tensor | None]) -> Non
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", [*(name for name in PRESETS if name != "mxfp4"), *OPTIONS])
+@pytest.mark.parametrize("name", [*PRESETS, *OPTIONS])
 def test_bits_of_the_composed_layer(name: str, device: str, rng: np.random.Generator, runs: list[int]) -> None:
     """y, dx, dw, dbias and recorded amax, for every set of wanted gradients, in a native call each way."""
     problem = Problem({**PRESETS, **OPTIONS}[name], device)
@@ -196,17 +196,18 @@ def test_a_backward_that_is_compiled(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_weights_that_are_rounded_first_are_not_run_whole(device: str, rng: np.random.Generator) -> None:
-    """The launches of a whole layer quantize a weight as it is: MXFP4Weights is composed, and has the bits of blocks of
-    the rounded weight."""
+def test_weights_that_are_rounded_first(device: str, rng: np.random.Generator, runs: list[int]) -> None:
+    """A whole layer's launches round to MXFP4, too, with the bits of blocks of the rounded weight. What the front end
+    rounds, such as float16, is composed."""
     problem = Problem(MXFP4Weights(), device)
     with torch.no_grad():
         problem.w[:, 3:7, :32] *= 2.0**-18
-    leaf = problem.w.clone().requires_grad_()
-    layer = layer_for(problem.recipe, problem.x, leaf, device == "cpu", True, True, "torch-native")
-    assert layer.whole is None
-    assert layer_for(BlockScaling(), problem.x, leaf, device == "cpu", True, True, "torch-native").whole is not None
+    for dtype in (torch.bfloat16, torch.float16):
+        leaf = problem.w.to(dtype, copy=True).requires_grad_()
+        layer = layer_for(problem.recipe, problem.x.to(dtype), leaf, device == "cpu", True, True, "torch-native")
+        assert (layer.whole is None) == (dtype is torch.float16)
     ours = problem.step()
+    assert len(runs) == 2
     blocks = Problem(BlockScaling(), device)
     blocks.x, blocks.dy, blocks.bias = problem.x, problem.dy, problem.bias
     blocks.w = torch.from_numpy(round_mxfp4(problem.w.float().cpu().numpy())).to(device, problem.w.dtype)

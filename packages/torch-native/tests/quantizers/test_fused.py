@@ -227,7 +227,7 @@ def test_amax_and_the_dequantized_copy(name: str, problem: Any) -> None:
     assert torch.equal(made.dequantized[:rows].view(torch.int16), values[:rows].view(torch.int16))
 
 
-@pytest.mark.parametrize("name", STACKED)
+@pytest.mark.parametrize("name", [name for name, spec in STACKED.items() if not spec.mxfp4])
 def test_amax_of_matrices(name: str, rng: np.random.Generator) -> None:
     """Each matrix's own."""
     w = torch.randn(3, 144, 40)

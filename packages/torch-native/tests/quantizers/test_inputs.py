@@ -217,7 +217,7 @@ def test_out_that_does_not_fit_is_named(rng: np.random.Generator) -> None:
         native.quantize(x, SPEC, SIZES, out=torch.empty(3))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", STACKED)
+@pytest.mark.parametrize("name", [name for name, spec in STACKED.items() if not spec.mxfp4])
 def test_unchanged_weights_are_left_alone(name: str, rng: np.random.Generator) -> None:
     """A flag on the device, not 0: every byte of every output stays; 0: all are made again (fault 37)."""
     spec = STACKED[name]

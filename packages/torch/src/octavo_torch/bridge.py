@@ -20,10 +20,10 @@ from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.compiler import graphs
 from octavo_torch.compiler.host_reads import watch_host_reads
 from octavo_torch.compiler.tracing import register_constants
+from octavo_torch.dispatch.rounded import rounding_first
 from octavo_torch.linear import functional
 from octavo_torch.moe.parallel.explain import explain_exchange
 from octavo_torch.quantizers.functional import quantize
-from octavo_torch.quantizers.rounded import rounding_first
 from octavo_torch.scaling.delayed_state import OPERANDS, DelayedState
 
 if TYPE_CHECKING:

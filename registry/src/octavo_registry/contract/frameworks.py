@@ -104,6 +104,8 @@ class Framework(Protocol):
     def rounding_first(self, bound: AnyBoundQuantize, spec: QuantizerSpec) -> AnyBoundQuantize:
         """A backend's quantizer of values that MXFP4 has, as one of any values, which are rounded to those first.
 
+        Called where the backend's `BoundQuantize.round_first` does not answer.
+
         bound   serves `spec.held_by`, of bf16
         spec    its `mxfp4` says along which axis; results have it as their quantizer
 

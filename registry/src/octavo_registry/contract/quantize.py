@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol
 from octavo.quantizer import Direction, Operand
 from octavo_registry.contract.arrays import A, A_co, A_contra, GroupOffset, GroupSizes, Q, Q_co, Q_contra
 from octavo_registry.contract.bound import Bound
+from octavo_registry.contract.request import QuantizeRequest
 
 
 class Quantize(Protocol[A_contra, Q_co]):
@@ -121,6 +122,17 @@ class QuantizeMXFP4(Protocol[A_contra, Q_co]):
         """
 
 
+class RoundFirst(Protocol[A, Q]):
+    """Answers requests whose quantizer rounds to MXFP4's values first, in the kernels that quantize."""
+
+    def __call__(self, request: QuantizeRequest, /) -> BoundQuantize[A, Q] | None:
+        """Of `octavo_numerics.quantize`'s bits, as the front end's `rounding_first` composes them; None: not served.
+
+        request  its quantizer's `mxfp4` says along which axis, and in_dtype may be any. Without the rounding it is what
+                 was bound: blocks of E4M3, of bf16, which holds the values
+        """
+
+
 class UpdateScales(Protocol[A_contra]):
     """Ends a step of delayed scaling in place, as `octavo_numerics.update_delayed` does for each operand."""
 
@@ -156,6 +168,7 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
     update_scales  ends a step of delayed scaling; None: the front end's own operations
     of_tokens      quantizes the rows of a router's choices from the tokens; None: the front end permutes them first
     of_mxfp4       quantizes weights from MXFP4 bytes; None: the front end makes values of them first
+    round_first    quantizes weights that are rounded to MXFP4 first; None: the front end rounds by its own operations
     """
 
     with_amax: QuantizeWithAmax[A, Q] | None = field(default=None, kw_only=True)
@@ -165,6 +178,7 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
     update_scales: UpdateScales[A] | None = field(default=None, kw_only=True)
     of_tokens: QuantizeTokens[A, Q] | None = field(default=None, kw_only=True)
     of_mxfp4: QuantizeMXFP4[A, Q] | None = field(default=None, kw_only=True)
+    round_first: RoundFirst[A, Q] | None = field(default=None, kw_only=True)
 
 
 AnyBoundQuantize = BoundQuantize[Any, Any]

@@ -11,7 +11,8 @@ from octavo import OctavoError
 from octavo_registry.contract.backend import Backend, KernelChoice, Refused
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.operations import OPERATIONS
-from octavo_registry.contract.request import AnyRequest, GemmRequest, Request
+from octavo_registry.contract.quantize import AnyBoundQuantize
+from octavo_registry.contract.request import AnyRequest, GemmRequest, QuantizeRequest, Request
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.level4 import adapter
 from octavo_registry.level4 import bound as level4
@@ -24,16 +25,28 @@ def ask_bound(backend: Backend, request: Request) -> Bound[Any]:
 
     Raises `Fault`, caused by `Refused` where the backend refuses, either way, and else saying what is wrong.
     """
-    answer: Any = guard(_bind, backend, request)
+    return _checked(guard(_bind, backend, request), request, "bind")
+
+
+def ask_round_first(bound: AnyBoundQuantize, request: QuantizeRequest) -> Bound[Any] | None:
+    """The backend's own answer to a request that rounds to MXFP4 first, checked likewise; None: it has none."""
+    answer = None if bound.round_first is None else guard(bound.round_first, request)
+    return None if answer is None else _checked(answer, request, "round_first")
+
+
+def _checked(answer: Any, request: Request, function: str) -> Bound[Any]:
+    """`answer` in the class of the operation; `Fault` says what is wrong with what `function` returned."""
     wanted = OPERATIONS[request.op].bound
     if not isinstance(answer, (wanted, level4.Bound)):
-        raise Fault(f"bind returned a {type(answer).__name__}; it returns a {wanted.__name__} with `run` and `layouts`")
+        raise Fault(
+            f"{function} returned a {type(answer).__name__}; it returns a {wanted.__name__} with `run` and `layouts`"
+        )
     for part in fields(answer):
         value = getattr(answer, part.name)
         needed = _needed(part.name, value)
         if needed:
             raise Fault(
-                f"bind returned a {type(answer).__name__} whose `{part.name}` is of type {type(value).__name__}; "
+                f"{function} returned a {type(answer).__name__} whose `{part.name}` is of type {type(value).__name__}; "
                 f"give {needed}"
             )
     answer = adapter.adapted(answer, request.op) if isinstance(answer, level4.Bound) else answer

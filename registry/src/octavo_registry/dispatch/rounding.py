@@ -1,7 +1,8 @@
-"""Quantizers that round to MXFP4 first: the front end rounds, and whoever quantizes in blocks holds the values.
+"""Quantizers that round to MXFP4 first: whoever quantizes in blocks holds the values, and who rounds is asked after.
 
-No backend is asked to round: a card that serves "block" serves these weights, and an older one cannot take them for
-weights that are as they were.
+No card says who rounds: one that serves "block" serves these weights, and an older backend cannot take them for weights
+that are as they were. Its answer may offer kernels that round on their way (`BoundQuantize.round_first`); else the
+front end's operations do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from octavo_registry.contract.quantize import AnyBoundQuantize, BoundQuantize
 from octavo_registry.contract.request import DequantizeRequest, QuantizeRequest, Request
 from octavo_registry.discovery.bridges import framework
 from octavo_registry.discovery.guard import guard
+from octavo_registry.dispatch.answers import ask_round_first
 
 
 def asked_of_backends(request: Request) -> Request:
@@ -24,9 +26,12 @@ def asked_of_backends(request: Request) -> Request:
 
 
 def with_rounding(bound: Bound, request: Request) -> Bound:
-    """The answer to `request`, from the one to `asked_of_backends(request)`; `Fault` where the front end fails."""
+    """The answer to `request`, from the one to `asked_of_backends(request)`; `Fault` where either fails."""
     if not isinstance(request, QuantizeRequest) or not isinstance(bound, BoundQuantize) or not request.quantizer.mxfp4:
         return bound
+    own = ask_round_first(bound, request)
+    if own is not None:
+        return own
     rounded = guard(_rounded, bound, request)
     note = f"of MXFP4's values, rounded by operations of {request.framework}"
     return replace(rounded, note="; ".join(part for part in (note, bound.note) if part))

@@ -12,7 +12,7 @@ from octavo.quantizer import Direction
 from octavo_torch.plugin_api import plain_layout
 from octavo_torch_native.arrays.launch import address, submit
 from octavo_torch_native.arrays.operators import define
-from octavo_torch_native.quantizers.launches import QuantizeInputs, launch_of
+from octavo_torch_native.quantizers.launches import QuantizeInputs, QuantizeLaunch, QuantizeShapes, launch_of
 from octavo_torch_native.quantizers.planes import (
     DTYPE_NUMBERS,
     SCALE_DTYPE,
@@ -32,15 +32,22 @@ def _quantize(x: Tensor, plan: Tensor | None, groups: int, spec: str, *rest: Any
 def _outputs(spec: str, groups: int, inputs: QuantizeInputs) -> list[Tensor]:
     x, order = inputs.x, inputs.order
     launch = launch_of(spec)
-    shapes = launch.shapes(x, groups, None if order is None else order.shape[0])
-    device = x.device
+    return _launched(launch, launch.shapes(x, groups, None if order is None else order.shape[0]), inputs)
+
+
+def _launched(launch: QuantizeLaunch, shapes: QuantizeShapes, inputs: QuantizeInputs) -> list[Tensor]:
+    device = inputs.x.device
     outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes.outputs]
     launch.run(shapes, outputs, inputs)
     return outputs
 
 
+def _fake(like: Tensor, shapes: QuantizeShapes) -> list[Tensor]:
+    return [like.new_empty(shape, dtype=dtype) for shape, dtype in shapes.outputs]
+
+
 def _quantize_fake(x: Tensor, plan: Tensor | None, groups: int, spec: str, *_: Any) -> list[Tensor]:
-    return [x.new_empty(shape, dtype=dtype) for shape, dtype in launch_of(spec).shapes(x, groups).outputs]
+    return _fake(x, launch_of(spec).shapes(x, groups))
 
 
 _INPUTS = "Tensor x, Tensor? plan, int groups, str spec, Tensor? seed, SymInt group_offset, Tensor? scale"
@@ -59,8 +66,7 @@ def _quantize_tokens(x: Tensor, plan: Tensor | None, groups: int, spec: str, *re
 
 
 def _quantize_tokens_fake(x: Tensor, plan: Tensor | None, groups: int, spec: str, *rest: Any) -> list[Tensor]:
-    shapes = launch_of(spec).shapes(x, groups, rest[3].shape[0])
-    return [x.new_empty(shape, dtype=dtype) for shape, dtype in shapes.outputs]
+    return _fake(x, launch_of(spec).shapes(x, groups, rest[3].shape[0]))
 
 
 quantize_tokens = define(
@@ -176,21 +182,25 @@ convert = define(
 # ---- MXFP4
 
 
-def _quantize_mxfp4(blocks: Tensor, scales: Tensor, spec: str, only: Direction | None) -> list[Tensor]:
-    launch, (groups, rows, half) = launch_of(spec), blocks.shape
-    shapes = launch.shapes_of((groups, rows, 2 * half), groups, torch.bfloat16, cuda=True)
-    outputs = [torch.empty(shape, dtype=dtype, device=blocks.device) for shape, dtype in shapes.outputs]
+def _words(blocks: Tensor) -> Tensor:
+    """`blocks`, or a copy of them that can be read eight codes at a time."""
     blocks = blocks.contiguous()
-    if blocks.data_ptr() % 4:
-        blocks = blocks.clone()
-    launch.run(shapes, outputs, QuantizeInputs(blocks, None, None, 0, None, mxfp4=scales, only=only))
-    return outputs
+    return blocks.clone() if blocks.data_ptr() % 4 else blocks
+
+
+def _mxfp4_shapes(launch: QuantizeLaunch, blocks: Tensor) -> QuantizeShapes:
+    groups, rows, half = map(int, blocks.shape)
+    return launch.shapes_of((groups, rows, 2 * half), groups, torch.bfloat16, cuda=True)
+
+
+def _quantize_mxfp4(blocks: Tensor, scales: Tensor, spec: str, only: Direction | None) -> list[Tensor]:
+    launch = launch_of(spec)
+    inputs = QuantizeInputs(_words(blocks), None, None, 0, None, mxfp4=scales, only=only)
+    return _launched(launch, _mxfp4_shapes(launch, blocks), inputs)
 
 
 def _quantize_mxfp4_fake(blocks: Tensor, scales: Tensor, spec: str, only: Direction | None) -> list[Tensor]:
-    groups, rows, half = map(int, blocks.shape)
-    shapes = launch_of(spec).shapes_of((groups, rows, 2 * half), groups, torch.bfloat16, cuda=True)
-    return [blocks.new_empty(shape, dtype=dtype) for shape, dtype in shapes.outputs]
+    return _fake(blocks, _mxfp4_shapes(launch_of(spec), blocks))
 
 
 quantize_mxfp4 = define(
@@ -206,9 +216,7 @@ only   the one direction whose plane is written, the other's memory being left a
 
 def _mxfp4_values(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     out = torch.empty((*blocks.shape[:-1], 2 * blocks.shape[-1]), dtype=dtype, device=blocks.device)
-    blocks, scales = blocks.contiguous(), scales.contiguous()
-    if blocks.data_ptr() % 4:
-        blocks = blocks.clone()
+    blocks, scales = _words(blocks), scales.contiguous()
     arguments: dict[str, Any] = {
         "codes": address(blocks),
         "scales": address(scales),

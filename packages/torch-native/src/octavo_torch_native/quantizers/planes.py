@@ -40,6 +40,7 @@ def native_quantizer(spec: QuantizerSpec, operand: Operand) -> octavo_native.Qua
         hadamard=spec.hadamard,
         power_of_two=spec.power_of_two,
         amax_epsilon=spec.amax_epsilon,
+        mxfp4=spec.mxfp4 == "rowwise",
     )
 
 

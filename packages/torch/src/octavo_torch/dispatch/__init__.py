@@ -1,1 +1,1 @@
-"""Plans of the registry for one layer, and how long they are remembered."""
+"""Plans of the registry for one layer, how long they are remembered, and quantizers that round to MXFP4 first."""

@@ -23,6 +23,7 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
+from octavo_torch.dispatch.rounded import is_composed
 from octavo_torch.memo import Bounded
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
@@ -174,8 +175,8 @@ class Layer:
         quantizers = self.quantizers.values()
         if {plan.backend for plan in (*needed.values(), *quantizers)} != {fprop.backend}:
             return None
-        if any(plan.request.quantizer.mxfp4 for plan in quantizers):
-            return None  # this package rounds, and a whole layer's kernels would not
+        if any(is_composed(plan.bound) for plan in quantizers):
+            return None  # this package rounds to MXFP4, and a whole layer's kernels would not
         make = fprop.bound.whole_layer
         return None if make is None else make(needed, self.quantizers)
 

@@ -32,6 +32,11 @@ def rounding_first(bound: Bound, spec: QuantizerSpec) -> Bound:
     )
 
 
+def is_composed(bound: Bound) -> bool:
+    """Whether `bound` rounds by this package's operations; else its own kernels do, where its quantizer says so."""
+    return isinstance(bound.run, _RoundingFirst)
+
+
 class _RoundingFirst:
     """The functions of a BoundQuantize. Their tensors have `spec` as quantizer, those of the backend `spec.held_by`."""
 
