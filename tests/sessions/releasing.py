@@ -128,7 +128,10 @@ def _test_wheels(session: nox.Session, dist: Path, name: str, version: str) -> N
     theirs = [requirement for requirement in needed if not ours([requirement])]
     python, pip = empty_environment(session, sys.executable)
     wheels = ("-c", "constraints.txt", "--find-links", str(dist))
-    installer = ("uv", "pip", "install", "--python", python) if session.venv_backend == "uv" else pip
+    installer: tuple[str, ...] = pip
+    if session.venv_backend == "uv":  # its cache may have a wheel of this name that a rehearsal built
+        refreshed = (part for each in DIRECTORIES for part in ("--refresh-package", each))
+        installer = ("uv", "pip", "install", "--python", python, *refreshed)
     session.run(*installer, *wheels, *exact, *theirs, "pytest-xdist", external=True)
     for writer in tracked("tests/golden/write.py", root=ROOT / directory):
         if not list(writer.parent.glob(f"{version}*")):
