@@ -9,6 +9,7 @@ from torch import Tensor
 from octavo_torch.plugin_api import DTYPE_NAMES
 from octavo_torch_triton.arrays.launch import TILE, described, start, stored, tiles
 from octavo_torch_triton.arrays.row_index import panels_of
+from octavo_torch_triton.gemm.hopper import columns_on_hopper, rows_on_hopper
 from octavo_torch_triton.gemm.spec import GemmSpec
 from octavo_torch_triton.gemm.tiles import BESIDE, Tile, described_tile, tile_of
 from octavo_torch_triton.kernels.described_columns import described_columns
@@ -79,6 +80,8 @@ def _fetched(x: Tensor, block: tuple[int, ...]) -> Any:
 
 def rows_by_matrices(spec: GemmSpec, left: Planes, right: Planes, table: Tensor, bias: Bias, out: Tensor) -> None:
     """fprop and dgrad into `out`."""
+    if rows_on_hopper(spec, left, right, table, bias, out):
+        return
     a, b = left.data, right.data
     dgrad = spec.gemm == "dgrad"
     rows, depth, columns = a.shape[0], a.shape[1], out.shape[1]
@@ -118,6 +121,8 @@ def rows_by_matrices(spec: GemmSpec, left: Planes, right: Planes, table: Tensor,
 
 def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Tensor, out: Tensor) -> None:
     """wgrad into `out`."""
+    if columns_on_hopper(spec, left, right, table, out):
+        return
     a, b = left.data, right.data
     groups, height, width = out.shape
     shared: dict[str, Any] = {"OUT_DTYPE": DTYPE_NAMES[out.dtype], "ACCUMULATE": spec.accumulate, "ROWS": TILE}
@@ -131,8 +136,8 @@ def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Tenso
             arguments = (
                 of_a, left.scales, of_b, right.scales, stored(out), table, height, width, groups, *out.stride(),
             )  # fmt: skip
-            grid = (tiles(height), tiles(width, tile.columns), groups)
-            start(described_columns, grid, out, arguments, **shared, **_how(spec, tile))
+            grid = (tiles(height) * tiles(width, tile.columns), groups)
+            start(described_columns, grid, out, arguments, **shared, **_how(spec, tile), BESIDE=BESIDE)
             return
     tile = tile_of(spec)
     arguments = (

@@ -57,6 +57,17 @@ def index_rows(
 
 
 @device_function
+def tile_of_panel(columns, PARTS: tl.constexpr):
+    """(panel, tile of 128 columns, part) of this program: parts of a tile follow each other, then the next columns.
+
+    So programs that run together read rows as they lie in memory, and a tile's second part finds it in the cache.
+    """
+    across = (columns + PANEL - 1) // PANEL
+    tile = tl.program_id(0) // PARTS
+    return tile // across, tile % across, tl.program_id(0) % PARTS
+
+
+@device_function
 def panel_rows(table, panel, groups, panels, matrix_rows, STACKED: tl.constexpr):
     """(group, first row of the panel, first row of the group, row after its last) of a panel; group G: of no group."""
     if STACKED:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from octavo_torch_triton.kernels.device import device_function
 from octavo_torch_triton.kernels.formats import bits_of, float_from, fp8_codes, from_stored
-from octavo_torch_triton.kernels.panels import PANEL, first_block, panel_rows
+from octavo_torch_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
 from octavo_torch_triton.kernels.scales import block_scales, is_poisoned
 
 
@@ -48,30 +48,33 @@ def quantize_blocks(
     x, row_codes, row_scale, column_codes, column_scale, table,
     columns, groups, panels, matrix_rows, x_stride, epsilon,
     DTYPE: tl.constexpr, FORMAT: tl.constexpr, SCALES: tl.constexpr, POWER_OF_TWO: tl.constexpr, BLOCK: tl.constexpr,
-    SQUARE: tl.constexpr, TURNED: tl.constexpr, STACKED: tl.constexpr, CAST: tl.constexpr,
+    SQUARE: tl.constexpr, TURNED: tl.constexpr, STACKED: tl.constexpr, CAST: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """One panel and 128 columns of it, into the planes whose codes are not None.
 
     row_scale   of square blocks the scales of either plane
+    PARTS       2: a program makes the row plane of a tile, and the next one its column plane. Both in one would have
+                two arrangements of the tile in registers, and so few programs beside each other that they wait
     """
     SIDE: tl.constexpr = PANEL // BLOCK
-    group, first, start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
+    panel, tile, part = tile_of_panel(columns, PARTS)
+    group, first, start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
-        start_column = tl.program_id(1) * PANEL
-        value, inside = load_tile(x, first, end, start_column, columns, x_stride, DTYPE)
+        start_column = tile * PANEL
         row = tl.arange(0, PANEL)
         column = start_column + row
-        magnitude = bits_of(value) & 0x7FFFFFFF
         base = first * columns
         at = row[:, None] * columns + column[None, :]
         across = (columns + BLOCK - 1) // BLOCK
-        block_column = tl.program_id(1) * SIDE + tl.arange(0, SIDE)
+        block_column = tile * SIDE + tl.arange(0, SIDE)
         of_group = first_block(table, group, groups, matrix_rows, BLOCK, STACKED)
         block_row = of_group + (first - start) // BLOCK + tl.arange(0, SIDE)
         block_real = first + tl.arange(0, SIDE) * BLOCK < end
         if TURNED:
-            panel = first_block(table, group, groups, matrix_rows, PANEL, STACKED) + (first - start) // PANEL
+            turned_panel = first_block(table, group, groups, matrix_rows, PANEL, STACKED) + (first - start) // PANEL
         if SQUARE:
+            value, inside = load_tile(x, first, end, start_column, columns, x_stride, DTYPE)
+            magnitude = bits_of(value) & 0x7FFFFFFF
             amax = tl.max(tl.reshape(magnitude, (PANEL, SIDE, BLOCK)), 2)
             amax = tl.max(tl.reshape(amax, (SIDE, BLOCK, SIDE)), 1)
             encode, decode = block_scales(amax, epsilon, FORMAT, SCALES, POWER_OF_TWO)
@@ -84,9 +87,11 @@ def quantize_blocks(
             if row_codes is not None:
                 tl.store(row_codes + base + at, codes, mask=inside)
             if TURNED:
-                store_turned(column_codes, codes, panel, start_column, columns)
+                store_turned(column_codes, codes, turned_panel, start_column, columns)
         else:
-            if row_codes is not None:
+            if row_codes is not None and part == 0:
+                value, inside = load_tile(x, first, end, start_column, columns, x_stride, DTYPE)
+                magnitude = bits_of(value) & 0x7FFFFFFF
                 amax = tl.max(tl.reshape(magnitude, (PANEL, SIDE, BLOCK)), 2)
                 encode, decode = block_scales(amax, epsilon, FORMAT, SCALES, POWER_OF_TWO)
                 tiles = tl.reshape(value, (PANEL, SIDE, BLOCK))
@@ -95,14 +100,16 @@ def quantize_blocks(
                 real = (first + row < end)[:, None] & (block_column < across)[None, :]
                 tl.store(row_codes + base + at, tl.reshape(codes, (PANEL, PANEL)), mask=inside)
                 tl.store(row_scale + scale_at, decode.to(row_scale.dtype.element_ty), mask=real)
-            if column_codes is not None:
+            if column_codes is not None and part == PARTS - 1:
+                value, inside = load_tile(x, first, end, start_column, columns, x_stride, DTYPE)
+                magnitude = bits_of(value) & 0x7FFFFFFF
                 tiles = tl.reshape(value, (SIDE, BLOCK, PANEL))
                 amax = tl.max(tl.reshape(magnitude, (SIDE, BLOCK, PANEL)), 1)
                 encode, decode = block_scales(amax, epsilon, FORMAT, SCALES, POWER_OF_TWO)
                 codes = fp8_codes(tiles * poisoned(encode, amax)[:, None, :], FORMAT, CAST)
                 codes = tl.reshape(codes, (PANEL, PANEL))
                 if TURNED:
-                    store_turned(column_codes, codes, panel, start_column, columns)
+                    store_turned(column_codes, codes, turned_panel, start_column, columns)
                 else:
                     tl.store(column_codes + base + at, codes, mask=inside)
                 scale_at = block_row[:, None] * columns + column[None, :]

@@ -45,9 +45,9 @@ class Rows(NamedTuple):
         return cls(stored(rows), stride, DTYPE_NAMES[x.dtype], x.shape[-1], groups, table, panels, matrix_rows)
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Panels by tiles of columns."""
-        return self.panels, tiles(self.columns)
+    def grid(self) -> tuple[int]:
+        """Panels times tiles of columns."""
+        return (self.panels * tiles(self.columns),)
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -74,11 +74,12 @@ def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], turned: b
         *rows.shape,
         pattern(spec.amax_epsilon),
     )
+    parts = 2 if not spec.square and {"rowwise", "columnwise"} <= planes.keys() else 1
     start(
-        quantize_blocks, rows.grid, rows.x, arguments,
+        quantize_blocks, (rows.grid[0] * parts,), rows.x, arguments,
         DTYPE=rows.dtype, FORMAT=spec.format, SCALES=spec.scale_format, POWER_OF_TWO=spec.power_of_two,
         BLOCK=spec.block_size, SQUARE=spec.square, TURNED=turned,
-        STACKED=rows.table is None, CAST=has_fp8_casts(rows.x), num_warps=_warps(rows.x, 4),
+        STACKED=rows.table is None, CAST=has_fp8_casts(rows.x), PARTS=parts, num_warps=_warps(rows.x, 4),
     )  # fmt: skip
 
 
