@@ -27,7 +27,9 @@ def start(kernel: Any, grid: tuple[int, ...], like: Tensor, arguments: tuple[Any
     if not all(grid):
         return
     with _place(like):
-        if not INTERPRETED and any(isinstance(argument, (TensorDescriptor, SharedDescriptor)) for argument in arguments):
+        if not INTERPRETED and any(
+            isinstance(argument, (TensorDescriptor, SharedDescriptor)) for argument in arguments
+        ):
             # encoding one needs a context that is current in this thread, which may not have used CUDA before
             torch.cuda.set_device(like.device.index)
         kernel[grid](*arguments, **{**DEFAULTS, **constants})

@@ -57,14 +57,10 @@ def index_rows(
 
 
 @device_function
-def tile_of_panel(columns, PARTS: tl.constexpr):
-    """(panel, tile of 128 columns, part) of this program: parts of a tile follow each other, then the next columns.
-
-    So programs that run together read rows as they lie in memory, and a tile's second part finds it in the cache.
-    """
+def tile_of_panel(columns):
+    """(panel, tile of 128 columns) of this program: columns first, so that neighbours read whole rows together."""
     across = (columns + PANEL - 1) // PANEL
-    tile = tl.program_id(0) // PARTS
-    return tile // across, tile % across, tl.program_id(0) % PARTS
+    return tl.program_id(0) // across, tl.program_id(0) % across
 
 
 @device_function

@@ -25,7 +25,7 @@ def hadamard_amax(
     x, of_groups, table, columns, groups, panels, matrix_rows, x_stride, DTYPE: tl.constexpr, STACKED: tl.constexpr
 ):
     """The amax pattern of one panel's transformed values and 128 columns into that of its group [G]."""
-    panel, tile, _part = tile_of_panel(columns, 1)
+    panel, tile = tile_of_panel(columns)
     group, first, _start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
         row = first + tl.arange(0, PANEL)
@@ -65,7 +65,7 @@ def quantize_nvfp4(
     row_amax, column_amax   patterns [G] of what each plane is made of
     operand                 its number in the random bits' counter: 0 x, 1 w, 2 dy
     """
-    panel, tile, _part = tile_of_panel(columns, 1)
+    panel, tile = tile_of_panel(columns)
     group, first, start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
         row = first + tl.arange(0, PANEL)

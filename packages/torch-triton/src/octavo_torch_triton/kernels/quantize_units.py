@@ -21,7 +21,7 @@ def unit_amax(
     DTYPE: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
     """amax patterns of one panel and 128 columns into those of its group [G], its rows [M] and its columns [G, K]."""
-    panel, tile, _part = tile_of_panel(columns, 1)
+    panel, tile = tile_of_panel(columns)
     group, first, _start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
         start_column = tile * PANEL
@@ -66,7 +66,7 @@ def quantize_units(
 
     encode   scales [G] that are given; where they are, each element that is not finite is NaN by itself
     """
-    panel, tile, _part = tile_of_panel(columns, 1)
+    panel, tile = tile_of_panel(columns)
     group, first, start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
         start_column = tile * PANEL

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from octavo_torch_triton.kernels.hopper.ring import (
     COLUMNS,
     REGISTERS,
     STAGES,
     SUMS,
+    copy_tile,
     multiplied,
     ring,
     scaled,
@@ -47,20 +48,19 @@ def fetch(
             slot, arrived = to_fill(full, empty, at, (128 + COLUMNS) * (132 if BLOCKS else 128))
             a_row = (panel + step) * height + n * 128
             b_row = (panel + step) * width + k * COLUMNS
-            tma.async_copy_global_to_shared(a, [a_row, 0], arrived, a_tiles.index(slot))
-            tma.async_copy_global_to_shared(b, [b_row, 0], arrived, b_tiles.index(slot))
+            copy_tile(a, [a_row, 0], arrived, a_tiles.index(slot))
+            copy_tile(b, [b_row, 0], arrived, b_tiles.index(slot))
             if BLOCKS:
-                tma.async_copy_global_to_shared(a_scale, [panel + step, n * 128], arrived, a_scales.index(slot))
-                tma.async_copy_global_to_shared(b_scale, [panel + step, k * COLUMNS], arrived, b_scales.index(slot))
+                copy_tile(a_scale, [panel + step, n * 128], arrived, a_scales.index(slot))
+                copy_tile(b_scale, [panel + step, k * COLUMNS], arrived, b_scales.index(slot))
             at += 1
 
 
 @gluon.jit
 def promoted(total, product, rows, columns, FROM: gl.constexpr, PART: gl.constexpr):
     """total + product times the scales, fp32 [1, 128] and [1, COLUMNS] in shared memory, of its rows and columns."""
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    of_rows = rows._reinterpret(gl.float32, [128], FLAT).slice(FROM, 64).load(gl.SliceLayout(1, SUMS))
-    of_columns = columns._reinterpret(gl.float32, [COLUMNS], FLAT).slice(PART * 128, 128)
+    of_rows = rows.reshape([128]).slice(FROM, 64).load(gl.SliceLayout(1, SUMS))
+    of_columns = columns.reshape([COLUMNS]).slice(PART * 128, 128)
     left, right = gl.broadcast(of_rows[:, None], of_columns.load(gl.SliceLayout(0, SUMS))[None, :])
     # rounded toward zero, two scales' product ends at the largest number; a minimum for each sum would take as long as
     # the multiplication beside it
@@ -149,8 +149,8 @@ def hopper_columns(
         a_scales = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 128], a_scale.layout)
         b_scales = gl.allocate_shared_memory(gl.float32, [STAGES, 1, COLUMNS], b_scale.layout)
     else:
-        a_scales: gl.constexpr = None
-        b_scales: gl.constexpr = None
+        a_scales: gl.constexpr = None  # type: ignore[no-redef]
+        b_scales: gl.constexpr = None  # type: ignore[no-redef]
     full, empty = ring()
     gl.warp_specialize(
         [

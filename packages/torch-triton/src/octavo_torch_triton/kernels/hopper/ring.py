@@ -16,9 +16,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+
+copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+"""Copies a descriptor's tile into a stage and counts its bytes at a barrier; Triton 3.6 knows it by the second name."""
 
 COLUMNS = gl.constexpr(256)
 """Of a tile; its rows are 128, of which a group multiplies 64 at a time."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from octavo_torch_triton.kernels.hopper.ring import (
     COLUMNS,
@@ -16,6 +16,7 @@ from octavo_torch_triton.kernels.hopper.ring import (
     REGISTERS,
     STAGES,
     SUMS,
+    copy_tile,
     multiplied,
     ring,
     scaled,
@@ -52,13 +53,13 @@ def fetch(
             matrix = group.to(gl.int32)
             for step in range(steps):
                 slot, arrived = to_fill(full, empty, at, (128 + COLUMNS) * 128)
-                tma.async_copy_global_to_shared(a, [row, step * 128], arrived, a_tiles.index(slot))
+                copy_tile(a, [row, step * 128], arrived, a_tiles.index(slot))
                 if TURNED:
                     b_row = (matrix * steps + step) * columns + across * COLUMNS
-                    tma.async_copy_global_to_shared(b, [b_row, 0], arrived, b_tiles.index(slot))
+                    copy_tile(b, [b_row, 0], arrived, b_tiles.index(slot))
                 else:
                     b_row = matrix * columns + across * COLUMNS
-                    tma.async_copy_global_to_shared(b, [b_row, step * 128], arrived, b_tiles.index(slot))
+                    copy_tile(b, [b_row, step * 128], arrived, b_tiles.index(slot))
                 at += 1
 
 
@@ -99,60 +100,6 @@ def multiply(
     for tile in range(gl.program_id(0), panels * tiles, gl.num_programs(0)):
         group, first, end, across = place(tile, table, groups, panels, tiles, BESIDE)
         column = across * COLUMNS + PART * 128
-        if group < groups:
-            row = first.to(gl.int32)
-            matrix = group.to(gl.int32)
-            for step in range(steps):
-                slot, arrived = to_fill(full, empty, at, (128 + COLUMNS) * 128)
-                tma.async_copy_global_to_shared(a, [row, step * 128], arrived, a_tiles.index(slot))
-                if TURNED:
-                    b_row = (matrix * steps + step) * columns + across * COLUMNS
-                    tma.async_copy_global_to_shared(b, [b_row, 0], arrived, b_tiles.index(slot))
-                else:
-                    b_row = matrix * columns + across * COLUMNS
-                    tma.async_copy_global_to_shared(b, [b_row, step * 128], arrived, b_tiles.index(slot))
-                at += 1
-
-
-@gluon.jit
-def finished(
-    total, a_scale, b_scale, bias, bias_scales, group, first, end, column, columns,
-    bias_group, bias_column, bias_scale, SCALING: gl.constexpr,
-):  # fmt: skip
-    """Sums times the scales that all of them share, and the bias."""
-    row = first + gl.arange(0, 64, gl.SliceLayout(1, SUMS))
-    j = column + gl.arange(0, 128, gl.SliceLayout(0, SUMS))
-    if SCALING == "group":
-        total = scaled(total, gl.load(a_scale + group), gl.load(b_scale + group))
-    elif SCALING == "row":
-        of_row = gl.load(a_scale + row, mask=row < end, other=0.0)
-        of_column = gl.load(b_scale + group * columns + j, mask=j < columns, other=0.0)
-        total = scaled(total, of_row[:, None], of_column[None, :])
-    if bias is not None:
-        added = gl.load(bias + group * bias_group + j * bias_column, mask=j < columns, other=0.0).to(gl.float32)
-        if bias_scales is not None:
-            total += gl.load(bias_scales + row * bias_scale, mask=row < end, other=0.0)[:, None] * added[None, :]
-        else:
-            total += added[None, :]
-    return total
-
-
-@gluon.jit
-def multiply(
-    a_scale, b_scale, bias, bias_scales, out, table, rows, depth, columns, groups, panels, tiles, out_row, out_column,
-    bias_group, bias_column, bias_scale, a_tiles, b_tiles, full, empty,
-    PART: gl.constexpr, SCALING: gl.constexpr, TURNED: gl.constexpr, BESIDE: gl.constexpr,
-):  # fmt: skip
-    """128 columns of each tile, those of one square block of b."""
-    steps = (depth + 127) // 128
-    down = ((depth if TURNED else columns) + 127) // 128
-    wide = ((columns if TURNED else depth) + 127) // 128
-    at = 0
-    for tile in range(gl.program_id(0), panels * tiles, gl.num_programs(0)):
-        group, first, end, across = place(tile, table, groups, panels, tiles, BESIDE)
-        column = across * COLUMNS + PART * 128
-        upper = gl.zeros([64, 128], gl.float32, SUMS)
-        lower = gl.zeros([64, 128], gl.float32, SUMS)
         if group >= groups:
             zero = gl.zeros([64, 128], gl.float32, SUMS)
             write(out, zero, first, rows, column, columns, out_row, out_column)
