@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from octavo_torch_triton.arrays.launch import TILE, described_rows, multiprocessors, start, tiles
 from octavo_torch_triton.arrays.row_index import panels_of
+from octavo_torch_triton.gemm.operands import Bias, Planes
 from octavo_torch_triton.gemm.spec import GemmSpec
 from octavo_torch_triton.gemm.tiles import BESIDE
 from octavo_torch_triton.kernels.hopper.columns import hopper_columns
 from octavo_torch_triton.kernels.hopper.rows import hopper_rows
-
-if TYPE_CHECKING:
-    from octavo_torch_triton.gemm.launches import Bias, Planes
 
 _COLUMNS = 256
 _OF_CODES, _OF_SCALES = 128, 0

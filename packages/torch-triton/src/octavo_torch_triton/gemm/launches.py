@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -10,6 +10,7 @@ from octavo_torch.plugin_api import DTYPE_NAMES
 from octavo_torch_triton.arrays.launch import TILE, described, start, stored, tiles
 from octavo_torch_triton.arrays.row_index import panels_of
 from octavo_torch_triton.gemm.hopper import columns_on_hopper, rows_on_hopper
+from octavo_torch_triton.gemm.operands import Bias, Planes
 from octavo_torch_triton.gemm.spec import GemmSpec
 from octavo_torch_triton.gemm.tiles import BESIDE, Tile, described_tile, tile_of
 from octavo_torch_triton.kernels.described_columns import described_columns
@@ -17,47 +18,6 @@ from octavo_torch_triton.kernels.described_rows import described_rows
 from octavo_torch_triton.kernels.device import INTERPRETED
 from octavo_torch_triton.kernels.gemm_columns import columns_times_columns
 from octavo_torch_triton.kernels.gemm_rows import rows_times_matrices
-
-
-class Planes(NamedTuple):
-    """Codes, decode scales and second-level factor of an operand; an unquantized one has the first alone."""
-
-    data: Tensor
-    scale: Tensor | None = None
-    factor: Tensor | None = None
-
-    @property
-    def scales(self) -> Tensor | None:
-        """The scales as kernels take them."""
-        return None if self.scale is None else stored(self.scale.contiguous())
-
-    @property
-    def arguments(self) -> tuple[Tensor | None, ...]:
-        """All three as kernels take them."""
-        return stored(self.data), self.scales, self.factor
-
-
-class Bias(NamedTuple):
-    """The bias of fprop, [G, N], and what scales it per row; None: there is none."""
-
-    data: Tensor | None
-    scales: Tensor | None
-
-    @property
-    def arguments(self) -> tuple[Tensor | None, Tensor | None]:
-        """Both as kernels take them."""
-        return None if self.data is None else stored(self.data), self.scales
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Of groups and columns, and of the scales."""
-        of_data = (0, 0) if self.data is None else self.data.stride()
-        return (*of_data, 0 if self.scales is None else self.scales.stride(0))
-
-    @property
-    def dtype(self) -> str | None:
-        """Its name."""
-        return None if self.data is None else DTYPE_NAMES[self.data.dtype]
 
 
 def _how(spec: GemmSpec, tile: Tile) -> dict[str, Any]:

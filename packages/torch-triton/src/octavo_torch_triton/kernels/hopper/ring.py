@@ -77,7 +77,7 @@ def write(out, value, first, end, column, columns, out_row, out_column):
     if out.dtype.element_ty == gl.float32:
         layout: gl.constexpr = SUMS
     else:
-        # 16 bytes a thread: the sums' own arrangement has 4
+        # a thread then stores 16 bytes at once; in the sums' own arrangement it has 4 together
         layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
         value = gl.convert_layout(value.to(out.dtype.element_ty), layout)
     row = first + gl.arange(0, 64, gl.SliceLayout(1, layout))
