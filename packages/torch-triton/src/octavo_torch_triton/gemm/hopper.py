@@ -33,7 +33,7 @@ def rows_on_hopper(spec: GemmSpec, left: Planes, right: Planes, table: Tensor, b
     groups = b.shape[0] // tiles(depth) if spec.turned else b.shape[0]
     panels, across = panels_of(rows, groups), tiles(columns, _COLUMNS)
     arguments = (
-        of_a, left.scales, of_b, right.scales, *bias.arguments, out, table,
+        of_a, left.scales, of_b, right.scales, bias.data, bias.scales, out, table,
         rows, depth, columns, groups, panels, across, *out.stride(), *bias.strides,
     )  # fmt: skip
     start(hopper_rows, _grid(out, panels * across), out, arguments, SCALING=spec.scaling, TURNED=spec.turned, **_HOW)
