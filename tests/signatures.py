@@ -12,7 +12,7 @@ from source_tree import Tree, imported_modules, parse
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 AUTOGRAD = ("forward", "backward", "setup_context", "jvp", "vmap")
 """Methods of torch.autograd.Function, which receive each tensor as an argument of its own."""
-KERNELS = ("triton.jit", "device_function")
+KERNELS = ("triton.jit", "gluon.jit", "device_function")
 """Decorators of what Triton compiles: each pointer, stride and constant is a parameter of its own."""
 
 

@@ -21,12 +21,15 @@ from torch import Tensor
 from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as SharedDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import octavo
 from octavo import Recipe
 from octavo.grouped_tensor import PLAIN
 from octavo_torch_triton.arrays import launch, row_index
+from octavo_torch_triton.gemm import hopper
 from octavo_torch_triton.gemm import launches as gemm_launches
 from octavo_torch_triton.gemm.gemm import Dgrad, Fprop, Wgrad
 from octavo_torch_triton.gemm.spec import layouts_of
@@ -66,8 +69,9 @@ def _write_down(kernel: Any, grid: Any, like: Tensor, arguments: tuple[Any, ...]
     _written.append(Written(kernel, arguments, {**launch.DEFAULTS, **constants}))
 
 
-for module in (row_index, gemm_launches, quantizer_launches, operators, moves):
+for module in (row_index, gemm_launches, hopper, quantizer_launches, operators, moves):
     module.start = _write_down  # type: ignore[attr-defined]
+hopper.multiprocessors = lambda _: 132  # type: ignore[assignment]
 
 
 def launches_of(recipe: Recipe, chip: Any) -> list[Written]:
@@ -109,6 +113,10 @@ def launches_of_moves(dtype: torch.dtype) -> list[Written]:
     return _each_once()
 
 
+def _product(written: Written) -> str | None:
+    return "fp8" if isinstance(written.kernel, GluonJITFunction) else written.constants.get("PRODUCT")
+
+
 def _each_once() -> list[Written]:
     return list(
         {(each.kernel.__name__, *map(str, _source(each).constants.items())): each for each in _written}.values()
@@ -126,6 +134,8 @@ def _source(written: Written) -> Any:
         value = written.arguments[place] if place < len(written.arguments) else written.constants[name]
         if place >= len(written.arguments) or value is None or (isinstance(value, int) and value == 1):
             signature[name], constants[place,] = "constexpr", value
+        elif isinstance(value, SharedDescriptor):
+            signature[name] = f"tensordesc<{_TYPES[value.base.dtype]}{value.block_shape},{value.layout!r}>"
         elif isinstance(value, TensorDescriptor):
             signature[name] = f"tensordesc<{_TYPES[value.base.dtype]}{value.block_shape}>"
         elif isinstance(value, Tensor):
@@ -134,7 +144,8 @@ def _source(written: Written) -> Any:
             signature[name] = "i32" if abs(value) < 1 << 31 else "i64"
             if value % 16 == 0:
                 attributes[place,] = divisible
-    return ASTSource(written.kernel, signature, constants, attributes)
+    source = GluonASTSource if isinstance(written.kernel, GluonJITFunction) else ASTSource
+    return source(written.kernel, signature, constants, attributes)
 
 
 def compile_for(written: Written, chip: int) -> dict[str, Any]:
@@ -164,7 +175,7 @@ def selection(quick: bool) -> Iterator[tuple[int, str, Written]]:
     for chip in CHIPS:
         for name in RECIPES:
             for written in launches_of(octavo.recipe(name), f"sm_{chip}"):
-                is_gemm = "PRODUCT" in written.constants
+                is_gemm = _product(written) is not None
                 telling = name == "fp8-block" or (chip == 100 and name in ("mxfp8", "nvfp4"))
                 wanted = written.constants.get("TURNED") is False and telling
                 if not is_gemm and (chip, name) in _QUICK_QUANTIZERS:
@@ -188,4 +199,4 @@ if __name__ == "__main__":
             done.add(key)
             facts = compile_for(each, arch)
             facts |= {"chip": arch, "recipe": recipe_name, "kernel": each.kernel.__name__}
-            print(json.dumps(facts | {"product": each.constants.get("PRODUCT")}), flush=True)
+            print(json.dumps(facts | {"product": _product(each)}), flush=True)

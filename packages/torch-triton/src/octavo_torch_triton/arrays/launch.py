@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as SharedDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from octavo_torch_triton.kernels.device import INTERPRETED
@@ -25,7 +27,9 @@ def start(kernel: Any, grid: tuple[int, ...], like: Tensor, arguments: tuple[Any
     if not all(grid):
         return
     with _place(like):
-        if not INTERPRETED and any(isinstance(argument, TensorDescriptor) for argument in arguments):
+        if not INTERPRETED and any(
+            isinstance(argument, (TensorDescriptor, SharedDescriptor)) for argument in arguments
+        ):
             # encoding one needs a context that is current in this thread, which may not have used CUDA before
             torch.cuda.set_device(like.device.index)
         kernel[grid](*arguments, **{**DEFAULTS, **constants})
@@ -50,13 +54,34 @@ def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
+@lru_cache(maxsize=64)
+def multiprocessors(index: int) -> int:
+    """Of CUDA device `index`."""
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def _can_be_fetched(x: Tensor) -> bool:
+    if not x.numel() or x.data_ptr() & 15 or x.stride(-1) != 1:
+        return False
+    return not any(stride * x.element_size() & 15 for stride in x.stride()[:-1])
+
+
 def described(x: Tensor, block: tuple[int, ...]) -> TensorDescriptor | None:
     """`x` as a kernel fetches blocks of it, zeros past its ends; None where the hardware could not."""
-    if not x.numel() or x.data_ptr() & 15 or x.stride(-1) != 1:
-        return None
-    if any(stride * x.element_size() & 15 for stride in x.stride()[:-1]):
+    if not _can_be_fetched(x):
         return None
     return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block))
+
+
+def described_rows(x: Tensor, block: tuple[int, int], swizzle: int) -> SharedDescriptor | None:
+    """The same for Gluon, of the rows of contiguous `x`, swizzled within `swizzle` bytes; None also where strided."""
+    if not x.is_contiguous() and x.dim() != 2:
+        return None
+    rows = x.reshape(-1, x.shape[-1])
+    if not _can_be_fetched(rows):
+        return None
+    layout = NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=8 * x.element_size(), rank=2)
+    return SharedDescriptor(rows, list(rows.shape), list(rows.stride()), list(block), layout)
 
 
 def stored(x: Tensor) -> Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from octavo_torch.plugin_api import DTYPE_NAMES
 from octavo_torch_triton.arrays.launch import TILE, described, start, stored, tiles
 from octavo_torch_triton.arrays.row_index import panels_of
+from octavo_torch_triton.gemm.hopper import columns_on_hopper, rows_on_hopper
+from octavo_torch_triton.gemm.operands import Bias, Planes
 from octavo_torch_triton.gemm.spec import GemmSpec
 from octavo_torch_triton.gemm.tiles import BESIDE, Tile, described_tile, tile_of
 from octavo_torch_triton.kernels.described_columns import described_columns
@@ -16,47 +18,6 @@ from octavo_torch_triton.kernels.described_rows import described_rows
 from octavo_torch_triton.kernels.device import INTERPRETED
 from octavo_torch_triton.kernels.gemm_columns import columns_times_columns
 from octavo_torch_triton.kernels.gemm_rows import rows_times_matrices
-
-
-class Planes(NamedTuple):
-    """Codes, decode scales and second-level factor of an operand; an unquantized one has the first alone."""
-
-    data: Tensor
-    scale: Tensor | None = None
-    factor: Tensor | None = None
-
-    @property
-    def scales(self) -> Tensor | None:
-        """The scales as kernels take them."""
-        return None if self.scale is None else stored(self.scale.contiguous())
-
-    @property
-    def arguments(self) -> tuple[Tensor | None, ...]:
-        """All three as kernels take them."""
-        return stored(self.data), self.scales, self.factor
-
-
-class Bias(NamedTuple):
-    """The bias of fprop, [G, N], and what scales it per row; None: there is none."""
-
-    data: Tensor | None
-    scales: Tensor | None
-
-    @property
-    def arguments(self) -> tuple[Tensor | None, Tensor | None]:
-        """Both as kernels take them."""
-        return None if self.data is None else stored(self.data), self.scales
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Of groups and columns, and of the scales."""
-        of_data = (0, 0) if self.data is None else self.data.stride()
-        return (*of_data, 0 if self.scales is None else self.scales.stride(0))
-
-    @property
-    def dtype(self) -> str | None:
-        """Its name."""
-        return None if self.data is None else DTYPE_NAMES[self.data.dtype]
 
 
 def _how(spec: GemmSpec, tile: Tile) -> dict[str, Any]:
@@ -79,6 +40,8 @@ def _fetched(x: Tensor, block: tuple[int, ...]) -> Any:
 
 def rows_by_matrices(spec: GemmSpec, left: Planes, right: Planes, table: Tensor, bias: Bias, out: Tensor) -> None:
     """fprop and dgrad into `out`."""
+    if rows_on_hopper(spec, left, right, table, bias, out):
+        return
     a, b = left.data, right.data
     dgrad = spec.gemm == "dgrad"
     rows, depth, columns = a.shape[0], a.shape[1], out.shape[1]
@@ -118,6 +81,8 @@ def rows_by_matrices(spec: GemmSpec, left: Planes, right: Planes, table: Tensor,
 
 def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Tensor, out: Tensor) -> None:
     """wgrad into `out`."""
+    if columns_on_hopper(spec, left, right, table, out):
+        return
     a, b = left.data, right.data
     groups, height, width = out.shape
     shared: dict[str, Any] = {"OUT_DTYPE": DTYPE_NAMES[out.dtype], "ACCUMULATE": spec.accumulate, "ROWS": TILE}
@@ -131,8 +96,8 @@ def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Tenso
             arguments = (
                 of_a, left.scales, of_b, right.scales, stored(out), table, height, width, groups, *out.stride(),
             )  # fmt: skip
-            grid = (tiles(height), tiles(width, tile.columns), groups)
-            start(described_columns, grid, out, arguments, **shared, **_how(spec, tile))
+            grid = (tiles(height) * tiles(width, tile.columns), groups)
+            start(described_columns, grid, out, arguments, **shared, **_how(spec, tile), BESIDE=BESIDE)
             return
     tile = tile_of(spec)
     arguments = (

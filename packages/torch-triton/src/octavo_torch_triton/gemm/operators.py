@@ -9,7 +9,8 @@ from torch import Tensor
 
 from octavo_torch.plugin_api import DTYPES
 from octavo_torch_triton.arrays.row_index import define
-from octavo_torch_triton.gemm.launches import Bias, Planes, columns_by_columns, rows_by_matrices
+from octavo_torch_triton.gemm.launches import columns_by_columns, rows_by_matrices
+from octavo_torch_triton.gemm.operands import Bias, Planes
 from octavo_torch_triton.gemm.spec import GemmSpec, spec_from
 
 _INPUTS = (

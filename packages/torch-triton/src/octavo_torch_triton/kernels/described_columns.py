@@ -29,15 +29,21 @@ def described_columns(
     a, a_scale, b, b_scale, out, table, height, width, groups, out_group, out_row, out_column,
     OUT_DTYPE: tl.constexpr, SCALING: tl.constexpr, A_FORMAT: tl.constexpr, B_FORMAT: tl.constexpr,
     PRODUCT: tl.constexpr, ACCUMULATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    BESIDE: tl.constexpr,
 ):  # fmt: skip
     """out[g, n, k] = sum over the rows r of g of a[r, n] b[r, k], in a tile of ROWS and COLUMNS.
 
     a, b         values [M, N] and [M, K], or codes in turned panels [P, N, 128] and [P, K, 128]
     ACCUMULATE   added to `out`, whose bits stay as they are for a group without rows
+    BESIDE       tiles of rows that are made at a time, so that both operands stay in the cache
     """
-    group = tl.program_id(2).to(tl.int64)
-    from_n = tl.program_id(0) * ROWS
-    from_k = tl.program_id(1) * COLUMNS
+    group = tl.program_id(1).to(tl.int64)
+    across = (width + COLUMNS - 1) // COLUMNS
+    part = tl.program_id(0) // (BESIDE * across)
+    place = tl.program_id(0) % (BESIDE * across)
+    high = tl.minimum((height + ROWS - 1) // ROWS - part * BESIDE, BESIDE)
+    from_n = (part * BESIDE + place % high) * ROWS
+    from_k = place // high * COLUMNS
     n = from_n + tl.arange(0, ROWS)
     k = from_k + tl.arange(0, COLUMNS)
     n_real = n < height

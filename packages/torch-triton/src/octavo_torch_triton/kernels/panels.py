@@ -57,6 +57,13 @@ def index_rows(
 
 
 @device_function
+def tile_of_panel(columns):
+    """(panel, tile of 128 columns) of this program: columns first, so that neighbours read whole rows together."""
+    across = (columns + PANEL - 1) // PANEL
+    return tl.program_id(0) // across, tl.program_id(0) % across
+
+
+@device_function
 def panel_rows(table, panel, groups, panels, matrix_rows, STACKED: tl.constexpr):
     """(group, first row of the panel, first row of the group, row after its last) of a panel; group G: of no group."""
     if STACKED:

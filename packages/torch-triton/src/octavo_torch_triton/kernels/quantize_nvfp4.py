@@ -12,7 +12,7 @@ import triton.language as tl
 from octavo_torch_triton.kernels.device import device_function
 from octavo_torch_triton.kernels.formats import bits_of, from_stored, to_code
 from octavo_torch_triton.kernels.hadamard import hadamard
-from octavo_torch_triton.kernels.panels import PANEL, first_block, panel_rows
+from octavo_torch_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
 from octavo_torch_triton.kernels.scales import is_poisoned, nvfp4_scales
 from octavo_torch_triton.kernels.stochastic import draws, to_e2m1
 
@@ -25,10 +25,11 @@ def hadamard_amax(
     x, of_groups, table, columns, groups, panels, matrix_rows, x_stride, DTYPE: tl.constexpr, STACKED: tl.constexpr
 ):
     """The amax pattern of one panel's transformed values and 128 columns into that of its group [G]."""
-    group, first, _start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
+    panel, tile = tile_of_panel(columns)
+    group, first, _start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
         row = first + tl.arange(0, PANEL)
-        column = tl.program_id(1) * PANEL + tl.arange(0, PANEL)
+        column = tile * PANEL + tl.arange(0, PANEL)
         inside = (row < end)[:, None] & (column < columns)[None, :]
         stored = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0)
         turned = hadamard(tl.reshape(from_stored(stored, DTYPE), (SIDE, 16, PANEL)), SIDE, PANEL)
@@ -64,16 +65,17 @@ def quantize_nvfp4(
     row_amax, column_amax   patterns [G] of what each plane is made of
     operand                 its number in the random bits' counter: 0 x, 1 w, 2 dy
     """
-    group, first, start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
+    panel, tile = tile_of_panel(columns)
+    group, first, start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
         row = first + tl.arange(0, PANEL)
-        column = tl.program_id(1) * PANEL + tl.arange(0, PANEL)
+        column = tile * PANEL + tl.arange(0, PANEL)
         column_real = column < columns
         inside = (row < end)[:, None] & column_real[None, :]
         value = from_stored(tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0), DTYPE)
         across = (columns + 15) // 16
         side = tl.arange(0, SIDE)
-        block_column = tl.program_id(1) * SIDE + side
+        block_column = tile * SIDE + side
         local_block = (first - start) // 16 + side
         block_row = first_block(table, group, groups, matrix_rows, 16, STACKED) + local_block
         block_real = first + side * 16 < end

@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_torch_triton.kernels.formats import bits_of, fp8_codes
-from octavo_torch_triton.kernels.panels import PANEL, first_block, panel_rows
+from octavo_torch_triton.kernels.formats import bits_of, float_from, fp8_codes
+from octavo_torch_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
 from octavo_torch_triton.kernels.quantize_blocks import load_tile, poisoned, store_turned
 from octavo_torch_triton.kernels.scales import decode_of, fp32_encode, is_poisoned
 
@@ -21,9 +21,10 @@ def unit_amax(
     DTYPE: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
     """amax patterns of one panel and 128 columns into those of its group [G], its rows [M] and its columns [G, K]."""
-    group, first, _start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
+    panel, tile = tile_of_panel(columns)
+    group, first, _start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
-        start_column = tl.program_id(1) * PANEL
+        start_column = tile * PANEL
         value, _inside = load_tile(x, first, end, start_column, columns, x_stride, DTYPE)
         row = first + tl.arange(0, PANEL)
         column = start_column + tl.arange(0, PANEL)
@@ -65,21 +66,23 @@ def quantize_units(
 
     encode   scales [G] that are given; where they are, each element that is not finite is NaN by itself
     """
-    group, first, start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
+    panel, tile = tile_of_panel(columns)
+    group, first, start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
-        start_column = tl.program_id(1) * PANEL
+        start_column = tile * PANEL
         value, inside = load_tile(x, first, end, start_column, columns, x_stride, DTYPE)
         row = tl.arange(0, PANEL)
         column = start_column + row
         base = first * columns
         at = row[:, None] * columns + column[None, :]
         if TURNED:
-            panel = first_block(table, group, groups, matrix_rows, PANEL, STACKED) + (first - start) // PANEL
+            turned_panel = first_block(table, group, groups, matrix_rows, PANEL, STACKED) + (first - start) // PANEL
         if encode is not None or group_amax is not None:
             if encode is not None:
                 infinite = (bits_of(value) & 0x7FFFFFFF) >= 0x7F800000
-                codes = fp8_codes(value * tl.load(encode + group), FORMAT, CAST)
-                codes = tl.where(infinite, 0x7F, codes).to(tl.uint8)
+                scaled = bits_of(value * tl.load(encode + group))
+                # in place of a code, which is a byte among four of a register
+                codes = fp8_codes(float_from(tl.where(infinite, 0x7FC00000, scaled)), FORMAT, CAST)
             else:
                 amax = tl.full((1, 1), 0, tl.int32) + tl.load(group_amax + group)
                 scale = poisoned(fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO), amax)
@@ -87,7 +90,7 @@ def quantize_units(
             if row_codes is not None:
                 tl.store(row_codes + base + at, codes, mask=inside)
             if TURNED:
-                store_turned(column_codes, codes, panel, start_column, columns)
+                store_turned(column_codes, codes, turned_panel, start_column, columns)
         if row_amax is not None:
             amax = tl.load(row_amax + first + row, mask=first + row < end, other=0)
             scale = poisoned(fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO), amax)
@@ -97,6 +100,6 @@ def quantize_units(
             scale = poisoned(fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO), amax)
             codes = fp8_codes(value * scale[None, :], FORMAT, CAST)
             if TURNED:
-                store_turned(column_codes, codes, panel, start_column, columns)
+                store_turned(column_codes, codes, turned_panel, start_column, columns)
             else:
                 tl.store(column_codes + base + at, codes, mask=inside)

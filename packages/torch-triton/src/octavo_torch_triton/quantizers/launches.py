@@ -45,9 +45,9 @@ class Rows(NamedTuple):
         return cls(stored(rows), stride, DTYPE_NAMES[x.dtype], x.shape[-1], groups, table, panels, matrix_rows)
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Panels by tiles of columns."""
-        return self.panels, tiles(self.columns)
+    def grid(self) -> tuple[int]:
+        """Panels times tiles of columns."""
+        return (self.panels * tiles(self.columns),)
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -57,7 +57,8 @@ class Rows(NamedTuple):
 
 def _warps(like: Tensor, fewest: int) -> int:
     """Of a kernel over panels. Maxima of columns cross warps, so few are fastest: on an H200 four times as many take up
-    to twice as long. Chips that round to FP8 in integers have no registers for so few."""
+    to twice as long. Square blocks have no such maxima. Chips that round to FP8 in integers have no registers for so
+    few."""
     return fewest if has_fp8_casts(like) else 2 * fewest
 
 
@@ -78,7 +79,7 @@ def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], turned: b
         quantize_blocks, rows.grid, rows.x, arguments,
         DTYPE=rows.dtype, FORMAT=spec.format, SCALES=spec.scale_format, POWER_OF_TWO=spec.power_of_two,
         BLOCK=spec.block_size, SQUARE=spec.square, TURNED=turned,
-        STACKED=rows.table is None, CAST=has_fp8_casts(rows.x), num_warps=_warps(rows.x, 4),
+        STACKED=rows.table is None, CAST=has_fp8_casts(rows.x), num_warps=_warps(rows.x, 8 if spec.square else 4),
     )  # fmt: skip
 
 
@@ -86,7 +87,8 @@ def nvfp4(
     spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], seed: Tensor | None, operand: int, group_offset: int
 ) -> None:
     """NVFP4: amax by group, of column data after their transform; then both planes in one pass."""
-    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None, "num_warps": _warps(rows.x, 8)}
+    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None}
+    few = _warps(rows.x, 4)
     amaxes: dict[str, Tensor] = {}
     plain: Tensor | None = None
     for direction in ("rowwise", "columnwise"):
@@ -97,10 +99,19 @@ def nvfp4(
         if of_groups is None:
             of_groups = torch.zeros(rows.groups, dtype=torch.int32, device=rows.x.device)
             if turned:
-                start(hadamard_amax, rows.grid, rows.x, (rows.x, of_groups, rows.table, *rows.shape), **how)
+                start(
+                    hadamard_amax, rows.grid, rows.x, (rows.x, of_groups, rows.table, *rows.shape), **how, num_warps=few
+                )
             else:
                 plain = of_groups
-                start(unit_amax, rows.grid, rows.x, (rows.x, plain, None, None, rows.table, *rows.shape), **how)
+                start(
+                    unit_amax,
+                    rows.grid,
+                    rows.x,
+                    (rows.x, plain, None, None, rows.table, *rows.shape),
+                    **how,
+                    num_warps=few,
+                )
         amaxes[direction] = of_groups
         size = max(16, 1 << (rows.groups - 1).bit_length())
         start(nvfp4_factors, (1,), rows.x, (of_groups, planes[f"{direction}_global"], rows.groups), SIZE=size)
@@ -112,7 +123,7 @@ def nvfp4(
     start(
         quantize_nvfp4, rows.grid, rows.x,
         (rows.x, *arguments, rows.table, seed, *rows.shape, group_offset, operand),
-        SQUARE=spec.square, HADAMARD=spec.hadamard, STOCHASTIC=seed is not None, **how,
+        SQUARE=spec.square, HADAMARD=spec.hadamard, STOCHASTIC=seed is not None, **how, num_warps=_warps(rows.x, 8),
     )  # fmt: skip
 
 
@@ -129,7 +140,7 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
     of_groups = next(iter(amaxes.values())) if spec.scaling == "current" else None
     of_rows, of_columns = (amaxes.get("rowwise"), amaxes.get("columnwise")) if spec.scaling == "row" else (None, None)
     epsilon = pattern(spec.amax_epsilon)
-    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None, "num_warps": _warps(rows.x, 8)}
+    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None, "num_warps": _warps(rows.x, 4)}
     if amaxes:
         measured = (rows.x, of_groups, of_rows, of_columns, rows.table, *rows.shape)
         start(unit_amax, rows.grid, rows.x, measured, **how)
