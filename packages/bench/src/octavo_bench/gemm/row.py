@@ -22,7 +22,7 @@ class GemmRow:
 
     backend   that ran it; times of one call on operands that are quantized already
     match     "in bound" with the largest error over what is allowed, what differs, or why it was not compared
-    peers     TFLOP/s of the peers that do this work, by name, the closest first
+    peers     TFLOP/s of the peers that do this work, by name, the closest first; in turns with `times`
     limit_us  that a wgrad in FP8 cannot go below (`wgrad_limit_us`); None for others and where it is not known
     """
 
