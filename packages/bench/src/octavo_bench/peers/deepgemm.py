@@ -76,7 +76,8 @@ def deepgemm_call(operands: dict[str, Tensor], sizes: Sequence[int], gemm: Gemm,
 def _rows(values: Tensor) -> Coded:
     """[M, K] in blocks of 1x128; scales [M, K / 128] that lie by columns."""
     codes, scales = _coded(values, _ACROSS)
-    return codes, scales.t().contiguous().t()
+    by_columns = torch.empty_strided(scales.shape, (1, len(scales)), dtype=scales.dtype, device=scales.device)
+    return codes, by_columns.copy_(scales)
 
 
 def _weights(w: Tensor, *, turned: bool) -> Coded:
