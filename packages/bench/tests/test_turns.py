@@ -71,9 +71,7 @@ def test_each_turn_has_every_way_and_nobody_always_follows_the_same_one(ways: in
 
 
 @pytest.mark.parametrize("timed", [partial(cuda_times_in_turn, warm_ms=0.0), host_times_in_turn])
-def test_a_clock_that_falls_during_a_run_favours_nobody(
-    timed: Callable[..., list[Times]], device: _Device
-) -> None:
+def test_a_clock_that_falls_during_a_run_favours_nobody(timed: Callable[..., list[Times]], device: _Device) -> None:
     """The first calls are a fifth faster than the last; the ratios of equal work are 1 all the same."""
     names = ("ours", "theirs", "torch")
     ways = [[device.call(name, us)] for name, us in zip(names, (1000.0, 1000.0, 1500.0), strict=True)]
