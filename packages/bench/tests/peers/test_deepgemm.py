@@ -12,9 +12,9 @@ import torch
 from stand_ins import deep_gemm
 
 from octavo.recipe_base import GEMMS, Gemm
+from octavo_bench.errors import AbsentError
 from octavo_bench.harness.recipes import GemmCase
 from octavo_bench.peers.deepgemm import FUNCTIONS, deepgemm_call
-from octavo_bench.peers.loading import AbsentError
 from octavo_bench.peers.peer import peers_of
 
 N, K = 144, 272

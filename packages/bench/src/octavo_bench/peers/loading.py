@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from octavo_bench.errors import AbsentError
 from octavo_bench.harness.results import in_one_line
-
-
-class AbsentError(Exception):
-    """A library cannot be timed here at all; its text names the library and says why, and stands in the notes once."""
 
 
 def loaded(library: str, module: str, names: Sequence[str] = ()) -> Any:
@@ -26,3 +23,12 @@ def loaded(library: str, module: str, names: Sequence[str] = ()) -> Any:
         version = getattr(found, "__version__", "of an unknown version")
         raise AbsentError(f"{library} is not measured: {module} {version} has no {', '.join(missing)}")
     return found
+
+
+def loaded_sonic_moe() -> tuple[Any, str]:
+    """`octavo_bench.peers.sonic_moe`, and over which configurations it is tuned; AbsentError where it cannot run."""
+    sonic = loaded("SonicMoE", f"{__package__}.sonic_moe")
+    try:
+        return sonic, sonic.tune_over_few()
+    except Exception as error:  # the tuners are not SonicMoE's public interface
+        raise AbsentError(f"SonicMoE is not measured: its tuners cannot be limited: {in_one_line(error)}") from None

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from octavo.recipe_base import Gemm
+from octavo_bench.errors import AbsentError
 from octavo_bench.harness.engine.protocol import Engine
 from octavo_bench.harness.pacing import steady_times, steady_turns
 from octavo_bench.harness.problem import Data
 from octavo_bench.harness.results import in_one_line
 from octavo_bench.harness.timing import Call, Times
-from octavo_bench.peers.loading import AbsentError
 from octavo_bench.peers.peer import ACCUMULATED, BATCHED, DENSE, Peer
 
 _WAYS = (("fast", True), ("exact", False))
