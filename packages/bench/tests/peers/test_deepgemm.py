@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from stand_ins import deep_gemm
+from deepgemm_stand_in import deep_gemm
 
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_bench.errors import AbsentError

@@ -90,7 +90,7 @@ def _weights(w: Tensor, *, turned: bool) -> Coded:
 def _columns(values: Tensor, sizes: Sequence[int]) -> Coded:
     """[M, C] in blocks of 128x1: each group's codes as [C, rows], one after another; scales [C, M / 128]."""
     codes, scales = _coded(values, _DOWN)
-    return torch.cat([group.t().reshape(-1) for group in codes.split(list(sizes))]), scales.t()
+    return torch.cat([group.t().reshape(-1) for group in torch.split(codes, list(sizes))]), scales.t()
 
 
 def _coded(values: Tensor, block: tuple[int, int]) -> Coded:

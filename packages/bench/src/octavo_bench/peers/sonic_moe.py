@@ -49,12 +49,14 @@ def _offered(config: gemms.GemmConfig) -> bool:
 
 def interleaved(w1: Tensor) -> Tensor:
     """[E, 2 F, K] whose rows are gate, up, gate, up ..., of one with all gates first: SonicMoE's own order."""
-    return w1.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2).contiguous()
+    experts, rows, k = w1.shape
+    return w1.reshape(experts, 2, rows // 2, k).transpose(1, 2).reshape(experts, rows, k)
 
 
 def separated(w1: Tensor) -> Tensor:
     """The inverse of `interleaved`: all gates first."""
-    return w1.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2).contiguous()
+    experts, rows, k = w1.shape
+    return w1.reshape(experts, rows // 2, 2, k).transpose(1, 2).reshape(experts, rows, k)
 
 
 def layer(x: Tensor, choices: Tensor, weights: Tensor, w1: Tensor, w2: Tensor) -> Tensor:

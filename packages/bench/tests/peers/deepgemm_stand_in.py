@@ -1,4 +1,4 @@
-"""Stand-ins for libraries that need a GPU: they compute in fp32 with torch, and check what they are given.
+"""A stand-in for DeepGEMM, which needs a GPU: it computes in fp32 with torch, and checks what it is given.
 
 Each function refuses operands that are not as the library documents them, so that an adapter that hands over another
 layout fails here. Nothing here says that the library itself accepts the adapter's call.
