@@ -1,4 +1,4 @@
-"""Stand-ins for the packages of SonicMoE, which need a GPU: the layer in fp32 with torch, and tuners with configurations.
+"""Stand-ins for the packages of SonicMoE, which need a GPU: the layer in fp32 with torch, and its tuners.
 
 Each function refuses operands that are not as the library's layer passes them on, so that an adapter that hands over
 another order or another layout fails here. Nothing here says that the library itself accepts the adapter's call.
