@@ -12,8 +12,8 @@ from octavo_bench.harness.recipes import GemmCase
 from octavo_bench.harness.shapes import Shape
 from octavo_cli.advice import CHIPS
 
-LEFT, BOTTOM, OCTAVE = 64, 392, 100
-INTENSITIES, RATES = (128, 4096), (256, 2048)
+LEFT, BOTTOM, OCTAVE = 64, 350, 84
+INTENSITIES, RATES = (64, 4096), (256, 2048)
 MARK = 9
 CHIP = CHIPS["h200"]
 SERIES = {  # case, whether it is a wgrad: label, family
@@ -69,7 +69,8 @@ def draw() -> str:
         y = place(1, rate)[1]
         sketch.line([place(rate / copy, rate), (right, y)], "native")
         sketch.say(right + 6, y + 5, f"{name}, {rate:.0f}", kind="quiet")
-    sketch.say(LEFT + 6, place(1, copy * INTENSITIES[0])[1] - 62, f"memory, {copy:.2f} TB/s", kind="quiet")
+    x, y = place(1400 / copy, 1400)
+    sketch.say(x - 12, y, f"memory, {copy:.2f} TB/s", "end", "quiet")
     for label, intensity, rate in points():
         at_x, at_y = place(intensity, rate)
         sketch.cell(at_x - MARK / 2, at_y - MARK / 2, MARK, MARK, f"{families[label]}-deep")
