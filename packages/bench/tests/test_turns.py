@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from octavo_bench.harness import timing
+from octavo_bench.harness.engine.torch import TorchEngine
 from octavo_bench.harness.pacing import STEADY_MS, steady_turns
 from octavo_bench.harness.timing import Call, Times, cuda_times_in_turn, host_times_in_turn, turn_order
+from octavo_bench.peers.of_gemms import Candidate, timed_in_turns
 
 
 class _Device:
@@ -117,3 +119,21 @@ def test_turns_begin_when_the_clock_has_settled(device: _Device) -> None:
     assert theirs.median == pytest.approx(900.0)
     before = device.made[: -2 * 12]
     assert before.count("ours") == before.count("theirs")
+
+
+def test_a_peer_that_raises_in_between_is_a_note_and_the_others_take_turns(device: _Device) -> None:
+    """One that ran by itself may lack memory beside ours; our row and the other peers' rates are there."""
+
+    def lacks_memory(operands: Any) -> Call:
+        raise MemoryError("CUDA out of memory")
+
+    plan = [
+        Candidate("first", "even", "fprop", lambda operands: device.call("first", 2000.0)),
+        Candidate("large", "even", "fprop", lacks_memory),
+    ]
+    data: Any = type("Drawn", (), {"sets": ({},)})
+    engine: Any = TorchEngine("cpu")
+    turns = timed_in_turns(engine, [device.call("ours", 1000.0)], data, plan, 9)
+    assert list(turns.peers) == ["first"]
+    assert turns.peers["first"].median / turns.times.median == pytest.approx(2.0, rel=0.05)
+    assert turns.notes == ("large fprop: MemoryError: CUDA out of memory",)
