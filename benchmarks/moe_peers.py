@@ -29,6 +29,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 import octavo_torch as ot
+from octavo_bench.errors import AbsentError
+from octavo_bench.peers.loading import loaded_sonic_moe
 
 SHAPES: Mapping[str, tuple[int, int, int, int, int]] = {
     "Qwen3-30B": MOE["Qwen3-30B"],
@@ -159,8 +161,8 @@ def rows_of(label: str, sonic: Any) -> list[dict[str, Any]]:
         *ways.items(),
     ):
         seen, results = step_bytes(way, given["dy"])
-        if name == SONIC:  # gate, up, gate, up
-            results[3] = results[3].unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+        if name == SONIC:
+            results[3] = sonic.separated(results[3])
         expected = expected or results
         errors = {
             result: round(((ours.float() - own.float()).norm() / own.float().norm()).item(), 5)
@@ -183,11 +185,9 @@ def rows_of(label: str, sonic: Any) -> list[dict[str, Any]]:
 def peer() -> tuple[Any, str]:
     """SonicMoE's layer and how it was tuned, or None and why it cannot run."""
     try:
-        import sonic_moe
-
-        return sonic_moe, sonic_moe.tune_over_few()
-    except Exception as error:  # any package of its chain may refuse to load, and the others are measured without it
-        return None, f"not measured: {type(error).__name__}: {error}"
+        return loaded_sonic_moe()
+    except AbsentError as error:
+        return None, str(error)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ sys.path.insert(0, str(FOLDER))
 import bars  # noqa: E402
 import call  # noqa: E402
 import lines  # noqa: E402
+import roofline  # noqa: E402
 from all_figures import FIGURES  # noqa: E402
 from sketch import Sketch  # noqa: E402
 
@@ -74,6 +75,21 @@ def test_lines_rise_with_their_values() -> None:
     assert high == pytest.approx(2 * low, abs=2 * written)
     with pytest.raises(ValueError, match="'b' and 'a' end too close"):
         lines.draw(lines.Lines("T", "S", [1, 2], {**values, "b": ("jax", [0.0, 1.99])}, 1, ("x", "y")))
+
+
+def test_points_of_the_roofline_lie_under_it_and_on_the_sheet() -> None:
+    """A point above a limit would be a wrong count of bytes, or a rate of other work."""
+    copy = roofline.record(roofline.BATCHED)["copy_tb_per_s"]
+    found = roofline.points()
+    shapes = {tuple(row["shape"]) for row in roofline.record(roofline.BATCHED)["rows"]}
+    assert len(found) == len(shapes) * 2 * 4  # bf16 and blocks: three GEMMs, and the wgrad that is added to
+    for label, intensity, rate in found:
+        assert rate < min(copy * intensity, roofline.CHIP.bf16 if "bf16" in label else roofline.CHIP.fp8)
+        assert all(low < value < high for value, (low, high) in (
+            (intensity, roofline.INTENSITIES), (rate, roofline.RATES),
+        ))  # fmt: skip
+    (x, y), (further, lower) = roofline.place(128, 512), roofline.place(256, 256)
+    assert (further - x, lower - y) == (roofline.OCTAVE, roofline.OCTAVE)
 
 
 def test_published_figures_are_in_the_table() -> None:

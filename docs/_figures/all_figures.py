@@ -12,12 +12,13 @@ import many_ranks
 import mesh
 import planes
 import products
+import roofline
 import scales
 import speed
 
 FIGURES = {
     module.__name__: module.draw
-    for module in (house, call, groups, planes, products, scales, mesh, experts, many_ranks)
+    for module in (house, call, groups, planes, products, scales, mesh, experts, many_ranks, roofline)
 } | speed.CHARTS
 
 

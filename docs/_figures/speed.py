@@ -10,6 +10,7 @@ from bars import Chart, by_group, draw
 from workspace import ROOT
 
 MOE, STEP, GEMM, QUANTIZE = (f"{name}-h200-2026-11-22" for name in ("moe", "step-frameworks", "gemm", "quantize"))
+BATCHED, PEERS = "gemm-batched-h200-2026-11-22", "moe-peers-h200-2026-11-23"
 THEIRS = ("torch's bf16, index_add", "torch's bf16, gathered and summed")
 KINDS = {"bf16": "tool", "delayed": "torch", "block": "jax", "mxfp8": "native"}
 SHAPE = [32768, 7168]
@@ -29,9 +30,14 @@ QUANTIZERS = {  # case of the file: what the chart calls it
 
 
 @cache
-def _rows(name: str, table: str = "rows") -> list[dict[str, Any]]:
+def record(name: str) -> dict[str, Any]:
+    """A file of `benchmarks/results`."""
     measured: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-    return list(measured[table])
+    return measured
+
+
+def _rows(name: str, table: str = "rows") -> list[dict[str, Any]]:
+    return list(record(name)[table])
 
 
 def _source(name: str) -> str:
@@ -49,6 +55,25 @@ def moe() -> str:
     ]
     title = "MoE layer in torch, forward and backward, against bf16 on torch._grouped_mm"
     return draw(Chart(title, _source(MOE), KINDS, by_group(values), "{:.2f}x", (1.0, "torch, bf16")))
+
+
+def moe_peers() -> str:
+    """MoE layers from given choices beside SonicMoE's, in one process."""
+    ways = {
+        "torch _grouped_mm, bf16": "torch, bf16",
+        "octavo bf16, standard": "octavo, bf16",
+        "octavo fp8-block, standard": "octavo, 1x128",
+        "octavo fp8-block, standard, codes given": "1x128, codes of weights given",
+    }
+    values = []
+    for row in _rows(PEERS):
+        sides = record(PEERS)["shapes"][row["shape"]]
+        layer = f"{sides['experts']} of {sides['hidden_features']}, top {sides['choices']}"
+        if row["way"] in ways:
+            values.append((layer, ways[row["way"]], 1 / row["of_peer"]))
+    series = dict(zip(ways.values(), ("tool", "base", "jax", "torch"), strict=True))
+    title = "MoE layer, forward and backward, against SonicMoE's in bf16"
+    return draw(Chart(title, _source(PEERS), series, by_group(values), "{:.2f}x", (1.0, "SonicMoE, bf16")))
 
 
 def step() -> str:
@@ -84,6 +109,24 @@ def gemm() -> str:
     return draw(Chart(title, _source(GEMM), series, full, "{:.0f}"))
 
 
+def deepgemm() -> str:
+    """FP8 in blocks beside what DeepGEMM was recorded at, at its own shapes."""
+    recorded = {"fprop_block": "DeepGEMM fprop", "wgrad_fp8_accumulate": "DeepGEMM wgrad += fp32"}
+    ours = {"block": "octavo fprop", "block += fp32": "octavo wgrad += fp32"}
+    theirs = {str(row["shape"]): row for row in record(BATCHED)["recorded"]["tflops"]}
+    values = []
+    for row in _rows(BATCHED):
+        fprop = row["case"] == "block" and row["gemm"] == "fprop"
+        if str(row["shape"]) in theirs and (fprop or row["case"] == "block += fp32"):
+            name, field = row["name"].removesuffix(" experts"), "fprop_block" if fprop else "wgrad_fp8_accumulate"
+            values.append((name, ours[row["case"]], row["tflops"]))
+            values.append((name, recorded[field], theirs[str(row["shape"])][field]))
+    labels = (label for pair in zip(recorded.values(), ours.values(), strict=True) for label in pair)
+    series = dict(zip(labels, ("tool", "jax", "check", "torch"), strict=True))
+    title = "FP8 in blocks of 128, TFLOP/s; DeepGEMM's recorded in another run"
+    return draw(Chart(title, _source(BATCHED), series, by_group(values), "{:.0f}"))
+
+
 def quantize() -> str:
     """The quantizers against a copy of the same bytes."""
     found = {
@@ -94,4 +137,11 @@ def quantize() -> str:
     return draw(Chart(title, _source(QUANTIZE), {"rate": "base"}, values, "{:.2f}", (1.0, "a copy")))
 
 
-CHARTS = {"speed-moe": moe, "speed-step": step, "speed-gemm": gemm, "speed-quantize": quantize}
+CHARTS = {
+    "speed-moe": moe,
+    "speed-moe-peers": moe_peers,
+    "speed-step": step,
+    "speed-gemm": gemm,
+    "speed-deepgemm": deepgemm,
+    "speed-quantize": quantize,
+}

@@ -13,13 +13,13 @@ import pytest
 
 from octavo.recipe_base import GEMMS
 from octavo_bench.gemm.advice import advice, step_times
-from octavo_bench.gemm.row import GemmRow, QuantizeTime
+from octavo_bench.gemm.row import GemmRow, QuantizeTime, moved_bytes
 from octavo_bench.harness.pacing import STEADY_MS, steady_times
 from octavo_bench.harness.recipes import KINDS, GemmCase
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Times, affordable
 from octavo_bench.peers.of_gemms import Candidate, timed
-from octavo_bench.peers.peer import DENSE, Peer, peer_rates
+from octavo_bench.peers.peer import DENSE, Peer, beside
 
 SHAPE = Shape("tiny", 3, 48, 80, 150)
 SIZES = (67, 0, 83)
@@ -192,9 +192,8 @@ def test_an_absent_peer_is_a_note() -> None:
     ]
     assert [peer.tflops for peer in found] == [None, None, SHAPE.tflops(100.0)]
     dense = Peer("dense bf16", SHAPE, DENSE, DENSE, Times(50.0, 50.0, 50.0))
-    rates = peer_rates([*found, dense], GemmCase("bf16", "fprop"), "even")
-    assert rates == {"grouped_mm": SHAPE.tflops(100.0), "dense bf16": SHAPE.tflops(50.0)}
-    assert peer_rates([*found, dense], GemmCase("bf16", "dgrad"), "skewed") == {"dense bf16": SHAPE.tflops(50.0)}
+    assert list(beside([*found, dense], GemmCase("bf16", "fprop"), "even")) == ["grouped_mm", "dense bf16"]
+    assert beside([*found, dense], GemmCase("bf16", "dgrad"), "skewed") == {"dense bf16": dense}
 
 
 def _measured(quantize: float, **times: float) -> list[GemmRow | QuantizeTime]:
@@ -247,6 +246,20 @@ def test_goals_see_the_other_rows_of_a_run(judged: Any, described: Any) -> None:
         "0.8 of memory's or tensor cores' limit: pass",
     ]
     assert told["row += fp32", "wgrad", "even"] == []  # no dense peer, no limit
+
+
+def test_bytes_that_have_to_move_are_counted_once() -> None:
+    """Both operands and the result, by hand: what a limit of memory and the roofline of the docs are made of."""
+    shape = Shape("by hand", 2, 16, 32, 64)  # x 1024 values, w 1024, y 2048
+    counted = {
+        GemmCase("bf16", "fprop"): 2 * 1024 + 2 * 1024 + 2 * 2048,
+        GemmCase("block", "fprop"): 1024 + 1024 + 2 * 2048,
+        GemmCase("block", "dgrad"): 2048 + 1024 + 2 * 1024,
+        GemmCase("row", "wgrad"): 2048 + 1024 + 2 * 1024,
+        GemmCase("bf16", "wgrad", accumulate=True): 2 * 2048 + 2 * 1024 + 8 * 1024,
+        GemmCase("nvfp4", "dgrad"): 1024 + 512 + 2 * 1024,
+    }
+    assert {case: moved_bytes(case, shape) for case in counted} == counted
 
 
 def test_slow_calls_are_repeated_less() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from octavo_bench.harness.shapes import EXPERTS
 from octavo_bench.harness.timing import Times
-from octavo_bench.moe.benchmark import ADDED, GATHERED, PEERS, MoeRow
+from octavo_bench.moe.benchmark import ADDED, GATHERED, TORCHS, MoeRow
 
 MOE = ["bench", "moe", "--device", "cpu"]
 
@@ -25,7 +25,8 @@ def test_a_row_per_recipe_and_two_of_torchs_own(
     result = run(*line)
     assert result.code == 0, result.out[-3000:] + result.err
     content = json.loads(target.read_text())
-    assert [row["kind"] for row in content["rows"]] == [*PEERS, "delayed", "nvfp4"]
+    assert [row["kind"] for row in content["rows"]] == [*TORCHS, "delayed", "nvfp4"]
+    assert [bool(row["match"]) for row in content["rows"]] == [True, False, True, True]  # the second is compared with
     assert content["failures"] == []
     assert content["goals"] == {"reached": 0, "of": 0}
     assert "2 per token" in result.out
@@ -41,7 +42,8 @@ def test_what_is_timed_is_one_layer(seed: int) -> None:
 
     from octavo_bench.harness.engine.torch import TorchEngine
     from octavo_bench.harness.shapes import Shape
-    from octavo_bench.moe.torch import draw_layer, moe_calls, own_calls
+    from octavo_bench.moe.peers import own_calls
+    from octavo_bench.moe.torch import draw_layer, moe_calls
 
     layer = draw_layer(TorchEngine("cpu"), Shape("tiny", 4, 48, 80, 128), 2, seed)
     made = {kind: moe_calls(layer, kind, "torch-reference")[0]() for kind in ("bf16", "block")}

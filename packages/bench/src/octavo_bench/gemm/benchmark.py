@@ -100,7 +100,7 @@ def chosen_cases(kinds: tuple[str, ...], gemms: tuple[Gemm, ...], *, fast: bool,
 
 
 class GemmBenchmark(Benchmark[GemmOptions]):
-    """Grouped GEMMs of every kind beside the framework's own, cuBLAS's dense and batched ones, and goals.
+    """Grouped GEMMs of every kind in turns with the framework's own, DeepGEMM's, cuBLAS's dense and batched ones.
 
     Operands are quantized beforehand; the quantizers' time is in the advice. Sampled outputs of each GEMM are compared
     with float64. Exit code 1 where one is outside its error bound, a GEMM fails or nothing ran; a goal that is missed
@@ -154,9 +154,12 @@ def _peer_line(peers: Sequence[Peer]) -> Iterator[str]:
     rates: dict[str, list[str]] = {}
     for peer in peers:
         gemm = "" if peer.gemm == DENSE else f"{peer.gemm} "
-        rates.setdefault(peer.name, []).append(f"{gemm}{rate_text(peer.tflops or 0.0)}")
+        match = f" ({peer.match})" if peer.match else ""
+        rates.setdefault(peer.name, []).append(f"{gemm}{rate_text(peer.tflops or 0.0)}{match}")
     if rates:
-        yield "  peers, TFLOP/s: " + "; ".join(f"{name} {', '.join(figures)}" for name, figures in rates.items())
+        yield "  peers by themselves, TFLOP/s (and how far from the product): " + "; ".join(
+            f"{name} {', '.join(figures)}" for name, figures in rates.items()
+        )
 
 
 def _ratio(row: Judged[GemmRow], *words: str, batched: bool = False) -> str:
@@ -174,6 +177,9 @@ _COLUMNS: tuple[Column[GemmRow], ...] = (
     Column("TFLOP/s", lambda row: rate_text(row.row.tflops)),
     Column(
         "of grouped", lambda row: _ratio(row, "grouped", "ragged"), "its rate over that of the framework's grouped GEMM"
+    ),
+    Column(
+        "of DeepGEMM", lambda row: _ratio(row, "DeepGEMM"), "over DeepGEMM's, where it is installed and takes these"
     ),
     Column("of batched", lambda row: _ratio(row, "dense", batched=True), "over a batched GEMM of equal groups"),
     Column("of dense", lambda row: _ratio(row, "dense"), "over one dense GEMM of as many products"),

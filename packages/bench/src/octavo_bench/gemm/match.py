@@ -14,9 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.quantizer import HADAMARD_SIZE
+from octavo.recipe_base import Gemm
+from octavo_bench.harness.engine.protocol import Engine
 from octavo_bench.harness.engine.values import F32
 from octavo_bench.harness.problem import Prepared
 from octavo_bench.harness.recipes import GemmCase
+from octavo_bench.harness.shapes import Shape
 from octavo_numerics import error_bound
 from octavo_numerics.error_bound import ErrorBound
 from octavo_registry import Plan
@@ -96,18 +99,37 @@ def _sample(
     arrays: tuple[Any, Any, Any],
     draw: np.random.Generator,
 ) -> Sample:
-    engine, shape = prepared.engine, prepared.shape
+    depth = _wgrad_rows(prepared, sizes, group) if case.gemm == "wgrad" else (0, 0)
+    place = Place(case.gemm, group, sizes, depth)
+    return sample_at(prepared.engine, prepared.shape, place, arrays, draw)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where outputs are sampled. depth: where the group's rows stand in the operands of a wgrad."""
+
+    gemm: Gemm
+    group: int
+    sizes: Sequence[int]
+    depth: tuple[int, int]
+
+
+def sample_at(
+    engine: Engine, shape: Shape, place: Place, arrays: tuple[Any, Any, Any], draw: np.random.Generator
+) -> Sample:
+    """Some outputs of one group, of a result and the left and the right operand that it is made of."""
     result, left, right = arrays
+    group, sizes = place.group, place.sizes
     start = sum(sizes[:group])
-    if case.gemm == "wgrad":
+    if place.gemm == "wgrad":
         rows, cols = _some(shape.n, _ROWS, draw), _some(shape.k, _COLS, draw)
-        depth = slice(*_wgrad_rows(prepared, sizes, group))
+        depth = slice(*place.depth)
         a = engine.take(left[depth], rows, 1)
         b = engine.take(right[depth], cols, 1)
         actual = engine.take(engine.take(result[group], rows, 0), cols, 1)
         return Sample(group, engine.host(actual), engine.host(a).T, engine.host(b).T)
     rows = _some(sizes[group], _ROWS, draw) + start
-    forward = case.gemm == "fprop"
+    forward = place.gemm == "fprop"
     cols = _some(shape.n if forward else shape.k, _COLS, draw)
     b = engine.host(engine.take(right[group], cols, 0 if forward else 1))
     actual = engine.take(engine.take(result, rows, 0), cols, 1)

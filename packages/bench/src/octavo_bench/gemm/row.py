@@ -22,7 +22,7 @@ class GemmRow:
 
     backend   that ran it; times of one call on operands that are quantized already
     match     "in bound" with the largest error over what is allowed, what differs, or why it was not compared
-    peers     TFLOP/s of the peers that do this work, by name, the closest first
+    peers     TFLOP/s of the peers that do this work, by name, the closest first; in turns with `times`
     limit_us  that a wgrad in FP8 cannot go below (`wgrad_limit_us`); None for others and where it is not known
     """
 
@@ -108,6 +108,16 @@ class QuantizeTime:
         }
 
 
+def moved_bytes(case: GemmCase, shape: Shape) -> float:
+    """What a GEMM cannot move less of: both operands once, its result, and an accumulator as well; scales left out."""
+    width = {"bf16": 2.0, "nvfp4": 0.5}.get(case.family, 1.0)
+    x, w, y = shape.rows * shape.k, shape.groups * shape.n * shape.k, shape.rows * shape.n
+    if case.gemm == "wgrad":
+        return width * (x + y) + (8 if case.accumulate else 2) * w
+    left, result = (x, y) if case.gemm == "fprop" else (y, x)
+    return width * (left + w) + 2 * result
+
+
 def wgrad_limit_us(
     case: GemmCase, shape: Shape, copy_tb_per_s: float | None, peers: Mapping[str, float]
 ) -> float | None:
@@ -119,5 +129,4 @@ def wgrad_limit_us(
     dense = peers.get(f"dense fp8 {'fast' if case.fast else 'exact'}")
     if case.gemm != "wgrad" or copy_tb_per_s is None or dense is None:
         return None
-    moved = shape.rows * (shape.n + shape.k) + (8 if case.accumulate else 2) * shape.groups * shape.n * shape.k
-    return max(moved / copy_tb_per_s / 1e6, shape.flops / dense / 1e6)
+    return max(moved_bytes(case, shape) / copy_tb_per_s / 1e6, shape.flops / dense / 1e6)

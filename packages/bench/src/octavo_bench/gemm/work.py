@@ -1,4 +1,4 @@
-"""The work of `octavo bench gemm`: every GEMM of every shape, with its peers in the same run."""
+"""The work of `octavo bench gemm`: every GEMM of every shape, in turns with its peers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from itertools import groupby
 from octavo_bench.gemm.advice import advice
 from octavo_bench.gemm.benchmark import GemmOptions, Work
 from octavo_bench.gemm.match import Pending, pending_match
+from octavo_bench.gemm.peer_match import peer_match
 from octavo_bench.gemm.row import GemmRow, QuantizeTime, wgrad_limit_us
 from octavo_bench.harness.engine.make import make_engine
 from octavo_bench.harness.engine.protocol import Engine
-from octavo_bench.harness.pacing import steady_times
 from octavo_bench.harness.problem import Data, Prepared, draw, layer_plan
 from octavo_bench.harness.recipes import GemmCase
 from octavo_bench.harness.results import rounded
 from octavo_bench.harness.run import Run
 from octavo_bench.harness.shapes import sizes_of
-from octavo_bench.peers.of_gemms import dense_peers, grouped_peers, timed
-from octavo_bench.peers.peer import Peer, peer_rates
+from octavo_bench.peers.of_gemms import Candidate, dense_peers, grouped_peers, timed, timed_in_turns
+from octavo_bench.peers.peer import Peer, beside
 
 Measured = GemmRow | QuantizeTime | Peer
 
@@ -41,18 +41,23 @@ def gemm_rows(run: Run[GemmOptions]) -> Iterator[Measured]:
     run.begin(sum(rows for rows, _ in each), sum(rows * flops for rows, flops in each))
     for work in options.work:
         data = draw(engine, work.shape, options.chosen_seed)
-        dense = timed(engine, data, dense_peers(engine, data, work.gemms), options.chosen_repeats)
+        of_dense = list(dense_peers(engine, data, work.gemms))
+        dense = timed(engine, data, of_dense, options.chosen_repeats)
         _note_absent(run, dense)
         yield from dense
         for name in work.sizes:
             run.say(f"{work.shape.label}, {name} ...")
             table = _Table(engine, run, data, work, name, rate)
-            measured = list(table.measured(dense))
+            measured = list(table.measured(_present(of_dense, dense)))
             run.parts["groupings"][f"{work.shape.label}, {name}"] = list(table.sizes)
             run.parts["advice"] += advice(measured)
             yield from measured
         del data
         engine.release()
+
+
+def _present(candidates: Sequence[Candidate], peers: Sequence[Peer]) -> list[Candidate]:
+    return [one for one, peer in zip(candidates, peers, strict=True) if peer.times is not None]
 
 
 def _note_absent(run: Run[GemmOptions], peers: Sequence[Peer]) -> None:
@@ -68,12 +73,14 @@ class _Table:
         self.engine, self.run, self.data, self.work, self.name, self.rate = engine, run, data, work, name, rate
         self.sizes = sizes_of(work.shape, name, run.options.chosen_seed)
         self.repeats = run.options.chosen_repeats
+        self.peers: list[Candidate] = []
 
-    def measured(self, dense: Sequence[Peer]) -> Iterator[Measured]:
-        """Its peers, quantizers and rows."""
-        grouped = timed(
-            self.engine, self.data, grouped_peers(self.engine, self.name, self.sizes, self.work.gemms), self.repeats
-        )
+    def measured(self, dense: Sequence[Candidate]) -> Iterator[Measured]:
+        """Its peers, quantizers and rows; `dense` are the peers that stand beside all sizes."""
+        candidates = list(grouped_peers(self.engine, self.name, self.sizes, self.work.gemms))
+        judge = partial(peer_match, self.engine, self.data, self.sizes, self.run.options.chosen_seed)
+        grouped = timed(self.engine, self.data, candidates, self.repeats, judge)
+        self.peers = [*dense, *_present(candidates, grouped)]
         self.engine.release()
         _note_absent(self.run, grouped)
         yield from grouped
@@ -83,9 +90,8 @@ class _Table:
         with ThreadPoolExecutor() as pool:
             matches = list(pool.map(Pending.judged, [pending for _, pending in waiting]))
         for (row, _), match in zip(waiting, matches, strict=True):
-            peers = peer_rates([*dense, *grouped], row.case, self.name)
-            limit = wgrad_limit_us(row.case, row.shape, self.rate, peers)
-            yield replace(row, match=match, peers=peers, limit_us=limit)
+            limit = wgrad_limit_us(row.case, row.shape, self.rate, row.peers)
+            yield replace(row, match=match, limit_us=limit)
 
     def _kind(self, cases: list[GemmCase], waiting: list[tuple[GemmRow, Pending]]) -> Iterator[QuantizeTime]:
         """The GEMMs of one recipe, into `waiting`; its quantizers' time. Their memory serves the next kind."""
@@ -112,8 +118,11 @@ class _Table:
 
     def _row(self, prepared: Prepared, case: GemmCase) -> tuple[GemmRow, Pending]:
         calls = prepared.call(case)
-        times = steady_times(self.engine, calls, self.repeats)
+        others = beside(self.peers, case, self.name).values()
+        turns = timed_in_turns(self.engine, calls, self.data, others, self.repeats)
+        self.run.notes.extend(turns.notes)
+        rates = {name: prepared.shape.tflops(times.median) for name, times in turns.peers.items()}
         once = prepared.call(case) if case.accumulate else calls  # timed accumulators hold many products
         pending = pending_match(prepared, case, self.sizes, once[0](), self.run.options.chosen_seed)
         backend = getattr(prepared.plan, case.gemm).backend
-        return GemmRow(case, prepared.shape, self.name, backend, times, "", {}), pending
+        return GemmRow(case, prepared.shape, self.name, backend, turns.times, "", rates), pending

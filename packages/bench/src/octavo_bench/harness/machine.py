@@ -14,6 +14,7 @@ _DISTRIBUTIONS = (
     *("octavo", "octavo-bench", "octavo-core", "octavo-registry", "octavo-numerics", "octavo-torch"),
     *("octavo-native", "octavo-torch-native", "octavo-torch-triton", "octavo-jax", "octavo-jax-native"),
     *("torch", "triton", "jax", "jaxlib", "numpy"),
+    *("deep_gemm", "sonic-moe", "quack-kernels", "nvidia-cutlass-dsl"),
 )
 
 

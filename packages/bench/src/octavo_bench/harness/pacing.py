@@ -1,7 +1,8 @@
 """Times that clocks do not decide: a GPU under load is as fast as its power allows, and an idle one runs faster.
 
 What ran in the seconds before a measurement changes it by more than many kernels differ. So a single time is taken
-after a while of the same work, and two engines are compared in batches that take turns, which see one clock.
+after a while of the same work, ways to do one thing take turns after such a while, and two engines are compared in
+batches that take turns, which see one clock.
 """
 
 from __future__ import annotations
@@ -24,10 +25,24 @@ _MOST_PER_BATCH = 100
 
 def steady_times(engine: Engine, calls: Sequence[Call], repeats: int) -> Times:
     """`engine.times`, on a GPU after `STEADY_MS` of the calls, so that the order of measurements favours nobody."""
-    if engine.device == "cuda":
-        engine.batch(calls, 1)
-        engine.batch(calls, min(math.ceil(1e3 * STEADY_MS / engine.batch(calls, 2)), _MOST_CALLS))
+    _settle(engine, calls)
     return engine.times(calls, repeats)
+
+
+def steady_turns(engine: Engine, ways: Sequence[Sequence[Call]], repeats: int) -> list[Times]:
+    """`engine.times_in_turns`, on a GPU after `STEADY_MS` of the same calls: ratios of one run at one clock."""
+    _settle(engine, [calls[0] for calls in ways])
+    return engine.times_in_turns(ways, repeats)
+
+
+def _settle(engine: Engine, calls: Sequence[Call]) -> None:
+    """Runs each of the calls, as many rounds of them as `STEADY_MS` takes; nothing on a CPU."""
+    if engine.device != "cuda":
+        return
+    each = len(calls)
+    engine.batch(calls, each)
+    rounds = math.ceil(1e3 * STEADY_MS / (each * engine.batch(calls, 2 * each)))
+    engine.batch(calls, min(each * rounds, _MOST_CALLS))
 
 
 def time_ratio(first: tuple[Engine, Sequence[Call]], second: tuple[Engine, Sequence[Call]]) -> float:

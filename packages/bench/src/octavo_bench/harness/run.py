@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any, Generic, TypeVar
 
 from octavo import NoBackendError
+from octavo_bench.errors import AbsentError
 from octavo_bench.harness.options import Options, SizesOption
 from octavo_bench.harness.results import Failure, in_one_line
 from octavo_bench.harness.shapes import Shape, sizes_of
@@ -87,7 +88,7 @@ class Run(Generic[Asked]):
         *,
         counts: bool = True,
     ) -> Iterator[R]:
-        """The row that `make` returns, or nothing: what no backend serves and peers that fail are notes.
+        """The row that `make` returns, or nothing: what no backend serves and peers that fail or are absent are notes.
 
         what   names the case beside its kind in a failure
         peer   names what is timed where that is a peer
@@ -97,6 +98,8 @@ class Run(Generic[Asked]):
             row = make()
         except NoBackendError as error:
             self.notes.append(f"{kind}: {' '.join(str(error).split())[:300]}")
+        except AbsentError as error:
+            self.notes.append(str(error))
         except Exception as error:  # the others are worth having; the command fails at its end
             if peer is None:
                 self.failures.append(Failure(f"{kind}, {what}", shape.key, sizes, in_one_line(error)))

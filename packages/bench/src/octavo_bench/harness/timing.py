@@ -70,20 +70,53 @@ def cuda_times(calls: Sequence[Call], repeats: int, warm_ms: float = 20.0) -> Ti
     return summary([1e3 * start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)])
 
 
+def turn_order(ways: int, turn: int) -> list[int]:
+    """Whose call follows whose in a turn: every second one goes backwards, and each pair begins with another way.
+
+    So nobody always runs after the same one, whose heat and whose lines in the cache it would inherit.
+    """
+    order = [(at + turn // 2) % ways for at in range(ways)]
+    return order[::-1] if turn % 2 else order
+
+
+def times_in_turn(
+    ways: Sequence[Sequence[Call]], turns: int, lasted: Callable[[Sequence[Call]], Sequence[float]]
+) -> list[Times]:
+    """Times of several ways to do the same work, one call of each in every turn: all meet the same clocks.
+
+    lasted   makes the calls one after another and returns the microseconds of each
+    """
+    order = [(way, turn) for turn in range(turns) for way in turn_order(len(ways), turn)]
+    spent = lasted([ways[way][turn % len(ways[way])] for way, turn in order])
+    of_ways: list[list[float]] = [[] for _ in ways]
+    for (way, _), microseconds in zip(order, spent, strict=True):
+        of_ways[way].append(microseconds)
+    return [summary(each) for each in of_ways]
+
+
 def cuda_times_in_turn(ways: Sequence[Sequence[Call]], repeats: int, warm_ms: float = 100.0) -> list[Times]:
-    """`cuda_times` of several ways to do the same work, one call of each in turn: all meet the same clocks."""
+    """`times_in_turn` by CUDA events around calls that are queued before the one synchronization."""
+    _warm_up([calls[index % len(calls)] for index in range(min(repeats, 2)) for calls in ways], warm_ms)
+    return times_in_turn(ways, repeats, _queued)
+
+
+def host_times_in_turn(ways: Sequence[Sequence[Call]], repeats: int) -> list[Times]:
+    """`times_in_turn` by the host's clock, after a call of each."""
+    for calls in ways:
+        calls[0]()
+    return times_in_turn(ways, repeats, lambda calls: [_host_us(call) for call in calls])
+
+
+def _queued(calls: Sequence[Call]) -> list[float]:
     import torch
 
-    order = [calls[index % len(calls)] for index in range(repeats) for calls in ways]
-    _warm_up(order[: 2 * len(ways)], warm_ms)
-    marks = _events(len(order) + 1)
+    marks = _events(len(calls) + 1)
     marks[0].record()
-    for call, mark in zip(order, marks[1:], strict=True):
+    for call, mark in zip(calls, marks[1:], strict=True):
         call()
         mark.record()
     torch.cuda.synchronize()
-    lasted = [1e3 * start.elapsed_time(end) for start, end in pairwise(marks)]
-    return [summary(lasted[way :: len(ways)]) for way in range(len(ways))]
+    return [1e3 * start.elapsed_time(end) for start, end in pairwise(marks)]
 
 
 def _warm_up(calls: Sequence[Call], warm_ms: float) -> None:
@@ -124,9 +157,10 @@ def host_times(call: Call, repeats: int, warmup: int = 3) -> Times:
     """Host time of one call; on a GPU that is the launch, since nothing waits for the device."""
     for _ in range(warmup):
         call()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter_ns()
-        call()
-        times.append((time.perf_counter_ns() - start) / 1e3)
-    return summary(times)
+    return summary([_host_us(call) for _ in range(repeats)])
+
+
+def _host_us(call: Call) -> float:
+    start = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - start) / 1e3

@@ -29,7 +29,7 @@ class MoeOptions(BackendOption):
 
     shape: ExpertShapes = None
     choices: TokenChoices = None
-    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also on torch's own grouped GEMM in bf16.")] = True
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also torch's own GEMM, and SonicMoE.")] = True
     quick: Annotated[bool, typer.Option("--quick", help="DeepSeek-V3's alone, few repeats: seconds.")] = False
 
     @property
@@ -49,8 +49,12 @@ class MoeOptions(BackendOption):
 
 ADDED = "torch's bf16, index_add"
 GATHERED = "torch's bf16, gathered and summed"
-PEERS = (ADDED, GATHERED)
+TORCHS = (ADDED, GATHERED)
 """The kinds of torch's own grouped GEMM, by how the rows of a token are put together again."""
+
+SONIC = "SonicMoE's bf16"
+PEERS = (*TORCHS, SONIC)
+"""The kinds of other libraries' layers."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,9 @@ class MoeRow:
     """Forward and backward of a layer with experts (G, K, F, M): routing, permutation, SwiGLU experts, and back.
 
     choices    of each of the M / choices tokens
-    backends   that serve the experts; empty for torch's own
+    backends   that serve the experts; empty for peers
+    match      how far its gradients are from `GATHERED`'s, the farthest of x, w1 and w2 by norm; "" where that is not
+               there
     """
 
     section: ClassVar[str] = "rows"
@@ -68,6 +74,7 @@ class MoeRow:
     kind: str
     backends: tuple[str, ...]
     times: Times
+    match: str = ""
 
     @property
     def tflops(self) -> float:
@@ -75,28 +82,33 @@ class MoeRow:
         return 9 * self.shape.tflops(self.times.median)
 
     def measures(self, rows: Sequence[MoeRow]) -> dict[str, float]:
-        """How many times as fast as torch's faster way at the same shape."""
-        own = [row for row in rows if row.kind in PEERS and (row.shape, row.choices) == (self.shape, self.choices)]
-        if self.kind in PEERS or not own:
+        """How many times as fast as torch's faster way, and as SonicMoE's layer, at the same shape."""
+        if self.kind in PEERS:
             return {}
-        return {"torch's bf16": min(row.times.ms for row in own) / self.times.ms}
+        beside = [row for row in rows if (row.shape, row.choices) == (self.shape, self.choices)]
+        times = {
+            measure: [row.times.ms for row in beside if row.kind in kinds]
+            for measure, kinds in (("torch's bf16", TORCHS), (SONIC, (SONIC,)))
+        }
+        return {measure: min(theirs) / self.times.ms for measure, theirs in times.items() if theirs}
 
     def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
         """Plain values for JSON."""
-        return layer_dict(self, goals, choices=self.choices)
+        return layer_dict(self, goals, choices=self.choices) | {"match": self.match}
 
 
 class Moe(Benchmark[MoeOptions]):
     """A MoE layer in torch, forward and backward: router, `permute`, `grouped_mlp` with SwiGLU, `unpermute`.
 
-    Beside it the same on torch's bf16 `_grouped_mm`, in two ways of putting a token's rows together; the faster one
-    counts. Every expert gets the same number of tokens. bf16 parameters and gradients, weights quantized every step.
+    In turns with it the same on torch's bf16 `_grouped_mm`, in two ways of putting a token's rows together, of which
+    the faster one counts, and on SonicMoE's layer where it is installed. Every expert gets the same number of tokens.
+    bf16 parameters and gradients, weights quantized every step.
     Exit code 1 where a row fails or nothing ran; a goal that is missed is reported and no failure.
     """
 
     name = MoeOptions.command
     options = MoeOptions
-    work = "octavo_bench.moe.torch:moe_rows"
+    work = "octavo_bench.moe.work:moe_rows"
 
     def tables(self, results: Results) -> Iterable[Table[Any]]:
         """A table per shape."""
@@ -113,6 +125,8 @@ _COLUMNS: tuple[Column[MoeRow], ...] = (
     MS,
     Column("TFLOP/s", lambda row: rate_text(row.row.tflops)),
     gain("torch's bf16 / it", "torch's bf16", "how many times as fast as torch's faster way in bf16"),
+    gain("SonicMoE / it", SONIC, "how many times as fast as SonicMoE's layer in bf16, where it is installed"),
     GOAL,
     BACKENDS,
+    Column("match", lambda row: row.row.match or "-", "how far its gradients are from those of torch's way, by norm"),
 )

@@ -1,56 +1,24 @@
-"""A Mixture-of-Experts layer in torch: drawn operands, the calls that are timed, and their rows."""
+"""A Mixture-of-Experts layer in torch: drawn operands, and the calls of ours that are timed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 import octavo_torch
 from octavo_bench.harness.engine.torch import TorchEngine
 from octavo_bench.harness.options import Names
 from octavo_bench.harness.problem import backends_of
 from octavo_bench.harness.recipes import recipe_of
-from octavo_bench.harness.run import Run
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Call, input_copies
-from octavo_bench.moe.benchmark import ADDED, PEERS, MoeOptions, MoeRow
-from octavo_bench.peers.grouped_mm import check_aligned, grouped
 from octavo_bench.training.torch import delayed_states, gradients_call
 
 _FAR = 16.0  # between the logits of chosen experts and the others
-
-
-def moe_rows(run: Run[MoeOptions]) -> Iterator[MoeRow]:
-    """torch's own two ways, then each recipe."""
-    options = run.options
-    engine = TorchEngine(options.chosen_device)
-    choices = options.chosen_choices
-    count = len(options.chosen_kinds) + (len(PEERS) if options.peers else 0)
-    shapes = options.chosen_shapes
-    run.begin(count * len(shapes), count * sum(shape.flops for shape in shapes))
-    for shape in shapes:
-        run.say(f"{shape.label} ...")
-        layer = draw_layer(engine, shape, choices, options.chosen_seed)
-        for kind in (*(PEERS if options.peers else ()), *options.chosen_kinds):
-            peer = kind if kind in PEERS else None
-            yield from run.attempt(partial(_row, engine, layer, kind, options), shape, "even", kind, "MoE layer", peer)
-        del layer
-        engine.release()
-
-
-def _row(engine: TorchEngine, layer: Layer, kind: str, options: MoeOptions) -> MoeRow:
-    if kind in PEERS:
-        times = engine.times(own_calls(layer, kind), options.chosen_repeats)
-        return MoeRow(layer.shape, layer.choices, kind, (), times)
-    backends = _backends(layer, kind, options.chosen_backend)
-    times = engine.times(moe_calls(layer, kind, options.chosen_backend), options.chosen_repeats)
-    return MoeRow(layer.shape, layer.choices, kind, backends, times)
 
 
 @dataclass(frozen=True)
@@ -105,38 +73,6 @@ def route(operands: Operands, choices: int) -> tuple[Tensor, Tensor]:
     return index, weights / weights.sum(-1, keepdim=True)
 
 
-def _backends(layer: Layer, kind: str, backend: Names) -> tuple[str, ...]:
-    """Who serves the experts; NoBackendError where nobody does."""
-    operands, rows = layer.sets[0], layer.shape.rows
-    x = operands.x.new_empty((rows, layer.shape.k)).requires_grad_()
-    sizes = torch.zeros(layer.shape.groups, dtype=torch.int64, device=x.device)
-    plan = octavo_torch.explain_mlp(x, operands.w1, operands.w2, sizes, recipe=recipe_of(kind), backend=backend)
-    return backends_of(plan.fc1.plan, plan.fc2.plan)
-
-
-def own_calls(layer: Layer, way: str) -> list[Call]:
-    """torch's grouped GEMM in bf16 between index_select and what brings the rows back; gradients of all leaves."""
-    groups, _, _, rows = layer.shape.key
-    check_aligned([rows // groups])
-    experts = torch.arange(groups, device=layer.sets[0].x.device)
-
-    def forward(operands: Operands) -> Tensor:
-        index, weights = route(operands, layer.choices)
-        flat = index.view(-1)
-        order = torch.argsort(flat, stable=True)
-        ends = torch.searchsorted(flat[order], experts, right=True, out_int32=True)
-        tokens = order // layer.choices
-        gate, up = grouped(operands.x.index_select(0, tokens), operands.w1, ends).chunk(2, -1)
-        a = silu(gate) * up * weights.view(-1)[order][:, None].to(gate.dtype)
-        y = grouped(a, operands.w2, ends)
-        if way == ADDED:
-            return torch.zeros_like(operands.x).index_add(0, tokens, y)
-        back = torch.empty_like(order).scatter_(0, order, torch.arange(rows, device=order.device))
-        return y.index_select(0, back).view(-1, layer.choices, y.shape[1]).sum(1)
-
-    return [gradients_call(partial(forward, one), one.leaves, one.dy) for one in layer.sets]
-
-
 def moe_calls(layer: Layer, kind: str, backend: Names) -> list[Call]:
     """`permute`, `grouped_mlp` and `unpermute`: calls that return the gradients of all leaves."""
     recipe, groups = recipe_of(kind), layer.shape.groups
@@ -153,3 +89,12 @@ def moe_calls(layer: Layer, kind: str, backend: Names) -> list[Call]:
         return octavo_torch.unpermute(y, routing, backend=backend)
 
     return [gradients_call(partial(forward, one), one.leaves, one.dy, states) for one in layer.sets]
+
+
+def layer_backends(layer: Layer, kind: str, backend: Names) -> tuple[str, ...]:
+    """Who serves the experts; NoBackendError where nobody does."""
+    operands, rows = layer.sets[0], layer.shape.rows
+    x = operands.x.new_empty((rows, layer.shape.k)).requires_grad_()
+    sizes = torch.zeros(layer.shape.groups, dtype=torch.int64, device=x.device)
+    plan = octavo_torch.explain_mlp(x, operands.w1, operands.w2, sizes, recipe=recipe_of(kind), backend=backend)
+    return backends_of(plan.fc1.plan, plan.fc2.plan)

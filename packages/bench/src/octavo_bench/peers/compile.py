@@ -23,8 +23,8 @@ def block_row(x: Tensor) -> tuple[Tensor, Tensor]:
     """1x128 blocks, power-of-two fp32 scales stored [C / 128, M]."""
     rows, cols = x.shape
     blocks = x.float().view(rows, cols // 128, 128)
-    encode = _power_of_two(blocks.abs().amax(-1))
-    codes = _cast(blocks * encode[..., None]).view(rows, cols)
+    encode = power_of_two(blocks.abs().amax(-1))
+    codes = e4m3(blocks * encode[..., None]).view(rows, cols)
     return codes, (1 / encode).t().contiguous()
 
 
@@ -32,8 +32,8 @@ def block_both(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """1x128 rows, and 128x1 columns as panels [M / 128, C, 128] with scales [M / 128, C]."""
     rows, cols = x.shape
     panels = x.float().view(rows // 128, 128, cols)
-    encode = _power_of_two(panels.abs().amax(1))
-    codes = _cast(panels * encode[:, None, :]).transpose(1, 2).contiguous()
+    encode = power_of_two(panels.abs().amax(1))
+    codes = e4m3(panels * encode[:, None, :]).transpose(1, 2).contiguous()
     return *block_row(x), codes, 1 / encode
 
 
@@ -45,14 +45,14 @@ def mxfp8_row(x: Tensor) -> tuple[Tensor, Tensor]:
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
     byte = torch.where(exponent == 0, (mantissa > 0x400000).int(), exponent + (mantissa > 0).int()).clamp(max=254)
     encode = torch.where(byte == 254, 0x400000, (254 - byte) << 23).view(torch.float32)
-    return _cast(blocks * encode[..., None]).view(rows, cols), byte.to(torch.uint8)
+    return e4m3(blocks * encode[..., None]).view(rows, cols), byte.to(torch.uint8)
 
 
 def tensor_row(x: Tensor, encode: Tensor) -> Tensor:
     """One known scale per group, [G], of M / G rows each."""
     rows, cols = x.shape
     groups = x.float().view(encode.shape[0], rows // encode.shape[0], cols)
-    return _cast(groups * encode[:, None, None]).view(rows, cols)
+    return e4m3(groups * encode[:, None, None]).view(rows, cols)
 
 
 def swiglu_block_row(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,11 +86,13 @@ def row_codes(result: Any) -> Tensor:
     return codes.view(torch.uint8)
 
 
-def _power_of_two(amax: Tensor) -> Tensor:
+def power_of_two(amax: Tensor) -> Tensor:
+    """The encode scale of blocks with these largest magnitudes; 1 for blocks of zeros."""
     scale = (E4M3_MAX / amax).clamp(max=FP32_MAX)
     scale = (scale.view(torch.int32) & 0x7F800000).view(torch.float32)
     return torch.where(amax == 0, 1.0, scale)
 
 
-def _cast(values: Tensor) -> Tensor:
+def e4m3(values: Tensor) -> Tensor:
+    """Codes of values that are scaled already, saturated."""
     return values.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +14,25 @@ from octavo_bench.harness.timing import Call
 
 
 def ragged_dot_call(operands: dict[str, Array], sizes: Sequence[int], gemm: Gemm) -> Call:
-    """One GEMM of x [M, K], w [G, N, K] and dy [M, N], compiled."""
+    """One GEMM of x [M, K], w [G, N, K] and dy [M, N]; compiled once for all calls of one shape."""
     x, w, dy = operands["x"], operands["w"], operands["dy"]
-    rows = jnp.asarray(sizes, jnp.int32)
-    if gemm == "fprop":
-        forward = jax.jit(lambda x, w, rows: jax.lax.ragged_dot(x, w.swapaxes(1, 2), rows))
-        return lambda: forward(x, w, rows)
-    if gemm == "dgrad":
-        backward = jax.jit(lambda dy, w, rows: jax.lax.ragged_dot(dy, w, rows))
-        return lambda: backward(dy, w, rows)
+    return partial(_GEMMS[gemm], x, w, dy, jnp.asarray(sizes, jnp.int32))
 
-    def weights(x: Any, w: Any, dy: Any, rows: Any) -> Any:
-        return jax.vjp(lambda matrices: jax.lax.ragged_dot(x, matrices.swapaxes(1, 2), rows), w)[1](dy)[0]
 
-    gradient = jax.jit(weights)
-    return lambda: gradient(x, w, dy, rows)
+@jax.jit
+def _fprop(x: Array, w: Array, dy: Array, rows: Array) -> Array:
+    return jax.lax.ragged_dot(x, w.swapaxes(1, 2), rows)
+
+
+@jax.jit
+def _dgrad(x: Array, w: Array, dy: Array, rows: Array) -> Array:
+    return jax.lax.ragged_dot(dy, w, rows)
+
+
+@jax.jit
+def _wgrad(x: Array, w: Array, dy: Array, rows: Array) -> Array:
+    gradient: Array = jax.vjp(lambda matrices: jax.lax.ragged_dot(x, matrices.swapaxes(1, 2), rows), w)[1](dy)[0]
+    return gradient
+
+
+_GEMMS = {"fprop": _fprop, "dgrad": _dgrad, "wgrad": _wgrad}

@@ -6,6 +6,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -18,7 +19,7 @@ import octavo_registry as registry
 from octavo.formats import DType
 from octavo_bench.harness.engine.protocol import BUDGET_MS
 from octavo_bench.harness.engine.values import F32, magnitude
-from octavo_bench.harness.timing import Call, Times, affordable, summary
+from octavo_bench.harness.timing import Call, Times, affordable, summary, times_in_turn
 
 _BATCHES = 5
 _MOST_PER_BATCH = 100
@@ -79,13 +80,23 @@ class JaxEngine:
 
     def times(self, calls: Sequence[Call], repeats: int) -> Times:
         """See `Engine`."""
+        each = self._calls_of_a_batch(calls, repeats)
+        return summary([self.batch(calls, each) for _ in range(_BATCHES)])
+
+    def times_in_turns(self, ways: Sequence[Sequence[Call]], repeats: int) -> list[Times]:
+        """See `Engine`; whole batches take turns."""
+        counts = [self._calls_of_a_batch(calls, repeats) for calls in ways]
+        batches = [[partial(self.batch, calls, count)] for calls, count in zip(ways, counts, strict=True)]
+        return times_in_turn(batches, _BATCHES, lambda calls: [call() for call in calls])
+
+    def _calls_of_a_batch(self, calls: Sequence[Call], repeats: int) -> int:
+        """Of a call that is compiled here, and whose time then says how many of it are long enough."""
         _wait(calls[0]())
         start = time.perf_counter()
         _wait(calls[0]())
         lasted = 1e6 * (time.perf_counter() - start)
         long_enough = math.ceil(1e3 * BUDGET_MS / _BATCHES / lasted) if self.device == "cuda" else 1
-        each = max(-(-affordable(repeats, lasted, BUDGET_MS) // _BATCHES), min(long_enough, _MOST_PER_BATCH))
-        return summary([self.batch(calls, each) for _ in range(_BATCHES)])
+        return max(-(-affordable(repeats, lasted, BUDGET_MS) // _BATCHES), min(long_enough, _MOST_PER_BATCH))
 
     def batch(self, calls: Sequence[Call], count: int) -> float:
         """See `Engine`."""

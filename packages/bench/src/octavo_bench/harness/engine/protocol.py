@@ -54,6 +54,9 @@ class Engine(Protocol):
     def times(self, calls: Sequence[Call], repeats: int) -> Times:
         """Time of one call; `calls` are the same work on different buffers, taken in turn."""
 
+    def times_in_turns(self, ways: Sequence[Sequence[Call]], repeats: int) -> list[Times]:
+        """`times` of several ways to do the same work, in turns (`timing.turn_order`): all meet the same clocks."""
+
     def batch(self, calls: Sequence[Call], count: int) -> float:
         """Microseconds per call of `count` of them in turn, from the host's first to the device's last."""
 

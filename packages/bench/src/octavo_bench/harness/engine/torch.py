@@ -15,7 +15,15 @@ from torch import Tensor
 from octavo.formats import DType
 from octavo_bench.harness.engine.protocol import BUDGET_MS
 from octavo_bench.harness.engine.values import F32, magnitude
-from octavo_bench.harness.timing import Call, Times, affordable, cuda_times, cuda_times_in_turn, host_times
+from octavo_bench.harness.timing import (
+    Call,
+    Times,
+    affordable,
+    cuda_times,
+    cuda_times_in_turn,
+    host_times,
+    host_times_in_turn,
+)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "int64": torch.int64}
 _COPIED = 1 << 29
@@ -81,9 +89,9 @@ class TorchEngine:
         return cuda_times(calls, affordable(repeats, _lasted([calls]), BUDGET_MS), warm_ms=10.0)
 
     def times_in_turns(self, ways: Sequence[Sequence[Call]], repeats: int) -> list[Times]:
-        """`times` of several ways to do the same work, which meet the same clocks."""
+        """See `Engine`."""
         if not self.cuda:
-            return [self.times(calls, repeats) for calls in ways]
+            return host_times_in_turn(ways, repeats)
         return cuda_times_in_turn(ways, affordable(repeats, _lasted(ways), len(ways) * BUDGET_MS), warm_ms=20.0)
 
     def batch(self, calls: Sequence[Call], count: int) -> float:

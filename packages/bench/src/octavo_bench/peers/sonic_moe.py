@@ -1,7 +1,7 @@
-"""SonicMoE's layer behind its router, as moe_peers.py times it: sonic-moe, quack-kernels and nvidia-cutlass-dsl.
+"""SonicMoE's layer behind its router: sonic-moe, quack-kernels and nvidia-cutlass-dsl, without which it is no module.
 
 What is timed begins with the choices, as `octavo_torch.moe_mlp` does: the functions are those that SonicMoE's public
-layer calls after its router, in its order.
+layer calls after its router, in its order. `loaded_sonic_moe` imports this file where the packages are.
 """
 
 from __future__ import annotations
@@ -49,7 +49,14 @@ def _offered(config: gemms.GemmConfig) -> bool:
 
 def interleaved(w1: Tensor) -> Tensor:
     """[E, 2 F, K] whose rows are gate, up, gate, up ..., of one with all gates first: SonicMoE's own order."""
-    return w1.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2).contiguous()
+    experts, rows, k = w1.shape
+    return w1.reshape(experts, 2, rows // 2, k).transpose(1, 2).reshape(experts, rows, k)
+
+
+def separated(w1: Tensor) -> Tensor:
+    """The inverse of `interleaved`: all gates first."""
+    experts, rows, k = w1.shape
+    return w1.reshape(experts, rows // 2, 2, k).transpose(1, 2).reshape(experts, rows, k)
 
 
 def layer(x: Tensor, choices: Tensor, weights: Tensor, w1: Tensor, w2: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from octavo_bench.harness.shapes import MODELS, Shape
 from octavo_bench.harness.timing import Times
 from octavo_bench.peers.cublas import batched_call, batches, parts
 from octavo_bench.peers.of_gemms import dense_peers
-from octavo_bench.peers.peer import Peer, peer_rates, peers_of
+from octavo_bench.peers.peer import Peer, beside, peers_of
 from octavo_bench.peers.scaled_mm import scaled_batched_call
 
 GROUPS, ROWS, N, K = 3, 96, 48, 32
@@ -92,8 +92,8 @@ def test_batches_are_timed_for_each_gemm_and_stand_beside_all_sizes() -> None:
     times = Times(100.0, 100.0, 100.0)
     peers = [Peer(name, MODELS[1], sizes, gemm, times) for name, sizes, gemm in names]
     for sizes in ("even", "skewed"):
-        assert list(peer_rates(peers, GemmCase("bf16", "wgrad"), sizes)) == ["dense bf16, batched", "dense bf16"]
-        assert list(peer_rates(peers, GemmCase("bf16", "dgrad"), sizes)) == ["dense bf16"]
+        assert list(beside(peers, GemmCase("bf16", "wgrad"), sizes)) == ["dense bf16, batched", "dense bf16"]
+        assert list(beside(peers, GemmCase("bf16", "dgrad"), sizes)) == ["dense bf16"]
     assert peers_of(GemmCase("row", "fprop", fast=True))[:3] == (
         "scaled_grouped_mm fast",
         "dense fp8 fast, batched",
