@@ -55,10 +55,10 @@ def quantize_blocks(
     row_scale   of square blocks the scales of either plane
     """
     SIDE: tl.constexpr = PANEL // BLOCK
-    panel, tile = tile_of_panel(columns)
-    if BLOCK != PANEL:
-        # a thread has no register left over: in the other order MXFP8 takes a sixth longer on an H200
-        panel, tile = tl.program_id(0) % panels, tl.program_id(0) // panels
+    if BLOCK == PANEL:
+        panel, tile = tile_of_panel(columns)
+    else:
+        panel, tile = tl.program_id(0), tl.program_id(1)
     group, first, start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
         start_column = tile * PANEL
