@@ -25,7 +25,11 @@ PRODUCTS = {
     (90, "fp8-block"): "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3",
     (100, "fp8-block"): "tcgen05.mma.cta_group::1.kind::f8f6f4",
     (100, "mxfp8"): "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale",
-    (100, "nvfp4"): "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16",
+    # a scale per 16 codes has two names in PTX, and Triton 3.7 writes the other one than 3.9
+    (100, "nvfp4"): (
+        "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16",
+        "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::4X",
+    ),
     (120, "fp8-block"): "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
 }
 
