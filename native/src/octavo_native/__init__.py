@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     )
     from octavo_native.places import place
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ABI_LEVEL",

@@ -54,7 +54,7 @@ from octavo_registry.dispatch.preference import current as current_preference
 from octavo_registry.level4.bound import Bound
 from octavo_registry.registry import Registry
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _registry = Registry()
 

@@ -1,3 +1,3 @@
 """`octavo bench`: how long the kernels take, beside what the memory allows and what torch makes of the recipe."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

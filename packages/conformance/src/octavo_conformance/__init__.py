@@ -3,7 +3,7 @@
 `pytest --pyargs octavo_conformance.suite --octavo-backend NAME`, or `octavo conform NAME`.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 SEED_KEY = "octavo_seed"
 """Key under which pytest-xdist's controller passes the seed to its workers."""

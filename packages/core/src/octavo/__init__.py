@@ -20,7 +20,7 @@ from octavo.recipes import (
     RowScaling,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "MXFP8",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from octavo_jax_native.ffi.targets import TARGETS
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["TARGETS"]
 

@@ -40,7 +40,7 @@ CARD = BackendCard(
     name=NAME,
     api_level=5,
     priority=100,
-    needs=("jax>=0.10.2", "octavo-native>=0.1"),
+    needs=("jax>=0.10.2", "octavo-native>=0.2"),
     summary="quantizers and grouped GEMMs of every recipe as compiled kernels, for CPUs and for Hopper GPUs",
     capabilities=(*_rows("cpu"), *_rows("cuda", min_arch=support.HOPPER, max_arch=support.HOPPER)),
 )

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory, init_delayed, record_amax, update_delayed
     from octavo_jax.sharding.axes import MeshAxes, current_roles, mesh_roles
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Choice",

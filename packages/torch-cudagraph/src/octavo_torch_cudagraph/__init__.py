@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from octavo_torch_cudagraph.step import graphed_step
     from octavo_torch_cudagraph.weights import StaticWeight
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "GraphUnsafeError",

@@ -18,7 +18,7 @@ CARD = BackendCard(
     api_level=native.CARD.api_level,
     # as torch-native's: of equal ones this card comes first for graph-safe requests and the other one for the rest
     priority=native.CARD.priority,
-    needs=("torch>=2.11", "octavo-native>=0.1", "octavo-torch-native>=0.1"),
+    needs=("torch>=2.11", "octavo-native>=0.2", "octavo-torch-native>=0.2"),
     summary="The kernels of torch-native in plans for CUDA graphs: sizes on the device, nothing from the host.",
     # the same kernels: whatever of torch-native's may be captured
     capabilities=tuple(row for row in native.CARD.capabilities if row.graph_safe),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from octavo_torch_native.arrays.group_index import GroupIndex, index_groups
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["GroupIndex", "index_groups"]
 

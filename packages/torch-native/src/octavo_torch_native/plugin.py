@@ -57,7 +57,7 @@ CARD = BackendCard(
     name=NAME,
     api_level=5,
     priority=100,
-    needs=("torch>=2.11", "octavo-native>=0.1"),
+    needs=("torch>=2.11", "octavo-native>=0.2"),
     summary="Grouped quantization and GEMMs by octavo-native's kernels: AVX2 on CPUs, Hopper on GPUs.",
     capabilities=(
         # on a CPU sizes are in host memory whatever a request calls them, and they are checked there

@@ -4,4 +4,4 @@ Importing this package imports neither torch nor Triton: a registry that reads c
 (`octavo_torch_triton.plugin`) pays nothing for it.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from octavo_torch.scaling.recipe_module import update_scales
     from octavo_torch.wgrad.postponed import DelayedWgrad
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Activation",

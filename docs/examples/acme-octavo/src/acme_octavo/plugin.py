@@ -17,7 +17,7 @@ CARD = BackendCard(
     # Below the reference backend's -100: installed, the example serves those who name it and nobody else.
     # A portable backend takes 0, one that is tuned for an architecture 100.
     priority=-200,
-    needs=("torch>=2.11", "octavo-torch>=0.1"),
+    needs=("torch>=2.11", "octavo-torch>=0.2"),
     summary="FP8 on the CPU, one tile at a time; the template for backends",
     capabilities=(
         Capability(
