@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
+from torch.utils._triton import has_triton_package
 
 
 class ActivationType(Enum):
@@ -108,8 +109,9 @@ def sonic_modules() -> dict[str, ModuleType]:
     modules["sonicmoe.functional.reduction_over_k_gather"].token_gather_sum_kernel = sums
     modules["sonicmoe.functional.triton_kernels"].TC_topk_router_metadata_triton = metadata
     if importlib.util.find_spec("triton") is None:
+        has_triton_package()  # torch asks once in a process, and must not find the stand-in
         modules["triton"] = ModuleType("triton")
-        modules["triton"].testing = SimpleNamespace(do_bench=None)
+        modules["triton"].testing = SimpleNamespace(do_bench=lambda *_arguments, **_options: 0.0)
         modules["triton"].Config = lambda values, **options: SimpleNamespace(kwargs=values, **options)
     return modules
 
