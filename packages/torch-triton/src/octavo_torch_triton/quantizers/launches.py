@@ -94,7 +94,7 @@ def nvfp4(
 ) -> None:
     """NVFP4: amax by group, of column data after their transform; then both planes in one pass."""
     how = {"DTYPE": rows.dtype, "STACKED": rows.table is None}
-    few = _warps(rows.x, 4)
+    of_amax = {**how, "num_warps": _warps(rows.x, 4)}
     amaxes: dict[str, Tensor] = {}
     plain: Tensor | None = None
     for direction in ("rowwise", "columnwise"):
@@ -105,19 +105,10 @@ def nvfp4(
         if of_groups is None:
             of_groups = torch.zeros(rows.groups, dtype=torch.int32, device=rows.x.device)
             if turned:
-                start(
-                    hadamard_amax, rows.grid, rows.x, (rows.x, of_groups, rows.table, *rows.shape), **how, num_warps=few
-                )
+                start(hadamard_amax, rows.grid, rows.x, (rows.x, of_groups, rows.table, *rows.shape), **of_amax)
             else:
                 plain = of_groups
-                start(
-                    unit_amax,
-                    rows.grid,
-                    rows.x,
-                    (rows.x, plain, None, None, rows.table, *rows.shape),
-                    **how,
-                    num_warps=few,
-                )
+                start(unit_amax, rows.grid, rows.x, (rows.x, plain, None, None, rows.table, *rows.shape), **of_amax)
         amaxes[direction] = of_groups
         size = max(16, 1 << (rows.groups - 1).bit_length())
         start(nvfp4_factors, (1,), rows.x, (of_groups, planes[f"{direction}_global"], rows.groups), SIZE=size)
