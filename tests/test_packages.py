@@ -47,3 +47,10 @@ def test_the_repository_speaks_of_the_project_alone() -> None:
         if file.suffix in texts and file.name != "test_packages.py":
             match = machine.search(file.read_text(errors="replace"))
             assert not match, f"{file.relative_to(ROOT)}: {match and match.group()}"
+
+
+def test_the_repository_has_no_built_packages() -> None:
+    """A mistyped command once left a folder of wheels at the top, and `git add --all` took it."""
+    built = (".whl", ".so", ".o", ".pyc", ".gz", ".xz", ".zip")
+    assert [str(file.relative_to(ROOT)) for file in tracked() if file.suffix in built] == []
+    assert [file.name for file in ROOT.iterdir() if file.name.startswith("-")] == []

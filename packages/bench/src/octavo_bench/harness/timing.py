@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,9 @@ Call = Callable[[], Any]
 
 MOST_COPIES = 64
 """Input sets that are rotated at most; smaller problems than a 64th of three caches are measured partly from cache."""
+
+_LONGEST_HEAD_START = 0.5
+"""Seconds that a device is kept busy at most; a call that takes the host that long waits for the device by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +58,12 @@ def affordable(repeats: int, microseconds: float, budget_ms: float) -> int:
 def cuda_times(calls: Sequence[Call], repeats: int, warm_ms: float = 20.0) -> Times:
     """Device time of one call. `calls` are the same work on different buffers, taken in turn.
 
-    Everything is queued before the one synchronization, so the device never waits for the host where a call takes
-    longer on the device than to launch. `warm_ms` of the same calls come first: an idle GPU's clocks are low.
+    Everything is queued before the one synchronization, behind products that last until the host is done, so the
+    device never waits for the host. `warm_ms` of the same calls come first: an idle GPU's clocks are low.
     """
     import torch
 
-    _warm_up(calls[:10], warm_ms)
+    _keep_busy(repeats * _warm_up(calls[:10], warm_ms))
     starts, ends = _events(repeats), _events(repeats)
     for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
         call = calls[index % len(calls)]
@@ -95,9 +99,9 @@ def times_in_turn(
 
 
 def cuda_times_in_turn(ways: Sequence[Sequence[Call]], repeats: int, warm_ms: float = 100.0) -> list[Times]:
-    """`times_in_turn` by CUDA events around calls that are queued before the one synchronization."""
-    _warm_up([calls[index % len(calls)] for index in range(min(repeats, 2)) for calls in ways], warm_ms)
-    return times_in_turn(ways, repeats, _queued)
+    """`times_in_turn` by CUDA events around calls that are queued as those of `cuda_times` are."""
+    each = _warm_up([calls[index % len(calls)] for index in range(min(repeats, 2)) for calls in ways], warm_ms)
+    return times_in_turn(ways, repeats, partial(_queued, host_seconds=each))
 
 
 def host_times_in_turn(ways: Sequence[Sequence[Call]], repeats: int) -> list[Times]:
@@ -107,9 +111,10 @@ def host_times_in_turn(ways: Sequence[Sequence[Call]], repeats: int) -> list[Tim
     return times_in_turn(ways, repeats, lambda calls: [_host_us(call) for call in calls])
 
 
-def _queued(calls: Sequence[Call]) -> list[float]:
+def _queued(calls: Sequence[Call], host_seconds: float) -> list[float]:
     import torch
 
+    _keep_busy(len(calls) * host_seconds)
     marks = _events(len(calls) + 1)
     marks[0].record()
     for call, mark in zip(calls, marks[1:], strict=True):
@@ -119,17 +124,31 @@ def _queued(calls: Sequence[Call]) -> list[float]:
     return [1e3 * start.elapsed_time(end) for start, end in pairwise(marks)]
 
 
-def _warm_up(calls: Sequence[Call], warm_ms: float) -> None:
-    """Runs `calls` for `warm_ms`, at least once each."""
+def _warm_up(calls: Sequence[Call], warm_ms: float) -> float:
+    """Runs `calls` for `warm_ms`, at least once each; the seconds that the host took to queue one of them at last."""
     import torch
 
     until = time.perf_counter() + warm_ms / 1e3
     while True:
+        start = time.perf_counter()
         for call in calls:
             call()
+        queued = time.perf_counter()
         torch.cuda.synchronize()
         if time.perf_counter() > until:
-            return
+            return (queued - start) / len(calls)
+
+
+def _keep_busy(seconds: float) -> None:
+    """Queues bf16 products that take the device half as long again, so that the host gets ahead of it."""
+    import torch
+
+    side, fastest = 4096, 3e15  # no GPU multiplies bf16 faster
+    count = math.ceil(1.5 * min(seconds, _LONGEST_HEAD_START) * fastest / (2 * side**3))
+    values = torch.randn(side, side, device="cuda").bfloat16()
+    out = torch.empty_like(values)
+    for _ in range(count):
+        torch.mm(values, values, out=out)
 
 
 def _events(count: int) -> list[Any]:
