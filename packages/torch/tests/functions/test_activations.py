@@ -72,6 +72,18 @@ def test_values_and_gradients(name: str, dtype: torch.dtype, rng: np.random.Gene
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
+def test_bits_do_not_depend_on_other_rows(name: str, rng: np.random.Generator) -> None:
+    """A row has the same bits whatever rows stand beside it, however few: a processor computes most values in vectors
+    and an array's last ones apart. Experts over ranks, with fewer rows each, then have one process's bits."""
+    columns = F - 1  # no multiple of any vector
+    x, dy = 4 * torch.randn(ROWS, columns * (2 if name in GATED else 1)), torch.randn(ROWS, columns)
+    whole, slope = activate(x, None, name), activate_gradient(dy, x, None, name)
+    for rows in (1, 2, 3, 11, ROWS - 1):
+        assert torch.equal(activate(x[:rows].clone(), None, name), whole[:rows]), rows
+        assert torch.equal(activate_gradient(dy[:rows].clone(), x[:rows].clone(), None, name), slope[:rows]), rows
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_limits(name: str) -> None:
     """Infinities give the limit and NaN gives NaN, in the values and in the derivatives."""
     x = torch.tensor([[math.inf], [-math.inf], [math.nan], [-300.0]])

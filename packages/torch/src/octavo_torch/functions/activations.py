@@ -1,8 +1,8 @@
 """Activations and their gradients: computed in fp32 or wider, rounded once to the input's dtype.
 
-silu and relu2 are fp32 throughout; the two GELUs and the clamped SwiGLU's gate, whose arguments an fp32 rounding would
-spoil far below zero, are computed in fp64 and rounded to fp32. An infinity gives the limit, NaN gives NaN. Below 2^-120
-a result may be zero.
+silu (as arithmetic.elementwise has it) and relu2 are fp32 throughout; the two GELUs and the clamped SwiGLU gate, which
+an fp32 rounding of the argument would spoil far below zero, are computed in fp64 and rounded to fp32. An infinity gives
+the limit, NaN gives NaN. Below 2^-120 a result may be zero.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from octavo_registry.contract.cards import GATED, Activation
+from octavo_torch.arithmetic.elementwise import sigmoid, silu
 from octavo_torch.arrays.checks import brief
 from octavo_torch.compiler.operators import Operators
 
@@ -36,10 +36,10 @@ class ValueAndSlope(NamedTuple):
 
 def _silu(x: Tensor) -> ValueAndSlope:
     def slope() -> Tensor:
-        s = torch.sigmoid(x)
+        s = sigmoid(x)
         return s * (1 + x.clamp(-200.0, 200.0) * (1 - s))
 
-    return ValueAndSlope(silu(x.clamp(min=-200.0), inplace=True), slope)
+    return ValueAndSlope(silu(x.clamp(min=-200.0)), slope)
 
 
 def _gelu(x: Tensor) -> ValueAndSlope:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from octavo.router import RouterRule, Score
+from octavo_torch.arithmetic.elementwise import sigmoid, sqrt_softplus
 from octavo_torch.arrays.checks import backend_names, brief, check_count, check_flag
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.operands import check_layout
@@ -197,12 +198,7 @@ def router_scores(logits: Tensor, score: Score) -> Tensor:
     wide = logits.float()
     if score == "softmax":
         return torch.softmax(wide, -1)
-    if score == "sigmoid":
-        return torch.sigmoid(wide)
-    softplus = torch.nn.functional.softplus(wide)
-    # where softplus underflows its root has an infinite slope, and 0 times that is NaN
-    there = softplus > 0
-    return torch.where(there, torch.sqrt(torch.where(there, softplus, 1.0)), 0.0)
+    return sigmoid(wide) if score == "sigmoid" else sqrt_softplus(wide)
 
 
 def _chosen_by(logits: Tensor, scores: Tensor, bias: Tensor | None, rule: RouterRule) -> Tensor:
