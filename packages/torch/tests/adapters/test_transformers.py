@@ -285,5 +285,6 @@ def test_inside_transformers(
     changed = train("counted")
     assert len(set(asked)) == len(asked) == CONFIG["num_hidden_layers"]
     assert activations == ["clamped_swiglu" if kind == "GptOss" else "swiglu"] * len(asked)
-    assert not torch.equal(changed[0], plain[0])
+    # the loss alone may round to the same number
+    assert not all(torch.equal(new, old) for new, old in zip(changed, plain, strict=True))
     assert all(bool(grad.isfinite().all()) for grad in changed)
