@@ -30,6 +30,7 @@ from octavo_torch import (
     bytes_exchanged,
     check_errors,
     dequantize,
+    explain_exchange,
     moe_mlp,
     quantize,
     update_scales,
@@ -171,7 +172,7 @@ def shared(group: dist.ProcessGroup, works: list[Callable[[], Run]]) -> list[Run
 
 def equal_to_one_process(ranks: int, recipes: list[str], seed: int, *exchange: str) -> list[str]:
     """What differs from one process with all tokens, over every recipe and routing; "static" with buffers that are as
-    small as they can be."""
+    small as they can be, "peer" with those in memory of all ranks."""
     group, number = group_of(ranks)
     me = group.rank()
     own = slice(me * E // ranks, (me + 1) * E // ranks)
@@ -186,7 +187,10 @@ def equal_to_one_process(ranks: int, recipes: list[str], seed: int, *exchange: s
             works.append(partial(run, problem, recipe, states_of(recipe, slice(None), seed), **how))
             cases.append((f"{name}, {routing}, {form}", problem, recipe, how))
     for (case, problem, recipe, how), whole in zip(cases, shared(group, works), strict=True):
-        options = dict(zip(("rows", "pair_rows"), rows_of(problem, ranks), strict=True)) if exchange else {}
+        options: dict[str, Any] = {}
+        if exchange:
+            options = dict(zip(("rows", "pair_rows"), rows_of(problem, ranks), strict=True))
+            options["route"] = "peer" if "peer" in exchange else "collective"
         mine = problem.mine(me, ranks)
         spread = run(mine, recipe, states_of(recipe, own, seed), ep=group, exchange=Exchange(**options), **how)
         found += [f"{case}: {each}" for each in differences(spread, whole, problem.counts, me, ranks)]
@@ -306,7 +310,7 @@ def bytes_on_the_wire(ranks: int, seed: int) -> list[str]:
 def reads_on_the_host(ranks: int, seed: int) -> list[int]:
     """How often a forward and backward after the first waits for a tensor's values, beyond what the reference reads of
     sizes in one process and for quantizing alone: with sizes that are read; with static buffers, rows and tokens as
-    they are; with static buffers, sums and codes."""
+    they are; with static buffers, sums and codes, by collectives and in peer memory."""
     group, number = group_of(ranks)
     problem = draw(seed + number, [6] * ranks, "random")
     rows, pairs = rows_of(problem, ranks)
@@ -318,6 +322,7 @@ def reads_on_the_host(ranks: int, seed: int) -> list[int]:
         Exchange(),
         Exchange(rows=rows, left_out=torch.zeros(1, dtype=torch.int64)),
         Exchange(rows=rows, pair_rows=pairs, payload="fp8-block", returns="sums"),
+        Exchange(rows=rows, pair_rows=pairs, payload="fp8-block", returns="sums", route="peer"),
     ):
 
         def step(exchange: Exchange = exchange) -> None:
@@ -364,6 +369,36 @@ def trains(ranks: int) -> list[str]:
     if not torch.equal(mine.encode_scale, whole.encode_scale[..., experts]):
         found.append("encode_scale")
     return [*found, *_not_summed("router", mine.router, whole.router, group)]
+
+
+def layers_share_memory(seed: int) -> list[str]:
+    """Two layers of other sides, of which the second needs more peer memory, one after the other, in two microbatches
+    whose backwards come last to first; and a forward without gradients in between: what differs from collectives."""
+    group, found = dist.group.WORLD, []
+    assert group is not None
+    results: dict[str, list[Tensor]] = {}
+    for route in ("collective", "peer"):
+        torch.manual_seed(seed)
+        exchange = Exchange(rows=6 * C * group.size(), route=route)  # type: ignore[arg-type]
+        if explain_exchange("mxfp8", group, exchange).route != route:
+            found.append(f"explained as another route than {route}")
+        how: dict[str, Any] = {"dtype": torch.bfloat16, "backend": REFERENCE, "ep": group, "exchange": exchange}
+        layers = MoE(E, K, F, C, N, recipe="mxfp8", **how), MoE(E, N, 3 * F, C, K, recipe="fp8-block", **how)
+        batches = [torch.randn(6, K).bfloat16().requires_grad_() for _ in range(2)]
+        values: list[Tensor] = []
+        for x in batches:
+            values.append(layers[1](layers[0](x)))
+            with torch.no_grad():
+                values.append(layers[1](layers[0](x)))
+        for y in values[-2::-2]:
+            y.float().square().sum().backward()
+        values += [x.grad for x in batches if x.grad is not None]
+        values += [p.grad for layer in layers for p in layer.parameters() if p.grad is not None]
+        results[route] = values
+    for number, (ours, theirs) in enumerate(zip(results["peer"], results["collective"], strict=True)):
+        if not torch.equal(ours, theirs):
+            found.append(f"value {number}")
+    return found if len(results["peer"]) == 4 + 2 + 6 else [*found, f"{len(results['peer'])} values"]
 
 
 def _not_summed(name: str, mine: nn.Parameter, whole: nn.Parameter, group: dist.ProcessGroup) -> Iterator[str]:
@@ -523,40 +558,59 @@ def with_timeout(timeout: float, grace: float) -> dist.ProcessGroup:
     return group
 
 
-def changes_alone(timeout: float, grace: float) -> tuple[str, float]:
+def agreed_before(route: Any) -> str:
+    """In a static exchange all ranks have made two calls, and then rank 1 makes one where the others make the other:
+    what check_errors says, and that it says nothing afterwards."""
+    rank, exchange = dist.get_rank(), Exchange(rows=60, route=route)
+    for recipe in ("mxfp8", "fp8-block"):
+        _call(dist.group.WORLD, exchange=exchange, recipe=recipe)
+    check_errors()
+    _call(dist.group.WORLD, exchange=exchange, recipe="mxfp8" if rank == 1 else "fp8-block")
+    said = ""
+    try:
+        check_errors()
+    except ExchangeError as error:
+        said = str(error)
+    _call(dist.group.WORLD, exchange=exchange, recipe="mxfp8")
+    check_errors()
+    return said
+
+
+def changes_alone(timeout: float, grace: float, route: Any) -> tuple[str, float]:
     """With static buffers, rank 1 comes with fewer tokens than before, and the others wait for it."""
     rank, group = dist.get_rank(), with_timeout(timeout, grace)
-    _call(group, exchange=Exchange(rows=60))
+    exchange = Exchange(rows=60, route=route)
+    _call(group, exchange=exchange)
     start = time.monotonic()
     try:
-        _call(group, tokens=3 if rank == 1 else 4, exchange=Exchange(rows=60))
+        _call(group, tokens=3 if rank == 1 else 4, exchange=exchange)
     except ExchangeError as error:
         return str(error), time.monotonic() - start
     return "", 0.0
 
 
-def does_not_come(timeout: float, grace: float, backward: bool) -> tuple[str, float]:
+def does_not_come(timeout: float, grace: float, backward: bool, exchange: Exchange | None) -> tuple[str, float]:
     """Rank 1 leaves out the forward, or the backward."""
     rank, group = dist.get_rank(), with_timeout(timeout, grace)
-    y = _call(group)
+    y = _call(group, exchange=exchange)
     start = time.monotonic()
     try:
         if rank != 1:
-            y.sum().backward() if backward else _call(group)
+            y.sum().backward() if backward else _call(group, exchange=exchange)
     except ExchangeError as error:
         return str(error), time.monotonic() - start
     return "", 0.0
 
 
-def ends(grace: float, backward: bool) -> tuple[str, float]:
+def ends(grace: float, backward: bool, exchange: Exchange | None) -> tuple[str, float]:
     """The last rank's process ends in front of the forward, or of the backward."""
     parallel_group.GRACE_SECONDS = grace
-    y = _call(dist.group.WORLD)
+    y = _call(dist.group.WORLD, exchange=exchange)
     if dist.get_rank() == dist.get_world_size() - 1:
         os._exit(3)
     start = time.monotonic()
     try:
-        y.sum().backward() if backward else _call(dist.group.WORLD)
+        y.sum().backward() if backward else _call(dist.group.WORLD, exchange=exchange)
     except ExchangeError as error:
         return str(error), time.monotonic() - start
     return "", 0.0

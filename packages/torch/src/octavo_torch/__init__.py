@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from octavo_torch.checkpoint.files import load_checkpoint, save_checkpoint
     from octavo_torch.checkpoint.load import load_experts
     from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_state
-    from octavo_torch.compiler.status import DeviceSizesError, RowsLeftOutError, check_errors
+    from octavo_torch.compiler.status import DeviceSizesError, ExchangeError, RowsLeftOutError, check_errors
     from octavo_torch.conversion import convert
     from octavo_torch.distributed.fsdp.api import explain_gather, quantize_before_gather, unchanged_weights
     from octavo_torch.distributed.parallel import GroupedColumnParallel, GroupedMLPParallel, GroupedRowParallel
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from octavo_torch.moe.module import MoE
     from octavo_torch.moe.moe import moe_mlp
     from octavo_torch.moe.parallel.explain import ExchangePlan, explain_exchange
-    from octavo_torch.moe.parallel.group import ExchangeError
     from octavo_torch.moe.parallel.options import Exchange
     from octavo_torch.moe.parallel.traffic import ExchangedBytes, bytes_exchanged
     from octavo_torch.moe.permutation import Routing, permute, unpermute
@@ -171,7 +170,6 @@ _DEFINING_MODULES = (
     "moe.moe",
     "moe.module",
     "moe.parallel.explain",
-    "moe.parallel.group",
     "moe.parallel.options",
     "moe.parallel.traffic",
     "moe.permutation",

@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from experts_work import (
+    agreed_before,
     bytes_on_the_wire,
     changes_alone,
     does_not_come,
     ends,
     equal_to_one_process,
+    layers_share_memory,
     left_out,
     otherwise,
     reads_on_the_host,
@@ -45,15 +47,22 @@ def test_static_buffers_read_nothing_on_the_host(ranks: Ranks) -> None:
     """Forward and backward after the first call; without static buffers sizes are read, and the watch sees it."""
     for reading, *static in ranks(reads_on_the_host, 2, fresh()):
         assert reading > 0
-        assert static == [0, 0]
+        assert static == [0, 0, 0]
 
 
-def test_static_buffers_hold_what_there_is(ranks: Ranks) -> None:
-    """The same bits, with buffers that are as small as the routing allows."""
+@pytest.mark.parametrize("route", ["collective", "peer"])
+def test_static_buffers_hold_what_there_is(route: str, ranks: Ranks) -> None:
+    """The same bits, with buffers that are as small as the routing allows, by collectives and in memory into which all
+    ranks write."""
+    recipes = ["fp8-block", "nvfp4", "fp8-delayed"]
     for size in (2, 4):
-        assert (
-            ranks(equal_to_one_process, size, ["fp8-block", "nvfp4", "fp8-delayed"], fresh(), "static") == [[]] * WORLD
-        )
+        assert ranks(equal_to_one_process, size, recipes, fresh(), "static", route) == [[]] * WORLD
+
+
+def test_layers_share_peer_memory(ranks: Ranks) -> None:
+    """Layers of other sides write into the same memory, which grows, in whatever order forwards and backwards come: the
+    bits of collectives, which have buffers of their own."""
+    assert ranks(layers_share_memory, fresh()) == [[]] * WORLD
 
 
 def test_tokens_travel_as_codes(ranks: Ranks) -> None:
@@ -102,6 +111,10 @@ def test_what_an_exchange_refuses() -> None:
             Exchange(payload=recipe)
     with pytest.raises(ValueError, match="pair_rows bounds static buffers"):
         Exchange(pair_rows=4)
+    with pytest.raises(ValueError, match='route is "peer", whose memory is of a fixed size; give rows'):
+        Exchange(route="peer")
+    with pytest.raises(ValueError, match='route is \'nvlink\'; give "collective" or "peer"'):
+        Exchange(route="nvlink", rows=4)  # type: ignore[arg-type]
 
 
 def test_what_is_exchanged_is_explained() -> None:
@@ -109,7 +122,8 @@ def test_what_is_exchanged_is_explained() -> None:
     plan = explain_exchange("mxfp8", 4)
     lines = dict(plan.lines)
     assert plan.route == "collective"
-    assert "4 ranks" in plan.reason
+    assert "Exchange(rows=) gives" in plan.reason
+    assert lines["ranks"] == "4"
     assert lines["sizes"].startswith("read on the host")
     assert lines["bits"] == "those of one process"
     assert all(text in str(plan) for pair in plan.lines for text in pair)
@@ -165,25 +179,45 @@ def test_ranks_that_call_otherwise(alone: Ranks) -> None:
             assert seconds < 5
 
 
-def test_a_rank_that_does_not_come_is_named(alone: Ranks) -> None:
-    """After the group's timeout and the grace: in forward, in backward, and in a static exchange that one rank changes
-    alone, where the changed rank knows at once."""
-    within = TIMEOUT + GRACE + 3
+@pytest.mark.parametrize("route", ["collective", "peer"])
+def test_a_call_that_was_agreed_on_before_is_told(route: str, alone: Ranks) -> None:
+    """Static exchanges read nothing on the host, so a rank that makes another of the calls that all know is noticed on
+    the device: check_errors names it, and says nothing of calls after that."""
+    for rank, said in enumerate(alone(agreed_before, route)):
+        assert f"rank {0 if rank == 1 else 1} (on cpu) made another call" in said, said
+
+
+PEER = Exchange(rows=60, route="peer")
+
+
+@pytest.mark.parametrize("exchange", [None, PEER], ids=["collective", "peer"])
+def test_a_rank_that_does_not_come_is_named(exchange: Exchange | None, alone: Ranks) -> None:
+    """After the group's timeout and the grace, in forward and in backward."""
     for backward in (False, True):
-        for rank, (error, seconds) in enumerate(alone(does_not_come, TIMEOUT, GRACE, backward)):
+        for rank, (error, seconds) in enumerate(alone(does_not_come, TIMEOUT, GRACE, backward, exchange)):
             if rank != 1:
                 assert "no answer from rank 1:" in error, error
-                assert seconds < within
-    for rank, (error, seconds) in enumerate(alone(changes_alone, TIMEOUT, GRACE)):
+                assert seconds < TIMEOUT + GRACE + 3
+
+
+def test_a_rank_that_changes_alone_is_named(alone: Ranks) -> None:
+    """In a static exchange that was agreed on before, by the others when the time is up; by collectives the changed
+    rank knows at once, and in peer memory when its time is up."""
+    within = TIMEOUT + GRACE + 3
+    for rank, (error, seconds) in enumerate(alone(changes_alone, TIMEOUT, GRACE, "collective")):
         there, here = (4, 3) if rank == 1 else (3, 4)
         assert f"tokens {there} there and {here} here" in error, error
         assert seconds < (1 if rank == 1 else within)
+    for rank, (error, seconds) in enumerate(alone(changes_alone, TIMEOUT, GRACE, "peer")):
+        assert f"rank {rank} of 3: the exchange of {'signatures' if rank == 1 else 'tokens'} failed" in error, error
+        assert seconds < within
 
 
+@pytest.mark.parametrize("exchange", [None, PEER], ids=["collective", "peer"])
 @pytest.mark.parametrize("backward", [False, True])
-def test_a_rank_that_ends_is_named(backward: bool, alone: Ranks) -> None:
+def test_a_rank_that_ends_is_named(backward: bool, exchange: Exchange | None, alone: Ranks) -> None:
     """At once, and not after the half hour that is torch's timeout."""
-    *survivors, ended = alone.survivors(ends, GRACE, backward)
+    *survivors, ended = alone.survivors(ends, GRACE, backward, exchange)
     assert ended is None
     for error, seconds in survivors:
         assert "no answer from rank 2:" in error, error

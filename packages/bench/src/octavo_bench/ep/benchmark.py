@@ -20,6 +20,7 @@ from octavo_bench.harness.table import BACKENDS, GOAL, MS, Column, Table, number
 from octavo_bench.harness.timing import Times
 
 _WAYS = {"jax": ("gather", "ragged"), "torch": ("rows", "sums")}
+_ROUTES = ("collective", "peer")
 
 PAYLOADS = ("row", "block", "mxfp8")
 """Kinds whose tokens may travel as codes."""
@@ -54,6 +55,18 @@ class EpOptions(BackendOption):
             help="gather, ragged; in torch rows, sums; or both with a comma.", show_default="both (jax on a cpu gather)"
         ),
     ] = ""
+    routes: Annotated[
+        str,
+        typer.Option(
+            help="collective, peer (memory of all ranks), or both with a comma; torch.",
+            show_default="both on cuda, collective on a cpu",
+        ),
+    ] = ""
+    weak: Annotated[
+        bool,
+        typer.Option("--weak", help="M counts rows of each device, so all have as many tokens as one alone; torch."),
+    ] = False
+    eager: Annotated[bool, typer.Option("--eager", help="No CUDA graph holds the step; torch on cuda.")] = False
     slack: Annotated[float, typer.Option(help="Rows of a device's experts, of an even share.")] = 1.25
     quick: Annotated[bool, typer.Option("--quick", help="Few repeats.")] = False
 
@@ -62,6 +75,11 @@ class EpOptions(BackendOption):
         super().check()
         one_of("--framework", self.framework, tuple(_WAYS))
         names_of("--ways", self.ways, _WAYS[self.framework])
+        names_of("--routes", self.routes, _ROUTES)
+        of_torch = {"--routes": self.routes, "--weak": self.weak, "--eager": self.eager}
+        for name, given in of_torch.items():
+            if given and self.framework != "torch":
+                raise InputError(f"{name} is torch's; give --framework torch, or leave it out")
         if self.slack < 1:
             raise InputError(f"--slack is {self.slack}; a device needs at least an even share of the rows, 1")
 
@@ -81,6 +99,11 @@ class EpOptions(BackendOption):
         ways = _WAYS[self.framework]
         all_of_them = self.ways or self.chosen_device == "cuda" or self.framework == "torch"
         return names_of("--ways", self.ways, ways) if all_of_them else ways[:1]
+
+    @property
+    def chosen_routes(self) -> tuple[str, ...]:
+        """By which rows travel in torch."""
+        return names_of("--routes", self.routes, _ROUTES if self.chosen_device == "cuda" else _ROUTES[:1])
 
     def devices_of(self, seen: int) -> int:
         """How many of `seen` devices share the experts; `InputError` where they or the shapes do not fit."""
@@ -108,6 +131,7 @@ class EpRow:
 
     devices   that share the experts
     way       of the exchange; "" on one device
+    route     by which it goes in torch, "collective" or "peer"; "" on one device and in JAX
     payload   tokens and gradients travel to the experts as codes
     received  bytes that one device receives from others in a step: of buffers, where the way is ragged
     nvlink    those that it received by the GPUs' counters, what is no row included; None where none tells
@@ -126,9 +150,10 @@ class EpRow:
     nvlink: int | None
     dropped: int
     times: Times
+    route: str = ""
 
     def measures(self, rows: Sequence[Any]) -> dict[str, float]:
-        """Strong scaling: of this row, and as a goal of the faster way alone."""
+        """Scaling: of this row, and as a goal of the faster way alone."""
         blocks = [row for row in rows if isinstance(row, EpRow) and (row.shape, row.kind) == (self.shape, self.kind)]
         alone = next((row for row in blocks if row.devices == 1), None)
         if alone is None or self.devices == 1:
@@ -146,6 +171,7 @@ class EpRow:
             goals,
             devices=self.devices,
             way=self.way,
+            route=self.route,
             payload=self.payload,
             received_bytes=self.received,
             nvlink_bytes=self.nvlink,
@@ -197,12 +223,13 @@ class Gathered:
 class Ep(Benchmark[EpOptions]):
     """A MoE block in JAX or torch, forward and backward, on one device and with its experts spread over several.
 
-    Strong scaling: the same experts and tokens on all of them, tokens sent as they are and, where the recipe scales row
-    by row, as its codes. Also what a device receives for it, and what it gathers of a kernel that FSDP shards, both
-    counted in the compiled programs and, on GPUs, by their NVLink counters: nothing else may run on them. In torch
-    every device is a process of its own, static buffers hold what is exchanged and their bytes are counted. bf16
-    parameters and gradients, weights quantized every step. Exit code 1 where a row fails, drops choices, or nothing
-    ran; a goal that is missed is reported and no failure.
+    Strong scaling: the same experts and tokens on all of them, or with --weak as many tokens on each; tokens sent as
+    they are and, where the recipe scales row by row, as its codes. Also what a device receives for it, and what it
+    gathers of a kernel that FSDP shards, both counted in the compiled programs and, on GPUs, by their NVLink counters:
+    nothing else may run on them. In torch every device is a process of its own, static buffers hold what is exchanged
+    and their bytes are counted, and on GPUs a CUDA graph holds each step. bf16 parameters and gradients, weights
+    quantized every step. Exit code 1 where a row fails, drops choices, or nothing ran; a goal that is missed is
+    reported and no failure.
     """
 
     name = EpOptions.command
@@ -220,6 +247,7 @@ class Ep(Benchmark[EpOptions]):
         def title(row: EpRow) -> str:
             name = {"jax": "JAX", "torch": "torch"}[results.parts["framework"]]
             what = f"{results.parts['choices']} choices per token: forward + backward in {name}"
+            what += ", as many tokens on each device" if results.parts.get("weak") else ""
             return f"{row.shape.name} MoE block G,K,F,M {row.shape.key}, {what}"
 
         def kernel(row: Gathered) -> str:
@@ -255,6 +283,7 @@ _BLOCKS: tuple[Column[EpRow], ...] = (
     Column("recipe", lambda row: row.row.kind),
     Column("devices", lambda row: str(row.row.devices)),
     Column("way", lambda row: row.row.way or "-"),
+    Column("route", lambda row: row.row.route or "-", "torch's all_to_all_single, or memory of all ranks"),
     Column("tokens as", lambda row: "codes" if row.row.payload else "bf16"),
     MS,
     Column(

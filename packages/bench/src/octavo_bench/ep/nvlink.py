@@ -7,7 +7,8 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-_STEPS = 10
+STEPS = 10
+"""Steps between two looks at the counters."""
 
 
 def received_in_a_step(run: Callable[[int], Any], devices: int) -> int | None:
@@ -20,9 +21,9 @@ def received_in_a_step(run: Callable[[int], Any], devices: int) -> int | None:
     before = _received()
     if before is None:
         return None
-    run(_STEPS)
+    run(STEPS)
     after = _received()
-    return None if after is None else (after - before) // (_STEPS * devices)
+    return None if after is None else (after - before) // (STEPS * devices)
 
 
 def _received() -> int | None:

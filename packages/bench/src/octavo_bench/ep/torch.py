@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.multiprocessing.spawn import start_processes
 import octavo_torch
 from octavo import DelayedScaling, OctavoError
 from octavo_bench.ep.benchmark import PAYLOADS, EpOptions, EpRow
+from octavo_bench.ep.nvlink import STEPS, received_in_a_step
 from octavo_bench.errors import InputError, RunError
 from octavo_bench.harness.engine.torch import TorchEngine
 from octavo_bench.harness.options import Names
@@ -31,11 +33,13 @@ from octavo_bench.harness.recipes import family_of, recipe_of
 from octavo_bench.harness.results import in_one_line
 from octavo_bench.harness.run import Run
 from octavo_bench.harness.shapes import Shape
-from octavo_bench.harness.timing import summary
+from octavo_bench.harness.timing import Call, summary
+from octavo_torch.plugin_api import record_graph
 
 _MOST_PROCESSES = 8  # on a CPU
 _TIMEOUT = timedelta(seconds=120)
-_WARM = 2  # calls before those that are timed: they resolve plans and agree on the call
+_WARM = 2  # timings before those that count: they resolve plans, agree on the call, and bring clocks up
+_IN_A_ROW = 4  # steps on a GPU: of one alone the start and the last wait would be a few percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +49,14 @@ class _Case:
     kind: str
     ranks: int
     way: str = ""
+    route: str = ""
     payload: bool = False
 
     @property
     def text(self) -> str:
         """On a line of progress or of failure."""
         codes = " as codes" if self.payload else ""
-        return f"{self.ranks} process{'es' if self.ranks > 1 else ''} {self.way}{codes}".strip()
+        return f"{self.ranks} process{'es' if self.ranks > 1 else ''} {self.way} {self.route}{codes}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +70,19 @@ class _Asked:
     device: str
     backend: Names
     repeats: int
+    weak: bool
+    captured: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Microseconds of each step, the bytes that rank 0 receives in one, and the choices that all ranks left out."""
+    """Microseconds of each step; the bytes that rank 0 receives in one, of buffers and by NVLink's counters; and the
+    choices that all ranks left out."""
 
     times: list[float]
-    received: int
-    dropped: int
+    received: int = 0
+    nvlink: int | None = None
+    dropped: int = 0
 
 
 def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow]:
@@ -81,13 +90,17 @@ def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow]:
     options = run.options
     engine = TorchEngine(options.chosen_device)
     ranks = options.devices_of(torch.cuda.device_count() if options.chosen_device == "cuda" else _MOST_PROCESSES)
-    run.parts |= {"choices": options.chosen_choices, "slack": options.slack, "framework": "torch"}
+    captured = options.chosen_device == "cuda" and not options.eager
+    run.parts |= {
+        "choices": options.chosen_choices, "slack": options.slack, "framework": "torch", "weak": options.weak,
+        "captured": captured,
+    }  # fmt: skip
     if options.chosen_device == "cpu":
         run.notes.append("processes share this machine's cores and exchange over its memory; their times say no more")
     for shape in options.chosen_shapes:
         asked = _Asked(
             shape, options.chosen_choices, options.chosen_seed, options.slack, options.chosen_device,
-            options.chosen_backend, options.chosen_repeats,
+            options.chosen_backend, options.chosen_repeats, options.weak, captured,
         )  # fmt: skip
         cases = [*_cases(options, ranks)]
         run.say(f"{shape.label}: one process, then {ranks} for {sum(case.ranks > 1 for case in cases)} rows ...")
@@ -100,10 +113,12 @@ def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow]:
 def _cases(options: EpOptions, ranks: int) -> Iterator[_Case]:
     for kind in options.chosen_kinds:
         yield _Case(kind, 1)
-        for way in options.chosen_ways if ranks > 1 else ():
-            yield _Case(kind, ranks, way)
+        if ranks == 1:
+            continue
+        for way, route in product(options.chosen_ways, options.chosen_routes):
+            yield _Case(kind, ranks, way, route)
             if family_of(kind) in PAYLOADS:
-                yield _Case(kind, ranks, way, payload=True)
+                yield _Case(kind, ranks, way, route, payload=True)
 
 
 def _spread(asked: _Asked, cases: list[_Case], ranks: int) -> Iterator[_Measured | str]:
@@ -134,10 +149,11 @@ def _row(engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Meas
         kind=case.kind,
         devices=case.ranks,
         way=case.way,
+        route=case.route,
         payload=case.payload,
         backends=backends_of(plan),
         received=measured.received,
-        nvlink=None,
+        nvlink=measured.nvlink,
         dropped=measured.dropped,
         times=summary(measured.times),
     )
@@ -173,6 +189,8 @@ def _measure(asked: _Asked, case: _Case, device: torch.device) -> _Measured:
     if isinstance(recipe, DelayedScaling):
         raise InputError("--recipes names delayed, which keeps a state; bench ep times recipes without one")
     groups, k, f, rows = asked.shape.key
+    if asked.weak:
+        rows *= case.ranks
     tokens, experts = rows // asked.choices // case.ranks, groups // case.ranks
     draw = torch.Generator(device).manual_seed(asked.seed + rank)
 
@@ -193,6 +211,7 @@ def _measure(asked: _Asked, case: _Case, device: torch.device) -> _Measured:
             returns=case.way,  # type: ignore[arg-type]
             rows=math.ceil(asked.slack * rows / case.ranks),
             left_out=left_out,
+            route=case.route,  # type: ignore[arg-type]
         )
 
     def step() -> Sequence[torch.Tensor]:
@@ -203,21 +222,53 @@ def _measure(asked: _Asked, case: _Case, device: torch.device) -> _Measured:
         )  # fmt: skip
         return torch.autograd.grad(y, [*leaves, weights], dy)
 
-    times = [_timed(step, device) for _ in range(_WARM + asked.repeats)][_WARM:]
+    run, keep = _captured(step, device) if asked.captured else (step, None)
+    times = [_timed(run, device) for _ in range(_WARM + asked.repeats)][_WARM:]
     if exchange is None:
-        return _Measured(times, 0, 0)
+        return _Measured(times)
+    left_out.zero_()
+    _timed(run, device)
     dist.all_reduce(left_out)
     shape = octavo_torch.MoeShape(tokens, asked.choices, groups, k, f)
     received = octavo_torch.bytes_exchanged(shape, case.ranks, exchange).travelling(rank)
-    return _Measured(times, received, int(left_out) // (_WARM + asked.repeats))
+    nvlink = _over_nvlink(run, case.ranks, device) if device.type == "cuda" else None
+    del run, keep
+    return _Measured(times, received, nvlink, int(left_out))
 
 
-def _timed(step: Any, device: torch.device) -> float:
-    """Microseconds from when all ranks begin until this one's device has ended."""
+def _captured(step: Call, device: torch.device) -> tuple[Call, object]:
+    """Replays of a CUDA graph of the step, and what has to live as long."""
+    graph, result = record_graph(step, device)
+    return graph.replay, (step, result)
+
+
+def _over_nvlink(run: Call, ranks: int, device: torch.device) -> int | None:
+    """Bytes that a rank receives in a step, by the counters of all GPUs of the host; every rank takes the steps."""
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            run()
+        torch.cuda.synchronize(device)
+        dist.barrier()
+        torch.cuda.synchronize(device)
+
+    if dist.get_rank() == 0:
+        return received_in_a_step(steps, ranks)
+    steps(STEPS)
+    return None
+
+
+def _timed(run: Call, device: torch.device) -> float:
+    """Microseconds of a step, from when all ranks begin until this one's device has ended; of a few in a row on one."""
+    cuda = device.type == "cuda"
+    count = _IN_A_ROW if cuda else 1
     if dist.is_initialized():
         dist.barrier()
-    start = time.perf_counter()
-    step()
-    if device.type == "cuda":
+    if cuda:
         torch.cuda.synchronize(device)
-    return 1e6 * (time.perf_counter() - start)
+    start = time.perf_counter()
+    for _ in range(count):
+        run()
+    if cuda:
+        torch.cuda.synchronize(device)
+    return 1e6 * (time.perf_counter() - start) / count

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from octavo import OctavoError
 from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
 
-BAD_SIZES, LEFT_OUT = 1, 2
+BAD_SIZES, LEFT_OUT, DISAGREED = 1, 2, 4
 
 _words: dict[torch.device, Tensor] = {}
 
@@ -23,6 +23,14 @@ class DeviceSizesError(OctavoError, ValueError):
 
 class RowsLeftOutError(OctavoError, RuntimeError):
     """Choices of a MoE layer over several ranks found no room in the static buffers of its Exchange."""
+
+
+class ExchangeError(OctavoError, RuntimeError):
+    """Ranks that share experts do not agree on a call, or one of them has ended or does not answer.
+
+    The message names ranks by their numbers in the group. Where a collective has failed, the group is of no use any
+    more.
+    """
 
 
 def status_word(device: torch.device) -> Tensor:
@@ -53,21 +61,44 @@ def flag_left_out(some: Tensor) -> None:
     status_word(some.device).bitwise_or_(some.to(torch.int32) * LEFT_OUT)
 
 
+def flag_disagreement(differs: Tensor) -> None:
+    """Set DISAGREED on the device of `differs`, bool [ranks], where a rank's call is another one, without reading it.
+
+    The flag stands beside the number of the first such rank, in the upper half of the word.
+    """
+    first = differs.to(torch.int32).argmax().to(torch.int32)
+    flags = torch.where(differs.any(), (first << _RANK) | DISAGREED, 0)
+    word = status_word(differs.device)
+    # a rank that is named already stays
+    word.bitwise_or_(torch.where((word & DISAGREED) != 0, 0, flags))
+
+
+_RANK = 16  # the first bit of its number
+
+
 def check_errors() -> None:
     """Raise what devices have noticed since the last call; waits for them.
 
     DeviceSizesError: a kernel met group sizes out of bounds. Rows of such a call past the tensor's end, and groups of
-    negative size, were left out of the computation. RowsLeftOutError: an Exchange's static buffers were too small.
-    Where both happened, the former is raised.
+    negative size, were left out of the computation. ExchangeError: in a static exchange another rank made another call
+    than this one. RowsLeftOutError: an Exchange's static buffers were too small. Where several happened, the first of
+    these is raised.
     """
     flags = {str(device): int(word.item()) for device, word in _words.items()}
     wrong, too_small = ([name for name, word in flags.items() if word & flag] for flag in (BAD_SIZES, LEFT_OUT))
+    others = [f"rank {word >> _RANK} (on {name})" for name, word in flags.items() if word & DISAGREED]
     for word in _words.values():
         word.zero_()
     if wrong:
         raise DeviceSizesError(
             f"group_sizes on {', '.join(wrong)} were negative or summed past the rows of their tensor; the excess was "
             "cut off. Pass sizes of zero or more whose sum is at most the rows, or host sizes to learn which is wrong"
+        )
+    if others:
+        raise ExchangeError(
+            f"{', '.join(others)} made another call of a MoE layer with ep= than this rank, in a static exchange that "
+            "all ranks had agreed on before; results since then are of no use. Make the same calls in the same order "
+            "on every rank"
         )
     if too_small:
         raise RowsLeftOutError(

@@ -47,7 +47,7 @@ class BackwardOperands(Protocol):
     a        the activation as fc2's wgrad reads it, of h
     w1, w2   the weights as dgrad reads them
 
-    of_x        x's gradient, of that of its rows
+    of_x        x's gradient, of that of its rows; it may be on its way from other ranks until it is asked for
     done_with   nothing will read the operand of that name again: its memory may go
     """
 
@@ -78,7 +78,7 @@ class BackwardOperands(Protocol):
 
     def w2(self) -> Matrix: ...
 
-    def of_x(self, dx: Tensor, /) -> Tensor: ...
+    def of_x(self, dx: Tensor, /) -> Callable[[], Tensor]: ...
 
     def done_with(self, name: Literal["h", "x", "a", "w1", "w2"], /) -> None: ...
 
@@ -114,7 +114,8 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
         need or (need_later and layer.target is not None and layer.target.store is not None)
         for need, layer in ((need_w1, call.fc1), (need_w2, call.fc2))
     )
-    dx = dw1 = dw2 = dp = db1 = db2 = ds2 = None
+    dw1 = dw2 = dp = db1 = db2 = ds2 = None
+    dx: Callable[[], Tensor] | None = None
     seed1 = seed2 = None
     before_activation = need_x or need_w1 or need_p or need_b1
     rounds = need_w2 or before_activation
@@ -133,7 +134,7 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
         db2 = sums[0] if need_b2 else None
         ds2 = sums[1] if need_s2 else None
     if not rounds:
-        return Gradients(dx, dw1, dw2, dp, db1, db2, ds2)
+        return Gradients(None, dw1, dw2, dp, db1, db2, ds2)
     # what is read no more is given up before the next array is made: the peak of a step is here
     codes: Matrix
     values: Matrix
@@ -186,7 +187,7 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
                     operands.done_with("x")
             if db1 is not None and call.block:
                 db1 = from_halves(db1, call.block)
-    return Gradients(dx, dw1, dw2, dp, db1, db2, ds2)
+    return Gradients(None if dx is None else dx(), dw1, dw2, dp, db1, db2, ds2)
 
 
 def _as_read(call: Call, dy: Tensor, seed: DrawnSeed) -> Matrix:

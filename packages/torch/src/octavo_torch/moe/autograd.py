@@ -253,7 +253,7 @@ class _KeptOperands:
     def w2(self) -> Matrix:
         return self._weight("w2")
 
-    def of_x(self, dx: Tensor) -> Tensor:
+    def of_x(self, dx: Tensor) -> Callable[[], Tensor]:
         dtype = self._ctx.dtypes[0]
         rows = dx if dx.dtype is dtype else dx.to(dtype)
         return self._call.combine(self._call.moves.tokens, rows, self.places)

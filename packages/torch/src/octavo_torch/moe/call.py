@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -71,11 +71,13 @@ class MoeCall(MlpCall):
         self.set_sizes(sizes, places.order.shape[0])
         return places, sizes
 
-    def combine(self, moves: Moves, rows: Tensor, places: Places) -> Tensor:
-        """The experts' rows, summed by token: of this process, or at each token's home."""
+    def combine(self, moves: Moves, rows: Tensor, places: Places) -> Callable[[], Tensor]:
+        """The experts' rows, summed by token: of this process, or at each token's home, to where they are on their way
+        until the result is asked for."""
         if self.journey is not None:
             return self.journey.home(moves, rows, places)
-        return moves.combine_rows(rows, places.position, places.routed, None)
+        sums = moves.combine_rows(rows, places.position, places.routed, None)
+        return lambda: sums
 
     def set_sizes(self, sizes: Tensor, rows: int) -> None:
         """Both layers have these sizes from now on."""

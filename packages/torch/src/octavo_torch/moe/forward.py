@@ -59,7 +59,7 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands) -> MoeForward
     of_second = Operands(h, w1, w2, probs, bias1, bias2, None if bias2 is None else probs)
     y, a, matrices2 = second_layer(call, seeds[1], h, of_second)
     _record(call.fc2, call.moe.recorded[1], a, matrices2)
-    combined = call.combine(call.moves.results, y, places)
+    combined = call.combine(call.moves.results, y, places)()
     return MoeForward(
         combined, places, sizes, seeds, kept_x, None if call.form == "recompute" else kept_h, matrices1,
         a if keeps_all else None, matrices2,

@@ -80,7 +80,7 @@ class _Away(FirstOrderFunction):
         check_no_graph(drows)
         trip, (need_x, need_weights, *_) = ctx.trip, ctx.needs_input_grad
         with torch.no_grad():
-            dx = trip.journey.home(trip.moves(drows), drows, trip.places) if need_x else None
+            dx = trip.journey.home(trip.moves(drows), drows, trip.places)() if need_x else None
             dweights = trip.home_weights(dprobs).to(ctx.dtype) if need_weights else None
         return dx, dweights, None, None
 
@@ -92,7 +92,7 @@ class _Home(FirstOrderFunction):
     def forward(ctx: _Context, rows: Tensor, trip: _Trip) -> Tensor:
         """y [T, N]."""
         ctx.trip = trip
-        return trip.journey.home(trip.moves(rows), rows, trip.places)
+        return trip.journey.home(trip.moves(rows), rows, trip.places)()
 
     @staticmethod
     def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor, None]:

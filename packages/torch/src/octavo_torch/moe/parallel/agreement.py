@@ -7,12 +7,19 @@ ending the process and NCCL by waiting.
 from __future__ import annotations
 
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from octavo import Recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
-from octavo_torch.moe.parallel.group import ExchangeError, ExpertGroup
+from octavo_torch.compiler.status import ExchangeError
+from octavo_torch.memo import Bounded
+from octavo_torch.moe.parallel.carriers.carrier import Carrier
+from octavo_torch.moe.parallel.group import ExpertGroup
+from octavo_torch.moe.parallel.options import ROUTES
 
 _DTYPES = tuple(DTYPE_NAMES)
 _NONE = -1
@@ -24,6 +31,7 @@ class Signature(NamedTuple):
     experts      G, of each rank
     dtype        of the tokens
     recipe, payload   their fingerprints
+    route        the one that is asked for; -1 where none is
     rows, pair_rows, tokens   of static buffers; -1 where sizes are read
     gradients    1 where x takes one, 2 where the choices' weights do, 4 where anything does
     """
@@ -37,6 +45,7 @@ class Signature(NamedTuple):
     recipe: int
     payload: int
     returns: int
+    route: int
     rows: int
     pair_rows: int
     tokens: int
@@ -51,10 +60,35 @@ class Signature(NamedTuple):
             return "None" if value == _NONE else f"{value + (1 << 63):016x}"
         if field == "returns":
             return "'sums'" if value else "'rows'"
+        if field == "route" and value != _NONE:
+            return repr(ROUTES[value])
         if field == "gradients":
             names = [name for bit, name in enumerate(("x", "weights", "any")) if value >> bit & 1]
             return f"of {', '.join(names)}" if names else "of nothing"
         return "None" if value == _NONE else str(value)
+
+
+HEADER = len(Signature._fields) + 2
+"""int64 numbers of the message in which a rank tells another its signature, and how many tokens and rows it sends."""
+
+
+class Agreed(NamedTuple):
+    """What the ranks of a group have agreed on for a static exchange.
+
+    numbers   the signature as it is sent, because a captured graph copies nothing from the host
+    carrier   what carries its rows
+    """
+
+    numbers: Tensor
+    carrier: Carrier
+
+
+_agreed: WeakKeyDictionary[dist.ProcessGroup, dict[Signature, Agreed]] = WeakKeyDictionary()
+
+
+def agreements(group: ExpertGroup) -> dict[Signature, Agreed]:
+    """Of a group: each signature is read on the host once."""
+    return _agreed.setdefault(group.group, Bounded())
 
 
 def fingerprint(recipe: Recipe | None) -> int:

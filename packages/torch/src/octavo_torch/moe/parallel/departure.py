@@ -13,8 +13,8 @@ from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.call import MoeCall
 from octavo_torch.moe.moves import route_for
 from octavo_torch.moe.parallel.agreement import Signature, dtype_number, fingerprint, number_or_none
-from octavo_torch.moe.parallel.collective import CollectiveJourney
-from octavo_torch.moe.parallel.options import RETURNS, check_exchange
+from octavo_torch.moe.parallel.journey import Journey
+from octavo_torch.moe.parallel.options import RETURNS, ROUTES, check_exchange
 
 
 class Sides(NamedTuple):
@@ -41,7 +41,7 @@ def check_eager(call: MoeCall) -> None:
         )
 
 
-def journey_for(call: MoeCall, x: Tensor, sides: Sides, choices: int, gradients: int) -> CollectiveJourney:
+def journey_for(call: MoeCall, x: Tensor, sides: Sides, choices: int, gradients: int) -> Journey:
     """What carries the tokens x of a call to the other ranks' experts; `gradients` as Signature has them."""
     group, exchange = call.ep, check_exchange(call.exchange)
     assert group is not None
@@ -57,17 +57,16 @@ def journey_for(call: MoeCall, x: Tensor, sides: Sides, choices: int, gradients:
         recipe=fingerprint(call.recipe),
         payload=fingerprint(exchange.travels_as),
         returns=RETURNS.index(exchange.returns),
+        route=number_or_none(None if exchange.route is None else ROUTES.index(exchange.route)),
         rows=number_or_none(exchange.rows),
         pair_rows=number_or_none(exchange.pair_rows),
         tokens=number_or_none(None if exchange.rows is None else x.shape[0]),
         gradients=gradients,
     )
-    return CollectiveJourney(group, exchange, signature, route_for(x, group.ranks, call.backend), call.backend)
+    return Journey(group, exchange, signature, route_for(x, group.ranks, call.backend), call.backend)
 
 
-def journey_apart(
-    call: MoeCall, layer: Experts, routed: tuple[Tensor, Tensor, Tensor], trains: bool
-) -> CollectiveJourney:
+def journey_apart(call: MoeCall, layer: Experts, routed: tuple[Tensor, Tensor, Tensor], trains: bool) -> Journey:
     """That of a layer whose operations run apart, because it has adapters.
 
     routed   tokens [T, K], choices [T, k] and weights [T, k]

@@ -5,28 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from octavo import Recipe
 from octavo.quantizer import Operand
 from octavo_torch.arrays.checks import brief, check_count, check_dtype
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.dispatch.recipes import recipe_of
-from octavo_torch.moe.parallel.group import GRACE_SECONDS
-from octavo_torch.moe.parallel.options import Exchange, check_exchange, payload_spec
-
-COLLECTIVE = "collective"
+from octavo_torch.moe.parallel.carriers.routes import Route, route_of, route_of_any
+from octavo_torch.moe.parallel.group import GRACE_SECONDS, ExpertRanks, expert_group
+from octavo_torch.moe.parallel.options import Exchange, RouteName, check_exchange, payload_spec
 
 
 @dataclass(frozen=True)
 class ExchangePlan:
     """How a MoE layer exchanges tokens; printable, a line for each thing that is decided.
 
-    route    "collective"
-    reason   why it is that one
+    route    "collective" or "peer"
+    reason   why it is that one, or when it would be
     lines    pairs of what is decided and how
     """
 
-    route: str
+    route: RouteName
     reason: str
     lines: tuple[tuple[str, str], ...]
 
@@ -37,24 +38,30 @@ class ExchangePlan:
 
 def explain_exchange(
     recipe: Recipe | str | None,
-    ranks: int,
+    ranks: int | ExpertRanks,
     exchange: Exchange | None = None,
     *,
     dtype: torch.dtype = torch.bfloat16,
 ) -> ExchangePlan:
     """What `moe_mlp(..., recipe=recipe, ep=, exchange=exchange)` does over so many ranks, for tokens of `dtype`.
 
-    Nothing is sent. Raises ValueError for arguments that do not fit.
+    ranks   how many, and nothing is sent; or `ep` itself: then every rank asks at once, the first time they tell each
+            other where they run, and the route is the one that they take
+
+    Tokens are on the current GPU, where there is one. Raises ValueError for arguments that do not fit.
     """
     recipe = recipe_of(recipe)
-    check_count("ranks", ranks)
+    if not isinstance(ranks, dist.ProcessGroup | DeviceMesh):
+        check_count("ranks", ranks)
     if not isinstance(dtype, torch.dtype) or dtype not in DTYPE_NAMES:
         raise ValueError(f"dtype is {brief(dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
     check_dtype(dtype)
     options = check_exchange(exchange)
+    route = _route(ranks, options)
     once = "once to each rank that has one of its experts"
     sums = options.returns == "sums"
     lines = (
+        ("ranks", str(ranks if isinstance(ranks, int) else ranks.size())),
         ("sizes", _sizes(options)),
         ("tokens", f"{_travels(options, 'x', dtype)}, {once}"),
         ("dy", f"{_travels(options, 'dy', dtype)}, likewise"),
@@ -65,14 +72,36 @@ def explain_exchange(
             else f"every choice's row in {DTYPE_NAMES[dtype]}, summed at home in fp32 in the order of the choices",
         ),
         ("bits", _bits(recipe, options, dtype)),
-        (
-            "faults",
-            "ranks that call otherwise are named at once; ranks that have ended, or do not answer, when the group's "
-            f"timeout and {GRACE_SECONDS:g} s are over at the latest",
-        ),
+        ("overlap", _OVERLAP[route.name]),
+        ("faults", _FAULTS[route.name]),
     )
-    reason = f"torch.distributed's all_to_all_single over {ranks} ranks, which every backend and device has"
-    return ExchangePlan(COLLECTIVE, reason, lines)
+    return ExchangePlan(route.name, route.reason, lines)
+
+
+_OVERLAP: dict[RouteName, str] = {
+    "collective": "none: NCCL's kernels and a GEMM's take each other's multiprocessors",
+    "peer": "dx is on its way home while the gradient of w1 is computed",
+}
+_FAULTS: dict[RouteName, str] = {
+    "collective": "ranks that call otherwise are named at once; ranks that have ended, or do not answer, when the "
+    f"group's timeout and {GRACE_SECONDS:g} s are over at the latest",
+    "peer": "ranks that call otherwise are named at once, or by check_errors where the calls were agreed on before; "
+    "where a rank does not come within the group's timeout, the waiting GPU's process ends and names it",
+}
+
+
+def _route(ranks: int | ExpertRanks, options: Exchange) -> Route:
+    """That of a group, or what is known of it without one."""
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    static = options.rows is not None
+    if not isinstance(ranks, int):
+        group = expert_group(ranks)
+        assert group is not None  # of what is a group
+        return route_of(group, options.route, static, device)
+    whoever = route_of_any(options.route, static, device)
+    return whoever or Route(
+        "peer", f"peer memory, if each of {ranks} ranks reaches that of the others; give ep to know"
+    )
 
 
 def _sizes(options: Exchange) -> str:

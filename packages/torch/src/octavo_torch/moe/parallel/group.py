@@ -1,9 +1,12 @@
-"""The ranks that share a layer's experts: their one collective, and what is said where it fails."""
+"""The ranks that share a layer's experts: their collectives, and what is said where one fails."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import NoReturn
 
 import torch
@@ -11,22 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from octavo import OctavoError
 from octavo_torch.arrays.checks import brief
+from octavo_torch.compiler.status import ExchangeError
 
 GRACE_SECONDS = 5.0
 """How long a rank whose exchange has failed waits for the others to say that theirs has, too."""
 
 ExpertRanks = dist.ProcessGroup | DeviceMesh
 """What `ep=` takes."""
-
-
-class ExchangeError(OctavoError, RuntimeError):
-    """Ranks that share experts do not agree on a call, or one of them has ended or does not answer.
-
-    The message names ranks by their numbers in the group. Where a collective has failed, the group is of no use any
-    more.
-    """
 
 
 class ExpertGroup:
@@ -37,9 +32,17 @@ class ExpertGroup:
     Copies of it share the process group.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
+    def __init__(self, group: dist.ProcessGroup, *, borrowed: bool = False) -> None:
+        """borrowed: it does not keep the group alive, because it lives in what the group keeps alive."""
+        self._group: Callable[[], dist.ProcessGroup | None] = weakref.ref(group) if borrowed else lambda: group
         self.ranks, self.rank = group.size(), group.rank()
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """torch's own."""
+        group = self._group()
+        assert group is not None  # whoever sends has it
+        return group
 
     def __deepcopy__(self, memo: object) -> ExpertGroup:
         return self
@@ -58,13 +61,31 @@ class ExpertGroup:
         # bytes, because not every backend carries 8-bit floats
         flat = rows.view(torch.uint8)
         out = flat.new_empty((flat.shape[0] if received is None else sum(received), flat.shape[1]))
+        of_out, of_flat = (None if shares is None else list(shares) for shares in (received, sent))
+        with self.failures(what):
+            dist.all_to_all_single(out, flat, of_out, of_flat, self.group)
+        return out.view(rows.dtype)
+
+    def gather(self, what: str, value: str) -> list[str]:
+        """The texts of all ranks, in their order. It waits for them, on a GPU, too."""
+        values = [""] * self.ranks
+        with self.failures(what):
+            dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def timeout(self, device: torch.device) -> timedelta:
+        """How long a collective of tensors on `device` waits for a rank."""
+        timeout: timedelta = self.group._get_backend(device).options._timeout
+        return timeout
+
+    @contextmanager
+    def failures(self, what: str) -> Iterator[None]:
+        """Raises ExchangeError where a collective inside the block fails; `what` it was of."""
         started = time.monotonic()
         try:
-            of_out, of_flat = (None if shares is None else list(shares) for shares in (received, sent))
-            dist.all_to_all_single(out, flat, of_out, of_flat, self.group)
+            yield
         except RuntimeError as error:
             self._fail(what, time.monotonic() - started, error)
-        return out.view(rows.dtype)
 
     def _fail(self, what: str, seconds: float, error: RuntimeError) -> NoReturn:
         """ExchangeError with the ranks that do not say that they have failed, too."""

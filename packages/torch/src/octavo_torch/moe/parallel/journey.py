@@ -1,4 +1,4 @@
-"""The route over `all_to_all_single`, of any process group: NCCL's on GPUs, gloo's on CPUs.
+"""Journey: what carries a MoE layer's tokens to the experts of other ranks and back, in one forward and backward.
 
 Forward:   signature and sizes | tokens, or codes and scales | choices and weights  ->  experts  ->  rows or sums
 Backward:  dy, or codes and scales  ->  experts  ->  rows or sums of dx | gradients of the weights
@@ -6,42 +6,48 @@ Backward:  dy, or codes and scales  ->  experts  ->  rows or sums of dx | gradie
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from octavo.quantizer import Operand
 from octavo_registry.contract.moves import Route
 from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
-from octavo_torch.compiler.status import flag_left_out, status_word
+from octavo_torch.compiler.status import ExchangeError, flag_disagreement, flag_left_out, status_word
 from octavo_torch.moe.moves import Moves
-from octavo_torch.moe.parallel.agreement import Signature, check_agreement
-from octavo_torch.moe.parallel.group import ExchangeError, ExpertGroup
-from octavo_torch.moe.parallel.journey import Arrived
+from octavo_torch.moe.parallel.agreement import Agreed, Signature, agreements, check_agreement
+from octavo_torch.moe.parallel.carriers.carrier import EQUAL, Carrier, Outgoing, Shares
+from octavo_torch.moe.parallel.carriers.collective import CollectiveCarrier
+from octavo_torch.moe.parallel.carriers.routes import carrier_for, route_of
+from octavo_torch.moe.parallel.group import ExpertGroup
 from octavo_torch.moe.parallel.options import Bounds, Exchange
 from octavo_torch.moe.parallel.payload import encode
 from octavo_torch.moe.parallel.places import bounded, leaving, returning
 from octavo_torch.moe.permutation_autograd import Places
 from octavo_torch.quantizers.plans import Names
 
-HEADER = len(Signature._fields) + 2
-"""int64 numbers of the first message from a rank to another: the signature, tokens and rows."""
 
-Shares = tuple[list[int] | None, list[int] | None]
-"""Rows from each rank and to each rank; None for equal shares."""
+class Arrived(NamedTuple):
+    """What this rank's experts work on: S tokens of all ranks, in the ranks' order.
 
-_agreed: WeakKeyDictionary[dist.ProcessGroup, dict[Signature, Tensor]] = WeakKeyDictionary()
-"""The signatures that all ranks of a group have had in a static exchange, which reads each of them once; and as it is
-sent, because a captured graph copies nothing from the host."""
+    x        [S, K]
+    weights  fp32 [S, k]
+    choices  int64 [S, k], numbers of this rank's experts; -1 for choices of other ranks, and in places without a token
+    """
+
+    x: Tensor
+    weights: Tensor
+    choices: Tensor
 
 
-class CollectiveJourney:
-    """A `Journey` by collectives.
+class Journey:
+    """Every rank calls the same methods in the same order, once each: messages meet there.
 
     With `bounds` every buffer has its full size, and nothing is read on the host but the signatures of a first call;
     without, the first message is read and the others hold what there is.
+
+    rows   that this rank's experts have at most, from `away` on; buffers hold one more, which is nobody's
     """
 
     def __init__(
@@ -51,124 +57,145 @@ class CollectiveJourney:
         self._group, self._exchange, self._signature = group, exchange, signature
         self._route, self._backend = route, backend
         self._bounds: Bounds | None = None
-        self._tokens: Shares = (None, None)
-        self._pair_rows: Shares = (None, None)
+        self._carrier: Carrier
+        self._tokens = self._pair_rows = EQUAL
+        self._header: Tensor | None = None
         self._counted = False
         self.rows = 0
 
     def away(self, x: Tensor, weights: Tensor, choices: Tensor, /) -> Arrived:
-        """See Journey."""
-        group, signature = self._group, self._signature
-        experts, k = signature.experts, choices.shape[1]
+        """Tokens [T, K], weights [T, k] and choices [T, k] among all experts, to where their experts are."""
+        group, k = self._group, choices.shape[1]
         self._bounds = self._exchange.bounds(x.shape[0], k, group.ranks)
-        self._leaving = leaving(choices, experts, group.ranks, self._bounds, self._route)
-        self._set_shares(x.device)
+        self._leaving = leaving(choices, self._signature.experts, group.ranks, self._bounds, self._route)
+        header = self._agree(x.device)
+        encoded = encode(x, self._exchange.travels_as, "x", self._backend)
+        message = [*header, *(Outgoing(plane, self._leaving.senders) for plane in encoded.planes)]
+        message.append(Outgoing(self._choices_that_leave(choices, weights)))
         try:
-            values = self._send("tokens", x, "x")
-            kept = torch.where(self._leaving.kept, choices, -1).to(torch.int32)
-            # an empty place has the token of another one, and nobody's choices
-            both = torch.cat((kept, weights.float().view(torch.int32)), 1)[self._leaving.senders]
-            if self._leaving.filled is not None:
-                both.masked_fill_(~self._leaving.filled[:, None], -1)
-            landed = group.all_to_all("choices", both, *self._tokens)
+            arrived = self._carrier.send("tokens", "away", message, self._tokens)()
         except ExchangeError:
             self._explain_failure()
             raise
-        local = landed[:, :k].to(torch.int64) - group.rank * experts
-        local = torch.where((landed[:, :k] >= 0) & (local >= 0) & (local < experts), local, -1)
+        if header:
+            self._compare(arrived.pop(0))
+        *planes, landed = arrived
+        values = encoded.decode(planes, self._backend)
+        if self._carrier.lends and values is planes[0]:
+            values = values.clone()
+        local = landed[:, :k].to(torch.int64) - group.rank * self._signature.experts
+        local = torch.where((landed[:, :k] >= 0) & (local >= 0) & (local < self._signature.experts), local, -1)
         back = returning(local, self._source(x.device), group.ranks, self._bounds, self._route)
         self._returning = back if self._bounds is not None else back._replace(choices=back.choices[: self.rows])
         self._count_left_out(((self._leaving.row_counts - self._pairs()).clamp_min(0)).sum()[None])
         return Arrived(values, landed[:, k:].contiguous().view(torch.float32), local)
 
     def bound(self, sizes: Tensor, places: Places, /) -> tuple[Tensor, Places]:
-        """See Journey."""
+        """Sizes and places of the arrived choices, in `rows` rows."""
         sizes, order, position, routed, left_out = bounded(sizes, *places, self.rows)
         if not self._counted:
             self._count_left_out(left_out)
             self._counted = True
         return sizes, Places(order, position, routed)
 
-    def home(self, moves: Moves, rows: Tensor, places: Places, /) -> Tensor:
-        """See Journey."""
+    def home(self, moves: Moves, rows: Tensor, places: Places, /) -> Callable[[], Tensor]:
+        """Starts the experts' rows [M, N] on their way back; what is returned waits for them and gives sums [T, N]."""
         leaves, back = self._leaving, self._returning
         if self._exchange.returns == "sums":
             sums = moves.combine_rows(rows, places.position, places.routed, None)
-            arrived = self._group.all_to_all("partial sums", sums, *_back(self._tokens))
-            return moves.combine_rows(_one_or_more(arrived), leaves.slot, leaves.first, None)
+            delivery = self._carrier.send("partial sums", "home", [Outgoing(sums)], self._tokens.back())
+            return lambda: moves.combine_rows(_one_or_more(*delivery()), leaves.slot, leaves.first, None)
         place = places.position.view(-1)[back.choices][:, None]
         live = places.routed.view(-1)[back.choices][:, None]
         if back.filled is not None:
             live = live & back.filled[:, None]
         one_each = moves.combine_rows(rows, place, live, None)
-        arrived = self._group.all_to_all("rows", one_each, *_back(self._pair_rows))
-        return moves.combine_rows(_one_or_more(arrived), leaves.row, leaves.kept, None)
+        delivery = self._carrier.send("rows", "home", [Outgoing(one_each)], self._pair_rows.back())
+        return lambda: moves.combine_rows(_one_or_more(*delivery()), leaves.row, leaves.kept, None)
 
     def away_gradient(self, dy: Tensor, /) -> Tensor:
-        """See Journey."""
-        return self._send("gradients", dy, "dy")
+        """dy [T, N] to where its tokens are: [S, N], which the caller reads before the next message."""
+        encoded = encode(dy, self._exchange.travels_as, "dy", self._backend)
+        message = [Outgoing(plane, self._leaving.senders) for plane in encoded.planes]
+        return encoded.decode(self._carrier.send("gradients", "away", message, self._tokens)(), self._backend)
 
     def home_weights(self, dweights: Tensor, /) -> Tensor:
-        """See Journey."""
-        arrived = self._group.all_to_all("the weights' gradients", dweights, *_back(self._tokens))
+        """The gradient of the arrived choices' weights, fp32 [S, k], back: [T, k]."""
+        message = [Outgoing(dweights)]
+        (arrived,) = self._carrier.send("the weights' gradients", "away", message, self._tokens.back())()
         k = dweights.shape[1]
         index = self._leaving.slot * k + torch.arange(k, device=arrived.device)
         return torch.where(self._leaving.kept, _one_or_more(arrived).view(-1)[index], 0)
 
-    # ---- what is sent
+    # ---- what ranks agree on
 
-    def _send(self, what: str, tokens: Tensor, operand: Operand) -> Tensor:
-        encoded = encode(tokens, self._exchange.travels_as, operand, self._backend)
-        senders = self._leaving.senders
-        moved = [self._group.all_to_all(what, _picked(plane, senders), *self._tokens) for plane in encoded.planes]
-        return encoded.decode(moved, self._backend)
-
-    def _set_shares(self, device: torch.device) -> None:
-        """Sends the signature and the sizes, and reads what came where buffers or agreement depend on it."""
+    def _agree(self, device: torch.device) -> list[Outgoing]:
+        """The carrier and the shares of this call, after reading what came where either depends on it; and what goes
+        along with the tokens, because it did not go ahead."""
         group, signature, bounds, leaves = self._group, self._signature, self._bounds, self._leaving
-        agreed = _agreed.setdefault(group.group, {})
-        numbers = agreed.get(signature)
-        is_new = numbers is None
-        if numbers is None:
-            if is_capturing() and device.type == "cuda":
-                raise GraphUnsafeError(
-                    "the ranks of ep= have not agreed on this call yet, and a CUDA graph is being captured; run the "
-                    "function once before the capture, as octavo_torch_cudagraph.capture does"
-                )
-            numbers = torch.tensor(signature, dtype=torch.int64, device=device)
+        known = agreements(group)
+        agreed = None if bounds is None else known.get(signature)
+        if agreed is None and is_capturing() and device.type == "cuda":
+            raise GraphUnsafeError(_CAPTURED[bounds is None])
+        numbers = torch.tensor(signature, dtype=torch.int64, device=device) if agreed is None else agreed.numbers
+        self._numbers = numbers
         own = torch.cat((numbers.expand(group.ranks, -1), leaves.token_counts[:, None], leaves.row_counts[:, None]), 1)
-        self._header = group.all_to_all("signatures", own)
         if bounds is not None:
             self.rows = bounds.rows
-            if is_new:
-                status_word(device)
-                check_agreement(group, signature, self._header[:, :-2].tolist())
-                agreed[signature] = numbers
-            return
-        if is_capturing() and device.type == "cuda":
-            raise GraphUnsafeError(
-                "ep= without static buffers reads sizes on the host, and a CUDA graph is being captured; give "
-                "exchange=octavo_torch.Exchange(rows=...)"
-            )
-        received, sent = torch.stack((self._header, own)).tolist()
-        check_agreement(group, signature, [row[:-2] for row in received])
-        self._tokens = [row[-2] for row in received], [row[-2] for row in sent]
-        self._pair_rows = [row[-1] for row in received], [row[-1] for row in sent]
+        if agreed is not None and agreed.carrier.lends:
+            self._carrier = agreed.carrier
+            return [Outgoing(own)]
+        header = self._header = group.all_to_all("signatures", own)
+        if agreed is not None:
+            self._carrier = agreed.carrier
+            self._compare(header)
+        elif bounds is not None:
+            status_word(device)
+            check_agreement(group, signature, header[:, :-2].tolist())
+            route = route_of(group, self._exchange.route, True, device)
+            self._carrier = carrier_for(group, route.name, device)
+            known[signature] = Agreed(numbers, self._carrier)
+        else:
+            self._carrier = CollectiveCarrier(group)
+            self._read_sizes(header, own)
+        return []
+
+    def _read_sizes(self, header: Tensor, own: Tensor) -> None:
+        """The shares of the header that came, beside that which was sent."""
+        received, sent = torch.stack((header, own)).tolist()
+        check_agreement(self._group, self._signature, [row[:-2] for row in received])
+        self._tokens = Shares([row[-2] for row in received], [row[-2] for row in sent])
+        self._pair_rows = Shares([row[-1] for row in received], [row[-1] for row in sent])
         self.rows = sum(row[-1] for row in received)
         # choices that go nowhere are past the others
+        leaves = self._leaving
         self._leaving = leaves._replace(senders=leaves.senders[: sum(row[-2] for row in sent)])
+
+    def _compare(self, header: Tensor) -> None:
+        """Sets the flag that check_errors reads where a rank makes another call of those that were agreed on."""
+        flag_disagreement((header[:, :-2] != self._numbers).any(1))
 
     def _explain_failure(self) -> None:
         """ExchangeError with what a rank was called otherwise, where that is why the others' buffers did not come."""
-        if not is_capturing():
+        if self._header is not None and not is_capturing():
             check_agreement(self._group, self._signature, self._header[:, :-2].tolist())
+
+    # ---- choices
+
+    def _choices_that_leave(self, choices: Tensor, weights: Tensor) -> Tensor:
+        """int32 [n, 2 k]: those of each token that is sent, and their weights' bits."""
+        leaves = self._leaving
+        kept = torch.where(leaves.kept, choices, -1).to(torch.int32)
+        both = torch.cat((kept, weights.float().view(torch.int32)), 1)[leaves.senders]
+        # an empty place has the token of another one, and nobody's choices
+        return both if leaves.filled is None else both.masked_fill_(~leaves.filled[:, None], -1)
 
     def _source(self, device: torch.device) -> Tensor:
         """The rank of each arrived token."""
         ranks = torch.arange(self._group.ranks, device=device)
         if self._bounds is not None:
             return ranks.repeat_interleave(self._bounds.tokens)
-        received = self._tokens[0]
+        received = self._tokens.received
         assert received is not None  # of sizes that are read
         return torch.repeat_interleave(ranks, torch.tensor(received, device=device), output_size=sum(received))
 
@@ -185,14 +212,12 @@ class CollectiveJourney:
             self._exchange.left_out.add_(count)
 
 
-def _back(shares: Shares) -> Shares:
-    return shares[1], shares[0]
-
-
-def _picked(plane: Tensor, places: Tensor) -> Tensor:
-    """Rows of a tensor of any dtype: not every device indexes 8-bit floats."""
-    plane = plane.contiguous()
-    return plane.view(torch.uint8).index_select(0, places).view(plane.dtype)
+_CAPTURED = (
+    "the ranks of ep= have not agreed on this call yet, and a CUDA graph is being captured; run the function once "
+    "before the capture, as octavo_torch_cudagraph.capture does",
+    "ep= without static buffers reads sizes on the host, and a CUDA graph is being captured; give "
+    "exchange=octavo_torch.Exchange(rows=...)",
+)
 
 
 def _one_or_more(rows: Tensor) -> Tensor:

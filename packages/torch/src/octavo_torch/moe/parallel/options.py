@@ -15,6 +15,8 @@ from octavo_torch.dispatch.recipes import recipe_of
 
 Returns = Literal["rows", "sums"]
 RETURNS: tuple[Returns, ...] = get_args(Returns)
+RouteName = Literal["collective", "peer"]
+ROUTES: tuple[RouteName, ...] = get_args(RouteName)
 
 _ROW_BY_ROW = ("row", "block", "mxfp8")
 
@@ -46,6 +48,9 @@ class Exchange:
                 CUDA graph may hold the layer; every rank then has as many tokens. None: sizes are read on the host
                 in each forward, and buffers hold what is there
     pair_rows   with `rows`, the rows that one rank may have at one other; None: as many as there can be
+    route       "collective": torch.distributed's all_to_all_single. "peer": the ranks' own stores into one another's
+                memory, in static buffers; they share a host, and reach one another's GPUs. None: the latter where it
+                can be had, see `explain_exchange`. Results are the same bits
     left_out    int64 [1] on the tokens' device, to which each forward adds the choices that found no room: of this
                 rank's tokens for `pair_rows`, of its experts' rows for `rows`. They also set the flag that
                 `check_errors` reads
@@ -58,6 +63,7 @@ class Exchange:
     rows: int | None = None
     pair_rows: int | None = None
     left_out: Tensor | None = None
+    route: RouteName | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.returns, str) or self.returns not in RETURNS:
@@ -68,6 +74,12 @@ class Exchange:
                 check_count(name, value)
         if self.pair_rows is not None and self.rows is None:
             raise ValueError("pair_rows bounds static buffers, which rows asks for; give both, or rows alone")
+        if self.route is not None and (not isinstance(self.route, str) or self.route not in ROUTES):
+            raise ValueError(f'route is {brief(self.route)}; give "collective" or "peer", or None for what can be had')
+        if self.route == "peer" and self.rows is None:
+            raise ValueError(
+                'route is "peer", whose memory is of a fixed size; give rows, the most of a rank\'s experts'
+            )
         if self.payload is not None:
             if not isinstance(self.payload, Recipe | str):
                 raise ValueError(f"payload is {brief(self.payload)}; give a Recipe or the name of one, or None")

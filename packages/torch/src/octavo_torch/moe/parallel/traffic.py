@@ -13,7 +13,7 @@ from octavo_torch.arrays.checks import brief, check_count, check_dtype
 from octavo_torch.moe.arguments import check_choices
 from octavo_torch.moe.kept import MoeShape
 from octavo_torch.moe.moves import route_for
-from octavo_torch.moe.parallel.collective import HEADER
+from octavo_torch.moe.parallel.agreement import HEADER
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.parallel.payload import encode
 from octavo_torch.moe.parallel.places import leaving

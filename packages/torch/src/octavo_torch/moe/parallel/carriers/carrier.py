@@ -1,51 +1,51 @@
-"""Journey: what a MoE layer asks of whatever carries its tokens to other ranks' experts, in one forward and backward.
-
-One route implements it, `collective`. Another one, such as over peer memory, is a second implementation and a line in
-`explain`; the layer, its forms, recipes and gradients do not change.
-"""
+"""Carrier: what takes a journey's rows from every rank to every other."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from octavo_torch.moe.moves import Moves
-from octavo_torch.moe.permutation_autograd import Places
+Way = Literal["away", "home"]
+"""Tokens and gradients go away to the experts, results home."""
+
+Delivery = Callable[[], list[Tensor]]
+"""Waits, where it has to, for what the other ranks have sent: planes [m, w], in the ranks' order. Called once."""
 
 
-class Arrived(NamedTuple):
-    """What this rank's experts work on: S tokens of all ranks, in the ranks' order.
+class Shares(NamedTuple):
+    """Rows that come from each rank, and rows that go to each; None: as many for every rank."""
 
-    x        [S, K]
-    weights  fp32 [S, k]
-    choices  int64 [S, k], numbers of this rank's experts; -1 for choices of other ranks, and in places without a token
+    received: list[int] | None = None
+    sent: list[int] | None = None
+
+    def back(self) -> Shares:
+        """Of the way back."""
+        return Shares(self.sent, self.received)
+
+
+EQUAL = Shares()
+
+
+class Outgoing(NamedTuple):
+    """A plane of a message: [n, w] of any dtype, in the order of the ranks that its rows are for.
+
+    senders   int64 [m], where the rows have another order or number: those that are sent
     """
 
-    x: Tensor
-    weights: Tensor
-    choices: Tensor
+    plane: Tensor
+    senders: Tensor | None = None
 
 
-class Journey(Protocol):
-    """Every rank calls the same methods in the same order, once each: collectives meet there.
+class Carrier(Protocol):
+    """Every rank sends the same messages in the same order.
 
-    rows   that this rank's experts have at most; buffers hold one more, which is nobody's
+    lends   what is delivered lies in memory that the next message may write: it is read by operations that are called
+            before that one is sent, and what is kept is copied
     """
 
-    rows: int
+    lends: bool
 
-    def away(self, x: Tensor, weights: Tensor, choices: Tensor, /) -> Arrived:
-        """Tokens [T, K], weights [T, k] and choices [T, k] among all experts, to where their experts are."""
-
-    def bound(self, sizes: Tensor, places: Places, /) -> tuple[Tensor, Places]:
-        """Sizes and places of the arrived choices, in `rows` rows."""
-
-    def home(self, moves: Moves, rows: Tensor, places: Places, /) -> Tensor:
-        """The experts' rows [M, N], back and summed: [T, N]."""
-
-    def away_gradient(self, dy: Tensor, /) -> Tensor:
-        """dy [T, N] to where its tokens are: [S, N]."""
-
-    def home_weights(self, dweights: Tensor, /) -> Tensor:
-        """The gradient of the arrived choices' weights, fp32 [S, k], back: [T, k]."""
+    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL) -> Delivery:
+        """Starts one message; `what` is its name in an error's."""

@@ -1,0 +1,31 @@
+"""By `all_to_all_single`, of any process group: NCCL's on GPUs, gloo's on CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from octavo_torch.moe.parallel.carriers.carrier import EQUAL, Delivery, Outgoing, Shares, Way
+from octavo_torch.moe.parallel.carriers.planes import as_words
+from octavo_torch.moe.parallel.group import ExpertGroup
+
+
+class CollectiveCarrier:
+    """A `Carrier` whose messages have arrived when they are sent: NCCL's kernels and a GEMM's take each other's
+    multiprocessors, so that nothing is gained beside one."""
+
+    lends = False
+
+    def __init__(self, group: ExpertGroup) -> None:
+        self._group = group
+
+    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL) -> Delivery:
+        """See Carrier."""
+        arrived = [self._group.all_to_all(what, _picked(*each), *shares) for each in planes]
+        return lambda: arrived
+
+
+def _picked(plane: Tensor, senders: Tensor | None) -> Tensor:
+    return plane if senders is None else as_words(plane).index_select(0, senders).view(torch.uint8).view(plane.dtype)

@@ -1,0 +1,143 @@
+"""By stores into the other ranks' memory, in which each rank has a part of its own in every message.
+
+Message:   meet | each rank's rows into its part of every rank's memory | meet | read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
+from octavo_torch.memo import Memo
+from octavo_torch.moe.parallel.carriers.carrier import EQUAL, Delivery, Outgoing, Shares, Way
+from octavo_torch.moe.parallel.carriers.memory import PeerMemory
+from octavo_torch.moe.parallel.carriers.planes import as_words, row_bytes
+from octavo_torch.moe.parallel.group import ExpertGroup
+
+_ALIGNMENT = 256  # of planes, so that a copy takes 16 bytes at a time
+_GRANULE = 2 << 20  # in which memory is made: pages of a GPU
+
+MakeMemory = Callable[[int], PeerMemory]
+"""Of that many bytes per rank; every rank calls it at once."""
+
+
+class _Places(NamedTuple):
+    """Of one plane: its part of each rank's memory, as this rank writes it; and what all ranks have written here."""
+
+    there: list[Tensor]
+    here: Tensor
+
+
+class PeerCarrier:
+    """A `Carrier` of static buffers. Its messages are under way beside what the caller's stream does until they are
+    asked for; on a GPU the host waits for nothing.
+
+    One piece of memory for each way serves all layers of the group: a message begins when every rank has read the one
+    before. It grows where a call needs more, and what it has outgrown stays, because a captured graph may write it.
+    """
+
+    lends = True
+
+    def __init__(self, group: ExpertGroup, device: torch.device, make: MakeMemory) -> None:
+        self._group, self._make = group, make
+        self._lane = _Lane(device)
+        self._memories: dict[Way, PeerMemory] = {}
+        self._outgrown: list[PeerMemory] = []
+        self._last: Way = "home"
+        self._places: Memo[list[_Places]] = Memo()
+
+    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL) -> Delivery:
+        """See Carrier."""
+        assert shares == EQUAL  # of static buffers
+        words = [as_words(plane) for plane, _ in planes]
+        counts = [len(plane if senders is None else senders) for plane, senders in planes]
+        memory, places = self._room(way, words, counts)
+        with self._lane.beside():
+            if way == "away" or way == self._last:
+                memory.meet(what)  # until then a rank may still read the last message
+            for plane, (there, _), (_, senders) in zip(words, places, planes, strict=True):
+                _write(plane, there, senders, self._group.rank)
+            memory.meet(what)
+        self._last = way
+        dtypes = [plane.dtype for plane, _ in planes]
+
+        def delivery() -> list[Tensor]:
+            self._lane.join()
+            words.clear()  # which are read until here
+            return [here.view(torch.uint8).view(dtype) for (_, here), dtype in zip(places, dtypes, strict=True)]
+
+        return delivery
+
+    def _room(self, way: Way, words: list[Tensor], counts: list[int]) -> tuple[PeerMemory, list[_Places]]:
+        starts, end = [], 0
+        for plane, count in zip(words, counts, strict=True):
+            starts.append(end)
+            end += -(-count * row_bytes(plane) // _ALIGNMENT) * _ALIGNMENT
+        memory = self._memory(way, end)
+        key = (way, memory.size, *((plane.dtype, plane.shape[1]) for plane in words), *counts)
+        return memory, self._places.get(key, lambda: self._cut(memory, words, counts, starts), memory)
+
+    def _memory(self, way: Way, size: int) -> PeerMemory:
+        memory = self._memories.get(way)
+        if memory is not None and memory.size >= size:
+            return memory
+        if is_capturing():
+            raise GraphUnsafeError(
+                f"the ranks of ep= need {size} bytes of peer memory for what goes {way}, and a CUDA graph is being "
+                "captured; run forward and backward once before the capture, as octavo_torch_cudagraph.capture does"
+            )
+        if memory is not None:
+            self._outgrown.append(memory)
+        memory = self._memories[way] = self._make(-(-max(size, 1) // _GRANULE) * _GRANULE)
+        return memory
+
+    def _cut(self, memory: PeerMemory, words: list[Tensor], counts: list[int], starts: list[int]) -> list[_Places]:
+        ranks, rank = self._group.ranks, self._group.rank
+        places = []
+        for plane, count, start in zip(words, counts, starts, strict=True):
+            width, share = row_bytes(plane), count // ranks
+            wholes = [
+                memory.of(each)[start : start + count * width].view(plane.dtype).view(count, -1)
+                for each in range(ranks)
+            ]
+            places.append(_Places([whole[rank * share : (rank + 1) * share] for whole in wholes], wholes[rank]))
+        return places
+
+
+def _write(plane: Tensor, there: list[Tensor], senders: Tensor | None, rank: int) -> None:
+    """The rows for each rank to it, the next ranks first: all ranks' links are in use from the start."""
+    ranks, share = len(there), len(there[0])
+    for target in (*range(rank + 1, ranks), *range(rank + 1)):
+        own = slice(target * share, (target + 1) * share)
+        if senders is None:
+            there[target].copy_(plane[own])
+        else:
+            torch.index_select(plane, 0, senders[own], out=there[target])
+
+
+class _Lane:
+    """A stream beside the caller's; on a CPU nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What is called inside follows what the current stream has been given, and does not hold it up."""
+        stream = self._stream
+        if stream is None:
+            yield
+            return
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            yield
+
+    def join(self) -> None:
+        """What the current stream is given from now on follows the lane."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
