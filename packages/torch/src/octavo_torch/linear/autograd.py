@@ -74,7 +74,7 @@ def run_forward(
     if layer.quantize_x is not None and call.x_codes is None:
         rows = quantize_operand(call, layer.quantize_x, "x", x, seed)
     if layer.quantize_w is not None and call.w_codes is None:
-        matrices = quantize_operand(call, layer.quantize_w, "w", w, seed)
+        matrices = call.w_made or quantize_operand(call, layer.quantize_w, "w", w, seed)
     left, right = (rows, matrices) if layer.quantized_fprop else (x, w)
     y = layer.fprop(left, right, call.sizes, bias=bias, bias_scales=bias_scales, out=call.out)
     return y, rows, matrices

@@ -68,6 +68,7 @@ class Call(Options):
     sizes     int [G], or what `layer.prepare` returned for them
     x_codes   the codes of an x that was quantized before the call
     w_codes   the codes of a weight that was quantized before the call
+    w_made    the codes that the call has made of its weight ahead of the product
     target    where the weight's gradient goes; None: to autograd
     whole     the layer's passes, of a call that runs whole
     context   what the whole forward passes to the backward in addition to tensors
@@ -81,10 +82,11 @@ class Call(Options):
     sizes: Sizes = field(init=False)
     x_codes: GroupedTensor | None = field(default=None, init=False)
     w_codes: GroupedTensor | None = field(default=None, init=False)
+    w_made: GroupedTensor | None = field(default=None, init=False)
     target: WgradTarget | None = field(default=None, init=False)
     whole: WholePasses = field(init=False)
     context: object = field(default=None, init=False)
 
     def release(self) -> None:
         """Drops what only forward reads: backward keeps the call alive, and must not keep these."""
-        self.out = self.x_codes = self.w_codes = None
+        self.out = self.x_codes = self.w_codes = self.w_made = None

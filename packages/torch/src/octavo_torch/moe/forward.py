@@ -10,8 +10,10 @@ from torch import Tensor
 from octavo.quantizer import Operand
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.dispatch.layer import Matrix
+from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.linear.call import Call
 from octavo_torch.mlp.call import Operands
 from octavo_torch.mlp.forward import DrawnSeed, draw_in_forward, first_layer, second_layer
@@ -67,11 +69,26 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands) -> MoeForward
 
 
 def arrive(call: MoeCall, choices: Tensor, operands: MoeOperands) -> tuple[Tensor, MoeOperands]:
-    """Choices among this rank's experts, and operands with the tokens that they are of; within a process as given."""
+    """Choices among this rank's experts, and operands with the tokens that they are of; within a process as given.
+
+    While tokens are on their way the weights are quantized, which need none.
+    """
     if call.journey is None:
         return choices, operands
-    x, weights, there = call.journey.away(operands.x, operands.weights, choices)
+    arrived = call.journey.away(operands.x, operands.weights, choices)
+    _quantize_weights(call, operands)
+    x, weights, there = arrived()
     return there, operands._replace(x=x, weights=weights)
+
+
+def _quantize_weights(call: MoeCall, operands: MoeOperands) -> None:
+    seeds = draw_in_forward(call)
+    blocks = call.block, 0
+    for layer_call, weight, seed, block in zip((call.fc1, call.fc2), operands[1:3], seeds, blocks, strict=True):
+        quantize = layer_call.layer.quantize_w
+        if quantize is not None and layer_call.w_codes is None:
+            values = to_halves(weight, block) if block else weight
+            layer_call.w_made = quantize_operand(layer_call, quantize, "w", values, seed)
 
 
 def rows_for(call: MoeCall, seed: DrawnSeed, x: Tensor, places: Places) -> Tensor:

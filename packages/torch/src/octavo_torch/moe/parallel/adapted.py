@@ -35,7 +35,7 @@ class _Trip:
 
     def depart(self, x: Tensor, weights: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
         """Rows [M, K] and fp32 [M], what each counts."""
-        arrived = self.journey.away(x, weights, choices)
+        arrived = self.journey.away(x, weights, choices)()
         sizes, *parts = route_for(arrived.x, self._groups, self.backend)(arrived.choices, self._groups)
         self.sizes, self.places = self.journey.bound(sizes, Places(*parts))
         rows = moves_for(arrived.x, self.backend).permute_rows(arrived.x, *self.places, None)

@@ -63,8 +63,9 @@ class Journey:
         self._counted = False
         self.rows = 0
 
-    def away(self, x: Tensor, weights: Tensor, choices: Tensor, /) -> Arrived:
-        """Tokens [T, K], weights [T, k] and choices [T, k] among all experts, to where their experts are."""
+    def away(self, x: Tensor, weights: Tensor, choices: Tensor, /) -> Callable[[], Arrived]:
+        """Starts tokens [T, K], weights [T, k] and choices [T, k] among all experts on their way to where their experts
+        are; what is returned waits for those that come."""
         group, k = self._group, choices.shape[1]
         self._bounds = self._exchange.bounds(x.shape[0], k, group.ranks)
         self._leaving = leaving(choices, self._signature.experts, group.ranks, self._bounds, self._route)
@@ -73,22 +74,26 @@ class Journey:
         message = [*header, *(Outgoing(plane, self._leaving.senders) for plane in encoded.planes)]
         message.append(Outgoing(self._choices_that_leave(choices, weights)))
         try:
-            arrived = self._carrier.send("tokens", "away", message, self._tokens)()
+            delivery = self._carrier.send("tokens", "away", message, self._tokens)
         except ExchangeError:
             self._explain_failure()
             raise
-        if header:
-            self._compare(arrived.pop(0))
-        *planes, landed = arrived
-        values = encoded.decode(planes, self._backend)
-        if self._carrier.lends and values is planes[0]:
-            values = values.clone()
-        local = landed[:, :k].to(torch.int64) - group.rank * self._signature.experts
-        local = torch.where((landed[:, :k] >= 0) & (local >= 0) & (local < self._signature.experts), local, -1)
-        back = returning(local, self._source(x.device), group.ranks, self._bounds, self._route)
-        self._returning = back if self._bounds is not None else back._replace(choices=back.choices[: self.rows])
-        self._count_left_out(((self._leaving.row_counts - self._pairs()).clamp_min(0)).sum()[None])
-        return Arrived(values, landed[:, k:].contiguous().view(torch.float32), local)
+
+        def arrived() -> Arrived:
+            planes = delivery()
+            if header:
+                self._compare(planes.pop(0))
+            landed = planes.pop()
+            values = encoded.decode(planes, self._backend)
+            if self._carrier.lends and values is planes[0]:
+                values = values.clone()
+            local = self._local(landed[:, :k])
+            back = returning(local, self._source(x.device), group.ranks, self._bounds, self._route)
+            self._returning = back if self._bounds is not None else back._replace(choices=back.choices[: self.rows])
+            self._count_left_out(((self._leaving.row_counts - self._pairs()).clamp_min(0)).sum()[None])
+            return Arrived(values, landed[:, k:].contiguous().view(torch.float32), local)
+
+        return arrived
 
     def bound(self, sizes: Tensor, places: Places, /) -> tuple[Tensor, Places]:
         """Sizes and places of the arrived choices, in `rows` rows."""
@@ -189,6 +194,12 @@ class Journey:
         both = torch.cat((kept, weights.float().view(torch.int32)), 1)[leaves.senders]
         # an empty place has the token of another one, and nobody's choices
         return both if leaves.filled is None else both.masked_fill_(~leaves.filled[:, None], -1)
+
+    def _local(self, choices: Tensor) -> Tensor:
+        """int64 [S, k]: which of this rank's experts they are; -1 for others."""
+        experts = self._signature.experts
+        local = choices.to(torch.int64) - self._group.rank * experts
+        return torch.where((choices >= 0) & (local >= 0) & (local < experts), local, -1)
 
     def _source(self, device: torch.device) -> Tensor:
         """The rank of each arrived token."""
