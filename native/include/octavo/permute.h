@@ -20,16 +20,17 @@ Error route_cpu(const RouteArgs& args);
 Error route_cuda(const RouteArgs& args, void* stream);
 
 // Where the rows of tokens are. A choice that is not routed has weight 0, whatever its row holds; a position outside
-// 0 to tokens * each - 1 is never followed: nothing is read or written there.
+// 0 to rows - 1 is never followed: nothing is read or written there.
 struct Choices {
   int64_t tokens = 0, each = 0;       // T and k; T k is at most 2^30
+  int64_t rows = 0;                   // R, of the array that positions are rows of; at most 2^30
   const int64_t* position = nullptr;  // [T, k]
   const uint8_t* routed = nullptr;    // [T, k]
   const float* weights = nullptr;     // [T, k]; null: 1
 };
 
-// permute   out[position[t, j]] = weight * from[t], from [T, cols], out [T k, cols]
-// combine   out[t] = sum over j of weight * from[position[t, j]], from [T k, cols], out [T, cols]
+// permute   out[position[t, j]] = weight * from[t], from [T, cols], out [R, cols]
+// combine   out[t] = sum over j of weight * from[position[t, j]], from [R, cols], out [T, cols]
 //
 // Products and sums are fp32, sums in the order of j from +0 on, rounded once to dtype; without weights a permuted row
 // is a copy of bits. Rows of `out` follow one another; those of `from` stand `stride` elements apart.
@@ -53,7 +54,7 @@ struct DotArgs {
   Choices choices;
   DType dtype = DType::f32;  // of rows and dy
   int64_t cols = 0, row_stride = 0, dy_stride = 0;
-  const void* rows = nullptr;  // [T k, cols]
+  const void* rows = nullptr;  // [R, cols]
   const void* dy = nullptr;    // [T, cols]
   float* out = nullptr;        // [T, k]
 };

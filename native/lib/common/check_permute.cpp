@@ -12,6 +12,8 @@ Error check_choices(const Choices& choices) {
   if (choices.tokens > MAX_ROWS / choices.each) {
     return invalid("tokens * each is past 2^30, the most that row numbers hold; split the call");
   }
+  if (choices.rows < 0) return invalid("row_count is negative; give the rows of the array that positions count");
+  if (choices.rows > MAX_ROWS) return invalid("row_count is past 2^30, the most that row numbers hold; split the call");
   if (choices.tokens == 0) return {};
   if (choices.position == nullptr || choices.routed == nullptr) {
     return invalid("position or routed is null; give both [tokens, each], as route writes them");

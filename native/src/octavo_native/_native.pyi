@@ -433,6 +433,7 @@ def permute_rows(
     cuda: bool,
     tokens: int,
     each: int,
+    row_count: int,
     position: int,
     routed: int,
     weights: int,
@@ -445,7 +446,7 @@ def permute_rows(
     threads: int = 1,
 ) -> None:
     """
-    out[position[t, j]] = weights[t, j] * from[t], from [tokens, cols] and out [tokens * each, cols] of `dtype`.
+    out[position[t, j]] = weights[t, j] * from[t], from [tokens, cols] and out [row_count, cols] of `dtype`.
 
     Zeros where routed[t, j] is 0; copies of bits where fp32 `weights` is 0.
     """
@@ -455,6 +456,7 @@ def combine_rows(
     cuda: bool,
     tokens: int,
     each: int,
+    row_count: int,
     position: int,
     routed: int,
     weights: int,
@@ -475,6 +477,7 @@ def dot_rows(
     cuda: bool,
     tokens: int,
     each: int,
+    row_count: int,
     position: int,
     routed: int,
     dtype: int,

@@ -74,9 +74,11 @@ def call(what: str, held: Routed, arrays: dict[str, Array], into: Guarded, **cha
     strides = {name: array.strides[0] // array.itemsize for name, array in arrays.items()}
     named = {"dy": "dy_stride", "rows": "row_stride", "from_": "stride"}
     position, routed = put(held.position), put(held.routed)
+    rows = into.array if what == "permute_rows" else first
     given = {
         "tokens": held.index.shape[0],
         "each": held.index.shape[1],
+        "row_count": rows.shape[0],
         "position": position.address,
         "routed": routed.address,
         "dtype": native.DTYPES[first.dtype.name],
@@ -165,9 +167,31 @@ def test_positions_out_of_range_are_not_followed(rng: np.random.Generator) -> No
     assert not sums.array[wild.all(1)].any()
 
 
+def test_rows_may_be_more_than_choices(rng: np.random.Generator) -> None:
+    """Buffers of several ranks have more places than a rank has choices, and its rows may stand at any of them. Once
+    those past tokens * each were taken for rows of nobody."""
+    held, count = Routed(rng.integers(0, 4, (9, 3)), 4), 100
+    held.position = np.append(rng.permutation(count - 1)[:26], count - 1).reshape(9, 3)  # the last row among them
+    x, rows = draw_rows(rng, 9, 5, "float32"), Guarded((count, 5), np.float32)
+    call("permute_rows", held, {"from_": x}, rows, weights=0)
+    assert (rows.array[held.position] == x[:, None]).all()
+    given, sums = draw_rows(rng, count, 5, "float32"), Guarded((9, 5), np.float32)
+    call("combine_rows", held, {"from_": given}, sums, weights=0)
+    total = np.zeros((9, 5), np.float32)
+    for j in range(3):
+        total += given[held.position[:, j]]
+    assert (sums.array == total).all()
+    out = Guarded((9, 3), np.float32)
+    call("dot_rows", held, {"rows": given, "dy": x}, out)
+    exact = (given[held.position].astype(np.float64) * x.astype(np.float64)[:, None]).sum(-1)
+    assert (np.abs(out.array - exact) <= 7 * U * np.abs(given[held.position] * x[:, None]).sum(-1)).all()
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("permute_rows", {"tokens": -1}, "tokens is negative"),
     ("permute_rows", {"each": 0}, "each is less than 1"),
+    ("permute_rows", {"row_count": -1}, "row_count is negative"),
+    ("combine_rows", {"row_count": (1 << 30) + 1}, "row_count is past 2\\^30"),
     ("permute_rows", {"tokens": 1 << 30}, "past 2\\^30"),
     ("permute_rows", {"position": 0}, "position or routed is null"),
     ("permute_rows", {"position": 4}, "position is not aligned"),

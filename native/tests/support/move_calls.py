@@ -35,8 +35,9 @@ class Routed:
         tokens, each = self.index.shape
         count = tokens * each if what == "permute_rows" else tokens
         out = poisoned((count, given.shape[1]), given.dtype, self.place)
+        rows = out if what == "permute_rows" else given
         getattr(native, what)(
-            **self._common(given), weights=address(weights), from_=address(given), stride=given.stride(0),
+            **self._common(given, rows), weights=address(weights), from_=address(given), stride=given.stride(0),
             out=address(out),
         )  # fmt: skip
         return out
@@ -45,18 +46,19 @@ class Routed:
         """dot_rows."""
         out = poisoned(tuple(self.index.shape), torch.float32, self.place)
         native.dot_rows(
-            **self._common(dy), rows=address(rows), row_stride=rows.stride(0), dy=address(dy), dy_stride=dy.stride(0),
-            out=address(out),
+            **self._common(dy, rows), rows=address(rows), row_stride=rows.stride(0), dy=address(dy),
+            dy_stride=dy.stride(0), out=address(out),
         )  # fmt: skip
         return out
 
-    def _common(self, like: Tensor) -> dict[str, Any]:
+    def _common(self, like: Tensor, rows: Tensor) -> dict[str, Any]:
         names = {dtype: native.DTYPES[name] for name, dtype in DTYPES.items()}
         return {
             **self.place.common,
             "stream": stream(self.place),
             "tokens": self.index.shape[0],
             "each": self.index.shape[1],
+            "row_count": rows.shape[0],
             "position": address(self.tensors[2]),
             "routed": address(self.tensors[3]),
             "dtype": names[like.dtype],

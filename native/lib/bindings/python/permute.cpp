@@ -20,15 +20,20 @@ void route_choices(bool cuda, Address index, int64_t choices, int64_t groups, Ad
   launch(cuda, [&] { return route_cpu(args); }, [&] { return route_cuda(args, cuda_stream(stream)); });
 }
 
-Choices choices_of(int64_t tokens, int64_t each, Address position, Address routed, Address weights) {
-  return {tokens, each, pointer<const int64_t>(position), pointer<const uint8_t>(routed),
+Choices choices_of(int64_t tokens, int64_t each, int64_t row_count, Address position, Address routed, Address weights) {
+  return {tokens,
+          each,
+          row_count,
+          pointer<const int64_t>(position),
+          pointer<const uint8_t>(routed),
           pointer<const float>(weights)};
 }
 
 template <Error (*on_cpu)(const MoveArgs&, int), Error (*on_cuda)(const MoveArgs&, void*)>
-void move_rows(bool cuda, int64_t tokens, int64_t each, Address position, Address routed, Address weights, int dtype,
-               int64_t cols, Address from, int64_t stride, Address out, Address stream, int threads) {
-  const MoveArgs args = {choices_of(tokens, each, position, routed, weights),
+void move_rows(bool cuda, int64_t tokens, int64_t each, int64_t row_count, Address position, Address routed,
+               Address weights, int dtype, int64_t cols, Address from, int64_t stride, Address out, Address stream,
+               int threads) {
+  const MoveArgs args = {choices_of(tokens, each, row_count, position, routed, weights),
                          enum_of(dtype, DType::bf16, "dtype"),
                          cols,
                          stride,
@@ -37,10 +42,10 @@ void move_rows(bool cuda, int64_t tokens, int64_t each, Address position, Addres
   launch(cuda, [&] { return on_cpu(args, threads); }, [&] { return on_cuda(args, cuda_stream(stream)); });
 }
 
-void dot_rows(bool cuda, int64_t tokens, int64_t each, Address position, Address routed, int dtype, int64_t cols,
-              Address rows, int64_t row_stride, Address dy, int64_t dy_stride, Address out, Address stream,
-              int threads) {
-  const DotArgs args = {choices_of(tokens, each, position, routed, 0),
+void dot_rows(bool cuda, int64_t tokens, int64_t each, int64_t row_count, Address position, Address routed, int dtype,
+              int64_t cols, Address rows, int64_t row_stride, Address dy, int64_t dy_stride, Address out,
+              Address stream, int threads) {
+  const DotArgs args = {choices_of(tokens, each, row_count, position, routed, 0),
                         enum_of(dtype, DType::bf16, "dtype"),
                         cols,
                         row_stride,
@@ -60,19 +65,18 @@ void bind_permute(nb::module_& m) {
       "position"_a, "routed"_a, "stream"_a = 0,
       "Sort int64 `index` [choices] stably by group: int64 sizes [groups], order and its inverse position [choices],\n"
       "one byte per choice in `routed`. A number outside 0 to groups - 1 names no group and is sorted last.");
-  m.def(
-      "permute_rows", &move_rows<permute_cpu, permute_cuda>, nb::kw_only(), "cuda"_a, "tokens"_a, "each"_a,
-      "position"_a, "routed"_a, "weights"_a, "dtype"_a, "cols"_a, "from_"_a, "stride"_a, "out"_a, "stream"_a = 0,
-      "threads"_a = 1,
-      "out[position[t, j]] = weights[t, j] * from[t], from [tokens, cols] and out [tokens * each, cols] of `dtype`.\n\n"
-      "Zeros where routed[t, j] is 0; copies of bits where fp32 `weights` is 0.");
+  m.def("permute_rows", &move_rows<permute_cpu, permute_cuda>, nb::kw_only(), "cuda"_a, "tokens"_a, "each"_a,
+        "row_count"_a, "position"_a, "routed"_a, "weights"_a, "dtype"_a, "cols"_a, "from_"_a, "stride"_a, "out"_a,
+        "stream"_a = 0, "threads"_a = 1,
+        "out[position[t, j]] = weights[t, j] * from[t], from [tokens, cols] and out [row_count, cols] of `dtype`.\n\n"
+        "Zeros where routed[t, j] is 0; copies of bits where fp32 `weights` is 0.");
   m.def(
       "combine_rows", &move_rows<combine_cpu, combine_cuda>, nb::kw_only(), "cuda"_a, "tokens"_a, "each"_a,
-      "position"_a, "routed"_a, "weights"_a, "dtype"_a, "cols"_a, "from_"_a, "stride"_a, "out"_a, "stream"_a = 0,
-      "threads"_a = 1,
+      "row_count"_a, "position"_a, "routed"_a, "weights"_a, "dtype"_a, "cols"_a, "from_"_a, "stride"_a, "out"_a,
+      "stream"_a = 0, "threads"_a = 1,
       "out[t] = the sum over j of weights[t, j] * from[position[t, j]] where routed[t, j], in fp32 in the order of j.");
-  m.def("dot_rows", &dot_rows, nb::kw_only(), "cuda"_a, "tokens"_a, "each"_a, "position"_a, "routed"_a, "dtype"_a,
-        "cols"_a, "rows"_a, "row_stride"_a, "dy"_a, "dy_stride"_a, "out"_a, "stream"_a = 0, "threads"_a = 1,
+  m.def("dot_rows", &dot_rows, nb::kw_only(), "cuda"_a, "tokens"_a, "each"_a, "row_count"_a, "position"_a, "routed"_a,
+        "dtype"_a, "cols"_a, "rows"_a, "row_stride"_a, "dy"_a, "dy_stride"_a, "out"_a, "stream"_a = 0, "threads"_a = 1,
         "out[t, j] = rows[position[t, j]] . dy[t] in fp32, 0 where routed[t, j] is 0: the gradient of combine's "
         "weights.");
 }

@@ -36,7 +36,7 @@ struct Array {
 
 bool inside(const Choices& choices, int64_t choice) {
   const int64_t row = choices.position[choice];
-  return row >= 0 && row < choices.tokens * choices.each;
+  return row >= 0 && row < choices.rows;
 }
 
 bool live(const Choices& choices, int64_t choice) { return choices.routed[choice] != 0 && inside(choices, choice); }

@@ -28,7 +28,7 @@ struct ChoiceRow {
 __device__ __forceinline__ ChoiceRow row_of(const Choices& choices, int64_t choice) {
   const int64_t row = __ldg(choices.position + choice);
   const bool routed = __ldg(choices.routed + choice) != 0;  // loaded at once, not after the row
-  const bool inside = row >= 0 && row < choices.tokens * choices.each;
+  const bool inside = row >= 0 && row < choices.rows;
   const float weight = choices.weights == nullptr ? 1.0f : __ldg(choices.weights + choice);
   // a weight of nobody's choice may be anything, and adds nothing
   return {row, inside, inside && routed, routed ? weight : 0.0f};

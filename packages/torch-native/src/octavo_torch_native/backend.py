@@ -49,7 +49,7 @@ from octavo_torch.plugin_api import DTYPES, GroupedTensor, status_word
 if TYPE_CHECKING:
     from octavo_registry.contract import KernelChoice
 
-ABI_LEVEL = 1
+ABI_LEVEL = 2
 """The level of octavo-native's calls that this package makes."""
 
 _ROUTED_GROUPS = 1024

@@ -5,8 +5,8 @@ T tokens with k choices each are T k rows. Each of the last three operations is 
 two are its derivatives, so the four serve forward and backward. No order of threads shows in a result.
 
 A MoE layer over several ranks knows how many rows are routed at most, and moves those and one more, M in all: `order`
-is then [M], and `position` of every choice that is routed nowhere is M - 1, past the sum of the sizes. `Route` never
-makes such places.
+is then [M], and `position` of every choice that is routed nowhere is M - 1, past the sum of the sizes. It also combines
+rows of buffers that have more places than it has choices, M > T k. `Route` never makes such places.
 
 octavo_numerics.choose_experts and choose_gradient define the first two, and bound what fp32 may be off by. Choices are
 exact: where neither a bias nor groups decide, experts are ordered by their logits.
@@ -56,7 +56,7 @@ class CombineRows(Protocol[A]):
     def __call__(self, rows: A, position: A, routed: A, weights: A | None, /) -> A:
         """y [T, H] in the dtype of rows: summed in fp32 in the order of j, rounded once.
 
-        rows     [T k, H]
+        rows     [T k, H], or [M, H] of M other places
         weights  fp32 [T, k] or None
 
         Choices that are routed nowhere add nothing.

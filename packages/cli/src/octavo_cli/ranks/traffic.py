@@ -10,7 +10,7 @@ from typing import Literal
 Returns = Literal["rows", "sums"]
 Bytes = Mapping[str, float]
 
-SIGNATURE_BYTES = 120
+SIGNATURE_BYTES = 128
 """Of the message of fixed size from one rank to another that goes ahead of a forward."""
 
 CODE_BYTES: Mapping[str, tuple[int, int, int]] = {

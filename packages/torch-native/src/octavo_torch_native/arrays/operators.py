@@ -15,7 +15,7 @@ define = Operators("octavo_torch_native").define
 """Defines an operator of this package's namespace; one object, which lives as long as the operators."""
 
 ROW_START = 16
-"""Words of a plan before row_start[G + 1]: octavo/plan.h, ABI level 1."""
+"""Words of a plan before row_start[G + 1]: octavo/plan.h, ABI level 2."""
 
 
 def _plan(sizes: Tensor, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,22 +33,23 @@ def _route(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, T
 
 def _permute_rows(x: Tensor, order: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None) -> Tensor:
     rows: Tensor = MOVE_OPERATORS["permute_rows"].fake(x, order)
-    _move(octavo_native.permute_rows, x, position, routed, weights, rows)
+    _move(octavo_native.permute_rows, rows.shape[0], x, (position, routed, weights), rows)
     return rows
 
 
 def _combine_rows(rows: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None) -> Tensor:
     y: Tensor = MOVE_OPERATORS["combine_rows"].fake(rows, position)
-    _move(octavo_native.combine_rows, rows, position, routed, weights, y)
+    _move(octavo_native.combine_rows, rows.shape[0], rows, (position, routed, weights), y)
     return y
 
 
-def _move(call: Any, given: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None, out: Tensor) -> None:
+def _move(call: Any, rows: int, given: Tensor, choices: tuple[Tensor, Tensor, Tensor | None], out: Tensor) -> None:
     given, stride = as_rows(given)
+    position, routed, weights = choices
     position, routed = position.contiguous(), routed.contiguous()
     weights = None if weights is None else weights.contiguous()
     arguments = {
-        **_choices(position, routed, given),
+        **_choices(position, routed, given, rows),
         "weights": address(weights),
         "from_": address(given),
         "stride": stride,
@@ -62,7 +63,7 @@ def _dot_rows(rows: Tensor, dy: Tensor, position: Tensor, routed: Tensor) -> Ten
     (rows, row_stride), (dy, dy_stride) = as_rows(rows), as_rows(dy)
     position, routed = position.contiguous(), routed.contiguous()
     arguments = {
-        **_choices(position, routed, dy),
+        **_choices(position, routed, dy, rows.shape[0]),
         "rows": address(rows),
         "row_stride": row_stride,
         "dy": address(dy),
@@ -73,10 +74,11 @@ def _dot_rows(rows: Tensor, dy: Tensor, position: Tensor, routed: Tensor) -> Ten
     return products
 
 
-def _choices(position: Tensor, routed: Tensor, like: Tensor) -> dict[str, Any]:
+def _choices(position: Tensor, routed: Tensor, like: Tensor, rows: int) -> dict[str, Any]:
     return {
         "tokens": position.shape[0],
         "each": position.shape[1],
+        "row_count": rows,
         "position": address(position),
         "routed": address(routed),
         "dtype": DTYPE_NUMBERS[like.dtype],

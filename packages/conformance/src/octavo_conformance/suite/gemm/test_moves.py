@@ -105,6 +105,24 @@ def test_combine_rows(case: Case, rng: Rng) -> None:
     assert_same_bits(case.numpy(y), total.astype(DTYPES[case.dtype]), "y")
 
 
+@needs("combine_rows", variants.unquantized)
+def test_combine_rows_of_other_places(case: Case, rng: Rng) -> None:
+    """A layer over several ranks sums rows of buffers with more places than it has choices, wherever they stand; NaN
+    at the other places stays there."""
+    choices = TOKENS * CHOICES
+    places = rng.permutation(3 * choices)[:choices]
+    places[places == 3 * choices - 1] = places[0]
+    places[0] = 3 * choices - 1  # the last place of all
+    position, routed = places.reshape(TOKENS, CHOICES), rng.random((TOKENS, CHOICES)) < 0.8
+    rows = np.full((3 * choices, columns(rng)), np.nan, DTYPES[case.dtype])
+    rows[position[routed]] = draw(rng, (int(routed.sum()), rows.shape[1]), case.dtype)
+    y = case.plan("combine_rows").run(case.array(rows), case.array(position), case.array(routed), None)
+    total = np.zeros((TOKENS, rows.shape[1]), np.float32)
+    for j in range(CHOICES):
+        total += np.where(routed[:, j, None], rows[position[:, j]].astype(np.float32), np.float32(0))
+    assert_same_bits(case.numpy(y), total.astype(DTYPES[case.dtype]), "y")
+
+
 @needs("dot_rows", variants.unquantized)
 def test_dot_rows(case: Case, rng: Rng, measure: Measure) -> None:
     """The gradient of weights within n u of float64, zero where a choice is nobody's, the same each time (fault 11)."""
