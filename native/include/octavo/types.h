@@ -34,7 +34,7 @@ enum class Activation : int32_t {
 };
 enum class Norm : int32_t { rms = 0, layer = 1 };
 
-constexpr int32_t ABI_LEVEL = 1;
+constexpr int32_t ABI_LEVEL = 2;
 
 enum class ErrorCode : int32_t { ok = 0, invalid_argument = 1, unsupported = 2, workspace_too_small = 3, cuda = 4 };
 

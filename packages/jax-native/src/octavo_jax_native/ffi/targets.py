@@ -10,7 +10,7 @@ import jaxlib
 import octavo_native
 from octavo_native import support
 
-ABI_LEVEL = 1
+ABI_LEVEL = 2
 """The level of octavo-native that this package is written for: numbers of enums, names and attributes of targets."""
 
 OLDEST_JAXLIB = (0, 6, 2)
