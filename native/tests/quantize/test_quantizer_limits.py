@@ -67,7 +67,7 @@ class Call:
 
     def bits(self, ctas: int) -> list[np.ndarray]:
         """Codes and scales of both planes, poisoned before."""
-        planes: dict[str, int] = {"row_layout": native.LAYOUTS["plain"], "col_layout": native.LAYOUTS["native"]}
+        planes: dict[str, int] = dict.fromkeys(("row_layout", "col_layout"), native.LAYOUTS["native"])
         for name, plane in self.planes.items():
             plane.codes.fill_(0xA5)
             plane.scales.fill_(0xA5)
