@@ -59,7 +59,10 @@ struct GemmArgs {
   DType bias_dtype = DType::bf16;
   const float* bias_scales = nullptr;  // [M] or null: y[r] = ... + bias_scales[r] * bias[g]
   int tile = -1;                       // number of a tile of gemm_tiles; -1: chosen by gemm_tile
-  void* workspace = nullptr;           // 256-byte aligned, undefined at entry
+  // Most CTAs of the product, each of which has a multiprocessor to itself; 0: one for each multiprocessor. The bits do
+  // not depend on it. Copies of MXFP8 and NVFP4 operands are not limited: their CTAs end within microseconds. CUDA.
+  int ctas = 0;
+  void* workspace = nullptr;  // 256-byte aligned, undefined at entry
   size_t workspace_bytes = 0;
 };
 

@@ -93,7 +93,12 @@ struct QuantizeArgs {
   uint32_t group_offset = 0;
   const uint32_t* group_offset_device = nullptr;  // added to group_offset where given
   const int32_t* unchanged = nullptr;             // on the device; not 0: every output is left as it is
-  void* workspace = nullptr;                      // 256-byte aligned, undefined at entry
+  // Most CTAs of the kernels that stay on their multiprocessors for the whole call; 0: as many as fit. The bits do not
+  // depend on it. Those are the kernels of activations but SwiGLU's, of their gradients, and of norms, with 16-byte
+  // loads. All others have a CTA for each tile, which ends within microseconds: a call of these alone refuses a limit.
+  // The CPU has no CTAs, and takes any.
+  int ctas = 0;
+  void* workspace = nullptr;  // 256-byte aligned, undefined at entry
   size_t workspace_bytes = 0;
 };
 

@@ -252,7 +252,7 @@ Error check_scalars(const QuantizeArgs& args) {
   }
   // Every CPU allocator aligns to 16 bytes; quantize_cuda lays its arrays out at multiples of 256.
   if (!aligned(args.workspace, 16)) return invalid("workspace is not aligned to 16 bytes; allocate it so");
-  return {};
+  return check_ctas(args.ctas);
 }
 
 }  // namespace

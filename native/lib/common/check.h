@@ -7,6 +7,7 @@ namespace octavo {
 
 constexpr int64_t MAX_ROWS = int64_t{1} << 30, MAX_COLS = int64_t{1} << 30, MAX_STRIDE = int64_t{1} << 32;
 constexpr int64_t MAX_GROUPS = 65536, PLAN_ALIGNMENT = 32;
+constexpr int64_t MAX_CTAS = 65536;  // a limit past what any device has is none
 
 inline bool aligned(const void* pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
@@ -16,6 +17,11 @@ inline bool wide_scales(Scaling scaling) { return scaling != Scaling::mxfp8 && s
 template <typename Enum>
 bool named(Enum value, Enum last) {
   return static_cast<int32_t>(value) >= 0 && value <= last;
+}
+
+inline Error check_ctas(int ctas) {
+  if (ctas < 0) return invalid("ctas is negative; give the most CTAs that the kernels may have, or 0 for no limit");
+  return {};
 }
 
 inline Error check_counts(int64_t rows, int64_t groups) {

@@ -206,6 +206,7 @@ Error check_gemm(const GemmArgs& given, bool cuda) {
   if (!aligned(args.plan, PLAN_ALIGNMENT)) return invalid("plan is not aligned to 32 bytes; allocate it so");
   if (const Error error = check_out(args, cuda)) return error;
   if (const Error error = check_bias(args)) return error;
+  if (const Error error = check_ctas(args.ctas)) return error;
   return check_tile(args);
 }
 

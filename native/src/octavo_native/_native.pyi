@@ -218,6 +218,7 @@ class Quantizer:
         group_offset: int = 0,
         group_offset_device: int = 0,
         unchanged: int = 0,
+        ctas: int = 0,
         workspace: int = 0,
         workspace_bytes: int = 0,
         stream: int = 0,
@@ -226,6 +227,11 @@ class Quantizer:
     ) -> None:
         """
         Quantize the input, after the prologue if there is one, into the planes that are given.
+
+        ctas: most CTAs of the kernels that stay on their multiprocessors for the whole call, with the same bits;
+        0: as many as fit. Those are the kernels of activations but SwiGLU's, of their gradients and of norms. All
+        others have a CTA for each tile, which ends within microseconds: ValueError where a call has these alone.
+        The CPU takes any and has none.
         """
 
     def dequantize(
@@ -331,6 +337,7 @@ class Gemm:
         bias_dtype: int = 2,
         bias_scales: int = 0,
         tile: int = -1,
+        ctas: int = 0,
         workspace: int = 0,
         workspace_bytes: int = 0,
         stream: int = 0,
@@ -343,6 +350,8 @@ class Gemm:
         Rows past the plan's sum are not read and come back as +0. wgrad of a group without rows is +0, or with
         accumulate what `out` holds. bias [G, N] of fprop, [G, K] of dgrad: y[r] = ... +
         bias_scales[r] * bias[g], with bias_scales [M]. tile: a number of `tiles`, -1 for the model's choice (CUDA).
+        ctas: most CTAs of the product, each of which has a multiprocessor to itself, with the same bits; 0: one
+        for each multiprocessor. The CPU takes any and has none.
         """
 
     def tiles(self) -> tuple[str, ...]:

@@ -158,6 +158,7 @@ def test_sides_that_are_no_problem_are_refused(call: Call, changes: dict[str, An
         (WGRAD, {"bias": 256}, "bias was given and the GEMM is wgrad"),
         (FPROP, {"bias": 256, "bias_dtype": 3}, "bias_dtype is 3; it takes 0 to 2"),
         (FPROP, {"threads": -1}, "threads is negative"),
+        (FPROP, {"ctas": -1}, "ctas is negative"),
     ],
 )
 def test_what_does_not_fit_is_a_value_error_with_the_reason(

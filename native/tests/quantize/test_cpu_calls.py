@@ -184,6 +184,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (BLOCK, {"encode_scales": 64}, "makes its own"),
     (BLOCK, {"unchanged": 2}, "unchanged is not aligned"),
     (BLOCK, {"threads": -1}, "threads is negative"),
+    (BLOCK, {"ctas": -1}, "ctas is negative"),
     (BLOCK, {"prologue": 1, "activation": 4, "cols": 19}, "cols is odd"),
     (BLOCK, {"prologue": 1, "probs": 2}, "probs is not aligned"),
     (BLOCK, {"prologue": 2}, "dy is null"),

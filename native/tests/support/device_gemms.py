@@ -154,7 +154,7 @@ class Prepared:
             self.workspaces[tile] = Guarded(size, self.place)
         return self.workspaces[tile]
 
-    def run(self, tile: int = -1) -> None:
+    def run(self, tile: int = -1, ctas: int = 0) -> None:
         """One call on torch's stream, output and workspace refilled first; waits for nothing."""
         workspace = self.workspace(tile)
         self.out.refill()
@@ -162,14 +162,15 @@ class Prepared:
         self.gemm.run(
             **self.arguments,
             tile=tile,
+            ctas=ctas,
             workspace=workspace.address,
             workspace_bytes=workspace.count,
             stream=stream_of(self.place),
         )
 
-    def result(self, tile: int = -1) -> Array:
+    def result(self, tile: int = -1, ctas: int = 0) -> Array:
         """`run`, and the result on the host; guards are checked."""
-        self.run(tile)
+        self.run(tile, ctas)
         self.workspace(tile).check()
         return self.out.result()
 

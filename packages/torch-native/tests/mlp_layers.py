@@ -99,11 +99,13 @@ def results(
     return made
 
 
-def fused(given: dict[str, Tensor], sizes: Tensor, activation: str, recipe: Recipe, states: Any, seed: int) -> Tensor:
+def fused(
+    given: dict[str, Tensor], sizes: Tensor, activation: str, recipe: Recipe, states: Any, seed: int, **how: Any
+) -> Tensor:
     """grouped_mlp."""
     return grouped_mlp(
         group_sizes=sizes, activation=activation, recipe=recipe, state=states, seed=seed, backend="torch-native",
-        **given,
+        **given, **how,
     )  # fmt: skip
 
 

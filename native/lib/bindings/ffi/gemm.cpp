@@ -6,6 +6,7 @@
 // results   out [M, N], [M, K] or [G, N, K] of f32, f16 or bf16; workspace u8 of any size
 //
 // Quantized operands are in the native layout; M, N and K do not follow from padded panels, so they are attributes.
+// Attribute ctas: most CTAs of the product, 0 for one on each multiprocessor.
 #include "octavo/gemm.h"
 
 #include "common/check.h"
@@ -31,6 +32,7 @@ struct GemmAttributes {
   int64_t n;
   int64_t k;
   int64_t groups;
+  int64_t ctas;
   int64_t threads;
 };
 
@@ -45,7 +47,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::xla::ffi::StructMember<bool>("accumulate"), ::xla::ffi::StructMember<bool>("fast_accumulation"),
     ::xla::ffi::StructMember<int64_t>("rows"), ::xla::ffi::StructMember<int64_t>("n"),
     ::xla::ffi::StructMember<int64_t>("k"), ::xla::ffi::StructMember<int64_t>("groups"),
-    ::xla::ffi::StructMember<int64_t>("threads"));
+    ::xla::ffi::StructMember<int64_t>("ctas"), ::xla::ffi::StructMember<int64_t>("threads"));
 
 namespace octavo {
 namespace {
@@ -76,6 +78,7 @@ void read_attributes(const GemmAttributes& given, Buffers& operands, GemmArgs& a
   args.n = given.n;
   args.k = given.k;
   args.groups = given.groups;
+  args.ctas = static_cast<int>(std::clamp<int64_t>(given.ctas, -1, MAX_CTAS));
   if (given.rows < 0 || given.rows > MAX_ROWS || given.n < 1 || given.n > MAX_COLS || given.k < 1 ||
       given.k > MAX_COLS || given.groups < 1 || given.groups > MAX_GROUPS) {
     operands.refuse("rows " + std::to_string(given.rows) + ", n " + std::to_string(given.n) + ", k " +

@@ -42,8 +42,8 @@ class GroupedGemm {
   void run(bool cuda, int64_t rows, int64_t n, int64_t k, int64_t groups, Address plan, Address left, Address right,
            Address out, Address left_scales, Address left_global, int64_t left_stride, Address right_scales,
            Address right_global, int64_t right_stride, int64_t out_row_stride, int64_t out_group_stride, Address bias,
-           int bias_dtype, Address bias_scales, int tile, Address workspace, size_t workspace_bytes, Address stream,
-           int threads, Sequence* into) const {
+           int bias_dtype, Address bias_scales, int tile, int ctas, Address workspace, size_t workspace_bytes,
+           Address stream, int threads, Sequence* into) const {
     GemmArgs args = sides(rows, n, k, groups);
     args.plan = pointer<const int64_t>(plan);
     args.left = {pointer<const void>(left), pointer<const void>(left_scales), pointer<const float>(left_global),
@@ -57,6 +57,7 @@ class GroupedGemm {
     args.bias_dtype = enum_of(bias_dtype, DType::bf16, "bias_dtype");
     args.bias_scales = pointer<const float>(bias_scales);
     args.tile = tile;
+    args.ctas = ctas;
     args.workspace = pointer<void>(workspace);
     args.workspace_bytes = workspace_bytes;
     launch_or_record(into, cuda, with_strides(args), stream, threads);
@@ -141,13 +142,15 @@ void bind_gemm(nb::module_& m) {
       .def("run", &GroupedGemm::run, nb::kw_only(), "cuda"_a, "rows"_a, "n"_a, "k"_a, "groups"_a, "plan"_a, "left"_a,
            "right"_a, "out"_a, "left_scales"_a = 0, "left_global"_a = 0, "left_stride"_a = 0, "right_scales"_a = 0,
            "right_global"_a = 0, "right_stride"_a = 0, "out_row_stride"_a = 0, "out_group_stride"_a = 0, "bias"_a = 0,
-           "bias_dtype"_a = 2, "bias_scales"_a = 0, "tile"_a = -1, "workspace"_a = 0, "workspace_bytes"_a = 0,
-           "stream"_a = 0, "threads"_a = 1, nb::arg("into").none() = nb::none(),
+           "bias_dtype"_a = 2, "bias_scales"_a = 0, "tile"_a = -1, "ctas"_a = 0, "workspace"_a = 0,
+           "workspace_bytes"_a = 0, "stream"_a = 0, "threads"_a = 1, nb::arg("into").none() = nb::none(),
            "Write the product to `out`: rows M, n out-features, k in-features. Strides are elements, 0: contiguous.\n\n"
            "Rows past the plan's sum are not read and come back as +0. wgrad of a group without rows is +0, or with\n"
            "accumulate what `out` holds. bias [G, N] of fprop, [G, K] of dgrad: y[r] = ... +\n"
            "bias_scales[r] * bias[g], with bias_scales [M]. tile: a number of `tiles`, -1 for the model's choice "
-           "(CUDA).")
+           "(CUDA).\n"
+           "ctas: most CTAs of the product, each of which has a multiprocessor to itself, with the same bits; 0: one\n"
+           "for each multiprocessor. The CPU takes any and has none.")
       .def("tiles", &GroupedGemm::tiles, "Names of the tiles that the CUDA kernels of this GEMM come in, by number.")
       .def("tile", &GroupedGemm::tile, nb::kw_only(), "rows"_a, "n"_a, "k"_a, "groups"_a, "sms"_a = 132, "tile"_a = -1,
            "What the model expects of a tile (-1: of the one that it chooses) for M rows in equal groups:\n\n"

@@ -62,7 +62,7 @@ class Quantizer {
 
   void run(bool cuda, const Input& input, const Plane* rowwise, const Plane* columnwise, const Prologue* prologue,
            Address encode_scales, Address amax, Address dequantized, Address activated, Address dbias, Address seed,
-           uint32_t group_offset, Address group_offset_device, Address unchanged, Address workspace,
+           uint32_t group_offset, Address group_offset_device, Address unchanged, int ctas, Address workspace,
            size_t workspace_bytes, Address stream, int threads, Sequence* into) const {
     QuantizeArgs args;
     args.spec = spec_;
@@ -79,6 +79,7 @@ class Quantizer {
     args.group_offset = group_offset;
     args.group_offset_device = pointer<const uint32_t>(group_offset_device);
     args.unchanged = pointer<const int32_t>(unchanged);
+    args.ctas = ctas;
     args.workspace = pointer<void>(workspace);
     args.workspace_bytes = workspace_bytes;
     launch_or_record(into, cuda, args, stream, threads);
@@ -150,12 +151,17 @@ void bind_quantizer(nb::module_& m) {
            "norm"_a = 0, "amax"_a = false, "dbias"_a = false, "dprobs"_a = false, "count"_a = 0,
            "Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.\n"
            "count: that of an input with an index, 0 without one.")
-      .def("run", &Quantizer::run, nb::kw_only(), "cuda"_a, "input"_a, nb::arg("rowwise").none() = nb::none(),
-           nb::arg("columnwise").none() = nb::none(), nb::arg("prologue").none() = nb::none(), "encode_scales"_a = 0,
-           "amax"_a = 0, "dequantized"_a = 0, "activated"_a = 0, "dbias"_a = 0, "seed"_a = 0, "group_offset"_a = 0,
-           "group_offset_device"_a = 0, "unchanged"_a = 0, "workspace"_a = 0, "workspace_bytes"_a = 0, "stream"_a = 0,
-           "threads"_a = 1, nb::arg("into").none() = nb::none(),
-           "Quantize the input, after the prologue if there is one, into the planes that are given.")
+      .def(
+          "run", &Quantizer::run, nb::kw_only(), "cuda"_a, "input"_a, nb::arg("rowwise").none() = nb::none(),
+          nb::arg("columnwise").none() = nb::none(), nb::arg("prologue").none() = nb::none(), "encode_scales"_a = 0,
+          "amax"_a = 0, "dequantized"_a = 0, "activated"_a = 0, "dbias"_a = 0, "seed"_a = 0, "group_offset"_a = 0,
+          "group_offset_device"_a = 0, "unchanged"_a = 0, "ctas"_a = 0, "workspace"_a = 0, "workspace_bytes"_a = 0,
+          "stream"_a = 0, "threads"_a = 1, nb::arg("into").none() = nb::none(),
+          "Quantize the input, after the prologue if there is one, into the planes that are given.\n\n"
+          "ctas: most CTAs of the kernels that stay on their multiprocessors for the whole call, with the same bits;\n"
+          "0: as many as fit. Those are the kernels of activations but SwiGLU's, of their gradients and of norms. All\n"
+          "others have a CTA for each tile, which ends within microseconds: ValueError where a call has these alone.\n"
+          "The CPU takes any and has none.")
       .def("dequantize", &Quantizer::dequantize, nb::kw_only(), "cuda"_a, "direction"_a, "codes"_a, "scales"_a,
            "rows"_a, "cols"_a, "groups"_a, "out"_a, "out_dtype"_a, "global_"_a = 0, "layout"_a = 0, "matrix_rows"_a = 0,
            "plan"_a = 0, "out_layout"_a = 0, "stream"_a = 0, "threads"_a = 1,

@@ -263,7 +263,10 @@ Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cud
   }
   cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
   void* arguments[] = {&params};
-  const unsigned ctas = static_cast<unsigned>(tiles < sms ? tiles : sms);
+  // The tile was chosen for all multiprocessors, so that a limit changes no bit: only tiles of one shape treat
+  // subnormal sums that are added to main_grad alike.
+  const int64_t most = args.ctas > 0 && args.ctas < sms ? args.ctas : sms;
+  const unsigned ctas = static_cast<unsigned>(tiles < most ? tiles : most);
   cudaLaunchKernel(kernel.entry, dim3(ctas), dim3(GEMM_THREADS), arguments, kernel.smem_bytes, stream);
   return launched();
 }

@@ -1,9 +1,9 @@
 // The tiles of a grouped GEMM in a fixed order that depends on the plan alone.
 //
 // CTA c computes tiles c, c + CTAs, c + 2 CTAs, ... of that order, so no counter is shared and every launch gives the
-// same bits. m-grouped: group after group, then the rows that belong to no group. k-grouped: groups by descending size,
-// so that the last tiles are short. Within a group RASTER rows of tiles at a time, down before across: their left
-// operand stays in L2 while the right operand streams through once.
+// same bits, however many CTAs there are. m-grouped: group after group, then the rows that belong to no group.
+// k-grouped: groups by descending size, so that the last tiles are short. Within a group RASTER rows of tiles at a
+// time, down before across: their left operand stays in L2 while the right operand streams through once.
 #pragma once
 
 #include "octavo/plan.h"

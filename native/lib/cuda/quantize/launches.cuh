@@ -37,7 +37,8 @@ uint32_t slab_width(const Source& source, uint32_t col_blocks) {
   return col_blocks;
 }
 
-// One CTA per tile, or, for persistent kernels, as many CTAs as the device holds at once, each with smem slots.
+// One CTA per tile, or, for persistent kernels, as many CTAs as the device holds at once, each with smem slots, within
+// the limit of `tiles`. Every tile has the same bits whichever CTA computes it.
 template <int LANES, bool WIDE, class Args>
 void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t stream) {
   using Source = decltype(args.source);
@@ -50,7 +51,9 @@ void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t str
   args.tiles.by_width = Divisor::of(args.tiles.width);
   args.tiles.by_down = Divisor::of(args.tiles.down);
   constexpr bool persistent = is_persistent<Source, WIDE>;
-  const uint32_t most = persistent ? multiprocessors() * static_cast<uint32_t>(ctas) : count;
+  const uint32_t fit = persistent ? multiprocessors() * static_cast<uint32_t>(ctas) : count;
+  const uint32_t limit = args.tiles.most_ctas;
+  const uint32_t most = persistent && limit && limit < fit ? limit : fit;
   const uint32_t grid = count < most ? count : most;
   args.tiles.step_down = grid / args.tiles.col_blocks;
   args.tiles.step_across = grid % args.tiles.col_blocks;

@@ -81,6 +81,13 @@ Route route_of(const QuantizeArgs& args) {
   return route;
 }
 
+// Whether kernels stay on their multiprocessors for the whole call: those of sources that compute (`is_persistent`).
+bool stays(const QuantizeArgs& args, const Route& route) {
+  if (args.prologue.kind == PrologueKind::none || !route.wide || route.measured || route.halves) return false;
+  const bool swiglu = args.prologue.kind == PrologueKind::activation && is_swiglu(args.prologue.activation);
+  return !(swiglu && route.fused);
+}
+
 // Byte offsets into the workspace. The arrays that must be zeroed come first, contiguously.
 struct Workspace {
   size_t group, hadamard, rows, columns, array, cleared;
@@ -273,6 +280,7 @@ class Call {
     tile.source = source;
     if constexpr (makes_halves<S>) tile.source.products = products();
     tile.tiles.groups = groups_;
+    tile.tiles.most_ctas = most_ctas();
     tile.panels = panels_;
     tile.rows = args_.input.rows;
     tile.cols = cols_;
@@ -287,6 +295,8 @@ class Call {
     tile.tiles.groups = {nullptr, input.matrix_rows ? input.rows : 0, input.matrix_rows ? nullptr : input.plan};
     tile.panels = ceil_div(input.rows, PANEL_ROWS);
   }
+
+  uint32_t most_ctas() const { return static_cast<uint32_t>(args_.ctas); }
 
   ScaleOptions options() const { return {args_.spec.amax_epsilon, args_.spec.power_of_two}; }
 
@@ -352,7 +362,7 @@ class Call {
                       : route_.hadamard_amax    ? Amax::hadamard
                                                 : Amax::group;
     const AmaxArgs<S> amax{source,
-                           {groups_, 0, 0, 0, 0, 0, {}, {}},
+                           {groups_, 0, 0, 0, 0, 0, {}, {}, most_ctas()},
                            panels_,
                            cols_,
                            route_.group_amax ? at<uint32_t>(space_.group) : nullptr,
@@ -446,6 +456,10 @@ Error quantize_cuda(const QuantizeArgs& args, void* stream) {
   if (args.columnwise.layout == Layout::native && !aligned(args.columnwise.codes, 16))
     return invalid("columnwise panels are not 16-byte aligned; give memory that is");
   const cuda::Route route = cuda::route_of(args);
+  if (args.ctas > 0 && !cuda::stays(args, route))
+    return unsupported(
+        "ctas was given and every kernel of this call has a CTA for each tile, which ends within microseconds; give 0, "
+        "and a stream of higher priority to what must not wait");
   const cuda::Workspace space = cuda::workspace_of(args, route);
   if (space.bytes > args.workspace_bytes)
     return {ErrorCode::workspace_too_small, "workspace is smaller than workspace_bytes says; allocate that many bytes"};

@@ -61,6 +61,7 @@ struct Tiles {
   uint32_t step_down, step_across;  // the grid's size in whole rows of tiles, and the remainder; of one slab
   uint32_t width;                   // divides col_blocks
   Divisor by_width, by_down;
+  uint32_t most_ctas;  // of a persistent kernel, for its launch; 0: as many as the device holds at once
 };
 
 // Rows (M is at most 2^30), columns and panels fit 32 bits; address arithmetic uses 64.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import octavo_native
@@ -91,14 +92,18 @@ class NativeBackend(Backend):
 def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     from octavo_jax_native.gemm.gemm import bind_dgrad, bind_fprop, bind_wgrad
 
-    emulated = support.EMULATED_ON_CUDA.get(request.kind) if request.device == "cuda" else None
+    cuda = request.device == "cuda"
+    emulated = support.EMULATED_ON_CUDA.get(request.kind) if cuda else None
     layouts = _layouts(request) if _quantized(request) else {}
     note = f"emulated: {emulated}" if emulated else ""
     if request.op == "fprop":
-        return BoundFprop(bind_fprop(request), layouts=layouts, note=note)
+        limited = partial(bind_fprop, request) if cuda else None
+        return BoundFprop(bind_fprop(request), layouts=layouts, note=note, limited=limited)
     if request.op == "dgrad":
-        return BoundDgrad(bind_dgrad(request), layouts=layouts, note=note)
-    return BoundWgrad(bind_wgrad(request), layouts=layouts, note=note)
+        of_dgrad = partial(bind_dgrad, request) if cuda else None
+        return BoundDgrad(bind_dgrad(request), layouts=layouts, note=note, limited=of_dgrad)
+    of_wgrad = partial(bind_wgrad, request) if cuda else None
+    return BoundWgrad(bind_wgrad(request), layouts=layouts, note=note, limited=of_wgrad)
 
 
 def _layouts(request: GemmRequest) -> dict[str, str]:

@@ -57,6 +57,7 @@ GEMM: Arrays = {
     "n": N,
     "k": K,
     "groups": G,
+    "ctas": 0,
     "threads": 1,
 }
 

@@ -17,6 +17,8 @@ from octavo import MXFP8, HighPrecision, Recipe
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
 from octavo.recipe_base import READERS, Gemm
+from octavo_jax_native import backend
+from octavo_jax_native.gemm import gemm as gemms
 from octavo_registry import Plan, Request
 
 BACKEND = "jax-native"
@@ -252,3 +254,17 @@ def test_wrong_sizes_on_the_device(
     ):
         actual = np.asarray(plan.run(*operands, jnp.asarray(sizes)))
         same_bits(first(actual), first(right), f"first group with sizes {sizes}")
+
+
+def test_a_limit_is_offered_where_there_are_multiprocessors(
+    gemm: Gemm, rng: Any, layer_of: Any, same_bits: Any
+) -> None:
+    """Of CUDA devices alone; the CPU's kernels, which are called with one here, take it and have the same bits."""
+    recipe, layer = octavo.BlockScaling(), layer_of(rng, SHAPE)
+    plan: Any = _plan(recipe, gemm)
+    assert plan.bound.limited is None
+    on_cuda = dataclasses.replace(plan.request, device="cuda", arch=(9, 0))
+    assert backend._bind_gemm(on_cuda).limited is not None
+    bind: Any = {"fprop": gemms.bind_fprop, "dgrad": gemms.bind_dgrad, "wgrad": gemms.bind_wgrad}[gemm]
+    limited = dataclasses.replace(plan, bound=dataclasses.replace(plan.bound, run=bind(plan.request, 3)))
+    same_bits(_run(limited, layer, recipe, gemm), _run(plan, layer, recipe, gemm), "a limit")

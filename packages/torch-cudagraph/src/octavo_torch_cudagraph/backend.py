@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from octavo.recipe_base import GEMMS
-from octavo_registry.contract import AnyBound, AnyRequest, Backend, BoundQuantize, GemmRequest
+from octavo_registry.contract import (
+    AnyBound,
+    AnyRequest,
+    Backend,
+    BoundDgrad,
+    BoundFprop,
+    BoundQuantize,
+    BoundWgrad,
+    GemmRequest,
+)
 from octavo_torch.plugin_api import GraphUnsafeError, is_capturing, status_word
 from octavo_torch_native.backend import NativeBackend
 
@@ -62,6 +71,8 @@ class CudaGraphBackend(Backend):
         if position is None:
             return bound
         checked: dict[str, Any] = {"run": _checked(bound.run, position), "prepare": device_plan}
+        if isinstance(bound, BoundFprop | BoundDgrad | BoundWgrad) and bound.limited is not None:
+            checked["limited"] = _limited(bound.limited, position)
         if isinstance(bound, BoundQuantize):
             if bound.with_amax is not None:
                 checked["with_amax"] = _checked(bound.with_amax, position)
@@ -72,6 +83,11 @@ class CudaGraphBackend(Backend):
     def kernels(self, request: GemmRequest, rows: int) -> tuple[KernelChoice, ...]:
         """torch-native's: the kernels are the same."""
         return self._native.kernels(request, rows)
+
+
+def _limited(limited: Callable[[int], Callable[..., Any]], position: int) -> Callable[[int], Callable[..., Any]]:
+    """`limited`, whose functions are `_checked`."""
+    return lambda multiprocessors: _checked(limited(multiprocessors), position)
 
 
 def _checked(run: Callable[..., Any], position: int) -> Callable[..., Any]:

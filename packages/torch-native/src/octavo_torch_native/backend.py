@@ -124,14 +124,14 @@ class NativeBackend(Backend):
         k, n, groups = request.k, request.n, request.groups
         if request.device != "cuda" or request.op not in GEMMS or k is None or n is None or groups is None:
             return ()
-        from octavo_native.gemms import gemm_choices, gemm_named
+        from octavo_native.gemms import gemm_choices
         from octavo_registry.contract import KernelChoice
-        from octavo_torch_native.gemm.spec import gemm_spec
+        from octavo_torch_native.gemm.spec import gemm_spec, native_gemm
 
         spec = gemm_spec(request)
         here = torch.cuda.get_device_properties() if torch.cuda.is_available() else None
         sms = _SMS_OF_AN_H100 if here is None else here.multi_processor_count
-        choices = gemm_choices(gemm_named(**vars(spec)), rows=rows, n=n, k=k, groups=groups, sms=sms)
+        choices = gemm_choices(native_gemm(spec), rows=rows, n=n, k=k, groups=groups, sms=sms)
         return tuple(
             KernelChoice(choice.name, choice.tiles, choice.waves, choice.filled, choice.microseconds, choice.chosen)
             for choice in choices
@@ -150,13 +150,16 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
 
     spec = gemm_spec(request)
     layouts = LAYOUTS_OF_GEMM[request.op] if spec.scaling else {}
-    dtype, fast = request.out_dtype, spec.fast_accumulation
+    dtype, fast, cuda = request.out_dtype, spec.fast_accumulation, request.device == "cuda"
     if request.op == "fprop":
-        run = Fprop(dtype, fast_accumulation=fast)
-        return BoundFprop(run, layouts=layouts, prepare=index_groups, whole_layer=whole_layer)
+        fprop = Fprop(dtype, fast_accumulation=fast)
+        limited = fprop.limited if cuda else None
+        return BoundFprop(fprop, layouts=layouts, prepare=index_groups, whole_layer=whole_layer, limited=limited)
     if request.op == "dgrad":
-        return BoundDgrad(Dgrad(dtype, fast_accumulation=fast), layouts=layouts, prepare=index_groups)
-    return BoundWgrad(Wgrad(dtype, fast_accumulation=fast), layouts=layouts, prepare=index_groups)
+        dgrad = Dgrad(dtype, fast_accumulation=fast)
+        return BoundDgrad(dgrad, layouts=layouts, prepare=index_groups, limited=dgrad.limited if cuda else None)
+    wgrad = Wgrad(dtype, fast_accumulation=fast)
+    return BoundWgrad(wgrad, layouts=layouts, prepare=index_groups, limited=wgrad.limited if cuda else None)
 
 
 def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTensor]:
@@ -230,14 +233,13 @@ def _codes_refusal(request: OptimizerRequest) -> str | None:
 
 def _workspace_refusal(request: GemmRequest) -> str | None:
     """What octavo_native refuses of the GEMM when it is asked for its workspace."""
-    from octavo_native.gemms import gemm_named
-    from octavo_torch_native.gemm.spec import gemm_spec
+    from octavo_torch_native.gemm.spec import gemm_spec, native_gemm
 
     cuda = request.device == "cuda"
     step = support.CUDA_MULTIPLE if cuda else 1
     sides = {"rows": 1, "n": request.n or step, "k": request.k or step, "groups": request.groups or 1}
     try:
-        gemm_named(**vars(gemm_spec(request))).workspace_bytes(cuda=cuda, **sides)
+        native_gemm(gemm_spec(request)).workspace_bytes(cuda=cuda, **sides)
     except ValueError as error:
         return str(error)
     return None

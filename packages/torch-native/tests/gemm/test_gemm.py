@@ -18,6 +18,7 @@ from octavo.recipe_base import GEMMS, Gemm
 from octavo_conformance.cards.variants import MORE_RECIPES, RECIPES
 from octavo_conformance.problems.operands import RUN_ORDER
 from octavo_torch.plugin_api import Bounded
+from octavo_torch_native import backend
 from octavo_torch_native.arrays import operators as array_operators
 from octavo_torch_native.backend import NativeBackend
 from octavo_torch_native.gemm import gemm as gemms
@@ -311,3 +312,21 @@ def test_many_shapes_are_not_all_kept(rng: np.random.Generator, monkeypatch: pyt
     assert 0 < len(fprop._pairs) <= 16
     texts = [*fprop._texts.values(), *(pair.text for pair in fprop._pairs.values())]
     assert all(0 < len(launches.gemm_launch_of(text)._shapes) <= 16 for text in texts)
+
+
+@pytest.mark.parametrize("gemm", GEMMS)
+def test_a_limit_is_offered_where_there_are_multiprocessors(gemm: Gemm, rng: np.random.Generator) -> None:
+    """Of CUDA devices, and it reaches the kernels in every launch; the CPU's take it, and have the same bits."""
+    recipe = BlockScaling()
+    here: Any = octavo_registry.plan(request(gemm, recipe), backend="torch-native").bound
+    there: Any = request(gemm, recipe, device="cuda", arch=(9, 0))
+    assert here.limited is None
+    assert backend._bind_gemm(there).limited is not None
+    for quantized in (recipe, HIGH):
+        layer = draw_layer(rng, quantized)
+        free = bound(gemm, quantized)
+        limited = free.limited(3)
+        for _ in range(2):
+            same(limited(*layer.operands(gemm), layer.sizes), free(*layer.operands(gemm), layer.sizes))
+        texts = [*limited._texts.values(), *(pair.text for pair in limited._pairs.values())]
+        assert [launches.gemm_launch_of(text)._ctas for text in texts] == [3]

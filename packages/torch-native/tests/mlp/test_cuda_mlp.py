@@ -6,6 +6,7 @@ Skipped where torch sees no Hopper device or octavo-native was built without CUD
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 from octavo import Recipe
 from octavo_conformance.cards.variants import MORE_RECIPES, RECIPES
 from octavo_native import ACTIVATIONS
-from octavo_torch import GroupedMLP, check_errors, explain_mlp, permute, unpermute
+from octavo_torch import GroupedMLP, Room, check_errors, explain_mlp, permute, unpermute
 
 pytestmark = MARKS
 
@@ -53,12 +54,29 @@ def test_bits_of_the_operations_in_a_row(name: str, rng: np.random.Generator) ->
         assert all(bool(value.isfinite().all()) for value in made.values())
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_room_changes_no_bit(name: str, rng: np.random.Generator) -> None:
+    """Every GEMM on one multiprocessor, on all but one, and w2's quantizer beside fc1's product, many times over: what
+    two streams read and write is ordered by events, and memory of the one is not given away under the other."""
+    recipe, split = RECIPES[name], SPLITS[0]
+    given = draw_mlp(SHAPE, split, "swiglu", device="cuda")
+    dy = torch.randn(M, N, device="cuda").bfloat16()
+    call = given, torch.tensor(split, device="cuda"), "swiglu", recipe, dy, 12345
+    free = results(fused, *call)
+    most = torch.cuda.get_device_properties(0).multi_processor_count
+    for room in (Room(gemms=1), Room(gemms=most - 1), *[Room(w2=16)] * 20, Room(gemms=20, w2=8)):
+        assert_equal(results(partial(fused, room=room), *call), free, room)
+    with pytest.raises(ValueError, match=f"leaves {most} multiprocessors to others and cuda:0 has {most}"):
+        results(partial(fused, room=Room(gemms=most)), *call)
+
+
 class Block(torch.nn.Module):
     """Rows by expert, the MLP, and back."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, room: Room | None = None) -> None:
         super().__init__()
-        self.experts = GroupedMLP(G, K, F, N, bias=True, recipe=recipe, device="cuda", dtype=torch.bfloat16, seed=5)
+        how: dict[str, Any] = {"recipe": recipe, "device": "cuda", "dtype": torch.bfloat16, "seed": 5, "room": room}
+        self.experts = GroupedMLP(G, K, F, N, bias=True, **how)
 
     def forward(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         rows, sizes, routing = permute(x, index, G)
@@ -84,11 +102,13 @@ def batch(rng: np.random.Generator, kind: str) -> list[Any]:
     return [value.cuda() for value in (x, index, torch.rand(M // 2, 2), dy)]
 
 
+@pytest.mark.parametrize("room", [None, Room(gemms=8, w2=16)], ids=str)
 @pytest.mark.parametrize("name", RECIPES)
-def test_replays_are_eager(name: str, rng: np.random.Generator) -> None:
+def test_replays_are_eager(name: str, room: Room | None, rng: np.random.Generator) -> None:
     """A block with its routing inside, captured once; replays with other routings, inputs and weights, the state of
-    delayed scaling and the seed counter included, are eager bit for bit (faults.md 36, 37)."""
-    block, twin = Block(RECIPES[name]), Block(RECIPES[name])
+    delayed scaling and the seed counter included, are eager bit for bit (faults.md 36, 37). The captured one may leave
+    multiprocessors to others, with w2's quantizer on a stream beside the capture's."""
+    block, twin = Block(RECIPES[name], room), Block(RECIPES[name])
     twin.load_state_dict(block.state_dict())
     held = batch(rng, "plain")
     stream = torch.cuda.Stream()

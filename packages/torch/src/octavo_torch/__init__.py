@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_state
     from octavo_torch.compiler.status import DeviceSizesError, ExchangeError, RowsLeftOutError, check_errors
     from octavo_torch.conversion import convert
+    from octavo_torch.dispatch.room import Room
     from octavo_torch.distributed.fsdp.api import explain_gather, quantize_before_gather, unchanged_weights
     from octavo_torch.distributed.parallel import GroupedColumnParallel, GroupedMLPParallel, GroupedRowParallel
     from octavo_torch.linear.coded_weight import CodedWeight
@@ -88,6 +89,7 @@ __all__ = [
     "PackedWeight",
     "QuantizedInput",
     "QuantizedWeight",
+    "Room",
     "RouterLosses",
     "Routing",
     "RowsLeftOutError",
@@ -156,6 +158,7 @@ _DEFINING_MODULES = (
     "scaling.delayed_state",
     "wgrad.postponed",
     "moe.exchange",
+    "dispatch.room",
     "distributed.fsdp.api",
     "linear.functional",
     "arrays.grouped_tensor",

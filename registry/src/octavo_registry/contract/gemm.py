@@ -6,6 +6,7 @@ the request w and dw are [G, K, N] in memory, quantized as they lie; shapes belo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol
 
@@ -76,19 +77,32 @@ class BoundFprop(Bound[Fprop[A, Operand_contra]], Generic[A, Operand_contra]):
     """The answer to a request for "fprop".
 
     whole_layer  makes of a layer's plans its passes as one call each way; None: the front end calls the plans
+    limited      the same function, with the same bits, on at most so many multiprocessors of the device at once, 1 or
+                 more: others are left to what runs beside it. None: the backend leaves none
     """
 
     whole_layer: MakeWholeLayer | None = field(default=None, kw_only=True)
+    limited: Callable[[int], Fprop[A, Operand_contra]] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundDgrad(Bound[Dgrad[A, Operand_contra]], Generic[A, Operand_contra]):
-    """The answer to a request for "dgrad": the function alone."""
+    """The answer to a request for "dgrad".
+
+    limited  as `BoundFprop` has it
+    """
+
+    limited: Callable[[int], Dgrad[A, Operand_contra]] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundWgrad(Bound[Wgrad[A, Operand_contra]], Generic[A, Operand_contra]):
-    """The answer to a request for "wgrad": the function alone."""
+    """The answer to a request for "wgrad".
+
+    limited  as `BoundFprop` has it
+    """
+
+    limited: Callable[[int], Wgrad[A, Operand_contra]] | None = field(default=None, kw_only=True)
 
 
 AnyBoundFprop = BoundFprop[Any, Any]

@@ -33,6 +33,7 @@ class GemmCall:
     rows, n, k    M, and N and K of the weight [G, N, K] that the kernels see, whichever GEMM it is
     left, right   how the operands were quantized; None: they are arrays of `dtype`
     accumulate    wgrad: the operand `out` is added to, in its own memory
+    ctas          most CTAs of the CUDA kernel, each of which has a multiprocessor to itself; 0: one for each
     """
 
     gemm: Gemm
@@ -46,6 +47,7 @@ class GemmCall:
     right: QuantizerSpec | None = None
     accumulate: bool = False
     fast_accumulation: bool = False
+    ctas: int = 0
 
     @property
     def out_shape(self) -> tuple[int, ...]:
@@ -99,6 +101,7 @@ class GemmCall:
             "n": self.n,
             "k": self.k,
             "groups": self.groups,
+            "ctas": self.ctas,
             "threads": CPU_THREADS,
         }
         aliases = {list(operands).index("out"): 0} if self.accumulate else {}

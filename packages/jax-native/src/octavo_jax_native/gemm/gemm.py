@@ -22,9 +22,9 @@ Specs = tuple[GroupedTensorSpec | None, GroupedTensorSpec | None]
 _FUNCTIONS: dict[Gemm, str] = {"fprop": "octavo_gemm_fprop", "dgrad": "octavo_gemm_dgrad", "wgrad": "octavo_wgrad"}
 
 
-def bind_fprop(request: GemmRequest) -> Fprop[Array, GemmOperand]:
-    """The function of an "fprop" request."""
-    product = _product(Wanted.of(request))
+def bind_fprop(request: GemmRequest, ctas: int = 0) -> Fprop[Array, GemmOperand]:
+    """The function of an "fprop" request, within a limit where ctas is not 0."""
+    product = _product(Wanted.of(request, ctas))
 
     def fprop(
         x: GemmOperand,
@@ -41,9 +41,9 @@ def bind_fprop(request: GemmRequest) -> Fprop[Array, GemmOperand]:
     return fprop
 
 
-def bind_dgrad(request: GemmRequest) -> Dgrad[Array, GemmOperand]:
-    """The function of a "dgrad" request."""
-    product = _product(Wanted.of(request))
+def bind_dgrad(request: GemmRequest, ctas: int = 0) -> Dgrad[Array, GemmOperand]:
+    """The function of a "dgrad" request, likewise."""
+    product = _product(Wanted.of(request, ctas))
 
     def dgrad(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
         checks.check_out(out)
@@ -52,9 +52,9 @@ def bind_dgrad(request: GemmRequest) -> Dgrad[Array, GemmOperand]:
     return dgrad
 
 
-def bind_wgrad(request: GemmRequest) -> Wgrad[Array, GemmOperand]:
-    """The function of a "wgrad" request."""
-    how = Wanted.of(request)
+def bind_wgrad(request: GemmRequest, ctas: int = 0) -> Wgrad[Array, GemmOperand]:
+    """The function of a "wgrad" request, likewise."""
+    how = Wanted.of(request, ctas)
     product = _product(how)
 
     def wgrad(

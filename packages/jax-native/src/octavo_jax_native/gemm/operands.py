@@ -29,18 +29,22 @@ _SHAPES: dict[Operand, str] = {"x": "[M, K]", "dy": "[M, N]"}
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request fixes of its GEMM."""
+    """What a request fixes of its GEMM, and its limit.
+
+    ctas  most multiprocessors that it takes; 0: all of the device
+    """
 
     gemm: Gemm
     recipe: Recipe
     out_dtype: DType
     cuda: bool
     weight: Weight
+    ctas: int = 0
 
     @classmethod
-    def of(cls, request: GemmRequest) -> Wanted:
+    def of(cls, request: GemmRequest, ctas: int = 0) -> Wanted:
         """Of a request of one of the three GEMMs."""
-        return cls(request.op, request.recipe, request.out_dtype, request.device == "cuda", request.weight)
+        return cls(request.op, request.recipe, request.out_dtype, request.device == "cuda", request.weight, ctas)
 
     @property
     def form(self) -> Form:
@@ -103,6 +107,7 @@ def call_of(how: Wanted, left: GemmOperand, right: GemmOperand, groups: int) -> 
         left=quantizers[0],
         right=quantizers[1],
         fast_accumulation=sums_fast(how.recipe, how.gemm),
+        ctas=how.ctas,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -50,12 +51,16 @@ class GroupedGemm:
     gemm: ClassVar[Gemm]
     direction: ClassVar[tuple[Direction, Direction]]
 
-    def __init__(self, dtype: DType, *, fast_accumulation: bool = False) -> None:
+    def __init__(self, dtype: DType, *, fast_accumulation: bool = False, ctas: int = 0) -> None:
         self.left, self.right = OPERANDS_OF_GEMM[self.gemm]
-        self._dtype = DTYPES[dtype]
-        self._fast = fast_accumulation
+        self._name, self._dtype = dtype, DTYPES[dtype]
+        self._fast, self._ctas = fast_accumulation, ctas
         self._pairs: Bounded[tuple[int, int, torch.dtype, bool], _OperandPair] = Bounded()
         self._texts: Bounded[tuple[torch.dtype, torch.dtype, bool], str] = Bounded()
+
+    def limited(self, ctas: int) -> Self:
+        """This GEMM in at most `ctas` CTAs, each of which has a multiprocessor to itself."""
+        return type(self)(self._name, fast_accumulation=self._fast, ctas=ctas)
 
     def _run(
         self,
@@ -113,7 +118,7 @@ class GroupedGemm:
         self._check_quantizers(left, right)
         spec = quantized_gemm(self.gemm, left.quantizer, right.quantizer, self._out_name(dtype), self._fast, accumulate)
         sides = (*self._sides(left.shape, right.shape, left.groups), left.groups)
-        pair = _OperandPair((left, right), gemm_text(spec), sides)
+        pair = _OperandPair((left, right), gemm_text(replace(spec, ctas=self._ctas)), sides)
         pair.convert_left = layout_of(left, self.direction[0]) == PLAIN
         pair.convert_right = layout_of(right, self.direction[1]) == PLAIN
         self._pairs[id(left), id(right), dtype, accumulate] = pair
@@ -123,7 +128,11 @@ class GroupedGemm:
         if dtype not in DTYPE_NAMES:
             raise ValueError(f"{self.left} has dtype {dtype_text(dtype)}; give bfloat16, float16 or float32")
         spec = GemmSpec(
-            gemm=self.gemm, dtype=DTYPE_NAMES[dtype], out_dtype=self._out_name(out_dtype), accumulate=accumulate
+            gemm=self.gemm,
+            dtype=DTYPE_NAMES[dtype],
+            out_dtype=self._out_name(out_dtype),
+            accumulate=accumulate,
+            ctas=self._ctas,
         )
         text = self._texts[dtype, out_dtype, accumulate] = gemm_text(spec)
         return text

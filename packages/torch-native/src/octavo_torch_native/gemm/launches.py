@@ -13,7 +13,7 @@ import octavo_native
 from octavo_native.gemms import gemm_named
 from octavo_torch.plugin_api import DTYPES, Bounded
 from octavo_torch_native.arrays.launch import address, aligned_rows, submit, workspace, writable_strides
-from octavo_torch_native.gemm.spec import GemmSpec, gemm_from
+from octavo_torch_native.gemm.spec import GemmSpec, gemm_from, native_gemm
 from octavo_torch_native.quantizers.planes import DTYPE_NUMBERS, Shape
 
 
@@ -56,7 +56,8 @@ class GemmLaunch:
         self.accumulate = spec.accumulate
         self._gemm = spec.gemm
         self.quantized = spec.scaling is not None
-        self._native = gemm_named(**vars(spec))
+        self._ctas = spec.ctas
+        self._native = native_gemm(spec)
         self._shapes: Bounded[tuple[int, int, int, int, bool], GemmShapes] = Bounded()
 
     def out_shape(self, rows: int, n: int, k: int, groups: int) -> Shape:
@@ -72,7 +73,7 @@ class GemmLaunch:
         if shapes is None:
             sides = {"rows": rows, "n": n, "k": k, "groups": groups}
             size = self._native.workspace_bytes(cuda=cuda, **sides)
-            sides["workspace_bytes"] = size
+            sides["workspace_bytes"], sides["ctas"] = size, self._ctas
             shapes = self._shapes[key] = GemmShapes(self.out_shape(rows, n, k, groups), sides, size)
         return shapes
 

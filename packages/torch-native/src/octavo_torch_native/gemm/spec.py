@@ -6,11 +6,12 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 
+import octavo_native
 from octavo import QuantizerSpec
 from octavo.formats import DType, Format
 from octavo.quantizer import Scaling
 from octavo.recipe_base import Gemm
-from octavo_native.gemms import OPERANDS_OF_GEMM, names_of
+from octavo_native.gemms import OPERANDS_OF_GEMM, gemm_named, names_of
 from octavo_registry.contract import GemmRequest
 
 
@@ -22,6 +23,7 @@ class GemmSpec:
     scaling ...   of quantized operands: the formats of the left and of the right one, square blocks of the weights,
                   Hadamard data, whose groups are padded to 16 rows
     accumulate    of wgrad: the product is added to what `out` holds
+    ctas          most CTAs of the CUDA kernel, each of which has a multiprocessor to itself; 0: one for each
     """
 
     gemm: Gemm
@@ -34,6 +36,7 @@ class GemmSpec:
     out_dtype: DType = "bfloat16"
     accumulate: bool = False
     fast_accumulation: bool = False
+    ctas: int = 0
 
 
 def quantized_gemm(
@@ -58,6 +61,11 @@ def gemm_spec(request: GemmRequest) -> GemmSpec:
         return GemmSpec(gemm=gemm, dtype=request.in_dtype, out_dtype=request.out_dtype)
     fast = gemm in getattr(recipe, "fast_accumulation", ())
     return quantized_gemm(gemm, left, right, request.out_dtype, fast, accumulate=False)
+
+
+def native_gemm(spec: GemmSpec) -> octavo_native.Gemm:
+    """octavo_native's GEMM of `spec`, which takes its number of CTAs at each launch."""
+    return gemm_named(**{name: value for name, value in vars(spec).items() if name != "ctas"})
 
 
 def gemm_text(spec: GemmSpec) -> str:

@@ -192,6 +192,7 @@ class Experts(TEGroupedMLP):  # type: ignore[misc]
             second_seed=fc2.seed,
             record=self.training,
             main_grad=fc1.main_grad,
+            room=fc1.room,
             activation=self._activation,
             states=None if state1 is None or state2 is None else (state1, state2),
             delayed_wgrad=None if stores == (None, None) else stores,

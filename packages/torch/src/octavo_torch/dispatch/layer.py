@@ -23,6 +23,7 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
+from octavo_torch.dispatch.room import within
 from octavo_torch.dispatch.rounded import is_composed
 from octavo_torch.memo import Bounded
 
@@ -52,6 +53,7 @@ class Layer:
     """
 
     __slots__ = (
+        "_leaving",
         "at_host",
         "backend",
         "columns",
@@ -154,6 +156,7 @@ class Layer:
         self.needs_seed = self.stochastic_forward or (self.quantize_dy is not None and recipe.stochastic)
         self.needs_more = self.needs_seed or self.stateful
         self.whole = self._whole()
+        self._leaving: dict[int, Layer] = {}
 
     def _run(self, operand: Operand) -> QuantizeFunction | None:
         plan = self.quantizers.get(operand)
@@ -180,6 +183,22 @@ class Layer:
         make = fprop.bound.whole_layer
         return None if make is None else make(needed, self.quantizers)
 
+    def leaving(self, multiprocessors: int) -> Layer:
+        """This layer, whose GEMMs leave so many multiprocessors to others: see Room. Itself on a CPU, and for 0."""
+        if not multiprocessors or self.device.type != "cuda":
+            return self
+        layer = self._leaving.get(multiprocessors)
+        if layer is None:
+            layer = copy(self)
+            layer.whole, layer._leaving = None, {}
+            layer.fprop = within(self.plan.fprop, self.device, multiprocessors)
+            if self.dgrad is not None and self.plan.dgrad is not None:
+                layer.dgrad = within(self.plan.dgrad, self.device, multiprocessors)
+            if self.wgrad is not None and self.plan.wgrad is not None:
+                layer.wgrad = within(self.plan.wgrad, self.device, multiprocessors)
+            self._leaving[multiprocessors] = layer
+        return layer
+
     def with_planes(self, planes: Mapping[Operand, tuple[bool, bool]]) -> Layer:
         """This layer where `planes` says of each operand whether its row data and its column data are computed.
 
@@ -187,7 +206,7 @@ class Layer:
         operand once for fprop and once more for its gradients, so that no codes are kept in between.
         """
         layer = copy(self)
-        layer.whole = None
+        layer.whole, layer._leaving = None, {}
         layer.quantizers = dict(self.quantizers)
         for operand, (row, column) in planes.items():
             plan = layer.quantizers.pop(operand, None)

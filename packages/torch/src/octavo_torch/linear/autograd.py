@@ -18,7 +18,7 @@ from octavo_torch.arrays.strides import share_memory
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import Matrix, QuantizeFunction, WgradFunction
+from octavo_torch.dispatch.layer import FpropFunction, Matrix, QuantizeFunction, WgradFunction
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.contexts import run_backward
@@ -66,6 +66,12 @@ def run_forward(
     Returns y [M, N], and x and w as backward saves them: quantized where a GEMM reads codes.
     Of an x whose codes the call has, the values are read only where the fprop slot is high precision.
     """
+    rows, matrices = read_operands(call, seed, x, w)
+    return product(call, call.layer.fprop, (x, w), (rows, matrices), bias, bias_scales), rows, matrices
+
+
+def read_operands(call: Call, seed: int | Tensor | None, x: Tensor, w: Tensor) -> tuple[Matrix, Matrix]:
+    """x and w as `run_forward` returns them."""
     layer = call.layer
     if call.probe is not None:
         _count_operands(call, call.probe, x, w)
@@ -75,9 +81,20 @@ def run_forward(
         rows = quantize_operand(call, layer.quantize_x, "x", x, seed)
     if layer.quantize_w is not None and call.w_codes is None:
         matrices = call.w_made or quantize_operand(call, layer.quantize_w, "w", w, seed)
-    left, right = (rows, matrices) if layer.quantized_fprop else (x, w)
-    y = layer.fprop(left, right, call.sizes, bias=bias, bias_scales=bias_scales, out=call.out)
-    return y, rows, matrices
+    return rows, matrices
+
+
+def product(
+    call: Call,
+    fprop: FpropFunction,
+    values: tuple[Tensor, Tensor],
+    read: tuple[Matrix, Matrix],
+    bias: Tensor | None,
+    bias_scales: Tensor | None,
+) -> Tensor:
+    """y [M, N] by `fprop`, of x and w as they are or as `read_operands` returned them, whichever the layer's reads."""
+    left, right = read if call.layer.quantized_fprop else values
+    return fprop(left, right, call.sizes, bias=bias, bias_scales=bias_scales, out=call.out)
 
 
 def _count_operands(call: Call, probe: Probe, x: Tensor, w: Tensor) -> None:

@@ -13,6 +13,7 @@ from octavo_registry.contract.layer import WholeLayer
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import GroupSizes, Sizes
 from octavo_torch.dispatch.layer import Layer, Layers
+from octavo_torch.dispatch.room import Room
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.seeds import Seed
@@ -41,6 +42,7 @@ class Options:
     """What the caller of a layer, or of an MLP, says in addition to its operands. The public functions document each.
 
     record   whether delayed scaling records the amax of this call; modules record while they train
+    room     multiprocessors that the call leaves to others; None: it takes all
     """
 
     recipe: Recipe
@@ -51,6 +53,7 @@ class Options:
     out: Tensor | None = None
     grad_input: Tensor | None = None
     main_grad: MainGrad | None = None
+    room: Room | None = None
 
     def present(self) -> dict[str, object]:
         """The options that are not None, by name."""

@@ -14,6 +14,7 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.dispatch.recipes import recipe_of, with_output_dtype
+from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import arguments
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.grouped import Rows, apply, traced
@@ -42,6 +43,7 @@ def grouped_linear(
     grad_input: Tensor | None = None,
     main_grad: Literal["accumulate", "overwrite"] | None = None,
     delayed_wgrad: DelayedWgrad | None = None,
+    room: Room | None = None,
 ) -> Tensor:
     """y[r] = x[r] @ weight[g].T + bias[g] for every row r of group g.
 
@@ -62,6 +64,7 @@ def grouped_linear(
     main_grad                "accumulate" adds the weight's gradient to `weight.main_grad` [G, N, K] in backward,
                              "overwrite" stores it there; autograd gets zeros for the weight. See below
     delayed_wgrad            backward leaves the weight's gradient to this object's `backward_dw`
+    room                     multiprocessors that the GEMMs leave to what runs beside them; None: they take all
     Returns       [M, N]     rows past the sum are zero and x is not read there
 
     Differentiable in x, weight, bias and bias_scales, once. Raises ValueError for shapes, dtypes or host sizes that do
@@ -84,7 +87,7 @@ def grouped_linear(
     call = Call(recipe, backend, group_offset)  # type: ignore[arg-type]  # a str is its recipe by now
     call.seed, call.state = seed, state
     call.out, call.grad_input = out, grad_input
-    call.main_grad, call.delayed_wgrad = main_grad, delayed_wgrad
+    call.main_grad, call.delayed_wgrad, call.room = main_grad, delayed_wgrad, room
     run = traced if _is_compiling() else apply
     return run(x, weight, group_sizes, bias, bias_scales, call)
 

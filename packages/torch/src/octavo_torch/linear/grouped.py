@@ -23,6 +23,7 @@ from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.second_derivative import check_no_tangent
 from octavo_torch.dispatch.layer import Layers, layer_for
+from octavo_torch.dispatch.room import check_room
 from octavo_torch.linear import arguments, contexts
 from octavo_torch.linear.autograd import draw_in_forward, grouped_linear_function, run_forward
 from octavo_torch.linear.call import Call
@@ -111,6 +112,9 @@ def apply(
         layer = layers[key] = layer_for(recipe, x, w, at_host, need_dx, need_dw, backend, graph_safe)
     if forward_ad._current_level >= 0:
         check_no_tangent(x, *leaves_of(leaves), b, bias_scales)
+    if call.room is not None:
+        check_room(call.room, of_mlp=False)
+        layer = layer.leaving(call.room.gemms)
     call.layer, call.sizes = layer, sizes
     plain = call.out is None and call.grad_input is None and bias_scales is None and call.probe is None
     more = call.seed is not None or state is not None or b is not None or call.group_offset is not _FIRST

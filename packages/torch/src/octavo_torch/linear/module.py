@@ -16,6 +16,7 @@ from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.dispatch.layer import Layers
+from octavo_torch.dispatch.room import Room, check_room
 from octavo_torch.linear.arguments import check_adaptable
 from octavo_torch.linear.call import Adapter, Call
 from octavo_torch.linear.explain import explain_linear
@@ -59,6 +60,7 @@ class GroupedLinear(RecipeModule):
         main_grad: Literal["accumulate", "overwrite"] | None = None,
         per_group_parameters: PerGroup = False,
         delay_wgrad: bool = False,
+        room: Room | None = None,
     ) -> None:
         """Parameters are uniform in +-1 / sqrt(in_features), as torch.nn.Linear's are.
 
@@ -74,10 +76,12 @@ class GroupedLinear(RecipeModule):
         per_group_parameters    one parameter per group: weight0, weight1 and so on; {"weight"} or {"bias"}: of these
                                 alone
         delay_wgrad             backward leaves the weight's gradient to `backward_dw()`
+        room                    multiprocessors that the GEMMs leave to what runs beside them; None: they take all
         """
         check_flag("bias", bias)
+        check_room(room, of_mlp=False)
         sides = {"num_groups": num_groups, "in_features": in_features, "out_features": out_features}
-        options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad)
+        options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad, room)
         super().__init__(sides, options, device)
         self._layers: Layers = Layers()
         shapes = {
@@ -142,7 +146,7 @@ class GroupedLinear(RecipeModule):
             if self.training and not compiling:
                 self.notice_unused_amax(own)  # type: ignore[arg-type]
         call.out, call.grad_input = out, grad_input
-        call.main_grad, call.delayed_wgrad = self.main_grad, self.delayed_wgrad
+        call.main_grad, call.delayed_wgrad, call.room = self.main_grad, self.delayed_wgrad, self.room
         call.layers = self._layers
         if self.probes:
             (call.probe,) = self.probes

@@ -12,6 +12,7 @@ from octavo_torch.arrays.leading import LeadingAxes, has_other_rank
 from octavo_torch.arrays.per_group import Weights, as_one, leaves_of
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.dispatch.recipes import with_output_dtype
+from octavo_torch.dispatch.room import Room
 from octavo_torch.functions.activations import check_activation
 from octavo_torch.linear import grouped
 from octavo_torch.linear.arguments import check_adaptable
@@ -119,7 +120,7 @@ def _calls(call: MlpCall, x: Tensor) -> tuple[Call, Call]:
     first, second = (
         Call(
             of, call.backend, call.group_offset, seed=seed, record=call.record, main_grad=call.main_grad, state=state,
-            delayed_wgrad=store,
+            delayed_wgrad=store, room=None if call.room is None else Room(call.room.gemms),
         )
         for of, seed, state, store in zip((inner, recipe), seeds, states, stores, strict=True)
     )  # fmt: skip

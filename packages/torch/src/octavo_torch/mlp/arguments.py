@@ -8,6 +8,7 @@ from torch import Tensor
 from octavo_registry.contract.cards import GATED, Activation
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.operands import check_sides, check_tensor
+from octavo_torch.dispatch.room import check_room
 from octavo_torch.functions.activations import check_activation, features
 from octavo_torch.linear.arguments import check_buffer, check_like, check_state
 from octavo_torch.mlp.activation_module import check_probs
@@ -98,6 +99,7 @@ def check_common(call: MlpCall, plan: MlpPlan, x: Tensor, bias1: Tensor | None, 
     elif plan.fc1.needs_seed or plan.fc2.needs_seed:
         raise ValueError(NEEDS_SEED)
     check_group_offset(call.group_offset, groups)
+    check_room(call.room)
     _check_states(plan, call.states, x)
 
 

@@ -16,6 +16,7 @@ from octavo_torch.dispatch.layer import Matrix
 from octavo_torch.functions.activations import activate
 from octavo_torch.linear.autograd import quantize_operand, run_forward
 from octavo_torch.linear.call import Call
+from octavo_torch.mlp.aside import Aside
 from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.quantizers.extras import Extras
 from octavo_torch.quantizers.fused import Fused
@@ -55,8 +56,9 @@ class SecondLayer(NamedTuple):
 def forward(call: MlpCall, operands: Operands) -> MlpForward:
     """y [M, N], and what backward may need of the way to it."""
     seed1, seed2 = draw_in_forward(call)
-    first = first_layer(call, seed1, operands.x, operands.w1, operands.bias1)
-    second = second_layer(call, seed2, first.h, operands)
+    aside = Aside.of(call, operands.w2, seed2)
+    first = first_layer(call, seed1, operands.x, operands.w1, operands.bias1, aside)
+    second = second_layer(call, seed2, first.h, operands, aside)
     return MlpForward(second.y, first.h, first.x, first.w1, second.a, second.w2)
 
 
@@ -67,21 +69,29 @@ def draw_in_forward(call: MlpCall) -> tuple[DrawnSeed, DrawnSeed]:
     return None, None
 
 
-def first_layer(call: MlpCall, seed: DrawnSeed, x: Tensor, w1: Tensor, bias1: Tensor | None) -> FirstLayer:
-    """fc1's product of the rows x."""
+def first_layer(
+    call: MlpCall, seed: DrawnSeed, x: Tensor, w1: Tensor, bias1: Tensor | None, aside: Aside | None = None
+) -> FirstLayer:
+    """fc1's product of the rows x, with w2's quantizer beside it where there is one aside."""
     fc1 = call.fc1
     if call.block:
         bias1 = None if bias1 is None else to_halves(bias1, call.block)
         # high-precision slots alone read the weight in addition to its codes
         w1 = to_halves(w1, call.block) if fc1.w_codes is None or not fc1.layer.quantized_fprop else w1
+    if aside is not None:
+        return FirstLayer(*aside.beside_first(seed, x, w1, bias1))
     return FirstLayer(*run_forward(fc1, seed, x, w1, bias1, None))
 
 
-def second_layer(call: MlpCall, seed: DrawnSeed, h: Tensor, operands: Operands) -> SecondLayer:
-    """fc2's product of h's activation."""
+def second_layer(
+    call: MlpCall, seed: DrawnSeed, h: Tensor, operands: Operands, aside: Aside | None = None
+) -> SecondLayer:
+    """fc2's product of h's activation, and of w2's codes where they were made aside."""
     fc2 = call.fc2
     a, fc2.x_codes = activation_of(call, h, operands.probs, seed)
     rows = h if a is None else a
+    if aside is not None:
+        fc2.w_made = aside.codes()
     return SecondLayer(*run_forward(fc2, seed, rows, operands.w2, operands.bias2, operands.bias2_scales))
 
 

@@ -18,6 +18,7 @@ from octavo_torch.arrays.per_group import Weights, as_one, leaves_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.compiler.second_derivative import check_no_tangent
 from octavo_torch.dispatch.recipes import recipe_of
+from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
 from octavo_torch.linear.graph import graph_route
 from octavo_torch.linear.grouped import Rows
@@ -75,6 +76,8 @@ def apply(
     sizes, at_host = as_sizes(group_sizes, x.shape[0], first.weight.shape[0], x)
     plan = mlp_plan_for(recipe, name, x, first.weight, second.weight, at_host, needed, call.backend)
     check_mlp(call, plan, arrays)
+    if call.room is not None:
+        plan = plan.leaving(call.room.gemms)
     if x_codes is not None:
         check_codes(plan.fc1, recipe, rows_or_codes, x_codes)
     block = check_interleave(call.interleave, name, first.weight)
@@ -182,6 +185,7 @@ def grouped_mlp(
     grad_input: Tensor | None = None,
     main_grad: Literal["accumulate", "overwrite"] | None = None,
     delayed_wgrad: DelayedWgrad | None = None,
+    room: Room | None = None,
 ) -> Tensor:
     """y[r] = w2[g] (probs[r] act(w1[g] x[r] + bias1[g])) + bias2[g] for every row r of group g.
 
@@ -203,6 +207,7 @@ def grouped_mlp(
                                     came first, from a copy, in each call, unless w1 is quantized already
     group_offset, backend, out, grad_input, main_grad, delayed_wgrad
                                     as grouped_linear's; the last two are for both weights
+    room                            multiprocessors that the call leaves to what runs beside it; None: it takes all
     Returns       [M, N]            rows past the sum are zero, and neither x nor probs are read there
 
     fc1's result has x's dtype. The activation and its gradient are computed in fp32, rounded once to that dtype and
@@ -222,6 +227,7 @@ def grouped_mlp(
         interleave=interleave,
         states=state,
         delayed_wgrad=delayed_wgrad,
+        room=room,
     )
     return run(x, w1, w2, group_sizes, Extras(probs, bias1, bias2, bias2_scales), call)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo import Recipe
 from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.sizes import GroupSizes
+from octavo_torch.dispatch.room import Room
 from octavo_torch.linear.grouped import Rows
 from octavo_torch.mlp import mlp
 from octavo_torch.mlp.adapted import Adapters, run_adapted
@@ -48,6 +49,7 @@ class GroupedMLP(Experts):
         per_group_parameters: PerGroup = False,
         delay_wgrad: bool = False,
         interleave: int | None = None,
+        room: Room | None = None,
     ) -> None:
         """Parameters are uniform in +-1 / sqrt(a layer's inputs), as torch.nn.Linear's are.
 
@@ -66,6 +68,7 @@ class GroupedMLP(Experts):
                                 these alone
         delay_wgrad             backward leaves the weights' gradients to `backward_dw()`
         interleave              rows of a block where gate and up projection take turns in weight1 and bias1
+        room                    multiprocessors that a call leaves to what runs beside it; None: it takes all
         """
         sides = {
             "num_groups": num_groups,
@@ -73,7 +76,7 @@ class GroupedMLP(Experts):
             "hidden_features": hidden_features,
             "out_features": in_features if out_features is None else out_features,
         }
-        options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad)
+        options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad, room)
         super().__init__(sides, activation, bias, interleave, options, device=device, dtype=dtype)
         self.start()
 
@@ -104,6 +107,7 @@ class GroupedMLP(Experts):
             out=out,
             grad_input=grad_input,
             main_grad=self.main_grad,
+            room=self.room,
             activation=self.activation,
             interleave=self.interleave,
             states=self.states,

@@ -37,7 +37,7 @@ class MlpPlan:
     prepare     makes of group sizes what everything here takes in their place; None: sizes as they are
     """
 
-    __slots__ = ("act", "activation", "dact", "fc1", "fc2", "prepare", "recipe")
+    __slots__ = ("_leaving", "act", "activation", "dact", "fc1", "fc2", "prepare", "recipe")
 
     def __init__(self, recipe: Recipe, activation: Activation, fc1: Layer, fc2: Layer) -> None:
         self.recipe, self.activation, self.fc1, self.fc2 = recipe, activation, fc1, fc2
@@ -46,6 +46,18 @@ class MlpPlan:
         prepares = [fc1.prepare, fc2.prepare, *(part.plan.prepare for part in (self.act, self.dact) if part.plan)]
         # sizes that one backend prepared are nothing to another
         self.prepare: PrepareFunction | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
+
+        self._leaving: dict[int, MlpPlan] = {}
+
+    def leaving(self, multiprocessors: int) -> MlpPlan:
+        """This plan, whose GEMMs leave so many multiprocessors to others: see Room. Itself on a CPU, and for 0."""
+        fc1, fc2 = self.fc1.leaving(multiprocessors), self.fc2.leaving(multiprocessors)
+        if fc1 is self.fc1 and fc2 is self.fc2:
+            return self
+        plan = self._leaving.get(multiprocessors)
+        if plan is None:
+            plan = self._leaving[multiprocessors] = MlpPlan(self.recipe, self.activation, fc1, fc2)
+        return plan
 
     @property
     def fused(self) -> dict[str, Fused]:

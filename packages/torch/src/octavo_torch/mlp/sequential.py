@@ -194,7 +194,7 @@ def _why_not_fused(operations: tuple[nn.Module, ...]) -> str | None:
         )
     if first.recipe.output_dtype is not None:
         return f"the recipe's output_dtype is {first.recipe.output_dtype}, and between the layers it would be x's"
-    for what in ("num_groups", "backend", "main_grad", "training"):
+    for what in ("num_groups", "backend", "main_grad", "training", "room"):
         ours, theirs = getattr(first, what), getattr(second, what)
         if ours != theirs:
             return f"{what} is {ours!r} and {theirs!r}"
@@ -248,6 +248,7 @@ def _fused(
         out=buffers["out"],
         grad_input=buffers["grad_input"],
         main_grad=first.main_grad,
+        room=first.room,
         activation=activation.activation,
         second_seed=second.seed,
         states=None if state1 is None or state2 is None else (state1, state2),

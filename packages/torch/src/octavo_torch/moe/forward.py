@@ -15,6 +15,7 @@ from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.dispatch.layer import Matrix
 from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.linear.call import Call
+from octavo_torch.mlp.aside import Aside
 from octavo_torch.mlp.call import Operands
 from octavo_torch.mlp.forward import DrawnSeed, draw_in_forward, first_layer, second_layer
 from octavo_torch.moe.call import MoeCall, MoeOperands
@@ -51,7 +52,8 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands) -> MoeForward
     probs = weights_as_rows(call, weights, places)
     seeds = draw_in_forward(call)
     rows = rows_for(call, seeds[0], x, places)
-    h, rows_read, matrices1 = first_layer(call, seeds[0], rows, w1, bias1)
+    aside = Aside.of(call, w2, seeds[1])
+    h, rows_read, matrices1 = first_layer(call, seeds[0], rows, w1, bias1, aside)
     _record(call.fc1, call.moe.recorded[0], rows, matrices1)
     kept_x = (rows_read if call.plan.fc1.quantized_wgrad else rows) if keeps_all else None
     # gone before fc2's operands are made
@@ -59,7 +61,7 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands) -> MoeForward
     call.fc1.x_codes = None
     kept_h = h if call.moe.hidden is None else keep_rows(call.moe.hidden, h, call.sizes, call.backend)
     of_second = Operands(h, w1, w2, probs, bias1, bias2, None if bias2 is None else probs)
-    y, a, matrices2 = second_layer(call, seeds[1], h, of_second)
+    y, a, matrices2 = second_layer(call, seeds[1], h, of_second, aside)
     _record(call.fc2, call.moe.recorded[1], a, matrices2)
     combined = call.combine(call.moves.results, y, places)()
     return MoeForward(

@@ -13,6 +13,7 @@ from octavo import Recipe
 from octavo_torch.arrays.checks import brief, check_count, check_flag
 from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.operands import check_layout
+from octavo_torch.dispatch.room import Room
 from octavo_torch.mlp.adapted import Adapters, run_adapted
 from octavo_torch.mlp.experts import Experts, QuantizedWeights
 from octavo_torch.mlp.mlp import Extras
@@ -71,12 +72,13 @@ class MoE(Experts):
         interleave: int | None = None,
         ep: ExpertRanks | None = None,
         exchange: Exchange | None = None,
+        room: Room | None = None,
     ) -> None:
         """num_experts: of all ranks; choices: k, the experts of a token; out_features: N, None for in_features.
 
         score, groups, kept_groups, renormalize, scale: how the router chooses, see choose_experts.
         form, weight_codes: what is kept for the backward, see moe_mlp.
-        activation to interleave: as GroupedMLP has it.
+        activation to interleave, room: as GroupedMLP has it.
         ep, exchange: the ranks that share the experts, and how tokens reach them, see moe_mlp.
         """
         check_count("num_experts", num_experts)
@@ -98,7 +100,7 @@ class MoE(Experts):
             "hidden_features": hidden_features,
             "out_features": in_features if out_features is None else out_features,
         }
-        options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad)
+        options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad, room)
         super().__init__(sides, activation, bias, interleave, options, device=device, dtype=dtype)
         self.ep, self.exchange = group, None if group is None else check_exchange(exchange)
         self.choices, self.groups, self.kept_groups = choices, groups, kept_groups
@@ -166,6 +168,7 @@ class MoE(Experts):
             seed=self.seed,
             record=self.training,
             main_grad=self.main_grad,
+            room=self.room,
             activation=self.activation,
             interleave=self.interleave,
             states=self.states,

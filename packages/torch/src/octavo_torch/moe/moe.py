@@ -17,6 +17,7 @@ from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.per_group import Weights, leaves_of
 from octavo_torch.compiler.second_derivative import check_no_tangent
 from octavo_torch.dispatch.recipes import recipe_of
+from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
 from octavo_torch.linear.graph import graph_route
 from octavo_torch.linear.prepare import Parameters, anchor_of, parameters_of, settle
@@ -87,6 +88,8 @@ def _resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed:
     at_host = x.device.type == "cpu"
     full = mlp_plan_for(call.recipe, activation, x, w1, w2, at_host, needed, call.backend)
     check_common(call, full, x, bias1, bias2)
+    if call.room is not None:
+        full = full.leaving(call.room.gemms)
     block = check_interleave(call.interleave, activation, w1)
     keeps_codes = form == "lean" and (needed.w2 or needed.between)
     hidden = rows_plan(x, int(w1.shape[1]), int(w1.shape[0]), call.backend) if keeps_codes else None
@@ -169,6 +172,7 @@ def moe_mlp(
     delayed_wgrad: DelayedWgrad | None = None,
     ep: ExpertRanks | None = None,
     exchange: Exchange | None = None,
+    room: Room | None = None,
 ) -> Tensor:
     """y[t] = sum over j of w2[g] (p act(w1[g] x[t] + bias1[g])) + p bias2[g]; g is choices[t, j] and p weights[t, j].
 
@@ -192,6 +196,7 @@ def moe_mlp(
                                     is number e % G of rank e // G. Every rank calls it, one without tokens, too, and
                                     runs its backward
     exchange                        with `ep`, how tokens reach the experts and come back; None: octavo_torch.Exchange()
+    room                            multiprocessors that the call leaves to what runs beside it; None: it takes all
     Returns       [T, N]            zeros for a token that is routed nowhere
 
     The bits, of y and of every gradient, are those of `permute`, `grouped_mlp` with the weights as probs (and as
@@ -218,5 +223,6 @@ def moe_mlp(
         weight_codes=weight_codes,
         ep=group,
         exchange=None if group is None else check_exchange(exchange),
+        room=room,
     )
     return run(x, w1, w2, Routed(choices, weights, bias1, bias2), call)

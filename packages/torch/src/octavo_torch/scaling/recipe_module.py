@@ -19,6 +19,7 @@ from octavo_torch.arrays.group_parameters import GroupParameters, PerGroup, kind
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.recipes import recipe_of
+from octavo_torch.dispatch.room import Room, check_room
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.quantized_parameters import recipe_of_parameters
@@ -51,6 +52,7 @@ class ModuleOptions:
     main_grad: MainGrad | None
     per_group_parameters: PerGroup
     delay_wgrad: bool
+    room: Room | None = None
 
     def check(self) -> None:
         """Raises ValueError for options of a wrong kind; `backend_names` checks `backend`."""
@@ -59,6 +61,7 @@ class ModuleOptions:
             check_mode(self.main_grad)
         kinds_per_group(self.per_group_parameters)
         check_flag("delay_wgrad", self.delay_wgrad)
+        check_room(self.room)
 
 
 class RecipeModule(GroupParameters):
@@ -79,6 +82,7 @@ class RecipeModule(GroupParameters):
     encode_scale: Tensor
     main_grad: MainGrad | None = None
     delayed_wgrad: DelayedWgrad | None = None
+    room: Room | None = None
     _depth = 3  # calls from a warning of __init__ up to the user's line
     probes: tuple[Probe, ...] = ()
     """Of each layer, while an observer counts; empty else."""
@@ -105,7 +109,7 @@ class RecipeModule(GroupParameters):
         self.per_group_parameters = kinds_per_group(options.per_group_parameters)
         self.delayed_wgrad = DelayedWgrad() if options.delay_wgrad else None
         register_constants()
-        self.main_grad = options.main_grad
+        self.main_grad, self.room = options.main_grad, options.room
         of_codes = recipe_of_parameters()
         if options.recipe is UNSAID and of_codes is None:
             warnings.warn(
@@ -159,7 +163,8 @@ class RecipeModule(GroupParameters):
         """The part of `extra_repr` for rarely used options: only those that are on."""
         kinds = sorted(self.per_group_parameters)
         parted = f", per_group_parameters={True if len(kinds) == 2 else set(kinds)}" if kinds else ""
-        return parted + (", delay_wgrad=True" if self.delayed_wgrad is not None else "")
+        parted += ", delay_wgrad=True" if self.delayed_wgrad is not None else ""
+        return parted + ("" if self.room is None else f", room={self.room}")
 
     def backward_dw(self, count: int | None = None) -> None:
         """Compute the weight gradients that the oldest `count` backward passes postponed (None: all); see DelayedWgrad.

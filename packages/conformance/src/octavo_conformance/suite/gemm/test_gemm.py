@@ -88,6 +88,21 @@ def _check_products(case: Case, rng: Rng, repeats: int, measure: Measure) -> Non
         _check(case, problem, actual, quantized, measure)
 
 
+@needs("gemm", variants.gemms)
+def test_a_limit_changes_no_bit(case: Case, rng: Rng) -> None:
+    """On one multiprocessor, on a few, and on more than there are, a GEMM that offers `limited` has the bits that it
+    has on all: who leaves room to a collective trains the same model."""
+    problem = draw_problem(rng, case.dtype)
+    plan, quantized = _plan(case, problem), _quantized(case, problem)
+    bound: Any = plan.bound
+    if bound.limited is None:
+        pytest.skip("the backend offers no limit of multiprocessors")
+    free = _run(case, plan, problem, quantized)
+    for most in (1, int(rng.integers(2, 64)), 100_000):
+        limited = replace(plan, bound=replace(bound, run=bound.limited(most)))
+        assert_same_bits(_run(case, limited, problem, quantized), free, f"{case.gemm} on {most} multiprocessors")
+
+
 @needs("gemm", variants.mx_gemms, weight="kn")
 def test_weights_that_lie_the_other_way(case: Case, rng: Rng, measure: Measure) -> None:
     """A weight stored as [G, K, N] and quantized as it lies: fprop reads its columnwise plane, dgrad its rowwise one,

@@ -1,0 +1,68 @@
+"""Room: the multiprocessors that a call leaves to what runs beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from octavo import OctavoError
+from octavo_registry.dispatch.layer_plan import GemmPlan
+from octavo_torch.arrays.checks import brief
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Multiprocessors of a CUDA device that a call leaves to what runs beside it. No bit depends on it.
+
+    gemms   every GEMM of the call, forward and backward, leaves so many: to a collective, for instance, which otherwise
+            waits until the GEMM has ended, or keeps it waiting
+    w2      of an MLP and of a MoE layer, where w2 is quantized in the call: fc1's product leaves so many to w2's
+            quantizer, which runs beside it on a stream of its own. None: after it, on the caller's stream
+
+    On a CPU there are no multiprocessors to leave. Codes of w2 that are given, adapters, an observer that counts, and
+    torch.compile have nothing, or no way, to quantize w2 beside the product: it is done in turn. Where a backend cannot
+    leave multiprocessors the call raises OctavoError.
+    """
+
+    gemms: int = 0
+    w2: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("gemms", 0), ("w2", 1)):
+            value = getattr(self, name)
+            if (value is not None or name == "gemms") and (type(value) is not int or value < least):
+                raise ValueError(f"Room's {name} is {brief(value)}; give a number of multiprocessors, {least} or more")
+
+
+pytree.register_constant(Room)
+
+
+def check_room(room: object, of_mlp: bool = True) -> None:
+    """ValueError for what is no Room, and for one that speaks of a w2 where there is none."""
+    if room is None:
+        return
+    if not isinstance(room, Room):
+        raise ValueError(f"room is {brief(room)}; give an octavo_torch.Room")
+    if room.w2 is not None and not of_mlp:
+        raise ValueError(f"room is {room} and one layer has no w2; give Room(gemms=...)")
+
+
+def within(plan: GemmPlan, device: torch.device, left: int) -> Callable[..., Any]:
+    """The plan's function on all multiprocessors of the device but `left`.
+
+    Raises ValueError where the device has no more than those, OctavoError where the backend cannot leave any.
+    """
+    have = torch.cuda.get_device_properties(device).multi_processor_count
+    if left >= have:
+        raise ValueError(f"room leaves {left} multiprocessors to others and {device} has {have}; leave fewer")
+    if plan.bound.limited is None:
+        raise OctavoError(
+            f"room leaves {left} multiprocessors to others and {plan.backend} has no limit for its {plan.request.op}; "
+            "leave room out, or choose a backend that has one, such as torch-native"
+        )
+    limited: Callable[..., Any] = plan.bound.limited(have - left)
+    return limited
