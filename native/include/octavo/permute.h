@@ -27,9 +27,14 @@ struct Choices {
   const int64_t* position = nullptr;  // [T, k]
   const uint8_t* routed = nullptr;    // [T, k]
   const float* weights = nullptr;     // [T, k]; null: 1
+
+  OCTAVO_HD bool row_for_each() const { return rows >= tokens * each; }
 };
 
-// permute   out[position[t, j]] = weight * from[t], from [T, cols], out [R, cols]
+// permute   out[position[t, j]] = weight * from[t], from [T, cols], out [R, cols]. A choice that is not routed has a
+// row
+//           of zeros where there is one for every choice, R >= T k; where there are fewer nothing is written for it,
+//           because many of them have one row
 // combine   out[t] = sum over j of weight * from[position[t, j]], from [R, cols], out [T, cols]
 //
 // Products and sums are fp32, sums in the order of j from +0 on, rounded once to dtype; without weights a permuted row

@@ -457,7 +457,7 @@ def permute_rows(
     """
     out[position[t, j]] = weights[t, j] * from[t], from [tokens, cols] and out [row_count, cols] of `dtype`.
 
-    Zeros where routed[t, j] is 0; copies of bits where fp32 `weights` is 0.
+    Zeros where routed[t, j] is 0, or nothing with fewer rows than choices; copies of bits where fp32 `weights` is 0.
     """
 
 def combine_rows(

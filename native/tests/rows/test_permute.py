@@ -187,6 +187,18 @@ def test_rows_may_be_more_than_choices(rng: np.random.Generator) -> None:
     assert (np.abs(out.array - exact) <= 7 * U * np.abs(given[held.position] * x[:, None]).sum(-1)).all()
 
 
+def test_nobodys_choices_write_nothing_where_rows_are_few(rng: np.random.Generator) -> None:
+    """With fewer rows than choices those that are routed nowhere have one row, which nobody reads. Once each of them
+    cleared it, which took three times as long as moving the rows."""
+    held = Routed(np.where(rng.random((40, 3)) < 0.7, -1, rng.integers(0, 4, (40, 3))), 4)
+    used = int(held.live.sum())
+    held.position = np.where(held.live, held.position, used)
+    x, rows = draw_rows(rng, 40, 5, "float32"), Guarded((used + 1, 5), np.float32)
+    call("permute_rows", held, {"from_": x}, rows, weights=0)
+    assert (rows.array[held.position[held.live]] == np.repeat(x, 3, 0).reshape(40, 3, 5)[held.live]).all()
+    assert (rows.array[used].view(np.uint8) == POISON).all()
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("permute_rows", {"tokens": -1}, "tokens is negative"),
     ("permute_rows", {"each": 0}, "each is less than 1"),

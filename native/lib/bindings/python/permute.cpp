@@ -69,7 +69,8 @@ void bind_permute(nb::module_& m) {
         "row_count"_a, "position"_a, "routed"_a, "weights"_a, "dtype"_a, "cols"_a, "from_"_a, "stride"_a, "out"_a,
         "stream"_a = 0, "threads"_a = 1,
         "out[position[t, j]] = weights[t, j] * from[t], from [tokens, cols] and out [row_count, cols] of `dtype`.\n\n"
-        "Zeros where routed[t, j] is 0; copies of bits where fp32 `weights` is 0.");
+        "Zeros where routed[t, j] is 0, or nothing with fewer rows than choices; copies of bits where fp32 `weights` "
+        "is 0.");
   m.def(
       "combine_rows", &move_rows<combine_cpu, combine_cuda>, nb::kw_only(), "cuda"_a, "tokens"_a, "each"_a,
       "row_count"_a, "position"_a, "routed"_a, "weights"_a, "dtype"_a, "cols"_a, "from_"_a, "stride"_a, "out"_a,

@@ -49,10 +49,11 @@ void permute_token(const MoveArgs& args, const Loops& loops, int64_t token, Buff
   const int dtype = static_cast<int>(args.dtype), bytes = dtype_bytes(args.dtype);
   const Array from = {args.from, args.stride, bytes};
   for (int64_t choice = token * args.choices.each; choice < (token + 1) * args.choices.each; ++choice) {
-    if (!inside(args.choices, choice)) continue;
+    const bool is_live = live(args.choices, choice);
+    if (!is_live && !(inside(args.choices, choice) && args.choices.row_for_each())) continue;
     uint8_t* out = static_cast<uint8_t*>(args.out) + args.choices.position[choice] * args.cols * bytes;
     const auto size = static_cast<size_t>(args.cols * bytes);
-    if (!live(args.choices, choice)) {
+    if (!is_live) {
       std::memset(out, 0, size);
     } else if (args.choices.weights == nullptr) {
       std::memcpy(out, from.at(token, 0), size);

@@ -106,6 +106,7 @@ __device__ __forceinline__ void for_pieces(const MoveArgs& args, Body body) {
 template <class T, bool WIDE, bool WEIGHTED>
 __global__ void __launch_bounds__(THREADS) permute_kernel(const __grid_constant__ MoveArgs args) {
   using PieceT = Piece<T, WIDE>;
+  const bool clears = args.choices.row_for_each();
   for_pieces<T, WIDE>(args, [&](int64_t token, int64_t col) {
     const PieceT piece = load_piece<T, WIDE>(args.from, token * args.stride + col);
 #pragma unroll 2
@@ -119,7 +120,8 @@ __global__ void __launch_bounds__(THREADS) permute_kernel(const __grid_constant_
         result = rounded_piece<T, WIDE>(values);
       }
       if (!target.live) result = {};
-      if (target.inside) store_piece<T, WIDE>(args.out, target.row * args.cols + col, result);
+      if (target.live || (target.inside && clears))
+        store_piece<T, WIDE>(args.out, target.row * args.cols + col, result);
     }
   });
 }
