@@ -12,9 +12,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from octavo import OctavoError
 from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
 
-BAD_SIZES, LEFT_OUT, DISAGREED = 1, 2, 4
+BAD_SIZES, LEFT_OUT = 1, 2
 
 _words: dict[torch.device, Tensor] = {}
+_others: dict[torch.device, Tensor] = {}
+_MOST_RANKS = 1 << 30
 
 
 class DeviceSizesError(OctavoError, ValueError):
@@ -62,18 +64,18 @@ def flag_left_out(some: Tensor) -> None:
 
 
 def flag_disagreement(differs: Tensor) -> None:
-    """Set DISAGREED on the device of `differs`, bool [ranks], where a rank's call is another one, without reading it.
-
-    The flag stands beside the number of the first such rank, in the upper half of the word.
-    """
-    first = differs.to(torch.int32).argmax().to(torch.int32)
-    flags = torch.where(differs.any(), (first << _RANK) | DISAGREED, 0)
-    word = status_word(differs.device)
-    # a rank that is named already stays
-    word.bitwise_or_(torch.where((word & DISAGREED) != 0, 0, flags))
+    """Note the first rank of `differs`, bool [ranks], that makes another call than this one, without reading it."""
+    ranks = differs.shape[0]
+    ahead = torch.arange(_MOST_RANKS, _MOST_RANKS - ranks, -1, dtype=torch.int32, device=differs.device)
+    word = other_rank(differs.device)
+    torch.maximum(word, (ahead * differs).amax(), out=word)
 
 
-_RANK = 16  # the first bit of its number
+def other_rank(device: torch.device) -> Tensor:
+    """The int32 [1] word of `device` for `flag_disagreement`, made outside of captures as the status word is."""
+    if device not in _others:
+        _others[device] = torch.zeros_like(status_word(device))
+    return _others[device]
 
 
 def check_errors() -> None:
@@ -86,8 +88,9 @@ def check_errors() -> None:
     """
     flags = {str(device): int(word.item()) for device, word in _words.items()}
     wrong, too_small = ([name for name, word in flags.items() if word & flag] for flag in (BAD_SIZES, LEFT_OUT))
-    others = [f"rank {word >> _RANK} (on {name})" for name, word in flags.items() if word & DISAGREED]
-    for word in _words.values():
+    ahead = {str(device): int(word.item()) for device, word in _others.items()}
+    others = [f"rank {_MOST_RANKS - value} (on {name})" for name, value in ahead.items() if value]
+    for word in (*_words.values(), *_others.values()):
         word.zero_()
     if wrong:
         raise DeviceSizesError(

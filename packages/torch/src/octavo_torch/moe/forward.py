@@ -119,7 +119,7 @@ def quantize_tokens(call: Call, operand: Operand, tokens: Tensor, places: Places
 
 
 def weights_as_rows(call: MoeCall, weights: Tensor, places: Places) -> Tensor:
-    """The choices' weights as fp32 [M], one per row, 0 past the sum of the sizes."""
+    """The choices' weights as fp32 [M], one per row; past the sum of the sizes nobody reads what is there."""
     order, position, routed = places
     values = weights.float().reshape(-1, 1)
     return call.moves.weights.permute_rows(values, order, position.view(-1, 1), routed.view(-1, 1), None).view(-1)

@@ -75,11 +75,11 @@ HEADER = len(Signature._fields) + 2
 class Agreed(NamedTuple):
     """What the ranks of a group have agreed on for a static exchange.
 
-    numbers   the signature as it is sent, because a captured graph copies nothing from the host
+    header    int64 [N, HEADER], the signature as each rank is sent it: a captured graph copies nothing from the host
     carrier   what carries its rows
     """
 
-    numbers: Tensor
+    header: Tensor
     carrier: Carrier
 
 

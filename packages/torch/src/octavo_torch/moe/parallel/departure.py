@@ -11,7 +11,6 @@ from octavo_torch.linear import contexts
 from octavo_torch.mlp.experts import Experts
 from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.call import MoeCall
-from octavo_torch.moe.moves import route_for
 from octavo_torch.moe.parallel.agreement import Signature, dtype_number, fingerprint, number_or_none
 from octavo_torch.moe.parallel.journey import Journey
 from octavo_torch.moe.parallel.options import RETURNS, ROUTES, check_exchange
@@ -63,7 +62,7 @@ def journey_for(call: MoeCall, x: Tensor, sides: Sides, choices: int, gradients:
         tokens=number_or_none(None if exchange.rows is None else x.shape[0]),
         gradients=gradients,
     )
-    return Journey(group, exchange, signature, route_for(x, group.ranks, call.backend), call.backend)
+    return Journey(group, exchange, signature, call.backend)
 
 
 def journey_apart(call: MoeCall, layer: Experts, routed: tuple[Tensor, Tensor, Tensor], trains: bool) -> Journey:

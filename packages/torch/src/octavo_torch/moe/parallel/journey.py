@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from octavo_registry.contract.moves import Route
 from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
-from octavo_torch.compiler.status import ExchangeError, flag_disagreement, flag_left_out, status_word
+from octavo_torch.compiler.status import ExchangeError, flag_disagreement, flag_left_out, other_rank
 from octavo_torch.moe.moves import Moves
 from octavo_torch.moe.parallel.agreement import Agreed, Signature, agreements, check_agreement
 from octavo_torch.moe.parallel.carriers.carrier import EQUAL, Carrier, Outgoing, Shares
@@ -23,7 +22,7 @@ from octavo_torch.moe.parallel.carriers.routes import carrier_for, route_of
 from octavo_torch.moe.parallel.group import ExpertGroup
 from octavo_torch.moe.parallel.options import Bounds, Exchange
 from octavo_torch.moe.parallel.payload import encode
-from octavo_torch.moe.parallel.places import bounded, leaving, returning
+from octavo_torch.moe.parallel.places import Leaving, bounded, leaving, returning
 from octavo_torch.moe.permutation_autograd import Places
 from octavo_torch.quantizers.plans import Names
 
@@ -50,12 +49,8 @@ class Journey:
     rows   that this rank's experts have at most, from `away` on; buffers hold one more, which is nobody's
     """
 
-    def __init__(
-        self, group: ExpertGroup, exchange: Exchange, signature: Signature, route: Route[Tensor], backend: Names
-    ) -> None:
-        """route: sorts choices by rank, and is given the number of ranks as that of groups."""
-        self._group, self._exchange, self._signature = group, exchange, signature
-        self._route, self._backend = route, backend
+    def __init__(self, group: ExpertGroup, exchange: Exchange, signature: Signature, backend: Names) -> None:
+        self._group, self._exchange, self._signature, self._backend = group, exchange, signature, backend
         self._bounds: Bounds | None = None
         self._carrier: Carrier
         self._tokens = self._pair_rows = EQUAL
@@ -68,7 +63,8 @@ class Journey:
         are; what is returned waits for those that come."""
         group, k = self._group, choices.shape[1]
         self._bounds = self._exchange.bounds(x.shape[0], k, group.ranks)
-        self._leaving = leaving(choices, self._signature.experts, group.ranks, self._bounds, self._route)
+        by_row = self._exchange.returns == "rows"
+        self._leaving = leaving(choices, self._signature.experts, group.ranks, self._bounds, by_row)
         header = self._agree(x.device)
         encoded = encode(x, self._exchange.travels_as, "x", self._backend)
         message = [*header, *(Outgoing(plane, self._leaving.senders) for plane in encoded.planes)]
@@ -87,10 +83,10 @@ class Journey:
             values = encoded.decode(planes, self._backend)
             if self._carrier.lends and values is planes[0]:
                 values = values.clone()
-            local = self._local(landed[:, :k])
-            back = returning(local, self._source(x.device), group.ranks, self._bounds, self._route)
-            self._returning = back if self._bounds is not None else back._replace(choices=back.choices[: self.rows])
-            self._count_left_out(((self._leaving.row_counts - self._pairs()).clamp_min(0)).sum()[None])
+            experts = self._signature.experts
+            local = landed[:, :k].to(torch.int64).sub_(group.rank * experts)
+            if by_row:
+                self._returning = returning(local, experts, group.ranks, self._bounds, self.rows)
             return Arrived(values, landed[:, k:].contiguous().view(torch.float32), local)
 
         return arrived
@@ -105,18 +101,20 @@ class Journey:
 
     def home(self, moves: Moves, rows: Tensor, places: Places, /) -> Callable[[], Tensor]:
         """Starts the experts' rows [M, N] on their way back; what is returned waits for them and gives sums [T, N]."""
-        leaves, back = self._leaving, self._returning
+        leaves = self._leaving
         if self._exchange.returns == "sums":
             sums = moves.combine_rows(rows, places.position, places.routed, None)
             delivery = self._carrier.send("partial sums", "home", [Outgoing(sums)], self._tokens.back())
             return lambda: moves.combine_rows(_one_or_more(*delivery()), leaves.slot, leaves.first, None)
+        assert leaves.row is not None  # because rows come back
+        back, row = self._returning, leaves.row
         place = places.position.view(-1)[back.choices][:, None]
         live = places.routed.view(-1)[back.choices][:, None]
         if back.filled is not None:
             live = live & back.filled[:, None]
         one_each = moves.combine_rows(rows, place, live, None)
         delivery = self._carrier.send("rows", "home", [Outgoing(one_each)], self._pair_rows.back())
-        return lambda: moves.combine_rows(_one_or_more(*delivery()), leaves.row, leaves.kept, None)
+        return lambda: moves.combine_rows(_one_or_more(*delivery()), row, leaves.kept, None)
 
     def away_gradient(self, dy: Tensor, /) -> Tensor:
         """dy [T, N] to where its tokens are: [S, N], which the caller reads before the next message."""
@@ -142,9 +140,8 @@ class Journey:
         agreed = None if bounds is None else known.get(signature)
         if agreed is None and is_capturing() and device.type == "cuda":
             raise GraphUnsafeError(_CAPTURED[bounds is None])
-        numbers = torch.tensor(signature, dtype=torch.int64, device=device) if agreed is None else agreed.numbers
-        self._numbers = numbers
-        own = torch.cat((numbers.expand(group.ranks, -1), leaves.token_counts[:, None], leaves.row_counts[:, None]), 1)
+        own = agreed.header if agreed is not None else self._header_of(leaves, device)
+        self._own = own
         if bounds is not None:
             self.rows = bounds.rows
         if agreed is not None and agreed.carrier.lends:
@@ -155,15 +152,23 @@ class Journey:
             self._carrier = agreed.carrier
             self._compare(header)
         elif bounds is not None:
-            status_word(device)
+            other_rank(device)
             check_agreement(group, signature, header[:, :-2].tolist())
             route = route_of(group, self._exchange.route, True, device)
             self._carrier = carrier_for(group, route.name, device)
-            known[signature] = Agreed(numbers, self._carrier)
+            known[signature] = Agreed(own, self._carrier)
         else:
             self._carrier = CollectiveCarrier(group)
             self._read_sizes(header, own)
         return []
+
+    def _header_of(self, leaves: Leaving, device: torch.device) -> Tensor:
+        """int64 [N, HEADER]: the signature, and of sizes that are read those of each rank."""
+        numbers = torch.tensor(self._signature, dtype=torch.int64, device=device).expand(self._group.ranks, -1)
+        if self._bounds is not None:
+            return torch.nn.functional.pad(numbers, (0, 2), value=-1)
+        assert leaves.row_counts is not None  # of sizes that are read
+        return torch.cat((numbers, leaves.token_counts[:, None], leaves.row_counts[:, None]), 1)
 
     def _read_sizes(self, header: Tensor, own: Tensor) -> None:
         """The shares of the header that came, beside that which was sent."""
@@ -178,7 +183,7 @@ class Journey:
 
     def _compare(self, header: Tensor) -> None:
         """Sets the flag that check_errors reads where a rank makes another call of those that were agreed on."""
-        flag_disagreement((header[:, :-2] != self._numbers).any(1))
+        flag_disagreement((header != self._own).any(1))
 
     def _explain_failure(self) -> None:
         """ExchangeError with what a rank was called otherwise, where that is why the others' buffers did not come."""
@@ -190,33 +195,26 @@ class Journey:
     def _choices_that_leave(self, choices: Tensor, weights: Tensor) -> Tensor:
         """int32 [n, 2 k]: those of each token that is sent, and their weights' bits."""
         leaves = self._leaving
-        kept = torch.where(leaves.kept, choices, -1).to(torch.int32)
-        both = torch.cat((kept, weights.float().view(torch.int32)), 1)[leaves.senders]
+        kept = torch.where(leaves.kept, choices, -1)
+        both = torch.cat((kept.to(torch.int32), weights.float().view(torch.int32)), 1)[leaves.senders]
         # an empty place has the token of another one, and nobody's choices
         return both if leaves.filled is None else both.masked_fill_(~leaves.filled[:, None], -1)
 
-    def _local(self, choices: Tensor) -> Tensor:
-        """int64 [S, k]: which of this rank's experts they are; -1 for others."""
-        experts = self._signature.experts
-        local = choices.to(torch.int64) - self._group.rank * experts
-        return torch.where((choices >= 0) & (local >= 0) & (local < experts), local, -1)
-
-    def _source(self, device: torch.device) -> Tensor:
-        """The rank of each arrived token."""
-        ranks = torch.arange(self._group.ranks, device=device)
-        if self._bounds is not None:
-            return ranks.repeat_interleave(self._bounds.tokens)
-        received = self._tokens.received
-        assert received is not None  # of sizes that are read
-        return torch.repeat_interleave(ranks, torch.tensor(received, device=device), output_size=sum(received))
-
     # ---- what finds no room
 
-    def _pairs(self) -> int:
-        return (1 << 62) if self._bounds is None else self._bounds.pairs
+    def _may_leave_out(self) -> bool:
+        """Whether more rows of a pair of ranks are possible than there is room for."""
+        tokens, k = self._leaving.kept.shape
+        return self._bounds is not None and self._bounds.pairs < tokens * k
 
-    def _count_left_out(self, count: Tensor) -> None:
-        if self._bounds is None:
+    def _count_left_out(self, of_rows: Tensor | None) -> None:
+        """Adds what found no room, int64 [1] or None of this rank's experts' rows, to what can be read later."""
+        count = None if self._bounds is None else of_rows
+        if self._bounds is not None and self._may_leave_out():
+            assert self._leaving.row_counts is not None  # because it is bounded
+            of_pairs = (self._leaving.row_counts - self._bounds.pairs).clamp_min(0).sum()[None]
+            count = of_pairs if count is None else count + of_pairs
+        if count is None:
             return
         flag_left_out(count[0] > 0)
         if self._exchange.left_out is not None:

@@ -12,7 +12,6 @@ from octavo.quantizer import Operand
 from octavo_torch.arrays.checks import brief, check_count, check_dtype
 from octavo_torch.moe.arguments import check_choices
 from octavo_torch.moe.kept import MoeShape
-from octavo_torch.moe.moves import route_for
 from octavo_torch.moe.parallel.agreement import HEADER
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.parallel.payload import encode
@@ -82,7 +81,8 @@ def bytes_exchanged(
             raise ValueError("choices is on meta and has no values to count; give them on a device")
         if choices.shape[1] != shape.choices:
             raise ValueError(f"choices has {choices.shape[1]} per token and shape {shape.choices}; give them alike")
-        leaves = leaving(choices, shape.experts // ranks, ranks, None, route_for(like.to(choices.device), ranks, None))
+        leaves = leaving(choices, shape.experts // ranks, ranks, None)
+        assert leaves.row_counts is not None  # of sizes that are read
         tokens, rows = leaves.token_counts.tolist(), leaves.row_counts.tolist()
     out_features = shape.out_features or shape.in_features
     returned = rows if options.returns == "rows" else tokens
