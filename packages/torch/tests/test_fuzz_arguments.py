@@ -180,7 +180,11 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         ot.MoE,
         lambda: {"num_experts": G, "in_features": K, "hidden_features": N, "choices": 1, "recipe": MXFP8()},
     ),
-    "Exchange": (ot.Exchange, lambda: {"payload": "mxfp8", "returns": "sums", "rows": 4, "pair_rows": 2}),
+    "Exchange": (
+        ot.Exchange,
+        lambda: {"payload": "mxfp8", "returns": "sums", "rows": 4, "pair_rows": 2, "route": "peer"},
+    ),
+    "Room": (ot.Room, lambda: {"gemms": 2, "w2": 8}),
     "explain_exchange": (ot.explain_exchange, lambda: {"recipe": MXFP8(), "ranks": 2, "exchange": ot.Exchange()}),
     "bytes_exchanged": (
         ot.bytes_exchanged,
@@ -278,19 +282,20 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         lambda: {"state_dict": ot.stack_experts(one_expert_each()), "names": ("w1", "w3", "w2"), "first": 1},
     ),
 }
-MODULE = ("backend", "device", "dtype", "bias", "main_grad", "per_group_parameters", "delay_wgrad")
+MODULE = ("backend", "device", "dtype", "bias", "main_grad", "per_group_parameters", "delay_wgrad", "room")
 FUSED = ("layouts", "seed", "operand", "group_offset", "scale", "wanted")
 MORE = {
     "AdamW": ("betas", "eps", "weight_decay", "master_dtype", "state_bits", "seed", "capturable", "masters"),
     "AdamW.clip_grad_norm_": ("norm_type",),
-    "grouped_linear": ("seed", "state", "group_offset", "out", "grad_input", "main_grad", "delayed_wgrad"),
+    "grouped_linear": ("seed", "state", "group_offset", "out", "grad_input", "main_grad", "delayed_wgrad", "room"),
     "grouped_linear, stochastic": ("group_offset",),
     "grouped_mlp": (
         "activation", "interleave", "seed", "state", "group_offset", "out", "grad_input", "main_grad", "delayed_wgrad",
+        "room",
     ),
     "moe_mlp": (
         "activation", "interleave", "form", "weight_codes", "seed", "state", "group_offset", "main_grad",
-        "delayed_wgrad", "ep", "exchange",
+        "delayed_wgrad", "ep", "exchange", "room",
     ),
     "choose_experts": ("score", "renormalize", "scale", "replay", "backend"),
     "router_losses": ("sequences",),

@@ -102,7 +102,8 @@ def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow]:
             shape, options.chosen_choices, options.chosen_seed, options.slack, options.chosen_device,
             options.chosen_backend, options.chosen_repeats, options.weak, captured,
         )  # fmt: skip
-        cases = [*_cases(options, ranks)]
+        # those in one process first: the others' processes do not wait for them
+        cases = sorted(_cases(options, ranks), key=lambda case: case.ranks > 1)
         run.say(f"{shape.label}: one process, then {ranks} for {sum(case.ranks > 1 for case in cases)} rows ...")
         spread = _spread(asked, [case for case in cases if case.ranks > 1], ranks)
         for case in cases:
@@ -169,8 +170,9 @@ def _serve(rank: int, asked: _Asked, cases: list[_Case], store: str, answers: An
     else:
         torch.set_num_threads(max(torch.get_num_threads() // ranks, 1))
     dist.init_process_group(
-        "nccl" if cuda else "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=_TIMEOUT
-    )
+        "nccl" if cuda else "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=_TIMEOUT,
+        device_id=device if cuda else None,
+    )  # fmt: skip
     try:
         for case in cases:
             try:
