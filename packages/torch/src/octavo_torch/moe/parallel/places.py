@@ -50,26 +50,22 @@ def leaving(choices: Tensor, experts: int, ranks: int, bounds: Bounds | None, ro
     goes = owner == number[:, None, None]  # [N, T, k]
     row = row_counts = None
     if bounds is None or rows or bounds.pairs < tokens * k:
-        within = goes.view(ranks, -1).cumsum(1)
-        row_counts = _last(within)
-        starts = row_counts.cumsum(0) - row_counts if bounds is None else number * bounds.pairs
-        row = (within + (starts - 1)[:, None]).gather(0, at_rank.view(1, -1)).view(tokens, k)
-        if bounds is not None and bounds.pairs < tokens * k:
-            goes &= (within <= bounds.pairs).view(goes.shape)
+        capacity = None if bounds is None else bounds.pairs
+        place, row_counts = _places(goes.view(ranks, -1), capacity)
+        row = place.gather(0, at_rank.view(1, -1)).view(tokens, k)
+        if capacity is not None and capacity < tokens * k:
+            goes &= (place < (capacity * (number + 1))[:, None]).view(goes.shape)
     kept = goes.any(0)
     sent = goes.any(2)
-    within = sent.cumsum(1)
-    token_counts = _last(within)
-    if bounds is None:
-        starts, places, filled = token_counts.cumsum(0) - token_counts, ranks * tokens, None
-    else:
-        starts, places = number * bounds.tokens, ranks * bounds.tokens
-        filled = _filled(token_counts, bounds.tokens)
-    slot = within + (starts - 1)[:, None]
-    senders = _placed(torch.arange(tokens, device=choices.device).expand(ranks, -1), slot, sent, places)
+    capacity = None if bounds is None else bounds.tokens
+    place, token_counts = _places(sent, capacity)
+    count = ranks * (tokens if capacity is None else capacity)
+    senders = _placed(torch.arange(tokens, device=choices.device).expand(ranks, -1), place, sent, count)
+    leader = goes.view(torch.int8).argmax(2).t().gather(1, at_rank)
     return Leaving(
-        kept, (goes & (goes.cumsum(2) == 1)).any(0), torch.where(kept, slot.t().gather(1, at_rank), 0),
-        None if row is None else torch.where(kept, row, 0), token_counts, row_counts, senders, filled,
+        kept, kept & (leader == torch.arange(k, device=choices.device)),
+        torch.where(kept, place.t().gather(1, at_rank), 0), None if row is None else torch.where(kept, row, 0),
+        token_counts, row_counts, senders, None if capacity is None else _filled(token_counts, capacity),
     )  # fmt: skip
 
 
@@ -85,13 +81,12 @@ def returning(local: Tensor, experts: int, ranks: int, bounds: Bounds | None, ro
     here = (local >= 0) & (local < experts)
     numbers = torch.arange(local.numel(), device=local.device)
     if bounds is None:
-        flat = here.view(-1)
-        return Returning(_placed(numbers, flat.cumsum(0) - 1, flat, rows), None)
-    here, numbers = here.view(ranks, -1), numbers.view(ranks, -1)
-    within = here.cumsum(1)
-    starts = torch.arange(-1, ranks * bounds.pairs - 1, bounds.pairs, device=local.device)
-    table = _placed(numbers, within + starts[:, None], here, ranks * bounds.pairs)
-    return Returning(table, _filled(_last(within), bounds.pairs))
+        here, capacity, count = here.view(1, -1), None, rows
+    else:
+        here, capacity, count = here.view(ranks, -1), bounds.pairs, ranks * bounds.pairs
+    place, counts = _places(here, capacity)
+    table = _placed(numbers, place, here, count)
+    return Returning(table, None if capacity is None else _filled(counts, capacity))
 
 
 def bounded(
@@ -113,9 +108,20 @@ def bounded(
     )  # fmt: skip
 
 
-def _last(counts: Tensor) -> Tensor:
-    """[N] of running counts [N, n]: how many there are in all."""
-    return counts[:, -1] if counts.shape[1] else counts.new_zeros(counts.shape[0])
+def _places(real: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
+    """int64 [N, n]: of each real one of bool [N, n] its place, run after run, and [N], how many each run has.
+
+    capacity   places of each run; None: as many as it has
+    """
+    runs, length = real.shape
+    # one running count over all: that of a few long rows is many times slower
+    counted = real.view(-1).cumsum(0).view(runs, length)
+    ends = counted[:, -1] if length else counted.new_zeros(runs)
+    starts = torch.nn.functional.pad(ends[:-1], (1, 0))
+    if capacity is None:
+        return counted - 1, ends - starts
+    offsets = torch.arange(-1, runs * capacity - 1, capacity, device=real.device) - starts
+    return counted + offsets[:, None], ends - starts
 
 
 def _filled(counts: Tensor, capacity: int) -> Tensor:
