@@ -105,9 +105,10 @@ def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow]:
         # those in one process first: the others' processes do not wait for them
         cases = sorted(_cases(options, ranks), key=lambda case: case.ranks > 1)
         run.say(f"{shape.label}: one process, then {ranks} for {sum(case.ranks > 1 for case in cases)} rows ...")
-        spread = _spread(asked, [case for case in cases if case.ranks > 1], ranks)
+        served = [case for case in cases if case.ranks > 1 or (captured and ranks > 1)]
+        spread = _spread(asked, served, ranks)
         for case in cases:
-            make = partial(_row, engine, asked, case, spread)
+            make = partial(_row, engine, asked, case, spread if case in served else None)
             yield from run.attempt(make, shape, "even", case.kind, case.text)
 
 
@@ -139,8 +140,8 @@ def _spread(asked: _Asked, cases: list[_Case], ranks: int) -> Iterator[_Measured
             pass
 
 
-def _row(engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Measured | str]) -> EpRow:
-    measured = next(spread) if case.ranks > 1 else _measure(asked, case, torch.device(asked.device))
+def _row(engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Measured | str] | None) -> EpRow:
+    measured = _measure(asked, case, torch.device(asked.device)) if spread is None else next(spread)
     if isinstance(measured, str):
         raise RunError(measured)
     shape = asked.shape
@@ -162,7 +163,7 @@ def _row(engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Meas
 
 def _serve(rank: int, asked: _Asked, cases: list[_Case], store: str, answers: Any) -> None:
     """One process; rank 0 answers."""
-    ranks = cases[0].ranks
+    ranks = cases[-1].ranks
     cuda = asked.device == "cuda"
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
@@ -225,7 +226,7 @@ def _measure(asked: _Asked, case: _Case, device: torch.device) -> _Measured:
         return torch.autograd.grad(y, [*leaves, weights], dy)
 
     run, keep = _captured(step, device) if asked.captured else (step, None)
-    times = [_timed(run, device) for _ in range(_WARM + asked.repeats)][_WARM:]
+    times = _slowest([_timed(run, device) for _ in range(_WARM + asked.repeats)][_WARM:], device)
     if exchange is None:
         return _Measured(times)
     left_out.zero_()
@@ -236,6 +237,17 @@ def _measure(asked: _Asked, case: _Case, device: torch.device) -> _Measured:
     nvlink = _over_nvlink(run, case.ranks, device) if device.type == "cuda" else None
     del run, keep
     return _Measured(times, received, nvlink, int(left_out))
+
+
+def _slowest(times: list[float], device: torch.device) -> list[float]:
+    """Of each step the time of the rank that took longest, because others wait for it; of one device alone all of them
+    run it at once, since not all are equally fast."""
+    if not dist.is_initialized():
+        return times
+    of_all = torch.tensor(times, dtype=torch.float64, device=device)
+    dist.all_reduce(of_all, dist.ReduceOp.MAX)
+    found: list[float] = of_all.tolist()
+    return found
 
 
 def _captured(step: Call, device: torch.device) -> tuple[Call, object]:

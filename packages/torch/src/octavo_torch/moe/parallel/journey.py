@@ -81,8 +81,8 @@ class Journey:
                 self._compare(planes.pop(0))
             landed = planes.pop()
             values = encoded.decode(planes, self._backend)
-            if self._carrier.lends and values is planes[0]:
-                values = values.clone()
+            if self._carrier.lends and values is planes[0] and self._signature.gradients:
+                values = values.clone()  # backward reads them
             experts = self._signature.experts
             local = landed[:, :k].to(torch.int64).sub_(group.rank * experts)
             if by_row:
