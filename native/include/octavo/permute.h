@@ -13,7 +13,18 @@ struct RouteArgs {
   int64_t* order = nullptr;         // [choices]: the choice of each row
   int64_t* position = nullptr;      // [choices]: the row of each choice, the inverse of `order`
   uint8_t* routed = nullptr;        // [choices]: 1 if the choice has a group, otherwise 0
+  int32_t* counts = nullptr;        // a workspace of route_workspace() bytes, or null; CPUs have no use for it
 };
+
+// Choices that a CTA counts.
+constexpr int ROUTE_RUN = 2048;
+
+// Bytes with which a GPU sorts so many choices in two launches of many CTAs; 0 where one launch without them is as
+// fast.
+constexpr int64_t route_workspace(int64_t choices, int64_t groups) {
+  const int64_t runs = (choices + ROUTE_RUN - 1) / ROUTE_RUN;
+  return choices > 4 * ROUTE_RUN && groups < 1024 && runs * (groups + 1) < (1 << 28) ? 4 * runs * (groups + 1) : 0;
+}
 
 Error check_route(const RouteArgs& args);
 Error route_cpu(const RouteArgs& args);

@@ -48,6 +48,7 @@ Error check_route(const RouteArgs& args) {
   if (args.choices > 0 && (missing || args.routed == nullptr)) {
     return invalid("index, order, position or routed is null; give all of them, [choices] each");
   }
+  if (!aligned(args.counts, 4)) return invalid("counts is not aligned to 4 bytes; it is a workspace of int32");
   if (!aligned(args.index, 8) || !aligned(args.group_sizes, 8) || !aligned(args.order, 8) ||
       !aligned(args.position, 8)) {
     return invalid("index, group_sizes, order or position is not aligned to 8 bytes; they are int64");

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         plan_words,
         record_amax,
         route,
+        route_workspace,
         swizzle_scales,
         update_scales,
     )
@@ -115,6 +116,7 @@ __all__ = [
     "plan_words",
     "record_amax",
     "route",
+    "route_workspace",
     "support",
     "swizzle_scales",
     "update_scales",

@@ -430,12 +430,17 @@ def route(
     order: int,
     position: int,
     routed: int,
+    counts: int = 0,
     stream: int = 0,
 ) -> None:
     """
     Sort int64 `index` [choices] stably by group: int64 sizes [groups], order and its inverse position [choices],
     one byte per choice in `routed`. A number outside 0 to groups - 1 names no group and is sorted last.
+    `counts` is a workspace of route_workspace bytes, or 0, with which a GPU takes less time.
     """
+
+def route_workspace(choices: int, groups: int) -> int:
+    """Bytes of route's workspace on a GPU; 0 where it has no use for one."""
 
 def permute_rows(
     *,

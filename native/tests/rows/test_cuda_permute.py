@@ -30,12 +30,15 @@ def draw(rng: np.random.Generator) -> torch.Generator:
 
 @pytest.mark.parametrize("groups", [1, 5, 64, 300, 1500])
 def test_routes_are_those_of_the_cpu(groups: int, draw: torch.Generator) -> None:
-    """Any number of choices around the 1 024 threads of a CTA, in the order of choices (faults.md 18, 61)."""
-    for count in (0, 1, 31, 33, 1023, 1025, 5000, 70_001):
+    """Any number of choices around the 1 024 threads of a CTA and the 2 048 that one counts, in the choices' order, in
+    one launch and in two (faults.md 18, 61)."""
+    for count in (0, 1, 31, 33, 1023, 1025, 5000, 8193, 20_480, 70_001, 600_000):
         index = draw_index(draw, count, 1, groups)
-        ours, theirs = route(CUDA, index, groups), route(CPU, index, groups)
-        for one, other in zip(ours.tensors, theirs.tensors, strict=True):
-            assert torch.equal(one.cpu(), other)
+        theirs = route(CPU, index, groups)
+        for workspace in (False, True):
+            ours = route(CUDA, index, groups, workspace=workspace)
+            for one, other in zip(ours.tensors, theirs.tensors, strict=True):
+                assert torch.equal(one.cpu(), other), (count, workspace)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

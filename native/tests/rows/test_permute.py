@@ -101,6 +101,13 @@ def test_route_sorts_stably(rng: np.random.Generator) -> None:
         assert (held.sizes == np.bincount(keys, minlength=held.groups + 1)[: held.groups]).all()
 
 
+def test_a_workspace_is_for_many_choices_of_few_groups() -> None:
+    """What one launch sorts as fast needs none, and counts of many groups would not fit in smem."""
+    assert native.route_workspace(8192, 64) == 0
+    assert native.route_workspace(8193, 64) == 4 * 5 * 65
+    assert native.route_workspace(1 << 20, 1024) == 0
+
+
 @pytest.mark.parametrize("weighted", [False, True], ids=["copies", "weighted"])
 @pytest.mark.parametrize("dtype", DTYPE)
 def test_permute_and_combine(dtype: str, *, weighted: bool, rng: np.random.Generator) -> None:

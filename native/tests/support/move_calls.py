@@ -12,7 +12,7 @@ from torch import Tensor
 import octavo_native as native
 
 CASES: tuple[tuple[int, int, int, int], ...] = (
-    (0, 3, 16, 2), (1, 1, 1, 1), (37, 3, 20, 5), (200, 8, 264, 17), (129, 2, 1032, 300), (64, 9, 7, 8),
+    (0, 3, 16, 2), (1, 1, 1, 1), (37, 3, 20, 5), (200, 8, 264, 17), (129, 2, 1032, 300), (64, 9, 7, 8), (4200, 2, 8, 9),
 )  # fmt: skip
 """(tokens, choices, columns, groups)."""
 
@@ -78,15 +78,18 @@ def poisoned(shape: tuple[int, ...], dtype: torch.dtype, place: Place) -> Tensor
     return out
 
 
-def route(place: Place, index: Tensor, groups: int) -> Routed:
-    """route of choices [T, k]."""
+def route(place: Place, index: Tensor, groups: int, *, workspace: bool = True) -> Routed:
+    """route of choices [T, k]; with its workspace where it has a use for one."""
     index = index.to(place.device)
+    needed = native.route_workspace(index.numel(), groups) if workspace and place.cuda else 0
+    counts = poisoned((needed,), torch.uint8, place)
     shapes = ((groups,), (index.numel(),), tuple(index.shape), tuple(index.shape))
     kinds = (torch.int64, torch.int64, torch.int64, torch.uint8)
     made = [poisoned(shape, dtype, place) for shape, dtype in zip(shapes, kinds, strict=True)]
     names = ("group_sizes", "order", "position", "routed")
     native.route(
         cuda=place.cuda, stream=stream(place), index=address(index), choices=index.numel(), groups=groups,
+        counts=address(counts) if needed else 0,
         **{name: address(tensor) for name, tensor in zip(names, made, strict=True)},
     )  # fmt: skip
     return Routed(place, index, made)

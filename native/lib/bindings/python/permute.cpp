@@ -9,14 +9,15 @@ namespace octavo::bindings {
 namespace {
 
 void route_choices(bool cuda, Address index, int64_t choices, int64_t groups, Address group_sizes, Address order,
-                   Address position, Address routed, Address stream) {
+                   Address position, Address routed, Address counts, Address stream) {
   const RouteArgs args = {pointer<const int64_t>(index),
                           choices,
                           groups,
                           pointer<int64_t>(group_sizes),
                           pointer<int64_t>(order),
                           pointer<int64_t>(position),
-                          pointer<uint8_t>(routed)};
+                          pointer<uint8_t>(routed),
+                          pointer<int32_t>(counts)};
   launch(cuda, [&] { return route_cpu(args); }, [&] { return route_cuda(args, cuda_stream(stream)); });
 }
 
@@ -62,9 +63,12 @@ void bind_permute(nb::module_& m) {
   using namespace nb::literals;
   m.def(
       "route", &route_choices, nb::kw_only(), "cuda"_a, "index"_a, "choices"_a, "groups"_a, "group_sizes"_a, "order"_a,
-      "position"_a, "routed"_a, "stream"_a = 0,
+      "position"_a, "routed"_a, "counts"_a = 0, "stream"_a = 0,
       "Sort int64 `index` [choices] stably by group: int64 sizes [groups], order and its inverse position [choices],\n"
-      "one byte per choice in `routed`. A number outside 0 to groups - 1 names no group and is sorted last.");
+      "one byte per choice in `routed`. A number outside 0 to groups - 1 names no group and is sorted last.\n"
+      "`counts` is a workspace of route_workspace bytes, or 0, with which a GPU takes less time.");
+  m.def("route_workspace", &route_workspace, "choices"_a, "groups"_a,
+        "Bytes of route's workspace on a GPU; 0 where it has no use for one.");
   m.def("permute_rows", &move_rows<permute_cpu, permute_cuda>, nb::kw_only(), "cuda"_a, "tokens"_a, "each"_a,
         "row_count"_a, "position"_a, "routed"_a, "weights"_a, "dtype"_a, "cols"_a, "from_"_a, "stride"_a, "out"_a,
         "stream"_a = 0, "threads"_a = 1,

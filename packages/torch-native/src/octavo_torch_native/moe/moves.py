@@ -18,6 +18,8 @@ from octavo_torch_native.quantizers.planes import DTYPE_NUMBERS
 def _route(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     index = expert_index.to(torch.int64).contiguous()
     sizes, order, position, routed = MOVE_OPERATORS["route"].fake(index, groups)
+    workspace = octavo_native.route_workspace(index.numel(), groups) if index.is_cuda else 0
+    counts = index.new_empty(workspace // 4, dtype=torch.int32) if workspace else None
     arguments = {
         "index": address(index),
         "choices": index.numel(),
@@ -26,6 +28,7 @@ def _route(expert_index: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, T
         "order": address(order),
         "position": address(position),
         "routed": address(routed),
+        "counts": address(counts),
     }
     submit(octavo_native.route, index, arguments, threaded=False)
     return sizes, order, position, routed
