@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from octavo_torch_triton.kernels.device import device_function
+from octavo_triton.kernels.device import device_function
 
 
 @device_function
@@ -20,6 +20,20 @@ def bits_of(value):
 def float_from(bits):
     """The fp32 values of int32 patterns."""
     return bits.to(tl.float32, bitcast=True)
+
+
+@device_function
+def as_bits(pointer):
+    """A pointer to stored bits as kernels read and write them: of bfloat16 as int16, of FP8 codes as uint8.
+
+    A framework that cannot view an array as another dtype passes it as it is.
+    """
+    if pointer.dtype.element_ty == tl.bfloat16:
+        return pointer.to(tl.pointer_type(tl.int16), bitcast=True)
+    elif pointer.dtype.element_ty == tl.float8e4nv or pointer.dtype.element_ty == tl.float8e5:
+        return pointer.to(tl.pointer_type(tl.uint8), bitcast=True)
+    else:
+        return pointer
 
 
 @device_function

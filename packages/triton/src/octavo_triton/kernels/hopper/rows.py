@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from octavo_torch_triton.kernels.hopper.ring import (
+from octavo_triton.kernels.hopper.ring import (
     COLUMNS,
     LARGEST,
     REGISTERS,
@@ -33,9 +33,10 @@ def place(tile, table, groups, panels, tiles, BESIDE: gl.constexpr):
     inner = tile % (BESIDE * tiles)
     wide = gl.minimum(panels - part * BESIDE, BESIDE)
     panel = table + 4 * groups + 1 + part * BESIDE + inner % wide
-    group = gl.load(panel)
-    end = gl.load(table + gl.minimum(group, groups - 1) + 1)
-    return group, gl.load(panel + panels), end, inner // wide
+    # the table may be of int32, and what is read of it is multiplied by strides
+    group = gl.load(panel).to(gl.int64)
+    end = gl.load(table + gl.minimum(group, groups - 1) + 1).to(gl.int64)
+    return group, gl.load(panel + panels).to(gl.int64), end, inner // wide
 
 
 @gluon.jit

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from octavo_torch_triton.kernels.hopper.ring import (
+from octavo_triton.kernels.hopper.ring import (
     COLUMNS,
     REGISTERS,
     STAGES,

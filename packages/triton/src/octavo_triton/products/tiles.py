@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from octavo_torch_triton.gemm.spec import Chip, GemmSpec, Product
+from octavo_triton.products.spec import Chip, GemmSpec, Product
 
 
 class Tile(NamedTuple):

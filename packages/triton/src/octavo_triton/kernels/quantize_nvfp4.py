@@ -9,12 +9,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_torch_triton.kernels.device import device_function
-from octavo_torch_triton.kernels.formats import bits_of, from_stored, to_code
-from octavo_torch_triton.kernels.hadamard import hadamard
-from octavo_torch_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
-from octavo_torch_triton.kernels.scales import is_poisoned, nvfp4_scales
-from octavo_torch_triton.kernels.stochastic import draws, to_e2m1
+from octavo_triton.kernels.device import device_function
+from octavo_triton.kernels.formats import as_bits, bits_of, from_stored, to_code
+from octavo_triton.kernels.hadamard import hadamard
+from octavo_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
+from octavo_triton.kernels.quantize_units import largest_of_group
+from octavo_triton.kernels.scales import is_poisoned, nvfp4_scales
+from octavo_triton.kernels.stochastic import draws, to_e2m1
 
 SIDE = tl.constexpr(8)
 """Blocks of 16 in a panel, and in its 128 columns."""
@@ -22,9 +23,11 @@ SIDE = tl.constexpr(8)
 
 @triton.jit
 def hadamard_amax(
-    x, of_groups, table, columns, groups, panels, matrix_rows, x_stride, DTYPE: tl.constexpr, STACKED: tl.constexpr
-):
-    """The amax pattern of one panel's transformed values and 128 columns into that of its group [G]."""
+    x, of_groups, table, columns, groups, panels, matrix_rows, x_stride,
+    DTYPE: tl.constexpr, STACKED: tl.constexpr, APART: tl.constexpr,
+):  # fmt: skip
+    """The amax pattern of one panel's transformed values and 128 columns into that of its group, see unit_amax."""
+    x = as_bits(x)
     panel, tile = tile_of_panel(columns)
     group, first, _start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
@@ -34,7 +37,7 @@ def hadamard_amax(
         stored = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0)
         turned = hadamard(tl.reshape(from_stored(stored, DTYPE), (SIDE, 16, PANEL)), SIDE, PANEL)
         magnitude = bits_of(turned) & 0x7FFFFFFF
-        tl.atomic_max(of_groups + group, tl.max(tl.max(tl.max(magnitude, 2), 1), 0), sem="relaxed")
+        largest_of_group(of_groups, group, tl.max(tl.max(tl.max(magnitude, 2), 1), 0), APART)
 
 
 @triton.jit
@@ -63,8 +66,14 @@ def quantize_nvfp4(
     """One panel and 128 columns of it; a plane whose codes are None is not made, square blocks go to the row plane.
 
     row_amax, column_amax   patterns [G] of what each plane is made of
+    seed                    int64 []; or uint32 [3], its two words and a number that is added to `group_offset`
     operand                 its number in the random bits' counter: 0 x, 1 w, 2 dy
     """
+    x = as_bits(x)
+    if row_codes is not None:
+        row_scale = as_bits(row_scale)
+    if column_codes is not None:
+        column_scale = as_bits(column_scale)
     panel, tile = tile_of_panel(columns)
     group, first, start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
@@ -80,12 +89,17 @@ def quantize_nvfp4(
         block_row = first_block(table, group, groups, matrix_rows, 16, STACKED) + local_block
         block_real = first + side * 16 < end
         numbered = (group + group_offset).to(tl.int32)
+        if STOCHASTIC:
+            if seed.dtype.element_ty == tl.uint32:
+                key = tl.load(seed).to(tl.uint64) | (tl.load(seed + 1).to(tl.uint64) << 32)
+                numbered += tl.load(seed + 2).to(tl.int32, bitcast=True)
+            else:
+                key = tl.load(seed)
         if row_codes is not None:
             group_amax = tl.load(row_amax + group) + tl.full((1, 1), 0, tl.int32)
             amax = tl.max(tl.reshape(bits_of(value) & 0x7FFFFFFF, (PANEL, SIDE, 16)), 2)
             random = tl.full((1, 1, 1), 0, tl.int32)
             if STOCHASTIC:
-                key = tl.load(seed)
                 random = draws(key, (row - start).to(tl.int32), block_column, numbered, 8 * operand, PANEL, SIDE)
             if SQUARE:
                 amax = tl.max(tl.reshape(amax, (SIDE, 16, SIDE)), 1)
@@ -119,7 +133,7 @@ def quantize_nvfp4(
             random = tl.full((1, 1, 1), 0, tl.int32)
             if STOCHASTIC:
                 number = 8 * operand + 2
-                random = draws(tl.load(seed), column, local_block.to(tl.int32), numbered, number, PANEL, SIDE)
+                random = draws(key, column, local_block.to(tl.int32), numbered, number, PANEL, SIDE)
                 random = tl.permute(random, (1, 2, 0))
             codes = e2m1_codes(tiles, encode[:, None, :], random, group_amax[:, :, None], STOCHASTIC)
             codes = tl.reshape(codes, (PANEL, PANEL))

@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_torch_triton.kernels.device import device_function
-from octavo_torch_triton.kernels.formats import from_stored, to_stored
+from octavo_triton.kernels.device import device_function
+from octavo_triton.kernels.formats import from_stored, to_stored
 
 
 @device_function

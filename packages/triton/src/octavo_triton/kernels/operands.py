@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from octavo_torch_triton.kernels.device import INTERPRETED, device_function
-from octavo_torch_triton.kernels.formats import (
+from octavo_triton.kernels.device import INTERPRETED, device_function
+from octavo_triton.kernels.formats import (
     from_code,
     from_scale,
     from_stored,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_torch_triton.kernels.formats import from_stored, to_stored
-from octavo_torch_triton.kernels.operands import (
+from octavo_triton.kernels.formats import as_bits, from_stored, to_stored
+from octavo_triton.kernels.operands import (
     added,
     added_scaled,
     coded,
@@ -20,7 +20,7 @@ from octavo_torch_triton.kernels.operands import (
     times_scales,
     unquantized,
 )
-from octavo_torch_triton.kernels.panels import PANEL, panel_rows
+from octavo_triton.kernels.panels import PANEL, panel_rows
 
 
 @triton.jit
@@ -38,6 +38,14 @@ def rows_times_matrices(
     b's plane has a row for each j, or TURNED for each i (dgrad); IN_PANELS: of 128 i each, side by side for each j.
     Strides are in elements.
     """
+    a = as_bits(a)
+    b = as_bits(b)
+    out = as_bits(out)
+    if a_scale is not None:
+        a_scale = as_bits(a_scale)
+        b_scale = as_bits(b_scale)
+    if bias is not None:
+        bias = as_bits(bias)
     panel = tl.program_id(0)
     group, first, _start, end = panel_rows(table, panel, groups, panels, 0, False)
     row = first + tl.arange(0, PANEL)

@@ -1,8 +1,9 @@
 """Which rows a program has: panels of 128 rows of one group, found on the device.
 
-The table of ragged rows, int64: starts [G + 1] (the last one is the sum), then for blocks of 128, 32 and 16 rows the
-packed index of each group's first block [3, G], then of each panel its group [P] (G where it has none) and its first
-row [P]. The panels without a group follow the others and cover the rows past the sum.
+The table of ragged rows, int64, or int32 for a framework that has no wider integers: starts [G + 1] (the last one is
+the sum), then for blocks of 128, 32 and 16 rows the packed index of each group's first block [3, G], then of each panel
+its group [P] (G where it has none) and its first row [P]. The panels without a group follow the others and cover the
+rows past the sum.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_torch_triton.kernels.device import device_function
+from octavo_triton.kernels.device import device_function
 
 PANEL = tl.constexpr(128)
 
@@ -19,7 +20,10 @@ PANEL = tl.constexpr(128)
 def index_rows(
     sizes, table, bounded, status, rows, groups, panels, GROUPS: tl.constexpr, CHUNK: tl.constexpr, FLAG: tl.constexpr
 ):
-    """Write the table of group `sizes` for `rows` rows, and the sizes cut to bounds as int64; FLAG: tell `status`."""
+    """Write the table of group `sizes` for `rows` rows, and the sizes cut to bounds; FLAG: tell `status`.
+
+    bounded   [G], or None: nobody asks
+    """
     group = tl.arange(0, GROUPS)
     real = group < groups
     given = tl.load(sizes + group, mask=real, other=0).to(tl.int64)
@@ -40,7 +44,8 @@ def index_rows(
         tl.store(first + groups + group, tl.cumsum(of_32, 0) - of_32, mask=real)
         of_16 = (size + 15) // 16
         tl.store(first + 2 * groups + group, tl.cumsum(of_16, 0) - of_16, mask=real)
-        tl.store(bounded + group, size, mask=real)
+        if bounded is not None:
+            tl.store(bounded + group, size, mask=real)
         if FLAG:
             wrong = tl.max((size != given).to(tl.int32), 0)
             if wrong != 0:
@@ -54,6 +59,12 @@ def index_rows(
     of_panels = table + 4 * groups + 1
     tl.store(of_panels + panel, owner.to(tl.int64), mask=panel < panels)
     tl.store(of_panels + panels + panel, tl.minimum(row, rows), mask=panel < panels)
+
+
+@device_function
+def word_of(at):
+    """A word of the table as int64: it is multiplied by strides."""
+    return tl.load(at).to(tl.int64)
 
 
 @device_function
@@ -73,10 +84,10 @@ def panel_rows(table, panel, groups, panels, matrix_rows, STACKED: tl.constexpr)
         return group, start + (panel % each) * PANEL, start, start + matrix_rows
     else:
         of_panels = table + 4 * groups + 1
-        group = tl.load(of_panels + panel)
-        row = tl.load(of_panels + panels + panel)
+        group = word_of(of_panels + panel)
+        row = word_of(of_panels + panels + panel)
         owner = tl.minimum(group, groups - 1)
-        return group, row, tl.load(table + owner), tl.load(table + owner + 1)
+        return group, row, word_of(table + owner), word_of(table + owner + 1)
 
 
 @device_function
@@ -85,8 +96,8 @@ def first_block(table, group, groups, matrix_rows, BLOCK: tl.constexpr, STACKED:
     if STACKED:
         return group * ((matrix_rows + BLOCK - 1) // BLOCK)
     elif BLOCK == 128:
-        return tl.load(table + groups + 1 + group)
+        return word_of(table + groups + 1 + group)
     elif BLOCK == 32:
-        return tl.load(table + 2 * groups + 1 + group)
+        return word_of(table + 2 * groups + 1 + group)
     else:
-        return tl.load(table + 3 * groups + 1 + group)
+        return word_of(table + 3 * groups + 1 + group)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_torch_triton.kernels.device import device_function
-from octavo_torch_triton.kernels.formats import from_stored
-from octavo_torch_triton.kernels.operands import as_stored, coded, multiplied, times_scales
-from octavo_torch_triton.kernels.panels import first_block
+from octavo_triton.kernels.device import device_function
+from octavo_triton.kernels.formats import as_bits, from_stored
+from octavo_triton.kernels.operands import as_stored, coded, multiplied, times_scales
+from octavo_triton.kernels.panels import first_block, word_of
 
 
 @device_function
@@ -37,6 +37,7 @@ def described_columns(
     ACCUMULATE   added to `out`, whose bits stay as they are for a group without rows
     BESIDE       tiles of rows that are made at a time, so that both operands stay in the cache
     """
+    out = as_bits(out)
     group = tl.program_id(1).to(tl.int64)
     across = (width + COLUMNS - 1) // COLUMNS
     part = tl.program_id(0) // (BESIDE * across)
@@ -48,8 +49,8 @@ def described_columns(
     k = from_k + tl.arange(0, COLUMNS)
     n_real = n < height
     k_real = k < width
-    start = tl.load(table + group)
-    size = (tl.load(table + group + 1) - start).to(tl.int32)
+    start = word_of(table + group)
+    size = (word_of(table + group + 1) - start).to(tl.int32)
     to = out + group * out_group + n[:, None] * out_row + k[None, :] * out_column
     real = n_real[:, None] & k_real[None, :]
     if size > 0 or not ACCUMULATE:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_torch_triton.kernels.formats import from_stored
-from octavo_torch_triton.kernels.operands import as_stored, coded, multiplied, scale_at, times_scales
-from octavo_torch_triton.kernels.panels import PANEL, panel_rows
+from octavo_triton.kernels.formats import as_bits, from_stored
+from octavo_triton.kernels.operands import as_stored, coded, multiplied, scale_at, times_scales
+from octavo_triton.kernels.panels import PANEL, panel_rows
 
 
 @triton.jit
@@ -29,6 +29,9 @@ def described_rows(
     tiles    of COLUMNS columns in a row of the result
     BESIDE   panels whose tiles are made at a time, so that matrices and rows stay in the cache
     """
+    out = as_bits(out)
+    if bias is not None:
+        bias = as_bits(bias)
     part = tl.program_id(0) // (BESIDE * tiles)
     place = tl.program_id(0) % (BESIDE * tiles)
     wide = tl.minimum(panels - part * BESIDE, BESIDE)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from octavo_torch_triton.kernels.device import device_function
-from octavo_torch_triton.kernels.formats import float_from, to_bfloat16
+from octavo_triton.kernels.device import device_function
+from octavo_triton.kernels.formats import float_from, to_bfloat16
 
 
 @device_function

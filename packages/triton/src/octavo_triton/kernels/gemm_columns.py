@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_torch_triton.kernels.formats import from_stored, to_stored
-from octavo_torch_triton.kernels.operands import (
+from octavo_triton.kernels.formats import as_bits, from_stored, to_stored
+from octavo_triton.kernels.operands import (
     added,
     added_scaled,
     coded,
@@ -16,7 +16,7 @@ from octavo_torch_triton.kernels.operands import (
     times_scales,
     unquantized,
 )
-from octavo_torch_triton.kernels.panels import first_block
+from octavo_triton.kernels.panels import first_block, word_of
 
 
 @triton.jit
@@ -32,13 +32,19 @@ def columns_times_columns(
     ACCUMULATE: added to `out`, whose bits stay as they are for a group without rows. HADAMARD: each group has been
     padded to whole runs of 16 rows, which belong to the sum.
     """
+    a = as_bits(a)
+    b = as_bits(b)
+    out = as_bits(out)
+    if a_scale is not None:
+        a_scale = as_bits(a_scale)
+        b_scale = as_bits(b_scale)
     group = tl.program_id(2).to(tl.int64)
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     k = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     n_real = n < height
     k_real = k < width
-    start = tl.load(table + group)
-    size = (tl.load(table + group + 1) - start).to(tl.int32)
+    start = word_of(table + group)
+    size = (word_of(table + group + 1) - start).to(tl.int32)
     first = first_block(table, group, groups, 0, BLOCK, False)
     if HADAMARD:
         start = first * 16

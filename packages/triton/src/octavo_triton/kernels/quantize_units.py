@@ -9,18 +9,34 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_torch_triton.kernels.formats import bits_of, float_from, fp8_codes
-from octavo_torch_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
-from octavo_torch_triton.kernels.quantize_blocks import load_tile, poisoned, store_turned
-from octavo_torch_triton.kernels.scales import decode_of, fp32_encode, is_poisoned
+from octavo_triton.kernels.device import device_function
+from octavo_triton.kernels.formats import as_bits, bits_of, float_from, fp8_codes
+from octavo_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
+from octavo_triton.kernels.quantize_blocks import load_tile, poisoned, store_turned
+from octavo_triton.kernels.scales import decode_of, fp32_encode, is_poisoned
+
+
+@device_function
+def largest_of_group(of_groups, group, amax, APART: tl.constexpr):
+    """A program's amax into its group's, or into its own place."""
+    if APART:
+        tl.store(of_groups + tl.program_id(0), amax)
+    else:
+        tl.atomic_max(of_groups + group, amax, sem="relaxed")
 
 
 @triton.jit
 def unit_amax(
     x, of_groups, of_rows, of_columns, table, columns, groups, panels, matrix_rows, x_stride,
-    DTYPE: tl.constexpr, STACKED: tl.constexpr,
+    DTYPE: tl.constexpr, STACKED: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """amax patterns of one panel and 128 columns into those of its group [G], its rows [M] and its columns [G, K]."""
+    """amax patterns of one panel and 128 columns into those of its group [G], its rows [M] and its columns [G, K].
+
+    APART   stored beside those of other programs instead, for a framework without arrays that start as zeros and are
+            written by many: of groups [P, T], of rows [M, T] and of columns [P, K], with T tiles of columns; panels of
+            no group and rows past the sum are left out
+    """
+    x = as_bits(x)
     panel, tile = tile_of_panel(columns)
     group, first, _start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
@@ -29,13 +45,22 @@ def unit_amax(
         row = first + tl.arange(0, PANEL)
         column = start_column + tl.arange(0, PANEL)
         magnitude = bits_of(value) & 0x7FFFFFFF
+        across = (columns + PANEL - 1) // PANEL
         if of_groups is not None:
-            tl.atomic_max(of_groups + group, tl.max(tl.max(magnitude, 1), 0), sem="relaxed")
+            largest_of_group(of_groups, group, tl.max(tl.max(magnitude, 1), 0), APART)
         if of_rows is not None:
-            tl.atomic_max(of_rows + row, tl.max(magnitude, 1), mask=row < end, sem="relaxed")
+            of_row = tl.max(magnitude, 1)
+            if APART:
+                tl.store(of_rows + row * across + tile, of_row, mask=row < end)
+            else:
+                tl.atomic_max(of_rows + row, of_row, mask=row < end, sem="relaxed")
         if of_columns is not None:
-            at = of_columns + group * columns + column
-            tl.atomic_max(at, tl.max(magnitude, 0), mask=column < columns, sem="relaxed")
+            of_column = tl.max(magnitude, 0)
+            if APART:
+                tl.store(of_columns + panel.to(tl.int64) * columns + column, of_column, mask=column < columns)
+            else:
+                at = of_columns + group * columns + column
+                tl.atomic_max(at, of_column, mask=column < columns, sem="relaxed")
 
 
 @triton.jit
@@ -66,6 +91,11 @@ def quantize_units(
 
     encode   scales [G] that are given; where they are, each element that is not finite is NaN by itself
     """
+    x = as_bits(x)
+    if row_codes is not None:
+        row_codes = as_bits(row_codes)
+    if column_codes is not None:
+        column_codes = as_bits(column_codes)
     panel, tile = tile_of_panel(columns)
     group, first, start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_torch_triton.kernels.formats import bits_of, float_from, from_code, from_scale, to_stored
-from octavo_torch_triton.kernels.operands import scale_at
-from octavo_torch_triton.kernels.panels import PANEL, first_block, panel_rows
+from octavo_triton.kernels.formats import as_bits, bits_of, float_from, from_code, from_scale, to_stored
+from octavo_triton.kernels.operands import scale_at
+from octavo_triton.kernels.panels import PANEL, first_block, panel_rows
 
 
 @triton.jit
@@ -17,6 +17,9 @@ def dequantize_plane(
     COLUMNWISE: tl.constexpr, STACKED: tl.constexpr, OUT_DTYPE: tl.constexpr,
 ):  # fmt: skip
     """One panel and 128 columns of it."""
+    codes = as_bits(codes)
+    scale = as_bits(scale)
+    out = as_bits(out)
     group, first, start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
     row = first + tl.arange(0, PANEL)
     column = tl.program_id(1) * PANEL + tl.arange(0, PANEL)
@@ -43,6 +46,8 @@ def dequantize_plane(
 @triton.jit
 def turn_codes(codes, turned, table, columns, groups, panels, matrix_rows, BACK: tl.constexpr, STACKED: tl.constexpr):
     """Plain column codes turned, with zeros where a panel has no row, or BACK; one panel and 128 columns of it."""
+    codes = as_bits(codes)
+    turned = as_bits(turned)
     group, first, start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
     if group < groups:
         panel = first_block(table, group, groups, matrix_rows, PANEL, STACKED) + (first - start) // PANEL

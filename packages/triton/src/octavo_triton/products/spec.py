@@ -9,7 +9,7 @@ from typing import Literal
 
 from octavo import QuantizerSpec
 from octavo.formats import DType, Format
-from octavo_torch_triton.quantizers.planes import TURNED, TURNED_SCALINGS, kernels_scaling
+from octavo_triton.layouts import TURNED, TURNED_SCALINGS, kernels_scaling
 
 Product = Literal["bfloat16", "float16", "float32", "half", "fp8", "scaled"]
 Chip = Literal["interpreter", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]
@@ -65,7 +65,7 @@ class GemmSpec:
 
     @property
     def turned(self) -> bool:
-        """Whether column codes come in panels, see quantizers.planes: FP8 products read both operands along the sum."""
+        """Whether column codes come in panels, see layouts: FP8 products read both operands along the sum."""
         return self.product == "fp8" and self.gemm != "fprop"
 
 

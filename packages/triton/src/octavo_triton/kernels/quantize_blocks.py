@@ -12,10 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_torch_triton.kernels.device import device_function
-from octavo_torch_triton.kernels.formats import bits_of, float_from, fp8_codes, from_stored
-from octavo_torch_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
-from octavo_torch_triton.kernels.scales import block_scales, is_poisoned
+from octavo_triton.kernels.device import device_function
+from octavo_triton.kernels.formats import as_bits, bits_of, float_from, fp8_codes, from_stored
+from octavo_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
+from octavo_triton.kernels.scales import block_scales, is_poisoned
 
 
 @device_function
@@ -55,6 +55,11 @@ def quantize_blocks(
     row_scale   of square blocks the scales of either plane
     """
     SIDE: tl.constexpr = PANEL // BLOCK
+    x = as_bits(x)
+    if row_codes is not None:
+        row_codes = as_bits(row_codes)
+    if column_codes is not None:
+        column_codes = as_bits(column_codes)
     if BLOCK == PANEL:
         panel, tile = tile_of_panel(columns)
     else:
