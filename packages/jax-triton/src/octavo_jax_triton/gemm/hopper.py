@@ -6,7 +6,7 @@ from typing import Any
 
 from jax import Array
 
-from octavo_jax_triton.launch.arguments import Fetched, Target, fetched
+from octavo_jax_triton.launch.arguments import Fetched, Target, even, fetched
 from octavo_jax_triton.launch.start import start
 from octavo_triton.kernels.hopper.columns import hopper_columns
 from octavo_triton.kernels.hopper.rows import hopper_rows
@@ -39,7 +39,7 @@ def rows_on_hopper(
         of_a, a_scale, of_b, b_scale, bias, bias_scales, out, table,
         rows, depth, columns, groups, panels, across, *strides,
     )  # fmt: skip
-    how = {"SCALING": spec.scaling, "TURNED": spec.turned, **_HOW}
+    how = {"SCALING": spec.scaling, "TURNED": spec.turned, "EVEN": even(columns), **_HOW}
     return start(hopper_rows, _grid(panels * across), arguments, target, **how)[out.name]
 
 
@@ -60,7 +60,7 @@ def columns_on_hopper(spec: GemmSpec, operands: tuple[Any, ...], target: Target)
     arguments = (
         of_a, scales[0], of_b, scales[1], out, table, height, width, groups, down, across, *strides,
     )  # fmt: skip
-    how = {"SCALING": spec.scaling, "ACCUMULATE": False, **_HOW}
+    how = {"SCALING": spec.scaling, "ACCUMULATE": False, "EVEN": even(height, width), **_HOW}
     return start(hopper_columns, _grid(groups * down * across), arguments, target, **how)[out.name]
 
 

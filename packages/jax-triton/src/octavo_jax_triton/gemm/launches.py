@@ -9,7 +9,7 @@ from jax import Array
 from octavo_jax.plugin_api import dtype_name
 from octavo_jax_triton.gemm.form import Shape
 from octavo_jax_triton.gemm.hopper import columns_on_hopper, rows_on_hopper
-from octavo_jax_triton.launch.arguments import Made, Target, fetched
+from octavo_jax_triton.launch.arguments import Made, Target, even, fetched
 from octavo_jax_triton.launch.start import start
 from octavo_triton.kernels.described_columns import described_columns
 from octavo_triton.kernels.described_rows import described_rows
@@ -69,6 +69,7 @@ def rows_by_matrices(
     of_bias = None if bias.data is None else dtype_name(bias.data.dtype, "bias")
     shared: dict[str, Any] = {
         "OUT_DTYPE": spec.out_dtype, "BIAS_DTYPE": of_bias, "SQUARE": spec.square, "TURNED": dgrad,
+        "EVEN": even(depth, columns),
     }  # fmt: skip
     tile = described_tile(spec)
     if tile is not None:
@@ -104,7 +105,12 @@ def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Array
     on_hopper = columns_on_hopper(spec, (a, a_scale, b, b_scale, out, table), target)
     if on_hopper is not None:
         return on_hopper
-    shared: dict[str, Any] = {"OUT_DTYPE": spec.out_dtype, "ACCUMULATE": False, "ROWS": TILE}
+    shared: dict[str, Any] = {
+        "OUT_DTYPE": spec.out_dtype,
+        "ACCUMULATE": False,
+        "ROWS": TILE,
+        "EVEN": even(height, width),
+    }
     strides = (height * width, width, 1)
     tile = described_tile(spec)
     if tile is not None:

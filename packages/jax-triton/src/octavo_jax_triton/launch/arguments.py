@@ -39,6 +39,11 @@ class Target(NamedTuple):
         return self.arch is not None and self.arch >= (8, 9)
 
 
+def even(*lengths: int) -> bool:
+    """Whether 16 divides them, which kernels have to be told, see octavo_triton.kernels.formats.sixteens."""
+    return not any(length % 16 for length in lengths)
+
+
 def fetched(array: Array, block: tuple[int, ...], swizzle: int | None = None) -> Fetched | None:
     """Blocks of `array`; None where the hardware could not fetch them: rows that do not begin at 16 bytes, no rows."""
     size = jnp.dtype(array.dtype).itemsize

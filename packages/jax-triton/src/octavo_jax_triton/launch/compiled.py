@@ -37,12 +37,12 @@ def call(
 
     def run(*arrays: Array) -> list[Array]:
         operands = dict(fixed)
-        for place, array in zip(places, arrays, strict=True):
-            argument = arguments[place]
+        for place, given in zip(places, arrays, strict=True):
+            argument, array = arguments[place], _viewed(given, _known(given.dtype, arch))
             operands[names[place]] = _described(argument, array) if isinstance(argument, Fetched) else array
         results: list[Array] = jax_triton.triton_call(
             kernel=kernel,
-            out_type=[jax.ShapeDtypeStruct(each.shape, each.dtype) for each in made],
+            out_type=[jax.ShapeDtypeStruct(each.shape, _known(each.dtype, arch)) for each in made],
             grid=grid,
             name=kernel.__name__,
             compute_capability=10 * arch[0] + arch[1],
@@ -51,7 +51,7 @@ def call(
             **operands,
             **constants,
         )
-        return results
+        return [_viewed(result, each.dtype) for result, each in zip(results, made, strict=True)]
 
     arrays = [_array(arguments[place]) for place in places]
     results: list[Array] = jax.custom_batching.sequential_vmap(run)(*arrays)
@@ -60,6 +60,16 @@ def call(
 
 def _array(argument: Array | Fetched) -> Array:
     return argument.array if isinstance(argument, Fetched) else argument
+
+
+def _known(dtype: Any, arch: tuple[int, int]) -> Any:
+    """uint8 for FP8, to which Triton knows no pointer on chips without it; kernels read and write bytes anyway."""
+    eight_bits = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize == 1
+    return jnp.dtype(jnp.uint8) if eight_bits and arch < (8, 9) else jnp.dtype(dtype)
+
+
+def _viewed(array: Array, dtype: Any) -> Array:
+    return array if array.dtype == dtype else jax.lax.bitcast_convert_type(array, dtype)
 
 
 def _described(argument: Fetched, array: Array) -> Any:

@@ -6,6 +6,7 @@ The interpreter takes torch's tensors, so these share the callback's memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -20,6 +21,10 @@ from octavo_jax_triton.launch.arguments import Fetched, Made
 POISON = 0xFF
 """The bytes of what a kernel leaves out: NaN in every floating dtype."""
 
+# XLA's threads flush subnormals, and codes need them kept; a thread has the mode of the one that made it.
+_KEEPS_SUBNORMALS = ThreadPoolExecutor(1, "octavo_jax_triton_interpreter")
+_KEEPS_SUBNORMALS.submit(int).result()
+
 
 def call(
     kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], made: Sequence[Made], options: dict[str, Any]
@@ -29,9 +34,12 @@ def call(
     shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in made]
 
     def run(*arrays: Any) -> list[np.ndarray]:
+        return _KEEPS_SUBNORMALS.submit(interpret, [np.array(array) for array in arrays]).result()
+
+    def interpret(arrays: list[np.ndarray]) -> list[np.ndarray]:
         placed = list(arguments)
         for place, array in zip(places, arrays, strict=True):
-            argument, tensor = arguments[place], _stored(np.array(array))
+            argument, tensor = arguments[place], _stored(array)
             placed[place] = _described(tensor, argument.block) if isinstance(argument, Fetched) else tensor
         results: list[np.ndarray] = []
         for place, argument in enumerate(arguments):

@@ -17,7 +17,7 @@ from octavo_jax.plugin_api import GroupedTensor
 from octavo_jax_triton.arrays import checks
 from octavo_jax_triton.arrays.planes import CODES, Plane, checked_plane
 from octavo_jax_triton.arrays.table import row_table, sizes_of
-from octavo_jax_triton.launch.arguments import Made, Target
+from octavo_jax_triton.launch.arguments import Made, Target, even
 from octavo_jax_triton.launch.start import start
 from octavo_registry.contract import Dequantize
 from octavo_triton.kernels.dequantize import dequantize_plane, turn_codes
@@ -71,6 +71,7 @@ def _values(
         dequantize_plane, (panels, tiles(columns)), arguments, target,
         FORMAT=how.format, SCALING=kernels_scaling(how), SCALES=how.scale_format, BLOCK=how.block_size or 128,
         SQUARE=how.square, COLUMNWISE=direction == "columnwise", STACKED=table is None, OUT_DTYPE=out_dtype,
+        EVEN=even(columns),
     )["values"]  # fmt: skip
 
 
@@ -92,8 +93,8 @@ def _turn(codes: Array, group_sizes: Array | None, spec: GroupedTensorSpec, colu
     made = Made("codes", shape, CODES[spec.quantizer.format])
     sides = (codes, made) if columnwise == TURNED else (made, codes)
     arguments = (*sides, table, columns, spec.groups, panels, 0 if table is not None else rows)
-    back, stacked = columnwise != TURNED, table is None
-    return start(turn_codes, (panels, tiles(columns)), arguments, target, BACK=back, STACKED=stacked)["codes"]
+    how = {"BACK": columnwise != TURNED, "STACKED": table is None, "EVEN": even(columns)}
+    return start(turn_codes, (panels, tiles(columns)), arguments, target, **how)["codes"]
 
 
 _turn.__name__ = _turn.__qualname__ = "octavo_turn"

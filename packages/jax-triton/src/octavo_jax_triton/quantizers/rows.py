@@ -10,7 +10,7 @@ from jax import Array
 
 from octavo_jax.plugin_api import dtype_name
 from octavo_jax_triton.arrays.table import groups_of_panels, row_table
-from octavo_jax_triton.launch.arguments import Made, Target
+from octavo_jax_triton.launch.arguments import Made, Target, even
 from octavo_jax_triton.launch.start import start
 from octavo_triton.layouts import panels_of, tiles
 
@@ -65,7 +65,7 @@ class Rows(NamedTuple):
     @property
     def how(self) -> dict[str, Any]:
         """The constants that they take."""
-        return {"DTYPE": dtype_name(self.x.dtype, "x"), "STACKED": self.table is None}
+        return {"DTYPE": dtype_name(self.x.dtype, "x"), "STACKED": self.table is None, "EVEN": even(self.columns)}
 
     def warps(self, fewest: int) -> int:
         """Of a kernel over panels: maxima of columns cross warps, so few are fastest, but chips that round to FP8 in

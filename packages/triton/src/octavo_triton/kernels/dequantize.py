@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.formats import as_bits, bits_of, float_from, from_code, from_scale, to_stored
+from octavo_triton.kernels.formats import as_bits, bits_of, float_from, from_code, from_scale, sixteens, to_stored
 from octavo_triton.kernels.operands import scale_at
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows
 
@@ -14,9 +14,11 @@ from octavo_triton.kernels.panels import PANEL, first_block, panel_rows
 def dequantize_plane(
     codes, scale, factor, out, table, rows, columns, groups, panels, matrix_rows,
     FORMAT: tl.constexpr, SCALING: tl.constexpr, SCALES: tl.constexpr, BLOCK: tl.constexpr, SQUARE: tl.constexpr,
-    COLUMNWISE: tl.constexpr, STACKED: tl.constexpr, OUT_DTYPE: tl.constexpr,
+    COLUMNWISE: tl.constexpr, STACKED: tl.constexpr, OUT_DTYPE: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """One panel and 128 columns of it."""
+    if EVEN:
+        columns = sixteens(columns)
     codes = as_bits(codes)
     scale = as_bits(scale)
     out = as_bits(out)
@@ -44,8 +46,13 @@ def dequantize_plane(
 
 
 @triton.jit
-def turn_codes(codes, turned, table, columns, groups, panels, matrix_rows, BACK: tl.constexpr, STACKED: tl.constexpr):
+def turn_codes(
+    codes, turned, table, columns, groups, panels, matrix_rows,
+    BACK: tl.constexpr, STACKED: tl.constexpr, EVEN: tl.constexpr = False,
+):  # fmt: skip
     """Plain column codes turned, with zeros where a panel has no row, or BACK; one panel and 128 columns of it."""
+    if EVEN:
+        columns = sixteens(columns)
     codes = as_bits(codes)
     turned = as_bits(turned)
     group, first, start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)

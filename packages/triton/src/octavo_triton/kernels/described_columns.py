@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from octavo_triton.kernels.device import device_function
-from octavo_triton.kernels.formats import as_bits, from_stored
+from octavo_triton.kernels.formats import as_bits, from_stored, sixteens
 from octavo_triton.kernels.operands import as_stored, coded, multiplied, times_scales
 from octavo_triton.kernels.panels import first_block, word_of
 
@@ -29,7 +29,7 @@ def described_columns(
     a, a_scale, b, b_scale, out, table, height, width, groups, out_group, out_row, out_column,
     OUT_DTYPE: tl.constexpr, SCALING: tl.constexpr, A_FORMAT: tl.constexpr, B_FORMAT: tl.constexpr,
     PRODUCT: tl.constexpr, ACCUMULATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    BESIDE: tl.constexpr,
+    BESIDE: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """out[g, n, k] = sum over the rows r of g of a[r, n] b[r, k], in a tile of ROWS and COLUMNS.
 
@@ -37,6 +37,11 @@ def described_columns(
     ACCUMULATE   added to `out`, whose bits stay as they are for a group without rows
     BESIDE       tiles of rows that are made at a time, so that both operands stay in the cache
     """
+    if EVEN:
+        height = sixteens(height)
+        width = sixteens(width)
+        out_group = sixteens(out_group)
+        out_row = sixteens(out_row)
     out = as_bits(out)
     group = tl.program_id(1).to(tl.int64)
     across = (width + COLUMNS - 1) // COLUMNS

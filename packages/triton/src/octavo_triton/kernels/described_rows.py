@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.formats import as_bits, from_stored
+from octavo_triton.kernels.formats import as_bits, from_stored, sixteens
 from octavo_triton.kernels.operands import as_stored, coded, multiplied, scale_at, times_scales
 from octavo_triton.kernels.panels import PANEL, panel_rows
 
@@ -20,7 +20,7 @@ def described_rows(
     rows, depth, columns, groups, panels, tiles, out_row, out_column, bias_group, bias_column, bias_scale,
     OUT_DTYPE: tl.constexpr, BIAS_DTYPE: tl.constexpr, SCALING: tl.constexpr, A_FORMAT: tl.constexpr,
     B_FORMAT: tl.constexpr, SQUARE: tl.constexpr, TURNED: tl.constexpr, PRODUCT: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BESIDE: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BESIDE: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """out[r, j] = sum over i of a[r, i] b[g, i, j], and the bias.
 
@@ -29,6 +29,10 @@ def described_rows(
     tiles    of COLUMNS columns in a row of the result
     BESIDE   panels whose tiles are made at a time, so that matrices and rows stay in the cache
     """
+    if EVEN:
+        columns = sixteens(columns)
+        out_row = sixteens(out_row)
+        bias_group = sixteens(bias_group)
     out = as_bits(out)
     if bias is not None:
         bias = as_bits(bias)

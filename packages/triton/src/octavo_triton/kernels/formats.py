@@ -37,6 +37,16 @@ def as_bits(pointer):
 
 
 @device_function
+def sixteens(number):
+    """`number`, a multiple of 16 that the compiler does not know for one.
+
+    Triton's launcher tells it of integers that 16 divides, and jax-triton does not; without that each element of a row
+    would be loaded and stored by itself. Kernels that are told so (EVEN) are told it of every length and stride but 1.
+    """
+    return number // 16 * 16
+
+
+@device_function
 def from_stored(stored, DTYPE: tl.constexpr):
     """fp32 of what was loaded from an array of a high-precision dtype; "bfloat16" is loaded as int16."""
     if DTYPE == "bfloat16":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.formats import as_bits, from_stored, to_stored
+from octavo_triton.kernels.formats import as_bits, from_stored, sixteens, to_stored
 from octavo_triton.kernels.operands import (
     added,
     added_scaled,
@@ -26,12 +26,20 @@ def columns_times_columns(
     A_DTYPE: tl.constexpr, B_DTYPE: tl.constexpr, OUT_DTYPE: tl.constexpr, SCALING: tl.constexpr,
     A_FORMAT: tl.constexpr, B_FORMAT: tl.constexpr, SCALES: tl.constexpr, BLOCK: tl.constexpr, HADAMARD: tl.constexpr,
     PRODUCT: tl.constexpr, ACCUMULATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """out[g, n, k] = sum over the rows r of g of a[r, n] b[r, k], in a tile of ROWS and COLUMNS.
 
     ACCUMULATE: added to `out`, whose bits stay as they are for a group without rows. HADAMARD: each group has been
     padded to whole runs of 16 rows, which belong to the sum.
     """
+    if EVEN:
+        height = sixteens(height)
+        width = sixteens(width)
+        a_row = sixteens(a_row)
+        b_row = sixteens(b_row)
+        out_group = sixteens(out_group)
+        out_row = sixteens(out_row)
     a = as_bits(a)
     b = as_bits(b)
     out = as_bits(out)

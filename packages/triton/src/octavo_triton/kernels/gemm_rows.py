@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.formats import as_bits, from_stored, to_stored
+from octavo_triton.kernels.formats import as_bits, from_stored, sixteens, to_stored
 from octavo_triton.kernels.operands import (
     added,
     added_scaled,
@@ -31,13 +31,24 @@ def rows_times_matrices(
     A_DTYPE: tl.constexpr, B_DTYPE: tl.constexpr, OUT_DTYPE: tl.constexpr, BIAS_DTYPE: tl.constexpr,
     SCALING: tl.constexpr, A_FORMAT: tl.constexpr, B_FORMAT: tl.constexpr, SCALES: tl.constexpr, BLOCK: tl.constexpr,
     SQUARE: tl.constexpr, TURNED: tl.constexpr, IN_PANELS: tl.constexpr, PRODUCT: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """out[r, j] = sum over i of a[r, i] b[g, i, j], and the bias.
 
     b's plane has a row for each j, or TURNED for each i (dgrad); IN_PANELS: of 128 i each, side by side for each j.
     Strides are in elements.
     """
+    if EVEN:
+        depth = sixteens(depth)
+        columns = sixteens(columns)
+        a_row = sixteens(a_row)
+        b_group = sixteens(b_group)
+        if TURNED and not IN_PANELS:
+            b_depth = sixteens(b_depth)
+        else:
+            b_column = sixteens(b_column)
+        out_row = sixteens(out_row)
+        bias_group = sixteens(bias_group)
     a = as_bits(a)
     b = as_bits(b)
     out = as_bits(out)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from octavo_triton.kernels.device import device_function
-from octavo_triton.kernels.formats import as_bits, bits_of, float_from, fp8_codes, from_stored
+from octavo_triton.kernels.formats import as_bits, bits_of, float_from, fp8_codes, from_stored, sixteens
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
 from octavo_triton.kernels.scales import block_scales, is_poisoned
 
@@ -49,12 +49,16 @@ def quantize_blocks(
     columns, groups, panels, matrix_rows, x_stride, epsilon,
     DTYPE: tl.constexpr, FORMAT: tl.constexpr, SCALES: tl.constexpr, POWER_OF_TWO: tl.constexpr, BLOCK: tl.constexpr,
     SQUARE: tl.constexpr, TURNED: tl.constexpr, STACKED: tl.constexpr, CAST: tl.constexpr,
+    EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """One panel and 128 columns of it, into the planes whose codes are not None.
 
     row_scale   of square blocks the scales of either plane
     """
     SIDE: tl.constexpr = PANEL // BLOCK
+    if EVEN:
+        columns = sixteens(columns)
+        x_stride = sixteens(x_stride)
     x = as_bits(x)
     if row_codes is not None:
         row_codes = as_bits(row_codes)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from octavo_triton.kernels.device import device_function
-from octavo_triton.kernels.formats import as_bits, bits_of, from_stored, to_code
+from octavo_triton.kernels.formats import as_bits, bits_of, from_stored, sixteens, to_code
 from octavo_triton.kernels.hadamard import hadamard
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
 from octavo_triton.kernels.quantize_units import largest_of_group
@@ -24,9 +24,12 @@ SIDE = tl.constexpr(8)
 @triton.jit
 def hadamard_amax(
     x, of_groups, table, columns, groups, panels, matrix_rows, x_stride,
-    DTYPE: tl.constexpr, STACKED: tl.constexpr, APART: tl.constexpr,
+    DTYPE: tl.constexpr, STACKED: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """The amax pattern of one panel's transformed values and 128 columns into that of its group, see unit_amax."""
+    if EVEN:
+        columns = sixteens(columns)
+        x_stride = sixteens(x_stride)
     x = as_bits(x)
     panel, tile = tile_of_panel(columns)
     group, first, _start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
@@ -62,6 +65,7 @@ def quantize_nvfp4(
     x, row_codes, row_scale, row_amax, column_codes, column_scale, column_amax, table, seed,
     columns, groups, panels, matrix_rows, x_stride, group_offset, operand,
     DTYPE: tl.constexpr, SQUARE: tl.constexpr, HADAMARD: tl.constexpr, STOCHASTIC: tl.constexpr, STACKED: tl.constexpr,
+    EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """One panel and 128 columns of it; a plane whose codes are None is not made, square blocks go to the row plane.
 
@@ -69,6 +73,9 @@ def quantize_nvfp4(
     seed                    int64 []; or uint32 [3], its two words and a number that is added to `group_offset`
     operand                 its number in the random bits' counter: 0 x, 1 w, 2 dy
     """
+    if EVEN:
+        columns = sixteens(columns)
+        x_stride = sixteens(x_stride)
     x = as_bits(x)
     if row_codes is not None:
         row_scale = as_bits(row_scale)

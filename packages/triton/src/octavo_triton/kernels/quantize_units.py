@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from octavo_triton.kernels.device import device_function
-from octavo_triton.kernels.formats import as_bits, bits_of, float_from, fp8_codes
+from octavo_triton.kernels.formats import as_bits, bits_of, float_from, fp8_codes, sixteens
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
 from octavo_triton.kernels.quantize_blocks import load_tile, poisoned, store_turned
 from octavo_triton.kernels.scales import decode_of, fp32_encode, is_poisoned
@@ -28,7 +28,7 @@ def largest_of_group(of_groups, group, amax, APART: tl.constexpr):
 @triton.jit
 def unit_amax(
     x, of_groups, of_rows, of_columns, table, columns, groups, panels, matrix_rows, x_stride,
-    DTYPE: tl.constexpr, STACKED: tl.constexpr, APART: tl.constexpr,
+    DTYPE: tl.constexpr, STACKED: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """amax patterns of one panel and 128 columns into those of its group [G], its rows [M] and its columns [G, K].
 
@@ -36,6 +36,9 @@ def unit_amax(
             written by many: of groups [P, T], of rows [M, T] and of columns [P, K], with T tiles of columns; panels of
             no group and rows past the sum are left out
     """
+    if EVEN:
+        columns = sixteens(columns)
+        x_stride = sixteens(x_stride)
     x = as_bits(x)
     panel, tile = tile_of_panel(columns)
     group, first, _start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
@@ -85,12 +88,15 @@ def quantize_units(
     x, encode, group_amax, row_amax, column_amax, row_codes, column_codes, table,
     columns, groups, panels, matrix_rows, x_stride, epsilon,
     DTYPE: tl.constexpr, FORMAT: tl.constexpr, POWER_OF_TWO: tl.constexpr, TURNED: tl.constexpr,
-    STACKED: tl.constexpr, CAST: tl.constexpr,
+    STACKED: tl.constexpr, CAST: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """Codes of one panel and 128 columns: by the group's scale into either plane, or by rows and columns into theirs.
 
     encode   scales [G] that are given; where they are, each element that is not finite is NaN by itself
     """
+    if EVEN:
+        columns = sixteens(columns)
+        x_stride = sixteens(x_stride)
     x = as_bits(x)
     if row_codes is not None:
         row_codes = as_bits(row_codes)

@@ -135,7 +135,7 @@ def multiply(
 @gluon.jit
 def hopper_columns(
     a, a_scale, b, b_scale, out, table, height, width, groups, down, across, out_group, out_row, out_column,
-    SCALING: gl.constexpr, ACCUMULATE: gl.constexpr, BESIDE: gl.constexpr,
+    SCALING: gl.constexpr, ACCUMULATE: gl.constexpr, BESIDE: gl.constexpr, EVEN: gl.constexpr = False,
 ):  # fmt: skip
     """out[g, n, k] = sum over the rows r of g of a[r, n] b[r, k]; codes by descriptors of turned panels.
 
@@ -143,6 +143,11 @@ def hopper_columns(
     a_scale, b_scale   "block": descriptors of fp32 [P, N] and [P, K]; "row": [G, N] and [G, K]; "group": [G]
     ACCUMULATE         added to `out`, whose bits stay as they are for a group without rows
     """
+    if EVEN:  # see formats.sixteens
+        height = height // 16 * 16
+        width = width // 16 * 16
+        out_group = out_group // 16 * 16
+        out_row = out_row // 16 * 16
     a_tiles = gl.allocate_shared_memory(a.dtype, [STAGES, 128, 128], a.layout)
     b_tiles = gl.allocate_shared_memory(b.dtype, [STAGES, COLUMNS, 128], b.layout)
     if SCALING == "block":

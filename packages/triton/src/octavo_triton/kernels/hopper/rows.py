@@ -148,7 +148,7 @@ def multiply(
 def hopper_rows(
     a, a_scale, b, b_scale, bias, bias_scales, out, table, rows, depth, columns, groups, panels, tiles,
     out_row, out_column, bias_group, bias_column, bias_scale,
-    SCALING: gl.constexpr, TURNED: gl.constexpr, BESIDE: gl.constexpr,
+    SCALING: gl.constexpr, TURNED: gl.constexpr, BESIDE: gl.constexpr, EVEN: gl.constexpr = False,
 ):  # fmt: skip
     """out[r, j] = sum over i of a[r, i] b[g, i, j], and the bias; codes by descriptors of two axes.
 
@@ -157,6 +157,10 @@ def hopper_rows(
     a_scale   "block": fp32 [M, ceil(I / 128)]; "row": [M]; "group": [G]
     b_scale   "block": square blocks of b's plane; "row": [G, J]; "group": [G]
     """
+    if EVEN:  # see formats.sixteens
+        columns = columns // 16 * 16
+        out_row = out_row // 16 * 16
+        bias_group = bias_group // 16 * 16
     a_tiles = gl.allocate_shared_memory(a.dtype, [STAGES, 128, 128], a.layout)
     b_tiles = gl.allocate_shared_memory(b.dtype, [STAGES, COLUMNS, 128], b.layout)
     full, empty = ring()
