@@ -25,8 +25,9 @@ _LAYOUTS = frozenset({"plain", "turned"})
 
 
 def _row(ops: frozenset[Op], recipes: frozenset[str], device: str, **conditions: Any) -> Capability:
-    weights = {"weights": _WEIGHTS} if ops == _GEMMS else {}
-    return Capability(ops=ops, recipes=recipes, framework="jax", device=device, **weights, **conditions)
+    if ops == _GEMMS:
+        conditions["weights"] = _WEIGHTS
+    return Capability(ops=ops, recipes=recipes, framework="jax", device=device, **conditions)
 
 
 def _on_gpus() -> Iterable[Capability]:

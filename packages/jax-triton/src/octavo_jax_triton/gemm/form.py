@@ -43,7 +43,7 @@ class Form(NamedTuple):
         """Of the result; ValueError where operands of these shapes do not go together in `groups` groups."""
         if self.kernel == "wgrad":
             fits = len(left) == len(right) == 2 and left[0] == right[0]
-            shape = (groups, left[-1], right[-1])
+            shape: Shape = (groups, left[-1], right[-1])
         else:
             depth, columns = (1, 2) if self.kernel == "dgrad" else (2, 1)
             fits = len(left) == 2 and len(right) == 3 and right[0] == groups and left[1] == right[depth]

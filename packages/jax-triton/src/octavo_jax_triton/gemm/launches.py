@@ -77,7 +77,7 @@ def rows_by_matrices(
         of_a, of_b = fetched(a, (TILE, tile.depth)), fetched(b, block)
         if of_a is not None and of_b is not None:
             across = tiles(columns, tile.columns)
-            arguments = (
+            arguments: tuple[Any, ...] = (
                 of_a, a_scale, of_b, b_scale, bias.data, bias.scales, out, table,
                 rows, depth, columns, groups, panels, across, *strides,
             )  # fmt: skip
@@ -119,8 +119,8 @@ def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Array
             blocks = ((1, TILE, tile.depth), (1, tile.columns, tile.depth))
         of_a, of_b = fetched(a, blocks[0]), fetched(b, blocks[1])
         if of_a is not None and of_b is not None:
-            arguments = (of_a, a_scale, of_b, b_scale, out, table, height, width, groups, *strides)
-            grid = (tiles(height) * tiles(width, tile.columns), groups)
+            arguments: tuple[Any, ...] = (of_a, a_scale, of_b, b_scale, out, table, height, width, groups, *strides)
+            grid: Shape = (tiles(height) * tiles(width, tile.columns), groups)
             how = {**shared, **_how(spec, tile), "BESIDE": BESIDE}
             return start(described_columns, grid, arguments, target, **how)[out.name]
     tile = tile_of(spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -15,6 +16,11 @@ class Made(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: Any
+
+
+def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """What a call gives back."""
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
 class Fetched(NamedTuple):

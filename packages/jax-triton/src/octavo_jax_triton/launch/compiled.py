@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from octavo_jax_triton.launch.arguments import Fetched, Made
+from octavo_jax_triton.launch.arguments import Fetched, Made, array
 
 
 def call(
@@ -38,11 +38,11 @@ def call(
     def run(*arrays: Array) -> list[Array]:
         operands = dict(fixed)
         for place, given in zip(places, arrays, strict=True):
-            argument, array = arguments[place], _viewed(given, _known(given.dtype, arch))
-            operands[names[place]] = _described(argument, array) if isinstance(argument, Fetched) else array
+            argument, view = arguments[place], _viewed(given, _known(given.dtype, arch))
+            operands[names[place]] = _described(argument, view) if isinstance(argument, Fetched) else view
         results: list[Array] = jax_triton.triton_call(
             kernel=kernel,
-            out_type=[jax.ShapeDtypeStruct(each.shape, _known(each.dtype, arch)) for each in made],
+            out_type=[array(each.shape, _known(each.dtype, arch)) for each in made],
             grid=grid,
             name=kernel.__name__,
             compute_capability=10 * arch[0] + arch[1],
@@ -54,7 +54,8 @@ def call(
         return [_viewed(result, each.dtype) for result, each in zip(results, made, strict=True)]
 
     arrays = [_array(arguments[place]) for place in places]
-    results: list[Array] = jax.custom_batching.sequential_vmap(run)(*arrays)
+    one_by_one = jax.custom_batching.sequential_vmap(run)  # type: ignore[no-untyped-call]
+    results: list[Array] = one_by_one(*arrays)
     return results
 
 
@@ -68,20 +69,20 @@ def _known(dtype: Any, arch: tuple[int, int]) -> Any:
     return jnp.dtype(jnp.uint8) if eight_bits and arch < (8, 9) else jnp.dtype(dtype)
 
 
-def _viewed(array: Array, dtype: Any) -> Array:
-    return array if array.dtype == dtype else jax.lax.bitcast_convert_type(array, dtype)
+def _viewed(given: Array, dtype: Any) -> Array:
+    return given if given.dtype == dtype else jax.lax.bitcast_convert_type(given, dtype)
 
 
-def _described(argument: Fetched, array: Array) -> Any:
+def _described(argument: Fetched, given: Array) -> Any:
     import jax_triton
     from triton.experimental.gluon.language import NVMMASharedLayout
 
     layout = None
     if argument.swizzle is not None:
-        bits = 8 * jnp.dtype(array.dtype).itemsize
+        bits = 8 * jnp.dtype(given.dtype).itemsize
         rank = len(argument.block)
         layout = NVMMASharedLayout(swizzle_byte_width=argument.swizzle, element_bitwidth=bits, rank=rank)
-    return jax_triton.TensorDescriptor.from_array(array, argument.block, layout=layout)
+    return jax_triton.TensorDescriptor.from_array(given, argument.block, layout=layout)
 
 
 def multiprocessors() -> int:

@@ -16,7 +16,7 @@ import torch
 from jax import Array
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from octavo_jax_triton.launch.arguments import Fetched, Made
+from octavo_jax_triton.launch.arguments import Fetched, Made, array
 
 POISON = 0xFF
 """The bytes of what a kernel leaves out: NaN in every floating dtype."""
@@ -31,15 +31,15 @@ def call(
 ) -> list[Array]:
     """The results of one launch."""
     places = [place for place, argument in enumerate(arguments) if isinstance(argument, Array | Fetched)]
-    shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in made]
+    shapes = [array(each.shape, each.dtype) for each in made]
 
     def run(*arrays: Any) -> list[np.ndarray]:
-        return _KEEPS_SUBNORMALS.submit(interpret, [np.array(array) for array in arrays]).result()
+        return _KEEPS_SUBNORMALS.submit(interpret, [np.array(each) for each in arrays]).result()
 
     def interpret(arrays: list[np.ndarray]) -> list[np.ndarray]:
         placed = list(arguments)
-        for place, array in zip(places, arrays, strict=True):
-            argument, tensor = arguments[place], _stored(array)
+        for place, given in zip(places, arrays, strict=True):
+            argument, tensor = arguments[place], _stored(given)
             placed[place] = _described(tensor, argument.block) if isinstance(argument, Fetched) else tensor
         results: list[np.ndarray] = []
         for place, argument in enumerate(arguments):
@@ -56,13 +56,13 @@ def call(
     return list(jax.pure_callback(run, shapes, *arrays, vmap_method="sequential"))
 
 
-def _stored(array: np.ndarray) -> torch.Tensor:
-    """The memory of `array` as the interpreter takes it: bfloat16 as int16, codes as uint8."""
-    if array.dtype == jnp.bfloat16:
-        array = array.view(np.int16)
-    elif array.dtype.itemsize == 1:
-        array = array.view(np.uint8)
-    return torch.from_numpy(array)
+def _stored(given: np.ndarray) -> torch.Tensor:
+    """The memory of an array as the interpreter takes it: bfloat16 as int16, codes as uint8."""
+    if given.dtype == jnp.bfloat16:
+        given = given.view(np.int16)
+    elif given.dtype.itemsize == 1:
+        given = given.view(np.uint8)
+    return torch.from_numpy(given)
 
 
 def _described(tensor: torch.Tensor, block: tuple[int, ...]) -> TensorDescriptor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Literal
 
 import jax
 from jax import Array
@@ -24,8 +25,8 @@ def bind_quantize(spec: QuantizerSpec, columnwise: str, target: Target) -> Quant
 
     @lru_cache(maxsize=512)
     def layout_of(shape: tuple[int, ...], groups: int) -> GroupedTensorSpec:
-        ragged = 0 if len(shape) == 2 else None
-        plain = GroupedTensorSpec(shape=shape, groups=groups, quantizer=spec, ragged_axis=ragged)
+        ragged_axis: Literal[0] | None = 0 if len(shape) == 2 else None
+        plain = GroupedTensorSpec(shape=shape, groups=groups, quantizer=spec, ragged_axis=ragged_axis)
         return turned_layout(plain, columnwise)
 
     def octavo_quantize(
