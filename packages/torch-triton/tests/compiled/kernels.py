@@ -131,7 +131,10 @@ def _source(written: Written) -> Any:
     attributes: dict[tuple[int, ...], Any] = {}
     divisible = [["tt.divisibility", 16]]
     for place, name in enumerate(names):
-        value = written.arguments[place] if place < len(written.arguments) else written.constants[name]
+        if place < len(written.arguments):
+            value = written.arguments[place]
+        else:
+            value = written.constants.get(name, written.kernel.signature.parameters[name].default)
         if place >= len(written.arguments) or value is None or (isinstance(value, int) and value == 1):
             signature[name], constants[place,] = "constexpr", value
         elif isinstance(value, SharedDescriptor):
