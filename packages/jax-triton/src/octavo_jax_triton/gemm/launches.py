@@ -81,7 +81,9 @@ def rows_by_matrices(
                 of_a, a_scale, of_b, b_scale, bias.data, bias.scales, out, table,
                 rows, depth, columns, groups, panels, across, *strides,
             )  # fmt: skip
-            how = {**shared, **_how(spec, tile), "BESIDE": BESIDE}
+            if not target.has_copy_engine:
+                arguments = (a, a_scale, b, *arguments[3:])
+            how = {**shared, **_how(spec, tile), "BESIDE": BESIDE, "POINTERS": not target.has_copy_engine}
             return start(described_rows, (panels * across,), arguments, target, **how)[out.name]
     tile = tile_of(spec)
     # of b [G, J, I], or [G, I, J] in dgrad; or of turned panels [G ceil(I / 128), J, 128]
@@ -121,7 +123,9 @@ def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Array
         if of_a is not None and of_b is not None:
             arguments: tuple[Any, ...] = (of_a, a_scale, of_b, b_scale, out, table, height, width, groups, *strides)
             grid: Shape = (tiles(height) * tiles(width, tile.columns), groups)
-            how = {**shared, **_how(spec, tile), "BESIDE": BESIDE}
+            if not target.has_copy_engine:
+                arguments = (a, a_scale, b, *arguments[3:])
+            how = {**shared, **_how(spec, tile), "BESIDE": BESIDE, "POINTERS": not target.has_copy_engine}
             return start(described_columns, grid, arguments, target, **how)[out.name]
     tile = tile_of(spec)
     arguments = (*left, *right, out, table, height, width, groups, a.shape[-1], 1, b.shape[-1], 1, *strides)

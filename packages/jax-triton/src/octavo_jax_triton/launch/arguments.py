@@ -44,6 +44,11 @@ class Target(NamedTuple):
         """Whether the chip has instructions that round to FP8: sm_89 and later ones."""
         return self.arch is not None and self.arch >= (8, 9)
 
+    @property
+    def has_copy_engine(self) -> bool:
+        """Whether an array can be handed over as a descriptor: sm_90 and later ones, and the interpreter."""
+        return self.arch is None or self.arch >= (9, 0)
+
 
 def even(*lengths: int) -> bool:
     """Whether 16 divides them, which kernels have to be told, see octavo_triton.kernels.formats.sixteens."""

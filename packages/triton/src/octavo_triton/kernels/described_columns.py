@@ -29,19 +29,24 @@ def described_columns(
     a, a_scale, b, b_scale, out, table, height, width, groups, out_group, out_row, out_column,
     OUT_DTYPE: tl.constexpr, SCALING: tl.constexpr, A_FORMAT: tl.constexpr, B_FORMAT: tl.constexpr,
     PRODUCT: tl.constexpr, ACCUMULATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    BESIDE: tl.constexpr, EVEN: tl.constexpr = False,
+    BESIDE: tl.constexpr, EVEN: tl.constexpr = False, POINTERS: tl.constexpr = False,
 ):  # fmt: skip
     """out[g, n, k] = sum over the rows r of g of a[r, n] b[r, k], in a tile of ROWS and COLUMNS.
 
     a, b         values [M, N] and [M, K], or codes in turned panels [P, N, 128] and [P, K, 128]
     ACCUMULATE   added to `out`, whose bits stay as they are for a group without rows
     BESIDE       tiles of rows that are made at a time, so that both operands stay in the cache
+    POINTERS     a and b are arrays of turned codes, see described_rows; nothing is read past their panels
     """
     if EVEN:
         height = sixteens(height)
         width = sixteens(width)
         out_group = sixteens(out_group)
         out_row = sixteens(out_row)
+    if POINTERS:
+        MANY: tl.constexpr = 0x7FFFFFFF
+        a = tl.make_tensor_descriptor(a, [MANY, height, 128], [height * 128, 128, 1], [1, ROWS, DEPTH])
+        b = tl.make_tensor_descriptor(b, [MANY, width, 128], [width * 128, 128, 1], [1, COLUMNS, DEPTH])
     out = as_bits(out)
     group = tl.program_id(1).to(tl.int64)
     across = (width + COLUMNS - 1) // COLUMNS

@@ -21,6 +21,7 @@ def described_rows(
     OUT_DTYPE: tl.constexpr, BIAS_DTYPE: tl.constexpr, SCALING: tl.constexpr, A_FORMAT: tl.constexpr,
     B_FORMAT: tl.constexpr, SQUARE: tl.constexpr, TURNED: tl.constexpr, PRODUCT: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BESIDE: tl.constexpr, EVEN: tl.constexpr = False,
+    POINTERS: tl.constexpr = False,
 ):  # fmt: skip
     """out[r, j] = sum over i of a[r, i] b[g, i, j], and the bias.
 
@@ -28,11 +29,21 @@ def described_rows(
     b        [G, J, I]; TURNED (dgrad) values [G, I, J], or codes in turned panels [G ceil(I / 128), J, 128]
     tiles    of COLUMNS columns in a row of the result
     BESIDE   panels whose tiles are made at a time, so that matrices and rows stay in the cache
+    POINTERS a and b are arrays of codes, of which the kernel makes descriptors: on chips without a copy engine these
+             are pointers in any case, and jax-triton passes none there
     """
     if EVEN:
         columns = sixteens(columns)
+        depth = sixteens(depth)
         out_row = sixteens(out_row)
         bias_group = sixteens(bias_group)
+    if POINTERS:
+        a = tl.make_tensor_descriptor(a, [rows, depth], [depth, 1], [PANEL, DEPTH])
+        if TURNED:
+            turned = groups * ((depth + 127) // 128)
+            b = tl.make_tensor_descriptor(b, [turned, columns, 128], [columns * 128, 128, 1], [1, COLUMNS, DEPTH])
+        else:
+            b = tl.make_tensor_descriptor(b, [groups, columns, depth], [columns * depth, depth, 1], [1, COLUMNS, DEPTH])
     out = as_bits(out)
     if bias is not None:
         bias = as_bits(bias)
