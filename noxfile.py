@@ -55,9 +55,11 @@ BACKENDS = {
     "jax-native": "octavo-jax-native",
     "torch-triton": "octavo-torch-triton",
     "torch-triton-interpreter": "octavo-torch-triton",
+    "jax-triton": "octavo-jax-triton",
+    "jax-triton-interpreter": "octavo-jax-triton",
 }
-ON_CUDA = ["torch-cudagraph", "torch-triton"]  # backends that serve nothing else
-INTERPRETED = "torch-triton-interpreter"
+ON_CUDA = ["torch-cudagraph", "torch-triton", "jax-triton"]  # backends that serve nothing else
+INTERPRETED = ["torch-triton-interpreter", "jax-triton-interpreter"]
 # In Triton's interpreter a tile takes milliseconds, so of what calls most a few cases are tried; -k "" tries all.
 SMALL_CASES = (
     "(test_bits[ and not (stochastic and hadamard)) or (test_product_is_within and not current and not delayed)"
@@ -68,6 +70,7 @@ SLOW = [
     "octavo-jax",
     "octavo-bench",
     "octavo-torch-triton",
+    "octavo-jax-triton",
     "octavo",
 ]  # packages with tests that take minutes
 TOOLS = ("ruff==0.17.5", "clang-format==23.1.5", "mypy==2.4.1")
@@ -249,10 +252,12 @@ def conformance(session: nox.Session, backend: str) -> None:
     """The conformance suite on one backend of ours, whose card declares all that works."""
     if backend in ON_CUDA and shutil.which("nvidia-smi") is None:
         session.skip(f"{backend} serves CUDA devices alone, and there is none here; nox -s gpu runs its suite")
-    install(session, BACKENDS[backend], "octavo-conformance", extra=("pytest-xdist",))
+    # octavo-jax-triton needs torch where Triton interprets its kernels, and nowhere else
+    more = needed_by_tests(BACKENDS[backend]) if backend in INTERPRETED else ()
+    install(session, BACKENDS[backend], "octavo-conformance", extra=("pytest-xdist", *more))
     Path("reports").mkdir(exist_ok=True)
     suite = ("--pyargs", "octavo_conformance.suite", "--octavo-backend", backend)
-    if backend == INTERPRETED:
+    if backend in INTERPRETED:
         session.env["TRITON_INTERPRET"] = "1"
         suite += ("-k", SMALL_CASES)
     undeclared = ("-W", "error::octavo_conformance.UndeclaredCapability")
@@ -361,9 +366,10 @@ def gpu(session: nox.Session) -> None:
     _pytest_on_gpu(session, "native/tests", "-k", "cuda")
     for directory in ("packages/torch", "packages/torch-native", "packages/torch-cudagraph", "packages/jax-native"):
         _pytest_on_gpu(session, *map(str, sorted(Path(directory, "tests").rglob("test_cuda*.py"))))
-    if _is_installed("octavo-torch-triton"):
-        _pytest_on_gpu(session, "packages/torch-triton/tests")  # whose device is the GPU where there is one
-    here = [name for name, owner in BACKENDS.items() if _is_installed(owner) and name != INTERPRETED]
+    for name in ("octavo-torch-triton", "octavo-jax-triton"):
+        if _is_installed(name):
+            _pytest_on_gpu(session, f"{DIRECTORIES[name]}/tests")  # whose device is the GPU where there is one
+    here = [name for name, owner in BACKENDS.items() if _is_installed(owner) and name not in INTERPRETED]
     for backend in session.posargs or here:
         _pytest_on_gpu(session, "--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend", backend)
     session.run(sys.executable, "native/tests/sanitize.py")

@@ -51,8 +51,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "octavo_registry": ("contract", "level4", "discovery", "dispatch", "registry", "__init__", "cli"),
     "octavo_torch_native": ("arrays", "quantizers", "gemm", "moe", "optimizers", "linear"),
-    "octavo_torch_triton": ("kernels", "arrays", "quantizers", "gemm", "moves"),
+    "octavo_triton": ("layouts", "kernels", "products"),
+    "octavo_torch_triton": ("arrays", "quantizers", "gemm", "moves"),
     "octavo_jax_native": ("arrays", "ffi", "quantizers", "gemm"),
+    "octavo_jax_triton": ("launch", "arrays", "quantizers", "gemm"),
     "octavo_conformance": ("__init__", "cards", "problems", "oracles", "reports", "suite"),
     "octavo_cli": (
         *("errors", "output_file", "ranks", "page", "inspection"),
@@ -85,6 +87,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
 # Packages of kernels, which take two doors and no other: the registry's contract and their front end's plugin_api.
 PLUGINS = (
     *("octavo_torch_native", "octavo_torch_cudagraph", "octavo_torch_triton", "octavo_jax_native"),
+    "octavo_jax_triton",
     *("acme_octavo", "acme_jax_octavo"),
 )
 DOORS: dict[str, tuple[str, ...]] = {
@@ -100,6 +103,7 @@ TYPED = (
     "octavo_torch_triton",
     "octavo_jax",
     "octavo_jax_native",
+    "octavo_jax_triton",
     "octavo_registry",
 )
 COUNTED_ANY = ("octavo_torch", "octavo_torch_native")

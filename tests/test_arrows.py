@@ -22,8 +22,10 @@ MAY_NEED: dict[str, set[str]] = {
     "octavo-torch-cudagraph": {
         *("octavo-core", "octavo-registry", "octavo-torch", "octavo-native", "octavo-torch-native"),
     },
-    "octavo-torch-triton": {"octavo-core", "octavo-registry", "octavo-torch"},
+    "octavo-triton": {"octavo-core"},
+    "octavo-torch-triton": {"octavo-core", "octavo-registry", "octavo-torch", "octavo-triton"},
     "octavo-jax-native": {"octavo-core", "octavo-registry", "octavo-jax", "octavo-native"},
+    "octavo-jax-triton": {"octavo-core", "octavo-registry", "octavo-jax", "octavo-triton"},
     "octavo-conformance": {"octavo-core", "octavo-numerics", "octavo-registry"},
     "octavo-bench": {
         *("octavo-core", "octavo-numerics", "octavo-registry"),
@@ -33,6 +35,7 @@ MAY_NEED: dict[str, set[str]] = {
         *("octavo-core", "octavo-numerics", "octavo-registry", "octavo-conformance", "octavo-bench"),
         *("octavo-torch", "octavo-jax", "octavo-native"),
         *("octavo-torch-native", "octavo-torch-cudagraph", "octavo-torch-triton", "octavo-jax-native"),
+        *("octavo-jax-triton", "octavo-triton"),
     },
 }
 CORE_MAY_NOT_IMPORT = {"torch", "jax", "numpy", "pluggy"}

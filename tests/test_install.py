@@ -60,5 +60,5 @@ def test_extras_bring_every_backend() -> None:
     assert set(re.findall(r"`([a-z-]+)`", sentence)) == set(extras)
     (everything,) = extras["all"]
     assert set(re.findall(r"[a-z-]+", everything.partition("[")[2])) == set(extras) - {"all"}
-    for plugin in ("torch-native", "torch-cudagraph", "torch-triton", "jax-native"):
+    for plugin in ("torch-native", "torch-cudagraph", "torch-triton", "jax-native", "jax-triton"):
         assert f"octavo-{plugin}" in _ours(extras[plugin])

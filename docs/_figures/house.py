@@ -39,11 +39,11 @@ PLACES = {
     "octavo-torch-cudagraph": Place(
         (0, 0), 2, "torch", "Backend: graph-safe plans; captures functions, modules and training steps."
     ),
-    "octavo-torch-triton": Place((1, 1), 2, "torch", "Backend: kernels in Triton, for any NVIDIA GPU."),
+    "octavo-torch-triton": Place((1, 1), 2, "torch", "Backend: the kernels in Triton on torch tensors."),
+    "octavo-jax-triton": Place((2, 2), 2, "jax", "Backend: the kernels in Triton through jax-triton."),
     "octavo-torch-native": Place((0, 0), 3, "torch", "Backend: the native kernels on torch tensors."),
-    "octavo-native": Place(
-        (1, 1), 3, "native", "C++ and CUDA kernels over addresses and a stream; knows no framework.", rows=2
-    ),
+    "octavo-native": Place((1, 1), 4, "native", "C++ and CUDA kernels over addresses and a stream; no framework."),
+    "octavo-triton": Place((1, 1), 3, "native", "Kernels in Triton, for any NVIDIA GPU; no framework."),
     "octavo-jax-native": Place((2, 2), 3, "jax", "Backend: the native kernels through XLA's FFI."),
     "octavo-conformance": Place(
         (3, 3), 2, "check", "The suite that every backend must pass, and its pytest plugin.", rows=2

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import nox
+from packaging.requirements import Requirement
 from workspace import ROOT
 
 from sessions.environment import (
@@ -75,7 +76,13 @@ def _required(name: str, adapters: bool = False) -> list[str]:
     found = [line for extra, lines in extras.items() for line in lines if (extra in ADAPTERS) == adapters]
     if not adapters:
         found += [*project(name).get("dependencies", []), *needed_by_tests(name)]
-    return [line for line in found if not ours([line])]
+    return [line for line in found if not ours([line]) and _is_of_this_python(line)]
+
+
+def _is_of_this_python(line: str) -> bool:
+    """Whether a requirement's marker holds in the Python that runs nox, which is the oldest."""
+    marker = Requirement(line).marker
+    return marker is None or marker.evaluate()
 
 
 def _record(session: nox.Session, name: str, requirements: list[str]) -> None:

@@ -8,9 +8,9 @@ import octavo_registry
 from octavo import BlockScaling
 from octavo_registry.contract import GemmRequest
 from octavo_torch_triton import backend
-from octavo_torch_triton.arrays.row_index import MOST_GROUPS
 from octavo_torch_triton.backend import TritonBackend
 from octavo_torch_triton.plugin import CARD, INTERPRETER_CARD
+from octavo_triton.layouts import MOST_GROUPS
 
 CHIPS = {"a100": (8, 0), "l40s": (8, 9), "h100": (9, 0), "b200": (10, 0), "rtx5090": (12, 0)}
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from octavo_torch_triton.arrays.launch import start
-from octavo_torch_triton.kernels.formats import from_code, half_from_code, to_code, to_stored
+from octavo_triton.kernels.formats import from_code, half_from_code, to_code, to_stored
 
 CODES = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "e2m1": ml_dtypes.float4_e2m1fn}
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}

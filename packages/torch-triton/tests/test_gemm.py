@@ -16,10 +16,10 @@ from octavo_conformance.problems.operands import RUN_ORDER, by_definition, draw_
 from octavo_numerics import QuantizedArray
 from octavo_torch.bridge import BRIDGE
 from octavo_torch_triton.gemm.gemm import Dgrad, Fprop, Wgrad
-from octavo_torch_triton.gemm.spec import layouts_of
-from octavo_torch_triton.kernels.device import INTERPRETED
-from octavo_torch_triton.quantizers.planes import TURNED
 from octavo_torch_triton.quantizers.quantizer import converted
+from octavo_triton.kernels.device import INTERPRETED
+from octavo_triton.layouts import TURNED
+from octavo_triton.products.spec import layouts_of
 
 # the interpreter of Triton 3.6 makes integers of arrays [1] where a loop ends at a value
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")

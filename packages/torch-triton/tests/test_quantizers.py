@@ -11,8 +11,9 @@ import octavo_numerics
 import octavo_torch
 from octavo_torch.plugin_api import status_word
 from octavo_torch_triton.arrays.launch import start
-from octavo_torch_triton.arrays.row_index import index_rows, panels_of
-from octavo_torch_triton.kernels.panels import index_rows as index_kernel
+from octavo_torch_triton.arrays.row_index import index_rows
+from octavo_triton.kernels.panels import index_rows as index_kernel
+from octavo_triton.layouts import panels_of
 
 SIZES = [0, 129, 31, 0, 1, 70]
 

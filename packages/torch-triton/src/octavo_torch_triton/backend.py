@@ -31,13 +31,13 @@ from octavo_registry.contract import (
     Refused,
 )
 from octavo_torch.plugin_api import DTYPES, status_word
-from octavo_torch_triton.arrays.row_index import MOST_GROUPS, index_rows
+from octavo_torch_triton.arrays.row_index import index_rows
 from octavo_torch_triton.gemm.gemm import Dgrad, Fprop, Wgrad
-from octavo_torch_triton.gemm.spec import chip_of, layouts_of
-from octavo_torch_triton.kernels.device import INTERPRETED
 from octavo_torch_triton.moves import operators as moves
-from octavo_torch_triton.quantizers.planes import TURNED, TURNED_SCALINGS
 from octavo_torch_triton.quantizers.quantizer import Dequantizer, Quantizer, converted
+from octavo_triton.kernels.device import INTERPRETED
+from octavo_triton.layouts import MOST_GROUPS, layout_refusal
+from octavo_triton.products.spec import chip_of, layouts_of
 
 _MOVES: Mapping[Op, AnyBoundMove] = {
     "permute_rows": BoundPermuteRows(moves.permute_rows),
@@ -73,7 +73,7 @@ class TritonBackend(Backend):
         if request.groups is not None and request.groups > MOST_GROUPS:
             return f"groups is {request.groups}, and its kernels index up to {MOST_GROUPS}"
         if isinstance(request, PlanesRequest):
-            return _layout_refusal(request)
+            return layout_refusal(request.quantizer, request.layouts)
         return None
 
     def bind(self, request: AnyRequest) -> AnyBound:
@@ -96,18 +96,6 @@ class TritonBackend(Backend):
         if isinstance(request, MoveRequest) and request.op in _MOVES:
             return _MOVES[request.op]
         raise Refused(f"serves no {request.op}; its card does not name it")
-
-
-def _layout_refusal(request: PlanesRequest) -> str | None:
-    rowwise, columnwise = request.layouts
-    if "rowwise" in request.quantizer.directions and rowwise != PLAIN:
-        return f"layout of rowwise planes is {rowwise}; it has {PLAIN}"
-    known = (PLAIN, TURNED) if request.quantizer.scaling in TURNED_SCALINGS else (PLAIN,)
-    if "columnwise" in request.quantizer.directions and columnwise not in known:
-        return (
-            f"layout of columnwise planes in {request.quantizer.scaling} is {columnwise}; it has {' and '.join(known)}"
-        )
-    return None
 
 
 def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:

@@ -32,12 +32,12 @@ from octavo_torch_triton.arrays import launch, row_index
 from octavo_torch_triton.gemm import hopper
 from octavo_torch_triton.gemm import launches as gemm_launches
 from octavo_torch_triton.gemm.gemm import Dgrad, Fprop, Wgrad
-from octavo_torch_triton.gemm.spec import layouts_of
 from octavo_torch_triton.moves import operators as moves
 from octavo_torch_triton.quantizers import launches as quantizer_launches
 from octavo_torch_triton.quantizers import operators
-from octavo_torch_triton.quantizers.planes import TURNED
 from octavo_torch_triton.quantizers.quantizer import Dequantizer, Quantizer
+from octavo_triton.layouts import TURNED
+from octavo_triton.products.spec import layouts_of
 
 CHIPS = (80, 89, 90, 100, 120)
 RECIPES = ("bf16", "fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4")
@@ -131,7 +131,10 @@ def _source(written: Written) -> Any:
     attributes: dict[tuple[int, ...], Any] = {}
     divisible = [["tt.divisibility", 16]]
     for place, name in enumerate(names):
-        value = written.arguments[place] if place < len(written.arguments) else written.constants[name]
+        if place < len(written.arguments):
+            value = written.arguments[place]
+        else:
+            value = written.constants.get(name, written.kernel.signature.parameters[name].default)
         if place >= len(written.arguments) or value is None or (isinstance(value, int) and value == 1):
             signature[name], constants[place,] = "constexpr", value
         elif isinstance(value, SharedDescriptor):

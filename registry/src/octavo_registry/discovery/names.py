@@ -15,6 +15,8 @@ RESERVED: Mapping[str, str] = MappingProxyType(
         "torch-triton": "octavo-torch-triton",
         "torch-triton-interpreter": "octavo-torch-triton",
         "jax-native": "octavo-jax-native",
+        "jax-triton": "octavo-jax-triton",
+        "jax-triton-interpreter": "octavo-jax-triton",
     }
 )
 """Names of Octavo's own plugins and backends, and the distribution that alone may use each."""

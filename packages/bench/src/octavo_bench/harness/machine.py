@@ -13,7 +13,8 @@ from typing import Any
 _DISTRIBUTIONS = (
     *("octavo", "octavo-bench", "octavo-core", "octavo-registry", "octavo-numerics", "octavo-torch"),
     *("octavo-native", "octavo-torch-native", "octavo-torch-triton", "octavo-jax", "octavo-jax-native"),
-    *("torch", "triton", "jax", "jaxlib", "numpy"),
+    *("octavo-triton", "octavo-jax-triton"),
+    *("torch", "triton", "jax", "jaxlib", "jax-triton", "numpy"),
     *("deep_gemm", "sonic-moe", "quack-kernels", "nvidia-cutlass-dsl"),
 )
 

@@ -13,10 +13,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as SharedDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from octavo_torch_triton.kernels.device import INTERPRETED
-
-TILE = 128
-"""Rows of a panel and columns of a quantizer's tile."""
+from octavo_triton.kernels.device import INTERPRETED
 
 DEFAULTS = {"num_warps": 16, "enable_fp_fusion": False}
 """What a launch has unless it says otherwise: the definition rounds after each operation, so nothing is contracted."""
@@ -100,8 +97,3 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
     if x.stride(-1) != 1 or stride < x.shape[-1] or not together:
         return x.contiguous(), x.shape[-1]
     return x, stride
-
-
-def tiles(length: int, size: int = TILE) -> int:
-    """Tiles of `size` that cover `length`."""
-    return -(-length // size)

@@ -7,23 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo import block_bound, check_group_sizes
+from octavo import check_group_sizes
 from octavo_torch.plugin_api import Operators, check_not_captured, status_word
-from octavo_torch_triton.arrays.launch import TILE, start, tiles
-from octavo_torch_triton.kernels.panels import index_rows as index_kernel
+from octavo_torch_triton.arrays.launch import start
+from octavo_triton.kernels.panels import index_rows as index_kernel
+from octavo_triton.layouts import index_programs, panels_of, table_words
 
 define = Operators("octavo_torch_triton").define
 """Defines an operator of this package's namespace; one object, which lives as long as the operators."""
-
-MOST_GROUPS = 4096
-"""More would not fit into the registers of the program that sums their sizes."""
-
-_CELLS = 16384
-
-
-def panels_of(rows: int, groups: int) -> int:
-    """Panels in the table: enough for every split of the rows, and for those past the sum."""
-    return block_bound(rows, groups, TILE) + 1
 
 
 @dataclass(eq=False, slots=True)
@@ -54,18 +45,16 @@ def _index(sizes: Tensor, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
             check_not_captured("group_sizes", like)
             sizes = sizes.to(device, non_blocking=True)
     sizes = sizes.contiguous()
-    panels = panels_of(rows, groups)
     table, bounded = (torch.empty(shape, dtype=torch.int64, device=device) for shape in _shapes(rows, groups))
     status = None if checked else status_word(device)
-    padded = max(16, 1 << (groups - 1).bit_length())
-    chunk = max(1, min(1 << (panels - 1).bit_length(), _CELLS // padded))
-    arguments = (sizes, table, bounded, status, rows, groups, panels)
-    start(index_kernel, (tiles(panels, chunk),), like, arguments, GROUPS=padded, CHUNK=chunk, FLAG=not checked)
+    programs, padded, chunk = index_programs(rows, groups)
+    arguments = (sizes, table, bounded, status, rows, groups, panels_of(rows, groups))
+    start(index_kernel, (programs,), like, arguments, GROUPS=padded, CHUNK=chunk, FLAG=not checked)
     return table, bounded
 
 
 def _shapes(rows: int, groups: int) -> tuple[tuple[int], tuple[int]]:
-    return (4 * groups + 1 + 2 * panels_of(rows, groups),), (groups,)
+    return (table_words(rows, groups),), (groups,)
 
 
 def _index_fake(sizes: Tensor, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:

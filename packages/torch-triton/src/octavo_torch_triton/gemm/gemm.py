@@ -12,8 +12,8 @@ from octavo.quantizer import Direction
 from octavo_torch.plugin_api import DTYPE_NAMES, GroupedTensor
 from octavo_torch_triton.arrays.row_index import RowIndex, index_of
 from octavo_torch_triton.gemm import operators
-from octavo_torch_triton.gemm.spec import Chip, GemmSpec, quantized, spec_text
-from octavo_torch_triton.quantizers.planes import TURNED
+from octavo_triton.layouts import TURNED
+from octavo_triton.products.spec import Chip, GemmSpec, quantized, spec_text
 
 GroupSizes = Tensor | RowIndex
 Operand = GroupedTensor | Tensor

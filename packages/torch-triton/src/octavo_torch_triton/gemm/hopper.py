@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from octavo_torch_triton.arrays.launch import TILE, described_rows, multiprocessors, start, tiles
-from octavo_torch_triton.arrays.row_index import panels_of
+from octavo_torch_triton.arrays.launch import described_rows, multiprocessors, start
 from octavo_torch_triton.gemm.operands import Bias, Planes
-from octavo_torch_triton.gemm.spec import GemmSpec
-from octavo_torch_triton.gemm.tiles import BESIDE
-from octavo_torch_triton.kernels.hopper.columns import hopper_columns
-from octavo_torch_triton.kernels.hopper.rows import hopper_rows
+from octavo_triton.kernels.hopper.columns import hopper_columns
+from octavo_triton.kernels.hopper.rows import hopper_rows
+from octavo_triton.layouts import TILE, panels_of, tiles
+from octavo_triton.products.spec import GemmSpec
+from octavo_triton.products.tiles import BESIDE
 
 _COLUMNS = 256
 _OF_CODES, _OF_SCALES = 128, 0

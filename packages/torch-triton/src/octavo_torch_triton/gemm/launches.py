@@ -7,17 +7,17 @@ from typing import Any
 from torch import Tensor
 
 from octavo_torch.plugin_api import DTYPE_NAMES
-from octavo_torch_triton.arrays.launch import TILE, described, start, stored, tiles
-from octavo_torch_triton.arrays.row_index import panels_of
+from octavo_torch_triton.arrays.launch import described, start, stored
 from octavo_torch_triton.gemm.hopper import columns_on_hopper, rows_on_hopper
 from octavo_torch_triton.gemm.operands import Bias, Planes
-from octavo_torch_triton.gemm.spec import GemmSpec
-from octavo_torch_triton.gemm.tiles import BESIDE, Tile, described_tile, tile_of
-from octavo_torch_triton.kernels.described_columns import described_columns
-from octavo_torch_triton.kernels.described_rows import described_rows
-from octavo_torch_triton.kernels.device import INTERPRETED
-from octavo_torch_triton.kernels.gemm_columns import columns_times_columns
-from octavo_torch_triton.kernels.gemm_rows import rows_times_matrices
+from octavo_triton.kernels.described_columns import described_columns
+from octavo_triton.kernels.described_rows import described_rows
+from octavo_triton.kernels.device import INTERPRETED
+from octavo_triton.kernels.gemm_columns import columns_times_columns
+from octavo_triton.kernels.gemm_rows import rows_times_matrices
+from octavo_triton.layouts import TILE, panels_of, tiles
+from octavo_triton.products.spec import GemmSpec
+from octavo_triton.products.tiles import BESIDE, Tile, described_tile, tile_of
 
 
 def _how(spec: GemmSpec, tile: Tile) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from octavo_torch.plugin_api import DTYPES
 from octavo_torch_triton.arrays.row_index import define
 from octavo_torch_triton.gemm.launches import columns_by_columns, rows_by_matrices
 from octavo_torch_triton.gemm.operands import Bias, Planes
-from octavo_torch_triton.gemm.spec import GemmSpec, spec_from
+from octavo_triton.products.spec import GemmSpec, spec_from
 
 _INPUTS = (
     "Tensor left, Tensor? left_scale, Tensor? left_factor, Tensor right, Tensor? right_scale, Tensor? right_factor,"

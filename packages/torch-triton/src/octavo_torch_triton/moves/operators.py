@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from octavo_torch.plugin_api import DTYPE_NAMES, MOVE_OPERATORS
-from octavo_torch_triton.arrays.launch import as_rows, start, stored, tiles
+from octavo_torch_triton.arrays.launch import as_rows, start, stored
 from octavo_torch_triton.arrays.row_index import define
-from octavo_torch_triton.kernels import moves as kernels
+from octavo_triton.kernels import moves as kernels
+from octavo_triton.layouts import tiles
 
 _ELEMENTS = 4096
 """Tokens times columns of a program where rows are wide: two pieces of 16 bytes per thread in bf16."""

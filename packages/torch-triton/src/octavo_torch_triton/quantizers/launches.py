@@ -9,12 +9,11 @@ from torch import Tensor
 
 from octavo import QuantizerSpec
 from octavo_torch.plugin_api import DTYPE_NAMES
-from octavo_torch_triton.arrays.launch import TILE, as_rows, has_fp8_casts, start, stored, tiles
-from octavo_torch_triton.arrays.row_index import panels_of
-from octavo_torch_triton.kernels.quantize_blocks import quantize_blocks
-from octavo_torch_triton.kernels.quantize_nvfp4 import hadamard_amax, nvfp4_factors, quantize_nvfp4
-from octavo_torch_triton.kernels.quantize_units import quantize_units, unit_amax, unit_scales
-from octavo_torch_triton.quantizers.planes import pattern
+from octavo_torch_triton.arrays.launch import as_rows, has_fp8_casts, start, stored
+from octavo_triton.kernels.quantize_blocks import quantize_blocks
+from octavo_triton.kernels.quantize_nvfp4 import hadamard_amax, nvfp4_factors, quantize_nvfp4
+from octavo_triton.kernels.quantize_units import quantize_units, unit_amax, unit_scales
+from octavo_triton.layouts import TILE, panels_of, pattern, tiles
 
 _SIZE = 1024
 
@@ -94,7 +93,7 @@ def nvfp4(
 ) -> None:
     """NVFP4: amax by group, of column data after their transform; then both planes in one pass."""
     how = {"DTYPE": rows.dtype, "STACKED": rows.table is None}
-    of_amax = {**how, "num_warps": _warps(rows.x, 4)}
+    of_amax = {**how, "APART": False, "num_warps": _warps(rows.x, 4)}
     amaxes: dict[str, Tensor] = {}
     plain: Tensor | None = None
     for direction in ("rowwise", "columnwise"):
@@ -140,7 +139,7 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
     how = {"DTYPE": rows.dtype, "STACKED": rows.table is None, "num_warps": _warps(rows.x, 4)}
     if amaxes:
         measured = (rows.x, of_groups, of_rows, of_columns, rows.table, *rows.shape)
-        start(unit_amax, rows.grid, rows.x, measured, **how)
+        start(unit_amax, rows.grid, rows.x, measured, **how, APART=False)
     rule = {"FORMAT": spec.format, "POWER_OF_TWO": spec.power_of_two}
     for direction in ("rowwise", "columnwise"):
         if f"{direction}_scale" not in planes:

@@ -8,18 +8,12 @@ import torch
 from torch import Tensor
 
 from octavo_torch.plugin_api import DTYPE_NAMES, plain_layout
-from octavo_torch_triton.arrays.launch import start, stored, tiles
-from octavo_torch_triton.arrays.row_index import define, panels_of
-from octavo_torch_triton.kernels.dequantize import dequantize_plane, turn_codes
+from octavo_torch_triton.arrays.launch import start, stored
+from octavo_torch_triton.arrays.row_index import define
 from octavo_torch_triton.quantizers import launches
-from octavo_torch_triton.quantizers.planes import (
-    TURNED,
-    kernels_scaling,
-    layout_for,
-    output_names,
-    outputs_of,
-    turned_shape,
-)
+from octavo_torch_triton.quantizers.planes import layout_for, outputs_of
+from octavo_triton.kernels.dequantize import dequantize_plane, turn_codes
+from octavo_triton.layouts import TURNED, kernels_scaling, output_names, panels_of, tiles, turned_shape
 
 _OPERANDS = {"x": 0, "w": 1, "dy": 2}
 """Their numbers in the counters of random bits."""

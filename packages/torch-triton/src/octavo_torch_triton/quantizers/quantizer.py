@@ -7,13 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo import QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_torch.plugin_api import DTYPE_NAMES, GroupedTensor, quantizer_text, seed_tensor
 from octavo_torch_triton.arrays.row_index import RowIndex, index_of
 from octavo_torch_triton.quantizers import operators
 from octavo_torch_triton.quantizers.planes import assembled, layout_for
+from octavo_triton.layouts import turned_layout
 
 
 class Quantizer:
@@ -86,5 +87,4 @@ def converted(q: GroupedTensor, columnwise: str) -> GroupedTensor:
     table = None if index is None else index.table
     text = quantizer_text(spec.quantizer)
     turned = operators.turn(codes, table, text, list(spec.shape), spec.groups, columnwise)
-    layout = GroupedTensorSpec(**{**dict(spec), "columnwise_layout": columnwise})
-    return replace(q, spec=layout, columnwise=turned)
+    return replace(q, spec=turned_layout(spec, columnwise), columnwise=turned)

@@ -1,0 +1,89 @@
+"""TritonBackend: refuses what this process or its Triton cannot do, binds the rest."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from octavo.grouped_tensor import PLAIN
+from octavo_jax_triton.gemm.form import form_of
+from octavo_jax_triton.gemm.gemm import bind_dgrad, bind_fprop, bind_wgrad
+from octavo_jax_triton.launch.arguments import Target
+from octavo_jax_triton.quantizers.dequantizer import bind_dequantize, converted
+from octavo_jax_triton.quantizers.quantizer import bind_quantize
+from octavo_registry.contract import (
+    AnyBound,
+    AnyBoundGemm,
+    AnyRequest,
+    Backend,
+    BoundDequantize,
+    BoundDgrad,
+    BoundFprop,
+    BoundQuantize,
+    BoundWgrad,
+    DequantizeRequest,
+    GemmRequest,
+    PlanesRequest,
+    QuantizeRequest,
+    Refused,
+)
+from octavo_triton.kernels.device import INTERPRETED
+from octavo_triton.layouts import MOST_GROUPS, layout_refusal
+from octavo_triton.products.spec import chip_of, layouts_of
+
+
+class TritonBackend(Backend):
+    """Serves what its card admits, on GPUs where Triton compiles and on CPUs where it interprets."""
+
+    def refuses(self, request: AnyRequest) -> str | None:
+        """Kernels that are interpreted where they shall be compiled, or vice versa; a Triton of another version."""
+        if request.device == "cpu" and not INTERPRETED:
+            return (
+                "device is cpu, and Triton compiles for GPUs alone in this process; its interpreter, for tests, is "
+                "switched on by TRITON_INTERPRET=1 before Triton is imported"
+            )
+        if request.device == "cuda":
+            if INTERPRETED:
+                return "TRITON_INTERPRET is set, so that Triton would interpret kernels on the CPU; unset it"
+            # here, because jax-triton is not there where kernels are interpreted
+            from octavo_jax_triton.launch.compiled import unfit
+
+            if refusal := unfit():
+                return refusal
+        return self.refuses_everywhere(request)
+
+    def refuses_everywhere(self, request: AnyRequest) -> str | None:
+        """More groups than one program can sum; layouts that its quantizers do not make."""
+        if request.groups is not None and request.groups > MOST_GROUPS:
+            return f"groups is {request.groups}, and its kernels index up to {MOST_GROUPS}"
+        if isinstance(request, PlanesRequest):
+            return layout_refusal(request.quantizer, request.layouts)
+        return None
+
+    def bind(self, request: AnyRequest) -> AnyBound:
+        """The jitted function for `request`."""
+        target = Target(request.arch if request.device == "cuda" else None)
+        if isinstance(request, GemmRequest):
+            return _bind_gemm(request, target)
+        if isinstance(request, QuantizeRequest):
+            columnwise = request.layouts[1]
+            return BoundQuantize(
+                bind_quantize(request.quantizer, columnwise, target),
+                from_plain=partial(converted, columnwise=columnwise, target=target),
+                to_plain=partial(converted, columnwise=PLAIN, target=target),
+            )
+        if isinstance(request, DequantizeRequest):
+            return BoundDequantize(bind_dequantize(request.out_dtype, target))
+        raise Refused(f"serves no {request.op}; its card does not name it")
+
+
+def _bind_gemm(request: GemmRequest, target: Target) -> AnyBoundGemm:
+    if request.op == "fprop":
+        return BoundFprop(bind_fprop(request, target), layouts=_layouts(request, target))
+    if request.op == "dgrad":
+        return BoundDgrad(bind_dgrad(request, target), layouts=_layouts(request, target))
+    return BoundWgrad(bind_wgrad(request, target), layouts=_layouts(request, target))
+
+
+def _layouts(request: GemmRequest, target: Target) -> dict[str, str]:
+    """The layouts in which operands must arrive, where they are not plain: by the kernels' GEMM, see gemm.form."""
+    return layouts_of(form_of(request.op, request.weight).kernel, chip_of(target.arch), request.kind)

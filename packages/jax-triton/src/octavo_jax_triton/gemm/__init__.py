@@ -1,0 +1,1 @@
+"""The bound functions of the three grouped GEMMs."""

@@ -1,0 +1,141 @@
+"""The functions of "fprop", "dgrad" and "wgrad" requests, as octavo_registry.contract.gemm has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from octavo.formats import DType
+from octavo_jax_triton.arrays import checks
+from octavo_jax_triton.arrays.table import row_table, sizes_of
+from octavo_jax_triton.gemm.form import Shape
+from octavo_jax_triton.gemm.launches import Bias, Planes, columns_by_columns, rows_by_matrices
+from octavo_jax_triton.gemm.operands import GemmOperand, Wanted, check_float, checked_bias, shape_of
+from octavo_jax_triton.launch.arguments import Made, Target
+from octavo_registry.contract import Dgrad, Fprop, GemmRequest, Wgrad
+from octavo_triton.products.spec import GemmSpec
+
+Product = Callable[[GemmOperand, GemmOperand, Array, Array | None, Array | None], Array]
+
+_NAMES = {"fprop": "octavo_gemm_fprop", "dgrad": "octavo_gemm_dgrad", "wgrad": "octavo_wgrad"}
+
+
+def bind_fprop(request: GemmRequest, target: Target) -> Fprop[Array, GemmOperand]:
+    """The function of an "fprop" request."""
+    product = _rows_product(Wanted.of(request, target))
+
+    def fprop(
+        x: GemmOperand,
+        w: GemmOperand,
+        group_sizes: Array,
+        *,
+        bias: Array | None = None,
+        bias_scales: Array | None = None,
+        out: Array | None = None,
+    ) -> Array:
+        checks.check_out(out)
+        return product(x, w, group_sizes, bias, bias_scales)
+
+    return fprop
+
+
+def bind_dgrad(request: GemmRequest, target: Target) -> Dgrad[Array, GemmOperand]:
+    """The function of a "dgrad" request."""
+    product = _rows_product(Wanted.of(request, target))
+
+    def dgrad(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
+        checks.check_out(out)
+        return product(dy, w, group_sizes, None, None)
+
+    return dgrad
+
+
+def _rows_product(how: Wanted) -> Product:
+    """fprop or dgrad of the left and the right operand, checked, with the traced part jitted."""
+    form, gemm = how.form, how.request.op
+
+    def traced(left: Planes, right: Planes, group_sizes: Array, bias: Bias, spec: GemmSpec, shape: Shape) -> Array:
+        if not shape[0]:
+            return jnp.zeros(shape, spec.out_dtype)
+        table = row_table(group_sizes, shape[0], how.target)
+        made = Made("out", shape, jnp.dtype(spec.out_dtype))
+        product = rows_by_matrices(spec, _alike(spec, left), _alike(spec, right), table, bias, made, how.target)
+        # A loop that stacks y (a residual of a scanned layer) would otherwise have XLA run the GEMM twice on a GPU:
+        # once into the stack and once for whoever reads y next.
+        return _once(product) if gemm == "fprop" else product
+
+    traced.__name__ = traced.__qualname__ = _NAMES[gemm]
+    compiled = jax.jit(traced, static_argnames=("spec", "shape"))
+
+    def run(
+        left: GemmOperand, right: GemmOperand, group_sizes: Array, bias: Array | None, bias_scales: Array | None
+    ) -> Array:
+        checks.check_sizes(group_sizes)
+        operands = zip((form.left, form.right), form.directions, (left, right), strict=True)
+        planes = [how.plane(*operand) for operand in operands]
+        shape = form.shape(shape_of(left), shape_of(right), group_sizes.shape[0])
+        spec = how.spec(left, right, how.request.out_dtype)
+        scales = checked_bias(bias, bias_scales, group_sizes.shape[0], shape)
+        result: Array = compiled(*planes, group_sizes, Bias(bias, scales), spec=spec, shape=shape)
+        return result
+
+    return run
+
+
+def bind_wgrad(request: GemmRequest, target: Target) -> Wgrad[Array, GemmOperand]:
+    """The function of a "wgrad" request."""
+    how = Wanted.of(request, target)
+    form = how.form
+
+    def octavo_wgrad(
+        left: Planes, right: Planes, group_sizes: Array, held: Array | None, spec: GemmSpec, shape: Shape, rows: int
+    ) -> Array:
+        if not rows:
+            return jnp.zeros(shape, spec.out_dtype) if held is None else held
+        table = row_table(group_sizes, rows, target)
+        made = Made("out", shape, jnp.dtype(spec.out_dtype))
+        dw = columns_by_columns(spec, _alike(spec, left), _alike(spec, right), table, made, target)
+        if held is None:
+            return dw
+        # Added here and not in the kernel, which would have to take the memory of `held` over, see Rows.amaxes; adding
+        # 0 would turn a -0 into +0, and a group without rows leaves it as it is.
+        untouched = (sizes_of(table, shape[0]) == 0)[:, None, None]
+        return jnp.where(untouched, held, (held.astype(jnp.float32) + dw).astype(held.dtype))
+
+    compiled = jax.jit(octavo_wgrad, static_argnames=("spec", "shape", "rows"))
+
+    def wgrad(
+        x: GemmOperand, dy: GemmOperand, group_sizes: Array, *, out: Array | None = None, accumulate: bool = False
+    ) -> Array:
+        if accumulate != (out is not None):
+            raise ValueError(
+                f"accumulate={accumulate} and out is {'not ' if out is None else ''}given; "
+                "give both (the sum is returned) or neither"
+            )
+        checks.check_sizes(group_sizes)
+        left, right = (dy, x) if form.left == "dy" else (x, dy)
+        operands = zip((form.left, form.right), form.directions, (left, right), strict=True)
+        planes = [how.plane(*operand) for operand in operands]
+        shape = form.shape(shape_of(left), shape_of(right), group_sizes.shape[0])
+        out_dtype: DType = request.out_dtype
+        if out is not None:
+            check_float(out, "out", shape)
+            out_dtype = "float32"
+        spec, rows = how.spec(left, right, out_dtype), shape_of(left)[0]
+        result: Array = compiled(*planes, group_sizes, out, spec=spec, shape=shape, rows=rows)
+        return result
+
+    return wgrad
+
+
+def _alike(spec: GemmSpec, planes: Planes) -> Planes:
+    """Unquantized operands in the dtype in which both are multiplied."""
+    return planes if spec.scaling != "none" else (planes[0].astype(spec.dtype), None, None)
+
+
+def _once(made: Array) -> Array:
+    held: Array = jax.lax.optimization_barrier(made)  # type: ignore[no-untyped-call]
+    return held

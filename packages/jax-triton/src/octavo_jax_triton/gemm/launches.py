@@ -1,0 +1,134 @@
+"""The launches of a GEMM: by descriptors where the chip can fetch its operands so, else by pointers; tiles, strides."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from jax import Array
+
+from octavo_jax.plugin_api import dtype_name
+from octavo_jax_triton.gemm.form import Shape
+from octavo_jax_triton.gemm.hopper import columns_on_hopper, rows_on_hopper
+from octavo_jax_triton.launch.arguments import Made, Target, even, fetched
+from octavo_jax_triton.launch.start import start
+from octavo_triton.kernels.described_columns import described_columns
+from octavo_triton.kernels.described_rows import described_rows
+from octavo_triton.kernels.gemm_columns import columns_times_columns
+from octavo_triton.kernels.gemm_rows import rows_times_matrices
+from octavo_triton.layouts import TILE, panels_of, tiles
+from octavo_triton.products.spec import GemmSpec
+from octavo_triton.products.tiles import BESIDE, Tile, described_tile, tile_of
+
+Planes = tuple[Array, Array | None, Array | None]
+
+
+class Bias(NamedTuple):
+    """The bias of each group and column, and what scales it per row; None: there is none."""
+
+    data: Array | None
+    scales: Array | None
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Of groups, columns and scales."""
+        return (0, 0, 0) if self.data is None else (self.data.shape[1], 1, 0 if self.scales is None else 1)
+
+
+def _how(spec: GemmSpec, tile: Tile) -> dict[str, Any]:
+    return {
+        "SCALING": spec.scaling,
+        "A_FORMAT": spec.left_format,
+        "B_FORMAT": spec.right_format,
+        "PRODUCT": spec.product,
+        "COLUMNS": tile.columns,
+        "DEPTH": tile.depth,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+        "enable_fp_fusion": True,
+    }
+
+
+def _by_pointers(spec: GemmSpec) -> dict[str, Any]:
+    dtype = None if spec.scaling != "none" else spec.dtype
+    return {"A_DTYPE": dtype, "B_DTYPE": dtype, "SCALES": spec.scales, "BLOCK": spec.block}
+
+
+def rows_by_matrices(
+    spec: GemmSpec, left: Planes, right: Planes, table: Array, bias: Bias, out: Made, target: Target
+) -> Array:
+    """fprop and dgrad."""
+    (a, a_scale, _), (b, b_scale, _) = left, right
+    (rows, depth), columns, dgrad = a.shape, out.shape[1], spec.gemm == "dgrad"
+    groups = b.shape[0] // tiles(depth) if spec.turned else b.shape[0]
+    panels, strides = panels_of(rows, groups), (columns, 1, *bias.strides)
+    on_hopper = rows_on_hopper(
+        spec, (a, a_scale, b, b_scale, bias.data, bias.scales, out, table), groups, strides, target
+    )
+    if on_hopper is not None:
+        return on_hopper
+    of_bias = None if bias.data is None else dtype_name(bias.data.dtype, "bias")
+    shared: dict[str, Any] = {
+        "OUT_DTYPE": spec.out_dtype, "BIAS_DTYPE": of_bias, "SQUARE": spec.square, "TURNED": dgrad,
+        "EVEN": even(depth, columns),
+    }  # fmt: skip
+    tile = described_tile(spec)
+    if tile is not None:
+        block = (1, tile.depth, tile.columns) if dgrad and not spec.turned else (1, tile.columns, tile.depth)
+        of_a, of_b = fetched(a, (TILE, tile.depth)), fetched(b, block)
+        if of_a is not None and of_b is not None:
+            across = tiles(columns, tile.columns)
+            arguments: tuple[Any, ...] = (
+                of_a, a_scale, of_b, b_scale, bias.data, bias.scales, out, table,
+                rows, depth, columns, groups, panels, across, *strides,
+            )  # fmt: skip
+            if not target.has_copy_engine:
+                arguments = (a, a_scale, b, *arguments[3:])
+            how = {**shared, **_how(spec, tile), "BESIDE": BESIDE, "POINTERS": not target.has_copy_engine}
+            return start(described_rows, (panels * across,), arguments, target, **how)[out.name]
+    tile = tile_of(spec)
+    # of b [G, J, I], or [G, I, J] in dgrad; or of turned panels [G ceil(I / 128), J, 128]
+    b_group, b_depth, b_column = b.shape[1] * b.shape[2], 1, b.shape[2]
+    if spec.turned:
+        b_group *= tiles(depth)
+    elif dgrad:
+        b_depth, b_column = b_column, b_depth
+    arguments = (
+        *left, *right, bias.data, bias.scales, out, table,
+        rows, depth, columns, groups, panels, depth, 1, b_group, b_depth, b_column, *strides,
+    )  # fmt: skip
+    how = {**_by_pointers(spec), **shared, **_how(spec, tile), "IN_PANELS": spec.turned}
+    return start(rows_times_matrices, (panels, tiles(columns, tile.columns)), arguments, target, **how)[out.name]
+
+
+def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Array, out: Made, target: Target) -> Array:
+    """wgrad."""
+    (a, a_scale, _), (b, b_scale, _) = left, right
+    groups, height, width = out.shape
+    on_hopper = columns_on_hopper(spec, (a, a_scale, b, b_scale, out, table), target)
+    if on_hopper is not None:
+        return on_hopper
+    shared: dict[str, Any] = {
+        "OUT_DTYPE": spec.out_dtype,
+        "ACCUMULATE": False,
+        "ROWS": TILE,
+        "EVEN": even(height, width),
+    }
+    strides = (height * width, width, 1)
+    tile = described_tile(spec)
+    if tile is not None:
+        blocks: tuple[Shape, Shape] = ((tile.depth, TILE), (tile.depth, tile.columns))
+        if spec.turned:
+            blocks = ((1, TILE, tile.depth), (1, tile.columns, tile.depth))
+        of_a, of_b = fetched(a, blocks[0]), fetched(b, blocks[1])
+        if of_a is not None and of_b is not None:
+            arguments: tuple[Any, ...] = (of_a, a_scale, of_b, b_scale, out, table, height, width, groups, *strides)
+            grid: Shape = (tiles(height) * tiles(width, tile.columns), groups)
+            if not target.has_copy_engine:
+                arguments = (a, a_scale, b, *arguments[3:])
+            how = {**shared, **_how(spec, tile), "BESIDE": BESIDE, "POINTERS": not target.has_copy_engine}
+            return start(described_columns, grid, arguments, target, **how)[out.name]
+    tile = tile_of(spec)
+    arguments = (*left, *right, out, table, height, width, groups, a.shape[-1], 1, b.shape[-1], 1, *strides)
+    how = {**_by_pointers(spec), **shared, **_how(spec, tile), "HADAMARD": spec.hadamard}
+    grid = (tiles(height), tiles(width, tile.columns), groups)
+    return start(columns_times_columns, grid, arguments, target, **how)[out.name]

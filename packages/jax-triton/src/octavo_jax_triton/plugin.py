@@ -1,0 +1,105 @@
+"""The cards: what jax-triton can do, and where. Octavo reads them in every process, so nothing heavy is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from octavo_registry.contract import BackendCard, Capability, hookimpl
+
+if TYPE_CHECKING:
+    from octavo_registry.contract import Arch, Backend, Op, Weight
+
+NAME = "jax-triton"
+INTERPRETER = "jax-triton-interpreter"
+
+_QUANTIZERS: frozenset[Op] = frozenset({"quantize", "dequantize"})
+_GEMMS: frozenset[Op] = frozenset({"fprop", "dgrad", "wgrad"})
+_WEIGHTS: frozenset[Weight] = frozenset({"nk", "kn"})
+_HIGH_PRECISION = frozenset({"high_precision"})
+_CODED = frozenset({"delayed", "current", "row", "block"})
+_BLOCKED = frozenset({"mxfp8", "nvfp4"})
+_ALL = _CODED | _BLOCKED
+_LAYOUTS = frozenset({"plain", "turned"})
+"""See octavo_triton.layouts."""
+_RUN: frozenset[Arch] = frozenset()
+"""Where the conformance suite has passed on a GPU."""
+
+
+def _row(ops: frozenset[Op], recipes: frozenset[str], device: str, **conditions: Any) -> Capability:
+    if ops == _GEMMS:
+        conditions["weights"] = _WEIGHTS
+    return Capability(ops=ops, recipes=recipes, framework="jax", device=device, **conditions)
+
+
+def _on_gpus() -> Iterable[Capability]:
+    spans: tuple[tuple[Arch, Arch, str], ...] = (
+        ((8, 0), (8, 8), "fp16 products of FP8 codes"),
+        ((8, 9), (8, 9), ""),
+        ((9, 0), (9, 0), ""),
+        ((10, 0), (10, 9), ""),
+        ((12, 0), (12, 9), ""),
+    )
+    for least, most, codes in spans:
+        compiled = f"compiled for sm_{least[0]}{least[1]}, its results checked in Triton's interpreter alone"
+        seen = None if least in _RUN else compiled
+        on: dict[str, Any] = {
+            "device": "cuda",
+            "min_arch": least,
+            "max_arch": most,
+            "graph_safe": True,
+            "untried": seen,
+        }
+        yield _row(_QUANTIZERS, _CODED, layouts=_LAYOUTS, **on)
+        yield _row(_QUANTIZERS, _BLOCKED, **on)
+        yield _row(_GEMMS, _HIGH_PRECISION, accumulation="hopper_bf16", **on)
+        promoted = "hopper_bf16" if codes else "hopper_fp8_promoted"
+        yield _row(_GEMMS, _CODED, accumulation=promoted, emulated=codes or None, **on)
+        if least[0] == 10:
+            yield _row(_GEMMS, frozenset({"mxfp8"}), accumulation="hopper_fp8_promoted", **on)
+            # the interpreter takes every block scale for an E8M0 one
+            on["untried"] = "compiled for sm_100, its results checked by nothing"
+            yield _row(_GEMMS, frozenset({"nvfp4"}), accumulation="hopper_fp8_promoted", **on)
+        else:
+            copies = "bf16 products of exact dequantized copies"
+            yield _row(_GEMMS, _BLOCKED, accumulation="hopper_bf16", emulated=copies, **on)
+
+
+CARD = BackendCard(
+    name=NAME,
+    api_level=5,
+    priority=0,
+    needs=("jax>=0.10.2", "jax-triton>=0.4.1", "triton>=3.6"),
+    summary="Grouped quantization and GEMMs in Triton through jax-triton, for NVIDIA GPUs from sm_80 on.",
+    capabilities=tuple(_on_gpus()),
+)
+
+INTERPRETER_CARD = BackendCard(
+    name=INTERPRETER,
+    api_level=5,
+    # below the reference backend's: it is for tests of the kernels, and serves those who name it
+    priority=-200,
+    needs=("jax>=0.10.2", "torch>=2.11", "triton>=3.6"),
+    summary="jax-triton's kernels on a CPU, where Triton interprets them (TRITON_INTERPRET=1): for tests.",
+    capabilities=(
+        _row(_QUANTIZERS, _CODED, "cpu", layouts=_LAYOUTS),
+        _row(_QUANTIZERS, _BLOCKED, "cpu"),
+        _row(_GEMMS, _ALL | _HIGH_PRECISION, "cpu"),
+    ),
+)
+
+
+@hookimpl
+def octavo_backends() -> Iterable[BackendCard]:
+    """The backend, and its kernels in Triton's interpreter."""
+    return (CARD, INTERPRETER_CARD)
+
+
+@hookimpl
+def octavo_load(name: str) -> Backend | None:
+    """Either backend; imports JAX and Triton."""
+    if name not in (NAME, INTERPRETER):
+        return None
+    from octavo_jax_triton.backend import TritonBackend
+
+    return TritonBackend()

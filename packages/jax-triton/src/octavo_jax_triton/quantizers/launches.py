@@ -1,0 +1,123 @@
+"""What a quantizer starts: one pass for blocks; amax, scales and codes where units reach over many tiles."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from jax import Array
+
+from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo_jax_triton.arrays.planes import results_of
+from octavo_jax_triton.launch.arguments import Made
+from octavo_jax_triton.launch.start import start
+from octavo_jax_triton.quantizers.rows import Rows
+from octavo_triton.kernels.quantize_blocks import quantize_blocks
+from octavo_triton.kernels.quantize_nvfp4 import hadamard_amax, nvfp4_factors, quantize_nvfp4
+from octavo_triton.kernels.quantize_units import quantize_units, unit_amax, unit_scales
+from octavo_triton.layouts import TILE, TURNED, pattern, tiles
+
+OPERANDS = {"x": 0, "w": 1, "dy": 2}
+"""Their numbers in the counters of random bits."""
+_SIZE = 1024
+
+
+def planes_of(
+    layout: GroupedTensorSpec, rows: Rows, scale: Array | None, words: Array | None, operand: int
+) -> dict[str, Array]:
+    """The planes of `rows` by name; `words` as checks.random_words has them."""
+    if layout.quantizer.block_size is None:
+        return _units(layout, rows, scale)
+    if layout.quantizer.scaling == "nvfp4":
+        return _nvfp4(layout, rows, words, operand)
+    return _blocks(layout, rows)
+
+
+def _blocks(layout: GroupedTensorSpec, rows: Rows) -> dict[str, Array]:
+    """Block scaling and MXFP8, square or not."""
+    spec, made = layout.quantizer, results_of(layout)
+    row_scale, column_scale = made.get("rowwise_scale"), made.get("columnwise_scale")
+    arguments = (
+        rows.x,
+        made.get("rowwise"),
+        column_scale if row_scale is None and spec.square else row_scale,
+        made.get("columnwise"),
+        None if spec.square else column_scale,
+        rows.table,
+        *rows.shape,
+        pattern(spec.amax_epsilon),
+    )
+    return start(
+        quantize_blocks, rows.grid if spec.block_size == TILE else rows.grid_by_panels, arguments, rows.target,
+        **rows.how, FORMAT=spec.format, SCALES=spec.scale_format, POWER_OF_TWO=spec.power_of_two,
+        BLOCK=spec.block_size, SQUARE=spec.square, TURNED=layout.columnwise_layout == TURNED,
+        CAST=rows.target.has_fp8_casts, num_warps=rows.warps(8 if spec.square else 4),
+    )  # fmt: skip
+
+
+def _nvfp4(layout: GroupedTensorSpec, rows: Rows, words: Array | None, operand: int) -> dict[str, Array]:
+    """NVFP4: amax by group, of column data after their transform; then both planes in one pass."""
+    spec, made = layout.quantizer, results_of(layout)
+    size = max(16, 1 << (rows.groups - 1).bit_length())
+    plain: Array | None = None
+    amaxes: dict[str, Array] = {}
+    factors: dict[str, Array] = {}
+    for direction in ("rowwise", "columnwise"):
+        if direction not in made:
+            continue
+        if spec.hadamard and direction == "columnwise":
+            amaxes[direction] = rows.amaxes(hadamard_amax, ("groups",))["groups"]
+        else:
+            plain = rows.amaxes(unit_amax, ("groups",))["groups"] if plain is None else plain
+            amaxes[direction] = plain
+        name = f"{direction}_global"
+        factors |= start(nvfp4_factors, (1,), (amaxes[direction], made[name], rows.groups), rows.target, SIZE=size)
+    of_planes = [
+        value
+        for direction in ("rowwise", "columnwise")
+        for value in (made.get(direction), made.get(f"{direction}_scale"), amaxes.get(direction))
+    ]
+    codes = start(
+        quantize_nvfp4, rows.grid, (rows.x, *of_planes, rows.table, words, *rows.shape, 0, operand), rows.target,
+        **rows.how, SQUARE=spec.square, HADAMARD=spec.hadamard, STOCHASTIC=words is not None, num_warps=rows.warps(8),
+    )  # fmt: skip
+    return codes | factors
+
+
+def _units(layout: GroupedTensorSpec, rows: Rows, scale: Array | None) -> dict[str, Array]:
+    """Delayed scaling from `scale`, fp32 [G]; current and row scaling from amaxes."""
+    spec, made = layout.quantizer, results_of(layout)
+    rule = {"FORMAT": spec.format, "POWER_OF_TWO": spec.power_of_two}
+    epsilon, amaxes = pattern(spec.amax_epsilon), _amaxes_of_units(spec, rows) if scale is None else {}
+    scales: dict[str, Array] = {}
+    for direction, unit in (("rowwise", "rows"), ("columnwise", "columns")):
+        decode = made.get(f"{direction}_scale")
+        if decode is not None:
+            amax = amaxes.get("groups", amaxes.get(unit))
+            scales |= _scales(amax, scale, decode, epsilon, rows, rule)
+    arguments = (
+        rows.x, scale, *(amaxes.get(name) for name in ("groups", "rows", "columns")),
+        made.get("rowwise"), made.get("columnwise"), rows.table, *rows.shape, epsilon,
+    )  # fmt: skip
+    codes = start(
+        quantize_units, rows.grid, arguments, rows.target, **rows.how, **rule,
+        TURNED=layout.columnwise_layout == TURNED, CAST=rows.target.has_fp8_casts, num_warps=rows.warps(4),
+    )  # fmt: skip
+    return codes | scales
+
+
+def _amaxes_of_units(spec: QuantizerSpec, rows: Rows) -> dict[str, Array]:
+    if spec.scaling == "current":
+        return rows.amaxes(unit_amax, ("groups",))
+    units = {"rowwise": "rows", "columnwise": "columns"}
+    return rows.amaxes(unit_amax, tuple(units[direction] for direction in spec.directions))
+
+
+def _scales(
+    amax: Array | None, encode: Array | None, decode: Made, epsilon: int, rows: Rows, rule: dict[str, Any]
+) -> dict[str, Array]:
+    count = math.prod(decode.shape)
+    return start(
+        unit_scales, (tiles(count, _SIZE),), (amax, encode, decode, count, epsilon), rows.target,
+        **rule, GIVEN=encode is not None, SIZE=_SIZE,
+    )  # fmt: skip

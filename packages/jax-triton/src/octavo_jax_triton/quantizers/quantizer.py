@@ -1,0 +1,63 @@
+"""The functions of a "quantize" request, as octavo_registry.contract.quantize has them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+import jax
+from jax import Array
+
+from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo.quantizer import Operand
+from octavo_jax.plugin_api import GroupedTensor, one_group
+from octavo_jax_triton.arrays import checks
+from octavo_jax_triton.arrays.planes import assembled
+from octavo_jax_triton.launch.arguments import Target
+from octavo_jax_triton.quantizers.launches import OPERANDS, planes_of
+from octavo_jax_triton.quantizers.rows import Rows
+from octavo_registry.contract import Quantize
+from octavo_triton.layouts import turned_layout
+
+
+def bind_quantize(spec: QuantizerSpec, columnwise: str, target: Target) -> Quantize[Array, GroupedTensor]:
+    """What quantizes by `spec`, row codes into the plain layout and column codes into `columnwise`."""
+
+    @lru_cache(maxsize=512)
+    def layout_of(shape: tuple[int, ...], groups: int) -> GroupedTensorSpec:
+        ragged_axis: Literal[0] | None = 0 if len(shape) == 2 else None
+        plain = GroupedTensorSpec(shape=shape, groups=groups, quantizer=spec, ragged_axis=ragged_axis)
+        return turned_layout(plain, columnwise)
+
+    def octavo_quantize(
+        x: Array, group_sizes: Array | None, scale: Array | None, words: Array | None, operand: int
+    ) -> dict[str, Array]:
+        rows = Rows.of(x, group_sizes, target)
+        return planes_of(layout_of(x.shape, rows.groups), rows, scale, words, operand)
+
+    octavo_quantize.__name__ = octavo_quantize.__qualname__ = f"octavo_quantize_{spec.scaling}"
+    compiled = jax.jit(octavo_quantize, static_argnames="operand")
+
+    def run(
+        x: Array,
+        group_sizes: Array | None = None,
+        *,
+        seed: int | Array | None = None,
+        operand: Operand | None = None,
+        group_offset: int | Array = 0,
+        scale: Array | None = None,
+        out: None = None,
+    ) -> GroupedTensor:
+        checks.check_out(out)
+        checks.check_input(x, "x", (2,) if group_sizes is not None else (2, 3))
+        if group_sizes is None and x.ndim == 2:
+            group_sizes = one_group(x.shape[0])
+        if group_sizes is not None:
+            checks.check_sizes(group_sizes)
+        groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
+        encode = checks.checked_scale(spec, scale, groups)
+        words = checks.random_words(spec, seed, group_offset)
+        made = compiled(x, group_sizes, encode, words, operand=OPERANDS[operand or spec.role])
+        return assembled(layout_of(x.shape, groups), group_sizes, made)
+
+    return run

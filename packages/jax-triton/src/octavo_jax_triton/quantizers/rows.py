@@ -1,0 +1,107 @@
+"""Rows: the operand of a quantizer as its kernels see it, and the largest magnitudes in it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from octavo_jax.plugin_api import dtype_name
+from octavo_jax_triton.arrays.table import groups_of_panels, row_table
+from octavo_jax_triton.launch.arguments import Made, Target, even
+from octavo_jax_triton.launch.start import start
+from octavo_triton.layouts import panels_of, tiles
+
+
+class Rows(NamedTuple):
+    """Rows [M, K] in groups, or stacked matrices [G, N, K].
+
+    table        of ragged rows; None for matrices of `matrix_rows` rows each
+    panels       programs that cover it
+    """
+
+    x: Array
+    groups: int
+    table: Array | None
+    panels: int
+    matrix_rows: int
+    target: Target
+
+    @classmethod
+    def of(cls, x: Array, group_sizes: Array | None, target: Target) -> Rows:
+        """With the table of `group_sizes`, or of matrices."""
+        if group_sizes is None:
+            return cls(x, x.shape[0], None, x.shape[0] * tiles(x.shape[1]), x.shape[1], target)
+        rows, groups = x.shape[0], group_sizes.shape[0]
+        return cls(x, groups, row_table(group_sizes, rows, target), panels_of(rows, groups), 0, target)
+
+    @property
+    def columns(self) -> int:
+        """K."""
+        return self.x.shape[-1]
+
+    @property
+    def length(self) -> int:
+        """Rows of all matrices."""
+        return math.prod(self.x.shape[:-1])
+
+    @property
+    def grid(self) -> tuple[int]:
+        """Panels times tiles of columns."""
+        return (self.panels * tiles(self.columns),)
+
+    @property
+    def grid_by_panels(self) -> tuple[int, int]:
+        """Panels by tiles of columns: MXFP8's kernel has no registers to work a tile's place out of one number."""
+        return self.panels, tiles(self.columns)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """The arguments that all kernels over panels take."""
+        return self.columns, self.groups, self.panels, self.matrix_rows, self.columns
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """The constants that they take."""
+        return {"DTYPE": dtype_name(self.x.dtype, "x"), "STACKED": self.table is None, "EVEN": even(self.columns)}
+
+    def warps(self, fewest: int) -> int:
+        """Of a kernel over panels: maxima of columns cross warps, so few are fastest, but chips that round to FP8 in
+        integers have no registers for so few."""
+        return fewest if self.target.has_fp8_casts else 2 * fewest
+
+    def amaxes(self, kernel: Any, wanted: tuple[str, ...]) -> dict[str, Array]:
+        """int32 patterns of the largest magnitudes of "groups" [G], "rows" [M] and "columns" [G, K].
+
+        kernel   `unit_amax`, or `hadamard_amax`, which has groups alone
+
+        Each program stores its own, and XLA finds the largest of them: a kernel that adds to an array of zeros would
+        have to take that array over, which jax-triton does by references, and JAX refuses these under remat in a scan.
+        """
+        across = tiles(self.columns)
+        made = {
+            "groups": Made("groups", (self.panels, across), jnp.int32),
+            "rows": Made("rows", (self.length, across), jnp.int32),
+            "columns": Made("columns", (self.panels, self.columns), jnp.int32),
+        }
+        known = ("groups",) if kernel.__name__ == "hadamard_amax" else tuple(made)
+        places = [made[name] if name in wanted else None for name in known]
+        arguments = (self.x, *places, self.table, *self.shape)
+        parts = start(kernel, self.grid, arguments, self.target, **self.how, APART=True, num_warps=self.warps(4))
+        whole: dict[str, Array] = {}
+        for name, part in parts.items():
+            if name == "rows":
+                whole[name] = jnp.max(part, axis=1, initial=0)
+            else:
+                whole[name] = self._of_groups(jnp.max(part, axis=1, initial=0) if name == "groups" else part)
+        return whole
+
+    def _of_groups(self, of_panels: Array) -> Array:
+        """[P, ...] to the largest of each group's panels, [G, ...]; 0 of a group without rows."""
+        if self.table is None:
+            each = of_panels.reshape(self.groups, tiles(self.matrix_rows), *of_panels.shape[1:])
+            return jnp.max(each, axis=1, initial=0)
+        largest = jnp.zeros((self.groups, *of_panels.shape[1:]), jnp.int32)
+        return largest.at[groups_of_panels(self.table, self.groups, self.panels)].max(of_panels, mode="drop")
