@@ -54,6 +54,7 @@ StepArgs step_args(const AdamWArgs& args) {
     arrays.rows = ceil_div(step.limit, TILE_SIDE);
   }
   const int64_t matrix_rows = args.writes_codes() ? args.codes.matrix_rows : arrays.rows;
+  step.panels_each = static_cast<uint32_t>(ceil_div(matrix_rows, TILE_SIDE));
   step.across = ceil_div(arrays.cols, TILE_SIDE);
   // where they are used, a row has fewer than 2^24 elements
   const int64_t sizes[] = {dtype_bytes(arrays.grad_dtype), dtype_bytes(arrays.master_dtype), 1};

@@ -3,7 +3,6 @@
 
 #include "cuda/device/packs.cuh"
 #include "cuda/scaling/scales.cuh"
-#include "eights.cuh"
 #include "steps.h"
 
 namespace octavo::cuda {
@@ -59,6 +58,10 @@ __device__ __forceinline__ uint32_t encode_four(uint2 four, float scale) {
   return fp8_pair<Format::e4m3>(scaled[0], scaled[1]) | fp8_pair<Format::e4m3>(scaled[2], scaled[3]) << 16;
 }
 
+__device__ __forceinline__ void store_global(void* at, uint32_t word) {
+  asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(word) : "memory");
+}
+
 // Called by the whole CTA once all its rows are kept, each thread with the maximum of what it kept. Rows that do not
 // exist have zero codes, whatever the scale.
 __device__ __forceinline__ void write_codes(CodeTile& tile, uint32_t thread, uint32_t most, const AdamWCodes& out,
@@ -76,25 +79,32 @@ __device__ __forceinline__ void write_codes(CodeTile& tile, uint32_t thread, uin
   const int64_t col = place.across * TILE_SIDE + lane * 4;
   const bool plain = out.columnwise.codes && out.columnwise.layout == Layout::plain;
   const int live_rows = place.rows - warp * WARP_ROWS, stored_rows = col < cols ? live_rows : 0;
-  const int64_t at = (place.first_row + warp * WARP_ROWS) * cols + col;
-  uint8_t* row_codes = static_cast<uint8_t*>(out.rowwise.codes) + at;
-  uint8_t* plain_codes = static_cast<uint8_t*>(out.columnwise.codes) + at;
   uint32_t column[4][WARP_ROWS / 4];
+  const auto write_rows = [&](auto full) {
+    const int64_t at = (place.first_row + warp * WARP_ROWS) * cols + col;
+    uint8_t* row_codes = static_cast<uint8_t*>(out.rowwise.codes) + at;
+    uint8_t* plain_codes = static_cast<uint8_t*>(out.columnwise.codes) + at;
 #pragma unroll
-  for (int quad = 0; quad < WARP_ROWS / 4; ++quad) {
-    uint32_t rows[4];
+    for (int quad = 0; quad < WARP_ROWS / 4; ++quad) {
+      uint32_t rows[4];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int row = 4 * quad + k;
-      rows[k] = row < live_rows ? encode_four(tile.four(warp * WARP_ROWS + row, lane), scale) : 0u;
-      if (row < stored_rows && out.rowwise.codes) *reinterpret_cast<uint32_t*>(row_codes) = rows[k];
-      if (row < stored_rows && plain) *reinterpret_cast<uint32_t*>(plain_codes) = rows[k];
-      advance(row_codes, 1u, static_cast<uint32_t>(cols));
-      if (plain) advance(plain_codes, 1u, static_cast<uint32_t>(cols));
+      for (int k = 0; k < 4; ++k) {
+        const int row = 4 * quad + k;
+        rows[k] = full || row < live_rows ? encode_four(tile.four(warp * WARP_ROWS + row, lane), scale) : 0u;
+        if ((full || row < stored_rows) && out.rowwise.codes) store_global(row_codes, rows[k]);
+        if ((full || row < stored_rows) && plain) store_global(plain_codes, rows[k]);
+        row_codes += cols;
+        if (plain) plain_codes += cols;
+      }
+      transpose4(rows[0], rows[1], rows[2], rows[3]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) column[k][quad] = rows[k];
     }
-    transpose4(rows[0], rows[1], rows[2], rows[3]);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) column[k][quad] = rows[k];
+  };
+  if (stored_rows >= WARP_ROWS) {
+    write_rows(std::true_type{});
+  } else {
+    write_rows(std::false_type{});
   }
   __syncthreads();  // every kept value has been read
   if (out.columnwise.codes && !plain) {

@@ -127,8 +127,11 @@ struct TileRows {
     const auto across = static_cast<uint32_t>(args.across);
     down = index / across, beside = index - down * across;
     if constexpr (W == Written::codes) {
-      const Panel panel = stacked_panel(down, args.step.codes.matrix_rows);
-      first = panel.row0, count = static_cast<int>(panel.rows);
+      // as stacked_panel, in 32 bits: a division of 64 is a subroutine
+      const uint32_t matrix = down / args.panels_each;
+      const int64_t within = int64_t{down - matrix * args.panels_each} * TILE_SIDE;
+      first = matrix * args.step.codes.matrix_rows + within;
+      count = static_cast<int>(min(args.step.codes.matrix_rows - within, int64_t{TILE_SIDE}));
     } else {
       first = int64_t{down} * TILE_SIDE;
       count = static_cast<int>(min(args.step.arrays.rows - first, int64_t{TILE_SIDE}));

@@ -24,6 +24,7 @@ struct StepArgs {
   uint32_t strides[4];         // bytes between every second row's gradients, masters, codes of moments, and their tops
   uint64_t values_from_codes;  // the address of values less twice that of the first moment's codes, modulo 2^64
   int64_t tops_apart;          // bytes from the first moment's tops to the second's
+  uint32_t panels_each;        // of a matrix whose codes are written
   int64_t tiles, across;       // of 128 x 128, and how many of them are side by side
   int64_t limit;               // elements in all: the last row may have fewer than `cols`
 };
