@@ -30,7 +30,9 @@ CASES: tuple[tuple[torch.dtype, int, torch.dtype], ...] = (
     (torch.float32, 32, torch.float32),
     (torch.float32, 32, torch.bfloat16),
     (torch.float32, 8, torch.float32),
+    (torch.float32, 8, torch.bfloat16),
     (torch.bfloat16, 32, torch.float32),
+    (torch.bfloat16, 32, torch.bfloat16),
     (torch.bfloat16, 8, torch.float32),
     (torch.bfloat16, 8, torch.bfloat16),
 )

@@ -104,15 +104,10 @@ OCTAVO_HD AdamWScalars adamw_scalars(const AdamWRule& rule, float lr, int64_t st
   return scalars;
 }
 
-struct AdamWElement {
-  float master, moment[2];
-};
-
-OCTAVO_HD AdamWElement adamw_element(AdamWElement old, float grad, const AdamWScalars& scalars) {
-  const float first = old.moment[0] * scalars.kept[0] + grad * scalars.added[0];
-  const float second = old.moment[1] * scalars.kept[1] + (grad * grad) * scalars.added[1];
-  const float update = quotient_of(first, root_of(second) * scalars.root_scale + scalars.eps);
-  return {old.master * scalars.decay - update * scalars.step_size, {first, second}};
+// Both moments after the step, in place.
+OCTAVO_HD void adamw_moments(float& first, float& second, float grad, const AdamWScalars& scalars) {
+  first = first * scalars.kept[0] + grad * scalars.added[0];
+  second = second * scalars.kept[1] + (grad * grad) * scalars.added[1];
 }
 
 // ---- stochastic rounding; `draw` has 16 bits

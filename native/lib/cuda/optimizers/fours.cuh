@@ -1,4 +1,4 @@
-// Four neighbouring elements of a row, one lane's share of a warp's 128 columns: loads, stores, random bits.
+// Four neighbouring elements of a row, one lane's share of a warp's 128 columns: loads and stores.
 #pragma once
 
 #include "cuda/device/packs.cuh"
@@ -18,9 +18,9 @@ struct Live {
 };
 
 template <class T, bool WIDE>
-__device__ __forceinline__ void load_four(float (&to)[4], const void* base, int64_t at, Live<WIDE> live) {
+__device__ __forceinline__ void load_four(float* to, const void* base, int64_t at, Live<WIDE> live) {
 #pragma unroll
-  for (float& value : to) value = 0.0f;
+  for (int i = 0; i < 4; ++i) to[i] = 0.0f;
   if (!live.any()) return;
   if constexpr (!WIDE) {
 #pragma unroll
@@ -41,7 +41,7 @@ __device__ __forceinline__ void load_four(float (&to)[4], const void* base, int6
 }
 
 template <class G, bool WIDE>
-__device__ __forceinline__ void load_gradient(float (&to)[4], const AdamWArrays& arrays, int64_t at, Live<WIDE> live) {
+__device__ __forceinline__ void load_gradient(float* to, const AdamWArrays& arrays, int64_t at, Live<WIDE> live) {
   if constexpr (!std::is_same_v<G, AnyDType>) {
     load_four<G>(to, arrays.grad, at, live);
   } else if (arrays.grad_dtype == DType::f32) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void store_codes(void* base, int64_t at, Live<WIDE> l
 }
 
 template <bool WIDE>
-__device__ __forceinline__ void store_floats(void* base, int64_t at, Live<WIDE> live, const float (&from)[4]) {
+__device__ __forceinline__ void store_floats(void* base, int64_t at, Live<WIDE> live, const float* from) {
   float* to = static_cast<float*>(base) + at;
   if (!live.any()) return;
   if constexpr (WIDE) {
@@ -103,42 +103,6 @@ __device__ __forceinline__ void store_halves(void* base, int64_t at, Live<WIDE> 
     for (int i = 0; i < 4; ++i)
       if (live.at(i)) to[i] = static_cast<uint16_t>((i < 2 ? from.x : from.y) >> (16 * (i % 2)));
   }
-}
-
-__device__ __forceinline__ uint2 halves_of(const uint16_t (&half)[4]) {
-  return {half[0] | static_cast<uint32_t>(half[1]) << 16, half[2] | static_cast<uint32_t>(half[3]) << 16};
-}
-
-// Each rounded to nearest, NaN canonical.
-__device__ __forceinline__ uint2 rounded_halves(DType dtype, const float (&values)[4]) {
-  uint16_t half[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) half[i] = dtype == DType::bf16 ? bf16_of(values[i]) : f16_of(values[i]);
-  return halves_of(half);
-}
-
-// A lane's random bits in a pair of rows: two words for each row, of which element i has half i % 2 of word i / 2. A
-// counter is of eight columns, so of two lanes: the even one works out the upper row's, the odd one the lower row's,
-// and they swap halves.
-struct PairDraws {
-  uint32_t word[2][2];
-  __device__ uint32_t draw(int row, int i) const { return word[row][i / 2] >> (16 * (i % 2)) & 0xFFFFu; }
-};
-
-__device__ __forceinline__ PairDraws pair_draws(const DrawKeys& keys, uint32_t row, uint32_t col, uint32_t step,
-                                                uint32_t stream) {
-  const bool odd = threadIdx.x % 2;
-  const Words words =
-      philox(row + (odd ? 1u : 0u), col / 8, step, stream, [&](int round) { return keys.round[round]; });
-  PairDraws draws;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t own = odd ? words.word[2 + i] : words.word[i], other = odd ? words.word[i] : words.word[2 + i];
-    const uint32_t swapped = __shfl_xor_sync(~0u, other, 1);
-    draws.word[0][i] = odd ? swapped : own;
-    draws.word[1][i] = odd ? own : swapped;
-  }
-  return draws;
 }
 
 }  // namespace octavo::cuda

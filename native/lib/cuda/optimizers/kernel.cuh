@@ -11,27 +11,16 @@
 #pragma once
 
 #include "codes.cuh"
+#include "draws.cuh"
+#include "elements.cuh"
 #include "fours.cuh"
-#include "steps.h"
+#include "rounding.cuh"
 
 namespace octavo::cuda {
 
-// What is written from the master.
-enum class Written { nothing, values, codes };
-
-__device__ __forceinline__ AdamWScalars scalars_of(const AdamWArgs& args, uint32_t& step) {
-  int64_t number = args.draws.step;
-  if (args.draws.step_device) {
-    const float count = __ldg(args.draws.step_device);
-    number = count >= 1.0f ? static_cast<int64_t>(count) : 1;
-  }
-  step = static_cast<uint32_t>(number);
-  return adamw_scalars(args.rule, args.rule.lr_device ? __ldg(args.rule.lr_device) : args.rule.lr, number);
-}
-
-// A lane's part of two rows.
+// A lane's part of two rows, one after the other.
 struct Pair {
-  float grad[2][4], master[2][4], moment[2][2][4];
+  float grad[8], master[8], moment[2][8];
 };
 
 template <class M, bool BLOCKS, class G, bool WIDE>
@@ -41,46 +30,40 @@ __device__ __forceinline__ void load_pair(Pair& pair, const AdamWArrays& arrays,
   int32_t tops[2][2];
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    load_gradient<G>(pair.grad[row], arrays, at[row], live[row]);
-    load_four<M>(pair.master[row], arrays.master, at[row], live[row]);
+    load_gradient<G>(pair.grad + 4 * row, arrays, at[row], live[row]);
+    load_four<M>(pair.master + 4 * row, arrays.master, at[row], live[row]);
 #pragma unroll
     for (int moment = 0; moment < 2; ++moment) {
       if constexpr (BLOCKS) {
         codes[row][moment] = load_codes(arrays.moment[moment], at[row], live[row]);
         tops[row][moment] = live[row].any() ? __ldcs(arrays.tops[moment] + top_at[row]) : 0;
       } else {
-        load_four<F32>(pair.moment[row][moment], arrays.moment[moment], at[row], live[row]);
+        load_four<F32>(pair.moment[moment] + 4 * row, arrays.moment[moment], at[row], live[row]);
       }
     }
   }
   if constexpr (BLOCKS) {
 #pragma unroll
-    for (int row = 0; row < 2; ++row)
+    for (int i = 0; i < 8; ++i)
 #pragma unroll
-      for (int moment = 0; moment < 2; ++moment)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          pair.moment[row][moment][i] =
-              live[row].at(i) ? moment_value(moment, codes[row][moment] >> (8 * i) & 0xFFu, tops[row][moment]) : 0.0f;
+      for (int moment = 0; moment < 2; ++moment) {
+        const uint32_t code = codes[i / 4][moment] >> (8 * (i % 4)) & 0xFFu;
+        pair.moment[moment][i] = live[i / 4].at(i % 4) ? moment_value(moment, code, tops[i / 4][moment]) : 0.0f;
+      }
   }
 }
 
 template <bool WIDE>
-__device__ __forceinline__ void step_pair(Pair& pair, const AdamWScalars& scalars, const float* inverse_scale,
-                                          const Live<WIDE> (&live)[2]) {
-  const float scale = inverse_scale ? __ldg(inverse_scale) : 1.0f;
+__device__ __forceinline__ void step_pair(Pair& pair, const StepFactors& factors, const Live<WIDE> (&live)[2]) {
+  unscale(pair.grad, factors.inverse_scale);
 #pragma unroll
-  for (int row = 0; row < 2; ++row)
+  for (int i = 0; i < 8; ++i) adamw_moments(pair.moment[0][i], pair.moment[1][i], pair.grad[i], factors.scalars);
+  step_masters(pair.master, pair.moment[0], pair.moment[1], factors.scalars,
+               factors.rare == 0 && are_plain(pair.moment[0], pair.moment[1]));
+  // 0 / 0, where epsilon is 0, is no value of an element that does not exist
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float grad = inverse_scale ? pair.grad[row][i] * scale : pair.grad[row][i];
-      const AdamWElement made =
-          adamw_element({pair.master[row][i], {pair.moment[row][0][i], pair.moment[row][1][i]}}, grad, scalars);
-      // 0 / 0, where epsilon is 0, is no value of an element that does not exist
-      pair.master[row][i] = live[row].at(i) ? made.master : 0.0f;
-      pair.moment[row][0][i] = made.moment[0];
-      pair.moment[row][1][i] = made.moment[1];
-    }
+  for (int i = 0; i < 8; ++i)
+    if (!live[i / 4].at(i % 4)) pair.master[i] = 0.0f;
 }
 
 template <bool WIDE>
@@ -92,12 +75,12 @@ __device__ __forceinline__ void store_blocks(const Pair& pair, int moment, const
     uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      if (live[row].at(i)) largest = max(largest, abs_bits(pair.moment[row][moment][i]));
+      if (live[row].at(i)) largest = max(largest, abs_bits(pair.moment[moment][4 * row + i]));
     const int32_t top = moment_top(__reduce_max_sync(~0u, largest));
     uint32_t word = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      word |= moment_code(moment, pair.moment[row][moment][i], top, draws.draw(row, i)) << (8 * i);
+      word |= moment_code(moment, pair.moment[moment][4 * row + i], top, draws.draw(row, i)) << (8 * i);
     store_codes(arrays.moment[moment], at[row], live[row], word);
     // the lane of the block's first column, which exists if the block does
     if (threadIdx.x % 32 == 0 && live[row].any()) __stcs(arrays.tops[moment] + top_at[row], top);
@@ -108,18 +91,17 @@ __device__ __forceinline__ void store_blocks(const Pair& pair, int moment, const
 template <class M, bool WIDE>
 __device__ __forceinline__ void store_masters(Pair& pair, const AdamWArrays& arrays, const int64_t (&at)[2],
                                               const Live<WIDE> (&live)[2], const PairDraws& draws) {
+  uint32_t halves[4];
+  if constexpr (std::is_same_v<M, BF16>) {
+    stochastic_halves(halves, pair.master, draws.word);
+    values_of_halves(pair.master, halves);
+  }
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     if constexpr (std::is_same_v<M, F32>) {
-      store_floats(arrays.master, at[row], live[row], pair.master[row]);
+      store_floats(arrays.master, at[row], live[row], pair.master + 4 * row);
     } else {
-      uint16_t half[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        half[i] = bf16_stochastic(pair.master[row][i], draws.draw(row, i));
-        pair.master[row][i] = float_of_bf16(half[i]);
-      }
-      store_halves(arrays.master, at[row], live[row], halves_of(half));
+      store_halves(arrays.master, at[row], live[row], {halves[2 * row], halves[2 * row + 1]});
     }
   }
 }
@@ -134,11 +116,11 @@ template <class M, bool BLOCKS, class G, Written W, bool WIDE>
 __global__ void __launch_bounds__(STEP_THREADS, ctas_at_once<BLOCKS, W>())
     adamw_kernel(const __grid_constant__ StepArgs args) {
   __shared__ std::conditional_t<W == Written::codes, CodeTile, NoTile> tile;
+  __shared__ StepFactors held;
   const AdamWArgs& step = args.step;
   const AdamWArrays& arrays = step.arrays;
   if (step.skip && __ldg(step.skip)) return;
-  uint32_t number;
-  const AdamWScalars scalars = scalars_of(step, number);
+  const StepFactors factors = shared_factors(held, step);
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   for (int64_t index = blockIdx.x; index < args.tiles; index += gridDim.x) {
     const int64_t down = index / args.across, across = index - down * args.across;
@@ -148,6 +130,7 @@ __global__ void __launch_bounds__(STEP_THREADS, ctas_at_once<BLOCKS, W>())
       const Panel panel = stacked_panel(down, step.codes.matrix_rows);
       first = panel.row0, end = panel.row0 + panel.rows;
     }
+    uint32_t most = 0;
 #pragma unroll 1
     for (int each = 0; each < WARP_ROWS; each += 2) {
       const int64_t row0 = first + warp * WARP_ROWS + each;
@@ -164,9 +147,9 @@ __global__ void __launch_bounds__(STEP_THREADS, ctas_at_once<BLOCKS, W>())
       load_pair<M, BLOCKS, G>(pair, arrays, at, top_at, live);
       const auto drawn = [&](int stream) {
         return pair_draws(args.keys, static_cast<uint32_t>(row0 + step.draws.first_row), static_cast<uint32_t>(col),
-                          number, adamw_stream(step.draws.tensor, stream));
+                          factors.number, adamw_stream(step.draws.tensor, stream));
       };
-      step_pair(pair, scalars, step.inverse_scale, live);
+      step_pair(pair, factors, live);
 #pragma unroll
       for (int moment = 0; moment < 2; ++moment) {
         if constexpr (BLOCKS) {
@@ -174,49 +157,56 @@ __global__ void __launch_bounds__(STEP_THREADS, ctas_at_once<BLOCKS, W>())
         } else {
 #pragma unroll
           for (int row = 0; row < 2; ++row)
-            store_floats(arrays.moment[moment], at[row], live[row], pair.moment[row][moment]);
+            store_floats(arrays.moment[moment], at[row], live[row], pair.moment[moment] + 4 * row);
         }
       }
       PairDraws draws{};
       if constexpr (std::is_same_v<M, BF16>) draws = drawn(0);
       store_masters<M>(pair, arrays, at, live, draws);
+      if constexpr (W != Written::nothing) {
+        uint32_t halves[4];
+        nearest_halves(halves, pair.master, W == Written::codes ? DType::bf16 : arrays.values_dtype);
 #pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        if constexpr (W == Written::values)
-          store_halves(arrays.values, at[row], live[row], rounded_halves(arrays.values_dtype, pair.master[row]));
-        if constexpr (W == Written::codes)
-          tile.keep(warp * WARP_ROWS + each + row, rounded_halves(DType::bf16, pair.master[row]));
+        for (int row = 0; row < 2; ++row) {
+          const uint2 four = {halves[2 * row], halves[2 * row + 1]};
+          if constexpr (W == Written::values) {
+            store_halves(arrays.values, at[row], live[row], four);
+          } else {
+            tile.four(warp * WARP_ROWS + each + row, lane) = four;
+            most = Pack<BF16>::maximum(most, Pack<BF16>::maximum(four.x, four.y));
+          }
+        }
       }
     }
     if constexpr (W == Written::codes)
-      write_codes(tile, step.codes, arrays.cols, {down, across, first, static_cast<int>(end - first)});
+      write_codes(tile, thread_of_tile(), most, step.codes, arrays.cols,
+                  {down, across, first, static_cast<int>(end - first)});
   }
-}
-
-template <class M, bool BLOCKS, class G, Written W, bool WIDE>
-void launch_step(const StepArgs& args, cudaStream_t stream) {
-  const auto kernel = adamw_kernel<M, BLOCKS, G, W, WIDE>;
-  int device = 0, processors = 1, ctas = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, STEP_THREADS, 0);
-  const int64_t most = int64_t{processors} * (ctas > 0 ? ctas : 1);
-  kernel<<<static_cast<unsigned>(args.tiles < most ? args.tiles : most), STEP_THREADS, 0, stream>>>(args);
 }
 
 template <class M, class G, bool BLOCKS, bool WIDE>
 void launch_written(const StepArgs& args, cudaStream_t stream) {
   if constexpr (WIDE) {
-    if (args.step.writes_codes()) return launch_step<M, BLOCKS, G, Written::codes, true>(args, stream);
+    if (args.step.writes_codes()) return launch_tiles(adamw_kernel<M, BLOCKS, G, Written::codes, true>, args, stream);
   }
-  if (args.step.arrays.values) return launch_step<M, BLOCKS, G, Written::values, WIDE>(args, stream);
-  launch_step<M, BLOCKS, G, Written::nothing, WIDE>(args, stream);
+  if (args.step.arrays.values) return launch_tiles(adamw_kernel<M, BLOCKS, G, Written::values, WIDE>, args, stream);
+  launch_tiles(adamw_kernel<M, BLOCKS, G, Written::nothing, WIDE>, args, stream);
 }
 
-template <class M, class G, bool WIDE>
+// Gradients of any dtype.
+template <class M, bool WIDE>
 void launch_moments(const StepArgs& args, cudaStream_t stream) {
-  args.step.in_blocks() ? launch_written<M, G, true, WIDE>(args, stream)
-                        : launch_written<M, G, false, WIDE>(args, stream);
+  args.step.in_blocks() ? launch_written<M, AnyDType, true, WIDE>(args, stream)
+                        : launch_written<M, AnyDType, false, WIDE>(args, stream);
+}
+
+template <class M>
+void launch_pairs(const StepArgs& args, Together together, cudaStream_t stream) {
+  if (together == Together::one) return launch_moments<M, false>(args, stream);
+  const DType grad = args.step.arrays.grad_dtype;
+  if (args.step.in_blocks() || grad == DType::f16) return launch_moments<M, true>(args, stream);
+  grad == DType::f32 ? launch_written<M, F32, false, true>(args, stream)
+                     : launch_written<M, BF16, false, true>(args, stream);
 }
 
 }  // namespace octavo::cuda

@@ -4,11 +4,8 @@
 namespace octavo::cuda {
 
 template <>
-void launch_steps<F32>(const StepArgs& args, bool wide, cudaStream_t stream) {
-  if (!wide) return launch_moments<F32, AnyDType, false>(args, stream);
-  if (args.step.arrays.grad_dtype == DType::f32) return launch_moments<F32, F32, true>(args, stream);
-  if (args.step.arrays.grad_dtype == DType::bf16) return launch_moments<F32, BF16, true>(args, stream);
-  launch_moments<F32, AnyDType, true>(args, stream);
+void launch_steps<F32>(const StepArgs& args, Together together, cudaStream_t stream) {
+  launch_pairs<F32>(args, together, stream);
 }
 
 }  // namespace octavo::cuda
