@@ -65,7 +65,7 @@ def route_of(group: ExpertGroup, asked: RouteName | None, static: bool, device: 
         texts = group.gather("the ranks' hosts and devices", json.dumps(_seat(device)))
         seats = [Seat(*json.loads(text)) for text in texts]
         by_device[device] = [seat._replace(reaches=tuple(seat.reaches)) for seat in seats]
-    obstacle = _obstacle(by_device[device])
+    obstacle = obstacle_of(by_device[device])
     if obstacle is None:
         return Route("peer", f"peer memory, because each of the {group.ranks} ranks reaches that of the others")
     if asked == "peer":
@@ -118,12 +118,12 @@ def _seat(device: torch.device) -> Seat:
     return Seat(host, os.environ.get("CUDA_VISIBLE_DEVICES", ""), own, reaches)
 
 
-def _obstacle(seats: Sequence[Seat]) -> str | None:
+def obstacle_of(seats: Sequence[Seat]) -> str | None:
     """Why ranks there cannot write into one another's memory; None where they can."""
     first = seats[0]
     apart = [rank for rank, seat in enumerate(seats) if seat.host != first.host]
     if apart:
-        return f"{numbers(apart)} run on another host than rank 0, which shares no memory with it"
+        return f"the host of rank 0 is not that of {numbers(apart)}, and hosts share no memory"
     if first.device < 0:
         return None
     for rank, seat in enumerate(seats):
