@@ -21,12 +21,12 @@ struct DrawKeys {
 struct StepArgs {
   AdamWArgs step;
   DrawKeys keys;
-  uint32_t strides[4];         // bytes between every second row's gradients, masters, codes of moments, and their tops
-  uint64_t values_from_codes;  // the address of values less twice that of the first moment's codes, modulo 2^64
-  int64_t tops_apart;          // bytes from the first moment's tops to the second's
-  uint32_t panels_each;        // of a matrix whose codes are written
-  int64_t tiles, across;       // of 128 x 128, and how many of them are side by side
-  int64_t limit;               // elements in all: the last row may have fewer than `cols`
+  uint32_t strides[3];         // bytes between every second row's gradients, masters, and codes of moments
+  uint64_t values_from_codes;  // the address of values less twice that of the first moment's codes two rows below
+  uint32_t panels_each;        // of 128 rows, of a matrix whose codes are written
+  uint32_t across;             // blocks of 128 columns side by side
+  int64_t ctas;
+  int64_t limit;  // elements in all: the last row may have fewer than `cols`
 };
 
 // How many neighbouring elements always stand together at an address of whole such ones.
@@ -40,15 +40,11 @@ void launch_steps(const StepArgs& args, Together together, cudaStream_t stream);
 template <class M>
 void launch_block_steps(const StepArgs& args, cudaStream_t stream);
 
-// As many CTAs as fit at once, which take the tiles in turns.
+// `bytes` of dynamic shared memory.
 template <class Kernel>
-void launch_tiles(const Kernel& kernel, const StepArgs& args, cudaStream_t stream) {
-  int device = 0, processors = 1, ctas = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, STEP_THREADS, 0);
-  const int64_t most = int64_t{processors} * (ctas > 0 ? ctas : 1);
-  kernel<<<static_cast<unsigned>(args.tiles < most ? args.tiles : most), STEP_THREADS, 0, stream>>>(args);
+void launch_ctas(const Kernel& kernel, size_t bytes, const StepArgs& args, cudaStream_t stream) {
+  if (bytes) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  kernel<<<static_cast<unsigned>(args.ctas), STEP_THREADS, bytes, stream>>>(args);
 }
 
 }  // namespace octavo::cuda
