@@ -3,7 +3,7 @@
 
 #include "cuda/device/launch.h"
 #include "cuda/device/packs.cuh"
-#include "steps.h"
+#include "steps.cuh"
 
 namespace octavo {
 

@@ -3,7 +3,7 @@
 
 #include "cuda/device/packs.cuh"
 #include "cuda/scaling/scales.cuh"
-#include "places.cuh"
+#include "steps.cuh"
 
 namespace octavo::cuda {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/device/packs.cuh"
-#include "steps.h"
+#include "steps.cuh"
 
 namespace octavo::cuda {
 

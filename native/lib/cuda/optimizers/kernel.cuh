@@ -13,8 +13,8 @@
 #include "draws.cuh"
 #include "elements.cuh"
 #include "fours.cuh"
-#include "places.cuh"
 #include "rounding.cuh"
+#include "steps.cuh"
 
 namespace octavo::cuda {
 

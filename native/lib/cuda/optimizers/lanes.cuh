@@ -4,8 +4,7 @@
 #include "draws.cuh"
 #include "eights.cuh"
 #include "moments.cuh"
-#include "places.cuh"
-#include "staged.cuh"
+#include "steps.cuh"
 
 namespace octavo::cuda {
 
