@@ -11,6 +11,8 @@
 // branch of their own. What two rows need is asked for while the two before them are worked out.
 #pragma once
 
+#include <cstddef>
+
 #include "codes.cuh"
 #include "elements.cuh"
 #include "lanes.cuh"
@@ -91,11 +93,10 @@ __global__ void __launch_bounds__(STEP_THREADS, BLOCK_CTAS) adamw_blocks_kernel(
         }
         eight_draws(draws, args.keys, part, column);
       }
-      const uint32_t tops_at = state_at + static_cast<uint32_t>(offsetof(RowState<M>, tops));
       float grad[8], moment[2][8], master[8];
       wait_for_copies<1>();
       {
-        const int2 tops = load_two_shared(tops_at);
+        const int2 tops = load_two_shared(state_at + static_cast<uint32_t>(offsetof(RowState<M>, tops)));
         const uint4 codes = load_shared(slots + Slots::codes);
         values_of(grad, Slots::template load<G>(slots + Slots::grad));
         unscale(grad, factors.inverse_scale);
@@ -111,7 +112,10 @@ __global__ void __launch_bounds__(STEP_THREADS, BLOCK_CTAS) adamw_blocks_kernel(
 #pragma unroll
         for (int i = 0; i < 2; ++i) __stwb(static_cast<uint2*>(arrays.codes[i]), made[i].codes);
       }
-      if (lane.first_of_block()) store_shared(tops_at, int2{made[0].top, made[1].top});
+      if (lane.first_of_block()) {
+        const auto at = state_at + static_cast<uint32_t>(offsetof(RowState<M>, new_tops));
+        store_shared(at, int2{made[0].top, made[1].top});
+      }
       arrays.advance_step(args.strides);
       if (left > ROWS_AT_ONCE) arrays.ask_for_step(slots);
       end_copies();

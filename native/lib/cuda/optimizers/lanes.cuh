@@ -40,12 +40,12 @@ constexpr int streams_of() {
   return std::is_same_v<M, BF16> ? 3 : 2;
 }
 
-// What a row's lanes share: random bits, by stream (0 and 1 the moments, 2 the master), and the tops of both blocks,
-// first those before the step and then those after it.
+// What a row's lanes share: random bits, by stream (0 and 1 the moments, 2 the master), and the tops of both blocks
+// before the step and after it.
 template <class M>
 struct alignas(16) RowState {
   RowPart part[streams_of<M>()];
-  int2 tops;
+  int2 tops, new_tops;
 };
 
 // Of a warp's 16 rows. `top`: lane i's of row i % 16, of the second moment from lane 16 on.
@@ -76,7 +76,7 @@ template <Written W, class M>
 __device__ __forceinline__ void store_tops(const RowState<M>* states, const StepArgs& args) {
   const uint32_t thread = thread_again(), lane = thread % 32, number = lane % WARP_ROWS;
   const WarpPlace place = warp_place<W>(args, thread / 32);
-  const int2 tops = states[number].tops;
+  const int2 tops = states[number].new_tops;
   if (static_cast<int>(number) < place.rows) *top_of_lane(args, place, lane) = lane < WARP_ROWS ? tops.x : tops.y;
 }
 
