@@ -137,8 +137,29 @@ def quantize() -> str:
     return draw(Chart(title, _source(QUANTIZE), {"rate": "base"}, values, "{:.2f}", (1.0, "a copy")))
 
 
+def over_ranks() -> str:
+    """MoE layers with experts over two GPUs against one GPU with as many tokens."""
+    models = {"Qwen3-30B": "qwen3-30b", "Mixtral": "mixtral", "DSv3": "dsv3"}
+    ways = {("bf16", "collective"): "bf16, NCCL", ("bf16", "peer"): "bf16, peer memory"}
+    ways |= {("block", "collective"): "1x128, NCCL", ("block", "peer"): "1x128, peer memory"}
+    values = []
+    for name, file in models.items():
+        rows = _rows(f"ep-torch-{file}-h100-2026-11-25")
+        alone = {row["kind"]: row["ms"] for row in rows if row["devices"] == 1}
+        values += [
+            (name, ways[row["kind"], row["route"]], alone[row["kind"]] / row["ms"])
+            for row in rows
+            if row["way"] == "sums" and not row["payload"]
+        ]
+    series = dict(zip(ways.values(), ("tool", "base", "check", "jax"), strict=True))
+    source = "Two H100s, sums per rank; longer is faster. benchmarks/results/ep-torch-*-h100-2026-11-25.json"
+    title = "MoE layer over two GPUs against one GPU with as many tokens"
+    return draw(Chart(title, source, series, by_group(values), "{:.2f}x", (1.0, "one GPU")))
+
+
 CHARTS = {
     "speed-moe": moe,
+    "speed-over-ranks": over_ranks,
     "speed-moe-peers": moe_peers,
     "speed-step": step,
     "speed-gemm": gemm,

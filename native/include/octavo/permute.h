@@ -23,7 +23,7 @@ constexpr int ROUTE_RUN = 2048;
 // fast.
 constexpr int64_t route_workspace(int64_t choices, int64_t groups) {
   const int64_t runs = (choices + ROUTE_RUN - 1) / ROUTE_RUN;
-  return choices > 4 * ROUTE_RUN && groups < 1024 && runs * (groups + 1) < (1 << 28) ? 4 * runs * (groups + 1) : 0;
+  return choices > 12 * ROUTE_RUN && groups < 1024 && runs * (groups + 1) < (1 << 28) ? 4 * runs * (groups + 1) : 0;
 }
 
 Error check_route(const RouteArgs& args);

@@ -103,8 +103,8 @@ def test_route_sorts_stably(rng: np.random.Generator) -> None:
 
 def test_a_workspace_is_for_many_choices_of_few_groups() -> None:
     """What one launch sorts as fast needs none, and counts of many groups would not fit in smem."""
-    assert native.route_workspace(8192, 64) == 0
-    assert native.route_workspace(8193, 64) == 4 * 5 * 65
+    assert native.route_workspace(24_576, 64) == 0
+    assert native.route_workspace(24_577, 64) == 4 * 13 * 65
     assert native.route_workspace(1 << 20, 1024) == 0
 
 

@@ -14,7 +14,7 @@ from octavo_cli.ranks.links import COPY, H200
 from octavo_cli.ranks.plans import Cluster, fastest, plans
 from octavo_cli.ranks.published import DEEPEP, DEEPEP_2, MI300X, STEPS, figures
 from octavo_cli.ranks.rates import RATES, compute_us
-from octavo_cli.ranks.step import ROUTES, Route, step
+from octavo_cli.ranks.step import BUILT, ROUTES, Route, step
 from octavo_cli.ranks.traffic import (
     CODE_BYTES,
     SIGNATURE_BYTES,
@@ -109,7 +109,8 @@ def test_collectives_are_counted_as_the_layer_calls_them() -> None:
 
 
 def test_measured_points_are_met() -> None:
-    """Links within 6 % of what two and four GPUs measured; steps of four, to which nothing is fitted, within 13 %."""
+    """Links, and steps by peer memory, within 6 % of what two and four GPUs measured; steps of four by collectives, to
+    which nothing is fitted, within 13 %."""
     for figure in figures():
         if figure.calibrates and figure.ranks <= 4:
             assert figure.ratio == pytest.approx(1, abs=0.06), figure
@@ -151,8 +152,8 @@ def test_plans_fit_and_are_ordered() -> None:
     assert all(plan.gradients > 0 for plan in candidates)
     best = fastest(candidates)
     assert best is not None
-    assert best.route == "collective"
-    assert best.total == min(plan.total for plan in candidates if plan.route == "collective")
+    assert best.route in BUILT
+    assert best.total == min(plan.total for plan in candidates if plan.route in BUILT)
     kept = fastest(candidates, keeps_bits=True)
     assert kept is not None
     assert (kept.wire.payload, kept.wire.returns) == ("bf16", "rows")
@@ -168,13 +169,13 @@ def test_advice_over_ranks(run: Any) -> None:
     answer = run(*arguments, "--json").json
     plan = answer["recommended"]
     assert plan["group"] * plan["experts_per_rank"] == answer["layer"]["experts"] == 256
-    assert plan["route"] == "collective"
+    assert plan["route"] == ("collective" if plan["group"] > 8 else "peer memory")
     assert plan["exposed_share"] == pytest.approx(
         plan["exposed_us"] / (plan["exposed_us"] + plan["compute_us"]), abs=1e-3
     )
     assert plan["us"] == pytest.approx(plan["compute_us"] + plan["exposed_us"] + plan["gradients_us"], abs=0.3)
     assert answer["keeps_bits"]["payload"] is None
-    assert answer["not_built"]["route"] in ("peer memory", "forwarded")
+    assert answer["not_built"]["route"] == "forwarded"
     assert answer["network_gb_per_s"] == H200.network
     assert len(answer["not_known"]) >= 5
     shown = run(*arguments).out

@@ -12,6 +12,11 @@ DEVICE = "cuda" if jax.default_backend() == "gpu" else "cpu"
 BACKEND = "jax-triton" if DEVICE == "cuda" else "jax-triton-interpreter"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The interpreter of Triton 3.6 makes integers of arrays [1] where a loop ends at a value."""
+    config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim:DeprecationWarning")
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     """A generator with a new seed each run."""

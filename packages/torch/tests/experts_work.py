@@ -37,6 +37,7 @@ from octavo_torch import (
 )
 from octavo_torch.bridge import BRIDGE
 from octavo_torch.moe.parallel import group as parallel_group
+from octavo_torch.moe.parallel.carriers import peer
 from octavo_torch.moe.parallel.options import payload_spec
 
 E, C, K, F, N = 8, 3, 64, 48, 80
@@ -377,6 +378,7 @@ def layers_share_memory(seed: int) -> list[str]:
     group, found = dist.group.WORLD, []
     assert group is not None
     results: dict[str, list[Tensor]] = {}
+    peer._GRANULE = 1 << 12  # these layers are small
     for route in ("collective", "peer"):
         torch.manual_seed(seed)
         exchange = Exchange(rows=6 * C * group.size(), route=route)  # type: ignore[arg-type]

@@ -68,7 +68,8 @@ def _on_gpus() -> Iterable[Capability]:
 CARD = BackendCard(
     name=NAME,
     api_level=5,
-    priority=0,
+    # below the reference backend's until it has run on a GPU: whoever names it gets it, and nobody else
+    priority=-200,
     needs=("jax>=0.10.2", "jax-triton>=0.4.1", "triton>=3.6"),
     summary="Grouped quantization and GEMMs in Triton through jax-triton, for NVIDIA GPUs from sm_80 on.",
     capabilities=tuple(_on_gpus()),

@@ -21,7 +21,8 @@ UNKNOWN = (
     "a half or a quarter of it (--network)",
     "rates within a host are those of two and four H200s; links of more than four at once were not measured",
     "routing is even but for --skew; which rank is busiest changes from step to step",
-    "by the collective route nothing overlaps, by others all that can does: nothing was measured of them",
+    "by the collective route nothing overlaps, by peer memory what two GPUs measured, by forwarding all that can, "
+    "which nobody measured",
     "what an exchange does in memory besides quantizing and decoding, the host's time, and multiprocessors that copy",
     "attention, the router, shared experts, pipelines, and what of the gradients' reduction hides behind them",
 )
@@ -105,7 +106,7 @@ def fastest(candidates: Iterable[Plan], *, built: bool = True, keeps_bits: bool 
 def _routes(spread: Spread) -> tuple[Route, ...]:
     """Those that make sense: stores reach no other host, and forwarding needs one."""
     if spread.ranks == 1:
-        return BUILT
+        return BUILT[:1]
     return tuple(route for route in ROUTES if route != ("peer memory" if spread.hosts > 1 else "forwarded"))
 
 

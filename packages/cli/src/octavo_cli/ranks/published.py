@@ -8,10 +8,10 @@ from typing import Literal
 
 from octavo_cli.ranks.links import H200
 from octavo_cli.ranks.rates import RATES, compute_us
-from octavo_cli.ranks.step import exchange_us
-from octavo_cli.ranks.traffic import Layer, reached, row_bytes
+from octavo_cli.ranks.step import Route, exchange_us, step
+from octavo_cli.ranks.traffic import Layer, Spread, Wire, reached, row_bytes
 
-Unit = Literal["GB/s", "us"]
+Unit = Literal["GB/s", "us", "%"]
 
 DEEPEP = "DeepEP's docs/legacy.md, H800"
 DEEPEP_2 = "DeepEP's README, second version, SM90"
@@ -21,9 +21,27 @@ ISSUE = "DeepEP's issue 493, H200"
 OURS = "benchmarks/results/ep-profile-h200-2026-11-22.json, JAX"
 STEPS = "benchmarks/results/ep-gather-h200-2026-11-22.json, JAX"
 TWO = "Octavo, two H200s of one host"
+PEER = "benchmarks/results/ep-torch-*-h100-2026-11-25.json, torch"
 
 PREFILL = Layer(experts=256, features=7168, hidden=2048, tokens=4096, choices=8)
 DECODE = replace(PREFILL, tokens=128)
+
+PEER_STEPS: dict[str, tuple[Layer, dict[str, tuple[float, float, float]]]] = {
+    "Qwen3-30B": (
+        Layer(128, 2048, 768, 8192, 8),
+        {"bf16": (4.167, 4.963, 4.814), "fp8-block": (3.855, 4.261, 4.058)},
+    ),
+    "Mixtral": (
+        Layer(8, 4096, 14336, 8192, 2),
+        {"bf16": (27.145, 29.321, 28.708), "fp8-block": (20.153, 21.227, 20.698)},
+    ),
+    "DSv3": (
+        Layer(32, 7168, 2048, 8192, 8),
+        {"bf16": (27.919, 31.133, 31.948), "fp8-block": (21.220, 23.257, 22.713)},
+    ),
+}
+"""Layers, and by recipe the milliseconds of a step of one H100, and of two by collectives and by peer memory, with as
+many tokens each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +71,7 @@ def figures() -> Iterator[Figure]:
     Rates of others are logical ones: what stays on a rank, or in a host, counts as if it had travelled.
     """
     yield from _ours()
+    yield from _over_two()
     yield from _throughput(DEEPEP, 138.0, {8: (153, 158), 16: (43, 43), 32: (58, 57), 64: (51, 50)}, (8, 64))
     yield from _latency(DEEPEP, 138.0, _LATENCIES, (64,))
     yield from _throughput(DEEPEP_2, H200.peer, {16: (90, 81), 32: (61, 61)})
@@ -91,6 +110,18 @@ def _ours() -> Iterator[Figure]:
         computing = compute_us(RATES[recipe], 8192, 8, (PREFILL.features, PREFILL.hidden))
         predicted = computing + exchange_us(received, 0, 4, "collective", H200)
         yield Figure(STEPS, f"step, {recipe}{codes}", 4, "us", us, predicted)
+
+
+def _over_two() -> Iterator[Figure]:
+    """Steps of two H100s with partial sums, in percent of one GPU's: by how much an H100 is slower drops out."""
+    routes: tuple[Route, ...] = ("collective", "peer memory")
+    for name, (layer, times) in PEER_STEPS.items():
+        for recipe, (alone, *spread) in times.items():
+            by_one = step(layer, Spread(1, 8), recipe).total
+            for route, two in zip(routes, spread, strict=True):
+                by_two = step(layer, Spread(2, 8), recipe, Wire(returns="sums"), route=route).total
+                what = f"step of {name}, {recipe}, {route}"
+                yield Figure(PEER, what, 2, "%", 100 * two / alone, 100 * by_two / by_one, calibrates=True)
 
 
 def _throughput(

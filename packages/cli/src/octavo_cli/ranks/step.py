@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -20,12 +21,25 @@ from octavo_cli.ranks.traffic import (
 
 Route = Literal["collective", "peer memory", "forwarded"]
 ROUTES: tuple[Route, ...] = get_args(Route)
-BUILT: tuple[Route, ...] = ("collective",)
-"""What octavo-torch has; decision 46 designs "peer memory". "forwarded" is how DeepEP crosses hosts: a token goes once
-to each host over the network, and from there to its ranks over the host's links."""
+BUILT: tuple[Route, ...] = ("collective", "peer memory")
+"""What octavo-torch has. "forwarded" is how DeepEP crosses hosts: a token goes once to each host over the network, and
+from there to its ranks over the host's links."""
 
-HIDES = {"tokens": 2 / 9, "results": 1 / 9, "dy": 1 / 9, "dx": 5 / 9}
-"""The share of a layer's GEMMs that runs beside each exchange: fc1, fc2, dgrad of fc2, dgrad of fc1 with all wgrads."""
+HIDES: Mapping[Route, Mapping[str, float]] = {
+    "collective": {},
+    "peer memory": {"dx": 2 / 9},
+    "forwarded": {"tokens": 2 / 9, "results": 1 / 9, "dy": 1 / 9, "dx": 5 / 9},
+}
+"""The share of a layer's GEMMs that runs beside each exchange: by peer memory fc1's wgrad; where tokens are forwarded
+all that can, fc1, fc2, dgrad of fc2, dgrad of fc1 with all wgrads."""
+
+WEIGHT_BYTES = 4
+"""That quantizing moves per element of a weight: two read, one written to each plane."""
+
+OWN_PASSES, ALL_PASSES = 70, 10
+"""Within a host: reads and writes of a rank's tokens that take as long as a step's picking, keeping and summing of
+rows, its small kernels among them, fitted to steps over two GPUs (see `published`); and those of static buffers with
+all ranks' tokens: a copy of those that arrive, sums that are written and sent, twice, and dy, which is read twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +65,8 @@ class Step:
     """The step of the rank that is busiest, for which all others wait.
 
     compute   of its experts, forward and backward
-    codes     of quantizing tokens and dy for the journey and of decoding those that arrive
+    codes     of quantizing tokens and dy for the journey and of decoding those that arrive; within a host also of
+              rows on their way through memory
     phases    the four exchanges; none where there is one rank
     """
 
@@ -125,10 +140,16 @@ def step(
     for name in within:
         near, far = skew * within[name], skew * beyond[name]
         us = exchange_us(near, far, messages[name], route, links)
-        hidden = 0.0 if route == "collective" else compute * HIDES[name]
+        hidden = compute * HIDES[route].get(name, 0.0)
+        if route == "peer memory" and name == "tokens":
+            hidden += _weights_us(layer, spread, recipe)
         fixed = us - exchange_us(near, far, 0, route, links)
         phases.append(Phase(name, near, far, us, max(us - hidden, fixed)))
-    return Step(compute, _codes_us(layer, spread, wire) * skew, tuple(phases))
+    aside = _codes_us(layer, spread, wire) * skew
+    if spread.hosts == 1:
+        passes = OWN_PASSES + ALL_PASSES * spread.ranks
+        aside += passes * 2 * layer.tokens * layer.features / COPY / 1000
+    return Step(compute, aside, tuple(phases))
 
 
 def _travelling(layer: Layer, spread: Spread, wire: Wire, route: Route) -> tuple[dict[str, float], dict[str, float]]:
@@ -148,6 +169,13 @@ def _travelling(layer: Layer, spread: Spread, wire: Wire, route: Route) -> tuple
     near["tokens"] += SIGNATURE_BYTES * here
     far["tokens"] += SIGNATURE_BYTES * elsewhere
     return near, far
+
+
+def _weights_us(layer: Layer, spread: Spread, recipe: str) -> float:
+    """Quantizing a rank's weights, while its tokens are on their way."""
+    if recipe == "bf16":
+        return 0.0
+    return 3 * layer.experts / spread.ranks * layer.features * layer.hidden * WEIGHT_BYTES / COPY / 1000
 
 
 def _codes_us(layer: Layer, spread: Spread, wire: Wire) -> float:
