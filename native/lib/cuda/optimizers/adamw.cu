@@ -59,9 +59,7 @@ StepArgs step_args(const AdamWArgs& args) {
   // where they are used, a row has fewer than 2^24 elements
   const int64_t sizes[] = {dtype_bytes(arrays.grad_dtype), dtype_bytes(arrays.master_dtype), 1};
   for (int i = 0; i < 3; ++i) step.strides[i] = static_cast<uint32_t>(2 * arrays.cols * sizes[i]);
-  step.values_from_codes = reinterpret_cast<uint64_t>(arrays.values) -
-                           2 * reinterpret_cast<uint64_t>(arrays.moment[0]) -
-                           2 * static_cast<uint64_t>(step.strides[2]);
+  step.values_from_codes = reinterpret_cast<uint64_t>(arrays.values) - 2 * reinterpret_cast<uint64_t>(arrays.moment[0]);
   step.ctas = args.writes_codes()
                   ? step.across * panel_bound(arrays.rows, arrays.rows / matrix_rows, matrix_rows)
                   : ceil_div(step.across * ceil_div(arrays.rows, int64_t{WARP_ROWS}), int64_t{STEP_WARPS});

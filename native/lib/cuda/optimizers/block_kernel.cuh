@@ -8,7 +8,7 @@
 // A warp has 16 rows of 128 columns, two at a time; half of a warp a row, and so a block of moments; a lane eight
 // neighbouring columns, and so a whole counter of each stream of random bits. Values that need more than the ordinary
 // instructions (zeros, infinities, NaN, the very small and large) are told by a few tests of all eight and take a
-// branch of their own. What two rows need is asked for while the two before them are worked out.
+// branch of their own. How rows come from memory is a matter of dtypes (Rows).
 #pragma once
 
 #include <cstddef>
@@ -25,8 +25,8 @@ constexpr int BLOCK_CTAS = 3;
 template <class M, class G, Written W>
 struct BlockMemory {
   std::conditional_t<W == Written::codes, CodeTile, NoTile> tile;
-  alignas(16) uint8_t staged[STEP_WARPS][StagedArrays<M, G>::bytes];
-  RowState<M> rows[STEP_WARPS][WARP_ROWS];
+  typename Rows<M, G>::Slots slots[STEP_WARPS];
+  RowState<M> states[STEP_WARPS][WARP_ROWS];
   StepFactors factors;
 };
 
@@ -44,7 +44,6 @@ template <class M, class G, Written W>
 __global__ void __launch_bounds__(STEP_THREADS, BLOCK_CTAS) adamw_blocks_kernel(const __grid_constant__ StepArgs args) {
   extern __shared__ __align__(16) uint8_t block_memory[];
   auto& memory = *reinterpret_cast<BlockMemory<M, G, W>*>(block_memory);
-  using Slots = StagedArrays<M, G>;
   const AdamWArgs& step = args.step;
   const uint32_t thread = threadIdx.x, warp = thread / 32, half = thread % 32 / LANES_OF_ROW;
   const WarpPlace place = warp_place<W>(args, warp);
@@ -52,29 +51,25 @@ __global__ void __launch_bounds__(STEP_THREADS, BLOCK_CTAS) adamw_blocks_kernel(
   const uint32_t col = place.across * TILE_SIDE + thread % LANES_OF_ROW * 8;
   // lanes of columns or of a last row that do not exist read others, and write nothing
   const int64_t row = place.first_row + (static_cast<int>(half) < place.rows ? half : 0);
-  LaneArrays<M, G> arrays(step.arrays, row * cols + (col < cols ? col : 0));
-  uint32_t slots = shared_address(memory.staged[warp]) + thread % 32 * 16;
+  Rows<M, G> rows(step.arrays, row * cols + (col < cols ? col : 0), memory.slots[warp], thread % 32);
   int32_t top = 0;
   if (place.rows > 0) {
-    arrays.ask_for_step(slots);
-    end_copies();
-    arrays.ask_for_master(slots);
-    end_copies();
+    rows.start(args, place.rows - static_cast<int>(half));
     if (static_cast<int>(thread % WARP_ROWS) < place.rows) top = *top_of_lane(args, place, thread % 32);
   }
   if (step.skip && __ldg(step.skip)) {
-    wait_for_copies<0>();
+    rows.drain();
     return;
   }
   const StepFactors factors = shared_factors(memory.factors, step);
   [[maybe_unused]] Kept kept{0, 0};
   if (place.rows > 0) {
-    prepare_rows<M>(memory.rows[warp], args, factors.number,
+    prepare_rows<M>(memory.states[warp], args, factors.number,
                     static_cast<uint32_t>(place.first_row + step.draws.first_row), top);
     Product column = column_part(args.keys, factors.number, col / 8);
     LaneFlags lane(thread, col < cols);
-    uint32_t state_at = shared_address(&memory.rows[warp][half]);
-    keep(state_at), keep(slots), keep(column.high), keep(column.low);
+    uint32_t state_at = shared_address(&memory.states[warp][half]);
+    keep(state_at), keep(column.high), keep(column.low);
     if constexpr (W == Written::codes) {
       kept.at = shared_address(&memory.tile.eight(static_cast<int>(warp * WARP_ROWS + half), thread % LANES_OF_ROW));
       keep(kept.at);
@@ -83,6 +78,7 @@ __global__ void __launch_bounds__(STEP_THREADS, BLOCK_CTAS) adamw_blocks_kernel(
 #pragma unroll 1
     do {
       const bool live = left > 0 && lane.within();
+      rows.load_moments();
       Words draws[streams_of<M>()];
       {
         RowPart part[streams_of<M>()];
@@ -94,38 +90,35 @@ __global__ void __launch_bounds__(STEP_THREADS, BLOCK_CTAS) adamw_blocks_kernel(
         eight_draws(draws, args.keys, part, column);
       }
       float grad[8], moment[2][8], master[8];
-      wait_for_copies<1>();
       {
+        const MomentsRead<G> read = rows.moments();
         const int2 tops = load_two_shared(state_at + static_cast<uint32_t>(offsetof(RowState<M>, tops)));
-        const uint4 codes = load_shared(slots + Slots::codes);
-        values_of(grad, Slots::template load<G>(slots + Slots::grad));
+        values_of(grad, read.grad);
         unscale(grad, factors.inverse_scale);
-        decode_moments(moment[0], moment[1], {{codes.x, codes.y}, {codes.z, codes.w}}, {tops.x, tops.y});
+        decode_moments(moment[0], moment[1], read.codes, {tops.x, tops.y});
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) adamw_moments(moment[0][i], moment[1][i], grad[i], factors.scalars);
-      const uint32_t largest[2] = {largest_of_row(live ? largest_first(moment[0]) : 0u, lane.lower),
-                                   largest_of_row(live ? largest_second(moment[1]) : 0u, lane.lower)};
+      rows.load_masters();
+      const uint32_t largest[2] = {largest_of_row(live ? largest_first(moment[0]) : 0u, lane.lower()),
+                                   largest_of_row(live ? largest_second(moment[1]) : 0u, lane.lower())};
       const Encoded made[2] = {encode_first(moment[0], largest[0], draws[0]),
                                encode_second(moment[1], largest[1], draws[1])};
       if (live) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) __stwb(static_cast<uint2*>(arrays.codes[i]), made[i].codes);
+        for (int i = 0; i < 2; ++i) store_global(rows.codes[i], made[i].codes);
       }
       if (lane.first_of_block()) {
         const auto at = state_at + static_cast<uint32_t>(offsetof(RowState<M>, new_tops));
         store_shared(at, int2{made[0].top, made[1].top});
       }
-      arrays.advance_step(args.strides);
-      if (left > ROWS_AT_ONCE) arrays.ask_for_step(slots);
-      end_copies();
+      rows.ask_for_moments(args, left);
       const bool plain = (made[0].rare | made[1].rare | factors.rare) == 0;
-      wait_for_copies<1>();
-      values_of(master, Slots::template load<M>(slots + Slots::master));
+      values_of(master, rows.masters());
       uint32_t halves[4];
       if constexpr (std::is_same_v<M, BF16>) {
         step_rounded(halves, master, moment[0], moment[1], draws[2].word, factors, plain);
-        if (live) store_eight<BF16>(arrays.master, {{halves[0], halves[1], halves[2], halves[3]}});
+        if (live) store_eight<BF16>(rows.master, {{halves[0], halves[1], halves[2], halves[3]}});
         if constexpr (W == Written::values) {
           values_of_halves(master, halves);
           nearest_halves(halves, master, step.arrays.values_dtype);
@@ -135,24 +128,23 @@ __global__ void __launch_bounds__(STEP_THREADS, BLOCK_CTAS) adamw_blocks_kernel(
         Pack<F32> pack;
 #pragma unroll
         for (int i = 0; i < 8; ++i) pack.word[i] = bits_of(master[i]);
-        if (live) store_eight<F32>(arrays.master, pack);
+        if (live) store_eight<F32>(rows.master, pack);
         if constexpr (W != Written::nothing)
           nearest_halves(halves, master, W == Written::codes ? DType::bf16 : step.arrays.values_dtype);
       }
-      arrays.advance_master(args.strides);
-      if (left > ROWS_AT_ONCE) arrays.ask_for_master(slots);
-      end_copies();
+      rows.ask_for_masters(args, left);
       if (live) {
         if constexpr (W == Written::values)
-          store_eight<BF16>(arrays.values(args), {{halves[0], halves[1], halves[2], halves[3]}});
+          store_eight<BF16>(rows.values(args), {{halves[0], halves[1], halves[2], halves[3]}});
         if constexpr (W == Written::codes) kept.keep_eight(halves);
       }
+      if (left > ROWS_AT_ONCE) rows.advance(args);  // no address beyond the last row is read
       left -= ROWS_AT_ONCE;
       state_at += ROWS_AT_ONCE * static_cast<uint32_t>(sizeof(RowState<M>));
       if constexpr (W == Written::codes) kept.at += ROWS_AT_ONCE * TILE_SIDE * 2;
     } while (lane.upper_of(left) > 0);
     __syncwarp();
-    store_tops<W>(memory.rows[thread_again() / 32], args);
+    store_tops<W>(memory.states[thread_again() / 32], args);
   }
   if constexpr (W == Written::codes)
     write_codes(memory.tile, thread_again(), kept.most, step.codes, step.arrays.cols, tile_place(args));

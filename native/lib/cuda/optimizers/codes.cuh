@@ -1,6 +1,7 @@
 // A tile's codes, E4M3 with one scale for 128 x 128, in both planes: the bits of quantize_square (cuda/quantize).
 #pragma once
 
+#include "cuda/device/memory.cuh"
 #include "cuda/device/packs.cuh"
 #include "cuda/scaling/scales.cuh"
 #include "steps.cuh"
@@ -45,10 +46,6 @@ __device__ __forceinline__ uint32_t encode_four(uint2 four, float scale) {
   return fp8_pair<Format::e4m3>(scaled[0], scaled[1]) | fp8_pair<Format::e4m3>(scaled[2], scaled[3]) << 16;
 }
 
-__device__ __forceinline__ void store_global(uint64_t at, uint32_t word) {
-  asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(word) : "memory");
-}
-
 // Called by the whole CTA once all its rows are kept, each thread with the maximum of what it kept. Rows that do not
 // exist have zero codes, whatever the scale.
 __device__ __forceinline__ void write_codes(CodeTile& tile, uint32_t thread, uint32_t most, const AdamWCodes& out,
@@ -80,8 +77,8 @@ __device__ __forceinline__ void write_codes(CodeTile& tile, uint32_t thread, uin
       for (int k = 0; k < 4; ++k) {
         const int row = 4 * quad + k;
         rows[k] = full || row < live_rows ? encode_four(tile.four(warp * WARP_ROWS + row, lane), scale) : 0u;
-        if ((full || row < stored_rows) && out.rowwise.codes) store_global(codes, rows[k]);
-        if ((full || row < stored_rows) && plain) store_global(codes + apart, rows[k]);
+        if ((full || row < stored_rows) && out.rowwise.codes) store_global(reinterpret_cast<void*>(codes), rows[k]);
+        if ((full || row < stored_rows) && plain) store_global(reinterpret_cast<void*>(codes + apart), rows[k]);
         codes += cols;
       }
       transpose4(rows[0], rows[1], rows[2], rows[3]);

@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_pair(Pair& pair, const AdamWArrays& arrays,
     for (int moment = 0; moment < 2; ++moment) {
       if constexpr (BLOCKS) {
         codes[row][moment] = load_codes(arrays.moment[moment], at[row], live[row]);
-        tops[row][moment] = live[row].any() ? __ldcs(arrays.tops[moment] + top_at[row]) : 0;
+        tops[row][moment] = live[row].any() ? arrays.tops[moment][top_at[row]] : 0;
       } else {
         load_four<F32>(pair.moment[moment] + 4 * row, arrays.moment[moment], at[row], live[row]);
       }
@@ -83,7 +83,7 @@ __device__ __forceinline__ void store_blocks(const Pair& pair, int moment, const
       word |= moment_code(moment, pair.moment[moment][4 * row + i], top, draws.draw(row, i)) << (8 * i);
     store_codes(arrays.moment[moment], at[row], live[row], word);
     // the lane of the block's first column, which exists if the block does
-    if (threadIdx.x % 32 == 0 && live[row].any()) __stcs(arrays.tops[moment] + top_at[row], top);
+    if (threadIdx.x % 32 == 0 && live[row].any()) arrays.tops[moment][top_at[row]] = top;
   }
 }
 

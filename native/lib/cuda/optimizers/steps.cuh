@@ -23,7 +23,7 @@ struct StepArgs {
   AdamWArgs step;
   DrawKeys keys;
   uint32_t strides[3];         // bytes between every second row's gradients, masters, and codes of moments
-  uint64_t values_from_codes;  // the address of values less twice that of the first moment's codes two rows below
+  uint64_t values_from_codes;  // the address of values less twice that of the first moment's codes
   uint32_t panels_each;        // of 128 rows, of a matrix whose codes are written
   uint32_t across;             // blocks of 128 columns side by side
   int64_t ctas;
