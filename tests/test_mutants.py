@@ -17,7 +17,7 @@ from planted import Mutant, mutants, results
 
 MUTANTS = mutants()
 AREAS = {
-    *("autograd", "checkpoints", "cli", "delayed_scaling", "dispatch", "layouts", "moe", "names", "native"),
+    *("autograd", "checkpoints", "cli", "delayed_scaling", "dispatch", "experts", "layouts", "moe", "names", "native"),
     *("permutation", "plugins", "quantizers", "sharding"),
 }
 LEAST = 120

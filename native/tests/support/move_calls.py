@@ -12,7 +12,8 @@ from torch import Tensor
 import octavo_native as native
 
 CASES: tuple[tuple[int, int, int, int], ...] = (
-    (0, 3, 16, 2), (1, 1, 1, 1), (37, 3, 20, 5), (200, 8, 264, 17), (129, 2, 1032, 300), (64, 9, 7, 8), (12_400, 2, 8, 9),
+    (0, 3, 16, 2), (1, 1, 1, 1), (37, 3, 20, 5), (200, 8, 264, 17), (129, 2, 1032, 300), (64, 9, 7, 8),
+    (12_400, 2, 8, 9),
 )  # fmt: skip
 """(tokens, choices, columns, groups)."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -119,6 +121,24 @@ def replays(recipe: str, seed: int, route: Any, returns: Any, payload: Any, coun
     check_errors()
     del graph, results
     return found
+
+
+def waits_in_vain(seconds: float) -> tuple[str, float]:
+    """By peer memory, rank 1 does not come to a call that was agreed on before: the error here, and after how long."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    group = dist.new_group(timeout=timedelta(seconds=seconds))
+    mine = here(draw(0, ranks), rank, ranks, f"cuda:{rank}")
+    how = {"ep": group, "exchange": Exchange(rows=ranks * T * C, route="peer")}
+    step(mine, "bf16", **how)
+    torch.cuda.synchronize()
+    start = time.monotonic()
+    try:
+        if rank != 1:
+            step(mine, "bf16", **how)
+            torch.cuda.synchronize()
+    except RuntimeError as error:
+        return str(error), time.monotonic() - start
+    return "", 0.0
 
 
 def explained() -> tuple[str, str]:

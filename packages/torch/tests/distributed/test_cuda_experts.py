@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from cuda_experts_work import equal_to_one_gpu, explained, replays
+from cuda_experts_work import equal_to_one_gpu, explained, replays, waits_in_vain
 from ranks import Ranks
 
 RECIPES = ["bf16", "fp8-block", "mxfp8", "fp8-current", "fp8-row", "nvfp4"]
@@ -50,6 +50,20 @@ def test_a_cuda_graph_holds_a_step(route: str, payload: str | None, returns: str
 def test_a_thousand_replays(route: str, gpus: Ranks) -> None:
     """Each with another routing."""
     assert gpus(replays, "bf16", fresh(), route, "rows", None, 1000) == [[]] * gpus.world
+
+
+def test_a_rank_that_does_not_come() -> None:
+    """CUDA fails in those that wait for its stores, when the group's timeout is over: there is no hang without end."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs 2 GPUs, there are {torch.cuda.device_count()}")
+    pair = Ranks(2, "cpu:gloo,cuda:nccl")
+    try:
+        (error, seconds), absent = pair(waits_in_vain, 3.0)
+    finally:
+        pair.stop()
+    assert absent == ("", 0.0)
+    assert "CUDA error" in error
+    assert 2 < seconds < 20
 
 
 def test_ranks_that_reach_one_another_take_peer_memory(gpus: Ranks) -> None:

@@ -86,7 +86,7 @@ _FAULTS: dict[RouteName, str] = {
     "collective": "ranks that call otherwise are named at once; ranks that have ended, or do not answer, when the "
     f"group's timeout and {GRACE_SECONDS:g} s are over at the latest",
     "peer": "ranks that call otherwise are named at once, or by check_errors where the calls were agreed on before; "
-    "where a rank does not come within the group's timeout, the waiting GPU's process ends and names it",
+    "where a rank does not come within the group's timeout, CUDA fails in those that wait, with both numbers on stderr",
 }
 
 
