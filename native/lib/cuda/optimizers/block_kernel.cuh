@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(STEP_THREADS, BLOCK_CTAS) adamw_blocks_kernel(
 #pragma unroll 1
     do {
       const bool live = left > 0 && lane.within();
-      rows.load_moments();
+      rows.load_early();
       Words draws[streams_of<M>()];
       {
         RowPart part[streams_of<M>()];
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(STEP_THREADS, BLOCK_CTAS) adamw_blocks_kernel(
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) adamw_moments(moment[0][i], moment[1][i], grad[i], factors.scalars);
-      rows.load_masters();
+      rows.load_late();
       const uint32_t largest[2] = {largest_of_row(live ? largest_first(moment[0]) : 0u, lane.lower()),
                                    largest_of_row(live ? largest_second(moment[1]) : 0u, lane.lower())};
       const Encoded made[2] = {encode_first(moment[0], largest[0], draws[0]),

@@ -76,47 +76,27 @@ struct MomentsRead {
   uint2 codes[2];
 };
 
-// How a lane gets what it reads of its rows. An iteration of the kernel calls, in this order, `load_moments` at its
-// head, `moments`, `ask_for_moments`, `load_masters`, `masters` and `ask_for_masters`; `start` comes before all
-// iterations. `left`: how many rows there are from the lane's on.
-//
-// Where gradients or masters are fp32: loads into registers.
+// Whether arrays of these are copied into slots in shared memory two iterations before they are used: that takes no
+// register on the way and no barrier, as a slot of 16 bytes is one lane's alone. fp32 is loaded: a lane's 32 bytes
+// would be two copies past L1, each of half of every sector that the warp asks for. Codes are always copied.
+template <class T>
+constexpr bool copied_ahead = std::is_same_v<T, BF16>;
+
+// How a lane gets what it reads of its rows. An iteration of the kernel calls, in this order, `load_early` at its head,
+// `moments`, `load_late`, `ask_for_moments`, `masters` and `ask_for_masters`; `start` comes before all iterations.
+// `left`: how many rows there are from the lane's on.
 template <class M, class G>
 class Rows : public LaneArrays<M, G> {
  public:
-  struct Slots {};
-
-  __device__ Rows(const AdamWArrays& arrays, int64_t at, const Slots&, uint32_t) : LaneArrays<M, G>(arrays, at) {}
-  __device__ void start(const StepArgs&, int) {}
-  __device__ void drain() const {}
-
-  __device__ void load_moments() {
-    read_ = {load_eight<G>(this->grad), {load_global<uint2>(this->codes[0]), load_global<uint2>(this->codes[1])}};
-  }
-  __device__ MomentsRead<G> moments() const { return read_; }
-  __device__ void ask_for_moments(const StepArgs&, int) {}
-
-  __device__ void load_masters() { masters_ = load_eight<M>(this->master); }
-  __device__ Pack<M> masters() const { return masters_; }
-  __device__ void ask_for_masters(const StepArgs&, int) {}
-
- private:
-  MomentsRead<G> read_;
-  Pack<M> masters_;
-};
-
-// Where both are bf16: copies into slots in shared memory that are this lane's alone, asked for two iterations before
-// they are used. They need no register on their way and no barrier.
-template <>
-class Rows<BF16, BF16> : public LaneArrays<BF16, BF16> {
- public:
   // Of a warp, by iteration, array (codes of both moments, gradients, masters) and lane.
   struct Slots {
-    uint4 slot[2][3][32];
+    uint4 slot[2][1 + copied_ahead<G> + copied_ahead<M>][32];
   };
 
   __device__ Rows(const AdamWArrays& arrays, int64_t at, const Slots& slots, uint32_t lane)
-      : LaneArrays(arrays, at), slots_(shared_address(&slots.slot[0][0][lane])), both_(2 * slots_ + ITERATION) {
+      : LaneArrays<M, G>(arrays, at),
+        slots_(shared_address(&slots.slot[0][0][lane])),
+        both_(2 * slots_ + sizeof(slots.slot[0])) {
     keep(slots_), keep(both_);
   }
   __device__ void start(const StepArgs& args, int left) {
@@ -128,19 +108,38 @@ class Rows<BF16, BF16> : public LaneArrays<BF16, BF16> {
   }
   __device__ void drain() const { wait_for_copies<0>(); }
 
-  __device__ void load_moments() {}
-  __device__ MomentsRead<BF16> moments() const {
-    wait_for_copies<3>();
-    const uint4 codes = load_shared(slots_), grad = load_shared(slots_ + ARRAY);
-    return {{{grad.x, grad.y, grad.z, grad.w}}, {{codes.x, codes.y}, {codes.z, codes.w}}};
+  // Loads of fp32 arrays. Of two, gradients come first, so that fewer registers wait at once.
+  __device__ void load_early() {
+    if constexpr (copied_ahead<G>) {
+      load_masters();
+    } else {
+      grad_ = load_eight<G>(this->grad);
+    }
+  }
+  __device__ void load_late() {
+    if constexpr (!copied_ahead<G>) load_masters();
+  }
+
+  __device__ MomentsRead<G> moments() const {
+    wait_for_copies<LATER_GROUPS>();
+    const uint4 codes = load_shared(slots_);
+    if constexpr (copied_ahead<G>) {
+      const uint4 grad = load_shared(slots_ + GRADIENTS);
+      return {{{grad.x, grad.y, grad.z, grad.w}}, {{codes.x, codes.y}, {codes.z, codes.w}}};
+    } else {
+      return {grad_, {{codes.x, codes.y}, {codes.z, codes.w}}};
+    }
   }
   __device__ void ask_for_moments(const StepArgs& args, int left) { copy_moments(args, left, 2); }
 
-  __device__ void load_masters() {}
-  __device__ Pack<BF16> masters() const {
-    wait_for_copies<3>();
-    const uint4 four = load_shared(slots_ + 2 * ARRAY);
-    return {{four.x, four.y, four.z, four.w}};
+  __device__ Pack<M> masters() const {
+    if constexpr (copied_ahead<M>) {
+      wait_for_copies<LATER_GROUPS>();
+      const uint4 four = load_shared(slots_ + MASTERS);
+      return {{four.x, four.y, four.z, four.w}};
+    } else {
+      return masters_;
+    }
   }
   __device__ void ask_for_masters(const StepArgs& args, int left) {
     copy_masters(args, left, 2);
@@ -150,23 +149,37 @@ class Rows<BF16, BF16> : public LaneArrays<BF16, BF16> {
  private:
   // The lane's slots of the iteration so many further.
   __device__ uint32_t slots(int further) const { return further % 2 ? both_ - slots_ : slots_; }
-  // A group of copies each, even if there is no such row.
+
+  __device__ void load_masters() {
+    if constexpr (!copied_ahead<M>) masters_ = load_eight<M>(this->master);
+  }
+  // A group of copies, even if there is no such row.
   __device__ void copy_moments(const StepArgs& args, int left, int further) {
     if (left > further * ROWS_AT_ONCE) {
-      copy_async<16>(slots(further) + ARRAY, element_at(grad, args.strides[0], further));
+      if constexpr (copied_ahead<G>)
+        copy_async<16>(slots(further) + GRADIENTS, element_at(this->grad, args.strides[0], further));
 #pragma unroll
-      for (int i = 0; i < 2; ++i) copy_async<8>(slots(further) + 8 * i, element_at(codes[i], args.strides[2], further));
+      for (int i = 0; i < 2; ++i)
+        copy_async<8>(slots(further) + 8 * i, element_at(this->codes[i], args.strides[2], further));
     }
     end_copies();
   }
+  // Another, where masters are copied.
   __device__ void copy_masters(const StepArgs& args, int left, int further) {
-    if (left > further * ROWS_AT_ONCE)
-      copy_async<16>(slots(further) + 2 * ARRAY, element_at(master, args.strides[1], further));
-    end_copies();
+    if constexpr (copied_ahead<M>) {
+      if (left > further * ROWS_AT_ONCE)
+        copy_async<16>(slots(further) + MASTERS, element_at(this->master, args.strides[1], further));
+      end_copies();
+    }
   }
 
-  static constexpr uint32_t ARRAY = 32 * 16, ITERATION = 3 * ARRAY;
+  // Bytes from the codes' slot, and groups asked for after the one that is used next.
+  static constexpr uint32_t GRADIENTS = 32 * 16, MASTERS = copied_ahead<G> ? 2 * GRADIENTS : GRADIENTS;
+  static constexpr int LATER_GROUPS = copied_ahead<M> ? 3 : 1;
+
   uint32_t slots_, both_;  // the lane's of this iteration, and the sum of both iterations'
+  Pack<G> grad_;           // where they are loaded
+  Pack<M> masters_;
 };
 
 }  // namespace octavo::cuda
