@@ -3,7 +3,7 @@
 
 #include "cuda/device/launch.h"
 #include "cuda/device/packs.cuh"
-#include "steps.h"
+#include "steps.cuh"
 
 namespace octavo {
 
@@ -29,7 +29,7 @@ Together together_of(const StepArgs& args) {
   return stand(8) ? Together::eight : stand(4) ? Together::four : Together::one;
 }
 
-// The kernels for eight together count a tile's elements in 32 bits.
+// The kernels for eight together count the bytes between rows in 32 bits.
 bool by_eights(const StepArgs& args, Together together) {
   return args.step.in_blocks() && together == Together::eight && args.step.arrays.grad_dtype != DType::f16 &&
          args.step.arrays.cols < int64_t{1} << 24;
@@ -55,14 +55,14 @@ StepArgs step_args(const AdamWArgs& args) {
   }
   const int64_t matrix_rows = args.writes_codes() ? args.codes.matrix_rows : arrays.rows;
   step.panels_each = static_cast<uint32_t>(ceil_div(matrix_rows, TILE_SIDE));
-  step.across = ceil_div(arrays.cols, TILE_SIDE);
+  step.across = static_cast<uint32_t>(ceil_div(arrays.cols, TILE_SIDE));
   // where they are used, a row has fewer than 2^24 elements
   const int64_t sizes[] = {dtype_bytes(arrays.grad_dtype), dtype_bytes(arrays.master_dtype), 1};
   for (int i = 0; i < 3; ++i) step.strides[i] = static_cast<uint32_t>(2 * arrays.cols * sizes[i]);
-  step.strides[3] = static_cast<uint32_t>(2 * step.across * 4);
   step.values_from_codes = reinterpret_cast<uint64_t>(arrays.values) - 2 * reinterpret_cast<uint64_t>(arrays.moment[0]);
-  step.tops_apart = reinterpret_cast<uint8_t*>(arrays.tops[1]) - reinterpret_cast<uint8_t*>(arrays.tops[0]);
-  step.tiles = step.across * panel_bound(arrays.rows, arrays.rows / matrix_rows, matrix_rows);
+  step.ctas = args.writes_codes()
+                  ? step.across * panel_bound(arrays.rows, arrays.rows / matrix_rows, matrix_rows)
+                  : ceil_div(step.across * ceil_div(arrays.rows, int64_t{WARP_ROWS}), int64_t{STEP_WARPS});
   return step;
 }
 

@@ -1,9 +1,10 @@
 // A tile's codes, E4M3 with one scale for 128 x 128, in both planes: the bits of quantize_square (cuda/quantize).
 #pragma once
 
+#include "cuda/device/memory.cuh"
 #include "cuda/device/packs.cuh"
 #include "cuda/scaling/scales.cuh"
-#include "steps.h"
+#include "steps.cuh"
 
 namespace octavo::cuda {
 
@@ -21,19 +22,6 @@ struct CodeTile {
   __device__ uint4& chunk(int column, int rows16) {
     return values[column * (TILE_SIDE / 16) + (rows16 ^ (column / 4 % 8))];
   }
-};
-
-// The thread's number, asked for anew: what is worked out from it does not stay in registers beyond a tile.
-__device__ __forceinline__ uint32_t thread_of_tile() {
-  uint32_t thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
-
-struct TilePlace {
-  int64_t panel, across;  // numbers of the tile's rows and columns of tiles
-  int64_t first_row;
-  int rows;  // up to 128 exist
 };
 
 // Of all threads' `most`, each the larger magnitudes of pairs. Magnitudes order like their bits; NaN is above all.
@@ -58,10 +46,6 @@ __device__ __forceinline__ uint32_t encode_four(uint2 four, float scale) {
   return fp8_pair<Format::e4m3>(scaled[0], scaled[1]) | fp8_pair<Format::e4m3>(scaled[2], scaled[3]) << 16;
 }
 
-__device__ __forceinline__ void store_global(void* at, uint32_t word) {
-  asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(word) : "memory");
-}
-
 // Called by the whole CTA once all its rows are kept, each thread with the maximum of what it kept. Rows that do not
 // exist have zero codes, whatever the scale.
 __device__ __forceinline__ void write_codes(CodeTile& tile, uint32_t thread, uint32_t most, const AdamWCodes& out,
@@ -72,18 +56,20 @@ __device__ __forceinline__ void write_codes(CodeTile& tile, uint32_t thread, uin
   const float scale =
       Scale<Kind::block>::encode_any<Format::e4m3>(tile_maximum(tile, thread, most), options, {}, stored);
   if (thread == 0) {
-    const int64_t at = place.panel * ceil_div(cols, TILE_SIDE) + place.across;
+    const int64_t at = int64_t{place.panel} * ceil_div(cols, TILE_SIDE) + place.across;
     if (out.rowwise.codes) static_cast<float*>(out.rowwise.scales)[at] = stored;
     if (out.columnwise.codes) static_cast<float*>(out.columnwise.scales)[at] = stored;
   }
-  const int64_t col = place.across * TILE_SIDE + lane * 4;
+  const int64_t col = int64_t{place.across} * TILE_SIDE + lane * 4;
   const bool plain = out.columnwise.codes && out.columnwise.layout == Layout::plain;
+  const uint64_t apart =
+      reinterpret_cast<uint64_t>(out.columnwise.codes) - reinterpret_cast<uint64_t>(out.rowwise.codes);
   const int live_rows = place.rows - warp * WARP_ROWS, stored_rows = col < cols ? live_rows : 0;
   uint32_t column[4][WARP_ROWS / 4];
   const auto write_rows = [&](auto full) {
     const int64_t at = (place.first_row + warp * WARP_ROWS) * cols + col;
-    uint8_t* row_codes = static_cast<uint8_t*>(out.rowwise.codes) + at;
-    uint8_t* plain_codes = static_cast<uint8_t*>(out.columnwise.codes) + at;
+    // an address as a number, since there may be no rowwise codes
+    auto codes = reinterpret_cast<uint64_t>(out.rowwise.codes) + at;
 #pragma unroll
     for (int quad = 0; quad < WARP_ROWS / 4; ++quad) {
       uint32_t rows[4];
@@ -91,10 +77,9 @@ __device__ __forceinline__ void write_codes(CodeTile& tile, uint32_t thread, uin
       for (int k = 0; k < 4; ++k) {
         const int row = 4 * quad + k;
         rows[k] = full || row < live_rows ? encode_four(tile.four(warp * WARP_ROWS + row, lane), scale) : 0u;
-        if ((full || row < stored_rows) && out.rowwise.codes) store_global(row_codes, rows[k]);
-        if ((full || row < stored_rows) && plain) store_global(plain_codes, rows[k]);
-        row_codes += cols;
-        if (plain) plain_codes += cols;
+        if ((full || row < stored_rows) && out.rowwise.codes) store_global(reinterpret_cast<void*>(codes), rows[k]);
+        if ((full || row < stored_rows) && plain) store_global(reinterpret_cast<void*>(codes + apart), rows[k]);
+        codes += cols;
       }
       transpose4(rows[0], rows[1], rows[2], rows[3]);
 #pragma unroll
@@ -112,15 +97,14 @@ __device__ __forceinline__ void write_codes(CodeTile& tile, uint32_t thread, uin
     for (int k = 0; k < 4; ++k)
       tile.chunk(lane * 4 + k, warp) = {column[k][0], column[k][1], column[k][2], column[k][3]};
     __syncthreads();
-    const int live = static_cast<int>(min(cols - place.across * TILE_SIDE, int64_t{TILE_SIDE}));
+    const int live = static_cast<int>(min(cols - int64_t{place.across} * TILE_SIDE, int64_t{TILE_SIDE}));
     uint4* to = reinterpret_cast<uint4*>(static_cast<uint8_t*>(out.columnwise.codes) +
-                                         (place.panel * cols + place.across * TILE_SIDE) * TILE_SIDE);
+                                         (place.panel * cols + int64_t{place.across} * TILE_SIDE) * TILE_SIDE);
 #pragma unroll
     for (int step = 0; step < TILE_SIDE * TILE_SIDE / 16 / STEP_THREADS; ++step) {
       const int at = step * STEP_THREADS + static_cast<int>(thread), number = at / (TILE_SIDE / 16);
       if (number < live) to[at] = tile.chunk(number, at % (TILE_SIDE / 16));
     }
-    __syncthreads();  // the next tile's values overwrite the columns
   }
 }
 

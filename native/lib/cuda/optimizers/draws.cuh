@@ -1,7 +1,7 @@
 // Random bits of a step: Philox, and what many of its calls share.
 #pragma once
 
-#include "steps.h"
+#include "steps.cuh"
 
 namespace octavo::cuda {
 

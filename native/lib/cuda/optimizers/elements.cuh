@@ -3,7 +3,7 @@
 
 #include "octavo/exact.h"
 #include "rounding.cuh"
-#include "steps.h"
+#include "steps.cuh"
 
 namespace octavo::cuda {
 

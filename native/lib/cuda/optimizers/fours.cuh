@@ -1,8 +1,9 @@
 // Four neighbouring elements of a row, one lane's share of a warp's 128 columns: loads and stores.
 #pragma once
 
+#include "cuda/device/memory.cuh"
 #include "cuda/device/packs.cuh"
-#include "steps.h"
+#include "steps.cuh"
 
 namespace octavo::cuda {
 
@@ -27,10 +28,10 @@ __device__ __forceinline__ void load_four(float* to, const void* base, int64_t a
     for (int i = 0; i < 4; ++i)
       if (live.at(i)) to[i] = load_value<T>(base, at + i);
   } else if constexpr (std::is_same_v<T, F32>) {
-    const float4 four = __ldcs(reinterpret_cast<const float4*>(static_cast<const float*>(base) + at));
+    const float4 four = *reinterpret_cast<const float4*>(static_cast<const float*>(base) + at);
     to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
   } else {
-    const uint2 two = __ldcs(reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(base) + at));
+    const uint2 two = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(base) + at);
     const uint32_t halves[4] = {two.x & 0xFFFFu, two.x >> 16, two.y & 0xFFFFu, two.y >> 16};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -57,7 +58,7 @@ template <bool WIDE>
 __device__ __forceinline__ uint32_t load_codes(const void* base, int64_t at, Live<WIDE> live) {
   const auto* from = static_cast<const uint8_t*>(base) + at;
   if (!live.any()) return 0;
-  if constexpr (WIDE) return __ldcs(reinterpret_cast<const uint32_t*>(from));
+  if constexpr (WIDE) return *reinterpret_cast<const uint32_t*>(from);
   uint32_t word = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i)
@@ -70,7 +71,7 @@ __device__ __forceinline__ void store_codes(void* base, int64_t at, Live<WIDE> l
   auto* to = static_cast<uint8_t*>(base) + at;
   if (!live.any()) return;
   if constexpr (WIDE) {
-    __stcs(reinterpret_cast<uint32_t*>(to), word);
+    store_global(to, word);
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -83,7 +84,7 @@ __device__ __forceinline__ void store_floats(void* base, int64_t at, Live<WIDE> 
   float* to = static_cast<float*>(base) + at;
   if (!live.any()) return;
   if constexpr (WIDE) {
-    __stcs(reinterpret_cast<float4*>(to), float4{from[0], from[1], from[2], from[3]});
+    store_global(to, uint4{bits_of(from[0]), bits_of(from[1]), bits_of(from[2]), bits_of(from[3])});
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -97,7 +98,7 @@ __device__ __forceinline__ void store_halves(void* base, int64_t at, Live<WIDE> 
   auto* to = static_cast<uint16_t*>(base) + at;
   if (!live.any()) return;
   if constexpr (WIDE) {
-    __stcs(reinterpret_cast<uint2*>(to), from);
+    store_global(to, from);
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i)

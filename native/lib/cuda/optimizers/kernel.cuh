@@ -5,9 +5,8 @@
 //   bound   memory: 28 bytes per element for fp32 moments and master and a bf16 gradient, with two bytes of codes or
 //   values
 //
-// A tile is 128 rows by 128 columns. A warp has 16 of its rows, two at a time; a lane four neighbouring columns of
-// both, so that every access of a warp to fp32 is 512 contiguous bytes, and a block of 128 moments is one warp's. CTAs
-// are persistent, because each works out the factors of the step for itself.
+// A warp has 16 rows of 128 columns, two at a time; a lane four neighbouring columns of both, so that every access of a
+// warp to fp32 is 512 contiguous bytes, and a block of 128 moments is one warp's.
 #pragma once
 
 #include "codes.cuh"
@@ -15,6 +14,7 @@
 #include "elements.cuh"
 #include "fours.cuh"
 #include "rounding.cuh"
+#include "steps.cuh"
 
 namespace octavo::cuda {
 
@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_pair(Pair& pair, const AdamWArrays& arrays,
     for (int moment = 0; moment < 2; ++moment) {
       if constexpr (BLOCKS) {
         codes[row][moment] = load_codes(arrays.moment[moment], at[row], live[row]);
-        tops[row][moment] = live[row].any() ? __ldcs(arrays.tops[moment] + top_at[row]) : 0;
+        tops[row][moment] = live[row].any() ? arrays.tops[moment][top_at[row]] : 0;
       } else {
         load_four<F32>(pair.moment[moment] + 4 * row, arrays.moment[moment], at[row], live[row]);
       }
@@ -83,7 +83,7 @@ __device__ __forceinline__ void store_blocks(const Pair& pair, int moment, const
       word |= moment_code(moment, pair.moment[moment][4 * row + i], top, draws.draw(row, i)) << (8 * i);
     store_codes(arrays.moment[moment], at[row], live[row], word);
     // the lane of the block's first column, which exists if the block does
-    if (threadIdx.x % 32 == 0 && live[row].any()) __stcs(arrays.tops[moment] + top_at[row], top);
+    if (threadIdx.x % 32 == 0 && live[row].any()) arrays.tops[moment][top_at[row]] = top;
   }
 }
 
@@ -107,13 +107,13 @@ __device__ __forceinline__ void store_masters(Pair& pair, const AdamWArrays& arr
 }
 
 // CTAs at once: as many as the registers of a lane's two rows allow without spilling.
-template <bool BLOCKS, Written W>
+template <bool BLOCKS, Written W, bool WIDE>
 constexpr int ctas_at_once() {
-  return BLOCKS && W == Written::codes ? 2 : 3;
+  return BLOCKS && (W == Written::codes || !WIDE) ? 2 : 3;
 }
 
 template <class M, bool BLOCKS, class G, Written W, bool WIDE>
-__global__ void __launch_bounds__(STEP_THREADS, ctas_at_once<BLOCKS, W>())
+__global__ void __launch_bounds__(STEP_THREADS, ctas_at_once<BLOCKS, W, WIDE>())
     adamw_kernel(const __grid_constant__ StepArgs args) {
   __shared__ std::conditional_t<W == Written::codes, CodeTile, NoTile> tile;
   __shared__ StepFactors held;
@@ -122,75 +122,66 @@ __global__ void __launch_bounds__(STEP_THREADS, ctas_at_once<BLOCKS, W>())
   if (step.skip && __ldg(step.skip)) return;
   const StepFactors factors = shared_factors(held, step);
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  for (int64_t index = blockIdx.x; index < args.tiles; index += gridDim.x) {
-    const int64_t down = index / args.across, across = index - down * args.across;
-    const int64_t col = across * TILE_SIDE + lane * 4;
-    int64_t first = down * TILE_SIDE, end = arrays.rows;
-    if constexpr (W == Written::codes) {
-      const Panel panel = stacked_panel(down, step.codes.matrix_rows);
-      first = panel.row0, end = panel.row0 + panel.rows;
-    }
-    uint32_t most = 0;
+  const WarpPlace place = warp_place<W>(args, threadIdx.x / 32);
+  const int64_t col = int64_t{place.across} * TILE_SIDE + lane * 4;
+  uint32_t most = 0;
 #pragma unroll 1
-    for (int each = 0; each < WARP_ROWS; each += 2) {
-      const int64_t row0 = first + warp * WARP_ROWS + each;
-      int64_t at[2], top_at[2];
-      Live<WIDE> live[2];
+  for (int each = 0; each < place.rows; each += 2) {
+    const int64_t row0 = place.first_row + each;
+    int64_t at[2], top_at[2];
+    Live<WIDE> live[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      at[row] = (row0 + row) * arrays.cols + col;
+      top_at[row] = (row0 + row) * args.across + place.across;
+      const int64_t left = each + row < place.rows ? min(arrays.cols - col, args.limit - at[row]) : 0;
+      live[row].count = static_cast<int>(min(max(left, int64_t{0}), int64_t{4}));
+    }
+    Pair pair;
+    load_pair<M, BLOCKS, G>(pair, arrays, at, top_at, live);
+    const auto drawn = [&](int stream) {
+      return pair_draws(args.keys, static_cast<uint32_t>(row0 + step.draws.first_row), static_cast<uint32_t>(col),
+                        factors.number, adamw_stream(step.draws.tensor, stream));
+    };
+    step_pair(pair, factors, live);
+#pragma unroll
+    for (int moment = 0; moment < 2; ++moment) {
+      if constexpr (BLOCKS) {
+        store_blocks(pair, moment, arrays, at, top_at, live, drawn(1 + moment));
+      } else {
+#pragma unroll
+        for (int row = 0; row < 2; ++row)
+          store_floats(arrays.moment[moment], at[row], live[row], pair.moment[moment] + 4 * row);
+      }
+    }
+    PairDraws draws{};
+    if constexpr (std::is_same_v<M, BF16>) draws = drawn(0);
+    store_masters<M>(pair, arrays, at, live, draws);
+    if constexpr (W != Written::nothing) {
+      uint32_t halves[4];
+      nearest_halves(halves, pair.master, W == Written::codes ? DType::bf16 : arrays.values_dtype);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        at[row] = (row0 + row) * arrays.cols + col;
-        top_at[row] = (row0 + row) * args.across + across;
-        const int64_t left = row0 + row < end ? min(arrays.cols - col, args.limit - at[row]) : 0;
-        live[row].count = static_cast<int>(min(max(left, int64_t{0}), int64_t{4}));
-      }
-      Pair pair;
-      load_pair<M, BLOCKS, G>(pair, arrays, at, top_at, live);
-      const auto drawn = [&](int stream) {
-        return pair_draws(args.keys, static_cast<uint32_t>(row0 + step.draws.first_row), static_cast<uint32_t>(col),
-                          factors.number, adamw_stream(step.draws.tensor, stream));
-      };
-      step_pair(pair, factors, live);
-#pragma unroll
-      for (int moment = 0; moment < 2; ++moment) {
-        if constexpr (BLOCKS) {
-          store_blocks(pair, moment, arrays, at, top_at, live, drawn(1 + moment));
+        const uint2 four = {halves[2 * row], halves[2 * row + 1]};
+        if constexpr (W == Written::values) {
+          store_halves(arrays.values, at[row], live[row], four);
         } else {
-#pragma unroll
-          for (int row = 0; row < 2; ++row)
-            store_floats(arrays.moment[moment], at[row], live[row], pair.moment[moment] + 4 * row);
-        }
-      }
-      PairDraws draws{};
-      if constexpr (std::is_same_v<M, BF16>) draws = drawn(0);
-      store_masters<M>(pair, arrays, at, live, draws);
-      if constexpr (W != Written::nothing) {
-        uint32_t halves[4];
-        nearest_halves(halves, pair.master, W == Written::codes ? DType::bf16 : arrays.values_dtype);
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          const uint2 four = {halves[2 * row], halves[2 * row + 1]};
-          if constexpr (W == Written::values) {
-            store_halves(arrays.values, at[row], live[row], four);
-          } else {
-            tile.four(warp * WARP_ROWS + each + row, lane) = four;
-            most = Pack<BF16>::maximum(most, Pack<BF16>::maximum(four.x, four.y));
-          }
+          tile.four(warp * WARP_ROWS + each + row, lane) = four;
+          most = Pack<BF16>::maximum(most, Pack<BF16>::maximum(four.x, four.y));
         }
       }
     }
-    if constexpr (W == Written::codes)
-      write_codes(tile, thread_of_tile(), most, step.codes, arrays.cols,
-                  {down, across, first, static_cast<int>(end - first)});
   }
+  if constexpr (W == Written::codes) write_codes(tile, thread_again(), most, step.codes, arrays.cols, tile_place(args));
 }
 
 template <class M, class G, bool BLOCKS, bool WIDE>
 void launch_written(const StepArgs& args, cudaStream_t stream) {
   if constexpr (WIDE) {
-    if (args.step.writes_codes()) return launch_tiles(adamw_kernel<M, BLOCKS, G, Written::codes, true>, args, stream);
+    if (args.step.writes_codes()) return launch_ctas(adamw_kernel<M, BLOCKS, G, Written::codes, true>, 0, args, stream);
   }
-  if (args.step.arrays.values) return launch_tiles(adamw_kernel<M, BLOCKS, G, Written::values, WIDE>, args, stream);
-  launch_tiles(adamw_kernel<M, BLOCKS, G, Written::nothing, WIDE>, args, stream);
+  if (args.step.arrays.values) return launch_ctas(adamw_kernel<M, BLOCKS, G, Written::values, WIDE>, 0, args, stream);
+  launch_ctas(adamw_kernel<M, BLOCKS, G, Written::nothing, WIDE>, 0, args, stream);
 }
 
 // Gradients of any dtype.

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "rounding.cuh"
-#include "steps.h"
+#include "steps.cuh"
 
 namespace octavo::cuda {
 
