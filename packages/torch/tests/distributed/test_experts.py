@@ -8,22 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from experts_work import (
-    agreed_before,
-    bytes_on_the_wire,
-    changes_alone,
-    does_not_come,
-    ends,
-    equal_to_one_process,
-    layers_share_memory,
-    left_out,
-    otherwise,
-    reads_on_the_host,
-    shares_an_expert,
-    sums_and_their_bound,
-    trains,
-    travels_as_codes,
-)
+from experts_work.bits import equal_to_one_process, sums_and_their_bound, travels_as_codes
+from experts_work.faults import agreed_before, changes_alone, does_not_come, ends, left_out, otherwise
+from experts_work.modules import layers_share_memory, shares_an_expert, trains
+from experts_work.traffic import bytes_on_the_wire, reads_on_the_host
 from moe_layers import RECIPES
 from ranks import WORLD, Ranks
 
