@@ -129,6 +129,8 @@ def readable(name: str, enums: dict[str, dict[int, str]]) -> str:
     name = re.sub(r"(?:\w*_GLOBAL__N_\w*|\(anonymous namespace\)|octavo)::", "", name)
 
     def member(match: re.Match[str]) -> str:
+        if match[1] == "bool":  # c++filt writes true where cu++filt writes (bool)1
+            return "true" if int(match[2]) else "false"
         return enums.get(match[1], {}).get(int(match[2]), f"{match[1]} {match[2]}")
 
     name = re.sub(r"\((?:\w+::)*(\w+)\)(\d+)", member, name)

@@ -92,6 +92,13 @@ def test_a_log_without_kernels_or_an_end_passes_nothing(
     assert reason in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["true", "(bool)1"])
+def test_two_demanglers_name_a_kernel_alike(tool: ModuleType, flag: str) -> None:
+    """The table is compared on machines with cu++filt and with c++filt alone, which write booleans differently."""
+    name = f"void octavo::plan<(octavo::Format)2, {flag}, (bool)0>(octavo::PlanArgs)"
+    assert tool.readable(name, {"Format": {2: "e2m1"}}) == "plan<e2m1, true, false>"
+
+
 @needs_demangler
 def test_the_table_is_written_and_compared(tool: ModuleType, tmp_path: Path) -> None:
     """--check: equal passes, another register count fails, a page of another compiler is not compared."""
