@@ -4,9 +4,12 @@ Arrays
     `GroupedTensor`     what a quantizer returns and a GEMM reads: codes and scales as a pytree
     `Extras`, `BoundFused`   the further results of a fused quantizer, and the answer to a request for one
     `one_group`         the group sizes of a matrix that is one group
-Arguments
-    `dtype_name`        Octavo's name of a dtype; ValueError, naming the argument, for one that no operand may have
+Arguments, each refused with its name
+    `dtype_name`        Octavo's name of a dtype; ValueError for one that no operand may have
+    `check_input`, `check_float`, `check_array`, `check_sizes`, `check_out`   arrays, by rank or shape and by dtype
     `seed_words`        a seed, host integer or array, as uint32 [2] words
+    `random_key`        seed words and the number of the first group, where a quantizer rounds stochastically
+    `encode_scale`      delayed scaling's scales
     `check_activation`, `features`   the activations' names, and F of an input with C columns
     `check_norm`        the arguments of a normalization
 Sharding
@@ -23,24 +26,39 @@ from __future__ import annotations
 
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.arrays.operands import (
+    check_array,
+    check_float,
+    check_input,
+    check_out,
+    check_sizes,
+    encode_scale,
+)
 from octavo_jax.arrays.sizes import one_group
 from octavo_jax.arrays.varying import varying_alike, varying_axes, varying_over
 from octavo_jax.dispatch.device import device_kind
 from octavo_jax.functions.activations import check_activation, features
 from octavo_jax.functions.composed import BoundFused, Extras
 from octavo_jax.functions.norms import check_norm
-from octavo_jax.scaling.seeds import seed_words
+from octavo_jax.scaling.seeds import random_key, seed_words
 
 __all__ = [
     "BoundFused",
     "Extras",
     "GroupedTensor",
     "check_activation",
+    "check_array",
+    "check_float",
+    "check_input",
     "check_norm",
+    "check_out",
+    "check_sizes",
     "device_kind",
     "dtype_name",
+    "encode_scale",
     "features",
     "one_group",
+    "random_key",
     "seed_words",
     "varying_alike",
     "varying_axes",

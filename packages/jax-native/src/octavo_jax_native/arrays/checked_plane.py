@@ -8,8 +8,7 @@ from jax import Array
 
 from octavo import GroupedTensorSpec
 from octavo.quantizer import Direction
-from octavo_jax.plugin_api import GroupedTensor
-from octavo_jax_native.arrays import checks
+from octavo_jax.plugin_api import GroupedTensor, check_array
 from octavo_jax_native.arrays.planes import Extent, plane_results
 
 
@@ -33,6 +32,6 @@ def checked_plane(q: GroupedTensor, direction: Direction, where: str = "") -> di
     for result in expected:
         name = result.split("_")[1]
         field = direction if name == "codes" else f"{direction}_{name.removesuffix('s')}"
-        checks.check_array(given[name], where + field, expected[result].shape, expected[result].dtype)
+        check_array(given[name], where + field, expected[result].shape, expected[result].dtype)
         planes[name] = given[name]
     return planes

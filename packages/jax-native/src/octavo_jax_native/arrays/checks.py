@@ -1,83 +1,25 @@
-"""What is checked at the Python edge, and turned into the operands of a call."""
+"""Options of a quantizer, checked and turned into the operands of a call."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from octavo import QuantizerSpec
-from octavo_jax.plugin_api import seed_words
-
-INPUT_DTYPES = tuple(jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
-"""Dtypes of what is quantized and of what dequantizing returns."""
-
-
-def check_out(out: Any) -> None:
-    """ValueError for an array to write into."""
-    if out is not None:
-        raise ValueError("out was given; JAX arrays are immutable, so take the returned array instead")
-
-
-def check_input(x: Any, name: str, ranks: tuple[int, ...]) -> None:
-    """ValueError unless x is a JAX array of an input dtype and of one of these ranks."""
-    if not isinstance(x, jax.Array):
-        raise ValueError(f"{name} is a {type(x).__name__}; give a jax.Array (jnp.asarray makes one)")
-    if x.ndim not in ranks:
-        shapes = " or ".join({2: "[M, C]", 3: "[G, N, C]"}[rank] for rank in ranks)
-        raise ValueError(f"{name} has shape {list(x.shape)}; it is {shapes}")
-    if x.dtype not in INPUT_DTYPES:
-        raise ValueError(f"{name} has dtype {x.dtype}; it must be bfloat16, float16 or float32")
-
-
-def check_sizes(group_sizes: Any) -> None:
-    """ValueError unless group_sizes is an integer array [G] of one group or more."""
-    if not isinstance(group_sizes, jax.Array):
-        raise ValueError(
-            f"group_sizes is a {type(group_sizes).__name__}; give a jax.Array of one integer per group, [G]"
-        )
-    if group_sizes.ndim != 1 or not jnp.issubdtype(group_sizes.dtype, jnp.integer) or group_sizes.shape[0] == 0:
-        raise ValueError(
-            f"group_sizes has shape {list(group_sizes.shape)} and dtype {group_sizes.dtype}; it is one integer per "
-            "group, shape [G] with G of 1 or more"
-        )
-
-
-def check_array(array: Any, name: str, shape: tuple[int, ...], dtype: Any) -> None:
-    """ValueError unless `array` has exactly this shape and dtype."""
-    actual = getattr(array, "shape", None), getattr(array, "dtype", None)
-    if actual != (shape, jnp.dtype(dtype)):
-        given = f"shape {list(actual[0])} and dtype {actual[1]}" if actual[0] is not None else repr(array)
-        raise ValueError(f"{name} has {given}; it must have shape {list(shape)} and dtype {jnp.dtype(dtype)}")
+from octavo_jax.plugin_api import encode_scale, random_key
 
 
 def random_operands(
     spec: QuantizerSpec, seed: int | Array | None, group_offset: int | Array
 ) -> dict[str, Array | np.ndarray]:
     """Operands of stochastic rounding; none where the quantizer rounds to nearest, whose bits they do not touch."""
-    if not spec.stochastic:
-        return {}
-    if seed is None:
-        raise ValueError("seed is None and the quantizer rounds stochastically; give an integer seed")
-    if isinstance(group_offset, jax.Array):
-        if group_offset.ndim != 0 or not jnp.issubdtype(group_offset.dtype, jnp.integer):
-            raise ValueError(
-                f"group_offset has shape {list(group_offset.shape)} and dtype {group_offset.dtype}; it is one integer"
-            )
-        offset: Array | np.ndarray = group_offset.astype(jnp.uint32)
-    else:
-        offset = np.asarray(int(group_offset) % (1 << 32), np.uint32)
-    return {"seed": seed_words(seed), "group_offset": offset}
+    key = random_key(spec, seed, group_offset)
+    return {} if key is None else {"seed": key[0], "group_offset": key[1]}
 
 
 def scale_operand(spec: QuantizerSpec, scale: Any, groups: int) -> dict[str, Array]:
     """Delayed scaling's encode scales; none for other scalings, which make their own."""
-    if spec.scaling != "delayed":
-        return {}
-    if scale is None:
-        raise ValueError("scale is None and the scaling is 'delayed'; give the encode scale of each group, [G]")
-    check_array(scale, "scale", (groups,), jnp.float32)
-    return {"encode_scales": jnp.asarray(scale)}
+    encode = encode_scale(spec, scale, groups)
+    return {} if encode is None else {"encode_scales": encode}

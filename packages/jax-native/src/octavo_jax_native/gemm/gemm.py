@@ -9,8 +9,7 @@ from jax import Array
 
 from octavo import GroupedTensorSpec
 from octavo.recipe_base import Gemm
-from octavo_jax.plugin_api import GroupedTensor
-from octavo_jax_native.arrays import checks
+from octavo_jax.plugin_api import GroupedTensor, check_out, check_sizes
 from octavo_jax_native.ffi.custom_call import group_plan
 from octavo_jax_native.ffi.gemm import GemmCall
 from octavo_jax_native.gemm.operands import Arrays, GemmOperand, Wanted, call_of, checked_bias, checked_out, planes_of
@@ -35,7 +34,7 @@ def bind_fprop(request: GemmRequest, ctas: int = 0) -> Fprop[Array, GemmOperand]
         bias_scales: Array | None = None,
         out: Array | None = None,
     ) -> Array:
-        checks.check_out(out)
+        check_out(out)
         return product(x, w, group_sizes, _bias_operands(bias, bias_scales))
 
     return fprop
@@ -46,7 +45,7 @@ def bind_dgrad(request: GemmRequest, ctas: int = 0) -> Dgrad[Array, GemmOperand]
     product = _product(Wanted.of(request, ctas))
 
     def dgrad(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
-        checks.check_out(out)
+        check_out(out)
         return product(dy, w, group_sizes, {})
 
     return dgrad
@@ -93,7 +92,7 @@ def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays],
     compiled = jax.jit(traced, static_argnames=("call", "specs"))
 
     def run(left: GemmOperand, right: GemmOperand, group_sizes: Array, more: Arrays) -> Array:
-        checks.check_sizes(group_sizes)
+        check_sizes(group_sizes)
         operands = zip(form.operands, form.directions, (left, right), strict=True)
         planes = [planes_of(how, *operand) for operand in operands]
         call = call_of(how, left, right, group_sizes.shape[0])

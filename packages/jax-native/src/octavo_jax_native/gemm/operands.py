@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -13,8 +12,7 @@ from octavo import QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
-from octavo_jax.plugin_api import GroupedTensor, dtype_name
-from octavo_jax_native.arrays import checks
+from octavo_jax.plugin_api import GroupedTensor, check_float, check_input, dtype_name
 from octavo_jax_native.arrays.checked_plane import checked_plane
 from octavo_jax_native.ffi.gemm import GemmCall, sums_fast
 from octavo_jax_native.gemm.orientation import Form, form_of
@@ -65,7 +63,7 @@ def planes_of(how: Wanted, name: Operand, direction: Direction, operand: Any) ->
                 f"{name} is a {type(operand).__name__} and {how.gemm} of recipe {recipe.kind!r} multiplies "
                 "quantized operands; give a GroupedTensor (octavo_jax.quantize makes one)"
             )
-        checks.check_input(operand, name, (3 if name == "w" else 2,))
+        check_input(operand, name, (3 if name == "w" else 2,))
         return {"codes": operand}
     spec = operand.spec.quantizer
     if not quantized or spec.scaling != recipe.kind:
@@ -151,24 +149,14 @@ def _have(shapes: dict[Operand, tuple[int, ...]]) -> str:
 
 def checked_bias(more: Arrays, call: GemmCall) -> Arrays:
     """bias [G, N] and bias_scales [M], these in fp32; ValueError for other shapes and dtypes."""
-    _check_float(more["bias"], "bias", call.bias_shape)
+    check_float(more["bias"], "bias", call.bias_shape)
     if "bias_scales" not in more:
         return more
-    _check_float(more["bias_scales"], "bias_scales", (call.rows,))
+    check_float(more["bias_scales"], "bias_scales", (call.rows,))
     return {**more, "bias_scales": more["bias_scales"].astype(jnp.float32)}
 
 
 def checked_out(out: Array, call: GemmCall) -> GemmCall:
     """The call that accumulates into `out` [w's shape] in its dtype; ValueError for another shape or dtype."""
-    _check_float(out, "out", call.out_shape)
+    check_float(out, "out", call.out_shape)
     return replace(call, accumulate=True, out_dtype=dtype_name(out.dtype, "out"))
-
-
-def _check_float(array: Any, name: str, shape: tuple[int, ...]) -> None:
-    if not isinstance(array, jax.Array):
-        raise ValueError(f"{name} is a {type(array).__name__}; give a jax.Array (jnp.asarray makes one)")
-    if array.shape != shape or array.dtype not in checks.INPUT_DTYPES:
-        raise ValueError(
-            f"{name} has shape {list(array.shape)} and dtype {array.dtype}; it must have shape {list(shape)} and "
-            "dtype bfloat16, float16 or float32"
-        )

@@ -9,8 +9,7 @@ from jax import Array
 from octavo import GroupedTensorSpec
 from octavo.formats import DType
 from octavo.quantizer import Direction
-from octavo_jax.plugin_api import GroupedTensor
-from octavo_jax_native.arrays import checks
+from octavo_jax.plugin_api import GroupedTensor, check_sizes
 from octavo_jax_native.arrays.checked_plane import checked_plane, layout_of
 from octavo_jax_native.arrays.planes import array
 from octavo_jax_native.ffi.convert import PlaneCall
@@ -35,7 +34,7 @@ def bind_dequantize(out_dtype: DType) -> Dequantize[GroupedTensor, Array]:
 
     def run(q: GroupedTensor, direction: Direction = "rowwise") -> Array:
         if q.spec.ragged_axis == 0:
-            checks.check_sizes(q.group_sizes)
+            check_sizes(q.group_sizes)
         planes = checked_plane(q, direction)
         return compiled(planes, q.group_sizes, spec=q.spec, direction=direction)  # type: ignore[no-any-return]
 

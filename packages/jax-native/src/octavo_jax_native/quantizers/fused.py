@@ -17,7 +17,18 @@ from jax import Array
 
 from octavo import QuantizerSpec
 from octavo.quantizer import Operand
-from octavo_jax.plugin_api import BoundFused, Extras, GroupedTensor, check_activation, check_norm, features, one_group
+from octavo_jax.plugin_api import (
+    BoundFused,
+    Extras,
+    GroupedTensor,
+    check_activation,
+    check_array,
+    check_input,
+    check_norm,
+    check_sizes,
+    features,
+    one_group,
+)
 from octavo_jax_native.arrays import checks
 from octavo_jax_native.arrays.planes import array, tensor_of
 from octavo_jax_native.ffi import targets
@@ -66,7 +77,7 @@ class ActQuantizer:
         scale: Array | None = None,
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
-        checks.check_input(x, "x", (2,))
+        check_input(x, "x", (2,))
         columns = features(int(x.shape[1]), self._activation, f"x {list(x.shape)}")
         operands = {"x": x, **_probs_operand(probs, x)}
         arguments = _Arguments(seed, operand, group_offset, scale)
@@ -94,10 +105,10 @@ class DactQuantizer:
         scale: Array | None = None,
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
-        checks.check_input(x, "x", (2,))
-        checks.check_input(dy, "dy", (2,))
+        check_input(x, "x", (2,))
+        check_input(dy, "dy", (2,))
         inner = features(int(x.shape[1]), self._activation, f"x {list(x.shape)}")
-        checks.check_array(dy, "dy", (x.shape[0], inner), x.dtype)
+        check_array(dy, "dy", (x.shape[0], inner), x.dtype)
         operands = {"x": x, "dy": dy, **_probs_operand(probs, x)}
         arguments = _Arguments(seed, operand, group_offset, scale)
         return self._function(operands, x.shape[1], group_sizes, arguments, _names(self._spec, wanted, "dbias"))
@@ -124,7 +135,7 @@ class NormQuantizer:
         scale: Array | None = None,
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
-        checks.check_input(x, "x", (2,))
+        check_input(x, "x", (2,))
         check_norm(self._norm, epsilon, x, gamma, beta)
         operands = {"x": x, "gamma": gamma} | ({} if beta is None else {"beta": beta})
         prologue = Prologue("norm", norm=self._norm, epsilon=float(epsilon))
@@ -146,7 +157,7 @@ class _Arguments(NamedTuple):
 def _probs_operand(probs: Array | None, x: Array) -> dict[str, Array]:
     if probs is None:
         return {}
-    checks.check_array(probs, "probs", (x.shape[0],), jnp.float32)
+    check_array(probs, "probs", (x.shape[0],), jnp.float32)
     return {"probs": probs}
 
 
@@ -203,7 +214,7 @@ def fused_function(kernel: QuantizeKernel) -> Callable[..., tuple[GroupedTensor,
             )
         rows = operands["x"].shape[0]
         sizes = one_group(rows) if group_sizes is None else group_sizes
-        checks.check_sizes(sizes)
+        check_sizes(sizes)
         groups = sizes.shape[0]
         every = {
             **operands,

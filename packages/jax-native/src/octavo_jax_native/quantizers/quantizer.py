@@ -10,7 +10,7 @@ from jax import Array
 
 from octavo import QuantizerSpec
 from octavo.quantizer import Operand
-from octavo_jax.plugin_api import GroupedTensor, one_group
+from octavo_jax.plugin_api import GroupedTensor, check_input, check_out, check_sizes, one_group
 from octavo_jax_native.arrays import checks
 from octavo_jax_native.arrays.planes import array, tensor_of
 from octavo_jax_native.ffi import targets
@@ -48,11 +48,11 @@ def bind_quantize(
         scale: Array | None,
         extras: tuple[str, ...],
     ) -> tuple[GroupedTensor, dict[str, Array]]:
-        checks.check_input(x, "x", (2,) if group_sizes is not None else (2, 3))
+        check_input(x, "x", (2,) if group_sizes is not None else (2, 3))
         if group_sizes is None and x.ndim == 2:
             group_sizes = one_group(x.shape[0])
         if group_sizes is not None:
-            checks.check_sizes(group_sizes)
+            check_sizes(group_sizes)
         groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
         operands = {
             "x": x,
@@ -72,7 +72,7 @@ def bind_quantize(
         scale: Array | None = None,
         out: None = None,
     ) -> GroupedTensor:
-        checks.check_out(out)
+        check_out(out)
         return quantize(x, group_sizes, seed, operand, group_offset, scale, ())[0]
 
     def with_amax(

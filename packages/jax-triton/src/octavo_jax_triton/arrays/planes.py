@@ -9,8 +9,7 @@ from jax import Array
 
 from octavo import GroupedTensorSpec
 from octavo.quantizer import Direction
-from octavo_jax.plugin_api import GroupedTensor
-from octavo_jax_triton.arrays.checks import check_array
+from octavo_jax.plugin_api import GroupedTensor, check_array
 from octavo_jax_triton.launch.arguments import Made
 from octavo_triton.layouts import TURNED, output_names, turned_shape, with_shared
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from octavo.formats import DType
-from octavo_jax_triton.arrays import checks
+from octavo_jax.plugin_api import check_float, check_out, check_sizes
 from octavo_jax_triton.arrays.table import row_table, sizes_of
 from octavo_jax_triton.gemm.form import Shape
 from octavo_jax_triton.gemm.launches import Bias, Planes, columns_by_columns, rows_by_matrices
-from octavo_jax_triton.gemm.operands import GemmOperand, Wanted, check_float, checked_bias, shape_of
+from octavo_jax_triton.gemm.operands import GemmOperand, Wanted, checked_bias, shape_of
 from octavo_jax_triton.launch.arguments import Made, Target
 from octavo_registry.contract import Dgrad, Fprop, GemmRequest, Wgrad
 from octavo_triton.products.spec import GemmSpec
@@ -36,7 +36,7 @@ def bind_fprop(request: GemmRequest, target: Target) -> Fprop[Array, GemmOperand
         bias_scales: Array | None = None,
         out: Array | None = None,
     ) -> Array:
-        checks.check_out(out)
+        check_out(out)
         return product(x, w, group_sizes, bias, bias_scales)
 
     return fprop
@@ -47,7 +47,7 @@ def bind_dgrad(request: GemmRequest, target: Target) -> Dgrad[Array, GemmOperand
     product = _rows_product(Wanted.of(request, target))
 
     def dgrad(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
-        checks.check_out(out)
+        check_out(out)
         return product(dy, w, group_sizes, None, None)
 
     return dgrad
@@ -73,7 +73,7 @@ def _rows_product(how: Wanted) -> Product:
     def run(
         left: GemmOperand, right: GemmOperand, group_sizes: Array, bias: Array | None, bias_scales: Array | None
     ) -> Array:
-        checks.check_sizes(group_sizes)
+        check_sizes(group_sizes)
         operands = zip((form.left, form.right), form.directions, (left, right), strict=True)
         planes = [how.plane(*operand) for operand in operands]
         shape = form.shape(shape_of(left), shape_of(right), group_sizes.shape[0])
@@ -115,7 +115,7 @@ def bind_wgrad(request: GemmRequest, target: Target) -> Wgrad[Array, GemmOperand
                 f"accumulate={accumulate} and out is {'not ' if out is None else ''}given; "
                 "give both (the sum is returned) or neither"
             )
-        checks.check_sizes(group_sizes)
+        check_sizes(group_sizes)
         left, right = (dy, x) if form.left == "dy" else (x, dy)
         operands = zip((form.left, form.right), form.directions, (left, right), strict=True)
         planes = [how.plane(*operand) for operand in operands]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
-from octavo_jax.plugin_api import GroupedTensor, dtype_name
-from octavo_jax_triton.arrays import checks
+from octavo_jax.plugin_api import GroupedTensor, check_float, check_input, dtype_name
 from octavo_jax_triton.arrays.planes import Plane, checked_plane
 from octavo_jax_triton.gemm.form import Form, Shape, form_of
 from octavo_jax_triton.launch.arguments import Target
@@ -73,7 +71,7 @@ class Wanted(NamedTuple):
                     f"{name} is quantized in square blocks, which the kernels read of w alone; set square=False"
                 )
             return checked_plane(operand, direction, f"{name}.")
-        checks.check_input(operand, name, (3 if name == "w" else 2,))
+        check_input(operand, name, (3 if name == "w" else 2,))
         return operand, None, None
 
 
@@ -104,12 +102,3 @@ def checked_bias(bias: Array | None, bias_scales: Array | None, groups: int, sha
         return None
     check_float(bias_scales, "bias_scales", shape[:1])
     return bias_scales.astype(jnp.float32)
-
-
-def check_float(array: Any, name: str, shape: Shape) -> None:
-    """ValueError unless `array` has this shape and a dtype that no codes have."""
-    if not isinstance(array, jax.Array):
-        raise ValueError(f"{name} is a {type(array).__name__}; give a jax.Array (jnp.asarray makes one)")
-    if array.shape != shape:
-        raise ValueError(f"{name} has shape {list(array.shape)}; it must have shape {list(shape)}")
-    dtype_name(array.dtype, name)

@@ -13,8 +13,7 @@ from octavo import GroupedTensorSpec
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import HADAMARD_SIZE, Direction
-from octavo_jax.plugin_api import GroupedTensor
-from octavo_jax_triton.arrays import checks
+from octavo_jax.plugin_api import GroupedTensor, check_sizes
 from octavo_jax_triton.arrays.planes import CODES, Plane, checked_plane
 from octavo_jax_triton.arrays.table import row_table, sizes_of
 from octavo_jax_triton.launch.arguments import Made, Target, even
@@ -36,7 +35,7 @@ def bind_dequantize(out_dtype: DType, target: Target) -> Dequantize[GroupedTenso
 
     def run(q: GroupedTensor, direction: Direction = "rowwise") -> Array:
         if q.spec.ragged_axis == 0:
-            checks.check_sizes(q.group_sizes)
+            check_sizes(q.group_sizes)
         if direction == "columnwise":
             q = converted(q, PLAIN, target)
         plane = checked_plane(q, direction)

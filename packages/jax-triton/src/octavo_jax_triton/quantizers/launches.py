@@ -25,7 +25,7 @@ _SIZE = 1024
 def planes_of(
     layout: GroupedTensorSpec, rows: Rows, scale: Array | None, words: Array | None, operand: int
 ) -> dict[str, Array]:
-    """The planes of `rows` by name; `words` as checks.random_words has them."""
+    """The planes of `rows` by name; `words` of a seed and the first group's number, uint32 [3]."""
     if layout.quantizer.block_size is None:
         return _units(layout, rows, scale)
     if layout.quantizer.scaling == "nvfp4":

@@ -6,12 +6,20 @@ from functools import lru_cache
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.quantizer import Operand
-from octavo_jax.plugin_api import GroupedTensor, one_group
-from octavo_jax_triton.arrays import checks
+from octavo_jax.plugin_api import (
+    GroupedTensor,
+    check_input,
+    check_out,
+    check_sizes,
+    encode_scale,
+    one_group,
+    random_key,
+)
 from octavo_jax_triton.arrays.planes import assembled
 from octavo_jax_triton.launch.arguments import Target
 from octavo_jax_triton.quantizers.launches import OPERANDS, planes_of
@@ -48,16 +56,22 @@ def bind_quantize(spec: QuantizerSpec, columnwise: str, target: Target) -> Quant
         scale: Array | None = None,
         out: None = None,
     ) -> GroupedTensor:
-        checks.check_out(out)
-        checks.check_input(x, "x", (2,) if group_sizes is not None else (2, 3))
+        check_out(out)
+        check_input(x, "x", (2,) if group_sizes is not None else (2, 3))
         if group_sizes is None and x.ndim == 2:
             group_sizes = one_group(x.shape[0])
         if group_sizes is not None:
-            checks.check_sizes(group_sizes)
+            check_sizes(group_sizes)
         groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
-        encode = checks.checked_scale(spec, scale, groups)
-        words = checks.random_words(spec, seed, group_offset)
+        encode = encode_scale(spec, scale, groups)
+        words = _random_words(spec, seed, group_offset)
         made = compiled(x, group_sizes, encode, words, operand=OPERANDS[operand or spec.role])
         return assembled(layout_of(x.shape, groups), group_sizes, made)
 
     return run
+
+
+def _random_words(spec: QuantizerSpec, seed: int | Array | None, group_offset: int | Array) -> Array | None:
+    """uint32 [3] where rounding is stochastic: the seed's words, low first, and the number of the first group."""
+    key = random_key(spec, seed, group_offset)
+    return None if key is None else jnp.append(*key)

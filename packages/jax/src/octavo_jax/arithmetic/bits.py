@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
+
+from octavo_jax.arithmetic.elements import broadcast, clip, elements, elementwise, where
 
 SIGN = np.uint32(0x80000000)
 MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -28,49 +30,55 @@ def constant(value: float) -> np.uint32:
     return np.float32(value).view(np.uint32)
 
 
+@elementwise
 def as_bits(x: Array) -> Array:
     """The bits of a float32 array."""
-    return lax.bitcast_convert_type(x, jnp.uint32)
+    return x.view(jnp.uint32)
 
 
+@elementwise
 def as_float(bits: Array) -> Array:
     """The float32 array with these bits."""
-    return lax.bitcast_convert_type(bits, jnp.float32)
+    return bits.view(jnp.float32)
 
 
+@elementwise
 def widened(x: Array) -> Array:
     """The fp32 bits of a bf16, fp16 or fp32 array: exact, subnormals of each type included."""
     if x.dtype == jnp.float32:
         return as_bits(x)
     if x.dtype == jnp.bfloat16:
-        return lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << 16
+        return x.view(jnp.uint16).astype(jnp.uint32) << 16
     if x.dtype != jnp.float16:
         raise ValueError(f"x has dtype {x.dtype}; a quantizer takes bfloat16, float16 or float32")
-    half = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
+    half = x.view(jnp.uint16).astype(jnp.uint32)
     exponent, fraction = (half >> 10) & 31, half & 0x3FF
     subnormal = as_bits(fraction.astype(jnp.float32) * np.float32(2**-24))
-    normal = (jnp.where(exponent == 31, np.uint32(255), exponent + 112) << 23) | (fraction << 13)
-    return ((half >> 15) << 31) | jnp.where(exponent == 0, subnormal, normal)
+    normal = (where(exponent == 31, np.uint32(255), exponent + 112) << 23) | (fraction << 13)
+    return ((half >> 15) << 31) | where(exponent == 0, subnormal, normal)
 
 
+@elementwise
 def split(magnitude: Array) -> tuple[Array, Array]:
     """(m, e) with magnitude = m * 2^e: m float32 in [1, 2), e int32; zero gets an exponent that never returns."""
     subnormal = magnitude < SMALLEST_NORMAL
     counted = as_bits(magnitude.astype(jnp.int32).astype(jnp.float32))
-    normal = jnp.where(subnormal, counted, magnitude)
-    exponent = (normal >> 23).astype(jnp.int32) - jnp.where(subnormal, np.int32(127 + 149), np.int32(127))
-    exponent = jnp.where(magnitude == 0, _ZERO_EXPONENT, exponent)
+    normal = where(subnormal, counted, magnitude)
+    exponent = (normal >> 23).astype(jnp.int32) - where(subnormal, np.int32(127 + 149), np.int32(127))
+    exponent = where(magnitude == 0, _ZERO_EXPONENT, exponent)
     return as_float((normal & FRACTION) | ONE), exponent
 
 
+@elementwise
 def join(significand: Array, exponent: Array) -> Array:
     """The bits of significand * 2^exponent for a normal significand; subnormal results become 0, large ones inf."""
     bits = as_bits(significand)
     biased = (bits >> 23).astype(jnp.int32) + exponent
     normal = (biased.astype(jnp.uint32) << 23) | (bits & FRACTION)
-    return jnp.where(biased >= 255, INFINITY, jnp.where(biased <= 0, np.uint32(0), normal))
+    return where(biased >= 255, INFINITY, where(biased <= 0, np.uint32(0), normal))
 
 
+@elementwise
 def scaled(magnitude: Array, scale: Array) -> Array:
     """The bits of fl(magnitude * scale) with subnormal results flushed to 0, as far as casts to 8 bits can see."""
     m, e = split(magnitude)
@@ -78,22 +86,25 @@ def scaled(magnitude: Array, scale: Array) -> Array:
     return join(m * n, e + f)
 
 
+@elementwise
 def _integer(significand: Array) -> Array:
     """The 24-bit integer m * 2^23 of a significand m in [1, 2)."""
     return (as_bits(significand) & FRACTION) | SMALLEST_NORMAL
 
 
+@elementwise
 def _rounded(q: Array, exponent: Array) -> Array:
     """The bits of q * 2^(exponent - 25) rounded to nearest even; q in [2^25, 2^26), its lowest bit sticky."""
-    shift = jnp.clip(-126 - exponent, 0, 27).astype(jnp.uint32)
+    shift = clip(-126 - exponent, 0, 27).astype(jnp.uint32)
     lost = (q & ((np.uint32(1) << shift) - 1)) != 0
     q = (q >> shift) | lost.astype(jnp.uint32)
     truncated, rest = q >> 2, q & 3
     truncated = truncated + ((rest == 3) | ((rest == 2) & (truncated & 1 == 1))).astype(jnp.uint32)
-    bits = (jnp.clip(exponent + 126, 0, 254).astype(jnp.uint32) << 23) + truncated
-    return jnp.where((exponent > 127) | (bits > INFINITY), INFINITY, bits)
+    bits = (clip(exponent + 126, 0, 254).astype(jnp.uint32) << 23) + truncated
+    return where((exponent > 127) | (bits > INFINITY), INFINITY, bits)
 
 
+@elementwise
 def multiply(a: Array, b: Array) -> Array:
     """The bits of fl(a * b) for finite magnitudes."""
     (m, e), (n, f) = split(a), split(b)
@@ -105,19 +116,20 @@ def multiply(a: Array, b: Array) -> Array:
     low = low & 0xFFFFFF
     # The product is high * 2^24 + low with high in [2^22, 2^24).
     carry = high >> 23 == 1
-    q = jnp.where(carry, (high << 2) | (low >> 22), (high << 3) | (low >> 21))
-    sticky = jnp.where(carry, low & 0x3FFFFF, low & 0x1FFFFF) != 0
+    q = where(carry, (high << 2) | (low >> 22), (high << 3) | (low >> 21))
+    sticky = where(carry, low & 0x3FFFFF, low & 0x1FFFFF) != 0
     return _rounded(q | sticky.astype(jnp.uint32), e + f + carry.astype(jnp.int32))
 
 
+@elementwise
 def divide(a: Array | np.uint32, b: Array) -> Array:
     """The bits of fl(a / b) for a finite magnitude a > 0 and a finite magnitude b; a / 0 is inf."""
-    (m, e), (n, f) = split(jnp.asarray(a)), split(b)
+    (m, e), (n, f) = split(elements(a)), split(b)
     x, y = _integer(m).astype(jnp.int32), _integer(n).astype(jnp.int32)
-    x, y = jnp.broadcast_arrays(x, y)
+    x, y = broadcast(x, y)
     less = x < y
-    shift = jnp.where(less, np.int32(24), np.int32(23))
-    guess = m / n * jnp.where(less, np.float32(2**24), np.float32(2**23))
+    shift = where(less, np.int32(24), np.int32(23))
+    guess = m / n * where(less, np.float32(2**24), np.float32(2**23))
     # The device's quotient is off by a few units at most; the remainder, exact modulo 2^32, says by how many.
     quotient = guess.astype(jnp.int32)
     remainder = (x << shift) - quotient * y
@@ -126,7 +138,7 @@ def divide(a: Array | np.uint32, b: Array) -> Array:
         quotient, remainder = quotient + step, remainder - step * y
     doubled = remainder << 1
     guard = doubled >= y
-    sticky = jnp.where(guard, doubled - y, doubled) != 0
+    sticky = where(guard, doubled - y, doubled) != 0
     q = (quotient.astype(jnp.uint32) << 2) | (guard.astype(jnp.uint32) << 1) | sticky.astype(jnp.uint32)
     return _rounded(q, e - f - less.astype(jnp.int32))
 
@@ -136,16 +148,19 @@ def largest(bits: Array, axis: int | tuple[int, ...]) -> Array:
     return jnp.max(bits, axis=axis, initial=np.uint32(0))
 
 
+@elementwise
 def is_finite(magnitude: Array) -> Array:
     """True where the magnitude is neither infinite nor NaN."""
     return magnitude < INFINITY
 
 
+@elementwise
 def rounded_to_bfloat16(bits: Array) -> Array:
     """fp32 bits of the nearest bf16 value (ties to even, subnormals kept); not for NaN."""
     return (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
 
 
+@elementwise
 def add(a: Array, b: Array) -> Array:
     """The bits of fl(a + b), signs and subnormals included.
 
@@ -153,23 +168,25 @@ def add(a: Array, b: Array) -> Array:
     is not, a subnormal other lies below half a unit in the last place, so a device that flushes it sums right.
     """
     small = ((a & MAGNITUDE) < ONE) & ((b & MAGNITUDE) < ONE)
-    total = as_float(jnp.where(small, _raised(a), a)) + as_float(jnp.where(small, _raised(b), b))
+    total = as_float(where(small, _raised(a), a)) + as_float(where(small, _raised(b), b))
     bits = as_bits(total)
-    return jnp.where(small, _lowered(bits), bits)
+    return where(small, _lowered(bits), bits)
 
 
 _LIFT = np.uint32(64 << 23)
 
 
+@elementwise
 def _raised(bits: Array) -> Array:
     magnitude = bits & MAGNITUDE
     counted = magnitude.astype(jnp.int32).astype(jnp.float32) * np.float32(2.0**-85)
-    raised = jnp.where(magnitude < SMALLEST_NORMAL, as_bits(counted), magnitude + _LIFT)
+    raised = where(magnitude < SMALLEST_NORMAL, as_bits(counted), magnitude + _LIFT)
     return (bits & SIGN) | raised
 
 
+@elementwise
 def _lowered(bits: Array) -> Array:
     magnitude = bits & MAGNITUDE
     counted = (as_float(magnitude) * np.float32(2.0**85)).astype(jnp.int32).astype(jnp.uint32)
-    lowered = jnp.where(magnitude < SMALLEST_NORMAL + _LIFT, counted, magnitude - _LIFT)
+    lowered = where(magnitude < SMALLEST_NORMAL + _LIFT, counted, magnitude - _LIFT)
     return (bits & SIGN) | lowered

@@ -8,6 +8,7 @@ from jax import Array
 
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.barrier import barrier
+from octavo_jax.arithmetic.elements import elementwise, maximum, where
 
 _FLIPPED = np.array([0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 1, 0, 1, 0, 1, 1], np.uint32) << np.uint32(31)
 """Sign bits of + + + - + - - - - - - + - + - -."""
@@ -32,6 +33,7 @@ def transform(panels: Array) -> Array:
     return _quartered(value)
 
 
+@elementwise
 def _quartered(bits: Array) -> Array:
     """fp32 bits of value / 4 rounded to bf16.
 
@@ -41,8 +43,8 @@ def _quartered(bits: Array) -> Array:
     exponent = magnitude >> 23
     normal = fp32.rounded_to_bfloat16(magnitude - np.uint32(2 << 23))
     # Quarter below 2^-126: significand * 2^(max(exponent, 1) - 1) units of 2^-149, a quarter of them kept.
-    units = jnp.where(exponent == 0, magnitude, ((magnitude & fp32.FRACTION) | fp32.SMALLEST_NORMAL))
-    units = units << (jnp.maximum(exponent, 1) - 1 & 3)
+    units = where(exponent == 0, magnitude, ((magnitude & fp32.FRACTION) | fp32.SMALLEST_NORMAL))
+    units = units << (maximum(exponent, 1) - 1 & 3)
     tiny = fp32.rounded_to_bfloat16(units >> 2)
-    quarter = jnp.where(exponent <= 2, tiny, normal)
-    return (bits & fp32.SIGN) | jnp.where(magnitude >= fp32.INFINITY, magnitude, quarter)
+    quarter = where(exponent <= 2, tiny, normal)
+    return (bits & fp32.SIGN) | where(magnitude >= fp32.INFINITY, magnitude, quarter)

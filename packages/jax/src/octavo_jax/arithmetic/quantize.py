@@ -12,6 +12,7 @@ from octavo import QuantizerSpec
 from octavo.quantizer import HADAMARD_SIZE, Direction, Operand
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic import casts, philox, scales
+from octavo_jax.arithmetic.elements import elementwise, where
 from octavo_jax.arithmetic.hadamard import transform
 from octavo_jax.arithmetic.rows import Rows
 from octavo_jax.arithmetic.scales import Scales
@@ -94,6 +95,7 @@ class Random(NamedTuple):
         return group.astype(jnp.uint32) + self.group_offset
 
 
+@elementwise
 def _codes(bits: Array, encode: Array, spec: QuantizerSpec, random: Array | None) -> Array:
     """Payload of fp32 `bits` under encode scales that broadcast against them."""
     magnitude = bits & fp32.MAGNITUDE
@@ -101,7 +103,7 @@ def _codes(bits: Array, encode: Array, spec: QuantizerSpec, random: Array | None
     code = casts.nearest(product, spec.format) if random is None else casts.stochastic(product, random)
     code = code | ((bits >> 31) << casts.sign_shift(spec.format))
     invalid = ~fp32.is_finite(magnitude) | (encode > fp32.INFINITY)
-    return casts.stored(jnp.where(invalid, np.uint32(casts.NAN_CODE[spec.format]), code), spec.format)
+    return casts.stored(where(invalid, np.uint32(casts.NAN_CODE[spec.format]), code), spec.format)
 
 
 def column_blocks(values: Array, size: int) -> Array:

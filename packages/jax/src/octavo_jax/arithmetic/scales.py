@@ -16,6 +16,7 @@ from octavo.formats import FORMAT_MAX, Format
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic import casts
 from octavo_jax.arithmetic.barrier import barrier
+from octavo_jax.arithmetic.elements import elementwise, maximum, minimum, plain, where
 
 
 class Scales(NamedTuple):
@@ -31,77 +32,85 @@ class Scales(NamedTuple):
 
 def _settled(encode: Array, stored: Array) -> Scales:
     """Scales behind a barrier: XLA would else compute a unit's scale again for each of its elements."""
-    return Scales(*barrier(encode, stored))
+    return Scales(*barrier(plain(encode), plain(stored)))
 
 
+@elementwise
 def _decode(encode: Array) -> Array:
     """The stored fp32 decode scale fl(1 / encode)."""
     decode = fp32.divide(fp32.ONE, encode)
-    return fp32.as_float(jnp.where(encode > fp32.INFINITY, fp32.NAN, decode))
+    return fp32.as_float(where(encode > fp32.INFINITY, fp32.NAN, decode))
 
 
+@elementwise
 def from_amax(amax: Array, spec: QuantizerSpec) -> Scales:
     """fp32 scales: s = fl(max / max(amax, eps)), at most FLT_MAX, a power of two where the spec says so."""
     with np.errstate(over="ignore"):
         epsilon = fp32.constant(spec.amax_epsilon)
-    floored = jnp.maximum(amax, epsilon)
-    encode = jnp.minimum(fp32.divide(fp32.constant(FORMAT_MAX[spec.format]), floored), fp32.LARGEST)
+    floored = maximum(amax, epsilon)
+    encode = minimum(fp32.divide(fp32.constant(FORMAT_MAX[spec.format]), floored), fp32.LARGEST)
     if spec.power_of_two:
         encode = encode & ~fp32.FRACTION
-    encode = jnp.where(floored == 0, fp32.ONE, encode)
-    encode = jnp.where(fp32.is_finite(amax), encode, fp32.NAN)
+    encode = where(floored == 0, fp32.ONE, encode)
+    encode = where(fp32.is_finite(amax), encode, fp32.NAN)
     return _settled(encode, _decode(encode))
 
 
+@elementwise
 def from_history(scale: Array) -> Scales:
     """Delayed scaling, whose encode scales come from the history."""
     encode = fp32.as_bits(scale.astype(jnp.float32))
     return _settled(encode, _decode(encode))
 
 
+@elementwise
 def e8m0(amax: Array, fmt: Format) -> Scales:
     """The smallest b with 2^(b - 127) >= fl(amax * fl(1 / max)); a zero block has b = 0, a poisoned one 0xFF."""
     reciprocal = fp32.constant(float(np.float32(1) / np.float32(FORMAT_MAX[fmt])))
     needed = fp32.multiply(amax, jnp.asarray(reciprocal))
     exponent, fraction = needed >> 23, needed & fp32.FRACTION
     # Byte 0 is 2^-127, which is the subnormal 0x00400000.
-    above = jnp.where(exponent == 0, needed > np.uint32(0x00400000), fraction != 0)
+    above = where(exponent == 0, needed > np.uint32(0x00400000), fraction != 0)
     byte = exponent + above.astype(jnp.uint32)
     finite = fp32.is_finite(amax)
-    encode = jnp.where(finite, (254 - byte) << 23, fp32.NAN)
-    return _settled(encode, jnp.where(finite, byte, np.uint32(0xFF)).astype(jnp.uint8))
+    encode = where(finite, (254 - byte) << 23, fp32.NAN)
+    return _settled(encode, where(finite, byte, np.uint32(0xFF)).astype(jnp.uint8))
 
 
+@elementwise
 def mxfp4(amax: Array) -> Scales:
     """`e8m0` of E2M1 with a byte of at most 252: 6 * 2^125 is fp32's last value of E2M1."""
     encode, byte = e8m0(amax, "e2m1")
-    capped = jnp.where(byte == 0xFF, byte, jnp.minimum(byte, np.uint8(252)))
-    return Scales(jnp.maximum(encode, fp32.constant(2.0**-125)), capped)
+    capped = where(byte == 0xFF, byte, minimum(byte, np.uint8(252)))
+    return Scales(maximum(encode, fp32.constant(2.0**-125)), capped)
 
 
+@elementwise
 def e8m0_bits(byte: Array) -> Array:
     """fp32 bits of 2^(byte - 127), NaN for 0xFF."""
     byte = byte.astype(jnp.uint32)
-    bits = jnp.where(byte == 0, np.uint32(0x00400000), byte << 23)
-    return jnp.where(byte == 0xFF, fp32.NAN, bits)
+    bits = where(byte == 0, np.uint32(0x00400000), byte << 23)
+    return where(byte == 0xFF, fp32.NAN, bits)
 
 
+@elementwise
 def second_level(amax: Array) -> Scales:
     """NVFP4's second level: the group's encode scale S and the stored decode factor fl(1 / S)."""
-    encode = jnp.minimum(fp32.divide(fp32.constant(2688.0), amax), fp32.LARGEST)
-    encode = jnp.where(amax == 0, fp32.ONE, encode)
-    encode = jnp.where(fp32.is_finite(amax), encode, fp32.NAN)
+    encode = minimum(fp32.divide(fp32.constant(2688.0), amax), fp32.LARGEST)
+    encode = where(amax == 0, fp32.ONE, encode)
+    encode = where(fp32.is_finite(amax), encode, fp32.NAN)
     return _settled(encode, _decode(encode))
 
 
+@elementwise
 def nvfp4(amax: Array, group_encode: Array) -> Scales:
     """Block scales under the group's S: d = e4m3(amax * S / 6), encode = 1 / (d / S); `group_encode` broadcasts."""
     sixth = fp32.constant(float(np.float32(1) / np.float32(6)))
     poisoned = group_encode > fp32.INFINITY
     exact = fp32.multiply(amax, fp32.multiply(group_encode, jnp.asarray(sixth)))
-    code = casts.nearest(jnp.minimum(exact, fp32.LARGEST), "e4m3")
+    code = casts.nearest(minimum(exact, fp32.LARGEST), "e4m3")
     decode = fp32.multiply(casts.magnitude_bits(code, "e4m3"), fp32.divide(fp32.ONE, group_encode))
-    encode = jnp.minimum(fp32.divide(fp32.ONE, decode), fp32.LARGEST)
-    encode = jnp.where(poisoned, fp32.NAN, encode)
-    code = jnp.where(poisoned, np.uint32(casts.NAN_CODE["e4m3"]), code)
-    return _settled(encode, casts.stored(jnp.broadcast_to(code, encode.shape), "e4m3"))
+    encode = minimum(fp32.divide(fp32.ONE, decode), fp32.LARGEST)
+    encode = where(poisoned, fp32.NAN, encode)
+    code = where(poisoned, np.uint32(casts.NAN_CODE["e4m3"]), code)
+    return _settled(encode, casts.stored(jnp.broadcast_to(plain(code), encode.shape), "e4m3"))

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from octavo_jax.arithmetic.activation import activated, activated_gradient, probs_gradient
 from octavo_jax.arithmetic.barrier import barrier
+from octavo_jax.functions.activation_formulas import activated, activated_gradient, probs_gradient
 from octavo_registry.contract.cards import GATED, Activation
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)

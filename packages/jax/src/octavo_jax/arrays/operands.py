@@ -1,4 +1,4 @@
-"""What is checked at the Python edge, before anything is traced."""
+"""Arguments of a backend's functions, checked before anything is traced."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from octavo import QuantizerSpec
-from octavo_jax.plugin_api import dtype_name, seed_words
+from octavo_jax.arrays.dtypes import dtype_name
+
+FLOATS = ("bfloat16", "float16", "float32")
 
 
 def check_out(out: Any) -> None:
@@ -20,7 +21,7 @@ def check_out(out: Any) -> None:
 
 
 def check_input(x: Any, name: str, ranks: tuple[int, ...]) -> None:
-    """ValueError unless x is a JAX array of one of these ranks and of a dtype that no codes have."""
+    """ValueError unless x is a JAX array of bfloat16, float16 or float32 with one of these ranks."""
     if not isinstance(x, jax.Array):
         raise ValueError(f"{name} is a {type(x).__name__}; give a jax.Array (jnp.asarray makes one)")
     if x.ndim not in ranks:
@@ -50,24 +51,18 @@ def check_array(array: Any, name: str, shape: tuple[int, ...], dtype: Any) -> No
         raise ValueError(f"{name} has {given}; it must have shape {list(shape)} and dtype {jnp.dtype(dtype)}")
 
 
-def random_words(spec: QuantizerSpec, seed: int | Array | None, group_offset: int | Array) -> Array | None:
-    """uint32 [3] where rounding is stochastic: the seed's words, low first, and the number of the first group."""
-    if not spec.stochastic:
-        return None
-    if seed is None:
-        raise ValueError("seed is None and the quantizer rounds stochastically; give an integer seed")
-    if isinstance(group_offset, jax.Array):
-        if group_offset.ndim != 0 or not jnp.issubdtype(group_offset.dtype, jnp.integer):
-            raise ValueError(
-                f"group_offset has shape {list(group_offset.shape)} and dtype {group_offset.dtype}; it is one integer"
-            )
-        offset: Array | np.ndarray = group_offset.astype(jnp.uint32)
-    else:
-        offset = np.asarray(int(group_offset) % (1 << 32), np.uint32)
-    return jnp.append(seed_words(seed), offset)
+def check_float(array: Any, name: str, shape: tuple[int, ...]) -> None:
+    """ValueError unless `array` is a JAX array of this shape, of bfloat16, float16 or float32."""
+    if not isinstance(array, jax.Array):
+        raise ValueError(f"{name} is a {type(array).__name__}; give a jax.Array (jnp.asarray makes one)")
+    if array.shape != shape or array.dtype.name not in FLOATS:
+        raise ValueError(
+            f"{name} has shape {list(array.shape)} and dtype {array.dtype}; it must have shape {list(shape)} and "
+            f"dtype {FLOATS[0]}, {FLOATS[1]} or {FLOATS[2]}"
+        )
 
 
-def checked_scale(spec: QuantizerSpec, scale: Any, groups: int) -> Array | None:
+def encode_scale(spec: QuantizerSpec, scale: Any, groups: int) -> Array | None:
     """Delayed scaling's encode scales, fp32 [G]; None for other scalings, which make their own."""
     if spec.scaling != "delayed":
         return None

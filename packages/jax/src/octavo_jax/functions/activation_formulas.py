@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from octavo_jax.arithmetic.doubles import Double, Scaled, decay, two_product, two_sum
+from octavo_jax.functions.doubles import Double, Scaled, decay, two_product, two_sum
 from octavo_registry.contract.cards import GATED, Activation
 
 _LINEAR = 2 * math.sqrt(2 / math.pi)
