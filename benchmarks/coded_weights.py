@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from layers import MOE
+from moe_forms import SHAPES, composed, draw, step_times
 from torch import Tensor
 
 import octavo
@@ -31,20 +30,6 @@ LAYERS = 4
 """Layers of the model whose memory is measured."""
 
 Leaves = dict[str, Tensor]
-
-
-def draw(shape: ot.MoeShape) -> Leaves:
-    """x, choices and weights of the tokens, w1 and w2, in bf16."""
-    torch.manual_seed(1)
-    k, f, experts = shape.in_features, shape.hidden_features, shape.experts
-    weights, choices = torch.randn(shape.tokens, experts, device="cuda").softmax(-1).topk(shape.choices, -1)
-    return {
-        "x": torch.randn(shape.tokens, k, device="cuda").bfloat16().requires_grad_(),
-        "choices": choices,
-        "weights": weights.requires_grad_(),
-        "w1": (torch.randn(experts, 2 * f, k, device="cuda") * k**-0.5).bfloat16().requires_grad_(),
-        "w2": (torch.randn(experts, k, f, device="cuda") * f**-0.5).bfloat16().requires_grad_(),
-    }
 
 
 def as_codes(leaves: Leaves, shape: ot.MoeShape, recipe: octavo.Recipe) -> Leaves:
@@ -59,40 +44,9 @@ def as_codes(leaves: Leaves, shape: ot.MoeShape, recipe: octavo.Recipe) -> Leave
     return {**leaves, "w1": mlp.weight1, "w2": mlp.weight2}
 
 
-def three_operations(leaves: Leaves, recipe: octavo.Recipe) -> Tensor:
-    """permute, grouped_mlp and unpermute."""
-    rows, sizes, routing = ot.permute(leaves["x"], leaves["choices"], leaves["w1"].shape[0])
-    probs = routing.to_rows(leaves["weights"])
-    return ot.unpermute(ot.grouped_mlp(rows, leaves["w1"], leaves["w2"], sizes, probs=probs, recipe=recipe), routing)
-
-
-def one_operation(leaves: Leaves, recipe: octavo.Recipe) -> Tensor:
-    """moe_mlp in its standard form."""
-    return ot.moe_mlp(**leaves, recipe=recipe)
-
-
-def gradients(y: Tensor, leaves: Leaves, dy: Tensor) -> tuple[Tensor, ...]:
-    """Of x, the choices' weights, w1 and w2."""
-    return torch.autograd.grad(y, [leaves[name] for name in ("x", "weights", "w1", "w2")], dy)
-
-
-def times_of(ways: dict[str, tuple[Callable[[], Tensor], Leaves]], dy: Tensor) -> dict[str, dict[str, float]]:
-    """Median milliseconds of the forward and of the step, in turns."""
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for _ in range(TURNS):
-        for name, (call, leaves) in ways.items():
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-            marks[0].record()
-            y = call()
-            marks[1].record()
-            gradients(y, leaves, dy)
-            marks[2].record()
-            torch.cuda.synchronize()
-            seen[name].append((marks[0].elapsed_time(marks[1]), marks[0].elapsed_time(marks[2])))
-    medians = {
-        name: [statistics.median(each) for each in zip(*runs[WARM:], strict=True)] for name, runs in seen.items()
-    }
-    return {name: {"forward_ms": round(f, 4), "step_ms": round(s, 4)} for name, (f, s) in medians.items()}
+def trained(leaves: Leaves) -> list[Tensor]:
+    """x, the choices' weights, w1 and w2, which get gradients."""
+    return [leaves[name] for name in ("x", "weights", "w1", "w2")]
 
 
 def peak_of(shape: ot.MoeShape, recipe: octavo.Recipe, coded: bool) -> dict[str, int]:
@@ -101,7 +55,7 @@ def peak_of(shape: ot.MoeShape, recipe: octavo.Recipe, coded: bool) -> dict[str,
     before = torch.cuda.memory_allocated()
     layers = []
     for _ in range(LAYERS):
-        leaves = draw(shape)
+        leaves, _ = draw(shape, recipe)
         layers.append(as_codes(leaves, shape, recipe) if coded else leaves)
     tokens = {name: layers[0][name] for name in ("x", "choices", "weights")}
     pairs = [(layer["w1"], layer["w2"]) for layer in layers]
@@ -123,23 +77,23 @@ def peak_of(shape: ot.MoeShape, recipe: octavo.Recipe, coded: bool) -> dict[str,
 
 def record_of(label: str, kind: str) -> dict[str, Any]:
     """Times, bits and bytes of one shape and recipe."""
-    shape, recipe = ot.MoeShape(*MOE[label]), octavo.recipe(kind)
-    values = draw(shape)
+    shape, recipe = SHAPES[label], octavo.recipe(kind)
+    values, how = draw(shape, recipe)
     codes = as_codes(values, shape, recipe)
     dy = torch.randn_like(values["x"])
-    ways: dict[str, tuple[Callable[[], Tensor], Leaves]] = {}
+    ways: dict[str, tuple[Callable[[], Tensor], list[Tensor]]] = {}
     for held, leaves in (("bf16 weights", values), ("codes", codes)):
-        ways[f"three operations, {held}"] = partial(three_operations, leaves, recipe), leaves
-        ways[f"one operation, {held}"] = partial(one_operation, leaves, recipe), leaves
+        ways[f"three operations, {held}"] = partial(composed, leaves, how), trained(leaves)
+        ways[f"one operation, {held}"] = partial(ot.moe_mlp, **leaves, **how), trained(leaves)
     results = {}
     for name, (call, leaves) in ways.items():
         y = call()
-        results[name] = (y.detach(), *gradients(y, leaves, dy))
+        results[name] = (y.detach(), *torch.autograd.grad(y, leaves, dy))
         del y
     first = next(iter(results.values()))
     same = all(torch.equal(ours, theirs) for each in results.values() for ours, theirs in zip(each, first, strict=True))
     del results, first
-    times = times_of(ways, dy)
+    times = step_times(ways, dy, TURNS, WARM)
     del ways, values, codes, dy
     peaks = {"bf16 weights and codes": peak_of(shape, recipe, False), "codes": peak_of(shape, recipe, True)}
     return {"shape": label, "recipe": kind, "same_bits": same, "times": times, "bytes": peaks}

@@ -13,7 +13,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,29 @@ def measure(call: Callable[[], Tensor], leaves: list[Tensor], dy: Tensor) -> tup
     return {"kept_bytes": kept, "forward_peak_bytes": forward, "peak_bytes": step}, result
 
 
+def step_times(
+    ways: Mapping[str, tuple[Callable[[], Tensor], list[Tensor]]], dy: Tensor, turns: int, warm: int
+) -> dict[str, dict[str, float]]:
+    """Median milliseconds of the forward and of the step of each way, a call and its leaves, in turns."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for _ in range(turns):
+        for name, (call, leaves) in ways.items():
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+            marks[0].record()
+            y = call()
+            marks[1].record()
+            torch.autograd.grad(y, leaves, dy)
+            marks[2].record()
+            torch.cuda.synchronize()
+            times[name].append((marks[0].elapsed_time(marks[1]), marks[0].elapsed_time(marks[2])))
+            del y
+    medians: dict[str, dict[str, float]] = {}
+    for name, runs in times.items():
+        forward, step = (statistics.median(each) for each in zip(*runs[warm:], strict=True))
+        medians[name] = {"forward_ms": forward, "step_ms": step}
+    return medians
+
+
 def predicted(recipe: octavo.Recipe, shape: ot.MoeShape, form: str, weight_codes: str) -> int:
     """What bytes_kept says of the tensors that the caller does not hold."""
     kept = ot.bytes_kept(recipe, shape, form, weight_codes=weight_codes, device="cuda")  # type: ignore[arg-type]
@@ -106,21 +129,8 @@ def rows_of(label: str, kind: str) -> list[dict[str, Any]]:
             errors = [((ours.float() - own.float()).norm() / own.float().norm()).item() for ours, own in pairs]
             rows[name]["relative_error"] = dict(zip(("y", "x", "weights", "w1", "w2"), errors, strict=True))
         del result, pairs
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for _ in range(TURNS):
-        for name, call in ways.items():
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-            marks[0].record()
-            y = call()
-            marks[1].record()
-            torch.autograd.grad(y, leaves, dy)
-            marks[2].record()
-            torch.cuda.synchronize()
-            times[name].append((marks[0].elapsed_time(marks[1]), marks[0].elapsed_time(marks[2])))
-            del y
-    for name, row in rows.items():
-        forward, step = zip(*times[name][WARM:], strict=True)
-        row |= {"forward_ms": statistics.median(forward), "step_ms": statistics.median(step)}
+    for name, times in step_times({name: (call, leaves) for name, call in ways.items()}, dy, TURNS, WARM).items():
+        rows[name] |= times
     return [{"shape": label, "recipe": kind, "way": name, **row} for name, row in rows.items()]
 
 

@@ -11,7 +11,7 @@ from moe_layers import RECIPES, REFERENCE
 from torch import Tensor
 
 import octavo_numerics
-from experts_work.problems import ROUTINGS, C, E, Problem, differences, draw, group_of, rows_of, run, shared, states_of
+from experts_work.problems import ROUTINGS, C, E, differences, draw, group_of, rows_of, run, shared, states_of
 from octavo import Recipe
 from octavo_torch import Exchange, dequantize, quantize
 from octavo_torch.bridge import BRIDGE
@@ -66,10 +66,7 @@ def travels_as_codes(ranks: int, seed: int) -> list[str]:
         problem = draw(seed + recipe_number + number, counts, "random")
         mine = problem.mine(me, ranks)
         whole = run(problem, recipe)
-        again = Problem(
-            {each: value.detach().clone().requires_grad_() for each, value in problem.given.items()},
-            problem.choices, decoded(problem.dy, recipe, "dy"), counts,
-        )  # fmt: skip
+        again = problem.anew()._replace(dy=decoded(problem.dy, recipe, "dy"))
         with torch.no_grad():
             again.given["x"].copy_(decoded(problem.given["x"], recipe, "x"))
         of_codes = run(again, recipe)
@@ -91,15 +88,13 @@ def sums_and_their_bound(ranks: int, seed: int) -> list[float]:
     rows = []
     for choice in range(C):  # alone, a choice's row is the result
         one = mine.choices.where(torch.arange(C) == choice, -1)
-        alone = Problem({name: v.detach().clone().requires_grad_() for name, v in mine.given.items()}, one, mine.dy, [])
-        made = run(alone, recipe, ep=group)
+        made = run(mine.anew()._replace(choices=one), recipe, ep=group)
         rows.append((made.y, made.grads["x"]))
     experts = E // ranks
     owner = torch.where((mine.choices >= 0) & (mine.choices < E), mine.choices // experts, -1).numpy()
     worst = []
     for returns in ("sums", "rows"):
-        leaves = {name: value.detach().clone().requires_grad_() for name, value in mine.given.items()}
-        made = run(mine._replace(given=leaves), recipe, ep=group, exchange=Exchange(returns=returns))
+        made = run(mine.anew(), recipe, ep=group, exchange=Exchange(returns=returns))
         for result, parts in zip((made.y, made.grads["x"]), zip(*rows, strict=True), strict=True):
             of_choices = BRIDGE.to_numpy(torch.stack(parts, 1))
             bound = octavo_numerics.partial_sums_bound(of_choices, owner)

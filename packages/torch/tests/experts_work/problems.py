@@ -46,6 +46,11 @@ class Problem(NamedTuple):
         }
         return Problem(given, self.choices[tokens], self.dy[tokens], [self.counts[rank]])
 
+    def anew(self) -> Problem:
+        """The same, with leaves of its own."""
+        given = {name: value.detach().clone().requires_grad_() for name, value in self.given.items()}
+        return self._replace(given=given)
+
 
 def draw(seed: int, counts: list[int], routing: str, biased: bool = False) -> Problem:
     """routing: "random", with choices that go nowhere; "one", all on one expert; "few", experts without tokens."""

@@ -48,9 +48,8 @@ def bytes_on_the_wire(ranks: int, seed: int) -> list[str]:
                 exchange = Exchange(payload=payload, returns=returns, **bounds)
                 said = bytes_exchanged(shape, ranks, exchange, choices=mine.choices)
                 recorder = dist.all_to_all_single = Recorder(ranks)
-                leaves = {name: value.detach().clone().requires_grad_() for name, value in mine.given.items()}
                 try:
-                    run(mine._replace(given=leaves), RECIPES["mxfp8"], ep=group, exchange=exchange)
+                    run(mine.anew(), RECIPES["mxfp8"], ep=group, exchange=exchange)
                 finally:
                     dist.all_to_all_single = _all_to_all_single
                 planes = 1 if payload is None else 2

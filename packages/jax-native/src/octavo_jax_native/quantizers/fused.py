@@ -29,7 +29,7 @@ from octavo_jax.plugin_api import (
     features,
     one_group,
 )
-from octavo_jax_native.arrays import checks
+from octavo_jax_native.arrays import options
 from octavo_jax_native.arrays.planes import array, tensor_of
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.ffi.quantize import Prologue
@@ -218,8 +218,8 @@ def fused_function(kernel: QuantizeKernel) -> Callable[..., tuple[GroupedTensor,
         groups = sizes.shape[0]
         every = {
             **operands,
-            **checks.random_operands(spec, arguments.seed, arguments.group_offset),
-            **checks.scale_operand(spec, arguments.scale, groups),
+            **options.random_operands(spec, arguments.seed, arguments.group_offset),
+            **options.scale_operand(spec, arguments.scale, groups),
         }
         results = compiled(every, sizes, columns=columns, operand=arguments.operand or spec.role, names=names)
         tensor = tensor_of(tensor_spec((rows, columns), groups), sizes, results)

@@ -11,7 +11,7 @@ from jax import Array
 from octavo import QuantizerSpec
 from octavo.quantizer import Operand
 from octavo_jax.plugin_api import GroupedTensor, check_input, check_out, check_sizes, one_group
-from octavo_jax_native.arrays import checks
+from octavo_jax_native.arrays import options
 from octavo_jax_native.arrays.planes import array, tensor_of
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.quantizers.kernel import QuantizeKernel
@@ -56,8 +56,8 @@ def bind_quantize(
         groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
         operands = {
             "x": x,
-            **checks.random_operands(spec, seed, group_offset),
-            **checks.scale_operand(spec, scale, groups),
+            **options.random_operands(spec, seed, group_offset),
+            **options.scale_operand(spec, scale, groups),
         }
         results = compiled(operands, group_sizes, operand=operand or spec.role, extras=extras)
         return tensor_of(tensor_spec(x.shape, groups), group_sizes, results), results[0]

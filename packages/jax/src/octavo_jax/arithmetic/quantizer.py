@@ -10,8 +10,6 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from octavo import GroupedTensorSpec, QuantizerSpec
@@ -19,6 +17,7 @@ from octavo.quantizer import Direction, Operand
 from octavo_jax.arithmetic.quantize import OPERAND_NUMBER, WHOLE, Plane, Random, Span, quantize_plane
 from octavo_jax.arithmetic.rows import RaggedRows, Rows, StackedRows
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.arrays.operands import check_seed, first_group
 from octavo_jax.arrays.sizes import one_group
 
 
@@ -60,15 +59,14 @@ def quantizer_of(spec: QuantizerSpec, span: Span = WHOLE) -> Callable[..., Group
         group_offset: int | Array = 0,
         scale: Array | None = None,
     ) -> GroupedTensor:
-        if spec.stochastic and seed is None:
-            raise ValueError("seed is None and the quantizer rounds stochastically; give an integer seed")
+        check_seed(spec, seed)
         if group_sizes is None and x.ndim == 2:
             group_sizes = one_group(x.shape[0])
         groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
         tensor = tensor_spec(x.shape, groups, group_sizes is not None)
         words = seed if spec.stochastic else None
         number = OPERAND_NUMBER[operand or spec.role]
-        planes = compiled(x, group_sizes, words, _offset(group_offset), scale, operand=number)
+        planes = compiled(x, group_sizes, words, first_group(group_offset), scale, operand=number)
         first = planes.get("rowwise")
         row = first if spec.orientation != "columnwise" else None
         column = first if spec.shares_codes else planes.get("columnwise")
@@ -77,12 +75,6 @@ def quantizer_of(spec: QuantizerSpec, span: Span = WHOLE) -> Callable[..., Group
         return GroupedTensor(tensor, group_sizes, *_arrays(row), *_arrays(column))
 
     return quantize
-
-
-def _offset(group_offset: int | Array) -> Array | np.uint32:
-    if isinstance(group_offset, jax.Array):
-        return group_offset.astype(jnp.uint32)
-    return np.uint32(int(group_offset) % (1 << 32))
 
 
 def _arrays(plane: Plane | None) -> tuple[Array | None, Array | None, Array | None]:

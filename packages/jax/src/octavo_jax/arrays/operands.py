@@ -6,12 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from octavo import QuantizerSpec
-from octavo_jax.arrays.dtypes import dtype_name
-
-FLOATS = ("bfloat16", "float16", "float32")
+from octavo_jax.arrays.dtypes import DTYPES, dtype_name
 
 
 def check_out(out: Any) -> None:
@@ -55,11 +54,28 @@ def check_float(array: Any, name: str, shape: tuple[int, ...]) -> None:
     """ValueError unless `array` is a JAX array of this shape, of bfloat16, float16 or float32."""
     if not isinstance(array, jax.Array):
         raise ValueError(f"{name} is a {type(array).__name__}; give a jax.Array (jnp.asarray makes one)")
-    if array.shape != shape or array.dtype.name not in FLOATS:
+    if array.shape != shape or array.dtype not in DTYPES:
         raise ValueError(
             f"{name} has shape {list(array.shape)} and dtype {array.dtype}; it must have shape {list(shape)} and "
-            f"dtype {FLOATS[0]}, {FLOATS[1]} or {FLOATS[2]}"
+            "dtype bfloat16, float16 or float32"
         )
+
+
+def first_group(group_offset: int | Array) -> Array | np.ndarray:
+    """The number of an operand's first group as a uint32 scalar; ValueError for an array that is no integer."""
+    if not isinstance(group_offset, jax.Array):
+        return np.asarray(int(group_offset) % (1 << 32), np.uint32)
+    if group_offset.ndim != 0 or not jnp.issubdtype(group_offset.dtype, jnp.integer):
+        raise ValueError(
+            f"group_offset has shape {list(group_offset.shape)} and dtype {group_offset.dtype}; it is one integer"
+        )
+    return group_offset.astype(jnp.uint32)
+
+
+def check_seed(spec: QuantizerSpec, seed: object) -> None:
+    """ValueError where the quantizer rounds stochastically and there is no seed."""
+    if spec.stochastic and seed is None:
+        raise ValueError("seed is None and the quantizer rounds stochastically; give an integer seed")
 
 
 def encode_scale(spec: QuantizerSpec, scale: Any, groups: int) -> Array | None:

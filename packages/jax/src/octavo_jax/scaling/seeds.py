@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from octavo import QuantizerSpec
+from octavo_jax.arrays.operands import check_seed, first_group
 
 
 def seed_words(seed: int | Array | np.ndarray) -> Array:
@@ -52,17 +53,6 @@ def _key_words(key: Array) -> Array:
     return words if words.shape == (2,) else jax.random.bits(key, (2,), jnp.uint32)
 
 
-def _first_group(group_offset: int | Array) -> Array | np.ndarray:
-    """The number of an operand's first group as a uint32 scalar; ValueError for an array that is no integer."""
-    if not isinstance(group_offset, jax.Array):
-        return np.asarray(int(group_offset) % (1 << 32), np.uint32)
-    if group_offset.ndim != 0 or not jnp.issubdtype(group_offset.dtype, jnp.integer):
-        raise ValueError(
-            f"group_offset has shape {list(group_offset.shape)} and dtype {group_offset.dtype}; it is one integer"
-        )
-    return group_offset.astype(jnp.uint32)
-
-
 def random_key(
     spec: QuantizerSpec, seed: int | Array | None, group_offset: int | Array
 ) -> tuple[Array, Array | np.ndarray] | None:
@@ -70,11 +60,10 @@ def random_key(
 
     None where the quantizer rounds to nearest; ValueError where it needs a seed and there is none.
     """
-    if not spec.stochastic:
+    check_seed(spec, seed)
+    if not spec.stochastic or seed is None:
         return None
-    if seed is None:
-        raise ValueError("seed is None and the quantizer rounds stochastically; give an integer seed")
-    return seed_words(seed), _first_group(group_offset)
+    return seed_words(seed), first_group(group_offset)
 
 
 def second_stream(words: Array) -> Array:
