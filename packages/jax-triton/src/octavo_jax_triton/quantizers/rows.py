@@ -88,7 +88,7 @@ class Rows(NamedTuple):
         }
         known = ("groups",) if kernel.__name__ == "hadamard_amax" else tuple(made)
         places = [made[name] if name in wanted else None for name in known]
-        arguments = (self.x, *places, self.table, *self.shape)
+        arguments = (self.x, self.table, *places, *self.shape)
         parts = start(kernel, self.grid, arguments, self.target, **self.how, APART=True, num_warps=self.warps(4))
         whole: dict[str, Array] = {}
         for name, part in parts.items():

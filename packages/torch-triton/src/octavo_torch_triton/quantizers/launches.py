@@ -72,11 +72,11 @@ def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], turned: b
     row_scale, column_scale = planes.get("rowwise_scale"), planes.get("columnwise_scale")
     arguments: tuple[Any, ...] = (
         rows.x,
+        rows.table,
         planes.get("rowwise"),
         column_scale if row_scale is None and spec.square else row_scale,
         planes.get("columnwise"),
         None if spec.square else column_scale,
-        rows.table,
         *rows.shape,
         pattern(spec.amax_epsilon),
     )
@@ -104,21 +104,19 @@ def nvfp4(
         if of_groups is None:
             of_groups = torch.zeros(rows.groups, dtype=torch.int32, device=rows.x.device)
             if turned:
-                start(hadamard_amax, rows.grid, rows.x, (rows.x, of_groups, rows.table, *rows.shape), **of_amax)
+                start(hadamard_amax, rows.grid, rows.x, (rows.x, rows.table, of_groups, *rows.shape), **of_amax)
             else:
                 plain = of_groups
-                start(unit_amax, rows.grid, rows.x, (rows.x, plain, None, None, rows.table, *rows.shape), **of_amax)
+                start(unit_amax, rows.grid, rows.x, (rows.x, rows.table, plain, None, None, *rows.shape), **of_amax)
         amaxes[direction] = of_groups
         size = max(16, 1 << (rows.groups - 1).bit_length())
         start(nvfp4_factors, (1,), rows.x, (of_groups, planes[f"{direction}_global"], rows.groups), SIZE=size)
-    arguments = [
-        value
-        for direction in ("rowwise", "columnwise")
-        for value in (planes.get(direction), planes.get(f"{direction}_scale"), amaxes.get(direction))
-    ]
+    directions = ("rowwise", "columnwise")
+    measured = (amaxes.get(direction) for direction in directions)
+    made = (planes.get(direction + part) for direction in directions for part in ("", "_scale"))
     start(
         quantize_nvfp4, rows.grid, rows.x,
-        (rows.x, *arguments, rows.table, seed, *rows.shape, group_offset, operand),
+        (rows.x, *measured, rows.table, seed, *made, *rows.shape, group_offset, operand),
         SQUARE=spec.square, HADAMARD=spec.hadamard, STOCHASTIC=seed is not None, **how, num_warps=_warps(rows.x, 8),
     )  # fmt: skip
 
@@ -138,7 +136,7 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
     epsilon = pattern(spec.amax_epsilon)
     how = {"DTYPE": rows.dtype, "STACKED": rows.table is None, "num_warps": _warps(rows.x, 4)}
     if amaxes:
-        measured = (rows.x, of_groups, of_rows, of_columns, rows.table, *rows.shape)
+        measured = (rows.x, rows.table, of_groups, of_rows, of_columns, *rows.shape)
         start(unit_amax, rows.grid, rows.x, measured, **how, APART=False)
     rule = {"FORMAT": spec.format, "POWER_OF_TWO": spec.power_of_two}
     for direction in ("rowwise", "columnwise"):
@@ -151,5 +149,5 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
             **rule, GIVEN=encode is not None, SIZE=_SIZE,
         )  # fmt: skip
     codes = planes.get("rowwise"), planes.get("columnwise")
-    arguments = (rows.x, encode, of_groups, of_rows, of_columns, *codes, rows.table, *rows.shape, epsilon)
+    arguments = (rows.x, encode, of_groups, of_rows, of_columns, rows.table, *codes, *rows.shape, epsilon)
     start(quantize_units, rows.grid, rows.x, arguments, **rule, TURNED=turned, CAST=has_fp8_casts(rows.x), **how)

@@ -45,7 +45,7 @@ def store_turned(turned, codes, panel, start_column, columns):
 
 @triton.jit
 def quantize_blocks(
-    x, row_codes, row_scale, column_codes, column_scale, table,
+    x, table, row_codes, row_scale, column_codes, column_scale,
     columns, groups, panels, matrix_rows, x_stride, epsilon,
     DTYPE: tl.constexpr, FORMAT: tl.constexpr, SCALES: tl.constexpr, POWER_OF_TWO: tl.constexpr, BLOCK: tl.constexpr,
     SQUARE: tl.constexpr, TURNED: tl.constexpr, STACKED: tl.constexpr, CAST: tl.constexpr,

@@ -23,7 +23,7 @@ SIDE = tl.constexpr(8)
 
 @triton.jit
 def hadamard_amax(
-    x, of_groups, table, columns, groups, panels, matrix_rows, x_stride,
+    x, table, of_groups, columns, groups, panels, matrix_rows, x_stride,
     DTYPE: tl.constexpr, STACKED: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """The amax pattern of one panel's transformed values and 128 columns into that of its group, see unit_amax."""
@@ -62,7 +62,7 @@ def e2m1_codes(value, encode, random, group_amax, STOCHASTIC: tl.constexpr):
 
 @triton.jit
 def quantize_nvfp4(
-    x, row_codes, row_scale, row_amax, column_codes, column_scale, column_amax, table, seed,
+    x, row_amax, column_amax, table, seed, row_codes, row_scale, column_codes, column_scale,
     columns, groups, panels, matrix_rows, x_stride, group_offset, operand,
     DTYPE: tl.constexpr, SQUARE: tl.constexpr, HADAMARD: tl.constexpr, STOCHASTIC: tl.constexpr, STACKED: tl.constexpr,
     EVEN: tl.constexpr = False,
