@@ -2,6 +2,7 @@
 #pragma once
 
 #include "draws.cuh"
+#include "e2m1_rows.cuh"
 
 namespace octavo::cuda {
 
@@ -94,6 +95,9 @@ __device__ __forceinline__ void store_dequantized(void* out, int64_t row, int64_
 template <Format F, bool STOCHASTIC, class T>
 __device__ __forceinline__ Codes<F> encode_row(const Draws& draws, const Tile& tile, int i, const Pack<T>& values,
                                                float encode) {
+  if constexpr (F == Format::e2m1 && Pack<T>::bytes == 2 && !STOCHASTIC) {
+    return {row_codes<false>(values, encode, sign_places(encode), Words{}, Multipliers::known())};
+  }
   float scaled[8];
 #pragma unroll
   for (int j = 0; j < 8; ++j) scaled[j] = values.value(j) * encode;
