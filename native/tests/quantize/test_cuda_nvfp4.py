@@ -23,6 +23,7 @@ from problems import (  # noqa: E402  it imports torch
     SPECS,
     Extras,
     Place,
+    Plane,
     Shape,
     quantize,
     valid,
@@ -61,6 +62,17 @@ def values(rng: np.random.Generator, rows: int, cols: int, dtype: str, kind: str
     return made
 
 
+def defined(spec: dict[str, Any], shape: Shape, plane: Plane) -> list[np.ndarray]:
+    """What layouts define of codes, scales and factors; scales of panels' blocks that hold no row of a group are left
+    out, which a group's NaN may have reached or not."""
+    codes, scales, *rest = valid(spec, shape, plane)
+    if plane.layout == layouts.NATIVE_COLUMNS and not spec.get("square"):
+        starts = [min(128, size - row) for size in shape.real for row in range(0, size, 128)]
+        live = np.arange(8) < -(-np.array(starts, dtype=np.int64)[:, None] // 16)
+        scales = np.where(live[:, None], scales.reshape(-1, shape.cols, 8), 0)
+    return [codes, scales, *rest]
+
+
 def compare(
     spec: dict[str, Any],
     shape: Shape,
@@ -76,7 +88,7 @@ def compare(
     theirs, _ = quantize(spec, shape, moved, dtype, planes, CPU, Extras())
     for mine, other in zip(ours, theirs, strict=True):
         for name, one, two in zip(
-            ("codes", "scales", "factors"), valid(spec, shape, mine), valid(spec, shape, other), strict=False
+            ("codes", "scales", "factors"), defined(spec, shape, mine), defined(spec, shape, other), strict=False
         ):
             assert (one == two).all(), f"{what}: {mine.direction} {name}"
 

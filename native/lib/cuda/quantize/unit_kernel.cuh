@@ -7,7 +7,11 @@
 #pragma once
 
 #include "amax_kernel.cuh"
-#include "cuda/tile/units.cuh"
+#include "cuda/tile/draws.cuh"
+#include "cuda/tile/e2m1_rows.cuh"
+#include "cuda/units/hadamard.cuh"
+#include "cuda/units/scales.cuh"
+#include "cuda/units/staged.cuh"
 
 namespace octavo::cuda {
 
@@ -22,16 +26,12 @@ bool served_in_units(const TileArgs<S>& args) {
          !args.dequantized && !args.activated && !args.partial_sums && !args.amax;
 }
 
-// CTAs that share a multiprocessor, and with it registers per thread, of which values take 64: as many as fit without
-// spilling.
-constexpr int SQUARE_UNIT_CTAS = 6, AMAX_UNIT_CTAS = 5;
-
-template <bool STOCHASTIC>
-constexpr int unit_ctas() {
-  return STOCHASTIC ? 4 : 5;
-}
+// CTAs that share a multiprocessor, and with it registers per thread: as many as fit without spilling, and as many as
+// fit with their slots.
+constexpr int UNIT_CTAS = 5, SQUARE_UNIT_CTAS = 6, AMAX_UNIT_CTAS = 5;
 
 struct UnitSmem {
+  alignas(16) uint32_t slots[UnitSlots<BF16>::words];
   alignas(16) uint32_t panel[TILE_COLS * PANEL_ROWS / 8];
   alignas(16) float row_encode[SCALE_CODES];
   alignas(16) float col_encode[SCALE_CODES];
@@ -61,24 +61,24 @@ class UnitRows {
 
 template <bool STOCHASTIC, class S>
 __device__ __forceinline__ void quantize_unit_rows(const TileArgs<S>& args, const Tile& tile, const Unit& unit,
-                                                   const Pack<typename S::Type> (&values)[UNIT_ROWS],
-                                                   const SecondLevel& level, const Draws& draws, const Multipliers& by,
-                                                   UnitSmem& smem) {
+                                                   const UnitSlots<typename S::Type>& slots, const SecondLevel& level,
+                                                   const Draws& draws, const Multipliers& by, UnitSmem& smem) {
   using P = Pack<typename S::Type>;
   const uint32_t places = sign_places(level);
   UnitRows rows(args, tile, unit);
-  uint32_t scales[UNIT_ROWS / 4] = {};
-#pragma unroll
+  const int odd = static_cast<int>(threadIdx.x % 2);  // the row of a pair whose scale this lane stores
+  uint8_t* const scales = &smem.row_scales[threadIdx.x % COLUMN_LANES / 2][unit.row + odd];
+#pragma unroll(STOCHASTIC ? 1 : 2)
   for (int i = 0; i < UNIT_ROWS; i += 2) {
-    const auto across = [&](int row) {
-      const uint32_t (&word)[4] = values[row].word;
-      return P::maximum(P::maximum(word[0], word[1]), P::maximum(word[2], word[3]));
+    const P pair[2] = {slots.row(i), slots.row(i + 1)};
+    const auto across = [&](const P& row) {
+      return P::maximum(P::maximum(row.word[0], row.word[1]), P::maximum(row.word[2], row.word[3]));
     };
-    const uint32_t first = across(i), second = across(i + 1);
+    const uint32_t first = across(pair[0]), second = across(pair[1]);
     uint32_t most = P::maximum(low_pairs(first, second), high_pairs(first, second));
     most = P::maximum(most, __shfl_xor_sync(~0u, most, 1));  // the other lane of the block
     const uint32_t codes = scale_codes(P::fp32_bits(most, 0), P::fp32_bits(most, 1), level.sixth);
-    scales[i / 4] |= codes << 8 * (i % 4);
+    scales[i] = static_cast<uint8_t>(codes >> 8 * odd);
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       Words words{};
@@ -88,18 +88,15 @@ __device__ __forceinline__ void quantize_unit_rows(const TileArgs<S>& args, cons
         words = draws(row, col / 16, Direction::rowwise, static_cast<int>(col / 8 % 2));
       }
       const float encode = smem.row_encode[k ? codes >> 8 : codes & 0xFFu];
-      rows.store(i + k, row_codes<STOCHASTIC>(values[i + k], encode, places, words, by));
+      rows.store(i + k, row_codes<STOCHASTIC>(pair[k], encode, places, words, by));
     }
-  }
-  if (threadIdx.x % 2 == 0) {
-    *reinterpret_cast<uint4*>(&smem.row_scales[threadIdx.x % COLUMN_LANES / 2][unit.row]) = {scales[0], scales[1],
-                                                                                             scales[2], scales[3]};
   }
 }
 
-// Codes of the columns of word k, of which `values` holds the values that are quantized.
+// Codes of two columns of the tile, from `column` on, whose values that are quantized are in halves of words; returns
+// the codes of their scales.
 template <bool STOCHASTIC, bool HADAMARD, class T>
-__device__ __forceinline__ uint32_t quantize_unit_pair(const Tile& tile, const Unit& unit, int k,
+__device__ __forceinline__ uint32_t quantize_unit_pair(const Tile& tile, const Unit& unit, int column,
                                                        const uint32_t (&values)[UNIT_ROWS], const SecondLevel& level,
                                                        const float* encode, const Draws& draws, const Multipliers& by,
                                                        uint32_t* panel) {
@@ -122,7 +119,7 @@ __device__ __forceinline__ uint32_t quantize_unit_pair(const Tile& tile, const U
       if constexpr (STOCHASTIC) {
         const uint32_t block = static_cast<uint32_t>(tile.panel.local * UNITS + unit.number);
         made = stochastic_codes(
-            magnitude, draws(static_cast<uint32_t>(tile.col() + 2 * k + which), block, Direction::columnwise, half),
+            magnitude, draws(static_cast<uint32_t>(tile.col0 + column + which), block, Direction::columnwise, half),
             by.sixteen);
       } else {
         made = e2m1_codes(magnitude, by.sixteen);
@@ -131,18 +128,18 @@ __device__ __forceinline__ uint32_t quantize_unit_pair(const Tile& tile, const U
                                         which ? high_pairs(o1, o5) : low_pairs(o1, o5), places);
     }
   }
-  const uint32_t column = threadIdx.x % COLUMN_LANES * 8 + 2 * k;
   // A NaN scale poisons its unit, but not rows past the group's end; a unit of the transform reaches past it.
   const int kept = HADAMARD ? (unit.live ? UNIT_ROWS : 0) : unit.live;
   const uint32_t low = first_codes<Format::e2m1>(kept).low, high = first_codes<Format::e2m1>(max(kept - 8, 0)).low;
 #pragma unroll
   for (int which = 0; which < 2; ++which)
-    StagedUnits::store(panel, column + which, unit.number, codes[which][0] & low, codes[which][1] & high);
+    StagedUnits::store(panel, static_cast<uint32_t>(column + which), unit.number, codes[which][0] & low,
+                       codes[which][1] & high);
   return scales;
 }
 
 template <class T, bool STOCHASTIC, bool HADAMARD>
-__global__ void __launch_bounds__(UNIT_THREADS, unit_ctas<STOCHASTIC>())
+__global__ void __launch_bounds__(UNIT_THREADS, UNIT_CTAS)
     quantize_units(const __grid_constant__ TileArgs<Plain<T>> args) {
   __shared__ UnitSmem smem;
   __shared__ std::conditional_t<STOCHASTIC, DrawKeys, Nothing> keys;
@@ -153,35 +150,33 @@ __global__ void __launch_bounds__(UNIT_THREADS, unit_ctas<STOCHASTIC>())
   if (!walk.template locate<COLUMN_LANES>(tile)) return;
   const Unit unit = Unit::of(tile);
   const Multipliers by = Multipliers::unknown(UNIT_THREADS);
-  Pack<T> values[UNIT_ROWS];
-  read_unit(args.source, tile, unit, values);
+  UnitSlots<T> slots(smem.slots);
+  slots.fetch(args.source, tile, unit);
   const SecondLevel row_level = args.row_levels[tile.panel.group];
   const SecondLevel col_level = HADAMARD ? args.col_levels[tile.panel.group] : row_level;
   smem.row_encode[threadIdx.x] = encode_scale_of(threadIdx.x, row_level.factor);
   if constexpr (HADAMARD) smem.col_encode[threadIdx.x] = encode_scale_of(threadIdx.x, col_level.factor);
   if constexpr (STOCHASTIC) make_keys(args, keys);
+  wait_for_slots();
   __syncthreads();
   const Draws draws = draws_of<STOCHASTIC>(args, tile, keys);
   // Whole warps: lanes share blocks.
   if (args.rowwise.codes && __any_sync(~0u, unit.live > 0))
-    quantize_unit_rows<STOCHASTIC>(args, tile, unit, values, row_level, draws, by, smem);
+    quantize_unit_rows<STOCHASTIC>(args, tile, unit, slots, row_level, draws, by, smem);
   using V = std::conditional_t<HADAMARD, BF16, T>;
-  uint32_t scales[2] = {};
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
+#pragma unroll 1
+  for (int step = 0; step < 4; ++step) {
+    // Lanes begin at different words: a warp that reads all first words would find them in a quarter of the banks.
+    const int k = static_cast<int>(step + threadIdx.x / 8) % 4;
+    const int column = static_cast<int>(threadIdx.x % COLUMN_LANES) * 8 + 2 * k;
     uint32_t words[UNIT_ROWS];
-    if constexpr (HADAMARD) {
-      hadamard_pair(values, k, by, words);
-    } else {
 #pragma unroll
-      for (int i = 0; i < UNIT_ROWS; ++i) words[i] = values[i].word[k];
-    }
-    scales[k / 2] |=
-        quantize_unit_pair<STOCHASTIC, HADAMARD, V>(tile, unit, k, words, col_level,
-                                                    HADAMARD ? smem.col_encode : smem.row_encode, draws, by, smem.panel)
-        << 16 * (k % 2);
+    for (int i = 0; i < UNIT_ROWS; ++i) words[i] = slots.word(i, k);
+    if constexpr (HADAMARD) hadamard_pair<T>(words, by);
+    const uint32_t scales = quantize_unit_pair<STOCHASTIC, HADAMARD, V>(
+        tile, unit, column, words, col_level, HADAMARD ? smem.col_encode : smem.row_encode, draws, by, smem.panel);
+    *reinterpret_cast<uint16_t*>(&smem.col_scales[unit.number][column]) = static_cast<uint16_t>(scales);
   }
-  *reinterpret_cast<uint2*>(&smem.col_scales[unit.number][threadIdx.x % COLUMN_LANES * 8]) = {scales[0], scales[1]};
   __syncthreads();
   store_staged_units(args.columnwise, tile, args.cols, smem.panel);
   const int thread = static_cast<int>(threadIdx.x);

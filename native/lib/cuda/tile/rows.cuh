@@ -97,16 +97,17 @@ __device__ __forceinline__ Codes<F> encode_row(const Draws& draws, const Tile& t
                                                float encode) {
   if constexpr (F == Format::e2m1 && Pack<T>::bytes == 2 && !STOCHASTIC) {
     return {row_codes<false>(values, encode, sign_places(encode), Words{}, Multipliers::known())};
-  }
-  float scaled[8];
-#pragma unroll
-  for (int j = 0; j < 8; ++j) scaled[j] = values.value(j) * encode;
-  if constexpr (STOCHASTIC) {
-    const uint32_t row = static_cast<uint32_t>(tile.panel.local * PANEL_ROWS + tile.row() + i);
-    const uint32_t col = static_cast<uint32_t>(tile.col());
-    return encode8_stochastic(scaled, draws(row, col / 16, Direction::rowwise, static_cast<int>(col / 8 % 2)));
   } else {
-    return encode8<F>(scaled);
+    float scaled[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) scaled[j] = values.value(j) * encode;
+    if constexpr (STOCHASTIC) {
+      const uint32_t row = static_cast<uint32_t>(tile.panel.local * PANEL_ROWS + tile.row() + i);
+      const uint32_t col = static_cast<uint32_t>(tile.col());
+      return encode8_stochastic(scaled, draws(row, col / 16, Direction::rowwise, static_cast<int>(col / 8 % 2)));
+    } else {
+      return encode8<F>(scaled);
+    }
   }
 }
 
