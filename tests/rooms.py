@@ -67,8 +67,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "native": (
         *("include/octavo", "lib/common"),
         *("lib/cpu/loops", "lib/cpu/planes", "lib/cpu/quantize", "lib/cpu/gemm", "lib/cpu/rows", "lib/cpu/scaling"),
-        *("lib/cuda/device", "lib/cuda/planes", "lib/cuda/scaling", "lib/cuda/tile", "lib/cuda/reductions"),
-        *("lib/cuda/quantize", "lib/cuda/gemm", "lib/cuda/rows", "lib/cuda/optimizers"),
+        *("lib/cuda/device", "lib/cuda/planes", "lib/cuda/scaling", "lib/cuda/tile", "lib/cuda/units"),
+        *("lib/cuda/reductions", "lib/cuda/quantize", "lib/cuda/gemm", "lib/cuda/rows", "lib/cuda/optimizers"),
         *("lib/bindings/python", "lib/bindings/ffi"),
     ),
 }

@@ -10,22 +10,6 @@ namespace octavo::cuda {
 // each column of each group.
 enum class Amax { group, hadamard, rows_and_columns };
 
-// All arrays hold fp32 bits and are zeroed before the launch: an integer maximum orders magnitudes, NaN wins, and the
-// order of atomics does not matter.
-template <class Source>
-struct AmaxArgs {
-  Source source;
-  Tiles tiles;
-  int64_t panels;
-  int64_t cols;
-  uint32_t* group;     // [G]
-  uint32_t* hadamard;  // [G]
-  uint32_t* rows;      // [M] or null
-  uint32_t* columns;   // [G, C] or null
-  void* activated;     // rows_and_columns: [M, C] of the source's dtype or null, its values
-  const int32_t* unchanged;
-};
-
 template <class S, Amax A, bool WIDE>
 constexpr int amax_ctas() {
   return ctas<S, A != Amax::group, A == Amax::hadamard ? 1 : 0, WIDE>();

@@ -1,9 +1,9 @@
 // Definitions for launches.h: run-time choices to template arguments.
 #pragma once
 
+#include "cuda/units/kernels.cuh"
 #include "launches.h"
 #include "square_kernel.cuh"
-#include "unit_kernel.cuh"
 
 namespace octavo::cuda {
 
@@ -75,7 +75,7 @@ void launch_one_square(const TileArgs<S>& args, cudaStream_t stream) {
   launch_on_tiles<COLUMN_LANES, WIDE>(quantize_square<S, K, F, COLUMNS, STOCHASTIC, WIDE>, args, 2, stream);
 }
 
-// NVFP4 by the kernels of unit_kernel.cuh; `kernel` is one for both planes.
+// NVFP4 by the kernels of cuda/units/kernels.cuh; `kernel` is one for both planes.
 template <class Args>
 void launch_units(void (*kernel)(Args), const Args& args, cudaStream_t stream) {
   launch_on_tiles<COLUMN_LANES, true>(kernel, args, 1, stream, UNIT_THREADS);

@@ -1,4 +1,5 @@
-// The parameters of a quantize kernel and the smem that its parts share.
+// The parameters of a quantize kernel and of the amax pass before it, and the smem that a quantize kernel's parts
+// share.
 #pragma once
 
 #include "cuda/scaling/scales.cuh"
@@ -31,6 +32,22 @@ struct TileArgs {
   Operand operand;
   const int32_t* unchanged;
   bool reverse;  // last tile first, so as to hit what an earlier pass left in L2
+};
+
+// Those of the amax pass. All arrays hold fp32 bits and are zeroed before the launch: an integer maximum orders
+// magnitudes, NaN wins, and the order of atomics does not matter.
+template <class Source>
+struct AmaxArgs {
+  Source source;
+  Tiles tiles;
+  int64_t panels;
+  int64_t cols;
+  uint32_t* group;     // [G]
+  uint32_t* hadamard;  // [G]
+  uint32_t* rows;      // [M] or null
+  uint32_t* columns;   // [G, C] or null
+  void* activated;     // rows_and_columns: [M, C] of the source's dtype or null, its values
+  const int32_t* unchanged;
 };
 
 template <Kind K>

@@ -1,17 +1,16 @@
 // NVFP4 of values as they are, two bytes each: a tile of 128 x 128 to codes of both planes, in the layouts that GEMMs
-// read. What is asked for besides is left to the kernels of square_kernel.cuh and tile_kernel.cuh, with the same bits.
+// read. What is asked for besides is left to the kernels of cuda/quantize, with the same bits.
 //
 //   reads   2 B/element
 //   writes  0.5 B/element of each plane, and 1 B per 16 elements; square blocks 1 B per 256
-//   bound   arithmetic: see docs/decisions/0059
+//   bound   device memory (weights), arithmetic (activations and gradients): docs/decisions/0059
 #pragma once
 
-#include "amax_kernel.cuh"
 #include "cuda/tile/draws.cuh"
 #include "cuda/tile/e2m1_rows.cuh"
-#include "cuda/units/hadamard.cuh"
-#include "cuda/units/scales.cuh"
-#include "cuda/units/staged.cuh"
+#include "hadamard.cuh"
+#include "scales.cuh"
+#include "staged.cuh"
 
 namespace octavo::cuda {
 
