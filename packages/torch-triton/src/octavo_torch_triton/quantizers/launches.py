@@ -87,19 +87,21 @@ def nvfp4(
 ) -> None:
     """NVFP4: amax by group, of column data after their transform; then both planes in one pass."""
     directions = [direction for direction in ("rowwise", "columnwise") if direction in planes]
-    transformed = "columnwise" if spec.hadamard and "columnwise" in planes else None
+    transformed = spec.hadamard and "columnwise" in planes
     largest = torch.zeros((2, rows.groups), dtype=torch.int32, device=rows.x.device)
-    amaxes = {direction: largest[int(direction == transformed)] for direction in directions}
-    if transformed is None:
+    amaxes: dict[str, Tensor] = {
+        direction: largest[int(transformed and direction == "columnwise")] for direction in directions
+    }
+    if transformed:
+        tile = HADAMARD_AMAX
+        start(
+            hadamard_amax, rows.grid(tile.width), rows.x,
+            (rows.x, amaxes.get("rowwise"), amaxes["columnwise"], rows.table, *rows.shape), **rows.how,
+            APART=False, WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
+        )  # fmt: skip
+    else:
         measured = (rows.x, largest[0], None, None, rows.table, *rows.shape)
         start(unit_amax, rows.grid(), rows.x, measured, **rows.how, APART=False, num_warps=4)
-    else:
-        tile = HADAMARD_AMAX
-        measured = (rows.x, amaxes.get("rowwise"), amaxes[transformed], rows.table, *rows.shape)
-        start(
-            hadamard_amax, rows.grid(tile.width), rows.x, measured, **rows.how, APART=False,
-            WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
-        )  # fmt: skip
     size = max(16, 1 << (rows.groups - 1).bit_length())
     for direction, amax in amaxes.items():
         start(nvfp4_factors, (1,), rows.x, (amax, planes[f"{direction}_global"], rows.groups), SIZE=size)
