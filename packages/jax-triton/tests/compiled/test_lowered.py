@@ -36,12 +36,12 @@ def _hold(facts: Facts) -> None:
 
 
 def test_steps_are_lowered() -> None:
-    """Products by descriptors, in Gluon, and by pointers; quantizers with turned columns; either order of weights."""
+    """Products by descriptors and by pointers; quantizers with turned columns; either order of weights."""
     facts = _lower("quick")
     _hold(facts)
     kernels = {each["recipe"]: set(each["kernels"]) for each in facts}
     assert {"described_rows", "described_columns"} <= kernels["bf16"]
-    assert {"hopper_rows", "hopper_columns", "quantize_blocks", "dequantize_plane"} <= kernels["fp8-block"]
+    assert {"described_rows", "described_columns", "quantize_blocks", "dequantize_plane"} <= kernels["fp8-block"]
     assert {"rows_times_matrices", "columns_times_columns", "quantize_blocks"} <= kernels["mxfp8"]
 
 

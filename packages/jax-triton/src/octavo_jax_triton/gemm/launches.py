@@ -8,7 +8,6 @@ from jax import Array
 
 from octavo_jax.plugin_api import dtype_name
 from octavo_jax_triton.gemm.form import Shape
-from octavo_jax_triton.gemm.hopper import columns_on_hopper, rows_on_hopper
 from octavo_jax_triton.launch.arguments import Made, Target, even, fetched
 from octavo_jax_triton.launch.start import start
 from octavo_triton.kernels.described_columns import described_columns
@@ -61,11 +60,6 @@ def rows_by_matrices(
     (rows, depth), columns, dgrad = a.shape, out.shape[1], spec.gemm == "dgrad"
     groups = b.shape[0] // tiles(depth) if spec.turned else b.shape[0]
     panels, strides = panels_of(rows, groups), (columns, 1, *bias.strides)
-    on_hopper = rows_on_hopper(
-        spec, (a, a_scale, b, b_scale, bias.data, bias.scales, out, table), groups, strides, target
-    )
-    if on_hopper is not None:
-        return on_hopper
     of_bias = None if bias.data is None else dtype_name(bias.data.dtype, "bias")
     shared: dict[str, Any] = {
         "OUT_DTYPE": spec.out_dtype, "BIAS_DTYPE": of_bias, "SQUARE": spec.square, "TURNED": dgrad,
@@ -78,7 +72,7 @@ def rows_by_matrices(
         if of_a is not None and of_b is not None:
             across = tiles(columns, tile.columns)
             arguments: tuple[Any, ...] = (
-                of_a, a_scale, of_b, b_scale, bias.data, bias.scales, out, table,
+                of_a, a_scale, of_b, b_scale, bias.data, bias.scales, table, out,
                 rows, depth, columns, groups, panels, across, *strides,
             )  # fmt: skip
             if not target.has_copy_engine:
@@ -93,7 +87,7 @@ def rows_by_matrices(
     elif dgrad:
         b_depth, b_column = b_column, b_depth
     arguments = (
-        *left, *right, bias.data, bias.scales, out, table,
+        *left, *right, bias.data, bias.scales, table, out,
         rows, depth, columns, groups, panels, depth, 1, b_group, b_depth, b_column, *strides,
     )  # fmt: skip
     how = {**_by_pointers(spec), **shared, **_how(spec, tile), "IN_PANELS": spec.turned}
@@ -104,9 +98,6 @@ def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Array
     """wgrad."""
     (a, a_scale, _), (b, b_scale, _) = left, right
     groups, height, width = out.shape
-    on_hopper = columns_on_hopper(spec, (a, a_scale, b, b_scale, out, table), target)
-    if on_hopper is not None:
-        return on_hopper
     shared: dict[str, Any] = {
         "OUT_DTYPE": spec.out_dtype,
         "ACCUMULATE": False,
@@ -121,14 +112,14 @@ def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Array
             blocks = ((1, TILE, tile.depth), (1, tile.columns, tile.depth))
         of_a, of_b = fetched(a, blocks[0]), fetched(b, blocks[1])
         if of_a is not None and of_b is not None:
-            arguments: tuple[Any, ...] = (of_a, a_scale, of_b, b_scale, out, table, height, width, groups, *strides)
+            arguments: tuple[Any, ...] = (of_a, a_scale, of_b, b_scale, table, out, height, width, groups, *strides)
             grid: Shape = (tiles(height) * tiles(width, tile.columns), groups)
             if not target.has_copy_engine:
                 arguments = (a, a_scale, b, *arguments[3:])
             how = {**shared, **_how(spec, tile), "BESIDE": BESIDE, "POINTERS": not target.has_copy_engine}
             return start(described_columns, grid, arguments, target, **how)[out.name]
     tile = tile_of(spec)
-    arguments = (*left, *right, out, table, height, width, groups, a.shape[-1], 1, b.shape[-1], 1, *strides)
+    arguments = (*left, *right, table, out, height, width, groups, a.shape[-1], 1, b.shape[-1], 1, *strides)
     how = {**_by_pointers(spec), **shared, **_how(spec, tile), "HADAMARD": spec.hadamard}
     grid = (tiles(height), tiles(width, tile.columns), groups)
     return start(columns_times_columns, grid, arguments, target, **how)[out.name]

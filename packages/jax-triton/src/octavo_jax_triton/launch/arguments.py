@@ -24,14 +24,10 @@ def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 class Fetched(NamedTuple):
-    """An array of which the kernel fetches blocks, zeros past its ends.
-
-    swizzle   of Gluon's shared memory, in bytes; None: the kernel is one of Triton's own language
-    """
+    """An array of which the kernel fetches blocks, zeros past its ends."""
 
     array: Array
     block: tuple[int, ...]
-    swizzle: int | None = None
 
 
 class Target(NamedTuple):
@@ -55,9 +51,9 @@ def even(*lengths: int) -> bool:
     return not any(length % 16 for length in lengths)
 
 
-def fetched(array: Array, block: tuple[int, ...], swizzle: int | None = None) -> Fetched | None:
+def fetched(array: Array, block: tuple[int, ...]) -> Fetched | None:
     """Blocks of `array`; None where the hardware could not fetch them: rows that do not begin at 16 bytes, no rows."""
     size = jnp.dtype(array.dtype).itemsize
     if not math.prod(array.shape) or array.shape[-1] * size % 16:
         return None
-    return Fetched(array, block, swizzle)
+    return Fetched(array, block)

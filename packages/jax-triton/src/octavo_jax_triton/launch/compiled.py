@@ -24,6 +24,7 @@ def call(
     """The results of one launch, one after the other under vmap."""
     import jax_triton
 
+    descriptor = jax_triton.TensorDescriptor.from_array
     names: Sequence[str] = kernel.arg_names
     places = [place for place, argument in enumerate(arguments) if isinstance(argument, Array | Fetched)]
     fixed = {
@@ -39,7 +40,8 @@ def call(
         operands = dict(fixed)
         for place, given in zip(places, arrays, strict=True):
             argument, view = arguments[place], _viewed(given, _known(given.dtype, arch))
-            operands[names[place]] = _described(argument, view) if isinstance(argument, Fetched) else view
+            fetched = isinstance(argument, Fetched)
+            operands[names[place]] = descriptor(view, argument.block) if fetched else view
         results: list[Array] = jax_triton.triton_call(
             kernel=kernel,
             out_type=[array(each.shape, _known(each.dtype, arch)) for each in made],
@@ -71,26 +73,6 @@ def _known(dtype: Any, arch: tuple[int, int]) -> Any:
 
 def _viewed(given: Array, dtype: Any) -> Array:
     return given if given.dtype == dtype else jax.lax.bitcast_convert_type(given, dtype)
-
-
-def _described(argument: Fetched, given: Array) -> Any:
-    import jax_triton
-    from triton.experimental.gluon.language import NVMMASharedLayout
-
-    layout = None
-    if argument.swizzle is not None:
-        bits = 8 * jnp.dtype(given.dtype).itemsize
-        rank = len(argument.block)
-        layout = NVMMASharedLayout(swizzle_byte_width=argument.swizzle, element_bitwidth=bits, rank=rank)
-    return jax_triton.TensorDescriptor.from_array(given, argument.block, layout=layout)
-
-
-def multiprocessors() -> int:
-    """Of the first GPU; 132, a Hopper's, where there is none and a program is lowered for one elsewhere."""
-    try:
-        return int(jax.devices("gpu")[0].core_count)
-    except RuntimeError:
-        return 132
 
 
 def unfit() -> str | None:

@@ -19,10 +19,17 @@ def start(
 ) -> dict[str, Array]:
     """The results of `kernel`, by name; of a grid without programs they are zeros.
 
-    arguments   of the kernel in its order, up to its constants: arrays, `Fetched` ones, `Made` ones, numbers, None
+    arguments   of the kernel in its order, up to its constants: arrays, `Fetched` ones, `Made` ones, numbers, None;
+                no array after a `Made` one, since XLA hands over operands first and jax-triton takes them in turn
     constants   by name, and Triton's options
     """
     made = [argument for argument in arguments if isinstance(argument, Made)]
+    handed = [argument for argument in arguments if isinstance(argument, Array | Fetched | Made)]
+    if any(isinstance(argument, Made) for argument in handed[: len(handed) - len(made)]):
+        raise TypeError(
+            f"{kernel.__name__} takes an operand after a result; jax-triton would hand one over for the other: "
+            "put the results behind all operands in the kernel's signature"
+        )
     if not all(grid):
         return {each.name: jnp.zeros(each.shape, each.dtype) for each in made}
     places = [place for place, argument in enumerate(arguments) if isinstance(argument, Array | Fetched)]

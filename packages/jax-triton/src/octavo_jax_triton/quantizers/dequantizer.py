@@ -65,7 +65,7 @@ def _values(
             table = row_table(runs * HADAMARD_SIZE, rows, target)
         panels, matrix_rows = panels_of(rows, spec.groups), 0
     out = Made("values", shape, jnp.dtype(out_dtype))
-    arguments = (codes, scale, factor, out, table, rows, columns, spec.groups, panels, matrix_rows)
+    arguments = (codes, scale, factor, table, out, rows, columns, spec.groups, panels, matrix_rows)
     return start(
         dequantize_plane, (panels, tiles(columns)), arguments, target,
         FORMAT=how.format, SCALING=kernels_scaling(how), SCALES=how.scale_format, BLOCK=how.block_size or 128,
@@ -90,8 +90,7 @@ def _turn(codes: Array, group_sizes: Array | None, spec: GroupedTensorSpec, colu
     panels = spec.groups * tiles(rows) if table is None else panels_of(rows, spec.groups)
     shape = turned_shape(spec) if columnwise == TURNED else spec.payload_shape("columnwise")
     made = Made("codes", shape, CODES[spec.quantizer.format])
-    sides = (codes, made) if columnwise == TURNED else (made, codes)
-    arguments = (*sides, table, columns, spec.groups, panels, 0 if table is not None else rows)
+    arguments = (codes, table, made, columns, spec.groups, panels, 0 if table is not None else rows)
     how = {"BACK": columnwise != TURNED, "STACKED": table is None, "EVEN": even(columns)}
     return start(turn_codes, (panels, tiles(columns)), arguments, target, **how)["codes"]
 

@@ -40,11 +40,11 @@ def _blocks(layout: GroupedTensorSpec, rows: Rows) -> dict[str, Array]:
     row_scale, column_scale = made.get("rowwise_scale"), made.get("columnwise_scale")
     arguments = (
         rows.x,
+        rows.table,
         made.get("rowwise"),
         column_scale if row_scale is None and spec.square else row_scale,
         made.get("columnwise"),
         None if spec.square else column_scale,
-        rows.table,
         *rows.shape,
         pattern(spec.amax_epsilon),
     )
@@ -71,15 +71,12 @@ def _nvfp4(layout: GroupedTensorSpec, rows: Rows, words: Array | None, operand: 
     for direction, amax in amaxes.items():
         factor = made[f"{direction}_global"]
         factors |= start(nvfp4_factors, (1,), (amax, factor, rows.groups), rows.target, SIZE=size)
-    of_planes = [
-        value
-        for direction in ("rowwise", "columnwise")
-        for value in (made.get(direction), made.get(f"{direction}_scale"), amaxes.get(direction))
-    ]
+    measured = (amaxes.get(direction) for direction in ("rowwise", "columnwise"))
+    planes = (made.get(direction + part) for direction in ("rowwise", "columnwise") for part in ("", "_scale"))
     tile = nvfp4_tile(spec)
     codes = start(
         quantize_nvfp4, rows.grid(tile.width),
-        (rows.x, *of_planes, rows.table, words, *rows.shape, 0, operand), rows.target, **rows.how,
+        (rows.x, *measured, rows.table, words, *planes, *rows.shape, 0, operand), rows.target, **rows.how,
         SQUARE=spec.square, HADAMARD=spec.hadamard, STOCHASTIC=words is not None, CAST=rows.target.has_fp8_casts,
         WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
     )  # fmt: skip
@@ -99,7 +96,7 @@ def _units(layout: GroupedTensorSpec, rows: Rows, scale: Array | None) -> dict[s
             scales |= _scales(amax, scale, decode, epsilon, rows, rule)
     arguments = (
         rows.x, scale, *(amaxes.get(name) for name in ("groups", "rows", "columns")),
-        made.get("rowwise"), made.get("columnwise"), rows.table, *rows.shape, epsilon,
+        rows.table, made.get("rowwise"), made.get("columnwise"), *rows.shape, epsilon,
     )  # fmt: skip
     casts = rows.target.has_fp8_casts
     tile = codes_tile(casts)

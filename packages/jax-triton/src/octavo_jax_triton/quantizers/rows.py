@@ -77,7 +77,7 @@ class Rows(NamedTuple):
             "columns": Made("columns", (self.panels, self.columns), jnp.int32),
         }
         places = [each if name in wanted else None for name, each in made.items()]
-        arguments = (self.x, *places, self.table, *self.shape)
+        arguments = (self.x, self.table, *places, *self.shape)
         parts = start(unit_amax, self.grid(), arguments, self.target, **self.how, APART=True, num_warps=4)
         whole: dict[str, Array] = {}
         for name, part in parts.items():
@@ -93,7 +93,7 @@ class Rows(NamedTuple):
         names, shape = ("groups", "transformed"), (self.panels, tiles(self.columns, tile.width))
         places = [Made(name, shape, jnp.int32) if name in wanted else None for name in names]
         parts = start(
-            hadamard_amax, self.grid(tile.width), (self.x, *places, self.table, *self.shape), self.target,
+            hadamard_amax, self.grid(tile.width), (self.x, self.table, *places, *self.shape), self.target,
             **self.how, APART=True, WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
         )  # fmt: skip
         return {name: self._of_groups(jnp.max(part, axis=1, initial=0)) for name, part in parts.items()}

@@ -33,7 +33,7 @@ def rows_on_hopper(spec: GemmSpec, left: Planes, right: Planes, table: Tensor, b
     groups = b.shape[0] // tiles(depth) if spec.turned else b.shape[0]
     panels, across = panels_of(rows, groups), tiles(columns, _COLUMNS)
     arguments = (
-        of_a, left.scales, of_b, right.scales, bias.data, bias.scales, out, table,
+        of_a, left.scales, of_b, right.scales, bias.data, bias.scales, table, out,
         rows, depth, columns, groups, panels, across, *out.stride(), *bias.strides,
     )  # fmt: skip
     start(hopper_rows, _grid(out, panels * across), out, arguments, SCALING=spec.scaling, TURNED=spec.turned, **_HOW)
@@ -55,7 +55,7 @@ def columns_on_hopper(spec: GemmSpec, left: Planes, right: Planes, table: Tensor
         return False
     down, across = tiles(height), tiles(width, _COLUMNS)
     arguments = (
-        of_a, scales[0], of_b, scales[1], out, table, height, width, groups, down, across, *out.stride(),
+        of_a, scales[0], of_b, scales[1], table, out, height, width, groups, down, across, *out.stride(),
     )  # fmt: skip
     how = {"SCALING": spec.scaling, "ACCUMULATE": spec.accumulate}
     start(hopper_columns, _grid(out, groups * down * across), out, arguments, **how, **_HOW)

@@ -57,7 +57,7 @@ def rows_by_matrices(spec: GemmSpec, left: Planes, right: Planes, table: Tensor,
         if of_a is not None and of_b is not None:
             across = tiles(columns, tile.columns)
             arguments = (
-                of_a, left.scales, of_b, right.scales, *bias.arguments, stored(out), table,
+                of_a, left.scales, of_b, right.scales, *bias.arguments, table, stored(out),
                 rows, depth, columns, groups, panels, across, *out.stride(), *bias.strides,
             )  # fmt: skip
             start(described_rows, (panels * across,), out, arguments, **shared, **_how(spec, tile), BESIDE=BESIDE)
@@ -69,7 +69,7 @@ def rows_by_matrices(spec: GemmSpec, left: Planes, right: Planes, table: Tensor,
     elif not dgrad:
         b_depth, b_column = b_column, b_depth
     arguments = (
-        *left.arguments, *right.arguments, *bias.arguments, stored(out), table,
+        *left.arguments, *right.arguments, *bias.arguments, table, stored(out),
         rows, depth, columns, groups, panels, *a.stride(), b_group, b_depth, b_column, *out.stride(), *bias.strides,
     )  # fmt: skip
     start(
@@ -94,14 +94,14 @@ def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Tenso
             of_a, of_b = _fetched(a, (tile.depth, TILE)), _fetched(b, (tile.depth, tile.columns))
         if of_a is not None and of_b is not None:
             arguments = (
-                of_a, left.scales, of_b, right.scales, stored(out), table, height, width, groups, *out.stride(),
+                of_a, left.scales, of_b, right.scales, table, stored(out), height, width, groups, *out.stride(),
             )  # fmt: skip
             grid = (tiles(height) * tiles(width, tile.columns), groups)
             start(described_columns, grid, out, arguments, **shared, **_how(spec, tile), BESIDE=BESIDE)
             return
     tile = tile_of(spec)
     arguments = (
-        *left.arguments, *right.arguments, stored(out), table,
+        *left.arguments, *right.arguments, table, stored(out),
         height, width, groups, *a.stride(), *b.stride(), *out.stride(),
     )  # fmt: skip
     start(

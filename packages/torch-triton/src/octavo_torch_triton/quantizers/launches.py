@@ -66,11 +66,11 @@ def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], turned: b
     tile = codes_tile(casts)
     arguments: tuple[Any, ...] = (
         rows.x,
+        rows.table,
         planes.get("rowwise"),
         column_scale if row_scale is None and spec.square else row_scale,
         planes.get("columnwise"),
         None if spec.square else column_scale,
-        rows.table,
         *rows.shape,
         pattern(spec.amax_epsilon),
     )
@@ -96,24 +96,21 @@ def nvfp4(
         tile = HADAMARD_AMAX
         start(
             hadamard_amax, rows.grid(tile.width), rows.x,
-            (rows.x, amaxes.get("rowwise"), amaxes["columnwise"], rows.table, *rows.shape), **rows.how,
+            (rows.x, rows.table, amaxes.get("rowwise"), amaxes["columnwise"], *rows.shape), **rows.how,
             APART=False, WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
         )  # fmt: skip
     else:
-        measured = (rows.x, largest[0], None, None, rows.table, *rows.shape)
-        start(unit_amax, rows.grid(), rows.x, measured, **rows.how, APART=False, num_warps=4)
+        of_groups = (rows.x, rows.table, largest[0], None, None, *rows.shape)
+        start(unit_amax, rows.grid(), rows.x, of_groups, **rows.how, APART=False, num_warps=4)
     size = max(16, 1 << (rows.groups - 1).bit_length())
     for direction, amax in amaxes.items():
         start(nvfp4_factors, (1,), rows.x, (amax, planes[f"{direction}_global"], rows.groups), SIZE=size)
-    arguments = [
-        value
-        for direction in ("rowwise", "columnwise")
-        for value in (planes.get(direction), planes.get(f"{direction}_scale"), amaxes.get(direction))
-    ]
+    measured = (amaxes.get(direction) for direction in ("rowwise", "columnwise"))
+    made = (planes.get(direction + part) for direction in ("rowwise", "columnwise") for part in ("", "_scale"))
     tile = nvfp4_tile(spec)
     start(
         quantize_nvfp4, rows.grid(tile.width), rows.x,
-        (rows.x, *arguments, rows.table, seed, *rows.shape, group_offset, operand), **rows.how,
+        (rows.x, *measured, rows.table, seed, *made, *rows.shape, group_offset, operand), **rows.how,
         SQUARE=spec.square, HADAMARD=spec.hadamard, STOCHASTIC=seed is not None, CAST=has_fp8_casts(rows.x),
         WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
     )  # fmt: skip
@@ -133,7 +130,7 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
     of_rows, of_columns = (amaxes.get("rowwise"), amaxes.get("columnwise")) if spec.scaling == "row" else (None, None)
     epsilon = pattern(spec.amax_epsilon)
     if amaxes:
-        measured = (rows.x, of_groups, of_rows, of_columns, rows.table, *rows.shape)
+        measured = (rows.x, rows.table, of_groups, of_rows, of_columns, *rows.shape)
         start(unit_amax, rows.grid(), rows.x, measured, **rows.how, APART=False, num_warps=4)
     rule = {"FORMAT": spec.format, "POWER_OF_TWO": spec.power_of_two}
     for direction in ("rowwise", "columnwise"):
@@ -146,7 +143,7 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
             **rule, GIVEN=encode is not None, SIZE=_SIZE,
         )  # fmt: skip
     codes = planes.get("rowwise"), planes.get("columnwise")
-    arguments = (rows.x, encode, of_groups, of_rows, of_columns, *codes, rows.table, *rows.shape, epsilon)
+    arguments = (rows.x, encode, of_groups, of_rows, of_columns, rows.table, *codes, *rows.shape, epsilon)
     casts = has_fp8_casts(rows.x)
     tile = codes_tile(casts)
     start(

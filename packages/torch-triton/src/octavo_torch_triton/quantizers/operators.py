@@ -72,7 +72,7 @@ def _dequantize(
     planes = stored(codes.contiguous()), stored(scale.contiguous()), factor
     start(
         dequantize_plane, (panels, tiles(columns)), codes,
-        (*planes, stored(out), table, rows, columns, groups, panels, matrix_rows),
+        (*planes, table, stored(out), rows, columns, groups, panels, matrix_rows),
         FORMAT=spec.format, SCALING=kernels_scaling(spec), SCALES=spec.scale_format,
         BLOCK=spec.block_size or 128, SQUARE=spec.square, COLUMNWISE=direction == "columnwise",
         STACKED=table is None, OUT_DTYPE=DTYPE_NAMES[out.dtype],
@@ -96,11 +96,10 @@ dequantize = define(
 
 def _turn(codes: Tensor, table: Tensor | None, quantizer: str, shape: list[int], groups: int, into: str) -> Tensor:
     out = _turn_fake(codes, table, quantizer, shape, groups, into)
-    plain, turned = (codes, out) if into == TURNED else (out, codes)
     rows, columns = shape[-2:]
     panels = groups * tiles(rows) if table is None else panels_of(rows, groups)
     arguments = (
-        stored(plain.contiguous()), stored(turned.contiguous()), table,
+        stored(codes.contiguous()), table, stored(out),
         columns, groups, panels, 0 if table is not None else rows,
     )  # fmt: skip
     start(turn_codes, (panels, tiles(columns)), codes, arguments, BACK=into != TURNED, STACKED=table is None)

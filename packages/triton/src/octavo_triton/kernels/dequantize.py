@@ -12,7 +12,7 @@ from octavo_triton.kernels.panels import PANEL, first_block, panel_rows
 
 @triton.jit
 def dequantize_plane(
-    codes, scale, factor, out, table, rows, columns, groups, panels, matrix_rows,
+    codes, scale, factor, table, out, rows, columns, groups, panels, matrix_rows,
     FORMAT: tl.constexpr, SCALING: tl.constexpr, SCALES: tl.constexpr, BLOCK: tl.constexpr, SQUARE: tl.constexpr,
     COLUMNWISE: tl.constexpr, STACKED: tl.constexpr, OUT_DTYPE: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
@@ -47,24 +47,24 @@ def dequantize_plane(
 
 @triton.jit
 def turn_codes(
-    codes, turned, table, columns, groups, panels, matrix_rows,
+    given, table, made, columns, groups, panels, matrix_rows,
     BACK: tl.constexpr, STACKED: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """Plain column codes turned, with zeros where a panel has no row, or BACK; one panel and 128 columns of it."""
     if EVEN:
         columns = sixteens(columns)
-    codes = as_bits(codes)
-    turned = as_bits(turned)
+    given = as_bits(given)
+    made = as_bits(made)
     group, first, start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)
     if group < groups:
         panel = first_block(table, group, groups, matrix_rows, PANEL, STACKED) + (first - start) // PANEL
         row = tl.arange(0, PANEL)
         column = tl.program_id(1) * PANEL + row
         real = (column < columns)[:, None] & (first + row < end)[None, :]
-        plain_at = codes + first * columns + (column[:, None] + row[None, :] * columns)
-        turned_at = turned + panel * columns * PANEL + (column[:, None] * PANEL + row[None, :])
+        plain_at = first * columns + (column[:, None] + row[None, :] * columns)
+        turned_at = panel * columns * PANEL + (column[:, None] * PANEL + row[None, :])
         if BACK:
-            tl.store(plain_at, tl.load(turned_at, mask=real, other=0), mask=real)
+            tl.store(made + plain_at, tl.load(given + turned_at, mask=real, other=0), mask=real)
         else:
             whole = (column < columns)[:, None] & (row >= 0)[None, :]
-            tl.store(turned_at, tl.load(plain_at, mask=real, other=0), mask=whole)
+            tl.store(made + turned_at, tl.load(given + plain_at, mask=real, other=0), mask=whole)

@@ -26,7 +26,7 @@ def add_to(out, total, n, k, height, width, out_row, out_column, OUT_DTYPE: tl.c
 
 @triton.jit
 def described_columns(
-    a, a_scale, b, b_scale, out, table, height, width, groups, out_group, out_row, out_column,
+    a, a_scale, b, b_scale, table, out, height, width, groups, out_group, out_row, out_column,
     OUT_DTYPE: tl.constexpr, SCALING: tl.constexpr, A_FORMAT: tl.constexpr, B_FORMAT: tl.constexpr,
     PRODUCT: tl.constexpr, ACCUMULATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     BESIDE: tl.constexpr, EVEN: tl.constexpr = False, POINTERS: tl.constexpr = False,

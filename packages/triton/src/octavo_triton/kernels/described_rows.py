@@ -16,7 +16,7 @@ from octavo_triton.kernels.panels import PANEL, panel_rows
 
 @triton.jit
 def described_rows(
-    a, a_scale, b, b_scale, bias, bias_scales, out, table,
+    a, a_scale, b, b_scale, bias, bias_scales, table, out,
     rows, depth, columns, groups, panels, tiles, out_row, out_column, bias_group, bias_column, bias_scale,
     OUT_DTYPE: tl.constexpr, BIAS_DTYPE: tl.constexpr, SCALING: tl.constexpr, A_FORMAT: tl.constexpr,
     B_FORMAT: tl.constexpr, SQUARE: tl.constexpr, TURNED: tl.constexpr, PRODUCT: tl.constexpr,

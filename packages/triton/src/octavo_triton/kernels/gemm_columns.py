@@ -21,7 +21,7 @@ from octavo_triton.kernels.panels import first_block, word_of
 
 @triton.jit
 def columns_times_columns(
-    a, a_scale, a_factor, b, b_scale, b_factor, out, table,
+    a, a_scale, a_factor, b, b_scale, b_factor, table, out,
     height, width, groups, a_row, a_column, b_row, b_column, out_group, out_row, out_column,
     A_DTYPE: tl.constexpr, B_DTYPE: tl.constexpr, OUT_DTYPE: tl.constexpr, SCALING: tl.constexpr,
     A_FORMAT: tl.constexpr, B_FORMAT: tl.constexpr, SCALES: tl.constexpr, BLOCK: tl.constexpr, HADAMARD: tl.constexpr,

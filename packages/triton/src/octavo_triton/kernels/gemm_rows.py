@@ -25,7 +25,7 @@ from octavo_triton.kernels.panels import PANEL, panel_rows
 
 @triton.jit
 def rows_times_matrices(
-    a, a_scale, a_factor, b, b_scale, b_factor, bias, bias_scales, out, table,
+    a, a_scale, a_factor, b, b_scale, b_factor, bias, bias_scales, table, out,
     rows, depth, columns, groups, panels, a_row, a_column, b_group, b_depth, b_column, out_row, out_column,
     bias_group, bias_column, bias_scale,
     A_DTYPE: tl.constexpr, B_DTYPE: tl.constexpr, OUT_DTYPE: tl.constexpr, BIAS_DTYPE: tl.constexpr,

@@ -20,7 +20,7 @@ from octavo_triton.kernels.tiles import columns_of_tile, rows_in_runs, store_tur
 
 @triton.jit
 def quantize_blocks(
-    x, row_codes, row_scale, column_codes, column_scale, table,
+    x, table, row_codes, row_scale, column_codes, column_scale,
     columns, groups, panels, matrix_rows, x_stride, epsilon,
     DTYPE: tl.constexpr, FORMAT: tl.constexpr, SCALES: tl.constexpr, POWER_OF_TWO: tl.constexpr, BLOCK: tl.constexpr,
     SQUARE: tl.constexpr, TURNED: tl.constexpr, STACKED: tl.constexpr, CAST: tl.constexpr,

@@ -24,13 +24,13 @@ RUNS = tl.constexpr(8)
 
 @triton.jit
 def hadamard_amax(
-    x, of_groups, of_turned, table, columns, groups, panels, matrix_rows, x_stride,
+    x, table, of_groups, of_transformed, columns, groups, panels, matrix_rows, x_stride,
     DTYPE: tl.constexpr, STACKED: tl.constexpr, APART: tl.constexpr, WIDTH: tl.constexpr, BESIDE: tl.constexpr,
     EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """amax patterns of one panel and WIDTH columns, and of what the transform makes of them, into those of its group.
 
-    of_groups, of_turned   see unit_amax; what is None is not asked for
+    of_groups, of_transformed   see unit_amax; what is None is not asked for
     """
     if EVEN:
         columns = sixteens(columns)
@@ -47,7 +47,7 @@ def hadamard_amax(
             largest_of_group(of_groups, group, tl.max(tl.max(magnitude, 0), 0), APART)
         turned = hadamard(tl.reshape(stored, (16, RUNS, WIDTH)), DTYPE, RUNS, WIDTH)
         turned = magnitudes(turned, "bfloat16")
-        largest_of_group(of_turned, group, tl.max(tl.max(tl.max(turned, 0), 1), 0), APART)
+        largest_of_group(of_transformed, group, tl.max(tl.max(tl.max(turned, 0), 1), 0), APART)
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def e2m1_codes(value, encode, random, group_amax, STOCHASTIC: tl.constexpr):
 
 @triton.jit
 def quantize_nvfp4(
-    x, row_codes, row_scale, row_amax, column_codes, column_scale, column_amax, table, seed,
+    x, row_amax, column_amax, table, seed, row_codes, row_scale, column_codes, column_scale,
     columns, groups, panels, matrix_rows, x_stride, group_offset, operand,
     DTYPE: tl.constexpr, SQUARE: tl.constexpr, HADAMARD: tl.constexpr, STOCHASTIC: tl.constexpr, STACKED: tl.constexpr,
     CAST: tl.constexpr, WIDTH: tl.constexpr, BESIDE: tl.constexpr, EVEN: tl.constexpr = False,

@@ -27,7 +27,7 @@ def largest_of_group(of_groups, group, amax, APART: tl.constexpr):
 
 @triton.jit
 def unit_amax(
-    x, of_groups, of_rows, of_columns, table, columns, groups, panels, matrix_rows, x_stride,
+    x, table, of_groups, of_rows, of_columns, columns, groups, panels, matrix_rows, x_stride,
     DTYPE: tl.constexpr, STACKED: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """amax patterns of one panel and 128 columns into those of its group [G], its rows [M] and its columns [G, K].
@@ -85,7 +85,7 @@ def unit_scales(
 
 @triton.jit
 def quantize_units(
-    x, encode, group_amax, row_amax, column_amax, row_codes, column_codes, table,
+    x, encode, group_amax, row_amax, column_amax, table, row_codes, column_codes,
     columns, groups, panels, matrix_rows, x_stride, epsilon,
     DTYPE: tl.constexpr, FORMAT: tl.constexpr, POWER_OF_TWO: tl.constexpr, TURNED: tl.constexpr,
     STACKED: tl.constexpr, CAST: tl.constexpr, RUN: tl.constexpr, BESIDE: tl.constexpr, EVEN: tl.constexpr = False,

@@ -95,7 +95,7 @@ def finish(
 
 @gluon.jit
 def multiply(
-    a_scale, b_scale, out, table, height, width, groups, down, across, out_group, out_row, out_column,
+    a_scale, b_scale, table, out, height, width, groups, down, across, out_group, out_row, out_column,
     a_tiles, a_scales, b_tiles, b_scales, full, empty,
     PART: gl.constexpr, SCALING: gl.constexpr, ACCUMULATE: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
@@ -134,7 +134,7 @@ def multiply(
 
 @gluon.jit
 def hopper_columns(
-    a, a_scale, b, b_scale, out, table, height, width, groups, down, across, out_group, out_row, out_column,
+    a, a_scale, b, b_scale, table, out, height, width, groups, down, across, out_group, out_row, out_column,
     SCALING: gl.constexpr, ACCUMULATE: gl.constexpr, BESIDE: gl.constexpr, EVEN: gl.constexpr = False,
 ):  # fmt: skip
     """out[g, n, k] = sum over the rows r of g of a[r, n] b[r, k]; codes by descriptors of turned panels.
@@ -160,11 +160,11 @@ def hopper_columns(
     gl.warp_specialize(
         [
             (multiply, (
-                a_scale, b_scale, out, table, height, width, groups, down, across, out_group, out_row, out_column,
+                a_scale, b_scale, table, out, height, width, groups, down, across, out_group, out_row, out_column,
                 a_tiles, a_scales, b_tiles, b_scales, full, empty, 0, SCALING, ACCUMULATE, BESIDE,
             )),
             (multiply, (
-                a_scale, b_scale, out, table, height, width, groups, down, across, out_group, out_row, out_column,
+                a_scale, b_scale, table, out, height, width, groups, down, across, out_group, out_row, out_column,
                 a_tiles, a_scales, b_tiles, b_scales, full, empty, 1, SCALING, ACCUMULATE, BESIDE,
             )),
             (fetch, (

@@ -89,7 +89,7 @@ def finished(
 
 @gluon.jit
 def multiply(
-    a_scale, b_scale, bias, bias_scales, out, table, rows, depth, columns, groups, panels, tiles, out_row, out_column,
+    a_scale, b_scale, bias, bias_scales, table, out, rows, depth, columns, groups, panels, tiles, out_row, out_column,
     bias_group, bias_column, bias_scale, a_tiles, b_tiles, full, empty,
     PART: gl.constexpr, SCALING: gl.constexpr, TURNED: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
@@ -146,7 +146,7 @@ def multiply(
 
 @gluon.jit
 def hopper_rows(
-    a, a_scale, b, b_scale, bias, bias_scales, out, table, rows, depth, columns, groups, panels, tiles,
+    a, a_scale, b, b_scale, bias, bias_scales, table, out, rows, depth, columns, groups, panels, tiles,
     out_row, out_column, bias_group, bias_column, bias_scale,
     SCALING: gl.constexpr, TURNED: gl.constexpr, BESIDE: gl.constexpr, EVEN: gl.constexpr = False,
 ):  # fmt: skip
@@ -167,12 +167,12 @@ def hopper_rows(
     gl.warp_specialize(
         [
             (multiply, (
-                a_scale, b_scale, bias, bias_scales, out, table, rows, depth, columns, groups, panels, tiles,
+                a_scale, b_scale, bias, bias_scales, table, out, rows, depth, columns, groups, panels, tiles,
                 out_row, out_column, bias_group, bias_column, bias_scale, a_tiles, b_tiles, full, empty,
                 0, SCALING, TURNED, BESIDE,
             )),
             (multiply, (
-                a_scale, b_scale, bias, bias_scales, out, table, rows, depth, columns, groups, panels, tiles,
+                a_scale, b_scale, bias, bias_scales, table, out, rows, depth, columns, groups, panels, tiles,
                 out_row, out_column, bias_group, bias_column, bias_scale, a_tiles, b_tiles, full, empty,
                 1, SCALING, TURNED, BESIDE,
             )),
