@@ -29,11 +29,11 @@ CODES = QuantizerTile(8, 128, 16, 4, 168)
 """Of FP8 codes. Three programs fit on a multiprocessor, and one's loads run beside the others' arithmetic."""
 CODES_IN_INTEGERS = QuantizerTile(8, 128, 8, 8)
 """Chips that round to FP8 in integers have no registers for so much in a thread."""
-NVFP4 = QuantizerTile(16, 128, 4, 8, 128)
-"""A run is a block of 16 rows and one transform, which a thread makes by itself; two programs fit."""
+NVFP4 = QuantizerTile(16, 64, 8, 2)
+"""A run is a block of 16 rows and one transform, which a thread makes by itself."""
 NVFP4_STOCHASTIC = QuantizerTile(16, 128, 4, 8)
-"""Random bits would be spilled from so few registers."""
-HADAMARD_AMAX = QuantizerTile(16, 64, 8, 2)
+"""Random bits of twice as many elements would be spilled."""
+HADAMARD_AMAX = NVFP4
 """Of the pass before."""
 
 
