@@ -3,19 +3,14 @@
     pip install --target OLD octavo_native-OLD.whl nanobind-backend && pip install --target NEW ...
     python benchmarks/compare_gemms.py OLD NEW --output benchmarks/results/gemm-turns-MACHINE-DATE.json
 
-Each build lives in a process of its own and makes the same random operands there. The parent asks the processes in turn
-for a batch of calls, so that all of them meet the same clocks; a ratio is the median over neighbouring batches. Bits
-are compared on ragged sizes with empty groups and a tail, on every tile, and of every result that is timed.
+Each build lives in a process of its own (turns.py). Bits are compared on ragged sizes with empty groups and a tail, on
+every tile, and of every result that is timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import statistics
-import subprocess
 import sys
 import time
 from datetime import UTC, datetime
@@ -23,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from layers import LINEAR
+from turns import Build, digest, digests_of, in_turns, machine, serve
 
 KINDS: dict[str, dict[str, Any]] = {
     "bf16": {},
@@ -194,105 +190,19 @@ class Call:
 
     def digest(self) -> list[int]:
         """Two sums over the words of the result."""
-        import torch
-
-        words = self.out.view(torch.int16 if self.out.element_size() == 2 else torch.int32).reshape(-1)
-        plain = weighted = 0
-        for part in words.split(1 << 26):
-            wide = part.to(torch.int64)
-            plain += int(wide.sum())
-            weighted += int((wide * (torch.arange(len(wide), device="cuda") % 65521 + 1)).sum())
-        return [plain, weighted]
-
-
-def serve() -> None:
-    """Answers requests, one JSON document per line: {"case"} prepares and tells the bits, {"count"} times calls."""
-    import torch
-
-    call: Call | None = None
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            if "case" in request:
-                call = None
-                torch.cuda.empty_cache()
-                call = Call(request["case"])
-                call.run()
-                answer: Any = call.digest()
-            else:
-                assert call is not None
-                torch.cuda.synchronize()
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                for _ in range(request["count"]):
-                    call.run()
-                end.record()
-                torch.cuda.synchronize()
-                answer = 1e3 * start.elapsed_time(end) / request["count"]
-        except ValueError as error:
-            answer = str(error)
-        print(json.dumps(answer), flush=True)
+        return digest(self.out)
 
 
 # ---- in the parent
 
 
-class Build:
-    """A process in which one build's folder comes first on the path."""
-
-    def __init__(self, folder: Path) -> None:
-        path = os.pathsep.join(filter(None, (str(folder.resolve()), os.environ.get("PYTHONPATH", ""))))
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--serve"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-
-    def begin(self, **request: Any) -> None:
-        """Sends a request."""
-        assert self._process.stdin is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-
-    def answer(self) -> Any:
-        """The answer; RuntimeError where the process has ended."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a build's process ended with {self._process.wait()}; its error is above")
-        return json.loads(line)
-
-    def ask(self, **request: Any) -> Any:
-        """Both."""
-        self.begin(**request)
-        return self.answer()
-
-
-def digests_of(builds: list[Build], case: dict[str, Any], tiles: list[int]) -> list[Any]:
-    """Of all builds, which work at the same time."""
-    for build, tile in zip(builds, tiles, strict=True):
-        build.begin(case={**case, "tile": tile})
-    return [build.answer() for build in builds]
-
-
 def compare(builds: list[Build], case: dict[str, Any], tiles: list[int], turns: int, batch_us: float) -> dict[str, Any]:
     """One row: whether bits are equal, medians in microseconds, and each build's time over the first's."""
-    digests = digests_of(builds, case, tiles)
-    once = max(build.ask(count=1) for build in builds)
-    count = max(2, min(200, int(batch_us / once)))
-    times: list[list[float]] = [[] for _ in builds]
-    for turn in range(turns):
-        for at in range(len(builds)):
-            number = (at + turn) % len(builds)
-            times[number].append(builds[number].ask(count=count))
-    ratios = [sorted(b / a for a, b in zip(times[0], each, strict=True)) for each in times]
+    digests = digests_of(builds, [{**case, "tile": tile} for tile in tiles])
     return {
         **{name: case[name] for name in ("gemm", "kind", "out", "accumulate", "shape")},
         "equal_bits": all(digest == digests[0] for digest in digests),
-        "us": [round(statistics.median(each), 1) for each in times],
-        "over_first": [round(statistics.median(each), 4) for each in ratios],
-        "quartiles": [[round(each[len(each) // 4], 4), round(each[-1 - len(each) // 4], 4)] for each in ratios],
+        **in_turns(builds, turns, batch_us),
     }
 
 
@@ -314,17 +224,17 @@ def main() -> int:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve()
+        serve(Call)
         return 0
     if not options.builds:
         parser.error("give the folders of two builds")
-    builds = [Build(folder) for folder in options.builds]
+    builds = [Build(folder, __file__) for folder in options.builds]
     tiles = [int(tile) for tile in options.tiles.split(",")]
     tiles = tiles * len(builds) if len(tiles) == 1 else tiles
     different, compared = [], 0
     start = time.monotonic()
     for case in [] if options.no_bits else judged():
-        digests = digests_of(builds, case, [case["tile"]] * len(builds))
+        digests = digests_of(builds, [case] * len(builds))
         compared += isinstance(digests[0], list)
         if any(digest != digests[0] for digest in digests):
             different.append(case)
@@ -340,12 +250,9 @@ def main() -> int:
         bits = "" if row["equal_bits"] else "   OTHER BITS"
         print(f"{row['shape']:17} {row['kind']:7} {what:16} {numbers}{bits}", flush=True)
     if options.output is not None:
-        import torch
-
-        machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version()}
         document = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine,
+            "machine": machine(),
             "builds": options.names.split(","),
             "tiles": tiles,
             "bits": {"compared": compared, "different": different},

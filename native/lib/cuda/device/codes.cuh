@@ -1,6 +1,7 @@
 // Casts of eight values at a time with the device's own instructions, bit for bit those of numerics.h.
 #pragma once
 
+#include "octavo/e2m1.h"
 #include "octavo/numerics.h"
 
 namespace octavo::cuda {
@@ -30,30 +31,6 @@ __device__ __forceinline__ uint32_t fp8_pair(float first, float second) {
   return pair;
 }
 
-// E2M1 as in numerics.h, in fewer steps. Adding a power of two whose ulp is the step of the magnitude's binade k (1, 2,
-// 4: k = 0, 1, 2) leaves the number of steps in the low bits; with 2 k added there beforehand, these bits are the code.
-// E2M1 has no NaN: a NaN (from a NaN scale) encodes as +6.
-__device__ __forceinline__ float e2m1_clamped(float scaled) { return fminf(fabsf(scaled), 6.0f); }
-
-__device__ __forceinline__ uint32_t e2m1_binade(float magnitude) {
-  return max(bits_of(magnitude) & INF_BITS, 0x3F800000u);
-}
-
-__device__ __forceinline__ uint32_t with_sign_of(float value, uint32_t rest) {
-  uint32_t result;  // one instruction: the top bit of the first operand, the other bits of the second
-  asm("lop3.b32 %0, %1, %2, 0x80000000, 0xE4;" : "=r"(result) : "r"(bits_of(value)), "r"(rest));
-  return result;
-}
-
-// The code minus 2 modulo 8, with its sign, in the top four bits; the other bits are undefined.
-__device__ __forceinline__ uint32_t e2m1_top(float scaled) {
-  const float magnitude = e2m1_clamped(scaled);
-  const uint32_t binade = e2m1_binade(magnitude);
-  // The shifted exponent is 2 (127 + k), which is 2 k - 2 modulo 8.
-  const uint32_t sum = bits_of(fmaf(float_of(binade | binade >> 22), 4194304.0f, magnitude));
-  return with_sign_of(scaled, sum << 28);
-}
-
 // The signs of eight values where E2M1 codes have them: in the top bit of each nibble.
 __device__ __forceinline__ uint32_t e2m1_signs(const float (&values)[8]) {
   const auto top_bytes = [&](int i) {
@@ -66,37 +43,40 @@ __device__ __forceinline__ uint32_t e2m1_signs(const float (&values)[8]) {
 template <Format F>
 __device__ __forceinline__ Codes<F> encode8(const float (&scaled)[8]) {
   if constexpr (F == Format::e2m1) {
-    uint32_t word = 0;
-#pragma unroll
-    for (int i = 7; i >= 0; --i) word = __funnelshift_l(e2m1_top(scaled[i]), word, 4);
-    const uint32_t codes = (word & 0x77777777u) + 0x22222222u;  // no carry leaves its nibble
-    return {(word & 0x88888888u) | (codes & 0x77777777u)};
+    return {e2m1_codes([&](int i) { return fabsf(scaled[i]); }) | e2m1_signs(scaled)};
   } else {
     return {fp8_pair<F>(scaled[0], scaled[1]) | fp8_pair<F>(scaled[2], scaled[3]) << 16,
             fp8_pair<F>(scaled[4], scaled[5]) | fp8_pair<F>(scaled[6], scaled[7]) << 16};
   }
 }
 
-// Stochastic rounding: the draw is added below the one mantissa bit that is kept, and carries into it. Below 1 the step
-// is that between 1 and 2: half of the magnitude plus a half has the same mantissa step one binade lower, and is the
-// larger of the two exactly there (rounded towards zero: bits that are cut off do not count). Exponent and kept bit are
-// then the code plus twice the exponent of 0.5. One instruction adds the draw, cuts off and appends to the codes of the
-// later elements; the excess is subtracted from all codes at once.
-__device__ __forceinline__ Codes<Format::e2m1> encode8_stochastic(const float (&scaled)[8], const Words& words) {
+// Codes of eight magnitudes by stochastic rounding: the draw is added below the one mantissa bit that is kept, and
+// carries into it. Below 1 the step is that between 1 and 2: half of the magnitude plus a half has the same mantissa
+// step one binade lower, and is the larger of the two exactly there (rounded towards zero: bits that are cut off do not
+// count). Exponent and kept bit are then the code plus twice the exponent of 0.5. One instruction adds the draw, cuts
+// off and appends to the codes of the later elements; the excess is subtracted from all codes at once. `sixteen` is 16,
+// see e2m1_codes.
+template <class MagnitudeOf>
+__device__ __forceinline__ uint32_t stochastic_codes(const MagnitudeOf& magnitude_of, const Words& words,
+                                                     uint32_t sixteen = 16u) {
   constexpr uint32_t too_large = 2u * 126u * 0x11111111u;
   uint32_t codes = 0;
 #pragma unroll
   for (int i = 7; i >= 0; --i) {
-    const float magnitude = e2m1_clamped(scaled[i]);
+    const float magnitude = fminf(magnitude_of(i), 6.0f);  // NaN, of a NaN scale, becomes 6
     const float stepped = fmaxf(magnitude, __fmaf_rz(magnitude, 0.5f, 0.5f));
     const uint32_t word = words.word[i / 2], draw = i % 2 ? word & 0xFFFF0000u : word << 16;
     // high word: 16 * codes + (stepped's bits * 2^10 + draw) / 2^32
     asm("{\n.reg .b64 sum;\n.reg .b32 cut;\n"
         "mov.b64 sum, {%2, %3};\nmad.wide.u32 sum, %1, 1024, sum;\nmov.b64 {cut, %0}, sum;\n}"
         : "=r"(codes)
-        : "r"(bits_of(stepped)), "r"(draw), "r"(codes * 16u));
+        : "r"(bits_of(stepped)), "r"(draw), "r"(codes * sixteen));
   }
-  return {(codes - too_large) | e2m1_signs(scaled)};
+  return codes - too_large;
+}
+
+__device__ __forceinline__ Codes<Format::e2m1> encode8_stochastic(const float (&scaled)[8], const Words& words) {
+  return {stochastic_codes([&](int i) { return fabsf(scaled[i]); }, words) | e2m1_signs(scaled)};
 }
 
 // A mask of the first `count` of eight codes, for `masked`.
@@ -139,16 +119,23 @@ __device__ __forceinline__ void transpose(Codes<F> (&codes)[8]) {
   if constexpr (F == Format::e2m1) {
     // Nibbles, then bytes, then half words.
 #pragma unroll
-    for (int shift = 4; shift <= 16; shift *= 2) {
-      const uint32_t mask = shift == 4 ? 0x0F0F0F0Fu : shift == 8 ? 0x00FF00FFu : 0x0000FFFFu;
-      const int step = shift / 4;
+    for (int i = 0; i < 8; i += 2) {
+      const uint32_t a = codes[i].low, b = codes[i + 1].low;
+      codes[i].low = (a & 0x0F0F0F0Fu) | (b << 4 & 0xF0F0F0F0u);
+      codes[i + 1].low = (a >> 4 & 0x0F0F0F0Fu) | (b & 0xF0F0F0F0u);
+    }
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (i & step) continue;
-        const uint32_t a = codes[i].low, b = codes[i + step].low;
-        codes[i].low = (a & mask) | ((b & mask) << shift);
-        codes[i + step].low = ((a >> shift) & mask) | (b & ~mask);
-      }
+    for (int i = 0; i < 8; ++i) {
+      if (i & 2) continue;
+      const uint32_t a = codes[i].low, b = codes[i + 2].low;
+      codes[i].low = __byte_perm(a, b, 0x6240);
+      codes[i + 2].low = __byte_perm(a, b, 0x7351);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t a = codes[i].low, b = codes[i + 4].low;
+      codes[i].low = __byte_perm(a, b, 0x5410);
+      codes[i + 4].low = __byte_perm(a, b, 0x7632);
     }
   } else {
     transpose4(codes[0].low, codes[1].low, codes[2].low, codes[3].low);

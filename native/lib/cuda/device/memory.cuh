@@ -42,10 +42,6 @@ __device__ __forceinline__ void store_global(void* at, uint4 four) {
                : "memory");
 }
 
-__device__ __forceinline__ uint32_t shared_address(const void* at) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
-}
-
 __device__ __forceinline__ void store_shared(uint32_t at, uint4 four) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(four.x), "r"(four.y), "r"(four.z), "r"(four.w)
                : "memory");

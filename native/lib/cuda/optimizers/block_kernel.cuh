@@ -14,6 +14,7 @@
 #include <cstddef>
 
 #include "codes.cuh"
+#include "cuda/device/ptx.cuh"
 #include "elements.cuh"
 #include "lanes.cuh"
 
@@ -68,10 +69,10 @@ __global__ void __launch_bounds__(STEP_THREADS, BLOCK_CTAS) adamw_blocks_kernel(
                     static_cast<uint32_t>(place.first_row + step.draws.first_row), top);
     Product column = column_part(args.keys, factors.number, col / 8);
     LaneFlags lane(thread, col < cols);
-    uint32_t state_at = shared_address(&memory.states[warp][half]);
+    uint32_t state_at = smem_address(&memory.states[warp][half]);
     keep(state_at), keep(column.high), keep(column.low);
     if constexpr (W == Written::codes) {
-      kept.at = shared_address(&memory.tile.eight(static_cast<int>(warp * WARP_ROWS + half), thread % LANES_OF_ROW));
+      kept.at = smem_address(&memory.tile.eight(static_cast<int>(warp * WARP_ROWS + half), thread % LANES_OF_ROW));
       keep(kept.at);
     }
     int left = place.rows - static_cast<int>(half);  // rows from the lane's on

@@ -4,6 +4,7 @@
 
 #include "cuda/device/memory.cuh"
 #include "cuda/device/packs.cuh"
+#include "cuda/device/ptx.cuh"
 #include "steps.cuh"
 
 namespace octavo::cuda {
@@ -95,7 +96,7 @@ class Rows : public LaneArrays<M, G> {
 
   __device__ Rows(const AdamWArrays& arrays, int64_t at, const Slots& slots, uint32_t lane)
       : LaneArrays<M, G>(arrays, at),
-        slots_(shared_address(&slots.slot[0][0][lane])),
+        slots_(smem_address(&slots.slot[0][0][lane])),
         both_(2 * slots_ + sizeof(slots.slot[0])) {
     keep(slots_), keep(both_);
   }

@@ -3,6 +3,7 @@
 
 #include "launches.h"
 #include "square_kernel.cuh"
+#include "unit_kernel.cuh"
 
 namespace octavo::cuda {
 
@@ -40,7 +41,7 @@ uint32_t slab_width(const Source& source, uint32_t col_blocks) {
 // One CTA per tile, or, for persistent kernels, as many CTAs as the device holds at once, each with smem slots, within
 // the limit of `tiles`. Every tile has the same bits whichever CTA computes it.
 template <int LANES, bool WIDE, class Args>
-void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t stream) {
+void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t stream, int threads = THREADS) {
   using Source = decltype(args.source);
   args.tiles.col_blocks =
       static_cast<uint32_t>(ceil_div(makes_halves<Source> ? args.cols / 2 : args.cols, tile_cols<LANES>()));
@@ -59,7 +60,7 @@ void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t str
   args.tiles.step_across = grid % args.tiles.col_blocks;
   constexpr int slots = arrays_kept<Source, WIDE>() * Slots<typename Source::Type>::bytes;
   if (slots) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, slots);
-  kernel<<<grid, THREADS, slots, stream>>>(args);
+  kernel<<<grid, threads, slots, stream>>>(args);
 }
 
 template <Kind K, Format F, bool COLUMNS, bool STOCHASTIC, bool HADAMARD, bool WIDE, class S>
@@ -74,8 +75,22 @@ void launch_one_square(const TileArgs<S>& args, cudaStream_t stream) {
   launch_on_tiles<COLUMN_LANES, WIDE>(quantize_square<S, K, F, COLUMNS, STOCHASTIC, WIDE>, args, 2, stream);
 }
 
+// NVFP4 by the kernels of unit_kernel.cuh; `kernel` is one for both planes.
+template <class Args>
+void launch_units(void (*kernel)(Args), const Args& args, cudaStream_t stream) {
+  launch_on_tiles<COLUMN_LANES, true>(kernel, args, 1, stream, UNIT_THREADS);
+}
+
 template <Kind K, Format F, bool WIDE, class S>
 void launch_kind(const TileArgs<S>& args, const Choice& choice, cudaStream_t stream) {
+  if constexpr (K == Kind::nvfp4 && WIDE && has_units<S>) {
+    if (served_in_units(args))
+      return with_bool(choice.stochastic, [&](auto stochastic) {
+        with_bool(choice.hadamard, [&](auto hadamard) {
+          launch_units(quantize_units<typename S::Type, stochastic(), hadamard()>, args, stream);
+        });
+      });
+  }
   const auto columns = [&](auto with_columns) {
     constexpr bool COLUMNS = decltype(with_columns)::value;
     if constexpr (K == Kind::nvfp4) {
@@ -101,6 +116,10 @@ void launch_kind(const TileArgs<S>& args, const Choice& choice, cudaStream_t str
 
 template <Kind K, Format F, bool WIDE, class S>
 void launch_square(const TileArgs<S>& args, const Choice& choice, cudaStream_t stream) {
+  if constexpr (K == Kind::nvfp4 && WIDE && has_units<S>) {
+    if (!choice.stochastic && served_in_units(args))
+      return launch_units(quantize_square_units<typename S::Type>, args, stream);
+  }
   const auto columns = [&](auto with_columns) {
     constexpr bool COLUMNS = decltype(with_columns)::value;
     if constexpr (K == Kind::nvfp4) {
@@ -158,8 +177,13 @@ void launch_amax(const AmaxArgs<S>& args, Amax what, bool wide, cudaStream_t str
       launch_on_tiles<ROW_LANES, WIDE>(amax_tile<S, Amax::group, WIDE>, args, amax_ctas<S, Amax::group, WIDE>(),
                                        stream);
     } else if (what == Amax::hadamard) {
-      launch_on_tiles<COLUMN_LANES, WIDE>(amax_tile<S, Amax::hadamard, WIDE>, args,
-                                          amax_ctas<S, Amax::hadamard, WIDE>(), stream);
+      if constexpr (has_units<S>) {
+        if (WIDE) return launch_units(amax_units<typename S::Type>, args, stream);
+      }
+      if constexpr (!WIDE || !has_units<S>) {
+        launch_on_tiles<COLUMN_LANES, WIDE>(amax_tile<S, Amax::hadamard, WIDE>, args,
+                                            amax_ctas<S, Amax::hadamard, WIDE>(), stream);
+      }
     } else if constexpr (is_plain<S> || keeps_slots<S>) {
       launch_on_tiles<COLUMN_LANES, WIDE>(amax_tile<S, Amax::rows_and_columns, WIDE>, args,
                                           amax_ctas<S, Amax::rows_and_columns, WIDE>(), stream);

@@ -123,7 +123,8 @@ __device__ __forceinline__ void hadamard_rows(const Pack<T> (&values)[8], Pack<B
       float (&x)[8] = column[which];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const float value = rounded<BF16>(values[i].value(2 * pair + which));
+        float value = values[i].value(2 * pair + which);
+        if constexpr (!std::is_same_v<T, BF16>) value = rounded<BF16>(value);
         const uint32_t negate = HADAMARD_SIGNS >> (second_half ? 8 + i : i) & 1u;
         x[i] = float_of(bits_of(value) ^ negate << 31);
       }

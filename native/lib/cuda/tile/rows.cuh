@@ -2,6 +2,7 @@
 #pragma once
 
 #include "draws.cuh"
+#include "e2m1_rows.cuh"
 
 namespace octavo::cuda {
 
@@ -94,15 +95,19 @@ __device__ __forceinline__ void store_dequantized(void* out, int64_t row, int64_
 template <Format F, bool STOCHASTIC, class T>
 __device__ __forceinline__ Codes<F> encode_row(const Draws& draws, const Tile& tile, int i, const Pack<T>& values,
                                                float encode) {
-  float scaled[8];
-#pragma unroll
-  for (int j = 0; j < 8; ++j) scaled[j] = values.value(j) * encode;
-  if constexpr (STOCHASTIC) {
-    const uint32_t row = static_cast<uint32_t>(tile.panel.local * PANEL_ROWS + tile.row() + i);
-    const uint32_t col = static_cast<uint32_t>(tile.col());
-    return encode8_stochastic(scaled, draws(row, col / 16, Direction::rowwise, static_cast<int>(col / 8 % 2)));
+  if constexpr (F == Format::e2m1 && Pack<T>::bytes == 2 && !STOCHASTIC) {
+    return {row_codes<false>(values, encode, sign_places(encode), Words{}, Multipliers::known())};
   } else {
-    return encode8<F>(scaled);
+    float scaled[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) scaled[j] = values.value(j) * encode;
+    if constexpr (STOCHASTIC) {
+      const uint32_t row = static_cast<uint32_t>(tile.panel.local * PANEL_ROWS + tile.row() + i);
+      const uint32_t col = static_cast<uint32_t>(tile.col());
+      return encode8_stochastic(scaled, draws(row, col / 16, Direction::rowwise, static_cast<int>(col / 8 % 2)));
+    } else {
+      return encode8<F>(scaled);
+    }
   }
 }
 

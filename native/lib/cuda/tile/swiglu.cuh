@@ -164,13 +164,26 @@ __device__ __forceinline__ float make_as(const SwigluGrad<T>& source, const Tile
   const int live = tile.col() < tile.end ? tile.live_rows() : 0;
   float sums[8];
   if (all_moderate(gate, CLAMPED)) {
+    // Even rows, then odd ones: code for all of them would not fit the instruction cache beside what follows.
+    Pack<T> gates[4];
 #pragma unroll
-    for (int at = 0; at < 8; ++at) {
-      const int row = reversed(at);
-      const float prob = probability_of(own, row);
-      sums[at] = 0.0f;
-      if (row < live) sums[at] = differentiate<true, CLAMPED>(gate[row], prob, row, slots);
-      fold_sums(sums, at);
+    for (int at = 0; at < 4; ++at) gates[at] = gate[reversed(at)];
+#pragma unroll 1
+    for (int odd = 0; odd < 2; ++odd) {
+#pragma unroll
+      for (int at = 0; at < 4; ++at) {
+        const int row = reversed(at) + odd;
+        const float prob = probability_of(own, row);
+        sums[at] = 0.0f;
+        if (row < live) sums[at] = differentiate<true, CLAMPED>(gates[at], prob, row, slots);
+        fold_sums(sums, at);
+        gates[at] = gate[reversed(at) + 1];
+      }
+      if (odd) {
+        sums[0] = fold(sums[4], sums[0], 4);
+      } else {
+        sums[4] = sums[0];
+      }
     }
   } else {
 #pragma unroll 1

@@ -1,0 +1,280 @@
+// NVFP4 of values as they are, two bytes each: a tile of 128 x 128 to codes of both planes, in the layouts that GEMMs
+// read. What is asked for besides is left to the kernels of square_kernel.cuh and tile_kernel.cuh, with the same bits.
+//
+//   reads   2 B/element
+//   writes  0.5 B/element of each plane, and 1 B per 16 elements; square blocks 1 B per 256
+//   bound   arithmetic: see docs/decisions/0059
+#pragma once
+
+#include "amax_kernel.cuh"
+#include "cuda/tile/draws.cuh"
+#include "cuda/tile/e2m1_rows.cuh"
+#include "cuda/units/hadamard.cuh"
+#include "cuda/units/scales.cuh"
+#include "cuda/units/staged.cuh"
+
+namespace octavo::cuda {
+
+template <class S>
+constexpr bool has_units = is_plain<S> && Pack<typename S::Type>::bytes == 2;
+
+// True if the kernels below serve a call whose loads are wide.
+template <class S>
+bool served_in_units(const TileArgs<S>& args) {
+  const Plane &rows = args.rowwise, &columns = args.columnwise;
+  return columns.codes && columns.layout == Layout::native && (!rows.codes || rows.layout == Layout::native) &&
+         !args.dequantized && !args.activated && !args.partial_sums && !args.amax;
+}
+
+// CTAs that share a multiprocessor, and with it registers per thread: as many as fit without spilling, and as many as
+// fit with their slots.
+constexpr int UNIT_CTAS = 5, SQUARE_UNIT_CTAS = 6, AMAX_UNIT_CTAS = 5;
+
+struct UnitSmem {
+  alignas(16) uint32_t slots[UnitSlots<BF16>::words];
+  alignas(16) uint32_t panel[TILE_COLS * PANEL_ROWS / 8];
+  alignas(16) float row_encode[SCALE_CODES];
+  alignas(16) float col_encode[SCALE_CODES];
+  alignas(16) uint8_t row_scales[BLOCKS_ACROSS][PANEL_ROWS];
+  alignas(16) uint8_t col_scales[UNITS][TILE_COLS];
+};
+
+// Stores of the rows of a unit.
+class UnitRows {
+ public:
+  template <class S>
+  __device__ UnitRows(const TileArgs<S>& args, const Tile& tile, const Unit& unit)
+      : live_(tile.col() < tile.end ? unit.live : 0), stride_(args.cols / 2) {
+    to_ = static_cast<uint8_t*>(args.rowwise.codes) + (tile.panel.row0 + unit.row) * stride_ + tile.col() / 2;
+  }
+
+  __device__ void store(int i, uint32_t codes) {
+    if (i < live_) *reinterpret_cast<uint32_t*>(to_) = codes;
+    to_ += stride_;
+  }
+
+ private:
+  int live_;
+  int64_t stride_;
+  uint8_t* to_;
+};
+
+template <bool STOCHASTIC, class S>
+__device__ __forceinline__ void quantize_unit_rows(const TileArgs<S>& args, const Tile& tile, const Unit& unit,
+                                                   const UnitSlots<typename S::Type>& slots, const SecondLevel& level,
+                                                   const Draws& draws, const Multipliers& by, UnitSmem& smem) {
+  using P = Pack<typename S::Type>;
+  const uint32_t places = sign_places(level);
+  UnitRows rows(args, tile, unit);
+  const int odd = static_cast<int>(threadIdx.x % 2);  // the row of a pair whose scale this lane stores
+  uint8_t* const scales = &smem.row_scales[threadIdx.x % COLUMN_LANES / 2][unit.row + odd];
+#pragma unroll(STOCHASTIC ? 1 : 2)
+  for (int i = 0; i < UNIT_ROWS; i += 2) {
+    const P pair[2] = {slots.row(i), slots.row(i + 1)};
+    const auto across = [&](const P& row) {
+      return P::maximum(P::maximum(row.word[0], row.word[1]), P::maximum(row.word[2], row.word[3]));
+    };
+    const uint32_t first = across(pair[0]), second = across(pair[1]);
+    uint32_t most = P::maximum(low_pairs(first, second), high_pairs(first, second));
+    most = P::maximum(most, __shfl_xor_sync(~0u, most, 1));  // the other lane of the block
+    const uint32_t codes = scale_codes(P::fp32_bits(most, 0), P::fp32_bits(most, 1), level.sixth);
+    scales[i] = static_cast<uint8_t>(codes >> 8 * odd);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      Words words{};
+      if constexpr (STOCHASTIC) {
+        const uint32_t row = static_cast<uint32_t>(tile.panel.local * PANEL_ROWS + unit.row + i + k);
+        const uint32_t col = static_cast<uint32_t>(tile.col());
+        words = draws(row, col / 16, Direction::rowwise, static_cast<int>(col / 8 % 2));
+      }
+      const float encode = smem.row_encode[k ? codes >> 8 : codes & 0xFFu];
+      rows.store(i + k, row_codes<STOCHASTIC>(pair[k], encode, places, words, by));
+    }
+  }
+}
+
+// Codes of two columns of the tile, from `column` on, whose values that are quantized are in halves of words; returns
+// the codes of their scales.
+template <bool STOCHASTIC, bool HADAMARD, class T>
+__device__ __forceinline__ uint32_t quantize_unit_pair(const Tile& tile, const Unit& unit, int column,
+                                                       const uint32_t (&values)[UNIT_ROWS], const SecondLevel& level,
+                                                       const float* encode, const Draws& draws, const Multipliers& by,
+                                                       uint32_t* panel) {
+  using P = Pack<T>;
+  uint32_t most = P::maximum(values[0], values[1]);
+#pragma unroll
+  for (int i = 2; i < UNIT_ROWS; ++i) most = P::maximum(most, values[i]);
+  const uint32_t scales = scale_codes(P::fp32_bits(most, 0), P::fp32_bits(most, 1), level.sixth);
+  const float both[2] = {encode[scales & 0xFFu], encode[scales >> 8]};
+  const uint32_t places = sign_places(level);
+  uint32_t codes[2][2];  // by column and half of the rows
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const auto bytes = [&](int i) { return upper_bytes(values[8 * half + i], values[8 * half + i + 2]); };
+    const uint32_t e0 = bytes(0), e4 = bytes(4), o1 = bytes(1), o5 = bytes(5);
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      const auto magnitude = [&](int i) { return fabsf(half_of<T>(values[8 * half + i], which, by)) * both[which]; };
+      uint32_t made;
+      if constexpr (STOCHASTIC) {
+        const uint32_t block = static_cast<uint32_t>(tile.panel.local * UNITS + unit.number);
+        made = stochastic_codes(
+            magnitude, draws(static_cast<uint32_t>(tile.col0 + column + which), block, Direction::columnwise, half),
+            by.sixteen);
+      } else {
+        made = e2m1_codes(magnitude, by.sixteen);
+      }
+      codes[which][half] = signed_codes(made, which ? high_pairs(e0, e4) : low_pairs(e0, e4),
+                                        which ? high_pairs(o1, o5) : low_pairs(o1, o5), places);
+    }
+  }
+  // A NaN scale poisons its unit, but not rows past the group's end; a unit of the transform reaches past it.
+  const int kept = HADAMARD ? (unit.live ? UNIT_ROWS : 0) : unit.live;
+  const uint32_t low = first_codes<Format::e2m1>(kept).low, high = first_codes<Format::e2m1>(max(kept - 8, 0)).low;
+#pragma unroll
+  for (int which = 0; which < 2; ++which)
+    StagedUnits::store(panel, static_cast<uint32_t>(column + which), unit.number, codes[which][0] & low,
+                       codes[which][1] & high);
+  return scales;
+}
+
+template <class T, bool STOCHASTIC, bool HADAMARD>
+__global__ void __launch_bounds__(UNIT_THREADS, UNIT_CTAS)
+    quantize_units(const __grid_constant__ TileArgs<Plain<T>> args) {
+  __shared__ UnitSmem smem;
+  __shared__ std::conditional_t<STOCHASTIC, DrawKeys, Nothing> keys;
+  if (args.unchanged && *args.unchanged) return;
+  TileWalk walk(args.tiles, args.reverse);
+  Tile tile;
+  tile.end = static_cast<int>(args.cols);
+  if (!walk.template locate<COLUMN_LANES>(tile)) return;
+  const Unit unit = Unit::of(tile);
+  const Multipliers by = Multipliers::unknown(UNIT_THREADS);
+  UnitSlots<T> slots(smem.slots);
+  slots.fetch(args.source, tile, unit);
+  const SecondLevel row_level = args.row_levels[tile.panel.group];
+  const SecondLevel col_level = HADAMARD ? args.col_levels[tile.panel.group] : row_level;
+  smem.row_encode[threadIdx.x] = encode_scale_of(threadIdx.x, row_level.factor);
+  if constexpr (HADAMARD) smem.col_encode[threadIdx.x] = encode_scale_of(threadIdx.x, col_level.factor);
+  if constexpr (STOCHASTIC) make_keys(args, keys);
+  wait_for_slots();
+  __syncthreads();
+  const Draws draws = draws_of<STOCHASTIC>(args, tile, keys);
+  // Whole warps: lanes share blocks.
+  if (args.rowwise.codes && __any_sync(~0u, unit.live > 0))
+    quantize_unit_rows<STOCHASTIC>(args, tile, unit, slots, row_level, draws, by, smem);
+  using V = std::conditional_t<HADAMARD, BF16, T>;
+#pragma unroll 1
+  for (int step = 0; step < 4; ++step) {
+    // Lanes begin at different words: a warp that reads all first words would find them in a quarter of the banks.
+    const int k = static_cast<int>(step + threadIdx.x / 8) % 4;
+    const int column = static_cast<int>(threadIdx.x % COLUMN_LANES) * 8 + 2 * k;
+    uint32_t words[UNIT_ROWS];
+#pragma unroll
+    for (int i = 0; i < UNIT_ROWS; ++i) words[i] = slots.word(i, k);
+    if constexpr (HADAMARD) hadamard_pair<T>(words, by);
+    const uint32_t scales = quantize_unit_pair<STOCHASTIC, HADAMARD, V>(
+        tile, unit, column, words, col_level, HADAMARD ? smem.col_encode : smem.row_encode, draws, by, smem.panel);
+    *reinterpret_cast<uint16_t*>(&smem.col_scales[unit.number][column]) = static_cast<uint16_t>(scales);
+  }
+  __syncthreads();
+  store_staged_units(args.columnwise, tile, args.cols, smem.panel);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (tile.col0 + thread < tile.end) {
+    const int64_t column = static_cast<int64_t>(tile.panel_index) * args.cols + tile.col0 + thread;
+    store_staged_scales(&smem.col_scales[0][thread], static_cast<uint8_t*>(args.columnwise.scales) + column * UNITS, 8);
+  }
+  if (args.rowwise.codes && thread < tile.panel.rows) {
+    const int64_t blocks = ceil_div(args.cols, UNIT_ROWS), first = tile.col0 / UNIT_ROWS;
+    store_staged_scales(&smem.row_scales[0][thread],
+                        static_cast<uint8_t*>(args.rowwise.scales) + (tile.panel.row0 + thread) * blocks + first,
+                        static_cast<int>(min(blocks - first, int64_t{BLOCKS_ACROSS})));
+  }
+}
+
+// One scale per 16 x 16 values, so that columnwise codes are the transposed rowwise codes.
+template <class T>
+__global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS)
+    quantize_square_units(const __grid_constant__ TileArgs<Plain<T>> args) {
+  using P = Pack<T>;
+  __shared__ alignas(16) uint32_t panel[TILE_COLS * PANEL_ROWS / 8];
+  if (args.unchanged && *args.unchanged) return;
+  TileWalk walk(args.tiles, args.reverse);
+  Tile tile;
+  tile.end = static_cast<int>(args.cols);
+  if (!walk.template locate<COLUMN_LANES>(tile)) return;
+  const Unit unit = Unit::of(tile);
+  const Multipliers by = Multipliers::unknown(UNIT_THREADS);
+  P values[UNIT_ROWS];
+  read_unit(args.source, tile, unit, values);
+  const SecondLevel level = args.row_levels[tile.panel.group];
+  uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < UNIT_ROWS; ++i)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) most = P::maximum(most, values[i].word[k]);
+  most = P::across(most);
+  most = P::maximum(most, __shfl_xor_sync(~0u, most, 1));
+  const uint32_t scale = scale_codes(P::fp32_bits(most, 0), 0, level.sixth) & 0xFFu;
+  if (threadIdx.x % 2 == 0 && unit.live && tile.col() < tile.end) {
+    const int64_t at = (tile.panel.first16 + unit.number) * ceil_div(args.cols, UNIT_ROWS) + tile.col() / UNIT_ROWS;
+    if (args.rowwise.codes) static_cast<uint8_t*>(args.rowwise.scales)[at] = static_cast<uint8_t>(scale);
+    if (!args.rowwise.codes || args.columnwise.scales != args.rowwise.scales)
+      static_cast<uint8_t*>(args.columnwise.scales)[at] = static_cast<uint8_t>(scale);
+  }
+  const float encode = encode_scale_of(scale, level.factor);
+  const uint32_t places = sign_places(level);
+  UnitRows rows(args, tile, unit);
+  Codes<Format::e2m1> codes[2][8];
+#pragma unroll
+  for (int i = 0; i < UNIT_ROWS; ++i) {
+    const uint32_t made = row_codes<false>(values[i], encode, places, Words{}, by);
+    if (args.rowwise.codes) rows.store(i, made);
+    codes[i / 8][i % 8].low = i < unit.live ? made : 0;  // a NaN scale has poisoned the zeros past the group's end
+  }
+  transpose(codes[0]);
+  transpose(codes[1]);
+#pragma unroll
+  for (int j = 0; j < 8; ++j)
+    StagedUnits::store(panel, threadIdx.x % COLUMN_LANES * 8 + j, unit.number, codes[0][j].low, codes[1][j].low);
+  __syncthreads();
+  store_staged_units(args.columnwise, tile, args.cols, panel);
+}
+
+// Amaxes of groups and of their Hadamard transforms.
+template <class T>
+__global__ void __launch_bounds__(UNIT_THREADS, AMAX_UNIT_CTAS)
+    amax_units(const __grid_constant__ AmaxArgs<Plain<T>> args) {
+  using P = Pack<T>;
+  __shared__ uint32_t partial[2][UNIT_WARPS];
+  if (args.unchanged && *args.unchanged) return;
+  TileWalk walk(args.tiles, false);
+  Tile tile;
+  tile.end = static_cast<int>(args.cols);
+  if (!walk.template locate<COLUMN_LANES>(tile)) return;
+  const Unit unit = Unit::of(tile);
+  const Multipliers by = Multipliers::unknown(UNIT_THREADS);
+  P values[UNIT_ROWS];
+  read_unit(args.source, tile, unit, values);
+  uint32_t plain = 0;
+  if (args.group) {
+#pragma unroll
+    for (int i = 0; i < UNIT_ROWS; ++i)
+#pragma unroll
+      for (int k = 0; k < 4; ++k) plain = P::maximum(plain, values[i].word[k]);
+    plain = __reduce_max_sync(~0u, P::fp32_bits(P::across(plain), 0));
+  }
+  const uint32_t transformed = __reduce_max_sync(~0u, hadamard_maximum(values, by));
+  if (threadIdx.x % 32 == 0) partial[0][threadIdx.x / 32] = plain, partial[1][threadIdx.x / 32] = transformed;
+  __syncthreads();
+  // One atomic per CTA: those on one address are serialised.
+  if (threadIdx.x < 2) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int warp = 0; warp < UNIT_WARPS; ++warp) bits = max(bits, partial[threadIdx.x][warp]);
+    uint32_t* const most = threadIdx.x ? args.hadamard : args.group;
+    if (most) raise(most + tile.panel.group, bits > INF_BITS ? NAN_BITS : bits);
+  }
+}
+
+}  // namespace octavo::cuda
