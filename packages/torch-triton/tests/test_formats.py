@@ -12,7 +12,18 @@ import triton
 import triton.language as tl
 
 from octavo_torch_triton.arrays.launch import start
-from octavo_triton.kernels.formats import from_code, half_from_code, to_code, to_stored
+from octavo_triton.kernels.formats import (
+    bits_of,
+    e2m1_bytes,
+    from_code,
+    from_stored,
+    half_from_code,
+    magnitudes,
+    rounded_to_bfloat16,
+    to_code,
+    to_stored,
+    widened,
+)
 
 CODES = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "e2m1": ml_dtypes.float4_e2m1fn}
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}
@@ -38,6 +49,30 @@ def _values(codes, x, halves, FORMAT: tl.constexpr, SIZE: tl.constexpr):
 def _stored(x, out, SIZE: tl.constexpr):
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     tl.store(out + at, to_stored(tl.load(x + at), "bfloat16"))
+
+
+@triton.jit
+def _by_instruction(x, stored, bytes_of, rounded, values, sizes, SIZE: tl.constexpr):
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    value = tl.load(x + at)
+    tl.store(bytes_of + at, e2m1_bytes(value))
+    tl.store(rounded + at, rounded_to_bfloat16(value))
+    bits = tl.load(stored + at)
+    tl.store(values + 2 * at, bits_of(widened(bits, "bfloat16", "rows")))
+    tl.store(values + 2 * at + 1, bits_of(widened(bits, "bfloat16", "columns")))
+    tl.store(sizes + at, magnitudes(bits, "bfloat16"))
+
+
+@triton.jit
+def _by_definition(x, stored, bytes_of, rounded, values, sizes, SIZE: tl.constexpr):
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    value = tl.load(x + at)
+    tl.store(bytes_of + at, to_code(value, "e2m1").to(tl.uint8))
+    tl.store(rounded + at, to_stored(value, "bfloat16"))
+    bits = bits_of(from_stored(tl.load(stored + at), "bfloat16"))
+    tl.store(values + 2 * at, bits)
+    tl.store(values + 2 * at + 1, bits)
+    tl.store(sizes + at, bits & 0x7FFFFFFF)
 
 
 def _numbers(rng: np.random.Generator, name: str) -> Any:
@@ -92,3 +127,24 @@ def test_results_are_rounded_to_nearest(rng: np.random.Generator, device: str) -
     numbers = ~x.isnan()
     assert torch.equal(out.view(torch.int16)[numbers], expected.view(torch.int16)[numbers])
     assert out[~numbers].isnan().all()
+
+
+def test_instructions_that_differ_from_the_interpreters_way_make_its_bits(
+    rng: np.random.Generator, device: str
+) -> None:
+    """On a GPU these are written for its instructions, several values at a time, and only there can they be wrong.
+
+    Of numbers: what is NaN is NaN in another way, and told apart from the others before a code is made.
+    """
+    numbers = _numbers(rng, "e2m1")
+    numbers = np.where(np.isnan(numbers), np.float32(1.0), numbers)
+    x = torch.from_numpy(numbers).to(device)
+    stored = torch.from_numpy(rng.integers(-(1 << 15), 1 << 15, len(numbers), dtype=np.int16)).to(device)
+    made: list[list[torch.Tensor]] = []
+    for kernel in (_by_instruction, _by_definition):
+        out = [torch.empty(len(x), dtype=dtype, device=device) for dtype in (torch.uint8, torch.int16)]
+        out += [torch.empty(count * len(x), dtype=torch.int32, device=device) for count in (2, 1)]
+        start(kernel, (len(x) // SIZE,), x, (x, stored, *out), SIZE=SIZE)
+        made.append(out)
+    for got, expected in zip(*made, strict=True):
+        assert torch.equal(got, expected)

@@ -12,8 +12,10 @@ import octavo_torch
 from octavo_torch.plugin_api import status_word
 from octavo_torch_triton.arrays.launch import start
 from octavo_torch_triton.arrays.row_index import index_rows
+from octavo_torch_triton.quantizers import launches
 from octavo_triton.kernels.panels import index_rows as index_kernel
 from octavo_triton.layouts import panels_of
+from octavo_triton.quantizer_tiles import QuantizerTile
 
 SIZES = [0, 129, 31, 0, 1, 70]
 
@@ -31,6 +33,30 @@ def test_rows_may_be_a_view(recipe: str, rng: np.random.Generator, device: str, 
         for name, plane in octavo_numerics.valid(expected).items():
             got = getattr(q, name)[: len(plane)].cpu().contiguous().view(torch.uint8).numpy()
             np.testing.assert_array_equal(got.ravel(), np.ascontiguousarray(plane).view(np.uint8).ravel(), name)
+
+
+TILES = [QuantizerTile(4, 128, 16, 8), QuantizerTile(8, 128, 16, 4), QuantizerTile(16, 64, 8, 2)]
+NVFP4_TILES = [QuantizerTile(16, 128, 4, 8), QuantizerTile(16, 64, 4, 4), QuantizerTile(16, 32, 8, 1)]
+
+
+@pytest.mark.parametrize("recipe", ["fp8-row", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("place", range(3))
+def test_tiles_decide_no_bit(
+    recipe: str, place: int, rng: np.random.Generator, device: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tile that is faster on some chip can be taken without asking whether its codes are right."""
+    monkeypatch.setattr(launches, "codes_tile", lambda casts: TILES[place])
+    monkeypatch.setattr(launches, "nvfp4_tile", lambda spec: NVFP4_TILES[place])
+    monkeypatch.setattr(launches, "HADAMARD_AMAX", NVFP4_TILES[place])
+    x = rng.standard_normal((300, 144)).astype(np.float32)
+    x[40] *= 1e4
+    spec = octavo.recipe(recipe).quantizer("x")
+    assert spec is not None
+    expected = octavo_numerics.quantize(x, spec, np.array(SIZES))
+    q = octavo_torch.quantize(torch.from_numpy(x).to(device), spec, torch.tensor(SIZES), backend=backend)
+    for name, plane in octavo_numerics.valid(expected).items():
+        got = getattr(q, name)[: len(plane)].cpu().contiguous().view(torch.uint8).numpy()
+        np.testing.assert_array_equal(got.ravel(), np.ascontiguousarray(plane).view(np.uint8).ravel(), name)
 
 
 def test_rows_past_the_sum_have_no_value(rng: np.random.Generator, device: str, backend: str) -> None:

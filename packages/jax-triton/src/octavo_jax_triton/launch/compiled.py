@@ -48,7 +48,7 @@ def call(
             grid=grid,
             name=kernel.__name__,
             compute_capability=10 * arch[0] + arch[1],
-            backend_options={"enable_fp_fusion": options["enable_fp_fusion"]},
+            backend_options={name: options[name] for name in ("enable_fp_fusion", "maxnreg") if name in options},
             **how,
             **operands,
             **constants,

@@ -13,9 +13,10 @@ from octavo_jax_triton.launch.arguments import Made
 from octavo_jax_triton.launch.start import start
 from octavo_jax_triton.quantizers.rows import Rows
 from octavo_triton.kernels.quantize_blocks import quantize_blocks
-from octavo_triton.kernels.quantize_nvfp4 import hadamard_amax, nvfp4_factors, quantize_nvfp4
-from octavo_triton.kernels.quantize_units import quantize_units, unit_amax, unit_scales
-from octavo_triton.layouts import TILE, TURNED, pattern, tiles
+from octavo_triton.kernels.quantize_nvfp4 import nvfp4_factors, quantize_nvfp4
+from octavo_triton.kernels.quantize_units import quantize_units, unit_scales
+from octavo_triton.layouts import TURNED, pattern, tiles
+from octavo_triton.quantizer_tiles import codes_tile, nvfp4_tile
 
 OPERANDS = {"x": 0, "w": 1, "dy": 2}
 """Their numbers in the counters of random bits."""
@@ -47,38 +48,37 @@ def _blocks(layout: GroupedTensorSpec, rows: Rows) -> dict[str, Array]:
         *rows.shape,
         pattern(spec.amax_epsilon),
     )
+    casts = rows.target.has_fp8_casts
+    tile = codes_tile(casts)
     return start(
-        quantize_blocks, rows.grid if spec.block_size == TILE else rows.grid_by_panels, arguments, rows.target,
-        **rows.how, FORMAT=spec.format, SCALES=spec.scale_format, POWER_OF_TWO=spec.power_of_two,
-        BLOCK=spec.block_size, SQUARE=spec.square, TURNED=layout.columnwise_layout == TURNED,
-        CAST=rows.target.has_fp8_casts, num_warps=rows.warps(8 if spec.square else 4),
+        quantize_blocks, rows.grid(tile.width), arguments, rows.target, **rows.how,
+        FORMAT=spec.format, SCALES=spec.scale_format, POWER_OF_TWO=spec.power_of_two, BLOCK=spec.block_size,
+        SQUARE=spec.square, TURNED=layout.columnwise_layout == TURNED, CAST=casts,
+        RUN=tile.run, WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
     )  # fmt: skip
 
 
 def _nvfp4(layout: GroupedTensorSpec, rows: Rows, words: Array | None, operand: int) -> dict[str, Array]:
     """NVFP4: amax by group, of column data after their transform; then both planes in one pass."""
     spec, made = layout.quantizer, results_of(layout)
+    directions = [direction for direction in ("rowwise", "columnwise") if direction in made]
+    transformed = "columnwise" if spec.hadamard and "columnwise" in made else None
+    names = {direction: "transformed" if direction == transformed else "groups" for direction in directions}
+    found = rows.amaxes("groups") if transformed is None else rows.transformed_amaxes(*names.values())
+    amaxes = {direction: found[name] for direction, name in names.items()}
     size = max(16, 1 << (rows.groups - 1).bit_length())
-    plain: Array | None = None
-    amaxes: dict[str, Array] = {}
     factors: dict[str, Array] = {}
-    for direction in ("rowwise", "columnwise"):
-        if direction not in made:
-            continue
-        if spec.hadamard and direction == "columnwise":
-            amaxes[direction] = rows.amaxes(hadamard_amax, ("groups",))["groups"]
-        else:
-            plain = rows.amaxes(unit_amax, ("groups",))["groups"] if plain is None else plain
-            amaxes[direction] = plain
-        name = f"{direction}_global"
-        factors |= start(nvfp4_factors, (1,), (amaxes[direction], made[name], rows.groups), rows.target, SIZE=size)
-    directions = ("rowwise", "columnwise")
-    measured = (amaxes.get(direction) for direction in directions)
-    planes = (made.get(direction + part) for direction in directions for part in ("", "_scale"))
-    arguments = (rows.x, *measured, rows.table, words, *planes, *rows.shape, 0, operand)
+    for direction, amax in amaxes.items():
+        factor = made[f"{direction}_global"]
+        factors |= start(nvfp4_factors, (1,), (amax, factor, rows.groups), rows.target, SIZE=size)
+    measured = (amaxes.get(direction) for direction in ("rowwise", "columnwise"))
+    planes = (made.get(direction + part) for direction in ("rowwise", "columnwise") for part in ("", "_scale"))
+    tile = nvfp4_tile(spec)
     codes = start(
-        quantize_nvfp4, rows.grid, arguments, rows.target, **rows.how,
-        SQUARE=spec.square, HADAMARD=spec.hadamard, STOCHASTIC=words is not None, num_warps=rows.warps(8),
+        quantize_nvfp4, rows.grid(tile.width),
+        (rows.x, *measured, rows.table, words, *planes, *rows.shape, 0, operand), rows.target, **rows.how,
+        SQUARE=spec.square, HADAMARD=spec.hadamard, STOCHASTIC=words is not None, CAST=rows.target.has_fp8_casts,
+        WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
     )  # fmt: skip
     return codes | factors
 
@@ -98,18 +98,20 @@ def _units(layout: GroupedTensorSpec, rows: Rows, scale: Array | None) -> dict[s
         rows.x, scale, *(amaxes.get(name) for name in ("groups", "rows", "columns")),
         rows.table, made.get("rowwise"), made.get("columnwise"), *rows.shape, epsilon,
     )  # fmt: skip
+    casts = rows.target.has_fp8_casts
+    tile = codes_tile(casts)
     codes = start(
-        quantize_units, rows.grid, arguments, rows.target, **rows.how, **rule,
-        TURNED=layout.columnwise_layout == TURNED, CAST=rows.target.has_fp8_casts, num_warps=rows.warps(4),
+        quantize_units, rows.grid(), arguments, rows.target, **rows.how, **rule,
+        TURNED=layout.columnwise_layout == TURNED, CAST=casts, RUN=tile.run, BESIDE=tile.beside, **tile.options,
     )  # fmt: skip
     return codes | scales
 
 
 def _amaxes_of_units(spec: QuantizerSpec, rows: Rows) -> dict[str, Array]:
     if spec.scaling == "current":
-        return rows.amaxes(unit_amax, ("groups",))
+        return rows.amaxes("groups")
     units = {"rowwise": "rows", "columnwise": "columns"}
-    return rows.amaxes(unit_amax, tuple(units[direction] for direction in spec.directions))
+    return rows.amaxes(*(units[direction] for direction in spec.directions))
 
 
 def _scales(

@@ -12,7 +12,10 @@ from octavo_jax.plugin_api import dtype_name
 from octavo_jax_triton.arrays.table import groups_of_panels, row_table
 from octavo_jax_triton.launch.arguments import Made, Target, even
 from octavo_jax_triton.launch.start import start
-from octavo_triton.layouts import panels_of, tiles
+from octavo_triton.kernels.quantize_nvfp4 import hadamard_amax
+from octavo_triton.kernels.quantize_units import unit_amax
+from octavo_triton.layouts import TILE, panels_of, tiles
+from octavo_triton.quantizer_tiles import HADAMARD_AMAX
 
 
 class Rows(NamedTuple):
@@ -47,15 +50,9 @@ class Rows(NamedTuple):
         """Rows of all matrices."""
         return math.prod(self.x.shape[:-1])
 
-    @property
-    def grid(self) -> tuple[int]:
-        """Panels times tiles of columns."""
-        return (self.panels * tiles(self.columns),)
-
-    @property
-    def grid_by_panels(self) -> tuple[int, int]:
-        """Panels by tiles of columns: MXFP8's kernel has no registers to work a tile's place out of one number."""
-        return self.panels, tiles(self.columns)
+    def grid(self, width: int = TILE) -> tuple[int]:
+        """Panels times tiles of `width` columns."""
+        return (self.panels * tiles(self.columns, width),)
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -67,15 +64,8 @@ class Rows(NamedTuple):
         """The constants that they take."""
         return {"DTYPE": dtype_name(self.x.dtype, "x"), "STACKED": self.table is None, "EVEN": even(self.columns)}
 
-    def warps(self, fewest: int) -> int:
-        """Of a kernel over panels: maxima of columns cross warps, so few are fastest, but chips that round to FP8 in
-        integers have no registers for so few."""
-        return fewest if self.target.has_fp8_casts else 2 * fewest
-
-    def amaxes(self, kernel: Any, wanted: tuple[str, ...]) -> dict[str, Array]:
+    def amaxes(self, *wanted: str) -> dict[str, Array]:
         """int32 patterns of the largest magnitudes of "groups" [G], "rows" [M] and "columns" [G, K].
-
-        kernel   `unit_amax`, or `hadamard_amax`, which has groups alone
 
         Each program stores its own, and XLA finds the largest of them: a kernel that adds to an array of zeros would
         have to take that array over, which jax-triton does by references, and JAX refuses these under remat in a scan.
@@ -86,10 +76,9 @@ class Rows(NamedTuple):
             "rows": Made("rows", (self.length, across), jnp.int32),
             "columns": Made("columns", (self.panels, self.columns), jnp.int32),
         }
-        known = ("groups",) if kernel.__name__ == "hadamard_amax" else tuple(made)
-        places = [made[name] if name in wanted else None for name in known]
+        places = [each if name in wanted else None for name, each in made.items()]
         arguments = (self.x, self.table, *places, *self.shape)
-        parts = start(kernel, self.grid, arguments, self.target, **self.how, APART=True, num_warps=self.warps(4))
+        parts = start(unit_amax, self.grid(), arguments, self.target, **self.how, APART=True, num_warps=4)
         whole: dict[str, Array] = {}
         for name, part in parts.items():
             if name == "rows":
@@ -97,6 +86,17 @@ class Rows(NamedTuple):
             else:
                 whole[name] = self._of_groups(jnp.max(part, axis=1, initial=0) if name == "groups" else part)
         return whole
+
+    def transformed_amaxes(self, *wanted: str) -> dict[str, Array]:
+        """The same of "groups" [G], and of what the Hadamard transform makes of "transformed" ones [G]."""
+        tile = HADAMARD_AMAX
+        names, shape = ("groups", "transformed"), (self.panels, tiles(self.columns, tile.width))
+        places = [Made(name, shape, jnp.int32) if name in wanted else None for name in names]
+        parts = start(
+            hadamard_amax, self.grid(tile.width), (self.x, self.table, *places, *self.shape), self.target,
+            **self.how, APART=True, WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
+        )  # fmt: skip
+        return {name: self._of_groups(jnp.max(part, axis=1, initial=0)) for name, part in parts.items()}
 
     def _of_groups(self, of_panels: Array) -> Array:
         """[P, ...] to the largest of each group's panels, [G, ...]; 0 of a group without rows."""

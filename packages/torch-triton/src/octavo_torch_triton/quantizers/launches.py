@@ -14,6 +14,7 @@ from octavo_triton.kernels.quantize_blocks import quantize_blocks
 from octavo_triton.kernels.quantize_nvfp4 import hadamard_amax, nvfp4_factors, quantize_nvfp4
 from octavo_triton.kernels.quantize_units import quantize_units, unit_amax, unit_scales
 from octavo_triton.layouts import TILE, panels_of, pattern, tiles
+from octavo_triton.quantizer_tiles import HADAMARD_AMAX, codes_tile, nvfp4_tile
 
 _SIZE = 1024
 
@@ -43,16 +44,14 @@ class Rows(NamedTuple):
         matrix_rows = x.shape[1] if table is None else 0
         return cls(stored(rows), stride, DTYPE_NAMES[x.dtype], x.shape[-1], groups, table, panels, matrix_rows)
 
-    @property
-    def grid(self) -> tuple[int]:
-        """Panels times tiles of columns."""
-        return (self.panels * tiles(self.columns),)
+    def grid(self, width: int = TILE) -> tuple[int]:
+        """Panels times tiles of `width` columns."""
+        return (self.panels * tiles(self.columns, width),)
 
     @property
-    def grid_by_panels(self) -> tuple[int, int]:
-        """Panels by tiles of columns. To work a tile's place out of one number takes registers, which MXFP8 does not
-        have: it is a fifth slower so on an H200."""
-        return self.panels, tiles(self.columns)
+    def how(self) -> dict[str, Any]:
+        """The constants that they take."""
+        return {"DTYPE": self.dtype, "STACKED": self.table is None}
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -60,16 +59,11 @@ class Rows(NamedTuple):
         return self.columns, self.groups, self.panels, self.matrix_rows, self.stride
 
 
-def _warps(like: Tensor, fewest: int) -> int:
-    """Of a kernel over panels. Maxima of columns cross warps, so few are fastest: on an H200 four times as many take up
-    to twice as long. Square blocks have no such maxima. Chips that round to FP8 in integers have no registers for so
-    few."""
-    return fewest if has_fp8_casts(like) else 2 * fewest
-
-
 def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], turned: bool) -> None:
     """Block scaling and MXFP8, square or not."""
     row_scale, column_scale = planes.get("rowwise_scale"), planes.get("columnwise_scale")
+    casts = has_fp8_casts(rows.x)
+    tile = codes_tile(casts)
     arguments: tuple[Any, ...] = (
         rows.x,
         rows.table,
@@ -81,10 +75,10 @@ def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], turned: b
         pattern(spec.amax_epsilon),
     )
     start(
-        quantize_blocks, rows.grid if spec.block_size == TILE else rows.grid_by_panels, rows.x, arguments,
-        DTYPE=rows.dtype, FORMAT=spec.format, SCALES=spec.scale_format, POWER_OF_TWO=spec.power_of_two,
-        BLOCK=spec.block_size, SQUARE=spec.square, TURNED=turned,
-        STACKED=rows.table is None, CAST=has_fp8_casts(rows.x), num_warps=_warps(rows.x, 8 if spec.square else 4),
+        quantize_blocks, rows.grid(tile.width), rows.x, arguments, **rows.how,
+        FORMAT=spec.format, SCALES=spec.scale_format, POWER_OF_TWO=spec.power_of_two, BLOCK=spec.block_size,
+        SQUARE=spec.square, TURNED=turned, CAST=casts, RUN=tile.run, WIDTH=tile.width, BESIDE=tile.beside,
+        **tile.options,
     )  # fmt: skip
 
 
@@ -92,32 +86,33 @@ def nvfp4(
     spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], seed: Tensor | None, operand: int, group_offset: int
 ) -> None:
     """NVFP4: amax by group, of column data after their transform; then both planes in one pass."""
-    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None}
-    of_amax = {**how, "APART": False, "num_warps": _warps(rows.x, 4)}
-    amaxes: dict[str, Tensor] = {}
-    plain: Tensor | None = None
-    for direction in ("rowwise", "columnwise"):
-        if direction not in planes:
-            continue
-        turned = spec.hadamard and direction == "columnwise"
-        of_groups = None if turned else plain
-        if of_groups is None:
-            of_groups = torch.zeros(rows.groups, dtype=torch.int32, device=rows.x.device)
-            if turned:
-                start(hadamard_amax, rows.grid, rows.x, (rows.x, rows.table, of_groups, *rows.shape), **of_amax)
-            else:
-                plain = of_groups
-                start(unit_amax, rows.grid, rows.x, (rows.x, rows.table, plain, None, None, *rows.shape), **of_amax)
-        amaxes[direction] = of_groups
-        size = max(16, 1 << (rows.groups - 1).bit_length())
-        start(nvfp4_factors, (1,), rows.x, (of_groups, planes[f"{direction}_global"], rows.groups), SIZE=size)
-    directions = ("rowwise", "columnwise")
-    measured = (amaxes.get(direction) for direction in directions)
-    made = (planes.get(direction + part) for direction in directions for part in ("", "_scale"))
+    directions = [direction for direction in ("rowwise", "columnwise") if direction in planes]
+    transformed = spec.hadamard and "columnwise" in planes
+    largest = torch.zeros((2, rows.groups), dtype=torch.int32, device=rows.x.device)
+    amaxes: dict[str, Tensor] = {
+        direction: largest[int(transformed and direction == "columnwise")] for direction in directions
+    }
+    if transformed:
+        tile = HADAMARD_AMAX
+        start(
+            hadamard_amax, rows.grid(tile.width), rows.x,
+            (rows.x, rows.table, amaxes.get("rowwise"), amaxes["columnwise"], *rows.shape), **rows.how,
+            APART=False, WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
+        )  # fmt: skip
+    else:
+        of_groups = (rows.x, rows.table, largest[0], None, None, *rows.shape)
+        start(unit_amax, rows.grid(), rows.x, of_groups, **rows.how, APART=False, num_warps=4)
+    size = max(16, 1 << (rows.groups - 1).bit_length())
+    for direction, amax in amaxes.items():
+        start(nvfp4_factors, (1,), rows.x, (amax, planes[f"{direction}_global"], rows.groups), SIZE=size)
+    measured = (amaxes.get(direction) for direction in ("rowwise", "columnwise"))
+    made = (planes.get(direction + part) for direction in ("rowwise", "columnwise") for part in ("", "_scale"))
+    tile = nvfp4_tile(spec)
     start(
-        quantize_nvfp4, rows.grid, rows.x,
-        (rows.x, *measured, rows.table, seed, *made, *rows.shape, group_offset, operand),
-        SQUARE=spec.square, HADAMARD=spec.hadamard, STOCHASTIC=seed is not None, **how, num_warps=_warps(rows.x, 8),
+        quantize_nvfp4, rows.grid(tile.width), rows.x,
+        (rows.x, *measured, rows.table, seed, *made, *rows.shape, group_offset, operand), **rows.how,
+        SQUARE=spec.square, HADAMARD=spec.hadamard, STOCHASTIC=seed is not None, CAST=has_fp8_casts(rows.x),
+        WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
     )  # fmt: skip
 
 
@@ -134,10 +129,9 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
     of_groups = next(iter(amaxes.values())) if spec.scaling == "current" else None
     of_rows, of_columns = (amaxes.get("rowwise"), amaxes.get("columnwise")) if spec.scaling == "row" else (None, None)
     epsilon = pattern(spec.amax_epsilon)
-    how = {"DTYPE": rows.dtype, "STACKED": rows.table is None, "num_warps": _warps(rows.x, 4)}
     if amaxes:
         measured = (rows.x, rows.table, of_groups, of_rows, of_columns, *rows.shape)
-        start(unit_amax, rows.grid, rows.x, measured, **how, APART=False)
+        start(unit_amax, rows.grid(), rows.x, measured, **rows.how, APART=False, num_warps=4)
     rule = {"FORMAT": spec.format, "POWER_OF_TWO": spec.power_of_two}
     for direction in ("rowwise", "columnwise"):
         if f"{direction}_scale" not in planes:
@@ -150,4 +144,9 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
         )  # fmt: skip
     codes = planes.get("rowwise"), planes.get("columnwise")
     arguments = (rows.x, encode, of_groups, of_rows, of_columns, rows.table, *codes, *rows.shape, epsilon)
-    start(quantize_units, rows.grid, rows.x, arguments, **rule, TURNED=turned, CAST=has_fp8_casts(rows.x), **how)
+    casts = has_fp8_casts(rows.x)
+    tile = codes_tile(casts)
+    start(
+        quantize_units, rows.grid(), rows.x, arguments, **rows.how, **rule,
+        TURNED=turned, CAST=casts, RUN=tile.run, BESIDE=tile.beside, **tile.options,
+    )  # fmt: skip

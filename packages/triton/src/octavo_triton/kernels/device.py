@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import triton
+import triton.language as tl
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton interprets kernels in this process: TRITON_INTERPRET was 1 when it was imported."""
+COMPILED = tl.constexpr(not INTERPRETED)
+"""The same for kernels: what they do in a chip's own instructions has another way in the interpreter."""
 
 
 def device_function(function: Callable[..., Any]) -> Callable[..., Any]:

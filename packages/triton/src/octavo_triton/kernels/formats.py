@@ -7,7 +7,22 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from octavo_triton.kernels.device import device_function
+from octavo_triton.kernels.device import COMPILED, device_function
+
+_STEPS = (
+    "abs.f32 f, ${0}; min.f32 f, f, 0f40C00000; mov.b32 b, f; and.b32 b, b, 0x7F800000; max.s32 b, b, 0x3F800000;"
+    " add.s32 m, b, 0x0B000002; mov.b32 g, m; add.rn.f32 f, f, g; mov.b32 m, f; shr.u32 b, b, 22;"
+    " add.s32 c{0}, m, b; mov.b32 s{0}, ${0};"
+)
+# as e2m1_code; the 2 that it adds in the end is in what is added to the binade, bytes 0 of the sums have codes in their
+# low bits and bytes 3 of the values have signs
+_E2M1 = tl.constexpr(
+    "{ .reg .b32 b, m, c<5>, s<5>; .reg .f32 f, g; "
+    + " ".join(_STEPS.replace("{0}", str(place)) for place in (1, 2, 3, 4))
+    + " prmt.b32 c1, c1, c2, 0x0040; prmt.b32 c3, c3, c4, 0x0040; prmt.b32 c1, c1, c3, 0x5410;"
+    " prmt.b32 s1, s1, s2, 0x0073; prmt.b32 s3, s3, s4, 0x0073; prmt.b32 s1, s1, s3, 0x5410;"
+    " shr.u32 s1, s1, 4; lop3.b32 c1, s1, c1, 0x08080808, 0xE4; and.b32 $0, c1, 0x0F0F0F0F; }"
+)
 
 
 @device_function
@@ -56,11 +71,60 @@ def from_stored(stored, DTYPE: tl.constexpr):
 
 
 @device_function
+def widened(stored, DTYPE: tl.constexpr, USE: tl.constexpr):
+    """`from_stored` of a tile that is used more than once, which stays in registers as it was loaded between the uses.
+
+    A compiler that knows two uses to be the same keeps the fp32 values, in twice as many registers; `USE` tells them
+    apart.
+    """
+    if COMPILED and DTYPE == "bfloat16":
+        # the assembler, too, finds equal instructions
+        SHIFT: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;"
+        PERMUTE: tl.constexpr = "prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;"
+        return tl.inline_asm_elementwise(
+            PERMUTE if USE == "columns" else SHIFT, "=r,=r,r", [stored], dtype=tl.float32, is_pure=True, pack=2
+        )
+    else:
+        return from_stored(stored, DTYPE)
+
+
+@device_function
+def magnitudes(stored, DTYPE: tl.constexpr):
+    """int32 patterns of |x|."""
+    if COMPILED and DTYPE == "bfloat16":
+        ABS: tl.constexpr = (
+            "{ .reg .b32 both; and.b32 both, $2, 0x7FFF7FFF; shl.b32 $0, both, 16; and.b32 $1, both, 0xFFFF0000; }"
+        )
+        return tl.inline_asm_elementwise(ABS, "=r,=r,r", [stored], dtype=tl.int32, is_pure=True, pack=2)
+    else:
+        return bits_of(from_stored(stored, DTYPE)) & 0x7FFFFFFF
+
+
+@device_function
 def to_bfloat16(value):
     """int32 patterns of fp32 values rounded to the nearest bfloat16, ties to even; the low 16 bits are zero."""
     bits = bits_of(value)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
     return tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, rounded)
+
+
+@device_function
+def rounded_to_bfloat16(value):
+    """Stored bits (int16) of fp32 values as bfloat16, every NaN one of bfloat16's."""
+    if COMPILED:
+        ROUND: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+        return tl.inline_asm_elementwise(ROUND, "=r,f,f", [value], dtype=tl.int16, is_pure=True, pack=2)
+    else:
+        return (to_bfloat16(value) >> 16).to(tl.int16)
+
+
+@device_function
+def e2m1_bytes(value):
+    """`e2m1_code` of fp32 values as uint8, four of which share a register from the start."""
+    if COMPILED:
+        return tl.inline_asm_elementwise(_E2M1, "=r,f,f,f,f", [value], dtype=tl.uint8, is_pure=True, pack=4)
+    else:
+        return e2m1_code(value).to(tl.uint8)
 
 
 @device_function
@@ -100,8 +164,21 @@ def fp8_codes(value, FORMAT: tl.constexpr, CAST: tl.constexpr):
 
 
 @device_function
+def e2m1_code(value):
+    """E2M1 codes of fp32 values: to nearest, ties to even, saturating; a NaN is 0x7 with its sign."""
+    magnitude = tl.minimum(tl.abs(value), 6.0)
+    # 2^k of the binade, k = 0 below 1, too; the last place of 2^(k + 22) is a step of the format there, so that fp32
+    # addition rounds and leaves the number of steps, the code less 2 k, in the low bits
+    binade = tl.maximum(bits_of(magnitude) & 0x7F800000, 0x3F800000)
+    steps = bits_of(magnitude + float_from(binade + (22 << 23)))
+    return ((steps + (binade >> 22) + 2) & 0x7) | ((bits_of(value) >> 28) & 0x8)
+
+
+@device_function
 def to_code(value, FORMAT: tl.constexpr):
     """Codes of fp32 values: to nearest, ties to even, saturating; every NaN is the code 0x7F, of E2M1 0x7."""
+    if FORMAT == "e2m1":
+        return tl.where((bits_of(value) & 0x7FFFFFFF) > 0x7F800000, 0x7, e2m1_code(value))
     # mantissa bits that are cut off; the exponent's bias, shifted; the number whose last place is the least subnormal;
     # the least normal number and the largest code
     IS_E4M3: tl.constexpr = FORMAT == "e4m3"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from octavo_triton.kernels.device import INTERPRETED, device_function
+from octavo_triton.kernels.device import COMPILED, device_function
 from octavo_triton.kernels.formats import (
     from_code,
     from_scale,
@@ -24,7 +24,6 @@ from octavo_triton.kernels.formats import (
 )
 
 LARGEST = tl.constexpr(3.4028234663852886e38)
-COMPILED = tl.constexpr(not INTERPRETED)
 
 
 @device_function

@@ -12,35 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.device import device_function
-from octavo_triton.kernels.formats import as_bits, bits_of, float_from, fp8_codes, from_stored, sixteens
-from octavo_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
-from octavo_triton.kernels.scales import block_scales, is_poisoned
-
-
-@device_function
-def poisoned(encode, amax):
-    """Encode scales, NaN where the unit holds what is not finite: then each of its codes becomes NaN's."""
-    return float_from(tl.where(is_poisoned(amax), 0x7FC00000, bits_of(encode)))
-
-
-@device_function
-def load_tile(x, first, end, start_column, columns, stride, DTYPE: tl.constexpr):
-    """fp32 of 128 rows and 128 columns, zeros past the group and past the columns; and what is inside."""
-    row = tl.arange(0, PANEL)
-    column = start_column + tl.arange(0, PANEL)
-    inside = (first + row < end)[:, None] & (column < columns)[None, :]
-    stored = tl.load(x + first * stride + (row[:, None] * stride + column[None, :]), mask=inside, other=0)
-    return from_stored(stored, DTYPE), inside
-
-
-@device_function
-def store_turned(turned, codes, panel, start_column, columns):
-    """Codes [128, 128] as columns [P, C, 128]: the rows of one panel lie side by side."""
-    column = start_column + tl.arange(0, PANEL)
-    row = tl.arange(0, PANEL)
-    to = turned + panel * columns * PANEL + (column[:, None] * PANEL + row[None, :])
-    tl.store(to, tl.trans(codes), mask=(column < columns)[:, None] & (row >= 0)[None, :])
+from octavo_triton.kernels.formats import as_bits, fp8_codes, magnitudes, sixteens, widened
+from octavo_triton.kernels.panels import PANEL, first_block, panel_rows
+from octavo_triton.kernels.scales import block_scales, poisoned
+from octavo_triton.kernels.tiles import columns_of_tile, rows_in_runs, store_turned
 
 
 @triton.jit
@@ -49,13 +24,17 @@ def quantize_blocks(
     columns, groups, panels, matrix_rows, x_stride, epsilon,
     DTYPE: tl.constexpr, FORMAT: tl.constexpr, SCALES: tl.constexpr, POWER_OF_TWO: tl.constexpr, BLOCK: tl.constexpr,
     SQUARE: tl.constexpr, TURNED: tl.constexpr, STACKED: tl.constexpr, CAST: tl.constexpr,
-    EVEN: tl.constexpr = False,
+    RUN: tl.constexpr, WIDTH: tl.constexpr, BESIDE: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
-    """One panel and 128 columns of it, into the planes whose codes are not None.
+    """One panel and WIDTH columns of it, into the planes whose codes are not None.
 
-    row_scale   of square blocks the scales of either plane
+    row_scale           of square blocks the scales of either plane
+    RUN, WIDTH, BESIDE  the tile, see kernels.tiles
     """
-    SIDE: tl.constexpr = PANEL // BLOCK
+    DOWN: tl.constexpr = PANEL // BLOCK
+    ALONG: tl.constexpr = WIDTH // BLOCK
+    RUNS: tl.constexpr = PANEL // RUN
+    OF_BLOCK: tl.constexpr = BLOCK // RUN
     if EVEN:
         columns = sixteens(columns)
         x_stride = sixteens(x_stride)
@@ -64,60 +43,61 @@ def quantize_blocks(
         row_codes = as_bits(row_codes)
     if column_codes is not None:
         column_codes = as_bits(column_codes)
-    if BLOCK == PANEL:
-        panel, tile = tile_of_panel(columns)
-    else:
-        panel, tile = tl.program_id(0), tl.program_id(1)
-    group, first, start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
+    tiles = (columns + WIDTH - 1) // WIDTH
+    tile = tl.program_id(0) % tiles
+    group, first, start, end = panel_rows(table, tl.program_id(0) // tiles, groups, panels, matrix_rows, STACKED)
     if group < groups:
-        start_column = tile * PANEL
-        value, inside = load_tile(x, first, end, start_column, columns, x_stride, DTYPE)
-        row = tl.arange(0, PANEL)
-        column = start_column + row
-        magnitude = bits_of(value) & 0x7FFFFFFF
-        base = first * columns
-        at = row[:, None] * columns + column[None, :]
+        left = (end - first).to(tl.int32)
+        row, column = rows_in_runs(RUN), columns_of_tile(tile, WIDTH, BESIDE)
+        inside = (row < left)[:, None] & (column < columns)[None, :]
+        stored = tl.load(x + first * x_stride + (row[:, None] * x_stride + column[None, :]), mask=inside, other=0)
+        to = first * columns + (row[:, None] * columns + column[None, :])
         across = (columns + BLOCK - 1) // BLOCK
-        block_column = tile * SIDE + tl.arange(0, SIDE)
-        of_group = first_block(table, group, groups, matrix_rows, BLOCK, STACKED)
-        block_row = of_group + (first - start) // BLOCK + tl.arange(0, SIDE)
-        block_real = first + tl.arange(0, SIDE) * BLOCK < end
+        block_column = tile * ALONG + tl.arange(0, ALONG)
+        block_row = first_block(table, group, groups, matrix_rows, BLOCK, STACKED) + (first - start) // BLOCK
+        block_row += tl.arange(0, DOWN)
+        block_real = tl.arange(0, DOWN) * BLOCK < left
         if TURNED:
             turned_panel = first_block(table, group, groups, matrix_rows, PANEL, STACKED) + (first - start) // PANEL
+        # all maxima before the first division, whose slow path is a branch: magnitudes would be kept beyond it
+        magnitude = magnitudes(stored, DTYPE)
+        if SQUARE or column_codes is not None:
+            down = tl.max(tl.reshape(magnitude, (RUN, RUNS, WIDTH)), 0)
         if SQUARE:
-            amax = tl.max(tl.reshape(magnitude, (PANEL, SIDE, BLOCK)), 2)
-            amax = tl.max(tl.reshape(amax, (SIDE, BLOCK, SIDE)), 1)
+            amax = tl.max(tl.max(tl.reshape(down, (DOWN, OF_BLOCK, ALONG, BLOCK)), 3), 1)
             encode, decode = block_scales(amax, epsilon, FORMAT, SCALES, POWER_OF_TWO)
-            tiles = tl.reshape(value, (SIDE, BLOCK, SIDE, BLOCK))
-            codes = fp8_codes(tiles * poisoned(encode, amax)[:, None, :, None], FORMAT, CAST)
-            codes = tl.reshape(codes, (PANEL, PANEL))
+            blocks = tl.reshape(widened(stored, DTYPE, "rows"), (RUN, DOWN, OF_BLOCK, ALONG, BLOCK))
+            codes = fp8_codes(blocks * poisoned(encode, amax)[None, :, None, :, None], FORMAT, CAST)
+            codes = tl.reshape(codes, (PANEL, WIDTH))
             scale_at = block_row[:, None] * across + block_column[None, :]
             real = block_real[:, None] & (block_column < across)[None, :]
             tl.store(row_scale + scale_at, decode.to(row_scale.dtype.element_ty), mask=real)
             if row_codes is not None:
-                tl.store(row_codes + base + at, codes, mask=inside)
+                tl.store(row_codes + to, codes, mask=inside)
             if TURNED:
-                store_turned(column_codes, codes, turned_panel, start_column, columns)
+                store_turned(column_codes, codes, turned_panel, tile, columns, RUN, WIDTH)
         else:
             if row_codes is not None:
-                amax = tl.max(tl.reshape(magnitude, (PANEL, SIDE, BLOCK)), 2)
-                encode, decode = block_scales(amax, epsilon, FORMAT, SCALES, POWER_OF_TWO)
-                tiles = tl.reshape(value, (PANEL, SIDE, BLOCK))
-                codes = fp8_codes(tiles * poisoned(encode, amax)[:, :, None], FORMAT, CAST)
+                row_amax = tl.max(tl.reshape(magnitude, (PANEL, ALONG, BLOCK)), 2)
+            if column_codes is not None:
+                column_amax = tl.max(tl.reshape(down, (DOWN, OF_BLOCK, WIDTH)), 1)
+            if row_codes is not None:
+                encode, decode = block_scales(row_amax, epsilon, FORMAT, SCALES, POWER_OF_TWO)
+                blocks = tl.reshape(widened(stored, DTYPE, "rows"), (PANEL, ALONG, BLOCK))
+                codes = fp8_codes(blocks * poisoned(encode, row_amax)[:, :, None], FORMAT, CAST)
                 scale_at = (first + row)[:, None] * across + block_column[None, :]
-                real = (first + row < end)[:, None] & (block_column < across)[None, :]
-                tl.store(row_codes + base + at, tl.reshape(codes, (PANEL, PANEL)), mask=inside)
+                real = (row < left)[:, None] & (block_column < across)[None, :]
+                tl.store(row_codes + to, tl.reshape(codes, (PANEL, WIDTH)), mask=inside)
                 tl.store(row_scale + scale_at, decode.to(row_scale.dtype.element_ty), mask=real)
             if column_codes is not None:
-                tiles = tl.reshape(value, (SIDE, BLOCK, PANEL))
-                amax = tl.max(tl.reshape(magnitude, (SIDE, BLOCK, PANEL)), 1)
-                encode, decode = block_scales(amax, epsilon, FORMAT, SCALES, POWER_OF_TWO)
-                codes = fp8_codes(tiles * poisoned(encode, amax)[:, None, :], FORMAT, CAST)
-                codes = tl.reshape(codes, (PANEL, PANEL))
+                encode, decode = block_scales(column_amax, epsilon, FORMAT, SCALES, POWER_OF_TWO)
+                blocks = tl.reshape(widened(stored, DTYPE, "columns"), (RUN, DOWN, OF_BLOCK, WIDTH))
+                codes = fp8_codes(blocks * poisoned(encode, column_amax)[None, :, None, :], FORMAT, CAST)
+                codes = tl.reshape(codes, (PANEL, WIDTH))
                 if TURNED:
-                    store_turned(column_codes, codes, turned_panel, start_column, columns)
+                    store_turned(column_codes, codes, turned_panel, tile, columns, RUN, WIDTH)
                 else:
-                    tl.store(column_codes + base + at, codes, mask=inside)
+                    tl.store(column_codes + to, codes, mask=inside)
                 scale_at = block_row[:, None] * columns + column[None, :]
                 real = block_real[:, None] & (column < columns)[None, :]
                 tl.store(column_scale + scale_at, decode.to(column_scale.dtype.element_ty), mask=real)

@@ -9,38 +9,45 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.device import device_function
-from octavo_triton.kernels.formats import as_bits, bits_of, from_stored, sixteens, to_code
+from octavo_triton.kernels.device import COMPILED, device_function
+from octavo_triton.kernels.formats import as_bits, e2m1_bytes, magnitudes, sixteens, widened
 from octavo_triton.kernels.hadamard import hadamard
-from octavo_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
+from octavo_triton.kernels.panels import PANEL, first_block, panel_rows
 from octavo_triton.kernels.quantize_units import largest_of_group
-from octavo_triton.kernels.scales import is_poisoned, nvfp4_scales
+from octavo_triton.kernels.scales import is_poisoned, nvfp4_scales, poisoned
 from octavo_triton.kernels.stochastic import draws, to_e2m1
+from octavo_triton.kernels.tiles import columns_of_tile, rows_in_runs
 
-SIDE = tl.constexpr(8)
-"""Blocks of 16 in a panel, and in its 128 columns."""
+RUNS = tl.constexpr(8)
+"""Runs of 16 rows in a panel."""
 
 
 @triton.jit
 def hadamard_amax(
-    x, table, of_groups, columns, groups, panels, matrix_rows, x_stride,
-    DTYPE: tl.constexpr, STACKED: tl.constexpr, APART: tl.constexpr, EVEN: tl.constexpr = False,
+    x, table, of_groups, of_transformed, columns, groups, panels, matrix_rows, x_stride,
+    DTYPE: tl.constexpr, STACKED: tl.constexpr, APART: tl.constexpr, WIDTH: tl.constexpr, BESIDE: tl.constexpr,
+    EVEN: tl.constexpr = False,
 ):  # fmt: skip
-    """The amax pattern of one panel's transformed values and 128 columns into that of its group, see unit_amax."""
+    """amax patterns of one panel and WIDTH columns, and of what the transform makes of them, into those of its group.
+
+    of_groups, of_transformed   see unit_amax; what is None is not asked for
+    """
     if EVEN:
         columns = sixteens(columns)
         x_stride = sixteens(x_stride)
     x = as_bits(x)
-    panel, tile = tile_of_panel(columns)
-    group, first, _start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
+    across = (columns + WIDTH - 1) // WIDTH
+    group, first, _start, end = panel_rows(table, tl.program_id(0) // across, groups, panels, matrix_rows, STACKED)
     if group < groups:
-        row = first + tl.arange(0, PANEL)
-        column = tile * PANEL + tl.arange(0, PANEL)
-        inside = (row < end)[:, None] & (column < columns)[None, :]
-        stored = tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0)
-        turned = hadamard(tl.reshape(from_stored(stored, DTYPE), (SIDE, 16, PANEL)), SIDE, PANEL)
-        magnitude = bits_of(turned) & 0x7FFFFFFF
-        largest_of_group(of_groups, group, tl.max(tl.max(tl.max(magnitude, 2), 1), 0), APART)
+        row, column = rows_in_runs(16), columns_of_tile(tl.program_id(0) % across, WIDTH, BESIDE)
+        inside = (first + row < end)[:, None] & (column < columns)[None, :]
+        stored = tl.load(x + first * x_stride + (row[:, None] * x_stride + column[None, :]), mask=inside, other=0)
+        if of_groups is not None:
+            magnitude = magnitudes(stored, DTYPE)
+            largest_of_group(of_groups, group, tl.max(tl.max(magnitude, 0), 0), APART)
+        turned = hadamard(tl.reshape(stored, (16, RUNS, WIDTH)), DTYPE, RUNS, WIDTH)
+        turned = magnitudes(turned, "bfloat16")
+        largest_of_group(of_transformed, group, tl.max(tl.max(tl.max(turned, 0), 1), 0), APART)
 
 
 @triton.jit
@@ -48,16 +55,20 @@ def nvfp4_factors(amax, factors, groups, SIZE: tl.constexpr):
     """The second-level decode factors [G] of groups with these amax patterns."""
     group = tl.arange(0, SIZE)
     bits = tl.load(amax + group, mask=group < groups, other=0)
-    _encode, _code, factor = nvfp4_scales(bits, bits)
+    _encode, _code, factor = nvfp4_scales(bits, bits, False)
     tl.store(factors + group, factor, mask=group < groups)
 
 
 @device_function
 def e2m1_codes(value, encode, random, group_amax, STOCHASTIC: tl.constexpr):
     """Codes (uint8) of values times their block's scale; of a poisoned group every code is 0x7."""
-    scaled = value * encode
-    codes = to_e2m1(scaled, random) if STOCHASTIC else to_code(scaled, "e2m1")
-    return tl.where(is_poisoned(group_amax), 0x7, codes).to(tl.uint8)
+    if STOCHASTIC:
+        return tl.where(is_poisoned(group_amax), 0x7, to_e2m1(value * encode, random)).to(tl.uint8)
+    elif COMPILED:
+        # a product that is NaN has no sign on a GPU, and NaN is 0x7
+        return e2m1_bytes(value * poisoned(encode, group_amax))
+    else:
+        return tl.where(is_poisoned(group_amax), 0x7, e2m1_bytes(value * encode)).to(tl.uint8)
 
 
 @triton.jit
@@ -65,14 +76,15 @@ def quantize_nvfp4(
     x, row_amax, column_amax, table, seed, row_codes, row_scale, column_codes, column_scale,
     columns, groups, panels, matrix_rows, x_stride, group_offset, operand,
     DTYPE: tl.constexpr, SQUARE: tl.constexpr, HADAMARD: tl.constexpr, STOCHASTIC: tl.constexpr, STACKED: tl.constexpr,
-    EVEN: tl.constexpr = False,
+    CAST: tl.constexpr, WIDTH: tl.constexpr, BESIDE: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
-    """One panel and 128 columns of it; a plane whose codes are None is not made, square blocks go to the row plane.
+    """One panel and WIDTH columns of it; a plane whose codes are None is not made, square blocks go to the row plane.
 
     row_amax, column_amax   patterns [G] of what each plane is made of
     seed                    int64 []; or uint32 [3], its two words and a number that is added to `group_offset`
     operand                 its number in the random bits' counter: 0 x, 1 w, 2 dy
     """
+    ALONG: tl.constexpr = WIDTH // 16
     if EVEN:
         columns = sixteens(columns)
         x_stride = sixteens(x_stride)
@@ -81,21 +93,23 @@ def quantize_nvfp4(
         row_scale = as_bits(row_scale)
     if column_codes is not None:
         column_scale = as_bits(column_scale)
-    panel, tile = tile_of_panel(columns)
-    group, first, start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
+    tiles = (columns + WIDTH - 1) // WIDTH
+    tile = tl.program_id(0) % tiles
+    group, first, start, end = panel_rows(table, tl.program_id(0) // tiles, groups, panels, matrix_rows, STACKED)
     if group < groups:
-        row = first + tl.arange(0, PANEL)
-        column = tile * PANEL + tl.arange(0, PANEL)
+        left = (end - first).to(tl.int32)
+        row, column = rows_in_runs(16), columns_of_tile(tile, WIDTH, BESIDE)
         column_real = column < columns
-        inside = (row < end)[:, None] & column_real[None, :]
-        value = from_stored(tl.load(x + row[:, None] * x_stride + column[None, :], mask=inside, other=0), DTYPE)
+        inside = (row < left)[:, None] & column_real[None, :]
+        stored = tl.load(x + first * x_stride + (row[:, None] * x_stride + column[None, :]), mask=inside, other=0)
+        at = row[:, None] * columns + column[None, :]
         across = (columns + 15) // 16
-        side = tl.arange(0, SIDE)
-        block_column = tile * SIDE + side
-        local_block = (first - start) // 16 + side
+        block_column = tile * ALONG + tl.arange(0, ALONG)
+        local_block = (first - start) // 16 + tl.arange(0, RUNS)
         block_row = first_block(table, group, groups, matrix_rows, 16, STACKED) + local_block
-        block_real = first + side * 16 < end
+        block_real = tl.arange(0, RUNS) * 16 < left
         numbered = (group + group_offset).to(tl.int32)
+        random = tl.full((1, 1), 0, tl.int32)
         if STOCHASTIC:
             if seed.dtype.element_ty == tl.uint32:
                 key = tl.load(seed).to(tl.uint64) | (tl.load(seed + 1).to(tl.uint64) << 32)
@@ -104,46 +118,46 @@ def quantize_nvfp4(
                 key = tl.load(seed)
         if row_codes is not None:
             group_amax = tl.load(row_amax + group) + tl.full((1, 1), 0, tl.int32)
-            amax = tl.max(tl.reshape(bits_of(value) & 0x7FFFFFFF, (PANEL, SIDE, 16)), 2)
-            random = tl.full((1, 1, 1), 0, tl.int32)
+            amax = tl.max(tl.reshape(magnitudes(stored, DTYPE), (PANEL, ALONG, 16)), 2)
+            of_row = random[:, :, None]
             if STOCHASTIC:
-                random = draws(key, (row - start).to(tl.int32), block_column, numbered, 8 * operand, PANEL, SIDE)
+                local_row = (first - start).to(tl.int32) + row
+                of_row = draws(key, local_row, block_column, numbered, 8 * operand, PANEL, ALONG)
+            value = widened(stored, DTYPE, "rows")
             if SQUARE:
-                amax = tl.max(tl.reshape(amax, (SIDE, 16, SIDE)), 1)
-                encode, decode, _factor = nvfp4_scales(amax, group_amax)
-                tiles = tl.reshape(value, (SIDE, 16, SIDE, 16))
-                random = tl.reshape(random, (SIDE, 16, SIDE, 16) if STOCHASTIC else (1, 1, 1, 1))
-                codes = e2m1_codes(tiles, encode[:, None, :, None], random, group_amax[:, :, None, None], STOCHASTIC)
-                at = block_row[:, None] * across + block_column[None, :]
+                amax = tl.max(tl.reshape(amax, (16, RUNS, ALONG)), 0)
+                encode, decode, _factor = nvfp4_scales(amax, group_amax, CAST)
+                of_row = tl.reshape(of_row, (16, RUNS, ALONG, 16) if STOCHASTIC else (1, 1, 1, 1))
+                blocks = tl.reshape(value, (16, RUNS, ALONG, 16))
+                codes = e2m1_codes(blocks, encode[None, :, :, None], of_row, group_amax[None, :, :, None], STOCHASTIC)
+                scale_at = block_row[:, None] * across + block_column[None, :]
                 real = block_real[:, None] & (block_column < across)[None, :]
             else:
-                encode, decode, _factor = nvfp4_scales(amax, group_amax)
-                tiles = tl.reshape(value, (PANEL, SIDE, 16))
-                codes = e2m1_codes(tiles, encode[:, :, None], random, group_amax[:, :, None], STOCHASTIC)
-                at = row[:, None] * across + block_column[None, :]
-                real = (row < end)[:, None] & (block_column < across)[None, :]
-            codes = tl.reshape(codes, (PANEL, PANEL))
-            tl.store(row_codes + row[:, None] * columns + column[None, :], codes, mask=inside)
-            tl.store(row_scale + at, decode.to(tl.uint8), mask=real)
+                encode, decode, _factor = nvfp4_scales(amax, group_amax, CAST)
+                blocks = tl.reshape(value, (PANEL, ALONG, 16))
+                codes = e2m1_codes(blocks, encode[:, :, None], of_row, group_amax[:, :, None], STOCHASTIC)
+                scale_at = (first + row)[:, None] * across + block_column[None, :]
+                real = (row < left)[:, None] & (block_column < across)[None, :]
+            tl.store(row_codes + first * columns + at, tl.reshape(codes, (PANEL, WIDTH)), mask=inside)
+            tl.store(row_scale + scale_at, decode.to(tl.uint8), mask=real)
         if column_codes is not None:
-            tiles = tl.reshape(value, (SIDE, 16, PANEL))
-            to_row = row
-            to_real = inside
+            to, real = first * columns, inside
+            tiles_of_runs = tl.reshape(stored, (16, RUNS, WIDTH))
+            OF_COLUMNS: tl.constexpr = "bfloat16" if HADAMARD else DTYPE
             if HADAMARD:
-                tiles = hadamard(tiles, SIDE, PANEL)
-                to_row = tl.reshape(block_row[:, None] * 16 + tl.arange(0, 16), (PANEL,))
-                of_run = tl.reshape(block_real[:, None] & (tl.arange(0, 16) >= 0)[None, :], (PANEL,))
-                to_real = of_run[:, None] & column_real[None, :]
+                tiles_of_runs = hadamard(tiles_of_runs, DTYPE, RUNS, WIDTH)
+                to = (first_block(table, group, groups, matrix_rows, 16, STACKED) * 16 + first - start) * columns
+                # of whole runs, also the rows that fill the last one up
+                real = (row // 16 * 16 < left)[:, None] & column_real[None, :]
             group_amax = tl.load(column_amax + group) + tl.full((1, 1), 0, tl.int32)
-            amax = tl.max(bits_of(tiles) & 0x7FFFFFFF, 1)
-            encode, decode, _factor = nvfp4_scales(amax, group_amax)
-            random = tl.full((1, 1, 1), 0, tl.int32)
+            amax = tl.max(magnitudes(tiles_of_runs, OF_COLUMNS), 0)
+            encode, decode, _factor = nvfp4_scales(amax, group_amax, CAST)
+            of_column = random[:, :, None]
             if STOCHASTIC:
-                number = 8 * operand + 2
-                random = draws(key, column, local_block.to(tl.int32), numbered, number, PANEL, SIDE)
-                random = tl.permute(random, (1, 2, 0))
-            codes = e2m1_codes(tiles, encode[:, None, :], random, group_amax[:, :, None], STOCHASTIC)
-            codes = tl.reshape(codes, (PANEL, PANEL))
-            tl.store(column_codes + to_row[:, None] * columns + column[None, :], codes, mask=to_real)
-            at = block_row[:, None] * columns + column[None, :]
-            tl.store(column_scale + at, decode.to(tl.uint8), mask=block_real[:, None] & column_real[None, :])
+                of_column = draws(key, column, local_block.to(tl.int32), numbered, 8 * operand + 2, WIDTH, RUNS)
+                of_column = tl.permute(of_column, (2, 1, 0))
+            value = widened(tiles_of_runs, OF_COLUMNS, "columns")
+            codes = e2m1_codes(value, encode[None, :, :], of_column, group_amax[None, :, :], STOCHASTIC)
+            tl.store(column_codes + to + at, tl.reshape(codes, (PANEL, WIDTH)), mask=real)
+            scale_at = block_row[:, None] * columns + column[None, :]
+            tl.store(column_scale + scale_at, decode.to(tl.uint8), mask=block_real[:, None] & column_real[None, :])

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 
 from octavo_triton.kernels.device import device_function
-from octavo_triton.kernels.formats import as_bits, bits_of, float_from, fp8_codes, sixteens
+from octavo_triton.kernels.formats import as_bits, bits_of, float_from, fp8_codes, magnitudes, sixteens, widened
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
-from octavo_triton.kernels.quantize_blocks import load_tile, poisoned, store_turned
-from octavo_triton.kernels.scales import decode_of, fp32_encode, is_poisoned
+from octavo_triton.kernels.scales import decode_of, fp32_encode, is_poisoned, poisoned
+from octavo_triton.kernels.tiles import columns_of_tile, rows_in_runs, store_turned
 
 
 @device_function
@@ -43,11 +43,11 @@ def unit_amax(
     panel, tile = tile_of_panel(columns)
     group, first, _start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
-        start_column = tile * PANEL
-        value, _inside = load_tile(x, first, end, start_column, columns, x_stride, DTYPE)
         row = first + tl.arange(0, PANEL)
-        column = start_column + tl.arange(0, PANEL)
-        magnitude = bits_of(value) & 0x7FFFFFFF
+        column = tile * PANEL + tl.arange(0, PANEL)
+        inside = (row < end)[:, None] & (column < columns)[None, :]
+        at = tl.arange(0, PANEL)[:, None] * x_stride + column[None, :]
+        magnitude = magnitudes(tl.load(x + first * x_stride + at, mask=inside, other=0), DTYPE)
         across = (columns + PANEL - 1) // PANEL
         if of_groups is not None:
             largest_of_group(of_groups, group, tl.max(tl.max(magnitude, 1), 0), APART)
@@ -88,11 +88,12 @@ def quantize_units(
     x, encode, group_amax, row_amax, column_amax, table, row_codes, column_codes,
     columns, groups, panels, matrix_rows, x_stride, epsilon,
     DTYPE: tl.constexpr, FORMAT: tl.constexpr, POWER_OF_TWO: tl.constexpr, TURNED: tl.constexpr,
-    STACKED: tl.constexpr, CAST: tl.constexpr, EVEN: tl.constexpr = False,
+    STACKED: tl.constexpr, CAST: tl.constexpr, RUN: tl.constexpr, BESIDE: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """Codes of one panel and 128 columns: by the group's scale into either plane, or by rows and columns into theirs.
 
-    encode   scales [G] that are given; where they are, each element that is not finite is NaN by itself
+    encode        scales [G] that are given; where they are, each element that is not finite is NaN by itself
+    RUN, BESIDE   the tile, see kernels.tiles
     """
     if EVEN:
         columns = sixteens(columns)
@@ -105,15 +106,15 @@ def quantize_units(
     panel, tile = tile_of_panel(columns)
     group, first, start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
     if group < groups:
-        start_column = tile * PANEL
-        value, inside = load_tile(x, first, end, start_column, columns, x_stride, DTYPE)
-        row = tl.arange(0, PANEL)
-        column = start_column + row
+        row, column = rows_in_runs(RUN), columns_of_tile(tile, PANEL, BESIDE)
+        inside = (first + row < end)[:, None] & (column < columns)[None, :]
+        stored = tl.load(x + first * x_stride + (row[:, None] * x_stride + column[None, :]), mask=inside, other=0)
         base = first * columns
         at = row[:, None] * columns + column[None, :]
         if TURNED:
             turned_panel = first_block(table, group, groups, matrix_rows, PANEL, STACKED) + (first - start) // PANEL
         if encode is not None or group_amax is not None:
+            value = widened(stored, DTYPE, "rows")
             if encode is not None:
                 infinite = (bits_of(value) & 0x7FFFFFFF) >= 0x7F800000
                 scaled = bits_of(value * tl.load(encode + group))
@@ -126,16 +127,17 @@ def quantize_units(
             if row_codes is not None:
                 tl.store(row_codes + base + at, codes, mask=inside)
             if TURNED:
-                store_turned(column_codes, codes, turned_panel, start_column, columns)
+                store_turned(column_codes, codes, turned_panel, tile, columns, RUN, PANEL)
         if row_amax is not None:
             amax = tl.load(row_amax + first + row, mask=first + row < end, other=0)
             scale = poisoned(fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO), amax)
-            tl.store(row_codes + base + at, fp8_codes(value * scale[:, None], FORMAT, CAST), mask=inside)
+            codes = fp8_codes(widened(stored, DTYPE, "rows") * scale[:, None], FORMAT, CAST)
+            tl.store(row_codes + base + at, codes, mask=inside)
         if column_amax is not None:
             amax = tl.load(column_amax + group * columns + column, mask=column < columns, other=0)
             scale = poisoned(fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO), amax)
-            codes = fp8_codes(value * scale[None, :], FORMAT, CAST)
+            codes = fp8_codes(widened(stored, DTYPE, "columns") * scale[None, :], FORMAT, CAST)
             if TURNED:
-                store_turned(column_codes, codes, turned_panel, start_column, columns)
+                store_turned(column_codes, codes, turned_panel, tile, columns, RUN, PANEL)
             else:
                 tl.store(column_codes + base + at, codes, mask=inside)

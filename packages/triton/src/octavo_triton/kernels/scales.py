@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from octavo_triton.kernels.device import device_function
-from octavo_triton.kernels.formats import bits_of, float_from, from_code, to_code
+from octavo_triton.kernels.device import COMPILED, device_function
+from octavo_triton.kernels.formats import bits_of, float_from, fp8_codes, from_code
 
 
 @device_function
 def is_poisoned(amax):
     """True where a unit holds an infinity or a NaN."""
     return amax >= 0x7F800000
+
+
+@device_function
+def poisoned(encode, amax):
+    """Encode scales, NaN where the unit holds what is not finite: then each of its codes becomes NaN's."""
+    return float_from(tl.where(is_poisoned(amax), 0x7FC00000, bits_of(encode)))
 
 
 @device_function
@@ -28,7 +34,11 @@ def at_most_finite(value):
 def reciprocal(value):
     """fl(1 / value)."""
     # division as `/` is an approximation on GPUs
-    return tl.div_rn(tl.full(value.shape, 1.0, tl.float32), value)
+    if COMPILED:
+        # half the instructions of a division
+        return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [value], tl.float32, is_pure=True, pack=1)
+    else:
+        return tl.div_rn(tl.full(value.shape, 1.0, tl.float32), value)
 
 
 @device_function
@@ -81,12 +91,12 @@ def nvfp4_global(amax):
 
 
 @device_function
-def nvfp4_scales(amax, group_amax):
+def nvfp4_scales(amax, group_amax, CAST: tl.constexpr):
     """(encode, decode as an E4M3 code, second-level decode factor) of blocks, broadcast over their groups' amax."""
     poisoned = is_poisoned(group_amax)
     scale, factor = nvfp4_global(group_amax)
     sixth = float_from(tl.full([], 0x3E2AAAAB, tl.int32))  # fl(1 / 6)
     finite = float_from(tl.where(poisoned, 0, amax))
-    code = to_code(at_most_finite(finite * (scale * sixth)), "e4m3")
+    code = fp8_codes(at_most_finite(finite * (scale * sixth)), "e4m3", CAST).to(tl.int32)
     encode = at_most_finite(reciprocal(from_code(code, "e4m3") * factor))
     return encode, tl.where(poisoned, 0x7F, code), float_from(tl.where(poisoned, 0x7FC00000, bits_of(factor)))
