@@ -59,3 +59,43 @@ def test_lora_is_measured_in_every_way(tmp_path: Path, capsys: pytest.CaptureFix
     first = rows["grouped_mm"]["losses"][0]
     assert abs(rows["octavo fp8-block"]["losses"][0] - first) <= 2.0**-8 * first
     assert len({row["trained_parameters"] for row in rows.values()}) == 1
+
+
+@pytest.mark.parametrize("model", ["qwen3-moe", "gpt-oss"])
+def test_whole_models_take_turns(model: str, tmp_path: Path) -> None:
+    """One model serves every way and each optimizer, and the experts' time is a part of the step's."""
+    pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
+    output = tmp_path / "speed.json"
+    chosen = ("--way", "bf16", "--way", "fp8-block/lean/remake", "--optimizer", "torch", "--optimizer", "octavo")
+    tiny = ("--quick", "--device", "cpu", "--turns", "2", "--calls", "1", "--output", str(output))
+    run(ROOT / "benchmarks" / "whole_models", "speed", model, *chosen, *tiny)
+    rows = json.loads(output.read_text())["rows"]
+    ways = ("grouped_mm", "bf16", "fp8-block/lean/remake")
+    assert [(row["optimizer"], row["way"]) for row in rows] == [
+        (name, way) for name in ("torch", "octavo") for way in ways
+    ]
+    for row in rows:
+        assert 0 < row["experts_share"] < 1
+        assert row["optimizer_ms"] < row["step_ms"]
+        assert row["tokens_per_second"] > 0
+    assert all(row["experts_over_grouped_mm"] == 1 for row in rows if row["way"] == "grouped_mm")
+
+
+def test_losses_of_whole_models_are_paired(tmp_path: Path) -> None:
+    """Every way of a seed starts from the same model and sees the same text: in bf16 losses agree."""
+    pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
+    output, text = tmp_path / "losses.json", tmp_path / "text.py"
+    text.write_bytes((ROOT / "noxfile.py").read_bytes() * 4)
+    chosen = ("--way", "bf16", "--way", "fp8-block", "--seeds", "2", "--text", str(text))
+    run(
+        ROOT / "benchmarks" / "whole_models", "losses", "qwen3-moe", *chosen, "--quick", "--device", "cpu",
+        "--output", str(output),
+    )  # fmt: skip
+    record = json.loads(output.read_text())
+    held_out = {(row["way"], row["seed"]): row["held_out_loss"] for row in record["rows"]}
+    assert set(held_out) == {(way, seed) for way in ("grouped_mm", "bf16", "fp8-block") for seed in (0, 1)}
+    for seed in (0, 1):
+        assert abs(held_out["bf16", seed] - held_out["grouped_mm", seed]) <= 2.0**-8 * held_out["grouped_mm", seed]
+    assert held_out["grouped_mm", 0] != held_out["grouped_mm", 1]
+    assert [gap["way"] for gap in record["gaps"]] == ["bf16", "fp8-block"]
+    assert all(len(gap["per_seed_percent"]) == 2 for gap in record["gaps"])
