@@ -159,7 +159,7 @@ def main() -> None:
             data = batches_of(corpus, config, seed, device) if data is None else data
             start = time.perf_counter()
             trainer = Trainer(config, recipe, len(corpus.vocabulary), seed, device)
-            row = {"recipe": name, "seed": seed, **train(trainer, *data)}
+            row = {"recipe": name, "seed": seed, "machine": record["machine"], **train(trainer, *data)}
             del trainer
             gc.collect()
             if device.type == "cuda":

@@ -118,7 +118,7 @@ class Trainer:
     def evaluate(self, tokens: Tensor) -> Tensor:
         """Mean cross entropy of each of the sequences, in the recipe's own forward."""
         self.model.eval()
-        parts = tokens.split(self.config.batch)
+        parts = tokens.split(self.config.batch)  # type: ignore[no-untyped-call]
         losses = [cross_entropy(self.model(part[:, :-1])[0], part[:, 1:]).mean(1) for part in parts]
         self.model.train()
         return torch.cat(losses)
@@ -127,7 +127,8 @@ class Trainer:
         logits, balance = model(tokens[:, :-1])
         loss = cross_entropy(logits, tokens[:, 1:]).mean()
         self.loss.copy_(loss.detach())
-        return loss + self.config.balance * balance
+        value: Tensor = loss + self.config.balance * balance
+        return value
 
     def _eager(self, tokens: Tensor) -> None:
         self.model.zero_grad(set_to_none=True)

@@ -8,7 +8,8 @@
 share of the step (forward and backward, by events on the stream), the peak of memory. One model serves all ways, which
 take turns; `--way` names a recipe, RECIPE/FORM or RECIPE/FORM/WEIGHT_CODES, `--optimizer octavo` adds rows with
 `octavo_torch.AdamW` in 8 bits. `losses` trains small models of the same kinds on the sources of Python's standard
-library, in each way and from each seed. Needs transformers.
+library, in each way and from each seed; its file is written after every run, and the same command goes on with what
+`--seconds` has left. Needs transformers.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs" / "examples"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import loss_runs
+import sinks
 import throughput
 from transformers_moe import MODELS
 from ways import RECIPES
 
 DEFAULTS: dict[str, dict[str, int]] = {
     "speed": {"layers": 4, "batch": 4, "length": 2048, "steps": 4},
-    "losses": {"layers": 4, "batch": 16, "length": 256, "steps": 500},
+    "losses": {"layers": 2, "batch": 16, "length": 256, "steps": 500},
 }
 QUICK = {"layers": 1, "batch": 2, "length": 32, "steps": 4}
 
@@ -54,7 +56,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="sequences of a step")
     parser.add_argument("--length", type=int, help="tokens of a sequence")
     parser.add_argument("--steps", type=int, help="steps of a run; of speed, distinct batches")
-    parser.add_argument("--attention", help="an attention implementation; default transformers' choice")
+    parser.add_argument("--attention", help="default: scaled_dot_product_attention, with gpt-oss's sinks as keys")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--turns", type=int, default=4, help="speed: turns of each way")
     parser.add_argument("--calls", type=int, default=2, help="speed: steps of a turn, besides one that is not measured")
@@ -67,6 +69,8 @@ def main() -> None:
     for name, value in (QUICK if options.quick else DEFAULTS[options.what]).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
+    known = sinks.register()
+    options.attention = options.attention or (known if options.model == "gpt-oss" else "sdpa")
     options.way, options.optimizer, options.seed = options.way or list(RECIPES), options.optimizer or ["torch"], 0
     chosen = {name: value for name, value in vars(options).items() if name not in ("output", "text", "seconds", "seed")}
 
@@ -87,7 +91,8 @@ def main() -> None:
     if options.what == "speed":
         save(throughput.measure(options))
     else:
-        loss_runs.measure(options, save)
+        rows = json.loads(options.output.read_text())["rows"] if options.output.exists() else []
+        loss_runs.measure(options, rows, save)
 
 
 if __name__ == "__main__":

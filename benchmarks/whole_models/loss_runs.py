@@ -49,7 +49,7 @@ def step_of(model: Any, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], 
         if not tokens.is_cuda:
             return eager(tokens)
         if kept["seen"] <= WARM:
-            aside = torch.cuda.Stream()
+            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
                 loss = eager(tokens)
@@ -85,13 +85,14 @@ def train(way: str, seed: int, corpus: Corpus, options: argparse.Namespace) -> d
     means = losses.view(-1, min(WINDOW, options.steps)).mean(1).tolist()
     seconds = time.perf_counter() - start
     held_out = torch.from_numpy(corpus.evaluation(HELD_OUT, options.length - 1)).to(device).long()
+    parts = held_out.split(options.batch)  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        parts = [model(part, labels=part, use_cache=False).loss for part in held_out.split(options.batch)]
+        final = torch.stack([model(part, labels=part, use_cache=False).loss for part in parts]).mean()
     return {
         "way": way,
         "seed": seed,
         "train_loss": [round(value, 5) for value in means],
-        "held_out_loss": round(float(torch.stack(parts).mean()), 6),
+        "held_out_loss": round(float(final), 6),
         "ms_per_step": round(seconds / options.steps * 1e3, 3),
     }
 
@@ -117,14 +118,14 @@ def gaps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def measure(options: argparse.Namespace, save: Callable[[dict[str, Any]], None]) -> None:
-    """All ways of each seed; `save` is called after every run with what there is."""
+def measure(options: argparse.Namespace, rows: list[dict[str, Any]], save: Callable[[dict[str, Any]], None]) -> None:
+    """All ways of each seed but those that `rows` has; `save` is called after every run with what there is."""
     corpus, began, longest = read_text(options.text, options.length), time.perf_counter(), 0.0
-    rows: list[dict[str, Any]] = []
+    done = {(row["way"], row["seed"]) for row in rows}
     for seed in range(options.seeds):
         for way in (THEIRS, *options.way):
             start = time.perf_counter()
-            if start - began + longest > options.seconds:
+            if (way, seed) in done or start - began + longest >= options.seconds:
                 continue
             rows.append(train(way, seed, corpus, options))
             gc.collect()

@@ -65,6 +65,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for name in options.optimizer:
         optimizer = OPTIMIZERS[name](model.parameters(), fused=device.type == "cuda")
         rows += in_turns(steps, optimizer, implementations, options, name)
+        compare(rows, name)
         del optimizer
         gc.collect()
         if device.type == "cuda":
@@ -75,6 +76,27 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "attention": model.config._attn_implementation,
         "rows": rows,
     }
+
+
+def compare(rows: list[dict[str, Any]], name: str) -> None:
+    """Adds each row's ratios to grouped_mm with the same optimizer, and with the first one; prints an optimizer's."""
+    measured = [row for row in rows if "error" not in row]
+    theirs = {row["optimizer"]: row for row in measured if row["way"] == THEIRS}
+    for row in measured:
+        for key, base in (
+            ("over_grouped_mm", theirs.get(row["optimizer"])),
+            ("over_first", theirs.get(rows[0]["optimizer"])),
+        ):
+            if base is not None:
+                row[key] = {
+                    "tokens_per_second": round(base["step_ms"] / row["step_ms"], 4),
+                    "experts_ms": round(row["experts_ms"] / base["experts_ms"], 4),
+                    "experts_share": round(row["experts_share"] / base["experts_share"], 4),
+                    "peak": round(row["peak_bytes"] / base["peak_bytes"], 4) if row["peak_bytes"] else None,
+                }
+    for row in rows:
+        if row["optimizer"] == name:
+            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
 
 
 def in_turns(
@@ -103,7 +125,6 @@ def in_turns(
         row: dict[str, Any] = {"optimizer": name, "way": way}
         if way in failed:
             rows.append({**row, "error": failed[way]})
-            print(f"{name:8} {way:24} {failed[way]}", flush=True)
             continue
         times = {key: round(statistics.median(each[key] for each in found[way]), 3) for key in found[way][0]}
         row |= times | {
@@ -111,12 +132,5 @@ def in_turns(
             "experts_share": round(times["experts_ms"] / times["step_ms"], 4),
             "peak_bytes": peaks[way],
         }
-        first = rows[0] if rows else row
-        if "step_ms" in first:
-            row["tokens_per_second_over_grouped_mm"] = round(first["step_ms"] / times["step_ms"], 4)
-            row["experts_over_grouped_mm"] = round(times["experts_ms"] / first["experts_ms"], 4)
-            if row["peak_bytes"]:
-                row["peak_over_grouped_mm"] = round(row["peak_bytes"] / first["peak_bytes"], 4)
         rows.append(row)
-        print(f"{name:8} {way:24} " + "  ".join(f"{key} {row[key]}" for key in list(row)[2:]), flush=True)
     return rows
