@@ -1,6 +1,6 @@
 """A decoder whose MLPs are `octavo_torch.MoE`s, and its training step, which is one CUDA graph on a GPU.
 
-    tokens -> embedding + position -> [ norm -> causal attention -> + ; norm -> MoE -> + ] * layers -> norm -> logits
+    tokens -> embedding -> [ norm -> causal attention, rotary -> + ; norm -> MoE -> + ] * layers -> norm -> logits
 
 Everything is bf16 but the router's product, the loss, and what AdamW keeps: fp32 master weights and moments. A recipe
 changes the experts' products alone.
@@ -23,6 +23,16 @@ HEAD = 64
 BETAS = (0.9, 0.95)
 
 
+def turned(x: Tensor) -> Tensor:
+    """Rotary position embedding (RoFormer, section 3.2.2) of [sequences, heads, context, channels]."""
+    half = x.shape[-1] // 2
+    rates = 10_000.0 ** (-torch.arange(half, device=x.device) / half)
+    angles = torch.arange(x.shape[2], device=x.device)[:, None] * rates
+    cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    left, right = x.chunk(2, -1)
+    return torch.cat((left * cosine - right * sine, right * cosine + left * sine), -1)
+
+
 class Attention(nn.Module):
     """Causal attention over [sequences, context, width]."""
 
@@ -35,6 +45,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         sequences, context, width = x.shape
         q, k, v = self.qkv(x).view(sequences, context, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k = turned(q), turned(k)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         y: Tensor = self.projection(mixed.transpose(1, 2).reshape(sequences, context, width))
         return y
@@ -68,7 +79,6 @@ class LanguageModel(nn.Module):
     def __init__(self, config: TrainConfig, recipe: Recipe, vocabulary: int, seed: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, config.width, dtype=torch.bfloat16)
-        self.position = nn.Parameter(torch.empty(config.context, config.width, dtype=torch.bfloat16))
         self.layers = nn.ModuleList(Layer(config, recipe, seed + number) for number in range(config.layers))
         self.norm = nn.RMSNorm(config.width, dtype=torch.bfloat16)
         self.logits = nn.Linear(config.width, vocabulary, bias=False, dtype=torch.bfloat16)
@@ -76,14 +86,14 @@ class LanguageModel(nn.Module):
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
         """Normal values that depend on the seed, the device and the sizes alone, so that recipes start alike."""
-        generator = torch.Generator(self.position.device).manual_seed(seed)
+        generator = torch.Generator(self.logits.weight.device).manual_seed(seed)
         for name, parameter in self.named_parameters():
             if "norm" not in name:
-                std = {"embedding.weight": 0.5, "position": 0.1}.get(name, parameter.shape[-1] ** -0.5)
+                std = 0.5 if name == "embedding.weight" else parameter.shape[-1] ** -0.5
                 parameter.normal_(std=std, generator=generator)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.embedding(tokens) + self.position[: tokens.shape[1]]
+        x = self.embedding(tokens)
         balances = []
         for layer in self.layers:
             x, balance = layer(x)
