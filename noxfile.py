@@ -103,7 +103,7 @@ def _checks() -> dict[str, bool]:
     """Every session that a change must pass, in the order of their start, and whether it needs the native wheel."""
     everything = list(DIRECTORIES)
     installed = {"native": [], "lint": [], "types": everything, "docs": everything, "integration": everything}
-    installed |= {"adapters": ["octavo-jax", "octavo-torch"], "third_party": ["octavo", "octavo-torch"]}
+    installed |= {"adapters": ["octavo", "octavo-jax", "octavo-torch"], "third_party": ["octavo", "octavo-torch"]}
     installed |= {f"tests({name})": [name, *ours(list(needed_by_tests(name)))] for name in everything}
     # torch-triton-interpreter runs the same kernels through the suite
     suites = {backend: owner for backend, owner in BACKENDS.items() if backend != "jax-triton-interpreter"}
@@ -298,7 +298,8 @@ def adapters(session: nox.Session) -> None:
     """Adapters inside the libraries that they are for, in the versions that they were written for."""
     fronts = ("octavo-jax", "octavo-torch")
     groups = (requirement for name in fronts for requirement in needed_by_tests(name))
-    install(session, *fronts, extra=(*groups, "pytest-xdist", *ADAPTED))
+    # octavo reads the text of a measurement of whole models
+    install(session, "octavo", *fronts, extra=(*groups, "pytest-xdist", *ADAPTED))
     session.install("--no-deps", *ADAPTED_ALONE)
     files = (str(path) for path in sorted(ROOT.glob("packages/*/tests/adapters/test_*.py")))
     run_pytest(session, *files, "tests/test_transformers_example.py", *session.posargs, in_a_hurry=True)

@@ -17,6 +17,7 @@ import bars  # noqa: E402
 import call  # noqa: E402
 import lines  # noqa: E402
 import roofline  # noqa: E402
+import training_runs  # noqa: E402
 from all_figures import FIGURES  # noqa: E402
 from sketch import Sketch  # noqa: E402
 
@@ -90,6 +91,15 @@ def test_points_of_the_roofline_lie_under_it_and_on_the_sheet() -> None:
         ))  # fmt: skip
     (x, y), (further, lower) = roofline.place(128, 512), roofline.place(256, 256)
     assert (further - x, lower - y) == (roofline.OCTAVE, roofline.OCTAVE)
+
+
+def test_curves_of_training_are_of_the_same_seeds() -> None:
+    """A recipe that has one more seed is not drawn apart by that seed's text."""
+    rows = [
+        {"recipe": recipe, "seed": seed, "train_loss": [loss, loss / 2]}
+        for recipe, seed, loss in (("bf16", 0, 4.0), ("bf16", 1, 2.0), ("bf16", 2, 9.0), ("a", 1, 3.0), ("a", 0, 5.0))
+    ]
+    assert training_runs.mean_losses(rows) == {"a": [4.0, 2.0], "bf16": [3.0, 1.5]}
 
 
 def test_published_figures_are_in_the_table() -> None:

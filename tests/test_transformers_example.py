@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import secrets
 import sys
 from pathlib import Path
 
@@ -59,3 +60,74 @@ def test_lora_is_measured_in_every_way(tmp_path: Path, capsys: pytest.CaptureFix
     first = rows["grouped_mm"]["losses"][0]
     assert abs(rows["octavo fp8-block"]["losses"][0] - first) <= 2.0**-8 * first
     assert len({row["trained_parameters"] for row in rows.values()}) == 1
+
+
+@pytest.mark.parametrize("model", ["qwen3-moe", "gpt-oss"])
+def test_whole_models_take_turns(model: str, tmp_path: Path) -> None:
+    """One model serves every way and each optimizer, and the experts' time is a part of the step's."""
+    pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
+    output = tmp_path / "speed.json"
+    chosen = ("--way", "bf16", "--way", "fp8-block/lean/remake", "--optimizer", "torch", "--optimizer", "octavo")
+    tiny = ("--quick", "--device", "cpu", "--turns", "2", "--calls", "1", "--output", str(output))
+    run(ROOT / "benchmarks" / "whole_models", "speed", model, *chosen, *tiny)
+    rows = json.loads(output.read_text())["rows"]
+    ways = ("grouped_mm", "bf16", "fp8-block/lean/remake")
+    assert [(row["optimizer"], row["way"]) for row in rows] == [
+        (name, way) for name in ("torch", "octavo") for way in ways
+    ]
+    for row in rows:
+        assert 0 < row["experts_share"] < 1
+        assert row["optimizer_ms"] < row["step_ms"]
+        assert row["tokens_per_second"] > 0
+        theirs = rows[0 if row["optimizer"] == "torch" else 3]
+        assert row["over_grouped_mm"]["experts_ms"] == pytest.approx(row["experts_ms"] / theirs["experts_ms"], abs=1e-4)
+        assert row["over_first"]["tokens_per_second"] == pytest.approx(rows[0]["step_ms"] / row["step_ms"], abs=1e-4)
+
+
+def test_losses_of_whole_models_are_paired(tmp_path: Path) -> None:
+    """Every way of a seed starts from the same model and sees the same text: in bf16 losses agree."""
+    pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
+    output, text = tmp_path / "losses.json", tmp_path / "text.py"
+    text.write_bytes((ROOT / "noxfile.py").read_bytes() * 4)
+    chosen = ("--way", "bf16", "--way", "fp8-block", "--seeds", "2", "--text", str(text))
+    run(
+        ROOT / "benchmarks" / "whole_models", "losses", "qwen3-moe", *chosen, "--quick", "--device", "cpu",
+        "--output", str(output),
+    )  # fmt: skip
+    record = json.loads(output.read_text())
+    held_out = {(row["way"], row["seed"]): row["held_out_loss"] for row in record["rows"]}
+    assert set(held_out) == {(way, seed) for way in ("grouped_mm", "bf16", "fp8-block") for seed in (0, 1)}
+    for seed in (0, 1):
+        assert abs(held_out["bf16", seed] - held_out["grouped_mm", seed]) <= 2.0**-8 * held_out["grouped_mm", seed]
+    assert held_out["grouped_mm", 0] != held_out["grouped_mm", 1]
+    assert [gap["way"] for gap in record["gaps"]] == ["bf16", "fp8-block"]
+    assert all(len(gap["per_seed_percent"]) == 2 for gap in record["gaps"])
+
+
+@pytest.mark.parametrize("window", ["full_attention", "sliding_attention"])
+def test_a_sink_is_one_more_key(window: str) -> None:
+    """gpt-oss's attention by scaled_dot_product_attention has eager attention's results and gradients, in fp32."""
+    transformers = pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks" / "whole_models"))
+        import sinks
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    torch.manual_seed(seed)
+    config = transformers.GptOssConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        num_hidden_layers=1, num_local_experts=2, num_experts_per_tok=1, sliding_window=5, layer_types=[window],
+    )  # fmt: skip
+    tokens, found = torch.randint(32, (2, 17)), []
+    model = transformers.GptOssForCausalLM._from_config(config, attn_implementation="eager")
+    torch.nn.init.normal_(model.model.layers[0].self_attn.sinks)
+    for name in ("eager", sinks.register()):
+        model.set_attn_implementation(name)
+        model.zero_grad()
+        logits = model(tokens, use_cache=False).logits
+        logits.square().sum().backward()
+        found.append([logits, *(parameter.grad for parameter in model.model.layers[0].self_attn.parameters())])
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6 + 1e-5 * float(theirs.detach().abs().max()))

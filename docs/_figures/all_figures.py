@@ -15,11 +15,16 @@ import products
 import roofline
 import scales
 import speed
+import training_runs
 
-FIGURES = {
-    module.__name__: module.draw
-    for module in (house, call, groups, planes, products, scales, mesh, experts, many_ranks, roofline)
-} | speed.CHARTS
+FIGURES = (
+    {
+        module.__name__: module.draw
+        for module in (house, call, groups, planes, products, scales, mesh, experts, many_ranks, roofline)
+    }
+    | speed.CHARTS
+    | training_runs.CHARTS
+)
 
 
 def drawn() -> Iterator[tuple[str, str]]:

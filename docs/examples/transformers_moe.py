@@ -58,10 +58,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 """Class, a tiny configuration, and the published model's."""
 
 
-def build(options: argparse.Namespace) -> Any:
-    """A model with random weights in bf16, on the device."""
-    kind, tiny, full = MODELS[options.model]
-    sizes = full if options.full else tiny
+def build(kind: str, sizes: dict[str, Any], options: argparse.Namespace) -> Any:
+    """A model of a class with random weights in bf16, on the device."""
     config = getattr(transformers, f"{kind}Config")(**sizes, num_hidden_layers=options.layers)
     torch.manual_seed(options.seed)
     with torch.device(options.device):
@@ -151,9 +149,10 @@ def ways(options: argparse.Namespace) -> dict[str, Callable[[], str]]:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Every way in turn, each from a fresh model with the same weights."""
     device, rows = torch.device(options.device), []
+    kind, tiny, full = MODELS[options.model]
     for name, implementation in ways(options).items():
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            model = build(options)
+            model = build(kind, full if options.full else tiny, options)
             model.set_experts_implementation(implementation())
             result = train(model, batches(options, model.config.vocab_size), options)
             result["experts_ms"] = experts_alone(model, options)

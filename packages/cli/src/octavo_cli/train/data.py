@@ -63,7 +63,11 @@ def _windows(tokens: Tokens, starts: NDArray[np.int64], context: int) -> Tokens:
 def read_corpus(path: Path | None, context: int) -> Corpus:
     """The corpus of a text file, or of `pydoc_data.topics`; `InputError` if it is missing, unreadable or too short."""
     raw = _default_text() if path is None else _read(path)
-    source = DEFAULT_TEXT if path is None else path.name
+    return corpus_of(DEFAULT_TEXT if path is None else path.name, raw, context)
+
+
+def corpus_of(source: str, raw: bytes, context: int) -> Corpus:
+    """The corpus of a text that has been read; `InputError`, which calls it `source`, if it is too short."""
     values = np.frombuffer(raw, dtype=np.uint8)
     vocabulary = np.unique(values)
     ids = np.searchsorted(vocabulary, values).astype(np.int32)
