@@ -12,9 +12,9 @@ from octavo_jax_triton.arrays.planes import results_of
 from octavo_jax_triton.launch.arguments import Made
 from octavo_jax_triton.launch.start import start
 from octavo_jax_triton.quantizers.rows import Rows
-from octavo_triton.kernels.quantize_blocks import quantize_blocks
-from octavo_triton.kernels.quantize_nvfp4 import nvfp4_factors, quantize_nvfp4
-from octavo_triton.kernels.quantize_units import quantize_units, unit_scales
+from octavo_triton.kernels.quantizers.blocks import quantize_blocks
+from octavo_triton.kernels.quantizers.nvfp4 import nvfp4_factors, quantize_nvfp4
+from octavo_triton.kernels.quantizers.units import quantize_units, unit_scales
 from octavo_triton.layouts import TURNED, pattern, tiles
 from octavo_triton.quantizer_tiles import codes_tile, nvfp4_tile
 

@@ -12,8 +12,8 @@ from octavo_jax.plugin_api import dtype_name
 from octavo_jax_triton.arrays.table import groups_of_panels, row_table
 from octavo_jax_triton.launch.arguments import Made, Target, even
 from octavo_jax_triton.launch.start import start
-from octavo_triton.kernels.quantize_nvfp4 import hadamard_amax
-from octavo_triton.kernels.quantize_units import unit_amax
+from octavo_triton.kernels.quantizers.nvfp4 import hadamard_amax
+from octavo_triton.kernels.quantizers.units import unit_amax
 from octavo_triton.layouts import TILE, panels_of, tiles
 from octavo_triton.quantizer_tiles import HADAMARD_AMAX
 

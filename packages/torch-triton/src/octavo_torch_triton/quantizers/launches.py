@@ -10,9 +10,9 @@ from torch import Tensor
 from octavo import QuantizerSpec
 from octavo_torch.plugin_api import DTYPE_NAMES
 from octavo_torch_triton.arrays.launch import as_rows, has_fp8_casts, start, stored
-from octavo_triton.kernels.quantize_blocks import quantize_blocks
-from octavo_triton.kernels.quantize_nvfp4 import hadamard_amax, nvfp4_factors, quantize_nvfp4
-from octavo_triton.kernels.quantize_units import quantize_units, unit_amax, unit_scales
+from octavo_triton.kernels.quantizers.blocks import quantize_blocks
+from octavo_triton.kernels.quantizers.nvfp4 import hadamard_amax, nvfp4_factors, quantize_nvfp4
+from octavo_triton.kernels.quantizers.units import quantize_units, unit_amax, unit_scales
 from octavo_triton.layouts import TILE, panels_of, pattern, tiles
 from octavo_triton.quantizer_tiles import HADAMARD_AMAX, codes_tile, nvfp4_tile
 

@@ -11,12 +11,12 @@ import triton.language as tl
 
 from octavo_triton.kernels.device import COMPILED, device_function
 from octavo_triton.kernels.formats import as_bits, e2m1_bytes, magnitudes, sixteens, widened
-from octavo_triton.kernels.hadamard import hadamard
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows
-from octavo_triton.kernels.quantize_units import largest_of_group
+from octavo_triton.kernels.quantizers.hadamard import hadamard
+from octavo_triton.kernels.quantizers.stochastic import draws, to_e2m1
+from octavo_triton.kernels.quantizers.tiles import columns_of_tile, rows_in_runs
+from octavo_triton.kernels.quantizers.units import largest_of_group
 from octavo_triton.kernels.scales import is_poisoned, nvfp4_scales, poisoned
-from octavo_triton.kernels.stochastic import draws, to_e2m1
-from octavo_triton.kernels.tiles import columns_of_tile, rows_in_runs
 
 RUNS = tl.constexpr(8)
 """Runs of 16 rows in a panel."""

@@ -12,8 +12,8 @@ import triton.language as tl
 from octavo_triton.kernels.device import device_function
 from octavo_triton.kernels.formats import as_bits, bits_of, float_from, fp8_codes, magnitudes, sixteens, widened
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
+from octavo_triton.kernels.quantizers.tiles import columns_of_tile, rows_in_runs, store_turned
 from octavo_triton.kernels.scales import decode_of, fp32_encode, is_poisoned, poisoned
-from octavo_triton.kernels.tiles import columns_of_tile, rows_in_runs, store_turned
 
 
 @device_function
@@ -93,7 +93,7 @@ def quantize_units(
     """Codes of one panel and 128 columns: by the group's scale into either plane, or by rows and columns into theirs.
 
     encode        scales [G] that are given; where they are, each element that is not finite is NaN by itself
-    RUN, BESIDE   the tile, see kernels.tiles
+    RUN, BESIDE   the tile, see quantizers.tiles
     """
     if EVEN:
         columns = sixteens(columns)

@@ -14,8 +14,8 @@ import triton.language as tl
 
 from octavo_triton.kernels.formats import as_bits, fp8_codes, magnitudes, sixteens, widened
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows
+from octavo_triton.kernels.quantizers.tiles import columns_of_tile, rows_in_runs, store_turned
 from octavo_triton.kernels.scales import block_scales, poisoned
-from octavo_triton.kernels.tiles import columns_of_tile, rows_in_runs, store_turned
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def quantize_blocks(
     """One panel and WIDTH columns of it, into the planes whose codes are not None.
 
     row_scale           of square blocks the scales of either plane
-    RUN, WIDTH, BESIDE  the tile, see kernels.tiles
+    RUN, WIDTH, BESIDE  the tile, see quantizers.tiles
     """
     DOWN: tl.constexpr = PANEL // BLOCK
     ALONG: tl.constexpr = WIDTH // BLOCK

@@ -1,0 +1,1 @@
+"""Quantizers: values to codes and scales of both planes."""
