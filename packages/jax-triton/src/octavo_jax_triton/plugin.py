@@ -69,8 +69,7 @@ CARD = BackendCard(
     name=NAME,
     api_level=5,
     priority=0,
-    # Triton 3.7, which jax-triton 0.4.1 asks for, leaves out of its descriptors what jax-triton reads there
-    needs=("jax>=0.10.2", "jax-triton>=0.4.1", "triton>=3.8"),
+    needs=("jax>=0.10.2", "jax-triton>=0.4.1", "triton>=3.6"),
     summary="Grouped quantization and GEMMs in Triton through jax-triton, for NVIDIA GPUs from sm_80 on.",
     capabilities=tuple(_on_gpus()),
 )

@@ -12,6 +12,9 @@ from jax import Array
 
 from octavo_jax_triton.launch.arguments import Fetched, Made, array
 
+_DESCRIBES = "triton>=3.8"
+"""Triton 3.7, which jax-triton 0.4.1 asks for, leaves out of its descriptors what jax-triton reads there."""
+
 
 def call(
     kernel: Any,
@@ -79,7 +82,7 @@ def unfit() -> str | None:
     """Why the installed jax-triton cannot compile: it asks for another Triton than is installed; None: it can."""
     from packaging.requirements import Requirement
 
-    for line in metadata.requires("jax-triton") or ():
+    for line in (*(metadata.requires("jax-triton") or ()), _DESCRIBES):
         requirement = Requirement(line)
         if requirement.name == "triton" and not requirement.specifier.contains(metadata.version("triton")):
             return (
