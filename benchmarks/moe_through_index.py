@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from layers import MOE
+from moe_forms import SHAPES, draw, step_times
 from torch import Tensor
 
 import octavo
@@ -30,7 +29,6 @@ from octavo_registry.contract import AnyBound, AnyRequest, Backend, BackendCard,
 from octavo_torch_native.backend import NativeBackend
 from octavo_torch_native.plugin import CARD
 
-SHAPES = {label: ot.MoeShape(*sides) for label, sides in MOE.items()}
 KINDS = ("bf16", "fp8-block", "fp8-current", "fp8-row", "mxfp8", "nvfp4")
 TURNS, WARM = 20, 4
 PERMUTING = "permuting"
@@ -79,28 +77,12 @@ def predicted(shape: ot.MoeShape, kind: str, form: str) -> dict[str, float]:
     return {"moved": passes * (tokens + rows) / 1e6, "read": passes * (rows - tokens) / 1e6}
 
 
-def draw(shape: ot.MoeShape) -> tuple[dict[str, Tensor], Tensor]:
-    """Leaves x, weights, w1 and w2 with choices, and dy."""
-    torch.manual_seed(1)
-    k, f, experts = shape.in_features, shape.hidden_features, shape.experts
-    weights, choices = torch.randn(shape.tokens, experts, device="cuda").softmax(-1).topk(shape.choices, -1)
-    leaves = {
-        "x": torch.randn(shape.tokens, k, device="cuda").bfloat16(),
-        "weights": weights,
-        "w1": (torch.randn(experts, 2 * f, k, device="cuda") * k**-0.5).bfloat16(),
-        "w2": (torch.randn(experts, k, f, device="cuda") * f**-0.5).bfloat16(),
-    }
-    given = {"choices": choices, **{name: leaf.requires_grad_() for name, leaf in leaves.items()}}
-    return given, torch.randn(shape.tokens, k, device="cuda").bfloat16()
-
-
 def rows_of(label: str, kind: str, form: str, given: dict[str, Tensor], dy: Tensor) -> list[dict[str, Any]]:
     """Both ways of one shape, recipe and form."""
     shape, recipe = SHAPES[label], octavo.recipe(kind)
     how: dict[str, Any] = {"recipe": recipe, "form": form} | ({"seed": 1} if recipe.stochastic else {})
     leaves = [given[name] for name in ("x", "weights", "w1", "w2")]
     ways = {name: partial(ot.moe_mlp, **given, backend=name, **how) for name in (PERMUTING, "torch-native")}
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     rows: dict[str, dict[str, Any]] = {name: {} for name in ways}
     results = []
     for name, call in ways.items():
@@ -111,20 +93,9 @@ def rows_of(label: str, kind: str, form: str, given: dict[str, Tensor], dy: Tens
         rows[name]["peak_bytes"] = torch.cuda.max_memory_allocated() - before
     same = all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
     del results, y
-    for _ in range(TURNS):
-        for name, call in ways.items():
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-            marks[0].record()
-            y = call()
-            marks[1].record()
-            torch.autograd.grad(y, leaves, dy)
-            marks[2].record()
-            torch.cuda.synchronize()
-            times[name].append((marks[0].elapsed_time(marks[1]), marks[0].elapsed_time(marks[2])))
-            del y
-    for name, row in rows.items():
-        forward, step = zip(*times[name][WARM:], strict=True)
-        row |= {"forward_ms": statistics.median(forward), "step_ms": statistics.median(step)}
+    measured = step_times({name: (call, leaves) for name, call in ways.items()}, dy, TURNS, WARM)
+    for name, times in measured.items():
+        rows[name] |= times
     permuted, through = (rows[name]["step_ms"] for name in ways)
     more = {"same_bits": same, "predicted_mb": predicted(shape, kind, form), "saved": 1 - through / permuted}
     print(
@@ -153,7 +124,8 @@ def main() -> None:
         "rows": [],
     }
     for label, shape in SHAPES.items():
-        given, dy = draw(shape)
+        given, _ = draw(shape, octavo.recipe("bf16"))
+        dy = torch.randn(shape.tokens, shape.in_features, device="cuda").bfloat16()
         for kind in KINDS:
             for form in ("standard", "keep_all"):
                 record["rows"] += rows_of(label, kind, form, given, dy)

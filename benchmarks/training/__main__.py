@@ -170,7 +170,7 @@ def main() -> None:
             record["runs"].append(row)
             record["gaps"] = summary(record["runs"])
             options.output.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-            held = ", ".join(f"{each['loss']}" for each in row["held_out"][-1:])
+            held = row["held_out"][-1]["loss"]
             print(
                 f"{name:14} seed {seed}  held out {held}  {row['ms_per_step']} ms per step  {row['seconds']} s",
                 flush=True,

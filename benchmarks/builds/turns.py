@@ -1,4 +1,4 @@
-"""Builds of octavo-native in processes of their own, which are asked for calls in turns: scripts of this folder use it.
+"""Builds in processes of their own, which are asked for calls in turns: scripts of this folder use it.
 
 Each build makes the same random operands in its process. The parent asks the processes in turn for a batch of calls, so
 that all of them meet the same clocks; a ratio is the median over neighbouring batches.
@@ -6,13 +6,15 @@ that all of them meet the same clocks; a ratio is the median over neighbouring b
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -71,12 +73,12 @@ def serve(new_call: Callable[[dict[str, Any]], Call]) -> None:
 
 
 class Build:
-    """A process of `script`, with --serve, in which one build's folder comes first on the path."""
+    """A process of `script`, with --serve and `arguments`, in which one build's folder comes first on the path."""
 
-    def __init__(self, folder: Path, script: str) -> None:
+    def __init__(self, folder: Path, script: str, *arguments: str) -> None:
         path = os.pathsep.join(filter(None, (str(folder.resolve()), os.environ.get("PYTHONPATH", ""))))
         self._process = subprocess.Popen(
-            [sys.executable, script, "--serve"],
+            [sys.executable, script, "--serve", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -100,6 +102,12 @@ class Build:
         """Both."""
         self.begin(**request)
         return self.answer()
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
 
 
 def digests_of(builds: list[Build], cases: list[dict[str, Any]]) -> list[Any]:
@@ -131,3 +139,33 @@ def machine() -> dict[str, str]:
     import torch
 
     return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version()}
+
+
+def options_of(description: str | None, shapes: Sequence[str], batch_ms: float) -> argparse.ArgumentParser:
+    """What the command line of a comparison of builds of octavo-native takes in any case."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("builds", type=Path, nargs="*", help="folders with octavo_native; the first is compared with")
+    parser.add_argument("--names", default="", help="of the builds in the result file, by commas")
+    parser.add_argument("--output", type=Path, help="result file (JSON)")
+    parser.add_argument("--shapes", default=",".join(shapes), help="by commas")
+    parser.add_argument("--turns", type=int, default=9, help="batches of each build per case")
+    parser.add_argument("--batch-ms", type=float, default=batch_ms, help="time of one batch")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def finish(
+    options: argparse.Namespace, bits: dict[str, Any], rows: list[dict[str, Any]], facts: dict[str, Any] | None = None
+) -> int:
+    """Writes `--output`, with `facts` beside the builds' names; the exit status: 1 where bits differ."""
+    if options.output is not None:
+        document = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "builds": options.names.split(","),
+            **(facts or {}),
+            "bits": bits,
+            "rows": rows,
+        }
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
+    return 1 if bits["different"] or not all(row["equal_bits"] for row in rows) else 0

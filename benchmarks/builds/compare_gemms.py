@@ -1,7 +1,7 @@
 """Two or more builds of octavo-native on one GPU, in turns: their grouped GEMMs' bits, then their times.
 
     pip install --target OLD octavo_native-OLD.whl nanobind-backend && pip install --target NEW ...
-    python benchmarks/compare_gemms.py OLD NEW --output benchmarks/results/gemm-turns-MACHINE-DATE.json
+    python benchmarks/builds/compare_gemms.py OLD NEW --output benchmarks/results/gemm-turns-MACHINE-DATE.json
 
 Each build lives in a process of its own (turns.py). Bits are compared on ragged sizes with empty groups and a tail, on
 every tile, and of every result that is timed.
@@ -9,16 +9,15 @@ every tile, and of every result that is timed.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from turns import Build, digest, digests_of, finish, in_turns, options_of, serve
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from layers import LINEAR
-from turns import Build, digest, digests_of, in_turns, machine, serve
 
 KINDS: dict[str, dict[str, Any]] = {
     "bf16": {},
@@ -208,20 +207,13 @@ def compare(builds: list[Build], case: dict[str, Any], tiles: list[int], turns: 
 
 def main() -> int:
     """The command; `--help` says what it takes. 1 where bits differ."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("builds", type=Path, nargs="*", help="folders with octavo_native; the first is compared with")
-    parser.add_argument("--names", default="", help="of the builds in the result file, by commas")
-    parser.add_argument("--output", type=Path, help="result file (JSON)")
-    parser.add_argument("--shapes", default=",".join(LINEAR), help="by commas")
+    parser = options_of(__doc__, list(LINEAR), batch_ms=25.0)
     parser.add_argument("--kinds", default="bf16,tensor,block", help="by commas")
     parser.add_argument("--gemms", default="fprop,dgrad,wgrad,wgrad+f32", help="by commas; +f32: added to fp32")
     parser.add_argument(
         "--tiles", default="-1", help="tile that is timed, -1 the model's choice; or one for each build"
     )
-    parser.add_argument("--turns", type=int, default=9, help="batches of each build per case")
-    parser.add_argument("--batch-ms", type=float, default=25.0, help="time of one batch")
     parser.add_argument("--no-bits", action="store_true", help="no comparison on ragged sizes")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(Call)
@@ -249,17 +241,7 @@ def main() -> int:
         numbers = "  ".join(f"{us:8.1f} ({over:.4f})" for us, over in zip(row["us"], row["over_first"], strict=True))
         bits = "" if row["equal_bits"] else "   OTHER BITS"
         print(f"{row['shape']:17} {row['kind']:7} {what:16} {numbers}{bits}", flush=True)
-    if options.output is not None:
-        document = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine(),
-            "builds": options.names.split(","),
-            "tiles": tiles,
-            "bits": {"compared": compared, "different": different},
-            "rows": rows,
-        }
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if different or not all(row["equal_bits"] for row in rows) else 0
+    return finish(options, {"compared": compared, "different": different}, rows, {"tiles": tiles})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Two versions of Octavo's torch packages on one device, in turns: host time of a layer, steps of layers, MoE layers.
 
     pip install --target OLD ... && pip install --target NEW ...        # the two versions, each in a folder of its own
-    python benchmarks/compare_versions.py OLD NEW --output benchmarks/results/versions-MACHINE-DATE.json
+    python benchmarks/builds/compare_versions.py OLD NEW --output benchmarks/results/versions-MACHINE-DATE.json
 
 Each version lives in a process of its own. Both hold their operands, and the parent asks them alternately for one batch
 of calls, so that both meet the same clocks; what is reported is the median of the ratios of neighbouring batches. Two
@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +21,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from turns import Build
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from layers import LINEAR
 
 Call = Callable[[], object]
@@ -143,34 +144,7 @@ def serve(backend: str) -> None:
 # ---- in the parent
 
 
-class Version:
-    """A process in which one version's folder comes first on the path."""
-
-    def __init__(self, folder: Path, backend: str) -> None:
-        path = os.pathsep.join(filter(None, (str(folder.resolve()), os.environ.get("PYTHONPATH", ""))))
-        command = [sys.executable, __file__, "--serve", "--backend", backend]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
-        )
-
-    def ask(self, **request: Any) -> float:
-        """The process's answer; RuntimeError where it has ended."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a version's process ended with {self._process.wait()}; its error is above")
-        return float(json.loads(line))
-
-    def close(self) -> None:
-        """Ends the process."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait()
-
-
-def compare(old: Version, new: Version, case: dict[str, Any], turns: int, budget_us: float) -> dict[str, Any]:
+def compare(old: Build, new: Build, case: dict[str, Any], turns: int, budget_us: float) -> dict[str, Any]:
     """One row: medians in microseconds, and new over old as the median of the ratios of neighbouring batches."""
     for version in (old, new):
         version.ask(case=case)
@@ -219,7 +193,7 @@ def main() -> None:
         return
     if options.old is None or options.new is None:
         parser.error("give two folders: the version to compare with and the version that is judged")
-    old, new = (Version(folder, options.backend) for folder in (options.old, options.new))
+    old, new = (Build(folder, __file__, "--backend", options.backend) for folder in (options.old, options.new))
     start, rows = time.monotonic(), []
     for case in cases(options.quick):
         if case["what"] not in options.only.split(","):

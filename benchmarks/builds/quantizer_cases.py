@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from layers import LINEAR
 
 BOTH = ("rowwise", "columnwise")

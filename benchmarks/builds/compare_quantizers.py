@@ -1,7 +1,7 @@
 """Two or more builds of octavo-native on one GPU, in turns: their quantizers' bits, then their times beside a copy's.
 
     pip install --target OLD octavo_native-OLD.whl nanobind-backend && pip install --target NEW ...
-    python benchmarks/compare_quantizers.py OLD NEW --output benchmarks/results/quantize-turns-MACHINE-DATE.json
+    python benchmarks/builds/compare_quantizers.py OLD NEW --output benchmarks/results/quantize-turns-MACHINE-DATE.json
 
 Each build lives in a process of its own (turns.py). Bits are compared whole, what is not written included: of every
 scaling, plane, layout and dtype, on ragged sizes with empty groups and a tail, on matrices and through an index, with
@@ -11,17 +11,12 @@ that a call reads and writes (an amax pass reads the input once more), half of t
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from layers import LINEAR
-from quantizer_cases import NATIVE, SPECS, bytes_of, judged, timed
-from turns import Build, digest, digests_of, in_turns, machine, serve
+from quantizer_cases import LINEAR, NATIVE, SPECS, bytes_of, judged, timed
+from turns import Build, digest, digests_of, finish, in_turns, options_of, serve
 
 POISON = 0xA5
 
@@ -259,17 +254,10 @@ def compare(builds: list[Build], case: dict[str, Any], turns: int, batch_us: flo
 
 def main() -> int:
     """The command; `--help` says what it takes. 1 where bits differ."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("builds", type=Path, nargs="*", help="folders with octavo_native; the first is compared with")
-    parser.add_argument("--names", default="", help="of the builds in the result file, by commas")
-    parser.add_argument("--output", type=Path, help="result file (JSON)")
-    parser.add_argument("--shapes", default=",".join(LINEAR), help="by commas")
+    parser = options_of(__doc__, list(LINEAR), batch_ms=15.0)
     parser.add_argument("--kinds", default="w,x,dy,plain,row,dswiglu block,dswiglu delayed", help="by commas")
     parser.add_argument("--skewed", action="store_true", help="every other group empty")
     parser.add_argument("--bits", default=",".join(SPECS), help="quantizers whose bits are compared, by commas")
-    parser.add_argument("--turns", type=int, default=9, help="batches of each build per case")
-    parser.add_argument("--batch-ms", type=float, default=15.0, help="time of one batch")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(lambda case: Copy(case) if "copy" in case else Call(case))
@@ -300,16 +288,7 @@ def main() -> int:
         numbers = "  ".join(f"{us:8.1f} ({share:.2f})" for us, share in zip(row["us"], row["of_copy"], strict=True))
         bits = "" if row["equal_bits"] else "   OTHER BITS"
         print(f"{row['shape']:17} {row['kind']:16} copy {row['copy_us']:7.1f}  {numbers}{bits}", flush=True)
-    if options.output is not None:
-        document = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine(),
-            "builds": options.names.split(","),
-            "bits": {"compared": compared, "different": different, "refused": refused},
-            "rows": rows,
-        }
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if different or not all(row["equal_bits"] for row in rows) else 0
+    return finish(options, {"compared": compared, "different": different, "refused": refused}, rows)
 
 
 if __name__ == "__main__":
