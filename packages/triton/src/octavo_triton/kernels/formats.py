@@ -182,13 +182,11 @@ def to_code(value, FORMAT: tl.constexpr):
     # mantissa bits that are cut off; the exponent's bias, shifted; the number whose last place is the least subnormal;
     # the least normal number and the largest code
     IS_E4M3: tl.constexpr = FORMAT == "e4m3"
-    IS_E5M2: tl.constexpr = FORMAT == "e5m2"
-    SHIFT: tl.constexpr = 20 if IS_E4M3 else 21 if IS_E5M2 else 22
-    BIAS: tl.constexpr = 120 << 3 if IS_E4M3 else 112 << 2 if IS_E5M2 else 126 << 1
-    UNIT: tl.constexpr = 0x46800000 if IS_E4M3 else 0x43000000 if IS_E5M2 else 0x4A800000
-    LEAST: tl.constexpr = 0x3C800000 if IS_E4M3 else 0x38800000 if IS_E5M2 else 0x3F800000
-    LARGEST: tl.constexpr = 0x7E if IS_E4M3 else 0x7B if IS_E5M2 else 0x7
-    NAN: tl.constexpr = 0x7F if IS_E4M3 or IS_E5M2 else 0x7
+    SHIFT: tl.constexpr = 20 if IS_E4M3 else 21
+    BIAS: tl.constexpr = 120 << 3 if IS_E4M3 else 112 << 2
+    UNIT: tl.constexpr = 0x46800000 if IS_E4M3 else 0x43000000
+    LEAST: tl.constexpr = 0x3C800000 if IS_E4M3 else 0x38800000
+    LARGEST: tl.constexpr = 0x7E if IS_E4M3 else 0x7B
     bits = bits_of(value)
     magnitude = bits & 0x7FFFFFFF
     finite = tl.minimum(magnitude, 0x7F800000)
@@ -196,8 +194,7 @@ def to_code(value, FORMAT: tl.constexpr):
     # the sum's last place is the format's least subnormal, so fp32 addition rounds there
     subnormal = bits_of(float_from(finite) + float_from(tl.full([], UNIT, tl.int32))) - UNIT
     code = tl.minimum(tl.where(finite < LEAST, subnormal, normal), LARGEST)
-    sign = (bits >> 31) & 1
-    return tl.where(magnitude > 0x7F800000, NAN, code | (sign * (NAN + 1)))
+    return tl.where(magnitude > 0x7F800000, 0x7F, code | ((bits >> 24) & 0x80))
 
 
 @device_function
