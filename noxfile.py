@@ -63,7 +63,8 @@ INTERPRETED = ["torch-triton-interpreter", "jax-triton-interpreter"]
 # In Triton's interpreter a tile takes milliseconds, so of what calls most a few cases are tried; -k "" tries all.
 SMALL_CASES = (
     "(test_bits[ and not (stochastic and hadamard)) or (test_product_is_within and not current and not delayed)"
-    " or test_wgrad_accumulates or test_permute_rows or test_combine_rows or test_dot_rows or card"
+    " or test_wgrad_accumulates or test_weights_that_lie or test_permute_rows or test_combine_rows or test_dot_rows"
+    " or card"
 )
 SLOW = [
     "octavo-numerics",

@@ -71,7 +71,7 @@ def test_products_of_other_chips(kind: str, gemm: str, rng: np.random.Generator,
             converted(operand, TURNED) if name in turned else operand
             for name, operand in zip(RUN_ORDER[gemm], operands, strict=True)  # type: ignore[index]
         ]
-        actual = CALLS[gemm](gemm, chip, "bfloat16")(*operands, torch.from_numpy(SIZES))
+        actual = CALLS[gemm](chip, "bfloat16")(*operands, torch.from_numpy(SIZES))
         _check(recipe, gemm, blocks_of(problem, recipe, gemm, quantized, BRIDGE.to_numpy(actual)), accumulation)  # type: ignore[arg-type]
 
 
@@ -95,7 +95,7 @@ def test_accumulates_into_any_strides(dtype: str, chip: Any, rng: np.random.Gene
     sizes = torch.from_numpy(SIZES)
     start = torch.from_numpy(rng.standard_normal((4, 96, 40)).astype(np.float32)).to(device).to(getattr(torch, dtype))
     out = start.clone().transpose(1, 2)
-    wgrad = Wgrad("wgrad", chip, dtype)  # type: ignore[arg-type]
+    wgrad = Wgrad(chip, dtype)  # type: ignore[arg-type]
     assert wgrad(x, dy, sizes, out=out, accumulate=True) is out
     assert torch.equal(out[0], start[0].T)
     first = 0
@@ -115,6 +115,6 @@ def test_accumulates_into_any_strides(dtype: str, chip: Any, rng: np.random.Gene
 def test_operands_that_do_not_fit_are_named(device: str) -> None:
     """A message with both shapes, before anything is launched."""
     x, w = torch.zeros(8, 32, device=device), torch.zeros(2, 16, 48, device=device)
-    fprop = Fprop("fprop", "interpreter" if INTERPRETED else "sm_90", "float32")
-    with pytest.raises(ValueError, match=r"\[8, 32\] and \[2, 16, 48\] in 2 groups"):
+    fprop = Fprop("interpreter" if INTERPRETED else "sm_90", "float32")
+    with pytest.raises(ValueError, match=r"x \[8, 32\] and w \[2, 16, 48\] in 2 groups"):
         fprop(x, w, torch.tensor([4, 4]))

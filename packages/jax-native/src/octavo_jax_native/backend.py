@@ -26,6 +26,7 @@ from octavo_registry.contract import (
     PlanesRequest,
     QuantizeRequest,
     Refused,
+    gemm_form,
 )
 
 if TYPE_CHECKING:
@@ -91,10 +92,12 @@ class NativeBackend(Backend):
 
 def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     from octavo_jax_native.gemm.gemm import bind_dgrad, bind_fprop, bind_wgrad
+    from octavo_native.gemms import LAYOUTS_OF_GEMM
 
     cuda = request.device == "cuda"
     emulated = support.EMULATED_ON_CUDA.get(request.kind) if cuda else None
-    layouts = _layouts(request) if _quantized(request) else {}
+    form = gemm_form(request.op, request.weight)
+    layouts = form.renamed(LAYOUTS_OF_GEMM[form.kernel]) if _quantized(request) else {}
     note = f"emulated: {emulated}" if emulated else ""
     if request.op == "fprop":
         limited = partial(bind_fprop, request) if cuda else None
@@ -104,15 +107,6 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
         return BoundDgrad(bind_dgrad(request), layouts=layouts, note=note, limited=of_dgrad)
     of_wgrad = partial(bind_wgrad, request) if cuda else None
     return BoundWgrad(bind_wgrad(request), layouts=layouts, note=note, limited=of_wgrad)
-
-
-def _layouts(request: GemmRequest) -> dict[str, str]:
-    """The native layout of the plane that a GEMM reads of each operand."""
-    from octavo_jax_native.arrays.planes import NATIVE
-    from octavo_jax_native.gemm.orientation import form_of
-
-    form = form_of(request.op, request.weight)
-    return {name: NATIVE[direction] for name, direction in zip(form.operands, form.directions, strict=True)}
 
 
 def _quantized(request: GemmRequest) -> bool:

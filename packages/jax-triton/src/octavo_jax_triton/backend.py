@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from octavo.grouped_tensor import PLAIN
-from octavo_jax_triton.gemm.form import form_of
 from octavo_jax_triton.gemm.gemm import bind_dgrad, bind_fprop, bind_wgrad
 from octavo_jax_triton.launch.arguments import Target
 from octavo_jax_triton.quantizers.dequantizer import bind_dequantize, converted
@@ -25,6 +24,7 @@ from octavo_registry.contract import (
     PlanesRequest,
     QuantizeRequest,
     Refused,
+    gemm_form,
 )
 from octavo_triton.kernels.device import INTERPRETED
 from octavo_triton.layouts import MOST_GROUPS, layout_refusal
@@ -85,5 +85,5 @@ def _bind_gemm(request: GemmRequest, target: Target) -> AnyBoundGemm:
 
 
 def _layouts(request: GemmRequest, target: Target) -> dict[str, str]:
-    """The layouts in which operands must arrive, where they are not plain: by the kernels' GEMM, see gemm.form."""
-    return layouts_of(form_of(request.op, request.weight).kernel, chip_of(target.arch), request.kind)
+    """The layouts in which operands must arrive, where they are not plain, by the kernels' GEMM."""
+    return layouts_of(gemm_form(request.op, request.weight).kernel, chip_of(target.arch), request.kind)

@@ -43,6 +43,7 @@ from octavo_registry.contract import (
     OptimizerRequest,
     PlanesRequest,
     QuantizeRequest,
+    gemm_form,
 )
 from octavo_torch.plugin_api import DTYPES, GroupedTensor, status_word
 
@@ -129,6 +130,7 @@ class NativeBackend(Backend):
         from octavo_torch_native.gemm.spec import gemm_spec, native_gemm
 
         spec = gemm_spec(request)
+        n, k = gemm_form(request.op, request.weight).sides(n, k)
         here = torch.cuda.get_device_properties() if torch.cuda.is_available() else None
         sms = _SMS_OF_AN_H100 if here is None else here.multi_processor_count
         choices = gemm_choices(native_gemm(spec), rows=rows, n=n, k=k, groups=groups, sms=sms)
@@ -149,16 +151,18 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     from octavo_torch_native.linear.recorded_layer import whole_layer
 
     spec = gemm_spec(request)
-    layouts = LAYOUTS_OF_GEMM[request.op] if spec.scaling else {}
+    weight = request.weight
+    form = gemm_form(request.op, weight)
+    layouts = form.renamed(LAYOUTS_OF_GEMM[form.kernel]) if spec.scaling else {}
     dtype, fast, cuda = request.out_dtype, spec.fast_accumulation, request.device == "cuda"
     if request.op == "fprop":
-        fprop = Fprop(dtype, fast_accumulation=fast)
-        limited = fprop.limited if cuda else None
-        return BoundFprop(fprop, layouts=layouts, prepare=index_groups, whole_layer=whole_layer, limited=limited)
+        fprop = Fprop(dtype, weight=weight, fast_accumulation=fast)
+        whole, limited = whole_layer if weight == "nk" else None, fprop.limited if cuda else None
+        return BoundFprop(fprop, layouts=layouts, prepare=index_groups, whole_layer=whole, limited=limited)
     if request.op == "dgrad":
-        dgrad = Dgrad(dtype, fast_accumulation=fast)
+        dgrad = Dgrad(dtype, weight=weight, fast_accumulation=fast)
         return BoundDgrad(dgrad, layouts=layouts, prepare=index_groups, limited=dgrad.limited if cuda else None)
-    wgrad = Wgrad(dtype, fast_accumulation=fast)
+    wgrad = Wgrad(dtype, weight=weight, fast_accumulation=fast)
     return BoundWgrad(wgrad, layouts=layouts, prepare=index_groups, limited=wgrad.limited if cuda else None)
 
 
@@ -237,7 +241,8 @@ def _workspace_refusal(request: GemmRequest) -> str | None:
 
     cuda = request.device == "cuda"
     step = support.CUDA_MULTIPLE if cuda else 1
-    sides = {"rows": 1, "n": request.n or step, "k": request.k or step, "groups": request.groups or 1}
+    n, k = gemm_form(request.op, request.weight).sides(request.n or step, request.k or step)
+    sides = {"rows": 1, "n": n, "k": k, "groups": request.groups or 1}
     try:
         native_gemm(gemm_spec(request)).workspace_bytes(cuda=cuda, **sides)
     except ValueError as error:

@@ -11,10 +11,12 @@ from octavo_native.layouts import LAYOUTS_OF_DIRECTION
 from octavo_registry.contract import ALL_DTYPES, BackendCard, Capability, hookimpl
 
 if TYPE_CHECKING:
-    from octavo_registry.contract import Backend
+    from octavo_registry.contract import Backend, Weight
 
 NAME = "torch-native"
 
+# [G, N, K] and [G, K, N], both as they lie: see octavo_registry.contract.orientation
+_WEIGHTS: frozenset[Weight] = frozenset({"nk", "kn"})
 _LAYOUTS = frozenset(layout for known in LAYOUTS_OF_DIRECTION.values() for layout in known)
 
 
@@ -27,6 +29,7 @@ def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
             device=device,
             in_dtypes=row.in_dtypes or ALL_DTYPES,
             layouts=_LAYOUTS if row.ops == support.QUANTIZE_OPS else frozenset({PLAIN}),
+            weights=_WEIGHTS if row.ops == support.GEMM_OPS else frozenset({"nk"}),
             activations=support.ACTIVATIONS,
             accumulation=row.accumulation,
             batch_invariant=row.batch_invariant,

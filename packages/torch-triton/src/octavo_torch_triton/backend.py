@@ -29,6 +29,7 @@ from octavo_registry.contract import (
     PlanesRequest,
     QuantizeRequest,
     Refused,
+    gemm_form,
 )
 from octavo_torch.plugin_api import DTYPES, status_word
 from octavo_torch_triton.arrays.row_index import index_rows
@@ -100,9 +101,11 @@ class TritonBackend(Backend):
 
 def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     chip, dtype = chip_of(request.arch if request.device == "cuda" else None), request.out_dtype
-    layouts = layouts_of(request.op, chip, request.kind)
+    weight = request.weight
+    form = gemm_form(request.op, weight)
+    layouts = form.renamed(layouts_of(form.kernel, chip, request.kind))
     if request.op == "fprop":
-        return BoundFprop(Fprop("fprop", chip, dtype), prepare=index_rows)
+        return BoundFprop(Fprop(chip, dtype, weight), layouts=layouts, prepare=index_rows)
     if request.op == "dgrad":
-        return BoundDgrad(Dgrad("dgrad", chip, dtype), layouts=layouts, prepare=index_rows)
-    return BoundWgrad(Wgrad("wgrad", chip, dtype), layouts=layouts, prepare=index_rows)
+        return BoundDgrad(Dgrad(chip, dtype, weight), layouts=layouts, prepare=index_rows)
+    return BoundWgrad(Wgrad(chip, dtype, weight), layouts=layouts, prepare=index_rows)

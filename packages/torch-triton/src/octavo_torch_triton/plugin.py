@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from octavo_registry.contract import BackendCard, Capability, hookimpl
 
 if TYPE_CHECKING:
-    from octavo_registry.contract import Arch, Backend, Op
+    from octavo_registry.contract import Arch, Backend, Op, Weight
 
 NAME = "torch-triton"
 INTERPRETER = "torch-triton-interpreter"
@@ -16,6 +16,7 @@ INTERPRETER = "torch-triton-interpreter"
 _QUANTIZERS: frozenset[Op] = frozenset({"quantize", "dequantize"})
 _GEMMS: frozenset[Op] = frozenset({"fprop", "dgrad", "wgrad"})
 _MOVES: frozenset[Op] = frozenset({"permute_rows", "combine_rows", "dot_rows"})
+_WEIGHTS: frozenset[Weight] = frozenset({"nk", "kn"})
 _HIGH_PRECISION = frozenset({"high_precision"})
 _CODED = frozenset({"delayed", "current", "row", "block"})
 _BLOCKED = frozenset({"mxfp8", "nvfp4"})
@@ -27,6 +28,8 @@ _RUN: frozenset[Arch] = frozenset({(9, 0)})
 
 
 def _row(ops: frozenset[Op], recipes: frozenset[str], device: str, **conditions: Any) -> Capability:
+    if ops == _GEMMS:
+        conditions["weights"] = _WEIGHTS
     return Capability(ops=ops, recipes=recipes, framework="torch", device=device, **conditions)
 
 

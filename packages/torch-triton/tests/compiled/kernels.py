@@ -92,10 +92,10 @@ def launches_of(recipe: Recipe, chip: Any) -> list[Written]:
     if recipe.quantizer("x") is not None:
         Dequantizer(torch.bfloat16)(operands["x"])
     bias = torch.zeros((G, N), dtype=torch.bfloat16)
-    Fprop("fprop", chip, "bfloat16")(operands["x"], operands["w"], sizes, bias=bias, bias_scales=torch.zeros(M))
-    Dgrad("dgrad", chip, "bfloat16")(operands["dy"], operands["w"], sizes)
+    Fprop(chip, "bfloat16")(operands["x"], operands["w"], sizes, bias=bias, bias_scales=torch.zeros(M))
+    Dgrad(chip, "bfloat16")(operands["dy"], operands["w"], sizes)
     out = torch.zeros((G, N, K))
-    Wgrad("wgrad", chip, "float32")(operands["x"], operands["dy"], sizes, out=out, accumulate=True)
+    Wgrad(chip, "float32")(operands["x"], operands["dy"], sizes, out=out, accumulate=True)
     return _each_once()
 
 

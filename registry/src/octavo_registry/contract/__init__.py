@@ -85,6 +85,7 @@ from octavo_registry.contract.optimizers import (
     AnyBoundOptimizer,
     BoundAdamWStep,
 )
+from octavo_registry.contract.orientation import GemmForm, gemm_form
 from octavo_registry.contract.plan import Decision, Plan, Verdict
 from octavo_registry.contract.quantize import (
     AnyBoundDequantize,
@@ -194,6 +195,7 @@ __all__ = [
     "Fprop",
     "Framework",
     "FusedRequest",
+    "GemmForm",
     "GemmRequest",
     "GroupOffset",
     "GroupSizes",
@@ -238,6 +240,7 @@ __all__ = [
     "WholeLayer",
     "as_it_lies",
     "describe_request",
+    "gemm_form",
     "hookimpl",
     "readers",
 ]

@@ -15,9 +15,8 @@ from octavo.recipe_base import Gemm
 from octavo_jax.plugin_api import GroupedTensor, check_float, check_input, dtype_name
 from octavo_jax_native.arrays.checked_plane import checked_plane
 from octavo_jax_native.ffi.gemm import GemmCall, sums_fast
-from octavo_jax_native.gemm.orientation import Form, form_of
 from octavo_native import support
-from octavo_registry.contract import WEIGHT_SHAPES, GemmRequest, Weight
+from octavo_registry.contract import WEIGHT_SHAPES, GemmForm, GemmRequest, Weight, gemm_form
 
 GemmOperand = GroupedTensor | Array
 Arrays = dict[str, Array]
@@ -45,9 +44,9 @@ class Wanted:
         return cls(request.op, request.recipe, request.out_dtype, request.device == "cuda", request.weight, ctas)
 
     @property
-    def form(self) -> Form:
+    def form(self) -> GemmForm:
         """How the kernels compute it."""
-        return form_of(self.gemm, self.weight)
+        return gemm_form(self.gemm, self.weight)
 
     def shape(self, operand: Operand) -> str:
         """The axes of an operand, in words."""

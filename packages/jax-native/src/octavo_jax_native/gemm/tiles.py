@@ -5,9 +5,8 @@ from __future__ import annotations
 from octavo import HighPrecision
 from octavo.recipe_base import GEMMS
 from octavo_jax_native.ffi.gemm import GemmCall, sums_fast
-from octavo_jax_native.gemm.orientation import form_of
 from octavo_native.gemms import gemm_choices
-from octavo_registry.contract import GemmRequest, KernelChoice
+from octavo_registry.contract import GemmRequest, KernelChoice, gemm_form
 
 
 def kernel_choices(request: GemmRequest, rows: int) -> tuple[KernelChoice, ...]:
@@ -16,7 +15,7 @@ def kernel_choices(request: GemmRequest, rows: int) -> tuple[KernelChoice, ...]:
         return ()
     recipe = request.recipe or HighPrecision()
     quantized = recipe.quantizes(request.op)
-    form = form_of(request.op, request.weight)
+    form = gemm_form(request.op, request.weight)
     left, right = (recipe.quantizer(operand) if quantized else None for operand in form.operands)
     n, k = form.sides(request.n, request.k)
     call = GemmCall(

@@ -11,11 +11,11 @@ from jax import Array
 from octavo.formats import DType
 from octavo_jax.plugin_api import check_float, check_out, check_sizes
 from octavo_jax_triton.arrays.table import row_table, sizes_of
-from octavo_jax_triton.gemm.form import Shape
 from octavo_jax_triton.gemm.launches import Bias, Planes, columns_by_columns, rows_by_matrices
 from octavo_jax_triton.gemm.operands import GemmOperand, Wanted, checked_bias, shape_of
 from octavo_jax_triton.launch.arguments import Made, Target
 from octavo_registry.contract import Dgrad, Fprop, GemmRequest, Wgrad
+from octavo_triton.products.shapes import Shape, product_shape
 from octavo_triton.products.spec import GemmSpec
 
 Product = Callable[[GemmOperand, GemmOperand, Array, Array | None, Array | None], Array]
@@ -74,9 +74,9 @@ def _rows_product(how: Wanted) -> Product:
         left: GemmOperand, right: GemmOperand, group_sizes: Array, bias: Array | None, bias_scales: Array | None
     ) -> Array:
         check_sizes(group_sizes)
-        operands = zip((form.left, form.right), form.directions, (left, right), strict=True)
+        operands = zip(form.operands, form.directions, (left, right), strict=True)
         planes = [how.plane(*operand) for operand in operands]
-        shape = form.shape(shape_of(left), shape_of(right), group_sizes.shape[0])
+        shape = product_shape(form.kernel, form.operands, shape_of(left), shape_of(right), group_sizes.shape[0])
         spec = how.spec(left, right, how.request.out_dtype)
         scales = checked_bias(bias, bias_scales, group_sizes.shape[0], shape)
         result: Array = compiled(*planes, group_sizes, Bias(bias, scales), spec=spec, shape=shape)
@@ -116,10 +116,10 @@ def bind_wgrad(request: GemmRequest, target: Target) -> Wgrad[Array, GemmOperand
                 "give both (the sum is returned) or neither"
             )
         check_sizes(group_sizes)
-        left, right = (dy, x) if form.left == "dy" else (x, dy)
-        operands = zip((form.left, form.right), form.directions, (left, right), strict=True)
+        left, right = (dy, x) if form.operands[0] == "dy" else (x, dy)
+        operands = zip(form.operands, form.directions, (left, right), strict=True)
         planes = [how.plane(*operand) for operand in operands]
-        shape = form.shape(shape_of(left), shape_of(right), group_sizes.shape[0])
+        shape = product_shape(form.kernel, form.operands, shape_of(left), shape_of(right), group_sizes.shape[0])
         out_dtype: DType = request.out_dtype
         if out is not None:
             check_float(out, "out", shape)

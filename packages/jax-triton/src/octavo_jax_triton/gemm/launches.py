@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from jax import Array
 
 from octavo_jax.plugin_api import dtype_name
-from octavo_jax_triton.gemm.form import Shape
 from octavo_jax_triton.launch.arguments import Made, Target, even, fetched
 from octavo_jax_triton.launch.start import start
 from octavo_triton.kernels.described_columns import described_columns
@@ -15,6 +14,7 @@ from octavo_triton.kernels.described_rows import described_rows
 from octavo_triton.kernels.gemm_columns import columns_times_columns
 from octavo_triton.kernels.gemm_rows import rows_times_matrices
 from octavo_triton.layouts import TILE, panels_of, tiles
+from octavo_triton.products.shapes import Shape
 from octavo_triton.products.spec import GemmSpec
 from octavo_triton.products.tiles import BESIDE, Tile, described_tile, tile_of
 

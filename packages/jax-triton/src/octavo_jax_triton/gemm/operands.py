@@ -12,10 +12,10 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
 from octavo_jax.plugin_api import GroupedTensor, check_float, check_input, dtype_name
 from octavo_jax_triton.arrays.planes import Plane, checked_plane
-from octavo_jax_triton.gemm.form import Form, Shape, form_of
 from octavo_jax_triton.launch.arguments import Target
-from octavo_registry.contract import GemmRequest
+from octavo_registry.contract import GemmForm, GemmRequest, gemm_form
 from octavo_triton.layouts import TURNED
+from octavo_triton.products.shapes import Shape
 from octavo_triton.products.spec import Chip, GemmSpec, chip_of, quantized
 
 GemmOperand = GroupedTensor | Array
@@ -25,14 +25,14 @@ class Wanted(NamedTuple):
     """What a request fixes of its GEMM."""
 
     request: GemmRequest
-    form: Form
+    form: GemmForm
     chip: Chip
     target: Target
 
     @classmethod
     def of(cls, request: GemmRequest, target: Target) -> Wanted:
         """Of a request of one of the three GEMMs."""
-        return cls(request, form_of(request.op, request.weight), chip_of(target.arch), target)
+        return cls(request, gemm_form(request.op, request.weight), chip_of(target.arch), target)
 
     def spec(self, left: GemmOperand, right: GemmOperand, out_dtype: DType) -> GemmSpec:
         """Of operands that were checked one by one; ValueError where one is quantized as the other is not."""
@@ -46,7 +46,7 @@ class Wanted(NamedTuple):
             for each, direction in zip((left, right), self.form.directions, strict=True):
                 _check_layout(self.request.op, each, direction, spec)
             return spec
-        dtype = dtype_name(jnp.promote_types(left.dtype, right.dtype), self.form.left)  # type: ignore[union-attr]
+        dtype = dtype_name(jnp.promote_types(left.dtype, right.dtype), self.form.operands[0])  # type: ignore[union-attr]
         return GemmSpec(self.form.kernel, self.chip, out_dtype, dtype=dtype)
 
     def plane(self, name: Operand, direction: Direction, operand: Any) -> Plane | tuple[Array, None, None]:

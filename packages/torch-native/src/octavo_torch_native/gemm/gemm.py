@@ -14,8 +14,8 @@ from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
-from octavo_native.gemms import OPERANDS_OF_GEMM
 from octavo_native.layouts import LAYOUTS_OF_DIRECTION
+from octavo_registry.contract import WEIGHT_SHAPES, Weight, gemm_form
 from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, Bounded, GroupedTensor, dtype_text, quantizer_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.arrays.layouts import layout_of
@@ -45,14 +45,16 @@ class GroupedGemm:
     """One GEMM of a grouped linear layer; the subclasses take its operands as octavo_registry.contract.gemm says.
 
     Operands are GroupedTensors of one scaling in any layout this package reads, or unquantized tensors. Group sizes of
-    a GroupedTensor are its own; a GroupIndex in their place is used as it is.
+    a GroupedTensor are its own; a GroupIndex in their place is used as it is. With weight "kn" w and dw are [G, K, N]:
+    see octavo_registry.contract.orientation, and n and k below are the kernels'.
     """
 
     gemm: ClassVar[Gemm]
-    direction: ClassVar[tuple[Direction, Direction]]
 
-    def __init__(self, dtype: DType, *, fast_accumulation: bool = False, ctas: int = 0) -> None:
-        self.left, self.right = OPERANDS_OF_GEMM[self.gemm]
+    def __init__(self, dtype: DType, *, weight: Weight = "nk", fast_accumulation: bool = False, ctas: int = 0) -> None:
+        form = gemm_form(self.gemm, weight)
+        self._weight, self._kernel, self.direction = weight, form.kernel, form.directions
+        self.left, self.right = form.operands
         self._name, self._dtype = dtype, DTYPES[dtype]
         self._fast, self._ctas = fast_accumulation, ctas
         self._pairs: Bounded[tuple[int, int, torch.dtype, bool], _OperandPair] = Bounded()
@@ -60,7 +62,7 @@ class GroupedGemm:
 
     def limited(self, ctas: int) -> Self:
         """This GEMM in at most `ctas` CTAs, each of which has a multiprocessor to itself."""
-        return type(self)(self._name, fast_accumulation=self._fast, ctas=ctas)
+        return type(self)(self._name, weight=self._weight, fast_accumulation=self._fast, ctas=ctas)
 
     def _run(
         self,
@@ -116,7 +118,9 @@ class GroupedGemm:
         self, left: GroupedTensorSpec, right: GroupedTensorSpec, dtype: torch.dtype, accumulate: bool
     ) -> _OperandPair:
         self._check_quantizers(left, right)
-        spec = quantized_gemm(self.gemm, left.quantizer, right.quantizer, self._out_name(dtype), self._fast, accumulate)
+        spec = quantized_gemm(
+            self._kernel, left.quantizer, right.quantizer, self._out_name(dtype), self._fast, accumulate
+        )
         sides = (*self._sides(left.shape, right.shape, left.groups), left.groups)
         pair = _OperandPair((left, right), gemm_text(replace(spec, ctas=self._ctas)), sides)
         pair.convert_left = layout_of(left, self.direction[0]) == PLAIN
@@ -128,7 +132,7 @@ class GroupedGemm:
         if dtype not in DTYPE_NAMES:
             raise ValueError(f"{self.left} has dtype {dtype_text(dtype)}; give bfloat16, float16 or float32")
         spec = GemmSpec(
-            gemm=self.gemm,
+            gemm=self._kernel,
             dtype=DTYPE_NAMES[dtype],
             out_dtype=self._out_name(out_dtype),
             accumulate=accumulate,
@@ -138,13 +142,21 @@ class GroupedGemm:
         return text
 
     def _sides(self, left: Sequence[int], right: Sequence[int], groups: int) -> tuple[int, int, int]:
-        """rows, n and k; ValueError where the operands' shapes do not go together."""
-        raise NotImplementedError
+        """rows, n and k of the kernel; ValueError where the operands' shapes do not go together."""
+        if self._kernel == "wgrad":
+            if len(left) != 2 or len(right) != 2 or left[0] != right[0]:
+                raise self._misfit(left, right, groups)
+            return left[0], left[1], right[1]
+        shared = 2 if self._kernel == "fprop" else 1
+        if len(left) != 2 or len(right) != 3 or left[1] != right[shared] or right[0] != groups:
+            raise self._misfit(left, right, groups)
+        return left[0], right[1], right[2]
 
     # ---- what does not fit
 
     def _misfit(self, left: Sequence[int], right: Sequence[int], groups: int) -> ValueError:
-        needed = {"fprop": "x [M, K], w [G, N, K]", "dgrad": "dy [M, N], w [G, N, K]", "wgrad": "x [M, K], dy [M, N]"}
+        w = f"w {WEIGHT_SHAPES[self._weight]}"
+        needed = {"fprop": f"x [M, K], {w}", "dgrad": f"dy [M, N], {w}", "wgrad": "x [M, K], dy [M, N]"}
         return ValueError(
             f"{self.left} has shape {list(left)}, {self.right} {list(right)} and there are {groups} group sizes; "
             f"give {needed[self.gemm]} and one size a group"
@@ -173,8 +185,7 @@ class GroupedGemm:
         return name
 
     def _check_out(self, out: Tensor, rows: int, n: int, k: int, groups: int, like: Tensor) -> None:
-        gemm = self.gemm
-        shape = (groups, n, k) if gemm == "wgrad" else (rows, n if gemm == "fprop" else k)
+        shape = (groups, n, k) if self._kernel == "wgrad" else (rows, n if self._kernel == "fprop" else k)
         if out.shape != shape or out.device != like.device:
             raise ValueError(
                 f"out has shape {list(out.shape)} on {out.device}; give {list(shape)} on {like.device}, in any strides"
@@ -204,10 +215,9 @@ def _native(spec: GroupedTensorSpec, planes: Planes, index: GroupIndex, directio
 
 
 class Fprop(GroupedGemm):
-    """y [M, N] = x [M, K] w[g]^T, plus bias_scales[r] * bias[g]: one rounding to the result's dtype."""
+    """y [M, N] = x [M, K] w[g]^T of w [G, N, K], plus bias_scales[r] * bias[g]: one rounding to the result's dtype."""
 
     gemm = "fprop"
-    direction = ("rowwise", "rowwise")
 
     def __call__(
         self,
@@ -222,17 +232,11 @@ class Fprop(GroupedGemm):
         """Rows past the sum are +0; `out` decides the dtype where it is given."""
         return self._run(x, w, group_sizes, out, False, bias, bias_scales)
 
-    def _sides(self, left: Sequence[int], right: Sequence[int], groups: int) -> tuple[int, int, int]:
-        if len(left) != 2 or len(right) != 3 or left[1] != right[2] or right[0] != groups:
-            raise self._misfit(left, right, groups)
-        return left[0], right[1], right[2]
-
 
 class Dgrad(GroupedGemm):
     """dx [M, K] = dy [M, N] w[g]."""
 
     gemm = "dgrad"
-    direction = ("rowwise", "columnwise")
 
     def __call__(
         self,
@@ -245,17 +249,11 @@ class Dgrad(GroupedGemm):
         """Rows past the sum are +0."""
         return self._run(dy, w, group_sizes, out)
 
-    def _sides(self, left: Sequence[int], right: Sequence[int], groups: int) -> tuple[int, int, int]:
-        if len(left) != 2 or len(right) != 3 or left[1] != right[1] or right[0] != groups:
-            raise self._misfit(left, right, groups)
-        return left[0], right[1], right[2]
-
 
 class Wgrad(GroupedGemm):
     """dw [G, N, K] = dy_g^T x_g over the rows of each group."""
 
     gemm = "wgrad"
-    direction = ("columnwise", "columnwise")
 
     def __call__(
         self,
@@ -269,13 +267,5 @@ class Wgrad(GroupedGemm):
         """A group without rows gives +0; with `accumulate` dw is added to `out` in fp32 and rounded once, and the bits
         of such a group's part stay as they are.
         """
-        return self._run(dy, x, group_sizes, out, accumulate and out is not None)
-
-    def _sides(self, left: Sequence[int], right: Sequence[int], groups: int) -> tuple[int, int, int]:
-        if len(left) != 2 or len(right) != 2 or left[0] != right[0]:
-            raise self._misfit(left, right, groups)
-        return left[0], left[1], right[1]
-
-
-BOUND: dict[str, type[Fprop] | type[Dgrad] | type[Wgrad]] = {"fprop": Fprop, "dgrad": Dgrad, "wgrad": Wgrad}
-"""What binds each operation."""
+        left, right = (dy, x) if self._weight == "nk" else (x, dy)
+        return self._run(left, right, group_sizes, out, accumulate and out is not None)

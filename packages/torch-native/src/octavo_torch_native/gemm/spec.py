@@ -11,13 +11,13 @@ from octavo import QuantizerSpec
 from octavo.formats import DType, Format
 from octavo.quantizer import Scaling
 from octavo.recipe_base import Gemm
-from octavo_native.gemms import OPERANDS_OF_GEMM, gemm_named, names_of
-from octavo_registry.contract import GemmRequest
+from octavo_native.gemms import gemm_named, names_of
+from octavo_registry.contract import GemmRequest, gemm_form
 
 
 @dataclass(frozen=True)
 class GemmSpec:
-    """One kind of grouped GEMM: fprop x w^T, dgrad dy w, wgrad dy^T x, left operand first.
+    """One kind of the kernels' grouped GEMMs: fprop x w^T, dgrad dy w, wgrad dy^T x, left operand first.
 
     dtype         of unquantized operands, where `scaling` is None
     scaling ...   of quantized operands: the formats of the left and of the right one, square blocks of the weights,
@@ -54,13 +54,13 @@ def quantized_gemm(
 
 
 def gemm_spec(request: GemmRequest) -> GemmSpec:
-    """The GEMM that a request asks for."""
-    gemm, recipe = request.op, request.recipe
-    left, right = (recipe.quantizer(operand) for operand in OPERANDS_OF_GEMM[gemm])
-    if left is None or right is None or not recipe.quantizes(gemm):
-        return GemmSpec(gemm=gemm, dtype=request.in_dtype, out_dtype=request.out_dtype)
-    fast = gemm in getattr(recipe, "fast_accumulation", ())
-    return quantized_gemm(gemm, left, right, request.out_dtype, fast, accumulate=False)
+    """The kernels' GEMM that a request asks for."""
+    form, recipe = gemm_form(request.op, request.weight), request.recipe
+    left, right = (recipe.quantizer(operand) for operand in form.operands)
+    if left is None or right is None or not recipe.quantizes(request.op):
+        return GemmSpec(gemm=form.kernel, dtype=request.in_dtype, out_dtype=request.out_dtype)
+    fast = request.op in getattr(recipe, "fast_accumulation", ())
+    return quantized_gemm(form.kernel, left, right, request.out_dtype, fast, accumulate=False)
 
 
 def native_gemm(spec: GemmSpec) -> octavo_native.Gemm:

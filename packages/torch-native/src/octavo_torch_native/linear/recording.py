@@ -16,11 +16,10 @@ import octavo_native
 from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
 from octavo_native import place
-from octavo_native.gemms import OPERANDS_OF_GEMM
 from octavo_native.layouts import round_up
+from octavo_registry.contract import gemm_form
 from octavo_torch.plugin_api import OPERANDS, Bounded
 from octavo_torch_native.arrays.launch import PIECE
-from octavo_torch_native.gemm.gemm import BOUND
 from octavo_torch_native.gemm.launches import GemmLaunch
 from octavo_torch_native.quantizers.launches import QuantizeLaunch, QuantizeShapes
 from octavo_torch_native.quantizers.planes import DTYPE_NUMBERS, PREFIX
@@ -225,9 +224,9 @@ class LayerRecording:
         launch = kernels.gemms[gemm]
         shapes = launch.shapes(self._rows, kernels.n, kernels.k, kernels.groups, self._cuda)
         slots = {"plan": place(PLAN), "out": place(out), **epilogue, **new.workspace(shapes.workspace)}
-        operands, directions = OPERANDS_OF_GEMM[gemm], BOUND[gemm].direction
-        for number, side in enumerate(("left", "right")):
-            operand, prefix = operands[number], PREFIX[directions[number]]
+        form = gemm_form(gemm, "nk")
+        for side, operand, direction in zip(("left", "right"), form.operands, form.directions, strict=True):
+            prefix = PREFIX[direction]
             if launch.quantized:
                 planes = codes[operand]
                 slots[side], slots[f"{side}_scales"] = planes[f"{prefix}_codes"], planes[f"{prefix}_scales"]

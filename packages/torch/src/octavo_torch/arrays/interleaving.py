@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo_registry.contract.cards import GATED, Activation
 from octavo_torch.arrays.checks import brief
+from octavo_torch.arrays.weight_order import order_of
 
 
 def check_interleave(interleave: int | None, activation: Activation, weight: Tensor) -> int:
@@ -30,12 +31,22 @@ def check_interleave(interleave: int | None, activation: Activation, weight: Ten
 
 
 def to_halves(value: Tensor, block: int) -> Tensor:
-    """`value` [G, 2 F, ...], interleaved in blocks, as a new tensor with the gate half first."""
-    groups, rows, *rest = value.shape
-    return value.reshape(groups, -1, 2, block, *rest).transpose(1, 2).reshape(groups, rows, *rest)
+    """`value` [G, 2 F, ...], interleaved in blocks, as a new tensor with the gate half first.
+
+    It lies in memory as `value` does: as [G, K, 2 F] where that is a view of such matrices, which nothing transposes.
+    """
+    return _exchanged(value, (-1, 2, block))
 
 
 def from_halves(value: Tensor, block: int) -> Tensor:
-    """`value` [G, 2 F, ...], the gate half first, as a new tensor interleaved in blocks."""
+    """`value` [G, 2 F, ...], the gate half first, as a new tensor interleaved in blocks; in memory likewise."""
+    return _exchanged(value, (2, -1, block))
+
+
+def _exchanged(value: Tensor, parts: tuple[int, int, int]) -> Tensor:
+    """`value` [G, 2 F, ...] as a new tensor, whose rows are cut into `parts`, of which the first two are exchanged."""
+    if value.dim() == 3 and order_of(value) == "kn":
+        groups, columns, rows = value.mT.shape
+        return value.mT.reshape(groups, columns, *parts).transpose(2, 3).reshape(groups, columns, rows).mT
     groups, rows, *rest = value.shape
-    return value.reshape(groups, 2, -1, block, *rest).transpose(1, 2).reshape(groups, rows, *rest)
+    return value.reshape(groups, *parts, *rest).transpose(1, 2).reshape(groups, rows, *rest)

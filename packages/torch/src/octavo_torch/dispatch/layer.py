@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 import octavo_registry as registry
 from octavo import QuantizerSpec, Recipe
-from octavo.quantizer import Operand
+from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
 from octavo_registry.contract.arrays import Prepare
+from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.gemm import Dgrad, Fprop, Wgrad
 from octavo_registry.contract.layer import DelayedScales, WholeLayer
 from octavo_registry.contract.quantize import Quantize, QuantizeWithAmax
 from octavo_registry.contract.request import GemmRequest
+from octavo_registry.contract.weights import readers
 from octavo_registry.dispatch.layer_plan import GemmPlan, QuantizePlan
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
+from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.dispatch.room import within
 from octavo_torch.dispatch.rounded import is_composed
+from octavo_torch.dispatch.turned_weight import quantizing_turned, reading_turned, writing_turned
 from octavo_torch.memo import Bounded
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
+PLANES_OF: Mapping[Direction, tuple[str, ...]] = {"rowwise": PLANES[:3], "columnwise": PLANES[3:]}
+"""The fields of a GroupedTensor that belong to each plane: codes, scales, second level."""
 
 Names = str | Sequence[str] | None
 Matrix = Tensor | GroupedTensor
@@ -50,6 +57,9 @@ class Layer:
     quantizers  the plans of those, by operand
     with_amax   the quantizers that also return the amax of each group, by operand, where the backend has them
     whole       the two passes as one call each, where one backend serves the whole layer and offers them
+    weight      how w lies in memory; `w_order` how the plans take it. Everything here is given w as [G, N, K]; codes of
+                it are of matrices in the plans' order
+    w_planes    the fields of w's codes that fprop reads, and those that dgrad reads
     """
 
     __slots__ = (
@@ -83,6 +93,9 @@ class Layer:
         "stochastic_forward",
         "token",
         "w_layouts",
+        "w_order",
+        "w_planes",
+        "weight",
         "weight_shape",
         "wgrad",
         "whole",
@@ -104,7 +117,7 @@ class Layer:
         register_constants()
         self.token = registry.state_token()
         self.recipe, self.dtype, self.device = recipe, x.dtype, x.device
-        self.weight_shape = tuple(map(int, w.shape))
+        self.weight_shape, self.weight = tuple(map(int, w.shape)), order_of(w)
         self.need_dx, self.need_dw, self.backend = need_dx, need_dw, backend
         self.groups, self.columns = int(w.shape[0]), int(w.shape[2])
         self.at_host, self.graph_safe = at_host, graph_safe
@@ -125,12 +138,16 @@ class Layer:
             sizes="host" if at_host else "device",
             graph_safe=graph_safe,
             training=need_dx or need_dw,
+            weight=self.weight,
         )
         plan = self.plan = registry.plan_layer(request, backend=backend, wgrad_dtype=recipe.wgrad_dtype or name)
         self.row_dtype = DTYPES[request.out_dtype]
-        self.fprop: FpropFunction = plan.fprop.run
-        self.dgrad: DgradFunction | None = plan.dgrad.run if need_dx and plan.dgrad else None
-        self.wgrad: WgradFunction | None = plan.wgrad.run if need_dw and plan.wgrad else None
+        self.w_order: Weight = plan.fprop.request.weight
+        directions = dict(zip(readers("w", self.w_order), PLANES_OF.values(), strict=True))
+        self.w_planes = directions["fprop"], directions["dgrad"]
+        self.fprop: FpropFunction = self._reading(plan.fprop.run)
+        self.dgrad: DgradFunction | None = self._reading(plan.dgrad.run) if need_dx and plan.dgrad else None
+        self.wgrad: WgradFunction | None = self._writing(plan.wgrad.run) if need_dw and plan.wgrad else None
         self.w_layouts = _read_layouts(plan.quantize_w)
         self.x_layouts = plan.quantize_x.request.layouts if plan.quantize_x else None
         self.quantized_fprop, self.quantized_dgrad = recipe.quantizes("fprop"), recipe.quantizes("dgrad")
@@ -138,12 +155,12 @@ class Layer:
         row_dy, column = need_dx and self.quantized_dgrad, need_dw and self.quantized_wgrad
         parts: dict[Operand, QuantizePlan | None] = {
             "x": self._quantizer(plan.quantize_x, self.quantized_fprop, column),
-            "w": self._quantizer(plan.quantize_w, self.quantized_fprop, row_dy),
+            "w": self._quantizer(plan.quantize_w, *self._as_it_lies(self.quantized_fprop, row_dy)),
             "dy": self._quantizer(plan.quantize_dy, row_dy, column),
         }
         self.quantizers = {name: part for name, part in parts.items() if part}
         self.quantize_x, self.quantize_w, self.quantize_dy = (self._run(operand) for operand in OPERANDS)
-        self.with_amax = _with_amax(self.quantizers)
+        self.with_amax = self._with_amax()
         read_sizes = (
             plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None, parts["x"], parts["dy"]
         )  # fmt: skip
@@ -160,7 +177,26 @@ class Layer:
 
     def _run(self, operand: Operand) -> QuantizeFunction | None:
         plan = self.quantizers.get(operand)
-        return None if plan is None else plan.run
+        return None if plan is None else self.quantizing(operand, plan.run)
+
+    def quantizing(self, operand: Operand, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run`, a function of this operand's quantizer, as one of w [G, N, K] where it takes matrices [G, K, N]."""
+        return quantizing_turned(run) if operand == "w" and self.w_order == "kn" else run
+
+    def _reading(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        return reading_turned(run) if self.w_order == "kn" else run
+
+    def _writing(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        return writing_turned(run) if self.w_order == "kn" else run
+
+    def _as_it_lies(self, of_fprop: bool, of_dgrad: bool) -> tuple[bool, bool]:
+        """Of w's row and column data, what these of fprop and dgrad are."""
+        return (of_fprop, of_dgrad) if self.w_order == "nk" else (of_dgrad, of_fprop)
+
+    def _with_amax(self) -> dict[Operand, QuantizeWithAmax[Tensor, GroupedTensor]]:
+        """The quantizers that also return the amax of each group."""
+        found = {name: part.bound.with_amax for name, part in self.quantizers.items()}
+        return {name: self.quantizing(name, run) for name, run in found.items() if run is not None}
 
     def takes_tokens(self, operand: Operand) -> bool:
         """Whether the operand's codes are made of tokens where these stand, with no rows of them."""
@@ -191,16 +227,17 @@ class Layer:
         if layer is None:
             layer = copy(self)
             layer.whole, layer._leaving = None, {}
-            layer.fprop = within(self.plan.fprop, self.device, multiprocessors)
+            layer.fprop = self._reading(within(self.plan.fprop, self.device, multiprocessors))
             if self.dgrad is not None and self.plan.dgrad is not None:
-                layer.dgrad = within(self.plan.dgrad, self.device, multiprocessors)
+                layer.dgrad = self._reading(within(self.plan.dgrad, self.device, multiprocessors))
             if self.wgrad is not None and self.plan.wgrad is not None:
-                layer.wgrad = within(self.plan.wgrad, self.device, multiprocessors)
+                layer.wgrad = self._writing(within(self.plan.wgrad, self.device, multiprocessors))
             self._leaving[multiprocessors] = layer
         return layer
 
     def with_planes(self, planes: Mapping[Operand, tuple[bool, bool]]) -> Layer:
-        """This layer where `planes` says of each operand whether its row data and its column data are computed.
+        """This layer where `planes` says of each operand whether its row data and its column data are computed; of w,
+        what fprop and what dgrad reads.
 
         Planes that no GEMM reads are not computed in any case. Such a layer is one of a pair, which quantizes an
         operand once for fprop and once more for its gradients, so that no codes are kept in between.
@@ -209,6 +246,8 @@ class Layer:
         layer.whole, layer._leaving = None, {}
         layer.quantizers = dict(self.quantizers)
         for operand, (row, column) in planes.items():
+            if operand == "w":
+                row, column = self._as_it_lies(row, column)
             plan = layer.quantizers.pop(operand, None)
             directions = () if plan is None else plan.request.quantizer.directions
             plan = self._quantizer(plan, row and "rowwise" in directions, column and "columnwise" in directions)
@@ -216,7 +255,7 @@ class Layer:
                 layer.quantizers[operand] = plan
                 layer.prepare = layer.prepare if plan.prepare == layer.prepare else None
         layer.quantize_x, layer.quantize_w, layer.quantize_dy = (layer._run(operand) for operand in OPERANDS)
-        layer.with_amax = _with_amax(layer.quantizers)
+        layer.with_amax = layer._with_amax()
         return layer
 
     def _quantizer(self, plan: QuantizePlan | None, row: bool, column: bool) -> QuantizePlan | None:
@@ -229,13 +268,6 @@ class Layer:
             return plan
         narrow = QuantizerSpec(**{**dict(spec), "orientation": orientation})
         return registry.plan(replace(plan.request, quantizer=narrow), backend=self.backend)
-
-
-def _with_amax(
-    quantizers: Mapping[Operand, QuantizePlan],
-) -> dict[Operand, QuantizeWithAmax[Tensor, GroupedTensor]]:
-    """The quantizers that also return the amax of each group."""
-    return {name: part.bound.with_amax for name, part in quantizers.items() if part.bound.with_amax is not None}
 
 
 def _read_layouts(plan: QuantizePlan | None) -> tuple[str | None, str | None] | None:
@@ -270,7 +302,7 @@ def layer_for(
     """The resolved layer for operands that fit together, found by the recipe's identity: a recipe does not change."""
     # under torch.compile(dynamic=True) sizes are symbols, which have no hash
     dtype, shape = x.dtype, tuple(map(int, w.shape))
-    key = (id(recipe), dtype, shape, at_host, need_dx, need_dw, backend, graph_safe)
+    key = (id(recipe), dtype, shape, order_of(w), at_host, need_dx, need_dw, backend, graph_safe)
     layer = _layers.get(key)
     if layer is not None and layer.token is _state_token() and layer.recipe is recipe and x.device == layer.device:
         return layer

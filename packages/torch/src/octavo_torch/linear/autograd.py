@@ -12,20 +12,18 @@ from torch.autograd.graph import Node
 from octavo import GroupedTensorSpec
 from octavo.quantizer import Operand
 from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.strides import share_memory
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import FpropFunction, Matrix, QuantizeFunction, WgradFunction
+from octavo_torch.dispatch.layer import PLANES_OF, FpropFunction, Matrix, QuantizeFunction, WgradFunction
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.seeds import SeedCounter
-
-ROW_PLANES, COLUMN_PLANES = PLANES[:3], PLANES[3:]
 
 
 def draw_in_forward(call: Call) -> int | Tensor | None:
@@ -117,7 +115,7 @@ class Saved:
         value: Matrix,
         tensors: list[Tensor | None],
         own: bool = False,
-        planes: tuple[str, ...] = COLUMN_PLANES,
+        planes: tuple[str, ...] = PLANES_OF["columnwise"],
     ) -> None:
         self.start, self.own, self.planes = len(tensors), own, planes
         self.spec: GroupedTensorSpec | None = None
@@ -172,8 +170,9 @@ class LinearContext(Context, Protocol):
 class GroupedLinearFunction(FirstOrderFunction):
     """grouped_linear with gradients of x, weight, bias and bias_scales; each is computed only where it is asked for.
 
-    Saves x's and the weight's column codes (the unquantized tensor where the slot is high precision), bias and
-    bias_scales where the other one's gradient needs them, and the sizes unless a backend prepared them.
+    Saves the codes of x and of the weight that wgrad and dgrad read (the unquantized tensor where the slot is high
+    precision), bias and bias_scales where the other one's gradient needs them, and the sizes unless a backend has
+    prepared them.
     """
 
     @staticmethod
@@ -197,7 +196,7 @@ class GroupedLinearFunction(FirstOrderFunction):
         if layer.need_dw:
             ctx.x = Saved(rows if layer.quantized_wgrad else x, tensors)
         if layer.need_dx:
-            ctx.w = Saved(matrices if layer.quantized_dgrad else weight, tensors)
+            ctx.w = Saved(matrices if layer.quantized_dgrad else weight, tensors, planes=layer.w_planes[1])
         ctx.save_for_backward(*tensors)
         ctx.call = call
         ctx.dtypes = dtypes_of(x, weight, bias, bias_scales, anchor)

@@ -20,6 +20,7 @@ from octavo_torch.arrays.leading import LeadingAxes, has_other_rank
 from octavo_torch.arrays.operands import check_operands
 from octavo_torch.arrays.per_group import Weights, leaves_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
+from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.second_derivative import check_no_tangent
 from octavo_torch.dispatch.layer import Layers, layer_for
@@ -105,6 +106,7 @@ def apply(
         or layer.at_host is not at_host
         or x.layout is not _STRIDED
         or w.layout is not _STRIDED
+        or ((not w.is_contiguous() or layer.weight != "nk") and order_of(w) != layer.weight)
         or layer.backend != backend
         or not (x.is_cpu and w.is_cpu if layer.on_cpu else x.device == layer.device == w.device)
     ):

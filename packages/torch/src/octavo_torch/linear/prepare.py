@@ -45,7 +45,7 @@ def settle(call: Call, source: Weights | QuantizedWeight, leaves: Weights, weigh
     Raises ValueError for codes that do not fit the layer, and for a target that does not fit the weight.
     """
     if isinstance(source, QuantizedWeight):
-        source.check(call.recipe, call.layer.w_layouts)
+        source.check(call.recipe, call.layer.w_layouts, call.layer.w_order)
         call.w_codes = source.codes
     if call.main_grad is None and call.delayed_wgrad is None:
         return weight

@@ -24,7 +24,7 @@ from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.quantized_input import QuantizedInput
-from octavo_torch.linear.weights import QuantizedWeight, layouts_of
+from octavo_torch.linear.weights import QuantizedWeight, WeightCodes, layouts_of
 from octavo_torch.quantizers.arguments import NEEDS_SEED, check_group_offset, check_unchanged
 from octavo_torch.quantizers.writing import replace_unless
 from octavo_torch.scaling.delayed_state import DelayedState
@@ -68,11 +68,9 @@ def quantize_weight(
     if out is not None:
         out.version = version
         return out
-    codes = result[0] if result else None
-    amax = result[1] if len(result) == 2 else None
-    layouts = None if codes is None else layouts_of(codes)
+    layouts = None if result.codes is None else layouts_of(result.codes)
     block = check_interleave(interleave, "swiglu", leaves_of(own)[0])
-    return QuantizedWeight(own, codes, recipe, layouts, version, amax, block)
+    return QuantizedWeight(own, result.codes, recipe, layouts, version, result.amax, block, result.order)
 
 
 @one_call
@@ -87,8 +85,8 @@ def _weight_codes(
     interleave: int | None = None,
     out: QuantizedWeight | None = None,
     unchanged: Tensor | None = None,
-) -> _Quantized | tuple[()]:
-    """Nothing where no GEMM reads codes, or where they are written into out."""
+) -> WeightCodes:
+    """No codes where no GEMM reads any, or where they are written into out."""
     whole = as_one("w", w)
     check_weight(whole)
     arguments.check_state(recipe, state, whole)
@@ -102,34 +100,31 @@ def _weight_codes(
         _check_out(w, recipe, layer, block, out)
     check_unchanged(unchanged, out, whole)
     if layer.quantize_w is None:
-        return ()
+        return WeightCodes()
     if block:
         whole = to_halves(whole, block)
     if out is not None:
         _write(layer, whole, seed, state, out, unchanged)
         if state is not None and out.amax is not None:
             state.record("w", out.amax)
-        return ()
+        return WeightCodes()
     result = _quantized(layer, whole, seed, state)
-    if state is not None and len(result) == 2:
-        state.record("w", result[1])
+    if state is not None and result.amax is not None:
+        state.record("w", result.amax)
     return result
 
 
-_Quantized = tuple[GroupedTensor] | tuple[GroupedTensor, Tensor]
-"""Codes, and of delayed scaling the amax."""
-
-
-def _quantized(layer: Layer, w: Tensor, seed: int | Tensor | None, state: DelayedState | None) -> _Quantized:
+def _quantized(layer: Layer, w: Tensor, seed: int | Tensor | None, state: DelayedState | None) -> WeightCodes:
     assert layer.quantize_w is not None  # the caller has asked
+    order = layer.w_order
     if state is None:
-        return (layer.quantize_w(w, None, seed=seed, operand="w"),)
+        return WeightCodes(layer.quantize_w(w, None, seed=seed, operand="w"), None, order)
     scale = state.encode_scale("w")
     with_amax = layer.with_amax.get("w")
     if with_amax is not None:
-        codes, amax = with_amax(w, None, seed=seed, operand="w", scale=scale)
-        return codes, amax
-    return layer.quantize_w(w, None, seed=seed, operand="w", scale=scale), operators.group_amax_of(w, None)
+        return WeightCodes(*with_amax(w, None, seed=seed, operand="w", scale=scale), order)
+    codes = layer.quantize_w(w, None, seed=seed, operand="w", scale=scale)
+    return WeightCodes(codes, operators.group_amax_of(w, None), order)
 
 
 def _write(
@@ -144,13 +139,14 @@ def _write(
     into = layer.quantizers["w"].bound.into
     if into is not None:
         scale = None if state is None else state.encode_scale("w")
-        into(w, None, out=out.codes, amax=out.amax, unchanged=unchanged, seed=seed, operand="w", scale=scale)
+        layer.quantizing("w", into)(
+            w, None, out=out.codes, amax=out.amax, unchanged=unchanged, seed=seed, operand="w", scale=scale
+        )
         return
-    codes, *amax = _quantized(layer, w, seed, state)
+    result = _quantized(layer, w, seed, state)
     for name in PLANES:
-        replace_unless(unchanged, getattr(out.codes, name), getattr(codes, name))
-    for value in amax:
-        replace_unless(unchanged, out.amax, value)
+        replace_unless(unchanged, getattr(out.codes, name), getattr(result.codes, name))
+    replace_unless(unchanged, out.amax, result.amax)
 
 
 def code_weights(module: RecipeModule, interleaves: Mapping[str, int | None]) -> None:
@@ -186,7 +182,7 @@ def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: object
     ours, theirs = leaves_of(w), leaves_of(out.weight)
     if len(ours) != len(theirs) or any(a is not b for a, b in zip(ours, theirs, strict=True)):
         raise ValueError("out was made of another weight; give what quantize_weight returned for this one")
-    out.check_made_for(recipe, layer.w_layouts)
+    out.check_made_for(recipe, layer.w_layouts, layer.w_order)
     if out.interleave != block:
         raise ValueError(f"out was made with interleave={out.interleave or None}; give the call the same")
     if out.codes is not None:

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from octavo import Recipe
+from octavo_registry.contract import WEIGHT_SHAPES
+from octavo_registry.contract import Weight as WeightOrder
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.per_group import Weights, leaves_of, version_of
@@ -30,6 +32,8 @@ class QuantizedWeight:
               compiled graph, which knows no versions, has computed the codes
     amax      fp32 [G] of delayed scaling: max |w| at that time; None for other recipes
     interleave  rows of a block where gate and up projection take turns in the weight, as grouped_mlp has it; 0: none do
+    order     the axes of the matrices that the codes are of: "nk" for [G, N, K], "kn" for [G, K, N], of a weight that
+              lies so
     """
 
     weight: Weights
@@ -39,15 +43,16 @@ class QuantizedWeight:
     version: int | None
     amax: Tensor | None = None
     interleave: int = 0
+    order: WeightOrder = "nk"
 
-    def check(self, recipe: Recipe, layouts: Layouts | None) -> None:
+    def check(self, recipe: Recipe, layouts: Layouts | None, order: WeightOrder) -> None:
         """ValueError where the codes do not fit the call, or are older than the weight."""
-        self.check_made_for(recipe, layouts)
+        self.check_made_for(recipe, layouts, order)
         known = self.version is not None and is_plain(leaves_of(self.weight)[0])
         if known and version_of(self.weight) != self.version:
             raise ValueError("weight has changed in place since quantize_weight; quantize it again")
 
-    def check_made_for(self, recipe: Recipe, layouts: Layouts | None) -> None:
+    def check_made_for(self, recipe: Recipe, layouts: Layouts | None, order: WeightOrder) -> None:
         """ValueError where the codes do not fit the recipe or the backend."""
         if recipe is not self.recipe and recipe.fingerprint != self.recipe.fingerprint:
             raise ValueError(
@@ -60,6 +65,20 @@ class QuantizedWeight:
                 f"weight was quantized to layouts {self.layouts} and the chosen backend wants {layouts}; "
                 "give quantize_weight and grouped_linear the same backend"
             )
+        if layouts is not None and order != self.order:
+            raise ValueError(
+                f"weight was quantized as {WEIGHT_SHAPES[self.order]} and the call reads it as {WEIGHT_SHAPES[order]}; "
+                "give both the same backend, and quantize a weight again that lies in memory in another way now"
+            )
+
+
+@dataclass(eq=False)
+class WeightCodes:
+    """Codes of a weight, with delayed scaling its amax, and the order of the matrices that the codes are of."""
+
+    codes: GroupedTensor | None = None
+    amax: Tensor | None = None
+    order: WeightOrder = "nk"
 
 
 def layouts_of(codes: GroupedTensor) -> Layouts:
@@ -79,21 +98,37 @@ def check_own(name: str, quantized: object, own: Weights | None) -> None:
         raise ValueError(f"{name} {what} not made by this module; give what its {function} returned")
 
 
-_Context = tuple[Recipe, Layouts | None, int | None, int, tuple[str, ...]]
+_OPTIONAL = "codes", "amax"
+_Context = tuple[Recipe, Layouts | None, int | None, int, WeightOrder, tuple[str, ...]]
+
+
+def _present(value: QuantizedWeight | WeightCodes) -> tuple[str, ...]:
+    # what is not there is no leaf: torch.compile takes no None
+    return tuple(name for name in _OPTIONAL if getattr(value, name) is not None)
 
 
 def _flatten(value: QuantizedWeight) -> tuple[list[object], _Context]:
-    # what is not there is no leaf: torch.compile takes no None
-    present = tuple(name for name in ("codes", "amax") if getattr(value, name) is not None)
+    present = _present(value)
     leaves = [value.weight, *(getattr(value, name) for name in present)]
-    return leaves, (value.recipe, value.layouts, value.version, value.interleave, present)
+    return leaves, (value.recipe, value.layouts, value.version, value.interleave, value.order, present)
 
 
 def _unflatten(leaves: Iterable[Any], context: _Context) -> QuantizedWeight:
     weight, *rest = leaves
-    recipe, layouts, version, interleave, present = context
-    optional = dict(zip(present, rest, strict=True))
-    return QuantizedWeight(weight, optional.get("codes"), recipe, layouts, version, optional.get("amax"), interleave)
+    recipe, layouts, version, interleave, order, present = context
+    codes, amax = map(dict(zip(present, rest, strict=True)).get, _OPTIONAL)
+    return QuantizedWeight(weight, codes, recipe, layouts, version, amax, interleave, order)
+
+
+def _flatten_codes(value: WeightCodes) -> tuple[list[object], tuple[WeightOrder, tuple[str, ...]]]:
+    present = _present(value)
+    return [getattr(value, name) for name in present], (value.order, present)
+
+
+def _unflatten_codes(leaves: Iterable[Any], context: tuple[WeightOrder, tuple[str, ...]]) -> WeightCodes:
+    order, present = context
+    return WeightCodes(**dict(zip(present, leaves, strict=True)), order=order)
 
 
 pytree.register_pytree_node(QuantizedWeight, _flatten, _unflatten, serialized_type_name="octavo_torch.QuantizedWeight")
+pytree.register_pytree_node(WeightCodes, _flatten_codes, _unflatten_codes)

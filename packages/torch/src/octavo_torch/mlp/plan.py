@@ -10,6 +10,7 @@ from octavo import Recipe
 from octavo_registry.contract.cards import Activation
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import Layer, PrepareFunction, layer_for
 from octavo_torch.dispatch.recipes import with_output_dtype
@@ -95,7 +96,7 @@ def mlp_plan_for(
 ) -> MlpPlan:
     """The plan for operands that fit together, remembered by the recipe's identity: a recipe does not change."""
     graph_safe = wants_graph(x)
-    shapes = *map(int, w1.shape), *map(int, w2.shape)  # see layer_for
+    shapes = *map(int, w1.shape), *map(int, w2.shape), order_of(w1), order_of(w2)  # see layer_for
     key = (
         id(recipe), activation, x.dtype, x.device, shapes, at_host, needed.x, needed.w1, needed.w2,
         needed.between, backend, graph_safe,

@@ -23,10 +23,8 @@ from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import Matrix
+from octavo_torch.dispatch.layer import PLANES_OF, Matrix
 from octavo_torch.linear.autograd import (
-    COLUMN_PLANES,
-    ROW_PLANES,
     Context,
     Saved,
     cast_gradients,
@@ -61,7 +59,9 @@ class Shelf:
         self.tensors: list[Tensor | None] = []
         self.places: dict[str, Saved] = {}
 
-    def put(self, name: str, value: Matrix | None, own: bool = False, planes: tuple[str, ...] = COLUMN_PLANES) -> None:
+    def put(
+        self, name: str, value: Matrix | None, own: bool = False, planes: tuple[str, ...] = PLANES_OF["columnwise"]
+    ) -> None:
         """Keeps `value`, of a quantized one these planes; nothing where there is no value. `own`: see Saved."""
         if isinstance(value, GroupedTensor):
             value = replace(value, group_sizes=None)  # the call's own, which are kept once or made again
@@ -166,8 +166,9 @@ def _keep_weight(name: Literal["w1", "w2"], call: MoeCall, weight: Tensor, read:
     """The codes or the weight itself, as dgrad reads it, and of w1 also fprop where that is computed again."""
     layer, codes = (call.plan.fc1, call.fc1.w_codes) if name == "w1" else (call.plan.fc2, call.fc2.w_codes)
     multiplies = name == "w1" and call.form == "recompute" and (call.plan.fc2.need_dx or call.plan.fc2.need_dw)
-    reads_codes = (*(ROW_PLANES if multiplies and layer.quantized_fprop else ()),)
-    reads_codes += COLUMN_PLANES if layer.need_dx and layer.quantized_dgrad else ()
+    of_fprop, of_dgrad = layer.w_planes
+    reads_codes = of_fprop if multiplies and layer.quantized_fprop else ()
+    reads_codes += of_dgrad if layer.need_dx and layer.quantized_dgrad else ()
     reads_weight = (multiplies and not layer.quantized_fprop) or (layer.need_dx and not layer.quantized_dgrad)
     keeps_codes = isinstance(read, GroupedTensor) and (codes is not None or call.weight_codes == "keep")
     if reads_codes and keeps_codes:

@@ -15,10 +15,9 @@ from octavo.quantizer import Operand
 from octavo_registry.contract.cards import GATED, Activation
 from octavo_torch.arrays.checks import backend_names, brief, check_count, check_device, check_dtype
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layer import PLANES_OF, Layer
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.functions.activations import check_activation
-from octavo_torch.linear.autograd import COLUMN_PLANES, ROW_PLANES
 from octavo_torch.mlp.plan import Needed, mlp_plan_for
 from octavo_torch.moe.forms import Form, WeightCodes, check_form, check_weight_codes, rows_plan
 from octavo_torch.moe.plan import MoePlan, moe_plan_for
@@ -161,16 +160,17 @@ class _Operands:
         """What backward reads of x and of the activation, which is computed again where no codes of it are read."""
         if not recipe.quantizes("wgrad"):
             return {"x": self._x.numel() * self._x.element_size()}
-        first = self._planes("x", plan.forward.fc1, "x", self._x, COLUMN_PLANES)
-        return first | self._planes("a", plan.forward.fc2, "x", self._a, COLUMN_PLANES)
+        columns = PLANES_OF["columnwise"]
+        first = self._planes("x", plan.forward.fc1, "x", self._x, columns)
+        return first | self._planes("a", plan.forward.fc2, "x", self._a, columns)
 
     def weights(self, plan: MoePlan, form: Form) -> dict[str, int]:
         """The weights' codes as backward reads them."""
         fc1, fc2 = plan.forward.fc1, plan.forward.fc2
-        columns = COLUMN_PLANES if fc1.quantized_dgrad else ()
-        again = ROW_PLANES if form == "recompute" and fc1.quantized_fprop else ()
-        first = self._planes("w1", fc1, "w", self._w1, (*again, *columns))
-        return first | self._planes("w2", fc2, "w", self._w2, columns)
+        first, second = (layer.w_planes[1] if layer.quantized_dgrad else () for layer in (fc1, fc2))
+        again = fc1.w_planes[0] if form == "recompute" and fc1.quantized_fprop else ()
+        codes = self._planes("w1", fc1, "w", self._w1, (*again, *first))
+        return codes | self._planes("w2", fc2, "w", self._w2, second)
 
     def _planes(
         self, name: str, layer: Layer, operand: Operand, value: Tensor, planes: tuple[str, ...]

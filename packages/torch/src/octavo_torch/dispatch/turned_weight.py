@@ -1,0 +1,55 @@
+"""Functions of plans that take a weight as it lies in memory, for callers to whom it is [G, N, K].
+
+A weight that is a view of matrices [G, K, N] is read in place where the backend takes that: its plans see those, and
+return dw as such, of which the caller gets a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from torch import Tensor
+
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.sizes import Sizes
+
+Operand = Tensor | GroupedTensor
+
+
+def reading_turned(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, fprop or dgrad of a weight [G, K, N], of one [G, N, K]; codes are those of the matrices in memory."""
+
+    @wraps(run)
+    def turned(rows: Operand, w: Operand, sizes: Sizes, /, **how: Any) -> Tensor:
+        y: Tensor = run(rows, w.mT if isinstance(w, Tensor) else w, sizes, **how)
+        return y
+
+    return turned
+
+
+def writing_turned(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, wgrad to [G, K, N], to [G, N, K]: a view of what it returns, or the caller's `out`."""
+
+    @wraps(run)
+    def turned(
+        x: Operand, dy: Operand, sizes: Sizes, /, *, out: Tensor | None = None, accumulate: bool = False
+    ) -> Tensor:
+        if out is not None:
+            run(x, dy, sizes, out=out.mT, accumulate=accumulate)
+            return out
+        dw: Tensor = run(x, dy, sizes)
+        return dw.mT
+
+    return turned
+
+
+def quantizing_turned(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, a quantizer of matrices [G, K, N] in any of its forms, of a weight [G, N, K]."""
+
+    @wraps(run)
+    def turned(w: Tensor, sizes: None = None, /, **how: Any) -> Any:
+        return run(w.mT, sizes, **how)
+
+    return turned
