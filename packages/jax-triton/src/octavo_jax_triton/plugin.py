@@ -6,63 +6,35 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from octavo_registry.contract import BackendCard, Capability, hookimpl
+from octavo_triton import support
 
 if TYPE_CHECKING:
-    from octavo_registry.contract import Arch, Backend, Op, Weight
+    from octavo_registry.contract import Arch, Backend
+    from octavo_triton.support import Support
 
 NAME = "jax-triton"
 INTERPRETER = "jax-triton-interpreter"
 
-_QUANTIZERS: frozenset[Op] = frozenset({"quantize", "dequantize"})
-_GEMMS: frozenset[Op] = frozenset({"fprop", "dgrad", "wgrad"})
-_WEIGHTS: frozenset[Weight] = frozenset({"nk", "kn"})
-_HIGH_PRECISION = frozenset({"high_precision"})
-_CODED = frozenset({"delayed", "current", "row", "block"})
-_BLOCKED = frozenset({"mxfp8", "nvfp4"})
-_ALL = _CODED | _BLOCKED
-_LAYOUTS = frozenset({"plain", "turned"})
-"""See octavo_triton.layouts."""
 _RUN: frozenset[Arch] = frozenset({(9, 0)})
 """Where the conformance suite has passed: on an H100."""
 
 
-def _row(ops: frozenset[Op], recipes: frozenset[str], device: str, **conditions: Any) -> Capability:
-    if ops == _GEMMS:
-        conditions["weights"] = _WEIGHTS
-    return Capability(ops=ops, recipes=recipes, framework="jax", device=device, **conditions)
+def _row(row: Support, device: str, **conditions: Any) -> Capability:
+    if row.ops == support.GEMMS:
+        conditions["weights"] = support.WEIGHTS
+    about = {name: getattr(row, name) for name in ("layouts", "accumulation", "emulated", "untried")}
+    return Capability(ops=row.ops, recipes=row.recipes, framework="jax", device=device, **about, **conditions)
+
+
+def _served(rows: Iterable[Support]) -> Iterable[Support]:
+    """All but moved rows, which XLA has operations for."""
+    return (row for row in rows if row.ops != support.MOVES)
 
 
 def _on_gpus() -> Iterable[Capability]:
-    spans: tuple[tuple[Arch, Arch, str], ...] = (
-        ((8, 0), (8, 8), "fp16 products of FP8 codes"),
-        ((8, 9), (8, 9), ""),
-        ((9, 0), (9, 0), ""),
-        ((10, 0), (10, 9), ""),
-        ((12, 0), (12, 9), ""),
-    )
-    for least, most, codes in spans:
-        compiled = f"compiled for sm_{least[0]}{least[1]}, its results checked in Triton's interpreter alone"
-        seen = None if least in _RUN else compiled
-        on: dict[str, Any] = {
-            "device": "cuda",
-            "min_arch": least,
-            "max_arch": most,
-            "graph_safe": True,
-            "untried": seen,
-        }
-        yield _row(_QUANTIZERS, _CODED, layouts=_LAYOUTS, **on)
-        yield _row(_QUANTIZERS, _BLOCKED, **on)
-        yield _row(_GEMMS, _HIGH_PRECISION, accumulation="hopper_bf16", **on)
-        promoted = "hopper_bf16" if codes else "hopper_fp8_promoted"
-        yield _row(_GEMMS, _CODED, accumulation=promoted, emulated=codes or None, **on)
-        if least[0] == 10:
-            yield _row(_GEMMS, frozenset({"mxfp8"}), accumulation="hopper_fp8_promoted", **on)
-            # the interpreter takes every block scale for an E8M0 one
-            on["untried"] = "compiled for sm_100, its results checked by nothing"
-            yield _row(_GEMMS, frozenset({"nvfp4"}), accumulation="hopper_fp8_promoted", **on)
-        else:
-            copies = "bf16 products of exact dequantized copies"
-            yield _row(_GEMMS, _BLOCKED, accumulation="hopper_bf16", emulated=copies, **on)
+    for first, last in support.CHIPS:
+        for row in _served(support.support_on(first, _RUN)):
+            yield _row(row, "cuda", min_arch=first, max_arch=last, graph_safe=True)
 
 
 CARD = BackendCard(
@@ -81,11 +53,7 @@ INTERPRETER_CARD = BackendCard(
     priority=-200,
     needs=("jax>=0.10.2", "torch>=2.11", "triton>=3.6"),
     summary="jax-triton's kernels on a CPU, where Triton interprets them (TRITON_INTERPRET=1): for tests.",
-    capabilities=(
-        _row(_QUANTIZERS, _CODED, "cpu", layouts=_LAYOUTS),
-        _row(_QUANTIZERS, _BLOCKED, "cpu"),
-        _row(_GEMMS, _ALL | _HIGH_PRECISION, "cpu"),
-    ),
+    capabilities=tuple(_row(row, "cpu") for row in _served(support.INTERPRETED)),
 )
 
 
