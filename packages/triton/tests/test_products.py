@@ -6,6 +6,7 @@ import pytest
 
 import octavo
 from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo_triton import support
 from octavo_triton.layouts import (
     TURNED,
     layout_refusal,
@@ -37,6 +38,21 @@ def test_chips_are_found_by_capability() -> None:
     known = {(8, 0): "sm_80", (8, 6): "sm_80", (8, 9): "sm_89", (9, 0): "sm_90", (10, 3): "sm_100", (12, 1): "sm_120"}
     assert {arch: chip_of(arch) for arch in known} == known
     assert chip_of(None) == "interpreter"
+
+
+def test_the_table_says_what_is_emulated() -> None:
+    """A card that called a product of copies the chip's own would mislead whoever reads `octavo why`."""
+    for first, last in support.CHIPS:
+        assert chip_of(first) == chip_of(last)
+        rows = [row for row in support.support_on(first, ()) if row.ops == support.GEMMS]
+        emulated = {recipe: row.emulated for row in rows for recipe in row.recipes}
+        assert set(emulated) == support.HIGH_PRECISION | support.CODED | support.BLOCKED
+        for name in RECIPES:
+            spec = _spec(name, "fprop", chip_of(first))
+            own = emulated[octavo.recipe(name).kind] is None
+            assert own is (spec.product in ("fp8", "scaled") or spec.scaling == "none"), (first, name)
+        assert all(row.untried for row in rows), "nothing has run anywhere"
+    assert not any(row.untried for row in support.support_on((9, 0), {(9, 0)}))
 
 
 @pytest.mark.parametrize("chip", CHIPS)
