@@ -1,6 +1,8 @@
 // octavo_quantize_<scaling>: x, ragged [M, C] with a plan or stacked [G, N, C], to the planes that `results` lists.
 //
 // operands  x; plan; seed u32[2]; group_offset u32[]; encode_scales f32[G] (delayed);
+//           order s32[2 M], int64 words: x is tokens [T, C], and row i of the operand is that of choice order[i], of
+//           which each token has `each` (RowIndex in octavo/quantize.h);
 //           of a prologue: dy, probs f32[M], gamma, beta; start_<result>s that results are aliased with
 // results   row_codes, row_scales, row_global; col_codes, col_scales, col_global; amax f32[G]; dequantized bf16;
 //           activated; dbias f32[G, C]; mean, rstd f32[M]; workspace u8 of any size
@@ -29,6 +31,7 @@ struct QuantizeAttributes {
   int64_t norm;
   float epsilon;
   int64_t threads;
+  int64_t each;
 };
 
 }  // namespace octavo
@@ -42,7 +45,8 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::xla::ffi::StructMember<int64_t>("groups"), ::xla::ffi::StructMember<int64_t>("row_layout"),
     ::xla::ffi::StructMember<int64_t>("col_layout"), ::xla::ffi::StructMember<int64_t>("prologue"),
     ::xla::ffi::StructMember<int64_t>("activation"), ::xla::ffi::StructMember<int64_t>("norm"),
-    ::xla::ffi::StructMember<float>("epsilon"), ::xla::ffi::StructMember<int64_t>("threads"));
+    ::xla::ffi::StructMember<float>("epsilon"), ::xla::ffi::StructMember<int64_t>("threads"),
+    ::xla::ffi::StructMember<int64_t>("each"));
 
 namespace octavo {
 namespace {
@@ -104,6 +108,24 @@ bool read_x(Buffers& operands, QuantizeArgs& args, ffi::DataType& type) {
     return false;
   }
   return true;
+}
+
+// Rows of tokens: `input` is of the tokens, and from now on of the rows that their choices make.
+void read_index(Buffers& operands, int64_t each, Input& input) {
+  const ffi::AnyBuffer* order = operands.take("order");
+  if (order == nullptr) return;
+  const auto dims = order->dimensions();
+  if (order->element_type() != ffi::S32 || dims.size() != 1 || dims[0] % 2 != 0 || dims[0] / 2 > MAX_ROWS) {
+    operands.refuse("operand order is " + text(*order) + " and must be s32[2 M], at most 2^30 rows of int64");
+    return;
+  }
+  if (input.matrix_rows != 0 || each < 1 || input.rows > MAX_ROWS / each) {
+    operands.refuse("attribute each is " + std::to_string(each) + " for " + std::to_string(input.rows) +
+                    " rows; order is of tokens [T, C], which have T * each choices, 1 to 2^30");
+    return;
+  }
+  input.index = {static_cast<const int64_t*>(Buffers::address(*order)), each, input.rows};
+  input.rows = dims[0] / 2;
 }
 
 void read_operands(Buffers& operands, QuantizeArgs& args, ffi::DataType type, const Extent& out) {
@@ -179,6 +201,7 @@ ffi::Error quantize(const Launch& launch, ffi::RemainingArgs given_operands, ffi
   read_attributes(given, operands, args);
   ffi::DataType type = ffi::DataType::INVALID;
   if (read_x(operands, args, type)) {
+    read_index(operands, given.each, args.input);
     const Extent out{args.input.rows, output_cols(args), args.input.groups, args.input.matrix_rows};
     read_operands(operands, args, type, out);
     read_results(results, args, type, out);

@@ -16,7 +16,6 @@ from octavo_registry.contract import (
     BoundDequantize,
     BoundDgrad,
     BoundFprop,
-    BoundQuantize,
     BoundWgrad,
     ChooseRequest,
     DequantizeRequest,
@@ -75,8 +74,7 @@ class NativeBackend(Backend):
         if isinstance(request, MoveRequest | ChooseRequest | OptimizerRequest):
             raise Refused(f"serves no {request.op}; its card does not name it")
         if isinstance(request, QuantizeRequest):
-            run, with_amax = bind_quantize(request.quantizer, request.layouts)
-            return BoundQuantize(run, with_amax=with_amax)
+            return bind_quantize(request.quantizer, request.layouts)
         if isinstance(request, DequantizeRequest):
             return BoundDequantize(bind_dequantize(request.out_dtype))
         return bind_fused(request)

@@ -19,6 +19,9 @@ M, C, G = 40, 64, 3
 BLOCK_COLUMNS = C // 32
 WORDS = octavo_native.plan_words(M, G)
 
+ORDER = jnp.zeros(2 * M, jnp.int32)
+"""The first choice for each row, as int64."""
+
 Arrays = dict[str, Any]
 
 
@@ -82,6 +85,7 @@ ATTRIBUTES: dict[str, Any] = {
     "norm": 0,
     "epsilon": np.float32(0),
     "threads": 1,
+    "each": 0,
 }
 
 
@@ -97,6 +101,19 @@ def test_the_right_call_is_none() -> None:
     # 1 in a block of ones: scale byte 127 - 8, code 256, whose e4m3 byte is 0x78
     assert np.all(np.asarray(codes).view(np.uint8)[:35] == 0x78)
     assert np.all(np.asarray(scales)[:35] == 119)
+
+
+def test_numbers_that_are_no_choice_are_not_followed() -> None:
+    """Rows of a token are its own; a number that no token has, before the first or past the last, stands for zeros."""
+    numbers = np.full(M, 7, np.int64)
+    numbers[[0, 1, 2]] = -1, 3 * 5, 1 << 40
+    order = jnp.asarray(numbers.view(np.int32))
+    x = jnp.arange(1, 6, dtype=jnp.float32)[:, None] * jnp.ones((5, C))
+    codes, scales = _quantize({**_operands(), "x": x, "order": order}, _results(), each=3)
+    # token 7 // 3 = 2 is 3 throughout: scale byte 127 - 7, code 384
+    assert not np.any(np.asarray(codes).view(np.uint8)[:3])
+    assert np.all(np.asarray(codes).view(np.uint8)[3:35] == 0x7C)
+    assert np.all(np.asarray(scales)[3:35] == 120)
 
 
 @pytest.mark.parametrize("room", [(0,), (8,), (1 << 16,), (1 << 6, 1 << 10)], ids=str)
@@ -129,6 +146,12 @@ def test_a_workspace_of_any_size_serves_the_cpu(room: tuple[int, ...]) -> None:
         ({}, {"col_codes": _struct((M, C), jnp.float8_e4m3fn)}, {}, "result col_scales is missing"),
         ({}, {"mean": _struct((M,), jnp.float32)}, {}, "result mean is not known to this call"),
         ({}, {"workspace": _struct((4, 4), jnp.int32)}, {}, "result workspace is s32.* must be bytes, u8"),
+        ({"order": ORDER[:-1]}, {}, {"each": 1}, r"operand order is s32\[79\] and must be s32\[2 M\]"),
+        ({"order": ORDER.astype(jnp.uint32)}, {}, {"each": 1}, r"operand order is u32\[80\] and must be s32"),
+        ({"order": ORDER}, {}, {}, "attribute each is 0 for 40 rows"),
+        ({"order": ORDER}, {}, {"each": 1 << 40}, "attribute each is 1099511627776 for 40 rows"),
+        ({"order": ORDER, "x": jnp.ones((G, M, C))}, {}, {"each": 1}, "attribute each is 1 for 120 rows"),
+        ({"order": ORDER[2:]}, {}, {"each": 1}, r"row_codes is f8e4m3fn\[40, 64\] and must be f8e4m3fn\[39, 64\]"),
         ({}, {}, {"format": 9}, "attribute format is 9; it takes 0 to 2"),
         ({}, {}, {"row_layout": -1}, "attribute row_layout is -1"),
         ({}, {}, {"groups": 0}, "groups is 0"),

@@ -55,9 +55,10 @@ class QuantizeCall:
 
     operands   names of the operands in their order, as in native/lib/bindings/ffi/quantize.cpp; x among them
     dtype      of x
-    extent     of x, before the prologue
+    extent     of what is quantized, before the prologue: of x, or of the rows that its tokens' choices make
     results    name, shape and dtype of each result in its order
     layouts    of the rowwise and the columnwise plane
+    tokens     rows of x where they are tokens, `each` choices of each, whose rows the operand `order` names; else 0
     """
 
     spec: QuantizerSpec
@@ -68,6 +69,8 @@ class QuantizeCall:
     results: tuple[tuple[str, tuple[int, ...], Any], ...]
     layouts: tuple[str, str]
     prologue: Prologue = NO_PROLOGUE
+    tokens: int = 0
+    each: int = 0
 
     def run(self, *operands: Array) -> list[Array]:
         """The results, in order."""
@@ -90,6 +93,7 @@ class QuantizeCall:
             "col_layout": layout_number(self.layouts[1]),
             "epsilon": np.float32(self.prologue.epsilon),
             "threads": CPU_THREADS,
+            "each": self.each,
             **self.prologue.numbers(),
         }
         starts = {name: at for at, name in enumerate(arrays)}
@@ -125,5 +129,6 @@ class QuantizeCall:
             amax="amax" in names,
             dbias="dbias" in names,
             dprobs="dprobs" in names,
+            count=self.tokens,
             **self.prologue.numbers(),
         )

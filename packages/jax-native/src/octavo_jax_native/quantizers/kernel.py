@@ -49,16 +49,18 @@ class QuantizeKernel:
         operand: Operand,
         columns: int,
         extras: dict[str, jax.ShapeDtypeStruct],
+        each: int = 0,
     ) -> tuple[dict[str, Array], ...]:
         """The results of every call that the planes need, by name; the first call computes the `extras`, too.
 
         operands      x, and by name whatever else the quantizer and its prologue read
         group_sizes   of rows; None: stacked matrices
         columns       of what is quantized, which a prologue may change from x's
+        each          choices of a token, where x is tokens and the operand `order` the choice of each row; else 0
         """
         x = operands["x"]
         groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
-        extent = Extent.of(x.shape, groups)
+        extent = Extent.of((operands["order"].shape[0] // 2, x.shape[1]) if each else x.shape, groups)
         if group_sizes is not None:
             operands = {**operands, "plan": group_plan(group_sizes, extent.rows)}
         quantized = Extent(extent.rows, columns, groups, extent.matrix_rows)
@@ -79,6 +81,8 @@ class QuantizeKernel:
                 results=tuple((name, one.shape, one.dtype) for name, one in results.items()),
                 layouts=(layouts["rowwise"], layouts["columnwise"]),
                 prologue=self.prologue,
+                tokens=x.shape[0] if each else 0,
+                each=each,
             )
             outputs.append(quantize_call(call, operands))
         return tuple(outputs)

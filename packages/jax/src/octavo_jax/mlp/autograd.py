@@ -103,16 +103,19 @@ def _states(*histories: tuple[ScalingHistory | None, ...]) -> tuple[DelayedState
     return first, second
 
 
-def forward(mlp: Mlp, a: Arrays, states: States, context: Context) -> tuple[tuple[Array, States], Passed]:
-    """(y and the states with the forward's amaxes, what it made on the way)."""
+def forward(
+    mlp: Mlp, a: Arrays, states: States, context: Context, x1: ComputedOperand | None = None
+) -> tuple[tuple[Array, States], Passed]:
+    """(y and the states with the forward's amaxes, what it made on the way). `x1`: fc1's x, where it is quantized."""
     fc1, fc2, norm = mlp.fc1, mlp.fc2, None
     a, context = _observed(mlp, a), Observed.of(fc1).context(context)
     s1, s2 = states or (None, None)
-    if mlp.norm is None:
+    if x1 is None and mlp.norm is None:
         q, of_x = quantize_operand(fc1.plan.quantize_x, fc1, a.x, "x", context, history_of(s1, "x"))
         x1 = ComputedOperand(a.x, q, of_x)
-    else:
+    elif x1 is None:
         assert a.gamma is not None
+        assert mlp.norm is not None
         arrays = (a.x, a.gamma, a.beta)
         x1, norm = normalized_operand(mlp.quantize_normalized, fc1, mlp.norm, arrays, context, history_of(s1, "x"))
     wi = stored_weight(fc1, a.wi)
@@ -172,15 +175,22 @@ def _differentiated(
     )
 
 
-def backward(r: Residuals, cotangents: tuple[Array, States]) -> tuple[Arrays, States]:
-    """Gradients, and the states with the backward's amaxes and those of calls that took the forward's."""
+def backward(
+    r: Residuals,
+    cotangents: tuple[Array, States],
+    dy_codes: tuple[GroupedTensor, ScalingHistory | None] | None = None,
+) -> tuple[Arrays, States]:
+    """Gradients, and the states with the backward's amaxes and those of calls that took the forward's.
+
+    dy_codes   dy as `quantize_operand` makes it, where it is quantized
+    """
     mlp, fc1, fc2 = r.mlp, r.mlp.fc1, r.mlp.fc2
     first, second, later_states = Observed.of(fc1), Observed.of(fc2), cotangents[1]
     dy, w1, w2 = second.dy(cotangents[0]), first.kernel(r.w1), second.kernel(r.w2)
     s1, s2 = r.states or (None, None)
     context = first.context(r.context)
     later = second_context(context)
-    dyq, of_dy = quantize_operand(fc2.plan.quantize_dy, fc2, dy, "dy", later, history_of(s2, "grad"))
+    dyq, of_dy = dy_codes or quantize_operand(fc2.plan.quantize_dy, fc2, dy, "dy", later, history_of(s2, "grad"))
     da = input_gradient(fc2, dy, dyq, w2, later)
     x2 = octavo_activation(r.y1, r.probs, activation=mlp.activation) if r.x2 is None else r.x2
     dwo = kernel_gradient(fc2, x2, dy, dyq, later)

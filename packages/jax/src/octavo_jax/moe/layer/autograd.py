@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from octavo_jax.linear.computed_operands import wgrad_x_if_quantized
+from octavo.recipe_base import Gemm
+from octavo_jax.linear.computed_operands import ComputedOperand, wgrad_x_if_quantized
 from octavo_jax.linear.operands import Context, GemmOperand, wgrad_x
 from octavo_jax.mlp import autograd as mlp_autograd
 from octavo_jax.mlp.autograd import Passed, States
@@ -24,6 +25,7 @@ from octavo_jax.moe.layer.forms import keep_rows
 from octavo_jax.moe.layer.kept import Kept, Places, alone, kept_kernel
 from octavo_jax.moe.layer.made_again import MadeAgain
 from octavo_jax.moe.layer.plan import MoePlan
+from octavo_jax.moe.layer.tokens import Tokens, quantize_tokens, reads_tokens
 from octavo_jax.moe.permutation import (
     Saved,
     row_of,
@@ -53,11 +55,18 @@ def _forward(
     plan: MoePlan, a: MoeArrays, places: Places, states: States, context: Context
 ) -> tuple[tuple[Array, States], Passed, Array]:
     """((y, states), what the experts made on the way, their results)."""
-    rows = token_rows(a.x, places.order, places.position)
+    rows, end = token_rows(a.x, *places), jnp.sum(context.group_sizes)
     probs = None if plan.on_output else weights_by_row(a.weights, places.order)
     arrays = mlp_autograd.Arrays(rows, None, None, a.wi, a.wo, a.bi, a.bo, probs)
-    (results, states), passed = mlp_autograd.forward(plan.forward, arrays, states, context)
-    end = jnp.sum(context.group_sizes)
+    x1, mlp = None, plan.forward
+    quantize = mlp.fc1.plan.quantize_x
+    read: tuple[Gemm, ...] = ("fprop", "wgrad") if plan.form == "keep_all" else ("fprop",)
+    if reads_tokens(mlp.fc1, quantize, "x", read):
+        history = mlp_autograd.history_of((states or (None, None))[0], "x")
+        x1 = ComputedOperand(
+            rows, *quantize_tokens(quantize, mlp.fc1, Tokens(a.x, *places, end), "x", context, history)
+        )
+    (results, states), passed = mlp_autograd.forward(mlp, arrays, states, context, x1)
     if plan.on_output:
         y = weighted_sum(results, a.weights, places.position, end, dtype=plan.out_dtype)
     else:
@@ -109,11 +118,13 @@ def _backward(_: MoePlan, kept: Kept, cotangents: tuple[Array, States]) -> tuple
     (order, position), end = kept.places, jnp.sum(kept.context.group_sizes)
     made = MadeAgain(kept)
     saved = Saved(order, position, end, jnp.zeros(0, plan.mlp.fc2.y_dtype), made.results, kept.weights)
+    dy_codes = None
     if plan.on_output:
         drows, dweights = weighted_gradients(saved, dy)
     else:
         drows, dweights = rows_gradient(saved, dy), None
-    gradients, states = mlp_autograd.backward(made.residuals(), (drows, later))
+        dy_codes = made.dy_codes(Tokens(dy.astype(plan.mlp.fc2.y_dtype), order, position, end))
+    gradients, states = mlp_autograd.backward(made.residuals(), (drows, later), dy_codes)
     if dweights is None:
         assert gradients.probs is not None
         dweights = row_of(gradients.probs, position, end)

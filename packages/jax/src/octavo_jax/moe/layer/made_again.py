@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 from jax import Array
 
+from octavo.recipe_base import Gemm
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.computed_operands import ActivationQuantizer, activated_operand, wgrad_x_if_quantized
@@ -14,7 +16,9 @@ from octavo_jax.linear.products import forward_product
 from octavo_jax.mlp.autograd import Residuals, history_of, second_context
 from octavo_jax.moe.layer.forms import kept_rows
 from octavo_jax.moe.layer.kept import Kept, KeptKernel, plane_of
+from octavo_jax.moe.layer.tokens import Tokens, quantize_tokens, reads_tokens
 from octavo_jax.moe.permutation import token_rows, weights_by_row
+from octavo_jax.scaling.delayed_state import ScalingHistory
 
 
 class MadeAgain:
@@ -25,7 +29,9 @@ class MadeAgain:
         self._later = second_context(kept.context)
         self._states = kept.states or (None, None)
         plan, places = kept.plan, kept.places
-        self._rows = None if kept.x is None else token_rows(kept.x, places.order, places.position)
+        self._tokens = None
+        if kept.x is not None:
+            self._tokens = Tokens(kept.x, *places, jnp.sum(self._context.group_sizes))
         self._probs = None if plan.on_output else weights_by_row(kept.weights, places.order)
         self._h = self._fc1_result()
         self.results = self._results() if plan.on_output and kept.results is None else kept.results
@@ -57,10 +63,25 @@ class MadeAgain:
             return kept_rows(kept.h, self._context.group_sizes, fc1.y_dtype, fc1.options.backend)
         if kept.h is not None:
             return kept.h
-        assert self._rows is not None
-        history = history_of(self._states[0], "x")
-        codes, _ = quantize_operand(fc1.plan.quantize_x, fc1, self._rows, "x", self._context, history)
-        return self._product(0, self._rows, codes, kept.wi, kept.bi)
+        rows, codes = self._quantized_x(fc1, "fprop")
+        return self._product(0, rows, codes, kept.wi, kept.bi)
+
+    def _quantized_x(self, fc1: Layer, gemm: Gemm) -> tuple[Array, GroupedTensor | None]:
+        """x by row, and its codes where this GEMM reads them."""
+        assert self._tokens is not None
+        rows = token_rows(*self._tokens[:3])
+        quantize, history = fc1.plan.quantize_x, history_of(self._states[0], "x")
+        if reads_tokens(fc1, quantize, "x", (gemm,)):
+            return rows, quantize_tokens(quantize, fc1, self._tokens, "x", self._context, history)[0]
+        return rows, quantize_operand(quantize, fc1, rows, "x", self._context, history)[0]
+
+    def dy_codes(self, dy: Tokens) -> tuple[GroupedTensor, ScalingHistory | None] | None:
+        """The gradient of the experts' results, quantized from that of the tokens; None where rows are needed."""
+        fc2 = self._kept.plan.mlp.fc2
+        quantize = fc2.plan.quantize_dy
+        if not reads_tokens(fc2, quantize, "dy", ("dgrad", "wgrad")):
+            return None
+        return quantize_tokens(quantize, fc2, dy, "dy", self._later, history_of(self._states[1], "grad"))
 
     def _results(self) -> Array:
         kept, mlp = self._kept, self._kept.again[0]
@@ -86,11 +107,8 @@ class MadeAgain:
         kept = self._kept
         if kept.x1 is not None:
             return self._sized(kept.x1)
-        assert self._rows is not None
         fc1 = kept.again[1].fc1
-        history = history_of(self._states[0], "x")
-        codes, _ = quantize_operand(fc1.plan.quantize_x, fc1, self._rows, "x", self._context, history)
-        return wgrad_x(fc1, self._rows, codes)
+        return wgrad_x(fc1, *self._quantized_x(fc1, "wgrad"))
 
     def _x2(self) -> GemmOperand | None:
         kept, mlp = self._kept, self._kept.again[1]

@@ -1,0 +1,12 @@
+"""int64 for the kernels, in a framework that has none unless it is turned on."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+
+def as_int64(numbers: Array) -> Array:
+    """int32 [2 M] of integers [M]: the words of each as int64, the lower one first."""
+    low = numbers.astype(jnp.int32)
+    return jnp.stack([low, low >> 31], axis=-1).reshape(-1)

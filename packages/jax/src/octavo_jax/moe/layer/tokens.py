@@ -1,0 +1,64 @@
+"""Rows of a router's choices, quantized from the tokens: no program writes or reads the rows themselves."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jax import Array
+
+from octavo.quantizer import Operand
+from octavo.recipe_base import READERS, Gemm
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.dispatch.layer import Layer
+from octavo_jax.linear.operands import Context, named
+from octavo_jax.quantizers.derivatives import undifferentiated
+from octavo_jax.remat.never_recomputed import never_recomputed
+from octavo_jax.scaling.delayed_state import ScalingHistory, record_amax
+from octavo_registry import QuantizePlan
+
+
+class Tokens(NamedTuple):
+    """x [T, C], of whose rows `token_rows` makes [R, C]: `order` [R], `position` [T, k], and the rows that count."""
+
+    x: Array
+    order: Array
+    position: Array
+    end: Array
+
+
+def reads_tokens(layer: Layer, plan: QuantizePlan | None, operand: Operand, read: tuple[Gemm, ...]) -> bool:
+    """Whether `plan` makes the operand's codes from tokens, and of these GEMMs none reads the rows.
+
+    On a mesh shards may be blocks, whose rows are a device's own and are made first.
+    """
+    if plan is None or plan.bound.of_tokens is None or layer.placement is not None:
+        return False
+    return all(layer.plan.recipe.quantizes(gemm) for gemm in READERS[operand] if gemm in read)
+
+
+def quantize_tokens(
+    plan: QuantizePlan | None,
+    layer: Layer,
+    tokens: Tokens,
+    operand: Operand,
+    context: Context,
+    history: ScalingHistory | None,
+) -> tuple[GroupedTensor, ScalingHistory | None]:
+    """As `octavo_jax.linear.operands.quantize_operand` of the tokens' rows, bit for bit."""
+    assert plan is not None  # `reads_tokens` has looked
+    of_tokens = plan.bound.of_tokens
+    assert of_tokens is not None
+    arguments = context.quantizer_arguments(plan, operand, history)
+    q, amax = of_tokens(
+        undifferentiated(tokens.x),
+        context.group_sizes,
+        tokens.order,
+        tokens.position,
+        tokens.position < tokens.end,
+        amax=history is not None,
+        **arguments.keywords(),
+    )
+    if history is None:
+        return named(layer, q, operand), None
+    assert amax is not None  # asked for
+    return named(layer, q, operand), record_amax(history, never_recomputed(amax))
