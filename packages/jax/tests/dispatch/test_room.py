@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import octavo
@@ -175,23 +175,38 @@ def test_no_bit_depends_on_it(gpu: Limiting, rng: np.random.Generator) -> None:
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
+def _mesh(kind: AxisType) -> Mesh:
+    if jax.device_count() < 4:
+        pytest.skip("fewer than four devices: nothing to shard over")
+    return jax.make_mesh((2, 2), ("ep", "fsdp"), (kind, kind), devices=jax.devices()[:4])
+
+
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_gemms_on_a_mesh_run_within_it(kind: AxisType, gpu: Limiting) -> None:
     """What runs on a shard is the limited function: there are the collectives that it leaves room for."""
-    if jax.device_count() < 4:
-        pytest.skip("fewer than four devices: nothing to shard over")
-    sizes = jnp.broadcast_to(jnp.asarray(SIZES), (2, 2, G))
+    mesh, sizes = _mesh(kind), jnp.broadcast_to(jnp.asarray(SIZES), (2, 2, G))
 
     def layer(x: Any, kernel: Any) -> Any:
         axes = MeshAxes(ep="ep", fsdp="fsdp", moves="allow")
         how: dict[str, Any] = {"recipe": RECIPE, "sharding": axes, "backend": BACKENDS}
         return octavo_jax.grouped_dense(x, kernel, sizes, room=Room(gemms=16), **how)
 
-    mesh = jax.make_mesh((2, 2), ("ep", "fsdp"), (kind, kind), devices=jax.devices()[:4])
     lies = NamedSharding(mesh, P("ep", "fsdp"))  # type: ignore[no-untyped-call]
     x, kernel = (jax.device_put(jnp.ones(shape), lies) for shape in ((2, 2, M, K), (2 * G, K, N)))
     with jax.set_mesh(mesh):
         jax.make_jaxpr(partial(_gradients, layer))(x, kernel)
+    assert set(gpu.ran) == WITHIN
+
+
+@pytest.mark.parametrize("way", ["gather", "ragged"])
+def test_experts_over_a_mesh_run_within_it(way: Any, gpu: Limiting) -> None:
+    """Beside the exchange of tokens, whichever way these go."""
+    axes, exchange = MeshAxes(ep="ep", fsdp="fsdp", moves="allow"), moe.Exchange(way=way)
+    how: dict[str, Any] = {"k": 1, "recipe": RECIPE, "sharding": axes, "exchange": exchange, "backend": BACKENDS}
+    with jax.set_mesh(_mesh(AxisType.Auto)):
+        shapes = (4 * M, K), (K, 4), (4, K, 2 * F), (4, F, K)
+        call = partial(moe.moe_mlp, room=Room(gemms=16), **how)
+        jax.make_jaxpr(partial(_gradients, call))(*(jnp.ones(shape) for shape in shapes))
     assert set(gpu.ran) == WITHIN
 
 
