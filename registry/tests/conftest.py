@@ -75,6 +75,7 @@ class FakePlugin:
 class _Fakes:
     Backend = FakeBackend
     Plugin = FakePlugin
+    bound = staticmethod(bound)
 
     @staticmethod
     def row(**fields: Any) -> Capability:

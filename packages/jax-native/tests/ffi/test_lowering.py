@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import octavo_jax
 import octavo_native
 import octavo_registry
 from octavo import QuantizerSpec
+from octavo_jax.dispatch import device
 from octavo_jax.policies import save_quantized
 from octavo_jax_native.ffi.custom_call import workspace_result
 from octavo_registry import Request
@@ -158,6 +160,24 @@ def test_fast_accumulation_is_an_attribute_where_scales_allow_it() -> None:
         found = {line.split("gemm = ")[1][0]: line.split("fast_accumulation = ")[1].split(",")[0] for line in calls}
         # Of a kernel that lies as [G, K, N] the kernels' dgrad (1) makes y.
         assert [found[number] for number in "102"] == expected, recipe.kind
+
+
+@pytest.mark.skipif(not octavo_native.HAS_CUDA, reason="this build of octavo-native serves no CUDA device")
+def test_a_room_is_an_attribute_of_every_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels are told how many multiprocessors are theirs, of a layer as a caller has it."""
+    described = SimpleNamespace(platform="gpu", compute_capability="9.0", core_count=132, client=None)
+    monkeypatch.setattr(device, "_device", lambda x: described)
+    x, kernel = jnp.ones((M, K), jnp.bfloat16), jnp.ones((G, K, 48), jnp.bfloat16)
+    for room, ctas in ((None, 0), (octavo_jax.Room(gemms=16), 116), (octavo_jax.Room(gemms=131), 1)):
+
+        def loss(x: Array, kernel: Array, sizes: Array, room: octavo_jax.Room | None = room) -> Array:
+            how: dict[str, Any] = {"recipe": octavo.MXFP8(), "backend": "jax-native", "room": room}
+            return jnp.sum(jnp.tanh(octavo_jax.grouped_dense(x, kernel, sizes, **how)))
+
+        text = _text(jax.grad(loss, (0, 1)), x, kernel, jnp.zeros(G, jnp.int32))
+        calls = [line for line in text.splitlines() if "custom_call @octavo_gemm(" in line]
+        assert len(calls) == 3
+        assert all(f"ctas = {ctas} : i64" in line for line in calls)
 
 
 @pytest.mark.parametrize("policy", ["plain", "save_quantized"])

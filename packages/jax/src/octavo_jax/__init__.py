@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from octavo_jax import adapters, counting, moe, policies, traffic
     from octavo_jax.arrays.grouped_tensor import GroupedTensor
+    from octavo_jax.dispatch.room import Room
     from octavo_jax.functions.activations import activate
     from octavo_jax.functions.norms import normalize
     from octavo_jax.layer_report import LayerReport, explain
@@ -50,6 +51,7 @@ __all__ = [
     "MoveWarning",
     "Quantizer",
     "QuantizerSet",
+    "Room",
     "RouterLosses",
     "ScalingHistory",
     "Tap",
@@ -112,6 +114,7 @@ _PLACES = (
     "quantizers.stats",
     "observer",
     "linear.ragged",
+    "dispatch.room",
     "sharding.axes",
 )
 

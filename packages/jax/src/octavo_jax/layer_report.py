@@ -17,6 +17,7 @@ from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
+from octavo_jax.dispatch.room import Room
 from octavo_jax.layouts.moves import Move
 from octavo_jax.linear.arguments import as_array, check_operands
 from octavo_jax.linear.expert_rows import ExpertRows
@@ -75,6 +76,7 @@ def explain(
     preferred_element_type: DTypeLike | None = None,
     sharding: MeshAxes | None = None,
     backend: BackendNames = None,
+    room: Room | None = None,
 ) -> LayerReport:
     """What `octavo_jax.grouped_dense` of these arguments would run, forward and backward; nothing is computed.
 
@@ -92,7 +94,7 @@ def explain(
     placement = placement_of(sharding, group_sizes, x, kernel)
     check_operands(x, kernel, weight, None, placement)
     check_shards(placement, recipe, x, kernel, weight)
-    options = LayerOptions.of(recipe, preferred_element_type, backend=backend)
+    options = LayerOptions.of(recipe, preferred_element_type, backend=backend, room=room)
     layer = layer_for(options, x, kernel, weight=weight, placement=placement)
     found = Found.of(called_as("grouped_dense", sharding), placement, weight, x, kernel, group_sizes)
     if placement is None or placement.route == "single":

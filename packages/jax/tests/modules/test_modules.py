@@ -172,12 +172,23 @@ def test_both_flavours_pass_on_what_a_block_keeps(monkeypatch: pytest.MonkeyPatc
     assert seen == [("lean", "remake")] * 2
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_both_flavours_pass_their_room_on(name: str) -> None:
+    """A module that dropped it would take all multiprocessors and say nothing; its function refuses what is no Room."""
+    linen_module, nnx_module, _, arguments, _, _ = CASES[name]
+    x, how = jnp.ones((M, K)), {"room": 16}
+    with pytest.raises(ValueError, match="room is 16; give an octavo_jax"):
+        jax.eval_shape(linen_module(**how).init, jax.random.key(0), x, *arguments)
+    with pytest.raises(ValueError, match="room is 16; give an octavo_jax"):
+        nnx_module(rngs=nnx.Rngs(0), **how)(x, *arguments)
+
+
 @pytest.mark.parametrize("name", [name for name in octavo_nnx.__all__ if name[0].isupper() and name[-5:] != "State"])
 def test_an_nnx_module_shows_all_that_it_takes(name: str) -> None:
     """`help` and documentation tools read the signature, in which nothing hides behind **options."""
     shown = inspect.signature(getattr(octavo_nnx, name)).parameters
     if name not in ("QuantizedModule", "MLPModule"):
-        assert {"recipe", "dtype", "sharding", "backend", "rngs"} <= set(shown)
+        assert {"recipe", "dtype", "sharding", "backend", "room", "rngs"} <= set(shown)
         assert not any(one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in shown.values())
     if name in ("MoE", "GroupedMLP", "LayerNormMLP"):
         assert {"out_features", "activation", "use_bias", "wi_axes"} <= set(shown)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array
 
+from octavo import OctavoError
+
 
 class DeviceKind(NamedTuple):
     """kind: "cpu", "cuda", "rocm" or the platform's name; arch: compute capability of "cuda", else None."""
@@ -16,11 +18,27 @@ class DeviceKind(NamedTuple):
 
 
 def device_of(x: Array) -> DeviceKind:
-    """The device that x is on, or the default device for a traced x."""
+    """The kind of the device that x is on, or of the default device for a traced x."""
+    return device_kind(_device(x))
+
+
+def multiprocessors_of(x: Array) -> int:
+    """Of the same device; OctavoError where JAX does not tell their number."""
+    device = _device(x)
+    count = getattr(device, "core_count", None)
+    if not isinstance(count, int):
+        raise OctavoError(
+            f"room leaves multiprocessors to others and JAX {jax.__version__} does not say how many {device} has: it "
+            "has no core_count; leave room out on this device"
+        )
+    return count
+
+
+def _device(x: Array) -> Any:
     if isinstance(x, jax.core.Tracer):
         default = jax.config.jax_default_device  # type: ignore[attr-defined]
-        return device_kind(jax.devices(default)[0] if isinstance(default, str) else default or jax.devices()[0])
-    return device_kind(next(iter(x.devices())))
+        return jax.devices(default)[0] if isinstance(default, str) else default or jax.devices()[0]
+    return next(iter(x.devices()))
 
 
 def device_kind(device: Any) -> DeviceKind:

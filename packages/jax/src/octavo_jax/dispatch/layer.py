@@ -18,7 +18,8 @@ from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
-from octavo_jax.dispatch.device import DeviceKind, device_of
+from octavo_jax.dispatch.device import DeviceKind, device_of, multiprocessors_of
+from octavo_jax.dispatch.room import Room, check_room, leaving
 from octavo_jax.layouts.moves import Called
 from octavo_jax.memo import Identities, Memo
 from octavo_jax.sharding.placement import Placement
@@ -36,6 +37,7 @@ class LayerOptions(NamedTuple):
     checkpoint_name          of quantized operands; None names nothing
     output_checkpoint_name   of y
     called                   what messages call the layer and its arguments
+    room                     that the GEMMs leave; None: none
     """
 
     recipe: Recipe
@@ -44,6 +46,7 @@ class LayerOptions(NamedTuple):
     output_checkpoint_name: str | None
     backend: str | tuple[str, ...] | None
     called: Called
+    room: Room | None
 
     @classmethod
     def of(
@@ -54,11 +57,12 @@ class LayerOptions(NamedTuple):
         output_checkpoint_name: str | None = None,
         backend: BackendNames = None,
         called: Called = A_LAYER,
+        room: Room | None = None,
     ) -> LayerOptions:
-        """From the arguments of a public function."""
+        """From the arguments of a public function; ValueError for what is no Room."""
         names = checkpoint_name, output_checkpoint_name
         recipe = HIGH_PRECISION if recipe is None else recipe
-        return cls(recipe, preferred_element_type, *names, hashable(backend), called)
+        return cls(recipe, preferred_element_type, *names, hashable(backend), called, check_room(room))
 
 
 class LayerRequest(NamedTuple):
@@ -69,6 +73,7 @@ class LayerRequest(NamedTuple):
     weight               its axes: "kn" for [G, K, N], "nk" for [G, N, K]
     training             whether the GEMMs of the gradients are planned, too
     placement            of blocks and shards; None: rows [M, K] and a kernel on one device
+    multiprocessors      of the device, where the options leave some; else None
     """
 
     options: LayerOptions
@@ -79,6 +84,7 @@ class LayerRequest(NamedTuple):
     device: DeviceKind
     training: bool
     placement: Placement | None
+    multiprocessors: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +169,8 @@ def layer_for(
     placement: Placement | None = None,
 ) -> Layer:
     """The layer for x [M, K] and kernel [G, K, N], or [G, N, K] with weight "nk"; NoBackendError where nothing serves
-    it. dx and dw have the dtypes of x and the kernel.
+    it, OctavoError and ValueError where it cannot leave the options' room. dx and dw have the dtypes of x and the
+    kernel.
 
     x_dtype   of an x that does not exist yet, such as an activation's result: then `x` gives the device alone
     training  False: the forward pass alone is planned, and `Layer.trained` plans the rest where it is differentiated
@@ -172,7 +179,15 @@ def layer_for(
     Equal arguments give the same object as long as the registry chooses the same functions, so nothing is traced twice.
     """
     dtype = jnp.dtype(x.dtype if x_dtype is None else x_dtype)
-    request = LayerRequest(options, dtype, kernel.dtype, kernel.shape, weight, device_of(x), training, placement)
+    device, multiprocessors = device_of(x), None
+    if options.room is not None:
+        if device.kind == "cpu":
+            options = options._replace(room=None)
+        else:
+            multiprocessors = multiprocessors_of(x)
+    request = LayerRequest(
+        options, dtype, kernel.dtype, kernel.shape, weight, device, training, placement, multiprocessors
+    )
     recipe = options.recipe
     key = (id(recipe), options[1:], request[1:])  # the hash of a recipe takes 2 microseconds
     return _known.get(key, lambda: _planned(request), recipe)
@@ -219,5 +234,7 @@ def _planned(asked: LayerRequest) -> Layer:
         product_dtype=product_dtype,
     )
     key = (recipe.fingerprint, options[1:], asked[1:], tuple(part.run for part in plan.plans))
+    if options.room is not None and asked.multiprocessors is not None:
+        plan = leaving(plan, options.room, asked.multiprocessors, f"the {kind} device")
     dtypes = jnp.dtype(out_dtype), jnp.dtype(product_dtype)
     return _layers.of(key, lambda: Layer(plan, asked, *dtypes))

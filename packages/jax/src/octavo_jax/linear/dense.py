@@ -13,6 +13,7 @@ from octavo_jax.arrays.axes import ContractingDims
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions
+from octavo_jax.dispatch.room import Room
 from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.autograd import run_layer
 from octavo_jax.linear.dense_arguments import dense_operands
@@ -36,6 +37,7 @@ def dense(
     preferred_element_type: DTypeLike | None = None,
     sharding: MeshAxes | None = None,
     backend: BackendNames = None,
+    room: Room | None = None,
 ) -> Any:
     """x times one kernel, plus bias: `octavo_jax.grouped_dense` of a single group, with the same bits and names.
 
@@ -54,7 +56,7 @@ def dense(
     """
     recipe, x = as_recipe(recipe), as_array(x)
     names = checkpoint_name, output_checkpoint_name
-    options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called_as("dense", sharding))
+    options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called_as("dense", sharding), room)
     operands = dense_operands("dense", options, x, kernel, bias, state, contracting_dims, sharding)
     context = context_of(recipe, operands.group_sizes, seed, 0)
     of_layer = operands.layer, operands.x, operands.kernel, operands.bias, operands.state

@@ -15,6 +15,7 @@ from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, status
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions, layer_for
+from octavo_jax.dispatch.room import Room
 from octavo_jax.linear.arguments import as_array, check_operands, check_sizes_fit, check_state, context_of
 from octavo_jax.linear.autograd import run_layer
 from octavo_jax.linear.expert_rows import ExpertRows
@@ -43,6 +44,7 @@ def grouped_dense(
     sharding: MeshAxes | None = None,
     return_status: bool = False,
     backend: BackendNames = None,
+    room: Room | None = None,
 ) -> Any:
     """y[r] = x[r] @ kernel[g] + bias[g] for every row r of group g.
 
@@ -66,6 +68,7 @@ def grouped_dense(
     return_status            also return an int32 status word: 0, or 1 (a size was negative) + 2 (sum past M); then a
                              jax.Array is clamped on a CPU, too
     backend                  a name or a closed list of names
+    room                     multiprocessors that the GEMMs leave to what runs beside them; None: they take all
 
     Returns y [*B, M, N], rows past the sum zero and x not read there; then, where asked for, the new state and the
     status word: y, (y, state), (y, status) or (y, state, status).
@@ -109,7 +112,7 @@ def grouped_dense(
         check_unnamed("grouped_dense", x=x, kernel=kernel)
     partial, called = unsummed(placement), called_as("grouped_dense", sharding)
     dtype = jnp.float32 if partial else preferred_element_type
-    options = LayerOptions.of(recipe, dtype, checkpoint_name, output_checkpoint_name, backend, called)
+    options = LayerOptions.of(recipe, dtype, checkpoint_name, output_checkpoint_name, backend, called, room)
     layer = layer_for(options, rows, kernel, weight=weight, training=False, placement=placement)
     if placement is not None:
         arrays = rows, kernel, on_first(bias, partial), sizes, state

@@ -18,6 +18,7 @@ from octavo_jax.arrays.axes import ContractingDims
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions
+from octavo_jax.dispatch.room import Room
 from octavo_jax.functions.norms import check_norm
 from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.dense_arguments import dense_operands
@@ -48,6 +49,7 @@ def layernorm_dense(
     return_normalized: bool = False,
     sharding: MeshAxes | None = None,
     backend: BackendNames = None,
+    room: Room | None = None,
 ) -> Any:
     """y = normalize(x) @ kernel + bias: `octavo_jax.dense` of `octavo_jax.normalize`, its quantizer fused.
 
@@ -70,7 +72,7 @@ def layernorm_dense(
             f"tp={roles.tp!r} has tp_dim='K' and the normalization is over K, which that would cut; give tp_dim='N'"
         )
     names, called = (checkpoint_name, output_checkpoint_name), called_as("layernorm_dense", sharding)
-    options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called)
+    options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called, room)
     operands = dense_operands("layernorm_dense", options, x, kernel, bias, state, contracting_dims, sharding)
     axes, placement = operands.axes, operands.placement
     if axes.k != x.shape[-1]:

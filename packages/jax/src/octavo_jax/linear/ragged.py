@@ -16,6 +16,7 @@ from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import HIGH_PRECISION
+from octavo_jax.dispatch.room import Room
 from octavo_jax.linear.grouped import grouped_dense
 
 
@@ -52,6 +53,7 @@ def ragged_dot(
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
     output_checkpoint_name: str | None = None,
     backend: BackendNames = None,
+    room: Room | None = None,
 ) -> Array:
     """`jax.lax.ragged_dot(lhs, rhs, group_sizes, ...)` computed by a recipe: lhs [M, K], rhs [G, K, N] to [M, N].
 
@@ -86,5 +88,6 @@ def ragged_dot(
         checkpoint_name=checkpoint_name,
         output_checkpoint_name=output_checkpoint_name,
         backend=backend,
+        room=room,
     )
     return y

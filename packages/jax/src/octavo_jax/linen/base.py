@@ -15,6 +15,7 @@ from octavo import DelayedScaling
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.room import Room
 from octavo_jax.modules.initializers import Initializer, zeros_init
 from octavo_jax.modules.states import State, fresh_state, update_states
 from octavo_jax.sharding.axes import MeshAxes
@@ -41,6 +42,7 @@ class QuantizedModule(nn.Module, kw_only=True):
     sharding                       which mesh axes play which part, an `octavo_jax.MeshAxes`; None: one device.
                                    Logical axes and the rules must place the parameters where it says
     backend                        a name or a closed list of names
+    room                           multiprocessors that the GEMMs leave to what runs beside them; None: they take all
     """
 
     recipe: RecipeLike = None
@@ -49,6 +51,7 @@ class QuantizedModule(nn.Module, kw_only=True):
     quantization_checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
     sharding: MeshAxes | None = None
     backend: BackendNames = None
+    room: Room | None = None
 
     @nn.nowrap
     def _parameter(self, name: str, init: Initializer, shape: tuple[int, ...], axes: Axes) -> Array:
@@ -69,7 +72,7 @@ class QuantizedModule(nn.Module, kw_only=True):
     def _run(
         self, call: Callable[..., Any], seed: int | Array | None, *, groups: int = 1, layers: int = 1
     ) -> tuple[Any, ...]:
-        """Results of `call` with seed, state, name, sharding and backend, less the state, which comes last."""
+        """Results of `call` with seed, state, name, sharding, backend and room, less the state, which comes last."""
         recipe = as_recipe(self.recipe)
         if seed is None and recipe is not None and recipe.stochastic:
             seed = jax.random.bits(self.make_rng(RNG), (2,), jnp.uint32)
@@ -83,6 +86,7 @@ class QuantizedModule(nn.Module, kw_only=True):
             checkpoint_name=self.quantization_checkpoint_name,
             sharding=self.sharding,
             backend=self.backend,
+            room=self.room,
         )
         results: tuple[Any, ...] = result if isinstance(result, tuple) else (result,)
         if state is None:

@@ -26,7 +26,7 @@ class DenseGeneral(QuantizedModule):
     axis                      axes of x that are contracted; the kernel's first axes, in x's order
     kernel_axes, bias_axes    logical axes of the parameters; empty: none
     output_checkpoint_name    of y; None: no name
-    recipe, dtype, param_dtype, quantization_checkpoint_name, sharding, backend
+    recipe, dtype, param_dtype, quantization_checkpoint_name, sharding, backend, room
                               see `octavo_jax.linen.base.QuantizedModule`
     """
 
@@ -71,7 +71,7 @@ class LayerNormDenseGeneral(QuantizedModule):
     return_normalized         also return the normalized x
     kernel_axes, bias_axes    logical axes of the parameters; empty: none
     output_checkpoint_name    of y; None: no name
-    recipe, dtype, param_dtype, quantization_checkpoint_name, sharding, backend
+    recipe, dtype, param_dtype, quantization_checkpoint_name, sharding, backend, room
                               see `octavo_jax.linen.base.QuantizedModule`
     """
 

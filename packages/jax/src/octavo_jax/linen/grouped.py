@@ -22,7 +22,7 @@ class GroupedDense(QuantizedModule):
     num_groups, features      G and N; K comes from x
     kernel_axes, bias_axes    logical axes of the parameters; empty: none
     output_checkpoint_name    of y; None: no name
-    recipe, dtype, param_dtype, quantization_checkpoint_name, sharding, backend
+    recipe, dtype, param_dtype, quantization_checkpoint_name, sharding, backend, room
                               see `octavo_jax.linen.base.QuantizedModule`
     """
 

@@ -12,6 +12,7 @@ from octavo import Recipe
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions
+from octavo_jax.dispatch.room import Room
 from octavo_jax.linear.arguments import check_sizes_fit, context_of
 from octavo_jax.linear.operands import Context
 from octavo_jax.mlp.arguments import check_mlp_operands, check_states, mlp_placements, placed_mlp
@@ -38,6 +39,7 @@ class MlpOptions(NamedTuple):
     preferred_element_type: DTypeLike | None
     sharding: MeshAxes | None
     backend: BackendNames
+    room: Room | None
 
 
 class MlpCall(NamedTuple):
@@ -78,7 +80,7 @@ def resolved(a: Arrays, group_sizes: GroupSizes, options: MlpOptions, rows: int 
     partial = unsummed(placements[1])
     dtype = jnp.float32 if partial else options.preferred_element_type
     called = called_as("grouped_mlp", sharding)
-    of_layers = LayerOptions.of(recipe, dtype, options.checkpoint_name, None, options.backend, called)
+    of_layers = LayerOptions.of(recipe, dtype, options.checkpoint_name, None, options.backend, called, options.room)
     mlp = mlp_for(of_layers, options.output_checkpoint_names, a.x, wi, wo, options.activation, None, placements)
     a, state, sizes = placed_mlp(placements, a._replace(bo=on_first(a.bo, partial)), options.state, sizes)
     context = context_of(recipe, sizes, options.seed, options.group_offset)

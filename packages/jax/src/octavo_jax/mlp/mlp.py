@@ -28,6 +28,7 @@ from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions
+from octavo_jax.dispatch.room import Room
 from octavo_jax.functions.activations import check_activation, check_probs
 from octavo_jax.functions.norms import check_norm
 from octavo_jax.linear.arguments import as_array, context_of
@@ -69,6 +70,7 @@ def grouped_mlp(
     preferred_element_type: DTypeLike | None = None,
     sharding: MeshAxes | None = None,
     backend: BackendNames = None,
+    room: Room | None = None,
 ) -> Any:
     """y[r] = (act(x[r] @ wi[g] + bi[g]) * probs[r]) @ wo[g] + bo[g] for every row r of group g.
 
@@ -88,6 +90,7 @@ def grouped_mlp(
     sharding                  which mesh axes play which part, as in `grouped_dense`; tp cuts wi's C and wo's F, fsdp
                               wi's K and wo's N unless its fsdp_dim says which
     backend                   a name or a closed list of names
+    room                      multiprocessors that the GEMMs leave to what runs beside them; None: they take all
 
     Blocks of rows, [*B, M, K] with sizes [*B, G], and shards are `grouped_dense`'s; probs are [*B, M] then. Where tp is
     manual, a gated activation's wi is locally the gate of the shard's own features, then their partner.
@@ -119,6 +122,7 @@ def grouped_mlp(
         preferred_element_type,
         sharding,
         backend,
+        room,
     )
     call = resolved(Arrays(x, None, None, wi, wo, bi, bo, probs), group_sizes, options)
     y, new_state = in_reverse("grouped_mlp", octavo_mlp, call.mlp, call.arrays, call.states, call.context)
@@ -147,6 +151,7 @@ def layernorm_mlp(
     preferred_element_type: DTypeLike | None = None,
     sharding: MeshAxes | None = None,
     backend: BackendNames = None,
+    room: Room | None = None,
 ) -> Any:
     """y = act(normalize(x) @ wi + bi) @ wo + bo, the normalization fused with the first quantizer.
 
@@ -176,7 +181,8 @@ def layernorm_mlp(
         check_shards(placement, recipe, rows, kernel, "kn")
     partial = unsummed(placements[1])
     dtype = jnp.float32 if partial else preferred_element_type
-    options = LayerOptions.of(recipe, dtype, checkpoint_name, None, backend, called_as("layernorm_mlp", sharding))
+    called = called_as("layernorm_mlp", sharding)
+    options = LayerOptions.of(recipe, dtype, checkpoint_name, None, backend, called, room)
     mlp = mlp_for(options, output_checkpoint_names, rows, *kernels, name, spec, placements)
     biases = as_row(placements[0], bi), on_first(as_row(placements[1], bo), partial)
     arrays = Arrays(rows, gamma, beta, *kernels, *biases, None)

@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.room import Room
 from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes
@@ -44,6 +45,7 @@ def moe_mlp(
     form: Form = "standard",
     weight_codes: WeightCodes = "keep",
     backend: BackendNames = None,
+    room: Room | None = None,
 ) -> Any:
     """A Mixture-of-Experts block: each token through its k most probable experts, weighted and summed.
 
@@ -89,6 +91,7 @@ def moe_mlp(
         output_checkpoint_names=output_checkpoint_names,
         out_dtype=preferred_element_type or x.dtype,
         backend=backend if backend is None or isinstance(backend, str) else tuple(backend),
+        room=room,
         sharding=sharding,
         exchange=exchange,
         form=check_form(form),

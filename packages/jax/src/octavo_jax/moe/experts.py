@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.room import Room
 from octavo_jax.functions.activations import check_activation
 from octavo_jax.mlp.autograd import Arrays
 from octavo_jax.mlp.call import MlpOptions, resolved
@@ -49,6 +50,7 @@ def routed_mlp(
     form: Form = "standard",
     weight_codes: WeightCodes = "keep",
     backend: BackendNames = None,
+    room: Room | None = None,
 ) -> Any:
     """x [T, K] through the experts that `routing` names: permute, `octavo_jax.grouped_mlp`, combine.
 
@@ -78,6 +80,7 @@ def routed_mlp(
         None,
         sharding,
         backend,
+        room,
     )
     out_dtype = jnp.dtype(preferred_element_type or x.dtype)
     if composes(sharding, x, wo):

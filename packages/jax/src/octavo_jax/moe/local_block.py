@@ -10,6 +10,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from octavo import Recipe
+from octavo_jax.dispatch.room import Room
 from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.arrangement import arranged, counts
 from octavo_jax.moe.exchange import Exchange
@@ -57,6 +58,7 @@ class Body:
     output_checkpoint_names: OutputNames
     out_dtype: DTypeLike
     backend: str | tuple[str, ...] | None
+    room: Room | None
     sharding: MeshAxes | None
     exchange: Exchange
     form: Form
@@ -89,6 +91,7 @@ class Body:
             "checkpoint_name": self.checkpoint_name,
             "output_checkpoint_names": self.output_checkpoint_names,
             "backend": self.backend,
+            "room": self.room,
             "sharding": self.sharding,
             "form": self.form,
             "weight_codes": self.weight_codes,

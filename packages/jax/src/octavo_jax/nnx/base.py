@@ -16,6 +16,7 @@ from octavo import DelayedScaling
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.room import Room
 from octavo_jax.modules.initializers import Initializer
 from octavo_jax.modules.states import State, fresh_state, next_seed, update_states
 from octavo_jax.nnx.whole_signature import all_parameters
@@ -44,6 +45,7 @@ class Common(TypedDict, total=False):
     sharding                       which mesh axes play which part, an `octavo_jax.MeshAxes`; None: one device.
                                    Their axes must place the parameters where it says
     backend                        a name or a closed list of names
+    room                           multiprocessors that the GEMMs leave to what runs beside them; None: they take all
     rngs                           streams "params" and, for a stochastic recipe, "quantization" (or the default one)
     """
 
@@ -53,6 +55,7 @@ class Common(TypedDict, total=False):
     quantization_checkpoint_name: str | None
     sharding: MeshAxes | None
     backend: BackendNames
+    room: Room | None
     rngs: Required[nnx.Rngs]
 
 
@@ -73,6 +76,7 @@ class QuantizedModule(nnx.Module):
         quantization_checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
         sharding: MeshAxes | None = None,
         backend: BackendNames = None,
+        room: Room | None = None,
         rngs: nnx.Rngs | None = None,
         **unknown: object,
     ) -> None:
@@ -93,6 +97,7 @@ class QuantizedModule(nnx.Module):
         self.quantization_checkpoint_name = quantization_checkpoint_name
         self.sharding = sharding
         self.backend = backend
+        self.room = room
 
     def _parameter(self, rngs: nnx.Rngs, init: Initializer, shape: tuple[int, ...], axes: Axes = ()) -> nnx.Param[Any]:
         """A fresh parameter; with `axes`, one that Flax partitions by them."""
@@ -107,7 +112,7 @@ class QuantizedModule(nnx.Module):
         return nnx.data(self._parameter(rngs, init, shape, axes) if present else None)
 
     def _run(self, call: Callable[..., Any], seed: int | Array | None) -> tuple[Any, ...]:
-        """Results of `call` with seed, state, name, sharding and backend, less the state, which comes last."""
+        """Results of `call` with seed, state, name, sharding, backend and room, less the state, which comes last."""
         if seed is None and self.base_seed is not None and self.calls is not None:
             seed = next_seed(self.base_seed[...], self.calls[...])
             self.calls[...] = self.calls[...] + 1
@@ -119,6 +124,7 @@ class QuantizedModule(nnx.Module):
             checkpoint_name=self.quantization_checkpoint_name,
             sharding=self.sharding,
             backend=self.backend,
+            room=self.room,
         )
         results: tuple[Any, ...] = result if isinstance(result, tuple) else (result,)
         return results if state is None else results[:-1]

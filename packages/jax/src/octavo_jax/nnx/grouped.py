@@ -21,7 +21,8 @@ class GroupedLinear(QuantizedModule):
 
     kernel_axes, bias_axes    logical axes of the parameters; empty: none
     output_checkpoint_name    of y; None: no name
-    recipe, dtype, param_dtype, quantization_checkpoint_name, sharding, backend, rngs   see `octavo_jax.nnx.base.Common`
+    recipe, dtype, param_dtype, quantization_checkpoint_name, sharding, backend, room, rngs
+                              see `octavo_jax.nnx.base.Common`
     """
 
     def __init__(

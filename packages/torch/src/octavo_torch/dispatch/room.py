@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from octavo import OctavoError
+from octavo_registry.dispatch import limits
 from octavo_registry.dispatch.layer_plan import GemmPlan
 from octavo_torch.arrays.checks import brief
 
@@ -52,17 +52,6 @@ def check_room(room: object, of_mlp: bool = True) -> None:
 
 
 def within(plan: GemmPlan, device: torch.device, left: int) -> Callable[..., Any]:
-    """The plan's function on all multiprocessors of the device but `left`.
-
-    Raises ValueError where the device has no more than those, OctavoError where the backend cannot leave any.
-    """
+    """The plan's function on all multiprocessors of the device but `left`; OctavoError and ValueError as `limits`."""
     have = torch.cuda.get_device_properties(device).multi_processor_count
-    if left >= have:
-        raise ValueError(f"room leaves {left} multiprocessors to others and {device} has {have}; leave fewer")
-    if plan.bound.limited is None:
-        raise OctavoError(
-            f"room leaves {left} multiprocessors to others and {plan.backend} has no limit for its {plan.request.op}; "
-            "leave room out, or choose a backend that has one, such as torch-native"
-        )
-    limited: Callable[..., Any] = plan.bound.limited(have - left)
-    return limited
+    return limits.within(plan, left, have, str(device))

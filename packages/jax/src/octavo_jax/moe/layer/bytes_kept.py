@@ -116,7 +116,7 @@ def bytes_kept(
         if isinstance(recipe, DelayedScaling):
             states = init_delayed(recipe, experts), init_delayed(recipe, experts)
         seed = None if recipe is None or not recipe.stochastic else jnp.zeros(2, jnp.uint32)
-        options = MlpOptions(name, recipe, seed, states, 0, None, (None, None), None, None, backend)
+        options = MlpOptions(name, recipe, seed, states, 0, None, (None, None), None, None, backend, None)
         wi = jnp.zeros((experts, width, hidden * (2 if name in GATED else 1)), dtype)
         wo = jnp.zeros((experts, hidden, shape.out_features or width), dtype)
         given = Arrays(jnp.zeros((tokens, width), dtype), None, None, wi, wo, None, None, None)
