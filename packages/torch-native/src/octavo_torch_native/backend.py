@@ -157,8 +157,8 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     dtype, fast, cuda = request.out_dtype, spec.fast_accumulation, request.device == "cuda"
     if request.op == "fprop":
         fprop = Fprop(dtype, weight=weight, fast_accumulation=fast)
-        whole, limited = whole_layer if weight == "nk" else None, fprop.limited if cuda else None
-        return BoundFprop(fprop, layouts=layouts, prepare=index_groups, whole_layer=whole, limited=limited)
+        limited = fprop.limited if cuda else None
+        return BoundFprop(fprop, layouts=layouts, prepare=index_groups, whole_layer=whole_layer, limited=limited)
     if request.op == "dgrad":
         dgrad = Dgrad(dtype, weight=weight, fast_accumulation=fast)
         return BoundDgrad(dgrad, layouts=layouts, prepare=index_groups, limited=dgrad.limited if cuda else None)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -29,10 +29,25 @@ from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.dispatch.room import within
 from octavo_torch.dispatch.rounded import is_composed
-from octavo_torch.dispatch.turned_weight import quantizing_turned, reading_turned, writing_turned
+from octavo_torch.dispatch.turned_weight import (
+    GemmFunction,
+    QuantizerFunction,
+    quantizing_turned,
+    reading_turned,
+    writing_turned,
+)
 from octavo_torch.memo import Bounded
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
+
+
+class WeightPlanes(NamedTuple):
+    """The fields of a weight's codes that each of its GEMMs reads."""
+
+    fprop: tuple[str, ...]
+    dgrad: tuple[str, ...]
+
+
 PLANES_OF: Mapping[Direction, tuple[str, ...]] = {"rowwise": PLANES[:3], "columnwise": PLANES[3:]}
 """The fields of a GroupedTensor that belong to each plane: codes, scales, second level."""
 
@@ -59,7 +74,7 @@ class Layer:
     whole       the two passes as one call each, where one backend serves the whole layer and offers them
     weight      how w lies in memory; `w_order` how the plans take it. Everything here is given w as [G, N, K]; codes of
                 it are of matrices in the plans' order
-    w_planes    the fields of w's codes that fprop reads, and those that dgrad reads
+    w_planes    which fields of w's codes are read by whom
     """
 
     __slots__ = (
@@ -144,7 +159,7 @@ class Layer:
         self.row_dtype = DTYPES[request.out_dtype]
         self.w_order: Weight = plan.fprop.request.weight
         directions = dict(zip(readers("w", self.w_order), PLANES_OF.values(), strict=True))
-        self.w_planes = directions["fprop"], directions["dgrad"]
+        self.w_planes = WeightPlanes(directions["fprop"], directions["dgrad"])
         self.fprop: FpropFunction = self._reading(plan.fprop.run)
         self.dgrad: DgradFunction | None = self._reading(plan.dgrad.run) if need_dx and plan.dgrad else None
         self.wgrad: WgradFunction | None = self._writing(plan.wgrad.run) if need_dw and plan.wgrad else None
@@ -179,14 +194,14 @@ class Layer:
         plan = self.quantizers.get(operand)
         return None if plan is None else self.quantizing(operand, plan.run)
 
-    def quantizing(self, operand: Operand, run: Callable[..., Any]) -> Callable[..., Any]:
+    def quantizing(self, operand: Operand, run: QuantizerFunction) -> QuantizerFunction:
         """`run`, a function of this operand's quantizer, as one of w [G, N, K] where it takes matrices [G, K, N]."""
         return quantizing_turned(run) if operand == "w" and self.w_order == "kn" else run
 
-    def _reading(self, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _reading(self, run: GemmFunction) -> GemmFunction:
         return reading_turned(run) if self.w_order == "kn" else run
 
-    def _writing(self, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _writing(self, run: GemmFunction) -> GemmFunction:
         return writing_turned(run) if self.w_order == "kn" else run
 
     def _as_it_lies(self, of_fprop: bool, of_dgrad: bool) -> tuple[bool, bool]:
@@ -204,6 +219,8 @@ class Layer:
         return plan is not None and plan.bound.of_tokens is not None
 
     def _whole(self) -> WholeLayer[Tensor, DelayedScales[Tensor]] | None:
+        if self.w_order == "kn":
+            return None  # they take contiguous weights [G, N, K]
         fprop, dgrad, wgrad = self.plan.fprop, self.plan.dgrad, self.plan.wgrad
         gemms: dict[Gemm, GemmPlan | None] = {
             "fprop": fprop,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import TypeVar, cast
 
 from torch import Tensor
 
@@ -16,40 +16,40 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes
 
 Operand = Tensor | GroupedTensor
+GemmFunction = TypeVar("GemmFunction", bound=Callable[..., Tensor])
+QuantizerFunction = TypeVar("QuantizerFunction", bound=Callable[..., object])
 
 
-def reading_turned(run: Callable[..., Any]) -> Callable[..., Any]:
+def reading_turned(run: GemmFunction) -> GemmFunction:
     """`run`, fprop or dgrad of a weight [G, K, N], of one [G, N, K]; codes are those of the matrices in memory."""
 
     @wraps(run)
-    def turned(rows: Operand, w: Operand, sizes: Sizes, /, **how: Any) -> Tensor:
-        y: Tensor = run(rows, w.mT if isinstance(w, Tensor) else w, sizes, **how)
-        return y
+    def turned(rows: Operand, w: Operand, sizes: Sizes, /, **how: object) -> Tensor:
+        return run(rows, w.mT if isinstance(w, Tensor) else w, sizes, **how)
 
-    return turned
+    return cast(GemmFunction, turned)
 
 
-def writing_turned(run: Callable[..., Any]) -> Callable[..., Any]:
+def writing_turned(run: GemmFunction) -> GemmFunction:
     """`run`, wgrad to [G, K, N], to [G, N, K]: a view of what it returns, or the caller's `out`."""
 
     @wraps(run)
     def turned(
         x: Operand, dy: Operand, sizes: Sizes, /, *, out: Tensor | None = None, accumulate: bool = False
     ) -> Tensor:
-        if out is not None:
-            run(x, dy, sizes, out=out.mT, accumulate=accumulate)
-            return out
-        dw: Tensor = run(x, dy, sizes)
-        return dw.mT
+        if out is None:
+            return run(x, dy, sizes).mT
+        run(x, dy, sizes, out=out.mT, accumulate=accumulate)
+        return out
 
-    return turned
+    return cast(GemmFunction, turned)
 
 
-def quantizing_turned(run: Callable[..., Any]) -> Callable[..., Any]:
+def quantizing_turned(run: QuantizerFunction) -> QuantizerFunction:
     """`run`, a quantizer of matrices [G, K, N] in any of its forms, of a weight [G, N, K]."""
 
     @wraps(run)
-    def turned(w: Tensor, sizes: None = None, /, **how: Any) -> Any:
+    def turned(w: Tensor, sizes: None = None, /, **how: object) -> object:
         return run(w.mT, sizes, **how)
 
-    return turned
+    return cast(QuantizerFunction, turned)

@@ -196,7 +196,7 @@ class GroupedLinearFunction(FirstOrderFunction):
         if layer.need_dw:
             ctx.x = Saved(rows if layer.quantized_wgrad else x, tensors)
         if layer.need_dx:
-            ctx.w = Saved(matrices if layer.quantized_dgrad else weight, tensors, planes=layer.w_planes[1])
+            ctx.w = Saved(matrices if layer.quantized_dgrad else weight, tensors, planes=layer.w_planes.dgrad)
         ctx.save_for_backward(*tensors)
         ctx.call = call
         ctx.dtypes = dtypes_of(x, weight, bias, bias_scales, anchor)

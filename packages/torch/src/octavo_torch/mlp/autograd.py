@@ -78,11 +78,11 @@ class GroupedMLPFunction(FirstOrderFunction):
         if fc1.need_dw:
             ctx.x = Saved(result.x if fc1.quantized_wgrad else x, tensors, own_x)
         if fc1.need_dx:
-            ctx.w1 = Saved(result.w1 if fc1.quantized_dgrad else w1, tensors, own_w1, fc1.w_planes[1])
+            ctx.w1 = Saved(result.w1 if fc1.quantized_dgrad else w1, tensors, own_w1, fc1.w_planes.dgrad)
         if fc2.need_dw and fc2.quantized_wgrad:
             ctx.a = Saved(result.a, tensors, own=True)
         if fc2.need_dx:
-            ctx.w2 = Saved(result.w2 if fc2.quantized_dgrad else w2, tensors, own_w2, fc2.w_planes[1])
+            ctx.w2 = Saved(result.w2 if fc2.quantized_dgrad else w2, tensors, own_w2, fc2.w_planes.dgrad)
         ctx.save_for_backward(*tensors)
         ctx.call, ctx.freed = call, False
         ctx.dtypes = dtypes_of(*operands, anchor)

@@ -167,8 +167,8 @@ class _Operands:
     def weights(self, plan: MoePlan, form: Form) -> dict[str, int]:
         """The weights' codes as backward reads them."""
         fc1, fc2 = plan.forward.fc1, plan.forward.fc2
-        first, second = (layer.w_planes[1] if layer.quantized_dgrad else () for layer in (fc1, fc2))
-        again = fc1.w_planes[0] if form == "recompute" and fc1.quantized_fprop else ()
+        first, second = (layer.w_planes.dgrad if layer.quantized_dgrad else () for layer in (fc1, fc2))
+        again = fc1.w_planes.fprop if form == "recompute" and fc1.quantized_fprop else ()
         codes = self._planes("w1", fc1, "w", self._w1, (*again, *first))
         return codes | self._planes("w2", fc2, "w", self._w2, second)
 
