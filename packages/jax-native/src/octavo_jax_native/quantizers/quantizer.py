@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -19,56 +20,47 @@ from octavo_jax_native.quantizers.kernel import QuantizeKernel
 from octavo_registry.contract import BoundQuantize
 
 
-def bind_quantize(spec: QuantizerSpec, layouts: tuple[str, str]) -> BoundQuantize[Array, GroupedTensor]:
+class Rounding(TypedDict, total=False):
+    """How codes are rounded: keywords of octavo_registry.contract.quantize.Quantize."""
+
+    seed: int | Array | None
+    operand: Operand | None
+    group_offset: int | Array
+    scale: Array | None
+
+
+class RowsOfTokens(NamedTuple):
+    """The choice of each row [M], and how many a token has."""
+
+    order: Array
+    each: int
+
+
+class Quantizer:
     """What quantizes by `spec` into these (rowwise, columnwise) layouts."""
-    kernel = QuantizeKernel(spec, layouts)
-    tensor_spec = lru_cache(maxsize=512)(kernel.tensor_spec)
 
-    def octavo_quantize(
-        operands: dict[str, Array], group_sizes: Array | None, operand: Operand, extras: tuple[str, ...], each: int
-    ) -> tuple[dict[str, Array], ...]:
-        x = operands["x"]
-        if group_sizes is None and 0 in x.shape[:2]:
-            # Stacked matrices without rows: to the kernels a third axis of 0 would mean ragged rows.
-            raise ValueError(f"x has shape {list(x.shape)}; stacked matrices have one or more of one or more rows")
-        groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
-        more = {name: array((groups,), jnp.float32) for name in extras}
-        if each:
-            operands = {**operands, "order": as_int64(operands["order"])}
-        return kernel.results(operands, group_sizes, operand, x.shape[-1], more, each)
+    def __init__(self, spec: QuantizerSpec, layouts: tuple[str, str]) -> None:
+        self._spec, self._kernel = spec, QuantizeKernel(spec, layouts)
+        self._tensor_spec = lru_cache(maxsize=512)(self._kernel.tensor_spec)
 
-    octavo_quantize.__name__ = octavo_quantize.__qualname__ = targets.QUANTIZE[spec.scaling]
-    compiled = jax.jit(octavo_quantize, static_argnames=("operand", "extras", "each"))
+        def octavo_quantize(
+            operands: dict[str, Array], group_sizes: Array | None, operand: Operand, extras: tuple[str, ...], each: int
+        ) -> tuple[dict[str, Array], ...]:
+            x = operands["x"]
+            if group_sizes is None and 0 in x.shape[:2]:
+                # Stacked matrices without rows: to the kernels a third axis of 0 would mean ragged rows.
+                raise ValueError(f"x has shape {list(x.shape)}; stacked matrices have one or more of one or more rows")
+            groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
+            more = {name: array((groups,), jnp.float32) for name in extras}
+            if each:
+                operands = {**operands, "order": as_int64(operands["order"])}
+            return self._kernel.results(operands, group_sizes, operand, x.shape[-1], more, each)
 
-    def quantize(
-        x: Array,
-        group_sizes: Array | None,
-        seed: int | Array | None,
-        operand: Operand | None,
-        group_offset: int | Array,
-        scale: Array | None,
-        extras: tuple[str, ...],
-        order: Array | None = None,
-        each: int = 0,
-    ) -> tuple[GroupedTensor, dict[str, Array]]:
-        check_input(x, "x", (2,) if group_sizes is not None else (2, 3))
-        if group_sizes is None and x.ndim == 2:
-            group_sizes = one_group(x.shape[0])
-        if group_sizes is not None:
-            check_sizes(group_sizes)
-        groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
-        operands = {
-            "x": x,
-            **options.random_operands(spec, seed, group_offset),
-            **options.scale_operand(spec, scale, groups),
-        }
-        shape = x.shape
-        if order is not None:
-            operands["order"], shape = order, (order.shape[0], x.shape[1])
-        results = compiled(operands, group_sizes, operand=operand or spec.role, extras=extras, each=each)
-        return tensor_of(tensor_spec(shape, groups), group_sizes, results), results[0]
+        octavo_quantize.__name__ = octavo_quantize.__qualname__ = targets.QUANTIZE[spec.scaling]
+        self._compiled = jax.jit(octavo_quantize, static_argnames=("operand", "extras", "each"))
 
-    def run(
+    def __call__(
+        self,
         x: Array,
         group_sizes: Array | None = None,
         *,
@@ -78,10 +70,13 @@ def bind_quantize(spec: QuantizerSpec, layouts: tuple[str, str]) -> BoundQuantiz
         scale: Array | None = None,
         out: None = None,
     ) -> GroupedTensor:
+        """x in the planes of the spec."""
         check_out(out)
-        return quantize(x, group_sizes, seed, operand, group_offset, scale, ())[0]
+        how: Rounding = {"seed": seed, "operand": operand, "group_offset": group_offset, "scale": scale}
+        return self._quantized(x, group_sizes, how, ())[0]
 
     def with_amax(
+        self,
         x: Array,
         group_sizes: Array | None = None,
         *,
@@ -90,10 +85,13 @@ def bind_quantize(spec: QuantizerSpec, layouts: tuple[str, str]) -> BoundQuantiz
         group_offset: int | Array = 0,
         scale: Array | None = None,
     ) -> tuple[GroupedTensor, Array]:
-        tensor, results = quantize(x, group_sizes, seed, operand, group_offset, scale, ("amax",))
+        """The same in one launch with x's amax by group, fp32 [G]."""
+        how: Rounding = {"seed": seed, "operand": operand, "group_offset": group_offset, "scale": scale}
+        tensor, results = self._quantized(x, group_sizes, how, ("amax",))
         return tensor, results["amax"]
 
     def of_tokens(
+        self,
         x: Array,
         group_sizes: Array,
         order: Array,
@@ -101,14 +99,43 @@ def bind_quantize(spec: QuantizerSpec, layouts: tuple[str, str]) -> BoundQuantiz
         routed: Array,
         *,
         amax: bool = False,
-        seed: int | Array | None = None,
-        operand: Operand | None = None,
-        group_offset: int | Array = 0,
-        scale: Array | None = None,
+        **rounding: Unpack[Rounding],
     ) -> tuple[GroupedTensor, Array | None]:
-        extras = ("amax",) if amax else ()
-        each = position.shape[1]
-        tensor, results = quantize(x, group_sizes, seed, operand, group_offset, scale, extras, order, each)
+        """The rows that a router's choices make of tokens x, quantized where the tokens stand."""
+        rows = RowsOfTokens(order, position.shape[1])
+        tensor, results = self._quantized(x, group_sizes, rounding, ("amax",) if amax else (), rows)
         return tensor, results["amax"] if amax else None
 
-    return BoundQuantize(run, with_amax=with_amax, of_tokens=of_tokens)
+    def _quantized(
+        self,
+        x: Array,
+        group_sizes: Array | None,
+        rounding: Rounding,
+        extras: tuple[str, ...],
+        rows: RowsOfTokens | None = None,
+    ) -> tuple[GroupedTensor, dict[str, Array]]:
+        """The codes, and the results of the first call by name."""
+        spec, shape, each = self._spec, x.shape, 0
+        check_input(x, "x", (2,) if group_sizes is not None else (2, 3))
+        if group_sizes is None and x.ndim == 2:
+            group_sizes = one_group(x.shape[0])
+        if group_sizes is not None:
+            check_sizes(group_sizes)
+        groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
+        operands = {
+            "x": x,
+            **options.random_operands(spec, rounding.get("seed"), rounding.get("group_offset", 0)),
+            **options.scale_operand(spec, rounding.get("scale"), groups),
+        }
+        if rows is not None:
+            operands["order"], each = rows
+            shape = (rows.order.shape[0], x.shape[1])
+        operand = rounding.get("operand") or spec.role
+        results = self._compiled(operands, group_sizes, operand=operand, extras=extras, each=each)
+        return tensor_of(self._tensor_spec(shape, groups), group_sizes, results), results[0]
+
+
+def bind_quantize(spec: QuantizerSpec, layouts: tuple[str, str]) -> BoundQuantize[Array, GroupedTensor]:
+    """The answer to a request for a quantizer."""
+    quantizer = Quantizer(spec, layouts)
+    return BoundQuantize(quantizer, with_amax=quantizer.with_amax, of_tokens=quantizer.of_tokens)
