@@ -94,31 +94,38 @@ def test_a_layer_has_the_bits_and_copies_nothing(name: str, device: str, rng: np
 @pytest.mark.parametrize("name", ["bf16", "fp8-current", "fp8-block", "mxfp8", "nvfp4"])
 @pytest.mark.parametrize("interleave", [None, 1, 8])
 def test_experts_have_the_bits(name: str, interleave: int | None, device: str, rng: np.random.Generator) -> None:
-    """grouped_mlp and moe_mlp in each form, each weight in either order, gates in turns as gpt-oss has them."""
+    """grouped_mlp, and moe_mlp in its default form and in another one that each run draws: both weights turned, and one
+    of them; gates in turns as gpt-oss has them."""
     chosen = RECIPES[name]
     shapes = {"x": (T, K), "w1": (G, 2 * F, K), "w2": (G, N, F), "bias1": (G, 2 * F), "bias2": (G, N)}
     given = drawn(device, **shapes)
-    choices = torch.from_numpy(rng.choice([0, 2, 3, -1], (T, 3))).to(device)
+    both = {**given, **{name: turned(given[name]) for name in ("w1", "w2")}}
+    one = str(rng.choice(["w1", "w2"]))
+    orders = both, {**given, one: both[one]}
     how: dict[str, Any] = {"recipe": chosen, "seed": 7, "backend": NATIVE, "interleave": interleave}
     how["activation"] = "clamped_swiglu"
-    weights = torch.rand(T, 3, device=device)
-    orders = [{**given, **{name: turned(given[name]) for name in names}} for names in (("w1",), ("w2",), ("w1", "w2"))]
     sizes = torch.tensor([30, 0, 41, 10], device=device)
-    expected = results(lambda given: grouped_mlp(group_sizes=sizes, **given, **how), given)
+
+    def mlp(given: dict[str, Tensor]) -> Tensor:
+        return grouped_mlp(group_sizes=sizes, **given, **how)
+
+    expected = results(mlp, given)
     for other in orders:
-        assert_equal(results(lambda given: grouped_mlp(group_sizes=sizes, **given, **how), other), expected, name)
-    for form, codes in (("standard", "keep"), ("keep_all", "remake"), ("lean", "remake"), ("recompute", "keep")):
-        forms = {"form": form, "weight_codes": codes, **how}
+        assert_equal(results(mlp, other), expected, one)
+    choices = torch.from_numpy(rng.choice([0, 2, 3, -1], (T, 3))).to(device)
+    weights = torch.rand(T, 3, device=device)
+    other_form = [("keep_all", "remake"), ("lean", "remake"), ("recompute", "keep")][int(rng.integers(3))]
+    for form, codes in (("standard", "keep"), other_form):
 
-        def run(given: dict[str, Tensor], forms: dict[str, Any] = forms) -> Tensor:
-            return moe_mlp(choices=choices, weights=weights, **given, **forms)
+        def moe(given: dict[str, Tensor], form: Any = form, codes: Any = codes) -> Tensor:
+            return moe_mlp(choices=choices, weights=weights, form=form, weight_codes=codes, **given, **how)
 
-        expected = results(run, given)
+        expected = results(moe, given)
         for other in orders:
-            made = results(run, other)
-            assert_equal(made, expected, (form, codes))
-            assert all(value.mT.is_contiguous() for value, at in zip(made[2:4], ("w1", "w2"), strict=True)
-                       if not other[at].is_contiguous())  # fmt: skip
+            made = results(moe, other)
+            assert_equal(made, expected, (form, codes, one))
+            for dw, name in zip(made[2:4], ("w1", "w2"), strict=True):
+                assert dw.stride() == other[name].stride()
 
 
 @pytest.mark.parametrize("device", DEVICES)
