@@ -14,6 +14,7 @@ import pytest
 import octavo
 import octavo_jax
 from octavo_jax import moe
+from octavo_jax.moe.layer import autograd, made_again, tokens
 from octavo_jax.moe.layer.forms import FORMS
 
 pytestmark = pytest.mark.filterwarnings("ignore:a layer with delayed scaling")  # its scales are given and stay
@@ -111,3 +112,47 @@ def test_no_program_has_the_rows(on: str, rng: np.random.Generator) -> None:
     assert made_by_xla(_layer, K, form="recompute") == 0
     assert made_by_xla(_in_parts, K) > 0, "the text has them where there are any"
     assert (made_by_xla(_layer, N) == 0) is (on == "activation")
+
+
+@pytest.mark.parametrize("name", ["delayed", "block", "nvfp4"])
+def test_a_device_of_a_mesh_reads_its_tokens(
+    name: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts over four devices, tokens gathered: every bit of y, gradients and histories is that of rows, random bits
+    and recorded maxima included."""
+    recipe, (given, _) = RECIPES[name], _given(rng)
+    given["router"] = jnp.asarray(rng.standard_normal((K, G)), jnp.float32)
+    given = {**given, "x": given["x"][:44]}
+    del given["weights"]
+    state: Any = (octavo_jax.init_delayed(recipe, G),) * 2 if isinstance(recipe, octavo.DelayedScaling) else None
+    dy = jnp.asarray(rng.standard_normal((44, N)), jnp.bfloat16)
+    how: dict[str, Any] = {"recipe": recipe, "seed": 7, "k": C, "weights_on": "activation", "backend": "jax-native"}
+    roles = octavo_jax.MeshAxes(ep="ep")
+
+    def block(given: Given, state: Any) -> Any:
+        y, _, *later = moe.moe_mlp(**given, state=state, sharding=roles, exchange=moe.Exchange("gather"), **how)
+        return (y, *later) if later else y
+
+    def on_mesh() -> list[Any]:
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("ep",), axis_types=(jax.sharding.AxisType.Auto,))
+        with jax.set_mesh(mesh):
+            return _results(block, given, state, dy)
+
+    asked: list[bool] = []
+
+    def never(*_: Any) -> bool:
+        asked.append(True)
+        return False
+
+    read: list[str] = []
+    real = tokens.quantize_own_rows
+    monkeypatch.setattr(tokens, "quantize_own_rows", lambda *a: read.append(a[-1].operand) or real(*a))
+    made = on_mesh()
+    assert {"x", "dy"} == set(read)
+    for module in (autograd, made_again):
+        monkeypatch.setattr(module, "reads_tokens", never)
+    jax.clear_caches()
+    wanted = on_mesh()
+    assert asked
+    same = [np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(made, wanted, strict=True)]
+    assert all(same), same

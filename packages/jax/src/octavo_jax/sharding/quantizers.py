@@ -23,7 +23,7 @@ from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.scaling.delayed_state import amax_of
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
 from octavo_jax.sharding import planes, specs
-from octavo_jax.sharding.blocks import Blocks, join_experts
+from octavo_jax.sharding.blocks import Block, Blocks, join_experts
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.route import run
 from octavo_registry import QuantizePlan, Weight
@@ -113,6 +113,42 @@ def quantize_rows(
         (specs.quantized_rows(placement, form, column), per_group),
     )
     return replace(planes.shared(result[0]), group_sizes=group_sizes), result[1]
+
+
+def owns_rows(placement: Placement, column: Letter) -> bool:
+    """Whether each device has whole rows of its own, in no blocks, where it makes them itself."""
+    return placement.route == "manual" and not (placement.free or placement.blocks or placement.cuts(column))
+
+
+def quantize_own_rows(
+    placement: Placement,
+    plan: QuantizePlan,
+    tokens: tuple[Array, ...],
+    group_sizes: Array,
+    arguments: QuantizerArguments,
+) -> Quantized:
+    """As `quantize_rows` of the rows [M, C] that a device's choices make of its tokens, where `owns_rows` is True.
+
+    tokens   [T, C], and what `BoundQuantize.of_tokens` takes of the choices
+    """
+    seed, operand, group_offset, scale = arguments
+    of_tokens = plan.bound.of_tokens
+    assert of_tokens is not None  # the caller has asked
+    if plan.request.quantizer.stochastic:
+        blocks = Blocks.of(placement, group_sizes)
+        group_offset = blocks.first_group(group_offset, Block(0, 0), group_sizes.shape[-1])
+    x, *choices = tokens
+    q, amax = of_tokens(
+        x,
+        group_sizes,
+        *choices,
+        amax=scale is not None,
+        seed=seed,
+        operand=operand,
+        group_offset=group_offset,
+        scale=scale,
+    )
+    return q, None if amax is None else recorded([_amaxes(amax, WHOLE)], placement.data)
 
 
 def quantize_kernel(

@@ -14,6 +14,7 @@ from octavo_jax.linear.operands import Context, named
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, record_amax
+from octavo_jax.sharding.quantizers import owns_rows, quantize_own_rows
 from octavo_registry import QuantizePlan
 
 
@@ -29,9 +30,11 @@ class Tokens(NamedTuple):
 def reads_tokens(layer: Layer, plan: QuantizePlan | None, operand: Operand, read: tuple[Gemm, ...]) -> bool:
     """Whether `plan` makes the operand's codes from tokens, and of these GEMMs none reads the rows.
 
-    On a mesh shards may be blocks, whose rows are a device's own and are made first.
+    On a mesh the rows have to be a device's own, as inside the caller's shard_map.
     """
-    if plan is None or plan.bound.of_tokens is None or layer.placement is not None:
+    if plan is None or plan.bound.of_tokens is None:
+        return False
+    if layer.placement is not None and not owns_rows(layer.placement, "i" if operand == "x" else "o"):
         return False
     return all(layer.plan.recipe.quantizes(gemm) for gemm in READERS[operand] if gemm in read)
 
@@ -49,15 +52,12 @@ def quantize_tokens(
     of_tokens = plan.bound.of_tokens
     assert of_tokens is not None
     arguments = context.quantizer_arguments(plan, operand, history)
-    q, amax = of_tokens(
-        undifferentiated(tokens.x),
-        context.group_sizes,
-        tokens.order,
-        tokens.position,
-        tokens.position < tokens.end,
-        amax=history is not None,
-        **arguments.keywords(),
-    )
+    given = undifferentiated(tokens.x), tokens.order, tokens.position, tokens.position < tokens.end
+    if layer.placement is None:
+        x, *choices = given
+        q, amax = of_tokens(x, context.group_sizes, *choices, amax=history is not None, **arguments.keywords())
+    else:
+        q, amax = quantize_own_rows(layer.placement, plan, given, context.group_sizes, arguments)
     if history is None:
         return named(layer, q, operand), None
     assert amax is not None  # asked for
