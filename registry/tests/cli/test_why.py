@@ -189,15 +189,17 @@ def test_why_needs_no_shape(run: Any) -> None:
 
 
 def test_why_says_which_codes_are_made_of_tokens(run: Any, use: Any, fakes: Any) -> None:
-    """x of fc1 and dy of fc2, where the backend has `of_tokens` and no product in high precision reads the rows."""
+    """x of fc1 and dy of fc2, where the backend has `of_tokens` and no product in high precision reads the rows. In JAX
+    the choices' weights may multiply dy before."""
 
     class OfTokens(fakes.Backend):  # type: ignore[misc, name-defined]
         def bind(self, request: Any) -> Any:
             bound = super().bind(request)
             return replace(bound, of_tokens=print) if request.op == "quantize" else bound
 
-    row = fakes.row(recipes={"mxfp8", "row", "high_precision"})
-    use(fakes.registry(fakes.plugin("a", OfTokens(), rows=[row])))
+    of_rows = {"recipes": {"mxfp8", "row", "high_precision"}}
+    in_jax = fakes.row(**of_rows, framework="jax", weights={"nk", "kn"})
+    use(fakes.registry(fakes.plugin("a", OfTokens(), rows=[fakes.row(**of_rows), in_jax])))
     for recipe, op, expected in (
         ("mxfp8", "moe", ["fc1 quantize x", "fc2 quantize dy"]),
         ("mxfp8", "mlp", []),
@@ -205,6 +207,10 @@ def test_why_says_which_codes_are_made_of_tokens(run: Any, use: Any, fakes: Any)
     ):
         parts = run("why", op, "--recipe", recipe, *WHY[4:], "--json").json["parts"]
         assert [part["operation"] for part in parts if "from tokens" in part["how"]] == expected
+    for framework, unless in (("torch", False), ("jax", True)):
+        parts = run("why", "moe", "--recipe", "mxfp8", *WHY[4:], "--framework", framework, "--json").json["parts"]
+        (how,) = (part["how"] for part in parts if part["operation"] == "fc2 quantize dy")
+        assert ("unless the choices' weights multiply it" in how) is unless
 
 
 @pytest.mark.parametrize("op", ["mlp", "moe"])

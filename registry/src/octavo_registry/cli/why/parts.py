@@ -22,6 +22,8 @@ from octavo_registry.dispatch.layer_requests import activation_request, common_f
 _BEFORE, _AFTER = ("route", "permute_rows"), ("combine_rows", "dot_rows")
 _BACKWARD = "dot_rows"
 _TOKENS = "from tokens, whose rows are not written"
+_WEIGHS_RESULTS = frozenset({"jax"})
+"""The front ends whose MoE layers may weigh the experts' results, and do unless they are told otherwise."""
 _FUSES_UNQUANTIZED = "torch"
 """The front end that asks for a fused activation where no GEMM reads codes, too."""
 
@@ -46,8 +48,13 @@ def compose_parts(question: Question, backend: Sequence[str] | None) -> list[Par
     parts += _layer("fc2", plans["fc2"])
     if question.op != MOE:
         return parts
-    of_tokens = frozenset(_of_tokens(plans))
-    parts = [replace(part, how=f"{part.how}; {_TOKENS}") if part.operation in of_tokens else part for part in parts]
+    of_tokens = {name: _TOKENS for name in _of_tokens(plans)}
+    if question.layer.framework in _WEIGHS_RESULTS and "fc2 quantize dy" in of_tokens:
+        of_tokens["fc2 quantize dy"] += ", unless the choices' weights multiply it on the way"
+    parts = [
+        replace(part, how=f"{part.how}; {of_tokens[part.operation]}") if part.operation in of_tokens else part
+        for part in parts
+    ]
     before = [_move(op, question, backend) for op in _BEFORE]
     after = [_move(op, question, backend) for op in _AFTER if question.layer.training or op != _BACKWARD]
     return [*before, *parts, *after]
