@@ -48,7 +48,7 @@ def compose_parts(question: Question, backend: Sequence[str] | None) -> list[Par
     parts += _layer("fc2", plans["fc2"])
     if question.op != MOE:
         return parts
-    of_tokens = {name: _TOKENS for name in _of_tokens(plans)}
+    of_tokens = dict.fromkeys(_of_tokens(plans), _TOKENS)
     if question.layer.framework in _WEIGHS_RESULTS and "fc2 quantize dy" in of_tokens:
         of_tokens["fc2 quantize dy"] += ", unless the choices' weights multiply it on the way"
     parts = [
