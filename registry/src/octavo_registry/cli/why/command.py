@@ -132,14 +132,14 @@ def why(
         typer.Option(
             help="A recipe's name or file.",
             autocompletion=complete_recipe,
-            show_default="none for routers and moves of rows, which have no recipe; none for adamw_step: no codes",
+            show_default="none, for operations that have no recipe; required for the others",
         ),
     ] = None,
     shape: Annotated[
         str | None,
         typer.Option(
             metavar="G,K,N,M",
-            help="Groups, in-features, out-features, rows; of mlp and moe G,K,F,M.",
+            help="Groups, in-features, out-features, rows; for mlp and moe G,K,F,M with F hidden features.",
             show_default="any shape",
         ),
     ] = None,
@@ -148,37 +148,38 @@ def why(
     arch: Annotated[str | None, typer.Option(help="Compute capability, such as 9.0; the device's by default.")] = None,
     hypothetical: Annotated[
         str | None,
-        typer.Option(metavar="CHIP", help="Ask for a chip that is not here, such as h100: cards and shape rules only."),
+        typer.Option(metavar="CHIP", help="Ask about a chip that is not here, such as h100."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     operand: Annotated[str, typer.Option(help="The operand to quantize: x, w or dy.")] = "x",
-    activation: Annotated[str, typer.Option(help="Of act_quantize, dact_quantize, mlp and moe.")] = "swiglu",
-    norm: Annotated[str, typer.Option(help="Of norm_quantize: rms or layer.")] = "rms",
+    activation: Annotated[str, typer.Option(help="For act_quantize, dact_quantize, mlp and moe.")] = "swiglu",
+    norm: Annotated[str, typer.Option(help="For norm_quantize: rms or layer.")] = "rms",
     weight: Annotated[
-        str | None, typer.Option(help="How w lies in memory: nk as [G, N, K], kn as [G, K, N]; the front end's way.")
+        str | None, typer.Option(help="How w is stored: nk as [G, N, K], torch's default; kn as [G, K, N], JAX's.")
     ] = None,
-    sizes: Annotated[str, typer.Option(help="Where group sizes live: host or device.")] = "device",
-    graph: Annotated[bool, typer.Option("--graph", help="Only plans that a CUDA graph may capture.")] = False,
+    sizes: Annotated[str, typer.Option(help="Where group sizes are: host or device.")] = "device",
+    graph: Annotated[bool, typer.Option("--graph", help="Only plans that a CUDA graph may hold.")] = False,
     inference: Annotated[bool, typer.Option("--inference", help="Forward only: no gradients.")] = False,
     backend: Annotated[
-        list[str] | None, typer.Option(help="Ask with this closed preference; repeat, or separate by commas.")
+        list[str] | None, typer.Option(help="Admit only these backends, best first; repeat, or use commas.")
     ] = None,
-    kernels: Annotated[bool, typer.Option("--kernels", help="Also the kernels or tiles of each GEMM.")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="Also list the kernels or tiles of each GEMM.")] = False,
     traceback: Annotated[
-        bool, typer.Option("--traceback", help="Also the tracebacks of what failed in plugins, on stderr.")
+        bool, typer.Option("--traceback", help="Also print tracebacks of what failed in plugins, on stderr.")
     ] = False,
     rows: Annotated[int | None, typer.Option(help="M for --kernels.", show_default="M of --shape")] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="Of moe: also what it exchanges where its experts are on so many ranks.")
+        int | None, typer.Option(help="For moe: also what is exchanged with experts on this many ranks.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Every backend's verdict on an operation, with the reason, and the nearest change that makes a better one serve.
+    """Which backend serves an operation, why the others do not, and what would let a better one serve.
 
-    For a GEMM and `layer` it also shows which backends the whole layer would be composed of, for `mlp` and `moe` the
-    whole expert MLP or MoE layer with what is fused in it; on CUDA who serves eager calls and who those that a CUDA
-    graph captures, with `--graph` and without. With `--kernels` it shows what the backend chooses from for each GEMM,
-    with the time that its model expects. Exits with 1 where nothing serves the operation.
+    For a GEMM and for `layer` it also shows which backends the whole layer is composed of; for `mlp` and `moe` it shows
+    the whole expert MLP or MoE layer, with what is fused in it. On CUDA it says who serves eager calls and who serves
+    calls that a CUDA graph captures. With `--kernels` it lists the kernels that the backend chooses from for each GEMM,
+    with the time that its model predicts. `--hypothetical` is answered from the cards and shape rules of backends, and
+    looks at no device. The exit code is 1 if nothing serves the operation.
     """
     one_of("OP", op, OPERATIONS)
     m, k, n, groups = (None, None, None, None) if shape is None else parse_shape(shape)
