@@ -303,7 +303,7 @@ def adapters(session: nox.Session) -> None:
     install(session, "octavo", *fronts, extra=(*groups, "pytest-xdist", *ADAPTED))
     session.install("--no-deps", *ADAPTED_ALONE)
     files = (str(path) for path in sorted(ROOT.glob("packages/*/tests/adapters/test_*.py")))
-    run_pytest(session, *files, "tests/test_transformers_example.py", *session.posargs, in_a_hurry=True)
+    run_pytest(session, *files, "tests/documents/test_transformers_example.py", *session.posargs, in_a_hurry=True)
 
 
 @nox.session

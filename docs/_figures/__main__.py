@@ -1,4 +1,4 @@
-"""Draw the figures of the docs anew: `python docs/_figures`. tests/test_figures.py compares them with the tree."""
+"""Draw the figures of the docs anew: `python docs/_figures`. `tests/documents` compares them with the tree."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ import octavo_native as native
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
-import cpu_calls  # noqa: E402  torch is there
+import expected_planes  # noqa: E402  torch is there
+import guarded  # noqa: E402
 from device_gemms import UNWRITTEN, Chain, Prepared  # noqa: E402
 from gemm_problems import (  # noqa: E402
     GEMMS,
@@ -103,7 +104,8 @@ def check(prepared: Prepared) -> None:
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of the operands' arrays that no layout defines are NaN codes and NaN scales."""
-    monkeypatch.setattr(cpu_calls, "POISON", UNWRITTEN)
+    for module in (expected_planes, guarded):
+        monkeypatch.setattr(module, "POISON", UNWRITTEN)
 
 
 @pytest.fixture(autouse=True)

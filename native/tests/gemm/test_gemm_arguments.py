@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_calls import aligned
+from guarded import aligned
 
 import octavo_native as native
 from octavo_native import gemms

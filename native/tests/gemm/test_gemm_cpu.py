@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_calls import DTYPE, POISON, Guarded, make_plan, put
+from cpu_calls import DTYPE, make_plan
 from gemm_problems import (
     GEMMS,
     SIZES,
@@ -24,6 +24,7 @@ from gemm_problems import (
     random_values,
     unquantized_cases,
 )
+from guarded import POISON, Guarded, put
 
 import octavo_native as native
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_calls import Array, aligned
+from guarded import Array, aligned
 from quantize_call import run_quantizer
 
 import octavo_native as native

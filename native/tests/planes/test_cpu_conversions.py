@@ -9,22 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_calls import (
-    DTYPE,
-    NATIVE,
-    POISON,
-    Arrays,
-    Guarded,
-    Operand,
-    expected,
-    flat_rows,
-    new_plane,
-    pack_pairs,
-    panels_of,
-    put,
-    quantizer,
-)
+from cpu_calls import DTYPE, NATIVE, Arrays, Operand, new_plane, quantizer
 from cpu_operands import SPECS, random_operand
+from expected_planes import expected, flat_rows, pack_pairs, panels_of
+from guarded import POISON, Guarded, put
 
 import octavo_native as native
 from octavo import QuantizerSpec

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_calls import aligned
+from guarded import aligned
 from quantize_call import run_quantizer
 
 import octavo_native as native

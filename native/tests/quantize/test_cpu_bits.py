@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_calls import DTYPE, NATIVE, Operand, differences, run
+from cpu_calls import DTYPE, NATIVE, Operand, run
 from cpu_operands import SPECS, random_operand, random_values
+from expected_planes import differences
 
 from octavo import QuantizerSpec
 from octavo_native.layouts import PLAIN

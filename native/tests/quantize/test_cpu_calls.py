@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_calls import NATIVE, Operand, differences, prepare, put, quantizer, run
+from cpu_calls import NATIVE, Operand, prepare, quantizer, run
 from cpu_operands import SPECS, random_values
+from expected_planes import differences
+from guarded import put
 
 import octavo_native as native
 from octavo import QuantizerSpec

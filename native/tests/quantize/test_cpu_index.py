@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_calls import DTYPE, NATIVE, Guarded, Operand, Prepared, prepare, put
+from cpu_calls import DTYPE, NATIVE, Operand, Prepared, prepare
 from cpu_operands import SPECS, random_values
+from guarded import Guarded, put
 
 from octavo import QuantizerSpec
 from octavo_native.layouts import PLAIN

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_calls import DTYPE, NATIVE, POISON, Operand, run
+from cpu_calls import DTYPE, NATIVE, Operand, run
 from cpu_operands import SPECS, random_values
+from guarded import POISON
 
 from octavo_native.layouts import PLAIN
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_calls import Guarded, Operand, quantizer, run
+from cpu_calls import Operand, quantizer, run
 from cpu_operands import KERNEL_CASES
+from guarded import Guarded
 
 import octavo_native as native
 from octavo_native.layouts import PLAIN

@@ -6,8 +6,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from cpu_calls import DTYPE, NATIVE, Operand, differences, prepare, run
+from cpu_calls import DTYPE, NATIVE, Operand, prepare, run
 from cpu_operands import random_operand
+from expected_planes import differences
 
 import octavo_native as native
 from octavo import MXFP4Weights, QuantizerSpec

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from cpu_calls import POISON, make_plan, put
+from cpu_calls import make_plan
+from guarded import POISON, put
 
 import octavo_native as native
 

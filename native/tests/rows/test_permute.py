@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_calls import DTYPE, POISON, Array, Guarded, put
+from cpu_calls import DTYPE
+from guarded import POISON, Array, Guarded, put
 
 import octavo_native as native
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from cpu_calls import DTYPE, NATIVE, Operand, expected
+from cpu_calls import DTYPE, NATIVE, Operand
+from expected_planes import expected
 
 from octavo import HighPrecision, QuantizerSpec, Recipe
 from octavo_native import Gemm

@@ -1,3 +1,3 @@
-"""`octavo bench`: how long the kernels take, beside what the memory allows and what torch makes of the recipe."""
+"""`octavo bench`: how long kernels and layers take, compared with the memory's speed and with other libraries."""
 
 __version__ = "0.2.0"

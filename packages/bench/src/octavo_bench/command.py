@@ -37,4 +37,4 @@ for benchmark in BENCHMARKS:
 
 @app.callback()
 def bench() -> None:
-    """Time Octavo's kernels beside the hardware's limits and beside the frameworks' own."""
+    """Time kernels and layers against the hardware and other libraries."""

@@ -1,3 +1,3 @@
-"""The commands of Octavo that need several packages: `octavo train` and `octavo new`."""
+"""The commands of Octavo that need several packages: `octavo train`, `inspect`, `compare`, `advise` and `new`."""
 
 __version__ = "0.2.0"

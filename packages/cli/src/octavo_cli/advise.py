@@ -30,12 +30,12 @@ def advise(
     ] = None,
     per_host: Annotated[int, typer.Option(help="With --ranks: GPUs of a host, which share its links.")] = 8,
     choices: Annotated[int, typer.Option(help="With --ranks: experts of each token.")] = 8,
-    skew: Annotated[float, typer.Option(help="With --ranks: rows of the busiest rank, of an even share.")] = 1.25,
-    layers: Annotated[int, typer.Option(help="With --ranks: MoE layers of a rank, whose experts take memory.")] = 1,
-    micro_batches: Annotated[int, typer.Option(help="With --ranks: of one optimizer step.")] = 8,
-    network: Annotated[float, typer.Option(help="With --ranks: GB/s of one rank to other hosts.")] = 44.0,
+    skew: Annotated[float, typer.Option(help="With --ranks: rows of the busiest rank, in even shares.")] = 1.25,
+    layers: Annotated[int, typer.Option(help="With --ranks: MoE layers whose experts share a GPU's memory.")] = 1,
+    micro_batches: Annotated[int, typer.Option(help="With --ranks: micro-batches of one optimizer step.")] = 8,
+    network: Annotated[float, typer.Option(help="With --ranks: GB/s from one rank to other hosts.")] = 44.0,
     min_sqnr: Annotated[float, typer.Option(help="Decibels that the weights of a recipe must keep.")] = 25.0,
-    chip: Annotated[str, typer.Option(help="h100 or h200: whose time is expected.")] = "h200",
+    chip: Annotated[str, typer.Option(help="Chip to predict times for: h100 or h200.")] = "h200",
     results: Annotated[
         list[Path] | None, typer.Option(help="Results of octavo bench gemm with measured times.", show_default=False)
     ] = None,

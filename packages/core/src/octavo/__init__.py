@@ -1,4 +1,7 @@
-"""Octavo's schemas: recipes, quantizer specs and grouped tensor specs.
+"""Recipes for low-precision grouped linear layers, and the specs of quantizers and grouped tensors.
+
+A recipe, such as `octavo.BlockScaling()` or `octavo.recipe("mxfp8")`, says how each of a layer's three products is
+computed. The layers that take it are in `octavo_torch` and `octavo_jax`.
 
 Values only: this package reads no environment and imports neither numpy, torch, jax nor pluggy.
 """

@@ -1,4 +1,8 @@
-"""The executable definition of Octavo's recipes, in numpy and ml_dtypes."""
+"""The executable definition of Octavo's recipes, in numpy and ml_dtypes.
+
+`quantize` and `dequantize` define every code and scale; `grouped_matmul`, `grouped_dgrad` and `grouped_wgrad` are the
+products in float64, and `error_bound` says how far a backend may be from them. `tensor_stats` counts what is lost.
+"""
 
 from octavo.router import RouterRule
 from octavo_numerics.arrays import PLANES, QuantizedArray

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NAME = "torch-native"
 
-# [G, N, K] and [G, K, N], both as they lie: see octavo_registry.contract.orientation
+# [G, N, K] and [G, K, N], both as they lie: see octavo_registry.contract.weights
 _WEIGHTS: frozenset[Weight] = frozenset({"nk", "kn"})
 _LAYOUTS = frozenset(layout for known in LAYOUTS_OF_DIRECTION.values() for layout in known)
 

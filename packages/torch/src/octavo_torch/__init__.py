@@ -1,5 +1,11 @@
 """Octavo for PyTorch: low-precision grouped linear layers, their autograd, and the reference backend.
 
+Modules     `GroupedLinear`, `GroupedMLP` and `MoE`; `Sequential` and `Activation`
+Functions   `grouped_linear`, `grouped_mlp`, `moe_mlp`: the same from tensors; `grouped_mm` is torch's with a recipe
+Tokens      `permute` and `unpermute` sort them by expert and back; `choose_experts` is a router
+Training    `update_scales` after each step with DelayedScaling; `quantize_weight` once for all microbatches; `AdamW`
+Questions   `layer.explain(x, group_sizes)`: which backend runs what; `observe`: what quantization loses
+
 Importing this package imports no torch: a registry that only reads the backend's card (`octavo_torch.plugin`) pays
 nothing for it. The first use of a public name does.
 """

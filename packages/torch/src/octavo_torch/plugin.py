@@ -44,7 +44,7 @@ CARD = BackendCard(
     api_level=5,
     priority=-100,
     needs=("torch>=2.11",),
-    summary="Every recipe in plain torch operations: exact, slow, runs anywhere torch runs.",
+    summary="Every recipe in plain torch operations: exact and slow, on any CPU and any NVIDIA GPU.",
     capabilities=(
         # on a CPU sizes are in host memory whatever a request calls them, and the GEMMs loop over their values
         *_rows("cpu", frozenset({"host", "device"}), graph_safe=False),

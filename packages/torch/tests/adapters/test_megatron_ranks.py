@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from megatron_work import config_of, ends, like_megatrons, otherwise, refusals, trains
+from rank_work.megatron import config_of, ends, like_megatrons, otherwise, refusals, trains
 from ranks import WORLD, Ranks
 
 import octavo

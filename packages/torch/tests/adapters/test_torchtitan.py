@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import titan_work
 import torch
+from rank_work import titan as titan_work
 from torch import Tensor
 
 import octavo

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from rank_work.titan import ends, otherwise, trains, trains_sharded
 from ranks import WORLD, Ranks
-from titan_work import ends, otherwise, trains, trains_sharded
 
 pytestmark = [
     pytest.mark.skipif(

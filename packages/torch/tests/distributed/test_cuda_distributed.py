@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from data_parallel_work import delayed_gradients, scales
-from distributed_work import columns_and_shards, expert_parallel, scales_with_an_empty_rank
-from fsdp_work import (
+from rank_work.data_parallel import delayed_gradients, scales
+from rank_work.distributed import columns_and_shards, expert_parallel, scales_with_an_empty_rank
+from rank_work.fsdp import (
     accumulate_with_an_empty_rank,
     codes_of_a_step,
     poison,

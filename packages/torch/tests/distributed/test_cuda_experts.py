@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from cuda_experts_work import equal_to_one_gpu, explained, replays, waits_in_vain
+from rank_work.cuda_experts import equal_to_one_gpu, explained, replays, waits_in_vain
 from ranks import Ranks
 
 RECIPES = ["bf16", "fp8-block", "mxfp8", "fp8-current", "fp8-row", "nvfp4"]

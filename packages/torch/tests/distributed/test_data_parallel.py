@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data_parallel_work import coded_steps, delayed_gradients, refusals, scales
+from rank_work.data_parallel import coded_steps, delayed_gradients, refusals, scales
 from ranks import Ranks
 
 

@@ -9,7 +9,7 @@ import pytest
 import ranks as pool
 import torch
 import torch.distributed as dist
-from distributed_work import (
+from rank_work.distributed import (
     column_and_row,
     columns_and_shards,
     expert_parallel,
@@ -20,7 +20,7 @@ from distributed_work import (
     scales_with_an_empty_rank,
     states,
 )
-from fsdp_work import data, layer_of
+from rank_work.fsdp import data, layer_of
 from ranks import WORLD, Ranks
 
 from octavo import MXFP8, PRESETS, BlockScaling

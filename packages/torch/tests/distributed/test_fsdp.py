@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fsdp_work import (
+from rank_work.fsdp import (
     RECIPES,
     K,
     M,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 
 import pytest
+from rank_work.sharded_experts import adapted, sharded
 from ranks import WORLD, Ranks
-from sharded_experts_work import adapted, sharded
 
 from octavo_torch import Exchange
 

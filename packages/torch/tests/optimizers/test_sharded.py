@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from adamw_work import fsdp_steps, resharded, sharded_steps
+from rank_work.adamw import fsdp_steps, resharded, sharded_steps
 from ranks import Ranks
 
 

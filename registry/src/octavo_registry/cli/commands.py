@@ -23,7 +23,7 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "doctor": ("octavo_registry.cli.doctor:doctor", "What is installed, what of it works, and a self-test."),
         "why": (
             "octavo_registry.cli.why.command:why",
-            "Every backend's verdict on an operation, and the layer it makes.",
+            "Which backend serves an operation or a layer, and why the others do not.",
         ),
         "recipes": ("octavo_registry.cli.recipes:app", "List, show and compare recipes."),
     }
@@ -37,7 +37,7 @@ OWN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "compare": ("octavo", "Compare two runs of train, or two results of bench."),
         "advise": ("octavo", "Which recipe suits a layer: SQNR, bytes and expected time."),
         "train": ("octavo", "Train a small mixture-of-experts model in several recipes and compare them."),
-        "bench": ("octavo-bench", "Time the kernels against the memory's speed and the framework's own."),
+        "bench": ("octavo-bench", "Time kernels and layers against the hardware and other libraries."),
         "new": ("octavo", "Start a backend package of your own from the tested template."),
     }
 )

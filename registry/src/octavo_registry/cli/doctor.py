@@ -186,7 +186,7 @@ def examine() -> Report:
 
 def doctor(
     traceback: Annotated[
-        bool, typer.Option("--traceback", help="Also the tracebacks of what failed in plugins, on stderr.")
+        bool, typer.Option("--traceback", help="Also print tracebacks of what failed in plugins, on stderr.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -85,7 +85,6 @@ from octavo_registry.contract.optimizers import (
     AnyBoundOptimizer,
     BoundAdamWStep,
 )
-from octavo_registry.contract.orientation import GemmForm, gemm_form
 from octavo_registry.contract.plan import Decision, Plan, Verdict
 from octavo_registry.contract.quantize import (
     AnyBoundDequantize,
@@ -116,7 +115,7 @@ from octavo_registry.contract.request import (
     Request,
     describe_request,
 )
-from octavo_registry.contract.weights import WEIGHT_SHAPES, as_it_lies, readers
+from octavo_registry.contract.weights import WEIGHT_SHAPES, GemmForm, as_it_lies, gemm_form, readers
 
 __all__ = [
     "ALL_ACTIVATIONS",

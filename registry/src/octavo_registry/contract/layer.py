@@ -29,7 +29,7 @@ class DelayedScales(Protocol[A_co]):
 class WholeLayer(Protocol[A, State_contra]):
     """A layer's two passes, bit for bit those of its plans one after the other.
 
-    For eager calls on plain arrays that have nothing but x, a weight that lies as [G, N, K], sizes, a bias, a seed and a
+    For eager calls on plain arrays with nothing but x, a weight that lies as [G, N, K], sizes, a bias, a seed and a
     state; the front end composes others of the plans. `State` is the front end's, with the arrays of `DelayedScales`.
 
     keeps_x, keeps_w   whether backward reads the unquantized operand

@@ -64,10 +64,10 @@ class EpOptions(BackendOption):
     ] = ""
     weak: Annotated[
         bool,
-        typer.Option("--weak", help="M counts rows of each device, so all have as many tokens as one alone; torch."),
+        typer.Option("--weak", help="M counts rows of each device, so each has as many tokens as one alone; torch."),
     ] = False
-    eager: Annotated[bool, typer.Option("--eager", help="No CUDA graph holds the step; torch on cuda.")] = False
-    slack: Annotated[float, typer.Option(help="Rows of a device's experts, of an even share.")] = 1.25
+    eager: Annotated[bool, typer.Option("--eager", help="Run the step without a CUDA graph; torch on cuda.")] = False
+    slack: Annotated[float, typer.Option(help="Room for rows of a device's experts, in even shares.")] = 1.25
     quick: Annotated[bool, typer.Option("--quick", help="Few repeats.")] = False
 
     def check(self) -> None:
@@ -221,15 +221,16 @@ class Gathered:
 
 
 class Ep(Benchmark[EpOptions]):
-    """A MoE block in JAX or torch, forward and backward, on one device and with its experts spread over several.
+    """A MoE block on one device and with its experts over several.
 
-    Strong scaling: the same experts and tokens on all of them, or with --weak as many tokens on each; tokens sent as
-    they are and, where the recipe scales row by row, as its codes. Also what a device receives for it, and what it
-    gathers of a kernel that FSDP shards, both counted in the compiled programs and, on GPUs, by their NVLink counters:
-    nothing else may run on them. In torch every device is a process of its own, static buffers hold what is exchanged
-    and their bytes are counted, and on GPUs a CUDA graph holds each step. bf16 parameters and gradients, weights
-    quantized every step. Exit code 1 where a row fails, drops choices, or nothing ran; a goal that is missed is
-    reported and no failure.
+    Forward and backward, in JAX or PyTorch. Scaling is strong, with the same experts and tokens on all devices
+    together, or with --weak there are as many tokens on each device. Tokens are sent as they are and, if the recipe
+    scales row by row, as its codes. Also reported is what a device receives, and what it gathers of a kernel that
+    FSDP shards; both are counted in the compiled programs and, on GPUs, by their NVLink counters, so nothing else
+    may run on these GPUs. In PyTorch every device is a process of its own, static buffers hold what is exchanged
+    and their bytes are counted, and on GPUs a CUDA graph holds each step. Parameters and gradients are bf16, and
+    weights are quantized in every step. The exit code is 1 if a row fails, drops choices, or nothing ran. A missed
+    goal is reported and is not a failure.
     """
 
     name = EpOptions.command

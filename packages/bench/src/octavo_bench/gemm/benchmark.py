@@ -100,11 +100,12 @@ def chosen_cases(kinds: tuple[str, ...], gemms: tuple[Gemm, ...], *, fast: bool,
 
 
 class GemmBenchmark(Benchmark[GemmOptions]):
-    """Grouped GEMMs of every kind in turns with the framework's own, DeepGEMM's, cuBLAS's dense and batched ones.
+    """Grouped GEMMs of every recipe against those of other libraries.
 
-    Operands are quantized beforehand; the quantizers' time is in the advice. Sampled outputs of each GEMM are compared
-    with float64. Exit code 1 where one is outside its error bound, a GEMM fails or nothing ran; a goal that is missed
-    is reported and no failure.
+    Each is timed alternately with the framework's own grouped GEMM, with DeepGEMM's where it is installed, and with
+    cuBLAS's dense and batched GEMMs. Operands are quantized beforehand; the quantizers' time is part of the advice.
+    Sampled outputs of each GEMM are compared with float64. The exit code is 1 if one is outside its error bound, a
+    GEMM fails or nothing ran. A missed goal is reported and is not a failure.
     """
 
     name = GemmOptions.command

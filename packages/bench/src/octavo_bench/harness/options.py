@@ -72,10 +72,12 @@ class Options:
     repeats: Annotated[
         int | None, typer.Option(help="Timed calls of each row; the median counts.", show_default="by device")
     ] = None
-    seed: Annotated[int | None, typer.Option(help="Of data and skewed sizes.", show_default="new, printed")] = None
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the data and of skewed sizes.", show_default="new, printed")
+    ] = None
     output: Annotated[Path | None, typer.Option(help="JSON file to write.", show_default="none")] = None
     goals: Annotated[
-        Path | None, typer.Option(help="TOML file of goals that rows are held to.", show_default="none")
+        Path | None, typer.Option(help="TOML file of goals to compare rows with.", show_default="none")
     ] = None
     quick: Annotated[bool, typer.Option("--quick", help="Two shapes, few repeats: seconds.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print what the file holds; progress goes nowhere.")] = False

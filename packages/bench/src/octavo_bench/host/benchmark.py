@@ -121,12 +121,12 @@ class ApiRow:
 
 
 class Host(Benchmark[HostOptions]):
-    """What calling a layer costs beside its kernels, in torch: Python's time, the public API, a graph's gaps.
+    """What calling a layer in PyTorch costs beyond its kernels.
 
-    Python's time of forward and backward is taken at several numbers of experts. A whole step through `grouped_linear`
-    is held to its quantizers and GEMMs called one after the other, and a replay of its CUDA graph to the sum of its
-    kernels as torch's profiler sees them. Exit code 1 where a row fails or nothing ran; a goal that is missed is
-    reported and no failure.
+    The time of Python, forward and backward, is taken at several numbers of experts. A whole step through
+    `grouped_linear` is compared with its quantizers and GEMMs called one after the other, and a replay of its CUDA
+    graph with the sum of its kernels as torch's profiler sees them. The exit code is 1 if a row fails or nothing
+    ran. A missed goal is reported and is not a failure.
     """
 
     name = HostOptions.command

@@ -28,7 +28,9 @@ class MlpOptions(SizesOption, BackendOption):
     published_quick: ClassVar[tuple[Shape, ...]] = EXPERTS[1:3]
 
     shape: ExpertShapes = None
-    probs: Annotated[bool, typer.Option("--probs/--no-probs", help="Rows weighted, with the weights' gradient.")] = True
+    probs: Annotated[
+        bool, typer.Option("--probs/--no-probs", help="Weight the rows, and compute the weights' gradient.")
+    ] = True
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Also on torch's own grouped GEMM in bf16.")] = True
 
     @property
@@ -85,11 +87,11 @@ class MlpRow:
 
 
 class Mlp(Benchmark[MlpOptions]):
-    """Expert MLPs with SwiGLU in torch, forward and backward: `grouped_mlp` beside the same operations in a row.
+    """Expert MLPs in PyTorch, fused and as separate operations.
 
-    Those are `grouped_linear`, `silu(gate) * up * probs` as torch runs it, and `grouped_linear`. bf16 parameters and
-    gradients, weights quantized every step. Exit code 1 where a row fails or nothing ran; a goal that is missed is
-    reported and no failure.
+    `grouped_mlp` with SwiGLU, forward and backward, is compared with `grouped_linear`, `silu(gate) * up * probs` as
+    torch runs it, and `grouped_linear`. Parameters and gradients are bf16, and weights are quantized in every step.
+    The exit code is 1 if a row fails or nothing ran. A missed goal is reported and is not a failure.
     """
 
     name = MlpOptions.command

@@ -98,12 +98,13 @@ class MoeRow:
 
 
 class Moe(Benchmark[MoeOptions]):
-    """A MoE layer in torch, forward and backward: router, `permute`, `grouped_mlp` with SwiGLU, `unpermute`.
+    """A MoE layer in PyTorch, from the router to combined tokens.
 
-    In turns with it the same on torch's bf16 `_grouped_mm`, in two ways of putting a token's rows together, of which
-    the faster one counts, and on SonicMoE's layer where it is installed. Every expert gets the same number of tokens.
-    bf16 parameters and gradients, weights quantized every step.
-    Exit code 1 where a row fails or nothing ran; a goal that is missed is reported and no failure.
+    The router, `permute`, `grouped_mlp` with SwiGLU and `unpermute`, forward and backward, are timed alternately
+    with the same layer on torch's bf16 `_grouped_mm`, which puts a token's rows together in two ways, of which the
+    faster one counts, and with SonicMoE's layer where it is installed. Every expert gets the same number of tokens.
+    Parameters and gradients are bf16, and weights are quantized in every step. The exit code is 1 if a row fails or
+    nothing ran. A missed goal is reported and is not a failure.
     """
 
     name = MoeOptions.command

@@ -47,7 +47,7 @@ class QuantizeOptions(Options):
             "--shape",
             "--shapes",
             metavar="ROWSxCOLUMNS",
-            help="With commas for more.",
+            help="Shapes of the input, with commas.",
             show_default=_SHAPES["cuda", False],
         ),
     ] = None
@@ -123,10 +123,11 @@ def parse_shapes(text: str) -> tuple[tuple[int, int], ...]:
 
 
 class Quantize(Benchmark[QuantizeOptions]):
-    """Grouped quantization, each recipe: time against the bytes it has to move, and against torch.compile.
+    """Quantizers of every recipe against a copy of the same bytes.
 
-    Every case is compared with the definition, bit for bit, before it is timed. Exit code 1 where bits differ or a
-    case fails; a goal that is missed is reported and no failure.
+    They are also compared with `torch.compile` of the same recipe. Every case is compared with the definition, bit
+    for bit, before it is timed. The exit code is 1 if bits differ or a case fails. A missed goal is reported and is
+    not a failure.
     """
 
     name = QuantizeOptions.command

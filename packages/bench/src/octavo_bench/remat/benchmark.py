@@ -113,10 +113,11 @@ class RematRow:
 
 
 class Remat(Benchmark[RematOptions]):
-    """A block of expert layers in JAX under `jax.checkpoint`: its time, memory, runs and compilation by policy.
+    """Expert layers in JAX under `jax.checkpoint`, by policy.
 
-    Plain remat quantizes x and the kernels twice; `octavo_jax.policies.save_quantized` keeps them. Exit code 1 where
-    a row fails or nothing ran; a goal that is missed is reported and no failure.
+    For each policy: the time and memory of a block of layers, how often quantizers and GEMMs run, and the time to
+    compile. Plain remat quantizes x and the kernels twice; `octavo_jax.policies.save_quantized` keeps them. The
+    exit code is 1 if a row fails or nothing ran. A missed goal is reported and is not a failure.
     """
 
     name = RematOptions.command

@@ -133,11 +133,12 @@ class StepRow:
 
 
 class Step(Benchmark[StepOptions]):
-    """A whole grouped linear layer, forward and backward, in each recipe, beside the framework's own bf16.
+    """A whole grouped layer, forward and backward, in each recipe.
 
-    With both frameworks each step in JAX is held to the same one in torch, in one run. bf16 parameters, gradients in
-    bf16, weights quantized every step. Figures of other libraries in a goals file are quoted, labelled as recorded.
-    Exit code 1 where a step fails or nothing ran; a goal that is missed is reported and no failure.
+    It is compared with the framework's own grouped layer in bf16. With both frameworks, each step in JAX is
+    compared with the same step in PyTorch, in one run. Parameters and gradients are bf16, and weights are quantized
+    in every step. Figures of other libraries in a goals file are quoted and labelled as recorded. The exit code is
+    1 if a step fails or nothing ran. A missed goal is reported and is not a failure.
     """
 
     name = StepOptions.command

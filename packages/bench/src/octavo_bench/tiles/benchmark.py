@@ -135,10 +135,11 @@ class Sweep:
 
 
 class Tiles(Benchmark[TilesOptions]):
-    """Every tile of octavo-native's GEMMs against the one that its model chooses, in torch.
+    """Every tile of the GEMM kernels against the one that is chosen.
 
-    Predicted times stand beside measured ones. Exit code 1 where a tile fails or gives another result; a choice that is
-    worse than a goal allows is reported and no failure.
+    octavo-native's model predicts a time for each tile and chooses one; the table has predicted and measured times,
+    in PyTorch. The exit code is 1 if a tile fails or gives another result. A choice that is worse than a goal
+    allows is reported and is not a failure.
     """
 
     name = TilesOptions.command

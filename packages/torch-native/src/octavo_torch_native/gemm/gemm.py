@@ -46,7 +46,7 @@ class GroupedGemm:
 
     Operands are GroupedTensors of one scaling in any layout this package reads, or unquantized tensors. Group sizes of
     a GroupedTensor are its own; a GroupIndex in their place is used as it is. With weight "kn" w and dw are [G, K, N]:
-    see octavo_registry.contract.orientation, and n and k below are the kernels'.
+    see octavo_registry.contract.weights, and n and k below are the kernels'.
     """
 
     gemm: ClassVar[Gemm]

@@ -28,7 +28,7 @@ Planes = tuple[Tensor, Tensor | None, Tensor | None]
 class _Gemm:
     """What the three have in common: a product on `chip`, its result in `dtype` unless `out` has another.
 
-    w and dw lie as `weight` says: "nk" as [G, N, K], "kn" as [G, K, N]; see octavo_registry.contract.orientation.
+    w and dw lie as `weight` says: "nk" as [G, N, K], "kn" as [G, K, N]; see octavo_registry.contract.weights.
     """
 
     gemm: ClassVar[Gemm]

@@ -114,7 +114,7 @@ class RecipeModule(GroupParameters):
         if options.recipe is UNSAID and of_codes is None:
             warnings.warn(
                 f"{type(self).__name__} was created without a recipe and computes in high precision; give one, such as "
-                "recipe='mxfp8', or recipe=None to say that it is meant so",
+                "recipe='mxfp8', or recipe=None if that is intended",
                 stacklevel=self._depth,
             )
         self.recipe = recipe_of(of_codes if isinstance(options.recipe, Unsaid) else options.recipe)

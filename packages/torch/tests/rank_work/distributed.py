@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fsdp_work import RECIPES, data, device, layer_of, mesh_of, sharded, sizes_of, whole
 from torch import Tensor
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -30,6 +29,7 @@ from octavo_torch import (
     unpermute,
     update_scales,
 )
+from rank_work.fsdp import RECIPES, data, device, layer_of, mesh_of, sharded, sizes_of, whole
 
 # ---- scales that all ranks have
 

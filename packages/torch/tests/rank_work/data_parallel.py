@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from distributed_work import fill, integers
-from fsdp_work import device, sharded, sizes_of
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from octavo import MXFP8, DelayedScaling
 from octavo_torch import GroupedLinear, GroupedMLP, MasterWeights, quantized_parameters
+from rank_work.distributed import fill, integers
+from rank_work.fsdp import device, sharded, sizes_of
 
 G, K, N, M = 3, 64, 32, 12
 SIZES = [4, 0, 6]

@@ -1,0 +1,174 @@
+"""What `octavo why` has found out: the verdicts, the composition, and both as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import octavo_registry
+from octavo import NoBackendError
+from octavo.recipe_base import GEMMS
+from octavo_registry.cli.why.changes import Change, nearest_changes, serves_elsewhere, serves_here
+from octavo_registry.cli.why.chips import Chip
+from octavo_registry.cli.why.graph import Ways, ways, ways_json
+from octavo_registry.cli.why.kernels import Kernels, ask, kernels_json
+from octavo_registry.cli.why.parts import Part, compose_parts
+from octavo_registry.cli.why.question import COMPOSED, LAYER, Question
+from octavo_registry.contract.plan import Decision, Plan, decision_table
+from octavo_registry.contract.request import Request
+from octavo_registry.dispatch.layer_plan import LayerPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What `octavo why` has found out.
+
+    layer     the composition of a GEMM's or a layer's question; None where it cannot be composed or was not asked
+    parts     of an MLP or a MoE layer
+    obstacle  why the composition fails; "" otherwise
+    kernels   None where they were not asked for
+    chip      of `--hypothetical`
+    each      of a hypothetical composition: who would serve each of its requests
+    exchange  of `--ranks`: what a MoE layer exchanges, and how
+    """
+
+    question: Question
+    served: bool
+    decisions: Sequence[Decision]
+    ways: Ways
+    changes: Sequence[Change]
+    layer: LayerPlan | None = None
+    parts: Sequence[Part] = ()
+    obstacle: str = ""
+    kernels: Sequence[Kernels] | None = None
+    chip: Chip | None = None
+    each: Sequence[tuple[Request, Decision | None]] = ()
+    exchange: Sequence[tuple[str, str]] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `--json`."""
+        document = {
+            "request": request_json(self.question.request()),
+            "asked_for": {"recipe": self.question.recipe.kind, "fingerprint": self.question.recipe.fingerprint},
+            "served": self.served,
+            "decisions": [decision_json(decision) for decision in self.decisions],
+            "ways": ways_json(self.ways),
+            "changes": [asdict(change) for change in self.changes],
+            "layer": None if self.layer is None else layer_json(self.layer),
+            "layer_error": self.obstacle or None,
+        }
+        if self.parts:
+            document["parts"] = [asdict(part) for part in self.parts]
+        if self.exchange:
+            document["exchange"] = dict(self.exchange)
+        if self.kernels is not None:
+            document["kernels"] = kernels_json(self.kernels)
+        if self.chip is not None:
+            document["hypothetical"] = self.chip.name
+            document["operations"] = [
+                {"request": request_json(request), "backend": None if one is None else one.backend}
+                for request, one in self.each
+            ]
+        return document
+
+
+def answer(question: Question, backend: Sequence[str] | None, rows: int | None) -> Answer:
+    """The verdicts of this machine."""
+    request = question.request()
+    gemms = {} if rows is None else question.gemm_requests()
+    decisions = octavo_registry.explain(request, backend=backend)
+    served = any(decision.verdict == "chosen" for decision in decisions)
+    layer: LayerPlan | None = None
+    parts: list[Part] = []
+    obstacle = ""
+    try:
+        if question.op in (*GEMMS, LAYER):
+            layer = octavo_registry.plan_layer(question.layer, backend=backend)
+        elif question.op in COMPOSED:
+            parts = compose_parts(question, backend)
+    except NoBackendError as error:
+        # the verdicts that stand above are not said twice
+        repeated = decision_table(error.decisions) == decision_table(decisions)
+        obstacle = str(error).splitlines()[0] if repeated else str(error)
+    if question.op in COMPOSED:
+        served = not obstacle
+    changes = [] if backend else nearest_changes(question, decisions, serves_here)
+    return Answer(
+        question,
+        served,
+        decisions,
+        ways(request, decisions, backend),
+        changes,
+        layer,
+        parts,
+        obstacle,
+        None if rows is None else ask(gemms, rows, backend),
+    )
+
+
+def suppose(question: Question, backend: Sequence[str] | None, chip: Chip) -> Answer:
+    """What cards and shape rules say of a chip that need not be here. Nothing is bound, so there are no layouts."""
+    decisions = octavo_registry.hypothesize(question.request(), backend=backend)
+    each = []
+    for request in question.requests() if question.op in COMPOSED else ():
+        verdicts = octavo_registry.hypothesize(request, backend=backend)
+        each.append((request, next((one for one in verdicts if one.verdict == "chosen"), None)))
+    served = all(one for _, one in each) if each else any(one.verdict == "chosen" for one in decisions)
+    changes = [] if backend else nearest_changes(question, decisions, serves_elsewhere)
+    return Answer(question, served, decisions, {}, changes, chip=chip, each=each)
+
+
+def layer_json(layer: LayerPlan) -> dict[str, Any]:
+    """A composition as JSON."""
+    plans: dict[str, Plan | None] = dict((*layer.quantizers, *layer.gemms))
+    whole: dict[str, Any] = {
+        "weight": layer.weight,
+        "transposes": layer.transposes,
+        "batch_invariant": layer.batch_invariant,
+    }
+    return whole | {
+        name: plan
+        and {
+            "backend": plan.backend,
+            "recipe": plan.request.kind,
+            "layouts": dict(zip(("rowwise", "columnwise"), plan.request.layouts, strict=True))
+            if name.startswith("quantize")
+            else dict(plan.layouts),
+            "note": plan.note,
+        }
+        for name, plan in plans.items()
+    }
+
+
+def request_json(request: Request) -> dict[str, Any]:
+    """A request as JSON."""
+    return {
+        "op": request.op,
+        "recipe": request.kind,
+        "framework": request.framework,
+        "device": request.device,
+        "arch": list(request.arch) if request.arch else None,
+        "in_dtype": request.in_dtype,
+        "out_dtype": request.out_dtype,
+        "k": request.k,
+        "n": request.n,
+        "groups": request.groups,
+        "sizes": request.sizes,
+        "graph_safe": request.graph_safe,
+        "training": request.training,
+        "weight": request.weight,
+        "activation": request.activation,
+        "norm": request.norm,
+    }
+
+
+def decision_json(decision: Decision) -> dict[str, str]:
+    """A verdict as JSON."""
+    return {
+        "backend": decision.backend,
+        "distribution": decision.distribution,
+        "version": decision.version,
+        "verdict": decision.verdict,
+        "reason": decision.reason,
+    }
