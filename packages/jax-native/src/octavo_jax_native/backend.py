@@ -93,18 +93,16 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     from octavo_native.gemms import LAYOUTS_OF_GEMM
 
     cuda = request.device == "cuda"
-    emulated = support.EMULATED_ON_CUDA.get(request.kind) if cuda else None
     form = gemm_form(request.op, request.weight)
     layouts = form.renamed(LAYOUTS_OF_GEMM[form.kernel]) if _quantized(request) else {}
-    note = f"emulated: {emulated}" if emulated else ""
     if request.op == "fprop":
         limited = partial(bind_fprop, request) if cuda else None
-        return BoundFprop(bind_fprop(request), layouts=layouts, note=note, limited=limited)
+        return BoundFprop(bind_fprop(request), layouts=layouts, limited=limited)
     if request.op == "dgrad":
         of_dgrad = partial(bind_dgrad, request) if cuda else None
-        return BoundDgrad(bind_dgrad(request), layouts=layouts, note=note, limited=of_dgrad)
+        return BoundDgrad(bind_dgrad(request), layouts=layouts, limited=of_dgrad)
     of_wgrad = partial(bind_wgrad, request) if cuda else None
-    return BoundWgrad(bind_wgrad(request), layouts=layouts, note=note, limited=of_wgrad)
+    return BoundWgrad(bind_wgrad(request), layouts=layouts, limited=of_wgrad)
 
 
 def _quantized(request: GemmRequest) -> bool:

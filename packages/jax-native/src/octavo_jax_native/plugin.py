@@ -15,7 +15,7 @@ _LAYOUTS = frozenset(layout for known in LAYOUTS_OF_DIRECTION.values() for layou
 
 
 def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
-    """The kernels' rows but for routers and moved rows, which are XLA's own. On a CPU no product counts as emulated."""
+    """The kernels' rows but for routers and moved rows, which are XLA's own."""
     return tuple(
         Capability(
             ops=row.ops,
@@ -26,7 +26,7 @@ def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
             in_dtypes=row.in_dtypes or ALL_DTYPES,
             accumulation=row.accumulation,
             batch_invariant=row.batch_invariant,
-            emulated=row.emulated if device == "cuda" else None,
+            emulated=row.emulated,
             activations=support.ACTIVATIONS,
             **({"layouts": _LAYOUTS} if row.ops == support.QUANTIZE_OPS else {"weights": _WEIGHTS}),
             **conditions,
