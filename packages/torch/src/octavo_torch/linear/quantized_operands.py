@@ -182,7 +182,7 @@ def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: object
     ours, theirs = leaves_of(w), leaves_of(out.weight)
     if len(ours) != len(theirs) or any(a is not b for a, b in zip(ours, theirs, strict=True)):
         raise ValueError("out was made of another weight; give what quantize_weight returned for this one")
-    out.check_made_for(recipe, layer.w_layouts, layer.w_order)
+    out.check_made_for(recipe, None, layer.w_order)
     if out.interleave != block:
         raise ValueError(f"out was made with interleave={out.interleave or None}; give the call the same")
     if out.codes is not None:
@@ -192,6 +192,7 @@ def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: object
                 f"out holds {out.codes.spec.orientation} data and the call makes {spec.orientation}: the weight's "
                 "gradient is needed now and was not before, or vice versa; omit out="
             )
+    out.check_made_for(recipe, layer.w_layouts, layer.w_order)
 
 
 def quantize_input(
