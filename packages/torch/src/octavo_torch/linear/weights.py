@@ -79,12 +79,12 @@ class QuantizedWeight:
                 "give both the same backend, and quantize a weight again that lies in memory in another way now"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """For copies and pickles, whose tensors count changes anew: a copy of outdated codes is one, too."""
         outdated = self.version is not None and version_of(self.weight) != self.version
         return {**self.__dict__, "version": _OUTDATED if outdated else self.version}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         if self.version not in (None, _OUTDATED):
             self.version = version_of(self.weight)
