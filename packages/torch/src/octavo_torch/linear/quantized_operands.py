@@ -26,7 +26,7 @@ from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight, WeightCodes, layouts_of
 from octavo_torch.quantizers.arguments import NEEDS_SEED, check_group_offset, check_unchanged
-from octavo_torch.quantizers.writing import replace_unless
+from octavo_torch.quantizers.writing import mark_rewritten, replace_unless
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.recipe_module import RecipeModule
 from octavo_torch.scaling.seeds import check_seed
@@ -142,6 +142,7 @@ def _write(
         layer.quantizing("w", into)(
             w, None, out=out.codes, amax=out.amax, unchanged=unchanged, seed=seed, operand="w", scale=scale
         )
+        mark_rewritten([out.amax, *(getattr(out.codes, name) for name in PLANES)], unchanged)
         return
     result = _quantized(layer, w, seed, state)
     for name in PLANES:
