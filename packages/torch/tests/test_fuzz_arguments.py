@@ -299,7 +299,7 @@ MORE = {
     ),
     "choose_experts": ("score", "renormalize", "scale", "replay", "backend"),
     "router_losses": ("sequences",),
-    "bytes_kept": ("weight_codes", "activation", "dtype", "device"),
+    "bytes_kept": ("weight_codes", "activation", "dtype", "device", "transposed"),
     "Exchange": ("left_out",),
     "bytes_exchanged": ("dtype",),
     "explain_exchange": ("dtype",),

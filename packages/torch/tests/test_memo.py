@@ -6,11 +6,14 @@ import ast
 from pathlib import Path
 
 import pytest
+import torch
 
 import octavo_torch
+from octavo import QuantizerSpec
 from octavo_registry import prefer
 from octavo_registry.dispatch import preference
 from octavo_torch.memo import Bounded, Memo
+from octavo_torch.quantizers.plans import quantizer_plan
 
 
 def test_a_value_holds_for_its_owner_and_the_registrys_state() -> None:
@@ -26,6 +29,14 @@ def test_a_value_holds_for_its_owner_and_the_registrys_state() -> None:
     three = memo.get("key", object, first)
     preference.renew_tokens()
     assert memo.get("key", object, first) is not three
+
+
+def test_a_plan_is_of_the_matrices_that_it_was_asked_for() -> None:
+    """A backend may refuse a number of rows, so a plan of others does not take the place of what it says."""
+    spec = QuantizerSpec(scaling="mxfp8", format="e4m3")
+    for rows in (32, 48):
+        plan = quantizer_plan(spec, torch.empty(2, rows, 64), 64, 2, True, "torch-reference", ("plain", "plain"))
+        assert plan.request.n == rows
 
 
 def test_a_change_while_a_value_is_computed_makes_it_stale() -> None:

@@ -111,6 +111,15 @@ def test_extreme_logits_have_gradients() -> None:
     assert not any(router_losses(jnp.zeros((0, 3)), nothing.choices, sequences=4))
 
 
+def test_a_logit_that_is_no_number_is_seen() -> None:
+    """Its token's weights are NaN in every score, and other tokens' are not; the root of softplus once made it 0."""
+    logits = jnp.array([[0.0, 1.0, 2.0], [0.0, jnp.nan, 2.0]], jnp.float32)
+    for score in ("softmax", "sigmoid", "sqrtsoftplus"):
+        weights = choose_experts(logits, 3, score=score).weights
+        assert jnp.isnan(weights).all(1).tolist() == [False, True]
+        assert np.isfinite(weights[0]).all()
+
+
 def test_experts_are_in_the_order_of_their_logits() -> None:
     """Where nothing else decides: two scores that round to one are no tie, and zeros of both signs are one, as in torch
     and in its kernels."""

@@ -15,11 +15,13 @@ from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_torch import (
     GroupedTensor,
     act_quantize,
+    choose_experts,
     convert_layout,
     dact_quantize,
     dequantize,
     group_amax,
     grouped_linear,
+    moe_mlp,
     norm_quantize,
     quantize,
 )
@@ -101,6 +103,37 @@ def assert_one_graph(call: Callable[..., Any]) -> None:
         assert len(ours) == len(theirs)
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def _experts(x: torch.Tensor, sizes: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+    choice = choose_experts(x[:, ::4], 2, score="sigmoid", backend=NAME)  # `scale` is its default: a symbol
+    return moe_mlp(x, choice.choices, choice.weights, w1, w2, recipe="fp8-block", backend=NAME)
+
+
+def _layer(x: torch.Tensor, sizes: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
+    return grouped_linear(x, w1, sizes, recipe="mxfp8", backend=NAME)
+
+
+SYMBOLS: dict[str, Callable[..., Any]] = {
+    **{
+        name: lambda x, s, *_, call=CALLS[name]: call(x, s)
+        for name in ("quantize, native", "dact_quantize", "matrices", "convert, back")
+    },
+    "a layer": _layer,
+    "experts": _experts,
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLS)
+def test_sizes_that_are_symbols(name: str, rng: np.random.Generator) -> None:
+    """With dynamic=True sizes and floats are symbols, which no dictionary takes as a key."""
+    call = SYMBOLS[name]
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+    given = torch.randn(70, 64).requires_grad_(), SIZES, torch.randn(3, 32, 64), torch.randn(3, 48, 16)
+    with octavo_registry.prefer(NAME):
+        ours, theirs = tensors(compiled(*given)), tensors(call(*given))
+    assert len(ours) == len(theirs) > 0
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_out_in_a_graph(rng: np.random.Generator) -> None:

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from octavo import NVFP4, PRESETS, DelayedScaling, Recipe
-from octavo_torch import GroupedLinear, update_scales
+from octavo_torch import GroupedLinear, grouped_linear, quantize_weight, update_scales
 
 G, K, N, M = 3, 64, 48, 70
 SIZES = torch.tensor([20, 0, 40])
@@ -150,6 +151,39 @@ def test_weight_quantized_once_a_step(rng: object) -> None:
     assert torch.equal(layer(x, SIZES, weight=layer.quantize_weight()), layer(x, SIZES))
     with pytest.raises(ValueError, match="not made by this module"):
         layer(x, SIZES, weight=make(PRESETS["mxfp8"]).quantize_weight())
+
+
+def saved_and_loaded(value: object) -> object:
+    """What a file of `value` holds."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved_and_loaded])
+@pytest.mark.parametrize("parted", [False, True])
+def test_copies_of_a_quantized_weight_know_their_age(copied: Any, parted: bool, rng: object) -> None:
+    """A copy counts its weight's changes anew: it serves until that changes, and a copy of outdated codes never does,
+    however many changes both have seen."""
+    whole = torch.randn(2, 32, 64)
+    weight: Any = tuple(part.clone().requires_grad_() for part in whole) if parted else whole.requires_grad_()
+    x, sizes, how = torch.randn(9, 64), [4, 5], {"recipe": "mxfp8", "backend": "torch-reference"}
+
+    def change(weight: Any) -> None:
+        with torch.no_grad():
+            (weight[0] if parted else weight).mul_(2)
+
+    change(weight)
+    codes = quantize_weight(weight, **how)
+    other = copied(codes)
+    assert torch.equal(grouped_linear(x, other, sizes, **how), grouped_linear(x, codes, sizes, **how))
+    change(other.weight)
+    for outdated in (other, copied(other)):
+        for _ in range(3):
+            with pytest.raises(ValueError, match="weight has changed in place"):
+                grouped_linear(x, outdated, sizes, **how)
+            change(outdated.weight)
 
 
 def test_every_expert_with_rows_trains(rng: object) -> None:

@@ -196,7 +196,7 @@ def test_modules_write_their_weights_again(rng: np.random.Generator) -> None:
 
 def test_weights_that_do_not_fit_are_refused(rng: np.random.Generator) -> None:
     """Sentences for handles of others, flags of other kinds, and weights whose gradient is wanted now."""
-    _, w, _ = operands()
+    x, w, _ = operands()
     recipe = MXFP8()
     handle = quantize_weight(w, recipe)
     flag = torch.zeros(1, dtype=torch.int32)
@@ -216,3 +216,10 @@ def test_weights_that_do_not_fit_are_refused(rng: np.random.Generator) -> None:
     w.requires_grad_(False)
     with pytest.raises(ValueError, match="out holds both data and the call makes rowwise"):
         quantize_weight(w, recipe, out=handle)
+    frozen = quantize_weight(w, recipe)
+    with torch.no_grad():
+        grouped_linear(x, frozen, SIZES, recipe=recipe)
+    with pytest.raises(ValueError, match="weight required no gradient when it was quantized"):
+        grouped_linear(x, frozen, SIZES, recipe=recipe)
+    with pytest.raises(ValueError, match="out holds rowwise data and the call makes both"):
+        quantize_weight(w.requires_grad_(), recipe, out=frozen)

@@ -86,6 +86,15 @@ def test_gradients_are_finite_at_scores_that_underflow(name: str, rng: np.random
     assert bool(grad.isfinite().all())
 
 
+def test_a_logit_that_is_no_number_is_seen() -> None:
+    """Its token's weights are NaN in every score, and other tokens' are not; the root of softplus once made it 0."""
+    logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, torch.nan, 2.0]])
+    for score in ("softmax", "sigmoid", "sqrtsoftplus"):
+        weights = choose_experts(logits, 3, score=score, backend=REFERENCE).weights  # type: ignore[arg-type]
+        assert weights.isnan().all(1).tolist() == [False, True]
+        assert bool(weights[0].isfinite().all())
+
+
 def test_experts_are_in_the_order_of_their_logits(rng: np.random.Generator) -> None:
     """Where nothing else decides: two scores that round to one are no tie, and zeros of both signs are one. Once the
     choices of such logits were those of whoever rounded the scores."""

@@ -156,9 +156,9 @@ def router_scores(logits: Array, score: Score) -> Array:
     if score == "sigmoid":
         return jax.nn.sigmoid(wide)
     softplus = jax.nn.softplus(wide)
-    # Where softplus underflows its root has an infinite slope, and 0 times that is NaN.
-    there = softplus > 0
-    return jnp.where(there, jnp.sqrt(jnp.where(there, softplus, 1)), 0)
+    # Where softplus underflows its root has an infinite slope, and 0 times that is NaN. A NaN stays one.
+    nothing = softplus == 0
+    return jnp.where(nothing, 0, jnp.sqrt(jnp.where(nothing, 1, softplus)))
 
 
 def largest(values: Array, k: int, checkpoint_name: str | None) -> Array:

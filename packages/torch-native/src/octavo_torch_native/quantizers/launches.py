@@ -138,7 +138,7 @@ class QuantizeLaunch:
         shape: Shape = x.shape if rows is None else (rows, x.shape[1])
         # sizes that a compiler traces are symbols, which are no keys
         if not is_plain(x):
-            shape = tuple([int(size) for size in shape])
+            shape, groups = tuple([int(size) for size in shape]), int(groups)
         return self.shapes_of(shape, groups, x.dtype, x.is_cuda, 0 if rows is None else int(x.shape[0]))
 
     def shapes_of(self, shape: Shape, groups: int, dtype: torch.dtype, cuda: bool, tokens: int = 0) -> QuantizeShapes:

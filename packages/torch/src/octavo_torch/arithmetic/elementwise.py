@@ -23,11 +23,11 @@ def silu(x: Tensor) -> Tensor:
 
 
 def sqrt_softplus(x: Tensor) -> Tensor:
-    """sqrt(log(1 + exp(x))) of fp32 values, fp32; where that underflows it is 0, and so is its slope."""
+    """sqrt(log(1 + exp(x))) of fp32 values, fp32; where that underflows it is 0, and so is its slope. NaN stays."""
     softplus = torch.nn.functional.softplus(_wide(x))
     # the root of 0 has an infinite slope, and 0 times that is NaN
-    there = softplus.float() > 0
-    return torch.where(there, torch.sqrt(torch.where(there, softplus, 1.0)), 0.0).float()
+    nothing = softplus.float() == 0
+    return torch.where(nothing, 0.0, torch.sqrt(torch.where(nothing, 1.0, softplus))).float()
 
 
 def _wide(x: Tensor) -> Tensor:

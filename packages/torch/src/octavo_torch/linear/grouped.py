@@ -33,6 +33,7 @@ from octavo_torch.linear.prepare import anchor_of, mark_written, parameters_of, 
 from octavo_torch.linear.quantized_input import QUANTIZED, QuantizedInput, check_codes, rows_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.linear.whole import whole_forward, whole_layer_function, whole_passes_for
+from octavo_torch.scaling.seeds import for_backward
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _autocast_anywhere, _transforms_active = contexts.autocast_anywhere, contexts.transforms_active
@@ -122,6 +123,8 @@ def apply(
     more = call.seed is not None or state is not None or b is not None or call.group_offset is not _FIRST
     if more or not plain or layer.needs_more:
         arguments.check_call(call, x, w, b, bias_scales)
+        if need_any and layer.needs_seed:
+            call.seed = for_backward(call.seed)
     autograds = source is leaves and call.main_grad is None and call.delayed_wgrad is None
     if (plain and autograds and x_codes is None) and (whole := whole_passes_for(layer, x, w, b, state)) is not None:
         call.whole = whole

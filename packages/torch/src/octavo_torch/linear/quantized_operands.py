@@ -26,7 +26,7 @@ from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight, WeightCodes, layouts_of
 from octavo_torch.quantizers.arguments import NEEDS_SEED, check_group_offset, check_unchanged
-from octavo_torch.quantizers.writing import replace_unless
+from octavo_torch.quantizers.writing import mark_rewritten, replace_unless
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.recipe_module import RecipeModule
 from octavo_torch.scaling.seeds import check_seed
@@ -142,6 +142,7 @@ def _write(
         layer.quantizing("w", into)(
             w, None, out=out.codes, amax=out.amax, unchanged=unchanged, seed=seed, operand="w", scale=scale
         )
+        mark_rewritten([out.amax, *(getattr(out.codes, name) for name in PLANES)], unchanged)
         return
     result = _quantized(layer, w, seed, state)
     for name in PLANES:
@@ -182,7 +183,7 @@ def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: object
     ours, theirs = leaves_of(w), leaves_of(out.weight)
     if len(ours) != len(theirs) or any(a is not b for a, b in zip(ours, theirs, strict=True)):
         raise ValueError("out was made of another weight; give what quantize_weight returned for this one")
-    out.check_made_for(recipe, layer.w_layouts, layer.w_order)
+    out.check_made_for(recipe, None, layer.w_order)
     if out.interleave != block:
         raise ValueError(f"out was made with interleave={out.interleave or None}; give the call the same")
     if out.codes is not None:
@@ -192,6 +193,7 @@ def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: object
                 f"out holds {out.codes.spec.orientation} data and the call makes {spec.orientation}: the weight's "
                 "gradient is needed now and was not before, or vice versa; omit out="
             )
+    out.check_made_for(recipe, layer.w_layouts, layer.w_order)
 
 
 def quantize_input(

@@ -20,6 +20,9 @@ from octavo_torch.compiler.tracing import is_plain
 Layouts = tuple[str | None, str | None]
 """Layouts of the rowwise and of the columnwise plane; None for a plane that is absent, or that no GEMM reads."""
 
+_OUTDATED = -1
+"""The version of a copy whose original had older codes than its weight: no tensor has it."""
+
 
 @dataclass(eq=False)
 class QuantizedWeight:
@@ -60,6 +63,11 @@ class QuantizedWeight:
                 f"{recipe.kind} ({recipe.fingerprint}); quantize it for this one"
             )
         own = self.layouts or (None, None)
+        if layouts is not None and any(a is not None and b is None for a, b in zip(layouts, own, strict=True)):
+            raise ValueError(
+                "weight required no gradient when it was quantized, so it has codes for results alone, and the call is "
+                "differentiated; quantize it while it requires a gradient, or give the weight itself"
+            )
         if layouts is not None and any(a is not None and a != b for a, b in zip(layouts, own, strict=True)):
             raise ValueError(
                 f"weight was quantized to layouts {self.layouts} and the chosen backend wants {layouts}; "
@@ -70,6 +78,16 @@ class QuantizedWeight:
                 f"weight was quantized as {WEIGHT_SHAPES[self.order]} and the call reads it as {WEIGHT_SHAPES[order]}; "
                 "give both the same backend, and quantize a weight again that lies in memory in another way now"
             )
+
+    def __getstate__(self) -> dict[str, object]:
+        """For copies and pickles, whose tensors count changes anew: a copy of outdated codes is one, too."""
+        outdated = self.version is not None and version_of(self.weight) != self.version
+        return {**self.__dict__, "version": _OUTDATED if outdated else self.version}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        if self.version not in (None, _OUTDATED):
+            self.version = version_of(self.weight)
 
 
 @dataclass(eq=False)

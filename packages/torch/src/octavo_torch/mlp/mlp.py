@@ -31,6 +31,7 @@ from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.mlp.forward import forward
 from octavo_torch.mlp.plan import MlpPlan, Needed, mlp_plan_for
 from octavo_torch.scaling.delayed_state import DelayedState
+from octavo_torch.scaling.seeds import for_backward
 from octavo_torch.wgrad.postponed import DelayedWgrad
 
 _is_compiling = torch.compiler.is_compiling
@@ -76,6 +77,8 @@ def apply(
     sizes, at_host = as_sizes(group_sizes, x.shape[0], first.weight.shape[0], x)
     plan = mlp_plan_for(recipe, name, x, first.weight, second.weight, at_host, needed, call.backend)
     check_mlp(call, plan, arrays)
+    if any(needs) and (plan.fc1.needs_seed or plan.fc2.needs_seed):
+        call.seed = for_backward(call.seed)
     if call.room is not None:
         plan = plan.leaving(call.room.gemms)
     if x_codes is not None:

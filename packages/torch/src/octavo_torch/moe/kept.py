@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from octavo import Recipe
 from octavo.quantizer import Operand
 from octavo_registry.contract.cards import GATED, Activation
-from octavo_torch.arrays.checks import backend_names, brief, check_count, check_device, check_dtype
+from octavo_torch.arrays.checks import backend_names, brief, check_count, check_device, check_dtype, check_flag
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.dispatch.layer import PLANES_OF, Layer
 from octavo_torch.dispatch.recipes import recipe_of
@@ -92,11 +92,14 @@ def bytes_kept(
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str | None = None,
     backend: str | Sequence[str] | None = None,
+    transposed: bool = False,
 ) -> KeptBytes:
     """What `moe_mlp` with these arguments keeps from forward to backward, where every gradient is asked for.
 
     dtype, device   of x and the weights; None: the CPU. Layouts of codes, which are padded, are those that the backend
                     has chosen there
+    transposed      w1 and w2 are views of matrices [G, K, 2 F] and [G, F, N], as gpt-oss's are: where the backend reads
+                    them so, their codes are padded in another way
 
     Choices are counted as int64 and their weights as fp32. Nothing is computed or allocated. Raises ValueError for
     arguments that do not fit, NoBackendError where no installed backend serves the recipe.
@@ -109,7 +112,8 @@ def bytes_kept(
     name = check_activation(activation)
     check_device(device)
     check_dtype(dtype)
-    operands = _Operands(shape, name, dtype, torch.device(device or "cpu"))
+    check_flag("transposed", transposed)
+    operands = _Operands(shape, name, dtype, torch.device(device or "cpu"), transposed)
     plan = operands.plan(recipe, form, weight_codes, backend)
     each = dtype.itemsize
     rows = shape.tokens * shape.choices
@@ -132,7 +136,9 @@ def bytes_kept(
 class _Operands:
     """Tensors without memory in a layer's shapes, and what its quantizers make of them."""
 
-    def __init__(self, shape: MoeShape, activation: Activation, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: MoeShape, activation: Activation, dtype: torch.dtype, device: torch.device, transposed: bool
+    ) -> None:
         self.activation = activation
         self.inner = shape.hidden_features * (2 if activation in GATED else 1)
         out_features = shape.out_features or shape.in_features
@@ -141,8 +147,12 @@ class _Operands:
         with self._mode:
             self._x = torch.empty(self._rows, shape.in_features, dtype=dtype, device=device)
             self._a = torch.empty(self._rows, shape.hidden_features, dtype=dtype, device=device)
-            self._w1 = torch.empty(experts, self.inner, shape.in_features, dtype=dtype, device=device)
-            self._w2 = torch.empty(experts, out_features, shape.hidden_features, dtype=dtype, device=device)
+            self._w1, self._w2 = (
+                torch.empty(experts, columns, rows, dtype=dtype, device=device).mT
+                if transposed
+                else torch.empty(experts, rows, columns, dtype=dtype, device=device)
+                for rows, columns in ((self.inner, shape.in_features), (out_features, shape.hidden_features))
+            )
             self._sizes = torch.empty(experts, dtype=torch.int64, device=device)
             self._scale = torch.empty(experts, device=device)
 

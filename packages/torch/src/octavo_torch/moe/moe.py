@@ -35,6 +35,7 @@ from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.plan import moe_plan_for
 from octavo_torch.scaling.delayed_state import DelayedState
+from octavo_torch.scaling.seeds import for_backward
 from octavo_torch.wgrad.postponed import DelayedWgrad
 
 _is_compiling = torch.compiler.is_compiling
@@ -88,6 +89,8 @@ def _resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed:
     at_host = x.device.type == "cpu"
     full = mlp_plan_for(call.recipe, activation, x, w1, w2, at_host, needed, call.backend)
     check_common(call, full, x, bias1, bias2)
+    if full.fc1.needs_seed or full.fc2.needs_seed:
+        call.seed = for_backward(call.seed)
     if call.room is not None:
         full = full.leaving(call.room.gemms)
     block = check_interleave(call.interleave, activation, w1)

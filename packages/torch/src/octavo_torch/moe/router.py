@@ -99,7 +99,8 @@ def choose_experts(
 def _choose(
     logits: Tensor, rule: _Rule, bias: Tensor | None = None, replay: Tensor | None = None, backend: Names = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    known = RouterRule(*rule)
+    # a float is a symbol, too, under torch.compile(dynamic=True)
+    known = RouterRule(*rule[:-1], float(rule[-1]))
     integers = None if replay is None else replay.long()
     if contexts.transforms_active() or forward_ad._current_level >= 0:  # the kernels have no rule for either
         return _composed(logits, bias, integers, known)

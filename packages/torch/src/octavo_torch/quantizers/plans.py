@@ -57,6 +57,8 @@ def quantizer_plan(
 ) -> QuantizePlan:
     """The plan that quantizes tensors like `x`, if with `columns` columns, to the (rowwise, columnwise) `layouts`."""
     graph_safe = _graph_safe(x)
+    # under torch.compile(dynamic=True) sizes are symbols, which have no hash
+    columns, groups, rows = int(columns), int(groups), int(x.shape[1]) if x.dim() == 3 else None
 
     def planned() -> QuantizePlan:
         name = DTYPE_NAMES[x.dtype]
@@ -68,8 +70,8 @@ def quantizer_plan(
             out_dtype=name,
             quantizer=spec,
             arch=arch_of(x.device),
-            k=int(columns),
-            n=int(x.shape[1]) if x.dim() == 3 else None,
+            k=columns,
+            n=rows,
             groups=groups,
             stacked=x.dim() == 3,
             sizes="host" if at_host else "device",
@@ -78,7 +80,7 @@ def quantizer_plan(
         )
         return registry.plan(request, backend=backend)
 
-    key = (id(spec), x.dtype, x.device, x.dim(), columns, groups, at_host, backend, layouts, graph_safe)
+    key = (id(spec), x.dtype, x.device, x.dim(), rows, columns, groups, at_host, backend, layouts, graph_safe)
     return _quantizers.get(key, planned, spec)
 
 

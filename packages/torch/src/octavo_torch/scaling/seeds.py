@@ -48,6 +48,11 @@ def second_stream(seed: int | Tensor | None) -> int | Tensor | None:
     return None if seed is None else seed ^ (1 << 63)
 
 
+def for_backward(seed: Seed) -> Seed:
+    """`seed` as a call keeps it until its backward: a caller may count on in a tensor of its own before that."""
+    return seed.clone() if isinstance(seed, Tensor) else seed
+
+
 def check_seed(seed: object) -> None:
     """Raises ValueError unless `seed` is None, an integer, an integer scalar tensor or a SeedCounter."""
     if seed is None or isinstance(seed, SeedCounter) or (isinstance(seed, int) and not isinstance(seed, bool)):

@@ -16,7 +16,7 @@ from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
 class _Postponed:
     """One weight gradient: the function that computes it, the tensors that this reads, and when those are ready.
 
-    versions   of the unquantized tensors that are read: a change in place would change the gradient
+    versions   of the tensors that are read, codes among them: a change in place would change the gradient
     """
 
     __slots__ = ("captured", "event", "inputs", "run", "stream", "versions")
@@ -24,7 +24,7 @@ class _Postponed:
     def __init__(self, run: Callable[[], Iterable[Tensor]], operands: Sequence[object]) -> None:
         self.run = run
         self.inputs = [leaf for leaf in pytree.tree_leaves(operands) if isinstance(leaf, Tensor)]
-        self.versions = [(value, value._version) for value in operands if isinstance(value, Tensor)]
+        self.versions = [(value, value._version) for value in self.inputs]
         self.captured = is_capturing()
         self.stream: torch.cuda.Stream | None = None
         if self.inputs[0].is_cuda:
@@ -105,7 +105,7 @@ class DelayedWgrad:
                 layer.backward_dw()
             torch.cuda.current_stream().wait_stream(side)  # before gradients are read
 
-        Raises ValueError where `count` exceeds the number of postponed passes, or where an unquantized operand has
+        Raises ValueError where `count` exceeds the number of postponed passes, or where an operand has
         changed since; GraphUnsafeError where backward was captured into a CUDA graph and this call is not, or vice
         versa.
         """
