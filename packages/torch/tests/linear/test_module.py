@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from octavo import NVFP4, PRESETS, DelayedScaling, Recipe
-from octavo_torch import GroupedLinear, grouped_linear, quantize_weight, update_scales
+from octavo_torch import GroupedLinear, grouped_linear, quantize_input, quantize_weight, update_scales
 
 G, K, N, M = 3, 64, 48, 70
 SIZES = torch.tensor([20, 0, 40])
@@ -184,6 +184,21 @@ def test_copies_of_a_quantized_weight_know_their_age(copied: Any, parted: bool, 
             with pytest.raises(ValueError, match="weight has changed in place"):
                 grouped_linear(x, outdated, sizes, **how)
             change(outdated.weight)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved_and_loaded])
+def test_copies_of_a_quantized_input_know_their_age(copied: Any, rng: object) -> None:
+    """As those of a weight: rows that have changed before they were quantized do not count, later changes do."""
+    x, weight, sizes = torch.randn(9, 64), torch.randn(2, 32, 64), [4, 5]
+    how: dict[str, Any] = {"recipe": "mxfp8", "backend": "torch-reference"}
+    x.mul_(2)
+    codes = quantize_input(x, weight, sizes, **how)
+    other = copied(codes)
+    assert torch.equal(grouped_linear(other, weight, None, **how), grouped_linear(codes, weight, None, **how))
+    other.x.mul_(2)
+    for outdated in (other, copied(other)):
+        with pytest.raises(ValueError, match="x has changed in place"):
+            grouped_linear(outdated, weight, None, **how)
 
 
 def test_every_expert_with_rows_trains(rng: object) -> None:

@@ -13,12 +13,12 @@ from octavo import QuantizerSpec, Recipe
 from octavo.grouped_tensor import PLAIN
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import GroupSizes
-from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.arrays.versioned import Versioned
 from octavo_torch.dispatch.layer import Layer
 
 
 @dataclass(eq=False)
-class QuantizedInput:
+class QuantizedInput(Versioned):
     """Rows [M, K] and their codes: takes the place of x in as many calls as read it. Made by `quantize_input`.
 
     x            the high-precision rows, which receive the gradient, and which a high-precision slot reads
@@ -35,6 +35,11 @@ class QuantizedInput:
     recipe: Recipe
     version: int | None
 
+    @property
+    def made_of(self) -> Tensor:
+        """The rows."""
+        return self.x
+
     def check(self, recipe: Recipe) -> None:
         """ValueError where the codes do not fit the call, or are older than the rows."""
         if recipe is not self.recipe and recipe.fingerprint != self.recipe.fingerprint:
@@ -42,7 +47,7 @@ class QuantizedInput:
                 f"x was quantized for recipe {self.recipe.kind} ({self.recipe.fingerprint}) and the call's is "
                 f"{recipe.kind} ({recipe.fingerprint}); quantize it for this one"
             )
-        if self.version is not None and is_plain(self.x) and self.x._version != self.version:
+        if self.outdated:
             raise ValueError("x has changed in place since quantize_input; quantize it again")
 
 

@@ -14,18 +14,15 @@ from octavo_registry.contract import WEIGHT_SHAPES
 from octavo_registry.contract import Weight as WeightOrder
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.arrays.per_group import Weights, leaves_of, version_of
-from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.arrays.per_group import Weights, leaves_of
+from octavo_torch.arrays.versioned import Versioned
 
 Layouts = tuple[str | None, str | None]
 """Layouts of the rowwise and of the columnwise plane; None for a plane that is absent, or that no GEMM reads."""
 
-_OUTDATED = -1
-"""The version of a copy whose original had older codes than its weight: no tensor has it."""
-
 
 @dataclass(eq=False)
-class QuantizedWeight:
+class QuantizedWeight(Versioned):
     """Weights [G, N, K] and their codes; takes the weight's place in `grouped_linear`. Made by `quantize_weight`.
 
     weight    the high-precision weights, which receive the gradient: one tensor, or one [N, K] a group
@@ -48,11 +45,15 @@ class QuantizedWeight:
     interleave: int = 0
     order: WeightOrder = "nk"
 
+    @property
+    def made_of(self) -> Weights:
+        """The weights."""
+        return self.weight
+
     def check(self, recipe: Recipe, layouts: Layouts | None, order: WeightOrder) -> None:
         """ValueError where the codes do not fit the call, or are older than the weight."""
         self.check_made_for(recipe, layouts, order)
-        known = self.version is not None and is_plain(leaves_of(self.weight)[0])
-        if known and version_of(self.weight) != self.version:
+        if self.outdated:
             raise ValueError("weight has changed in place since quantize_weight; quantize it again")
 
     def check_made_for(self, recipe: Recipe, layouts: Layouts | None, order: WeightOrder) -> None:
@@ -78,16 +79,6 @@ class QuantizedWeight:
                 f"weight was quantized as {WEIGHT_SHAPES[self.order]} and the call reads it as {WEIGHT_SHAPES[order]}; "
                 "give both the same backend, and quantize a weight again that lies in memory in another way now"
             )
-
-    def __getstate__(self) -> dict[str, object]:
-        """For copies and pickles, whose tensors count changes anew: a copy of outdated codes is one, too."""
-        outdated = self.version is not None and version_of(self.weight) != self.version
-        return {**self.__dict__, "version": _OUTDATED if outdated else self.version}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        if self.version not in (None, _OUTDATED):
-            self.version = version_of(self.weight)
 
 
 @dataclass(eq=False)

@@ -1,0 +1,38 @@
+"""Codes that know whether the tensors that they were made of have changed since."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from octavo_torch.arrays.per_group import Weights, leaves_of, version_of
+from octavo_torch.compiler.tracing import is_plain
+
+_OUTDATED = -1
+"""The version of a copy whose original was outdated: no tensor has it."""
+
+
+class Versioned(ABC):
+    """`version` is `version_of` the tensors at that time; None where a compiled graph, which knows no versions, has
+    made the codes. Copies and pickles, whose tensors count changes anew, are outdated where the original was."""
+
+    version: int | None
+
+    @property
+    @abstractmethod
+    def made_of(self) -> Weights:
+        """The tensors."""
+
+    @property
+    def outdated(self) -> bool:
+        """Whether they have changed in place since; never where that cannot be known."""
+        if self.version is None or not is_plain(leaves_of(self.made_of)[0]):
+            return False
+        return version_of(self.made_of) != self.version
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "version": _OUTDATED if self.outdated else self.version}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        if self.version not in (None, _OUTDATED):
+            self.version = version_of(self.made_of)
