@@ -58,20 +58,25 @@ def _forward(
     rows, end = token_rows(a.x, *places), jnp.sum(context.group_sizes)
     probs = None if plan.on_output else weights_by_row(a.weights, places.order)
     arrays = mlp_autograd.Arrays(rows, None, None, a.wi, a.wo, a.bi, a.bo, probs)
-    x1, mlp = None, plan.forward
-    quantize = mlp.fc1.plan.quantize_x
-    read: tuple[Gemm, ...] = ("fprop", "wgrad") if plan.form == "keep_all" else ("fprop",)
-    if reads_tokens(mlp.fc1, quantize, "x", read):
-        history = mlp_autograd.history_of((states or (None, None))[0], "x")
-        x1 = ComputedOperand(
-            rows, *quantize_tokens(quantize, mlp.fc1, Tokens(a.x, *places, end), "x", context, history)
-        )
-    (results, states), passed = mlp_autograd.forward(mlp, arrays, states, context, x1)
+    x1 = _x_of_tokens(plan, rows, Tokens(a.x, *places, end), states, context)
+    (results, states), passed = mlp_autograd.forward(plan.forward, arrays, states, context, x1)
     if plan.on_output:
         y = weighted_sum(results, a.weights, places.position, end, dtype=plan.out_dtype)
     else:
         y = sum_of_choices(results, places.position, end, dtype=plan.out_dtype)
     return (y, states), passed, results
+
+
+def _x_of_tokens(
+    plan: MoePlan, rows: Array, tokens: Tokens, states: States, context: Context
+) -> ComputedOperand | None:
+    """fc1's x, quantized from the tokens; None where its rows are read anyway, or have to be."""
+    fc1 = plan.forward.fc1
+    read: tuple[Gemm, ...] = ("fprop", "wgrad") if plan.form == "keep_all" else ("fprop",)
+    if not reads_tokens(fc1, fc1.plan.quantize_x, "x", read):
+        return None
+    history = mlp_autograd.history_of(None if states is None else states[0], "x")
+    return ComputedOperand(rows, *quantize_tokens(fc1.plan.quantize_x, fc1, tokens, "x", context, history))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -19,7 +19,8 @@ from octavo_registry import QuantizePlan
 
 
 class Tokens(NamedTuple):
-    """x [T, C], of whose rows `token_rows` makes [R, C]: `order` [R], `position` [T, k], and the rows that count."""
+    """x [T, C], and the rows [R, C] that its choices make: `order` [R] and `position` [T, k] of a Routing. Rows
+    from `end` on are nobody's."""
 
     x: Array
     order: Array
