@@ -7,6 +7,7 @@ Arrays
 Arguments, each refused with its name
     `dtype_name`        Octavo's name of a dtype; ValueError for one that no operand may have
     `check_input`, `check_float`, `check_array`, `check_sizes`, `check_out`   arrays, by rank or shape and by dtype
+    `checked_groups`    a quantizer's operand, with the sizes and the number of its groups
     `seed_words`        a seed, host integer or array, as uint32 [2] words
     `random_key`        seed words and the number of the first group, where a quantizer rounds stochastically
     `encode_scale`      delayed scaling's scales
@@ -32,6 +33,7 @@ from octavo_jax.arrays.operands import (
     check_input,
     check_out,
     check_sizes,
+    checked_groups,
     encode_scale,
 )
 from octavo_jax.arrays.sizes import one_group
@@ -53,6 +55,7 @@ __all__ = [
     "check_norm",
     "check_out",
     "check_sizes",
+    "checked_groups",
     "device_kind",
     "dtype_name",
     "encode_scale",

@@ -20,10 +20,7 @@ _RUN: frozenset[Arch] = frozenset({(9, 0)})
 
 
 def _row(row: Support, device: str, **conditions: Any) -> Capability:
-    if row.ops == support.GEMMS:
-        conditions["weights"] = support.WEIGHTS
-    about = {name: getattr(row, name) for name in ("layouts", "accumulation", "emulated", "untried")}
-    return Capability(ops=row.ops, recipes=row.recipes, framework="torch", device=device, **about, **conditions)
+    return Capability(framework="torch", device=device, **row.fields, **conditions)
 
 
 def _on_gpus() -> Iterable[Capability]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import octavo
 from octavo_torch import ExchangeError, add_lora, convert, update_scales
 from octavo_torch.moe.parallel import group as parallel_group
+from rank_work.values import exact
 
 E, C, K, F, S, B = 8, 3, 64, 48, 5, 2
 """Experts of all ranks, choices, sides, a rank's sequence and batch."""
@@ -82,11 +83,6 @@ def layer_of(config: Any, how: dict[str, Any], groups: Any = None) -> Any:
     made = moe_layer(**{"backend": REFERENCE, "seed": 1, **how})
     params = {} if groups is None else {"pg_collection": groups}
     return build_module(ModuleSpec(module=made, params=params, submodules=submodules_of()), config=config)
-
-
-def exact(*sides: int) -> Tensor:
-    """Multiples of an eighth, whose products fp32 sums without rounding: logits do not depend on how many tokens."""
-    return torch.randint(-8, 9, sides) / 8
 
 
 class Watched(nn.Module):

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from octavo_torch import ExchangeError
 from octavo_torch.moe.parallel import group as parallel_group
+from rank_work.values import exact
 
 E, C, D, F, B, L = 8, 3, 64, 48, 2, 5
 """Experts of all ranks, choices, sides, and a rank's tokens."""
@@ -84,11 +85,6 @@ def dims_of(ep: int, spmd_backend: str, tp: int = 1) -> Any:
     if spmd_backend == "spmd_types":
         set_spmd_meshes(dense_mesh=dims.spmd_dense_mesh(), sparse_mesh=dims.spmd_sparse_mesh())
     return dims
-
-
-def exact(*sides: int) -> Tensor:
-    """Multiples of an eighth, whose products fp32 sums without rounding: logits do not depend on how many tokens."""
-    return torch.randint(-8, 9, sides) / 8
 
 
 class Watched(nn.Module):

@@ -6,8 +6,8 @@ Pure data: nothing here imports Triton.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
 
 from octavo.grouped_tensor import PLAIN
 from octavo_triton.layouts import TURNED
@@ -55,6 +55,12 @@ class Support:
     accumulation: Accumulation = "fp32"
     emulated: str | None = None
     untried: str | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of octavo_registry.Capability of these names, and how a GEMM takes weights: as they lie."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return own | {"weights": WEIGHTS} if self.ops == GEMMS else own
 
 
 def support_on(first: Arch, run: Collection[Arch]) -> Iterator[Support]:

@@ -60,13 +60,6 @@ _OPERANDS: Mapping[Weight, Mapping[Gemm, tuple[Gemm, tuple[Operand, Operand]]]] 
         "kn": {"fprop": ("dgrad", ("x", "w")), "dgrad": ("fprop", ("dy", "w")), "wgrad": ("wgrad", ("x", "dy"))},
     }
 )
-_DIRECTIONS: Mapping[Gemm, tuple[Direction, Direction]] = MappingProxyType(
-    {
-        "fprop": ("rowwise", "rowwise"),
-        "dgrad": ("rowwise", "columnwise"),
-        "wgrad": ("columnwise", "columnwise"),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -98,4 +91,8 @@ class GemmForm:
 def gemm_form(gemm: Gemm, weight: Weight) -> GemmForm:
     """How `gemm` of a weight with these axes is computed."""
     kernel, operands = _OPERANDS[weight][gemm]
-    return GemmForm(kernel, operands, _DIRECTIONS[kernel], weight == "kn")
+
+    def direction(operand: Operand) -> Direction:
+        return "rowwise" if readers(operand, weight)[0] == gemm else "columnwise"
+
+    return GemmForm(kernel, operands, (direction(operands[0]), direction(operands[1])), weight == "kn")

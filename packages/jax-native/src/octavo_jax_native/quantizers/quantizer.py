@@ -11,7 +11,7 @@ from jax import Array
 
 from octavo import QuantizerSpec
 from octavo.quantizer import Operand
-from octavo_jax.plugin_api import GroupedTensor, check_input, check_out, check_sizes, one_group
+from octavo_jax.plugin_api import GroupedTensor, check_out, checked_groups
 from octavo_jax_native.arrays import options
 from octavo_jax_native.arrays.planes import array, tensor_of
 from octavo_jax_native.arrays.words import as_int64
@@ -116,12 +116,7 @@ class Quantizer:
     ) -> tuple[GroupedTensor, dict[str, Array]]:
         """The codes, and the results of the first call by name."""
         spec, shape, each = self._spec, x.shape, 0
-        check_input(x, "x", (2,) if group_sizes is not None else (2, 3))
-        if group_sizes is None and x.ndim == 2:
-            group_sizes = one_group(x.shape[0])
-        if group_sizes is not None:
-            check_sizes(group_sizes)
-        groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
+        group_sizes, groups = checked_groups(x, group_sizes)
         operands = {
             "x": x,
             **options.random_operands(spec, rounding.get("seed"), rounding.get("group_offset", 0)),

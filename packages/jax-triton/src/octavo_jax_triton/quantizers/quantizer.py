@@ -13,11 +13,9 @@ from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.quantizer import Operand
 from octavo_jax.plugin_api import (
     GroupedTensor,
-    check_input,
     check_out,
-    check_sizes,
+    checked_groups,
     encode_scale,
-    one_group,
     random_key,
 )
 from octavo_jax_triton.arrays.planes import assembled
@@ -57,12 +55,7 @@ def bind_quantize(spec: QuantizerSpec, columnwise: str, target: Target) -> Quant
         out: None = None,
     ) -> GroupedTensor:
         check_out(out)
-        check_input(x, "x", (2,) if group_sizes is not None else (2, 3))
-        if group_sizes is None and x.ndim == 2:
-            group_sizes = one_group(x.shape[0])
-        if group_sizes is not None:
-            check_sizes(group_sizes)
-        groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
+        group_sizes, groups = checked_groups(x, group_sizes)
         encode = encode_scale(spec, scale, groups)
         words = _random_words(spec, seed, group_offset)
         made = compiled(x, group_sizes, encode, words, operand=OPERANDS[operand or spec.role])

@@ -11,6 +11,7 @@ from jax import Array
 
 from octavo import QuantizerSpec
 from octavo_jax.arrays.dtypes import DTYPES, dtype_name
+from octavo_jax.arrays.sizes import one_group
 
 
 def check_out(out: Any) -> None:
@@ -27,6 +28,20 @@ def check_input(x: Any, name: str, ranks: tuple[int, ...]) -> None:
         shapes = " or ".join({2: "[M, C]", 3: "[G, N, C]"}[rank] for rank in ranks)
         raise ValueError(f"{name} has shape {list(x.shape)}; it is {shapes}")
     dtype_name(x.dtype, name)
+
+
+def checked_groups(x: Array, group_sizes: Array | None) -> tuple[Array | None, int]:
+    """The sizes of a quantizer's operand x, and G; ValueError for arguments that do not fit.
+
+    x   rows [M, C] with sizes [G]; without sizes one matrix, which is a group, or stacked ones [G, N, C]
+    """
+    check_input(x, "x", (2,) if group_sizes is not None else (2, 3))
+    if group_sizes is None and x.ndim == 2:
+        group_sizes = one_group(x.shape[0])
+    if group_sizes is None:
+        return None, x.shape[0]
+    check_sizes(group_sizes)
+    return group_sizes, group_sizes.shape[0]
 
 
 def check_sizes(group_sizes: Any) -> None:

@@ -55,11 +55,12 @@ def _forward(
     plan: MoePlan, a: MoeArrays, places: Places, states: States, context: Context
 ) -> tuple[tuple[Array, States], Passed, Array]:
     """((y, states), what the experts made on the way, their results)."""
-    rows, end = token_rows(a.x, *places), jnp.sum(context.group_sizes)
+    rows = token_rows(a.x, *places)
     probs = None if plan.on_output else weights_by_row(a.weights, places.order)
     arrays = mlp_autograd.Arrays(rows, None, None, a.wi, a.wo, a.bi, a.bo, probs)
-    x1 = _x_of_tokens(plan, rows, Tokens(a.x, *places, end), states, context)
+    x1 = _x_of_tokens(plan, rows, Tokens(a.x, *places), states, context)
     (results, states), passed = mlp_autograd.forward(plan.forward, arrays, states, context, x1)
+    end = jnp.sum(context.group_sizes)
     if plan.on_output:
         y = weighted_sum(results, a.weights, places.position, end, dtype=plan.out_dtype)
     else:
@@ -128,7 +129,7 @@ def _backward(_: MoePlan, kept: Kept, cotangents: tuple[Array, States]) -> tuple
         drows, dweights = weighted_gradients(saved, dy)
     else:
         drows, dweights = rows_gradient(saved, dy), None
-        dy_codes = made.dy_codes(Tokens(dy.astype(plan.mlp.fc2.y_dtype), order, position, end))
+        dy_codes = made.dy_codes(Tokens(dy.astype(plan.mlp.fc2.y_dtype), order, position))
     gradients, states = mlp_autograd.backward(made.residuals(), (drows, later), dy_codes)
     if dweights is None:
         assert gradients.probs is not None

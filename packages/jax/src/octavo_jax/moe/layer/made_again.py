@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import jax.numpy as jnp
 from jax import Array
 
 from octavo.recipe_base import Gemm
@@ -29,9 +28,7 @@ class MadeAgain:
         self._later = second_context(kept.context)
         self._states = kept.states or (None, None)
         plan, places = kept.plan, kept.places
-        self._tokens = None
-        if kept.x is not None:
-            self._tokens = Tokens(kept.x, *places, jnp.sum(self._context.group_sizes))
+        self._tokens = None if kept.x is None else Tokens(kept.x, *places)
         self._probs = None if plan.on_output else weights_by_row(kept.weights, places.order)
         self._h = self._fc1_result()
         self.results = self._results() if plan.on_output and kept.results is None else kept.results
@@ -69,7 +66,7 @@ class MadeAgain:
     def _quantized_x(self, fc1: Layer, gemm: Gemm) -> tuple[Array, GroupedTensor | None]:
         """x by row, and its codes where this GEMM reads them."""
         assert self._tokens is not None
-        rows = token_rows(*self._tokens[:3])
+        rows = token_rows(*self._tokens)
         quantize, history = fc1.plan.quantize_x, history_of(self._states[0], "x")
         if reads_tokens(fc1, quantize, "x", (gemm,)):
             return rows, quantize_tokens(quantize, fc1, self._tokens, "x", self._context, history)[0]

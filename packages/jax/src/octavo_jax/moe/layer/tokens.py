@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 from jax import Array
 
 from octavo.quantizer import Operand
@@ -19,13 +20,11 @@ from octavo_registry import QuantizePlan
 
 
 class Tokens(NamedTuple):
-    """x [T, C], and the rows [R, C] that its choices make: `order` [R] and `position` [T, k] of a Routing. Rows
-    from `end` on are nobody's."""
+    """x [T, C], and the rows [R, C] that its choices make: `order` [R] and `position` [T, k] of a Routing."""
 
     x: Array
     order: Array
     position: Array
-    end: Array
 
 
 def reads_tokens(layer: Layer, plan: QuantizePlan | None, operand: Operand, read: tuple[Gemm, ...]) -> bool:
@@ -53,7 +52,8 @@ def quantize_tokens(
     of_tokens = plan.bound.of_tokens
     assert of_tokens is not None
     arguments = context.quantizer_arguments(plan, operand, history)
-    given = undifferentiated(tokens.x), tokens.order, tokens.position, tokens.position < tokens.end
+    routed = tokens.position < jnp.sum(context.group_sizes)
+    given = undifferentiated(tokens.x), tokens.order, tokens.position, routed
     if layer.placement is None:
         x, *choices = given
         q, amax = of_tokens(x, context.group_sizes, *choices, amax=history is not None, **arguments.keywords())
