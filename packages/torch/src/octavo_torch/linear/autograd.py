@@ -19,6 +19,7 @@ from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import PLANES_OF, FpropFunction, Matrix, QuantizeFunction, WgradFunction
+from octavo_torch.linear.bias_gradients import bias_gradients
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.contexts import run_backward
@@ -223,9 +224,9 @@ def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
     if dy.dtype is not layer.row_dtype:
         dy = dy.to(layer.row_dtype)
     if need_b or need_s:
-        sums = operators.bias_grads(dy, bounded_sizes(sizes, dy), bias, bias_scales)
-        db = sums[0] if need_b else None
-        ds = sums[1] if need_s else None
+        sums = bias_gradients(layer, dy, sizes, bias if need_s else None, bias_scales)
+        db = sums.bias if need_b else None
+        ds = sums.scales if need_s else None
     if need_x or need_w:
         codes: Matrix = dy
         if call.probe is not None:
@@ -249,13 +250,6 @@ def caller_sizes(sizes: Sizes) -> Tensor | None:
     Nothing of prepared ones, which are the call's own: the caller's may change before backward, these do not.
     """
     return sizes if isinstance(sizes, Tensor) else None
-
-
-def bounded_sizes(sizes: Sizes, like: Tensor) -> Tensor:
-    """int64 [G] on `like`'s device, within its rows."""
-    if not isinstance(sizes, Tensor):
-        return sizes.group_sizes
-    return operators.bound_sizes(sizes, like.shape[0], like)
 
 
 def dtypes_of(*inputs: Tensor | None) -> list[torch.dtype | None]:
