@@ -91,7 +91,7 @@ class Quantizer {
                   int out_layout, Address stream, int threads) const {
     DequantizeArgs args;
     args.direction = enum_of(direction, Direction::columnwise, "direction");
-    args.spec = spec_.of_plane(args.direction == Direction::columnwise);
+    args.spec = of_plane(args.direction);
     args.plane = plane(codes, scales, global, layout, "layout");
     args.rows = rows;
     args.cols = cols;
@@ -111,7 +111,7 @@ class Quantizer {
                int threads) const {
     ConvertArgs args;
     args.direction = enum_of(direction, Direction::columnwise, "direction");
-    args.spec = spec_.of_plane(args.direction == Direction::columnwise);
+    args.spec = of_plane(args.direction);
     args.to = enum_of(to, Layout::native, "to");
     const bool to_native = args.to == Layout::native;
     args.from = {pointer<void>(codes), pointer<void>(scales), nullptr, to_native ? Layout::plain : Layout::native};
@@ -125,6 +125,12 @@ class Quantizer {
   }
 
  private:
+  // How the plane of a direction is quantized; a spec that does not go together stays as it is, and is refused.
+  QuantizerSpec of_plane(Direction direction) const {
+    const bool fits = spec_.scaling == Scaling::block && !spec_.square;
+    return fits ? spec_.of_plane(direction == Direction::columnwise) : spec_;
+  }
+
   static Plane plane(Address codes, Address scales, Address global, int layout, const char* name) {
     return {pointer<void>(codes), pointer<void>(scales), pointer<float>(global), enum_of(layout, Layout::native, name)};
   }
