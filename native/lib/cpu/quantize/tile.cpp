@@ -135,6 +135,14 @@ void store_dequantized(const Job& job, const Tile& tile, int64_t row, const uint
   job.loops.store(static_cast<int>(DType::bf16), scratch.decoded, to, tile.cols);
 }
 
+// Where a tile's columns have their scales: square blocks have one for all of them.
+ScaleIndex column_scales_of(const Job& job, const Tile& tile) {
+  const Layout layout = job.args.columnwise.layout;
+  if (!job.spec().square_columns) return column_scale_index(job.spec(), layout, tile.panel, tile.panel_index, job.cols);
+  const int64_t row = first_block(tile.panel, tile.panel_index, PANEL_ROWS);
+  return {row * ceil_div(job.cols, PANEL_ROWS) + tile.col / PANEL_ROWS, 0, 0};
+}
+
 }  // namespace
 
 void row_codes(const Job& job, const Tile& tile, Scratch& scratch) {
@@ -196,7 +204,7 @@ void column_codes(const Job& job, const Tile& given, Scratch& scratch) {
   const int size = block_size(spec.scaling), height = size ? size : PANEL_ROWS;
   const bool native = args.columnwise.layout == Layout::native;
   ScaleIndex index = {0, 0, 0};
-  if (size != 0) index = column_scale_index(spec, args.columnwise.layout, tile.panel, tile.panel_index, job.cols);
+  if (size != 0) index = column_scales_of(job, tile);
   for (int r = 0; r < tile.rows; r += height) {
     const int end = std::min(r + height, tile.rows);
     const int32_t* amax = scratch.amax;
@@ -204,6 +212,10 @@ void column_codes(const Job& job, const Tile& given, Scratch& scratch) {
       std::fill(scratch.amax, scratch.amax + tile.cols, 0);
       for (int i = r; i < end; ++i) {
         job.loops.amax_columns(values + i * tile.stride, tile.cols, scratch.amax);
+      }
+      if (spec.square_columns) {
+        int32_t* const end_of_columns = scratch.amax + tile.cols;
+        std::fill(scratch.amax, end_of_columns, *std::max_element(scratch.amax, end_of_columns));
       }
     } else {
       amax = job.column_amax + group * job.cols + tile.col;

@@ -14,6 +14,7 @@
 #include "cuda/planes/dequantize.h"
 #include "kernels.h"
 #include "octavo/dequantize.h"
+#include "spread_scales.h"
 #include "tensor_map.h"
 
 namespace octavo {
@@ -310,33 +311,51 @@ Error copy_side(const GemmArgs& args, const Side& side, bool left, void* into, c
 
 bool copies(const GemmSpec& spec) { return spec.quantized && !multiplies_fp8(spec); }
 
+// ---- scales of x's square blocks where x is the left operand, of which kernels read one for each column
+
+int64_t spread_bytes(const GemmArgs& args) {
+  return panel_bound(args.rows, args.groups, 0) * round_up(left_cols(args), 4) * 4;
+}
+
+Error check_workspace(const GemmArgs& args, size_t bytes) {
+  if (args.workspace_bytes < bytes || args.workspace == nullptr) {
+    return {ErrorCode::workspace_too_small, "the workspace is smaller than gemm_workspace_cuda says"};
+  }
+  if (!aligned(args.workspace, COPY_ALIGNMENT)) {
+    return invalid("the workspace is not aligned to 256 bytes; allocate it so");
+  }
+  return {};
+}
+
 }  // namespace
 }  // namespace cuda
 
 size_t gemm_workspace_cuda(const GemmArgs& given) {
-  if (!cuda::copies(given.spec)) return 0;
   const GemmArgs args = with_strides(given);
+  if (args.spec.left_square) return static_cast<size_t>(cuda::spread_bytes(args));
+  if (!cuda::copies(args.spec)) return 0;
   return cuda::copy_bytes_of(cuda::side_of(args, true), args) + cuda::copy_bytes_of(cuda::side_of(args, false), args);
 }
 
 Error gemm_cuda(const GemmArgs& given, void* on) {
   if (const Error error = check_gemm(given, true)) return error;
-  const GemmArgs args = with_strides(given);
+  GemmArgs args = with_strides(given);
   const cudaStream_t stream = cuda::stream_of(on);
   cuda::Side left = cuda::side_of(args, true), right = cuda::side_of(args, false);
   if (cuda::copies(args.spec) && args.rows > 0) {
     const size_t first = cuda::copy_bytes_of(left, args), bytes = first + cuda::copy_bytes_of(right, args);
-    if (args.workspace_bytes < bytes || args.workspace == nullptr) {
-      return {ErrorCode::workspace_too_small, "the workspace is smaller than gemm_workspace_cuda says"};
-    }
-    if (!aligned(args.workspace, cuda::COPY_ALIGNMENT)) {
-      return invalid("the workspace is not aligned to 256 bytes; allocate it so");
-    }
+    if (const Error error = cuda::check_workspace(args, bytes)) return error;
     uint8_t* const workspace = static_cast<uint8_t*>(args.workspace);
     if (const Error error = cuda::copy_side(args, left, true, workspace, stream)) return error;
     if (const Error error = cuda::copy_side(args, right, false, workspace + first, stream)) return error;
     left.data = workspace;
     right.data = workspace + first;
+  }
+  if (args.spec.left_square && args.rows > 0) {
+    if (const Error error = cuda::check_workspace(args, static_cast<size_t>(cuda::spread_bytes(args)))) return error;
+    float* const columns = static_cast<float*>(args.workspace);
+    cuda::spread_scales(static_cast<const float*>(args.left.scales), left.cols, left.panels, columns, stream);
+    args.left.scales = columns;
   }
   return cuda::launch_gemm(args, left, right, stream);
 }

@@ -332,6 +332,7 @@ class Call {
     tile.group_offset = args_.group_offset;
     tile.group_offset_device = args_.group_offset_device;
     tile.operand = args_.spec.operand;
+    tile.square_columns = args_.spec.square_columns;
     tile.reverse = space_.cleared > 0;
     const bool columns = args_.columnwise.codes;
     const Choice choice{route_.kind,       args_.spec.format,     args_.spec.square,

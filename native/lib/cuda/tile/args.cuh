@@ -31,7 +31,8 @@ struct TileArgs {
   const uint32_t* group_offset_device;
   Operand operand;
   const int32_t* unchanged;
-  bool reverse;  // last tile first, so as to hit what an earlier pass left in L2
+  bool square_columns;  // columnwise blocks are 128 x 128: QuantizerSpec::square_columns
+  bool reverse;         // last tile first, so as to hit what an earlier pass left in L2
 };
 
 // Those of the amax pass. All arrays hold fp32 bits and are zeroed before the launch: an integer maximum orders
