@@ -559,6 +559,22 @@ def choose_gradient(
     The gradient of the logits, [tokens, experts] in their dtype, from that of the weights.
     """
 
+def interleave_halves(
+    *,
+    cuda: bool,
+    from_: int,
+    into: int,
+    rows: int,
+    blocks: int,
+    block_bytes: int,
+    interleave: bool,
+    stream: int = 0,
+    threads: int = 1,
+) -> None:
+    """
+    Rows of two halves [rows, 2, blocks, block_bytes] to blocks that take turns [rows, blocks, 2, block_bytes], or back.
+    """
+
 class AdamWRule:
     """
     Hyperparameters of AdamW; with `lr_device`, the address of one fp32 number, `lr` is not read.
