@@ -47,11 +47,10 @@ def draw(groups: int, k: int, n: int, m: int) -> tuple[Tensor, Tensor, Tensor, T
 def calls_of(kind: str, x: Tensor, w: Tensor, dy: Tensor, sizes: Tensor) -> dict[str, Callable[[], Any]]:
     """What is timed, by name."""
     recipe = octavo.recipe(kind)
-    spec, of_w, of_dy = (recipe.quantizer(operand) for operand in ("x", "w", "dy"))
-    assert spec is not None and of_w is not None and of_dy is not None
-    quantize = Quantizer(spec, LAYOUTS)
-    qx, qdy = quantize(x.detach(), sizes), Quantizer(of_dy, LAYOUTS)(dy, sizes)
-    qw = Quantizer(of_w, LAYOUTS)(w.detach())
+    specs = {operand: recipe.quantizer(operand) for operand in ("x", "w", "dy")}
+    quantizers = {operand: Quantizer(spec, LAYOUTS) for operand, spec in specs.items() if spec is not None}
+    quantize = quantizers["x"]
+    qx, qdy, qw = quantize(x.detach(), sizes), quantizers["dy"](dy, sizes), quantizers["w"](w.detach())
     fprop, dgrad, wgrad, turned = (
         Fprop("bfloat16"),
         Dgrad("bfloat16"),
@@ -92,7 +91,7 @@ def timed(calls: dict[str, Callable[[], Any]], turns: int) -> dict[str, list[flo
 
 def row(name: str, shape: tuple[int, int, int, int], turns: int) -> dict[str, Any]:
     """One shape."""
-    groups, k, n, m = shape
+    _, k, n, m = shape
     operands = draw(*shape)
     calls = {kind: calls_of(kind, *operands) for kind in KINDS}
     block, square = (calls[kind]["wgrad"]() for kind in KINDS)
