@@ -16,7 +16,7 @@ namespace octavo {
 namespace cuda {
 namespace {
 
-constexpr int THREADS = 256, EACH = 4;            // EACH: words of a thread that are in flight
+constexpr int THREADS = 256, EACH = 4;            // EACH: words of a thread in move_blocks, all in flight
 constexpr int64_t MOST_WORDS = int64_t{1} << 31;  // of a launch, so that 32 bits number them
 
 struct Slice {
@@ -54,39 +54,24 @@ __device__ __forceinline__ uint4 joined(uint2 gate, uint2 up) {
           __byte_perm(gate.y, up.y, high)};
 }
 
-// Words of 16 bytes of turns; `slice.half` of them are a row. What is in the first half of a row stands at
-// 16 row half + 8 (word - row half) of the halves.
+// Words of 16 bytes of turns, one each; `slice.half` of them are a row. What is in the first half of a row stands at
+// 16 row half + 8 (word - row half) of the halves. More words in flight in each thread, and loads that do not stay in
+// the cache in front of stores that do, were slower.
 template <int BYTES, bool INTERLEAVE>
 __global__ void __launch_bounds__(THREADS) take_turns(const __grid_constant__ Slice slice) {
-  const uint32_t step = gridDim.x * THREADS * EACH;
-  for (uint64_t first = uint64_t{blockIdx.x} * THREADS * EACH + threadIdx.x; first < slice.words; first += step) {
-    int64_t at[EACH];
-    uint4 turns[EACH];
-    uint2 gate[EACH], up[EACH];
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      const auto word = static_cast<uint32_t>(first) + static_cast<uint32_t>(i * THREADS);
-      at[i] = 8 * (int64_t{word} + int64_t{word / slice.half} * slice.half);
-      if (word >= slice.words) continue;
-      if constexpr (INTERLEAVE) {
-        gate[i] = __ldcs(reinterpret_cast<const uint2*>(slice.from + at[i]));
-        up[i] = __ldcs(reinterpret_cast<const uint2*>(slice.from + at[i] + 8 * int64_t{slice.half}));
-      } else {
-        turns[i] = __ldcs(reinterpret_cast<const uint4*>(slice.from) + word);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      const auto word = static_cast<uint32_t>(first) + static_cast<uint32_t>(i * THREADS);
-      if (word >= slice.words) continue;
-      if constexpr (INTERLEAVE) {
-        reinterpret_cast<uint4*>(slice.into)[word] = joined<BYTES>(gate[i], up[i]);
-      } else {
-        apart<BYTES>(turns[i], gate[i], up[i]);
-        *reinterpret_cast<uint2*>(slice.into + at[i]) = gate[i];
-        *reinterpret_cast<uint2*>(slice.into + at[i] + 8 * int64_t{slice.half}) = up[i];
-      }
-    }
+  const uint32_t word = blockIdx.x * THREADS + threadIdx.x;
+  if (word >= slice.words) return;
+  const int64_t at = 8 * (int64_t{word} + int64_t{word / slice.half} * slice.half),
+                up_at = at + 8 * int64_t{slice.half};
+  if constexpr (INTERLEAVE) {
+    const uint2 gate = *reinterpret_cast<const uint2*>(slice.from + at);
+    const uint2 up = *reinterpret_cast<const uint2*>(slice.from + up_at);
+    reinterpret_cast<uint4*>(slice.into)[word] = joined<BYTES>(gate, up);
+  } else {
+    uint2 gate, up;
+    apart<BYTES>(reinterpret_cast<const uint4*>(slice.from)[word], gate, up);
+    *reinterpret_cast<uint2*>(slice.into + at) = gate;
+    *reinterpret_cast<uint2*>(slice.into + up_at) = up;
   }
 }
 
@@ -95,24 +80,22 @@ template <class Word>
 __global__ void __launch_bounds__(THREADS) move_blocks(const __grid_constant__ Slice slice) {
   const auto* from = reinterpret_cast<const Word*>(slice.from);
   auto* into = reinterpret_cast<Word*>(slice.into);
-  const uint32_t blocks = slice.half / slice.block, step = gridDim.x * THREADS * EACH;
-  for (uint64_t first = uint64_t{blockIdx.x} * THREADS * EACH + threadIdx.x; first < slice.words; first += step) {
-    uint32_t halves[EACH];
-    Word value[EACH];
+  const uint32_t blocks = slice.half / slice.block, first = blockIdx.x * THREADS * EACH + threadIdx.x;
+  uint32_t halves[EACH];
+  Word value[EACH];
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      const auto word = static_cast<uint32_t>(first) + static_cast<uint32_t>(i * THREADS);
-      const uint32_t turn = word / slice.block, within = word - turn * slice.block;
-      const uint32_t pair = turn / 2, row = pair / blocks;
-      // 2 row blocks + side blocks + (pair - row blocks) blocks stand before it
-      halves[i] = ((row + turn % 2) * blocks + pair) * slice.block + within;
-      if (word < slice.words) value[i] = __ldcs(from + (slice.interleave ? halves[i] : word));
-    }
+  for (int i = 0; i < EACH; ++i) {
+    const uint32_t word = first + i * THREADS;
+    const uint32_t turn = word / slice.block, within = word - turn * slice.block;
+    const uint32_t pair = turn / 2, row = pair / blocks;
+    // 2 row blocks + side blocks + (pair - row blocks) blocks stand before it
+    halves[i] = ((row + turn % 2) * blocks + pair) * slice.block + within;
+    if (word < slice.words) value[i] = from[slice.interleave ? halves[i] : word];
+  }
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      const auto word = static_cast<uint32_t>(first) + static_cast<uint32_t>(i * THREADS);
-      if (word < slice.words) into[slice.interleave ? word : halves[i]] = value[i];
-    }
+  for (int i = 0; i < EACH; ++i) {
+    const uint32_t word = first + i * THREADS;
+    if (word < slice.words) into[slice.interleave ? word : halves[i]] = value[i];
   }
 }
 
@@ -137,7 +120,7 @@ bool by_turns(const InterleaveArgs& args) {
 }
 
 void launch(const Slice& slice, int block_bytes, bool turns, int word, cudaStream_t stream) {
-  const unsigned grid = grid_for(ceil_div(int64_t{slice.words}, THREADS * EACH));
+  const auto grid = static_cast<unsigned>(ceil_div(int64_t{slice.words}, turns ? THREADS : THREADS * EACH));
   if (turns) {
     switch (block_bytes) {
       case 1: return launch_turns<1>(slice, grid, stream);

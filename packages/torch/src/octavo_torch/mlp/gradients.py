@@ -171,7 +171,7 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
                 assert fc1.dgrad is not None  # a layer whose dx is needed
                 w1 = operands.w1()
                 if call.block and isinstance(w1, Tensor):
-                    w1 = to_halves(w1, call.block)
+                    w1 = to_halves(w1, call.block, fc1.interleave_halves)
                 dh = grads.codes if fc1.quantized_dgrad else grads.h
                 assert dh is not None  # a GEMM reads it
                 dx = operands.of_x(fc1.dgrad(dh, w1, sizes, out=call.grad_input))
@@ -179,7 +179,9 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
                 operands.done_with("w1")
             if need_w1:
                 assert fc1.wgrad is not None  # a layer whose dw is needed
-                wgrad = interleaved_wgrad(fc1.wgrad, call.block) if call.block else fc1.wgrad
+                wgrad = fc1.wgrad
+                if call.block:
+                    wgrad = interleaved_wgrad(wgrad, call.block, fc1.interleave_halves)
                 dh = grads.codes if fc1.quantized_wgrad else grads.h
                 assert dh is not None  # a GEMM reads it
                 dw1 = weight_gradient(call.fc1, wgrad, operands.x(), dh, sizes, call)
