@@ -26,6 +26,14 @@ __device__ __forceinline__ Pack<T> load_pack_by(const void* from, uint64_t polic
   return pack;
 }
 
+// A store as any other.
+struct Put {
+  template <class Word>
+  __device__ void operator()(void* at, const Word& word) const {
+    *static_cast<Word*>(at) = word;
+  }
+};
+
 // A store of what this launch does not read.
 class PutOnce {
  public:

@@ -5,7 +5,6 @@
 //   bound   device memory, and waiting: docs/decisions/0064
 #pragma once
 
-#include "cuda/device/hints.cuh"
 #include "cuda/tile/columns.cuh"
 #include "cuda/tile/raises.cuh"
 #include "cuda/tile/rows.cuh"
@@ -90,16 +89,7 @@ __global__ void __launch_bounds__(THREADS, COLUMNS ? 3 : 4)
   if constexpr (COLUMNS) {
     if (!of.columnwise.codes) return;
     __syncthreads();
-    if (of.columnwise.layout != Layout::native) return store_columns<F, false>(of, tile, smem);
-    constexpr uint32_t quads = Codes<F>::bytes, columns = THREADS / quads;
-    const uint32_t live_cols = min(tile.end - tile.col0, TILE_COLS);
-    const int64_t first = static_cast<int64_t>(tile.panel_index) * of.cols + tile.col0;
-    uint4* const at = static_cast<uint4*>(of.columnwise.codes) + first * quads + threadIdx.x;
-#pragma unroll
-    for (uint32_t step = 0; step < TILE_COLS / columns; ++step) {
-      const uint32_t column = step * columns + threadIdx.x / quads;
-      if (column < live_cols) put(at + step * THREADS, staged_quad<F>(smem, column, threadIdx.x % quads));
-    }
+    store_columns<F, false>(of, tile, smem, put);
   }
 }
 
