@@ -1,6 +1,7 @@
 // A tile's columnwise data: scales from the warps' maxima, codes staged in smem, stores as panels or rows.
 #pragma once
 
+#include "cuda/device/hints.cuh"
 #include "draws.cuh"
 
 namespace octavo::cuda {
@@ -56,9 +57,10 @@ __device__ __forceinline__ uint8_t staged_code(const Smem& smem, int column, int
   }
 }
 
-// Stores the staged panel: whole columns side by side (native), or in the input's own orientation (plain).
-template <Format F, bool HADAMARD, class S, class Smem>
-__device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Tile& tile, const Smem& smem) {
+// Stores the staged panel: whole columns side by side (native, by `put`), or in the input's own orientation (plain).
+template <Format F, bool HADAMARD, class S, class Smem, class Stores = Put>
+__device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Tile& tile, const Smem& smem,
+                                              const Stores& put = Stores{}) {
   const uint32_t live_cols = min(tile.end - tile.col0, TILE_COLS);
   if (args.columnwise.layout == Layout::native) {
     constexpr uint32_t quads = Codes<F>::bytes,
@@ -68,7 +70,7 @@ __device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Til
 #pragma unroll
     for (uint32_t step = 0; step < TILE_COLS / columns; ++step) {
       const uint32_t column = step * columns + threadIdx.x / quads;
-      if (column < live_cols) to[step * THREADS] = staged_quad<F>(smem, column, threadIdx.x % quads);
+      if (column < live_cols) put(to + step * THREADS, staged_quad<F>(smem, column, threadIdx.x % quads));
     }
     return;
   }

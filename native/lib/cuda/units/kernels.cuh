@@ -47,8 +47,9 @@ class UnitRows {
     to_ = static_cast<uint8_t*>(args.rowwise.codes) + (tile.panel.row0 + unit.row) * stride_ + tile.col() / 2;
   }
 
-  __device__ void store(int i, uint32_t codes) {
-    if (i < live_) *reinterpret_cast<uint32_t*>(to_) = codes;
+  template <class Stores = Put>
+  __device__ void store(int i, uint32_t codes, const Stores& put = Stores{}) {
+    if (i < live_) put(to_, codes);
     to_ += stride_;
   }
 
@@ -191,28 +192,25 @@ __global__ void __launch_bounds__(UNIT_THREADS, UNIT_CTAS)
   }
 }
 
-// One scale per 16 x 16 values, so that columnwise codes are the transposed rowwise codes.
+// Words that hold the largest magnitude of the thread's half of a 16 x 16 block, in both halves.
 template <class T>
-__global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS)
-    quantize_square_units(const __grid_constant__ TileArgs<Plain<T>> args) {
+__device__ __forceinline__ uint32_t unit_maximum(const Pack<T> (&values)[UNIT_ROWS]) {
   using P = Pack<T>;
-  __shared__ alignas(16) uint32_t panel[TILE_COLS * PANEL_ROWS / 8];
-  if (args.unchanged && *args.unchanged) return;
-  TileWalk walk(args.tiles, args.reverse);
-  Tile tile;
-  tile.end = static_cast<int>(args.cols);
-  if (!walk.template locate<COLUMN_LANES>(tile)) return;
-  const Unit unit = Unit::of(tile);
-  const Multipliers by = Multipliers::unknown(UNIT_THREADS);
-  P values[UNIT_ROWS];
-  read_unit(args.source, tile, unit, values);
-  const SecondLevel level = args.row_levels[tile.panel.group];
   uint32_t most = 0;
 #pragma unroll
   for (int i = 0; i < UNIT_ROWS; ++i)
 #pragma unroll
     for (int k = 0; k < 4; ++k) most = P::maximum(most, values[i].word[k]);
-  most = P::across(most);
+  return P::across(most);
+}
+
+// One scale per 16 x 16 values, so that columnwise codes are the transposed rowwise codes. `most`: unit_maximum.
+template <class T, class Stores>
+__device__ __forceinline__ void quantize_square_unit(const TileArgs<Plain<T>>& args, const Tile& tile, const Unit& unit,
+                                                     const Pack<T> (&values)[UNIT_ROWS], uint32_t most,
+                                                     const SecondLevel& level, const Multipliers& by, uint32_t* panel,
+                                                     const Stores& put) {
+  using P = Pack<T>;
   most = P::maximum(most, __shfl_xor_sync(~0u, most, 1));
   const uint32_t scale = scale_codes(P::fp32_bits(most, 0), 0, level.sixth) & 0xFFu;
   if (threadIdx.x % 2 == 0 && unit.live && tile.col() < tile.end) {
@@ -228,7 +226,7 @@ __global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS)
 #pragma unroll
   for (int i = 0; i < UNIT_ROWS; ++i) {
     const uint32_t made = row_codes<false>(values[i], encode, places, Words{}, by);
-    if (args.rowwise.codes) rows.store(i, made);
+    if (args.rowwise.codes) rows.store(i, made, put);
     codes[i / 8][i % 8].low = i < unit.live ? made : 0;  // a NaN scale has poisoned the zeros past the group's end
   }
   transpose(codes[0]);
@@ -237,7 +235,24 @@ __global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS)
   for (int j = 0; j < 8; ++j)
     StagedUnits::store(panel, threadIdx.x % COLUMN_LANES * 8 + j, unit.number, codes[0][j].low, codes[1][j].low);
   __syncthreads();
-  store_staged_units(args.columnwise, tile, args.cols, panel);
+  store_staged_units(args.columnwise, tile, args.cols, panel, put);
+}
+
+template <class T>
+__global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS)
+    quantize_square_units(const __grid_constant__ TileArgs<Plain<T>> args) {
+  __shared__ alignas(16) uint32_t panel[TILE_COLS * PANEL_ROWS / 8];
+  if (args.unchanged && *args.unchanged) return;
+  TileWalk walk(args.tiles, args.reverse);
+  Tile tile;
+  tile.end = static_cast<int>(args.cols);
+  if (!walk.template locate<COLUMN_LANES>(tile)) return;
+  const Unit unit = Unit::of(tile);
+  const Multipliers by = Multipliers::unknown(UNIT_THREADS);
+  Pack<T> values[UNIT_ROWS];
+  read_unit(args.source, tile, unit, values);
+  const SecondLevel level = args.row_levels[tile.panel.group];
+  quantize_square_unit(args, tile, unit, values, unit_maximum(values), level, by, panel, Put{});
 }
 
 // Amaxes of groups and of their Hadamard transforms.
@@ -256,13 +271,7 @@ __global__ void __launch_bounds__(UNIT_THREADS, AMAX_UNIT_CTAS)
   P values[UNIT_ROWS];
   read_unit(args.source, tile, unit, values);
   uint32_t plain = 0;
-  if (args.group) {
-#pragma unroll
-    for (int i = 0; i < UNIT_ROWS; ++i)
-#pragma unroll
-      for (int k = 0; k < 4; ++k) plain = P::maximum(plain, values[i].word[k]);
-    plain = __reduce_max_sync(~0u, P::fp32_bits(P::across(plain), 0));
-  }
+  if (args.group) plain = __reduce_max_sync(~0u, P::fp32_bits(unit_maximum(values), 0));
   const uint32_t transformed = __reduce_max_sync(~0u, hadamard_maximum(values, by));
   if (threadIdx.x % 32 == 0) partial[0][threadIdx.x / 32] = plain, partial[1][threadIdx.x / 32] = transformed;
   __syncthreads();
