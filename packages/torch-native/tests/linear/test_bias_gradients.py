@@ -15,7 +15,7 @@ from octavo import PRESETS, HighPrecision
 from octavo_torch import grouped_linear, grouped_mlp
 from octavo_torch.arithmetic import operators
 from octavo_torch.dispatch.layer import Layer
-from octavo_torch.linear import bias_gradients as subject
+from octavo_torch.wgrad import bias_gradients as subject
 
 G, N, K = 5, 208, 64
 DEVICES = ["cpu", pytest.param("cuda", marks=MARKS)]

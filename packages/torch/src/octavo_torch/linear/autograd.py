@@ -19,12 +19,12 @@ from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import PLANES_OF, FpropFunction, Matrix, QuantizeFunction, WgradFunction
-from octavo_torch.linear.bias_gradients import bias_gradients
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.seeds import SeedCounter
+from octavo_torch.wgrad.bias_gradients import bias_gradients
 
 
 def draw_in_forward(call: Call) -> int | Tensor | None:

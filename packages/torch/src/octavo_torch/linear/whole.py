@@ -12,11 +12,11 @@ from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.linear.autograd import Context, needed_gradients
-from octavo_torch.linear.bias_gradients import bias_gradients
 from octavo_torch.linear.call import Call, WholePasses
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import SeedCounter
+from octavo_torch.wgrad.bias_gradients import bias_gradients
 
 _grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling

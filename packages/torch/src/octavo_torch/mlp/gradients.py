@@ -16,11 +16,11 @@ from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.dispatch.layer import Matrix
 from octavo_torch.functions.activations import activate_gradient, probs_gradient
 from octavo_torch.linear.autograd import check_grad_input, quantize_operand, weight_gradient
-from octavo_torch.linear.bias_gradients import bias_gradients
 from octavo_torch.linear.call import Call
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.forward import DrawnSeed, run_fused, values_for
 from octavo_torch.scaling.seeds import SeedCounter
+from octavo_torch.wgrad.bias_gradients import bias_gradients
 from octavo_torch.wgrad.function import interleaved_wgrad
 
 

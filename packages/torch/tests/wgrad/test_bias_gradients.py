@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo import HighPrecision
 from octavo_torch.arithmetic import operators
 from octavo_torch.dispatch.layer import Layer
-from octavo_torch.linear import bias_gradients as subject
+from octavo_torch.wgrad import bias_gradients as subject
 
 G, N, K = 5, 40, 16
 
