@@ -25,8 +25,8 @@ RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="outside the tree")
 def test_the_committed_numbers_passed_and_are_the_ones_that_the_demo_quotes() -> None:
-    """The spread over seeds that `octavo train` states beside a gap comes from the last run of everything; a recipe that
-    has come since has a file of its own, beside what it is compared with."""
+    """The spread over seeds that `octavo train` states beside a gap comes from the last run of everything; a recipe
+    that has come since has a file of its own, beside what it is compared with."""
     files = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("training-gates-*.json"))]
     assert all(file["passed"] for file in files)
     assert {row["recipe"] for file in files for row in file["gates"]} == set(gates.LIMITS)
