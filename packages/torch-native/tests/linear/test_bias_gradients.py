@@ -97,7 +97,9 @@ def test_layers_and_mlps_on_a_gpu_take_products(
     probs = torch.rand(260, device=device).requires_grad_()
 
     def mlp() -> Tensor:
-        return grouped_mlp(x, w1, w2, sizes, recipe=recipe, probs=probs, bias1=b1, bias2=b2, bias2_scales=probs, seed=3)
+        return grouped_mlp(
+            x, w1, w2, sizes, recipe=recipe, probs=probs, bias1=b1, bias2=b2, bias2_scales=probs, interleave=1, seed=3
+        )
 
     def linear() -> Tensor:
         return grouped_linear(x, w1, sizes, recipe=recipe, bias=b1, bias_scales=probs, seed=3)
