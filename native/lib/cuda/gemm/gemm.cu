@@ -12,9 +12,9 @@
 #include "common/gemm_strides.h"
 #include "cuda/device/launch.h"
 #include "cuda/planes/dequantize.h"
+#include "cuda/planes/spread_scales.h"
 #include "kernels.h"
 #include "octavo/dequantize.h"
-#include "spread_scales.h"
 #include "tensor_map.h"
 
 namespace octavo {
