@@ -12,7 +12,7 @@
 #include "common/gemm_strides.h"
 #include "cuda/device/launch.h"
 #include "cuda/planes/dequantize.h"
-#include "cuda/scaling/spread_scales.h"
+#include "cuda/planes/spread_scales.h"
 #include "kernels.h"
 #include "octavo/dequantize.h"
 #include "tensor_map.h"
