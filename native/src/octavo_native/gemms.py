@@ -80,11 +80,14 @@ def gemm_named(
     out_dtype: str = "bfloat16",
     accumulate: bool = False,
     fast_accumulation: bool = False,
+    left_values: bool = False,
+    right_values: bool = False,
 ) -> Gemm:
     """The GEMM of these names, the same object for the same ones.
 
     gemm, dtype, formats and scaling are keys of GEMMS, DTYPES, FORMATS and SCALINGS. Without a scaling the operands
-    are unquantized arrays of `dtype`; with one they are codes, and `dtype` says nothing. ValueError for another name;
+    are unquantized arrays of `dtype`; with one they are codes, or values where left_values or right_values says so, and
+    `dtype` says nothing. ValueError for another name;
     what the names make together is checked by the calls of the Gemm.
     """
     return Gemm(
@@ -99,6 +102,8 @@ def gemm_named(
         out_dtype=_number(DTYPES, out_dtype, "out_dtype"),
         accumulate=accumulate,
         fast_accumulation=fast_accumulation,
+        left_values=left_values,
+        right_values=right_values,
     )
 
 

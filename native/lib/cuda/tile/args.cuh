@@ -50,6 +50,16 @@ struct AmaxArgs {
   const int32_t* unchanged;
 };
 
+// Where rowwise values go, beside codes or in their place, and whether there are codes.
+template <class Source>
+__device__ __forceinline__ void* row_values(const TileArgs<Source>& args) {
+  return args.rowwise.layout == Layout::values ? args.rowwise.codes : args.dequantized;
+}
+template <class Source>
+__device__ __forceinline__ bool has_row_codes(const TileArgs<Source>& args) {
+  return args.rowwise.codes && args.rowwise.layout != Layout::values;
+}
+
 template <Kind K>
 constexpr int column_units() {  // row blocks per panel
   return unit_size(K) ? PANEL_ROWS / unit_size(K) : 1;
@@ -64,6 +74,7 @@ constexpr int maxima_stride() {  // words; puts a column's partial maxima into d
 
 template <class T, Kind K, Format F>
 struct TileSmem {
+  static constexpr Kind kind = K;
   // [warp][column], over each warp's 16 rows
   alignas(16) uint32_t maxima[WARPS * maxima_stride<T>()];
   alignas(16) float encode[column_units<K>() * ENCODE_STRIDE];

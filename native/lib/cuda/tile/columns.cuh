@@ -2,6 +2,7 @@
 #pragma once
 
 #include "draws.cuh"
+#include "values.cuh"
 
 namespace octavo::cuda {
 
@@ -59,6 +60,9 @@ __device__ __forceinline__ uint8_t staged_code(const Smem& smem, int column, int
 // Stores the staged panel: whole columns side by side (native), or in the input's own orientation (plain).
 template <Format F, bool HADAMARD, class S, class Smem>
 __device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Tile& tile, const Smem& smem) {
+  if constexpr (Smem::kind == Kind::mxfp8) {
+    if (args.columnwise.layout == Layout::values) return store_column_values<F>(args, tile, smem);
+  }
   const uint32_t live_cols = min(tile.end - tile.col0, TILE_COLS);
   if (args.columnwise.layout == Layout::native) {
     constexpr uint32_t quads = Codes<F>::bytes,
@@ -105,8 +109,8 @@ __device__ __forceinline__ void column_scales(const TileArgs<S>& args, const Til
     const uint32_t amax = Pack<T>::fp32_bits(most, column % per_word);
     smem.encode[unit * ENCODE_STRIDE + column] = Scale<K>::template encode_any<F>(amax, args.options, level, stored);
     const int64_t col = tile.col0 + column;
-    if (col >= tile.end) continue;
     Stored* to = static_cast<Stored*>(args.columnwise.scales);
+    if (col >= tile.end || !to) continue;  // values have none
     if (K == Kind::block) {
       to[static_cast<int64_t>(tile.panel_index) * (native ? round_up(args.cols, 4) : args.cols) + col] = stored;
     } else if (native) {
