@@ -38,7 +38,8 @@ struct UnitSmem {
   alignas(16) uint8_t col_scales[UNITS][TILE_COLS];
 };
 
-// Stores of the rows of a unit, as codes or as values.
+// Stores of the rows of a unit, as codes or, where VALUES allows it, as values.
+template <bool VALUES>
 class UnitRows {
  public:
   template <class S>
@@ -64,7 +65,7 @@ class UnitRows {
   }
 
  private:
-  __device__ bool values() const { return plane_.layout == Layout::values; }
+  __device__ bool values() const { return VALUES && plane_.layout == Layout::values; }
 
   const Plane& plane_;
   int live_;
@@ -78,7 +79,7 @@ __device__ __forceinline__ void quantize_unit_rows(const TileArgs<S>& args, cons
                                                    const Draws& draws, const Multipliers& by, UnitSmem& smem) {
   using P = Pack<typename S::Type>;
   const uint32_t places = sign_places(level);
-  UnitRows rows(args, tile, unit);
+  UnitRows<true> rows(args, tile, unit);
   const int odd = static_cast<int>(threadIdx.x % 2);  // the row of a pair whose scale this lane stores
   uint8_t* const scales = &smem.row_scales[threadIdx.x % COLUMN_LANES / 2][unit.row + odd];
 #pragma unroll(STOCHASTIC ? 1 : 2)
@@ -215,13 +216,14 @@ __global__ void __launch_bounds__(UNIT_THREADS, UNIT_CTAS)
   }
 }
 
-// One scale per 16 x 16 values, so that columnwise codes are the transposed rowwise codes.
-template <class T>
-__global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS)
+// One scale per 16 x 16 values, so that columnwise codes are the transposed rowwise codes. VALUES: planes may be of
+// values, which need some registers more.
+template <class T, bool VALUES>
+__global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS - (VALUES ? 1 : 0))
     quantize_square_units(const __grid_constant__ TileArgs<Plain<T>> args) {
   using P = Pack<T>;
   __shared__ alignas(16) uint32_t panel[TILE_COLS * PANEL_ROWS / 8];
-  __shared__ alignas(16) Magnitudes table[SCALE_CODES];
+  __shared__ alignas(16) Magnitudes table[VALUES ? SCALE_CODES : 1];
   __shared__ uint8_t scales[UNITS][BLOCKS_ACROSS];
   if (args.unchanged && *args.unchanged) return;
   TileWalk walk(args.tiles, args.reverse);
@@ -249,12 +251,12 @@ __global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS)
   }
   const float encode = encode_scale_of(scale, level.factor);
   const uint32_t places = sign_places(level);
-  if (args.columnwise.layout == Layout::values || args.rowwise.layout == Layout::values) {
+  if constexpr (VALUES) {
     table[threadIdx.x] = magnitudes_of(threadIdx.x);
     if (threadIdx.x % 2 == 0) scales[unit.number][threadIdx.x % COLUMN_LANES / 2] = static_cast<uint8_t>(scale);
     __syncthreads();
   }
-  UnitRows rows(args, tile, unit);
+  UnitRows<VALUES> rows(args, tile, unit);
   Codes<Format::e2m1> codes[2][8];
 #pragma unroll
   for (int i = 0; i < UNIT_ROWS; ++i) {
@@ -268,7 +270,7 @@ __global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS)
   for (int j = 0; j < 8; ++j)
     StagedUnits::store(panel, threadIdx.x % COLUMN_LANES * 8 + j, unit.number, codes[0][j].low, codes[1][j].low);
   __syncthreads();
-  if (args.columnwise.layout == Layout::values) {
+  if (VALUES && args.columnwise.layout == Layout::values) {
     store_staged_values(args.columnwise, tile, args.cols, panel, table,
                         [&](uint32_t column, uint32_t of) { return scales[of][column / UNIT_ROWS]; });
   } else {
