@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(THREADS, square_ctas<S, STOCHASTIC, WIDE>())
     Codes<F> codes[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) codes[i] = encode_row<F, STOCHASTIC>(draws, tile, i, values[i], scale);
-    store_rows<WIDE>(args, tile, codes, decode_of<K>(stored, level_of_values(args, level)));
+    store_rows<WIDE, K>(args, tile, codes, decode_of<K>(stored, level_of_values<K>(args, level)));
     if constexpr (K == Kind::mxfp8 && COLUMNS) {
       if (args.columnwise.layout == Layout::values && tile.row() % B == 0) {
         float* const to = smem.encode + tile.row() / B * ENCODE_STRIDE + (tile.col() - tile.col0);

@@ -50,14 +50,18 @@ struct AmaxArgs {
   const int32_t* unchanged;
 };
 
+// Whether planes of this kind may be of values.
+template <Kind K>
+constexpr bool makes_values = K == Kind::mxfp8 || K == Kind::nvfp4;
+
 // Where rowwise values go, beside codes or in their place, and whether there are codes.
-template <class Source>
+template <Kind K, class Source>
 __device__ __forceinline__ void* row_values(const TileArgs<Source>& args) {
-  return args.rowwise.layout == Layout::values ? args.rowwise.codes : args.dequantized;
+  return makes_values<K> && args.rowwise.layout == Layout::values ? args.rowwise.codes : args.dequantized;
 }
-template <class Source>
+template <Kind K, class Source>
 __device__ __forceinline__ bool has_row_codes(const TileArgs<Source>& args) {
-  return args.rowwise.codes && args.rowwise.layout != Layout::values;
+  return args.rowwise.codes && !(makes_values<K> && args.rowwise.layout == Layout::values);
 }
 
 template <Kind K>

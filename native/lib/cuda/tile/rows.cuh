@@ -129,9 +129,9 @@ __device__ __forceinline__ float decode_of(typename Scale<K>::Stored stored, con
 }
 
 // What decode scales of rowwise values are multiplied by: planes of values leave the second level out.
-template <class S>
+template <Kind K, class S>
 __device__ __forceinline__ SecondLevel level_of_values(const TileArgs<S>& args, const SecondLevel& level) {
-  return args.rowwise.layout == Layout::values ? SecondLevel{level.sixth, 1.0f} : level;
+  return K == Kind::nvfp4 && args.rowwise.layout == Layout::values ? SecondLevel{level.sixth, 1.0f} : level;
 }
 
 // The number of neighbouring threads that share a row's scaling unit.
@@ -193,7 +193,7 @@ __device__ __forceinline__ void for_each_row(const TileArgs<S>& args, const Tile
     for (int i = 0; i < 8; ++i) {
       const auto of_row = [&](auto value) { return __shfl_sync(~0u, value, i / own, sharing_lanes<lanes>()); };
       use(i, of_row(encode[i % own]),
-          STORE ? 0.0f : decode_of<K>(of_row(stored[i % own]), level_of_values(args, level)));
+          STORE ? 0.0f : decode_of<K>(of_row(stored[i % own]), level_of_values<K>(args, level)));
     }
   }
 }
@@ -202,14 +202,14 @@ template <bool WIDE, Kind K, Format F, bool STOCHASTIC, class S>
 __device__ __forceinline__ void quantize_rows(const TileArgs<S>& args, const Tile& tile,
                                               const Pack<typename S::Type> (&values)[8], const Draws& draws) {
   if (!is_live(tile)) return;
-  if (void* const out = row_values(args)) {
+  if (void* const out = row_values<K>(args)) {
     for_each_row<K, F, false>(args, tile, values, [&](int i, float encode, float decode) {
       if (i < tile.live_rows() && tile.col() < tile.end)
         store_dequantized<WIDE>(out, tile.first_row() + i, tile.col(), args.cols,
                                 encode_row<F, STOCHASTIC>(draws, tile, i, values[i], encode), decode);
     });
   }
-  if (has_row_codes(args)) {
+  if (has_row_codes<K>(args)) {
     RowCodes<WIDE, F> rows(args, tile);
     for_each_row<K, F, true>(args, tile, values, [&](int i, float encode, float) {
       rows.store(i, encode_row<F, STOCHASTIC>(draws, tile, i, values[i], encode));
@@ -218,15 +218,15 @@ __device__ __forceinline__ void quantize_rows(const TileArgs<S>& args, const Til
 }
 
 // Stores rows of codes that columnwise data share.
-template <bool WIDE, Format F, class S>
+template <bool WIDE, Kind K, Format F, class S>
 __device__ __forceinline__ void store_rows(const TileArgs<S>& args, const Tile& tile, const Codes<F> (&codes)[8],
                                            float decode) {
-  if (has_row_codes(args)) {
+  if (has_row_codes<K>(args)) {
     RowCodes<WIDE, F> rows(args, tile);
 #pragma unroll
     for (int i = 0; i < 8; ++i) rows.store(i, codes[i]);
   }
-  if (void* const out = row_values(args)) {
+  if (void* const out = row_values<K>(args)) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       if (i < tile.live_rows() && tile.col() < tile.end)
