@@ -52,7 +52,12 @@ TIMED = {  # what is timed: (spec, prologue, planes)
     "dswiglu mxfp8": ("mxfp8", "dswiglu", BOTH),
     "swiglu block": ("block", "swiglu", BOTH),
     "current": ("current", "", BOTH),
+    "current row": ("current", "", ("rowwise",)),
+    "current w": ("current", "", BOTH),
+    "current dy": ("current", "", BOTH),
     "rows": ("row", "", BOTH),
+    "rows w": ("row", "", BOTH),
+    "rows dy": ("row", "", BOTH),
 }
 
 
@@ -118,9 +123,10 @@ def timed(shapes: list[str], kinds: list[str], skewed: bool) -> list[dict[str, A
     for shape, kind in itertools.product(shapes, kinds):
         groups, k, n, rows = LINEAR[shape]
         spec, prologue, which = TIMED[kind]
-        matrix_rows = n if kind == "w" else 0
+        operand = kind.split()[-1]
+        matrix_rows = n if operand == "w" else 0
         # of a gradient: [M, 2 F] gates and up projections of fc1
-        cols = n if kind == "dy" or prologue else k
+        cols = n if operand == "dy" or prologue else k
         sizes = [0] * groups if matrix_rows else [rows // groups] * groups
         if skewed and not matrix_rows:
             sizes = [rows // groups * 2 if group % 2 else 0 for group in range(groups)]

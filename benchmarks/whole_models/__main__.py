@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="sequences of a step")
     parser.add_argument("--length", type=int, help="tokens of a sequence")
     parser.add_argument("--steps", type=int, help="steps of a run; of speed, distinct batches")
+    parser.add_argument("--vocabulary", type=int, help="speed: tokens that there are, in place of the published number")
     parser.add_argument("--attention", help="default: scaled_dot_product_attention, with gpt-oss's sinks as keys")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--turns", type=int, default=4, help="speed: turns of each way")
@@ -74,9 +75,15 @@ def main() -> None:
     options.way, options.optimizer, options.seed = options.way or list(RECIPES), options.optimizer or ["torch"], 0
     chosen = {name: value for name, value in vars(options).items() if name not in ("output", "text", "seconds", "seed")}
 
+    said = [options.what, options.model]
+    for name in ("layers", "batch", "length", "vocabulary"):
+        value = getattr(options, name)
+        if value not in (None, DEFAULTS[options.what].get(name)):
+            said += [f"--{name}", str(value)]
+
     def save(found: dict[str, Any]) -> None:
         record = {
-            "command": f"python benchmarks/whole_models {options.what} {options.model} --output FILE",
+            "command": f"python benchmarks/whole_models {' '.join(said)} --output FILE",
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "machine": torch.cuda.get_device_name() if options.device != "cpu" else platform.machine(),
             "versions": {

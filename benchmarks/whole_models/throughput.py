@@ -57,7 +57,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Rows by optimizer and way. A way or an optimizer that runs out of memory says so, and the others go on."""
     device = torch.device(options.device)
     kind, tiny, full = MODELS[options.model]
-    sizes = tiny if options.quick else full
+    sizes = dict(tiny if options.quick else full)
+    sizes["vocab_size"] = options.vocabulary or sizes["vocab_size"]
     model = build(kind, sizes, options)
     steps = Steps(model, batches(options, model.config.vocab_size), device)
     implementations = {way: implementation(way) for way in (THEIRS, *options.way)}

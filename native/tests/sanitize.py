@@ -12,10 +12,10 @@ compares three threads with one instead, where there is no GPU. `--only gemms --
 the first on, for a tool that is too slow for all of them in one run.
 
 What is run is every scaling and format, row, column and both planes, both layouts, three dtypes, ragged and stacked
-operands, MXFP4 and rounding to it, every prologue, dequantize, convert, swizzle, pack and plan, moved rows, routers,
-AdamW's steps, and every tile of every GEMM, on values whose sums are exact in any order; shapes, sizes and dtypes take
-turns rather than being multiplied out, so that a tool is done in seconds. Sizes hold empty groups, tails, and values
-that are negative, past the rows or near the ends of int64.
+operands, MXFP4 and rounding to it, every prologue, dequantize, convert, swizzle, pack and plan, halves that take turns,
+moved rows, routers, AdamW's steps, and every tile of every GEMM, on values whose sums are exact in any order; shapes,
+sizes and dtypes take turns rather than being multiplied out, so that a tool is done in seconds. Sizes hold empty
+groups, tails, and values that are negative, past the rows or near the ends of int64.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ PARTS: dict[str, Callable[[Comparison], None]] = {
     "rounded": quantized.rounded,
     "prologues": fused.prologues,
     "reshuffles": rearranged.reshuffles,
+    "turns": rearranged.turns,
     "moves": rearranged.moves,
     "routers": training.routers,
     "optimizers": training.optimizers,

@@ -36,11 +36,12 @@ struct GemmSpec {
   Scaling scaling = Scaling::block;  // of both quantized operands
   Format left_format = Format::e4m3;
   Format right_format = Format::e4m3;
-  bool right_square = false;  // w in square blocks
+  bool right_square = false;  // w in square blocks; of wgrad x, with block scaling
   bool hadamard = false;      // wgrad of NVFP4: each group is padded to 16 rows, which take part
   DType out_dtype = DType::bf16;
   bool accumulate = false;         // wgrad: added to `out` in fp32 and rounded once
   bool fast_accumulation = false;  // FP8 without block scales: no promotion of partial sums to fp32
+  bool left_square = false;        // wgrad of x on the left, with block scaling: x in square blocks
   bool left_values = false;        // MXFP8 and NVFP4: `left` is a plane of Layout::values
   bool right_values = false;       // likewise
 };

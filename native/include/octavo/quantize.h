@@ -18,9 +18,19 @@ struct QuantizerSpec {
   // Values are first rounded to MXFP4's: E2M1, with a power of two for each 32 elements of a row
   // (octavo_numerics.round_mxfp4). For E4M3 in square blocks of 128, of bf16 or fp32.
   bool mxfp4 = false;
+  // Columnwise data alone have square blocks, quantized again: one scale for 128 rows of a group x 128 columns of x.
+  bool square_columns = false;
 
   // True where columnwise data are the transpose of the rowwise codes.
   bool shares_codes() const { return square || scaling == Scaling::delayed || scaling == Scaling::current; }
+
+  // How the plane of one direction is quantized, for what reads it.
+  QuantizerSpec of_plane(bool columnwise) const {
+    QuantizerSpec plane = *this;
+    plane.square = square || (square_columns && columnwise);
+    plane.square_columns = false;
+    return plane;
+  }
 };
 
 // Rows of an operand that are read where they stand in a shorter array: row i is row of_rows[i] / each of the array's

@@ -47,6 +47,10 @@ Error check_spec(const QuantizerSpec& spec) {
   if (spec.mxfp4 && !(scaling == Scaling::block && spec.square && spec.format == Format::e4m3)) {
     return invalid("mxfp4 rounds to values that E4M3 holds in square blocks of 128; leave it false with others");
   }
+  if (spec.square_columns && (scaling != Scaling::block || spec.square)) {
+    return invalid(
+        "square_columns is for blocks of 128 whose rows have scales of their own; leave it false with others");
+  }
   return {};
 }
 

@@ -33,10 +33,10 @@ Error check_options(const GemmSpec& spec, bool cuda) {
     return invalid("left_values or right_values was given and the scaling is not mxfp8 or nvfp4; leave both false");
   }
   if (!spec.quantized) {
-    if (spec.right_square || spec.hadamard || spec.fast_accumulation) {
+    if (spec.left_square || spec.right_square || spec.hadamard || spec.fast_accumulation) {
       return invalid(
-          "right_square, hadamard or fast_accumulation was given and the operands are not quantized; leave all three "
-          "false, or set quantized");
+          "left_square, right_square, hadamard or fast_accumulation was given and the operands are not quantized; "
+          "leave all four false, or set quantized");
     }
     if (cuda && spec.dtype == DType::f32) {
       return unsupported(
@@ -50,8 +50,13 @@ Error check_options(const GemmSpec& spec, bool cuda) {
         "a format and the scaling do not go together; e2m1 goes with nvfp4 on both sides, and nothing else does with "
         "either");
   }
-  if (spec.right_square && spec.gemm == Gemm::wgrad) {
-    return invalid("right_square was given and the right operand of wgrad is x, which has no square blocks; drop it");
+  if (spec.right_square && spec.gemm == Gemm::wgrad && spec.scaling != Scaling::block) {
+    return invalid(
+        "right_square was given and the right operand of wgrad is x, which has square blocks with block scaling alone; "
+        "drop it");
+  }
+  if (spec.left_square && (spec.gemm != Gemm::wgrad || spec.scaling != Scaling::block || spec.right_square)) {
+    return invalid("left_square is for wgrad of x on the left with block scaling; leave it false with others");
   }
   if (spec.right_square && block_size(spec.scaling) == 0) {
     return invalid("right_square was given and the scaling has no blocks; it goes with block, mxfp8 and nvfp4");

@@ -3,6 +3,7 @@
 #include "octavo/delayed.h"
 #include "octavo/dequantize.h"
 #include "octavo/gemm.h"
+#include "octavo/interleave.h"
 #include "octavo/permute.h"
 #include "octavo/plan.h"
 #include "octavo/quantize.h"
@@ -36,6 +37,7 @@ Error route_cuda(const RouteArgs&, void*) { return absent(); }
 Error permute_cuda(const MoveArgs&, void*) { return absent(); }
 Error combine_cuda(const MoveArgs&, void*) { return absent(); }
 Error dot_cuda(const DotArgs&, void*) { return absent(); }
+Error interleave_halves_cuda(const InterleaveArgs&, void*) { return absent(); }
 Error choose_cuda(const ChooseArgs&, void*) { return absent(); }
 Error choose_gradient_cuda(const ChooseGradientArgs&, void*) { return absent(); }
 Error adamw_cuda(const AdamWArgs&, void*) { return absent(); }

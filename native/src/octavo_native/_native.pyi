@@ -161,6 +161,9 @@ class Quantizer:
     mxfp4: `run` rounds values to MXFP4's first, in blocks of 32 along rows; for E4M3 codes in
     square blocks of 128, of bfloat16 or float32, and planes alone.
 
+    square_columns: columnwise data of x have square blocks, and rowwise data have not; for
+    blocks of 128.
+
     Immutable. Arrays are addresses, 0 where there is none; with cuda=True they are on the
     current device, work is put on `stream`, and nothing waits or allocates. ValueError says
     what of the arguments does not fit; RuntimeError is CUDA's own.
@@ -178,6 +181,7 @@ class Quantizer:
         power_of_two: bool = False,
         amax_epsilon: float = 0.0,
         mxfp4: bool = False,
+        square_columns: bool = False,
     ) -> None: ...
     def workspace_bytes(
         self,
@@ -310,6 +314,7 @@ class Gemm:
         out_dtype: int = 2,
         accumulate: bool = False,
         fast_accumulation: bool = False,
+        left_square: bool = False,
         left_values: bool = False,
         right_values: bool = False,
     ) -> None: ...
@@ -557,6 +562,22 @@ def choose_gradient(
 ) -> None:
     """
     The gradient of the logits, [tokens, experts] in their dtype, from that of the weights.
+    """
+
+def interleave_halves(
+    *,
+    cuda: bool,
+    from_: int,
+    into: int,
+    rows: int,
+    blocks: int,
+    block_bytes: int,
+    interleave: bool,
+    stream: int = 0,
+    threads: int = 1,
+) -> None:
+    """
+    Rows of two halves [rows, 2, blocks, block_bytes] to blocks that take turns [rows, blocks, 2, block_bytes], or back.
     """
 
 class AdamWRule:

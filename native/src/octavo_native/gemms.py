@@ -5,6 +5,9 @@
 | fprop | y [M, N] = x w[g]^T | x [M, K], rowwise | w [G, N, K], rowwise |
 | dgrad | dx [M, K] = dy w[g] | dy [M, N], rowwise | w [G, N, K], columnwise |
 | wgrad | dw [G, N, K] = dy_g^T x_g | dy [M, N], columnwise | x [M, K], columnwise |
+
+wgrad of block scaling reads x in square blocks, too: on the right with one scale an operation less in each sum, on the
+left, where dw is [G, K, N], at the pace of other columns.
 """
 
 from __future__ import annotations
@@ -52,6 +55,10 @@ class Quantized(Protocol):
         """Scales of square blocks."""
 
     @property
+    def square_columns(self) -> bool:
+        """Scales of square blocks in columnwise data alone."""
+
+    @property
     def hadamard(self) -> bool:
         """Columnwise data in the Hadamard domain."""
 
@@ -62,7 +69,8 @@ def names_of(gemm: GemmName, left: Quantized, right: Quantized) -> dict[str, Any
         "scaling": left.scaling,
         "left_format": left.format,
         "right_format": right.format,
-        "right_square": right.square,
+        "left_square": left.square_columns and gemm == "wgrad",
+        "right_square": right.square or (right.square_columns and gemm == "wgrad"),
         "hadamard": left.hadamard and gemm == "wgrad",
     }
 
@@ -80,6 +88,7 @@ def gemm_named(
     out_dtype: str = "bfloat16",
     accumulate: bool = False,
     fast_accumulation: bool = False,
+    left_square: bool = False,
     left_values: bool = False,
     right_values: bool = False,
 ) -> Gemm:
@@ -102,6 +111,7 @@ def gemm_named(
         out_dtype=_number(DTYPES, out_dtype, "out_dtype"),
         accumulate=accumulate,
         fast_accumulation=fast_accumulation,
+        left_square=left_square,
         left_values=left_values,
         right_values=right_values,
     )

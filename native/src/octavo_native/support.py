@@ -76,6 +76,11 @@ class Support:
     emulated: str | None = None
 
     @property
+    def square_columns(self) -> bool:
+        """Whether the columns of x may have square blocks: of every row that serves "block"."""
+        return "block" in self.recipes
+
+    @property
     def batch_invariant(self) -> bool:
         """Of a GEMM: a row of y or dx has the same bits whatever other rows there are, since every tile adds along K in
         the same order."""

@@ -56,7 +56,17 @@ def kinds(gemm: GemmName) -> list[Case]:
     """Each way in which the kernels of a GEMM differ, once."""
     square = gemm != "wgrad"
     four = {"scaling": "nvfp4", "left_format": "e2m1", "right_format": "e2m1"}
+    columns = (
+        []
+        if square
+        else [
+            Case(gemm=gemm, scaling="block", left_square=True),
+            Case(gemm=gemm, scaling="block", right_square=True),
+            Case(gemm=gemm, scaling="block", right_square=True, power_of_two=True, out_dtype="float32"),
+        ]
+    )
     return [
+        *columns,
         Case(gemm=gemm),
         Case(gemm=gemm, dtype="float16", out_dtype="float16"),
         Case(gemm=gemm, scaling="delayed", left_format="e5m2"),

@@ -32,7 +32,8 @@ COLUMNS = (1, 2, 15, 16, 17, 37, 64, 127, 128, 129, 160, 255, 256, 257, 272)
 SAMPLES: tuple[Case, ...] = (
     *unquantized_cases(("bfloat16",)),
     *(Case(gemm=gemm, scaling="current", right_format="e5m2") for gemm in GEMMS),
-    *(Case(gemm=gemm, scaling="block", right_square=gemm != "wgrad") for gemm in GEMMS),
+    *(Case(gemm=gemm, scaling="block", right_square=square) for gemm in GEMMS for square in {True, gemm != "wgrad"}),
+    Case(gemm="wgrad", scaling="block", left_square=True),
     *(Case(gemm=gemm, scaling="mxfp8", left_format="e5m2") for gemm in GEMMS),
     Case(gemm="dgrad", scaling="nvfp4", left_format="e2m1", right_format="e2m1", right_square=True),
     Case(gemm="wgrad", scaling="nvfp4", left_format="e2m1", right_format="e2m1", hadamard=True),

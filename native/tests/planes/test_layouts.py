@@ -19,6 +19,7 @@ SPECS = [
     QuantizerSpec(format="e4m3", scaling="row"),
     QuantizerSpec(format="e4m3", scaling="block"),
     QuantizerSpec(format="e4m3", scaling="block", square=True),
+    QuantizerSpec(format="e4m3", scaling="block", square_columns=True),
     QuantizerSpec(format="e5m2", scaling="mxfp8"),
     QuantizerSpec(format="e4m3", scaling="mxfp8", square=True),
     QuantizerSpec(format="e2m1", scaling="nvfp4"),
@@ -34,8 +35,9 @@ groups = st.integers(1, 70)
 group_sizes = st.lists(st.integers(0, 400), min_size=1, max_size=12)
 
 
-def fields(spec: QuantizerSpec) -> dict[str, object]:
-    return {"format": spec.format, "scaling": spec.scaling, "square": spec.square, "hadamard": spec.hadamard}
+def fields(spec: QuantizerSpec, direction: octavo.quantizer.Direction) -> dict[str, object]:
+    square = spec.square_in(direction)
+    return {"format": spec.format, "scaling": spec.scaling, "square": square, "hadamard": spec.hadamard}
 
 
 @given(spec=specs, direction=directions, rows=sizes, cols=sizes, groups=groups)
@@ -44,8 +46,8 @@ def test_plain_ragged_shapes_are_the_specs(
 ) -> None:
     tensor = GroupedTensorSpec(shape=(rows, cols), groups=groups, quantizer=spec)
     where = {"layout": layouts.PLAIN, "direction": direction, "rows": rows, "cols": cols, "groups": groups}
-    assert layouts.codes_shape(**fields(spec), **where) == tensor.payload_shape(direction)
-    assert layouts.scales_shape(**fields(spec), **where) == tensor.scale_shape(direction)
+    assert layouts.codes_shape(**fields(spec, direction), **where) == tensor.payload_shape(direction)
+    assert layouts.scales_shape(**fields(spec, direction), **where) == tensor.scale_shape(direction)
 
 
 @given(spec=specs, direction=directions, matrix_rows=st.integers(1, 500), cols=sizes, groups=groups)
@@ -63,8 +65,8 @@ def test_plain_stacked_shapes_are_the_specs(
         "groups": groups,
         "matrix_rows": matrix_rows,
     }
-    assert layouts.codes_shape(**fields(spec), **where) == tensor.payload_shape(direction)
-    assert layouts.scales_shape(**fields(spec), **where) == tensor.scale_shape(direction)
+    assert layouts.codes_shape(**fields(spec, direction), **where) == tensor.payload_shape(direction)
+    assert layouts.scales_shape(**fields(spec, direction), **where) == tensor.scale_shape(direction)
 
 
 def ffi_shapes(
@@ -75,7 +77,7 @@ def ffi_shapes(
         scaling=octavo_native.SCALINGS[spec.scaling],
         direction=octavo_native.DIRECTIONS[direction],
         layout=octavo_native.LAYOUTS["plain" if layout == layouts.PLAIN else "native"],
-        square=spec.square,
+        square=spec.square_in(direction),
         hadamard=spec.hadamard,
         **sides,
     )
@@ -104,8 +106,8 @@ def test_the_handlers_for_xla_require_the_same_shapes(
         spec, rows = spec.model_copy(update={"hadamard": False}), groups * matrix_rows
     layout = layouts.LAYOUTS_OF_DIRECTION[direction][native]
     sides = {"rows": rows, "cols": cols, "groups": groups, "matrix_rows": matrix_rows}
-    codes = layouts.codes_shape(**fields(spec), layout=layout, direction=direction, **sides)
-    scales = layouts.scales_shape(**fields(spec), layout=layout, direction=direction, **sides)
+    codes = layouts.codes_shape(**fields(spec, direction), layout=layout, direction=direction, **sides)
+    scales = layouts.scales_shape(**fields(spec, direction), layout=layout, direction=direction, **sides)
     assert ffi_shapes(spec, direction, layout, **sides) == (codes, scales)
 
 
@@ -127,11 +129,11 @@ def test_native_planes_hold_what_plain_ones_do(spec: QuantizerSpec, rows: int, c
     """No element and no scale of the plain layout is without a place; codes of four bits take half of a byte."""
     for direction, native in (("rowwise", layouts.NATIVE_ROWS), ("columnwise", layouts.NATIVE_COLUMNS)):
         at = {"direction": direction, "rows": rows, "cols": cols, "groups": groups}
-        codes = math.prod(layouts.codes_shape(**fields(spec), layout=native, **at))
+        codes = math.prod(layouts.codes_shape(**fields(spec, direction), layout=native, **at))
         per_byte = 2 if spec.format == "e2m1" else 1
         assert codes * per_byte >= rows * cols
-        plain = math.prod(layouts.scales_shape(**fields(spec), layout=layouts.PLAIN, **at))
-        scales = layouts.scales_shape(**fields(spec), layout=native, **at)
+        plain = math.prod(layouts.scales_shape(**fields(spec, direction), layout=layouts.PLAIN, **at))
+        scales = layouts.scales_shape(**fields(spec, direction), layout=native, **at)
         if not spec.hadamard:  # plain Hadamard data count their padding rows, panels hold theirs anyway
             assert (
                 math.prod(scales) >= plain if direction == "rowwise" else math.prod(scales) >= min(plain, rows * cols)

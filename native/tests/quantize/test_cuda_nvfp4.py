@@ -54,7 +54,10 @@ def values(rng: np.random.Generator, rows: int, cols: int, dtype: str, kind: str
         x *= 2e4 if dtype == "float16" else 1e38
     made = torch.from_numpy(x).to(DTYPES[dtype])
     if kind == "every bit":
-        made = torch.from_numpy(rng.integers(-(1 << 15), 1 << 15, (rows, cols), dtype=np.int16)).view(DTYPES[dtype])
+        bits = np.int32 if dtype == "float32" else np.int16
+        limits = np.iinfo(bits)
+        drawn = rng.integers(limits.min, limits.max, (rows, cols), dtype=bits, endpoint=True)
+        made = torch.from_numpy(drawn).view(DTYPES[dtype])
         made = torch.where(made.isfinite(), made, 0)
     if kind == "not finite":
         for row in rng.integers(0, max(rows, 1), min(rows, 2)):

@@ -40,6 +40,17 @@ def reshuffles(check: Comparison) -> None:
         _expanded(check, blocks, dtype)
 
 
+def turns(check: Comparison) -> None:
+    """Halves of rows to blocks that take turns, there and back, by wide words and by single bytes."""
+    shapes = (
+        (1, 1, 2), (3, 16, 1), (5, 300, 2), (2, 7, 2), (9, 128, 4), (4, 33, 8), (3, 5, 6), (7, 3, 48), (70, 40, 2),
+    )  # fmt: skip
+    for rows, blocks, size in shapes:
+        sides = {"rows": rows, "blocks": blocks, "block_bytes": size}
+        count = 2 * rows * blocks * size
+        _there_and_back(check, native.interleave_halves, "interleave", sides, count, count, most=256)
+
+
 def _expanded(check: Comparison, blocks: int, dtype: str) -> None:
     lengths = 16 * blocks, blocks
     codes, scales = (torch.randint(256, (n,), generator=check.draw, dtype=torch.uint8) for n in lengths)

@@ -18,6 +18,7 @@ from quantize_call import run_quantizer
 
 import octavo_native as native
 from octavo import QuantizerSpec
+from octavo.quantizer import Direction
 from octavo_native import layouts
 
 DTYPE = {
@@ -41,6 +42,7 @@ def quantizer(spec: QuantizerSpec, operand: str | None = None) -> Any:
         power_of_two=spec.power_of_two,
         amax_epsilon=spec.amax_epsilon,
         mxfp4=spec.mxfp4 == "rowwise",
+        square_columns=spec.square_columns,
     )
 
 
@@ -134,12 +136,12 @@ class Arrays:
         return named | ({"global": self.factor} if self.factor else {})
 
 
-def new_plane(spec: QuantizerSpec, op: Operand, cols: int, direction: str, layout: str) -> Arrays:
+def new_plane(spec: QuantizerSpec, op: Operand, cols: int, direction: Direction, layout: str) -> Arrays:
     """Poisoned outputs of one plane."""
     sides = {
         "format": spec.format,
         "scaling": spec.scaling,
-        "square": spec.square,
+        "square": spec.square_in(direction),
         "hadamard": spec.hadamard,
         "layout": layout,
         "direction": direction,

@@ -196,7 +196,12 @@ class ChainOperand:
         stacked = self.values.dim() == 3
         self.shape = Shape((0,) * groups, self.values.shape[-1], self.values.shape[1] if stacked else 0)
         self.shape.rows = self.values.shape[:-1].numel()
-        named = {"format": spec.format, "scaling": spec.scaling, "square": spec.square, "hadamard": spec.hadamard}
+        named = {
+            "format": spec.format,
+            "scaling": spec.scaling,
+            "square": spec.square_in(self.direction),
+            "hadamard": spec.hadamard,
+        }
         self.plane = new_plane(named, self.shape, self.direction, NATIVE_LAYOUT[self.direction], self.place)
         self.encode = torch.full((groups,), 16.0, device=self.place.device)
         sides = {"cuda": self.place.cuda, "dtype": native.DTYPES[self.case.dtype], "cols": self.shape.cols}

@@ -83,7 +83,7 @@ def expected(
         out["codes"] = leading(
             pack_pairs(used) if spec.format == "e2m1" else used, arrays.codes.shape, np.dtype(np.uint8)
         )
-        if size is None or spec.square:
+        if size is None or spec.square_in(direction):
             out["scales"] = leading(scales, arrays.scales.shape, scale_dtype)
         else:
             out["scales"] = _panel_scales(flat_rows(scales, cols), panels, size, arrays.scales)

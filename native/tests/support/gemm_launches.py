@@ -55,6 +55,7 @@ def kinds() -> list[dict[str, Any]]:
         made.append({"gemm": gemm, "scaling": "nvfp4", **FOUR})
         if gemm == "wgrad":
             made.append({"gemm": gemm, "scaling": "nvfp4", **FOUR, "hadamard": True})
+            made += [{"gemm": gemm, "scaling": "block", side: True} for side in ("left_square", "right_square")]
         else:
             made.append({"gemm": gemm, "scaling": "nvfp4", **FOUR, "right_square": True})
             made.append({"gemm": gemm, "scaling": "block", "right_square": True})
@@ -117,11 +118,13 @@ class Launch:
         name = OPERANDS[self.kind["gemm"]][side]
         shape, direction = self.shapes[name], DIRECTIONS[self.kind["gemm"]][side]
         scaling = self.kind["scaling"]
+        squares = self.kind.get(("left_square", "right_square")[side], False)
         spec = {
             "scaling": scaling,
             "format": self.kind.get(("left_format", "right_format")[side], "e4m3"),
-            "operand": name,
-            "square": name == "w" and self.kind.get("right_square", False),
+            "operand": "x" if squares and name != "w" else name,
+            "square": squares and name == "w",
+            "square_columns": squares and name != "w",
             "hadamard": self.kind.get("hadamard", False),
             "power_of_two": WIDTH[scaling] == 4 and scaling != "delayed",
         }

@@ -70,6 +70,7 @@ class Case:
     dtype: str = "bfloat16"
     left_format: str = "e4m3"
     right_format: str = "e4m3"
+    left_square: bool = False
     right_square: bool = False
     hadamard: bool = False
     power_of_two: bool = False
@@ -79,7 +80,7 @@ class Case:
 
     def __str__(self) -> str:
         kind = self.dtype if self.scaling is None else f"{self.scaling}-{self.left_format}-{self.right_format}"
-        flags = ("right_square", "hadamard", "power_of_two", "accumulate", "fast_accumulation")
+        flags = ("left_square", "right_square", "hadamard", "power_of_two", "accumulate", "fast_accumulation")
         return "-".join([self.gemm, kind, *(name for name in flags if getattr(self, name)), f"to_{self.out_dtype}"])
 
     @property
@@ -99,12 +100,16 @@ class Case:
     def quantizer(self, side: Literal["left", "right"]) -> QuantizerSpec:
         """The quantizer of one side."""
         role = (LEFT if side == "left" else RIGHT)[self.gemm]
+        square_columns = self.gemm == "wgrad" and (self.left_square if side == "left" else self.right_square)
+        if square_columns:
+            role = "x"
         assert self.scaling is not None
         return QuantizerSpec(
             format=self.left_format if side == "left" else self.right_format,
             scaling=self.scaling,
             role=role,
             square=self.right_square and role == "w",
+            square_columns=square_columns,
             hadamard=self.hadamard,
             power_of_two=self.power_of_two and self.scaling in ("current", "row", "block"),
         )
@@ -118,6 +123,8 @@ def quantized_cases(gemms: tuple[GemmName, ...] = GEMMS, out_dtype: str = "bfloa
             for left, right in FORMATS.get(scaling, FP8_FORMATS):
                 case = Case(gemm=gemm, scaling=scaling, left_format=left, right_format=right, out_dtype=out_dtype)
                 cases.append(case)
+                if scaling == "block" and gemm == "wgrad":
+                    cases += [replace(case, left_square=True), replace(case, right_square=True)]
                 if scaling in ("block", "nvfp4") and gemm != "wgrad":
                     cases.append(replace(case, right_square=True))
                 if scaling == "nvfp4" and gemm == "wgrad":

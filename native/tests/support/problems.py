@@ -33,6 +33,8 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"scaling": "block", "format": "e4m3", "power_of_two": True},
     {"scaling": "block", "format": "e5m2"},
     {"scaling": "block", "format": "e4m3", "power_of_two": True, "square": True},
+    {"scaling": "block", "format": "e4m3", "power_of_two": True, "square_columns": True},
+    {"scaling": "block", "format": "e5m2", "square_columns": True},
     {"scaling": "mxfp8", "format": "e4m3"},
     {"scaling": "mxfp8", "format": "e5m2"},
     {"scaling": "mxfp8", "format": "e4m3", "square": True},
@@ -165,6 +167,11 @@ def filled(shape: tuple[int, ...], width: int, place: Place) -> Tensor:
     return torch.full((int(np.prod(shape, dtype=np.int64)) * width,), POISON, dtype=torch.uint8, device=place.device)
 
 
+def square_in(spec: dict[str, Any], direction: str) -> bool:
+    """Whether a scale of this plane covers a square block."""
+    return bool(spec.get("square") or (spec.get("square_columns") and direction == "columnwise"))
+
+
 def new_plane(spec: dict[str, Any], shape: Shape, direction: str, layout: str, place: Place) -> Plane:
     """Exactly allocated outputs."""
     factor = filled((len(shape.sizes),), 4, place) if spec["scaling"] == "nvfp4" else None
@@ -174,7 +181,7 @@ def new_plane(spec: dict[str, Any], shape: Shape, direction: str, layout: str, p
     sides = {
         "format": spec["format"],
         "scaling": spec["scaling"],
-        "square": spec.get("square", False),
+        "square": square_in(spec, direction),
         "hadamard": spec.get("hadamard", False),
         "layout": layout,
         "direction": direction,
@@ -193,9 +200,8 @@ def new_plane(spec: dict[str, Any], shape: Shape, direction: str, layout: str, p
 def quantizer(spec: dict[str, Any]) -> Any:
     """The native quantizer of names."""
     numbers = {"format": native.FORMATS[spec["format"]], "scaling": native.SCALINGS[spec["scaling"]]}
-    options = {
-        name: spec[name] for name in ("square", "stochastic", "hadamard", "power_of_two", "mxfp4") if name in spec
-    }
+    flags = ("square", "stochastic", "hadamard", "power_of_two", "mxfp4", "square_columns")
+    options = {name: spec[name] for name in flags if name in spec}
     return native.Quantizer(**numbers, **options, operand=native.OPERANDS[spec.get("operand", "x")])
 
 
@@ -293,7 +299,7 @@ def valid(spec: dict[str, Any], shape: Shape, plane: Plane) -> list[np.ndarray]:
     size = BLOCK.get(scaling)
     if size is None:
         scales = scales[: 4 * shape.used] if scaling == "row" and not columnwise else scales
-    elif spec.get("square"):
+    elif square_in(spec, plane.direction):
         scales = scales[: WIDTH[scaling] * sum(-(-n // size) for n in shape.real) * -(-cols // size)]
     elif not columnwise:
         blocks = -(-cols // size)

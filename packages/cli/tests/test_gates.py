@@ -25,10 +25,12 @@ RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="outside the tree")
 def test_the_committed_numbers_passed_and_are_the_ones_that_the_demo_quotes() -> None:
-    """The spread over seeds that `octavo train` states beside a gap comes from the last committed run."""
-    committed = json.loads(max(RESULTS.glob("training-gates-*.json")).read_text())
-    assert committed["passed"]
-    assert [row["recipe"] for row in committed["gates"]] == list(gates.LIMITS)
+    """The spread over seeds that `octavo train` states beside a gap comes from the last run of everything; a recipe
+    that has come since has a file of its own, beside what it is compared with."""
+    files = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("training-gates-*.json"))]
+    assert all(file["passed"] for file in files)
+    assert {row["recipe"] for file in files for row in file["gates"]} == set(gates.LIMITS)
+    committed = next(file for file in reversed(files) if file["planted_faults"])
     assert [row["recipe"] for row in committed["planted_faults"]] == list(FAULTS)
     spreads = [row["spread_percent"] for row in committed["gates"]]
     assert (round(min(spreads), 2), round(max(spreads), 2)) == SEED_SPREAD

@@ -405,6 +405,31 @@ def test_folded_products_are_those_of_blocks(recipe: MXFP8) -> None:
     assert recipe.replace(products="exact").computed_as.kind == "mxfp8"
 
 
+def test_square_columns_change_the_columns_of_x_alone() -> None:
+    """fprop, dgrad, w and dy are those of block scaling, and the shapes of x's rows, too."""
+    square, block = BlockScaling(square_columns=True), BlockScaling()
+    for operand in ("w", "dy"):
+        assert square.quantizer(operand) == block.quantizer(operand)
+    spec = square.quantizer("x")
+    assert spec is not None
+    assert (spec.square_in("rowwise"), spec.square_in("columnwise")) == (False, True)
+    assert not spec.shares_codes
+    tensor = octavo.GroupedTensorSpec(shape=(300, 200), groups=3, quantizer=spec)
+    assert tensor.scale_shape("rowwise") == (300, 2)
+    assert tensor.scale_shape("columnwise") == (5, 2)
+    assert block.to_json() == BlockScaling(square_columns=False).to_json()
+    assert "square_columns" not in block.to_json()
+
+
+def test_square_columns_that_nothing_reads_are_refused() -> None:
+    """wgrad alone reads the columns of x, and weights have square blocks in both directions."""
+    with pytest.raises(RecipeError, match="which wgrad alone reads, and wgrad is 'high_precision'"):
+        BlockScaling(square_columns=True, wgrad="high_precision")
+    for wrong in ({"scaling": "mxfp8"}, {"role": "w"}, {"role": "dy"}, {"square": True}):
+        with pytest.raises(octavo.OctavoError, match="square_columns=True is for x in blocks of 128"):
+            octavo.QuantizerSpec(**{"format": "e4m3", "scaling": "block", "square_columns": True, **wrong})
+
+
 @given(recipe=st.builds(MXFP4Weights, **rounded))
 def test_mxfp4_weights_are_rounded_and_then_blocks(recipe: MXFP4Weights) -> None:
     """Backends are asked for BlockScaling with the same slots; the quantizer of w alone says what comes before."""

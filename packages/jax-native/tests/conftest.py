@@ -42,6 +42,7 @@ SPECS = {
     "mxfp8": QuantizerSpec(format="e4m3", scaling="mxfp8"),
     "mxfp8-e5m2-square": QuantizerSpec(format="e5m2", scaling="mxfp8", square=True),
     "nvfp4": QuantizerSpec(format="e2m1", scaling="nvfp4"),
+    "block-square-columns": QuantizerSpec(format="e4m3", scaling="block", square_columns=True),
     "nvfp4-square": QuantizerSpec(format="e2m1", scaling="nvfp4", square=True),
     "nvfp4-hadamard-stochastic": QuantizerSpec(
         format="e2m1", scaling="nvfp4", rounding="stochastic", hadamard=True, role="dy"
@@ -56,6 +57,7 @@ RECIPES: dict[str, Recipe] = {
     "row": RowScaling(),
     "block": BlockScaling(),
     "block-fp32": BlockScaling(power_of_two=False),
+    "block-square-columns": BlockScaling(square_columns=True),
     "mxfp8": MXFP8(),
     "mxfp8-square-e5m2": MXFP8(square_weights=True, gradient_format="e5m2"),
     "nvfp4": NVFP4(),

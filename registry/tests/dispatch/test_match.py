@@ -13,6 +13,9 @@ from octavo_registry.dispatch.match import match
 
 SPEC = octavo.MXFP8().quantizer("x")
 
+SQUARE_COLUMNS = octavo.BlockScaling(square_columns=True)
+BLOCKS = "gives each column a scale in its {} of block, square_columns asks for one for 128 of them"
+
 CASES = [
     ({"framework": "jax"}, {}, "serves jax, the framework is torch"),
     ({"device": "cuda"}, {}, "serves cuda, the device is cpu"),
@@ -59,6 +62,16 @@ CASES = [
         "computes gelu, silu, the activation is relu2",
     ),
     (
+        {"ops": {"quantize"}, "recipes": {"block"}},  # a card from before this option
+        {"op": "quantize", "quantizer": SQUARE_COLUMNS.quantizer("x")},
+        BLOCKS.format("quantize"),
+    ),
+    (
+        {"ops": {"wgrad"}, "recipes": {"block"}},
+        {"op": "wgrad", "recipe": SQUARE_COLUMNS},
+        BLOCKS.format("wgrad"),
+    ),
+    (
         {"ops": {"norm_quantize"}, "norms": {"rms"}},
         {"op": "norm_quantize", "quantizer": SPEC, "norm": "layer"},
         "computes rms normalization, the norm is layer",
@@ -76,7 +89,9 @@ def test_each_refusal_has_both_values(fakes: Any, row: Any, request_: Any, sente
 def test_a_row_that_fits_is_found_behind_one_that_does_not(fakes: Any, row: Any, request_: Any, sentence: str) -> None:
     """Any row of the table may admit; the first that does is the plan's capability."""
     wide = fakes.row(
-        ops={"fprop", "dequantize", *QUANTIZERS},
+        ops={"fprop", "wgrad", "dequantize", *QUANTIZERS},
+        recipes={"block", "mxfp8"},
+        square_columns=True,
         graph_safe=True,
         layouts={"plain", "panels"},
         activations=ALL_ACTIVATIONS,

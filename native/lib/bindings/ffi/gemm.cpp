@@ -28,6 +28,7 @@ struct GemmAttributes {
   bool hadamard;
   bool accumulate;
   bool fast_accumulation;
+  bool left_square;
   int64_t rows;
   int64_t n;
   int64_t k;
@@ -45,9 +46,10 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::xla::ffi::StructMember<int64_t>("left_format"), ::xla::ffi::StructMember<int64_t>("right_format"),
     ::xla::ffi::StructMember<bool>("right_square"), ::xla::ffi::StructMember<bool>("hadamard"),
     ::xla::ffi::StructMember<bool>("accumulate"), ::xla::ffi::StructMember<bool>("fast_accumulation"),
-    ::xla::ffi::StructMember<int64_t>("rows"), ::xla::ffi::StructMember<int64_t>("n"),
-    ::xla::ffi::StructMember<int64_t>("k"), ::xla::ffi::StructMember<int64_t>("groups"),
-    ::xla::ffi::StructMember<int64_t>("ctas"), ::xla::ffi::StructMember<int64_t>("threads"));
+    ::xla::ffi::StructMember<bool>("left_square"), ::xla::ffi::StructMember<int64_t>("rows"),
+    ::xla::ffi::StructMember<int64_t>("n"), ::xla::ffi::StructMember<int64_t>("k"),
+    ::xla::ffi::StructMember<int64_t>("groups"), ::xla::ffi::StructMember<int64_t>("ctas"),
+    ::xla::ffi::StructMember<int64_t>("threads"));
 
 namespace octavo {
 namespace {
@@ -74,6 +76,7 @@ void read_attributes(const GemmAttributes& given, Buffers& operands, GemmArgs& a
   args.spec.hadamard = given.hadamard;
   args.spec.accumulate = given.accumulate;
   args.spec.fast_accumulation = given.fast_accumulation;
+  args.spec.left_square = given.left_square;
   args.rows = given.rows;
   args.n = given.n;
   args.k = given.k;
@@ -89,7 +92,7 @@ void read_attributes(const GemmAttributes& given, Buffers& operands, GemmArgs& a
 
 Side left_side(const GemmArgs& args) {
   const Extent extent{args.rows, left_cols(args), args.groups, 0};
-  return {"left", "left_scales", "left_global", args.spec.left_format, false, extent};
+  return {"left", "left_scales", "left_global", args.spec.left_format, args.spec.left_square, extent};
 }
 
 Side right_side(const GemmArgs& args) {

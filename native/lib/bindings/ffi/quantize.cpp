@@ -19,6 +19,7 @@ struct QuantizeAttributes {
   int64_t format;
   int64_t operand;
   bool square;
+  bool square_columns;
   bool stochastic;
   bool hadamard;
   bool power_of_two;
@@ -40,13 +41,13 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     octavo::QuantizeAttributes, ::xla::ffi::StructMember<std::string_view>("operands"),
     ::xla::ffi::StructMember<std::string_view>("results"), ::xla::ffi::StructMember<int64_t>("format"),
     ::xla::ffi::StructMember<int64_t>("operand"), ::xla::ffi::StructMember<bool>("square"),
-    ::xla::ffi::StructMember<bool>("stochastic"), ::xla::ffi::StructMember<bool>("hadamard"),
-    ::xla::ffi::StructMember<bool>("power_of_two"), ::xla::ffi::StructMember<float>("amax_epsilon"),
-    ::xla::ffi::StructMember<int64_t>("groups"), ::xla::ffi::StructMember<int64_t>("row_layout"),
-    ::xla::ffi::StructMember<int64_t>("col_layout"), ::xla::ffi::StructMember<int64_t>("prologue"),
-    ::xla::ffi::StructMember<int64_t>("activation"), ::xla::ffi::StructMember<int64_t>("norm"),
-    ::xla::ffi::StructMember<float>("epsilon"), ::xla::ffi::StructMember<int64_t>("threads"),
-    ::xla::ffi::StructMember<int64_t>("each"));
+    ::xla::ffi::StructMember<bool>("square_columns"), ::xla::ffi::StructMember<bool>("stochastic"),
+    ::xla::ffi::StructMember<bool>("hadamard"), ::xla::ffi::StructMember<bool>("power_of_two"),
+    ::xla::ffi::StructMember<float>("amax_epsilon"), ::xla::ffi::StructMember<int64_t>("groups"),
+    ::xla::ffi::StructMember<int64_t>("row_layout"), ::xla::ffi::StructMember<int64_t>("col_layout"),
+    ::xla::ffi::StructMember<int64_t>("prologue"), ::xla::ffi::StructMember<int64_t>("activation"),
+    ::xla::ffi::StructMember<int64_t>("norm"), ::xla::ffi::StructMember<float>("epsilon"),
+    ::xla::ffi::StructMember<int64_t>("threads"), ::xla::ffi::StructMember<int64_t>("each"));
 
 namespace octavo {
 namespace {
@@ -64,6 +65,7 @@ void read_attributes(const QuantizeAttributes& given, Buffers& operands, Quantiz
   args.spec.format = enum_from<Format>(given.format, Format::e2m1, "format", operands);
   args.spec.operand = enum_from<Operand>(given.operand, Operand::dy, "operand", operands);
   args.spec.square = given.square;
+  args.spec.square_columns = given.square_columns;
   args.spec.stochastic = given.stochastic;
   args.spec.hadamard = given.hadamard;
   args.spec.power_of_two = given.power_of_two;
@@ -160,8 +162,9 @@ void read_operands(Buffers& operands, QuantizeArgs& args, ffi::DataType type, co
   }
 }
 
-void read_plane(Buffers& results, const QuantizerSpec& spec, Direction direction, const Extent& out, Plane& plane) {
+void read_plane(Buffers& results, const QuantizerSpec& whole, Direction direction, const Extent& out, Plane& plane) {
   const bool rowwise = direction == Direction::rowwise;
+  const QuantizerSpec spec = whole.of_plane(!rowwise);
   const char* codes = rowwise ? "row_codes" : "col_codes";
   const char* scales = rowwise ? "row_scales" : "col_scales";
   const char* global = rowwise ? "row_global" : "col_global";

@@ -15,6 +15,7 @@ void bind_sequence(nanobind::module_& m);            // sequence.cpp
 void bind_conversions(nanobind::module_& m);         // conversions.cpp
 void bind_permute(nanobind::module_& m);             // permute.cpp
 void bind_router(nanobind::module_& m);              // router.cpp
+void bind_interleave(nanobind::module_& m);          // interleave.cpp
 void bind_adamw(nanobind::module_& m);               // adamw.cpp
 
 }  // namespace octavo::bindings

@@ -19,7 +19,7 @@ T* somewhere() {
 class GroupedGemm {
  public:
   GroupedGemm(int gemm, bool quantized, int dtype, int scaling, int left_format, int right_format, bool right_square,
-              bool hadamard, int out_dtype, bool accumulate, bool fast_accumulation, bool left_values,
+              bool hadamard, int out_dtype, bool accumulate, bool fast_accumulation, bool left_square, bool left_values,
               bool right_values)
       : spec_{enum_of(gemm, Gemm::wgrad, "gemm"),
               quantized,
@@ -32,6 +32,7 @@ class GroupedGemm {
               enum_of(out_dtype, DType::bf16, "out_dtype"),
               accumulate,
               fast_accumulation,
+              left_square,
               left_values,
               right_values} {}
 
@@ -137,10 +138,10 @@ void bind_gemm(nb::module_& m) {
                           "Arrays are addresses, 0 where there is none; with cuda=True they are on the current\n"
                           "device, work is put on `stream`, and nothing waits or allocates. ValueError says what of\n"
                           "the arguments does not fit; RuntimeError is CUDA's own.")
-      .def(nb::init<int, bool, int, int, int, int, bool, bool, int, bool, bool, bool, bool>(), nb::kw_only(), "gemm"_a,
-           "quantized"_a, "dtype"_a = 2, "scaling"_a = 0, "left_format"_a = 0, "right_format"_a = 0,
+      .def(nb::init<int, bool, int, int, int, int, bool, bool, int, bool, bool, bool, bool, bool>(), nb::kw_only(),
+           "gemm"_a, "quantized"_a, "dtype"_a = 2, "scaling"_a = 0, "left_format"_a = 0, "right_format"_a = 0,
            "right_square"_a = false, "hadamard"_a = false, "out_dtype"_a = 2, "accumulate"_a = false,
-           "fast_accumulation"_a = false, "left_values"_a = false, "right_values"_a = false)
+           "fast_accumulation"_a = false, "left_square"_a = false, "left_values"_a = false, "right_values"_a = false)
       .def("workspace_bytes", &GroupedGemm::workspace_bytes, nb::kw_only(), "cuda"_a, "rows"_a, "n"_a, "k"_a,
            "groups"_a, "tile"_a = -1,
            "Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.")

@@ -16,6 +16,7 @@ NB_MODULE(_native, m) {
   octavo::bindings::bind_conversions(m);
   octavo::bindings::bind_permute(m);
   octavo::bindings::bind_router(m);
+  octavo::bindings::bind_interleave(m);
   octavo::bindings::bind_adamw(m);
   m.def("ffi_targets", &octavo::ffi_targets, "Handlers for XLA: platform (cpu, CUDA) to target name to capsule.");
   m.def("ffi_plane_shapes", &octavo::ffi_plane_shapes, nb::kw_only(), "format"_a, "scaling"_a, "direction"_a,

@@ -18,7 +18,7 @@ T* placeholder(bool present) {
 class Quantizer {
  public:
   Quantizer(int format, int scaling, int operand, bool square, bool stochastic, bool hadamard, bool power_of_two,
-            float amax_epsilon, bool mxfp4)
+            float amax_epsilon, bool mxfp4, bool square_columns)
       : spec_{enum_of(format, Format::e2m1, "format"),
               enum_of(scaling, Scaling::nvfp4, "scaling"),
               enum_of(operand, Operand::dy, "operand"),
@@ -27,7 +27,8 @@ class Quantizer {
               hadamard,
               power_of_two,
               amax_epsilon,
-              mxfp4} {}
+              mxfp4,
+              square_columns} {}
 
   size_t workspace_bytes(bool cuda, int dtype, int64_t rows, int64_t cols, int64_t groups, bool rowwise,
                          bool columnwise, int64_t matrix_rows, int prologue, int activation, int norm, bool amax,
@@ -89,8 +90,8 @@ class Quantizer {
                   Address out, int out_dtype, Address global, int layout, int64_t matrix_rows, Address plan,
                   int out_layout, Address stream, int threads) const {
     DequantizeArgs args;
-    args.spec = spec_;
     args.direction = enum_of(direction, Direction::columnwise, "direction");
+    args.spec = of_plane(args.direction);
     args.plane = plane(codes, scales, global, layout, "layout");
     args.rows = rows;
     args.cols = cols;
@@ -109,8 +110,8 @@ class Quantizer {
                int64_t rows, int64_t cols, int64_t groups, int64_t matrix_rows, Address plan, Address stream,
                int threads) const {
     ConvertArgs args;
-    args.spec = spec_;
     args.direction = enum_of(direction, Direction::columnwise, "direction");
+    args.spec = of_plane(args.direction);
     args.to = enum_of(to, Layout::native, "to");
     const bool to_native = args.to == Layout::native;
     args.from = {pointer<void>(codes), pointer<void>(scales), nullptr, to_native ? Layout::plain : Layout::native};
@@ -124,6 +125,12 @@ class Quantizer {
   }
 
  private:
+  // How the plane of a direction is quantized; a spec that does not go together stays as it is, and is refused.
+  QuantizerSpec of_plane(Direction direction) const {
+    const bool fits = spec_.scaling == Scaling::block && !spec_.square;
+    return fits ? spec_.of_plane(direction == Direction::columnwise) : spec_;
+  }
+
   static Plane plane(Address codes, Address scales, Address global, int layout, const char* name) {
     return {pointer<void>(codes), pointer<void>(scales), pointer<float>(global), enum_of(layout, Layout::native, name)};
   }
@@ -140,12 +147,14 @@ void bind_quantizer(nb::module_& m) {
                         "One way to quantize: octavo.QuantizerSpec in numbers of FORMATS, SCALINGS and OPERANDS.\n\n"
                         "mxfp4: `run` rounds values to MXFP4's first, in blocks of 32 along rows; for E4M3 codes in\n"
                         "square blocks of 128, of bfloat16 or float32, and planes alone.\n\n"
+                        "square_columns: columnwise data of x have square blocks, and rowwise data have not; for\n"
+                        "blocks of 128.\n\n"
                         "Immutable. Arrays are addresses, 0 where there is none; with cuda=True they are on the\n"
                         "current device, work is put on `stream`, and nothing waits or allocates. ValueError says\n"
                         "what of the arguments does not fit; RuntimeError is CUDA's own.")
-      .def(nb::init<int, int, int, bool, bool, bool, bool, float, bool>(), nb::kw_only(), "format"_a, "scaling"_a,
+      .def(nb::init<int, int, int, bool, bool, bool, bool, float, bool, bool>(), nb::kw_only(), "format"_a, "scaling"_a,
            "operand"_a = 0, "square"_a = false, "stochastic"_a = false, "hadamard"_a = false, "power_of_two"_a = false,
-           "amax_epsilon"_a = 0.0f, "mxfp4"_a = false)
+           "amax_epsilon"_a = 0.0f, "mxfp4"_a = false, "square_columns"_a = false)
       .def("workspace_bytes", &Quantizer::workspace_bytes, nb::kw_only(), "cuda"_a, "dtype"_a, "rows"_a, "cols"_a,
            "groups"_a, "rowwise"_a, "columnwise"_a, "matrix_rows"_a = 0, "prologue"_a = 0, "activation"_a = 0,
            "norm"_a = 0, "amax"_a = false, "dbias"_a = false, "dprobs"_a = false, "count"_a = 0,

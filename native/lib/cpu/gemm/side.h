@@ -38,7 +38,7 @@ class GemmSide {
                                    DequantizeArgs args) {
     args.spec.format = is_left ? spec.left_format : spec.right_format;
     args.spec.scaling = spec.scaling;
-    args.spec.square = spec.right_square && !is_left;
+    args.spec.square = is_left ? spec.left_square : spec.right_square;
     args.spec.hadamard = spec.hadamard;
     args.direction = along_rows ? Direction::columnwise : Direction::rowwise;
     // a Plane is written by quantizers and only read here

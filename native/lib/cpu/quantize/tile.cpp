@@ -156,6 +156,14 @@ void store_value_columns(const Job& job, const Tile& tile, int row, const uint8_
   for (int64_t c = 0; c < tile.cols; ++c) to[c * PANEL_ROWS] = values[c];
 }
 
+// Where a tile's columns have their scales: square blocks have one for all of them.
+ScaleIndex column_scales_of(const Job& job, const Tile& tile) {
+  const Layout layout = job.args.columnwise.layout;
+  if (!job.spec().square_columns) return column_scale_index(job.spec(), layout, tile.panel, tile.panel_index, job.cols);
+  const int64_t row = first_block(tile.panel, tile.panel_index, PANEL_ROWS);
+  return {row * ceil_div(job.cols, PANEL_ROWS) + tile.col / PANEL_ROWS, 0, 0};
+}
+
 }  // namespace
 
 void row_codes(const Job& job, const Tile& tile, Scratch& scratch) {
@@ -224,7 +232,7 @@ void column_codes(const Job& job, const Tile& given, Scratch& scratch) {
   const bool native = args.columnwise.layout != Layout::plain, valued = has_values(args.columnwise);
   if (valued) clear_value_columns(job, tile);
   ScaleIndex index = {0, 0, 0};
-  if (size != 0) index = column_scale_index(spec, args.columnwise.layout, tile.panel, tile.panel_index, job.cols);
+  if (size != 0) index = column_scales_of(job, tile);
   for (int r = 0; r < tile.rows; r += height) {
     const int end = std::min(r + height, tile.rows);
     const int32_t* amax = scratch.amax;
@@ -232,6 +240,10 @@ void column_codes(const Job& job, const Tile& given, Scratch& scratch) {
       std::fill(scratch.amax, scratch.amax + tile.cols, 0);
       for (int i = r; i < end; ++i) {
         job.loops.amax_columns(values + i * tile.stride, tile.cols, scratch.amax);
+      }
+      if (spec.square_columns) {
+        int32_t* const end_of_columns = scratch.amax + tile.cols;
+        std::fill(scratch.amax, end_of_columns, *std::max_element(scratch.amax, end_of_columns));
       }
     } else {
       amax = job.column_amax + group * job.cols + tile.col;

@@ -13,6 +13,7 @@
 #include "common/gemm_strides.h"
 #include "cuda/device/launch.h"
 #include "cuda/planes/dequantize.h"
+#include "cuda/scaling/spread_scales.h"
 #include "kernels.h"
 #include "octavo/dequantize.h"
 #include "tensor_map.h"
@@ -318,28 +319,40 @@ size_t workspace_of(const GemmArgs& args, const Side& side, bool left) {
   return copies(args.spec, left) ? copy_bytes_of(side, args) : 0;
 }
 
+// ---- scales of x's square blocks where x is the left operand, of which kernels read one for each column
+
+int64_t spread_bytes(const GemmArgs& args) {
+  return panel_bound(args.rows, args.groups, 0) * round_up(left_cols(args), 4) * 4;
+}
+
+Error check_workspace(const GemmArgs& args, size_t bytes) {
+  if (args.workspace_bytes < bytes || args.workspace == nullptr) {
+    return {ErrorCode::workspace_too_small, "the workspace is smaller than gemm_workspace_cuda says"};
+  }
+  if (!aligned(args.workspace, COPY_ALIGNMENT)) {
+    return invalid("the workspace is not aligned to 256 bytes; allocate it so");
+  }
+  return {};
+}
+
 }  // namespace
 }  // namespace cuda
 
 size_t gemm_workspace_cuda(const GemmArgs& given) {
   const GemmArgs args = with_strides(given);
+  if (args.spec.left_square) return static_cast<size_t>(cuda::spread_bytes(args));
   return cuda::workspace_of(args, cuda::side_of(args, true), true) +
          cuda::workspace_of(args, cuda::side_of(args, false), false);
 }
 
 Error gemm_cuda(const GemmArgs& given, void* on) {
   if (const Error error = check_gemm(given, true)) return error;
-  const GemmArgs args = with_strides(given);
+  GemmArgs args = with_strides(given);
   const cudaStream_t stream = cuda::stream_of(on);
   cuda::Side left = cuda::side_of(args, true), right = cuda::side_of(args, false);
   const size_t first = cuda::workspace_of(args, left, true), bytes = first + cuda::workspace_of(args, right, false);
   if (bytes > 0 && args.rows > 0) {
-    if (args.workspace_bytes < bytes || args.workspace == nullptr) {
-      return {ErrorCode::workspace_too_small, "the workspace is smaller than gemm_workspace_cuda says"};
-    }
-    if (!aligned(args.workspace, cuda::COPY_ALIGNMENT)) {
-      return invalid("the workspace is not aligned to 256 bytes; allocate it so");
-    }
+    if (const Error error = cuda::check_workspace(args, bytes)) return error;
     uint8_t* const workspace = static_cast<uint8_t*>(args.workspace);
     if (cuda::copies(args.spec, true)) {
       if (const Error error = cuda::copy_side(args, left, true, workspace, stream)) return error;
@@ -349,6 +362,12 @@ Error gemm_cuda(const GemmArgs& given, void* on) {
       if (const Error error = cuda::copy_side(args, right, false, workspace + first, stream)) return error;
       right.data = workspace + first;
     }
+  }
+  if (args.spec.left_square && args.rows > 0) {
+    if (const Error error = cuda::check_workspace(args, static_cast<size_t>(cuda::spread_bytes(args)))) return error;
+    float* const columns = static_cast<float*>(args.workspace);
+    cuda::spread_scales(static_cast<const float*>(args.left.scales), left.cols, left.panels, columns, stream);
+    args.left.scales = columns;
   }
   return cuda::launch_gemm(args, left, right, stream);
 }

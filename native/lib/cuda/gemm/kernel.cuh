@@ -33,7 +33,7 @@ struct GemmConfig {
   // columns.
   static constexpr int PART_COLS = P == Promotion::none ? COLS : 128, PARTS = COLS / PART_COLS;
   // fp32 sums that are added to the result are staged in smem if a whole tile of them fits.
-  static constexpr bool STAGED = M == 128 && N == 128 && P != Promotion::square;
+  static constexpr bool STAGED = M == 128 && N == 128;
   static constexpr bool LEFT_SCALES = P >= Promotion::square, RIGHT_SCALES = P == Promotion::vectors;
   // TMA tiles of a bf16 result for which a warp has smem of its own, and those that it borrows: the left operand's part
   // of the last stages, which no wgmma reads any more.
@@ -47,9 +47,9 @@ struct GemmConfig {
   static constexpr uint32_t STAGE_BYTES =
       (M + N) * SWIZZLE_BYTES + (LEFT_SCALES ? 4 * (M + SCALE_TILE_EXTRA) : 0) + (RIGHT_SCALES ? 4 * N : 0);
   // Epilogues that no launch requests from this kernel are not compiled: only FP8 with row scaling has column factors,
-  // and square blocks belong to weights, which wgrad does not read.
+  // and wgrad alone adds, whose operands lie alike.
   static constexpr bool COLUMNS = L <= Element::e5m2 && P <= Promotion::plain;
-  static constexpr bool ADDS = P != Promotion::square && LT == RT;
+  static constexpr bool ADDS = LT == RT;
   static constexpr bool ADDS_IN_PLACE = ADDS && M == 128 && !STAGED;
   static_assert(P == Promotion::none || (L <= Element::e5m2 && R <= Element::e5m2));
   static_assert(M == 64 || SPLITS_ROWS);

@@ -192,7 +192,8 @@ class GemmMainloop {
 
   // Index of the first scale of 128 columns. Columns past the matrix take the last one; their results are not stored.
   __device__ int32_t square_at(const GemmTileAt& tile, int col) const {
-    return tile.group * params_.square_group + min(tile.n + col, params_.width - 1) / 128 * params_.square_column;
+    const int32_t first = params_.k_grouped ? tile.panel * params_.square_k : tile.group * params_.square_group;
+    return first + min(tile.n + col, params_.width - 1) / 128 * params_.square_column;
   }
 
   __device__ static void add(const float (&products)[64], float (&sums)[64], float upper, float lower, float square) {

@@ -54,7 +54,7 @@ struct GemmParams {
   int32_t panels_each;  // stacked: panels per matrix
   int32_t right_rows;   // columns of the result in a matrix of right_scales; 0: its rows are panels
 
-  const float* square;  // [G][..][..] scales of 128 x 128 blocks of the right operand
+  const float* square;  // scales of 128 x 128 blocks of the right operand: [G][..][..], or of panels where k_grouped
   int32_t square_group, square_column, square_k;
 
   Finish finish;

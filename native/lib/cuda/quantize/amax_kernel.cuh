@@ -2,6 +2,7 @@
 // level.
 #pragma once
 
+#include "cuda/tile/raises.cuh"
 #include "tile_kernel.cuh"
 
 namespace octavo::cuda {
@@ -22,14 +23,8 @@ __global__ void __launch_bounds__(THREADS, amax_ctas<S, A, WIDE>())
   constexpr int LANES = A == Amax::group ? ROW_LANES : COLUMN_LANES;
   __shared__ uint32_t partial[TILE_COLS];
   if (args.unchanged && *args.unchanged) return;
-  // One atomic per CTA: those on one address are serialised.
   const auto raise_group = [&](uint32_t* most, uint32_t bits) {
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = bits;
-    __syncthreads();
-    if (threadIdx.x < WARPS) {
-      bits = __reduce_max_sync((1u << WARPS) - 1u, partial[threadIdx.x]);
-      if (threadIdx.x == 0) raise(most, bits);
-    }
+    raise_by_cta(most, bits, partial);
     __syncthreads();
   };
   const auto work = [&](const Tile& tile, Pack<T>(&values)[8]) {
@@ -43,29 +38,8 @@ __global__ void __launch_bounds__(THREADS, amax_ctas<S, A, WIDE>())
     }
     if constexpr (A == Amax::rows_and_columns) {
       if (args.activated) store_activated<WIDE>(args, tile, values);
-      if (args.rows) {
-        const int mine = static_cast<int>(threadIdx.x % COLUMN_LANES);
-        const uint32_t bits = row_maxima<COLUMN_LANES>(values).fp32_bits(0);
-        if (mine < tile.live_rows()) raise(args.rows + tile.first_row() + mine, bits);
-      }
-      if (args.columns) {
-        if (threadIdx.x < TILE_COLS) partial[threadIdx.x] = 0;
-        __syncthreads();
-        uint32_t words[Pack<T>::words];
-        column_maxima(values, words);
-        if (threadIdx.x % 32 < 16) {
-          uint32_t* const mine = partial + threadIdx.x % 16 * 8;
-#pragma unroll
-          for (int k = 0; k < Pack<T>::words; ++k)
-#pragma unroll
-            for (int half = 0; half < Pack<T>::per_word; ++half)
-              atomicMax(mine + k * Pack<T>::per_word + half, Pack<T>::fp32_bits(words[k], half));
-        }
-        __syncthreads();
-        const int64_t col = tile.col0 + threadIdx.x;
-        if (threadIdx.x < TILE_COLS && col < args.cols)
-          raise(args.columns + tile.panel.group * args.cols + col, partial[threadIdx.x]);
-      }
+      if (args.rows) raise_rows(args.rows, tile, values);
+      if (args.columns) raise_columns(args.columns, args.cols, tile, values, partial);
     }
   };
   for_each_tile<LANES, WIDE>(args.source, args.tiles, false, args.cols, dynamic_smem, work, [](const Tile&) {});

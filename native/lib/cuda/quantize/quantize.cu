@@ -6,6 +6,7 @@
 #include "cuda/reductions/dprobs.h"
 #include "cuda/reductions/norm.h"
 #include "cuda/scaling/finish.cuh"
+#include "cuda/turns/launches.h"
 #include "launches.h"
 
 namespace octavo {
@@ -50,7 +51,8 @@ struct Route {
   bool halves;     // SwigluGrad serves it
   bool row_alone;  // row scaling of rowwise data only, without a column pass
   bool group_amax, hadamard_amax, rows_amax, columns_amax;
-  bool array_amax;  // groups' amaxes from those of the array's rows, which an index repeats
+  bool array_amax;       // groups' amaxes from those of the array's rows, which an index repeats
+  bool may_turn, turns;  // both passes in one launch: possible with some arrays, and with these
 };
 
 Route route_of(const QuantizeArgs& args) {
@@ -78,6 +80,8 @@ Route route_of(const QuantizeArgs& args) {
   const bool levels_of_values = second_level && (rows || !spec.hadamard || spec.square);
   route.group_amax = spec.scaling == Scaling::current || levels_of_values || (second_level && args.amax);
   route.array_amax = args.input.index.of_rows && route.group_amax && !route.hadamard_amax;
+  route.may_turn = may_take_turns(args);
+  route.turns = route.may_turn && route.wide && takes_turns(args);
   return route;
 }
 
@@ -98,6 +102,7 @@ bool in_units(const QuantizeArgs& args, const Route& route) {
 // Byte offsets into the workspace. The arrays that must be zeroed come first, contiguously.
 struct Workspace {
   size_t group, hadamard, rows, columns, array, cleared;
+  size_t order, of_groups, of_panels, of_columns;  // of turns
   size_t row_levels, col_levels, mean, rest, rstd, partial_sums, products, materialized, bytes;
 };
 
@@ -121,6 +126,11 @@ Workspace workspace_of(const QuantizeArgs& args, const Route& route) {
   space.columns = take(route.columns_amax, groups * cols * 4);
   space.array = take(route.array_amax, args.input.index.count * 4);
   space.cleared = end;
+  const TurnBytes turns = turn_bytes(args, route.kind == Kind::rows);
+  space.order = take(route.may_turn, turns.order);
+  space.of_groups = take(route.may_turn, turns.groups);
+  space.of_panels = take(route.may_turn, turns.panels);
+  space.of_columns = take(route.may_turn, turns.columns);
   space.row_levels = take(route.kind == Kind::nvfp4, groups * sizeof(SecondLevel));
   space.col_levels = take(route.hadamard_amax, groups * sizeof(SecondLevel));
   const bool norm = args.prologue.kind == PrologueKind::norm;
@@ -145,7 +155,7 @@ class Call {
   }
 
   Error run() {
-    clear_amaxes();
+    if (!route_.turns) clear_amaxes();
     if (Error error = statistics()) return error;
     switch (args_.input.dtype) {
       case DType::bf16: by_source<BF16>(); break;
@@ -309,6 +319,9 @@ class Call {
 
   template <class S>
   void quantize(const S& source) {
+    if constexpr (std::is_same_v<S, Plain<BF16>>) {
+      if (route_.turns && panels_) return quantize_in_turns(source);
+    }
     if (route_.row_alone) {
       if constexpr (std::is_same_v<S, Plain<typename S::Type>>) return quantize_rows_alone(source);
     }
@@ -316,11 +329,30 @@ class Call {
     encode(source);
   }
 
-  // Everything after the amax pass.
+  void quantize_in_turns(const Plain<BF16>& source) const {
+    const bool by_rows = route_.kind == Kind::rows;
+    const auto out = [&](const Plane& plane) {
+      return !plane.codes ? nullptr : route_.kind == Kind::nvfp4 ? plane.global : static_cast<float*>(plane.scales);
+    };
+    TurnArgs<Plain<BF16>> turn{};
+    turn.tile = planes_of(source);
+    turn.turns.order = at<uint32_t>(space_.order);
+    turn.turns.of_groups = by_rows ? nullptr : at<uint32_t>(space_.of_groups);
+    turn.turns.of_panels = by_rows ? at<uint32_t>(space_.of_panels) : nullptr;
+    turn.turns.of_columns = by_rows ? at<uint32_t>(space_.of_columns) : nullptr;
+    turn.group = route_.group_amax ? at<uint32_t>(space_.group) : nullptr;
+    turn.rows = route_.rows_amax ? at<uint32_t>(space_.rows) : nullptr;
+    turn.columns = route_.columns_amax ? at<uint32_t>(space_.columns) : nullptr;
+    turn.levels = at<SecondLevel>(space_.row_levels);
+    turn.row_out = out(args_.rowwise);
+    turn.col_out = out(args_.columnwise);
+    turn.amax = args_.amax;
+    launch_in_turns(args_, turn, at<uint32_t>(0), static_cast<int64_t>(space_.cleared / 4), stream_);
+  }
+
+  // Planes, and the scales that an amax pass makes.
   template <class S>
-  void encode(const S& source) const {
-    scales();
-    if (!panels_) return;
+  TileArgs<S> planes_of(const S& source) const {
     TileArgs<S> tile = common(source);
     tile.rowwise = args_.rowwise;
     tile.columnwise = args_.columnwise;
@@ -330,6 +362,15 @@ class Call {
     tile.row_levels = at<SecondLevel>(space_.row_levels);
     tile.col_levels = route_.hadamard_amax ? at<SecondLevel>(space_.col_levels) : tile.row_levels;
     tile.options = options();
+    return tile;
+  }
+
+  // Everything after the amax pass.
+  template <class S>
+  void encode(const S& source) const {
+    scales();
+    if (!panels_) return;
+    TileArgs<S> tile = planes_of(source);
     tile.poison_infinities = args_.spec.scaling == Scaling::delayed;
     tile.amax = route_.group_amax ? nullptr : reinterpret_cast<uint32_t*>(args_.amax);
     tile.dequantized = args_.dequantized;
@@ -339,6 +380,7 @@ class Call {
     tile.group_offset = args_.group_offset;
     tile.group_offset_device = args_.group_offset_device;
     tile.operand = args_.spec.operand;
+    tile.square_columns = args_.spec.square_columns;
     tile.reverse = space_.cleared > 0;
     const bool columns = args_.columnwise.codes;
     const Choice choice{route_.kind,       args_.spec.format,     args_.spec.square,

@@ -31,7 +31,8 @@ struct TileArgs {
   const uint32_t* group_offset_device;
   Operand operand;
   const int32_t* unchanged;
-  bool reverse;  // last tile first, so as to hit what an earlier pass left in L2
+  bool square_columns;  // columnwise blocks are 128 x 128: QuantizerSpec::square_columns
+  bool reverse;         // last tile first, so as to hit what an earlier pass left in L2
 };
 
 // Those of the amax pass. All arrays hold fp32 bits and are zeroed before the launch: an integer maximum orders
@@ -57,6 +58,7 @@ constexpr bool makes_values = K == Kind::mxfp8 || K == Kind::nvfp4;
 // Where rowwise values go, beside codes or in their place, and whether there are codes.
 template <Kind K, class Source>
 __device__ __forceinline__ void* row_values(const TileArgs<Source>& args) {
+  if constexpr (is_rounded<Source>) return nullptr;  // planes of codes alone
   return makes_values<K> && args.rowwise.layout == Layout::values ? args.rowwise.codes : args.dequantized;
 }
 template <Kind K, class Source>

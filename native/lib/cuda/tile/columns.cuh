@@ -1,6 +1,7 @@
 // A tile's columnwise data: scales from the warps' maxima, codes staged in smem, stores as panels or rows.
 #pragma once
 
+#include "cuda/device/hints.cuh"
 #include "draws.cuh"
 #include "values.cuh"
 
@@ -57,9 +58,10 @@ __device__ __forceinline__ uint8_t staged_code(const Smem& smem, int column, int
   }
 }
 
-// Stores the staged panel: whole columns side by side (native), or in the input's own orientation (plain).
-template <Format F, bool HADAMARD, class S, class Smem>
-__device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Tile& tile, const Smem& smem) {
+// Stores the staged panel: whole columns side by side (native, by `put`), or in the input's own orientation (plain).
+template <Format F, bool HADAMARD, class S, class Smem, class Stores = Put>
+__device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Tile& tile, const Smem& smem,
+                                              const Stores& put = Stores{}) {
   if constexpr (Smem::kind == Kind::mxfp8) {
     if (args.columnwise.layout == Layout::values) return store_column_values<F>(args, tile, smem);
   }
@@ -72,7 +74,7 @@ __device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Til
 #pragma unroll
     for (uint32_t step = 0; step < TILE_COLS / columns; ++step) {
       const uint32_t column = step * columns + threadIdx.x / quads;
-      if (column < live_cols) to[step * THREADS] = staged_quad<F>(smem, column, threadIdx.x % quads);
+      if (column < live_cols) put(to + step * THREADS, staged_quad<F>(smem, column, threadIdx.x % quads));
     }
     return;
   }
@@ -120,6 +122,25 @@ __device__ __forceinline__ void column_scales(const TileArgs<S>& args, const Til
       to[(first + unit) * args.cols + col] = stored;
     }
   }
+}
+
+// The same where all columns of the tile are one unit. Each warp takes the maximum for itself.
+template <Kind K, Format F, class T, class S, class Smem>
+__device__ __forceinline__ void square_column_scale(const TileArgs<S>& args, const Tile& tile, Smem& smem) {
+  using P = Pack<T>;
+  if (threadIdx.x >= TILE_COLS) return;
+  uint32_t most = 0;
+#pragma unroll
+  for (uint32_t warp = 0; warp < WARPS; ++warp)
+#pragma unroll
+    for (uint32_t word = 0; word < TILE_COLS / P::per_word; word += 32)
+      most = P::maximum(most, smem.maxima[warp * maxima_stride<T>() + word + threadIdx.x % 32]);
+  const uint32_t amax = __reduce_max_sync(~0u, P::fp32_bits(P::across(most), 0));
+  typename Scale<K>::Stored stored;
+  smem.encode[threadIdx.x] = Scale<K>::template encode_any<F>(amax, args.options, SecondLevel{}, stored);
+  if (threadIdx.x == 0)
+    static_cast<float*>(
+        args.columnwise.scales)[tile.panel_index * ceil_div(args.cols, TILE_COLS) + tile.col0 / TILE_COLS] = stored;
 }
 
 template <Kind K, class T, class Smem>
@@ -190,7 +211,11 @@ __device__ __forceinline__ void quantize_columns(const TileArgs<S>& args, const 
       {
         SecondLevel level{};
         if constexpr (K == Kind::nvfp4) level = args.col_levels[group];
-        column_scales<K, F, V>(args, tile, smem, level);
+        bool squares = false;
+        if constexpr (K == Kind::block) squares = args.square_columns;
+        if (!squares) column_scales<K, F, V>(args, tile, smem, level);
+        if constexpr (K == Kind::block)
+          if (squares) square_column_scale<K, F, V>(args, tile, smem);
       }
       __syncthreads();
       const int unit = static_cast<int>(threadIdx.x / 32) / (WARPS / column_units<K>());

@@ -38,7 +38,7 @@ struct UnitSmem {
   alignas(16) uint8_t col_scales[UNITS][TILE_COLS];
 };
 
-// Stores of the rows of a unit, as codes or, where VALUES allows it, as values.
+// Stores of the rows of a unit, as codes or, where VALUES allows it and the plane asks for it, as values.
 template <bool VALUES>
 class UnitRows {
  public:
@@ -51,22 +51,22 @@ class UnitRows {
     to_ = static_cast<uint8_t*>(plane_.codes) + (tile.panel.row0 + unit.row) * stride_ + along;
   }
 
-  // `magnitudes()`: of the block.
-  template <class MagnitudesOf>
-  __device__ void store(int i, uint32_t codes, const MagnitudesOf& magnitudes) {
-    if (i < live_) {
-      if (values()) {
-        store_pack(to_, values_of(codes, magnitudes()));
-      } else {
-        *reinterpret_cast<uint32_t*>(to_) = codes;
-      }
-    }
+  __device__ bool values() const { return VALUES && plane_.layout == Layout::values; }
+
+  // `of`: the magnitudes of the block.
+  template <class Stores = Put>
+  __device__ void store_values(int i, uint32_t codes, const Magnitudes& of, const Stores& put = Stores{}) {
+    if (i < live_) put(to_, words_of(values_of(codes, of)));
+    to_ += stride_;
+  }
+
+  template <class Stores = Put>
+  __device__ void store(int i, uint32_t codes, const Stores& put = Stores{}) {
+    if (i < live_) put(to_, codes);
     to_ += stride_;
   }
 
  private:
-  __device__ bool values() const { return VALUES && plane_.layout == Layout::values; }
-
   const Plane& plane_;
   int live_;
   int64_t stride_;
@@ -102,8 +102,12 @@ __device__ __forceinline__ void quantize_unit_rows(const TileArgs<S>& args, cons
         words = draws(row, col / 16, Direction::rowwise, static_cast<int>(col / 8 % 2));
       }
       const uint32_t code = k ? codes >> 8 : codes & 0xFFu;
-      rows.store(i + k, row_codes<STOCHASTIC>(pair[k], smem.row_encode[code], places, words, by),
-                 [&] { return magnitudes_of(code); });
+      const uint32_t made = row_codes<STOCHASTIC>(pair[k], smem.row_encode[code], places, words, by);
+      if (rows.values()) {
+        rows.store_values(i + k, made, magnitudes_of(code));
+      } else {
+        rows.store(i + k, made);
+      }
     }
   }
 }
@@ -216,31 +220,32 @@ __global__ void __launch_bounds__(UNIT_THREADS, UNIT_CTAS)
   }
 }
 
-// One scale per 16 x 16 values, so that columnwise codes are the transposed rowwise codes. VALUES: planes may be of
-// values, which need some registers more.
-template <class T, bool VALUES>
-__global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS - (VALUES ? 1 : 0))
-    quantize_square_units(const __grid_constant__ TileArgs<Plain<T>> args) {
+// Words that hold the largest magnitude of the thread's half of a 16 x 16 block, in both halves.
+template <class T>
+__device__ __forceinline__ uint32_t unit_maximum(const Pack<T> (&values)[UNIT_ROWS]) {
   using P = Pack<T>;
-  __shared__ alignas(16) uint32_t panel[TILE_COLS * PANEL_ROWS / 8];
-  __shared__ alignas(16) Magnitudes table[VALUES ? SCALE_CODES : 1];
-  __shared__ uint8_t scales[UNITS][BLOCKS_ACROSS];
-  if (args.unchanged && *args.unchanged) return;
-  TileWalk walk(args.tiles, args.reverse);
-  Tile tile;
-  tile.end = static_cast<int>(args.cols);
-  if (!walk.template locate<COLUMN_LANES>(tile)) return;
-  const Unit unit = Unit::of(tile);
-  const Multipliers by = Multipliers::unknown(UNIT_THREADS);
-  P values[UNIT_ROWS];
-  read_unit(args.source, tile, unit, values);
-  const SecondLevel level = args.row_levels[tile.panel.group];
   uint32_t most = 0;
 #pragma unroll
   for (int i = 0; i < UNIT_ROWS; ++i)
 #pragma unroll
     for (int k = 0; k < 4; ++k) most = P::maximum(most, values[i].word[k]);
-  most = P::across(most);
+  return P::across(most);
+}
+
+// What a tile of square blocks needs to store values.
+struct SquareValues {
+  Magnitudes table[SCALE_CODES];
+  uint8_t scales[UNITS][BLOCKS_ACROSS];
+};
+
+// One scale per 16 x 16 values, so that columnwise codes are the transposed rowwise codes. `most`: unit_maximum.
+// VALUES: a plane is of values, and there is `by_value` in smem.
+template <bool VALUES, class T, class Stores>
+__device__ __forceinline__ void quantize_square_unit(const TileArgs<Plain<T>>& args, const Tile& tile, const Unit& unit,
+                                                     const Pack<T> (&values)[UNIT_ROWS], uint32_t most,
+                                                     const SecondLevel& level, const Multipliers& by, uint32_t* panel,
+                                                     const Stores& put, SquareValues* by_value = nullptr) {
+  using P = Pack<T>;
   most = P::maximum(most, __shfl_xor_sync(~0u, most, 1));
   const uint32_t scale = scale_codes(P::fp32_bits(most, 0), 0, level.sixth) & 0xFFu;
   if (threadIdx.x % 2 == 0 && unit.live && tile.col() < tile.end) {
@@ -252,8 +257,8 @@ __global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS - (VALUES ? 1 :
   const float encode = encode_scale_of(scale, level.factor);
   const uint32_t places = sign_places(level);
   if constexpr (VALUES) {
-    table[threadIdx.x] = magnitudes_of(threadIdx.x);
-    if (threadIdx.x % 2 == 0) scales[unit.number][threadIdx.x % COLUMN_LANES / 2] = static_cast<uint8_t>(scale);
+    by_value->table[threadIdx.x] = magnitudes_of(threadIdx.x);
+    by_value->scales[unit.number][threadIdx.x % COLUMN_LANES / 2] = static_cast<uint8_t>(scale);
     __syncthreads();
   }
   UnitRows<VALUES> rows(args, tile, unit);
@@ -261,7 +266,11 @@ __global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS - (VALUES ? 1 :
 #pragma unroll
   for (int i = 0; i < UNIT_ROWS; ++i) {
     const uint32_t made = row_codes<false>(values[i], encode, places, Words{}, by);
-    if (args.rowwise.codes) rows.store(i, made, [&] { return table[scale]; });
+    if (VALUES && rows.values()) {
+      if (args.rowwise.codes) rows.store_values(i, made, by_value->table[scale], put);
+    } else if (args.rowwise.codes) {
+      rows.store(i, made, put);
+    }
     codes[i / 8][i % 8].low = i < unit.live ? made : 0;  // a NaN scale has poisoned the zeros past the group's end
   }
   transpose(codes[0]);
@@ -271,10 +280,34 @@ __global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS - (VALUES ? 1 :
     StagedUnits::store(panel, threadIdx.x % COLUMN_LANES * 8 + j, unit.number, codes[0][j].low, codes[1][j].low);
   __syncthreads();
   if (VALUES && args.columnwise.layout == Layout::values) {
-    store_staged_values(args.columnwise, tile, args.cols, panel, table,
-                        [&](uint32_t column, uint32_t of) { return scales[of][column / UNIT_ROWS]; });
+    store_staged_values(
+        args.columnwise, tile, args.cols, panel, by_value->table,
+        [&](uint32_t column, uint32_t of) { return by_value->scales[of][column / UNIT_ROWS]; }, put);
   } else {
-    store_staged_units(args.columnwise, tile, args.cols, panel);
+    store_staged_units(args.columnwise, tile, args.cols, panel, put);
+  }
+}
+
+// VALUES: a plane is of values, which need some registers more.
+template <class T, bool VALUES>
+__global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS - (VALUES ? 1 : 0))
+    quantize_square_units(const __grid_constant__ TileArgs<Plain<T>> args) {
+  __shared__ alignas(16) uint32_t panel[TILE_COLS * PANEL_ROWS / 8];
+  __shared__ std::conditional_t<VALUES, SquareValues, Nothing> by_value;
+  if (args.unchanged && *args.unchanged) return;
+  TileWalk walk(args.tiles, args.reverse);
+  Tile tile;
+  tile.end = static_cast<int>(args.cols);
+  if (!walk.template locate<COLUMN_LANES>(tile)) return;
+  const Unit unit = Unit::of(tile);
+  const Multipliers by = Multipliers::unknown(UNIT_THREADS);
+  Pack<T> values[UNIT_ROWS];
+  read_unit(args.source, tile, unit, values);
+  const SecondLevel level = args.row_levels[tile.panel.group];
+  if constexpr (VALUES) {
+    quantize_square_unit<true>(args, tile, unit, values, unit_maximum(values), level, by, panel, Put{}, &by_value);
+  } else {
+    quantize_square_unit<false>(args, tile, unit, values, unit_maximum(values), level, by, panel, Put{});
   }
 }
 
@@ -294,13 +327,7 @@ __global__ void __launch_bounds__(UNIT_THREADS, AMAX_UNIT_CTAS)
   P values[UNIT_ROWS];
   read_unit(args.source, tile, unit, values);
   uint32_t plain = 0;
-  if (args.group) {
-#pragma unroll
-    for (int i = 0; i < UNIT_ROWS; ++i)
-#pragma unroll
-      for (int k = 0; k < 4; ++k) plain = P::maximum(plain, values[i].word[k]);
-    plain = __reduce_max_sync(~0u, P::fp32_bits(P::across(plain), 0));
-  }
+  if (args.group) plain = __reduce_max_sync(~0u, P::fp32_bits(unit_maximum(values), 0));
   const uint32_t transformed = __reduce_max_sync(~0u, hadamard_maximum(values, by));
   if (threadIdx.x % 32 == 0) partial[0][threadIdx.x / 32] = plain, partial[1][threadIdx.x / 32] = transformed;
   __syncthreads();

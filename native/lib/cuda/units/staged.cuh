@@ -1,6 +1,7 @@
 // Column codes and scales of a tile in smem, and their stores as whole columns and rows.
 #pragma once
 
+#include "cuda/device/hints.cuh"
 #include "unit.cuh"
 
 namespace octavo::cuda {
@@ -24,15 +25,16 @@ struct StagedUnits {
   }
 };
 
+template <class Stores = Put>
 __device__ __forceinline__ void store_staged_units(const Plane& plane, const Tile& tile, int64_t cols,
-                                                   const uint32_t* panel) {
+                                                   const uint32_t* panel, const Stores& put = Stores{}) {
   const uint32_t live_cols = min(tile.end - tile.col0, TILE_COLS);
   uint4* to =
       static_cast<uint4*>(plane.codes) + (static_cast<int64_t>(tile.panel_index) * cols + tile.col0) * 4 + threadIdx.x;
 #pragma unroll
   for (uint32_t step = 0; step < TILE_COLS * 4 / UNIT_THREADS; ++step) {
     const uint32_t column = step * (UNIT_THREADS / 4) + threadIdx.x / 4;
-    if (column < live_cols) to[step * UNIT_THREADS] = StagedUnits::quad(panel, column, threadIdx.x % 4);
+    if (column < live_cols) put(to + step * UNIT_THREADS, StagedUnits::quad(panel, column, threadIdx.x % 4));
   }
 }
 

@@ -43,12 +43,16 @@ __device__ __forceinline__ Pack<BF16> values_of(uint32_t codes, const Magnitudes
   return values;
 }
 
+__device__ __forceinline__ uint4 words_of(const Pack<BF16>& values) {
+  return {values.word[0], values.word[1], values.word[2], values.word[3]};
+}
+
 // Stores the staged panel as values. `table` has the magnitudes of each scale code; `scale_at(column, unit)`: a
 // block's.
-template <class ScaleAt>
+template <class ScaleAt, class Stores = Put>
 __device__ __forceinline__ void store_staged_values(const Plane& plane, const Tile& tile, int64_t cols,
                                                     const uint32_t* panel, const Magnitudes* table,
-                                                    const ScaleAt& scale_at) {
+                                                    const ScaleAt& scale_at, const Stores& put = Stores{}) {
   constexpr uint32_t eights = PANEL_ROWS / 8;
   const uint32_t live_cols = min(tile.end - tile.col0, TILE_COLS);
   uint4* to = static_cast<uint4*>(plane.codes) + (static_cast<int64_t>(tile.panel_index) * cols + tile.col0) * eights +
@@ -58,7 +62,7 @@ __device__ __forceinline__ void store_staged_values(const Plane& plane, const Ti
     const uint32_t at = step * UNIT_THREADS + threadIdx.x, column = at / eights, unit = at % eights / 2;
     if (column >= live_cols) break;
     const uint32_t codes = panel[2 * StagedUnits::slot(column, unit) + at % 2];
-    store_pack(to, values_of(codes, table[scale_at(column, unit)]));
+    put(to, words_of(values_of(codes, table[scale_at(column, unit)])));
   }
 }
 

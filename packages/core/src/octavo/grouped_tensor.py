@@ -38,6 +38,8 @@ class GroupedTensorSpec(Schema):
     | blocks of B | [M, ceil(K/B)] | [block_bound(M, G, B), K] | [G, N, ceil(K/B)] | [G, ceil(N/B), K] |
     | square blocks of B | [block_bound(M, G, B), ceil(K/B)] | the same array | [G, ceil(N/B), ceil(K/B)] | the same |
 
+    With `square_columns` the columnwise scales are those of square blocks, and the rowwise ones those of blocks.
+
     Blocks along ragged rows restart at each group and are packed in group order: those of group g begin at
     sum over h < g of ceil(size_h / B), and empty groups have none. NVFP4 adds a second-level factor [G] per plane.
     """
@@ -94,7 +96,7 @@ class GroupedTensorSpec(Schema):
             return (*lead, rows) if direction == "rowwise" else (self.groups, cols)
         row_blocks = block_bound(rows, self.groups if self.ragged_axis == 0 else 1, size)
         col_blocks = -(-cols // size)
-        if self.quantizer.square:
+        if self.quantizer.square_in(direction):
             return (*lead, row_blocks, col_blocks)
         return (*lead, rows, col_blocks) if direction == "rowwise" else (*lead, row_blocks, cols)
 

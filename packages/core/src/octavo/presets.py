@@ -30,6 +30,7 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "fp8-row-wgrad-high-precision": RowScaling(wgrad="high_precision"),
         "fp8-block": BlockScaling(),
         "fp8-block-fp32-scales": BlockScaling(power_of_two=False),
+        "fp8-block-square-columns": BlockScaling(square_columns=True),
         "mxfp4": MXFP4Weights(),
         "mxfp8": MXFP8(),
         "mxfp8-forward-only": MXFP8(dgrad="high_precision", wgrad="high_precision"),

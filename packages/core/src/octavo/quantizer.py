@@ -59,10 +59,12 @@ class QuantizerSpec(Schema):
     hadamard         NVFP4 column data go through a 16-point Hadamard transform along rows first
     mxfp4            weights are first rounded to MXFP4's values, E2M1 with an E8M0 scale for each 32 elements along K:
                      the last axis ("rowwise"), or rows ("columnwise") of a weight that lies as [G, K, N]; None: not
+    square_columns   column data of x alone have blocks that span rows and columns alike, quantized again; row data have
+                     1x128 as without it. For "block"
     checkpoint_name  the name that `jax.checkpoint` policies see; no part of a recipe's fingerprint
     """
 
-    ADDED_FIELDS: ClassVar[frozenset[str]] = frozenset({"mxfp4"})
+    ADDED_FIELDS: ClassVar[frozenset[str]] = frozenset({"mxfp4", "square_columns"})
     """Fields that came after the first release. At their default they are left out of the JSON form, which releases
     before them then read."""
 
@@ -76,6 +78,7 @@ class QuantizerSpec(Schema):
     amax_epsilon: AmaxEpsilon = 0.0
     hadamard: bool = False
     mxfp4: Direction | None = None
+    square_columns: bool = False
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
 
     @model_validator(mode="after")
@@ -106,6 +109,11 @@ class QuantizerSpec(Schema):
             raise ValueError(
                 f"amax_epsilon={self.amax_epsilon!r} is an option of current, row and block; "
                 f"scaling={self.scaling!r} takes 0"
+            )
+        if self.square_columns and (self.scaling != "block" or self.role != "x" or self.square):
+            raise ValueError(
+                f"square_columns=True is for x in blocks of 128 whose rows have scales of their own, and this one has "
+                f"scaling={self.scaling!r}, role={self.role!r}, square={self.square}; leave it False"
             )
         held = {"format": "e4m3", "scaling": "block", "role": "w", "square": True, "power_of_two": True}
         misfit = next(
@@ -148,6 +156,10 @@ class QuantizerSpec(Schema):
     def shares_codes(self) -> bool:
         """True where column data are the transpose of the row codes (per tensor, square blocks)."""
         return self.square or self.scaling in ("delayed", "current")
+
+    def square_in(self, direction: Direction) -> bool:
+        """True where a scale of the data of this direction covers a square block."""
+        return self.square or (self.square_columns and direction == "columnwise")
 
     @property
     def stochastic(self) -> bool:

@@ -102,12 +102,32 @@ class BlockScaling(_Fp32Scaled):
     """FP8 with 1x128 blocks for activations and gradients, 128x128 for weights.
 
     Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 3.3.2.
+
+    square_columns   wgrad reads x in blocks of 128 tokens of a group x 128 features, with one scale each, instead of
+                     128 tokens of one feature. A product of wgrad then takes one operation of its sum, and not two, in
+                     kernels that read a scale for each square block. fprop, dgrad, w and dy stay as they are.
+                     Features far quieter than the loudest of their 128 lose bits: docs/numerics bounds it
     """
 
+    ADDED_FIELDS: ClassVar[Mapping[str, object]] = MappingProxyType({"square_columns": False})
+
     kind: Literal["block"] = "block"
+    square_columns: bool = False
+
+    @model_validator(mode="after")
+    def _wgrad_reads_columns(self) -> Self:
+        if self.square_columns and self.wgrad == "high_precision":
+            raise ValueError(
+                "square_columns=True is about the columns of x, which wgrad alone reads, and wgrad is "
+                "'high_precision'; leave square_columns False, or wgrad 'quantized'"
+            )
+        return self
 
     def _spec(self, operand: Operand, orientation: Orientation, checkpoint_name: str | None) -> QuantizerSpec:
-        return self._fp32_spec("block", operand, orientation, checkpoint_name, square=operand == "w")
+        spec = self._fp32_spec("block", operand, orientation, checkpoint_name, square=operand == "w")
+        if operand != "x" or not self.square_columns:
+            return spec
+        return QuantizerSpec(**{**dict(spec), "square_columns": True})
 
 
 class MXFP8(_Quantized):

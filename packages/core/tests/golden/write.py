@@ -32,7 +32,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("output_dtype", "wgrad_dtype"), ("bfloat16", "float16", "float32")),
     **dict.fromkeys(("forward_format", "gradient_format"), ("e4m3", "e5m2")),
     "fast_accumulation": ([], ["fprop"], ["dgrad", "wgrad"]),
-    **dict.fromkeys(("power_of_two", "square_weights", "stochastic_gradients", "hadamard"), (True, False)),
+    **dict.fromkeys(
+        ("power_of_two", "square_weights", "square_columns", "stochastic_gradients", "hadamard"), (True, False)
+    ),
     "amax_epsilon": (0.0, 2.0**-20, 0.1),
     "history": (2, 16),
     "algorithm": ("max", "most_recent"),

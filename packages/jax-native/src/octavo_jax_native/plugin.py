@@ -28,6 +28,7 @@ def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
             batch_invariant=row.batch_invariant,
             emulated=row.emulated,
             activations=support.ACTIVATIONS,
+            square_columns=row.square_columns,
             **({"layouts": _LAYOUTS} if row.ops == support.QUANTIZE_OPS else {"weights": _WEIGHTS}),
             **conditions,
         )

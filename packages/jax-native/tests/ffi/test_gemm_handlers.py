@@ -49,6 +49,7 @@ GEMM: Arrays = {
     "scaling": 0,
     "left_format": 0,
     "right_format": 0,
+    "left_square": False,
     "right_square": False,
     "hadamard": False,
     "accumulate": False,

@@ -73,6 +73,7 @@ ATTRIBUTES: dict[str, Any] = {
     "format": 0,
     "operand": 0,
     "square": False,
+    "square_columns": False,
     "stochastic": False,
     "hadamard": False,
     "power_of_two": False,

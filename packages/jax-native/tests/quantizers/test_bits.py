@@ -195,7 +195,7 @@ def _panels(expected: Any, codes: np.ndarray, scales: np.ndarray, payload: np.nd
     spec, columns = expected.spec.quantizer, payload.shape[-1]
     flat = _bytes(payload).reshape(-1, columns)
     per_panel = 128 // spec.block_size if spec.block_size else 0
-    blocks = _bytes(scale).reshape(-1, columns) if per_panel and not spec.square else None
+    blocks = _bytes(scale).reshape(-1, columns) if per_panel and not spec.square_in("columnwise") else None
     panels, panel_scales = [], []
     for first, rows, block in _groups(expected, "columnwise"):
         for start in range(0, rows, 128):

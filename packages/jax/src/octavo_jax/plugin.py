@@ -26,6 +26,7 @@ CARD = BackendCard(
             graph_safe=True,
             weights=frozenset({"nk", "kn"}),
             activations=ALL_ACTIVATIONS,
+            square_columns=True,
             accumulation="fp32",
             emulated="fp32 products of dequantized operands",
         )

@@ -147,7 +147,8 @@ def folding_bound(q: QuantizedArray, direction: Direction = "rowwise") -> npt.ND
     """The largest |folded - MX| of each element, in the shape that `dequantize` gives; 0 in rows past the sum.
 
     q   an operand quantized as `MXFP8(products="folded").quantizer(...)` says: blocks with power-of-two scales; or as
-        `MXFP4Weights().quantizer("w")` does, where MX is MXFP4
+        `MXFP4Weights().quantizer("w")` does, where MX is MXFP4. Columns of `BlockScaling(square_columns=True)` stand
+        for those with a scale for each of them, whose scales are the same powers of two
 
     The module derives it. Where a block holds a NaN or an infinity the folded values are NaN, four MX blocks of which
     need not be, and the bound is infinite. Raises ValueError for other quantizers and for a plane that is not there.

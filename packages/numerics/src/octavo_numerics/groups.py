@@ -141,6 +141,6 @@ def units_of(spec: QuantizerSpec, direction: Direction, groups: Groups, cols: in
     if spec.scaling == "row":
         return Units(groups.each, None, cols) if direction == "rowwise" else Units(groups.whole, 1, cols)
     assert size is not None
-    if spec.square:
+    if spec.square_in(direction):
         return Units(groups.blocks(size), size, cols)
     return Units(groups.each, size, cols) if direction == "rowwise" else Units(groups.blocks(size), 1, cols)

@@ -138,10 +138,13 @@ def _specs() -> Iterator[tuple[str, dict[str, Any]]]:
                 yield name, {"scaling": scaling, "format": fmt, "power_of_two": power_of_two}
         yield f"block.{fmt}.square", {"scaling": "block", "format": fmt, "square": True}
         yield f"block.{fmt}.square.pow2", {"scaling": "block", "format": fmt, "square": True, "power_of_two": True}
+        yield f"block.{fmt}.square_columns", {"scaling": "block", "format": fmt, "square_columns": True}
         yield f"mxfp8.{fmt}", {"scaling": "mxfp8", "format": fmt}
         yield f"mxfp8.{fmt}.square", {"scaling": "mxfp8", "format": fmt, "square": True}
     for scaling in ("current", "row", "block"):
         yield f"{scaling}.e4m3.eps", {"scaling": scaling, "format": "e4m3", "amax_epsilon": 0.5}
+    both = {"scaling": "block", "format": "e4m3", "power_of_two": True, "square_columns": True}
+    yield "block.e4m3.square_columns.pow2", both
     for direction in ("rowwise", "columnwise"):
         of_w = {"scaling": "block", "format": "e4m3", "square": True, "power_of_two": True, "role": "w"}
         yield f"block.e4m3.square.mxfp4.{direction}", {**of_w, "mxfp4": direction}

@@ -146,6 +146,7 @@ class NativeBackend(Backend):
 def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     from octavo_native.gemms import LAYOUTS_OF_GEMM
     from octavo_torch_native.arrays.group_index import index_groups
+    from octavo_torch_native.arrays.interleaving import interleave_halves
     from octavo_torch_native.gemm.gemm import Dgrad, Fprop, Wgrad
     from octavo_torch_native.gemm.spec import gemm_spec
     from octavo_torch_native.linear.recorded_layer import whole_layer
@@ -158,7 +159,10 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     if request.op == "fprop":
         fprop = Fprop(dtype, weight=weight, fast_accumulation=fast)
         limited = fprop.limited if cuda else None
-        return BoundFprop(fprop, layouts=layouts, prepare=index_groups, whole_layer=whole_layer, limited=limited)
+        return BoundFprop(
+            fprop, layouts=layouts, prepare=index_groups, whole_layer=whole_layer, limited=limited,
+            interleave_halves=interleave_halves,
+        )  # fmt: skip
     if request.op == "dgrad":
         dgrad = Dgrad(dtype, weight=weight, fast_accumulation=fast)
         return BoundDgrad(dgrad, layouts=layouts, prepare=index_groups, limited=dgrad.limited if cuda else None)

@@ -31,6 +31,7 @@ def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
             layouts=_LAYOUTS if row.ops == support.QUANTIZE_OPS else frozenset({PLAIN}),
             weights=_WEIGHTS if row.ops == support.GEMM_OPS else frozenset({"nk"}),
             activations=support.ACTIVATIONS,
+            square_columns=row.square_columns,
             accumulation=row.accumulation,
             batch_invariant=row.batch_invariant,
             emulated=row.emulated,

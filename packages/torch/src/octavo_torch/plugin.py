@@ -30,6 +30,7 @@ def _rows(device: str, sizes: frozenset[Literal["host", "device"]], graph_safe: 
             sizes=sizes,
             graph_safe=graph_safe,
             emulated=emulated,
+            square_columns="block" in recipes,
         )
 
     return (

@@ -105,6 +105,8 @@ def _operand(recipe: Recipe, operand: Operand) -> dict[str, str]:
     size = spec.block_size
     whole = "row" if spec.scaling == "row" else "group"
     block = whole if size is None else f"{size}x{size}" if spec.square else f"1x{size}"
+    if spec.square_columns:
+        block += f", columns {size}x{size}"
     return {
         "format": spec.format,
         "scales": spec.scale_format,

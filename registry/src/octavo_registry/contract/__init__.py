@@ -57,6 +57,7 @@ from octavo_registry.contract.gemm import (
     BoundWgrad,
     Dgrad,
     Fprop,
+    InterleaveHalves,
     Wgrad,
 )
 from octavo_registry.contract.hookspecs import API_LEVEL, HookSpecs, hookimpl
@@ -199,6 +200,7 @@ __all__ = [
     "GroupOffset",
     "GroupSizes",
     "HookSpecs",
+    "InterleaveHalves",
     "KernelChoice",
     "LayerResult",
     "Layouts",

@@ -67,6 +67,8 @@ class Capability(Schema):
     weights       of GEMMs: how w and dw may lie in memory, "nk" as [G, N, K] and "kn" as [G, K, N]
     activations   of "act_quantize" and "dact_quantize"; "clamped_swiglu" has to be named, all others are the default
     norms         of "norm_quantize"
+    square_columns    whether the columns of x that "block" reads and writes may have square blocks
+                  (`octavo.BlockScaling.square_columns`); it has to be said
     accumulation  how a GEMM sums, which decides its error bound (docs/numerics)
     batch_invariant   of "fprop" and "dgrad": a row of the result has the same bits whatever other rows, group sizes and
                   tails the call has. This is about the order of sums; `octavo.Recipe.batch_invariant` is about scales
@@ -90,6 +92,7 @@ class Capability(Schema):
     weights: frozenset[Weight] = frozenset({"nk"})
     activations: frozenset[Activation] = _UNLESS_SAID
     norms: frozenset[Norm] = ALL_NORMS
+    square_columns: bool = False
     accumulation: Accumulation = "fp32"
     batch_invariant: bool = False
     emulated: str | None = None

@@ -72,17 +72,33 @@ class Wgrad(Protocol[A, Operand_contra]):
         """
 
 
+class InterleaveHalves(Protocol[A]):
+    """Exchanges rows in two halves, such as those of gate and up, and blocks of rows that take turns."""
+
+    def __call__(self, value: A, block: int, interleave: bool, out: A | None = None, /) -> A:
+        """The rows of `value` [R, 2 F, C] in the other order, in its dtype; copies of bits.
+
+        value       contiguous, in any dtype
+        block       rows that stay together, a divisor of F
+        interleave  from halves to blocks that take turns, the first half's first; False: back
+        out         contiguous [R, 2 F, C], written and returned; a framework whose arrays are immutable refuses it
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class BoundFprop(Bound[Fprop[A, Operand_contra]], Generic[A, Operand_contra]):
     """The answer to a request for "fprop".
 
-    whole_layer  makes of a layer's plans its passes as one call each way; None: the front end calls the plans
-    limited      the same function, with the same bits, on at most so many multiprocessors of the device at once, 1 or
-                 more: others are left to what runs beside it. None: the backend leaves none
+    whole_layer        makes of a layer's plans its passes as one call each way; None: the front end calls the plans
+    limited            the same function, with the same bits, on at most so many multiprocessors of the device at once,
+                       1 or more: others are left to what runs beside it. None: the backend leaves none
+    interleave_halves  takes apart weights whose gate and up rows take turns, and joins their gradients; None: the front
+                       end copies by its framework's operations
     """
 
     whole_layer: MakeWholeLayer | None = field(default=None, kw_only=True)
     limited: Callable[[int], Fprop[A, Operand_contra]] | None = field(default=None, kw_only=True)
+    interleave_halves: InterleaveHalves[A] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -332,6 +332,8 @@ def describe_request(request: Request) -> str:
         extras.append(f"{request.quantizer.role} {request.quantizer.orientation}")
         if request.quantizer.mxfp4:
             extras.append("of MXFP4's values")
+        if request.quantizer.square_columns:
+            extras.append("columns in square blocks")
     if request.graph_safe:
         extras.append("graph-safe")
     return f"{words}, {', '.join(extras)}" if extras else words

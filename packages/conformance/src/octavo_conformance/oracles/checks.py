@@ -63,7 +63,8 @@ def assert_same_tensor(case: Case, tensor: Any, expected: QuantizedArray, what: 
 def describe(spec: QuantizerSpec) -> str:
     """A spec in a few words."""
     words: list[str] = [spec.scaling, spec.format, spec.role]
-    words += [name for name in ("square", "stochastic", "hadamard", "power_of_two", "mxfp4") if getattr(spec, name)]
+    options = ("square", "stochastic", "hadamard", "power_of_two", "mxfp4", "square_columns")
+    words += [name for name in options if getattr(spec, name)]
     return " ".join(words)
 
 

@@ -70,7 +70,7 @@ def plane_results(
         "cols": extent.cols,
         "groups": extent.groups,
         "matrix_rows": extent.matrix_rows,
-        "square": spec.square,
+        "square": spec.square_in(direction),
         "hadamard": spec.hadamard,
     }
     arrays = {

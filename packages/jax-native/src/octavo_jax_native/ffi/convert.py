@@ -30,7 +30,7 @@ class PlaneCall:
             "operands": ",".join(operands),
             "format": octavo_native.FORMATS[quantizer.format],
             "scaling": octavo_native.SCALINGS[quantizer.scaling],
-            "square": quantizer.square,
+            "square": quantizer.square_in(self.direction),
             "hadamard": quantizer.hadamard,
             "direction": octavo_native.DIRECTIONS[self.direction],
             "rows": extent.rows,

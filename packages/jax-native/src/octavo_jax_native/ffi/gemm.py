@@ -61,11 +61,6 @@ class GemmCall:
         """One per group and column of the result."""
         return self.groups, self.out_shape[1]
 
-    @property
-    def hadamard(self) -> bool:
-        """True where both operands are in the Hadamard domain, which only columnwise data are."""
-        return self.gemm == "wgrad" and self.left is not None and self.left.hadamard
-
     def kernel(self) -> octavo_native.Gemm:
         """The same as the kernels' own object, for workspaces and tiles."""
         quantized = {}
@@ -85,6 +80,7 @@ class GemmCall:
         results: dict[str, jax.ShapeDtypeStruct] = {"out": array(self.out_shape, self.out_dtype)}
         results |= workspace_result(self._workspace_bytes())
         left, right = self.left, self.right
+        names = {} if left is None or right is None else names_of(self.gemm, left, right)
         attributes = {
             "operands": ",".join(operands),
             "results": ",".join(results),
@@ -93,8 +89,9 @@ class GemmCall:
             "scaling": 0 if left is None else octavo_native.SCALINGS[left.scaling],
             "left_format": 0 if left is None else octavo_native.FORMATS[left.format],
             "right_format": 0 if right is None else octavo_native.FORMATS[right.format],
-            "right_square": right is not None and right.square,
-            "hadamard": self.hadamard,
+            "left_square": names.get("left_square", False),
+            "right_square": names.get("right_square", False),
+            "hadamard": names.get("hadamard", False),
             "accumulate": self.accumulate,
             "fast_accumulation": self.fast_accumulation,
             "rows": self.rows,

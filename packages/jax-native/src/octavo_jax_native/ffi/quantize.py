@@ -84,6 +84,7 @@ class QuantizeCall:
             "format": octavo_native.FORMATS[spec.format],
             "operand": octavo_native.OPERANDS[self.operand],
             "square": spec.square,
+            "square_columns": spec.square_columns,
             "stochastic": spec.stochastic,
             "hadamard": spec.hadamard,
             "power_of_two": spec.power_of_two,
@@ -115,6 +116,7 @@ class QuantizeCall:
             hadamard=spec.hadamard,
             power_of_two=spec.power_of_two,
             amax_epsilon=spec.amax_epsilon,
+            square_columns=spec.square_columns,
         )
         names = {name for name, _, _ in self.results}
         return quantizer.workspace_bytes(

@@ -61,7 +61,7 @@ def _spread(q: GroupedTensor, scale: Array, rows: Rows, direction: Direction) ->
     if by_rows:
         flat = scale.reshape(-1, scale.shape[-1])
         scale = jnp.repeat(flat, size, axis=0) if _padded(q, direction) else rows.from_blocks(flat, size)
-    if direction == "rowwise" or spec.square:
+    if direction == "rowwise" or spec.square_in(direction):
         scale = jnp.repeat(scale, size, axis=-1)[..., :columns]
     return scale
 

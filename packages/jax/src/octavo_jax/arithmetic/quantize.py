@@ -227,7 +227,7 @@ def quantize_plane(
         return _per_group(bits, rows, spec, scale, span)
     if size is None:
         return _row_scaled(bits, rows, spec, direction, span)
-    if spec.square:
+    if spec.square_in(direction):
         return _square_blocks(bits, rows, spec, size, random, span)
     make = _row_blocks if direction == "rowwise" else _column_plane
     return make(bits, rows, spec, size, random, span)

@@ -41,6 +41,7 @@ def native_quantizer(spec: QuantizerSpec, operand: Operand) -> octavo_native.Qua
         power_of_two=spec.power_of_two,
         amax_epsilon=spec.amax_epsilon,
         mxfp4=spec.mxfp4 == "rowwise",
+        square_columns=spec.square_columns,
     )
 
 
@@ -77,7 +78,7 @@ def native_shapes(
     of_plane: dict[str, Any] = {
         "format": spec.format,
         "scaling": spec.scaling,
-        "square": spec.square,
+        "square": spec.square_in(direction),
         "hadamard": spec.hadamard,
         "layout": name,
         "direction": direction,

@@ -61,7 +61,7 @@ def units_of(spec: QuantizerSpec, direction: Direction) -> Units:
         return PER_GROUP
     if size is None:
         return Units("each", "all") if direction == "rowwise" else Units("group", "each")
-    if spec.square:
+    if spec.square_in(direction):
         return Units(size, size)
     return Units("each", size) if direction == "rowwise" else Units(size, "each")
 

@@ -6,11 +6,16 @@ the gate half first.
 
 from __future__ import annotations
 
+from math import prod
+
 from torch import Tensor
 
 from octavo_registry.contract.cards import GATED, Activation
+from octavo_registry.contract.gemm import InterleaveHalves
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.weight_order import order_of
+
+Interleave = InterleaveHalves[Tensor]
 
 
 def check_interleave(interleave: int | None, activation: Activation, weight: Tensor) -> int:
@@ -30,23 +35,50 @@ def check_interleave(interleave: int | None, activation: Activation, weight: Ten
     return 0 if interleave == half else interleave
 
 
-def to_halves(value: Tensor, block: int) -> Tensor:
+def to_halves(value: Tensor, block: int, run: Interleave | None = None) -> Tensor:
     """`value` [G, 2 F, ...], interleaved in blocks, as a new tensor with the gate half first.
 
     It lies in memory as `value` does: as [G, K, 2 F] where that is a view of such matrices, which nothing transposes.
+    `run` is the backend's, where it has one: the bits are the same, and torch's strided copies take longer.
     """
-    return _exchanged(value, (-1, 2, block))
+    return _exchanged(value, block, False, run, None)
 
 
-def from_halves(value: Tensor, block: int) -> Tensor:
-    """`value` [G, 2 F, ...], the gate half first, as a new tensor interleaved in blocks; in memory likewise."""
-    return _exchanged(value, (2, -1, block))
+def from_halves(value: Tensor, block: int, run: Interleave | None = None, out: Tensor | None = None) -> Tensor:
+    """`value` [G, 2 F, ...], the gate half first, interleaved in blocks: in `out`, or as a new tensor that lies in
+    memory likewise."""
+    made = _exchanged(value, block, True, run, out)
+    return made if out is None else out
 
 
-def _exchanged(value: Tensor, parts: tuple[int, int, int]) -> Tensor:
-    """`value` [G, 2 F, ...] as a new tensor, whose rows are cut into `parts`, of which the first two are exchanged."""
+def _exchanged(value: Tensor, block: int, interleave: bool, run: Interleave | None, out: Tensor | None) -> Tensor:
     if value.dim() == 3 and order_of(value) == "kn":
         groups, columns, rows = value.mT.shape
-        return value.mT.reshape(groups, columns, *parts).transpose(2, 3).reshape(groups, columns, rows).mT
+        into = None if out is None else out.mT
+        return _by_rows(value.mT, (groups * columns, rows, 1), block, interleave, run, into).mT
     groups, rows, *rest = value.shape
-    return value.reshape(groups, *parts, *rest).transpose(1, 2).reshape(groups, rows, *rest)
+    return _by_rows(value, (groups, rows, prod(rest)), block, interleave, run, out)
+
+
+def _by_rows(
+    value: Tensor,
+    shape: tuple[int, int, int],
+    block: int,
+    interleave: bool,
+    run: Interleave | None,
+    out: Tensor | None,
+) -> Tensor:
+    """`value`, whose rows are the second axis of `shape`, with these in the other order."""
+    dense = out is None or out.is_contiguous()
+    into = None if out is None or not dense else out.view(shape)
+    if run is not None and value.is_contiguous():
+        made = run(value.view(shape), block, interleave, into)
+    else:
+        count, rows, columns = shape
+        blocks = rows // (2 * block)
+        parts = (2, blocks) if interleave else (blocks, 2)
+        turned = value.reshape(count, *parts, block, columns).transpose(1, 2)
+        made = turned.reshape(shape) if into is None else into.view(turned.shape).copy_(turned)
+    if out is not None and not dense:
+        out.copy_(made.view(value.shape))
+    return made.view(value.shape)

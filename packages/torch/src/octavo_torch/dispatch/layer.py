@@ -15,7 +15,7 @@ from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
 from octavo_registry.contract.arrays import Prepare
 from octavo_registry.contract.cards import Weight
-from octavo_registry.contract.gemm import Dgrad, Fprop, Wgrad
+from octavo_registry.contract.gemm import Dgrad, Fprop, InterleaveHalves, Wgrad
 from octavo_registry.contract.layer import DelayedScales, WholeLayer
 from octavo_registry.contract.quantize import Quantize, QuantizeWithAmax
 from octavo_registry.contract.request import GemmRequest
@@ -212,6 +212,11 @@ class Layer:
         """The quantizers that also return the amax of each group."""
         found = {name: part.bound.with_amax for name, part in self.quantizers.items()}
         return {name: self.quantizing(name, run) for name, run in found.items() if run is not None}
+
+    @property
+    def interleave_halves(self) -> InterleaveHalves[Tensor] | None:
+        """What takes apart weights whose gate and up rows take turns; None: torch's operations do."""
+        return self.plan.fprop.bound.interleave_halves
 
     def takes_tokens(self, operand: Operand) -> bool:
         """Whether the operand's codes are made of tokens where these stand, with no rows of them."""

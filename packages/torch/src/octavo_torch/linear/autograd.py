@@ -24,6 +24,7 @@ from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.seeds import SeedCounter
+from octavo_torch.wgrad.bias_gradients import bias_gradients
 
 
 def draw_in_forward(call: Call) -> int | Tensor | None:
@@ -223,9 +224,9 @@ def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
     if dy.dtype is not layer.row_dtype:
         dy = dy.to(layer.row_dtype)
     if need_b or need_s:
-        sums = operators.bias_grads(dy, bounded_sizes(sizes, dy), bias, bias_scales)
-        db = sums[0] if need_b else None
-        ds = sums[1] if need_s else None
+        sums = bias_gradients(layer, dy, sizes, bias if need_s else None, bias_scales)
+        db = sums.bias if need_b else None
+        ds = sums.scales if need_s else None
     if need_x or need_w:
         codes: Matrix = dy
         if call.probe is not None:
@@ -249,13 +250,6 @@ def caller_sizes(sizes: Sizes) -> Tensor | None:
     Nothing of prepared ones, which are the call's own: the caller's may change before backward, these do not.
     """
     return sizes if isinstance(sizes, Tensor) else None
-
-
-def bounded_sizes(sizes: Sizes, like: Tensor) -> Tensor:
-    """int64 [G] on `like`'s device, within its rows."""
-    if not isinstance(sizes, Tensor):
-        return sizes.group_sizes
-    return operators.bound_sizes(sizes, like.shape[0], like)
 
 
 def dtypes_of(*inputs: Tensor | None) -> list[torch.dtype | None]:

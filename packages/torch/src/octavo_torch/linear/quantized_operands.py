@@ -102,7 +102,7 @@ def _weight_codes(
     if layer.quantize_w is None:
         return WeightCodes()
     if block:
-        whole = to_halves(whole, block)
+        whole = to_halves(whole, block, layer.interleave_halves)
     if out is not None:
         _write(layer, whole, seed, state, out, unchanged)
         if state is not None and out.amax is not None:

@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from octavo_torch.arithmetic import operators
 from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Layer
@@ -17,6 +16,7 @@ from octavo_torch.linear.call import Call, WholePasses
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import SeedCounter
+from octavo_torch.wgrad.bias_gradients import bias_gradients
 
 _grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
@@ -102,7 +102,7 @@ def _backward(ctx: WholeContext, dy: Tensor) -> list[Tensor | None]:
     if dy.dtype is not call.layer.row_dtype:
         dy = dy.to(call.layer.row_dtype)
     if need_b:
-        db = operators.bias_grads(dy, call.whole.sizes(call.context), None, None)[0]
+        db = bias_gradients(call.layer, dy, call.whole.sizes(call.context)).bias
     if need_x or need_w:
         run = _beside_graph if _is_compiling() else _whole_backward
         dx, dw = run(call, dy, ctx.saved_tensors, (need_x, need_w))

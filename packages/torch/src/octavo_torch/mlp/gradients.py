@@ -10,17 +10,17 @@ from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import from_halves, to_halves
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.dispatch.layer import Matrix
 from octavo_torch.functions.activations import activate_gradient, probs_gradient
-from octavo_torch.linear.autograd import bounded_sizes, check_grad_input, quantize_operand, weight_gradient
+from octavo_torch.linear.autograd import check_grad_input, quantize_operand, weight_gradient
 from octavo_torch.linear.call import Call
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.forward import DrawnSeed, run_fused, values_for
 from octavo_torch.scaling.seeds import SeedCounter
+from octavo_torch.wgrad.bias_gradients import bias_gradients
 from octavo_torch.wgrad.function import interleaved_wgrad
 
 
@@ -130,9 +130,9 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
     if dy is not None and dy.dtype is not fc2.row_dtype:
         dy = dy.to(fc2.row_dtype)
     if dy is not None and (need_b2 or need_s2):
-        sums = operators.bias_grads(dy, bounded_sizes(sizes, dy), operands.bias2, operands.bias2_scales)
-        db2 = sums[0] if need_b2 else None
-        ds2 = sums[1] if need_s2 else None
+        sums = bias_gradients(fc2, dy, sizes, operands.bias2 if need_s2 else None, operands.bias2_scales)
+        db2 = sums.bias if need_b2 else None
+        ds2 = sums.scales if need_s2 else None
     if not rounds:
         return Gradients(None, dw1, dw2, dp, db1, db2, ds2)
     # what is read no more is given up before the next array is made: the peak of a step is here
@@ -171,7 +171,7 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
                 assert fc1.dgrad is not None  # a layer whose dx is needed
                 w1 = operands.w1()
                 if call.block and isinstance(w1, Tensor):
-                    w1 = to_halves(w1, call.block)
+                    w1 = to_halves(w1, call.block, fc1.interleave_halves)
                 dh = grads.codes if fc1.quantized_dgrad else grads.h
                 assert dh is not None  # a GEMM reads it
                 dx = operands.of_x(fc1.dgrad(dh, w1, sizes, out=call.grad_input))
@@ -179,7 +179,9 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
                 operands.done_with("w1")
             if need_w1:
                 assert fc1.wgrad is not None  # a layer whose dw is needed
-                wgrad = interleaved_wgrad(fc1.wgrad, call.block) if call.block else fc1.wgrad
+                wgrad = fc1.wgrad
+                if call.block:
+                    wgrad = interleaved_wgrad(wgrad, call.block, fc1.interleave_halves)
                 dh = grads.codes if fc1.quantized_wgrad else grads.h
                 assert dh is not None  # a GEMM reads it
                 dw1 = weight_gradient(call.fc1, wgrad, operands.x(), dh, sizes, call)
@@ -233,5 +235,5 @@ def _gradient_of_h(
     if watched is not None:
         watched.record("dy", dh, call.sizes, call.fc1.state)
     codes = None if quantize is None else quantize_operand(call.fc1, quantize, "dy", dh, seed)
-    db = operators.bias_grads(dh, bounded_sizes(call.sizes, dh), None, None)[0] if need_bias else None
+    db = bias_gradients(plan.fc1, dh, call.sizes).bias if need_bias else None
     return _BeforeActivation(dh, codes, db, probs_gradient(da, h, plan.activation) if need_probs else None)

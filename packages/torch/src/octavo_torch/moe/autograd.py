@@ -286,7 +286,7 @@ class _KeptOperands:
         quantize = layer_call.layer.quantize_w
         assert quantize is not None  # of what forward did not keep
         if name == "w1" and again.block:
-            weight = to_halves(weight, again.block)
+            weight = to_halves(weight, again.block, layer_call.layer.interleave_halves)
         return quantize_operand(layer_call, quantize, "w", weight, self._seeds[number])
 
     def _kept(self, name: str) -> Matrix:

@@ -89,7 +89,7 @@ def _quantize_weights(call: MoeCall, operands: MoeOperands) -> None:
     for layer_call, weight, seed, block in zip((call.fc1, call.fc2), operands[1:3], seeds, blocks, strict=True):
         quantize = layer_call.layer.quantize_w
         if quantize is not None and layer_call.w_codes is None:
-            values = to_halves(weight, block) if block else weight
+            values = to_halves(weight, block, layer_call.layer.interleave_halves) if block else weight
             layer_call.w_made = quantize_operand(layer_call, quantize, "w", values, seed)
 
 

@@ -33,6 +33,7 @@ from octavo_conformance.problems.operands import (
 )
 from octavo_numerics import QuantizedArray, valid
 from octavo_registry.contract.frameworks import PLANES
+from octavo_registry.contract.gemm import BoundFprop
 from octavo_registry.contract.plan import Plan
 
 
@@ -101,6 +102,27 @@ def test_a_limit_changes_no_bit(case: Case, rng: Rng) -> None:
     for most in (1, int(rng.integers(2, 64)), 100_000):
         limited = replace(plan, bound=replace(bound, run=bound.limited(most)))
         assert_same_bits(_run(case, limited, problem, quantized), free, f"{case.gemm} on {most} multiprocessors")
+
+
+@needs("gemm", variants.gemms)
+def test_halves_of_a_weight_take_turns(case: Case, rng: Rng) -> None:
+    """`interleave_halves`, where fprop's answer has it, moves every row and no other, and back: gate and up columns of
+    [G, K, 2 F], and rows of [G, 2 F, K], in blocks of one, of some, and of a half."""
+    problem = draw_problem(rng, case.dtype)
+    bound: Any = _plan(case, problem).bound
+    interleave = bound.interleave_halves if isinstance(bound, BoundFprop) else None
+    if interleave is None:
+        pytest.skip("the answer has no interleave_halves: front ends copy by their framework's operations")
+    groups, rows, columns = problem.w.shape
+    half, w = rows // 2, problem.w[:, : rows // 2 * 2]
+    for block in (1, next(n for n in range(half // 2, 0, -1) if half % n == 0), half):
+        for shape in ((groups, 2 * half, columns), (groups * columns, 2 * half, 1)):
+            halves = w.reshape(shape[0], 2, half // block, block, shape[2])
+            turns = np.ascontiguousarray(halves.swapaxes(1, 2))
+            made = case.numpy(interleave(case.array(halves.reshape(shape)), block, True))
+            assert_same_bits(made, turns.reshape(shape), f"turns of {block}")
+            back = case.numpy(interleave(case.array(turns.reshape(shape)), block, False))
+            assert_same_bits(back, halves.reshape(shape), f"halves of {block}")
 
 
 @needs("gemm", variants.mx_gemms, weight="kn")

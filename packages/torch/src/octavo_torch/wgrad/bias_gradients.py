@@ -1,0 +1,122 @@
+"""Gradients of a bias [G, N] and of its scales [M]: on a GPU as grouped products, which read the rows once each.
+
+y has the term s[r] * bias[g], which is the product of s as a column [M, 1] and of bias as a weight [G, N, 1]. The
+gradient of bias is therefore a wgrad, and that of s a product of dy's rows and bias [G, 1, N]. A factor in fp32 is the
+sum of three in bf16 with 24 bits in all, so every product is exact, and sums are in fp32 and in the backend's order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import octavo_registry as registry
+from octavo import HighPrecision, NoBackendError
+from octavo.recipe_base import Gemm
+from octavo_registry.contract.request import GemmRequest
+from octavo_torch.arithmetic import operators
+from octavo_torch.arrays.sizes import Sizes
+from octavo_torch.dispatch.device import arch_of
+from octavo_torch.dispatch.layer import FpropFunction, Layer, PrepareFunction, WgradFunction
+from octavo_torch.memo import Memo
+
+_COLUMNS = 16
+"""The narrowest matrix that every backend multiplies; factors have up to three parts."""
+_VALUES = HighPrecision()
+
+
+class BiasGradients(NamedTuple):
+    """fp32 [G, N] and, where the bias has scales, fp32 [M]."""
+
+    bias: Tensor
+    scales: Tensor | None
+
+
+class _Products(NamedTuple):
+    """wgrad of [M, 16] and dy [M, N], and fprop of dy and [G, 16, N]; both of bf16, into fp32."""
+
+    of_bias: WgradFunction
+    of_scales: FpropFunction
+    prepare: PrepareFunction | None
+
+
+def bias_gradients(
+    layer: Layer, dy: Tensor, sizes: Sizes, bias: Tensor | None = None, scales: Tensor | None = None
+) -> BiasGradients:
+    """db[g] = sum of s[r] * dy[r] over the rows of g, and ds[r] = dy[r] . bias[g], 0 past the sum of the sizes.
+
+    dy      [M, N]; rows past the sum of the sizes are not read
+    bias    [G, N], with the scales alone
+    scales  [M]; None: all are 1
+    """
+    products = _products_for(layer, dy)
+    if products is None:
+        return BiasGradients(*_composed(dy, sizes, bias, scales))
+    if not isinstance(sizes, Tensor) and products.prepare is not layer.prepare:
+        sizes = sizes.group_sizes
+    factors = dy.new_ones(dy.shape[0], 1) if scales is None else _parts(scales)
+    of_bias = products.of_bias(_padded(factors), dy, sizes)[..., : factors.shape[-1]].sum(-1)
+    if bias is None or scales is None:
+        return BiasGradients(of_bias, None)
+    rows = _parts(bias)
+    of_scales = products.of_scales(dy, _padded(rows).mT.contiguous(), sizes)[:, : rows.shape[-1]].sum(-1)
+    return BiasGradients(of_bias, of_scales)
+
+
+def bounded_sizes(sizes: Sizes, like: Tensor) -> Tensor:
+    """int64 [G] on `like`'s device, within its rows."""
+    if not isinstance(sizes, Tensor):
+        return sizes.group_sizes
+    return operators.bound_sizes(sizes, like.shape[0], like)
+
+
+def _composed(dy: Tensor, sizes: Sizes, bias: Tensor | None, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    db, *ds = operators.bias_grads(dy, bounded_sizes(sizes, dy), bias, scales)
+    return db, ds[0] if ds else None
+
+
+def _parts(values: Tensor) -> Tensor:
+    """bf16 [..., n] whose sum over n is `values` [...]: as they are in bf16, three parts of others."""
+    if values.dtype is torch.bfloat16:
+        return values.unsqueeze(-1)
+    rest, parts = values.float(), []
+    for _ in range(3):
+        parts.append(rest.bfloat16())
+        # what is not finite has no rest
+        rest = torch.where(parts[-1].isfinite(), rest - parts[-1].float(), 0.0)
+    return torch.stack(parts, -1)
+
+
+def _padded(columns: Tensor) -> Tensor:
+    return torch.nn.functional.pad(columns, (0, _COLUMNS - columns.shape[-1]))
+
+
+_products: Memo[_Products | None] = Memo()
+
+
+def _products_for(layer: Layer, dy: Tensor) -> _Products | None:
+    """Those of the layer's backend; None on a CPU, for other dtypes than bf16, and where the backend has none."""
+    if layer.on_cpu or dy.dtype is not torch.bfloat16:
+        return None
+    backend, columns = layer.plan.fprop.backend, int(dy.shape[1])
+    key = (layer.device, layer.groups, columns, backend, layer.at_host, layer.graph_safe)
+
+    def resolve() -> _Products | None:
+        def request(op: Gemm, k: int, n: int) -> GemmRequest:
+            return GemmRequest(
+                op=op, framework="torch", device=layer.device.type, in_dtype="bfloat16", out_dtype="float32",
+                recipe=_VALUES, arch=arch_of(layer.device), k=k, n=n, groups=layer.groups,
+                sizes="host" if layer.at_host else "device", graph_safe=layer.graph_safe,
+            )  # fmt: skip
+
+        try:
+            of_bias = registry.plan(request("wgrad", _COLUMNS, columns), backend=backend)
+            of_scales = registry.plan(request("fprop", columns, _COLUMNS), backend=backend)
+        except NoBackendError:
+            return None
+        same = of_bias.prepare == of_scales.prepare
+        return _Products(of_bias.run, of_scales.run, of_bias.prepare if same else None)
+
+    return _products.get(key, resolve)
