@@ -20,7 +20,7 @@ enum class Gemm : int32_t { fprop = 0, dgrad = 1, wgrad = 2 };
 
 // Unquantized: `data` of GemmSpec::dtype, x [M, K], dy [M, N], w [G, N, K]; the rows of a matrix stand row_stride
 // elements apart, the matrices of w N rows apart. Quantized: the codes and scales of the plane that the GEMM reads, in
-// the native layout (layouts.h), which has no strides.
+// the native layout (layouts.h), which has no strides. Values: that plane's, and `scales` is null.
 struct GemmOperand {
   const void* data = nullptr;
   const void* scales = nullptr;
@@ -42,6 +42,8 @@ struct GemmSpec {
   bool accumulate = false;         // wgrad: added to `out` in fp32 and rounded once
   bool fast_accumulation = false;  // FP8 without block scales: no promotion of partial sums to fp32
   bool left_square = false;        // wgrad of x on the left, with block scaling: x in square blocks
+  bool left_values = false;        // MXFP8 and NVFP4: `left` is a plane of Layout::values
+  bool right_values = false;       // likewise
 };
 
 struct GemmArgs {

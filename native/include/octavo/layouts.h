@@ -11,6 +11,10 @@
 //   Scales by scaling: delayed, current [G]; row [G, C]; block fp32 [P][C rounded up to 4]; mxfp8 [P][C][4];
 //   nvfp4 [P][C][8] E4M3. Blocks past the group's end have scale codes of a zero block. Square blocks: the plain array.
 //   Hadamard data pad each group to 16 rows, and the padded rows are written.
+//
+// Values, of MXFP8 and NVFP4: bf16 of code times block scale, rounded once, without NVFP4's second level; NaN is
+// 0x7FC0.
+//   Rowwise [M, C], columnwise [P][C][128] with zeros past a group's end. There are no scales but the second level.
 #pragma once
 
 #include "octavo/types.h"

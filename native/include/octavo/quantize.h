@@ -82,7 +82,7 @@ struct Prologue {
 };
 
 struct Plane {
-  void* codes = nullptr;  // null: the plane is not requested
+  void* codes = nullptr;  // null: the plane is not requested; Layout::values: bf16 values, and `scales` null
   void* scales = nullptr;
   float* global = nullptr;  // [G], NVFP4's second-level decode factor
   Layout layout = Layout::plain;

@@ -19,8 +19,9 @@ enum class Scaling : int32_t { delayed = 0, current = 1, row = 2, block = 3, mxf
 enum class Direction : int32_t { rowwise = 0, columnwise = 1 };
 enum class Operand : int32_t { x = 0, w = 1, dy = 2 };
 
-// plain: as octavo.GroupedTensorSpec lays it out. native: as the Hopper kernels read it (layouts.h).
-enum class Layout : int32_t { plain = 0, native = 1 };
+// plain: as octavo.GroupedTensorSpec lays it out. native: as the Hopper kernels read it. values: no codes, but the bf16
+// values that stand for them in the native order (layouts.h).
+enum class Layout : int32_t { plain = 0, native = 1, values = 2 };
 
 enum class Activation : int32_t {
   silu = 0,

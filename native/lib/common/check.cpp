@@ -97,6 +97,22 @@ Error check_plane(const QuantizerSpec& spec, const Plane& plane, int64_t element
   return {};
 }
 
+// A plane that a quantizer writes, which may be one of values.
+Error check_output_plane(const QuantizeArgs& args, const Plane& plane, int64_t elements) {
+  if (plane.layout != Layout::values) return check_plane(args.spec, plane, elements);
+  const Scaling scaling = args.spec.scaling;
+  if (scaling != Scaling::mxfp8 && scaling != Scaling::nvfp4) {
+    return invalid("a plane's layout is values, which are made of mxfp8 and nvfp4; give plain or native with others");
+  }
+  if (plane.scales != nullptr) return invalid("a plane of values has scales, which are in the values; leave them null");
+  if (!aligned(plane.codes, 16)) return invalid("a plane of values is not aligned to 16 bytes; allocate it so");
+  if (!aligned(plane.global, 4)) return invalid("a plane's global is not aligned to 4 bytes; it is fp32");
+  if (elements > 0 && plane.codes != nullptr && scaling == Scaling::nvfp4 && plane.global == nullptr) {
+    return invalid("a plane of nvfp4 has no global; give [groups] fp32 for the second-level factors");
+  }
+  return {};
+}
+
 Error check_activation(const QuantizeArgs& args) {
   const Prologue& prologue = args.prologue;
   const int64_t elements = args.input.rows * args.input.cols;
@@ -236,6 +252,9 @@ Error check_outputs(const QuantizeArgs& args) {
   if (args.dequantized != nullptr && args.rowwise.codes == nullptr) {
     return invalid("dequantized holds rowwise data and no rowwise plane is requested; give its codes and scales, too");
   }
+  if (args.dequantized != nullptr && args.rowwise.layout == Layout::values) {
+    return invalid("dequantized was given and the rowwise plane has values already; leave one of them out");
+  }
   return {};
 }
 
@@ -281,8 +300,8 @@ Error check_quantize(const QuantizeArgs& args) {
   if (const Error error = check_rounded(args)) return error;
   if (const Error error = check_packed(args)) return error;
   const int64_t elements = args.input.rows * output_cols(args);
-  if (const Error error = check_plane(args.spec, args.rowwise, elements)) return error;
-  if (const Error error = check_plane(args.spec, args.columnwise, elements)) return error;
+  if (const Error error = check_output_plane(args, args.rowwise, elements)) return error;
+  if (const Error error = check_output_plane(args, args.columnwise, elements)) return error;
   if (elements > 0 && args.rowwise.codes == nullptr && args.columnwise.codes == nullptr) {
     return invalid("no plane is requested; give codes and scales of the rowwise plane, the columnwise one, or both");
   }

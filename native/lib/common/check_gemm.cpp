@@ -28,6 +28,10 @@ Error check_options(const GemmSpec& spec, bool cuda) {
   if (spec.accumulate && spec.gemm != Gemm::wgrad) {
     return invalid("accumulate was given and the GEMM is not wgrad; only weight gradients add to `out`, so drop it");
   }
+  const bool emulated = spec.scaling == Scaling::mxfp8 || spec.scaling == Scaling::nvfp4;
+  if ((spec.left_values || spec.right_values) && !(spec.quantized && emulated)) {
+    return invalid("left_values or right_values was given and the scaling is not mxfp8 or nvfp4; leave both false");
+  }
   if (!spec.quantized) {
     if (spec.left_square || spec.right_square || spec.hadamard || spec.fast_accumulation) {
       return invalid(
@@ -111,7 +115,7 @@ Error check_strides(const GemmArgs& args) {
   return {};
 }
 
-Error check_operand(const GemmSpec& spec, const GemmOperand& operand, bool cuda) {
+Error check_operand(const GemmSpec& spec, const GemmOperand& operand, bool values, bool cuda) {
   if (operand.data == nullptr) {
     return invalid("left.data or right.data is null and there are rows; give both operands of the product");
   }
@@ -123,7 +127,15 @@ Error check_operand(const GemmSpec& spec, const GemmOperand& operand, bool cuda)
       return invalid("an operand is not aligned to its elements; give an address that is a multiple of their size");
     }
   } else {
-    if (operand.scales == nullptr) return invalid("a quantized operand has no scales; give its decode scales");
+    if (values && operand.scales != nullptr) {
+      return invalid("an operand of values has scales, which are in the values; leave them null");
+    }
+    if (!values && operand.scales == nullptr) {
+      return invalid("a quantized operand has no scales; give its decode scales");
+    }
+    if (values && !aligned(operand.data, 2)) {
+      return invalid("an operand of values is not aligned to its elements; give an address that is a multiple of 2");
+    }
     if (!aligned(operand.scales, wide_scales(spec.scaling) ? 4 : 1)) {
       return invalid("an operand's scales are not aligned to 4 bytes; they are fp32");
     }
@@ -205,8 +217,8 @@ Error check_gemm(const GemmArgs& given, bool cuda) {
     if (args.plan == nullptr) {
       return invalid("plan is null and there are rows; make one from the group sizes with plan_cpu or plan_cuda");
     }
-    if (const Error error = check_operand(args.spec, args.left, cuda)) return error;
-    if (const Error error = check_operand(args.spec, args.right, cuda)) return error;
+    if (const Error error = check_operand(args.spec, args.left, args.spec.left_values, cuda)) return error;
+    if (const Error error = check_operand(args.spec, args.right, args.spec.right_values, cuda)) return error;
   }
   if (!aligned(args.plan, PLAN_ALIGNMENT)) return invalid("plan is not aligned to 32 bytes; allocate it so");
   if (const Error error = check_out(args, cuda)) return error;

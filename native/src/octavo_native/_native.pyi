@@ -122,6 +122,8 @@ class InputArgs:
 class PlaneArgs:
     """
     The arrays of one plane, in a layout of LAYOUTS. global_: nvfp4's second-level factors [groups].
+
+    values: bfloat16 of codes times block scales in the place of codes, and scales 0; of mxfp8, nvfp4.
     """
 
     def __init__(self, codes: int, scales: int, global_: int = 0, layout: int = 0) -> None: ...
@@ -292,9 +294,10 @@ class Gemm:
 
     Immutable. Unquantized operands are arrays of `dtype`, x [M, K], dy [M, N], w [G, N, K];
     quantized ones the codes and scales of the plane that the GEMM reads, in the native layout
-    (octavo_native.layouts). Arrays are addresses, 0 where there is none; with cuda=True they
-    are on the current device, work is put on `stream`, and nothing waits or allocates.
-    ValueError says what of the arguments does not fit; RuntimeError is CUDA's own.
+    (octavo_native.layouts), or with left_values, right_values its values and no scales.
+    Arrays are addresses, 0 where there is none; with cuda=True they are on the current
+    device, work is put on `stream`, and nothing waits or allocates. ValueError says what of
+    the arguments does not fit; RuntimeError is CUDA's own.
     """
 
     def __init__(
@@ -312,6 +315,8 @@ class Gemm:
         accumulate: bool = False,
         fast_accumulation: bool = False,
         left_square: bool = False,
+        left_values: bool = False,
+        right_values: bool = False,
     ) -> None: ...
     def workspace_bytes(self, *, cuda: bool, rows: int, n: int, k: int, groups: int, tile: int = -1) -> int:
         """

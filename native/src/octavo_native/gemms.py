@@ -89,11 +89,14 @@ def gemm_named(
     accumulate: bool = False,
     fast_accumulation: bool = False,
     left_square: bool = False,
+    left_values: bool = False,
+    right_values: bool = False,
 ) -> Gemm:
     """The GEMM of these names, the same object for the same ones.
 
     gemm, dtype, formats and scaling are keys of GEMMS, DTYPES, FORMATS and SCALINGS. Without a scaling the operands
-    are unquantized arrays of `dtype`; with one they are codes, and `dtype` says nothing. ValueError for another name;
+    are unquantized arrays of `dtype`; with one they are codes, or values where left_values or right_values says so, and
+    `dtype` says nothing. ValueError for another name;
     what the names make together is checked by the calls of the Gemm.
     """
     return Gemm(
@@ -109,6 +112,8 @@ def gemm_named(
         accumulate=accumulate,
         fast_accumulation=fast_accumulation,
         left_square=left_square,
+        left_values=left_values,
+        right_values=right_values,
     )
 
 

@@ -13,6 +13,10 @@ columnwise); both native ones are as the Hopper kernels read them. Sizes are tho
 | panels | [P, C, 128]; E2M1 [P, C, 64] | delayed, current [G]; row [G, C]; block [P, C rounded up to 4]; mxfp8 [P, C, 4]; nvfp4 [P, C, 8] |
 
 Stacked rowwise codes are [G, N, C]. Square blocks keep their plain scales in every layout.
+
+"values" stands for rows and panels whose codes are replaced by the bf16 values that the kernels multiply, code times
+block scale: [M, C] and [P, C, 128], of mxfp8 and nvfp4. Such planes have no scales, and no GroupedTensor holds them:
+they are read in the pass that writes them.
 """  # noqa: E501  a table's row stands in one line
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ from typing import Final
 PLAIN = "plain"
 NATIVE_ROWS = "rows"
 NATIVE_COLUMNS = "panels"
+
+VALUES = "values"
+
 
 LAYOUTS_OF_DIRECTION: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {"rowwise": (PLAIN, NATIVE_ROWS), "columnwise": (PLAIN, NATIVE_COLUMNS)}
@@ -121,6 +128,14 @@ def scales_shape(
         panels = panel_bound(rows, groups, matrix_rows)
         return (panels, round_up(cols, 4)) if scaling == "block" else (panels, cols, PANEL_ROWS // size)
     return _plain_scales(size, direction, rows, cols, groups, matrix_rows, square, scaling == "row")
+
+
+def values_shape(*, direction: str, rows: int, cols: int, groups: int, matrix_rows: int = 0) -> tuple[int, ...]:
+    """Shape of one plane's values."""
+    _check(LAYOUTS_OF_DIRECTION[direction][1], direction, "mxfp8", rows, groups, matrix_rows)
+    if direction == "columnwise":
+        return (panel_bound(rows, groups, matrix_rows), cols, PANEL_ROWS)
+    return (groups, matrix_rows, cols) if matrix_rows else (rows, cols)
 
 
 def _plain_scales(

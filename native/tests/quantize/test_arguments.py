@@ -80,7 +80,7 @@ def test_an_address_is_an_integer_of_64_bits(call: Call, name: str, value: Any) 
         ({"matrix_rows": 7}, "rows is not groups \\* matrix_rows"),
         ({"dtype": 3}, "dtype is 3; it takes 0 to 2"),
         ({"dtype": -1}, "dtype is -1; it takes 0 to 2"),
-        ({"row_layout": 2}, "layout is 2; it takes 0 to 1"),
+        ({"row_layout": 3}, "layout is 3; it takes 0 to 2"),
         ({"prologue": 4}, "kind is 4; it takes 0 to 3"),
         ({"activation": 8}, "activation is 8; it takes 0 to 7"),
         ({"norm": 2}, "norm is 2; it takes 0 to 1"),

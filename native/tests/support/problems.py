@@ -174,6 +174,10 @@ def square_in(spec: dict[str, Any], direction: str) -> bool:
 
 def new_plane(spec: dict[str, Any], shape: Shape, direction: str, layout: str, place: Place) -> Plane:
     """Exactly allocated outputs."""
+    factor = filled((len(shape.sizes),), 4, place) if spec["scaling"] == "nvfp4" else None
+    if layout == layouts.VALUES:
+        values = layouts.values_shape(direction=direction, cols=shape.cols, **shape.arguments)
+        return Plane(direction, layout, filled(values, 2, place), filled((0,), 1, place), factor)
     sides = {
         "format": spec["format"],
         "scaling": spec["scaling"],
@@ -189,7 +193,7 @@ def new_plane(spec: dict[str, Any], shape: Shape, direction: str, layout: str, p
         layout,
         filled(layouts.codes_shape(**sides), 1, place),
         filled(layouts.scales_shape(**sides), WIDTH[spec["scaling"]], place),
-        filled((len(shape.sizes),), 4, place) if spec["scaling"] == "nvfp4" else None,
+        factor,
     )
 
 
@@ -255,7 +259,7 @@ def quantize(
             f"{prefix}_codes": address(plane.codes),
             f"{prefix}_scales": address(plane.scales),
             f"{prefix}_global": address(plane.factor),
-            f"{prefix}_layout": int(plane.layout != layouts.PLAIN),
+            f"{prefix}_layout": native.LAYOUTS[plane.layout if plane.layout in native.LAYOUTS else "native"],
         }
     run_quantizer(
         made_by,
@@ -283,6 +287,9 @@ def valid(spec: dict[str, Any], shape: Shape, plane: Plane) -> list[np.ndarray]:
     codes, scales = plane.codes.cpu().numpy(), plane.scales.cpu().numpy()
     scaling, cols, columnwise = spec["scaling"], shape.cols, plane.direction == "columnwise"
     panels = sum(-(-size // 128) for size in shape.real)
+    if plane.layout == layouts.VALUES:
+        codes = codes[: 2 * cols * (panels * 128 if columnwise else shape.used)]
+        return [codes, *([] if plane.factor is None else [plane.factor.cpu().numpy()])]
     packed = spec["format"] == "e2m1" and plane.layout != layouts.PLAIN
     if plane.layout == layouts.NATIVE_COLUMNS:
         codes = codes[: panels * cols * (64 if packed else 128)]

@@ -19,7 +19,8 @@ T* somewhere() {
 class GroupedGemm {
  public:
   GroupedGemm(int gemm, bool quantized, int dtype, int scaling, int left_format, int right_format, bool right_square,
-              bool hadamard, int out_dtype, bool accumulate, bool fast_accumulation, bool left_square)
+              bool hadamard, int out_dtype, bool accumulate, bool fast_accumulation, bool left_square, bool left_values,
+              bool right_values)
       : spec_{enum_of(gemm, Gemm::wgrad, "gemm"),
               quantized,
               enum_of(dtype, DType::bf16, "dtype"),
@@ -31,7 +32,9 @@ class GroupedGemm {
               enum_of(out_dtype, DType::bf16, "out_dtype"),
               accumulate,
               fast_accumulation,
-              left_square} {}
+              left_square,
+              left_values,
+              right_values} {}
 
   size_t workspace_bytes(bool cuda, int64_t rows, int64_t n, int64_t k, int64_t groups, int tile) const {
     GemmArgs args = anywhere(rows, n, k, groups);
@@ -109,7 +112,8 @@ class GroupedGemm {
     args.plan = somewhere<const int64_t>();
     args.left.data = args.right.data = somewhere<const void>();
     if (spec_.quantized) {
-      args.left.scales = args.right.scales = somewhere<const void>();
+      if (!spec_.left_values) args.left.scales = somewhere<const void>();
+      if (!spec_.right_values) args.right.scales = somewhere<const void>();
       if (spec_.scaling == Scaling::nvfp4) args.left.global = args.right.global = somewhere<const float>();
     }
     args.out = somewhere<void>();
@@ -130,13 +134,14 @@ void bind_gemm(nb::module_& m) {
                           "    wgrad  dw [G, N, K] = dy_g^T x_g   left dy, right x, both columnwise\n\n"
                           "Immutable. Unquantized operands are arrays of `dtype`, x [M, K], dy [M, N], w [G, N, K];\n"
                           "quantized ones the codes and scales of the plane that the GEMM reads, in the native layout\n"
-                          "(octavo_native.layouts). Arrays are addresses, 0 where there is none; with cuda=True they\n"
-                          "are on the current device, work is put on `stream`, and nothing waits or allocates.\n"
-                          "ValueError says what of the arguments does not fit; RuntimeError is CUDA's own.")
-      .def(nb::init<int, bool, int, int, int, int, bool, bool, int, bool, bool, bool>(), nb::kw_only(), "gemm"_a,
-           "quantized"_a, "dtype"_a = 2, "scaling"_a = 0, "left_format"_a = 0, "right_format"_a = 0,
+                          "(octavo_native.layouts), or with left_values, right_values its values and no scales.\n"
+                          "Arrays are addresses, 0 where there is none; with cuda=True they are on the current\n"
+                          "device, work is put on `stream`, and nothing waits or allocates. ValueError says what of\n"
+                          "the arguments does not fit; RuntimeError is CUDA's own.")
+      .def(nb::init<int, bool, int, int, int, int, bool, bool, int, bool, bool, bool, bool, bool>(), nb::kw_only(),
+           "gemm"_a, "quantized"_a, "dtype"_a = 2, "scaling"_a = 0, "left_format"_a = 0, "right_format"_a = 0,
            "right_square"_a = false, "hadamard"_a = false, "out_dtype"_a = 2, "accumulate"_a = false,
-           "fast_accumulation"_a = false, "left_square"_a = false)
+           "fast_accumulation"_a = false, "left_square"_a = false, "left_values"_a = false, "right_values"_a = false)
       .def("workspace_bytes", &GroupedGemm::workspace_bytes, nb::kw_only(), "cuda"_a, "rows"_a, "n"_a, "k"_a,
            "groups"_a, "tile"_a = -1,
            "Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.")

@@ -45,7 +45,8 @@ void bind_names(nb::module_& m) {
                                          {"nvfp4", Scaling::nvfp4}});
   m.attr("OPERANDS") = numbers<Operand>({{"x", Operand::x}, {"w", Operand::w}, {"dy", Operand::dy}});
   m.attr("DIRECTIONS") = numbers<Direction>({{"rowwise", Direction::rowwise}, {"columnwise", Direction::columnwise}});
-  m.attr("LAYOUTS") = numbers<Layout>({{"plain", Layout::plain}, {"native", Layout::native}});
+  m.attr("LAYOUTS") =
+      numbers<Layout>({{"plain", Layout::plain}, {"native", Layout::native}, {"values", Layout::values}});
   const std::initializer_list<std::pair<const char*, Activation>> activations = {
       {"silu", Activation::silu},
       {"gelu", Activation::gelu},

@@ -26,7 +26,7 @@ void make_input(Input* self, Address x, int dtype, int64_t rows, int64_t cols, i
 
 void make_plane(Plane* self, Address codes, Address scales, Address global, int layout) {
   new (self) Plane{pointer<void>(codes), pointer<void>(scales), pointer<float>(global),
-                   enum_of(layout, Layout::native, "layout")};
+                   enum_of(layout, Layout::values, "layout")};
 }
 
 void make_prologue(Prologue* self, int kind, int activation, int norm, Address dy, int64_t dy_stride, Address probs,
@@ -60,8 +60,10 @@ void bind_quantize_arguments(nb::module_& m) {
       "codes, two per byte, and dtype is bfloat16: for CUDA, and E4M3 codes in square blocks of 128.")
       .def("__init__", &make_input, nb::kw_only(), "x"_a, "dtype"_a, "rows"_a, "cols"_a, "row_stride"_a, "groups"_a,
            "matrix_rows"_a = 0, "plan"_a = 0, "index"_a = 0, "each"_a = 1, "count"_a = 0, "mxfp4_scales"_a = 0);
-  nb::class_<Plane>(m, "PlaneArgs", nb::is_final(),
-                    "The arrays of one plane, in a layout of LAYOUTS. global_: nvfp4's second-level factors [groups].")
+  nb::class_<Plane>(
+      m, "PlaneArgs", nb::is_final(),
+      "The arrays of one plane, in a layout of LAYOUTS. global_: nvfp4's second-level factors [groups].\n\n"
+      "values: bfloat16 of codes times block scales in the place of codes, and scales 0; of mxfp8, nvfp4.")
       .def("__init__", &make_plane, "codes"_a, "scales"_a, "global_"_a = 0, "layout"_a = 0);
   nb::class_<Prologue>(m, "PrologueArgs", nb::is_final(),
                        "What is applied to the input before it is quantized: a kind of PROLOGUES.\n\n"

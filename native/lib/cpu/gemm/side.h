@@ -21,7 +21,9 @@ class GemmSide {
         loops_(loops),
         dtype_(spec.dtype),
         quantized_(spec.quantized),
+        values_(is_left ? spec.left_values : spec.right_values),
         along_rows_(along_rows),
+        cols_(shape.cols),
         plane_(with_plane(spec, operand, is_left, along_rows, shape), loops) {}
 
   // to[d * stride + o]: o counts the rows or columns of the result, d what is summed.
@@ -47,6 +49,7 @@ class GemmSide {
 
   // to[r * stride + c] = element (r, c) of the block.
   void fetch(const PanelBlock& block, SideBuffers& buffers, float* to, int64_t stride) const {
+    if (values_) return fetch_values(block, buffers, to, stride);
     if (quantized_) return plane_.load(block, buffers, to, stride);
     const auto* data = static_cast<const uint8_t*>(operand_.data);
     for (int r = 0; r < block.rows; ++r) {
@@ -55,10 +58,29 @@ class GemmSide {
     }
   }
 
+  // The same of a plane of values: with NVFP4's second level, as those of codes.
+  void fetch_values(const PanelBlock& block, SideBuffers& buffers, float* to, int64_t stride) const {
+    const int bf16 = static_cast<int>(DType::bf16);
+    const auto* data = static_cast<const uint16_t*>(operand_.data);
+    if (along_rows_) {
+      for (int64_t c = 0; c < block.cols; ++c) {
+        loops_.load(bf16, data + (block.index * cols_ + block.col + c) * PANEL_ROWS, buffers.scales, block.rows);
+        for (int r = 0; r < block.rows; ++r) to[r * stride + c] = buffers.scales[r];
+      }
+    } else {
+      for (int r = 0; r < block.rows; ++r)
+        loops_.load(bf16, data + (block.panel.row0 + r) * cols_ + block.col, to + r * stride, block.cols);
+    }
+    if (operand_.global == nullptr) return;
+    for (int r = 0; r < block.rows; ++r)
+      for (int64_t c = 0; c < block.cols; ++c) to[r * stride + c] *= operand_.global[block.panel.group];
+  }
+
   GemmOperand operand_;
   const octavo_loops::Loops& loops_;
   DType dtype_;
-  bool quantized_, along_rows_;
+  bool quantized_, values_, along_rows_;
+  int64_t cols_;
   PlaneValues plane_;
 };
 

@@ -24,7 +24,9 @@ void unit_scales(const Job& job, const int32_t* amax, int64_t count, const Group
   }
 }
 
+// Values have no scales beside them.
 void put_scale(const Job& job, void* scales, int64_t element, int64_t unit, const Scratch& scratch) {
+  if (scales == nullptr) return;
   if (job.spec().scaling == Scaling::block) {
     static_cast<float*>(scales)[element] = scratch.decode[unit];
   } else {
@@ -76,12 +78,14 @@ void store_row_scales(const Job& job, const Tile& tile, int size, int64_t blocks
   }
 }
 
-// Stored block scales as fp32, in scratch.decode, for the dequantized copy.
-void decode_units(const Job& job, int64_t count, int32_t group, Scratch& scratch) {
+bool has_values(const Plane& plane) { return plane.codes != nullptr && plane.layout == Layout::values; }
+
+// Stored block scales as fp32, in scratch.decode, for the dequantized copy or, with a factor of 1, for values.
+void decode_units(const Job& job, int64_t count, float factor, Scratch& scratch) {
   if (job.spec().scaling == Scaling::mxfp8) {
     job.loops.e8m0_values(scratch.bytes, count, scratch.decode);
   } else if (job.spec().scaling == Scaling::nvfp4) {
-    job.loops.nvfp4_values(scratch.bytes, count, job.row_groups.factor[group], scratch.decode);
+    job.loops.nvfp4_values(scratch.bytes, count, factor, scratch.decode);
   }
 }
 
@@ -129,10 +133,27 @@ void store_row(const Job& job, const Tile& tile, int64_t row, const uint8_t* cod
 }
 
 void store_dequantized(const Job& job, const Tile& tile, int64_t row, const uint8_t* codes, const float* decode,
-                       Scratch& scratch) {
+                       void* out, Scratch& scratch) {
   job.loops.decode(job.format(), codes, decode, tile.cols, scratch.decoded);
-  auto* to = static_cast<uint16_t*>(job.args.dequantized) + row * job.cols + tile.col;
+  auto* to = static_cast<uint16_t*>(out) + row * job.cols + tile.col;
   job.loops.store(static_cast<int>(DType::bf16), scratch.decoded, to, tile.cols);
+}
+
+// Zeros for the tile's columns of a panel of values, whose rows past the group's end stay so.
+void clear_value_columns(const Job& job, const Tile& tile) {
+  const int64_t place = (tile.panel_index * job.cols + tile.col) * PANEL_ROWS;
+  std::fill_n(static_cast<uint16_t*>(job.args.columnwise.codes) + place, tile.cols * PANEL_ROWS, uint16_t{0});
+}
+
+// Row `row` of the panel, as values.
+void store_value_columns(const Job& job, const Tile& tile, int row, const uint8_t* codes, const float* decode,
+                         Scratch& scratch) {
+  alignas(64) uint16_t values[128];
+  job.loops.decode(job.format(), codes, decode, tile.cols, scratch.decoded);
+  job.loops.store(static_cast<int>(DType::bf16), scratch.decoded, values, tile.cols);
+  const int64_t place = (tile.panel_index * job.cols + tile.col) * PANEL_ROWS;
+  auto* to = static_cast<uint16_t*>(job.args.columnwise.codes) + place + row;
+  for (int64_t c = 0; c < tile.cols; ++c) to[c * PANEL_ROWS] = values[c];
 }
 
 // Where a tile's columns have their scales: square blocks have one for all of them.
@@ -151,14 +172,18 @@ void row_codes(const Job& job, const Tile& tile, Scratch& scratch) {
   const int size = block_size(job.spec().scaling);
   const int64_t blocks = size ? ceil_div(tile.cols, size) : 0;
   const int unit_rows = job.spec().square ? size : 1;
+  const bool valued = has_values(args.rowwise) || has_values(args.columnwise);
   if (size != 0) {
     const int64_t units = ceil_div(tile.rows, unit_rows) * blocks;
     row_unit_amax(job, tile, size, blocks, scratch);
     unit_scales(job, scratch.amax, units, job.row_groups, group, scratch);
     store_row_scales(job, tile, size, blocks, scratch);
-    if (args.dequantized != nullptr) decode_units(job, units, group, scratch);
+    const float factor = args.dequantized != nullptr && job.row_groups.factor ? job.row_groups.factor[group] : 1.0f;
+    if (args.dequantized != nullptr || valued) decode_units(job, units, factor, scratch);
   }
   const bool shared = job.column_wanted && job.spec().shares_codes();
+  const bool shared_values = shared && has_values(args.columnwise);
+  if (shared_values) clear_value_columns(job, tile);
   const bool shared_plain = shared && args.columnwise.layout == Layout::plain;
   for (int r = 0; r < tile.rows; ++r) {
     const int64_t row = tile.panel.row0 + tile.row + r, units = r / unit_rows * blocks;
@@ -182,17 +207,19 @@ void row_codes(const Job& job, const Tile& tile, Scratch& scratch) {
     }
     const float* scales = spread_scales(job, tile, scratch.encode + units, encode, scratch);
     cast_row(job, values, scales, draws, tile.cols, codes);
-    if (args.dequantized != nullptr) {
+    void* const out = has_values(args.rowwise) ? args.rowwise.codes : args.dequantized;
+    if (out != nullptr || shared_values) {
       scales = spread_scales(job, tile, scratch.decode + units, decode, scratch);
-      store_dequantized(job, tile, row, codes, scales, scratch);
+      if (out != nullptr) store_dequantized(job, tile, row, codes, scales, out, scratch);
+      if (shared_values) store_value_columns(job, tile, tile.row + r, codes, scales, scratch);
     }
     if (shared_plain) {
       auto* to = static_cast<uint8_t*>(args.columnwise.codes) + row * job.cols + tile.col;
       std::memcpy(to, codes, static_cast<size_t>(tile.cols));
     }
-    if (job.row_wanted) store_row(job, tile, row, codes);
+    if (job.row_wanted && !has_values(args.rowwise)) store_row(job, tile, row, codes);
   }
-  if (shared && !shared_plain) store_panel(job, tile, scratch);
+  if (shared && !shared_plain && !shared_values) store_panel(job, tile, scratch);
 }
 
 void column_codes(const Job& job, const Tile& given, Scratch& scratch) {
@@ -202,7 +229,8 @@ void column_codes(const Job& job, const Tile& given, Scratch& scratch) {
   const float* values = spec.hadamard ? scratch.transformed : scratch.values;
   const int32_t group = tile.panel.group;
   const int size = block_size(spec.scaling), height = size ? size : PANEL_ROWS;
-  const bool native = args.columnwise.layout == Layout::native;
+  const bool native = args.columnwise.layout != Layout::plain, valued = has_values(args.columnwise);
+  if (valued) clear_value_columns(job, tile);
   ScaleIndex index = {0, 0, 0};
   if (size != 0) index = column_scales_of(job, tile);
   for (int r = 0; r < tile.rows; r += height) {
@@ -221,6 +249,7 @@ void column_codes(const Job& job, const Tile& given, Scratch& scratch) {
       amax = job.column_amax + group * job.cols + tile.col;
     }
     unit_scales(job, amax, tile.cols, job.column_groups, group, scratch);
+    if (valued) decode_units(job, tile.cols, 1.0f, scratch);
     if (size != 0) {
       for (int64_t c = 0; c < tile.cols; ++c) {
         put_scale(job, args.columnwise.scales, index(tile.col + c, r / height), c, scratch);
@@ -234,8 +263,10 @@ void column_codes(const Job& job, const Tile& given, Scratch& scratch) {
     for (int i = r; i < end; ++i) {
       const uint16_t* draws = spec.stochastic ? scratch.draws + (i - r) * 128 : nullptr;
       cast_row(job, values + i * tile.stride, scratch.encode, draws, tile.cols, scratch.codes + i * 128);
+      if (valued) store_value_columns(job, tile, tile.row + i, scratch.codes + i * 128, scratch.decode, scratch);
     }
   }
+  if (valued) return;
   if (!native) {
     auto* to = static_cast<uint8_t*>(args.columnwise.codes);
     const int64_t row0 = plane_row0(spec, Direction::columnwise, tile.panel);

@@ -7,7 +7,8 @@
 //
 // FP8 wgmma takes K-major operands only, which columnwise data in K-panels are; unquantized operands stay as they are
 // and are multiplied with their rows along K. MXFP8 values, and NVFP4 values without their second level, are exact in
-// bf16: each operand is dequantized once into the workspace, and the product is a bf16 GEMM.
+// bf16: each operand that does not come as values is dequantized once into the workspace, and the product is a bf16
+// GEMM.
 #include "common/check.h"
 #include "common/gemm_strides.h"
 #include "cuda/device/launch.h"
@@ -309,7 +310,14 @@ Error copy_side(const GemmArgs& args, const Side& side, bool left, void* into, c
   return launch_dequantize(copy, stream);
 }
 
-bool copies(const GemmSpec& spec) { return spec.quantized && !multiplies_fp8(spec); }
+// Whether the side is copied: it has codes, and the product is not one of codes.
+bool copies(const GemmSpec& spec, bool left) {
+  return spec.quantized && !multiplies_fp8(spec) && !(left ? spec.left_values : spec.right_values);
+}
+
+size_t workspace_of(const GemmArgs& args, const Side& side, bool left) {
+  return copies(args.spec, left) ? copy_bytes_of(side, args) : 0;
+}
 
 // ---- scales of x's square blocks where x is the left operand, of which kernels read one for each column
 
@@ -333,8 +341,8 @@ Error check_workspace(const GemmArgs& args, size_t bytes) {
 size_t gemm_workspace_cuda(const GemmArgs& given) {
   const GemmArgs args = with_strides(given);
   if (args.spec.left_square) return static_cast<size_t>(cuda::spread_bytes(args));
-  if (!cuda::copies(args.spec)) return 0;
-  return cuda::copy_bytes_of(cuda::side_of(args, true), args) + cuda::copy_bytes_of(cuda::side_of(args, false), args);
+  return cuda::workspace_of(args, cuda::side_of(args, true), true) +
+         cuda::workspace_of(args, cuda::side_of(args, false), false);
 }
 
 Error gemm_cuda(const GemmArgs& given, void* on) {
@@ -342,14 +350,18 @@ Error gemm_cuda(const GemmArgs& given, void* on) {
   GemmArgs args = with_strides(given);
   const cudaStream_t stream = cuda::stream_of(on);
   cuda::Side left = cuda::side_of(args, true), right = cuda::side_of(args, false);
-  if (cuda::copies(args.spec) && args.rows > 0) {
-    const size_t first = cuda::copy_bytes_of(left, args), bytes = first + cuda::copy_bytes_of(right, args);
+  const size_t first = cuda::workspace_of(args, left, true), bytes = first + cuda::workspace_of(args, right, false);
+  if (bytes > 0 && args.rows > 0) {
     if (const Error error = cuda::check_workspace(args, bytes)) return error;
     uint8_t* const workspace = static_cast<uint8_t*>(args.workspace);
-    if (const Error error = cuda::copy_side(args, left, true, workspace, stream)) return error;
-    if (const Error error = cuda::copy_side(args, right, false, workspace + first, stream)) return error;
-    left.data = workspace;
-    right.data = workspace + first;
+    if (cuda::copies(args.spec, true)) {
+      if (const Error error = cuda::copy_side(args, left, true, workspace, stream)) return error;
+      left.data = workspace;
+    }
+    if (cuda::copies(args.spec, false)) {
+      if (const Error error = cuda::copy_side(args, right, false, workspace + first, stream)) return error;
+      right.data = workspace + first;
+    }
   }
   if (args.spec.left_square && args.rows > 0) {
     if (const Error error = cuda::check_workspace(args, static_cast<size_t>(cuda::spread_bytes(args)))) return error;

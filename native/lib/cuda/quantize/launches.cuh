@@ -118,7 +118,9 @@ template <Kind K, Format F, bool WIDE, class S>
 void launch_square(const TileArgs<S>& args, const Choice& choice, cudaStream_t stream) {
   if constexpr (K == Kind::nvfp4 && WIDE && has_units<S>) {
     if (!choice.stochastic && served_in_units(args))
-      return launch_units(quantize_square_units<typename S::Type>, args, stream);
+      return with_bool(
+          args.rowwise.layout == Layout::values || args.columnwise.layout == Layout::values,
+          [&](auto values) { launch_units(quantize_square_units<typename S::Type, values()>, args, stream); });
   }
   const auto columns = [&](auto with_columns) {
     constexpr bool COLUMNS = decltype(with_columns)::value;

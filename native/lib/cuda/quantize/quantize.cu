@@ -92,6 +92,13 @@ bool stays(const QuantizeArgs& args, const Route& route) {
   return !(swiglu && route.fused);
 }
 
+// Whether the kernels of cuda/units serve a call of NVFP4 that asks for column panels.
+bool in_units(const QuantizeArgs& args, const Route& route) {
+  return route.wide && args.prologue.kind == PrologueKind::none && args.input.dtype != DType::f32 &&
+         !(args.rowwise.codes && args.rowwise.layout == Layout::plain) && !(args.spec.square && args.spec.stochastic) &&
+         !args.amax && !args.dbias && !args.dequantized && !args.activated;
+}
+
 // Byte offsets into the workspace. The arrays that must be zeroed come first, contiguously.
 struct Workspace {
   size_t group, hadamard, rows, columns, array, cleared;
@@ -502,6 +509,10 @@ Error quantize_cuda(const QuantizeArgs& args, void* stream) {
     return unsupported(
         "ctas was given and every kernel of this call has a CTA for each tile, which ends within microseconds; give 0, "
         "and a stream of higher priority to what must not wait");
+  if (args.columnwise.layout == Layout::values && route.kind == cuda::Kind::nvfp4 && !cuda::in_units(args, route))
+    return unsupported(
+        "columnwise values of nvfp4 are made of bf16 and f16 whose rows are aligned to 16 bytes, without a prologue or "
+        "other outputs, and in square blocks without stochastic rounding; ask for codes in the native layout");
   const cuda::Workspace space = cuda::workspace_of(args, route);
   if (space.bytes > args.workspace_bytes)
     return {ErrorCode::workspace_too_small, "workspace is smaller than workspace_bytes says; allocate that many bytes"};

@@ -52,15 +52,22 @@ __global__ void __launch_bounds__(THREADS, square_ctas<S, STOCHASTIC, WIDE>())
       const int64_t first = B == 128 ? tile.panel_index : B == 32 ? tile.panel.first32 : tile.panel.first16;
       const int64_t at = (first + tile.row() / B) * ceil_div(args.cols, B) + tile.col() / B;
       using Stored = typename Scale<K>::Stored;
-      if (args.rowwise.codes) static_cast<Stored*>(args.rowwise.scales)[at] = stored;
-      if (args.columnwise.codes && (!args.rowwise.codes || args.columnwise.scales != args.rowwise.scales))
+      if (args.rowwise.scales) static_cast<Stored*>(args.rowwise.scales)[at] = stored;
+      if (args.columnwise.scales && args.columnwise.scales != args.rowwise.scales)
         static_cast<Stored*>(args.columnwise.scales)[at] = stored;
     }
     const Draws draws = draws_of<STOCHASTIC>(args, tile, keys);
     Codes<F> codes[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) codes[i] = encode_row<F, STOCHASTIC>(draws, tile, i, values[i], scale);
-    store_rows<WIDE>(args, tile, codes, decode_of<K>(stored, level));
+    store_rows<WIDE, K>(args, tile, codes, decode_of<K>(stored, level_of_values<K>(args, level)));
+    if constexpr (K == Kind::mxfp8 && COLUMNS) {
+      if (args.columnwise.layout == Layout::values && tile.row() % B == 0) {
+        float* const to = smem.encode + tile.row() / B * ENCODE_STRIDE + (tile.col() - tile.col0);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) to[j] = scale;
+      }
+    }
     if constexpr (COLUMNS) {
       if (args.columnwise.codes) store_transposed(args, tile, smem, codes);
     }

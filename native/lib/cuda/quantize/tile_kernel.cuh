@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(THREADS, ctas<S, COLUMNS, heavy<S, K, COLUMNS,
       if (args.poison_infinities) poison_infinities(values);
 #pragma unroll
       for (int i = 0; i < 8; ++i) codes[i] = encode_row<F, false>(Draws{}, tile, i, values[i], scale);
-      store_rows<WIDE>(args, tile, codes, stored);
+      store_rows<WIDE, K>(args, tile, codes, stored);
       if constexpr (COLUMNS) {
         if (args.columnwise.codes) store_transposed(args, tile, smem, codes);
       }

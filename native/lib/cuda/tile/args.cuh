@@ -51,6 +51,21 @@ struct AmaxArgs {
   const int32_t* unchanged;
 };
 
+// Whether planes of this kind may be of values.
+template <Kind K>
+constexpr bool makes_values = K == Kind::mxfp8 || K == Kind::nvfp4;
+
+// Where rowwise values go, beside codes or in their place, and whether there are codes.
+template <Kind K, class Source>
+__device__ __forceinline__ void* row_values(const TileArgs<Source>& args) {
+  if constexpr (is_rounded<Source>) return nullptr;  // planes of codes alone
+  return makes_values<K> && args.rowwise.layout == Layout::values ? args.rowwise.codes : args.dequantized;
+}
+template <Kind K, class Source>
+__device__ __forceinline__ bool has_row_codes(const TileArgs<Source>& args) {
+  return args.rowwise.codes && !(makes_values<K> && args.rowwise.layout == Layout::values);
+}
+
 template <Kind K>
 constexpr int column_units() {  // row blocks per panel
   return unit_size(K) ? PANEL_ROWS / unit_size(K) : 1;
@@ -65,6 +80,7 @@ constexpr int maxima_stride() {  // words; puts a column's partial maxima into d
 
 template <class T, Kind K, Format F>
 struct TileSmem {
+  static constexpr Kind kind = K;
   // [warp][column], over each warp's 16 rows
   alignas(16) uint32_t maxima[WARPS * maxima_stride<T>()];
   alignas(16) float encode[column_units<K>() * ENCODE_STRIDE];

@@ -3,6 +3,7 @@
 
 #include "cuda/device/hints.cuh"
 #include "draws.cuh"
+#include "values.cuh"
 
 namespace octavo::cuda {
 
@@ -61,6 +62,9 @@ __device__ __forceinline__ uint8_t staged_code(const Smem& smem, int column, int
 template <Format F, bool HADAMARD, class S, class Smem, class Stores = Put>
 __device__ __forceinline__ void store_columns(const TileArgs<S>& args, const Tile& tile, const Smem& smem,
                                               const Stores& put = Stores{}) {
+  if constexpr (Smem::kind == Kind::mxfp8) {
+    if (args.columnwise.layout == Layout::values) return store_column_values<F>(args, tile, smem);
+  }
   const uint32_t live_cols = min(tile.end - tile.col0, TILE_COLS);
   if (args.columnwise.layout == Layout::native) {
     constexpr uint32_t quads = Codes<F>::bytes,
@@ -107,8 +111,8 @@ __device__ __forceinline__ void column_scales(const TileArgs<S>& args, const Til
     const uint32_t amax = Pack<T>::fp32_bits(most, column % per_word);
     smem.encode[unit * ENCODE_STRIDE + column] = Scale<K>::template encode_any<F>(amax, args.options, level, stored);
     const int64_t col = tile.col0 + column;
-    if (col >= tile.end) continue;
     Stored* to = static_cast<Stored*>(args.columnwise.scales);
+    if (col >= tile.end || !to) continue;  // values have none
     if (K == Kind::block) {
       to[static_cast<int64_t>(tile.panel_index) * (native ? round_up(args.cols, 4) : args.cols) + col] = stored;
     } else if (native) {

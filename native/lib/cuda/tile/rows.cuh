@@ -3,6 +3,7 @@
 
 #include "draws.cuh"
 #include "e2m1_rows.cuh"
+#include "values.cuh"
 
 namespace octavo::cuda {
 
@@ -76,11 +77,7 @@ class RowCodes {
 template <bool WIDE, Format F>
 __device__ __forceinline__ void store_dequantized(void* out, int64_t row, int64_t col, int64_t cols,
                                                   const Codes<F>& codes, float decode) {
-  Pack<BF16> pack;
-#pragma unroll
-  for (int pair = 0; pair < 4; ++pair)
-    pack.set(pair, value_of(F, code_at(codes, 2 * pair)) * decode, value_of(F, code_at(codes, 2 * pair + 1)) * decode);
-  make_canonical(pack);
+  const Pack<BF16> pack = values_of<F>(codes, decode);
   uint16_t* to = static_cast<uint16_t*>(out) + row * cols + col;
   if constexpr (WIDE) {
     store_pack(to, pack);
@@ -129,6 +126,12 @@ __device__ __forceinline__ float decode_of(typename Scale<K>::Stored stored, con
   if constexpr (K == Kind::block) return stored;
   if constexpr (K == Kind::mxfp8) return e8m0_value(stored);
   return e4m3_value(stored) * level.factor;
+}
+
+// What decode scales of rowwise values are multiplied by: planes of values leave the second level out.
+template <Kind K, class S>
+__device__ __forceinline__ SecondLevel level_of_values(const TileArgs<S>& args, const SecondLevel& level) {
+  return K == Kind::nvfp4 && args.rowwise.layout == Layout::values ? SecondLevel{level.sixth, 1.0f} : level;
 }
 
 // The number of neighbouring threads that share a row's scaling unit.
@@ -189,7 +192,8 @@ __device__ __forceinline__ void for_each_row(const TileArgs<S>& args, const Tile
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const auto of_row = [&](auto value) { return __shfl_sync(~0u, value, i / own, sharing_lanes<lanes>()); };
-      use(i, of_row(encode[i % own]), STORE ? 0.0f : decode_of<K>(of_row(stored[i % own]), level));
+      use(i, of_row(encode[i % own]),
+          STORE ? 0.0f : decode_of<K>(of_row(stored[i % own]), level_of_values<K>(args, level)));
     }
   }
 }
@@ -198,14 +202,14 @@ template <bool WIDE, Kind K, Format F, bool STOCHASTIC, class S>
 __device__ __forceinline__ void quantize_rows(const TileArgs<S>& args, const Tile& tile,
                                               const Pack<typename S::Type> (&values)[8], const Draws& draws) {
   if (!is_live(tile)) return;
-  if (args.dequantized) {
+  if (void* const out = row_values<K>(args)) {
     for_each_row<K, F, false>(args, tile, values, [&](int i, float encode, float decode) {
       if (i < tile.live_rows() && tile.col() < tile.end)
-        store_dequantized<WIDE>(args.dequantized, tile.first_row() + i, tile.col(), args.cols,
+        store_dequantized<WIDE>(out, tile.first_row() + i, tile.col(), args.cols,
                                 encode_row<F, STOCHASTIC>(draws, tile, i, values[i], encode), decode);
     });
   }
-  if (args.rowwise.codes) {
+  if (has_row_codes<K>(args)) {
     RowCodes<WIDE, F> rows(args, tile);
     for_each_row<K, F, true>(args, tile, values, [&](int i, float encode, float) {
       rows.store(i, encode_row<F, STOCHASTIC>(draws, tile, i, values[i], encode));
@@ -214,19 +218,19 @@ __device__ __forceinline__ void quantize_rows(const TileArgs<S>& args, const Til
 }
 
 // Stores rows of codes that columnwise data share.
-template <bool WIDE, Format F, class S>
+template <bool WIDE, Kind K, Format F, class S>
 __device__ __forceinline__ void store_rows(const TileArgs<S>& args, const Tile& tile, const Codes<F> (&codes)[8],
                                            float decode) {
-  if (args.rowwise.codes) {
+  if (has_row_codes<K>(args)) {
     RowCodes<WIDE, F> rows(args, tile);
 #pragma unroll
     for (int i = 0; i < 8; ++i) rows.store(i, codes[i]);
   }
-  if (args.dequantized) {
+  if (void* const out = row_values<K>(args)) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       if (i < tile.live_rows() && tile.col() < tile.end)
-        store_dequantized<WIDE>(args.dequantized, tile.first_row() + i, tile.col(), args.cols, codes[i], decode);
+        store_dequantized<WIDE>(out, tile.first_row() + i, tile.col(), args.cols, codes[i], decode);
   }
 }
 

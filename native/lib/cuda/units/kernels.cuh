@@ -2,7 +2,7 @@
 // read. What is asked for besides is left to the kernels of cuda/quantize, with the same bits.
 //
 //   reads   2 B/element
-//   writes  0.5 B/element of each plane, and 1 B per 16 elements; square blocks 1 B per 256
+//   writes  0.5 B/element of each plane, and 1 B per 16 elements; square blocks 1 B per 256; values 2 B/element
 //   bound   device memory (weights), arithmetic (activations and gradients): docs/decisions/0059
 #pragma once
 
@@ -10,7 +10,7 @@
 #include "cuda/tile/e2m1_rows.cuh"
 #include "hadamard.cuh"
 #include "scales.cuh"
-#include "staged.cuh"
+#include "values.cuh"
 
 namespace octavo::cuda {
 
@@ -21,7 +21,7 @@ constexpr bool has_units = is_plain<S> && Pack<typename S::Type>::bytes == 2;
 template <class S>
 bool served_in_units(const TileArgs<S>& args) {
   const Plane &rows = args.rowwise, &columns = args.columnwise;
-  return columns.codes && columns.layout == Layout::native && (!rows.codes || rows.layout == Layout::native) &&
+  return columns.codes && columns.layout != Layout::plain && (!rows.codes || rows.layout != Layout::plain) &&
          !args.dequantized && !args.activated && !args.partial_sums && !args.amax;
 }
 
@@ -38,13 +38,26 @@ struct UnitSmem {
   alignas(16) uint8_t col_scales[UNITS][TILE_COLS];
 };
 
-// Stores of the rows of a unit.
+// Stores of the rows of a unit, as codes or, where VALUES allows it and the plane asks for it, as values.
+template <bool VALUES>
 class UnitRows {
  public:
   template <class S>
   __device__ UnitRows(const TileArgs<S>& args, const Tile& tile, const Unit& unit)
-      : live_(tile.col() < tile.end ? unit.live : 0), stride_(args.cols / 2) {
-    to_ = static_cast<uint8_t*>(args.rowwise.codes) + (tile.panel.row0 + unit.row) * stride_ + tile.col() / 2;
+      : plane_(args.rowwise),
+        live_(tile.col() < tile.end ? unit.live : 0),
+        stride_(values() ? args.cols * 2 : args.cols / 2) {
+    const int64_t along = values() ? int64_t{tile.col()} * 2 : tile.col() / 2;
+    to_ = static_cast<uint8_t*>(plane_.codes) + (tile.panel.row0 + unit.row) * stride_ + along;
+  }
+
+  __device__ bool values() const { return VALUES && plane_.layout == Layout::values; }
+
+  // `of`: the magnitudes of the block.
+  template <class Stores = Put>
+  __device__ void store_values(int i, uint32_t codes, const Magnitudes& of, const Stores& put = Stores{}) {
+    if (i < live_) put(to_, words_of(values_of(codes, of)));
+    to_ += stride_;
   }
 
   template <class Stores = Put>
@@ -54,6 +67,7 @@ class UnitRows {
   }
 
  private:
+  const Plane& plane_;
   int live_;
   int64_t stride_;
   uint8_t* to_;
@@ -65,7 +79,7 @@ __device__ __forceinline__ void quantize_unit_rows(const TileArgs<S>& args, cons
                                                    const Draws& draws, const Multipliers& by, UnitSmem& smem) {
   using P = Pack<typename S::Type>;
   const uint32_t places = sign_places(level);
-  UnitRows rows(args, tile, unit);
+  UnitRows<true> rows(args, tile, unit);
   const int odd = static_cast<int>(threadIdx.x % 2);  // the row of a pair whose scale this lane stores
   uint8_t* const scales = &smem.row_scales[threadIdx.x % COLUMN_LANES / 2][unit.row + odd];
 #pragma unroll(STOCHASTIC ? 1 : 2)
@@ -87,8 +101,13 @@ __device__ __forceinline__ void quantize_unit_rows(const TileArgs<S>& args, cons
         const uint32_t col = static_cast<uint32_t>(tile.col());
         words = draws(row, col / 16, Direction::rowwise, static_cast<int>(col / 8 % 2));
       }
-      const float encode = smem.row_encode[k ? codes >> 8 : codes & 0xFFu];
-      rows.store(i + k, row_codes<STOCHASTIC>(pair[k], encode, places, words, by));
+      const uint32_t code = k ? codes >> 8 : codes & 0xFFu;
+      const uint32_t made = row_codes<STOCHASTIC>(pair[k], smem.row_encode[code], places, words, by);
+      if (rows.values()) {
+        rows.store_values(i + k, made, magnitudes_of(code));
+      } else {
+        rows.store(i + k, made);
+      }
     }
   }
 }
@@ -178,13 +197,22 @@ __global__ void __launch_bounds__(UNIT_THREADS, UNIT_CTAS)
     *reinterpret_cast<uint16_t*>(&smem.col_scales[unit.number][column]) = static_cast<uint16_t>(scales);
   }
   __syncthreads();
-  store_staged_units(args.columnwise, tile, args.cols, smem.panel);
   const int thread = static_cast<int>(threadIdx.x);
-  if (tile.col0 + thread < tile.end) {
+  if (args.columnwise.layout == Layout::values) {
+    static_assert(sizeof(smem.slots) >= SCALE_CODES * sizeof(Magnitudes), "the table stands where values waited");
+    Magnitudes* const table = reinterpret_cast<Magnitudes*>(smem.slots);
+    table[thread] = magnitudes_of(threadIdx.x);
+    __syncthreads();
+    store_staged_values(args.columnwise, tile, args.cols, smem.panel, table,
+                        [&](uint32_t column, uint32_t of) { return smem.col_scales[of][column]; });
+  } else {
+    store_staged_units(args.columnwise, tile, args.cols, smem.panel);
+  }
+  if (args.columnwise.scales && tile.col0 + thread < tile.end) {
     const int64_t column = static_cast<int64_t>(tile.panel_index) * args.cols + tile.col0 + thread;
     store_staged_scales(&smem.col_scales[0][thread], static_cast<uint8_t*>(args.columnwise.scales) + column * UNITS, 8);
   }
-  if (args.rowwise.codes && thread < tile.panel.rows) {
+  if (args.rowwise.scales && thread < tile.panel.rows) {
     const int64_t blocks = ceil_div(args.cols, UNIT_ROWS), first = tile.col0 / UNIT_ROWS;
     store_staged_scales(&smem.row_scales[0][thread],
                         static_cast<uint8_t*>(args.rowwise.scales) + (tile.panel.row0 + thread) * blocks + first,
@@ -204,29 +232,45 @@ __device__ __forceinline__ uint32_t unit_maximum(const Pack<T> (&values)[UNIT_RO
   return P::across(most);
 }
 
+// What a tile of square blocks needs to store values.
+struct SquareValues {
+  Magnitudes table[SCALE_CODES];
+  uint8_t scales[UNITS][BLOCKS_ACROSS];
+};
+
 // One scale per 16 x 16 values, so that columnwise codes are the transposed rowwise codes. `most`: unit_maximum.
-template <class T, class Stores>
+// VALUES: a plane is of values, and there is `by_value` in smem.
+template <bool VALUES, class T, class Stores>
 __device__ __forceinline__ void quantize_square_unit(const TileArgs<Plain<T>>& args, const Tile& tile, const Unit& unit,
                                                      const Pack<T> (&values)[UNIT_ROWS], uint32_t most,
                                                      const SecondLevel& level, const Multipliers& by, uint32_t* panel,
-                                                     const Stores& put) {
+                                                     const Stores& put, SquareValues* by_value = nullptr) {
   using P = Pack<T>;
   most = P::maximum(most, __shfl_xor_sync(~0u, most, 1));
   const uint32_t scale = scale_codes(P::fp32_bits(most, 0), 0, level.sixth) & 0xFFu;
   if (threadIdx.x % 2 == 0 && unit.live && tile.col() < tile.end) {
     const int64_t at = (tile.panel.first16 + unit.number) * ceil_div(args.cols, UNIT_ROWS) + tile.col() / UNIT_ROWS;
-    if (args.rowwise.codes) static_cast<uint8_t*>(args.rowwise.scales)[at] = static_cast<uint8_t>(scale);
-    if (!args.rowwise.codes || args.columnwise.scales != args.rowwise.scales)
+    if (args.rowwise.scales) static_cast<uint8_t*>(args.rowwise.scales)[at] = static_cast<uint8_t>(scale);
+    if (args.columnwise.scales && args.columnwise.scales != args.rowwise.scales)
       static_cast<uint8_t*>(args.columnwise.scales)[at] = static_cast<uint8_t>(scale);
   }
   const float encode = encode_scale_of(scale, level.factor);
   const uint32_t places = sign_places(level);
-  UnitRows rows(args, tile, unit);
+  if constexpr (VALUES) {
+    by_value->table[threadIdx.x] = magnitudes_of(threadIdx.x);
+    by_value->scales[unit.number][threadIdx.x % COLUMN_LANES / 2] = static_cast<uint8_t>(scale);
+    __syncthreads();
+  }
+  UnitRows<VALUES> rows(args, tile, unit);
   Codes<Format::e2m1> codes[2][8];
 #pragma unroll
   for (int i = 0; i < UNIT_ROWS; ++i) {
     const uint32_t made = row_codes<false>(values[i], encode, places, Words{}, by);
-    if (args.rowwise.codes) rows.store(i, made, put);
+    if (VALUES && rows.values()) {
+      if (args.rowwise.codes) rows.store_values(i, made, by_value->table[scale], put);
+    } else if (args.rowwise.codes) {
+      rows.store(i, made, put);
+    }
     codes[i / 8][i % 8].low = i < unit.live ? made : 0;  // a NaN scale has poisoned the zeros past the group's end
   }
   transpose(codes[0]);
@@ -235,13 +279,21 @@ __device__ __forceinline__ void quantize_square_unit(const TileArgs<Plain<T>>& a
   for (int j = 0; j < 8; ++j)
     StagedUnits::store(panel, threadIdx.x % COLUMN_LANES * 8 + j, unit.number, codes[0][j].low, codes[1][j].low);
   __syncthreads();
-  store_staged_units(args.columnwise, tile, args.cols, panel, put);
+  if (VALUES && args.columnwise.layout == Layout::values) {
+    store_staged_values(
+        args.columnwise, tile, args.cols, panel, by_value->table,
+        [&](uint32_t column, uint32_t of) { return by_value->scales[of][column / UNIT_ROWS]; }, put);
+  } else {
+    store_staged_units(args.columnwise, tile, args.cols, panel, put);
+  }
 }
 
-template <class T>
-__global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS)
+// VALUES: a plane is of values, which need some registers more.
+template <class T, bool VALUES>
+__global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS - (VALUES ? 1 : 0))
     quantize_square_units(const __grid_constant__ TileArgs<Plain<T>> args) {
   __shared__ alignas(16) uint32_t panel[TILE_COLS * PANEL_ROWS / 8];
+  __shared__ std::conditional_t<VALUES, SquareValues, Nothing> by_value;
   if (args.unchanged && *args.unchanged) return;
   TileWalk walk(args.tiles, args.reverse);
   Tile tile;
@@ -252,7 +304,11 @@ __global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS)
   Pack<T> values[UNIT_ROWS];
   read_unit(args.source, tile, unit, values);
   const SecondLevel level = args.row_levels[tile.panel.group];
-  quantize_square_unit(args, tile, unit, values, unit_maximum(values), level, by, panel, Put{});
+  if constexpr (VALUES) {
+    quantize_square_unit<true>(args, tile, unit, values, unit_maximum(values), level, by, panel, Put{}, &by_value);
+  } else {
+    quantize_square_unit<false>(args, tile, unit, values, unit_maximum(values), level, by, panel, Put{});
+  }
 }
 
 // Amaxes of groups and of their Hadamard transforms.

@@ -23,6 +23,7 @@ class GemmSpec:
     scaling ...   of quantized operands: the formats of the left and of the right one, square blocks of the weights,
                   or of x in wgrad, Hadamard data, whose groups are padded to 16 rows
     accumulate    of wgrad: the product is added to what `out` holds
+    *_values      whether an operand comes as values instead of codes (octavo_native.layouts); of mxfp8 and nvfp4
     ctas          most CTAs of the CUDA kernel, each of which has a multiprocessor to itself; 0: one for each
     """
 
@@ -37,6 +38,8 @@ class GemmSpec:
     accumulate: bool = False
     fast_accumulation: bool = False
     left_square: bool = False
+    left_values: bool = False
+    right_values: bool = False
     ctas: int = 0
 
 

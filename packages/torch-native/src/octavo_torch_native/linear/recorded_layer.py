@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
-from octavo_native.layouts import LAYOUTS_OF_DIRECTION
+from octavo_native.layouts import LAYOUTS_OF_DIRECTION, VALUES
 from octavo_registry.contract import GemmRequest, Plan, QuantizeRequest
 from octavo_torch.plugin_api import DTYPES, Bounded, DelayedState, check_not_captured, seed_tensor, status_word
 from octavo_torch_native.arrays.launch import PIECE, aligned, run, workspace
@@ -19,6 +19,7 @@ from octavo_torch_native.arrays.operators import ROW_START
 from octavo_torch_native.gemm.launches import gemm_launch_of
 from octavo_torch_native.gemm.spec import gemm_spec, gemm_text
 from octavo_torch_native.linear.recording import LayerKernels, LayerRecording
+from octavo_torch_native.linear.values import PlaneName, planes_of_values, reading_values
 from octavo_torch_native.quantizers.launches import launch_of
 from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
 
@@ -56,15 +57,19 @@ class RecordedLayer:
         self._sides = request.n, request.k, request.groups
         self._y_dtype = DTYPES[request.out_dtype]
         self._dtypes = {gemm: DTYPES[plan.request.out_dtype] for gemm, plan in gemms.items()}
+        valued = planes_of_values(gemms, quantizers)
         specs = {
-            operand: QuantizeSpec(plan.request.quantizer, operand, plan.request.layouts)
+            operand: QuantizeSpec(plan.request.quantizer, operand, _layouts(operand, plan.request.layouts, valued))
             for operand, plan in quantizers.items()
         }
         self._stochastic = frozenset(operand for operand, spec in specs.items() if spec.quantizer.stochastic)
         measuring = {
             operand: replace(spec, amax=True) for operand, spec in specs.items() if spec.quantizer.scaling == "delayed"
         }
-        launches = {gemm: gemm_launch_of(gemm_text(gemm_spec(plan.request))) for gemm, plan in gemms.items()}
+        launches = {
+            gemm: gemm_launch_of(gemm_text(reading_values(gemm, gemm_spec(plan.request), valued)))
+            for gemm, plan in gemms.items()
+        }
         self._kernels = LayerKernels(
             {operand: launch_of(spec_text(spec)) for operand, spec in specs.items()},
             {operand: launch_of(spec_text(spec)) for operand, spec in measuring.items()},
@@ -182,6 +187,15 @@ class RecordedLayer:
     def _new_recording(self, rows: int) -> LayerRecording:
         recording = self._recordings[rows] = LayerRecording(self._kernels, rows, self._cuda)
         return recording
+
+
+def _layouts(operand: Operand, layouts: tuple[str, str], valued: frozenset[PlaneName]) -> tuple[str, str]:
+    """Those of the plan, but where the layer reads values."""
+    row, column = (
+        VALUES if (operand, direction) in valued else layout
+        for direction, layout in zip(LAYOUTS_OF_DIRECTION, layouts, strict=True)
+    )
+    return row, column
 
 
 def _state_addresses(state: DelayedState | None) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """The launches of a layer's forward and backward, recorded for one number of rows.
 
-Row planes are read in the pass that writes them, from its scratch; the column planes of x and w wait for backward, in
-an arena of their own.
+Row planes are read in the pass that writes them, from its scratch, and so are both of dy; where a product is emulated
+they hold values (octavo_torch_native.linear.values). The column planes of x and w wait for backward, in an arena of
+their own.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ class LayerRecording:
             prefix = PREFIX[direction]
             if launch.quantized:
                 planes = codes[operand]
-                slots[side], slots[f"{side}_scales"] = planes[f"{prefix}_codes"], planes[f"{prefix}_scales"]
+                slots[side], slots[f"{side}_scales"] = planes[f"{prefix}_codes"], planes.get(f"{prefix}_scales", 0)
                 slots[f"{side}_global"] = planes.get(f"{prefix}_global", 0)
             else:
                 slots[side] = place(_UNQUANTIZED[operand])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from octavo import GroupedTensorSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo_native import InputArgs, PlaneArgs, PrologueArgs
+from octavo_native.layouts import VALUES, values_shape
 from octavo_torch.plugin_api import Bounded, GroupedTensor, is_plain
 from octavo_torch_native.arrays.launch import address, aligned_rows, as_rows, submit, workspace
 from octavo_torch_native.quantizers.planes import (
@@ -31,6 +32,18 @@ from octavo_torch_native.quantizers.planes import (
 from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_from
 
 _PROLOGUE_OUTPUTS = ("dprobs", "mean", "rstd")
+
+_VALUE_DTYPE = torch.bfloat16
+
+_WORDS = {"": "_codes", "_scale": "_scales", "_global": "_global"}
+"""How octavo_native's names of a plane's arrays end, by those of GroupedTensor's fields."""
+
+
+def _plane(layout: int, names: Sequence[str], addresses: Sequence[int]) -> PlaneArgs:
+    """The plane of arrays of these names, whose scales are None where it has values."""
+    if len(names) > 1 and names[1].endswith("_scales"):
+        return PlaneArgs(addresses[0], addresses[1], addresses[2] if len(names) > 2 else 0, layout)
+    return PlaneArgs(addresses[0], 0, addresses[1] if len(names) > 1 else 0, layout)
 
 
 class QuantizeInputs(NamedTuple):
@@ -110,18 +123,29 @@ class QuantizeLaunch:
         # plain shared codes and their scales are one array, whichever direction it is read in: the row data
         self._shared = quantizer.shares_codes and all(self._layouts[direction] == PLAIN for direction in directions)
         self._directions: tuple[Direction, ...] = ("rowwise",) if self._shared else directions
-        self._arrays = ("", "_scale", "_global") if quantizer.scaling == "nvfp4" else ("", "_scale")
-        numbers = {direction: number for number, direction in enumerate(self._directions)}
+        # values have no scales beside them
+        parts = {
+            direction: [
+                part
+                for part in _WORDS
+                if (part != "_global" or quantizer.scaling == "nvfp4")
+                and (part != "_scale" or self._layouts[direction] != VALUES)
+            ]
+            for direction in self._directions
+        }
+        arrays = [(direction, part) for direction, own in parts.items() for part in own]
         self.fields: list[tuple[str, int]] = [
-            (direction + part, numbers["rowwise" if self._shared else direction] * len(self._arrays) + number)
+            (direction + part, number)
             for direction in directions
-            for number, part in enumerate(self._arrays)
+            for number, (written, part) in enumerate(arrays)
+            if written == ("rowwise" if self._shared else direction)
         ]
-        words = {"": "_codes", "_scale": "_scales", "_global": "_global"}
-        self._words = [words[part] for part in self._arrays]
-        self.arguments = [PREFIX[direction] + word for direction in self._directions for word in self._words]
+        self.arguments = [PREFIX[direction] + _WORDS[part] for direction, part in arrays]
         self.arguments += self.extras
-        self._planes = [(direction, layout_number(self._layouts[direction])) for direction in self._directions]
+        self._planes = [
+            (direction, layout_number(self._layouts[direction]), [PREFIX[direction] + _WORDS[part] for part in own])
+            for direction, own in parts.items()
+        ]
         self._prologue: dict[str, Any] = {
             "kind": octavo_native.PROLOGUES[spec.prologue],
             "activation": octavo_native.ACTIVATIONS[spec.activation],
@@ -168,6 +192,10 @@ class QuantizeLaunch:
         outputs: list[tuple[Shape, torch.dtype]] = []
         for direction in self._directions:
             name = self._layouts[direction]
+            if name == VALUES:
+                outputs.append((values_shape(direction=direction, groups=groups, **geometry(quantized)), _VALUE_DTYPE))
+                outputs += [((groups,), torch.float32)] if quantizer.scaling == "nvfp4" else []
+                continue
             if name == PLAIN:
                 codes, scales = plane_shapes(make_layout(), direction, name)
             else:
@@ -220,12 +248,12 @@ class QuantizeLaunch:
         arguments: dict[str, Any] = {
             "input": InputArgs(x=address(rows), row_stride=stride, **placed, **shapes.constants)
         }
-        size, first = len(self._arrays), 0
-        for direction, layout in self._planes:
-            factor = addresses[first + 2] if size == 3 else 0
+        first = 0
+        for direction, layout, names in self._planes:
+            end = first + len(names)
             if only is None or only == direction or self._shared:
-                arguments[direction] = PlaneArgs(addresses[first], addresses[first + 1], factor, layout)
-            first += size
+                arguments[direction] = _plane(layout, names, addresses[first:end])
+            first = end
         extras = dict(zip(self.extras, addresses[first:], strict=True))
         if self.spec.prologue != "none":
             prologue = dict(self._prologue)
@@ -259,9 +287,8 @@ class QuantizeLaunch:
         """Append the launch on contiguous rows to `into`; `slots` are its arrays, by octavo_native's names."""
         x, plan = slots.pop("x"), slots.pop("plan", 0)
         arguments: dict[str, Any] = {}
-        for direction, layout in self._planes:
-            codes, scales, *factors = [slots.pop(PREFIX[direction] + word) for word in self._words]
-            arguments[direction] = PlaneArgs(codes, scales, factors[0] if factors else 0, layout)
+        for direction, layout, names in self._planes:
+            arguments[direction] = _plane(layout, names, [slots.pop(name) for name in names])
         arguments |= slots
         self._native.run(
             cuda=cuda,

@@ -54,7 +54,8 @@ def quantizer_of(text: str) -> octavo_native.Quantizer:
 
 def layout_number(layout: str) -> int:
     """A layout's name in octavo_native's numbers."""
-    number: int = octavo_native.LAYOUTS["plain" if layout == PLAIN else "native"]
+    name = layout if layout in (PLAIN, native_layouts.VALUES) else "native"
+    number: int = octavo_native.LAYOUTS[name]
     return number
 
 

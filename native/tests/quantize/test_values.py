@@ -1,0 +1,133 @@
+"""Planes of values: the bf16 numbers that a GEMM multiplies, straight from the quantizer.
+
+They have the bits of codes that are dequantized to bf16 without NVFP4's second level, which is what the CUDA GEMMs make
+of codes; codes are compared with the definition elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from devices import PLACES
+
+import octavo_native as native
+from octavo_native import layouts
+from octavo_native.support import EMULATED_RECIPES
+
+torch = pytest.importorskip("torch", reason="torch holds the memory of both devices")
+
+from problems import (  # noqa: E402  it imports torch
+    DTYPES,
+    NATIVE_LAYOUT,
+    POISON,
+    SPECS,
+    Extras,
+    Place,
+    Plane,
+    Shape,
+    address,
+    filled,
+    quantize,
+    quantizer,
+    valid,
+)
+
+EMULATED = [spec for spec in SPECS if spec["scaling"] in EMULATED_RECIPES]
+NAMES = ["-".join(str(value) for value in spec.values()) for spec in EMULATED]
+EDGE_SIZES = (0, 1, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 300)
+COLUMNS = (16, 32, 112, 128, 144, 272, 528, 1040)
+KINDS = ("normal", "wide", "sparse", "subnormal", "huge", "not finite")
+BOTH = {"rowwise": layouts.VALUES, "columnwise": layouts.VALUES}
+
+
+def numbers(rng: np.random.Generator, rows: int, cols: int, dtype: str, kind: str) -> Any:
+    """Of one kind; NaN and infinities stand in few rows, so that other groups stay finite."""
+    x = rng.standard_normal((rows, cols))
+    if kind == "wide":
+        x *= np.exp2(rng.uniform(-40, 15, (rows, cols)))
+    elif kind == "sparse":
+        x *= rng.random((rows, cols)) < 0.03
+    elif kind == "subnormal":
+        x *= 1e-6 if dtype == "float16" else 1e-38
+    elif kind == "huge":
+        x *= 2e4 if dtype == "float16" else 1e38
+    made = torch.from_numpy(x).to(DTYPES[dtype])
+    if kind == "not finite":
+        for row in rng.integers(0, max(rows, 1), min(rows, 2)):
+            made[row, int(rng.integers(cols))] = float(rng.choice([np.nan, np.inf, -np.inf]))
+    return made
+
+
+def expanded(spec: dict[str, Any], shape: Shape, plane: Plane, place: Place) -> Plane:
+    """The bf16 values of a native plane, without the second level."""
+    columnwise = plane.direction == "columnwise"
+    size = layouts.values_shape(direction=plane.direction, cols=shape.cols, **shape.arguments)
+    out, ones = filled(size, 2, place), torch.ones(len(shape.sizes), device=place.device)
+    plan = shape.plan(place)
+    quantizer(spec).dequantize(
+        **place.common,
+        direction=native.DIRECTIONS[plane.direction],
+        codes=address(plane.codes),
+        scales=address(plane.scales),
+        global_=0 if plane.factor is None else address(ones),
+        layout=native.LAYOUTS["native"],
+        cols=shape.cols,
+        **shape.arguments,
+        plan=address(plan),
+        out=address(out),
+        out_dtype=native.DTYPES["bfloat16"],
+        out_layout=native.LAYOUTS["native" if columnwise else "plain"],
+    )
+    if place.cuda:
+        torch.cuda.synchronize()
+    return Plane(plane.direction, layouts.VALUES, out, plane.scales, plane.factor)
+
+
+def served(spec: dict[str, Any], dtype: str, planes: dict[str, str], place: Place) -> bool:
+    """Whether the CUDA kernels have it: columnwise values of NVFP4 come from those that hold two-byte values."""
+    if not place.cuda or spec["scaling"] != "nvfp4" or planes.get("columnwise") != layouts.VALUES:
+        return True
+    return dtype != "float32" and not (spec.get("square") and spec.get("stochastic"))
+
+
+@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("spec", EMULATED, ids=NAMES)
+def test_values_are_those_of_the_codes(rng: np.random.Generator, spec: dict[str, Any], dtype: str, on: str) -> None:
+    """Every kind of number, ragged groups around every edge, matrices; beside codes and alone; no stray write."""
+    place = Place(cuda=on == "cuda")
+    for kind in KINDS * 2:
+        cols = int(rng.choice(COLUMNS))
+        shape = Shape(tuple(int(size) for size in rng.choice(EDGE_SIZES, 7)), cols)
+        if not spec.get("hadamard") and rng.random() < 0.5:
+            shape = Shape((0,) * 3, cols, matrix_rows=int(rng.choice(EDGE_SIZES[1:])))
+        x = numbers(rng, shape.rows, cols, dtype, kind).to(place.device)
+        wanted = {way: layouts.VALUES if rng.random() < 0.7 else layout for way, layout in NATIVE_LAYOUT.items()}
+        if rng.random() < 0.3:
+            wanted.pop(("rowwise", "columnwise")[int(rng.integers(2))])
+        if not served(spec, dtype, wanted, place):
+            with pytest.raises(ValueError, match="columnwise values of nvfp4"):
+                quantize(spec, shape, x, dtype, wanted, place, Extras())
+            continue
+        made, _ = quantize(spec, shape, x, dtype, wanted, place, Extras())
+        codes, _ = quantize(spec, shape, x, dtype, dict(NATIVE_LAYOUT), place, Extras())
+        what = f"{kind} {shape.sizes} x {cols} {shape.matrix_rows} {wanted}"
+        for plane in made:
+            other = next(one for one in codes if one.direction == plane.direction)
+            if plane.layout == layouts.VALUES:
+                other = expanded(spec, shape, other, place)
+                used = valid(spec, shape, plane)[0].size
+                assert (plane.codes[used:] == POISON).all(), f"{what}: {plane.direction} past what is used"
+            for one, two in zip(valid(spec, shape, plane), valid(spec, shape, other), strict=True):
+                assert (one == two).all(), f"{what}: {plane.direction}"
+
+
+@pytest.mark.parametrize("on", PLACES)
+def test_values_are_of_blocks_alone(on: str) -> None:
+    """A scale of a row or of a group stays out of the product until its end, so nothing is multiplied as values."""
+    place, shape = Place(cuda=on == "cuda"), Shape((5, 3), 32)
+    x = torch.zeros(shape.rows, 32, dtype=torch.bfloat16, device=place.device)
+    with pytest.raises(ValueError, match="values, which are made of mxfp8 and nvfp4"):
+        quantize({"scaling": "current", "format": "e4m3"}, shape, x, "bfloat16", BOTH, place, Extras())
