@@ -1,4 +1,4 @@
-"""Every kernel once on small problems, each array allocated exactly, for compute-sanitizer to watch.
+"""Every kernel once, on problems as small as it takes, each array allocated exactly, for compute-sanitizer to watch.
 
     compute-sanitizer --tool memcheck  python native/tests/sanitize.py
     compute-sanitizer --tool racecheck python native/tests/sanitize.py
@@ -45,6 +45,7 @@ SHOWN = 30
 PARTS: dict[str, Callable[[Comparison], None]] = {
     "plans": rearranged.plans,
     "quantizers": quantized.quantizers,
+    "one launch": quantized.in_turns,
     "indexed": quantized.indexed,
     "unchanged": quantized.unchanged,
     "stacks": quantized.stacks,

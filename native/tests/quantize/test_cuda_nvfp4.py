@@ -16,7 +16,8 @@ from octavo_native import layouts
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
-from problems import (  # noqa: E402  it imports torch
+from drawn_values import drawn_values  # noqa: E402  it imports torch
+from problems import (  # noqa: E402
     DIRECTIONS,
     DTYPES,
     NATIVE_LAYOUT,
@@ -39,30 +40,6 @@ NAMES = ["-".join(str(value) for value in spec.values()) for spec in NVFP4]
 EDGE_SIZES = (0, 1, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 300)
 COLUMNS = (8, 16, 24, 120, 128, 136, 264, 520, 1040)
 BY_KIND = ("normal", "every bit", "wide", "sparse", "subnormal", "huge", "not finite")
-
-
-def values(rng: np.random.Generator, rows: int, cols: int, dtype: str, kind: str) -> Any:
-    """Of one kind; NaN and infinities stand in few rows, so that other groups stay finite."""
-    x = rng.standard_normal((rows, cols))
-    if kind == "wide":
-        x *= np.exp2(rng.uniform(-40, 15, (rows, cols)))
-    elif kind == "sparse":
-        x *= rng.random((rows, cols)) < 0.03
-    elif kind == "subnormal":
-        x *= 1e-6 if dtype == "float16" else 1e-38
-    elif kind == "huge":
-        x *= 2e4 if dtype == "float16" else 1e38
-    made = torch.from_numpy(x).to(DTYPES[dtype])
-    if kind == "every bit":
-        bits = np.int32 if dtype == "float32" else np.int16
-        limits = np.iinfo(bits)
-        drawn = rng.integers(limits.min, limits.max, (rows, cols), dtype=bits, endpoint=True)
-        made = torch.from_numpy(drawn).view(DTYPES[dtype])
-        made = torch.where(made.isfinite(), made, 0)
-    if kind == "not finite":
-        for row in rng.integers(0, max(rows, 1), min(rows, 2)):
-            made[row, int(rng.integers(cols))] = float(rng.choice([np.nan, np.inf, -np.inf]))
-    return made
 
 
 def defined(spec: dict[str, Any], shape: Shape, plane: Plane) -> list[np.ndarray]:
@@ -113,7 +90,7 @@ def test_planes_are_those_of_the_cpu(rng: np.random.Generator, spec: dict[str, A
         shape = Shape(sizes, cols)
         if not spec.get("hadamard") and rng.random() < 0.5:
             shape = Shape((0,) * 3, cols, matrix_rows=int(rng.choice(EDGE_SIZES[1:])))
-        x, planes = values(rng, shape.rows, cols, dtype, kind), wanted(rng)
+        x, planes = drawn_values(rng, shape.rows, cols, dtype, kind), wanted(rng)
         compare(spec, shape, x, dtype, planes, (Extras(), x), f"{kind} {sizes} x {cols} {shape.matrix_rows} {planes}")
 
 
@@ -125,7 +102,7 @@ def test_rows_are_read_through_an_index(rng: np.random.Generator, spec: dict[str
         sizes, cols, each = tuple(int(size) for size in rng.choice(EDGE_SIZES, 7)), int(rng.choice(COLUMNS)), 2
         shape = Shape(sizes, cols)
         count = max(1, shape.rows // each)
-        tokens = values(rng, count, cols, dtype, "wide")
+        tokens = drawn_values(rng, count, cols, dtype, "wide")
         index = torch.from_numpy(rng.integers(-2, count * each + 2, shape.rows))
         inside = (index >= 0) & (index < count * each)
         moved = torch.where(inside[:, None], tokens[index.clamp(0, count * each - 1) // each], 0)

@@ -18,7 +18,8 @@ from octavo_native.support import EMULATED_RECIPES
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of both devices")
 
-from problems import (  # noqa: E402  it imports torch
+from drawn_values import drawn_values  # noqa: E402  it imports torch
+from problems import (  # noqa: E402
     DTYPES,
     NATIVE_LAYOUT,
     POISON,
@@ -40,24 +41,6 @@ EDGE_SIZES = (0, 1, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 300)
 COLUMNS = (16, 32, 112, 128, 144, 272, 528, 1040)
 KINDS = ("normal", "wide", "sparse", "subnormal", "huge", "not finite")
 BOTH = {"rowwise": layouts.VALUES, "columnwise": layouts.VALUES}
-
-
-def numbers(rng: np.random.Generator, rows: int, cols: int, dtype: str, kind: str) -> Any:
-    """Of one kind; NaN and infinities stand in few rows, so that other groups stay finite."""
-    x = rng.standard_normal((rows, cols))
-    if kind == "wide":
-        x *= np.exp2(rng.uniform(-40, 15, (rows, cols)))
-    elif kind == "sparse":
-        x *= rng.random((rows, cols)) < 0.03
-    elif kind == "subnormal":
-        x *= 1e-6 if dtype == "float16" else 1e-38
-    elif kind == "huge":
-        x *= 2e4 if dtype == "float16" else 1e38
-    made = torch.from_numpy(x).to(DTYPES[dtype])
-    if kind == "not finite":
-        for row in rng.integers(0, max(rows, 1), min(rows, 2)):
-            made[row, int(rng.integers(cols))] = float(rng.choice([np.nan, np.inf, -np.inf]))
-    return made
 
 
 def expanded(spec: dict[str, Any], shape: Shape, plane: Plane, place: Place) -> Plane:
@@ -103,7 +86,7 @@ def test_values_are_those_of_the_codes(rng: np.random.Generator, spec: dict[str,
         shape = Shape(tuple(int(size) for size in rng.choice(EDGE_SIZES, 7)), cols)
         if not spec.get("hadamard") and rng.random() < 0.5:
             shape = Shape((0,) * 3, cols, matrix_rows=int(rng.choice(EDGE_SIZES[1:])))
-        x = numbers(rng, shape.rows, cols, dtype, kind).to(place.device)
+        x = drawn_values(rng, shape.rows, cols, dtype, kind).to(place.device)
         wanted = {way: layouts.VALUES if rng.random() < 0.7 else layout for way, layout in NATIVE_LAYOUT.items()}
         if rng.random() < 0.3:
             wanted.pop(("rowwise", "columnwise")[int(rng.integers(2))])

@@ -44,6 +44,16 @@ def quantizers(check: Comparison) -> None:
         _quantized(check, spec, shape, dtype, planes, extras, number)
 
 
+def in_turns(check: Comparison) -> None:
+    """Specs whose two passes are one launch from 32 MB on: rows in groups of a few panels, and matrices."""
+    for number, spec in enumerate(SPECS):
+        if spec["scaling"] not in ("current", "row") and not (spec["scaling"] == "nvfp4" and spec.get("square")):
+            continue
+        sizes = (1300, 0, 129) * 11 + (1000,)
+        shape = Shape(sizes, 1040) if number % 2 else Shape((0,) * 66, 1040, matrix_rows=250)
+        _quantized(check, spec, shape, "bfloat16", dict(NATIVE_LAYOUT), Extras(), 0)
+
+
 def indexed(check: Comparison) -> None:
     """Rows that are read where tokens stand, some of them nowhere, beside the same rows moved on the CPU."""
     for number, (spec, dtype, which) in enumerate(itertools.product(SPECS, DTYPES, (1, 2, 3))):
