@@ -1,4 +1,4 @@
-"""Quantizers that round to MXFP4's values first, on CPUs: the definition's bits. test_cuda.py compares a GPU's."""
+"""Quantizers that round to MXFP4's values first, on CPUs: the definition's bits. test_cuda_rounding.py has a GPU's."""
 
 from __future__ import annotations
 

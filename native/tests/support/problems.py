@@ -60,6 +60,9 @@ SIZES: tuple[tuple[int, ...], ...] = (
 
 TAIL = 21
 COLS = (272, 37, 128, 16, 131)
+EDGE_SIZES = (0, 1, 15, 16, 17, 31, 32, 33, 127, 128, 129, 300)
+"""Numbers of rows around the edges of blocks and panels."""
+
 ACTIVATIONS = tuple(native.ACTIVATIONS)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import octavo_numerics
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo_conformance.problems.inputs import CLASSES, draw, draw_mixed, draw_sizes
-from octavo_torch import GroupedTensor
+from octavo_torch import GroupedTensor, check_errors
 from octavo_torch.bridge import BRIDGE
 
 PLANES = octavo_numerics.PLANES
@@ -43,6 +43,14 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return made
 
     monkeypatch.setattr(torch, "empty", empty)
+
+
+@pytest.fixture
+def no_flag_is_left() -> Iterator[None]:
+    """Sizes that fit set no flag."""
+    check_errors()
+    yield
+    check_errors()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import octavo_registry
 from octavo import MXFP8, NVFP4, CurrentScaling, HighPrecision, Recipe
 from octavo_torch import Activation, GroupedLinear, GroupedMLP, Sequential, activate, grouped_linear, grouped_mlp
 from octavo_torch.arithmetic import operators
@@ -20,13 +18,6 @@ from octavo_torch.dispatch.layer import layer_for
 
 SIZES = torch.tensor([20, 0, 40])
 M, K, F, N, G = 70, 32, 24, 16, len(SIZES)
-
-
-@pytest.fixture(autouse=True)
-def on_the_reference() -> Iterator[None]:
-    """Whatever else is installed: other backends have tests of their own."""
-    with octavo_registry.prefer("torch-reference"):
-        yield
 
 
 @pytest.fixture

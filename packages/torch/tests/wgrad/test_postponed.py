@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-import octavo_registry
 from octavo import MXFP8, NVFP4, PRESETS, DelayedScaling
 from octavo_torch import Activation, DelayedWgrad, GroupedLinear, GroupedMLP, Sequential, grouped_linear
 from octavo_torch.arrays.per_group import leaves_of
@@ -28,13 +26,6 @@ RECIPES = {
     "wgrad unquantized": MXFP8(wgrad="high_precision"),
     "bf16": PRESETS["bf16"],
 }
-
-
-@pytest.fixture(autouse=True)
-def on_the_reference() -> Iterator[None]:
-    """Whatever else is installed: other backends have tests of their own."""
-    with octavo_registry.prefer("torch-reference"):
-        yield
 
 
 def make(kind: str, recipe: Any = None, **rest: Any) -> RecipeModule:

@@ -1,0 +1,116 @@
+"""A backward of an MLP frees what it has read, keeps what somebody else reads, and says where it was broken off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mlp_operands import REFERENCE, SIZES, F, G, K, M, N, assert_equal, operands
+from torch import Tensor
+
+from octavo import MXFP8, PRESETS, Recipe
+from octavo_torch import GroupedMLP, grouped_mlp, quantize_input, quantize_weight
+from octavo_torch.mlp import gradients as mlp_gradients
+
+
+def bytes_of(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, saved: list[Tensor]) -> list[tuple[str, int]]:
+    """Bytes of `saved` when each quantizer and weight gradient of a backward begins, by operand."""
+    seen: list[tuple[str, int]] = []
+    quantize, wgrad = mlp_gradients.quantize_operand, mlp_gradients.weight_gradient
+
+    def quantizing(call: Any, run: Any, operand: Any, value: Tensor, seed: Any) -> Any:
+        seen.append(("quantize", bytes_of(saved)))
+        return quantize(call, run, operand, value, seed)
+
+    def multiplying(call: Any, run: Any, x: Any, *rest: Any) -> Any:
+        seen.append(("wgrad", bytes_of(saved)))
+        return wgrad(call, run, x, *rest)
+
+    monkeypatch.setattr(mlp_gradients, "quantize_operand", quantizing)
+    monkeypatch.setattr(mlp_gradients, "weight_gradient", multiplying)
+    return seen
+
+
+def planes_freed(recipe: Recipe, given: dict[str, Tensor], **rest: Any) -> tuple[list[Tensor], Tensor]:
+    y = grouped_mlp(**given, group_sizes=SIZES, recipe=recipe, seed=1, backend=REFERENCE, **rest)
+    return y.grad_fn.saved_tensors, y  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["fp8-current", "fp8-block", "mxfp8", "nvfp4"])
+def test_codes_are_freed_as_soon_as_they_are_read(
+    name: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In backward the activation's codes go after fc2's weight gradient, fc2's weight after its dgrad, fc1's result
+    after the activation's gradient, fc1's weight after dx, though autograd holds the tensors to the end."""
+    recipe, given = PRESETS[name], operands()
+    saved, y = planes_freed(recipe, given)
+    before = bytes_of(saved)
+    seen = watched(monkeypatch, saved)
+    y.backward(torch.ones_like(y))
+    assert [what for what, _ in seen] == ["quantize", "wgrad", "quantize", "wgrad"]
+    left = [count for _, count in seen]
+    assert left[0] == left[1] == before
+    a, w2, w1, h = M * F, given["w2"].numel(), given["w1"].numel(), M * 2 * F * 2
+    # the reference backend has a byte or more for each code
+    assert left[2] <= before - a - w2
+    assert left[3] <= before - a - w2 - w1 - h
+
+
+def test_what_somebody_else_reads_is_not_freed(rng: np.random.Generator) -> None:
+    """A retained graph gives the same gradients again; codes of quantize_weight and quantize_input, operands of a
+    high-precision slot and those of a postponed weight gradient stay."""
+    given = operands()
+    saved, y = planes_freed(MXFP8(), given)
+    before = bytes_of(saved)
+    dy = torch.randn(M, N).bfloat16()
+    first = torch.autograd.grad(y, list(given.values()), dy, retain_graph=True)
+    assert bytes_of(saved) == before
+    assert_equal(list(first), list(torch.autograd.grad(y, list(given.values()), dy)))
+    assert bytes_of(saved) < before
+    handles = {name: quantize_weight(given[name], MXFP8(), backend=REFERENCE) for name in ("w1", "w2")}
+    x = quantize_input(given["x"], given["w1"], SIZES, MXFP8(), backend=REFERENCE)
+    for _ in range(2):
+        again = grouped_mlp(
+            **{**given, **handles, "x": x}, group_sizes=None, recipe=MXFP8(), backend=REFERENCE
+        )  # fmt: skip
+        assert_equal(list(first), list(torch.autograd.grad(again, list(given.values()), dy)))
+    mixed = MXFP8(wgrad="high_precision", dgrad="high_precision")
+    expected = None
+    for _ in range(2):
+        y = grouped_mlp(**given, group_sizes=SIZES, recipe=mixed, backend=REFERENCE)
+        grads = list(torch.autograd.grad(y, list(given.values()), dy))
+        expected = expected or grads
+        assert_equal(grads, expected)
+    made = []
+    for delay in (False, True):
+        layer = GroupedMLP(G, K, F, N, recipe=MXFP8(), dtype=torch.bfloat16, delay_wgrad=delay, backend=REFERENCE)
+        with torch.no_grad():
+            layer.weight1.copy_(given["w1"])
+            layer.weight2.copy_(given["w2"])
+        layer(given["x"].detach(), SIZES, given["probs"].detach()).backward(dy)
+        if delay:
+            layer.backward_dw()
+        made.append([layer.weight1.grad, layer.weight2.grad])
+    assert_equal(*made)  # type: ignore[arg-type]
+
+
+def test_a_backward_that_was_broken_off_says_so(rng: np.random.Generator) -> None:
+    """Run again, it has nothing to read any more; a new forward works."""
+    layer = GroupedMLP(G, K, F, N, recipe=MXFP8(), dtype=torch.bfloat16, main_grad="accumulate", backend=REFERENCE)
+    for weight in (layer.weight1, layer.weight2):
+        weight.main_grad = torch.zeros(weight.shape)  # type: ignore[attr-defined]
+    x = operands()["x"]
+    y = layer(x, SIZES)
+    layer.weight1.get_main_grad = lambda: None  # type: ignore[attr-defined]
+    for kind, sentence in ((ValueError, r"get_main_grad\(\) is None"), (RuntimeError, "was broken off by an error")):
+        with pytest.raises(kind, match=sentence):
+            y.sum().backward()
+    layer.weight1.get_main_grad = lambda: layer.weight1.main_grad  # type: ignore[attr-defined]
+    layer(x, SIZES).sum().backward()
+    assert layer.weight1.main_grad.any()  # type: ignore[attr-defined]
