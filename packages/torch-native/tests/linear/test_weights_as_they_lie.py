@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo import PRESETS, DelayedScaling, HighPrecision, Recipe
 from octavo_torch import DelayedState, grouped_linear, grouped_mlp, grouped_mm, moe_mlp, quantize_weight
+from octavo_torch.dispatch import layer
 from octavo_torch.linear.explain import explain_linear
 
 G, N, K, F, M, T = 4, 144, 176, 112, 260, 90
@@ -75,7 +76,8 @@ def test_a_layer_has_the_bits_and_copies_nothing(name: str, device: str, rng: np
     given = drawn(device, x=(M, K), weight=(G, N, K), bias=(G, N))
     other = {**given, "weight": turned(given["weight"])}
     plan = str(explain_linear(other["x"], other["weight"], sizes, recipe=chosen, backend=NATIVE))
-    assert "w read as [G, K, N]" in plan
+    in_place = name != "mxfp4"  # whose rounding is a kernel's for [G, N, K] alone
+    assert ("w read as [G, K, N]" in plan) == in_place
 
     def run(given: dict[str, Tensor]) -> Tensor:
         state = states_of(chosen, device, 1)
@@ -85,9 +87,22 @@ def test_a_layer_has_the_bits_and_copies_nothing(name: str, device: str, rng: np
     with Copied() as copied:
         made = results(run, other)
     assert_equal(made, expected, name)
-    assert made[2].mT.is_contiguous()
-    if name != "mxfp4":  # on a CPU its values are rounded in torch, into a tensor of their own
+    assert made[2].mT.is_contiguous() == in_place
+    if in_place:
         assert max(copied.sizes, default=0) < G * N * K
+
+
+def test_a_weight_is_turned_for_kernels_that_round_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels round [G, N, K] to MXFP4, and [G, K, N] would be rounded by torch's operations in a dozen passes: gpt-oss's
+    experts took 4.4 times as long with those. Where both are, there is nothing to turn for."""
+    x, weight = torch.zeros(M, K).bfloat16(), torch.zeros(G, N, K).bfloat16()
+
+    def order_of_plans(weight: Tensor) -> str:
+        return layer.Layer(RECIPES["mxfp4"], x, weight, False, True, True, NATIVE, False).w_order
+
+    assert [order_of_plans(weight), order_of_plans(turned(weight))] == ["nk", "nk"]
+    monkeypatch.setattr(layer, "is_composed", lambda bound: True)
+    assert [order_of_plans(weight), order_of_plans(turned(weight))] == ["nk", "kn"]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -129,7 +144,7 @@ def test_experts_have_the_bits(name: str, interleave: int | None, device: str, r
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["fp8-delayed", "fp8-row", "fp8-block", "mxfp8", "mxfp4"])
+@pytest.mark.parametrize("name", ["fp8-delayed", "fp8-row", "fp8-block", "mxfp8"])
 def test_codes_that_are_made_once(name: str, device: str, rng: np.random.Generator) -> None:
     """quantize_weight, written again in place, takes the weight's place; a weight that is moved has to be quantized
     again, for the planes of its codes have traded places."""

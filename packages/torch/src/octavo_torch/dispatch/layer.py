@@ -11,6 +11,7 @@ from torch import Tensor
 
 import octavo_registry as registry
 from octavo import QuantizerSpec, Recipe
+from octavo.formats import DType
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
 from octavo_registry.contract.arrays import Prepare
@@ -20,7 +21,7 @@ from octavo_registry.contract.layer import DelayedScales, WholeLayer
 from octavo_registry.contract.quantize import Quantize, QuantizeWithAmax
 from octavo_registry.contract.request import GemmRequest
 from octavo_registry.contract.weights import readers
-from octavo_registry.dispatch.layer_plan import GemmPlan, QuantizePlan
+from octavo_registry.dispatch.layer_plan import GemmPlan, LayerPlan, QuantizePlan
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
@@ -155,7 +156,7 @@ class Layer:
             training=need_dx or need_dw,
             weight=self.weight,
         )
-        plan = self.plan = registry.plan_layer(request, backend=backend, wgrad_dtype=recipe.wgrad_dtype or name)
+        plan = self.plan = _planned(request, backend, recipe.wgrad_dtype or name)
         self.row_dtype = DTYPES[request.out_dtype]
         self.w_order: Weight = plan.fprop.request.weight
         directions = dict(zip(readers("w", self.w_order), PLANES_OF.values(), strict=True))
@@ -290,6 +291,21 @@ class Layer:
             return plan
         narrow = QuantizerSpec(**{**dict(spec), "orientation": orientation})
         return registry.plan(replace(plan.request, quantizer=narrow), backend=self.backend)
+
+
+def _planned(request: GemmRequest, backend: Names, wgrad_dtype: DType) -> LayerPlan:
+    """The layer's plans; of w as it lies, unless kernels that round to MXFP4 are for [G, N, K] alone: a copy that turns
+    w is a pass, and this package's rounding a dozen.
+    """
+    plan = registry.plan_layer(request, backend=backend, wgrad_dtype=wgrad_dtype)
+    if plan.fprop.request.weight == "nk" or not _is_rounded_here(plan):
+        return plan
+    turned = registry.plan_layer(replace(request, weight="nk"), backend=backend, wgrad_dtype=wgrad_dtype)
+    return plan if _is_rounded_here(turned) else turned
+
+
+def _is_rounded_here(plan: LayerPlan) -> bool:
+    return plan.quantize_w is not None and is_composed(plan.quantize_w.bound)
 
 
 def _read_layouts(plan: QuantizePlan | None) -> tuple[str | None, str | None] | None:
