@@ -16,8 +16,7 @@ from octavo_native import layouts
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
-from drawn_values import drawn_values  # noqa: E402  it imports torch
-from problems import (  # noqa: E402
+from problems import (  # noqa: E402  it imports torch
     DIRECTIONS,
     DTYPES,
     NATIVE_LAYOUT,
@@ -26,6 +25,7 @@ from problems import (  # noqa: E402
     Place,
     Plane,
     Shape,
+    drawn_values,
     quantize,
     valid,
 )

@@ -18,8 +18,7 @@ from octavo_native.support import EMULATED_RECIPES
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of both devices")
 
-from drawn_values import drawn_values  # noqa: E402  it imports torch
-from problems import (  # noqa: E402
+from problems import (  # noqa: E402  it imports torch
     DTYPES,
     NATIVE_LAYOUT,
     POISON,
@@ -29,6 +28,7 @@ from problems import (  # noqa: E402
     Plane,
     Shape,
     address,
+    drawn_values,
     filled,
     quantize,
     quantizer,

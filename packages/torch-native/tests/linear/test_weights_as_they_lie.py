@@ -93,8 +93,8 @@ def test_a_layer_has_the_bits_and_copies_nothing(name: str, device: str, rng: np
 
 
 def test_a_weight_is_turned_for_kernels_that_round_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels round [G, N, K] to MXFP4, and [G, K, N] would be rounded by torch's operations in a dozen passes: gpt-oss's
-    experts took 4.4 times as long with those. Where both are, there is nothing to turn for."""
+    """Kernels round [G, N, K] to MXFP4, and [G, K, N] would be rounded by torch's operations in a dozen passes: the
+    experts of gpt-oss took 4.4 times as long with those. Where both are, there is nothing to turn for."""
     x, weight = torch.zeros(M, K).bfloat16(), torch.zeros(G, N, K).bfloat16()
 
     def order_of_plans(weight: Tensor) -> str:
