@@ -105,7 +105,7 @@ bool may_take_turns(const QuantizeArgs& args) {
 bool takes_turns(const QuantizeArgs& args) {
   if (args.dbias || args.dequantized || args.activated) return false;
   return args.spec.scaling != Scaling::nvfp4 ||
-         (args.columnwise.layout != Layout::plain && (!args.rowwise.codes || args.rowwise.layout != Layout::plain));
+         (args.columnwise.layout == Layout::native && (!args.rowwise.codes || args.rowwise.layout == Layout::native));
 }
 
 void launch_in_turns(const QuantizeArgs& call, TurnArgs<Plain<BF16>> args, uint32_t* cleared, int64_t cleared_count,
@@ -115,10 +115,7 @@ void launch_in_turns(const QuantizeArgs& call, TurnArgs<Plain<BF16>> args, uint3
     case Format::e4m3: return launch_fp8<Format::e4m3>(call, args, clear, stream);
     case Format::e5m2: return launch_fp8<Format::e5m2>(call, args, clear, stream);
     case Format::e2m1:
-      if (call.rowwise.layout == Layout::values || call.columnwise.layout == Layout::values)
-        return launch<COLUMN_LANES>(quantize_square_units_in_turns<BF16, true>, call, args, clear, stream,
-                                    UNIT_THREADS);
-      launch<COLUMN_LANES>(quantize_square_units_in_turns<BF16, false>, call, args, clear, stream, UNIT_THREADS);
+      return launch<COLUMN_LANES>(quantize_square_units_in_turns<BF16>, call, args, clear, stream, UNIT_THREADS);
   }
 }
 

@@ -10,12 +10,11 @@ namespace octavo::cuda {
 // CTAs that share a multiprocessor; six of them would spill.
 constexpr int SQUARE_TURN_CTAS = 5;
 
-template <class T, bool VALUES>
+template <class T>
 __global__ void __launch_bounds__(UNIT_THREADS, SQUARE_TURN_CTAS)
     quantize_square_units_in_turns(const __grid_constant__ TurnArgs<Plain<T>> args) {
   __shared__ alignas(16) uint32_t panel[TILE_COLS * PANEL_ROWS / 8];
   __shared__ uint32_t partial[UNIT_WARPS];
-  __shared__ std::conditional_t<VALUES, SquareValues, Nothing> by_value;
   const TileArgs<Plain<T>>& of = args.tile;
   if (of.unchanged && *of.unchanged) return;
   Tile tile;
@@ -47,11 +46,7 @@ __global__ void __launch_bounds__(UNIT_THREADS, SQUARE_TURN_CTAS)
   wait_until_ready(args.turns.of_groups + tile.panel.group);
   const SecondLevel* const made = of.row_levels + tile.panel.group;
   const SecondLevel level = {made_value(&made->sixth), made_value(&made->factor)};
-  if constexpr (VALUES) {
-    quantize_square_unit<true>(of, tile, unit, values, most, level, by, panel, PutOnce{}, &by_value);
-  } else {
-    quantize_square_unit<false>(of, tile, unit, values, most, level, by, panel, PutOnce{});
-  }
+  quantize_square_unit<false>(of, tile, unit, values, most, level, by, panel, PutOnce{});
 }
 
 }  // namespace octavo::cuda
