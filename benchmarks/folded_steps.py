@@ -62,7 +62,7 @@ def timed(steps: dict[str, Callable[[], Any]], turns: int) -> dict[str, list[flo
     random.Random(1).shuffle(orders)
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {kind: [] for kind in steps}
     for turn in range(-WARM, turns):
-        for kind in orders[turn]:
+        for kind in orders[turn % len(orders)]:
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
             steps[kind]()
