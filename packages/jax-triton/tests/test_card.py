@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -65,6 +66,18 @@ def test_layouts_that_quantizers_do_not_make_are_refused() -> None:
     for layouts, said in ((("turned", "plain"), "rowwise"), (("plain", "panels"), "plain and turned")):
         request = QuantizeRequest("quantize", "jax", "cuda", "bfloat16", "bfloat16", quantizer=spec, layouts=layouts)
         assert said in (TritonBackend().refuses_everywhere(request) or "")
+
+
+def test_square_columns_are_refused_whoever_asks() -> None:
+    """The card says so, and the suite asks past it: kernels for a scale of each column would write past the array."""
+    recipe = BlockScaling(square_columns=True)
+    forward = _request((9, 0))
+    products = {op: replace(forward, op=op, recipe=recipe) for op in ("fprop", "dgrad", "wgrad")}
+    spec = recipe.quantizer("x")
+    quantize = QuantizeRequest("quantize", "jax", "cuda", "bfloat16", "bfloat16", quantizer=spec)
+    for request in (quantize, products["wgrad"]):
+        assert "square_columns" in (TritonBackend().refuses_everywhere(request) or "")
+    assert all(TritonBackend().refuses_everywhere(products[op]) is None for op in ("fprop", "dgrad"))
 
 
 def test_a_cpu_is_served_by_the_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import octavo_registry
 from octavo import BlockScaling
-from octavo_registry.contract import GemmRequest
+from octavo_registry.contract import GemmRequest, QuantizeRequest
 from octavo_torch_triton import backend
 from octavo_torch_triton.backend import TritonBackend
 from octavo_torch_triton.plugin import CARD, INTERPRETER_CARD
@@ -67,6 +69,18 @@ def test_groups_have_a_limit() -> None:
     assert reason is not None
     assert str(MOST_GROUPS) in reason
     assert str(MOST_GROUPS + 1) in reason
+
+
+def test_square_columns_are_refused_whoever_asks() -> None:
+    """The card says so, and the suite asks past it: kernels for a scale of each column would write past the array."""
+    recipe = BlockScaling(square_columns=True)
+    forward = _request((9, 0))
+    products = {op: replace(forward, op=op, recipe=recipe) for op in ("fprop", "dgrad", "wgrad")}
+    spec = recipe.quantizer("x")
+    quantize = QuantizeRequest("quantize", "torch", "cuda", "bfloat16", "bfloat16", quantizer=spec)
+    for request in (quantize, products["wgrad"]):
+        assert "square_columns" in (TritonBackend("torch-triton").refuses_everywhere(request) or "")
+    assert all(TritonBackend("torch-triton").refuses_everywhere(products[op]) is None for op in ("fprop", "dgrad"))
 
 
 def test_a_cpu_is_served_by_the_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:

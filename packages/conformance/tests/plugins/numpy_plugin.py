@@ -40,6 +40,7 @@ def card(name: str) -> BackendCard:
     BLAS does not."""
     recipes = KINDS - {"nvfp4"} if name == "numpy-undeclared" else KINDS
     row = Capability(
+        square_columns=True,
         ops=QUANTIZERS | {"dequantize", "fprop", "dgrad", "wgrad"},
         recipes=recipes,
         framework="numpy",

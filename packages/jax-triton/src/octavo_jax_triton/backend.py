@@ -27,7 +27,7 @@ from octavo_registry.contract import (
     gemm_form,
 )
 from octavo_triton.kernels.device import INTERPRETED
-from octavo_triton.layouts import MOST_GROUPS, layout_refusal
+from octavo_triton.layouts import MOST_GROUPS, SQUARE_COLUMNS, layout_refusal
 from octavo_triton.products.spec import chip_of, layouts_of
 
 
@@ -57,6 +57,8 @@ class TritonBackend(Backend):
             return f"groups is {request.groups}, and its kernels index up to {MOST_GROUPS}"
         if isinstance(request, PlanesRequest):
             return layout_refusal(request.quantizer, request.layouts)
+        if isinstance(request, GemmRequest) and request.op == "wgrad":
+            return SQUARE_COLUMNS if getattr(request.recipe.computed_as, "square_columns", False) else None
         return None
 
     def bind(self, request: AnyRequest) -> AnyBound:

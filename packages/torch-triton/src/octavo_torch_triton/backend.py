@@ -37,7 +37,7 @@ from octavo_torch_triton.gemm.gemm import Dgrad, Fprop, Wgrad
 from octavo_torch_triton.moves import operators as moves
 from octavo_torch_triton.quantizers.quantizer import Dequantizer, Quantizer, converted
 from octavo_triton.kernels.device import INTERPRETED
-from octavo_triton.layouts import MOST_GROUPS, layout_refusal
+from octavo_triton.layouts import MOST_GROUPS, SQUARE_COLUMNS, layout_refusal
 from octavo_triton.products.spec import chip_of, layouts_of
 
 _MOVES: Mapping[Op, AnyBoundMove] = {
@@ -75,6 +75,8 @@ class TritonBackend(Backend):
             return f"groups is {request.groups}, and its kernels index up to {MOST_GROUPS}"
         if isinstance(request, PlanesRequest):
             return layout_refusal(request.quantizer, request.layouts)
+        if isinstance(request, GemmRequest) and request.op == "wgrad":
+            return SQUARE_COLUMNS if getattr(request.recipe.computed_as, "square_columns", False) else None
         return None
 
     def bind(self, request: AnyRequest) -> AnyBound:
