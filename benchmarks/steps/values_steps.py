@@ -1,6 +1,6 @@
 """Steps of a grouped linear layer whose quantizers write the bf16 values that GEMMs read, beside codes and copies.
 
-python benchmarks/values_steps.py OUTPUT COMMIT [--turns N]
+python benchmarks/steps/values_steps.py OUTPUT COMMIT [--turns N]
 
 A step is forward and backward of `octavo_torch.grouped_linear` in exact MXFP8 and NVFP4, x, w and dy quantized in every
 step, even groups. Both ways take turns in one process on a CUDA device, and y, dx and dw are compared bit for bit; the
@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
+import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from folded_steps import draw, timed
-from layers import LINEAR
 from torch import Tensor
 
 import octavo
 import octavo_torch as ot
 from octavo_torch_native.linear import values
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from layers import LINEAR
+from turns import draw, timed, write
 
 Step = Callable[[], tuple[Tensor, Tensor, Tensor]]
 
@@ -90,16 +91,7 @@ def main() -> None:
             rows.append(row(name, kind, shape, arguments.turns))
             print(json.dumps(rows[-1]), flush=True)
             torch.cuda.empty_cache()
-    content = {
-        "schema_version": 1,
-        "command": "python benchmarks/values_steps.py OUTPUT COMMIT",
-        "commit": arguments.commit,
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": {"system": platform.system(), "gpu": torch.cuda.get_device_name()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "rows": rows,
-    }
-    arguments.output.write_text(json.dumps(content, indent=1) + "\n")
+    write(arguments.output, Path(__file__).name, arguments.commit, rows)
 
 
 if __name__ == "__main__":

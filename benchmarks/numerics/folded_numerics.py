@@ -1,6 +1,6 @@
 """MXFP8 with folded products beside exact ones: operands, products and single features, by octavo_numerics on a CPU.
 
-python benchmarks/folded_numerics.py OUTPUT COMMIT
+python benchmarks/numerics/folded_numerics.py OUTPUT COMMIT
 
 Drawn data of seven kinds, and the operands of both expert layers in a step of a small language model that was trained
 in bf16 before. Everything is compared with the input in float64, or with the exact products of MX values.
@@ -163,7 +163,7 @@ def measure(commit: str) -> dict[str, Any]:
         print(json.dumps(rows[-1]), flush=True)
     return {
         "schema_version": 1,
-        "command": "python benchmarks/folded_numerics.py OUTPUT COMMIT",
+        "command": "python benchmarks/numerics/folded_numerics.py OUTPUT COMMIT",
         "commit": commit,
         "date": datetime.now(UTC).date().isoformat(),
         "machine": {"system": platform.system(), "processor": platform.machine()},

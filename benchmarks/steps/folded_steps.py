@@ -1,6 +1,6 @@
 """Steps of a grouped linear layer in MXFP8, exact and folded, beside block FP8 and bf16, in turns on a CUDA device.
 
-python benchmarks/folded_steps.py OUTPUT COMMIT [--turns N]
+python benchmarks/steps/folded_steps.py OUTPUT COMMIT [--turns N]
 
 A step is forward and backward of `octavo_torch.grouped_linear`, x, w and dy quantized in every step, y, dx and dw in
 bf16, even groups. The recipes of a shape take turns in one process, in every order, so that clocks, temperature and
@@ -11,36 +11,25 @@ and with exact ones by norm.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import platform
-import random
 import statistics
+import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from layers import LINEAR
 from torch import Tensor
 
 import octavo
 import octavo_torch as ot
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from layers import LINEAR
+from turns import draw, timed, write
+
 KINDS = ("bf16", "fp8-block", "mxfp8", "mxfp8-folded")
 REUSED = "mxfp8-folded, reused"
-WARM = 3
-
-
-def draw(groups: int, k: int, n: int, m: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, w, dy and even sizes on the device; rows differ in size by 4, as those of the other benchmarks do."""
-    torch.manual_seed(1)
-    loud = torch.exp2(torch.rand(m, 1, device="cuda") * 2)
-    x = (torch.randn(m, k, device="cuda") * loud).bfloat16().requires_grad_()
-    w = torch.empty(groups, n, k, device="cuda", dtype=torch.bfloat16).normal_(0, k**-0.5).requires_grad_()
-    dy = (torch.randn(m, n, device="cuda") * loud).bfloat16()
-    return x, w, dy, torch.full((groups,), m // groups, dtype=torch.int32, device="cuda")
 
 
 def step_of(kind: str, x: Tensor, w: Tensor, dy: Tensor, sizes: Tensor) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
@@ -54,23 +43,6 @@ def step_of(kind: str, x: Tensor, w: Tensor, dy: Tensor, sizes: Tensor) -> Calla
         return y.detach(), dx, dw
 
     return step
-
-
-def timed(steps: dict[str, Callable[[], Any]], turns: int) -> dict[str, list[float]]:
-    """Milliseconds of each step in each turn, each turn in an order of its own."""
-    orders = list(itertools.permutations(steps))
-    random.Random(1).shuffle(orders)
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {kind: [] for kind in steps}
-    for turn in range(-WARM, turns):
-        for kind in orders[turn % len(orders)]:
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            first.record()
-            steps[kind]()
-            last.record()
-            if turn >= 0:
-                events[kind].append((first, last))
-    torch.cuda.synchronize()
-    return {kind: [first.elapsed_time(last) for first, last in pairs] for kind, pairs in events.items()}
 
 
 def differences(steps: dict[str, Callable[[], tuple[Tensor, Tensor, Tensor]]]) -> dict[str, Any]:
@@ -117,16 +89,7 @@ def main() -> None:
         rows.append(row(name, shape, arguments.turns))
         print(json.dumps({key: value for key, value in rows[-1].items() if key != "all_ms"}), flush=True)
         torch.cuda.empty_cache()
-    content = {
-        "schema_version": 1,
-        "command": "python benchmarks/folded_steps.py OUTPUT COMMIT",
-        "commit": arguments.commit,
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": {"system": platform.system(), "gpu": torch.cuda.get_device_name()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "rows": rows,
-    }
-    arguments.output.write_text(json.dumps(content, indent=1) + "\n")
+    write(arguments.output, Path(__file__).name, arguments.commit, rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """wgrad, the quantizer of x and a whole step with square columns of x and without them, in turns on a CUDA device.
 
-python benchmarks/square_columns.py OUTPUT COMMIT [--turns N] [--shapes NAME ...]
+python benchmarks/steps/square_columns.py OUTPUT COMMIT [--turns N] [--shapes NAME ...]
 
 Both recipes of a shape take turns in one process, so that clocks, temperature and neighbours are shared. "wgrad" is
 stored in bf16, "adds" is added to fp32 gradients; "wgrad_kn" is that of a weight that lies as [G, K, N]. "fprop" and
@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
+import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from layers import LINEAR
 from torch import Tensor
 
 import octavo
@@ -29,19 +27,12 @@ from octavo_native.layouts import NATIVE_COLUMNS, NATIVE_ROWS
 from octavo_torch_native.gemm.gemm import Dgrad, Fprop, Wgrad
 from octavo_torch_native.quantizers.quantizer import Quantizer
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from layers import LINEAR
+from turns import draw, timed, write
+
 KINDS = ("fp8-block", "fp8-block-square-columns")
-WARM = 3
 LAYOUTS = NATIVE_ROWS, NATIVE_COLUMNS
-
-
-def draw(groups: int, k: int, n: int, m: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, w, dy and even sizes on the device; rows differ in size by 4, as those of the other benchmarks do."""
-    torch.manual_seed(1)
-    loud = torch.exp2(torch.rand(m, 1, device="cuda") * 2)
-    x = (torch.randn(m, k, device="cuda") * loud).bfloat16().requires_grad_()
-    w = torch.empty(groups, n, k, device="cuda", dtype=torch.bfloat16).normal_(0, k**-0.5).requires_grad_()
-    dy = (torch.randn(m, n, device="cuda") * loud).bfloat16()
-    return x, w, dy, torch.full((groups,), m // groups, dtype=torch.int32, device="cuda")
 
 
 def calls_of(kind: str, x: Tensor, w: Tensor, dy: Tensor, sizes: Tensor) -> dict[str, Callable[[], Any]]:
@@ -72,21 +63,6 @@ def calls_of(kind: str, x: Tensor, w: Tensor, dy: Tensor, sizes: Tensor) -> dict
         "wgrad_kn": lambda: turned(qx, qdy, sizes),
         "step": step,
     }
-
-
-def timed(calls: dict[str, Callable[[], Any]], turns: int) -> dict[str, list[float]]:
-    """Milliseconds of each call in each turn; the kinds take turns at being first."""
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {kind: [] for kind in calls}
-    for turn in range(-WARM, turns):
-        for kind in KINDS if turn % 2 else KINDS[::-1]:
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            first.record()
-            calls[kind]()
-            last.record()
-            if turn >= 0:
-                events[kind].append((first, last))
-    torch.cuda.synchronize()
-    return {kind: [first.elapsed_time(last) for first, last in pairs] for kind, pairs in events.items()}
 
 
 def row(name: str, shape: tuple[int, int, int, int], turns: int) -> dict[str, Any]:
@@ -124,16 +100,7 @@ def main() -> None:
         rows.append(row(name, LINEAR[name], arguments.turns))
         print(json.dumps(rows[-1]), flush=True)
         torch.cuda.empty_cache()
-        content = {
-            "schema_version": 1,
-            "command": "python benchmarks/square_columns.py OUTPUT COMMIT",
-            "commit": arguments.commit,
-            "date": datetime.now(UTC).date().isoformat(),
-            "machine": {"system": platform.system(), "gpu": torch.cuda.get_device_name()},
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "rows": rows,
-        }
-        arguments.output.write_text(json.dumps(content, indent=1) + "\n")
+        write(arguments.output, Path(__file__).name, arguments.commit, rows)
 
 
 if __name__ == "__main__":

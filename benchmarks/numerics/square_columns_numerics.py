@@ -1,6 +1,6 @@
 """Weight gradients with square columns of x beside those of block scaling, by octavo_numerics on a CPU.
 
-python benchmarks/square_columns_numerics.py OUTPUT COMMIT
+python benchmarks/numerics/square_columns_numerics.py OUTPUT COMMIT
 
 x of the kinds of folded_numerics.py, dy normal. dw [N, K] is compared with the product of the unquantized operands and
 with that of block scaling; "features" are its columns, each over its own norm, so that quiet ones count as much.
@@ -65,7 +65,7 @@ def main() -> None:
     output, commit = sys.argv[1:]
     content = {
         "schema_version": 1,
-        "command": "python benchmarks/square_columns_numerics.py OUTPUT COMMIT",
+        "command": "python benchmarks/numerics/square_columns_numerics.py OUTPUT COMMIT",
         "commit": commit,
         "date": datetime.now(UTC).date().isoformat(),
         "machine": {"system": platform.system(), "processor": platform.machine()},
