@@ -70,13 +70,13 @@ class TritonBackend(Backend):
         return self.refuses_everywhere(request)
 
     def refuses_everywhere(self, request: AnyRequest) -> str | None:
-        """More groups than one program can sum; layouts that its quantizers do not make."""
+        """More groups than one program can sum; square blocks of columns of x; layouts that no quantizer here makes."""
         if request.groups is not None and request.groups > MOST_GROUPS:
             return f"groups is {request.groups}, and its kernels index up to {MOST_GROUPS}"
+        if request.square_columns:
+            return SQUARE_COLUMNS
         if isinstance(request, PlanesRequest):
             return layout_refusal(request.quantizer, request.layouts)
-        if isinstance(request, GemmRequest) and request.op == "wgrad":
-            return SQUARE_COLUMNS if getattr(request.recipe.computed_as, "square_columns", False) else None
         return None
 
     def bind(self, request: AnyRequest) -> AnyBound:

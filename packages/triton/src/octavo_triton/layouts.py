@@ -92,8 +92,6 @@ SQUARE_COLUMNS = "square_columns gives 128 columns of x one scale, and its kerne
 def layout_refusal(spec: QuantizerSpec, layouts: tuple[str, str]) -> str | None:
     """Why the (rowwise, columnwise) `layouts` are none that a quantizer of `spec` makes; None: it makes them."""
     rowwise, columnwise = layouts
-    if spec.square_columns and "columnwise" in spec.directions:
-        return SQUARE_COLUMNS
     if "rowwise" in spec.directions and rowwise != PLAIN:
         return f"layout of rowwise planes is {rowwise}; it has {PLAIN}"
     known = (PLAIN, TURNED) if spec.scaling in TURNED_SCALINGS else (PLAIN,)

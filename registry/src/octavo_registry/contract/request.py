@@ -140,6 +140,13 @@ class Request(metaclass=_OfItsOperation):
         return value
 
     @property
+    def square_columns(self) -> bool:
+        """Whether columns of x that the operation reads or writes have square blocks, and its rows blocks of their
+        own.
+        """
+        return False
+
+    @property
     def activation(self) -> Activation | None:
         """Of "act_quantize" and "dact_quantize"."""
         value: Activation | None = _NARROWS_NOTHING["activation"]
@@ -185,6 +192,11 @@ class GemmRequest(Request):
         """That of the recipe that computes the request's."""
         return self.recipe.computed_as.kind
 
+    @property
+    def square_columns(self) -> bool:
+        """Of wgrad, which alone reads columns of x."""
+        return self.op == "wgrad" and bool(getattr(self.recipe.computed_as, "square_columns", False))
+
 
 @dataclass(frozen=True, slots=True)
 class PlanesRequest(Request):
@@ -201,6 +213,11 @@ class PlanesRequest(Request):
     def kind(self) -> str:
         """The quantizer's scaling."""
         return self.quantizer.scaling
+
+    @property
+    def square_columns(self) -> bool:
+        """Of planes along columns."""
+        return self.quantizer.square_columns and "columnwise" in self.quantizer.directions
 
 
 @dataclass(frozen=True, slots=True)

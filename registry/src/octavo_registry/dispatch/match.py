@@ -86,14 +86,6 @@ def _layouts_of(request: Request, directions: frozenset[str]) -> frozenset[str]:
     return frozenset(layout for direction, layout in planes if direction in directions)
 
 
-def _square_columns(request: Request) -> bool:
-    """Whether the operation reads or writes columns of x in square blocks, whose rows have blocks of their own."""
-    if request.quantizer is not None:
-        return request.quantizer.square_columns and "columnwise" in request.quantizer.directions
-    recipe = request.recipe
-    return request.op == "wgrad" and recipe is not None and bool(getattr(recipe.computed_as, "square_columns", False))
-
-
 _FUSED = QUANTIZERS - {"quantize"}
 _CHECKS: tuple[Check, ...] = (
     Check(
@@ -147,7 +139,7 @@ _CHECKS: tuple[Check, ...] = (
         lambda rows, r: f"rounds nothing to MXFP4, which the quantizer of this {r.op} is to do",
     ),
     Check(
-        lambda row, r: row.square_columns or not _square_columns(r),
+        lambda row, r: row.square_columns or not r.square_columns,
         lambda rows, r: (
             f"gives each column a scale in its {r.op} of {r.kind}, square_columns asks for one for 128 of them"
         ),
