@@ -6,8 +6,8 @@
 | dgrad | dx [M, K] = dy w[g] | dy [M, N], rowwise | w [G, N, K], columnwise |
 | wgrad | dw [G, N, K] = dy_g^T x_g | dy [M, N], columnwise | x [M, K], columnwise |
 
-wgrad of block scaling reads x in square blocks, too: on the right with one scale an operation less in each sum, on the
-left, where dw is [G, K, N], at the pace of other columns.
+wgrad of block scaling reads x in square blocks, too. On the right that saves an operation per product; on the left,
+where dw is [G, K, N], it takes as long as a scale for each column.
 """
 
 from __future__ import annotations
@@ -96,8 +96,7 @@ def gemm_named(
 
     gemm, dtype, formats and scaling are keys of GEMMS, DTYPES, FORMATS and SCALINGS. Without a scaling the operands
     are unquantized arrays of `dtype`; with one they are codes, or values where left_values or right_values says so, and
-    `dtype` says nothing. ValueError for another name;
-    what the names make together is checked by the calls of the Gemm.
+    `dtype` says nothing. ValueError for another name; what the names make together is checked by the calls of the Gemm.
     """
     return Gemm(
         gemm=_number(GEMMS, gemm, "gemm"),

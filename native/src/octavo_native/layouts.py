@@ -31,7 +31,6 @@ NATIVE_COLUMNS = "panels"
 
 VALUES = "values"
 
-
 LAYOUTS_OF_DIRECTION: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {"rowwise": (PLAIN, NATIVE_ROWS), "columnwise": (PLAIN, NATIVE_COLUMNS)}
 )

@@ -51,8 +51,11 @@ def test_products_are_within_the_bounds_of_sums(
     if scales is not None:
         scales[used:] = torch.nan
     made = subject.bias_gradients(
-        layer_on(device), *(None if value is None else value.to(device) for value in (dy, sizes, bias, scales))
+        layer_on(device),
+        *(None if value is None else value.to(device) for value in (dy, sizes, bias, scales)),
+        need_scales=scaled is not None,
     )
+    assert made.bias is not None
     assert made.bias.dtype is torch.float32
     ends = np.cumsum(sizes.numpy())
     rows, ones = dy.double().numpy(), np.ones(used)

@@ -34,16 +34,17 @@ from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_from
 _PROLOGUE_OUTPUTS = ("dprobs", "mean", "rstd")
 
 _VALUE_DTYPE = torch.bfloat16
+_VALUES = layout_number(VALUES)
 
 _WORDS = {"": "_codes", "_scale": "_scales", "_global": "_global"}
 """How octavo_native's names of a plane's arrays end, by those of GroupedTensor's fields."""
 
 
-def _plane(layout: int, names: Sequence[str], addresses: Sequence[int]) -> PlaneArgs:
-    """The plane of arrays of these names, whose scales are None where it has values."""
-    if len(names) > 1 and names[1].endswith("_scales"):
-        return PlaneArgs(addresses[0], addresses[1], addresses[2] if len(names) > 2 else 0, layout)
-    return PlaneArgs(addresses[0], 0, addresses[1] if len(names) > 1 else 0, layout)
+def _plane(layout: int, addresses: Sequence[int]) -> PlaneArgs:
+    """The plane of its codes, its scales and what it has of a second level; of its values and the latter."""
+    codes, *rest = addresses
+    scales = 0 if layout == _VALUES else rest.pop(0)
+    return PlaneArgs(codes, scales, rest[0] if rest else 0, layout)
 
 
 class QuantizeInputs(NamedTuple):
@@ -194,13 +195,12 @@ class QuantizeLaunch:
             name = self._layouts[direction]
             if name == VALUES:
                 outputs.append((values_shape(direction=direction, groups=groups, **geometry(quantized)), _VALUE_DTYPE))
-                outputs += [((groups,), torch.float32)] if quantizer.scaling == "nvfp4" else []
-                continue
-            if name == PLAIN:
-                codes, scales = plane_shapes(make_layout(), direction, name)
             else:
-                codes, scales = native_shapes(quantizer, quantized, groups, direction, name)
-            outputs += [(codes, codes_dtype(quantizer)), (scales, SCALE_DTYPE[quantizer.scale_format])]
+                if name == PLAIN:
+                    codes, scales = plane_shapes(make_layout(), direction, name)
+                else:
+                    codes, scales = native_shapes(quantizer, quantized, groups, direction, name)
+                outputs += [(codes, codes_dtype(quantizer)), (scales, SCALE_DTYPE[quantizer.scale_format])]
             if quantizer.scaling == "nvfp4":
                 outputs.append(((groups,), torch.float32))
         extras = {
@@ -252,7 +252,7 @@ class QuantizeLaunch:
         for direction, layout, names in self._planes:
             end = first + len(names)
             if only is None or only == direction or self._shared:
-                arguments[direction] = _plane(layout, names, addresses[first:end])
+                arguments[direction] = _plane(layout, addresses[first:end])
             first = end
         extras = dict(zip(self.extras, addresses[first:], strict=True))
         if self.spec.prologue != "none":
@@ -288,7 +288,7 @@ class QuantizeLaunch:
         x, plan = slots.pop("x"), slots.pop("plan", 0)
         arguments: dict[str, Any] = {}
         for direction, layout, names in self._planes:
-            arguments[direction] = _plane(layout, names, [slots.pop(name) for name in names])
+            arguments[direction] = _plane(layout, [slots.pop(name) for name in names])
         arguments |= slots
         self._native.run(
             cuda=cuda,

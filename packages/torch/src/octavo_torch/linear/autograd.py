@@ -224,9 +224,7 @@ def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
     if dy.dtype is not layer.row_dtype:
         dy = dy.to(layer.row_dtype)
     if need_b or need_s:
-        sums = bias_gradients(layer, dy, sizes, bias if need_s else None, bias_scales)
-        db = sums.bias if need_b else None
-        ds = sums.scales if need_s else None
+        db, ds = bias_gradients(layer, dy, sizes, bias, bias_scales, need_bias=need_b, need_scales=need_s)
     if need_x or need_w:
         codes: Matrix = dy
         if call.probe is not None:

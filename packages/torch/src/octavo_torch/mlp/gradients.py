@@ -130,9 +130,8 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
     if dy is not None and dy.dtype is not fc2.row_dtype:
         dy = dy.to(fc2.row_dtype)
     if dy is not None and (need_b2 or need_s2):
-        sums = bias_gradients(fc2, dy, sizes, operands.bias2 if need_s2 else None, operands.bias2_scales)
-        db2 = sums.bias if need_b2 else None
-        ds2 = sums.scales if need_s2 else None
+        bias2, scales2 = operands.bias2, operands.bias2_scales
+        db2, ds2 = bias_gradients(fc2, dy, sizes, bias2, scales2, need_bias=need_b2, need_scales=need_s2)
     if not rounds:
         return Gradients(None, dw1, dw2, dp, db1, db2, ds2)
     # what is read no more is given up before the next array is made: the peak of a step is here

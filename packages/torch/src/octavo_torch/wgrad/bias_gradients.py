@@ -28,9 +28,9 @@ _VALUES = HighPrecision()
 
 
 class BiasGradients(NamedTuple):
-    """fp32 [G, N] and, where the bias has scales, fp32 [M]."""
+    """fp32 [G, N] and fp32 [M]; None for what was not asked for."""
 
-    bias: Tensor
+    bias: Tensor | None
     scales: Tensor | None
 
 
@@ -43,38 +43,37 @@ class _Products(NamedTuple):
 
 
 def bias_gradients(
-    layer: Layer, dy: Tensor, sizes: Sizes, bias: Tensor | None = None, scales: Tensor | None = None
+    layer: Layer,
+    dy: Tensor,
+    sizes: Sizes,
+    bias: Tensor | None = None,
+    scales: Tensor | None = None,
+    *,
+    need_bias: bool = True,
+    need_scales: bool = False,
 ) -> BiasGradients:
     """db[g] = sum of s[r] * dy[r] over the rows of g, and ds[r] = dy[r] . bias[g], 0 past the sum of the sizes.
 
     dy      [M, N]; rows past the sum of the sizes are not read
-    bias    [G, N], with the scales alone
+    bias    [G, N], read for ds alone
     scales  [M]; None: all are 1
     """
     products = _products_for(layer, dy)
     if products is None:
-        return BiasGradients(*_composed(dy, sizes, bias, scales))
+        bounded = operators.bound_sizes(sizes, dy.shape[0], dy) if isinstance(sizes, Tensor) else sizes.group_sizes
+        db, *ds = operators.bias_grads(dy, bounded, bias if need_scales else None, scales)
+        return BiasGradients(db if need_bias else None, ds[0] if ds else None)
     if not isinstance(sizes, Tensor) and products.prepare is not layer.prepare:
         sizes = sizes.group_sizes
-    factors = dy.new_ones(dy.shape[0], 1) if scales is None else _parts(scales)
-    of_bias = products.of_bias(_padded(factors), dy, sizes)[..., : factors.shape[-1]].sum(-1)
-    if bias is None or scales is None:
-        return BiasGradients(of_bias, None)
-    rows = _parts(bias)
-    of_scales = products.of_scales(dy, _padded(rows).mT.contiguous(), sizes)[:, : rows.shape[-1]].sum(-1)
+    of_bias = of_scales = None
+    if need_bias:
+        factors = dy.new_ones(dy.shape[0], 1) if scales is None else _parts(scales)
+        of_bias = products.of_bias(_padded(factors), dy, sizes)[..., : factors.shape[-1]].sum(-1)
+    if need_scales:
+        assert bias is not None  # scales without a bias are refused
+        rows = _parts(bias)
+        of_scales = products.of_scales(dy, _padded(rows).mT.contiguous(), sizes)[:, : rows.shape[-1]].sum(-1)
     return BiasGradients(of_bias, of_scales)
-
-
-def bounded_sizes(sizes: Sizes, like: Tensor) -> Tensor:
-    """int64 [G] on `like`'s device, within its rows."""
-    if not isinstance(sizes, Tensor):
-        return sizes.group_sizes
-    return operators.bound_sizes(sizes, like.shape[0], like)
-
-
-def _composed(dy: Tensor, sizes: Sizes, bias: Tensor | None, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    db, *ds = operators.bias_grads(dy, bounded_sizes(sizes, dy), bias, scales)
-    return db, ds[0] if ds else None
 
 
 def _parts(values: Tensor) -> Tensor:
