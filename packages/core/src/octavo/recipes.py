@@ -64,7 +64,13 @@ class _Fp32Scaled(_Quantized):
     amax_epsilon: AmaxEpsilon = 0.0
 
     def _fp32_spec(
-        self, scaling: Scaling, operand: Operand, orientation: Orientation, checkpoint_name: str | None, square: bool
+        self,
+        scaling: Scaling,
+        operand: Operand,
+        orientation: Orientation,
+        checkpoint_name: str | None,
+        square: bool,
+        square_columns: bool = False,
     ) -> QuantizerSpec:
         return QuantizerSpec(
             format=self._format(operand),
@@ -72,6 +78,7 @@ class _Fp32Scaled(_Quantized):
             orientation=orientation,
             role=operand,
             square=square,
+            square_columns=square_columns,
             power_of_two=self.power_of_two,
             amax_epsilon=self.amax_epsilon,
             checkpoint_name=checkpoint_name,
@@ -124,10 +131,8 @@ class BlockScaling(_Fp32Scaled):
         return self
 
     def _spec(self, operand: Operand, orientation: Orientation, checkpoint_name: str | None) -> QuantizerSpec:
-        spec = self._fp32_spec("block", operand, orientation, checkpoint_name, square=operand == "w")
-        if operand != "x" or not self.square_columns:
-            return spec
-        return QuantizerSpec(**{**dict(spec), "square_columns": True})
+        square_columns = self.square_columns and operand == "x"
+        return self._fp32_spec("block", operand, orientation, checkpoint_name, operand == "w", square_columns)
 
 
 class MXFP8(_Quantized):
