@@ -76,6 +76,15 @@ Error check_shape(int64_t rows, int64_t cols, int64_t groups, int64_t matrix_row
 }
 
 // `elements`: of the payload. An operand without elements may have null arrays.
+// What a plane of codes and one of values have beside them.
+Error check_second_level(const QuantizerSpec& spec, const Plane& plane, int64_t elements) {
+  if (!aligned(plane.global, 4)) return invalid("a plane's global is not aligned to 4 bytes; it is fp32");
+  if (elements > 0 && plane.codes != nullptr && spec.scaling == Scaling::nvfp4 && plane.global == nullptr) {
+    return invalid("a plane of nvfp4 has no global; give [groups] fp32 for the second-level factors");
+  }
+  return {};
+}
+
 Error check_plane(const QuantizerSpec& spec, const Plane& plane, int64_t elements) {
   if (!named(plane.layout, Layout::native)) {
     return invalid("a plane's layout is not a valid Layout; give plain or native (0, 1)");
@@ -83,18 +92,14 @@ Error check_plane(const QuantizerSpec& spec, const Plane& plane, int64_t element
   if (wide_scales(spec.scaling) && !aligned(plane.scales, 4)) {
     return invalid("a plane's scales are not aligned to 4 bytes; they are fp32");
   }
-  if (!aligned(plane.global, 4)) return invalid("a plane's global is not aligned to 4 bytes; it is fp32");
-  if (elements == 0) return {};
+  if (elements == 0) return check_second_level(spec, plane, elements);
   if (plane.codes == nullptr && (plane.scales != nullptr || plane.global != nullptr)) {
     return invalid("a plane has scales and no codes; give both, or neither to leave the plane out");
   }
   if (plane.codes != nullptr && plane.scales == nullptr) {
     return invalid("a plane has codes and no scales; give both, or neither to leave the plane out");
   }
-  if (plane.codes != nullptr && spec.scaling == Scaling::nvfp4 && plane.global == nullptr) {
-    return invalid("a plane of nvfp4 has no global; give [groups] fp32 for the second-level factors");
-  }
-  return {};
+  return check_second_level(spec, plane, elements);
 }
 
 // A plane that a quantizer writes, which may be one of values.
@@ -106,11 +111,7 @@ Error check_output_plane(const QuantizeArgs& args, const Plane& plane, int64_t e
   }
   if (plane.scales != nullptr) return invalid("a plane of values has scales, which are in the values; leave them null");
   if (!aligned(plane.codes, 16)) return invalid("a plane of values is not aligned to 16 bytes; allocate it so");
-  if (!aligned(plane.global, 4)) return invalid("a plane's global is not aligned to 4 bytes; it is fp32");
-  if (elements > 0 && plane.codes != nullptr && scaling == Scaling::nvfp4 && plane.global == nullptr) {
-    return invalid("a plane of nvfp4 has no global; give [groups] fp32 for the second-level factors");
-  }
-  return {};
+  return check_second_level(args.spec, plane, elements);
 }
 
 Error check_activation(const QuantizeArgs& args) {
