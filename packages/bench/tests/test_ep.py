@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,17 @@ def test_the_faster_way_is_held_against_one_device(judged: Any) -> None:
     kernels = [Gathered(EXPERTS[1], kind, 4, held, moved) for kind, held, moved in kinds]
     gathered = [[goal.passed for goal in judged("ep", row, kernels)] for row in kernels]
     assert gathered == [[], [True, False], [False]]
+
+
+def test_what_took_turns_is_compared() -> None:
+    """A step over several devices is held against the same layer alone at the same clocks, where that took turns with
+    it, and not against the row of another minute."""
+    cold = _row(1, "", False, 10.0)
+    spread = replace(_row(2, "sums", False, 12.0), alone=Times(11.4e3, 11.4e3, 11.4e3))
+    assert spread.measures([cold, spread])["over one"] == pytest.approx(11.4 / 12)
+    assert spread.as_dict()["alone_us"]["median"] == 11400
+    alone_elsewhere = replace(spread, alone=None)
+    assert alone_elsewhere.measures([cold, alone_elsewhere])["over one"] == pytest.approx(10 / 12)
 
 
 def test_bytes_by_the_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

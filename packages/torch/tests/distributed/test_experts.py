@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ import torch.distributed as dist
 from experts_work.bits import equal_to_one_process, sums_and_their_bound, travels_as_codes
 from experts_work.faults import agreed_before, changes_alone, does_not_come, ends, left_out, otherwise
 from experts_work.modules import layers_share_memory, shares_an_expert, trains
+from experts_work.overlap import calls_beside_messages
 from experts_work.traffic import bytes_on_the_wire, reads_on_the_host
 from moe_layers import RECIPES
 from ranks import WORLD, Ranks
 
 from octavo_torch import Exchange, MoE, explain_exchange
+from octavo_torch.moe.parallel.carriers.peer import _Message
 
 
 def fresh() -> int:
@@ -51,6 +54,40 @@ def test_layers_share_peer_memory(ranks: Ranks) -> None:
     """Layers of other sides write into the same memory, which grows, in whatever order forwards and backwards come: the
     bits of collectives, which have buffers of their own."""
     assert ranks(layers_share_memory, fresh()) == [[]] * WORLD
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp8-block"])
+def test_what_needs_no_message_does_not_wait_for_it(recipe: str, ranks: Ranks) -> None:
+    """While tokens travel, weights are quantized and rows get their places; while dy does, rows get their places again
+    and the activation is made again; while dx does, w1's gradient is computed. A GPU has them side by side."""
+    forward = ["tokens", "weights' codes", "choices have come", "places", "it has come", "partial sums", "it has come"]
+    backward = ["gradients", "places", "activation", "it has come", "dw", "partial sums", "dw", "it has come"]
+    of_weights = ["the weights' gradients", "it has come"]
+    assert ranks(calls_beside_messages, 2, recipe, fresh()) == [[*forward, *backward, *of_weights]] * WORLD
+
+
+def test_a_message_that_nobody_asks_for_is_waited_for() -> None:
+    """A caller that raises drops it: its stream waits before what is sent becomes somebody else's memory. One that was
+    asked for is waited for once."""
+    waits: list[object] = []
+
+    class Lane:
+        def join(self, mark: object = None) -> None:
+            waits.append(mark)
+
+    def message(mark: object) -> _Message:
+        return _Message(cast("Any", Lane()), [torch.ones(1)], cast("Any", mark), [], [torch.zeros(1)])
+
+    dropped = message(None)
+    assert waits == []
+    del dropped
+    assert waits == [None]
+    read = message("mark")
+    read.ahead()
+    assert waits == [None, "mark"]
+    read.rest()
+    del read
+    assert waits == [None, "mark", None]
 
 
 def test_tokens_travel_as_codes(ranks: Ranks) -> None:

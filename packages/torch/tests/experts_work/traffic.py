@@ -53,7 +53,7 @@ def bytes_on_the_wire(ranks: int, seed: int) -> list[str]:
                 finally:
                     dist.all_to_all_single = _all_to_all_single
                 planes = 1 if payload is None else 2
-                order = [("signatures", 1), ("tokens", planes), ("choices", 1), ("y", 1), ("dy", planes), ("dx", 1),
+                order = [("signatures", 1), ("choices", 1), ("tokens", planes), ("y", 1), ("dy", planes), ("dx", 1),
                          ("dweights", 1)]  # fmt: skip
                 calls = iter(recorder.calls)
                 for name, count in order:

@@ -33,12 +33,12 @@ from octavo_bench.harness.recipes import family_of, recipe_of
 from octavo_bench.harness.results import in_one_line
 from octavo_bench.harness.run import Run
 from octavo_bench.harness.shapes import Shape
-from octavo_bench.harness.timing import Call, summary
+from octavo_bench.harness.timing import Call, Times, times_in_turn
 from octavo_torch.plugin_api import record_graph
 
 _MOST_PROCESSES = 8  # on a CPU
 _TIMEOUT = timedelta(seconds=120)
-_WARM = 2  # timings before those that count: they resolve plans, agree on the call, and bring clocks up
+_WARM = 2  # turns before those that count: they resolve plans, agree on the call, and bring clocks up
 _IN_A_ROW = 4  # steps on a GPU: of one alone the start and the last wait would be a few percent
 
 
@@ -76,10 +76,11 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Microseconds of each step; the bytes that rank 0 receives in one, of buffers and by NVLink's counters; and the
-    choices that all ranks left out."""
+    """The time of a step, and that of the same layer alone in turns with it; the bytes that rank 0 receives in one, of
+    buffers and by NVLink's counters; and the choices that all ranks left out."""
 
-    times: list[float]
+    times: Times
+    alone: Times | None = None
     received: int = 0
     nvlink: int | None = None
     dropped: int = 0
@@ -102,10 +103,13 @@ def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow]:
             shape, options.chosen_choices, options.chosen_seed, options.slack, options.chosen_device,
             options.chosen_backend, options.chosen_repeats, options.weak, captured,
         )  # fmt: skip
-        # those in one process first: the others' processes do not wait for them
-        cases = sorted(_cases(options, ranks), key=lambda case: case.ranks > 1)
+        cases = list(_cases(options, ranks))
         run.say(f"{shape.label}: one process, then {ranks} for {sum(case.ranks > 1 for case in cases)} rows ...")
-        served = [case for case in cases if case.ranks > 1 or (captured and ranks > 1)]
+        if captured and ranks > 1:
+            served = cases
+        else:  # those in one process first: the others' processes do not wait for them
+            cases.sort(key=lambda case: case.ranks > 1)
+            served = [case for case in cases if case.ranks > 1]
         spread = _spread(asked, served, ranks)
         for case in cases:
             make = partial(_row, engine, asked, case, spread if case in served else None)
@@ -141,7 +145,9 @@ def _spread(asked: _Asked, cases: list[_Case], ranks: int) -> Iterator[_Measured
 
 
 def _row(engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Measured | str] | None) -> EpRow:
-    measured = _measure(asked, case, torch.device(asked.device)) if spread is None else next(spread)
+    measured = (
+        _measure(asked, case, _layer(asked, case, torch.device(asked.device))) if spread is None else next(spread)
+    )
     if isinstance(measured, str):
         raise RunError(measured)
     shape = asked.shape
@@ -157,7 +163,8 @@ def _row(engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Meas
         received=measured.received,
         nvlink=measured.nvlink,
         dropped=measured.dropped,
-        times=summary(measured.times),
+        times=measured.times,
+        alone=measured.alone,
     )
 
 
@@ -174,12 +181,16 @@ def _serve(rank: int, asked: _Asked, cases: list[_Case], store: str, answers: An
         "nccl" if cuda else "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=_TIMEOUT,
         device_id=device if cuda else None,
     )  # fmt: skip
+    alone: _Layer | None = None  # of the last kind
     try:
         for case in cases:
             try:
-                measured: _Measured | str = _measure(asked, case, device)
+                layer = _layer(asked, case, device)
+                measured: _Measured | str = _measure(asked, case, layer, alone)
+                alone = layer if case.ranks == 1 else alone
             except (OctavoError, InputError) as error:
                 measured = in_one_line(error)
+                alone = None if case.ranks == 1 else alone
             if rank == 0:
                 answers.put(measured)
         dist.barrier()
@@ -187,7 +198,23 @@ def _serve(rank: int, asked: _Asked, cases: list[_Case], store: str, answers: An
         dist.destroy_process_group()
 
 
-def _measure(asked: _Asked, case: _Case, device: torch.device) -> _Measured:
+@dataclass(frozen=True)
+class _Layer:
+    """A step that can be timed, and what has to live as long.
+
+    exchange   by which it travels, with the count of choices that were left out; None in one process
+    rows       of all ranks
+    """
+
+    run: Call
+    keep: object
+    device: torch.device
+    exchange: octavo_torch.Exchange | None
+    rows: int
+
+
+def _layer(asked: _Asked, case: _Case, device: torch.device) -> _Layer:
+    """Forward and backward of this process's part, in a CUDA graph where that was asked for."""
     rank, recipe = dist.get_rank() if case.ranks > 1 else 0, recipe_of(case.kind)
     if isinstance(recipe, DelayedScaling):
         raise InputError("--recipes names delayed, which keeps a state; bench ep times recipes without one")
@@ -206,14 +233,13 @@ def _measure(asked: _Asked, case: _Case, device: torch.device) -> _Measured:
     first = rank * tokens * asked.choices
     choices = (torch.arange(tokens * asked.choices, device=device) + first).view(tokens, -1) % groups
     dy = torch.randn((tokens, k), generator=draw, device=device).bfloat16()
-    left_out = torch.zeros(1, dtype=torch.int64, device=device)
     exchange = None
     if case.ranks > 1:
         exchange = octavo_torch.Exchange(
             payload=recipe if case.payload else None,
             returns=case.way,  # type: ignore[arg-type]
             rows=math.ceil(asked.slack * rows / case.ranks),
-            left_out=left_out,
+            left_out=torch.zeros(1, dtype=torch.int64, device=device),
             route=case.route,  # type: ignore[arg-type]
         )
 
@@ -226,17 +252,33 @@ def _measure(asked: _Asked, case: _Case, device: torch.device) -> _Measured:
         return torch.autograd.grad(y, [*leaves, weights], dy)
 
     run, keep = _captured(step, device) if asked.captured else (step, None)
-    times = _slowest([_timed(run, device) for _ in range(_WARM + asked.repeats)][_WARM:], device)
+    return _Layer(run, keep, device, exchange, rows)
+
+
+def _measure(asked: _Asked, case: _Case, layer: _Layer, alone: _Layer | None = None) -> _Measured:
+    """`alone`: the layer of one GPU; the one over several is timed in turns with it, so both meet the same clocks."""
+    device, run, exchange = layer.device, layer.run, layer.exchange
+    runs = [run] if alone is None or exchange is None else [run, alone.run]
+    for each in _WARM * runs:
+        _timed(each, device)
+    times = times_in_turn(
+        [[each] for each in runs],
+        asked.repeats,
+        lambda calls: _slowest([_timed(call, device) for call in calls], device),
+    )
     if exchange is None:
-        return _Measured(times)
-    left_out.zero_()
+        return _Measured(times[0])
+    assert exchange.left_out is not None  # _layer gives one
+    exchange.left_out.zero_()
     _timed(run, device)
-    dist.all_reduce(left_out)
-    shape = octavo_torch.MoeShape(tokens, asked.choices, groups, k, f)
-    received = octavo_torch.bytes_exchanged(shape, case.ranks, exchange).travelling(rank)
+    dist.all_reduce(exchange.left_out)
+    groups, k, f, _ = asked.shape.key
+    tokens = layer.rows // asked.choices // case.ranks
+    received = octavo_torch.bytes_exchanged(
+        octavo_torch.MoeShape(tokens, asked.choices, groups, k, f), case.ranks, exchange
+    ).travelling(dist.get_rank())
     nvlink = _over_nvlink(run, case.ranks, device) if device.type == "cuda" else None
-    del run, keep
-    return _Measured(times, received, nvlink, int(left_out))
+    return _Measured(times[0], times[1] if len(times) > 1 else None, received, nvlink, int(exchange.left_out))
 
 
 def _slowest(times: list[float], device: torch.device) -> list[float]:

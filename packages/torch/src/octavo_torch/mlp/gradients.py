@@ -40,6 +40,8 @@ class Needs(NamedTuple):
 class BackwardOperands(Protocol):
     """What backward reads. Methods are called once at most, and just before the result is read.
 
+    awaits_dy   dy is on its way from other ranks until `dy` or `dy_codes` is called: what does not read it comes first
+
     dy       the gradient of y's rows, which the caller gives up
     dy_codes the same, quantized without rows, for a call that does not read `dy`; None where it takes rows
     h        fc1's result
@@ -62,6 +64,9 @@ class BackwardOperands(Protocol):
 
     @property
     def bias2_scales(self) -> Tensor | None: ...
+
+    @property
+    def awaits_dy(self) -> bool: ...
 
     @property
     def dy_codes(self) -> Callable[[DrawnSeed], GroupedTensor] | None: ...
@@ -121,12 +126,17 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
     rounds = need_w2 or before_activation
     reads_dy = (before_activation and not fc2.quantized_dgrad) or (need_w2 and not fc2.quantized_wgrad)
     needs_rows = not rounds or reads_dy or need_b2 or need_s2 or call.fc2.probe is not None
+    if rounds and (fc1.needs_seed or fc2.needs_seed):
+        seed1, seed2 = call.draw(SeedCounter.take)
+    h: Tensor | None = None
+    a: Matrix | None = None
+    if rounds and operands.awaits_dy:
+        h = operands.h()
+        a = operands.a(h, seed2) if need_w2 else None
     dy_codes = None if needs_rows else operands.dy_codes
     dy = operands.dy() if dy_codes is None else None
     if dy is not None and need_x and call.grad_input is not None:
         check_grad_input(call.grad_input, dy)
-    if rounds and (fc1.needs_seed or fc2.needs_seed):
-        seed1, seed2 = call.draw(SeedCounter.take)
     if dy is not None and dy.dtype is not fc2.row_dtype:
         dy = dy.to(fc2.row_dtype)
     if dy is not None and (need_b2 or need_s2):
@@ -144,12 +154,12 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
         codes = _as_read(call.fc2, dy, seed2)
         values = dy if reads_dy else codes
     del dy
-    h = operands.h()
+    h = operands.h() if h is None else h
     if need_w2:
         assert fc2.wgrad is not None  # a layer whose dw is needed
-        rows = codes if fc2.quantized_wgrad else values
-        dw2 = weight_gradient(call.fc2, fc2.wgrad, operands.a(h, seed2), rows, sizes, call)
-        del rows
+        a = operands.a(h, seed2) if a is None else a
+        dw2 = weight_gradient(call.fc2, fc2.wgrad, a, codes if fc2.quantized_wgrad else values, sizes, call)
+        del a
         if not _is_postponed(call.fc2):
             operands.done_with("a")
     if before_activation:

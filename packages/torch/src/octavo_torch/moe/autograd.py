@@ -104,8 +104,8 @@ class MoeFunction(FirstOrderFunction):
     ) -> Tensor:
         """y [T, N]; `anchor` is a DelayedWgrad's."""
         operands = MoeOperands(x, w1, w2, weights, bias1, bias2)
-        there, arrived = arrive(call, choices, operands)
-        result = forward(call, there, arrived)
+        there, arrived, arriving = arrive(call, choices, operands)
+        result = forward(call, there, arrived, arriving)
         shelf = _kept(call, there, arrived, result)
         call.release()
         ctx.save_for_backward(*shelf.tensors)
@@ -138,7 +138,7 @@ def _kept(call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForw
     else:
         shelf.put("choices", choices)
         if fc1.need_dw or (reads_h and call.form == "recompute"):
-            shelf.put("x", operands.x)
+            shelf.put("x", result.tokens)
     if reads_h or operands.bias2 is not None:
         shelf.put("weights", operands.weights)
         shelf.put("bias2", operands.bias2)
@@ -178,13 +178,15 @@ def _keep_weight(name: Literal["w1", "w2"], call: MoeCall, weight: Tensor, read:
 
 
 class _KeptOperands:
-    """What backward reads: kept, or made again of what is kept."""
+    """What backward reads: kept, or made again of what is kept. dy [T, N] is that of the tokens, wherever they are."""
 
     def __init__(self, ctx: MoeContext, dy: Tensor) -> None:
         call = self._call = ctx.call
         self._shelf, self._tensors, self._reader = ctx.shelf, ctx.saved_tensors, ctx.reader
-        self._ctx, self._dy, self._frees = ctx, [dy], may_free(dy)
+        self._ctx, self._frees = ctx, may_free(dy)
         check_whole(ctx.freed)
+        # a list, which gives them up: they are not held to the end of the backward
+        self._dy = [(lambda: dy) if call.journey is None else call.journey.away_gradient(dy)]
         self._seeds = [seed if kept is None else kept for kept, seed in zip(self._pair("seed"), ctx.seeds, strict=True)]
         choices = self._get("choices")
         if choices is None:
@@ -205,15 +207,19 @@ class _KeptOperands:
     def sizes(self) -> Sizes:
         return self._call.sizes
 
+    @property
+    def awaits_dy(self) -> bool:
+        return self._call.journey is not None
+
     def dy(self) -> Tensor:
-        return self._call.moves.results.permute_rows(self._dy.pop(), *self.places, None)
+        return self._call.moves.results.permute_rows(self._dy.pop()(), *self.places, None)
 
     @property
     def dy_codes(self) -> Callable[[DrawnSeed], GroupedTensor] | None:
         return self._dy_of_tokens if self._call.moe.dy_of_tokens else None
 
     def _dy_of_tokens(self, seed: DrawnSeed) -> GroupedTensor:
-        call, dy = self._call.fc2, self._dy.pop()
+        call, dy = self._call.fc2, self._dy.pop()()
         return quantize_tokens(call, "dy", dy.to(call.layer.row_dtype), self.places, seed)
 
     def h(self) -> Tensor:
@@ -323,7 +329,7 @@ def _backward(ctx: MoeContext, dy: Tensor) -> list[Tensor | None]:
     of_bias2 = need_weights and ctx.dtypes[5] is not None
     needs = Needs(need_x, need_w1, need_w2, need_weights, need_b1, need_b2, of_bias2, later)
     moves, journey = ctx.call.moves, ctx.call.journey
-    operands = _KeptOperands(ctx, dy if journey is None else journey.away_gradient(dy))
+    operands = _KeptOperands(ctx, dy)
     del dy
     grads = gradients(ctx.call, needs, operands)
     _, position, routed = operands.places

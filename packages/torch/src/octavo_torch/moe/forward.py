@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -22,10 +22,14 @@ from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes, keep_rows
 from octavo_torch.moe.permutation_autograd import Places
 
+Arriving = Callable[[], Tensor]
+"""Waits for tokens [T, K], where they come from other ranks; asked once."""
+
 
 class MoeForward(NamedTuple):
     """y [T, N], and what backward may need of the way to it; None for what the call's form does not keep.
 
+    tokens   [T, K], as they have come
     sizes    int64 [G], rows of each expert
     seeds    with which both layers' operands were rounded; None where all round to nearest
     x, a     the operands of the two layers as their GEMMs read them
@@ -34,6 +38,7 @@ class MoeForward(NamedTuple):
     """
 
     y: Tensor
+    tokens: Tensor
     places: Places
     sizes: Tensor
     seeds: tuple[DrawnSeed, DrawnSeed]
@@ -44,13 +49,14 @@ class MoeForward(NamedTuple):
     w2: Matrix
 
 
-def forward(call: MoeCall, choices: Tensor, operands: MoeOperands) -> MoeForward:
-    """y [T, N], and what backward reads of the way to it."""
-    x, w1, w2, weights, bias1, bias2 = operands
+def forward(call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arriving) -> MoeForward:
+    """y [T, N], and what backward reads of the way to it; x is asked for when its rows have their places."""
+    _, w1, w2, weights, bias1, bias2 = operands
     keeps_all = call.form == "keep_all"
     places, sizes = call.place(choices)
     probs = weights_as_rows(call, weights, places)
     seeds = draw_in_forward(call)
+    x = arriving()
     rows = rows_for(call, seeds[0], x, places)
     aside = Aside.of(call, w2, seeds[1])
     h, rows_read, matrices1 = first_layer(call, seeds[0], rows, w1, bias1, aside)
@@ -65,22 +71,23 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands) -> MoeForward
     _record(call.fc2, call.moe.recorded[1], a, matrices2)
     combined = call.combine(call.moves.results, y, places)()
     return MoeForward(
-        combined, places, sizes, seeds, kept_x, None if call.form == "recompute" else kept_h, matrices1,
+        combined, x, places, sizes, seeds, kept_x, None if call.form == "recompute" else kept_h, matrices1,
         a if keeps_all else None, matrices2,
     )  # fmt: skip
 
 
-def arrive(call: MoeCall, choices: Tensor, operands: MoeOperands) -> tuple[Tensor, MoeOperands]:
-    """Choices among this rank's experts, and operands with the tokens that they are of; within a process as given.
+def arrive(call: MoeCall, choices: Tensor, operands: MoeOperands) -> tuple[Tensor, MoeOperands, Arriving]:
+    """Choices among this rank's experts, operands with the weights of those choices, and what waits for their tokens;
+    within a process as given.
 
     While tokens are on their way the weights are quantized, which need none.
     """
     if call.journey is None:
-        return choices, operands
-    arrived = call.journey.away(operands.x, operands.weights, choices)
+        return choices, operands, lambda: operands.x
+    underway = call.journey.away(operands.x, operands.weights, choices)
     _quantize_weights(call, operands)
-    x, weights, there = arrived()
-    return there, operands._replace(x=x, weights=weights)
+    there, weights = underway.choices()
+    return there, operands._replace(weights=weights), underway.tokens
 
 
 def _quantize_weights(call: MoeCall, operands: MoeOperands) -> None:

@@ -35,11 +35,12 @@ class _Trip:
 
     def depart(self, x: Tensor, weights: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
         """Rows [M, K] and fp32 [M], what each counts."""
-        arrived = self.journey.away(x, weights, choices)()
-        sizes, *parts = route_for(arrived.x, self._groups, self.backend)(arrived.choices, self._groups)
+        underway = self.journey.away(x, weights, choices)
+        there, weights = underway.choices()
+        sizes, *parts = route_for(x, self._groups, self.backend)(there, self._groups)
         self.sizes, self.places = self.journey.bound(sizes, Places(*parts))
-        rows = moves_for(arrived.x, self.backend).permute_rows(arrived.x, *self.places, None)
-        values = arrived.weights.reshape(-1, 1)
+        rows = moves_for(x, self.backend).permute_rows(underway.tokens(), *self.places, None)
+        values = weights.reshape(-1, 1)
         probs = moves_for(values, self.backend).permute_rows(values, *self._by_choice(), None)
         return rows, probs.view(-1)
 
@@ -99,7 +100,7 @@ class _Home(FirstOrderFunction):
         """The rows of dy."""
         check_no_graph(dy)
         with torch.no_grad():
-            arrived = ctx.trip.journey.away_gradient(dy)
+            arrived = ctx.trip.journey.away_gradient(dy)()
             return ctx.trip.moves(arrived).permute_rows(arrived, *ctx.trip.places, None), None
 
 

@@ -80,7 +80,8 @@ def explain_exchange(
 
 _OVERLAP: dict[RouteName, str] = {
     "collective": "none: NCCL's kernels and a GEMM's take each other's multiprocessors",
-    "peer": "tokens are on their way while the weights are quantized, and dx while the gradient of w1 is computed",
+    "peer": "tokens are on their way while weights are quantized and rows get their places, dy while the activation is "
+    "made again, and dx while the gradient of w1 is computed",
 }
 _FAULTS: dict[RouteName, str] = {
     "collective": "ranks that call otherwise are named at once; ranks that have ended, or do not answer, when the "

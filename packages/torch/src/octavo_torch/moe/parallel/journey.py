@@ -1,6 +1,6 @@
 """Journey: what carries a MoE layer's tokens to the experts of other ranks and back, in one forward and backward.
 
-Forward:   signature and sizes | tokens, or codes and scales | choices and weights  ->  experts  ->  rows or sums
+Forward:   signature and sizes | choices and weights | tokens, or codes and scales  ->  experts  ->  rows or sums
 Backward:  dy, or codes and scales  ->  experts  ->  rows or sums of dx | gradients of the weights
 """
 
@@ -27,17 +27,17 @@ from octavo_torch.moe.permutation_autograd import Places
 from octavo_torch.quantizers.plans import Names
 
 
-class Arrived(NamedTuple):
-    """What this rank's experts work on: S tokens of all ranks, in the ranks' order.
+class Underway(NamedTuple):
+    """S tokens of all ranks, in the ranks' order, on their way to this rank's experts. Each part is asked for once, and
+    choices first.
 
-    x        [S, K]
-    weights  fp32 [S, k]
-    choices  int64 [S, k], numbers of this rank's experts; -1 for choices of other ranks, and in places without a token
+    choices   waits for int64 [S, k], numbers of this rank's experts, -1 for choices of other ranks and in places
+              without a token; and for weights, fp32 [S, k]
+    tokens    waits for x [S, K]
     """
 
-    x: Tensor
-    weights: Tensor
-    choices: Tensor
+    choices: Callable[[], tuple[Tensor, Tensor]]
+    tokens: Callable[[], Tensor]
 
 
 class Journey:
@@ -58,38 +58,41 @@ class Journey:
         self._counted = False
         self.rows = 0
 
-    def away(self, x: Tensor, weights: Tensor, choices: Tensor, /) -> Callable[[], Arrived]:
+    def away(self, x: Tensor, weights: Tensor, choices: Tensor, /) -> Underway:
         """Starts tokens [T, K], weights [T, k] and choices [T, k] among all experts on their way to where their experts
-        are; what is returned waits for those that come."""
+        are. Choices go ahead: rows have their places before tokens are there."""
         group, k = self._group, choices.shape[1]
         self._bounds = self._exchange.bounds(x.shape[0], k, group.ranks)
         by_row = self._exchange.returns == "rows"
         self._leaving = leaving(choices, self._signature.experts, group.ranks, self._bounds, by_row)
         header = self._agree(x.device)
         encoded = encode(x, self._exchange.travels_as, "x", self._backend)
-        message = [*header, *(Outgoing(plane, self._leaving.senders) for plane in encoded.planes)]
-        message.append(Outgoing(self._choices_that_leave(choices, weights)))
+        ahead = [*header, Outgoing(self._choices_that_leave(choices, weights))]
+        message = [*ahead, *(Outgoing(plane, self._leaving.senders) for plane in encoded.planes)]
         try:
-            delivery = self._carrier.send("tokens", "away", message, self._tokens)
+            delivery = self._carrier.send("tokens", "away", message, self._tokens, len(ahead))
         except ExchangeError:
             self._explain_failure()
             raise
 
-        def arrived() -> Arrived:
-            planes = delivery()
-            if header:
-                self._compare(planes.pop(0))
-            landed = planes.pop()
-            values = encoded.decode(planes, self._backend)
-            if self._carrier.lends and values is planes[0] and self._signature.gradients:
-                values = values.clone()  # backward reads them
+        def choices_there() -> tuple[Tensor, Tensor]:
+            *headers, landed = delivery.ahead()
+            for each in headers:
+                self._compare(each)
             experts = self._signature.experts
             local = landed[:, :k].to(torch.int64).sub_(group.rank * experts)
             if by_row:
                 self._returning = returning(local, experts, group.ranks, self._bounds, self.rows)
-            return Arrived(values, landed[:, k:].contiguous().view(torch.float32), local)
+            return local, landed[:, k:].contiguous().view(torch.float32)
 
-        return arrived
+        def tokens_there() -> Tensor:
+            planes = delivery.rest()
+            values = encoded.decode(planes, self._backend)
+            if self._carrier.lends and values is planes[0] and self._signature.gradients:
+                values = values.clone()  # backward reads them
+            return values
+
+        return Underway(choices_there, tokens_there)
 
     def bound(self, sizes: Tensor, places: Places, /) -> tuple[Tensor, Places]:
         """Sizes and places of the arrived choices, in `rows` rows."""
@@ -105,7 +108,7 @@ class Journey:
         if self._exchange.returns == "sums":
             sums = moves.combine_rows(rows, places.position, places.routed, None)
             delivery = self._carrier.send("partial sums", "home", [Outgoing(sums)], self._tokens.back())
-            return lambda: moves.combine_rows(_one_or_more(*delivery()), leaves.slot, leaves.first, None)
+            return lambda: moves.combine_rows(_one_or_more(*delivery.rest()), leaves.slot, leaves.first, None)
         assert leaves.row is not None  # because rows come back
         back, row = self._returning, leaves.row
         place = places.position.view(-1)[back.choices][:, None]
@@ -114,18 +117,20 @@ class Journey:
             live = live & back.filled[:, None]
         one_each = moves.combine_rows(rows, place, live, None)
         delivery = self._carrier.send("rows", "home", [Outgoing(one_each)], self._pair_rows.back())
-        return lambda: moves.combine_rows(_one_or_more(*delivery()), row, leaves.kept, None)
+        return lambda: moves.combine_rows(_one_or_more(*delivery.rest()), row, leaves.kept, None)
 
-    def away_gradient(self, dy: Tensor, /) -> Tensor:
-        """dy [T, N] to where its tokens are: [S, N], which the caller reads before the next message."""
+    def away_gradient(self, dy: Tensor, /) -> Callable[[], Tensor]:
+        """Starts dy [T, N] on its way to where its tokens are; what is returned waits for [S, N], which the caller
+        reads before the next message."""
         encoded = encode(dy, self._exchange.travels_as, "dy", self._backend)
         message = [Outgoing(plane, self._leaving.senders) for plane in encoded.planes]
-        return encoded.decode(self._carrier.send("gradients", "away", message, self._tokens)(), self._backend)
+        delivery = self._carrier.send("gradients", "away", message, self._tokens)
+        return lambda: encoded.decode(delivery.rest(), self._backend)
 
     def home_weights(self, dweights: Tensor, /) -> Tensor:
         """The gradient of the arrived choices' weights, fp32 [S, k], back: [T, k]."""
         message = [Outgoing(dweights)]
-        (arrived,) = self._carrier.send("the weights' gradients", "away", message, self._tokens.back())()
+        (arrived,) = self._carrier.send("the weights' gradients", "away", message, self._tokens.back()).rest()
         k = dweights.shape[1]
         index = self._leaving.slot * k + torch.arange(k, device=arrived.device)
         return torch.where(self._leaving.kept, _one_or_more(arrived).view(-1)[index], 0)

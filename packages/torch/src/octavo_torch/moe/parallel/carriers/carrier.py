@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
@@ -10,8 +10,16 @@ from torch import Tensor
 Way = Literal["away", "home"]
 """Tokens and gradients go away to the experts, results home."""
 
-Delivery = Callable[[], list[Tensor]]
-"""Waits, where it has to, for what the other ranks have sent: planes [m, w], in the ranks' order. Called once."""
+
+class Delivery(Protocol):
+    """What the other ranks have sent: planes [m, w], in the ranks' order. Each part is asked for once, what was sent
+    ahead first, and the stream waits for it where it has to."""
+
+    def ahead(self) -> list[Tensor]:
+        """The planes that were sent ahead."""
+
+    def rest(self) -> list[Tensor]:
+        """The others."""
 
 
 class Shares(NamedTuple):
@@ -47,5 +55,6 @@ class Carrier(Protocol):
 
     lends: bool
 
-    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL) -> Delivery:
-        """Starts one message; `what` is its name in an error's."""
+    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL, ahead: int = 0) -> Delivery:
+        """Starts one message, of whose planes the first `ahead` can be read before the others have come; `what` is its
+        name in an error's."""

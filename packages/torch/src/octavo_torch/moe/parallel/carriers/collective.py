@@ -21,10 +21,25 @@ class CollectiveCarrier:
     def __init__(self, group: ExpertGroup) -> None:
         self._group = group
 
-    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL) -> Delivery:
+    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL, ahead: int = 0) -> Delivery:
         """See Carrier."""
         arrived = [self._group.all_to_all(what, _picked(*each), *shares) for each in planes]
-        return lambda: arrived
+        return _Arrived(arrived[:ahead], arrived[ahead:])
+
+
+class _Arrived:
+    """A `Delivery` that is there."""
+
+    def __init__(self, ahead: list[Tensor], rest: list[Tensor]) -> None:
+        self._ahead, self._rest = ahead, rest
+
+    def ahead(self) -> list[Tensor]:
+        """See Delivery."""
+        return self._ahead
+
+    def rest(self) -> list[Tensor]:
+        """See Delivery."""
+        return self._rest
 
 
 def _picked(plane: Tensor, senders: Tensor | None) -> Tensor:

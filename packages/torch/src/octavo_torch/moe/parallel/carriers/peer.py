@@ -1,6 +1,7 @@
 """By stores into the other ranks' memory, in which each rank has a part of its own in every message.
 
 Message:   meet | each rank's rows into its part of every rank's memory | meet | read
+           planes that go ahead are written first, and a meeting of their own follows them
 """
 
 from __future__ import annotations
@@ -51,27 +52,26 @@ class PeerCarrier:
         self._last: Way = "home"
         self._places: Memo[list[_Places]] = Memo()
 
-    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL) -> Delivery:
+    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL, ahead: int = 0) -> Delivery:
         """See Carrier."""
         assert shares == EQUAL  # of static buffers
         words = [as_words(plane) for plane, _ in planes]
         counts = [len(plane if senders is None else senders) for plane, senders in planes]
         memory, places = self._room(way, words, counts)
+        mark = None
         with self._lane.beside():
             if way == "away" or way == self._last:
                 memory.meet(what)  # until then a rank may still read the last message
-            for plane, (there, _), (_, senders) in zip(words, places, planes, strict=True):
+            for number, (plane, (there, _), (_, senders)) in enumerate(zip(words, places, planes, strict=True), 1):
                 _write(plane, there, senders, self._group.rank)
-            memory.meet(what)
+                if number in (ahead, len(planes)):
+                    memory.meet(what)
+                    mark = mark or self._lane.mark()
         self._last = way
-        dtypes = [plane.dtype for plane, _ in planes]
-
-        def delivery() -> list[Tensor]:
-            self._lane.join()
-            words.clear()  # which are read until here
-            return [here.view(torch.uint8).view(dtype) for (_, here), dtype in zip(places, dtypes, strict=True)]
-
-        return delivery
+        here = [
+            place.here.view(torch.uint8).view(plane.dtype) for place, (plane, _) in zip(places, planes, strict=True)
+        ]
+        return _Message(self._lane, words, mark, here[:ahead], here[ahead:])
 
     def _room(self, way: Way, words: list[Tensor], counts: list[int]) -> tuple[PeerMemory, list[_Places]]:
         starts, end = [], 0
@@ -120,6 +120,40 @@ def _write(plane: Tensor, there: list[Tensor], senders: Tensor | None, rank: int
             torch.index_select(plane, 0, senders[own], out=there[target])
 
 
+class _Message:
+    """A `Delivery`. What is sent becomes somebody else's memory as soon as nothing holds it, so the stream of a caller
+    that raises before it has asked for the message waits, too."""
+
+    def __init__(
+        self,
+        lane: _Lane,
+        sent: list[Tensor],
+        mark: torch.cuda.Event | None,
+        ahead: list[Tensor],
+        rest: list[Tensor],
+    ) -> None:
+        self._lane, self._sent, self._mark = lane, sent, mark
+        self._ahead, self._rest = ahead, rest
+
+    def ahead(self) -> list[Tensor]:
+        """See Delivery."""
+        self._lane.join(self._mark)
+        return self._ahead
+
+    def rest(self) -> list[Tensor]:
+        """See Delivery."""
+        self._finish()
+        return self._rest
+
+    def _finish(self) -> None:
+        if self._sent:
+            self._lane.join()
+            self._sent.clear()
+
+    def __del__(self) -> None:
+        self._finish()
+
+
 class _Lane:
     """A stream beside the caller's; on a CPU nothing."""
 
@@ -137,7 +171,16 @@ class _Lane:
         with torch.cuda.stream(stream):
             yield
 
-    def join(self) -> None:
-        """What the current stream is given from now on follows the lane."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+    def mark(self) -> torch.cuda.Event | None:
+        """What the lane has been given until now."""
+        return None if self._stream is None else self._stream.record_event()
+
+    def join(self, mark: torch.cuda.Event | None = None) -> None:
+        """What the current stream is given from now on follows the lane, or what it had been given at `mark`."""
+        if self._stream is None:
+            return
+        stream = torch.cuda.current_stream(self._stream.device)
+        if mark is None:
+            stream.wait_stream(self._stream)
+        else:
+            stream.wait_event(mark)
