@@ -144,15 +144,13 @@ def over_ranks() -> str:
     ways |= {("block", "collective"): "1x128, NCCL", ("block", "peer"): "1x128, peer memory"}
     values = []
     for name, file in models.items():
-        rows = _rows(f"ep-torch-{file}-h100-2026-11-25")
-        alone = {row["kind"]: row["ms"] for row in rows if row["devices"] == 1}
         values += [
-            (name, ways[row["kind"], row["route"]], alone[row["kind"]] / row["ms"])
-            for row in rows
+            (name, ways[row["kind"], row["route"]], row["alone_us"]["median"] / row["us"]["median"])
+            for row in _rows(f"ep-torch-{file}-h200-2026-11-26")
             if row["way"] == "sums" and not row["payload"]
         ]
     series = dict(zip(ways.values(), ("tool", "base", "check", "jax"), strict=True))
-    source = "Two H100s, sums per rank; longer is faster. benchmarks/results/ep-torch-*-h100-2026-11-25.json"
+    source = "Two H200s, sums per rank; longer is faster. benchmarks/results/ep-torch-*-h200-2026-11-26.json"
     title = "MoE layer over two GPUs against one GPU with as many tokens"
     return draw(Chart(title, source, series, by_group(values), "{:.2f}x", (1.0, "one GPU")))
 

@@ -21,27 +21,18 @@ ISSUE = "DeepEP's issue 493, H200"
 OURS = "benchmarks/results/ep-profile-h200-2026-11-22.json, JAX"
 STEPS = "benchmarks/results/ep-gather-h200-2026-11-22.json, JAX"
 TWO = "Octavo, two H200s of one host"
-PEER = "benchmarks/results/ep-torch-*-h100-2026-11-25.json, torch"
+PEER = "benchmarks/results/ep-torch-*-h200-2026-11-26.json, torch"
 
 PREFILL = Layer(experts=256, features=7168, hidden=2048, tokens=4096, choices=8)
 DECODE = replace(PREFILL, tokens=128)
 
-PEER_STEPS: dict[str, tuple[Layer, dict[str, tuple[float, float, float]]]] = {
-    "Qwen3-30B": (
-        Layer(128, 2048, 768, 8192, 8),
-        {"bf16": (4.167, 4.963, 4.814), "fp8-block": (3.855, 4.261, 4.058)},
-    ),
-    "Mixtral": (
-        Layer(8, 4096, 14336, 8192, 2),
-        {"bf16": (27.145, 29.321, 28.708), "fp8-block": (20.153, 21.227, 20.698)},
-    ),
-    "DSv3": (
-        Layer(32, 7168, 2048, 8192, 8),
-        {"bf16": (27.919, 31.133, 31.948), "fp8-block": (21.220, 23.257, 22.713)},
-    ),
+PEER_STEPS: dict[str, tuple[Layer, dict[str, tuple[float, float]]]] = {
+    "Qwen3-30B": (Layer(128, 2048, 768, 8192, 8), {"bf16": (126.0, 117.9), "fp8-block": (114.0, 107.2)}),
+    "Mixtral": (Layer(8, 4096, 14336, 8192, 2), {"bf16": (106.7, 104.7), "fp8-block": (102.9, 99.9)}),
+    "DSv3": (Layer(32, 7168, 2048, 8192, 8), {"bf16": (108.9, 108.1), "fp8-block": (108.8, 104.7)}),
 }
-"""Layers, and by recipe the milliseconds of a step of one H100, and of two by collectives and by peer memory, with as
-many tokens each."""
+"""Layers, and by recipe the time of a step of two H200s by collectives and by peer memory, in percent of that of one
+with as many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +104,15 @@ def _ours() -> Iterator[Figure]:
 
 
 def _over_two() -> Iterator[Figure]:
-    """Steps of two H100s with partial sums, in percent of one GPU's: by how much an H100 is slower drops out."""
+    """Steps of two H200s with partial sums, in percent of one GPU's at the same clocks."""
     routes: tuple[Route, ...] = ("collective", "peer memory")
     for name, (layer, times) in PEER_STEPS.items():
-        for recipe, (alone, *spread) in times.items():
+        for recipe, percents in times.items():
             by_one = step(layer, Spread(1, 8), recipe).total
-            for route, two in zip(routes, spread, strict=True):
+            for route, measured in zip(routes, percents, strict=True):
                 by_two = step(layer, Spread(2, 8), recipe, Wire(returns="sums"), route=route).total
                 what = f"step of {name}, {recipe}, {route}"
-                yield Figure(PEER, what, 2, "%", 100 * two / alone, 100 * by_two / by_one, calibrates=True)
+                yield Figure(PEER, what, 2, "%", measured, 100 * by_two / by_one, calibrates=True)
 
 
 def _throughput(
