@@ -10,7 +10,6 @@ and with exact ones by norm.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -26,7 +25,7 @@ import octavo_torch as ot
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from layers import LINEAR
-from turns import draw, timed, write
+from turns import arguments_of, draw, timed, write
 
 KINDS = ("bf16", "fp8-block", "mxfp8", "mxfp8-folded")
 REUSED = "mxfp8-folded, reused"
@@ -79,11 +78,7 @@ def row(name: str, shape: tuple[int, int, int, int], turns: int) -> dict[str, An
 
 def main() -> None:
     """Write the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("commit")
-    parser.add_argument("--turns", type=int, default=40)
-    arguments = parser.parse_args()
+    arguments = arguments_of(__doc__, turns=40)
     rows = []
     for name, shape in LINEAR.items():
         rows.append(row(name, shape, arguments.turns))

@@ -1,7 +1,8 @@
-"""What the scripts of this folder share: operands of a layer, calls that take turns, and the record."""
+"""What the scripts of this folder share: arguments, operands of a layer, calls that take turns, and the record."""
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import platform
@@ -15,6 +16,15 @@ import torch
 from torch import Tensor
 
 WARM = 3
+
+
+def arguments_of(script: str | None, turns: int) -> argparse.Namespace:
+    """output, commit and turns, as given; `script` is the script's docstring."""
+    parser = argparse.ArgumentParser(description=script, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("commit")
+    parser.add_argument("--turns", type=int, default=turns)
+    return parser.parse_args()
 
 
 def draw(groups: int, k: int, n: int, m: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -10,7 +10,6 @@ operands.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -27,7 +26,7 @@ from octavo_torch_native.linear import values
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from layers import LINEAR
-from turns import draw, timed, write
+from turns import arguments_of, draw, timed, write
 
 Step = Callable[[], tuple[Tensor, Tensor, Tensor]]
 
@@ -80,11 +79,7 @@ def row(name: str, kind: str, shape: tuple[int, int, int, int], turns: int) -> d
 
 def main() -> None:
     """Write the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("commit")
-    parser.add_argument("--turns", type=int, default=20)
-    arguments = parser.parse_args()
+    arguments = arguments_of(__doc__, turns=20)
     rows = []
     for name, shape in LINEAR.items():
         for kind in ("mxfp8", "nvfp4"):
