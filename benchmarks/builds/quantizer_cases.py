@@ -41,13 +41,15 @@ RAGGED = {  # name: (sizes, rows past the last group)
 }
 COLUMNS = (8, 16, 24, 37, 128, 136, 272, 1040, 2048)
 PROLOGUES = ("swiglu", "dswiglu", "clamped_swiglu", "clamped_dswiglu", "silu", "rms")
-TIMED = {  # what is timed: (spec, prologue, planes)
+TIMED: dict[str, tuple[Any, ...]] = {  # what is timed: (spec, prologue, planes, other inputs and outputs)
     "w": ("nvfp4 w", "", BOTH),
     "x": ("nvfp4 x", "", BOTH),
     "dy": ("nvfp4 dy", "", BOTH),
     "plain": ("nvfp4", "", BOTH),
     "row": ("nvfp4", "", ("rowwise",)),
     "dswiglu block": ("block", "dswiglu", BOTH),
+    "clamped dswiglu block": ("block", "clamped_dswiglu", BOTH, ("probs",)),
+    "dswiglu block rows": ("block", "dswiglu", ("rowwise",)),
     "dswiglu delayed": ("delayed", "dswiglu", BOTH),
     "dswiglu mxfp8": ("mxfp8", "dswiglu", BOTH),
     "swiglu block": ("block", "swiglu", BOTH),
@@ -122,7 +124,7 @@ def timed(shapes: list[str], kinds: list[str], skewed: bool) -> list[dict[str, A
     cases = []
     for shape, kind in itertools.product(shapes, kinds):
         groups, k, n, rows = LINEAR[shape]
-        spec, prologue, which = TIMED[kind]
+        spec, prologue, which, *extras = TIMED[kind]
         operand = kind.split()[-1]
         matrix_rows = n if operand == "w" else 0
         # of a gradient: [M, 2 F] gates and up projections of fc1
@@ -131,6 +133,7 @@ def timed(shapes: list[str], kinds: list[str], skewed: bool) -> list[dict[str, A
         if skewed and not matrix_rows:
             sizes = [rows // groups * 2 if group % 2 else 0 for group in range(groups)]
         one = case_of(spec, cols, sizes=sizes, matrix_rows=matrix_rows, planes=which, prologue=prologue)
+        one["extras"] = tuple(*extras)
         cases.append({**one, "shape": shape, "kind": kind})
     return cases
 
@@ -139,8 +142,9 @@ def bytes_of(case: dict[str, Any]) -> int:
     """What a call reads and writes at least; scales that an amax pass needs have the input read once more."""
     rows = len(case["sizes"]) * case["matrix_rows"] if case["matrix_rows"] else sum(case["sizes"])
     spec, cols = SPECS[case["spec"]], case["cols"]
-    inputs = {"": 1.0, "swiglu": 1.0, "dswiglu": 1.5}[case["prologue"]]
-    made = rows * cols // (2 if case["prologue"] == "swiglu" else 1)
+    prologue = case["prologue"].removeprefix("clamped_")
+    inputs = {"": 1.0, "swiglu": 1.0, "dswiglu": 1.5}[prologue]
+    made = rows * cols // (2 if prologue == "swiglu" else 1)
     passes = 2 if spec["scaling"] in ("nvfp4", "current", "row") else 1
     code = 0.5 if spec["format"] == "e2m1" else 1.0
     scales = {"nvfp4": 1 / 16, "mxfp8": 1 / 32, "block": 4 / 128}.get(spec["scaling"], 0.0)

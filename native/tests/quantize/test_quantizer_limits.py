@@ -23,7 +23,11 @@ STAY: tuple[dict[str, Any], ...] = (
     {"kind": "activation_grad", "activation": "silu"},
     {"kind": "norm", "norm": "rms"},
 )
-PASS: tuple[dict[str, Any], ...] = ({"kind": "none"}, {"kind": "activation", "activation": "swiglu"})
+PASS: tuple[dict[str, Any], ...] = (
+    {"kind": "none"},
+    {"kind": "activation", "activation": "swiglu"},
+    {"kind": "activation_grad", "activation": "swiglu"},
+)
 
 
 class Call:
@@ -32,7 +36,8 @@ class Call:
     def __init__(self, spec: dict[str, Any], prologue: dict[str, Any], place: Place, rng: np.random.Generator) -> None:
         self.place, self.quantizer = place, quantizer(spec)
         gated = prologue.get("activation") in native.GATED
-        shape, cols = Shape(SIZES, COLUMNS), COLUMNS * (2 if gated else 1)
+        cols = COLUMNS * (2 if gated else 1)
+        shape = Shape(SIZES, cols if prologue["kind"] == "activation_grad" else COLUMNS)
         draw = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
 
         def values(*sides: int) -> torch.Tensor:

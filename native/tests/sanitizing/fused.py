@@ -12,6 +12,8 @@ from torch import Tensor
 
 import octavo_native as native
 
+BLOCKS = [spec for spec in SPECS if spec["scaling"] == "block" and not spec.get("square")]
+
 
 def prologues(check: Comparison) -> None:
     """Activations, their derivatives and norms. Codes are compared with those of the rounded values quantized
@@ -22,15 +24,20 @@ def prologues(check: Comparison) -> None:
     specs = [SPECS[0], SPECS[2], SPECS[4], SPECS[6], SPECS[9], SPECS[12], SPECS[14]]
     for number, (kind, name) in enumerate(kinds * 2):
         _fused(check, specs[number % len(specs)], kind, name, tuple(DTYPES)[number % 3], number)
-    # SwiGLU, plain and clamped, has kernels of its own, of aligned bf16 rows
+    # SwiGLU, plain and clamped, has kernels of its own, of aligned bf16 rows; in block scaling its gradient has two,
+    # for blocks that end at F and for others
     names = ("swiglu", "clamped_swiglu")
     for number, (kind, spec, name) in enumerate(itertools.product(("activation", "activation_grad"), specs, names)):
-        _fused(check, spec, kind, name, "bfloat16", 2 * number)
+        _fused(check, spec, kind, name, "bfloat16", number, inner=64)
+    for number, (spec, name, inner) in enumerate(itertools.product(BLOCKS, names, (72, 256, 200))):
+        _fused(check, spec, "activation_grad", name, "bfloat16", number, inner)
 
 
-def _fused(check: Comparison, spec: dict[str, Any], kind: str, name: str, dtype: str, number: int) -> None:
+def _fused(
+    check: Comparison, spec: dict[str, Any], kind: str, name: str, dtype: str, number: int, inner: int = 0
+) -> None:
     gated = name in native.GATED
-    inner = (64, 38)[number % 2]
+    inner = inner or (64, 38)[number % 2]
     out_cols = 2 * inner if kind == "activation_grad" and gated else inner
     in_cols = 2 * inner if gated and kind != "norm" else inner
     shape = Shape(SIZES[number % 4], out_cols)
@@ -49,8 +56,11 @@ def _fused(check: Comparison, spec: dict[str, Any], kind: str, name: str, dtype:
         tensors["probs"] = torch.rand(shape.rows, generator=check.draw)
     if kind == "activation_grad":
         tensors["dy"] = check.values(shape, inner, dtype)
+        wanted += ["dprobs"]
+    directions = (DIRECTIONS, DIRECTIONS, ("rowwise",))[number % 3]
+    if kind == "activation_grad" and directions == DIRECTIONS:  # sums of columns have rows made as with both planes
         wanted += ["dbias"]
-    planes = {direction: NATIVE_LAYOUT[direction] for direction in DIRECTIONS}
+    planes = {direction: NATIVE_LAYOUT[direction] for direction in directions}
     what = f"{kind} {name} + {spec} {dtype}"
 
     def run(place: Place) -> Any:
@@ -69,7 +79,7 @@ def _fused(check: Comparison, spec: dict[str, Any], kind: str, name: str, dtype:
     theirs, other = quantize(spec, shape, alone, dtype, planes, check.reference, Extras(wanted=("amax",)))
     check.planes(what, spec, shape, ours, theirs)
     check.same(f"{what} amax", extra["amax"].cpu().numpy(), other["amax"].numpy())
-    for name_of in ("mean", "rstd"):
+    for name_of in ("mean", "rstd", "dprobs"):
         if name_of in extra and not extra[name_of].cpu().view(torch.float32)[: shape.used].isfinite().all():
             check.faults.append(f"{what}: {name_of} has values that are not finite")
     if "dbias" in extra:

@@ -234,6 +234,7 @@ def quantize(
         "dequantized": 2 * rows * cols,
         "activated": element * rows * cols,
         "dbias": 4 * groups * cols,
+        "dprobs": 4 * rows,
         "mean": 4 * rows,
         "rstd": 4 * rows,
     }
@@ -249,6 +250,7 @@ def quantize(
         columnwise="columnwise" in planes,
         amax="amax" in extra,
         dbias="dbias" in extra,
+        dprobs="dprobs" in extra,
         count=extras.source.get("count", 0),
     )
     workspace = torch.empty(needed, dtype=torch.uint8, device=place.device)

@@ -34,6 +34,9 @@ void launch_tiles(const TileArgs<Packed>& args, const Choice& choice, cudaStream
 template <class T>
 void launch_tiles(const TileArgs<Rounded<T>>& args, const Choice& choice, cudaStream_t stream);
 
+// In block scaling alone.
+void launch_tiles(const TileArgs<JoinedSwigluGrad<BF16>>& args, const Choice& choice, cudaStream_t stream);
+
 template <class S>
 void launch_amax(const AmaxArgs<S>& args, Amax what, bool wide, cudaStream_t stream);
 

@@ -17,7 +17,7 @@ constexpr int SMALL_BLOCK = 256;
 
 uint32_t small_blocks(int64_t count) { return static_cast<uint32_t>(ceil_div(count, SMALL_BLOCK)); }
 
-// What Swiglu and SwigluGrad serve.
+// What Swiglu, SwigluGrad and JoinedSwigluGrad serve.
 bool is_swiglu(Activation activation) {
   return activation == Activation::swiglu || activation == Activation::clamped_swiglu;
 }
@@ -49,6 +49,7 @@ struct Route {
   Kind kind;
   bool wide, fused, materialize, measured;
   bool halves;     // SwigluGrad serves it
+  bool joined;     // JoinedSwigluGrad
   bool row_alone;  // row scaling of rowwise data only, without a column pass
   bool group_amax, hadamard_amax, rows_amax, columns_amax;
   bool array_amax;       // groups' amaxes from those of the array's rows, which an index repeats
@@ -70,7 +71,9 @@ Route route_of(const QuantizeArgs& args) {
   route.fused = direct && route.kind != Kind::rows;
   route.measured = swiglu && route.kind == Kind::rows && (rows || columns);
   route.materialize = !plain && !route.fused;
-  route.halves = swiglu && gradient && (route.fused || route.measured) && (!unit || output_cols(args) / 2 % unit == 0);
+  const bool in_halves = !unit || output_cols(args) / 2 % unit == 0;
+  route.halves = swiglu && gradient && (route.fused || route.measured) && in_halves;
+  route.joined = swiglu && gradient && route.kind == Kind::block && !in_halves;
   const bool sides = args.amax || args.dbias || args.dequantized || (args.activated && !route.materialize);
   route.row_alone = route.kind == Kind::rows && !columns && !sides && !route.measured;
   route.rows_amax = route.kind == Kind::rows && rows && !route.row_alone;
@@ -87,7 +90,8 @@ Route route_of(const QuantizeArgs& args) {
 
 // Whether kernels stay on their multiprocessors for the whole call: those of sources that compute (`is_persistent`).
 bool stays(const QuantizeArgs& args, const Route& route) {
-  if (args.prologue.kind == PrologueKind::none || !route.wide || route.measured || route.halves) return false;
+  if (args.prologue.kind == PrologueKind::none || !route.wide || route.measured || route.halves || route.joined)
+    return false;
   const bool swiglu = args.prologue.kind == PrologueKind::activation && is_swiglu(args.prologue.activation);
   return !(swiglu && route.fused);
 }
@@ -138,7 +142,7 @@ Workspace workspace_of(const QuantizeArgs& args, const Route& route) {
   space.rest = take(norm && args.prologue.norm == Norm::layer, rows * 4);
   space.rstd = take(norm && !args.prologue.rstd, rows * 4);
   space.partial_sums = take(args.dbias, panel_bound(rows, groups, args.input.matrix_rows) * cols * 4);
-  space.products = take(args.prologue.dprobs && route.halves, product_chunks(args) * rows * 4);
+  space.products = take(args.prologue.dprobs && (route.halves || route.joined), product_chunks(args) * rows * 4);
   space.materialized = take(route.materialize && !args.activated, rows * cols * dtype_bytes(args.input.dtype));
   space.bytes = end;
   return space;
@@ -211,7 +215,7 @@ class Call {
   }
 
   Error probabilities() const {
-    if (route_.halves)
+    if (route_.halves || route_.joined)
       return sum_chunks(at<float>(space_.products), product_chunks(args_), args_.input, args_.prologue.dprobs,
                         args_.unchanged, stream_);
     const int64_t features = is_gated(args_.prologue.activation) ? cols_ / 2 : cols_;
@@ -239,10 +243,11 @@ class Call {
         return prepare(Activated<T>{plain<T>(), prologue.probs, cols_, prologue.activation});
       case PrologueKind::activation_grad:
         if constexpr (std::is_same_v<T, BF16>) {
-          if (route_.halves) {
+          if (route_.halves || route_.joined) {
             const Plain<T> dy{static_cast<const char*>(prologue.dy), prologue.dy_stride};
             const SwigluGrad<T> source{plain<T>(), dy, prologue.probs, cols_ / 2, clamped, nullptr, args_.input.rows};
             if (route_.measured) return measure(source);
+            if (route_.joined) return encode(JoinedSwigluGrad<T>{source});
             return quantize(source);
           }
         }
@@ -295,7 +300,7 @@ class Call {
   TileArgs<S> common(const S& source) const {
     TileArgs<S> tile{};
     tile.source = source;
-    if constexpr (makes_halves<S>) tile.source.products = products();
+    if constexpr (makes_halves<S> || joins_halves<S>) tile.source.products = products();
     tile.tiles.groups = groups_;
     tile.tiles.most_ctas = most_ctas();
     tile.panels = panels_;

@@ -168,6 +168,23 @@ struct SwigluGrad {
   }
 };
 
+// SwigluGrad where F is no multiple of the block size, and a block of the joined row [2 F] may hold both gradients. A
+// tile yields itself alone, and tiles F columns apart read the same inputs, the second one from the L2 cache. F is a
+// multiple of eight. Slots: dy, replaced by the gate's gradients, and up.
+template <class T>
+struct JoinedSwigluGrad : SwigluGrad<T> {
+  __device__ int64_t feature(int64_t col) const { return col >= this->features ? col - this->features : col; }
+  __device__ const char* address(int, int64_t row, int64_t col) const { return this->x.address(0, row, feature(col)); }
+  __device__ void fetch_kept(const Tile& tile, void* slots) const {
+    const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+    const int64_t row = tile.first_row(), at = feature(tile.col());
+    Slots<T>::fetch(slots, 0, this->dy.address(0, row, at), this->dy.row_bytes(0), live);
+    // Its own gradient depends on up where up is clamped.
+    const bool wanted = this->clamped || tile.col() < this->features;
+    Slots<T>::fetch(slots, 1, this->x.address(0, row, this->features + at), this->row_bytes(0), wanted ? live : 0);
+  }
+};
+
 // Plain, rounded to MXFP4's values when it has been loaded (mxfp4.cuh).
 template <class T>
 struct Rounded : Plain<T> {};
@@ -205,12 +222,15 @@ constexpr bool is_packed = std::is_same_v<S, Packed>;
 template <class S>
 constexpr bool is_rounded = std::is_same_v<S, Rounded<typename S::Type>>;
 
-// Swiglu and SwigluGrad.
+// Swiglu, SwigluGrad and JoinedSwigluGrad.
 template <class S>
 constexpr bool keeps_slots = !S::computes && !is_plain<S> && !is_packed<S> && !is_rounded<S>;
 
 template <class S>
 constexpr bool makes_halves = std::is_same_v<S, SwigluGrad<typename S::Type>>;
+
+template <class S>
+constexpr bool joins_halves = std::is_same_v<S, JoinedSwigluGrad<typename S::Type>>;
 
 // Columns below F are the gate's gradient (or the only one), those from F on the up projection's.
 template <class T>

@@ -65,16 +65,17 @@ __device__ __forceinline__ Pack<T> activate(Pack<T> gate, const Pack<T>& up, flo
   return out;
 }
 
-template <bool CLAMPED, class T>
-__device__ __forceinline__ void make_as(const Swiglu<T>& source, const Tile& tile, float own, Pack<T> (&values)[8],
-                                        void* slots) {
-  const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+// Replaces the gates in `values` by `result(moderate, gate, row, prob)`, of the first `live` rows. `moderate`, a
+// constant: whether `moderate` applies to the row's gates.
+template <bool CLAMPED, class Source, class T, class Result>
+__device__ __forceinline__ void replace_gates(const Source& source, const Tile& tile, float own, int live,
+                                              Pack<T> (&values)[8], const Result& result) {
   if (all_moderate(values, CLAMPED)) {
     // One branch per row: without it the compiler would interleave all rows.
 #pragma unroll
     for (int row = 0; row < 8; ++row) {
       const float prob = probability_of(own, row);
-      if (row < live) values[row] = activate<true, CLAMPED>(values[row], Slots<T>::load(slots, 0, row), prob);
+      if (row < live) values[row] = result(std::true_type{}, values[row], row, prob);
     }
     return;
   }
@@ -83,12 +84,20 @@ __device__ __forceinline__ void make_as(const Swiglu<T>& source, const Tile& til
   for (int row = 0; row < 8; ++row) {
     const float prob = probability_of(own, row);
     if (row >= live) continue;
-    const Pack<T> activated =
-        activate<false, CLAMPED>(reload_gate(source, tile, row), Slots<T>::load(slots, 0, row), prob);
+    const Pack<T> made = result(std::false_type{}, reload_gate(source, tile, row), row, prob);
 #pragma unroll
     for (int k = 0; k < 8; ++k)
-      if (row == k) values[k] = activated;
+      if (row == k) values[k] = made;
   }
+}
+
+template <bool CLAMPED, class T>
+__device__ __forceinline__ void make_as(const Swiglu<T>& source, const Tile& tile, float own, Pack<T> (&values)[8],
+                                        void* slots) {
+  const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+  replace_gates<CLAMPED>(source, tile, own, live, values, [&](auto moderate, const Pack<T>& gate, int row, float prob) {
+    return activate<moderate(), CLAMPED>(gate, Slots<T>::load(slots, 0, row), prob);
+  });
 }
 
 // Replaces the gates in `values` by the values to quantize, once the slots are loaded. Rows past the group's end stay
@@ -126,12 +135,12 @@ template <class T>
 __device__ __forceinline__ void store_products(const SwigluGrad<T>& source, const Tile& tile, float sum) {
   sum += __shfl_xor_sync(~0u, sum, 8);
   const int lane = static_cast<int>(threadIdx.x % 16), row = reversed(lane), chunk = tile.col() / PRODUCT_CHUNK;
-  if (lane < 8 && row < tile.live_rows() && chunk * PRODUCT_CHUNK < tile.end)
+  if (lane < 8 && row < tile.live_rows() && chunk * PRODUCT_CHUNK < source.features)
     source.products[chunk * source.rows + tile.first_row() + row] = sum;
 }
 
-// Writes one row's gradients to the slots and returns its contribution to the row's products.
-template <bool MODERATE, bool CLAMPED, class T>
+// Writes one row's gradients to the slots, that of up where UP, and returns its contribution to the row's products.
+template <bool MODERATE, bool CLAMPED, bool UP, class T>
 __device__ __forceinline__ float differentiate(Pack<T> gate, float prob, int row, void* slots) {
   const Pack<T> dy = Slots<T>::load(slots, 0, row), up = Slots<T>::load(slots, 1, row);
   Pack<T> dgate, dup;
@@ -154,14 +163,14 @@ __device__ __forceinline__ float differentiate(Pack<T> gate, float prob, int row
     dup.set(pair, of_up[0], of_up[1]);
   }
   Slots<T>::store(slots, 0, row, dgate);
-  Slots<T>::store(slots, 1, row, dup);
+  if constexpr (UP) Slots<T>::store(slots, 1, row, dup);
   return sum;
 }
 
-template <bool CLAMPED, class T>
-__device__ __forceinline__ float make_as(const SwigluGrad<T>& source, const Tile& tile, float own,
-                                         const Pack<T> (&gate)[8], void* slots) {
-  const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+// The same of the first `live` rows. Returns the folded sums.
+template <bool CLAMPED, bool UP, class Source, class T>
+__device__ __forceinline__ float differentiate_rows(const Source& source, const Tile& tile, float own, int live,
+                                                    const Pack<T> (&gate)[8], void* slots) {
   float sums[8];
   if (all_moderate(gate, CLAMPED)) {
     // Even rows, then odd ones: code for all of them would not fit the instruction cache beside what follows.
@@ -175,7 +184,7 @@ __device__ __forceinline__ float make_as(const SwigluGrad<T>& source, const Tile
         const int row = reversed(at) + odd;
         const float prob = probability_of(own, row);
         sums[at] = 0.0f;
-        if (row < live) sums[at] = differentiate<true, CLAMPED>(gates[at], prob, row, slots);
+        if (row < live) sums[at] = differentiate<true, CLAMPED, UP>(gates[at], prob, row, slots);
         fold_sums(sums, at);
         gates[at] = gate[reversed(at) + 1];
       }
@@ -190,7 +199,7 @@ __device__ __forceinline__ float make_as(const SwigluGrad<T>& source, const Tile
     for (int row = 0; row < 8; ++row) {
       const float prob = probability_of(own, row);
       const float sum =
-          row < live ? differentiate<false, CLAMPED>(reload_gate(source, tile, row), prob, row, slots) : 0.0f;
+          row < live ? differentiate<false, CLAMPED, UP>(reload_gate(source, tile, row), prob, row, slots) : 0.0f;
 #pragma unroll
       for (int k = 0; k < 8; ++k)
         if (row == k) sums[reversed(k)] = sum;
@@ -207,9 +216,61 @@ template <class T>
 __device__ __forceinline__ void make(const SwigluGrad<T>& source, const Tile& tile, float own, const Pack<T> (&gate)[8],
                                      void* slots) {
   wait_for_slots();
-  const float sum =
-      source.clamped ? make_as<true>(source, tile, own, gate, slots) : make_as<false>(source, tile, own, gate, slots);
+  const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+  const float sum = source.clamped ? differentiate_rows<true, true>(source, tile, own, live, gate, slots)
+                                   : differentiate_rows<false, true>(source, tile, own, live, gate, slots);
   if (source.products) store_products(source, tile, sum);
+}
+
+template <bool MODERATE, bool CLAMPED, class T>
+__device__ __forceinline__ Pack<T> gradient_of_up(Pack<T> gate, const Pack<T>& up, const Pack<T>& dy, float prob) {
+  constexpr Activation name = swiglu_name<CLAMPED>;
+  Pack<T> out;
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    float results[2];
+    if (!MODERATE) order_barrier(gate.word[pair]);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const float g = gate.value(2 * pair + k), grad = dy.value(2 * pair + k) * prob;
+      const float value = MODERATE ? moderate<CLAMPED, false>(g).value : parts_of<T, true, false>(name, g).value;
+      results[k] = up_passes(name, up.value(2 * pair + k)) ? grad * value : 0.0f;
+    }
+    out.set(pair, results[0], results[1]);
+  }
+  return out;
+}
+
+// Whole warps enter each branch, and both where F lies within the columns of one.
+template <bool CLAMPED, class T>
+__device__ __forceinline__ void make_as(const JoinedSwigluGrad<T>& source, const Tile& tile, float own,
+                                        Pack<T> (&values)[8], void* slots) {
+  const bool is_up = tile.col() >= source.features;
+  const int live = tile.col() < tile.end ? tile.live_rows() : 0;
+  const bool any_gate = __any_sync(~0u, !is_up);
+  if (any_gate) {
+    const float sum = differentiate_rows<CLAMPED, false>(source, tile, own, is_up ? 0 : live, values, slots);
+    if (source.products) store_products(source, tile, sum);
+  }
+  if (__any_sync(~0u, is_up))
+    replace_gates<CLAMPED>(source, tile, own, is_up ? live : 0, values,
+                           [&](auto moderate, const Pack<T>& gate, int row, float prob) {
+                             return gradient_of_up<moderate(), CLAMPED>(gate, Slots<T>::load(slots, 1, row),
+                                                                        Slots<T>::load(slots, 0, row), prob);
+                           });
+  if (!is_up) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = Slots<T>::load(slots, 0, i);
+  }
+}
+
+// Replaces the gates in `values` by the values to quantize, once the slots are loaded. Rows past the group's end stay
+// zero.
+template <class T>
+__device__ __forceinline__ void make(const JoinedSwigluGrad<T>& source, const Tile& tile, float own,
+                                     Pack<T> (&values)[8], void* slots) {
+  wait_for_slots();
+  source.clamped ? make_as<true>(source, tile, own, values, slots) : make_as<false>(source, tile, own, values, slots);
 }
 
 }  // namespace octavo::cuda
