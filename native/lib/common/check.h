@@ -14,6 +14,9 @@ inline bool aligned(const void* pointer, int64_t bytes) { return reinterpret_cas
 // True if the scales are fp32; otherwise they are bytes.
 inline bool wide_scales(Scaling scaling) { return scaling != Scaling::mxfp8 && scaling != Scaling::nvfp4; }
 
+// True of the formats that Hopper's tensor cores do not multiply: codes are decoded to bf16 in front of a product.
+inline bool is_emulated(Scaling scaling) { return scaling == Scaling::mxfp8 || scaling == Scaling::nvfp4; }
+
 template <typename Enum>
 bool named(Enum value, Enum last) {
   return static_cast<int32_t>(value) >= 0 && value <= last;

@@ -28,8 +28,7 @@ Error check_options(const GemmSpec& spec, bool cuda) {
   if (spec.accumulate && spec.gemm != Gemm::wgrad) {
     return invalid("accumulate was given and the GEMM is not wgrad; only weight gradients add to `out`, so drop it");
   }
-  const bool emulated = spec.scaling == Scaling::mxfp8 || spec.scaling == Scaling::nvfp4;
-  if ((spec.left_values || spec.right_values) && !(spec.quantized && emulated)) {
+  if ((spec.left_values || spec.right_values) && !(spec.quantized && is_emulated(spec.scaling))) {
     return invalid("left_values or right_values was given and the scaling is not mxfp8 or nvfp4; leave both false");
   }
   if (!spec.quantized) {

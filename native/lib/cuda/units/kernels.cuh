@@ -157,16 +157,22 @@ __device__ __forceinline__ uint32_t quantize_unit_pair(const Tile& tile, const U
   return scales;
 }
 
+// The tile of this CTA; false if it holds no rows.
+template <class Args>
+__device__ __forceinline__ bool locate_tile(const Args& args, bool reverse, Tile& tile) {
+  const TileWalk walk(args.tiles, reverse);
+  tile.end = static_cast<int>(args.cols);
+  return walk.template locate<COLUMN_LANES>(tile);
+}
+
 template <class T, bool STOCHASTIC, bool HADAMARD>
 __global__ void __launch_bounds__(UNIT_THREADS, UNIT_CTAS)
     quantize_units(const __grid_constant__ TileArgs<Plain<T>> args) {
   __shared__ UnitSmem smem;
   __shared__ std::conditional_t<STOCHASTIC, DrawKeys, Nothing> keys;
   if (args.unchanged && *args.unchanged) return;
-  TileWalk walk(args.tiles, args.reverse);
   Tile tile;
-  tile.end = static_cast<int>(args.cols);
-  if (!walk.template locate<COLUMN_LANES>(tile)) return;
+  if (!locate_tile(args, args.reverse, tile)) return;
   const Unit unit = Unit::of(tile);
   const Multipliers by = Multipliers::unknown(UNIT_THREADS);
   UnitSlots<T> slots(smem.slots);
@@ -295,10 +301,8 @@ __global__ void __launch_bounds__(UNIT_THREADS, SQUARE_UNIT_CTAS - (VALUES ? 1 :
   __shared__ alignas(16) uint32_t panel[TILE_COLS * PANEL_ROWS / 8];
   __shared__ std::conditional_t<VALUES, SquareValues, Nothing> by_value;
   if (args.unchanged && *args.unchanged) return;
-  TileWalk walk(args.tiles, args.reverse);
   Tile tile;
-  tile.end = static_cast<int>(args.cols);
-  if (!walk.template locate<COLUMN_LANES>(tile)) return;
+  if (!locate_tile(args, args.reverse, tile)) return;
   const Unit unit = Unit::of(tile);
   const Multipliers by = Multipliers::unknown(UNIT_THREADS);
   Pack<T> values[UNIT_ROWS];
@@ -318,10 +322,8 @@ __global__ void __launch_bounds__(UNIT_THREADS, AMAX_UNIT_CTAS)
   using P = Pack<T>;
   __shared__ uint32_t partial[2][UNIT_WARPS];
   if (args.unchanged && *args.unchanged) return;
-  TileWalk walk(args.tiles, false);
   Tile tile;
-  tile.end = static_cast<int>(args.cols);
-  if (!walk.template locate<COLUMN_LANES>(tile)) return;
+  if (!locate_tile(args, false, tile)) return;
   const Unit unit = Unit::of(tile);
   const Multipliers by = Multipliers::unknown(UNIT_THREADS);
   P values[UNIT_ROWS];

@@ -1,112 +1,16 @@
 // Argument checks of the quantizers, shared by both devices. Pointers are compared and never dereferenced.
 #include <cmath>
 
-#include "check.h"
-#include "octavo/dequantize.h"
-#include "octavo/plan.h"
-#include "octavo/quantize.h"
+#include "check_operand.h"
 
 namespace octavo {
 
 namespace {
 
-constexpr const char* HADAMARD_STACKED =
-    "hadamard is for ragged rows and matrix_rows says stacked matrices; take hadamard off their quantizer";
-
-Error check_spec(const QuantizerSpec& spec) {
-  if (!named(spec.format, Format::e2m1))
-    return invalid("format is not a valid Format; give e4m3, e5m2 or e2m1 (0 to 2)");
-  if (!named(spec.scaling, Scaling::nvfp4)) return invalid("scaling is not a valid Scaling; give a number from 0 to 5");
-  if (!named(spec.operand, Operand::dy)) return invalid("operand is not a valid Operand; give x, w or dy (0 to 2)");
-  if ((spec.format == Format::e2m1) != (spec.scaling == Scaling::nvfp4)) {
-    return invalid("format and scaling do not go together; e2m1 goes with nvfp4 and nothing else does with either");
-  }
-  if (spec.square && block_size(spec.scaling) == 0) {
-    return invalid("square needs blocks; leave it false where scaling is delayed, current or row");
-  }
-  if (spec.stochastic && spec.format != Format::e2m1) {
-    return invalid("stochastic rounding is defined for e2m1; leave stochastic false with other formats");
-  }
-  if (spec.hadamard && spec.scaling != Scaling::nvfp4) {
-    return invalid("hadamard is defined for nvfp4; leave it false with other scalings");
-  }
-  if (spec.hadamard && spec.square) {
-    return invalid("hadamard transforms rows and square blocks are shared by both directions; drop one of them");
-  }
-  const Scaling scaling = spec.scaling;
-  const bool fp32_scales = scaling == Scaling::current || scaling == Scaling::row || scaling == Scaling::block;
-  if (spec.power_of_two && !fp32_scales) {
-    return invalid("power_of_two is an option of current, row and block scaling; leave it false with others");
-  }
-  if (!(spec.amax_epsilon >= 0.0f) || !std::isfinite(spec.amax_epsilon)) {
-    return invalid("amax_epsilon is negative, infinite or NaN; give 0 or a finite floor");
-  }
-  if (spec.amax_epsilon != 0.0f && !fp32_scales) {
-    return invalid("amax_epsilon is an option of current, row and block scaling; give 0 with others");
-  }
-  if (spec.mxfp4 && !(scaling == Scaling::block && spec.square && spec.format == Format::e4m3)) {
-    return invalid("mxfp4 rounds to values that E4M3 holds in square blocks of 128; leave it false with others");
-  }
-  if (spec.square_columns && (scaling != Scaling::block || spec.square)) {
-    return invalid(
-        "square_columns is for blocks of 128 whose rows have scales of their own; leave it false with others");
-  }
-  return {};
-}
-
-Error check_shape(int64_t rows, int64_t cols, int64_t groups, int64_t matrix_rows, const int64_t* plan) {
-  if (const Error error = check_counts(rows, groups)) return error;
-  if (cols < 0) return invalid("cols is negative; give the columns of the operand, 0 or more");
-  if (cols > MAX_COLS) return invalid("cols is past 2^30; split the operand");
-  if (matrix_rows < 0) return invalid("matrix_rows is negative; give 0 for ragged rows, or the rows of each matrix");
-  if (matrix_rows > rows) {
-    return invalid("matrix_rows is more than rows; stacked matrices have rows = groups * matrix_rows");
-  }
-  if (matrix_rows > 0 && rows != groups * matrix_rows) {
-    return invalid("rows is not groups * matrix_rows; stacked matrices all have matrix_rows rows");
-  }
-  if (matrix_rows > 0 && plan != nullptr) {
-    return invalid("plan was given with stacked matrices; leave it null, or give matrix_rows 0 for ragged rows");
-  }
-  if (matrix_rows == 0 && rows > 0 && plan == nullptr) {
-    return invalid("plan is null and the rows are ragged; make one from the group sizes with plan_cpu or plan_cuda");
-  }
-  if (!aligned(plan, PLAN_ALIGNMENT)) return invalid("plan is not aligned to 32 bytes; allocate it so");
-  return {};
-}
-
-// `elements`: of the payload. An operand without elements may have null arrays.
-// What a plane of codes and one of values have beside them.
-Error check_second_level(const QuantizerSpec& spec, const Plane& plane, int64_t elements) {
-  if (!aligned(plane.global, 4)) return invalid("a plane's global is not aligned to 4 bytes; it is fp32");
-  if (elements > 0 && plane.codes != nullptr && spec.scaling == Scaling::nvfp4 && plane.global == nullptr) {
-    return invalid("a plane of nvfp4 has no global; give [groups] fp32 for the second-level factors");
-  }
-  return {};
-}
-
-Error check_plane(const QuantizerSpec& spec, const Plane& plane, int64_t elements) {
-  if (!named(plane.layout, Layout::native)) {
-    return invalid("a plane's layout is not a valid Layout; give plain or native (0, 1)");
-  }
-  if (wide_scales(spec.scaling) && !aligned(plane.scales, 4)) {
-    return invalid("a plane's scales are not aligned to 4 bytes; they are fp32");
-  }
-  if (elements == 0) return check_second_level(spec, plane, elements);
-  if (plane.codes == nullptr && (plane.scales != nullptr || plane.global != nullptr)) {
-    return invalid("a plane has scales and no codes; give both, or neither to leave the plane out");
-  }
-  if (plane.codes != nullptr && plane.scales == nullptr) {
-    return invalid("a plane has codes and no scales; give both, or neither to leave the plane out");
-  }
-  return check_second_level(spec, plane, elements);
-}
-
 // A plane that a quantizer writes, which may be one of values.
 Error check_output_plane(const QuantizeArgs& args, const Plane& plane, int64_t elements) {
   if (plane.layout != Layout::values) return check_plane(args.spec, plane, elements);
-  const Scaling scaling = args.spec.scaling;
-  if (scaling != Scaling::mxfp8 && scaling != Scaling::nvfp4) {
+  if (!is_emulated(args.spec.scaling)) {
     return invalid("a plane's layout is values, which are made of mxfp8 and nvfp4; give plain or native with others");
   }
   if (plane.scales != nullptr) return invalid("a plane of values has scales, which are in the values; leave them null");
@@ -281,18 +185,6 @@ Error check_scalars(const QuantizeArgs& args) {
 
 }  // namespace
 
-Error check_plan(const PlanArgs& args) {
-  if (const Error error = check_counts(args.rows, args.groups)) return error;
-  if (args.sizes == nullptr) return invalid("sizes is null; give the group sizes [groups], int32 or int64");
-  if (!aligned(args.sizes, args.sizes_are_64 ? 8 : 4)) {
-    return invalid("sizes is not aligned to its integers; give an address that is a multiple of their size");
-  }
-  if (args.plan == nullptr) return invalid("plan is null; give plan_words(rows, groups) words of 8 bytes");
-  if (!aligned(args.plan, PLAN_ALIGNMENT)) return invalid("plan is not aligned to 32 bytes; allocate it so");
-  if (!aligned(args.status, 4)) return invalid("status is not aligned to 4 bytes; it is one int32");
-  return {};
-}
-
 Error check_quantize(const QuantizeArgs& args) {
   if (const Error error = check_spec(args.spec)) return error;
   if (const Error error = check_input(args.input)) return error;
@@ -311,87 +203,6 @@ Error check_quantize(const QuantizeArgs& args) {
   }
   if (const Error error = check_outputs(args)) return error;
   return check_scalars(args);
-}
-
-Error check_dequantize(const DequantizeArgs& args) {
-  if (const Error error = check_spec(args.spec)) return error;
-  if (const Error error = check_shape(args.rows, args.cols, args.groups, args.matrix_rows, args.plan)) return error;
-  if (!named(args.direction, Direction::columnwise)) return invalid("direction is not a valid Direction; give 0 or 1");
-  if (!named(args.out_dtype, DType::bf16))
-    return invalid("out_dtype is not a valid DType; give f32, f16 or bf16 (0 to 2)");
-  if (!named(args.out_layout, Layout::native))
-    return invalid("out_layout is not a valid Layout; give plain or native (0, 1)");
-  if (args.spec.hadamard && args.direction == Direction::columnwise && args.matrix_rows > 0) {
-    return invalid(HADAMARD_STACKED);
-  }
-  const int64_t elements = args.rows * args.cols;
-  if (const Error error = check_plane(args.spec, args.plane, elements)) return error;
-  if (elements > 0 && args.plane.codes == nullptr) return invalid("the plane is null; give its codes and scales");
-  if (args.out_layout == Layout::native && args.direction == Direction::rowwise) {
-    return invalid("out_layout is native and the plane is rowwise; values in panels are columnwise, so ask for plain");
-  }
-  if (elements > 0 && args.out == nullptr) return invalid("out is null; give the address of the values");
-  if (!aligned(args.out, dtype_bytes(args.out_dtype))) {
-    return invalid("out is not aligned to its elements; give an address that is a multiple of their size");
-  }
-  return {};
-}
-
-Error check_convert(const ConvertArgs& args) {
-  if (const Error error = check_spec(args.spec)) return error;
-  if (const Error error = check_shape(args.rows, args.cols, args.groups, args.matrix_rows, args.plan)) return error;
-  if (!named(args.direction, Direction::columnwise)) return invalid("direction is not a valid Direction; give 0 or 1");
-  if (!named(args.to, Layout::native)) return invalid("to is not a valid Layout; give plain or native (0, 1)");
-  if (args.into.layout != args.to || args.from.layout == args.to) {
-    return invalid("the planes' layouts do not fit `to`; into.layout is `to` and from.layout the other one");
-  }
-  if (args.spec.hadamard && args.direction == Direction::columnwise && args.matrix_rows > 0) {
-    return invalid(HADAMARD_STACKED);
-  }
-  const int64_t elements = args.rows * args.cols;
-  const Plane* const planes[] = {&args.from, &args.into};
-  for (const Plane* plane : planes) {
-    if (!aligned(plane->scales, wide_scales(args.spec.scaling) ? 4 : 1)) {
-      return invalid("a plane's scales are not aligned to 4 bytes; they are fp32");
-    }
-    if (elements > 0 && (plane->codes == nullptr || plane->scales == nullptr)) {
-      return invalid("a plane lacks codes or scales; give both of the plane read and both of the plane written");
-    }
-  }
-  return {};
-}
-
-Error check_swizzle(const SwizzleArgs& args) {
-  if (args.outer < 0 || args.blocks < 0) return invalid("outer or blocks is negative; give the shape [outer, blocks]");
-  if (args.outer > (int64_t{1} << 40) || args.blocks > MAX_COLS) {
-    return invalid("outer is past 2^40 or blocks past 2^30; split the scales");
-  }
-  if (args.outer * args.blocks > 0 && (args.from == nullptr || args.into == nullptr)) {
-    return invalid("from or into is null; give the address of both arrays of scales");
-  }
-  return {};
-}
-
-Error check_pack(const PackArgs& args) {
-  if (args.rows < 0 || args.cols < 0) return invalid("rows or cols is negative; give the codes' shape [rows, cols]");
-  if (args.rows > (int64_t{1} << 32) || args.cols > MAX_COLS) {
-    return invalid("rows is past 2^32 or cols past 2^30; split the codes");
-  }
-  if (args.rows * args.cols > 0 && (args.from == nullptr || args.into == nullptr)) {
-    return invalid("from or into is null; give the address of both arrays of codes");
-  }
-  return {};
-}
-
-Error check_expand(const ExpandArgs& args) {
-  if (args.blocks < 0) return invalid("blocks is negative; give the number of blocks of 32 elements, 0 or more");
-  if (args.blocks > (int64_t{1} << 40)) return invalid("blocks is past 2^40; split the array");
-  if (args.blocks > 0 && (args.codes == nullptr || args.scales == nullptr || args.out == nullptr)) {
-    return invalid("codes, scales or out is null; give the address of all three arrays");
-  }
-  if (!aligned(args.codes, 4)) return invalid("codes is not aligned to 4 bytes; copy them to an aligned address");
-  if (!aligned(args.out, 16)) return invalid("out is not aligned to 16 bytes; give an array at such an address");
-  return {};
 }
 
 }  // namespace octavo

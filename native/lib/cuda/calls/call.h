@@ -1,0 +1,13 @@
+// The launches of a call of a quantizer.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "workspace.h"
+
+namespace octavo::cuda {
+
+// The kernels that the call needs, in order.
+Error launch_call(const QuantizeArgs& args, const Route& route, const Workspace& space, cudaStream_t stream);
+
+}  // namespace octavo::cuda

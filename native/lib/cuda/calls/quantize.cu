@@ -1,0 +1,34 @@
+// The entry points of quantizers.
+#include "call.h"
+#include "common/check.h"
+#include "cuda/tile/tile.cuh"
+
+namespace octavo {
+
+size_t quantize_workspace_cuda(const QuantizeArgs& args) {
+  return cuda::workspace_of(args, cuda::route_of(args)).bytes;
+}
+
+Error quantize_cuda(const QuantizeArgs& args, void* stream) {
+  if (Error error = check_quantize(args)) return error;
+  const int64_t panels = panel_bound(args.input.rows, args.input.groups, args.input.matrix_rows);
+  if (panels * ceil_div(output_cols(args), cuda::TILE_COLS) > 0x7FFFFFFF)
+    return unsupported("x has more than 2^31 tiles of 128 x 128 elements; split it by rows");
+  if (args.columnwise.layout == Layout::native && !aligned(args.columnwise.codes, 16))
+    return invalid("columnwise panels are not 16-byte aligned; give memory that is");
+  const cuda::Route route = cuda::route_of(args);
+  if (args.ctas > 0 && !cuda::stays(args, route))
+    return unsupported(
+        "ctas was given and every kernel of this call has a CTA for each tile, which ends within microseconds; give 0, "
+        "and a stream of higher priority to what must not wait");
+  if (args.columnwise.layout == Layout::values && route.kind == cuda::Kind::nvfp4 && !cuda::in_units(args, route))
+    return unsupported(
+        "columnwise values of nvfp4 are made of bf16 and f16 whose rows are aligned to 16 bytes, without a prologue or "
+        "other outputs, and in square blocks without stochastic rounding; ask for codes in the native layout");
+  const cuda::Workspace space = cuda::workspace_of(args, route);
+  if (space.bytes > args.workspace_bytes)
+    return {ErrorCode::workspace_too_small, "workspace is smaller than workspace_bytes says; allocate that many bytes"};
+  return cuda::launch_call(args, route, space, static_cast<cudaStream_t>(stream));
+}
+
+}  // namespace octavo

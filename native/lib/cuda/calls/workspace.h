@@ -1,0 +1,20 @@
+// The layout of a caller's workspace.
+#pragma once
+
+#include "route.h"
+
+namespace octavo::cuda {
+
+// Byte offsets into the workspace. The arrays that must be zeroed come first, contiguously.
+struct Workspace {
+  size_t group, hadamard, rows, columns, array, cleared;
+  size_t order, of_groups, of_panels, of_columns;  // of turns
+  size_t row_levels, col_levels, mean, rest, rstd, partial_sums, products, materialized, bytes;
+};
+
+Workspace workspace_of(const QuantizeArgs& args, const Route& route);
+
+// Chunks of a row's products with dy.
+int64_t product_chunks(const QuantizeArgs& args);
+
+}  // namespace octavo::cuda
