@@ -28,13 +28,13 @@ def test_axes_as_dot_general_has_them(rng: np.random.Generator) -> None:
     y = np.tensordot(x, kernel, 2) + bias
     dx = np.tensordot(dy, turned, 2)
     dw = np.tensordot(x, dy, ((0, 1), (0, 1)))
-    for dims, w, dw_expected in (
-        (((-2, -1), (0, 1)), kernel, dw),
-        (((2, 3), (-2, -1)), turned, np.moveaxis(dw, (2, 3), (0, 1))),
+    for dims, w, dw_expected, recipe in (
+        (((-2, -1), (0, 1)), kernel, dw, None),
+        (((2, 3), (-2, -1)), turned, np.moveaxis(dw, (2, 3), (0, 1)), octavo.RowScaling()),
     ):
 
-        def layer(x: Any, w: Any, bias: Any, dims: Any = dims) -> Any:
-            return dense(x, w, recipe=octavo.RowScaling(), contracting_dims=dims, bias=bias)
+        def layer(x: Any, w: Any, bias: Any, dims: Any = dims, recipe: Any = recipe) -> Any:
+            return dense(x, w, recipe=recipe, contracting_dims=dims, bias=bias)
 
         made, pull = jax.vjp(layer, *map(jnp.asarray, (x, w, bias)))
         assert np.array_equal(made, y)

@@ -44,7 +44,13 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize(("case", "kind"), [*((case, "fp8-current") for case in POLICIES), ("saved", "nvfp4")])
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        *((case, "fp8-current") for case in POLICIES),
+        pytest.param("saved", "nvfp4", marks=pytest.mark.slow),  # test_table.py has it with a backend that traces fast
+    ],
+)
 def test_quantizations_of_a_training_step(case: str, kind: str) -> None:
     """Five layers quantize x and the kernel once each and dy once: 15, where the outputs are saved by name
     (faults.md 42)."""

@@ -22,14 +22,24 @@ M, K, N, G, E = 24, 64, 32, 4, 2
 BACKEND = "jax-reference"
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-def test_rows_are_blocks_of_experts(kind: AxisType, mesh_of: Any, placed: Any, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(
+    ("kind", "recipe"),
+    [
+        (AxisType.Auto, "mxfp8"),
+        (AxisType.Explicit, "bf16"),
+        pytest.param(AxisType.Explicit, "mxfp8", marks=pytest.mark.slow),
+    ],
+    ids=["auto", "explicit", "explicit-mxfp8"],
+)
+def test_rows_are_blocks_of_experts(
+    kind: AxisType, recipe: str, mesh_of: Any, placed: Any, rng: np.random.Generator
+) -> None:
     """y and dx are the bits of each device's rows alone, tails too, dw has the kernel's place; no token moves."""
     x, dy = (rng.standard_normal((M, width)).astype(np.float32) for width in (K, N))
     kernel = rng.standard_normal((G, K, N)).astype(np.float32)
     sizes = np.array([5, 0, 3, 9], np.int32)
     x[5:12] = dy[5:12] = np.nan
-    layer = partial(octavo_jax.grouped_dense, recipe=octavo.MXFP8(), backend=BACKEND)
+    layer = partial(octavo_jax.grouped_dense, recipe=octavo.recipe(recipe), backend=BACKEND)
 
     def step(layer: Any, x: Any, kernel: Any, sizes: Any, dy: Any) -> Any:
         y, pull = jax.vjp(lambda x, kernel: layer(x, kernel, sizes), x, kernel)

@@ -119,7 +119,7 @@ def test_shared_delayed_state(mesh_of: Any, rng: np.random.Generator) -> None:
 
 def _fused(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """A layer of x, and what it has of parameters: shapes, shared by all shards."""
-    how: dict[str, Any] = {"recipe": octavo.recipe("fp8-row"), "backend": BACKEND}
+    how: dict[str, Any] = {"recipe": octavo.recipe("fp8-current"), "backend": BACKEND}
     if name == "layernorm_dense":
         return partial(octavo_jax.layernorm_dense, **how), {"kernel": (K, N), "gamma": (K,), "bias": (N,)}
     if name == "layernorm_mlp":
