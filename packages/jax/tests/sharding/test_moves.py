@@ -255,10 +255,8 @@ def test_a_moe_block(mesh: Any, placed: Any, rng: np.random.Generator) -> None:
         assert told.startswith(
             "moe_mlp: wo [8, 32, 64] is placed as P('ep', 'fsdp', None) and sharding needs P('ep', None"
         )
-        with warnings.catch_warnings():  # an error ends the eager call before it compiles each of its operations
-            warnings.filterwarnings("error", category=MoveWarning)
-            with pytest.raises(MoveWarning, match=re.escape(told)):
-                block(a)
+        with pytest.warns(MoveWarning, match=re.escape(told)):
+            block(a)
 
 
 def test_roles_without_a_mesh(rng: np.random.Generator) -> None:
