@@ -22,7 +22,7 @@ from octavo_numerics import error_bound
 
 M, K, N, G, LAYERS = 32, 16, 8, 3, 5
 SIZES = jnp.array([10, 0, 15])
-STOCHASTIC = octavo.NVFP4(hadamard=False)
+STOCHASTIC = octavo.NVFP4(hadamard=False, fprop="high_precision", dgrad="high_precision")  # in wgrad, and no more
 DELAYED = octavo.DelayedScaling(history=4)
 
 
