@@ -93,10 +93,11 @@ ADAPTED_ALONE = ("torchtitan==0.3.0", "megatron-core==0.16.1", "nemo-automodel==
 
 # These take longest and start first, in this order: a long session that starts last leaves the other cores idle.
 LONGEST_FIRST = (
-    *("native", "tests(octavo-jax)", "conformance(jax-reference)", "tests(octavo-jax-native)", "integration"),
-    *("conformance(jax-native)", "tests(octavo-torch-native)", "types", "tests(octavo-bench)", "tests(octavo)"),
-    *("tests(octavo-numerics)", "tests(octavo-conformance)", "adapters", "third_party", "tests(octavo-torch)"),
-    *("conformance(torch-native)", "docs", "conformance(torch-reference)"),
+    *("native", "tests(octavo-jax)", "tests(octavo-torch)", "conformance(jax-reference)", "integration"),
+    *("tests(octavo-jax-native)", "docs", "tests(octavo-torch-native)", "adapters", "tests(octavo-conformance)"),
+    *("tests(octavo)", "tests(octavo-bench)", "third_party", "types", "tests(octavo-torch-triton)"),
+    *("tests(octavo-jax-triton)", "conformance(torch-triton-interpreter)", "conformance(torch-reference)"),
+    *("conformance(jax-native)", "conformance(torch-native)", "tests(octavo-native)", "tests(octavo-numerics)"),
 )
 
 
