@@ -16,7 +16,12 @@ from octavo_torch import Activation, GroupedLinear, GroupedMLP, Sequential, grou
 
 SIZES = torch.tensor([20, 0, 40])
 M, K, F, N, G = 70, 32, 24, 16, len(SIZES)
-RECIPES: tuple[Recipe | None, ...] = (None, MXFP8(), BlockScaling(output_dtype="float32"))
+RECIPES: tuple[Recipe | None, ...] = (
+    None,
+    MXFP8(),
+    BlockScaling(output_dtype="float32"),
+    BlockScaling(output_dtype="float16"),  # dx is rounded to it first, to bf16 then
+)
 
 
 @pytest.fixture(autouse=True)
