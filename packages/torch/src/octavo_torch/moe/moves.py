@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-import octavo_registry as registry
-from octavo import NoBackendError
 from octavo.router import RouterRule
 from octavo_registry.contract import moves as contract
 from octavo_registry.contract.cards import Move
@@ -18,6 +16,7 @@ from octavo_registry.contract.request import ChooseRequest, MoveRequest
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.device import arch_of
+from octavo_torch.dispatch.served import plan_if_served
 from octavo_torch.memo import Memo
 from octavo_torch.moe import gathers
 
@@ -74,12 +73,9 @@ def _resolve_choosers(logits: Tensor, rule: RouterRule, backend: Names, graph_sa
         choices=rule.k,
         expert_groups=rule.groups if rule.by_groups else 1,
     )
-    try:
-        plan = registry.plan(request, backend=backend)
-        back = registry.plan(replace(request, op="choose_gradient"), backend=plan.backend)
-    except NoBackendError:
-        return None
-    return Choosers(plan.run, back.run)
+    plan = plan_if_served(request, backend)
+    back = None if plan is None else plan_if_served(replace(request, op="choose_gradient"), plan.backend)
+    return None if plan is None or back is None else Choosers(plan.run, back.run)
 
 
 def moves_for(x: Tensor, backend: Names) -> Moves:
@@ -110,8 +106,5 @@ def _resolve(op: Move, x: Tensor, backend: Names, groups: int | None, graph_safe
         groups=groups,
         graph_safe=graph_safe,
     )
-    try:
-        run: Run = registry.plan(request, backend=backend).run
-        return run
-    except NoBackendError:
-        return _FALLBACKS[op]
+    plan = plan_if_served(request, backend)
+    return _FALLBACKS[op] if plan is None else plan.run

@@ -10,8 +10,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-import octavo_registry as registry
-from octavo import NoBackendError
 from octavo_registry.contract.optimizers import AdamWArrays, AdamWStep, AdamWStepRule
 from octavo_registry.contract.request import OptimizerRequest
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
@@ -19,6 +17,7 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.device import arch_of
+from octavo_torch.dispatch.served import plan_if_served
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.memo import Memo
 from octavo_torch.optimizers.gradients import local_of
@@ -81,11 +80,8 @@ def step_for(parameter: Tensor, state: State, gradient_dtype: torch.dtype) -> St
 
 
 def _plan(request: OptimizerRequest, *, writes_codes: bool) -> Step | None:
-    try:
-        plan = registry.plan(request)
-    except NoBackendError:
-        return None
-    return Step(plan.backend, plan.run, writes_codes)
+    plan = plan_if_served(request)
+    return None if plan is None else Step(plan.backend, plan.run, writes_codes)
 
 
 def _may_write(weight: CodedWeight) -> bool:

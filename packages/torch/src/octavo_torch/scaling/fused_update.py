@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-import octavo_registry as registry
-from octavo import DelayedScaling, NoBackendError
+from octavo import DelayedScaling
 from octavo_registry.contract.quantize import UpdateScales
 from octavo_registry.contract.request import QuantizeRequest
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.device import arch_of
+from octavo_torch.dispatch.served import plan_if_served
 from octavo_torch.memo import Memo
 
 Update = UpdateScales[Tensor]
@@ -43,7 +43,6 @@ def _resolve(recipe: DelayedScaling, device: torch.device, graph_safe: bool) -> 
         arch=arch_of(device),
         graph_safe=graph_safe,
     )
-    try:
-        return registry.plan(request).bound.update_scales
-    except NoBackendError:  # each layer may still name a backend that serves it
-        return None
+    plan = plan_if_served(request)
+    # where there is none, each layer may still name a backend that serves it
+    return None if plan is None else plan.bound.update_scales
