@@ -1,6 +1,35 @@
-"""Checks of arguments that are no arrays."""
+"""Checks of arguments that are no arrays, or may be none."""
 
 from __future__ import annotations
+
+import numpy as np
+
+from octavo import QuantizerSpec
+
+_NO_ARRAYS = (type(None), bool, int, float, complex, str, bytes, list, tuple, dict)
+"""Not said as what arrays are: variables of frameworks, which stand for arrays, are of types of their own."""
+
+
+def check_spec(spec: object) -> None:
+    """ValueError for anything but a QuantizerSpec."""
+    if not isinstance(spec, QuantizerSpec):
+        given = repr(spec) if isinstance(spec, str) else f"a {type(spec).__name__}"
+        raise ValueError(f"spec is {given}; give a QuantizerSpec, such as recipe.quantizer('x')")
+
+
+def check_arrays(**values: object) -> None:
+    """ValueError for None, numbers, text and containers in the place of arrays."""
+    for name, value in values.items():
+        if isinstance(value, _NO_ARRAYS):
+            raise ValueError(f"{name} is a {type(value).__name__}; give an array")
+
+
+def as_count(name: str, value: object) -> int:
+    """`value`, an integer of Python's or numpy's, as the former; ValueError as `check_count`."""
+    number = int(value) if isinstance(value, np.integer) else value
+    check_count(name, number)
+    assert isinstance(number, int)  # as checked
+    return number
 
 
 def check_count(name: str, value: object) -> None:

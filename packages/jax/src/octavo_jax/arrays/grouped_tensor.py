@@ -36,7 +36,10 @@ class GroupedTensor:
     columnwise_global: Array | None = None
 
     def plane(self, direction: Direction) -> tuple[Array, Array, Array | None]:
-        """(payload, decode scales, second level or None) of one direction; ValueError where it was not made."""
+        """(payload, decode scales, second level or None) of one direction; ValueError where it was not made, and for
+        what is no direction."""
+        if direction not in ("rowwise", "columnwise"):
+            raise ValueError(f"direction is {direction!r}; it is 'rowwise' or 'columnwise'")
         payload = self.rowwise if direction == "rowwise" else self.columnwise
         scale = self.rowwise_scale if direction == "rowwise" else self.columnwise_scale
         if payload is None or scale is None:

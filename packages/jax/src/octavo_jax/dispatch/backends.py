@@ -9,5 +9,11 @@ BackendNames = str | Sequence[str] | None
 
 
 def hashable(backend: BackendNames) -> str | tuple[str, ...] | None:
-    """The same names as a key of caches and a static argument."""
-    return backend if backend is None or isinstance(backend, str) else tuple(backend)
+    """The same names as a key of caches and a static argument; ValueError for what are no names."""
+    if backend is None or isinstance(backend, str):
+        return backend
+    names = tuple(backend) if isinstance(backend, Sequence) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        given = repr(backend) if isinstance(backend, int | float | list | tuple) else f"a {type(backend).__name__}"
+        raise ValueError(f"backend is {given}; give a name, several in order of preference, or None")
+    return names

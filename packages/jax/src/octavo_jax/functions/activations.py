@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from octavo_jax.arithmetic.barrier import barrier
+from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.functions.activation_formulas import activated, activated_gradient, probs_gradient
 from octavo_registry.contract.cards import GATED, Activation
 
@@ -77,6 +78,8 @@ def features(columns: int, activation: Activation, what: str) -> int:
 
 def check_probs(probs: Array | None, shape: tuple[int, ...]) -> None:
     """ValueError unless probs is None or float32 of this shape."""
+    if probs is not None:
+        check_arrays(probs=probs)
     if probs is not None and (probs.shape != shape or probs.dtype != jnp.float32):
         raise ValueError(
             f"probs has shape {list(probs.shape)} and dtype {probs.dtype}; give one float32 per row, {list(shape)}"

@@ -11,6 +11,7 @@ from jax import Array
 
 from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arithmetic.norm import Normalized, NormGradients, normalized, normalized_gradients
+from octavo_jax.arrays.checks import check_arrays
 from octavo_registry.contract.cards import Norm
 
 
@@ -72,6 +73,7 @@ def check_norm(norm: Norm, epsilon: float, x: Array, gamma: Array, beta: Array |
         raise ValueError(f"epsilon is {epsilon!r}; it must be more than 0, or a row of zeros has no rstd")
     if beta is not None and norm == "rms":
         raise ValueError("beta was given and norm is 'rms', which has none; leave it out or use 'layer'")
+    check_arrays(gamma=gamma, **({} if beta is None else {"beta": beta}))
     for name, array in (("gamma", gamma), ("beta", beta)):
         if array is not None and (array.shape != x.shape[-1:] or array.dtype != x.dtype):
             raise ValueError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -109,13 +108,5 @@ def context_of(
 
 
 def _offset(group_offset: int | Array, groups: int) -> Array | np.uint32:
-    if isinstance(group_offset, jax.Array):
-        if group_offset.ndim == 0 and jnp.issubdtype(group_offset.dtype, jnp.integer):
-            return group_offset.astype(jnp.uint32)
-        description = f"an array of shape {list(group_offset.shape)} and dtype {group_offset.dtype}"
-    else:
-        try:
-            return np.uint32(check_group_offset(operator.index(group_offset), groups))
-        except TypeError:
-            description = repr(group_offset)
-    raise ValueError(f"group_offset is {description}; it is the number of the first group, one integer")
+    checked = check_group_offset(group_offset, groups)
+    return checked.astype(jnp.uint32) if isinstance(checked, jax.Array) else np.uint32(checked)

@@ -8,6 +8,7 @@ from typing import Any
 from jax import Array
 
 from octavo import Recipe
+from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.functions.activations import features
 from octavo_jax.linear.arguments import check_state
@@ -34,6 +35,8 @@ def check_mlp_operands(
 
     placements   of fc1 and fc2: what the caller's shard_map has cut along fsdp counts as its shards together
     """
+    biases = {name: bias for name, bias in (("bi", bi), ("bo", bo)) if bias is not None}
+    check_arrays(wi=wi, wo=wo, **biases)
     if 0 in (*wi.shape, *wo.shape) or wo.ndim != wi.ndim:
         raise ValueError(
             f"wi has shape {list(wi.shape)} and wo {list(wo.shape)}; they have as many axes, each one or more"

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.checks import as_count, check_arrays
 from octavo_jax.arrays.sizes import widened
 from octavo_jax.remat.checkpoint_names import name_array
 
@@ -55,6 +56,7 @@ def arrange(
 
     Raises ValueError for shapes or dtypes that do not fit.
     """
+    check_arrays(experts=experts, weights=weights)
     if experts.ndim != 2 or experts.shape[1] == 0 or not jnp.issubdtype(experts.dtype, jnp.integer):
         raise ValueError(
             f"experts has shape {list(experts.shape)} and dtype {experts.dtype}; give integers [T, k], k one or more"
@@ -64,10 +66,8 @@ def arrange(
             f"weights has shape {list(weights.shape)} and dtype {weights.dtype}; give floats {list(experts.shape)}, "
             "one per choice"
         )
-    if num_experts < 1:
-        raise ValueError(f"num_experts is {num_experts}; give one or more")
-    if rows is not None and rows < 1:
-        raise ValueError(f"rows is {rows}; give one or more, or None for one per choice")
+    num_experts = as_count("num_experts", num_experts)
+    rows = None if rows is None else as_count("rows", rows)
     check_mask(mask, experts.shape[0])
     experts = named(widened(experts), checkpoint_name)
     if mask is not None:

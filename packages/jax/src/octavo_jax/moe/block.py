@@ -8,8 +8,10 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.checks import check_arrays
+from octavo_jax.arrays.dtypes import element_type
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
-from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.room import Room
 from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
@@ -69,6 +71,7 @@ def moe_mlp(
     Returns (y [..., N], `RouterStats`), and with a state (y, `RouterStats`, new state). Differentiable in x, router,
     wi, wo and the biases. Raises ValueError for arguments that do not fit, NoBackendError when nothing serves them.
     """
+    check_arrays(x=x, router=router, wi=wi, wo=wo)
     if x.ndim == 0 or router.ndim != 2 or router.shape[0] != x.shape[-1]:
         raise ValueError(f"x has shape {list(x.shape)} and router {list(router.shape)}; they are [..., K] and [K, E]")
     sharding = in_force(sharding)
@@ -89,8 +92,8 @@ def moe_mlp(
         dtype=dtype,
         checkpoint_name=checkpoint_name,
         output_checkpoint_names=output_checkpoint_names,
-        out_dtype=preferred_element_type or x.dtype,
-        backend=backend if backend is None or isinstance(backend, str) else tuple(backend),
+        out_dtype=element_type(preferred_element_type, x.dtype),
+        backend=hashable(backend),
         room=room,
         sharding=sharding,
         exchange=exchange,

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.checks import check_arrays
+from octavo_jax.arrays.dtypes import element_type
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.room import Room
@@ -66,6 +67,9 @@ def routed_mlp(
 
     The other arguments are those of `octavo_jax.grouped_mlp`. Returns y [T, N], and with a state (y, new state).
     """
+    if not isinstance(routing, Routing):
+        raise ValueError(f"routing is a {type(routing).__name__}; give what moe.route or moe.arrange returned")
+    check_arrays(x=x, wi=wi, wo=wo)
     check_experts(x, weights_on, bo)
     form, weight_codes = check_form(form), check_weight_codes(weight_codes)
     sharding = in_force(sharding)
@@ -82,7 +86,7 @@ def routed_mlp(
         backend,
         room,
     )
-    out_dtype = jnp.dtype(preferred_element_type or x.dtype)
+    out_dtype = element_type(preferred_element_type, x.dtype)
     if composes(sharding, x, wo):
         check_kept_whole(form, weight_codes, "rows that a mesh cuts outside of jax.shard_map, or experts along tp,")
         return _composed(x, routing, Arrays(x, None, None, wi, wo, bi, bo, None), weights_on, out_dtype, options)

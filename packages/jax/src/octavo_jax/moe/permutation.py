@@ -13,6 +13,8 @@ from jax.typing import DTypeLike
 
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.barrier import barrier
+from octavo_jax.arrays.checks import check_arrays
+from octavo_jax.arrays.dtypes import element_type
 from octavo_jax.moe.arrangement import Routing
 
 
@@ -22,6 +24,7 @@ def permute(x: Array, routing: Routing) -> Array:
     Rows past the sum of the sizes hold tokens that are left out; grouped layers do not read them. The gradient of a
     token is the sum over its choices in float32, rounded once; rows past the sum are not read.
     """
+    check_arrays(x=x)
     _check_first(x, routing.position.shape[0], "x", "one row per token")
     rows: Array = _permuted(x, routing.order, routing.position, jnp.sum(routing.group_sizes))
     return rows
@@ -44,11 +47,12 @@ def combine(
     Rows past the sum of the sizes are not read, and a token that is left out gets zeros. Differentiable in rows and in
     `routing.weights`.
     """
+    check_arrays(rows=rows)
     if rows.ndim != 2:
         raise ValueError(f"rows has shape {list(rows.shape)}; it is [R, N], one row a choice")
     _check_first(rows, routing.order.shape[0], "rows", "one row a choice")
     where = (routing.order, routing.position, jnp.sum(routing.group_sizes))
-    dtype = jnp.dtype(rows.dtype if preferred_element_type is None else preferred_element_type)
+    dtype = element_type(preferred_element_type, rows.dtype)
     y: Array = _combined(rows, routing.weights, *where, dtype) if weighted else _summed(rows, *where, dtype)
     return y
 

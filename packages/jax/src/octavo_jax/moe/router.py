@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.router import Score
-from octavo_jax.arrays.checks import check_count
+from octavo_jax.arrays.checks import check_arrays, check_count
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.sizes import widened
 from octavo_jax.moe.arrangement import counts, named
@@ -197,6 +197,7 @@ def _as_int32(integers: Array) -> Array:
 
 def check_choices(name: str, choices: Array, logits: Array) -> None:
     """ValueError unless `choices`, called `name`, are integers [T, k], at least one for each of the tokens."""
+    check_arrays(**{name: choices})
     if choices.ndim != 2 or not jnp.issubdtype(choices.dtype, jnp.integer):
         raise ValueError(
             f"{name} has shape {list(choices.shape)} and dtype {choices.dtype}; give integers [T, k], the expert of "
@@ -230,12 +231,14 @@ def check_bias(bias: Array | None, experts: int) -> None:
     """ValueError unless bias is None or one float for each of the experts."""
     if bias is None:
         return
+    check_arrays(bias=bias)
     if bias.shape != (experts,):
         raise ValueError(f"bias has shape {list(bias.shape)}; give [{experts}], one number per expert")
     dtype_name(bias.dtype, "bias")
 
 
 def _check_logits(logits: Array) -> None:
+    check_arrays(logits=logits)
     if logits.ndim != 2 or not logits.shape[1]:
         raise ValueError(f"logits has shape {list(logits.shape)}; give [T, E], with leading axes flattened")
     dtype_name(logits.dtype, "logits")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from jax.typing import DTypeLike
 
 from octavo import QuantizerSpec
 from octavo.quantizer import Direction, Operand
+from octavo_jax.arrays.checks import check_spec
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
 from octavo_jax.dispatch.backends import BackendNames
@@ -22,12 +25,22 @@ _MAX_GROUP = 1 << 32
 
 
 def check_group_offset(group_offset: int | Array, groups: int) -> int | Array:
-    """`group_offset`, which is part of a 32-bit counter word; ValueError where a host value does not fit."""
+    """`group_offset`, which is part of a 32-bit counter word; ValueError for anything but one integer, and where a
+    host value does not fit."""
     if isinstance(group_offset, jax.Array):
-        return group_offset
-    if not 0 <= group_offset <= _MAX_GROUP - groups:
-        raise ValueError(f"group_offset is {group_offset} with {groups} groups; group numbers are 0 to 2^32 - 1")
-    return group_offset
+        if group_offset.ndim == 0 and jnp.issubdtype(group_offset.dtype, jnp.integer):
+            return group_offset
+        description = f"an array of shape {list(group_offset.shape)} and dtype {group_offset.dtype}"
+        raise ValueError(f"group_offset is {description}; it is the number of the first group, one integer")
+    try:
+        number = operator.index(group_offset)
+    except TypeError:
+        raise ValueError(
+            f"group_offset is {group_offset!r}; it is the number of the first group, one integer"
+        ) from None
+    if not 0 <= number <= _MAX_GROUP - groups:
+        raise ValueError(f"group_offset is {number} with {groups} groups; group numbers are 0 to 2^32 - 1")
+    return number
 
 
 def check_scale(scale: Array | np.ndarray | None, spec: QuantizerSpec, groups: int) -> Array | None:
@@ -77,6 +90,7 @@ def quantize(
 
     Raises ValueError for shapes, dtypes, host sizes or a seed that do not fit; NoBackendError when nothing serves it.
     """
+    check_spec(spec)
     x = jnp.asarray(x)
     if x.ndim not in (2, 3):
         raise ValueError(f"x has shape {list(x.shape)}; it is ragged rows [M, K] or stacked matrices [G, N, K]")
@@ -119,6 +133,8 @@ def dequantize(
     Hadamard column data stay in the Hadamard domain and in their padded rows, [block_bound(M, G, 16) * 16, K].
     Raises ValueError for a plane that q does not have, NoBackendError when nothing reads its layouts.
     """
+    if not isinstance(q, GroupedTensor):
+        raise ValueError(f"q is a {type(q).__name__}; give what octavo_jax.quantize returned")
     payload, _, _ = q.plane(direction)
     layouts = (q.spec.rowwise_layout, q.spec.columnwise_layout)
     plan = dequantizer_for(q.spec.quantizer, payload, layouts, backend, preferred_element_type)

@@ -14,6 +14,7 @@ from octavo import QuantizerSpec
 from octavo.health import FIELDS, WINDOW
 from octavo.quantizer import Direction
 from octavo_jax.arithmetic.stats import operand_stats
+from octavo_jax.arrays.checks import check_spec
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
 from octavo_jax.quantizers.functional import check_scale
 from octavo_jax.scaling.seeds import seed_words
@@ -85,6 +86,7 @@ def tensor_stats(
     Other arguments are those of `quantize`. It may be jitted; it is not differentiated. Raises ValueError for arguments
     that do not fit.
     """
+    check_spec(spec)
     x = jnp.asarray(x)
     if x.ndim not in (2, 3):
         raise ValueError(f"x has shape {list(x.shape)}; it is ragged rows [M, K] or stacked matrices [G, N, K]")

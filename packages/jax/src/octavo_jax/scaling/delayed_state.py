@@ -31,6 +31,7 @@ from octavo.formats import FORMAT_MAX, Format
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.quantize import group_amax
 from octavo_jax.arithmetic.rows import RaggedRows, Rows, StackedRows
+from octavo_jax.arrays.checks import as_count
 from octavo_jax.arrays.recipes import as_delayed
 from octavo_jax.arrays.varying import varying_axes, varying_over
 
@@ -61,8 +62,7 @@ class DelayedState:
 def init_delayed(recipe: DelayedScaling | str, groups: int) -> DelayedState:
     """The state before the first step: history 0, scale 1."""
     recipe = as_delayed(recipe)
-    if groups < 1:
-        raise ValueError(f"groups is {groups}; a layer has one or more")
+    groups = as_count("groups", groups)
 
     def fresh() -> ScalingHistory:
         return ScalingHistory(jnp.zeros((recipe.history, groups), jnp.float32), jnp.ones(groups, jnp.float32))

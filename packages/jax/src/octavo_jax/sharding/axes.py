@@ -111,7 +111,11 @@ def current_roles() -> MeshAxes | None:
 
 
 def in_force(sharding: MeshAxes | None) -> MeshAxes | None:
-    """The roles of a call that was given `sharding`."""
+    """The roles of a call that was given `sharding`; ValueError where that is neither a MeshAxes nor None."""
+    if sharding is not None and not isinstance(sharding, MeshAxes):
+        raise ValueError(
+            f"sharding is {sharding!r}; give octavo_jax.MeshAxes(ep=..., fsdp=...), which names the mesh axes, or None"
+        )
     return current_roles() if sharding is None else sharding
 
 

@@ -23,12 +23,8 @@ def placement_of(
 ) -> Placement | None:
     """The placement of x [*B, M, K], a kernel and sizes [*B, G]; None for rows and a kernel on one device.
 
-    ValueError where `sharding` is not a MeshAxes, the mesh lacks an axis, or x and the sizes have other leading axes.
+    ValueError where the mesh lacks an axis, or x and the sizes have other leading axes.
     """
-    if sharding is not None and not isinstance(sharding, MeshAxes):
-        raise ValueError(
-            f"sharding is {sharding!r}; give octavo_jax.MeshAxes(ep=..., fsdp=...), which names the mesh axes, or None"
-        )
     blocks = np.shape(group_sizes)[:-1]
     if blocks and (len(blocks) > MOST_BLOCK_AXES or x.shape[:-2] != blocks):
         raise ValueError(

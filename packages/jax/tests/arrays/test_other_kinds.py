@@ -1,0 +1,136 @@
+"""Arguments of other kinds than asked for are refused by a sentence: nothing of them is taken for something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import octavo
+import octavo_jax
+from octavo_jax import moe
+
+T, E, K, F = 6, 2, 16, 32
+BACKEND = "jax-reference"
+SPEC: Any = octavo.MXFP8().quantizer("x")
+
+FUNCTIONS: Any = octavo_jax
+MOE: Any = moe
+"""Their types would refuse most of this."""
+
+Arguments = dict[str, Any]
+
+
+@pytest.fixture
+def draw(rng: np.random.Generator) -> Callable[..., jax.Array]:
+    return lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+
+@pytest.fixture
+def routing(draw: Callable[..., jax.Array], rng: np.random.Generator) -> moe.Routing:
+    return moe.arrange(jnp.asarray(rng.integers(-1, E, (T, 2))), draw(T, 2), E)
+
+
+@pytest.fixture
+def experts(draw: Callable[..., jax.Array]) -> Arguments:
+    return {"wi": draw(E, K, 2 * F), "wo": draw(E, F, K), "recipe": None, "backend": BACKEND}
+
+
+@pytest.mark.parametrize("backend", [None, BACKEND])
+@pytest.mark.parametrize("direction", ["column", "Rowwise", None, 0])
+def test_a_direction_that_is_none(draw: Callable[..., jax.Array], backend: str | None, direction: Any) -> None:
+    """It gave the values of the columns, or a KeyError, which of the two the backend decided."""
+    q = FUNCTIONS.quantize(draw(T, K), SPEC, backend=backend)
+    with pytest.raises(ValueError, match=r"direction is .*; it is 'rowwise' or 'columnwise'"):
+        FUNCTIONS.dequantize(q, direction, backend=backend)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.float8_e4m3fn, jnp.complex64, "int8", 0, "nosuch"])
+def test_results_are_of_high_precision(
+    draw: Callable[..., jax.Array], routing: moe.Routing, experts: Arguments, dtype: Any
+) -> None:
+    """A block's y of integers was its values, cut off; each of its doors refuses what grouped_dense does."""
+    x = draw(T, K)
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: MOE.routed_mlp(x, routing, **experts, preferred_element_type=dtype),
+        lambda: MOE.moe_mlp(x, draw(K, E), **experts, k=1, preferred_element_type=dtype),
+        lambda: MOE.combine(draw(2 * T, K), routing, preferred_element_type=dtype),
+        lambda: FUNCTIONS.grouped_dense(x, draw(E, K, F), [2, 3], recipe=None, preferred_element_type=dtype),
+    )
+    for run in calls:
+        with pytest.raises(ValueError, match="preferred_element_type"):
+            run()
+
+
+@pytest.mark.parametrize("offset", [1.5, 2.0, "1", np.float32(1), jnp.float32(1), jnp.zeros(2, jnp.int32)])
+def test_an_offset_is_one_integer(draw: Callable[..., jax.Array], offset: Any) -> None:
+    """A fraction was cut off, so that groups got random bits of others; integers of numpy and of JAX are taken."""
+    x, spec = draw(T, K), octavo.NVFP4().quantizer("dy")
+    with pytest.raises(ValueError, match=r"group_offset is .*; it is the number of the first group, one integer"):
+        FUNCTIONS.quantize(x, spec, seed=3, group_offset=offset, backend=BACKEND)
+    ours = [
+        FUNCTIONS.quantize(x, spec, seed=3, group_offset=one, backend=BACKEND).rowwise
+        for one in (1, np.int64(1), jnp.int32(1))
+    ]
+    assert all(jnp.array_equal(ours[0], other) for other in ours)
+
+
+def cases(draw: Callable[..., jax.Array], routing: moe.Routing, experts: Arguments) -> dict[str, Callable[[], Any]]:
+    """Calls by the beginning of what they are refused with."""
+    x, kernel, listed = draw(T, K), draw(E, K, F), [[1.0]]
+    dense: Arguments = {"group_sizes": [2, 3], "recipe": None}
+    return {
+        "spec is 'mxfp8'; give a QuantizerSpec": lambda: FUNCTIONS.quantize(x, "mxfp8"),
+        "spec is a MXFP8; give a QuantizerSpec": lambda: FUNCTIONS.quantize(x, octavo.MXFP8()),
+        "spec is a NoneType": lambda: FUNCTIONS.tensor_stats(x, None),
+        "q is a ndarray": lambda: FUNCTIONS.dequantize(np.asarray(x)),
+        "backend is 3": lambda: FUNCTIONS.grouped_dense(x, kernel, backend=3, **dense),
+        r"backend is \[\]": lambda: MOE.moe_mlp(x, draw(K, E), **{**experts, "backend": []}, k=1),
+        r"backend is \[\['": lambda: FUNCTIONS.grouped_dense(x, kernel, backend=[[BACKEND]], **dense),
+        "sharding is 'ep'": lambda: MOE.routed_mlp(x, routing, **experts, sharding="ep"),
+        "routing is a NoneType": lambda: MOE.routed_mlp(x, None, **experts),
+        "x is a list": lambda: MOE.routed_mlp(listed, routing, **experts),
+        "wo is a list": lambda: MOE.routed_mlp(x, routing, **{**experts, "wo": listed}),
+        "bi is a list": lambda: MOE.routed_mlp(x, routing, **experts, bi=listed),
+        "router is a list": lambda: MOE.moe_mlp(x, listed, **experts, k=1),
+        "experts is a list": lambda: MOE.arrange([[0]], draw(1, 1), E),
+        "weights is a list": lambda: MOE.arrange(jnp.zeros((1, 1), jnp.int32), listed, E),
+        "num_experts is 1.5": lambda: MOE.arrange(jnp.zeros((1, 1), jnp.int32), draw(1, 1), 1.5),
+        "rows is nan": lambda: MOE.arrange(jnp.zeros((1, 1), jnp.int32), draw(1, 1), E, rows=np.nan),
+        "rows is a list": lambda: MOE.combine(listed, routing),
+        "logits is a list": lambda: FUNCTIONS.choose_experts(listed, 1),
+        "gamma is a NoneType": lambda: FUNCTIONS.layernorm_dense(x, kernel[0], None, recipe=None),
+        "probs is a list": lambda: FUNCTIONS.grouped_mlp(x, experts["wi"], experts["wo"], probs=listed, **dense),
+        "groups is 2.0": lambda: FUNCTIONS.init_delayed(octavo.DelayedScaling(), 2.0),
+    }
+
+
+def test_a_sentence_names_the_argument(
+    draw: Callable[..., jax.Array], routing: moe.Routing, experts: Arguments
+) -> None:
+    """Of recipes in a spec's place, lists in an array's, and numbers in those of names and counts."""
+    for beginning, run in cases(draw, routing, experts).items():
+        with pytest.raises(ValueError, match=f"^{beginning}") as caught:
+            run()
+        assert "\n" not in str(caught.value)
+
+
+def test_counts_of_numpy_are_taken(draw: Callable[..., jax.Array]) -> None:
+    """As those of Python: shapes and configurations hold both."""
+    made = MOE.arrange(jnp.zeros((T, 1), jnp.int32), draw(T, 1), np.int64(E), rows=np.int32(T))
+    assert made.group_sizes.tolist() == [T, 0]
+    assert FUNCTIONS.init_delayed(octavo.DelayedScaling(history=2), np.int32(E)).x.scale.shape == (E,)
+
+
+def test_variables_of_flax_stand_for_arrays(
+    draw: Callable[..., jax.Array], routing: moe.Routing, experts: Arguments
+) -> None:
+    """A kernel may be given as the parameter that holds it."""
+    nnx = pytest.importorskip("flax.nnx")
+    x = draw(T, K)
+    held = {**experts, "wi": nnx.Param(experts["wi"]), "wo": nnx.Param(experts["wo"])}
+    assert jnp.array_equal(MOE.routed_mlp(x, routing, **held), MOE.routed_mlp(x, routing, **experts))
