@@ -1,6 +1,8 @@
 // Grouped quantization: one call produces every requested plane.
 #pragma once
 
+#include <optional>
+
 #include "octavo/plan.h"
 #include "octavo/types.h"
 
@@ -15,9 +17,9 @@ struct QuantizerSpec {
   bool hadamard = false;  // columnwise data only
   bool power_of_two = false;
   float amax_epsilon = 0.0f;
-  // Values are first rounded to MXFP4's: E2M1, with a power of two for each 32 elements of a row
+  // Values are first rounded to MXFP4's: E2M1, with a power of two for each 32 elements of a row, or of a column
   // (octavo_numerics.round_mxfp4). For E4M3 in square blocks of 128, of bf16 or fp32.
-  bool mxfp4 = false;
+  std::optional<Direction> mxfp4 = {};
   // Columnwise data alone have square blocks, quantized again: one scale for 128 rows of a group x 128 columns of x.
   bool square_columns = false;
 

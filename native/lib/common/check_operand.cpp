@@ -29,7 +29,7 @@ Error check_spec(const QuantizerSpec& spec) {
   const Scaling scaling = spec.scaling;
   const bool fp32_scales = scaling == Scaling::current || scaling == Scaling::row || scaling == Scaling::block;
   if (spec.power_of_two && !fp32_scales) {
-    return invalid("power_of_two is an option of current, row and block scaling; leave it false with others");
+    return invalid("power_of_two is an option of current, row and block scaling; leave it out with others");
   }
   if (!(spec.amax_epsilon >= 0.0f) || !std::isfinite(spec.amax_epsilon)) {
     return invalid("amax_epsilon is negative, infinite or NaN; give 0 or a finite floor");

@@ -158,8 +158,9 @@ class Quantizer:
     """
     One way to quantize: octavo.QuantizerSpec in numbers of FORMATS, SCALINGS and OPERANDS.
 
-    mxfp4: `run` rounds values to MXFP4's first, in blocks of 32 along rows; for E4M3 codes in
-    square blocks of 128, of bfloat16 or float32, and planes alone.
+    mxfp4: `run` rounds values to MXFP4's first, in blocks of 32 along rows or down columns, by
+    a number of DIRECTIONS; for E4M3 codes in square blocks of 128, of bfloat16 or float32,
+    and planes alone. None: it does not.
 
     square_columns: columnwise data of x have square blocks, and rowwise data have not; for
     blocks of 128.
@@ -180,7 +181,7 @@ class Quantizer:
         hadamard: bool = False,
         power_of_two: bool = False,
         amax_epsilon: float = 0.0,
-        mxfp4: bool = False,
+        mxfp4: int | None = None,
         square_columns: bool = False,
     ) -> None: ...
     def workspace_bytes(

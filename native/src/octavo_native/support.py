@@ -164,8 +164,6 @@ def rounding_refusal(axis: str | None, dtype: str) -> str | None:
 
     axis  "rowwise" or "columnwise": along which 32 elements share a scale; None: nothing is rounded
     """
-    if axis not in (None, "rowwise"):
-        return "rounds to MXFP4 in blocks of 32 along rows; round columns before it quantizes"
     if axis and dtype == "float16":
         return "rounds to MXFP4 what is bfloat16 or float32; convert float16 before it quantizes"
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -19,10 +21,12 @@ pytestmark = pytest.mark.skipif(
 CPU, CUDA = Place(cuda=False), Place(cuda=True)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_weights_rounded_to_mxfp4_have_the_bits_of_the_cpu(rng: np.random.Generator, dtype: str) -> None:
-    """Every bf16 and millions of fp32, magnitudes sorted and mixed; columns that kernels load whole, and others."""
-    spec = {"scaling": "block", "format": "e4m3", "square": True, "power_of_two": True, "operand": "w", "mxfp4": True}
+@pytest.mark.parametrize(("dtype", "axis"), list(product(["bfloat16", "float32"], DIRECTIONS)))
+def test_weights_rounded_to_mxfp4_have_the_bits_of_the_cpu(rng: np.random.Generator, dtype: str, axis: str) -> None:
+    """Every bf16 and millions of fp32, magnitudes sorted and mixed, in blocks of 32 along rows and down columns;
+    columns that kernels load whole, and others."""
+    spec = {"scaling": "block", "format": "e4m3", "square": True, "power_of_two": True, "operand": "w"}
+    spec["mxfp4"] = native.DIRECTIONS[axis]
     for cols, count in (
         (128, 1 << 16),
         (96, 96 << 10),
@@ -36,7 +40,9 @@ def test_weights_rounded_to_mxfp4_have_the_bits_of_the_cpu(rng: np.random.Genera
         signs = rng.integers(0, 2, bits.shape, dtype=np.uint32) << 31
         for part in (np.sort(bits), np.sort(finite), rng.permutation(finite), rng.permutation(bits)):
             x = torch.from_numpy((part | signs).view(np.float32).reshape(-1, cols)).to(getattr(torch, dtype))
-            for rows in (1, 16):  # of a matrix: a block of its own for each row, and for several
+            if axis == "columnwise":  # neighbours in magnitude one below the other
+                x = x.mT.contiguous().view(x.shape)
+            for rows in (1, 16, 64):  # of a matrix: a block of its own for each row, for several, and two of them
                 shape = Shape((0,) * (x.shape[0] // rows), cols, matrix_rows=rows)
                 planes = dict(zip(DIRECTIONS, ([layouts.PLAIN] * 2, NATIVE_LAYOUT.values())[rows > 1], strict=True))
                 ours, theirs = (

@@ -19,6 +19,7 @@ from octavo_numerics import quantize
 _W = MXFP4Weights().quantizer("w")
 assert _W is not None
 SPEC: QuantizerSpec = _W
+SPECS = {axis: QuantizerSpec(**{**dict(SPEC), "mxfp4": axis}) for axis in ("rowwise", "columnwise")}
 ORIENTATIONS = (("rowwise",), ("columnwise",), ("rowwise", "columnwise"))
 DTYPES = ("bfloat16", "float32")
 
@@ -30,12 +31,15 @@ def check(spec: QuantizerSpec, op: Operand, planes: dict[str, str], threads: int
     assert not (found := differences(run(spec, op, planes, threads=threads), q, spec, op, planes)), f"{about}: {found}"
 
 
-@pytest.mark.parametrize(("directions", "dtype"), list(product(ORIENTATIONS, DTYPES)))
-def test_codes_are_those_of_the_definition(directions: tuple[str, ...], dtype: str, rng: np.random.Generator) -> None:
-    """Ragged rows and matrices, sides around every edge of 32s and tiles, zeros, subnormals, NaN and infinities."""
+@pytest.mark.parametrize(("axis", "directions", "dtype"), list(product(SPECS, ORIENTATIONS, DTYPES)))
+def test_codes_are_those_of_the_definition(
+    axis: str, directions: tuple[str, ...], dtype: str, rng: np.random.Generator
+) -> None:
+    """Ragged rows and matrices, sides around every edge of 32s and tiles, zeros, subnormals, NaN and infinities; blocks
+    of 32 along rows, and down columns, of weights that lie as [G, K, N]."""
     for threads in (0, 1, 2) * 6:
-        op = random_operand(rng, SPEC, dtype)
-        check(SPEC, op, {way: str(rng.choice([PLAIN, NATIVE[way]])) for way in directions}, threads)
+        op = random_operand(rng, SPECS[axis], dtype)
+        check(SPECS[axis], op, {way: str(rng.choice([PLAIN, NATIVE[way]])) for way in directions}, threads)
 
 
 def patterns(rng: np.random.Generator, dtype: str) -> np.ndarray:
@@ -53,10 +57,11 @@ def patterns(rng: np.random.Generator, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_magnitude_is_rounded_as_defined(dtype: str, rng: np.random.Generator) -> None:
-    """From subnormal blocks to those whose scale would be past the largest; a matrix is one row, so that no block of
-    128x128 takes its scale from others."""
-    x = patterns(rng, dtype).reshape(-1, 1, 128)
-    check(SPEC, Operand(x, None), {"rowwise": PLAIN, "columnwise": PLAIN})
+    """From subnormal blocks to those whose scale would be past the largest; a matrix is one row, or one column, so that
+    no block of 128x128 takes its scale from others."""
+    x = patterns(rng, dtype)
+    for axis, sides in (("rowwise", (1, 128)), ("columnwise", (128, 1))):
+        check(SPECS[axis], Operand(x.reshape(-1, *sides), None), {"rowwise": PLAIN, "columnwise": PLAIN})
 
 
 def test_what_rounding_is_not_for_is_refused(rng: np.random.Generator) -> None:
@@ -72,10 +77,15 @@ def test_what_rounding_is_not_for_is_refused(rng: np.random.Generator) -> None:
         prepare(SPEC, op, planes)(mxfp4_scales=256)
     for format, scaling, square in (("e5m2", "block", True), ("e4m3", "mxfp8", True), ("e4m3", "block", False)):
         made = native.Quantizer(
-            format=native.FORMATS[format], scaling=native.SCALINGS[scaling], square=square, mxfp4=True
+            format=native.FORMATS[format],
+            scaling=native.SCALINGS[scaling],
+            square=square,
+            mxfp4=native.DIRECTIONS["rowwise"],
         )
         with pytest.raises(ValueError, match="mxfp4 rounds to values that E4M3 holds in square blocks of 128"):
             made.workspace_bytes(cuda=False, dtype=0, rows=1, cols=1, groups=1, rowwise=True, columnwise=False)
-    assert support.rounding_refusal("rowwise", "bfloat16") is support.rounding_refusal(None, "float16") is None
-    assert "round columns before" in str(support.rounding_refusal("columnwise", "bfloat16"))
-    assert "convert float16" in str(support.rounding_refusal("rowwise", "float16"))
+    served = [support.rounding_refusal(axis, "bfloat16") for axis in SPECS] + [
+        support.rounding_refusal(None, "float16")
+    ]
+    assert served == [None] * 3
+    assert "convert float16" in str(support.rounding_refusal("columnwise", "float16"))

@@ -140,10 +140,11 @@ def packed(check: Comparison) -> None:
 
 
 def rounded(check: Comparison) -> None:
-    """Weights that are rounded to MXFP4 first: rows of every magnitude, NaN and infinities, stacked and ragged."""
-    spec = {"scaling": "block", "format": "e4m3", "square": True, "power_of_two": True, "mxfp4": True}
-    kinds = itertools.product(("bfloat16", "float32"), (False, True), (False, True), (1, 2, 3))
-    for number, (dtype, stacked, native_layout, which) in enumerate(kinds):
+    """Weights that are rounded to MXFP4 first, in blocks along rows and down columns: rows of every magnitude, NaN and
+    infinities, stacked and ragged."""
+    spec = {"scaling": "block", "format": "e4m3", "square": True, "power_of_two": True}
+    kinds = itertools.product(DIRECTIONS, ("bfloat16", "float32"), (False, True), (False, True), (1, 2, 3))
+    for number, (axis, dtype, stacked, native_layout, which) in enumerate(kinds):
         cols = COLS[number % len(COLS)]
         shape = Shape((0, 0), cols, matrix_rows=(129, 40)[number % 2]) if stacked else Shape(SIZES[number % 7], cols)
         powers = torch.randint(-148, 128, (shape.rows, 1), generator=check.draw).float()
@@ -151,7 +152,7 @@ def rounded(check: Comparison) -> None:
         values[shape.rows // 2 :: 97, cols // 2] = (torch.nan, torch.inf, -0.0)[number % 3]
         wanted = [direction for bit, direction in enumerate(DIRECTIONS) if which >> bit & 1]
         planes = {name: NATIVE_LAYOUT[name] if native_layout else layouts.PLAIN for name in wanted}
-        used = {**spec, "operand": "w"}
+        used = {**spec, "operand": "w", "mxfp4": native.DIRECTIONS[axis]}
         _quantized(check, used, shape, dtype, planes, Extras(), number, values.to(DTYPES[dtype]))
 
 

@@ -41,7 +41,7 @@ def quantizer(spec: QuantizerSpec, operand: str | None = None) -> Any:
         hadamard=spec.hadamard,
         power_of_two=spec.power_of_two,
         amax_epsilon=spec.amax_epsilon,
-        mxfp4=spec.mxfp4 == "rowwise",
+        mxfp4=None if spec.mxfp4 is None else native.DIRECTIONS[spec.mxfp4],
         square_columns=spec.square_columns,
     )
 

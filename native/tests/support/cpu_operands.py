@@ -8,8 +8,8 @@ from cpu_calls import DTYPE, Operand
 from octavo import QuantizerSpec
 from octavo_numerics.vectors import cases
 
-KERNEL_CASES = tuple(case for case in cases() if case.spec.mxfp4 != "columnwise")
-"""Recorded cases that kernels quantize. A front end rounds columns to MXFP4's values first."""
+KERNEL_CASES = tuple(cases())
+"""Recorded cases that kernels quantize."""
 
 SPECS: dict[str, QuantizerSpec] = {
     case.key.rsplit(".", 1)[0]: case.spec for case in KERNEL_CASES if case.operand is None and not case.spec.mxfp4

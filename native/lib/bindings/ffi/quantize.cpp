@@ -20,6 +20,7 @@ struct QuantizeAttributes {
   int64_t operand;
   bool square;
   bool square_columns;
+  int64_t mxfp4;  // a Direction, or -1
   bool stochastic;
   bool hadamard;
   bool power_of_two;
@@ -41,13 +42,14 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     octavo::QuantizeAttributes, ::xla::ffi::StructMember<std::string_view>("operands"),
     ::xla::ffi::StructMember<std::string_view>("results"), ::xla::ffi::StructMember<int64_t>("format"),
     ::xla::ffi::StructMember<int64_t>("operand"), ::xla::ffi::StructMember<bool>("square"),
-    ::xla::ffi::StructMember<bool>("square_columns"), ::xla::ffi::StructMember<bool>("stochastic"),
-    ::xla::ffi::StructMember<bool>("hadamard"), ::xla::ffi::StructMember<bool>("power_of_two"),
-    ::xla::ffi::StructMember<float>("amax_epsilon"), ::xla::ffi::StructMember<int64_t>("groups"),
-    ::xla::ffi::StructMember<int64_t>("row_layout"), ::xla::ffi::StructMember<int64_t>("col_layout"),
-    ::xla::ffi::StructMember<int64_t>("prologue"), ::xla::ffi::StructMember<int64_t>("activation"),
-    ::xla::ffi::StructMember<int64_t>("norm"), ::xla::ffi::StructMember<float>("epsilon"),
-    ::xla::ffi::StructMember<int64_t>("threads"), ::xla::ffi::StructMember<int64_t>("each"));
+    ::xla::ffi::StructMember<bool>("square_columns"), ::xla::ffi::StructMember<int64_t>("mxfp4"),
+    ::xla::ffi::StructMember<bool>("stochastic"), ::xla::ffi::StructMember<bool>("hadamard"),
+    ::xla::ffi::StructMember<bool>("power_of_two"), ::xla::ffi::StructMember<float>("amax_epsilon"),
+    ::xla::ffi::StructMember<int64_t>("groups"), ::xla::ffi::StructMember<int64_t>("row_layout"),
+    ::xla::ffi::StructMember<int64_t>("col_layout"), ::xla::ffi::StructMember<int64_t>("prologue"),
+    ::xla::ffi::StructMember<int64_t>("activation"), ::xla::ffi::StructMember<int64_t>("norm"),
+    ::xla::ffi::StructMember<float>("epsilon"), ::xla::ffi::StructMember<int64_t>("threads"),
+    ::xla::ffi::StructMember<int64_t>("each"));
 
 namespace octavo {
 namespace {
@@ -66,6 +68,7 @@ void read_attributes(const QuantizeAttributes& given, Buffers& operands, Quantiz
   args.spec.operand = enum_from<Operand>(given.operand, Operand::dy, "operand", operands);
   args.spec.square = given.square;
   args.spec.square_columns = given.square_columns;
+  if (given.mxfp4 != -1) args.spec.mxfp4 = enum_from<Direction>(given.mxfp4, Direction::columnwise, "mxfp4", operands);
   args.spec.stochastic = given.stochastic;
   args.spec.hadamard = given.hadamard;
   args.spec.power_of_two = given.power_of_two;

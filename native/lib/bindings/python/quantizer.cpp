@@ -1,4 +1,8 @@
 // octavo_native.Quantizer: a QuantizerSpec and what can be done with it.
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+
 #include "arguments.h"
 #include "bindings.h"
 #include "octavo/dequantize.h"
@@ -18,7 +22,7 @@ T* placeholder(bool present) {
 class Quantizer {
  public:
   Quantizer(int format, int scaling, int operand, bool square, bool stochastic, bool hadamard, bool power_of_two,
-            float amax_epsilon, bool mxfp4, bool square_columns)
+            float amax_epsilon, std::optional<int> mxfp4, bool square_columns)
       : spec_{enum_of(format, Format::e2m1, "format"),
               enum_of(scaling, Scaling::nvfp4, "scaling"),
               enum_of(operand, Operand::dy, "operand"),
@@ -27,8 +31,10 @@ class Quantizer {
               hadamard,
               power_of_two,
               amax_epsilon,
-              mxfp4,
-              square_columns} {}
+              {},
+              square_columns} {
+    if (mxfp4) spec_.mxfp4 = enum_of(*mxfp4, Direction::columnwise, "mxfp4");
+  }
 
   size_t workspace_bytes(bool cuda, int dtype, int64_t rows, int64_t cols, int64_t groups, bool rowwise,
                          bool columnwise, int64_t matrix_rows, int prologue, int activation, int norm, bool amax,
@@ -135,7 +141,7 @@ class Quantizer {
     return {pointer<void>(codes), pointer<void>(scales), pointer<float>(global), enum_of(layout, Layout::native, name)};
   }
 
-  const QuantizerSpec spec_;
+  QuantizerSpec spec_;
 };
 
 }  // namespace
@@ -145,16 +151,18 @@ void bind_quantizer(nb::module_& m) {
   bind_quantize_arguments(m);
   nb::class_<Quantizer>(m, "Quantizer", nb::is_final(),
                         "One way to quantize: octavo.QuantizerSpec in numbers of FORMATS, SCALINGS and OPERANDS.\n\n"
-                        "mxfp4: `run` rounds values to MXFP4's first, in blocks of 32 along rows; for E4M3 codes in\n"
-                        "square blocks of 128, of bfloat16 or float32, and planes alone.\n\n"
+                        "mxfp4: `run` rounds values to MXFP4's first, in blocks of 32 along rows or down columns, by\n"
+                        "a number of DIRECTIONS; for E4M3 codes in square blocks of 128, of bfloat16 or float32,\n"
+                        "and planes alone. None: it does not.\n\n"
                         "square_columns: columnwise data of x have square blocks, and rowwise data have not; for\n"
                         "blocks of 128.\n\n"
                         "Immutable. Arrays are addresses, 0 where there is none; with cuda=True they are on the\n"
                         "current device, work is put on `stream`, and nothing waits or allocates. ValueError says\n"
                         "what of the arguments does not fit; RuntimeError is CUDA's own.")
-      .def(nb::init<int, int, int, bool, bool, bool, bool, float, bool, bool>(), nb::kw_only(), "format"_a, "scaling"_a,
-           "operand"_a = 0, "square"_a = false, "stochastic"_a = false, "hadamard"_a = false, "power_of_two"_a = false,
-           "amax_epsilon"_a = 0.0f, "mxfp4"_a = false, "square_columns"_a = false)
+      .def(nb::init<int, int, int, bool, bool, bool, bool, float, std::optional<int>, bool>(), nb::kw_only(),
+           "format"_a, "scaling"_a, "operand"_a = 0, "square"_a = false, "stochastic"_a = false, "hadamard"_a = false,
+           "power_of_two"_a = false, "amax_epsilon"_a = 0.0f, nb::arg("mxfp4").none() = nb::none(),
+           "square_columns"_a = false)
       .def("workspace_bytes", &Quantizer::workspace_bytes, nb::kw_only(), "cuda"_a, "dtype"_a, "rows"_a, "cols"_a,
            "groups"_a, "rowwise"_a, "columnwise"_a, "matrix_rows"_a = 0, "prologue"_a = 0, "activation"_a = 0,
            "norm"_a = 0, "amax"_a = false, "dbias"_a = false, "dprobs"_a = false, "count"_a = 0,

@@ -15,23 +15,46 @@ int64_t row_of(const Input& input, int64_t row) {
   return choice < 0 || choice >= index.count * index.each ? -1 : choice / index.each;
 }
 
-// A tile's values, as those of MXFP4 in blocks of 32 along its rows.
-void round_to_mxfp4(const Job& job, const Tile& tile, Scratch& scratch) {
-  constexpr int block = 32, format = static_cast<int>(Format::e2m1);
-  const int64_t blocks = ceil_div(tile.cols, block);
-  for (int r = 0; r < tile.rows; ++r) {
-    float* values = scratch.values + r * tile.stride;
-    job.loops.amax_blocks(values, block, blocks, scratch.amax);
-    for (int64_t b = 0; b < blocks; ++b) {
-      scratch.bytes[b] = mxfp4_scale(static_cast<uint32_t>(scratch.amax[b]));
-      scratch.encode[b] = e8m0_encode(scratch.bytes[b]);
-    }
-    job.loops.spread(scratch.encode, block, blocks, scratch.spread);
-    job.loops.cast(format, values, scratch.spread, tile.cols, scratch.codes);
-    job.loops.e8m0_values(scratch.bytes, blocks, scratch.decode);
-    job.loops.spread(scratch.decode, block, blocks, scratch.spread);
-    job.loops.decode(format, scratch.codes, scratch.spread, tile.cols, values);
+constexpr int MXFP4_BLOCK = 32;
+
+// `count` values side by side, 1024 at most, as those of MXFP4; those up to a whole number of blocks are zeros.
+void round_run(const Job& job, float* values, int64_t count, Scratch& scratch) {
+  constexpr int format = static_cast<int>(Format::e2m1);
+  const int64_t blocks = ceil_div(count, MXFP4_BLOCK);
+  job.loops.amax_blocks(values, MXFP4_BLOCK, blocks, scratch.amax);
+  for (int64_t b = 0; b < blocks; ++b) {
+    scratch.bytes[b] = mxfp4_scale(static_cast<uint32_t>(scratch.amax[b]));
+    scratch.encode[b] = e8m0_encode(scratch.bytes[b]);
   }
+  job.loops.spread(scratch.encode, MXFP4_BLOCK, blocks, scratch.spread);
+  job.loops.cast(format, values, scratch.spread, count, scratch.codes);
+  job.loops.e8m0_values(scratch.bytes, blocks, scratch.decode);
+  job.loops.spread(scratch.decode, MXFP4_BLOCK, blocks, scratch.spread);
+  job.loops.decode(format, scratch.codes, scratch.spread, count, values);
+}
+
+// A tile that begins at a panel's first row, in blocks of 32 down its columns, 32 of which are turned at a time.
+void round_columns(const Job& job, const Tile& tile, Scratch& scratch) {
+  constexpr int B = MXFP4_BLOCK;
+  alignas(64) float turned[B * B];
+  for (int row = 0; row < tile.rows; row += B) {
+    for (int col = 0; col < tile.cols; col += B) {
+      float* values = scratch.values + row * tile.stride + col;
+      const int rows = std::min<int>(tile.rows - row, B), cols = std::min<int>(tile.cols - col, B);
+      std::fill(turned, turned + B * B, 0.0f);
+      for (int r = 0; r < rows; ++r)
+        for (int c = 0; c < cols; ++c) turned[c * B + r] = values[r * tile.stride + c];
+      round_run(job, turned, B * B, scratch);
+      for (int r = 0; r < rows; ++r)
+        for (int c = 0; c < cols; ++c) values[r * tile.stride + c] = turned[c * B + r];
+    }
+  }
+}
+
+// A tile's values, as those of MXFP4.
+void round_to_mxfp4(const Job& job, const Tile& tile, Scratch& scratch) {
+  if (*job.spec().mxfp4 == Direction::columnwise) return round_columns(job, tile, scratch);
+  for (int r = 0; r < tile.rows; ++r) round_run(job, scratch.values + r * tile.stride, tile.cols, scratch);
 }
 
 }  // namespace

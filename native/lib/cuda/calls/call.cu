@@ -85,6 +85,7 @@ class Call {
     if (args_.input.mxfp4_scales)
       return encode(Packed{static_cast<const uint8_t*>(args_.input.data), args_.input.mxfp4_scales, args_.input.cols});
     if constexpr (!std::is_same_v<T, F16>) {
+      if (args_.spec.mxfp4 == Direction::columnwise) return encode(RoundedColumns<T>{plain<T>()});
       if (args_.spec.mxfp4) return encode(Rounded<T>{plain<T>()});
     }
     [[maybe_unused]] const bool clamped = prologue.activation == Activation::clamped_swiglu;

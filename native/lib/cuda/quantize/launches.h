@@ -33,6 +33,8 @@ void launch_tiles(const TileArgs<Packed>& args, const Choice& choice, cudaStream
 // Likewise, of bf16 and fp32.
 template <class T>
 void launch_tiles(const TileArgs<Rounded<T>>& args, const Choice& choice, cudaStream_t stream);
+template <class T>
+void launch_tiles(const TileArgs<RoundedColumns<T>>& args, const Choice& choice, cudaStream_t stream);
 
 // In block scaling alone.
 void launch_tiles(const TileArgs<JoinedSwigluGrad<BF16>>& args, const Choice& choice, cudaStream_t stream);

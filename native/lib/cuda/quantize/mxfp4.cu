@@ -18,7 +18,14 @@ void launch_tiles(const TileArgs<Rounded<T>>& args, const Choice& choice, cudaSt
   with_bool(choice.wide, [&](auto wide) { launch_square<Kind::block, Format::e4m3, wide()>(args, choice, stream); });
 }
 
+template <class T>
+void launch_tiles(const TileArgs<RoundedColumns<T>>& args, const Choice& choice, cudaStream_t stream) {
+  with_bool(choice.wide, [&](auto wide) { launch_square<Kind::block, Format::e4m3, wide()>(args, choice, stream); });
+}
+
 template void launch_tiles(const TileArgs<Rounded<BF16>>&, const Choice&, cudaStream_t);
 template void launch_tiles(const TileArgs<Rounded<F32>>&, const Choice&, cudaStream_t);
+template void launch_tiles(const TileArgs<RoundedColumns<BF16>>&, const Choice&, cudaStream_t);
+template void launch_tiles(const TileArgs<RoundedColumns<F32>>&, const Choice&, cudaStream_t);
 
 }  // namespace octavo::cuda

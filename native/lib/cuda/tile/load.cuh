@@ -167,7 +167,10 @@ __device__ __forceinline__ void for_each_tile(const Source& source, const Tiles&
         read(source, tile, values);
       }
     }
-    if constexpr (is_rounded<Source>) round_to_mxfp4(values);
+    if constexpr (rounds_columns<Source>)
+      round_columns_to_mxfp4(values);
+    else if constexpr (is_rounded<Source>)
+      round_rows_to_mxfp4(values);
     if constexpr (makes_halves<Source>) {
       // Not unrolled: two copies would not fit the instruction cache.
 #pragma unroll 1

@@ -185,9 +185,11 @@ struct JoinedSwigluGrad : SwigluGrad<T> {
   }
 };
 
-// Plain, rounded to MXFP4's values when it has been loaded (mxfp4.cuh).
+// Plain, rounded to MXFP4's values when it has been loaded (mxfp4.cuh), in blocks of a row or down a column.
 template <class T>
 struct Rounded : Plain<T> {};
+template <class T>
+struct RoundedColumns : Plain<T> {};
 
 // MXFP4 as bf16, which holds its values: half a byte per element and a scale per 32, loaded straight to registers.
 struct Packed {
@@ -220,7 +222,10 @@ template <class S>
 constexpr bool is_packed = std::is_same_v<S, Packed>;
 
 template <class S>
-constexpr bool is_rounded = std::is_same_v<S, Rounded<typename S::Type>>;
+constexpr bool rounds_columns = std::is_same_v<S, RoundedColumns<typename S::Type>>;
+
+template <class S>
+constexpr bool is_rounded = rounds_columns<S> || std::is_same_v<S, Rounded<typename S::Type>>;
 
 // Swiglu, SwigluGrad and JoinedSwigluGrad.
 template <class S>

@@ -85,6 +85,7 @@ class QuantizeCall:
             "operand": octavo_native.OPERANDS[self.operand],
             "square": spec.square,
             "square_columns": spec.square_columns,
+            "mxfp4": -1 if spec.mxfp4 is None else octavo_native.DIRECTIONS[spec.mxfp4],
             "stochastic": spec.stochastic,
             "hadamard": spec.hadamard,
             "power_of_two": spec.power_of_two,
@@ -116,6 +117,7 @@ class QuantizeCall:
             hadamard=spec.hadamard,
             power_of_two=spec.power_of_two,
             amax_epsilon=spec.amax_epsilon,
+            mxfp4=None if spec.mxfp4 is None else octavo_native.DIRECTIONS[spec.mxfp4],
             square_columns=spec.square_columns,
         )
         names = {name for name, _, _ in self.results}

@@ -17,7 +17,8 @@ from octavo_jax_native.arrays.planes import array, tensor_of
 from octavo_jax_native.arrays.words import as_int64
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.quantizers.kernel import QuantizeKernel
-from octavo_registry.contract import BoundQuantize
+from octavo_native import support
+from octavo_registry.contract import BoundQuantize, QuantizeRequest
 
 
 class Rounding(TypedDict, total=False):
@@ -133,4 +134,13 @@ class Quantizer:
 def bind_quantize(spec: QuantizerSpec, layouts: tuple[str, str]) -> BoundQuantize[Array, GroupedTensor]:
     """The answer to a request for a quantizer."""
     quantizer = Quantizer(spec, layouts)
-    return BoundQuantize(quantizer, with_amax=quantizer.with_amax, of_tokens=quantizer.of_tokens)
+    return BoundQuantize(
+        quantizer, with_amax=quantizer.with_amax, of_tokens=quantizer.of_tokens, round_first=_round_first
+    )
+
+
+def _round_first(request: QuantizeRequest) -> BoundQuantize[Array, GroupedTensor] | None:
+    """Kernels that round to MXFP4 on their way to the codes; None where the front end has to."""
+    if support.rounding_refusal(request.quantizer.mxfp4, request.in_dtype):
+        return None
+    return BoundQuantize(Quantizer(request.quantizer, request.layouts))

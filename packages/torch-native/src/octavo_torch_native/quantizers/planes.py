@@ -40,7 +40,7 @@ def native_quantizer(spec: QuantizerSpec, operand: Operand) -> octavo_native.Qua
         hadamard=spec.hadamard,
         power_of_two=spec.power_of_two,
         amax_epsilon=spec.amax_epsilon,
-        mxfp4=spec.mxfp4 == "rowwise",
+        mxfp4=None if spec.mxfp4 is None else octavo_native.DIRECTIONS[spec.mxfp4],
         square_columns=spec.square_columns,
     )
 

@@ -294,8 +294,8 @@ class Layer:
 
 
 def _planned(request: GemmRequest, backend: Names, wgrad_dtype: DType) -> LayerPlan:
-    """The layer's plans; of w as it lies, unless kernels that round to MXFP4 are for [G, N, K] alone: a copy that turns
-    w is a pass, and this package's rounding a dozen.
+    """The layer's plans; of w as it lies, unless the backend's kernels round [G, N, K] to MXFP4 alone: a copy that
+    turns w is a pass, and this package's rounding a dozen.
     """
     plan = registry.plan_layer(request, backend=backend, wgrad_dtype=wgrad_dtype)
     if plan.fprop.request.weight == "nk" or not _is_rounded_here(plan):
