@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 sys.path.insert(0, str(Path(__file__).parent / "tests"))
 from sessions.environment import (
@@ -366,36 +367,44 @@ def gpu(session: nox.Session) -> None:
     """What needs a CUDA device, in the environment that runs nox: drivers and frameworks are its own.
 
     The kernels' tests, the native plugins' CUDA tests, the conformance suite on every installed backend, then each
-    tool of compute-sanitizer over every kernel, where it is on PATH. Positional arguments choose backends.
+    tool of compute-sanitizer over every kernel, where it is on PATH. A part that fails does not keep the others from
+    running. Positional arguments choose backends.
     """
-    _pytest_on_gpu(session, "native/tests", "-k", "cuda")
-    for directory in ("packages/torch", "packages/torch-native", "packages/torch-cudagraph", "packages/jax-native"):
-        # a file of CUDA tests alone has it in its name, a test of both devices in its parameters
-        _pytest_on_gpu(session, f"{directory}/tests", "-k", "cuda")
+    # a file of CUDA tests alone has it in its name, a test of both devices in its parameters
+    of_cuda = ("native", "packages/torch", "packages/torch-native", "packages/torch-cudagraph", "packages/jax-native")
+    parts = {f"{directory}/tests": _pytest_on_gpu(f"{directory}/tests", "-k", "cuda") for directory in of_cuda}
     for name in ("octavo-torch-triton", "octavo-jax-triton"):
-        if _is_installed(name):
-            _pytest_on_gpu(session, f"{DIRECTORIES[name]}/tests")  # whose device is the GPU where there is one
+        if _is_installed(name):  # whose device is the GPU where there is one
+            parts[f"{DIRECTORIES[name]}/tests"] = _pytest_on_gpu(f"{DIRECTORIES[name]}/tests")
     here = [name for name, owner in BACKENDS.items() if _is_installed(owner) and name not in INTERPRETED]
-    for backend in session.posargs or here:
-        _pytest_on_gpu(session, "--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend", backend)
-    session.run(sys.executable, "native/tests/sanitize.py")
+    suite = ("--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend")
+    parts |= {f"conformance({backend})": _pytest_on_gpu(*suite, backend) for backend in session.posargs or here}
+    parts["sanitize.py"] = (sys.executable, "native/tests/sanitize.py")
     if shutil.which("compute-sanitizer") is None:
-        session.warn("compute-sanitizer is not on PATH, so its four tools did not run; it comes with the CUDA toolkit")
-        return
-    for tool, arguments in SANITIZERS.items():
-        watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--print-limit", "20")
-        session.run(*watch, sys.executable, "native/tests/sanitize.py", *arguments, external=True)
+        session.warn("compute-sanitizer is not on PATH, so its four tools do not run; it comes with the CUDA toolkit")
+    else:
+        for tool, arguments in SANITIZERS.items():
+            watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--print-limit", "20")
+            parts[tool] = (*watch, *parts["sanitize.py"], *arguments)
+    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # one process would take the memory of all
+    failed = []
+    for name, command in parts.items():
+        try:
+            session.run(*command, env=shared, external=True)
+        except CommandFailed:
+            failed.append(name)
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
 
 
-def _pytest_on_gpu(session: nox.Session, *arguments: str) -> None:
+def _pytest_on_gpu(*arguments: str) -> tuple[str, ...]:
     """pytest with six processes on the GPU where pytest-xdist is installed: most of a test's time is its host's.
 
     What frameworks of the environment warn of is told and no failure: their versions are not ours.
     """
     workers = ("-n", "6", "--dist", "loadscope", "-p", "no:benchmark") if _is_installed("pytest-xdist") else ()
     theirs = ("-W", "default::UserWarning", "-W", "default::DeprecationWarning", "-W", "default::FutureWarning")
-    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # one process would take the memory of all
-    session.run(sys.executable, "-m", "pytest", *workers, *theirs, *arguments, env=shared)
+    return (sys.executable, "-m", "pytest", *workers, *theirs, *arguments)
 
 
 def _is_installed(distribution: str) -> bool:

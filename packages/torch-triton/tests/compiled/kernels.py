@@ -28,6 +28,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import octavo
 from octavo import Recipe
 from octavo.grouped_tensor import PLAIN
+from octavo_torch.plugin_api import DTYPE_NAMES
 from octavo_torch_triton.arrays import launch, row_index
 from octavo_torch_triton.gemm import hopper
 from octavo_torch_triton.gemm import launches as gemm_launches
@@ -41,6 +42,8 @@ from octavo_triton.products.spec import layouts_of
 
 CHIPS = (80, 89, 90, 100, 120)
 RECIPES = ("bf16", "fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4")
+FP32 = "fp32"
+"""The recipe of high precision, of fp32 operands."""
 M, K, N, G = 512, 256, 384, 4
 _TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.uint8: "u8",
@@ -48,6 +51,7 @@ _TYPES = {
     torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
 }  # fmt: skip
 _QUICK_MOVES = (80, 120)
+_QUICK_FP32 = (90,)
 _QUICK_QUANTIZERS = {(90, "fp8-block"), (80, "mxfp8"), (80, "fp8-row")}
 
 
@@ -74,7 +78,7 @@ for module in (row_index, gemm_launches, hopper, quantizer_launches, operators, 
 hopper.multiprocessors = lambda _: 132  # type: ignore[assignment]
 
 
-def launches_of(recipe: Recipe, chip: Any) -> list[Written]:
+def launches_of(recipe: Recipe, chip: Any, dtype: torch.dtype = torch.bfloat16) -> list[Written]:
     """Those of a layer's quantizers, one dequantizer, and the three GEMMs."""
     quantizer_launches.has_fp8_casts = lambda _: chip != "sm_80"  # type: ignore[assignment]
     _written.clear()
@@ -82,7 +86,7 @@ def launches_of(recipe: Recipe, chip: Any) -> list[Written]:
     shapes: dict[Any, tuple[int, ...]] = {"x": (M, K), "w": (G, N, K), "dy": (M, N)}
     operands: dict[str, Any] = {}
     for operand, shape in shapes.items():
-        tensor = torch.zeros(shape, dtype=torch.bfloat16)
+        tensor = torch.zeros(shape, dtype=dtype)
         spec = recipe.quantizer(operand)
         given = None if operand == "w" else sizes
         scale = torch.ones(G) if spec is not None and spec.scaling == "delayed" else None
@@ -91,9 +95,9 @@ def launches_of(recipe: Recipe, chip: Any) -> list[Written]:
         operands[operand] = tensor if spec is None else Quantizer(spec, turned)(tensor, given, scale=scale, seed=seed)
     if recipe.quantizer("x") is not None:
         Dequantizer(torch.bfloat16)(operands["x"])
-    bias = torch.zeros((G, N), dtype=torch.bfloat16)
-    Fprop(chip, "bfloat16")(operands["x"], operands["w"], sizes, bias=bias, bias_scales=torch.zeros(M))
-    Dgrad(chip, "bfloat16")(operands["dy"], operands["w"], sizes)
+    bias, result = torch.zeros((G, N), dtype=dtype), DTYPE_NAMES[dtype]
+    Fprop(chip, result)(operands["x"], operands["w"], sizes, bias=bias, bias_scales=torch.zeros(M))
+    Dgrad(chip, result)(operands["dy"], operands["w"], sizes)
     out = torch.zeros((G, N, K))
     Wgrad(chip, "float32")(operands["x"], operands["dy"], sizes, out=out, accumulate=True)
     return _each_once()
@@ -186,6 +190,10 @@ def selection(quick: bool) -> Iterator[tuple[int, str, Written]]:
                     wanted = wanted and not written.constants["STACKED"]
                 if wanted or not quick:
                     yield chip, name, written
+        if chip in _QUICK_FP32 or not quick:
+            for written in launches_of(octavo.HighPrecision(), f"sm_{chip}", torch.float32):
+                if _product(written) is not None:
+                    yield chip, FP32, written
         if chip in _QUICK_MOVES or not quick:
             for dtype in (torch.bfloat16, torch.float16, torch.float32)[: 1 if quick else None]:
                 for written in launches_of_moves(dtype):

@@ -77,9 +77,24 @@ def test_products_are_the_chips_own(chip: int, recipe: str, quick: Facts) -> Non
     assert any(name.startswith(PRODUCTS[chip, recipe]) for name in mine["products"]), mine["products"]
 
 
+def _multiply_fp32_whole(facts: Facts) -> None:
+    own = [each for each in facts if each["recipe"] == "fp32"]
+    assert {each["product"] for each in own} == {"float32"}
+    for each in own:
+        assert not [name for name in each["products"] if "tf32" in name], f"{each['kernel']} for sm_{each['chip']}"
+
+
+def test_fp32_is_no_tf32(quick: Facts) -> None:
+    """Operands in fp32 are multiplied in fp32 by all three GEMMs: wgrad by descriptors once rounded them to TF32's ten
+    bits on Hopper and Blackwell, as Triton does unless it is told not to."""
+    assert len([each for each in quick if each["recipe"] == "fp32"]) == 3
+    _multiply_fp32_whole(quick)
+
+
 @pytest.mark.slow
 def test_every_kernel_compiles_for_every_chip(tmp_path: Path) -> None:
     """All recipes, all operations, moved rows in each dtype, all five chips."""
     facts = _compile("all", tmp_path)
-    assert {(each["chip"], each["recipe"]) for each in facts} >= set(product(SHARED, ("nvfp4", "moves")))
+    assert {(each["chip"], each["recipe"]) for each in facts} >= set(product(SHARED, ("nvfp4", "fp32", "moves")))
     _hold_to_limits(facts)
+    _multiply_fp32_whole(facts)

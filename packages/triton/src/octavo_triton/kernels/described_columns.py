@@ -11,7 +11,7 @@ import triton.language as tl
 
 from octavo_triton.kernels.device import device_function
 from octavo_triton.kernels.formats import as_bits, from_stored, sixteens
-from octavo_triton.kernels.operands import as_stored, coded, multiplied, times_scales
+from octavo_triton.kernels.operands import added, as_stored, coded, multiplied, times_scales
 from octavo_triton.kernels.panels import first_block, word_of
 
 
@@ -70,12 +70,12 @@ def described_columns(
             whole = size // DEPTH
             for step in range(whole):
                 left = a.load([row + step * DEPTH, from_n])
-                total = tl.dot(tl.trans(left), b.load([row + step * DEPTH, from_k]), total)
+                total = added(total, tl.trans(left), b.load([row + step * DEPTH, from_k]), PRODUCT, DEPTH)
             if whole * DEPTH < size:
                 mine = (whole * DEPTH + tl.arange(0, DEPTH) < size)[:, None]
                 left = tl.where(mine, a.load([row + whole * DEPTH, from_n]), 0.0)
                 right = tl.where(mine, b.load([row + whole * DEPTH, from_k]), 0.0)
-                total = tl.dot(tl.trans(left), right, total)
+                total = added(total, tl.trans(left), right, PRODUCT, DEPTH)
         else:
             first = first_block(table, group, groups, 0, 128, False)
             panel = first.to(tl.int32)

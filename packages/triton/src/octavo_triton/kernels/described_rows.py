@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from octavo_triton.kernels.formats import as_bits, from_stored, sixteens
-from octavo_triton.kernels.operands import as_stored, coded, multiplied, scale_at, times_scales
+from octavo_triton.kernels.operands import added, as_stored, coded, multiplied, scale_at, times_scales
 from octavo_triton.kernels.panels import PANEL, panel_rows
 
 
@@ -74,7 +74,7 @@ def described_rows(
                     right = tl.reshape(b.load([matrix, step * DEPTH, start_column]), (DEPTH, COLUMNS))
                 else:
                     right = tl.trans(tl.reshape(b.load([matrix, start_column, step * DEPTH]), (COLUMNS, DEPTH)))
-                total = tl.dot(left, right, total)
+                total = added(total, left, right, PRODUCT, DEPTH)
             else:
                 if TURNED:
                     right = b.load([matrix * steps + step, start_column, 0])

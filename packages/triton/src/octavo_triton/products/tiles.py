@@ -39,7 +39,7 @@ _HOPPER: dict[Product, Tile] = {
     "float16": Tile(256, 64, 8, 4),
     "fp8": Tile(128, 128, 8, 4),
 }
-_HOPPER_COLUMNS = Tile(128, 64, 4, 3)
+_HOPPER_COLUMNS: dict[Product, Tile] = {"bfloat16": Tile(128, 64, 4, 3), "float16": Tile(128, 64, 4, 3)}
 """Of wgrad's values: two programs fit on a multiprocessor, and one multiplies while the other stores."""
 _DESCRIBED: dict[Chip, dict[Product, Tile]] = {
     "sm_89": {"fp8": Tile(64, 128, 8, 2)},  # 128 columns spill 712 bytes of a thread
@@ -62,5 +62,5 @@ def described_tile(spec: GemmSpec) -> Tile | None:
     if spec.scaling in ("mxfp8", "nvfp4"):
         return None
     if spec.gemm == "wgrad" and spec.scaling == "none" and spec.chip in ("sm_90", "sm_100"):
-        return _HOPPER_COLUMNS
+        return _HOPPER_COLUMNS.get(spec.product)
     return _DESCRIBED.get(spec.chip, {}).get(spec.product)
