@@ -219,8 +219,10 @@ class Call {
     tile.encode = args_.spec.scaling == Scaling::delayed ? args_.encode_scales : at<float>(space_.group);
     tile.encode_rows = at<float>(space_.rows);
     tile.encode_cols = at<float>(space_.columns);
-    tile.row_levels = at<SecondLevel>(space_.row_levels);
-    tile.col_levels = route_.hadamard_amax ? at<SecondLevel>(space_.col_levels) : tile.row_levels;
+    const SecondLevel* const rows = at<SecondLevel>(space_.row_levels);
+    tile.col_levels = route_.hadamard_amax ? at<SecondLevel>(space_.col_levels) : rows;
+    // Kernels read the levels of rows whether rows are wanted or not, and then nobody has made them.
+    tile.row_levels = route_.group_amax ? rows : tile.col_levels;
     tile.options = options_of(args_.spec);
     return tile;
   }
