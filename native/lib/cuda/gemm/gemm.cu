@@ -366,7 +366,8 @@ Error gemm_cuda(const GemmArgs& given, void* on) {
   if (args.spec.left_square && args.rows > 0) {
     if (const Error error = cuda::check_workspace(args, static_cast<size_t>(cuda::spread_bytes(args)))) return error;
     float* const columns = static_cast<float*>(args.workspace);
-    cuda::spread_scales(static_cast<const float*>(args.left.scales), left.cols, left.panels, columns, stream);
+    const PlanView plan{args.plan, args.rows, args.groups};
+    cuda::spread_scales(static_cast<const float*>(args.left.scales), left.cols, left.panels, plan, columns, stream);
     args.left.scales = columns;
   }
   return cuda::launch_gemm(args, left, right, stream);
