@@ -21,6 +21,7 @@ class Planted:
 BITS = "quantizer::test_bits"
 SUBNORMAL = "quantizer::test_bits_of_subnormal_inputs"
 PRODUCT = "gemm::test_product_is_within_its_bound"
+OTHER_PRODUCT = "gemm::test_product_of_what_else_is_declared"
 REPEATS = "gemm::test_gemm_repeats_bitwise"
 EMPTY = "gemm::test_all_groups_empty"
 BIAS = "gemm::test_bias_is_added"
@@ -60,6 +61,7 @@ FAULTS: dict[str, Planted] = {
     "tail-in-dbias": Planted({GRADIENT}, {ACT, NORM}, "mxfp8"),
     "no-epsilon": Planted({NORM}, {ACT, GRADIENT}, "mxfp8"),
     "sees-batch": Planted({"batch::test_a_row_has_the_same_bits_in_every_batch"}, {BITS, REPEATS}, "row or mxfp8"),
+    "tf32": Planted({OTHER_PRODUCT}, {PRODUCT, REPEATS}, "bf16"),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

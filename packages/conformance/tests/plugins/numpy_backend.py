@@ -113,7 +113,8 @@ class NumpyBackend(Backend):
 
     def _values(self, q: Any, direction: Direction) -> Any:
         if not isinstance(q, QuantizedArray):
-            return q.astype(np.float32)
+            values = q.astype(np.float32)
+            return _tf32(values) if self.fault == "tf32" else values
         if q.group_sizes is not None:
             q = replace(q, group_sizes=clamp(q.group_sizes, q.spec.shape[0]))
         return octavo_numerics.dequantize(q, direction)
@@ -211,6 +212,12 @@ def _raw(q: Any) -> Any:
     if q.rowwise.dtype != np.uint8:
         values[total:] = q.rowwise[total:].astype(np.float32)
     return values
+
+
+def _tf32(values: Any) -> Any:
+    """Rounded to ten bits of a significand, as tensor cores read fp32 that nobody told them to keep."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def _floor(x: Any, q: QuantizedArray, sizes: Any) -> QuantizedArray:

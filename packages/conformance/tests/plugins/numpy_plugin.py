@@ -32,6 +32,7 @@ FAULTS = (
     "no-epsilon",
     "sees-batch",
     "undeclared",
+    "tf32",
 )
 
 

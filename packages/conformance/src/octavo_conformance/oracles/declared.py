@@ -89,7 +89,8 @@ def required(target: Target, full: bool) -> list[tuple[Declared, ...]]:
     """Sets of which at least one member has to have run.
 
     In a full run each operation in each recipe from each dtype; in a quick one each operation in each recipe from some
-    dtype, and from each dtype in some recipe.
+    dtype, and from each dtype in some recipe; products in high precision from each, because what they multiply are the
+    values themselves.
     """
     everything = declared(target)
     if full:
@@ -98,7 +99,8 @@ def required(target: Target, full: bool) -> list[tuple[Declared, ...]]:
                  for one in everything}  # fmt: skip
     by_dtype = {(one.op, one.dtype): tuple(o for o in everything if (o.op, o.dtype) == (one.op, one.dtype))
                 for one in everything}  # fmt: skip
-    return [*by_recipe.values(), *by_dtype.values()]
+    as_they_are = [(one,) for one in everything if one.op in GEMMS and one.recipe == "high_precision"]
+    return [*as_they_are, *by_recipe.values(), *by_dtype.values()]
 
 
 def rest(target: Target, op: str, full: bool) -> list[Variant]:
