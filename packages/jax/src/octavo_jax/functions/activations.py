@@ -78,9 +78,10 @@ def features(columns: int, activation: Activation, what: str) -> int:
 
 def check_probs(probs: Array | None, shape: tuple[int, ...]) -> None:
     """ValueError unless probs is None or float32 of this shape."""
-    if probs is not None:
-        check_arrays(probs=probs)
-    if probs is not None and (probs.shape != shape or probs.dtype != jnp.float32):
+    if probs is None:
+        return
+    check_arrays(probs=probs)
+    if probs.shape != shape or probs.dtype != jnp.float32:
         raise ValueError(
             f"probs has shape {list(probs.shape)} and dtype {probs.dtype}; give one float32 per row, {list(shape)}"
         )

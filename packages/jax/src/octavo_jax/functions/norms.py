@@ -73,9 +73,10 @@ def check_norm(norm: Norm, epsilon: float, x: Array, gamma: Array, beta: Array |
         raise ValueError(f"epsilon is {epsilon!r}; it must be more than 0, or a row of zeros has no rstd")
     if beta is not None and norm == "rms":
         raise ValueError("beta was given and norm is 'rms', which has none; leave it out or use 'layer'")
-    check_arrays(gamma=gamma, **({} if beta is None else {"beta": beta}))
-    for name, array in (("gamma", gamma), ("beta", beta)):
-        if array is not None and (array.shape != x.shape[-1:] or array.dtype != x.dtype):
+    given = {"gamma": gamma} if beta is None else {"gamma": gamma, "beta": beta}
+    check_arrays(**given)
+    for name, array in given.items():
+        if array.shape != x.shape[-1:] or array.dtype != x.dtype:
             raise ValueError(
                 f"{name} has shape {list(array.shape)} and dtype {array.dtype}; x {list(x.shape)} needs "
                 f"[{x.shape[-1]}] in its own dtype, {x.dtype}"

@@ -17,7 +17,7 @@ from jax import Array, lax
 from octavo import Recipe
 from octavo.quantizer import Operand
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
-from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.moe.payload import payload_spec, sent
 
 Way = Literal["gather", "ragged"]
@@ -70,8 +70,7 @@ class Journey:
     @classmethod
     def of(cls, axes: tuple[str, ...], payload: Recipe | None, backend: BackendNames) -> Journey:
         """With a backend or backends as a caller gives them."""
-        names = backend if backend is None or isinstance(backend, str) else tuple(backend)
-        return cls(axes, payload, names)
+        return cls(axes, payload, hashable(backend))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

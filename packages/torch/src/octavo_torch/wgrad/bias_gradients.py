@@ -12,14 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-import octavo_registry as registry
-from octavo import HighPrecision, NoBackendError
+from octavo import HighPrecision
 from octavo.recipe_base import Gemm
 from octavo_registry.contract.request import GemmRequest
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.dispatch.layer import FpropFunction, Layer, PrepareFunction, WgradFunction
+from octavo_torch.dispatch.served import plan_if_served
 from octavo_torch.memo import Memo
 
 _COLUMNS = 16
@@ -110,10 +110,9 @@ def _products_for(layer: Layer, dy: Tensor) -> _Products | None:
                 sizes="host" if layer.at_host else "device", graph_safe=layer.graph_safe,
             )  # fmt: skip
 
-        try:
-            of_bias = registry.plan(request("wgrad", _COLUMNS, columns), backend=backend)
-            of_scales = registry.plan(request("fprop", columns, _COLUMNS), backend=backend)
-        except NoBackendError:
+        of_bias = plan_if_served(request("wgrad", _COLUMNS, columns), backend)
+        of_scales = plan_if_served(request("fprop", columns, _COLUMNS), backend)
+        if of_bias is None or of_scales is None:
             return None
         same = of_bias.prepare == of_scales.prepare
         return _Products(of_bias.run, of_scales.run, of_bias.prepare if same else None)

@@ -64,9 +64,10 @@ class PeerCarrier:
                 memory.meet(what)  # until then a rank may still read the last message
             for number, (plane, (there, _), (_, senders)) in enumerate(zip(words, places, planes, strict=True), 1):
                 _write(plane, there, senders, self._group.rank)
-                if number in (ahead, len(planes)):
+                if number == ahead:
                     memory.meet(what)
-                    mark = mark or self._lane.mark()
+                    mark = self._lane.mark()
+            memory.meet(what)
         self._last = way
         here = [
             place.here.view(torch.uint8).view(plane.dtype) for place, (plane, _) in zip(places, planes, strict=True)
