@@ -10,20 +10,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from devices import needs_device
 
-import octavo_native as native
+pytest.importorskip("torch", reason="torch holds the memory of the device")
 
-torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
+from device_gemms import Prepared
+from gemm_problems import Array, Case, Problem, Side, make_problem
+from problems import CUDA
 
-from device_gemms import Prepared  # noqa: E402  torch is there
-from gemm_problems import Array, Case, Problem, Side, make_problem  # noqa: E402
-from problems import Place  # noqa: E402
+pytestmark = needs_device
 
-pytestmark = pytest.mark.skipif(
-    not (native.HAS_CUDA and torch.cuda.is_available()), reason="no CUDA kernels in this build, or no CUDA device"
-)
-
-CUDA = Place(cuda=True)
 SIZES = (0, 1, 17, 130, 0, 96, 300)
 N, K = 400, 1300 // 16 * 16
 """Two tiles across of 256 columns, the last of which is not full; eleven K-blocks, the last of which is not full."""

@@ -10,19 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from devices import needs_device
 
-import octavo_native as native
+pytest.importorskip("torch", reason="torch holds the memory of the device")
 
-torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
-
-from device_gemms import Prepared  # noqa: E402  torch is there
-from gemm_kinds import CUDA, RAGGED, WEIGHTS, accumulation, every_kind, kinds, tiles  # noqa: E402
-from gemm_problems import SIZES, Case, make_problem, quantized_cases, random_values, unquantized_cases  # noqa: E402
+from device_gemms import Prepared
+from gemm_kinds import RAGGED, WEIGHTS, accumulation, every_kind, kinds, tiles
+from gemm_problems import SIZES, Case, make_problem, quantized_cases, random_values, unquantized_cases
+from problems import CUDA
 
 pytestmark = [
-    pytest.mark.skipif(
-        not (native.HAS_CUDA and torch.cuda.is_available()), reason="no CUDA kernels in this build, or no CUDA device"
-    ),
+    needs_device,
     pytest.mark.usefixtures("poison", "no_errors_left"),
 ]
 

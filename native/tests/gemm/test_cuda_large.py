@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-import octavo_native as native
+from devices import needs_device
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
 from device_gemms import Chain  # noqa: E402  torch is there
-from gemm_kinds import CUDA, accumulation, every_kind, random_chain  # noqa: E402
+from gemm_kinds import accumulation, every_kind, random_chain  # noqa: E402
 from gemm_problems import Case, GemmName  # noqa: E402
+from problems import CUDA  # noqa: E402
 
 from octavo_numerics import error_bound  # noqa: E402
 
 pytestmark = [
-    pytest.mark.skipif(
-        not (native.HAS_CUDA and torch.cuda.is_available()), reason="no CUDA kernels in this build, or no CUDA device"
-    ),
+    needs_device,
     pytest.mark.usefixtures("poison", "no_errors_left"),
 ]
 

@@ -9,19 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-
-import octavo_native as native
+from devices import needs_device
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
 from device_gemms import Prepared  # noqa: E402  torch is there
-from gemm_kinds import CUDA, KINDS, RAGGED, accumulation, every_kind, random_chain, tiles  # noqa: E402
+from gemm_kinds import KINDS, RAGGED, accumulation, every_kind, random_chain, tiles  # noqa: E402
 from gemm_problems import Case, make_problem  # noqa: E402
+from problems import CUDA  # noqa: E402
 
 pytestmark = [
-    pytest.mark.skipif(
-        not (native.HAS_CUDA and torch.cuda.is_available()), reason="no CUDA kernels in this build, or no CUDA device"
-    ),
+    needs_device,
     pytest.mark.usefixtures("poison", "no_errors_left"),
 ]
 

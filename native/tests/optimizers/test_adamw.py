@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from adamw_calls import BF16, Run, define, draw, planes, same, step
-from devices import no_device
+from devices import needs_device
 
 import octavo_native as native
 from octavo_native import layouts
 from octavo_numerics import AdamWRule, AdamWState
-
-needs_device = pytest.mark.skipif(no_device(), reason="no CUDA kernels, no torch or no CUDA device")
 
 SHAPES = (
     *((), (1,), (5,), (1027,), (3, 4), (2, 7, 131), (4, 130, 132), (1, 128), (300, 260), (2, 3, 0), (9, 1)),

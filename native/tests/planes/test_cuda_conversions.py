@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from devices import needs_device
 
 import octavo_native as native
 from octavo_native import layouts
@@ -16,6 +17,8 @@ from octavo_native import layouts
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
 from problems import (  # noqa: E402  it imports torch
+    CPU,
+    CUDA,
     DIRECTIONS,
     EDGE_SIZES,
     NATIVE_LAYOUT,
@@ -30,11 +33,8 @@ from problems import (  # noqa: E402  it imports torch
     quantizer,
 )
 
-pytestmark = pytest.mark.skipif(
-    not (native.HAS_CUDA and torch.cuda.is_available()), reason="no CUDA kernels in this build, or no CUDA device"
-)
+pytestmark = needs_device
 
-CPU, CUDA = Place(cuda=False), Place(cuda=True)
 COLUMNS = (1, 3, 16, 36, 64, 100, 130, 264, 520)
 
 

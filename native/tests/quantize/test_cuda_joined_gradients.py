@@ -13,29 +13,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+from devices import needs_device
 
 import octavo_native as native
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
 from problems import (  # noqa: E402  it imports torch
+    CPU,
+    CUDA,
     EDGE_SIZES,
     NATIVE_LAYOUT,
     POISON,
     SPECS,
     Extras,
-    Place,
     Shape,
     drawn_values,
     quantize,
     valid,
 )
 
-pytestmark = pytest.mark.skipif(
-    not (native.HAS_CUDA and torch.cuda.is_available()), reason="no CUDA kernels in this build, or no CUDA device"
-)
+pytestmark = needs_device
 
-CPU, CUDA = Place(cuda=False), Place(cuda=True)
 BLOCK = [spec for spec in SPECS if spec["scaling"] == "block" and not spec.get("square")]
 NAMES = ["-".join(str(value) for value in spec.values()) for spec in BLOCK]
 WAYS = (tuple(NATIVE_LAYOUT), ("rowwise",), ("columnwise",))

@@ -10,19 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from devices import needs_device
 
-import octavo_native as native
 from octavo_native import layouts
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
 from problems import (  # noqa: E402  it imports torch
+    CPU,
+    CUDA,
     DIRECTIONS,
     DTYPES,
     NATIVE_LAYOUT,
     SPECS,
     Extras,
-    Place,
     Plane,
     Shape,
     drawn_values,
@@ -30,11 +31,8 @@ from problems import (  # noqa: E402  it imports torch
     valid,
 )
 
-pytestmark = pytest.mark.skipif(
-    not (native.HAS_CUDA and torch.cuda.is_available()), reason="no CUDA kernels in this build, or no CUDA device"
-)
+pytestmark = needs_device
 
-CPU, CUDA = Place(cuda=False), Place(cuda=True)
 NVFP4 = [spec for spec in SPECS if spec["scaling"] == "nvfp4"]
 NAMES = ["-".join(str(value) for value in spec.values()) for spec in NVFP4]
 EDGE_SIZES = (0, 1, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 300)

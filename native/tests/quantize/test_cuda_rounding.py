@@ -6,19 +6,16 @@ from itertools import product
 
 import numpy as np
 import pytest
+from devices import needs_device
 
 import octavo_native as native
 from octavo_native import layouts
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
-from problems import DIRECTIONS, NATIVE_LAYOUT, Extras, Place, Shape, quantize, valid  # noqa: E402  it imports torch
+from problems import CPU, CUDA, DIRECTIONS, NATIVE_LAYOUT, Extras, Shape, quantize, valid  # noqa: E402  it imports torch
 
-pytestmark = pytest.mark.skipif(
-    not (native.HAS_CUDA and torch.cuda.is_available()), reason="no CUDA kernels in this build, or no CUDA device"
-)
-
-CPU, CUDA = Place(cuda=False), Place(cuda=True)
+pytestmark = needs_device
 
 
 @pytest.mark.parametrize(("dtype", "axis"), list(product(["bfloat16", "float32"], DIRECTIONS)))

@@ -10,20 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from devices import needs_device
 
 import octavo_native as native
 from octavo_native import layouts
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
-from problems import EDGE_SIZES, Place, Shape, address, new_plane, quantizer  # noqa: E402  it imports torch
+from problems import CUDA, EDGE_SIZES, Shape, address, new_plane, quantizer  # noqa: E402  it imports torch
 from quantize_call import run_quantizer  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    not (native.HAS_CUDA and torch.cuda.is_available()), reason="no CUDA kernels in this build, or no CUDA device"
-)
-
-CUDA = Place(cuda=True)
+pytestmark = needs_device
 
 
 def run_on_device(

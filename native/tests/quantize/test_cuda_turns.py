@@ -11,18 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-import octavo_native as native
+from devices import needs_device
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
-from problems import NATIVE_LAYOUT, SPECS, Extras, Place, Shape, quantize, valid  # noqa: E402  it imports torch
+from problems import CPU, CUDA, NATIVE_LAYOUT, SPECS, Extras, Shape, quantize, valid  # noqa: E402  it imports torch
 
-pytestmark = pytest.mark.skipif(
-    not (native.HAS_CUDA and torch.cuda.is_available()), reason="no CUDA kernels in this build, or no CUDA device"
-)
+pytestmark = needs_device
 
-CPU, CUDA = Place(cuda=False), Place(cuda=True)
 TWO_PASSES = [
     spec
     for spec in SPECS

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from devices import needs_device
 
 import octavo_native as native
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
 from move_calls import poisoned, stream  # noqa: E402  it imports torch
-from problems import POISON, Place, address  # noqa: E402
+from problems import CUDA, POISON, address  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    not (native.HAS_CUDA and torch.cuda.is_available()), reason="no CUDA kernels in this build, or no CUDA device"
-)
+pytestmark = needs_device
 
-CUDA = Place(cuda=True)
 GUARD = 64
 
 

@@ -6,19 +6,15 @@ import itertools
 
 import numpy as np
 import pytest
-
-import octavo_native as native
+from devices import needs_device
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
 from move_calls import CASES, Routed, draw_index, draw_rows, route  # noqa: E402  it imports torch
-from problems import DTYPES, Place  # noqa: E402
+from problems import CPU, CUDA, DTYPES  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    not (native.HAS_CUDA and torch.cuda.is_available()), reason="no CUDA kernels in this build, or no CUDA device"
-)
+pytestmark = needs_device
 
-CPU, CUDA = Place(cuda=False), Place(cuda=True)
 U = 2.0**-24
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from devices import needs_device
 
 import octavo_native as native
 from octavo_native import layouts
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
-from problems import EDGE_SIZES, POISON, Place  # noqa: E402  it imports torch
+from problems import CPU, CUDA, EDGE_SIZES, POISON, Place  # noqa: E402  it imports torch
 
-pytestmark = pytest.mark.skipif(
-    not (native.HAS_CUDA and torch.cuda.is_available()), reason="no CUDA kernels in this build, or no CUDA device"
-)
+pytestmark = needs_device
 
-CPU, CUDA = Place(cuda=False), Place(cuda=True)
 GROUPS = (1, 2, 5, 8, 64, 128, 1000, 1024, 1100)
 VECTORS = 100_000
 BATCH = 1000

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pytest
+from devices import PLACES
 
 import octavo_native as native
 import octavo_numerics
@@ -29,9 +30,8 @@ class Device:
         if not self.cuda:
             copy = array.copy()
             return copy, copy.ctypes.data
-        torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
-        if not (native.HAS_CUDA and torch.cuda.is_available()):
-            pytest.skip("no CUDA kernels in this build, or no CUDA device")
+        import torch
+
         tensor = torch.from_numpy(array.copy()).cuda()
         return tensor, tensor.data_ptr()
 
@@ -41,7 +41,7 @@ class Device:
         return made
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=PLACES)
 def device(request: pytest.FixtureRequest) -> Device:
     """Each device; skipped where it is not there."""
     return Device(request.param == "cuda")

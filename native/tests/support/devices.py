@@ -18,7 +18,6 @@ def no_device() -> bool:
     return not torch.cuda.is_available()
 
 
-PLACES = (
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(no_device(), reason="no CUDA kernels, no torch or no CUDA device")),
-)
+needs_device = pytest.mark.skipif(no_device(), reason="no CUDA kernels in this build, no torch or no CUDA device")
+
+PLACES = ("cpu", pytest.param("cuda", marks=needs_device))

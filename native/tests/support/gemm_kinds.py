@@ -6,9 +6,8 @@ import pytest
 import torch
 from device_gemms import Chain, Prepared
 from gemm_problems import GEMMS, Case, GemmName
-from problems import Place
+from problems import CUDA, Place
 
-CUDA = Place(cuda=True)
 RAGGED = (0, 1, 17, 130, 0, 96, 300)
 """Groups without rows, of less than a tile, of more than one, and not a multiple of anything."""
 

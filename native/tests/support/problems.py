@@ -93,6 +93,9 @@ class Place:
         return {"cuda": self.cuda, "threads": self.threads}
 
 
+CPU, CUDA = Place(cuda=False), Place(cuda=True)
+
+
 @dataclass
 class Shape:
     """A ragged operand (matrix_rows 0) or stacked matrices, with its plan on each place."""
