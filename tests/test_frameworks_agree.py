@@ -112,3 +112,30 @@ def test_lean_moe_layers_agree(rng: np.random.Generator) -> None:
         wanted = np.asarray(theirs, np.float64)
         off = np.abs(np.asarray(ours, np.float64) - wanted).max()
         assert off <= 3 * 4 * 48**0.5 * 2.0**-24 * 4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("output_dtype", [None, "bfloat16", "float16"])
+def test_gradients_of_x_keep_its_digits(output_dtype: octavo.DType | None, rng: np.random.Generator) -> None:
+    """A recipe rounds y to its output_dtype, and dx to x's dtype alone: in both frameworks.
+
+    Integers, so that every sum is exact in float32 and most are not in 16 bits.
+    """
+    recipe = octavo.HighPrecision(output_dtype=output_dtype)
+    sizes, k, n = [5, 0, 9], 24, 16
+    x, w = rng.integers(-9, 10, (sum(sizes), k)), rng.integers(-999, 1000, (len(sizes), n, k))
+    dy = rng.integers(-99, 100, (sum(sizes), n))
+    ends = np.cumsum(sizes)
+    wanted = np.concatenate([dy[end - size : end] @ of for of, size, end in zip(w, sizes, ends, strict=True)])
+
+    leaf = torch.from_numpy(x).float().requires_grad_()
+    y = octavo_torch.grouped_linear(leaf, torch.from_numpy(w).float(), sizes, recipe=recipe)
+    (in_torch,) = torch.autograd.grad(y, leaf, torch.from_numpy(dy).to(y.dtype))
+    kernel = jnp.swapaxes(jnp.asarray(w, jnp.float32), 1, 2)
+    result, pull = jax.vjp(
+        lambda x: octavo_jax.grouped_dense(x, kernel, sizes, recipe=recipe), jnp.asarray(x, jnp.float32)
+    )
+    (in_jax,) = pull(jnp.asarray(dy, result.dtype))
+    assert str(y.dtype).endswith(str(result.dtype))
+    for dx in (in_torch.numpy(), np.asarray(in_jax)):
+        assert dx.dtype == np.float32
+        assert np.array_equal(dx, wanted)

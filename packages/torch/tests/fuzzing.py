@@ -125,7 +125,7 @@ def with_anything(test: Callable[..., None]) -> Any:
     """`test`, called with many a `value`."""
     quiet = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
     made = settings(max_examples=8, print_blob=True, **quiet)(given(value=ANYTHING)(test))
-    for value in (object(), None, -1, "", "?", 0, 1 << 70, math.nan, np.zeros(2)):
+    for value in (object(), None, -1, "", "?", 0, 1 << 70, math.nan, np.zeros(2), np.zeros(())):
         made = example(value=value)(made)
     return made
 

@@ -225,7 +225,7 @@ class Registry:
 
         request        the layer's fprop request, with the whole recipe
         wgrad_dtype    dtype of dw; None: the recipe's, else the request's in_dtype
-        dgrad_dtype    dtype of dx; None: the recipe's output_dtype, else the request's out_dtype
+        dgrad_dtype    dtype of dx; None: the request's in_dtype
         w_dtype        dtype of w; None: the request's in_dtype
         product_dtype  dtype of operands that no slot quantizes, because the front end casts them; None: their own
 

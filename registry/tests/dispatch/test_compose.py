@@ -230,7 +230,7 @@ def test_inference_plans_the_forward_alone(fakes: Any) -> None:
 
 
 def test_shapes_and_dtypes_of_the_parts(fakes: Any) -> None:
-    """dY has n columns and y's dtype; dw takes the asked dtype, else the recipe's, else x's."""
+    """dY has n columns and y's dtype, dx has x's; dw takes the asked dtype, else the recipe's, else x's."""
     registry = fakes.registry(fakes.plugin("a"))
     request = fakes.request(in_dtype="bfloat16", out_dtype="float32")
     layer = registry.plan_layer(request)
@@ -240,7 +240,7 @@ def test_shapes_and_dtypes_of_the_parts(fakes: Any) -> None:
     assert layer.wgrad is not None
     assert (layer.quantize_dy.request.k, layer.quantize_dy.request.in_dtype) == (32, "float32")
     assert (layer.quantize_w.request.k, layer.quantize_w.request.n) == (64, 32)
-    assert (layer.dgrad.request.in_dtype, layer.dgrad.request.out_dtype) == ("float32", "float32")
+    assert (layer.dgrad.request.in_dtype, layer.dgrad.request.out_dtype) == ("float32", "bfloat16")
     assert layer.dgrad.request.other_dtype is None
     assert layer.wgrad.request.out_dtype == "bfloat16"
     assert registry.plan_layer(fakes.request(recipe=octavo.HighPrecision())).wgrad.request.other_dtype is None
@@ -253,11 +253,9 @@ def test_shapes_and_dtypes_of_the_parts(fakes: Any) -> None:
     accumulated = registry.plan_layer(request, wgrad_dtype="float32")
     assert accumulated.wgrad is not None
     assert accumulated.wgrad.request.out_dtype == "float32"
-    narrow = fakes.request(recipe=octavo.MXFP8(output_dtype="float16", wgrad_dtype="float16"))
-    layer = registry.plan_layer(narrow)
-    assert layer.dgrad is not None
-    assert layer.wgrad is not None
-    assert (layer.dgrad.request.out_dtype, layer.wgrad.request.out_dtype) == ("float16", "float16")
+    narrow = registry.plan_layer(fakes.request(recipe=octavo.MXFP8(wgrad_dtype="float16")))
+    assert narrow.wgrad is not None
+    assert narrow.wgrad.request.out_dtype == "float16"
 
 
 def test_a_closed_preference_holds_for_every_part(fakes: Any) -> None:

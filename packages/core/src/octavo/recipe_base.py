@@ -53,7 +53,7 @@ class Recipe(Schema):
     the kind known to `Recipe.from_json`.
 
     fprop, dgrad, wgrad   "quantized", or "high_precision": that GEMM multiplies the unquantized operands
-    output_dtype          dtype of y and dx; None: the dtype of x (of dy for dx)
+    output_dtype          dtype of y, and of dy; None: the dtype of x. dx has the dtype of x
     wgrad_dtype           dtype of dw; None: float32 into a main_grad, else the weight's dtype
     """
 

@@ -20,7 +20,7 @@ RECIPES: tuple[Recipe | None, ...] = (
     None,
     MXFP8(),
     BlockScaling(output_dtype="float32"),
-    BlockScaling(output_dtype="float16"),  # dx is rounded to it first, to bf16 then
+    BlockScaling(output_dtype="float16"),
 )
 
 

@@ -25,7 +25,7 @@ class LayerDtypes:
     """What a layer's fprop request leaves open of its dtypes.
 
     wgrad     of dw; None: the recipe's, else x's
-    dgrad     of dx; None: the recipe's output_dtype, else dy's
+    dgrad     of dx; None: x's
     w         of w; None: x's
     products  in which operands are that no slot quantizes: the front end casts them; None: each is in its own
     """
@@ -49,7 +49,7 @@ def gemm_request(layer: GemmRequest, recipe: Recipe, gemm: Gemm, dtypes: LayerDt
     w = dtypes.w or layer.in_dtype
     in_dtype, out_dtype, other = layer.in_dtype, layer.out_dtype, w
     if gemm == "dgrad":
-        in_dtype, out_dtype = layer.out_dtype, dtypes.dgrad or recipe.output_dtype or layer.out_dtype
+        in_dtype, out_dtype = layer.out_dtype, dtypes.dgrad or layer.in_dtype
     elif gemm == "wgrad":
         out_dtype, other = dtypes.wgrad or recipe.wgrad_dtype or layer.in_dtype, layer.out_dtype
     if dtypes.products is not None and not recipe.quantizes(gemm):

@@ -233,13 +233,9 @@ def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
             codes = quantize_operand(call, layer.quantize_dy, "dy", dy, draw_in_backward(call))
         if need_x and layer.dgrad is not None:
             rows = codes if layer.quantized_dgrad else dy
-            buffer = call.grad_input
-            if buffer is not None:
-                check_grad_input(buffer, dy)
-            # a plan writes its own dtype, which the recipe's output_dtype may make another one than x's
-            fits = buffer is None or buffer.dtype is layer.row_dtype
-            dx = layer.dgrad(rows, ctx.w.load(tensors), sizes, out=buffer if fits else None)
-            dx = dx if buffer is None or fits else buffer.copy_(dx)
+            if call.grad_input is not None:
+                check_grad_input(call.grad_input, dy)
+            dx = layer.dgrad(rows, ctx.w.load(tensors), sizes, out=call.grad_input)
         if need_w and layer.wgrad is not None:
             rows = codes if layer.quantized_wgrad else dy
             dw = weight_gradient(call, layer.wgrad, ctx.x.load(tensors), rows, sizes)

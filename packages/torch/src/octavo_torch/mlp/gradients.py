@@ -166,8 +166,6 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
         assert fc2.dgrad is not None  # a layer whose dx is needed
         da = fc2.dgrad(codes if fc2.quantized_dgrad else values, operands.w2(), sizes)
         operands.done_with("w2")
-        if da.dtype is not h.dtype:
-            da = da.to(h.dtype)
         values = codes = da
         if not (need_x or need_w1 or need_b1):
             dp = probs_gradient(da, h, plan.activation)

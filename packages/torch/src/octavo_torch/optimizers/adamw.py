@@ -60,16 +60,19 @@ class AdamW(Optimizer):
 
         All but `masters` may differ between groups. Raises ValueError for what does not fit.
         """
-        if isinstance(params, Tensor) or not isinstance(params, Iterable):
+        try:
+            listed = None if isinstance(params, Tensor) else list(params)
+        except TypeError:  # an array without axes has __iter__, too
+            listed = None
+        if listed is None:
             raise ValueError(f"params is {brief(params)}; give an iterable of parameters or of groups of them")
-        params = list(params)
-        if not params:
+        if not listed:
             raise ValueError("params is empty; give parameters, pairs of a name and a parameter, or groups of them")
         given = (lr, betas, eps, weight_decay, master_dtype, state_bits, seed, capturable)
         defaults = dict(zip(OPTIONS, given, strict=True))
         check_group(defaults)
         try:
-            super().__init__(params, defaults)
+            super().__init__(listed, defaults)
         except TypeError as error:
             raise ValueError(
                 f"params holds what is not a parameter ({str(error).splitlines()[0]}); give parameters, pairs of a "
