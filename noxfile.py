@@ -148,10 +148,11 @@ class _Queue:
 def change(session: nox.Session) -> None:
     """Everything that a change must pass: every session whose default is not False, several of them at a time.
 
-    A session alone leaves cores idle while it installs, imports, collects and waits for its last test. Here each has
-    its share of the cores. Outputs go to .nox/.cache/logs, those of failed sessions to the terminal, too.
+    A session alone leaves cores idle while it installs, imports, collects, waits for its last test, and for processes
+    that wait for each other. Here each has its share of the cores, and one session more takes what the others leave
+    where cores are few. Outputs go to .nox/.cache/logs, those of failed sessions to the terminal, too.
     """
-    lanes = min(CORES, 4)
+    lanes = min(CORES + 1, 4)
     environment = {
         **os.environ,
         WORKERS: str(max(1, min(CORES // lanes, 8))),
@@ -169,13 +170,16 @@ def change(session: nox.Session) -> None:
             log, start = logs / f"{name}.log", time.monotonic()
             command = (sys.executable, "-m", "nox", "-s", name, "--", *session.posargs)
             with log.open("w") as output:
-                run = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+                run = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+                _, status, usage = os.wait4(run.pid, 0)
+            run.returncode = os.waitstatus_to_exitcode(status)
             text = log.read_text(errors="replace")
             if run.returncode:
                 session.warn(f"output of {name}:\n{text}")
             counts = re.findall(r"^=+ (.*) in [^=]*=+$", text, flags=re.MULTILINE)
             outcome = "passed" if run.returncode == 0 else "FAILED"
-            session.log(" ".join([f"{name} {outcome} after {time.monotonic() - start:.0f} s", *counts[-1:]]))
+            wall, busy = time.monotonic() - start, usage.ru_utime + usage.ru_stime
+            session.log(" ".join([f"{name} {outcome} after {wall:.0f} s, {busy:.0f} of a processor;", *counts[-1:]]))
             queue.finish(name, run.returncode == 0)
 
     with ThreadPoolExecutor(lanes) as pool:
