@@ -33,7 +33,7 @@ OTHER_NAMES = {
 }
 
 WAY_ON = re.compile(
-    r"\b(give|leave|move|make|call|take|write|set|use|keep|cast|at most|are integers|zero or more|known names)\b"
+    r"\b(give|leave|move|make|create|call|take|write|set|use|keep|cast|at most|are integers|zero or more|known names)\b"
 )
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.bool, torch.complex64)
@@ -125,7 +125,7 @@ def with_anything(test: Callable[..., None]) -> Any:
     """`test`, called with many a `value`."""
     quiet = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
     made = settings(max_examples=8, print_blob=True, **quiet)(given(value=ANYTHING)(test))
-    for value in (object(), None, -1, "", "?", 0, 1 << 70, math.nan, np.zeros(2), np.zeros(())):
+    for value in (object(), None, -1, "", "?", 0, 1 << 70, math.nan, np.zeros(2), np.zeros(()), nn.Linear(2, 2)):
         made = example(value=value)(made)
     return made
 
