@@ -1,8 +1,8 @@
-"""Settings of hypothesis: no deadline, because a machine that others share may pause any example."""
+"""Settings of hypothesis: no limit of time, because a machine that others share may pause any example."""
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("octavo", deadline=None)
+settings.register_profile("octavo", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("octavo")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import assume, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from octavo import QuantizerSpec
@@ -17,7 +17,8 @@ from octavo_numerics.vectors import cases
 EDGES = (0, 1, 15, 16, 17, 31, 32, 33, 127, 128, 129)
 SPECS = list({case.key.rsplit(".", 1)[0]: case.spec for case in cases() if case.operand is None}.values())
 
-COMMON = settings(deadline=None, max_examples=60, print_blob=True)
+# no limit of time: a machine that others share may pause any example
+COMMON = settings(deadline=None, max_examples=60, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 
 sizes_of_groups = st.lists(st.sampled_from(EDGES), min_size=1, max_size=4)
 columns = st.sampled_from((1, 15, 16, 17, 33, 128, 129))
