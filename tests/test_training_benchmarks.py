@@ -90,6 +90,22 @@ def test_the_library_is_read_in_order_and_without_its_tests(tmp_path: Path) -> N
     assert len(corpus.vocabulary) <= 256
 
 
+@pytest.mark.parametrize(
+    "path", sorted((BENCHMARKS / "results").glob("whole-losses-*.json")), ids=lambda path: path.stem
+)
+def test_gaps_of_a_record_follow_from_its_rows(path: Path) -> None:
+    """A gap without the run behind it cannot be checked: a record names those that it has lost."""
+    record = json.loads(path.read_text())
+    held_out = {(row["way"], row["seed"]): row["held_out_loss"] for row in record["rows"]}
+    lost = {(way, seed) for way, seed in record.get("gaps_without_rows", [])}
+    assert not lost & held_out.keys()
+    for gap in record["gaps"]:
+        for seed, percent in enumerate(gap["per_seed_percent"]):
+            if (gap["way"], seed) not in lost:
+                ratio = held_out[gap["way"], seed] / held_out["grouped_mm", seed]
+                assert percent == pytest.approx(100 * (ratio - 1), abs=1e-3), (gap["way"], seed)
+
+
 class _Clock:
     """Milliseconds that operations take, and no others."""
 
