@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,13 @@ def test_a_row_can_be_repeated(row: Row) -> None:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", row.date)
         assert row.result
         assert "{" not in row.result
+
+
+def test_a_record_that_is_named_is_there() -> None:
+    """A record that was renamed or deleted would turn a result that somebody measured into "not measured"."""
+    for entry in tomllib.loads((ROOT / "docs" / "scoreboard.toml").read_text())["row"]:
+        if "record" in entry:
+            assert list((ROOT / "benchmarks" / "results").glob(entry["record"])), entry["claim"]
 
 
 def test_the_page_has_every_row() -> None:
