@@ -69,3 +69,22 @@ def test_a_field_without_a_line_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(bound, "__doc__", "The answer.\n\n    into  writes over an earlier result\n")
     with pytest.raises(KeyError, match="with_amax"):
         contract_tables.markdown("optional")
+
+
+def test_every_part_of_the_suite_is_explained() -> None:
+    """`octavo conform` prints the names of its parts, and the README of the suite says what each holds a backend to."""
+    conformance = ROOT / "packages" / "conformance"
+    parts = {path.stem.removeprefix("test_") for path in conformance.glob("src/octavo_conformance/suite/*/test_*.py")}
+    _, _, table = (conformance / "README.md").read_text().partition("## The parts\n")
+    rows = re.findall(r"^\| (`[^|]*`) \|", table.partition("\n## ")[0], re.MULTILINE)
+    assert parts == {part for row in rows for part in re.findall(r"`(\w+)`", row)}
+
+
+@pytest.mark.parametrize("page", ["docs/guide/backends.md", "registry/README.md"])
+def test_plugins_are_told_to_ask_for_a_registry_with_their_level(page: str) -> None:
+    """An older registry refuses a card of the newest API level: the examples ask for what the template does."""
+    asked = {
+        name: re.findall(r'"octavo-registry>=([\d.]+)"', (ROOT / name).read_text())
+        for name in (page, "docs/examples/acme-octavo/pyproject.toml")
+    }
+    assert asked[page] == asked["docs/examples/acme-octavo/pyproject.toml"]
