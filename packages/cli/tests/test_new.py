@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from octavo_cli.errors import InputError
-from octavo_cli.new import DEVICES, TEMPLATES, create, template_folder
+from octavo_cli.new import DEVICES, TEMPLATES, create, new, template_folder
 
 
 def test_the_name_is_everywhere_in_the_form_that_each_place_needs(tmp_path: Path) -> None:
@@ -135,3 +135,18 @@ def test_a_parent_that_is_a_file_is_refused(tmp_path: Path) -> None:
 def test_the_template_is_found() -> None:
     """In the tree (an editable install) or inside the package (a wheel)."""
     assert (template_folder() / "src" / "acme_octavo" / "plugin.py").is_file()
+
+
+@pytest.mark.parametrize("name", ["ab", "my-very-long-chip"])
+def test_it_prints_what_to_do_next(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Commands to paste: the folder as a path, comments below each other, nothing that only an index could install."""
+    monkeypatch.chdir(tmp_path)
+    new(name)
+    made, install, *rest = capsys.readouterr().out.splitlines()
+    assert made == f"Made {name}-octavo. Next:"
+    assert install == f"  pip install -e ./{name}-octavo"
+    assert [line.split("   #")[0].strip() for line in rest] == ["octavo doctor", f"octavo conform {name}"]
+    assert len({line.index("#") for line in rest}) == 1
+    assert "pip" not in "".join(rest)

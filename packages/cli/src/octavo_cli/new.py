@@ -36,11 +36,17 @@ def new(
     """
     target = create(name, out, framework, device)
     typer.echo(f"Made {target}. Next:")
-    typer.echo(f"  pip install -e {target}")
-    typer.echo(f"  octavo doctor                      # lists {name}")
-    typer.echo(f"  octavo conform {name}   # the conformance suite; pip install octavo-conformance first")
+    typer.echo(f"  pip install -e {_as_path(target)}")
+    listed, tested = "octavo doctor", f"octavo conform {name}"
+    typer.echo(f"  {listed:<{len(tested)}}   # lists {name}")
+    typer.echo(f"  {tested}   # the conformance suite, a command of octavo-conformance")
     if device != "cpu":
         typer.echo(f"The card is for {device}: `octavo conform {name}` needs such a device.")
+
+
+def _as_path(folder: Path) -> str:
+    """`folder` with a slash: without -e, pip seeks a bare name on an index."""
+    return str(folder) if len(folder.parts) > 1 else f"./{folder}"
 
 
 def create(name: str, parent: Path, framework: str = "torch", device: str = "cpu") -> Path:
