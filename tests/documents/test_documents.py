@@ -88,3 +88,12 @@ def test_tests_that_are_named_exist(path: Path) -> None:
     for file, function in re.findall(r"`([\w/-]+\.py)::(test_\w+)`", path.read_text()):
         place = ROOT / file.replace("suite/", "packages/conformance/src/octavo_conformance/suite/", 1)
         assert re.search(rf"^def {function}\(", place.read_text(), flags=re.MULTILINE), f"{file} has no {function}"
+
+
+def test_every_decision_is_in_the_index_under_its_title() -> None:
+    """Who looks for a decision reads the index by subject; the sidebar has them by number alone."""
+    folder = ROOT / "docs" / "decisions"
+    titles = {path.name: path.read_text().partition("\n")[0].partition(": ")[2] for path in folder.glob("0*.md")}
+    listed = re.findall(r"^- \[\d{4}\]\((\S+)\) (.*)$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert len(listed) == len(titles)
+    assert dict(listed) == titles
