@@ -59,9 +59,10 @@ def routed_mlp(
                              backward pass needs no output of an expert: neither its memory nor, under remat, its GEMM
     form                     what is kept for the backward pass. "standard": x, fc1's result of each choice and, with
                              the weights on the output, the experts' results. "keep_all": operands of the kernels'
-                             gradients, too, so that the backward pass makes none again. "recompute": x alone. "lean":
-                             as "standard", fc1's result as E4M3 codes with a scale for every 128 of a row; gradients'
-                             bits are then not those of the others, see octavo_numerics.keep_rows
+                             gradients, too, so that the backward pass makes none again. "recompute": x alone, and with
+                             weight_codes="keep" also wi's codes for fprop. "lean": as "standard", fc1's result as E4M3
+                             codes with a scale for every 128 of a row; gradients' bits are then not those of the
+                             others, see octavo_numerics.keep_rows
     weight_codes             of the kernels, the codes that the backward pass reads: "keep" them, or "remake" them there
     preferred_element_type   dtype of y, in which the experts' outputs are rounded once after the sum; None: x's
 

@@ -187,9 +187,9 @@ def moe_mlp(
     recipe                          a Recipe or its name; None: HighPrecision
     form                            what is kept for the backward. "standard": x, and fc1's result of each choice.
                                     "keep_all": operands of the weights' gradients, too, so that backward makes none
-                                    again. "recompute": x alone. "lean": fc1's result as E4M3 codes with a scale for
-                                    every 128 of a row; backward's bits are then not those of the others, see
-                                    octavo_numerics.keep_rows
+                                    again. "recompute": x alone, and with weight_codes="keep" also w1's codes for
+                                    fprop. "lean": fc1's result as E4M3 codes with a scale for every 128 of a row;
+                                    backward's bits are then not those of the others, see octavo_numerics.keep_rows
     weight_codes                    of weights that this call quantizes, the codes that backward reads: "keep" them, or
                                     "remake" them in backward. Codes that are given (`quantize_weight`) are shared
     seed, state, group_offset, backend, interleave, main_grad, delayed_wgrad
