@@ -151,6 +151,15 @@ def test_advice_names_where_its_times_come_from(tmp_path: Path, run: Any) -> Non
     assert re.search(r"mxfp8-folded .*0.120 ms +measured", folded.out), "what computes it was measured"
 
 
+def test_a_small_layer_keeps_digits_to_compare(run: Any) -> None:
+    """0.0 MB and 0.000 ms in every row would say nothing of a layer that somebody tries first."""
+    shown = run("advise", "--shape", "4,64,64,128").out
+    assert not re.search(r" 0\.0+ (MB|ms)", shown)
+    assert len(set(re.findall(r"fp8-\w+ .* ([\d.]+) KB", shown))) > 1
+    rows = run("advise", "--shape", "4,64,64,128", "--json").json["recipes"]
+    assert all(row["us"] > 0 for row in rows)
+
+
 def test_advice_judges_by_the_weights_that_are_given(tmp_path: Path, seed: int, run: Any) -> None:
     """Outliers that cost a whole expert's scale its SQNR leave block scales theirs."""
     values = np.random.default_rng(seed).standard_normal((2, 256, 512)) * 1e-4

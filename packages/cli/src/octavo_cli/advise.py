@@ -101,7 +101,7 @@ def advise(
                     "recipe": one.recipe,
                     "sqnr_db": round(one.sqnr_db, 2) if math.isfinite(one.sqnr_db) else None,
                     "bytes": one.bytes,
-                    "us": round(one.us, 1),
+                    "us": float(f"{one.us:.4g}"),
                     "time": "measured" if one.measured else "roofline",
                     "bf16_copies": one.recipe in copied,
                 }
@@ -110,8 +110,8 @@ def advise(
         })  # fmt: skip
         return
     cells = [
-        (one.recipe, "exact" if math.isinf(one.sqnr_db) else f"{one.sqnr_db:.1f} dB", f"{one.bytes / 1e6:,.1f} MB",
-         f"{one.us / 1000:.3f} ms", "measured" if one.measured else "roofline")
+        (one.recipe, "exact" if math.isinf(one.sqnr_db) else f"{one.sqnr_db:.1f} dB", _size(one.bytes), _time(one.us),
+         "measured" if one.measured else "roofline")
         for one in found
     ]  # fmt: skip
     header = ("recipe", "SQNR of weights", "x and weights", "GEMMs", "time is")
@@ -133,3 +133,13 @@ def advise(
         print_line(f"No recipe keeps {min_sqnr:g} dB; give a smaller --min-sqnr, or stay with bf16.")
     else:
         print_line(f"Advice: {choice.recipe}, the fastest of those that keep {min_sqnr:g} dB.")
+
+
+def _size(count: float) -> str:
+    """Bytes in a unit that leaves digits to compare: a small layer's are kilobytes."""
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} KB"
+
+
+def _time(us: float) -> str:
+    """Milliseconds, or microseconds where three decimals of a millisecond would leave little of them."""
+    return f"{us / 1000:.3f} ms" if us >= 100 else f"{us:.3g} us"
