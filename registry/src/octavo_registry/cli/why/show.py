@@ -25,7 +25,7 @@ def show(answer: Answer) -> None:
         print_line(f"  no backend is installed: pip install {FRONT_ENDS[request.framework]}")
     if answer.chip is not None:
         print_line()
-        print_line(f"By cards and shape rules for {answer.chip.name}; no such machine was asked.")
+        print_line(f"This is what cards and shape rules say of {answer.chip.name}; no such device was looked at.")
     if rows and answer.ways:
         print_line()
         for line in lines(answer.ways):
