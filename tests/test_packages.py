@@ -39,6 +39,16 @@ def test_requirements_on_ours_have_a_floor_and_no_ceiling(name: str) -> None:
             assert re.fullmatch(r"octavo[a-z-]*(\[[a-z,]+\])?>=[0-9.]+", line), line
 
 
+def test_backends_introduce_themselves_alike() -> None:
+    """`octavo doctor` prints one line of each card below the other: a sentence, with a capital and a full stop."""
+    cards = "\n".join(
+        path.read_text() for path in tracked("packages/*/src/**/plugin.py", "docs/examples/*/src/**/plugin.py")
+    )
+    summaries = re.findall(r'^    summary="(.*)",$', cards, re.MULTILINE)
+    assert len(summaries) >= 10
+    assert [line for line in summaries if not re.fullmatch(r"([A-Z]|jax-|torch-).*\.", line)] == []
+
+
 def test_the_repository_speaks_of_the_project_alone() -> None:
     """No path of one machine and no host of a package registry stands in what users read or run."""
     machine = re.compile(r"/(?:work|opt|root|home)/|/tmp/[a-z]|files\.pythonhosted|pypi\.org")

@@ -42,7 +42,7 @@ CARD = BackendCard(
     api_level=5,
     priority=100,
     needs=("jax>=0.10.2", "octavo-native>=0.2"),
-    summary="quantizers and grouped GEMMs of every recipe as compiled kernels, for CPUs and for Hopper GPUs",
+    summary="Grouped quantization and GEMMs by octavo-native's kernels: AVX2 on CPUs, Hopper on GPUs.",
     capabilities=(*_rows("cpu"), *_rows("cuda", min_arch=support.HOPPER, max_arch=support.HOPPER)),
 )
 

@@ -16,7 +16,7 @@ CARD = BackendCard(
     api_level=5,
     priority=-100,
     needs=("jax>=0.10.2",),
-    summary="every recipe in plain jnp, jit-able with traced sizes; exact to the bit, not fast",
+    summary="Every recipe in plain jax.numpy: exact and slow, on any CPU and any NVIDIA GPU.",
     capabilities=tuple(
         Capability(
             ops=_OPS,

@@ -18,7 +18,7 @@ CARD = BackendCard(
     # A portable backend takes 0, one that is tuned for an architecture 100.
     priority=-200,
     needs=("jax>=0.10.2", "octavo-jax>=0.2"),
-    summary="FP8 GEMMs in JAX on the CPU; the template for backends in JAX",
+    summary="FP8 GEMMs in JAX on the CPU: the template for backends in JAX.",
     capabilities=(
         Capability(
             ops=frozenset({"fprop", "dgrad", "wgrad"}),

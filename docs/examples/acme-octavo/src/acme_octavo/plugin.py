@@ -18,7 +18,7 @@ CARD = BackendCard(
     # A portable backend takes 0, one that is tuned for an architecture 100.
     priority=-200,
     needs=("torch>=2.11", "octavo-torch>=0.2"),
-    summary="FP8 on the CPU, one tile at a time; the template for backends",
+    summary="FP8 on the CPU, one tile at a time: the template for backends.",
     capabilities=(
         Capability(
             ops=frozenset({"quantize", "fprop", "dgrad", "wgrad"}),
