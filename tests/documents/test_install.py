@@ -62,3 +62,16 @@ def test_extras_bring_every_backend() -> None:
     assert set(re.findall(r"[a-z-]+", everything.partition("[")[2])) == set(extras) - {"all"}
     for plugin in ("torch-native", "torch-cudagraph", "torch-triton", "jax-native", "jax-triton"):
         assert f"octavo-{plugin}" in _ours(extras[plugin])
+
+
+def test_the_table_of_packages_names_what_each_needs() -> None:
+    """A reader who takes a row's folders, core and the registry has a command that pip can install."""
+    by_folder = {package.directory: package for package in packages().values()}
+    table = (ROOT / "docs" / "start" / "install.md").read_text().partition("## Which packages\n")[2]
+    rows = re.findall(r"^\|[^|]*\| `([\w-]+)` \| `(\S+)`[^|]*\|([^|]*)\|$", table, re.MULTILINE)
+    assert len(rows) >= 12
+    for name, folder, needs in rows:
+        package = by_folder[(ROOT / folder).resolve()]
+        assert package.distribution == name
+        named = {by_folder[(ROOT / each).resolve()].distribution for each in re.findall(r"`(\S+)`", needs)}
+        assert _ours(package.project.get("dependencies", [])) - {"octavo-core", "octavo-registry"} == named, name
