@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from typing import Any
 
@@ -31,6 +32,13 @@ def test_nightlies_and_local_builds_count(install: Any, version: str) -> None:
     """torch's own wheels carry local versions, and its nightlies are pre-releases."""
     install("test-dep", {}, {}, version=version)
     assert unmet(["test-dep>=2.11"]) is None
+
+
+def test_the_interpreter_is_named_where_it_is_what_lacks() -> None:
+    """ "pip install" of something that has no version for this Python would send a user the wrong way."""
+    here = platform.python_version()
+    assert unmet(["python>=3.99", "test-absent>=1"]) == f"needs python>=3.99, this is Python {here}"
+    assert unmet([f"python=={here}"]) is None
 
 
 def test_markers_are_read(install: Any) -> None:

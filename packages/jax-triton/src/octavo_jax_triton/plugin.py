@@ -38,7 +38,7 @@ CARD = BackendCard(
     name=NAME,
     api_level=5,
     priority=0,
-    needs=("jax>=0.10.2", "jax-triton>=0.4.1", "triton>=3.6"),
+    needs=("python>=3.12", "jax>=0.10.2", "jax-triton>=0.4.1", "triton>=3.6"),
     summary="Grouped quantization and GEMMs in Triton through jax-triton, for NVIDIA GPUs from sm_80 on.",
     capabilities=tuple(_on_gpus()),
 )

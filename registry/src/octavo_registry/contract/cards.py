@@ -111,7 +111,8 @@ class BackendCard(Schema):
     name       unique among installed backends
     api_level  the contract it was written against (`octavo_registry.API_LEVEL`)
     priority   reference -100, portable 0, tuned for one architecture +100
-    needs      requirement strings, checked against installed metadata and never imported
+    needs      requirement strings, checked against installed metadata and never imported; "python>=3.12" is the
+               interpreter's version
     summary    one sentence for `octavo doctor`
     """
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable
 from importlib import metadata
+
+PYTHON = "python"
+"""The name of the interpreter in a need: no distribution is called so."""
 
 
 def installed_version(distribution: str) -> str | None:
@@ -28,7 +32,8 @@ def check_requirement(text: str) -> str:
 def unmet(needs: Iterable[str]) -> str | None:
     """The sentence for the first need that is not met, or None.
 
-    A pre-release or a local build of the right number counts (torch's nightlies and "+cu130" wheels).
+    A pre-release or a local build of the right number counts (torch's nightlies and "+cu130" wheels). "python>=3.12" is
+    about the interpreter, for what pip would look for in vain on an older one.
     """
     from packaging.requirements import Requirement
     from packaging.version import InvalidVersion, Version
@@ -37,8 +42,12 @@ def unmet(needs: Iterable[str]) -> str | None:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate():
             continue
-        version = installed_version(requirement.name)
         needed = f"{requirement.name}{requirement.specifier}"
+        if requirement.name == PYTHON:
+            if not requirement.specifier.contains(platform.python_version(), prereleases=True):
+                return f"needs {needed}, this is Python {platform.python_version()}"
+            continue
+        version = installed_version(requirement.name)
         if version is None:
             return f"needs {needed}, which is not installed; pip install '{needed}'"
         try:
