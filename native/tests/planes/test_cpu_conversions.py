@@ -12,6 +12,7 @@ import pytest
 from cpu_calls import DTYPE, NATIVE, Arrays, Operand, new_plane, quantizer
 from cpu_operands import SPECS, random_operand
 from expected_planes import expected, flat_rows, pack_pairs, panels_of
+from flushing import flushed_subnormals, sets_mode
 from guarded import POISON, Guarded, put
 
 import octavo_native as native
@@ -186,6 +187,21 @@ def test_expanded_mxfp4(blocks: int, dtype: str, rng: np.random.Generator) -> No
     nan = np.isnan(want.astype(np.float32))
     assert (np.isnan(out.array.astype(np.float32)) == nan).all()
     assert (out.array.view(bits)[~nan] == want.view(bits)[~nan]).all()
+
+
+@sets_mode
+def test_mxfp4_of_a_caller_that_flushes_subnormals() -> None:
+    """Values below fp32's normal numbers, whose scale is one itself: 2^-127 times every magnitude."""
+    codes = put(np.arange(16, dtype=np.uint8) * 0x11)
+    scales = put(np.zeros(1, np.uint8))
+    out = Guarded((1, 32), np.float32)
+    with flushed_subnormals():
+        native.expand_mxfp4(
+            cuda=False, codes=codes.address, scales=scales.address, blocks=1, out=out.address,
+            out_dtype=native.DTYPES["float32"],
+        )  # fmt: skip
+    want = (decode(np.arange(16, dtype=np.uint8), "e2m1") * 2.0**-127).astype(np.float32).repeat(2)
+    assert (out.array[0].view(np.uint32) == want.view(np.uint32)).all()
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

@@ -6,12 +6,7 @@ overflow", "races" and "uninitialised reads".
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
-import platform
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +14,7 @@ import pytest
 from cpu_calls import NATIVE, Operand, prepare, quantizer, run
 from cpu_operands import SPECS, random_values
 from expected_planes import differences
+from flushing import FLUSH, flushed_subnormals, sets_mode
 from guarded import put
 
 import octavo_native as native
@@ -68,34 +64,7 @@ def test_eight_callers_at_once(name: str, rng: np.random.Generator) -> None:
                 assert all((array.bytes == want[key].bytes).all() for key, array in result.everything.items())
 
 
-FLUSH = 0x8040
-"""FTZ and DAZ of MXCSR."""
-
-
-@contextmanager
-def flushed_subnormals() -> Iterator[Any]:
-    """This thread flushes subnormals; yields a function that reads MXCSR. glibc's fenv_t ends with it."""
-    libm = ctypes.CDLL(ctypes.util.find_library("m"))
-    environment = (ctypes.c_uint32 * 8)()
-
-    def mxcsr() -> int:
-        now = (ctypes.c_uint32 * 8)()
-        libm.fegetenv(now)
-        return int(now[7])
-
-    libm.fegetenv(environment)
-    flushing = (ctypes.c_uint32 * 8)(*environment)
-    flushing[7] |= FLUSH
-    libm.fesetenv(flushing)
-    try:
-        yield mxcsr
-    finally:
-        libm.fesetenv(environment)
-
-
-@pytest.mark.skipif(
-    platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc", reason="sets MXCSR through glibc on x86-64"
-)
+@sets_mode
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", LARGE)
 def test_a_caller_that_flushes_subnormals(name: str, threads: int, rng: np.random.Generator) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from devices import PLACES
+from flushing import flushed_subnormals, sets_mode
 
 import octavo_native as native
 import octavo_numerics
@@ -99,6 +100,22 @@ def test_an_update_is_the_definitions(
     assert np.array_equal(device.get(held), np.stack([state.history for state in expected]))
     assert np.array_equal(device.get(scales), np.stack([state.scale for state in expected]))
     del keep
+
+
+@sets_mode
+def test_a_caller_that_flushes_subnormals() -> None:
+    """An amax below the normal numbers is recorded, and counts in the next scale, whatever the caller's mode."""
+    history, scale = np.array([[[1e-40, 0.0], [2e-38, 3e-39]]], np.float32), np.ones((1, 2), np.float32)
+    amax = np.array([[2e-40, 1e-41]], np.float32)
+    raised = history.copy()
+    raised[:, 0] = amax
+    expected = octavo_numerics.update_delayed(DelayedState(raised[0], scale[0]), "e4m3", algorithm="max", margin=0)
+    common = {"cuda": False, "history": history.ctypes.data, "slots": 2, "groups": 2}
+    with flushed_subnormals():
+        native.record_amax(amax=amax.ctypes.data, operands=1, **common)
+        native.update_scales(scale=scale.ctypes.data, maxima=[FORMAT_MAX["e4m3"]], most_recent=False, **common)
+    assert np.array_equal(history[0].view(np.uint32), expected.history.view(np.uint32))
+    assert np.array_equal(scale[0], expected.scale)
 
 
 def test_wrong_states() -> None:

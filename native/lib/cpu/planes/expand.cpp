@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cpu/loops/loops.h"
+#include "cpu/loops/threads.h"
 #include "octavo/dequantize.h"
 #include "octavo/numerics.h"
 
@@ -9,6 +10,7 @@ namespace octavo {
 
 Error expand_mxfp4_cpu(const ExpandArgs& args) {
   if (const Error error = check_expand(args)) return error;
+  const cpu::FloatMode mode;
   const octavo_loops::Loops& loops = octavo_loops::loops_for(1);
   const int dtype = static_cast<int>(args.out_dtype);
   const int64_t block_bytes = MXFP4_BLOCK * dtype_bytes(args.out_dtype);

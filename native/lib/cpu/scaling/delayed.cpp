@@ -5,6 +5,8 @@
 #include <cfloat>
 #include <cmath>
 
+#include "cpu/loops/threads.h"
+
 namespace octavo {
 
 namespace {
@@ -37,6 +39,7 @@ void update_group(const UpdateArgs& args, int64_t operand, int64_t group) {
 
 Error record_cpu(const RecordArgs& args) {
   if (const Error error = check_record(args)) return error;
+  const cpu::FloatMode mode;
   for (int64_t operand = 0; operand < args.operands; ++operand) {
     const float* amax = args.amax + operand * args.groups;
     float* slot = args.history + operand * args.slots * args.groups;
@@ -49,6 +52,7 @@ Error record_cpu(const RecordArgs& args) {
 
 Error update_cpu(const UpdateArgs& args) {
   if (const Error error = check_update(args)) return error;
+  const cpu::FloatMode mode;
   for (int64_t operand = 0; operand < args.operands; ++operand) {
     for (int64_t group = 0; group < args.groups; ++group) update_group(args, operand, group);
   }
