@@ -73,6 +73,12 @@ def test_what_cannot_be_recorded_or_run(rng: np.random.Generator) -> None:
         native.plan(cuda=False, sizes=4096, plan=place(2), into=sequence, **plan)
     with pytest.raises(ValueError, match="record launches of one device"):
         native.plan(cuda=True, sizes=place(1), plan=place(2), into=sequence, **plan)
+    weights = native.InputArgs(
+        x=place(1), dtype=native.DTYPES["bfloat16"], rows=128, cols=128, row_stride=128, groups=1, matrix_rows=128,
+        mxfp4_scales=4096,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"an address; give octavo_native\.place"):
+        native.Quantizer(**SPEC).run(cuda=False, input=weights, into=sequence)
     assert len(sequence) == 0
     sequence = recorded()
     given = [array.ctypes.data for array in arrays(rng).values()]

@@ -25,7 +25,7 @@ void each_array(Plane& plane, Use&& use) {
 template <typename Use>
 void each_array(QuantizeArgs& args, Use&& use) {
   Prologue& prologue = args.prologue;
-  use(args.input.data), use(args.input.plan), use(args.input.index.of_rows);
+  use(args.input.data), use(args.input.plan), use(args.input.index.of_rows), use(args.input.mxfp4_scales);
   use(prologue.dy), use(prologue.probs), use(prologue.dprobs), use(prologue.gamma), use(prologue.beta);
   use(prologue.mean), use(prologue.rstd);
   each_array(args.rowwise, use), each_array(args.columnwise, use);
