@@ -57,6 +57,7 @@ const GemmTile* gemm_tiles(const GemmSpec& spec, int* count) {
 }
 
 GemmTileChoice gemm_tile(const GemmSpec& spec, int64_t rows, int64_t n, int64_t k, int64_t groups, int sms, int tile) {
+  sms = std::max(sms, 1);  // the launch itself says that there is no device, whose multiprocessors are 0
   const bool k_grouped = spec.gemm == Gemm::wgrad;
   const double width = multiplies_fp8(spec) ? 1.0 : 2.0;
   const int64_t out_rows = k_grouped ? n : ceil_div(rows, groups), out_cols = spec.gemm == Gemm::fprop ? n : k;

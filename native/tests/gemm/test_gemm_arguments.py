@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -308,3 +309,12 @@ def test_a_gemm_of_unknown_names_is_refused(name: str) -> None:
 def test_a_model_of_no_device_is_refused() -> None:
     with pytest.raises(ValueError, match="sms is less than 1"):
         gemms.gemm_named(**FPROP).tile(**SIDES, sms=0)
+
+
+@pytest.mark.skipif(not native.HAS_CUDA or Path("/dev/nvidiactl").exists(), reason="no CUDA kernels, or a GPU for them")
+def test_a_machine_without_a_gpu_says_so(call: Call) -> None:
+    """The multiprocessors of no device are 0, which the choice of a tile must not divide by."""
+    aligned_to_pieces = {name: value for name, value in call.arguments(FPROP).items() if name != "threads"}
+    with pytest.raises(RuntimeError, match="CUDA"):
+        gemms.gemm_named(**FPROP).run(**{**aligned_to_pieces, "cuda": True})
+    assert call.untouched()
