@@ -17,6 +17,7 @@ from guarded import POISON, Guarded, put
 
 import octavo_native as native
 from octavo import QuantizerSpec
+from octavo_native import layouts
 from octavo_native.layouts import PLAIN
 from octavo_numerics import QuantizedArray, dequantize, quantize
 from octavo_numerics.casts import decode
@@ -202,6 +203,19 @@ def test_mxfp4_of_a_caller_that_flushes_subnormals() -> None:
         )  # fmt: skip
     want = (decode(np.arange(16, dtype=np.uint8), "e2m1") * 2.0**-127).astype(np.float32).repeat(2)
     assert (out.array[0].view(np.uint32) == want.view(np.uint32)).all()
+
+
+def test_hadamard_data_of_no_rows_have_values() -> None:
+    """Each group may need a block of 16 rows, so that their values are not empty, and have an address."""
+    groups, cols = 16, 32
+    rows = layouts.block_bound(0, groups, 16) * 16
+    call = {"cuda": False, "direction": 1, "codes": 0, "scales": 0, "rows": 0, "cols": cols, "groups": groups}
+    hadamard = quantizer(SPECS["nvfp4.nearest.hadamard"])
+    with pytest.raises(ValueError, match="out is null"):
+        hadamard.dequantize(**call, out=0, out_dtype=0)
+    out = Guarded((rows, cols), np.float32)
+    hadamard.dequantize(**call, out=out.address, out_dtype=0)
+    assert not out.array.any()
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
