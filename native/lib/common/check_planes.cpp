@@ -1,5 +1,7 @@
 // Argument checks of what reads planes or moves them, shared by both devices. Pointers are compared and never
 // dereferenced.
+#include <algorithm>
+
 #include "check_operand.h"
 #include "octavo/dequantize.h"
 
@@ -58,8 +60,8 @@ Error check_convert(const ConvertArgs& args) {
 
 Error check_swizzle(const SwizzleArgs& args) {
   if (args.outer < 0 || args.blocks < 0) return invalid("outer or blocks is negative; give the shape [outer, blocks]");
-  if (args.outer > (int64_t{1} << 40) || args.blocks > MAX_COLS) {
-    return invalid("outer is past 2^40 or blocks past 2^30; split the scales");
+  if (args.blocks > MAX_COLS || args.outer > (int64_t{1} << 40) / std::max<int64_t>(args.blocks, 1)) {
+    return invalid("blocks is past 2^30, or there are more than 2^40 scales; split them");
   }
   if (args.outer * args.blocks > 0 && (args.from == nullptr || args.into == nullptr)) {
     return invalid("from or into is null; give the address of both arrays of scales");

@@ -255,7 +255,14 @@ def test_bad_arguments_are_refused(what: str, change: dict[str, Any], word: str,
 
 
 @pytest.mark.parametrize(
-    ("shape", "word"), [((-1, 4), "negative"), ((4, -1), "negative"), ((4, 4), "null"), ((1 << 41, 1), "past 2")]
+    ("shape", "word"),
+    [
+        ((-1, 4), "negative"),
+        ((4, -1), "negative"),
+        ((4, 4), "null"),
+        ((1 << 41, 1), "past 2"),
+        ((1 << 40, 1 << 24), "past 2"),
+    ],
 )
 def test_bad_byte_arrays_are_refused(shape: tuple[int, int], word: str) -> None:
     """Null pointers and shapes that no array has."""

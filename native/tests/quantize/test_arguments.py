@@ -156,6 +156,13 @@ def test_plan_words_takes_counts(rows: int, groups: int) -> None:
         native.plan_words(rows, groups)
 
 
+@pytest.mark.parametrize(("rows", "groups", "word"), [(2**30 + 1, 1, "rows is past"), (8, 65537, "groups is past")])
+def test_plan_words_takes_what_plans_hold(rows: int, groups: int, word: str) -> None:
+    """Words of a plan that nothing could write would be allocated, or their number would overflow."""
+    with pytest.raises(ValueError, match=word):
+        native.plan_words(rows, groups)
+
+
 @pytest.mark.skipif(native.HAS_CUDA, reason="this build has CUDA kernels, so cuda=True is no mistake")
 def test_a_build_for_the_cpu_says_so(call: Call) -> None:
     """cuda=True is answered with why, and with the command that changes it."""

@@ -2,6 +2,7 @@
 
 #include "arguments.h"
 #include "bindings.h"
+#include "common/check.h"
 #include "sequence.h"
 
 namespace octavo::bindings {
@@ -12,6 +13,7 @@ int64_t words_of_plan(int64_t rows, int64_t groups) {
   if (rows < 0 || groups < 1) {
     throw nb::value_error("plan_words takes rows of 0 or more and groups of 1 or more");
   }
+  raise_if(check_counts(rows, groups));
   return plan_words(rows, groups);
 }
 
