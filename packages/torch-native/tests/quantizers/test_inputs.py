@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import native_calls as native
@@ -18,6 +19,7 @@ from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_registry.contract.request import Request
 from octavo_torch import GroupedTensor
 from octavo_torch.arrays.grouped_tensor import PLANES
+from octavo_torch_native.gemm.gemm import Fprop
 
 SPEC = RAGGED["block.e4m3.fp32"]
 SIZES = [20, 0, 33]
@@ -105,6 +107,22 @@ def test_rows_are_read_where_they_stand(rng: np.random.Generator, monkeypatch: p
     made = native.quantize(view, SPEC, plan).codes
     monkeypatch.undo()
     assert_equal(made, expected)
+
+
+def test_strided_scales_of_the_second_level(rng: np.random.Generator) -> None:
+    """NVFP4's factors of a step's layers may be columns of one array; products and values read what is meant."""
+    sizes, spec = [16, 0, 40], RAGGED["nvfp4.hadamard"].model_copy(update={"hadamard": False, "orientation": "both"})
+    x = torch.randn(56, 48) * torch.tensor([1.0, 300.0]).repeat_interleave(torch.tensor([16, 40]))[:, None]
+    q = native.quantize(x, spec, sizes).codes
+    w = native.quantize(torch.randn(3, 32, 48), spec).codes
+
+    def spread(given: GroupedTensor) -> GroupedTensor:
+        factors = torch.stack([given.rowwise_global, torch.full((3,), 7.0)], 1)
+        return replace(given, rowwise_global=factors[:, 0])
+
+    assert torch.equal(native.dequantize(spread(q), "rowwise"), native.dequantize(q, "rowwise"))
+    run = Fprop("float32")
+    assert torch.equal(run(spread(q), spread(w), q.group_sizes), run(q, w, q.group_sizes))
 
 
 def test_sizes_in_every_form(rng: np.random.Generator) -> None:

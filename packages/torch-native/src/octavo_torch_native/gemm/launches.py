@@ -105,7 +105,9 @@ class GemmLaunch:
             left, left_scales = left.contiguous(), left_scales.contiguous()
             right, right_scales = right.contiguous(), right_scales.contiguous()
             arguments["left_scales"], arguments["right_scales"] = address(left_scales), address(right_scales)
-            arguments["left_global"], arguments["right_global"] = address(left_global), address(right_global)
+            if left_global is not None and right_global is not None:
+                left_global, right_global = left_global.contiguous(), right_global.contiguous()
+                arguments["left_global"], arguments["right_global"] = address(left_global), address(right_global)
         else:
             left, arguments["left_stride"] = aligned_rows(left)
             right, arguments["right_stride"] = aligned_rows(right)

@@ -96,6 +96,7 @@ def _dequantize(codes: Tensor, scale: Tensor, factor: Tensor | None, plan: Tenso
     if plain.quantizer.shares_codes and layout == "plain":
         direction = "rowwise"
     codes, scale = codes.contiguous(), scale.contiguous()
+    factor = None if factor is None else factor.contiguous()
     arguments: dict[str, Any] = {
         "direction": octavo_native.DIRECTIONS[direction],
         "codes": address(codes),
