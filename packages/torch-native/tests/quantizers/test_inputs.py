@@ -16,10 +16,12 @@ import octavo_registry
 import octavo_torch
 from octavo import QuantizerSpec
 from octavo_conformance.cards.variants import RAGGED, STACKED
+from octavo_native import PrologueArgs
 from octavo_registry.contract.request import Request
 from octavo_torch import GroupedTensor
 from octavo_torch.arrays.grouped_tensor import PLANES
 from octavo_torch_native.gemm.gemm import Fprop
+from octavo_torch_native.quantizers import launches
 
 SPEC = RAGGED["block.e4m3.fp32"]
 SIZES = [20, 0, 33]
@@ -123,6 +125,25 @@ def test_strided_scales_of_the_second_level(rng: np.random.Generator) -> None:
     assert torch.equal(native.dequantize(spread(q), "rowwise"), native.dequantize(q, "rowwise"))
     run = Fprop("float32")
     assert torch.equal(run(spread(q), spread(w), q.group_sizes), run(q, w, q.group_sizes))
+
+
+def test_weights_of_a_norm_begin_anywhere(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views of one flat buffer, as FSDP's parameters are: kernels for aligned rows load weights in whole pieces, and
+    those for other rows ask for more workspace than shapes alone tell.
+    """
+    given: list[int] = []
+
+    def noted(**arguments: Any) -> Any:
+        given.extend((arguments["gamma"], arguments["beta"]))
+        return PrologueArgs(**arguments)
+
+    monkeypatch.setattr(launches, "PrologueArgs", noted)
+    flat, x = torch.randn(1 + 2 * 72), torch.randn(60, 72)
+    gamma, beta = flat[1:73], flat[73:]
+    made = native.norm_quantize(x, gamma, beta, SPEC, SIZES, norm="layer").codes
+    assert_equal(made, native.norm_quantize(x, gamma.clone(), beta.clone(), SPEC, SIZES, norm="layer").codes)
+    assert len(given) == 4
+    assert not any(address % 16 for address in given)
 
 
 def test_sizes_in_every_form(rng: np.random.Generator) -> None:

@@ -55,6 +55,12 @@ def aligned_rows(x: Tensor) -> tuple[Tensor, int]:
     return rows, stride
 
 
+def aligned_vector(x: Tensor) -> Tensor:
+    """Contiguous `x` [K] that begins with a whole piece, such as kernels for aligned rows load: x itself, or a copy."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % PIECE else x
+
+
 def aligned(x: Tensor) -> bool:
     """True for contiguous memory that begins with a whole piece of what kernels load."""
     return x.is_contiguous() and not x.data_ptr() % PIECE

@@ -16,7 +16,7 @@ from octavo.quantizer import Direction
 from octavo_native import InputArgs, PlaneArgs, PrologueArgs
 from octavo_native.layouts import VALUES, values_shape
 from octavo_torch.plugin_api import Bounded, GroupedTensor, is_plain
-from octavo_torch_native.arrays.launch import address, aligned_rows, as_rows, submit, workspace
+from octavo_torch_native.arrays.launch import address, aligned_rows, aligned_vector, as_rows, submit, workspace
 from octavo_torch_native.quantizers.planes import (
     DTYPE_NUMBERS,
     PREFIX,
@@ -264,7 +264,7 @@ class QuantizeLaunch:
                 probs = probs.contiguous()
                 prologue["probs"] = address(probs)
             if gamma is not None:
-                gamma, beta = gamma.contiguous(), None if beta is None else beta.contiguous()
+                gamma, beta = aligned_vector(gamma), None if beta is None else aligned_vector(beta)
                 prologue["gamma"], prologue["beta"] = address(gamma), address(beta)
             for name in _PROLOGUE_OUTPUTS:
                 prologue[name] = extras.pop(name, 0)
