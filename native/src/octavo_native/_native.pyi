@@ -199,6 +199,7 @@ class Quantizer:
         activation: int = 0,
         norm: int = 0,
         amax: bool = False,
+        dequantized: bool = False,
         dbias: bool = False,
         dprobs: bool = False,
         count: int = 0,

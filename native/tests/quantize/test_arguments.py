@@ -163,6 +163,20 @@ def test_plan_words_takes_what_plans_hold(rows: int, groups: int, word: str) -> 
         native.plan_words(rows, groups)
 
 
+@pytest.mark.skipif(not native.HAS_CUDA, reason="this build has no CUDA kernels, and no workspaces for them")
+def test_a_dequantized_copy_needs_the_rows_scales(call: Call) -> None:
+    """Row scaling of rows alone makes a row's scale where it makes the codes, and needs none of them in memory; a copy
+    of the values is made by kernels that do.
+    """
+    quantizer = native.Quantizer(format=native.FORMATS["e4m3"], scaling=native.SCALINGS["row"])
+    sides = {"cuda": True, "dtype": 2, "rows": ROWS, "cols": COLS, "groups": GROUPS}
+    planes = {"rowwise": True, "columnwise": False}
+    assert quantizer.workspace_bytes(**sides, **planes, dequantized=False) == 0  # type: ignore[arg-type]
+    assert quantizer.workspace_bytes(**sides, **planes, dequantized=True) >= 4 * ROWS  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="dequantized holds rowwise data"):
+        quantizer.workspace_bytes(**sides, rowwise=False, columnwise=True, dequantized=True)  # type: ignore[arg-type]
+
+
 @pytest.mark.skipif(native.HAS_CUDA, reason="this build has CUDA kernels, so cuda=True is no mistake")
 def test_a_build_for_the_cpu_says_so(call: Call) -> None:
     """cuda=True is answered with why, and with the command that changes it."""

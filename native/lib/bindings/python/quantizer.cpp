@@ -38,7 +38,7 @@ class Quantizer {
 
   size_t workspace_bytes(bool cuda, int dtype, int64_t rows, int64_t cols, int64_t groups, bool rowwise,
                          bool columnwise, int64_t matrix_rows, int prologue, int activation, int norm, bool amax,
-                         bool dbias, bool dprobs, int64_t count) const {
+                         bool dequantized, bool dbias, bool dprobs, int64_t count) const {
     QuantizeArgs args;
     args.spec = spec_;
     args.input = {placeholder<const void>(true),
@@ -60,6 +60,7 @@ class Quantizer {
     args.encode_scales = placeholder<const float>(spec_.scaling == Scaling::delayed);
     args.seed = placeholder<const uint32_t>(spec_.stochastic);
     args.amax = placeholder<float>(amax);
+    args.dequantized = placeholder<void>(dequantized);
     args.dbias = placeholder<float>(dbias);
     args.prologue.dprobs = placeholder<float>(dprobs);
     args.input.index = {placeholder<const int64_t>(count > 0), 1, count};
@@ -165,7 +166,8 @@ void bind_quantizer(nb::module_& m) {
            "square_columns"_a = false)
       .def("workspace_bytes", &Quantizer::workspace_bytes, nb::kw_only(), "cuda"_a, "dtype"_a, "rows"_a, "cols"_a,
            "groups"_a, "rowwise"_a, "columnwise"_a, "matrix_rows"_a = 0, "prologue"_a = 0, "activation"_a = 0,
-           "norm"_a = 0, "amax"_a = false, "dbias"_a = false, "dprobs"_a = false, "count"_a = 0,
+           "norm"_a = 0, "amax"_a = false, "dequantized"_a = false, "dbias"_a = false, "dprobs"_a = false,
+           "count"_a = 0,
            "Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.\n"
            "count: that of an input with an index, 0 without one.")
       .def(

@@ -131,6 +131,7 @@ class QuantizeCall:
             rowwise="row_codes" in names,
             columnwise="col_codes" in names,
             amax="amax" in names,
+            dequantized="dequantized" in names,
             dbias="dbias" in names,
             dprobs="dprobs" in names,
             count=self.tokens,

@@ -220,6 +220,7 @@ class QuantizeLaunch:
             rowwise="rowwise" in self._directions,
             columnwise="columnwise" in self._directions,
             amax=spec.amax,
+            dequantized=spec.dequantized,
             dbias=spec.dbias,
             dprobs=spec.dprobs,
             prologue=self._prologue["kind"],
