@@ -252,6 +252,7 @@ def quantize(
         rowwise="rowwise" in planes,
         columnwise="columnwise" in planes,
         amax="amax" in extra,
+        dequantized="dequantized" in extra,
         dbias="dbias" in extra,
         dprobs="dprobs" in extra,
         count=extras.source.get("count", 0),
