@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from octavo import QuantizerSpec
 from octavo_jax import Extras, act_quantize, dact_quantize, norm_quantize
 from octavo_jax_native.backend import NativeBackend
 from octavo_jax_native.quantizers.fused import ActQuantizer, DactQuantizer, NormQuantizer
-from octavo_native import ACTIVATIONS, GATED
+from octavo_native import ACTIVATIONS, GATED, HAS_CUDA
 from octavo_registry.contract import Extra, Wanted
 
 M, F = 90, 48
@@ -169,6 +170,19 @@ def test_extras_that_are_not_wanted_are_none(specs: Any) -> None:
     for wanted, names in cases:
         _, extras = run(x, jnp.asarray(SIZES), scale=scale, wanted=wanted)
         assert {name for name, array in extras._asdict().items() if array is not None} == names
+
+
+@pytest.mark.skipif(not HAS_CUDA, reason="octavo-native has no CUDA kernels, whose workspace is asked for")
+def test_a_dequantized_copy_of_rows_has_its_workspace() -> None:
+    """Row scaling of rows alone needs none on a GPU; kernels that copy the values, too, keep the rows' scales there."""
+    spec = QuantizerSpec(format="e4m3", scaling="row", orientation="rowwise")
+    quantizer, x = ActQuantizer(spec, PLAIN, "silu"), jnp.ones((M, F), jnp.bfloat16)
+    sizes = []
+    for wanted in ((), ("dequantized",)):
+        run = jax.jit(lambda x, wanted=wanted: quantizer(x, jnp.asarray(SIZES), wanted=wanted))
+        results = re.findall(r"octavo_quantize_row.*-> \(?(.*)", run.lower(x).as_text())
+        sizes.append(sum(int(size) for size in re.findall(r"tensor<(\d+)xui8>", results[-1])))
+    assert sizes[1] - sizes[0] >= 4 * M
 
 
 def test_only_what_is_read_is_made(specs: Any) -> None:

@@ -16,6 +16,8 @@ import octavo_torch
 from octavo import QuantizerSpec
 from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_registry.contract.cards import GATED, Activation
+from octavo_torch_native.quantizers.launches import launch_of
+from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
 
 ACTIVATIONS = tuple(octavo_native.ACTIVATIONS)
 NAMES = ("delayed.e4m3", "current.e5m2", "row.e4m3.pow2", "block.e4m3.fp32", "mxfp8.e4m3", "nvfp4.stochastic.hadamard")
@@ -225,6 +227,20 @@ def test_amax_and_the_dequantized_copy(name: str, problem: Any) -> None:
     torch.testing.assert_close(native.group_amax(x, sizes), made.amax, rtol=0, atol=0, equal_nan=True)
     values = native.dequantize(made.codes, "rowwise", dtype=torch.bfloat16)
     assert torch.equal(made.dequantized[:rows].view(torch.int16), values[:rows].view(torch.int16))
+
+
+@pytest.mark.skipif(
+    not octavo_native.HAS_CUDA, reason="octavo-native has no CUDA kernels, whose workspace is asked for"
+)
+def test_a_dequantized_copy_of_rows_has_its_workspace() -> None:
+    """Row scaling of rows alone needs none on a GPU; kernels that copy the values, too, keep the rows' scales there."""
+    spec = RAGGED["row.e4m3.pow2"].model_copy(update={"orientation": "rowwise"})
+    sizes = []
+    for copied in (False, True):
+        launch = launch_of(spec_text(QuantizeSpec(spec, "x", native.PLAIN_LAYOUTS, dequantized=copied)))
+        sizes.append(launch.new_shapes((ROWS, F), len(SIZES), torch.bfloat16, cuda=True).workspace)
+    assert sizes[0] == 0
+    assert sizes[1] >= 4 * ROWS
 
 
 @pytest.mark.parametrize("name", [name for name, spec in STACKED.items() if not spec.mxfp4])
