@@ -107,6 +107,8 @@ def test_a_workspace_is_for_many_choices_of_few_groups() -> None:
     assert native.route_workspace(24_576, 64) == 0
     assert native.route_workspace(24_577, 64) == 4 * 13 * 65
     assert native.route_workspace(1 << 20, 1024) == 0
+    with pytest.raises(ValueError, match="past 2\\^30"):
+        native.route_workspace((1 << 63) - 1, 64)
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["copies", "weighted"])

@@ -3,10 +3,16 @@
 
 #include "arguments.h"
 #include "bindings.h"
+#include "common/check.h"
 
 namespace octavo::bindings {
 
 namespace {
+
+int64_t workspace_of_route(int64_t choices, int64_t groups) {
+  raise_if(check_counts(choices, groups));
+  return route_workspace(choices, groups);
+}
 
 void route_choices(bool cuda, Address index, int64_t choices, int64_t groups, Address group_sizes, Address order,
                    Address position, Address routed, Address counts, Address stream) {
@@ -67,7 +73,7 @@ void bind_permute(nb::module_& m) {
       "Sort int64 `index` [choices] stably by group: int64 sizes [groups], order and its inverse position [choices],\n"
       "one byte per choice in `routed`. A number outside 0 to groups - 1 names no group and is sorted last.\n"
       "`counts` is a workspace of route_workspace bytes, or 0, with which a GPU takes less time.");
-  m.def("route_workspace", &route_workspace, "choices"_a, "groups"_a,
+  m.def("route_workspace", &workspace_of_route, "choices"_a, "groups"_a,
         "Bytes of route's workspace on a GPU; 0 where it has no use for one.");
   m.def("permute_rows", &move_rows<permute_cpu, permute_cuda>, nb::kw_only(), "cuda"_a, "tokens"_a, "each"_a,
         "row_count"_a, "position"_a, "routed"_a, "weights"_a, "dtype"_a, "cols"_a, "from_"_a, "stride"_a, "out"_a,
