@@ -84,6 +84,8 @@ def test_an_address_is_an_integer_of_64_bits(call: Call, name: str, value: Any) 
         ({"prologue": 4}, "kind is 4; it takes 0 to 3"),
         ({"activation": 8}, "activation is 8; it takes 0 to 7"),
         ({"norm": 2}, "norm is 2; it takes 0 to 1"),
+        ({"each": 0}, "each is less than 1"),
+        ({"each": 2**32}, "each is less than 1 or past 2\\^30"),
         ({"prologue": 2}, "dy is null"),
         ({"prologue": 3}, "gamma is null"),
     ],
