@@ -125,8 +125,13 @@ def test_wrong_states() -> None:
         native.record_amax(amax=256, operands=4, **given)
     with pytest.raises(ValueError, match="amax or history is null"):
         native.record_amax(amax=0, operands=1, **given)
+    with pytest.raises(ValueError, match="not aligned to 4 bytes"):
+        native.record_amax(amax=258, operands=1, **given)
     given |= {"scale": 256, "most_recent": False}
     with pytest.raises(ValueError, match="maxima are more than 3"):
         native.update_scales(maxima=[1.0] * 4, **given)
     with pytest.raises(ValueError, match="slots is less than 2"):
         native.update_scales(maxima=[1.0], **given | {"slots": 1})
+    for name in ("history", "scale", "reduced"):
+        with pytest.raises(ValueError, match="not aligned to 4 bytes"):
+            native.update_scales(maxima=[1.0], **given | {name: 258})
