@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ import octavo_torch
 from octavo_torch.plugin_api import status_word
 from octavo_torch_triton.arrays.launch import start
 from octavo_torch_triton.arrays.row_index import index_rows
+from octavo_torch_triton.gemm.gemm import Fprop
 from octavo_torch_triton.quantizers import launches
 from octavo_triton.kernels.panels import index_rows as index_kernel
 from octavo_triton.layouts import panels_of
@@ -101,3 +104,24 @@ def test_panels_cover_every_row_once(rng: np.random.Generator, device: str) -> N
         assert sorted(seen) == list(range(rows))
         for group, first in zip(owners, firsts, strict=True):
             assert first >= (ends[group - 1] if group else 0)
+
+
+def test_factors_of_the_second_level_may_be_views(rng: np.random.Generator, device: str, backend: str) -> None:
+    """Columns of wider arrays, as the factors of a step's layers may be: values and products read what is meant."""
+    recipe, sizes = octavo.NVFP4(), torch.tensor([16, 0, 40])
+    x, w = (
+        torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).to(device) for shape in ((56, 32), (3, 16, 32))
+    )
+    x[16:] *= 300
+    given = [
+        octavo_torch.quantize(value, spec.model_copy(update={"orientation": "rowwise"}), group, backend=backend)
+        for value, group, spec in ((x, sizes, recipe.quantizer("x")), (w, None, recipe.quantizer("w")))
+    ]
+    spread = [replace(q, rowwise_global=torch.stack([q.rowwise_global, -q.rowwise_global], 1)[:, 0]) for q in given]
+    values = [octavo_torch.dequantize(q, backend=backend) for q in (given[0], spread[0])]
+    assert torch.equal(*values)
+    products = [
+        Fprop("interpreter" if device == "cpu" else "sm_90", "float32")(*pair, sizes.to(device))
+        for pair in (given, spread)
+    ]
+    assert torch.equal(*products)

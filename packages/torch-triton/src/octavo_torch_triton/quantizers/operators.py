@@ -69,6 +69,7 @@ def _dequantize(
     rows, columns = out.numel() // max(shape[-1], 1), shape[-1]
     matrix_rows = shape[1] if table is None else 0
     panels = groups * tiles(matrix_rows) if table is None else panels_of(rows, groups)
+    factor = None if factor is None else factor.contiguous()
     planes = stored(codes.contiguous()), stored(scale.contiguous()), factor
     start(
         dequantize_plane, (panels, tiles(columns)), codes,
