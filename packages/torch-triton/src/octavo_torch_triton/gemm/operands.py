@@ -25,7 +25,7 @@ class Planes(NamedTuple):
     @property
     def arguments(self) -> tuple[Tensor | None, ...]:
         """All three as kernels take them."""
-        return stored(self.data), self.scales, self.factor
+        return stored(self.data), self.scales, None if self.factor is None else self.factor.contiguous()
 
 
 class Bias(NamedTuple):
