@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import octavo_jax
 import octavo_numerics
 from octavo_jax.functions.activations import ACTIVATIONS, activate
 from octavo_jax.functions.norms import normalize
@@ -30,6 +31,21 @@ def _rounded(exact: np.ndarray, like: Any) -> np.ndarray:
     """Half an ulp of the result's dtype."""
     info = ml_dtypes.finfo(like.dtype)
     return np.maximum(np.abs(exact) * float(info.eps), float(info.smallest_subnormal)) / 2
+
+
+def test_second_derivatives_are_refused() -> None:
+    """Of an activation, of its probabilities and of an MLP: JAX's own ones leave out what the formulas correct."""
+    x, kernels, probs = jnp.ones((4, 8)), jnp.ones((1, 8, 8)), jnp.ones(4)
+
+    def mlp(x: Any, probs: Any) -> Any:
+        how: dict[str, Any] = {"probs": probs, "activation": "gelu", "recipe": None, "backend": "jax-reference"}
+        return octavo_jax.grouped_mlp(x, kernels, kernels, [4], **how)
+
+    for function in (lambda x, probs: activate(x, "gelu", probs=probs), mlp):
+        for argument in (0, 1):
+            slope = jax.grad(lambda *given, f=function: jnp.sum(f(*given) ** 2), argument)
+            with pytest.raises(TypeError, match=r"activation of octavo was differentiated.*differentiate once"):
+                jax.grad(lambda x, slope=slope: jnp.sum(slope(x, probs)))(x)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

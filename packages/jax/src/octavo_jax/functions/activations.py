@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import get_args
+from typing import Any, NoReturn, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,26 @@ from octavo_registry.contract.cards import GATED, Activation
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 
+@jax.custom_jvp
+def _once(x: Array) -> Array:
+    """x; TypeError where a derivative is taken through it: corrections of roundings have none, and would be lost."""
+    return x
+
+
+@_once.defjvp
+def _refused(*_: Any) -> NoReturn:
+    raise TypeError(
+        "the gradient of an activation of octavo was differentiated, alone or in an MLP, and it has no derivative: "
+        "differentiate once, in reverse, or take an activation of jax.nn"
+    )
+
+
 # Barriers keep a compiler from fusing these with their neighbours, which would change last bits from one program to
 # the next; so fused and unfused layers of one backend agree.
 @partial(jax.jit, static_argnames="activation")
 def octavo_activation(x: Array, probs: Array | None, *, activation: Activation) -> Array:
     """The result [..., F] of x [..., C], rounded once to x's dtype."""
-    (x,) = barrier(x)
+    (x,) = barrier(_once(x))
     (result,) = barrier(activated(x, activation, probs))
     return result
 
@@ -30,7 +44,7 @@ def octavo_activation(x: Array, probs: Array | None, *, activation: Activation) 
 @partial(jax.jit, static_argnames="activation")
 def octavo_activation_gradient(dy: Array, x: Array, probs: Array | None, *, activation: Activation) -> Array:
     """x's gradient [..., C] of dy [..., F], rounded once to x's dtype."""
-    dy, x = barrier(dy, x)
+    dy, x = barrier(_once(dy), _once(x))
     (result,) = barrier(activated_gradient(dy, x, activation, probs))
     return result
 
@@ -38,7 +52,7 @@ def octavo_activation_gradient(dy: Array, x: Array, probs: Array | None, *, acti
 @partial(jax.jit, static_argnames="activation")
 def octavo_probs_gradient(dy: Array, x: Array, *, activation: Activation) -> Array:
     """fp32 [...]: the sum over a row of dy and the activation's unrounded result."""
-    return probs_gradient(dy, x, activation)
+    return probs_gradient(_once(dy), _once(x), activation)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
