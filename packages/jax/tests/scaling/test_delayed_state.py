@@ -133,3 +133,39 @@ def test_a_quantizer_set_carries_the_state() -> None:
     with pytest.raises(ValueError, match="groups is None"):
         octavo_jax.quantizer_set(RECIPE)
     assert octavo_jax.quantizer_set(octavo.recipe("bf16")).x is None
+
+
+def _with_histories(state: DelayedState, change: Any) -> Any:
+    return jax.tree.map(lambda leaf: change(leaf) if leaf.ndim == 2 else leaf, state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda s: jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), s),
+            r"state\.x\.\w+ has dtype bfloat16; .*cast",
+        ),
+        (lambda s: _with_histories(s, lambda h: h.astype(jnp.bfloat16)), r"state\.x\.history has dtype bfloat16"),
+        (lambda s: _with_histories(s, lambda h: h.astype(jnp.int32)), r"state\.x\.history has dtype int32"),
+        (lambda s: _with_histories(s, lambda h: h[:, :2]), r"history of shape \[4, 2\] and a scale of shape \[3\]"),
+        (lambda s: _with_histories(s, lambda h: h[:, 0]), r"history of shape \[4\] and a scale of shape \[3\]"),
+        (lambda s: DelayedState(s.x, None, s.grad), r"state\.kernel is a NoneType"),  # type: ignore[arg-type]
+        (lambda s: vars(s), "state is a dict"),
+    ],
+)
+def test_a_state_of_other_arrays_is_refused(change: Any, message: str) -> None:
+    """Bits of a history that was cast with the parameters were read as those of float32: scales came out at random."""
+    state = change(octavo_jax.init_delayed(RECIPE, G))
+    x, kernel = jnp.ones((M, K)), jnp.ones((G, K, N))
+    with pytest.raises(ValueError, match=message):
+        octavo_jax.grouped_dense(x, kernel, [8, 0, 10], recipe=RECIPE, state=state)
+    with pytest.raises(ValueError, match=message):
+        octavo_jax.update_delayed(state, RECIPE)
+
+
+@pytest.mark.parametrize("amax", [jnp.ones(G, jnp.bfloat16), jnp.ones(G, jnp.int32), jnp.ones(G + 1)])
+def test_amaxes_are_one_float32_per_group(amax: Any) -> None:
+    """Of others, bits were read as those of another number."""
+    with pytest.raises(ValueError, match=r"amax has shape .*give one float32 per group, \[3\]"):
+        octavo_jax.record_amax(octavo_jax.init_delayed(RECIPE, G).x, amax)

@@ -13,7 +13,7 @@ from octavo import DelayedScaling, Recipe
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.linear.operands import Context
 from octavo_jax.quantizers.functional import check_group_offset
-from octavo_jax.scaling.delayed_state import DelayedState, check_history
+from octavo_jax.scaling.delayed_state import DelayedState, check_history, check_state_arrays
 from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import Weight
@@ -79,10 +79,9 @@ def check_state(recipe: Recipe | None, state: DelayedState | None, groups: int) 
     if state is not None and not stateful:
         kind = "high_precision" if recipe is None else recipe.kind
         raise ValueError(f"state was given and the recipe {kind!r} keeps none; leave it out")
-    if state is not None and not isinstance(state, DelayedState):
-        raise ValueError(f"state is a {type(state).__name__}; give a DelayedState (octavo_jax.init_delayed makes one)")
     if state is None:
         return
+    check_state_arrays(state)
     shapes = {operand: getattr(state, operand).scale.shape for operand in ("x", "kernel", "grad")}
     others = [operand for operand, shape in shapes.items() if shape != (groups,)]
     if others:

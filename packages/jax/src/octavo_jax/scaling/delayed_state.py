@@ -70,6 +70,27 @@ def init_delayed(recipe: DelayedScaling | str, groups: int) -> DelayedState:
     return DelayedState(fresh(), fresh(), fresh())
 
 
+def check_state_arrays(state: object) -> None:
+    """ValueError unless `state` is a DelayedState of float32 histories [H, G] and scales [G], whose bits are read."""
+    if not isinstance(state, DelayedState):
+        raise ValueError(f"state is a {type(state).__name__}; give a DelayedState (octavo_jax.init_delayed makes one)")
+    for operand in ("x", "kernel", "grad"):
+        one = getattr(state, operand)
+        if not isinstance(one, ScalingHistory):
+            raise ValueError(f"state.{operand} is a {type(one).__name__}; give a ScalingHistory, as init_delayed does")
+        for name, array in (("history", one.history), ("scale", one.scale)):
+            if array.dtype != jnp.float32:
+                raise ValueError(
+                    f"state.{operand}.{name} has dtype {array.dtype}; it stays float32 where parameters are cast, so "
+                    "leave states out of such a cast"
+                )
+        if one.history.ndim != 2 or one.history.shape[1:] != one.scale.shape:
+            raise ValueError(
+                f"state.{operand} has a history of shape {list(one.history.shape)} and a scale of shape "
+                f"{list(one.scale.shape)}; they are [H, G] and [G]"
+            )
+
+
 def check_history(state: DelayedState, recipe: DelayedScaling) -> None:
     """ValueError unless all three operands of `state` remember as many steps as `recipe` asks for."""
     for operand in ("x", "kernel", "grad"):
@@ -99,7 +120,12 @@ def _larger(a: Array, b: Array) -> Array:
 
 @jax.jit
 def record_amax(state: ScalingHistory, amax: Array) -> ScalingHistory:
-    """The state after one more tensor of this step with these amaxes, float32 [G]."""
+    """The state after one more tensor of this step with these amaxes, float32 [G]; ValueError for others."""
+    if amax.dtype != jnp.float32 or amax.shape != state.scale.shape:
+        raise ValueError(
+            f"amax has shape {list(amax.shape)} and dtype {amax.dtype}; give one float32 per group, "
+            f"{list(state.scale.shape)}"
+        )
     return ScalingHistory(state.history.at[0].set(_larger(state.history[0], amax)), state.scale)
 
 
@@ -174,6 +200,7 @@ def update_delayed(
     history has another length than the recipe's.
     """
     recipe = as_delayed(recipe)
+    check_state_arrays(state)
     check_history(state, recipe)
 
     def updated(history: ScalingHistory, of: Format) -> ScalingHistory:
