@@ -49,6 +49,14 @@ def test_a_direction_that_is_none(draw: Callable[..., jax.Array], backend: str |
         FUNCTIONS.dequantize(q, direction, backend=backend)
 
 
+@pytest.mark.parametrize("backend", [None, BACKEND])
+def test_codes_of_numpy_are_read(draw: Callable[..., jax.Array], backend: str | None) -> None:
+    """A tensor whose planes went through files or `jax.device_get` is one of jax.Arrays."""
+    q = FUNCTIONS.quantize(draw(T, K), SPEC, [2, 3], backend=backend)
+    values = FUNCTIONS.dequantize(jax.device_get(q), backend=backend)
+    assert jnp.array_equal(values, FUNCTIONS.dequantize(q, backend=backend))
+
+
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.float8_e4m3fn, jnp.complex64, "int8", 0, "nosuch"])
 def test_results_are_of_high_precision(
     draw: Callable[..., jax.Array], routing: moe.Routing, experts: Arguments, dtype: Any
@@ -105,6 +113,12 @@ def cases(draw: Callable[..., jax.Array], routing: moe.Routing, experts: Argumen
         "logits is a list": lambda: FUNCTIONS.choose_experts(listed, 1),
         "gamma is a NoneType": lambda: FUNCTIONS.layernorm_dense(x, kernel[0], None, recipe=None),
         "probs is a list": lambda: FUNCTIONS.grouped_mlp(x, experts["wi"], experts["wo"], probs=listed, **dense),
+        "routing is a ndarray": lambda: MOE.permute(x, np.zeros((T, 2))),
+        "routing is a tuple": lambda: MOE.combine(x, (0, 1)),
+        "routing is a dict": lambda: MOE.row_weights({}),
+        "routing is a list": lambda: MOE.router_stats([]),
+        "rows is 1.5": lambda: MOE.Exchange(rows=1.5),
+        "rows is '8'": lambda: MOE.Exchange(rows="8"),
         "groups is 2.0": lambda: FUNCTIONS.init_delayed(octavo.DelayedScaling(), 2.0),
     }
 

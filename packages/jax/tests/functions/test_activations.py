@@ -151,6 +151,13 @@ X = jnp.ones((8, 32))
         (lambda: normalize(X, jnp.ones(32), jnp.ones(32)), "beta was given and norm is 'rms'"),
         (lambda: normalize(X, jnp.ones(32), epsilon=0.0), "epsilon is 0.0"),
         (lambda: normalize(X, jnp.ones(32), norm="batch"), "norm is 'batch'"),  # type: ignore[arg-type]
+        (lambda: normalize(X, jnp.ones(32), epsilon="1e-6"), "epsilon is '1e-6'"),  # type: ignore[arg-type]
+        (lambda: jax.jit(lambda e: normalize(X, jnp.ones(32), epsilon=e))(1e-6), "epsilon is .*make it static"),
+        (lambda: activate(X.astype(jnp.int32), "silu"), "x has dtype int32; it must be bfloat16"),
+        (lambda: activate(X.astype(jnp.float8_e5m2), "gelu"), "x has dtype float8_e5m2"),
+        (lambda: normalize(*(a.astype(jnp.int8) for a in (X, X[0]))), "x has dtype int8; it must be bfloat16"),
+        (lambda: activate(jnp.ones(()), "silu"), "x has no axis"),
+        (lambda: normalize(jnp.ones(()), jnp.ones(())), "x has no axis"),
     ],
 )
 def test_arguments_are_refused_by_name(call: Callable[[], Any], message: str) -> None:

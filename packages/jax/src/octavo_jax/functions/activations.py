@@ -11,6 +11,7 @@ from jax import Array
 
 from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arrays.checks import check_arrays
+from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.functions.activation_formulas import activated, activated_gradient, probs_gradient
 from octavo_registry.contract.cards import GATED, Activation
 
@@ -114,6 +115,9 @@ def activate(x: Array, activation: Activation, *, probs: Array | None = None) ->
     that do not fit.
     """
     x = jnp.asarray(x)
+    dtype_name(x.dtype, "x")
+    if not x.ndim:
+        raise ValueError("x has no axis; give one or more, the last of features")
     name = check_activation(activation)
     features(x.shape[-1], name, "x")
     check_probs(probs, x.shape[:-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from jax import Array
 from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arithmetic.norm import Normalized, NormGradients, normalized, normalized_gradients
 from octavo_jax.arrays.checks import check_arrays
+from octavo_jax.arrays.dtypes import dtype_name
 from octavo_registry.contract.cards import Norm
 
 
@@ -65,12 +67,23 @@ def _backward(spec: NormSpec, saved: _Saved, dy: Array) -> tuple[Array, Array, A
 _normalize.defvjp(_forward, _backward)
 
 
+def _check_kind(epsilon: object) -> None:
+    if isinstance(epsilon, jax.core.Tracer):
+        raise ValueError(f"epsilon is {epsilon}; it is compiled in, so give a number, or make it static under jax.jit")
+    if isinstance(epsilon, str | bytes | None):
+        raise ValueError(f"epsilon is {epsilon!r}; give a number")
+
+
 def check_norm(norm: Norm, epsilon: float, x: Array, gamma: Array, beta: Array | None) -> NormSpec:
     """The normalization that these arguments name; ValueError where they do not fit x [..., C]."""
     if norm not in ("rms", "layer"):
         raise ValueError(f"norm is {norm!r}; it is 'rms' or 'layer'")
-    if not epsilon > 0:
-        raise ValueError(f"epsilon is {epsilon!r}; it must be more than 0, or a row of zeros has no rstd")
+    _check_kind(epsilon)
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon is {epsilon!r}; it must be more than 0, or a row of zeros has no rstd, and finite")
+    dtype_name(x.dtype, "x")
+    if not x.ndim:
+        raise ValueError("x has no axis; give one or more, the last of features")
     if beta is not None and norm == "rms":
         raise ValueError("beta was given and norm is 'rms', which has none; leave it out or use 'layer'")
     given = {"gamma": gamma} if beta is None else {"gamma": gamma, "beta": beta}

@@ -119,6 +119,12 @@ def named(x: Array, name: str | None) -> Array:
     return x if name is None else name_array(x, name)
 
 
+def check_routing(routing: object) -> None:
+    """ValueError for anything but a Routing."""
+    if not isinstance(routing, Routing):
+        raise ValueError(f"routing is a {type(routing).__name__}; give what moe.route or moe.arrange returned")
+
+
 def check_mask(mask: Array | None, tokens: int) -> None:
     if mask is not None and (mask.shape != (tokens,) or mask.dtype != jnp.bool_):
         raise ValueError(

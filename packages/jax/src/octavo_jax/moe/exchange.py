@@ -16,6 +16,7 @@ from jax import Array, lax
 
 from octavo import Recipe
 from octavo.quantizer import Operand
+from octavo_jax.arrays.checks import as_count
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.moe.payload import payload_spec, sent
@@ -47,8 +48,8 @@ class Exchange:
     def __post_init__(self) -> None:
         if self.way not in (None, *WAYS):
             raise ValueError(f"way is {self.way!r}; it is 'gather', 'ragged' or None")
-        if self.rows is not None and self.rows < 1:
-            raise ValueError(f"rows is {self.rows}; give one or more, or None for as many as any routing can ask for")
+        if self.rows is not None:
+            object.__setattr__(self, "rows", as_count("rows", self.rows))
         payload = as_recipe(self.payload)
         object.__setattr__(self, "payload", payload)
         if payload is not None:

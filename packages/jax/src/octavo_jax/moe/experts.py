@@ -19,7 +19,7 @@ from octavo_jax.functions.activations import check_activation
 from octavo_jax.mlp.autograd import Arrays
 from octavo_jax.mlp.call import MlpOptions, resolved
 from octavo_jax.mlp.mlp import OutputNames, States, grouped_mlp
-from octavo_jax.moe.arrangement import Routing
+from octavo_jax.moe.arrangement import Routing, check_routing
 from octavo_jax.moe.layer.autograd import MoeArrays, octavo_moe
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes, check_weights_on
 from octavo_jax.moe.layer.kept import Places
@@ -68,8 +68,7 @@ def routed_mlp(
 
     The other arguments are those of `octavo_jax.grouped_mlp`. Returns y [T, N], and with a state (y, new state).
     """
-    if not isinstance(routing, Routing):
-        raise ValueError(f"routing is a {type(routing).__name__}; give what moe.route or moe.arrange returned")
+    check_routing(routing)
     check_arrays(x=x, wi=wi, wo=wo)
     check_experts(x, weights_on, bo)
     form, weight_codes = check_form(form), check_weight_codes(weight_codes)

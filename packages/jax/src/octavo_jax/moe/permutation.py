@@ -15,7 +15,7 @@ from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import element_type
-from octavo_jax.moe.arrangement import Routing
+from octavo_jax.moe.arrangement import Routing, check_routing
 
 
 def permute(x: Array, routing: Routing) -> Array:
@@ -25,6 +25,7 @@ def permute(x: Array, routing: Routing) -> Array:
     token is the sum over its choices in float32, rounded once; rows past the sum are not read.
     """
     check_arrays(x=x)
+    check_routing(routing)
     _check_first(x, routing.position.shape[0], "x", "one row per token")
     rows: Array = _permuted(x, routing.order, routing.position, jnp.sum(routing.group_sizes))
     return rows
@@ -32,6 +33,7 @@ def permute(x: Array, routing: Routing) -> Array:
 
 def row_weights(routing: Routing) -> Array:
     """[R] float32, the weight of the choice in each row: `probs` of `octavo_jax.grouped_mlp`."""
+    check_routing(routing)
     weights: Array = _ordered(routing.weights, routing.order, routing.position, jnp.sum(routing.group_sizes))
     return weights
 
@@ -48,6 +50,7 @@ def combine(
     `routing.weights`.
     """
     check_arrays(rows=rows)
+    check_routing(routing)
     if rows.ndim != 2:
         raise ValueError(f"rows has shape {list(rows.shape)}; it is [R, N], one row a choice")
     _check_first(rows, routing.order.shape[0], "rows", "one row a choice")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.moe.arrangement import Routing, arranged, check_mask
+from octavo_jax.moe.arrangement import Routing, arranged, check_mask, check_routing
 from octavo_jax.moe.router import largest, picked, router_scores
 
 
@@ -94,6 +94,7 @@ def choose(logits: Array, k: int, *, normalize: bool, mask: Array | None, checkp
 
 def router_stats(routing: Routing) -> RouterStats:
     """Load and balance loss of what `route` returned; ValueError where `arrange` did, which sees no probabilities."""
+    check_routing(routing)
     if routing.probabilities is None:
         raise ValueError("routing has no probabilities, because arrange made it; the balance loss needs those of route")
     return stats_of(routing.group_sizes, jnp.sum(routing.probabilities, axis=0), routing.weights.shape[1])

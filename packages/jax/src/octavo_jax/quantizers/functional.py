@@ -135,6 +135,8 @@ def dequantize(
     """
     if not isinstance(q, GroupedTensor):
         raise ValueError(f"q is a {type(q).__name__}; give what octavo_jax.quantize returned")
+    if any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(q)):  # as files are read
+        q = jax.tree.map(jnp.asarray, q)
     payload, _, _ = q.plane(direction)
     layouts = (q.spec.rowwise_layout, q.spec.columnwise_layout)
     plan = dequantizer_for(q.spec.quantizer, payload, layouts, backend, preferred_element_type)
