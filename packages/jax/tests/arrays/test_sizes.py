@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 import octavo
 import octavo_jax
@@ -57,3 +58,18 @@ def test_a_caller_who_asks_for_the_status_is_told_by_it() -> None:
     call = partial(octavo_jax.grouped_dense, recipe=None, return_status=True, backend="jax-reference")
     y, word = call(jnp.ones((M, K)), jnp.ones((2, K, N)), jnp.array([20, 5]))
     assert (int(word), float(y[-1, 0])) == (SUM_PAST_ROWS, K)
+
+
+def test_symbolic_rows_are_refused() -> None:
+    """`jax.export` with a symbol for the rows: it was a raw TypeError of the kernels, or one about a spec's shape."""
+    (m,) = export.symbolic_shape("m")
+    x = jax.ShapeDtypeStruct((m, 16), jnp.bfloat16)
+    kernels, sizes = jnp.ones((2, 16, 16), jnp.bfloat16), jnp.ones(2, jnp.int32)
+    calls: tuple[Any, ...] = (
+        lambda x: octavo_jax.grouped_dense(x, kernels, sizes, recipe="mxfp8"),
+        lambda x: octavo_jax.dense(x, kernels[0], recipe=None),
+        lambda x: octavo_jax.moe.moe_mlp(x, kernels[0, :, :2], kernels, kernels[:, :8], k=1, recipe=None),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=r"has m rows, a symbolic size; .* export each shape"):
+            export.export(jax.jit(call))(x)

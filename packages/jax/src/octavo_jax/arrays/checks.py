@@ -36,3 +36,12 @@ def check_count(name: str, value: object) -> None:
     """ValueError for anything but an integer from 1 to 2^31 - 1: a number of things that fit in memory."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
         raise ValueError(f"{name} is {value!r}; give an integer of at least 1 and below 2^31")
+
+
+def check_fixed(rows: object, what: str) -> None:
+    """ValueError for a number of rows that is a symbol of `jax.export`; `what` has them."""
+    if not isinstance(rows, int | np.integer):
+        raise ValueError(
+            f"{what} has {rows} rows, a symbolic size; kernels are planned for a number of them, so export each shape, "
+            "or pad to one: rows past the sum of group_sizes cost nothing"
+        )

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from octavo import check_group_sizes
+from octavo_jax.arrays.checks import check_fixed
 
 NEGATIVE_SIZE = 1
 """Bit of the status word: a size is negative and was taken as 0."""
@@ -29,6 +30,7 @@ def as_group_sizes(group_sizes: GroupSizes, rows: int, blocks: tuple[int, ...] =
 
     reports   the caller is told by `status` and asks for no error: then no jax.Array is checked
     """
+    check_fixed(rows, "x")
     if isinstance(group_sizes, jax.Array):
         if (
             group_sizes.shape[:-1] != blocks
@@ -94,4 +96,5 @@ def status(group_sizes: Array, rows: int) -> Array:
 
 def one_group(rows: int) -> Array:
     """The sizes of a matrix that is one group."""
+    check_fixed(rows, "x")
     return jnp.full((1,), rows, jnp.int32)

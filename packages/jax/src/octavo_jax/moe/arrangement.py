@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.arrays.checks import as_count, check_arrays
+from octavo_jax.arrays.checks import as_count, check_arrays, check_fixed
 from octavo_jax.arrays.sizes import widened
 from octavo_jax.remat.checkpoint_names import name_array
 
@@ -85,6 +85,7 @@ def arranged(
 ) -> Routing:
     """`arrange` of choices that are checked and named; `rows` as there."""
     tokens, k = experts.shape
+    check_fixed(tokens, "experts")
     if tokens * k >= _MAX_ROWS:
         raise ValueError(f"{tokens} tokens with {k} choices are 2^31 rows or more; route fewer tokens at once")
     taken = (experts >= 0) & (experts < num_experts)
