@@ -158,3 +158,21 @@ def test_without_jit_and_with_64_bit_types(rng: Any, same_bits: Any) -> None:
     for found in (eager, wide):
         for mine, one in zip(found, expected, strict=True):
             same_bits(mine, one, "result")
+
+
+def test_a_second_derivative_of_high_precision_is_refused(rng: Any) -> None:
+    """By a sentence that says what has one, in place of JAX's about the call of the kernel: for x, kernel and bias."""
+    x, kernel, _ = _arrays(rng)
+    given = x, kernel, jnp.ones((G, N))
+
+    def slope(backend: str, argument: int) -> Any:
+        def loss(x: Any, kernel: Any, bias: Any) -> Any:
+            y = octavo_jax.grouped_dense(x, kernel, SIZES, recipe=None, bias=bias, backend=backend)
+            return jnp.sum(y**2)
+
+        return jax.grad(lambda *of: jnp.sum(jax.grad(loss, argument)(*of)), argument)
+
+    for argument in range(3):
+        with pytest.raises(TypeError, match=r"GEMM of jax-native was differentiated.*backend='jax-reference'"):
+            slope("jax-native", argument)(*given)
+    assert jnp.isfinite(slope("jax-reference", 1)(x.at[SIZES.sum() :].set(0), *given[1:])).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NoReturn
 
 import jax
 from jax import Array
@@ -79,11 +80,11 @@ def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays],
         operands: Arrays = {}
         for name, planes, spec, direction in zip(("left", "right"), (left, right), specs, form.directions, strict=True):
             if spec is None:
-                operands[name] = planes["codes"].astype(call.dtype)
+                operands[name] = _underived(planes["codes"].astype(call.dtype))
                 continue
             for part, value in native_plane(planes, spec, direction, plan).items():
                 operands[name if part == "codes" else f"{name}_{part}"] = value
-        made = call.run({**operands, "plan": plan, **more})
+        made = call.run({**operands, "plan": plan, **{part: _underived(array) for part, array in more.items()}})
         # A loop that stacks y (a residual of a scanned layer) would otherwise have XLA run the GEMM twice on a GPU:
         # once into the stack and once for whoever reads y next. dw is only stacked, and goes straight there.
         return _once(made) if how.gemm == "fprop" else made
@@ -105,6 +106,20 @@ def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays],
         return product
 
     return run
+
+
+@jax.custom_jvp
+def _underived(operand: Array) -> Array:
+    """`operand`; TypeError where a derivative is taken through it, as in a second derivative of a layer."""
+    return operand
+
+
+@_underived.defjvp
+def _refused(*_: Any) -> NoReturn:
+    raise TypeError(
+        "a GEMM of jax-native was differentiated, and a call of a kernel has no derivative: differentiate layers once, "
+        "in reverse, or give a linear layer of high precision backend='jax-reference'"
+    )
 
 
 def _once(made: Array) -> Array:
