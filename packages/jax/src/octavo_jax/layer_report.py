@@ -85,7 +85,7 @@ def explain(
     errors.
     """
     recipe, sharding = as_recipe(recipe), in_force(sharding)
-    x, kernel = as_array(x), as_array(kernel)
+    x, kernel = as_array("x", x), as_array("kernel", kernel)
     weight = grouped_weight(contracting_dims, x.ndim)
     if sharding is None:
         check_unnamed("grouped_dense", x=x, kernel=kernel)

@@ -113,6 +113,20 @@ def cases(draw: Callable[..., jax.Array], routing: moe.Routing, experts: Argumen
         "logits is a list": lambda: FUNCTIONS.choose_experts(listed, 1),
         "gamma is a NoneType": lambda: FUNCTIONS.layernorm_dense(x, kernel[0], None, recipe=None),
         "probs is a list": lambda: FUNCTIONS.grouped_mlp(x, experts["wi"], experts["wo"], probs=listed, **dense),
+        "x is a NoneType": lambda: FUNCTIONS.grouped_dense(None, kernel, **dense),
+        "kernel is a GroupedTensor; give an array of high precision": lambda: FUNCTIONS.grouped_dense(
+            x, FUNCTIONS.quantize(kernel, SPEC, backend=BACKEND), **dense
+        ),
+        "bias is a str": lambda: FUNCTIONS.dense(x, kernel[0], bias="b", recipe=None),
+        "rhs is a object": lambda: FUNCTIONS.ragged_dot(x, object(), [2, 3], recipe=None),
+        "checkpoint_name is 3": lambda: FUNCTIONS.grouped_dense(x, kernel, checkpoint_name=3, **dense),
+        r"output_checkpoint_name is \['y'\]": lambda: FUNCTIONS.dense(
+            x, kernel[0], recipe=None, output_checkpoint_name=["y"]
+        ),
+        "output_checkpoint_names is 'up'": lambda: FUNCTIONS.grouped_mlp(
+            x, experts["wi"], experts["wo"], output_checkpoint_names="up", **dense
+        ),
+        "checkpoint_name is b'a'": lambda: MOE.route(x, 1, checkpoint_name=b"a"),
         "routing is a ndarray": lambda: MOE.permute(x, np.zeros((T, 2))),
         "routing is a tuple": lambda: MOE.combine(x, (0, 1)),
         "routing is a dict": lambda: MOE.row_weights({}),

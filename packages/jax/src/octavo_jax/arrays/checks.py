@@ -10,6 +10,12 @@ _NO_ARRAYS = (type(None), bool, int, float, complex, str, bytes, list, tuple, di
 """Not said as what arrays are: variables of frameworks, which stand for arrays, are of types of their own."""
 
 
+def check_text(name: str, value: object) -> None:
+    """ValueError for anything but text or None."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}; give text, or None for no name")
+
+
 def check_spec(spec: object) -> None:
     """ValueError for anything but a QuantizerSpec."""
     if not isinstance(spec, QuantizerSpec):

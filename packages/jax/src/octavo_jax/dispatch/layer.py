@@ -16,6 +16,7 @@ from octavo import HighPrecision, QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
+from octavo_jax.arrays.checks import check_text
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.device import DeviceKind, device_of, multiprocessors_of
@@ -59,7 +60,9 @@ class LayerOptions(NamedTuple):
         called: Called = A_LAYER,
         room: Room | None = None,
     ) -> LayerOptions:
-        """From the arguments of a public function; ValueError for what is no Room."""
+        """From the arguments of a public function; ValueError for what is no name and what is no Room."""
+        check_text("checkpoint_name", checkpoint_name)
+        check_text("output_checkpoint_name", output_checkpoint_name)
         names = checkpoint_name, output_checkpoint_name
         recipe = HIGH_PRECISION if recipe is None else recipe
         return cls(recipe, preferred_element_type, *names, hashable(backend), called, check_room(room))

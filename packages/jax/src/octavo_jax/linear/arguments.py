@@ -11,6 +11,7 @@ from jax import Array
 
 from octavo import DelayedScaling, Recipe
 from octavo_jax.arrays.dtypes import dtype_name
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.linear.operands import Context
 from octavo_jax.quantizers.functional import check_group_offset
 from octavo_jax.scaling.delayed_state import DelayedState, check_history, check_state_arrays
@@ -19,10 +20,16 @@ from octavo_jax.sharding.placement import Placement
 from octavo_registry import Weight
 
 
-def as_array(x: Array | np.ndarray) -> Array:
-    """x as a jax.Array."""
+def as_array(name: str, x: Array | np.ndarray) -> Array:
+    """x, called `name`, as a jax.Array; ValueError for what is none and holds no numbers."""
     # jnp.asarray of an array costs 10 microseconds.
-    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+    if isinstance(x, jax.Array):
+        return x
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError):
+        hint = " of high precision: layers quantize it themselves" if isinstance(x, GroupedTensor) else ""
+        raise ValueError(f"{name} is a {type(x).__name__}; give an array{hint}") from None
 
 
 def check_operands(

@@ -54,7 +54,7 @@ def dense(
     The other arguments are those of `octavo_jax.grouped_dense`. Returns y [..., *N], and (y, state) with a state.
     Differentiable as `grouped_dense`, and raises the same errors.
     """
-    recipe, x = as_recipe(recipe), as_array(x)
+    recipe, x = as_recipe(recipe), as_array("x", x)
     names = checkpoint_name, output_checkpoint_name
     options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called_as("dense", sharding), room)
     operands = dense_operands("dense", options, x, kernel, bias, state, contracting_dims, sharding)

@@ -60,12 +60,12 @@ def dense_operands(
 
     function   the public function that was called
     """
-    kernel = as_array(kernel)
+    kernel = as_array("kernel", kernel)
     placement = matrix_placement(function, sharding, x, kernel)
     axes = dense_axes(contracting_dims, x.shape, kernel.shape, gathered_factors(placement))
     if 0 in kernel.shape:
         raise ValueError(f"kernel has shape {list(kernel.shape)}; every axis is one or more")
-    bias = None if bias is None else as_array(bias)
+    bias = None if bias is None else as_array("bias", bias)
     if bias is not None and bias.shape != axes.columns:
         raise ValueError(
             f"bias has shape {list(bias.shape)}; kernel {list(kernel.shape)} with contracting_dims "

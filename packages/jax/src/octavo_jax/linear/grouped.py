@@ -95,8 +95,8 @@ def grouped_dense(
     prints the same table).
     """
     recipe, sharding = as_recipe(recipe), in_force(sharding)
-    x, kernel = as_array(x), as_array(kernel)
-    bias = None if bias is None else as_array(bias)
+    x, kernel = as_array("x", x), as_array("kernel", kernel)
+    bias = None if bias is None else as_array("bias", bias)
     weight = grouped_weight(contracting_dims, x.ndim)
     of_experts = ExpertRows.of(sharding, x, group_sizes)
     x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)

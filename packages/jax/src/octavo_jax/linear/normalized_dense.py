@@ -64,7 +64,7 @@ def layernorm_dense(
     The other arguments are those of `octavo_jax.dense`. Returns y [..., *N], then, where asked for, the normalized rows
     and the new state. Reverse-mode differentiable once in x, kernel, gamma, beta and bias. Raises the same errors.
     """
-    recipe, x = as_recipe(recipe), as_array(x)
+    recipe, x = as_recipe(recipe), as_array("x", x)
     spec = check_norm(norm, epsilon, x, gamma, beta)
     roles = in_force(sharding)
     if roles is not None and roles.tp is not None and roles.tp_dim == "K":

@@ -17,6 +17,7 @@ from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import HIGH_PRECISION
 from octavo_jax.dispatch.room import Room
+from octavo_jax.linear.arguments import as_array
 from octavo_jax.linear.grouped import grouped_dense
 
 
@@ -77,7 +78,7 @@ def ragged_dot(
         raise ValueError(
             f"out_sharding is {out_sharding!r}; shard outside with jax.shard_map and call this on the local arrays"
         )
-    lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+    lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
     y: Array = grouped_dense(
         lhs,
         rhs,

@@ -103,7 +103,7 @@ def grouped_mlp(
     pass; else they are composed. Raises ValueError for arguments that do not fit, NoBackendError when nothing serves
     them.
     """
-    recipe, x, wi, wo = as_recipe(recipe), as_array(x), as_array(wi), as_array(wo)
+    recipe, x, wi, wo = as_recipe(recipe), as_array("x", x), as_array("wi", wi), as_array("wo", wo)
     name, sharding = check_activation(activation), in_force(sharding)
     if wi.ndim != 3:
         raise ValueError(f"wi has shape {list(wi.shape)}; it is [G, K, C], layernorm_mlp takes one matrix")
@@ -165,7 +165,7 @@ def layernorm_mlp(
     The other arguments, what is returned and what is raised are `grouped_mlp`'s for one group of all rows; delayed
     scaling's states are for one group. Differentiable in x, gamma, beta, wi, wo, bi and bo.
     """
-    recipe, x, wi, wo = as_recipe(recipe), as_array(x), as_array(wi), as_array(wo)
+    recipe, x, wi, wo = as_recipe(recipe), as_array("x", x), as_array("wi", wi), as_array("wo", wo)
     name = check_activation(activation)
     if wi.ndim != 2:
         raise ValueError(f"wi has shape {list(wi.shape)}; it is [K, C], grouped_mlp takes one matrix per group")

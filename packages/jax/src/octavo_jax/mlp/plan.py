@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from jax import Array
 
+from octavo_jax.arrays.checks import check_text
 from octavo_jax.dispatch.fused import Run, activation_run, gradient_run, norm_run
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.functions.norms import NormSpec
@@ -81,7 +82,13 @@ def mlp_for(
     options      of both layers; `preferred_element_type` is fc2's
     placements   of fc1 and fc2; x is [*B, M, K] then, and kernels have the groups of E blocks
     """
+    if not isinstance(output_checkpoint_names, tuple | list) or len(output_checkpoint_names) != 2:
+        raise ValueError(
+            f"output_checkpoint_names is {output_checkpoint_names!r}; give a pair, the names of fc1's and fc2's results"
+        )
     first, second = output_checkpoint_names
+    for one in (first, second):
+        check_text("output_checkpoint_names", one)
     called = options.called
     fc1_called, fc2_called = called._replace(kernel="wi", bias="bi"), called._replace(kernel="wo", bias="bo")
     hidden = options._replace(preferred_element_type=None, output_checkpoint_name=first, called=fc1_called)

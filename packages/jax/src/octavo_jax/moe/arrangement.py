@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo_jax.arrays.checks import as_count, check_arrays, check_fixed
+from octavo_jax.arrays.checks import as_count, check_arrays, check_fixed, check_text
 from octavo_jax.arrays.sizes import widened
 from octavo_jax.remat.checkpoint_names import name_array
 
@@ -117,6 +117,7 @@ def limited(sizes: Array, rows: int) -> Array:
 
 
 def named(x: Array, name: str | None) -> Array:
+    check_text("checkpoint_name", name)
     return x if name is None else name_array(x, name)
 
 
