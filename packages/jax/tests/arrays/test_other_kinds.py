@@ -113,6 +113,14 @@ def cases(draw: Callable[..., jax.Array], routing: moe.Routing, experts: Argumen
         "logits is a list": lambda: FUNCTIONS.choose_experts(listed, 1),
         "gamma is a NoneType": lambda: FUNCTIONS.layernorm_dense(x, kernel[0], None, recipe=None),
         "probs is a list": lambda: FUNCTIONS.grouped_mlp(x, experts["wi"], experts["wo"], probs=listed, **dense),
+        "operand is 'z'; it is": lambda: FUNCTIONS.act_quantize(x, SPEC, activation="silu", operand="z"),
+        "spec is 'mxfp8'; give": lambda: FUNCTIONS.norm_quantize(x, x[0], "mxfp8"),
+        "scale is a list": lambda: FUNCTIONS.quantize(x, octavo.DelayedScaling().quantizer("x"), scale=[1.0]),
+        "mask is a list": lambda: MOE.route(x, 1, mask=[True] * T),
+        "logits is a list; give": lambda: MOE.route(listed, 1),
+        "normalize is 'no'": lambda: MOE.route(x, 1, normalize="no"),
+        "dtype is 'nosuch'": lambda: MOE.moe_mlp(x, draw(K, E), **experts, k=1, dtype="nosuch"),
+        "exchange is a NoneType": lambda: MOE.moe_mlp(x, draw(K, E), **experts, k=1, exchange=None),
         "x is a NoneType": lambda: FUNCTIONS.grouped_dense(None, kernel, **dense),
         "kernel is a GroupedTensor; give an array of high precision": lambda: FUNCTIONS.grouped_dense(
             x, FUNCTIONS.quantize(kernel, SPEC, backend=BACKEND), **dense
@@ -162,3 +170,19 @@ def test_variables_of_flax_stand_for_arrays(
     x = draw(T, K)
     held = {**experts, "wi": nnx.Param(experts["wi"]), "wo": nnx.Param(experts["wo"])}
     assert jnp.array_equal(MOE.routed_mlp(x, routing, **held), MOE.routed_mlp(x, routing, **experts))
+
+
+def test_arrays_of_numpy_are_taken(draw: Callable[..., jax.Array], experts: Arguments) -> None:
+    """By the layers of experts as by linear ones, and k as configurations hold it; it was an AttributeError."""
+    x, router = draw(T, K), draw(K, E)
+
+    def block(*given: Any, k: Any) -> Any:
+        x, router, wi, wo = given
+        how: Arguments = {**experts, "wi": wi, "wo": wo}
+        routing = MOE.route(x @ router, k)
+        rows = MOE.permute(x, routing)
+        return MOE.moe_mlp(x, router, **how, k=k)[0], MOE.routed_mlp(x, routing, **how), MOE.combine(rows, routing)
+
+    arrays = x, router, experts["wi"], experts["wo"]
+    ours, theirs = block(*arrays, k=1), block(*map(np.asarray, arrays), k=np.int64(1))
+    assert all(np.allclose(a, b, rtol=1e-5) for a, b in zip(ours, theirs, strict=True))

@@ -128,6 +128,8 @@ def check_routing(routing: object) -> None:
 
 
 def check_mask(mask: Array | None, tokens: int) -> None:
+    if mask is not None:
+        check_arrays(mask=mask)
     if mask is not None and (mask.shape != (tokens,) or mask.dtype != jnp.bool_):
         raise ValueError(
             f"mask has shape {list(mask.shape)} and dtype {mask.dtype}; give bool [{tokens}], False for tokens that "

@@ -9,10 +9,11 @@ from jax.typing import DTypeLike
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.checks import check_arrays
-from octavo_jax.arrays.dtypes import element_type
+from octavo_jax.arrays.dtypes import dtype_name, element_type
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.room import Room
+from octavo_jax.linear.arguments import as_array
 from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes
@@ -71,7 +72,13 @@ def moe_mlp(
     Returns (y [..., N], `RouterStats`), and with a state (y, `RouterStats`, new state). Differentiable in x, router,
     wi, wo and the biases. Raises ValueError for arguments that do not fit, NoBackendError when nothing serves them.
     """
-    check_arrays(x=x, router=router, wi=wi, wo=wo)
+    check_arrays(x=x, router=router, wi=wi, wo=wo, **({} if mask is None else {"mask": mask}))
+    x, router, wi, wo = (as_array(*one) for one in (("x", x), ("router", router), ("wi", wi), ("wo", wo)))
+    bi, bo = None if bi is None else as_array("bi", bi), None if bo is None else as_array("bo", bo)
+    if not isinstance(exchange, Exchange):
+        raise ValueError(f"exchange is a {type(exchange).__name__}; give an octavo_jax.moe.Exchange")
+    if dtype is not None:
+        dtype_name(dtype, "dtype")
     if x.ndim == 0 or router.ndim != 2 or router.shape[0] != x.shape[-1]:
         raise ValueError(f"x has shape {list(x.shape)} and router {list(router.shape)}; they are [..., K] and [K, E]")
     sharding = in_force(sharding)

@@ -16,6 +16,7 @@ from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.room import Room
 from octavo_jax.functions.activations import check_activation
+from octavo_jax.linear.arguments import as_array
 from octavo_jax.mlp.autograd import Arrays
 from octavo_jax.mlp.call import MlpOptions, resolved
 from octavo_jax.mlp.mlp import OutputNames, States, grouped_mlp
@@ -70,6 +71,7 @@ def routed_mlp(
     """
     check_routing(routing)
     check_arrays(x=x, wi=wi, wo=wo)
+    x, wi, wo = as_array("x", x), as_array("wi", wi), as_array("wo", wo)
     check_experts(x, weights_on, bo)
     form, weight_codes = check_form(form), check_weight_codes(weight_codes)
     sharding = in_force(sharding)

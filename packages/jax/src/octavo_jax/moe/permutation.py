@@ -15,6 +15,7 @@ from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import element_type
+from octavo_jax.linear.arguments import as_array
 from octavo_jax.moe.arrangement import Routing, check_routing
 
 
@@ -25,6 +26,7 @@ def permute(x: Array, routing: Routing) -> Array:
     token is the sum over its choices in float32, rounded once; rows past the sum are not read.
     """
     check_arrays(x=x)
+    x = as_array("x", x)
     check_routing(routing)
     _check_first(x, routing.position.shape[0], "x", "one row per token")
     rows: Array = _permuted(x, routing.order, routing.position, jnp.sum(routing.group_sizes))
@@ -50,6 +52,7 @@ def combine(
     `routing.weights`.
     """
     check_arrays(rows=rows)
+    rows = as_array("rows", rows)
     check_routing(routing)
     if rows.ndim != 2:
         raise ValueError(f"rows has shape {list(rows.shape)}; it is [R, N], one row a choice")

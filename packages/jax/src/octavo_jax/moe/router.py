@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.router import Score
-from octavo_jax.arrays.checks import check_arrays, check_count
+from octavo_jax.arrays.checks import as_count, check_arrays, check_count
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.sizes import widened
 from octavo_jax.moe.arrangement import counts, named
@@ -81,7 +81,7 @@ def choose_experts(
     Raises ValueError for arguments that do not fit.
     """
     _check_logits(logits)
-    experts = int(logits.shape[1])
+    experts, k = int(logits.shape[1]), as_count("k", k)
     _check_rule(k, score, scale)
     check_groups(experts, k, groups, kept_groups)
     check_bias(bias, experts)

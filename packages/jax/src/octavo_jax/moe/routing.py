@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.moe.arrangement import Routing, arranged, check_mask, check_routing
 from octavo_jax.moe.router import largest, picked, router_scores
 
@@ -69,19 +71,22 @@ def route(
 
 def choose(logits: Array, k: int, *, normalize: bool, mask: Array | None, checkpoint_name: str | None) -> Choices:
     """What `route` arranges; the arguments are `route`'s."""
+    check_arrays(logits=logits)
     if logits.ndim != 2 or logits.shape[1] == 0 or not jnp.issubdtype(logits.dtype, jnp.floating):
         raise ValueError(
             f"logits has shape {list(logits.shape)} and dtype {logits.dtype}; give floats [T, E], one or more experts, "
             "with leading axes flattened"
         )
     tokens, experts = logits.shape
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= experts:
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= experts:
         raise ValueError(f"k is {k!r} and there are {experts} experts; give an integer from 1 to {experts}")
     check_mask(mask, tokens)
+    if not isinstance(normalize, bool):
+        raise ValueError(f"normalize is {normalize!r}; give True or False")
     if mask is not None:
         logits = jnp.where(mask[:, None], logits, 0)
     probabilities = router_scores(logits, "softmax")
-    chosen = largest(lax.stop_gradient(probabilities), k, checkpoint_name)
+    chosen = largest(lax.stop_gradient(probabilities), int(k), checkpoint_name)
     weights = picked(probabilities, chosen)
     if normalize:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)

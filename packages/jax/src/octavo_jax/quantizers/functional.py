@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from octavo import QuantizerSpec
 from octavo.quantizer import Direction, Operand
-from octavo_jax.arrays.checks import check_spec
+from octavo_jax.arrays.checks import check_arrays, check_spec
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
 from octavo_jax.dispatch.backends import BackendNames
@@ -43,6 +43,12 @@ def check_group_offset(group_offset: int | Array, groups: int) -> int | Array:
     return number
 
 
+def check_operand(operand: object) -> None:
+    """ValueError for what is no operand and not None."""
+    if operand not in (None, "x", "w", "dy"):
+        raise ValueError(f"operand is {operand!r}; it is 'x', 'w', 'dy' or None for the spec's role")
+
+
 def check_scale(scale: Array | np.ndarray | None, spec: QuantizerSpec, groups: int) -> Array | None:
     """Delayed scaling's encode scales as an array, None for other scalings; ValueError where they do not fit.
 
@@ -54,6 +60,7 @@ def check_scale(scale: Array | np.ndarray | None, spec: QuantizerSpec, groups: i
         return None
     if scale is None:
         raise ValueError("scale is None and scaling is 'delayed'; give the encode scales [G] of its state")
+    check_arrays(scale=scale)
     if scale.shape != (groups,) or scale.dtype != np.float32:
         raise ValueError(
             f"scale has shape {list(scale.shape)} and dtype {scale.dtype}; give one float32 encode scale per group, "
@@ -97,8 +104,7 @@ def quantize(
     stacked = x.ndim == 3
     if stacked and group_sizes is not None:
         raise ValueError(f"x has shape {list(x.shape)} and group_sizes was given; stacked matrices take none")
-    if operand not in (None, "x", "w", "dy"):
-        raise ValueError(f"operand is {operand!r}; it is 'x', 'w', 'dy' or None for the spec's role")
+    check_operand(operand)
     if spec.stochastic and seed is None:
         raise ValueError("seed is None and rounding is 'stochastic'; give an integer seed, another one each step")
     sizes = None

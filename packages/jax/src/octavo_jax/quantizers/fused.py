@@ -14,6 +14,7 @@ from jax import Array
 
 from octavo import QuantizerSpec
 from octavo.quantizer import Operand
+from octavo_jax.arrays.checks import check_spec
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
 from octavo_jax.dispatch.backends import BackendNames
@@ -23,7 +24,7 @@ from octavo_jax.functions.activations import check_activation, check_probs, feat
 from octavo_jax.functions.composed import Extras
 from octavo_jax.functions.norms import check_norm
 from octavo_jax.quantizers.derivatives import undifferentiated
-from octavo_jax.quantizers.functional import check_group_offset, check_scale
+from octavo_jax.quantizers.functional import check_group_offset, check_operand, check_scale
 from octavo_jax.remat.checkpoint_names import name_planes
 from octavo_jax.scaling.seeds import seed_words
 from octavo_registry import QuantizePlan
@@ -54,6 +55,7 @@ def _how(
     group_offset: int | Array,
     scale: Array | None,
 ) -> dict[str, Any]:
+    check_operand(operand)
     if spec.stochastic and seed is None:
         raise ValueError("seed is None and rounding is 'stochastic'; give an integer seed, another one each step")
     return {
@@ -65,7 +67,8 @@ def _how(
 
 
 def _plan(spec: QuantizerSpec, x: Array, columns: int, groups: int, backend: BackendNames) -> QuantizePlan:
-    """The plan of `spec`'s quantizer of [M, columns] in x's dtype, on x's device."""
+    """The plan of `spec`'s quantizer of [M, columns] in x's dtype, on x's device; ValueError for what is no spec."""
+    check_spec(spec)
     return quantizer_for(spec, x, groups, False, backend, columns=columns)
 
 
