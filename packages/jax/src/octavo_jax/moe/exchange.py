@@ -12,11 +12,11 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from octavo import Recipe
 from octavo.quantizer import Operand
-from octavo_jax.arrays.checks import as_count
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.moe.payload import payload_spec, sent
@@ -48,8 +48,9 @@ class Exchange:
     def __post_init__(self) -> None:
         if self.way not in (None, *WAYS):
             raise ValueError(f"way is {self.way!r}; it is 'gather', 'ragged' or None")
-        if self.rows is not None:
-            object.__setattr__(self, "rows", as_count("rows", self.rows))
+        rows: object = self.rows
+        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 1):
+            raise ValueError(f"rows is {rows!r}; give one or more, or None for as many as any routing can ask for")
         payload = as_recipe(self.payload)
         object.__setattr__(self, "payload", payload)
         if payload is not None:
