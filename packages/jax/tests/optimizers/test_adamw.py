@@ -190,3 +190,15 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             function()
+
+
+@pytest.mark.parametrize("state_bits", [32, 8])
+def test_a_first_state_is_donated(state_bits: int) -> None:
+    """Both moments of a parameter were one array, and JAX gives a program no buffer twice."""
+    rule = AdamW(1e-3, state_bits=state_bits)
+    params = {name: jnp.ones(shape) for name, shape in SHAPES.items()}
+    pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(rule.init(params))]
+    assert len(set(pointers)) == len(pointers)
+    given, state = jax.tree.map(jnp.copy, params), rule.init(params)
+    jax.jit(rule.step, donate_argnums=(1, 2))(params, state, given)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state, given)))

@@ -157,8 +157,8 @@ class AdamW:
         master = optax.MaskedNode() if own else leaf.astype(jnp.float32)
         if self.state_bits == 8 and leaf.ndim > 1:
             return _Leaf(zero_blocks(leaf, True), zero_blocks(leaf, False), master)
-        zeros = jnp.zeros_like(leaf, jnp.float32)
-        return _Leaf(zeros, zeros, master)
+        # one array each: a program cannot be given one buffer twice, and states are donated
+        return _Leaf(jnp.zeros_like(leaf, jnp.float32), jnp.zeros_like(leaf, jnp.float32), master)
 
     def _flat(self, tree: Any, other: Tree, name: str) -> list[Any]:
         try:
