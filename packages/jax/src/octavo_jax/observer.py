@@ -40,7 +40,7 @@ from octavo_jax.scaling.seeds import seed_words
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tap:
-    """What one call counts of its operands, float32 [7, G] each, in the order of TensorStats' fields; zeros before."""
+    """What one call counts of its operands, float32 [8, G] each, in the order of TensorStats' fields; zeros before."""
 
     x: Array
     kernel: Array
@@ -55,8 +55,8 @@ def new_tap(groups: int) -> Tap:
     """A tap that has counted nothing. ValueError for fewer than one group."""
     if groups < 1:
         raise ValueError(f"groups is {groups}; a layer has one or more")
-    zeros = jnp.zeros((len(FIELDS), groups), jnp.float32)
-    return Tap(zeros, zeros, zeros)
+    # one array each: a program cannot be given one buffer twice, and a training step's arguments are donated
+    return Tap(*(jnp.zeros((len(FIELDS), groups), jnp.float32) for _ in range(3)))
 
 
 def observed(

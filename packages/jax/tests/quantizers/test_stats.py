@@ -148,3 +148,10 @@ def test_what_does_not_fit_is_refused() -> None:
     blocks = jnp.ones((2, 4, 32))
     with pytest.raises(ValueError, match=r"x has shape \[2, 4, 32\]"):
         octavo_jax.observed(octavo_jax.new_tap(1), blocks, jnp.ones((1, 32, 8)), [8], recipe=None)
+
+
+def test_a_tap_is_donated() -> None:
+    """With the step's other arguments: its three arrays were one, and JAX gives a program no buffer twice."""
+    tap = octavo_jax.new_tap(2)
+    jax.jit(lambda tap: jax.tree.map(lambda counts: counts + 1, tap), donate_argnums=0)(tap)
+    assert all(counts.is_deleted() for counts in jax.tree.leaves(tap))
