@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,18 @@ from torch import Tensor
 
 import octavo_registry
 from octavo import MXFP8, PRESETS, BlockScaling, DelayedScaling, Recipe
-from octavo_torch import DelayedState, GroupedMLP, grouped_mlp, quantize_weight
+from octavo_torch import (
+    CodedWeight,
+    DelayedState,
+    GroupedMLP,
+    PackedWeight,
+    add_lora,
+    grouped_linear,
+    grouped_mlp,
+    load_checkpoint,
+    quantize_weight,
+    save_checkpoint,
+)
 from octavo_torch.arrays.interleaving import from_halves, to_halves
 
 SIZES = torch.tensor([20, 0, 40])
@@ -121,7 +133,34 @@ def test_what_does_not_fit_is_refused() -> None:
             GroupedMLP(G, K, F, interleave=block)
     with pytest.raises(ValueError, match="interleave is 4 and relu2 has no gate; leave it out"):
         GroupedMLP(G, K, F, activation="relu2", interleave=4)
-    handle = quantize_weight(w1, MXFP8())
-    with pytest.raises(ValueError, match="w1 was quantized for interleave=None and the call's is 4"):
+    handle, turns = quantize_weight(w1, MXFP8()), quantize_weight(w1, MXFP8(), interleave=4)
+    with pytest.raises(ValueError, match="w1 was quantized for interleave=None and the call takes it with 4"):
         grouped_mlp(x, handle, w2, SIZES, recipe=MXFP8(), interleave=4)
+    coded = CodedWeight(turns.codes, MXFP8(), w1.dtype, turns.interleave)  # type: ignore[arg-type]
+    for weight in (turns, coded):  # whose rows are in another order than those of y
+        with pytest.raises(ValueError, match="weight was quantized for interleave=4 and the call takes it with None"):
+            grouped_linear(x, weight, SIZES, recipe=MXFP8())
+    down = quantize_weight(w2, MXFP8(), interleave=4)
+    with pytest.raises(ValueError, match="w2 was quantized for interleave=4 and the call takes it with None"):
+        grouped_mlp(x, w1, down, SIZES, recipe=MXFP8())
+    adapted = GroupedMLP(G, K, F, recipe=MXFP8(), interleave=4).requires_grad_(False)
+    add_lora(adapted, rank=2)
+    others = quantize_weight(adapted.weight1, MXFP8()), quantize_weight(adapted.weight2, MXFP8())
+    with pytest.raises(ValueError, match="weight was quantized for interleave=None and the call takes it with 4"):
+        adapted(x, SIZES, weights=others)
     assert "interleave=4" in repr(GroupedMLP(G, K, F, interleave=4))
+
+
+def test_a_block_of_half_the_rows_is_the_plain_order(tmp_path: Path) -> None:
+    """interleave=F: codes of a checkpoint, or made by hand, fit as those of `quantize_weight` do."""
+    layer, loaded = (GroupedMLP(G, K, F, recipe=MXFP8(), interleave=F) for _ in range(2))
+    x = torch.randn(M, K)
+    save_checkpoint(layer, tmp_path / "codes.safetensors", quantized=True)
+    load_checkpoint(loaded, tmp_path / "codes.safetensors")
+    y = layer(x, SIZES)
+    assert torch.equal(loaded(x, SIZES), y)
+    codes = layer.quantize_weights()[0].codes
+    assert codes is not None
+    assert CodedWeight(codes, layer.recipe, torch.float32, F).interleave == 0
+    half = torch.zeros(G, 2 * 32, 16, dtype=torch.uint8), torch.zeros(G, 2 * 32, 1, dtype=torch.uint8)
+    assert [PackedWeight(*half, layer.recipe, x.dtype, block).interleave for block in (32, 16)] == [0, 16]

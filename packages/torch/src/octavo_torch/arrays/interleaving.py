@@ -32,7 +32,12 @@ def check_interleave(interleave: int | None, activation: Activation, weight: Ten
     half = weight.shape[-2] // 2
     if half % interleave:
         raise ValueError(f"interleave is {interleave} and the weight has {half} gate rows; give a divisor of {half}")
-    return 0 if interleave == half else interleave
+    return without_whole_halves(interleave, weight)
+
+
+def without_whole_halves(interleave: int, weight: Tensor) -> int:
+    """The rows of a block that fits; 0 where it is a half of the weight [G, 2 F, K], so that nothing takes turns."""
+    return 0 if 2 * interleave == weight.shape[-2] else interleave
 
 
 def to_halves(value: Tensor, block: int, run: Interleave | None = None) -> Tensor:

@@ -65,6 +65,8 @@ class Options:
 class Call(Options):
     """One call of one layer: its options, and what `apply` resolves before the forward runs.
 
+    interleave  rows of a block where gate and up rows take turns in the weight whose codes the call has, which are of
+              the two halves; 0: none do
     probe     counts what the quantizers do to this call's operands; None: nobody watches
     layers    where the caller's layers are remembered; None: with those of all functional calls
     layer     the resolved layer
@@ -79,6 +81,7 @@ class Call(Options):
 
     state: DelayedState | None = None
     delayed_wgrad: DelayedWgrad | None = None
+    interleave: int = 0
     probe: Probe | None = None
     layers: Layers | None = None
     layer: Layer = field(init=False)

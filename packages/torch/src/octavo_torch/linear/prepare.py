@@ -39,13 +39,20 @@ def parameters_of(
     return Parameters(source, leaves, as_one(names[0], leaves), None if bias is None else as_one(names[1], bias))
 
 
-def settle(call: Call, source: Weights | QuantizedWeight, leaves: Weights, weight: Tensor, need_dw: bool) -> Tensor:
-    """Sets the call's weight codes and its target; the weight as autograd sees it.
+def settle(
+    call: Call, source: Weights | QuantizedWeight, leaves: Weights, weight: Tensor, need_dw: bool, name: str = "weight"
+) -> Tensor:
+    """Sets the call's weight codes and its target; the weight, of that name, as autograd sees it.
 
     Raises ValueError for codes that do not fit the layer, and for a target that does not fit the weight.
     """
     if isinstance(source, QuantizedWeight):
         source.check(call.recipe, call.layer.w_layouts, call.layer.w_order)
+        if source.interleave != call.interleave:
+            raise ValueError(
+                f"{name} was quantized for interleave={source.interleave or None} and the call takes it with "
+                f"{call.interleave or None}; quantize it for this one"
+            )
         call.w_codes = source.codes
     if call.main_grad is None and call.delayed_wgrad is None:
         return weight

@@ -59,6 +59,7 @@ def run_adapted(
     first, second = adapters
     first_weight, bias1, block = _halves(w1, extras.bias1, call)
     fc1, fc2 = _calls(call, x)
+    fc1.interleave = w1.interleave if isinstance(w1, PackedWeight) else block
     h = _product(x, first_weight, group_sizes, bias1, None, fc1)
     if first is not None:
         h = h + first.delta(x, group_sizes, block)

@@ -77,7 +77,7 @@ class MlpCall(Options):
         store1, store2 = stores if isinstance(stores, tuple) and len(stores) == 2 else (stores, stores)
         self.fc1 = Call(
             self.recipe, self.backend, self.group_offset, record=self.record, grad_input=self.grad_input,
-            main_grad=self.main_grad, state=state1, delayed_wgrad=store1,
+            main_grad=self.main_grad, state=state1, delayed_wgrad=store1, interleave=block,
         )  # fmt: skip
         self.fc2 = Call(
             self.recipe, self.backend, self.group_offset, record=self.record, out=self.out, main_grad=self.main_grad,

@@ -86,13 +86,8 @@ def apply(
     block = check_interleave(call.interleave, name, first.weight)
     call.set_layers(plan, block, sizes)
     call.fc1.x_codes = x_codes
-    settled1 = settle(call.fc1, first.source, first.leaves, first.weight, needs[1])
-    if isinstance(first.source, QuantizedWeight) and first.source.interleave != block:
-        raise ValueError(
-            f"w1 was quantized for interleave={first.source.interleave or None} and the call's is {call.interleave}; "
-            "give one value"
-        )
-    settled2 = settle(call.fc2, second.source, second.leaves, second.weight, needs[2])
+    settled1 = settle(call.fc1, first.source, first.leaves, first.weight, needs[1], "w1")
+    settled2 = settle(call.fc2, second.source, second.leaves, second.weight, needs[2], "w2")
     if plan.prepare is not None:
         call.fc1.sizes = call.fc2.sizes = plan.prepare(sizes, x.shape[0], x)
     # detached so that the caller's tensor stays a plain buffer, for the next call

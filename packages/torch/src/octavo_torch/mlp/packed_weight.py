@@ -15,7 +15,7 @@ from octavo.quantizer import Direction
 from octavo_torch.arithmetic.casts import e2m1_table, e8m0_to_float
 from octavo_torch.arrays.checks import brief, check_dtype, check_recipe
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.arrays.interleaving import from_halves
+from octavo_torch.arrays.interleaving import from_halves, without_whole_halves
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import layer_for
 from octavo_torch.linear import contexts
@@ -80,7 +80,8 @@ class PackedWeight(torch.Tensor):
             )
         shape = torch.Size((*blocks.shape[:2], 2 * blocks.shape[2]))
         weight: PackedWeight = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=blocks.device)
-        weight.blocks, weight.scales, weight.recipe, weight.interleave = blocks, scales, recipe, interleave
+        weight.blocks, weight.scales, weight.recipe = blocks, scales, recipe
+        weight.interleave = without_whole_halves(interleave, weight)
         return weight
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

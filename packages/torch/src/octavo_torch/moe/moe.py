@@ -111,13 +111,8 @@ def _resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed:
 
 def _settle(call: MoeCall, first: Parameters, second: Parameters, needs: list[bool]) -> tuple[Tensor, Tensor]:
     """Codes and targets of both weights; the weights as autograd sees them."""
-    settled1 = settle(call.fc1, first.source, first.leaves, first.weight, needs[1])
-    if isinstance(first.source, QuantizedWeight) and first.source.interleave != call.block:
-        raise ValueError(
-            f"w1 was quantized for interleave={first.source.interleave or None} and the call's is {call.interleave}; "
-            "give one value"
-        )
-    return settled1, settle(call.fc2, second.source, second.leaves, second.weight, needs[2])
+    settled1 = settle(call.fc1, first.source, first.leaves, first.weight, needs[1], "w1")
+    return settled1, settle(call.fc2, second.source, second.leaves, second.weight, needs[2], "w2")
 
 
 def _apply_named(
