@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from octavo import GroupedTensorSpec
 from octavo.quantizer import Direction
+from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
 from octavo_torch.compiler.tracing import is_plain, name_of, spec_of
 
 PLANES = ("rowwise", "rowwise_scale", "rowwise_global", "columnwise", "columnwise_scale", "columnwise_global")
@@ -26,7 +29,8 @@ class GroupedTensor:
     group_sizes                        int64 [G]; None for stacked matrices
 
     Absent planes are None. Where both directions share their codes they are one tensor. A torch pytree: it goes
-    through `torch.compile`, `tree_map` and `copy.deepcopy`; tensors in, tensors out, no autograd of its own.
+    through `torch.compile`, `tree_map`, `copy.deepcopy`, `pickle` and `torch.load` with weights_only=True; tensors in,
+    tensors out, no autograd of its own.
     """
 
     spec: GroupedTensorSpec
@@ -78,6 +82,18 @@ class GroupedTensor:
         unique = {id(value): value for value in self._tensors()}
         return sum(value.numel() * value.element_size() for value in unique.values())
 
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Planes and text: not FP8 tensors, which pickle does not take."""
+        first = first_of_same(self)
+        planes = {name: pickled(getattr(self, name)) for name in first.values()}
+        return _unpickled_tensor, (planes, first, self.spec.model_dump_json(), self.group_sizes)
+
+    def __copy__(self) -> GroupedTensor:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GroupedTensor:
+        return GroupedTensor(self.spec, **{name: deepcopy(getattr(self, name), memo) for name in _ARRAYS})
+
     def __repr__(self) -> str:
         planes = ", ".join(name for name in PLANES if getattr(self, name) is not None)
         spec = self.spec.quantizer
@@ -85,6 +101,31 @@ class GroupedTensor:
 
 
 _ARRAYS = tuple(field.name for field in fields(GroupedTensor) if field.name != "spec")
+
+
+def first_of_same(tensor: GroupedTensor) -> dict[str, str]:
+    """Of each plane that is there, the name of the first one that is the same tensor."""
+    first: dict[int, str] = {}
+    there = [name for name in PLANES if getattr(tensor, name) is not None]
+    return {name: first.setdefault(id(getattr(tensor, name)), name) for name in there}
+
+
+def with_planes(
+    spec: GroupedTensorSpec, planes: dict[str, Tensor], first: dict[str, str], group_sizes: Tensor | None = None
+) -> GroupedTensor:
+    """The tensor of the planes that `first_of_same` names."""
+    return GroupedTensor(spec, group_sizes, **{name: planes[of] for name, of in first.items()})
+
+
+def _unpickled_tensor(
+    planes: dict[str, Pickled], first: dict[str, str], spec: str, group_sizes: Tensor | None
+) -> GroupedTensor:
+    """The inverse of GroupedTensor.__reduce_ex__. Raises ValueError for text that describes none."""
+    values = {name: unpickled(value) for name, value in planes.items()}
+    return with_planes(GroupedTensorSpec.model_validate_json(spec), values, first, group_sizes)
+
+
+torch.serialization.add_safe_globals([_unpickled_tensor])
 
 
 _Context = tuple[GroupedTensorSpec | str, tuple[str, ...]]

@@ -13,10 +13,11 @@ from torch.utils import _pytree as pytree
 from octavo import GroupedTensorSpec, Recipe
 from octavo_torch.arrays.checks import brief, check_dtype, check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
-from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, first_of_same, with_planes
 from octavo_torch.arrays.interleaving import to_halves, without_whole_halves
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.arrays.per_group import Weights
+from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.quantizers.functional import quantize
 
@@ -70,7 +71,7 @@ class CodedWeight(torch.Tensor):
         weight.codes, weight.recipe = codes, recipe
         weight.interleave = without_whole_halves(interleave, weight)
         weight.layouts = codes.spec.rowwise_layout, codes.spec.columnwise_layout
-        weight._first = _first_of_same(codes)
+        weight._first = first_of_same(codes)
         for name in weight._first.values():
             setattr(weight, name, getattr(codes, name))
         return weight
@@ -159,12 +160,12 @@ class CodedWeight(torch.Tensor):
         cls, planes: dict[str, Tensor], facts: _Facts, size: object, stride: object
     ) -> CodedWeight:
         spec, recipe, dtype, interleave, first = facts
-        return cls(GroupedTensor(spec, None, **{name: planes[of] for name, of in first}), recipe, dtype, interleave)
+        return cls(with_planes(spec, planes, dict(first)), recipe, dtype, interleave)
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         """Planes and text, so that torch.load takes it with weights_only=True."""
         facts = (self.codes.spec.model_dump_json(), self.recipe.to_json(), self.dtype, self.interleave)
-        planes = {name: getattr(self, name) for name in self._first.values()}
+        planes = {name: pickled(getattr(self, name)) for name in self._first.values()}
         is_parameter = isinstance(self, torch.nn.Parameter)
         return _rebuilt, (planes, dict(self._first), *facts, self.requires_grad, is_parameter)
 
@@ -177,7 +178,7 @@ class CodedWeight(torch.Tensor):
 
 
 def _rebuilt(
-    planes: dict[str, Tensor],
+    planes: dict[str, Pickled],
     first: dict[str, str],
     spec: str,
     recipe: str,
@@ -187,20 +188,13 @@ def _rebuilt(
     is_parameter: bool,
 ) -> Tensor:
     """The inverse of CodedWeight.__reduce_ex__. Raises ValueError for text that describes none."""
-    layout = GroupedTensorSpec.model_validate_json(spec)
-    codes = GroupedTensor(layout, None, **{name: planes[of] for name, of in first.items()})
+    values = {name: unpickled(value) for name, value in planes.items()}
+    codes = with_planes(GroupedTensorSpec.model_validate_json(spec), values, first)
     weight = CodedWeight(codes, Recipe.from_json(recipe), dtype, interleave)
     return torch.nn.Parameter(weight, requires_grad) if is_parameter else weight.requires_grad_(requires_grad)
 
 
 torch.serialization.add_safe_globals([_rebuilt])
-
-
-def _first_of_same(codes: GroupedTensor) -> dict[str, str]:
-    """Of each plane that is there, the name of the first one that is the same tensor: a compiler takes each once."""
-    first: dict[int, str] = {}
-    there = [name for name in PLANES if getattr(codes, name) is not None]
-    return {name: first.setdefault(id(getattr(codes, name)), name) for name in there}
 
 
 def operands_of(
