@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import native_calls as native
@@ -13,6 +14,7 @@ import octavo_native
 import octavo_torch
 from octavo import GroupedTensorSpec, NoBackendError, QuantizerSpec
 from octavo_torch import GroupedTensor
+from octavo_torch_native.gemm.gemm import Fprop
 from octavo_torch_native.quantizers.dequantizer import Dequantizer, converted
 
 X = torch.zeros(8, 32)
@@ -171,3 +173,35 @@ def test_the_kernels_check_again() -> None:
     for name, value in wrong.items():
         with pytest.raises(ValueError, match=r"; "):
             run(**{name: value})
+
+
+@pytest.mark.parametrize("scaling", ["mxfp8", "nvfp4", "block"])
+def test_planes_that_are_not_what_the_spec_says(scaling: str) -> None:
+    """Kernels are given addresses: tensors that are too short, or of another dtype, are refused in either layout."""
+    form = "e2m1" if scaling == "nvfp4" else "e4m3"
+    spec = QuantizerSpec(scaling=scaling, format=form, orientation="rowwise")  # type: ignore[arg-type]
+    group_sizes, gemm = torch.tensor([4, 4]), Fprop("float32")
+    for layouts in (("plain", "plain"), ("rows", "plain")):
+        x = native.quantize(torch.randn(8, 64), spec, group_sizes, layouts=layouts).codes
+        w = native.quantize(torch.randn(2, 32, 64), spec, layouts=layouts).codes
+        gemm(x, w, group_sizes)
+        for plane in ("rowwise", "rowwise_scale"):
+            short = replace(x, **{plane: getattr(x, plane).reshape(-1)[:-1].clone()})
+            with pytest.raises(ValueError, match=r"x has codes .* its spec says .*; give the tensors"):
+                gemm(short, w, group_sizes)
+            with pytest.raises(ValueError, match=r"q's rowwise plane has codes"):
+                Dequantizer()(short)
+            with pytest.raises(ValueError, match=r"q's rowwise plane has codes"):
+                converted(short, layouts)
+            short = replace(w, **{plane: getattr(w, plane).reshape(-1)[:-1].clone()})
+            with pytest.raises(ValueError, match=r"w has codes .* its spec says"):
+                gemm(x, short, group_sizes)
+        wide = replace(x, rowwise_scale=x.rowwise_scale.to(torch.float16))  # type: ignore[union-attr]
+        with pytest.raises(ValueError, match="scales float16"):
+            gemm(wide, w, group_sizes)
+        for number in (1, 3):
+            other = replace(x, group_sizes=torch.ones(number, dtype=torch.int64))
+            with pytest.raises(ValueError, match=f"there are {number} group sizes"):
+                gemm(other, w, group_sizes)
+            with pytest.raises(ValueError, match=f"q has {number} group sizes and 2 groups"):
+                Dequantizer()(other)

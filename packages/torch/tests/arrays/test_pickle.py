@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -19,6 +20,7 @@ from octavo_torch import (
     CodedWeight,
     DelayedState,
     GroupedTensor,
+    dequantize,
     grouped_linear,
     quantize,
     quantize_input,
@@ -103,3 +105,24 @@ def test_a_weight_of_codes_alone() -> None:
     rebuild, (planes, *rest) = weight.__reduce_ex__(2)
     before = {plane: getattr(codes, plane) for plane in planes}  # as releases before this one wrote them
     assert same(rebuild(before, *rest).codes, codes)
+
+
+def test_planes_that_do_not_fit_are_refused() -> None:
+    """A file, or a caller, whose tensors are not those of the spec: a kernel would read beyond them."""
+    recipe = RECIPES["mxfp8"]
+    q = quantize(torch.randn(M, K), recipe.quantizer("x"), SIZES)  # type: ignore[arg-type]
+    assert q.rowwise is not None
+    assert q.columnwise_scale is not None
+    short = {"rowwise": q.rowwise[:1].clone(), "columnwise_scale": q.columnwise_scale[:1].clone()}
+    for name, plane in short.items():
+        wrong = replace(q, **{name: plane})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"codes and scales have shapes .* and its spec says .*; give"):
+            pickle.loads(pickle.dumps(wrong))
+        with pytest.raises(ValueError, match=r"q's .* codes and scales have shapes"):
+            dequantize(wrong)
+        with pytest.raises(ValueError, match=r"x's .* codes and scales have shapes"):
+            grouped_linear(wrong, torch.randn(G, N, K), None, recipe=recipe)
+    codes = quantize(torch.randn(G, N, K), recipe.quantizer("w"))  # type: ignore[arg-type]
+    wrong = replace(codes, rowwise=codes.rowwise[:, :1].clone())  # type: ignore[index]
+    with pytest.raises(ValueError, match="the pickled weight's rowwise codes"):
+        pickle.loads(pickle.dumps(CodedWeight(wrong, recipe, torch.float32)))

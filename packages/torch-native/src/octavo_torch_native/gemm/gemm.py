@@ -22,23 +22,26 @@ from octavo_torch_native.arrays.layouts import layout_of
 from octavo_torch_native.gemm import operators as gemm_operators
 from octavo_torch_native.gemm.spec import GemmSpec, gemm_text, quantized_gemm
 from octavo_torch_native.quantizers import operators
+from octavo_torch_native.quantizers.planes import PlaneSizes, check_plane, plane_sizes
 
 GroupSizes = Tensor | GroupIndex
 Planes = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 class _OperandPair:
-    """What a GEMM of two operands of these specs is: its spec's text, its sides, the planes that are plain.
+    """What a GEMM of two operands of these specs is: its spec's text, its sides, what its planes hold, which are plain.
 
     Holds the specs, by whose identity it is found: comparing or hashing one costs more than a launch.
     """
 
-    __slots__ = ("convert_left", "convert_right", "groups", "k", "n", "rows", "specs", "text")
+    __slots__ = ("convert_left", "convert_right", "groups", "k", "left", "n", "right", "rows", "specs", "text")
 
     def __init__(self, specs: tuple[GroupedTensorSpec, GroupedTensorSpec], text: str, sides: tuple[int, ...]) -> None:
         self.specs, self.text = specs, text
         self.rows, self.n, self.k, self.groups = sides
         self.convert_left = self.convert_right = False
+        self.left: PlaneSizes
+        self.right: PlaneSizes
 
 
 class GroupedGemm:
@@ -86,6 +89,7 @@ class GroupedGemm:
             sizes = group_sizes if type(group_sizes) is GroupIndex else left.group_sizes
             index = group_index_of((rows, 0), sizes, a[0])
             assert index is not None
+            self._check_planes(pair, a, b, index)
             if pair.convert_left:
                 a = _native(left.spec, a, index, self.direction[0])
             if pair.convert_right:
@@ -123,8 +127,12 @@ class GroupedGemm:
         )
         sides = (*self._sides(left.shape, right.shape, left.groups), left.groups)
         pair = _OperandPair((left, right), gemm_text(replace(spec, ctas=self._ctas)), sides)
-        pair.convert_left = layout_of(left, self.direction[0]) == PLAIN
-        pair.convert_right = layout_of(right, self.direction[1]) == PLAIN
+        layouts = [layout_of(spec, way) for spec, way in zip((left, right), self.direction, strict=True)]
+        pair.convert_left, pair.convert_right = (layout == PLAIN for layout in layouts)
+        pair.left, pair.right = (
+            plane_sizes(spec, way, layout)
+            for spec, way, layout in zip((left, right), self.direction, layouts, strict=True)
+        )
         self._pairs[id(left), id(right), dtype, accumulate] = pair
         return pair
 
@@ -183,6 +191,13 @@ class GroupedGemm:
         if name is None:
             raise ValueError(f"out has dtype {dtype_text(dtype)}; give bfloat16, float16 or float32")
         return name
+
+    def _check_planes(self, pair: _OperandPair, a: Planes, b: Planes, index: GroupIndex) -> None:
+        """ValueError for planes, or sizes, that are not what the specs say."""
+        check_plane(self.left, pair.left, pair.groups, *a)
+        check_plane(self.right, pair.right, pair.groups, *b)
+        if index.groups != pair.groups:
+            raise self._misfit(pair.specs[0].shape, pair.specs[1].shape, index.groups)
 
     def _check_out(self, out: Tensor, rows: int, n: int, k: int, groups: int, like: Tensor) -> None:
         shape = (groups, n, k) if self._kernel == "wgrad" else (rows, n if self._kernel == "fprop" else k)

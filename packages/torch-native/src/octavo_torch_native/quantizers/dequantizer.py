@@ -13,6 +13,7 @@ from octavo_torch.plugin_api import GroupedTensor, quantizer_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.arrays.layouts import layout_of
 from octavo_torch_native.quantizers import operators
+from octavo_torch_native.quantizers.planes import check_plane, plane_sizes
 
 
 class Dequantizer:
@@ -26,12 +27,25 @@ class Dequantizer:
         codes, scale, factor = q.plane(direction)
         spec = q.spec
         text = quantizer_text(spec.quantizer)
+        layout = layout_of(spec, direction)
+        _check(spec, direction, codes, scale, factor)
         index = group_index_of(spec.shape, q.group_sizes, codes)
-        words, layout = None if index is None else index.words, layout_of(spec, direction)
+        _check_groups(spec, index)
+        words = None if index is None else index.words
         value: Tensor = operators.dequantize(
             codes, scale, factor, words, text, list(spec.shape), spec.groups, direction, layout, self._dtype
         )
         return value
+
+
+def _check(spec: GroupedTensorSpec, direction: Direction, codes: Tensor, scale: Tensor, factor: Tensor | None) -> None:
+    sizes = plane_sizes(spec, direction, layout_of(spec, direction))
+    check_plane(f"q's {direction} plane", sizes, spec.groups, codes, scale, factor)
+
+
+def _check_groups(spec: GroupedTensorSpec, index: GroupIndex | None) -> None:
+    if index is not None and index.groups != spec.groups:
+        raise ValueError(f"q has {index.groups} group sizes and {spec.groups} groups; give one size per group")
 
 
 def _same_bytes(spec: QuantizerSpec, direction: Direction) -> bool:
@@ -55,9 +69,11 @@ def converted(q: GroupedTensor, layouts: tuple[str, str]) -> GroupedTensor:
             raise ValueError(f"layouts has {layout!r} for {direction} data; give {' or '.join(map(repr, known))}")
         chosen[direction] = layout
         codes, scale, factor = q.plane(direction)
+        _check(spec, direction, codes, scale, factor)
         if layout_of(spec, direction) != layout and not _same_bytes(spec.quantizer, direction):
             if index is None:
                 index = group_index_of(spec.shape, q.group_sizes, codes)
+                _check_groups(spec, index)
             words = None if index is None else index.words
             codes, scale = operators.convert(
                 codes, scale, words, text, list(spec.shape), spec.groups, direction, layout

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import octavo_native
 from octavo import GroupedTensorSpec, QuantizerSpec
@@ -13,7 +15,7 @@ from octavo.formats import ScaleFormat
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
 from octavo_native import layouts as native_layouts
-from octavo_torch.plugin_api import DTYPE_NAMES, FP8_DTYPE, quantizer_from
+from octavo_torch.plugin_api import DTYPE_NAMES, FP8_DTYPE, dtype_text, quantizer_from
 
 Shape = tuple[int, ...]
 
@@ -94,3 +96,31 @@ def geometry(shape: Shape) -> dict[str, int]:
         return {"rows": shape[0], "cols": shape[1], "matrix_rows": 0}
     groups, rows, cols = shape
     return {"rows": groups * rows, "cols": cols, "matrix_rows": rows}
+
+
+PlaneSizes = tuple[int, int, torch.dtype]
+"""Elements of a plane's codes, elements of its scales, and the dtype of these. A code has one byte."""
+
+
+def plane_sizes(spec: GroupedTensorSpec, direction: Direction, name: str) -> PlaneSizes:
+    """What the kernels, which are given addresses alone, read of a plane in the layout of that name."""
+    codes, scales = plane_shapes(spec, direction, name)
+    return prod(codes), prod(scales), SCALE_DTYPE[spec.quantizer.scale_format]
+
+
+def check_plane(
+    of: str, sizes: PlaneSizes, groups: int, codes: Tensor, scale: Tensor | None, factor: Tensor | None
+) -> None:
+    """ValueError for tensors that do not have what the spec of the operand `of` says: kernels would read beyond."""
+    count, scales, dtype = sizes
+    fits = scale is not None and codes.numel() == count and scale.numel() == scales and scale.dtype is dtype
+    if fits and (factor is None or factor.numel() == groups):
+        return
+    given = [
+        "none" if value is None else f"{dtype_text(value.dtype)} {list(value.shape)}"
+        for value in (codes, scale, factor)
+    ]
+    raise ValueError(
+        f"{of} has codes {given[0]}, scales {given[1]} and second-level factors {given[2]}, and its spec says {count} "
+        f"codes, {scales} scales in {dtype_text(dtype)} and {groups} groups; give the tensors that its quantizer made"
+    )

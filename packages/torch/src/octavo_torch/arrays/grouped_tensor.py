@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from octavo import GroupedTensorSpec
+from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
 from octavo_torch.compiler.tracing import is_plain, name_of, spec_of
@@ -117,12 +118,32 @@ def with_planes(
     return GroupedTensor(spec, group_sizes, **{name: planes[of] for name, of in first.items()})
 
 
+def check_planes(name: str, tensor: GroupedTensor) -> None:
+    """ValueError where a plain plane has not the shape that the spec says; other layouts are known to backends alone.
+
+    Of tensors that a caller has put together, or that a file held: kernels are given addresses.
+    """
+    for direction in tensor.spec.quantizer.directions:
+        codes, scale = getattr(tensor, direction), getattr(tensor, f"{direction}_scale")
+        if getattr(tensor.spec, f"{direction}_layout") != PLAIN or codes is None or not is_plain(codes):
+            continue
+        shapes = tensor.spec.payload_shape(direction), tensor.spec.scale_shape(direction)
+        given = tuple(codes.shape), None if scale is None else tuple(scale.shape)
+        if given != shapes:
+            raise ValueError(
+                f"{name}'s {direction} codes and scales have shapes {given[0]} and {given[1]}, and its spec says "
+                f"{shapes[0]} and {shapes[1]}; give the tensors that its quantizer made"
+            )
+
+
 def _unpickled_tensor(
     planes: dict[str, Pickled], first: dict[str, str], spec: str, group_sizes: Tensor | None
 ) -> GroupedTensor:
     """The inverse of GroupedTensor.__reduce_ex__. Raises ValueError for text that describes none."""
     values = {name: unpickled(value) for name, value in planes.items()}
-    return with_planes(GroupedTensorSpec.model_validate_json(spec), values, first, group_sizes)
+    tensor = with_planes(GroupedTensorSpec.model_validate_json(spec), values, first, group_sizes)
+    check_planes("the pickled tensor", tensor)
+    return tensor
 
 
 torch.serialization.add_safe_globals([_unpickled_tensor])

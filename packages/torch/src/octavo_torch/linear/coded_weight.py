@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from octavo import GroupedTensorSpec, Recipe
 from octavo_torch.arrays.checks import brief, check_dtype, check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
-from octavo_torch.arrays.grouped_tensor import GroupedTensor, first_of_same, with_planes
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, check_planes, first_of_same, with_planes
 from octavo_torch.arrays.interleaving import to_halves, without_whole_halves
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.arrays.per_group import Weights
@@ -190,6 +190,7 @@ def _rebuilt(
     """The inverse of CodedWeight.__reduce_ex__. Raises ValueError for text that describes none."""
     values = {name: unpickled(value) for name, value in planes.items()}
     codes = with_planes(GroupedTensorSpec.model_validate_json(spec), values, first)
+    check_planes("the pickled weight", codes)
     weight = CodedWeight(codes, Recipe.from_json(recipe), dtype, interleave)
     return torch.nn.Parameter(weight, requires_grad) if is_parameter else weight.requires_grad_(requires_grad)
 

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from octavo import QuantizerSpec, Recipe
 from octavo.grouped_tensor import PLAIN
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, check_planes
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.arrays.versioned import Versioned
 from octavo_torch.dispatch.layer import Layer
@@ -79,6 +79,7 @@ def check_codes(layer: Layer, recipe: Recipe, x: object, codes: GroupedTensor) -
     read."""
     if isinstance(x, GroupedTensor):
         _check_spec(layer, recipe, x.spec.quantizer)
+        check_planes("x", x)
     read = {"rowwise": layer.quantized_fprop, "columnwise": layer.need_dw and layer.quantized_wgrad}
     layouts = (codes.spec.rowwise_layout, codes.spec.columnwise_layout)
     chosen = layer.x_layouts or (PLAIN, PLAIN)

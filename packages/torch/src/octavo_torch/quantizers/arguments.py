@@ -13,7 +13,7 @@ from octavo.quantizer import Direction, Operand
 from octavo_registry.contract import Norm
 from octavo_torch.arrays.checks import brief, check_spec
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, check_planes
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.scaling.seeds import check_seed
 
@@ -145,6 +145,7 @@ def layout_names(layouts: object) -> tuple[str, str]:
 
 
 def check_quantized(q: object) -> None:
-    """ValueError for anything but a GroupedTensor."""
+    """ValueError for anything but a GroupedTensor whose planes fit its spec."""
     if not isinstance(q, GroupedTensor):
         raise ValueError(f"q is a {type(q).__name__}; give the GroupedTensor that quantize returned")
+    check_planes("q", q)
