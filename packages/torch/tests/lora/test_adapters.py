@@ -65,6 +65,19 @@ def test_wide_factors_and_narrow_rows(rng: np.random.Generator) -> None:
         assert torch.equal(wide(x.detach().float(), SIZES), narrow(x, SIZES))
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_the_recipe_says_the_dtype_of_results(name: str) -> None:
+    """y has the recipe's output_dtype beside adapters, too, whose products have x's: the sum is rounded once."""
+    for dtype, output in ((torch.float32, "bfloat16"), (torch.bfloat16, "float16"), (torch.bfloat16, "float32")):
+        module = made(name, recipe=BlockScaling(output_dtype=output), dtype=dtype)  # type: ignore[arg-type]
+        x = torch.randn(M, K).to(dtype)
+        before = called(module, x)
+        add_lora(module, rank=4)
+        y = called(module, x)
+        assert y.dtype is before.dtype is getattr(torch, output)
+        assert torch.equal(y, before)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", MODULES)
 def test_a_new_adapter_changes_no_bit(name: str, recipe: str, rng: np.random.Generator) -> None:

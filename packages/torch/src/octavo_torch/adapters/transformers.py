@@ -146,10 +146,10 @@ class ExpertsFunction:
         ends = torch.cumsum(sizes, 0)
         added = (None, None) if lora is None else lora
         h = product(rows, first[0].transpose(1, 2), ends, first[1])
-        h = h if added[0] is None else h + added[0].delta(rows, sizes)
+        h = h if added[0] is None else added[0].added_to(h, rows, sizes)
         h = module._apply_gate(h) if module.has_gate else module.act_fn(h)
         y = product(h, second[0].transpose(1, 2), ends, second[1])
-        y = y if added[1] is None else y + added[1].delta(h, sizes)
+        y = y if added[1] is None else added[1].added_to(y, h, sizes)
         if getattr(module, "has_post_expert_norm", False):
             y = module.post_expert_norm(y)
         return unpermute(y, routing, top_k_weights)

@@ -36,6 +36,10 @@ class Adapter(ABC):
                      columns are in the weight's order
         """
 
+    def added_to(self, y: Tensor, x: Tensor, group_sizes: GroupSizes | None, interleave: int = 0) -> Tensor:
+        """y plus `delta`, in y's dtype, whatever x's is: the sum is rounded once."""
+        return (y + self.delta(x, group_sizes, interleave)).to(y.dtype)
+
 
 @dataclass(slots=True, eq=False)
 class Options:

@@ -158,7 +158,8 @@ class GroupedLinear(RecipeModule):
         if lora is None:  # last, so that where run breaks torch.compile's graph nothing of y is left to trace
             return run(x, used, group_sizes, bias, bias_scales, call)  # type: ignore[arg-type]
         check_adaptable(x, call, (lora,))
-        return run(x, used, group_sizes, bias, bias_scales, call) + lora.delta(x, group_sizes)  # type: ignore[arg-type]
+        y = run(x, used, group_sizes, bias, bias_scales, call)  # type: ignore[arg-type]
+        return lora.added_to(y, x, group_sizes)  # type: ignore[arg-type]
 
     def quantize_weight(
         self, *, out: QuantizedWeight | None = None, unchanged: Tensor | None = None

@@ -62,10 +62,10 @@ def run_adapted(
     fc1.interleave = w1.interleave if isinstance(w1, PackedWeight) else block
     h = _product(x, first_weight, group_sizes, bias1, None, fc1)
     if first is not None:
-        h = h + first.delta(x, group_sizes, block)
+        h = first.added_to(h, x, group_sizes, block)
     a = activate_rows(h, check_activation(call.activation), extras.probs, group_sizes, call.backend)
     y = _product(a, w2, group_sizes, extras.bias2, extras.bias2_scales, fc2)
-    return y if second is None else y + second.delta(a, group_sizes)
+    return y if second is None else second.added_to(y, a, group_sizes)
 
 
 def _product(
