@@ -18,11 +18,13 @@ from octavo_torch import (
     GroupedLinear,
     GroupedMLP,
     Sequential,
+    add_lora,
     choose_experts,
     dequantize,
     grouped_linear,
     grouped_linear_quantized,
     grouped_mlp,
+    grouped_mm,
     moe_mlp,
     quantize,
     quantize_input,
@@ -192,3 +194,23 @@ def test_sizes_that_are_symbols(function: Callable[..., Tensor], rng: np.random.
             made.append([y, *torch.autograd.grad(y.square().sum(), [x, w1, w2], allow_unused=True)])
         for eager, ours in zip(*made, strict=True):
             assert (eager is None and ours is None) or torch.equal(eager, ours)
+
+
+def test_grouped_mm_in_another_dtype() -> None:
+    """`out_dtype` decides where it is given, whatever the recipe's output_dtype and autocast say."""
+    x, w = torch.randn(M, K, requires_grad=True), torch.randn(G, K, N, requires_grad=True)
+    ends = SIZES.cumsum(0).int()
+    recipe, narrow = MXFP8(), MXFP8(output_dtype="bfloat16")
+    check(lambda: grouped_mm(x, w, ends, recipe=recipe, out_dtype=torch.bfloat16), [x, w])
+    assert grouped_mm(x, w, ends, recipe=narrow).dtype is torch.bfloat16
+    wide = grouped_mm(x, w, ends, recipe=narrow, out_dtype=torch.float32)
+    assert torch.equal(wide, grouped_mm(x, w, ends, recipe=recipe))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert grouped_mm(x, w, ends, recipe=recipe, out_dtype=torch.float32).dtype is torch.float32
+
+
+def test_adapters_and_another_output_dtype() -> None:
+    """fc1's result has x's dtype, which the recipe's output_dtype is not."""
+    layer = GroupedMLP(G, K, F, N, recipe=MXFP8(output_dtype="bfloat16"))
+    add_lora(layer, rank=4)
+    check(layer, [layer.lora1.lora_A, layer.lora2.lora_B], torch.randn(M, K), SIZES)  # type: ignore[union-attr]

@@ -160,3 +160,15 @@ def test_recomputed_compiled_and_stored(name: str, rng: np.random.Generator) -> 
     add_lora(twin, 8, alpha=16)
     twin.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(called(twin, x), wanted[0])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_codes_of_a_recipe_with_another_output_dtype(name: str) -> None:
+    """fc1's result has x's dtype beside adapters, and its codes are the recipe's none the less."""
+    with quantized_parameters(BlockScaling(output_dtype="float32")):
+        module = made(name).requires_grad_(False)
+    x = torch.randn(M, K).bfloat16()
+    before = called(module, x)
+    add_lora(module, rank=4)
+    assert before.dtype is torch.float32
+    assert torch.equal(called(module, x), before)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from torch import Tensor
 
 from octavo import Recipe
+from octavo.formats import DType
 from octavo_registry.contract.layer import WholeLayer
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import GroupSizes, Sizes
@@ -71,6 +72,7 @@ class Call(Options):
 
     interleave  rows of a block where gate and up rows take turns in the weight whose codes the call has, which are of
               the two halves; 0: none do
+    output_dtype  of y in the place of the recipe's; "x": x's. Codes are those of the recipe
     probe     counts what the quantizers do to this call's operands; None: nobody watches
     layers    where the caller's layers are remembered; None: with those of all functional calls
     layer     the resolved layer
@@ -86,6 +88,7 @@ class Call(Options):
     state: DelayedState | None = None
     delayed_wgrad: DelayedWgrad | None = None
     interleave: int = 0
+    output_dtype: DType | Literal["x"] | None = None
     probe: Probe | None = None
     layers: Layers | None = None
     layer: Layer = field(init=False)

@@ -13,7 +13,7 @@ from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.sizes import GroupSizes
-from octavo_torch.dispatch.recipes import recipe_of, with_output_dtype
+from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import arguments
 from octavo_torch.linear.call import Call
@@ -108,11 +108,13 @@ def grouped_mm(
     offs   [G] int32 cumulative ends, on the host or on a's device; rows past the last one are zero in the result
     bias   [G, N], optional
     recipe a Recipe or its name; None: HighPrecision
+    out_dtype   of the result; None: the recipe's output_dtype, else a's
     """
     arguments.check_grouped_mm(a, b, offs, out_dtype)
     # the operands are checked first: a transposed view of something else would be blamed in other words
     sizes = torch.diff(offs, prepend=offs.new_zeros(1))
-    chosen = recipe_of(recipe)
-    if out_dtype is not None and out_dtype is not a.dtype:
-        chosen = with_output_dtype(chosen, DTYPE_NAMES[out_dtype])
-    return grouped_linear(a, b.transpose(1, 2), sizes, recipe=chosen, bias=bias)
+    call = Call(recipe_of(recipe))
+    if out_dtype is not None:
+        call.output_dtype = DTYPE_NAMES[out_dtype]
+    run = traced if _is_compiling() else apply
+    return run(a, b.transpose(1, 2), sizes, bias, None, call)

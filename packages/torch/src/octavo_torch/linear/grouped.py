@@ -24,6 +24,7 @@ from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.second_derivative import check_no_tangent
 from octavo_torch.dispatch.layer import Layers, layer_for
+from octavo_torch.dispatch.recipes import with_output_dtype
 from octavo_torch.dispatch.room import check_room
 from octavo_torch.linear import arguments, contexts
 from octavo_torch.linear.autograd import draw_in_forward, grouped_linear_function, run_forward
@@ -66,6 +67,8 @@ def apply(
     if (_autocast_anywhere() or _transforms_active()) and contexts.matters(x):
         return _in_context(x, weight, group_sizes, bias, bias_scales, call)
     recipe, layers, backend, state = call.recipe, call.layers, call.backend, call.state
+    if call.output_dtype is not None:
+        recipe = with_output_dtype(recipe, None if call.output_dtype == "x" else call.output_dtype)
     leaves: Weights
     w: Tensor
     b: Tensor | None
@@ -76,7 +79,7 @@ def apply(
         source, leaves, w, b = parameters_of(weight, bias)
     rows_or_codes, x_codes = x, None
     if isinstance(x, QUANTIZED):
-        x, x_codes, group_sizes = rows_of(x, w, group_sizes, recipe)
+        x, x_codes, group_sizes = rows_of(x, w, group_sizes, call.recipe)
         call.x_codes = x_codes
     need_dx = need_dw = need_any = False
     try:

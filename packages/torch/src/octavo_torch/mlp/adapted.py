@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 
 from octavo_torch.arrays.checks import brief
-from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.interleaving import check_interleave, to_halves
 from octavo_torch.arrays.leading import LeadingAxes, has_other_rank
 from octavo_torch.arrays.per_group import Weights, as_one, leaves_of
 from octavo_torch.arrays.sizes import GroupSizes
-from octavo_torch.dispatch.recipes import with_output_dtype
 from octavo_torch.dispatch.room import Room
 from octavo_torch.functions.activations import check_activation
 from octavo_torch.linear import grouped
@@ -58,7 +56,7 @@ def run_adapted(
         return axes.restored(run_adapted(axes.flat(x), w1, w2, group_sizes, flat, call, adapters))
     first, second = adapters
     first_weight, bias1, block = _halves(w1, extras.bias1, call)
-    fc1, fc2 = _calls(call, x)
+    fc1, fc2 = _calls(call)
     fc1.interleave = w1.interleave if isinstance(w1, PackedWeight) else block
     h = _product(x, first_weight, group_sizes, bias1, None, fc1)
     if first is not None:
@@ -111,20 +109,20 @@ def _halves(
     return source, None if bias is None else to_halves(as_one("bias1", bias), block), block
 
 
-def _calls(call: MlpCall, x: Tensor) -> tuple[Call, Call]:
+def _calls(call: MlpCall) -> tuple[Call, Call]:
     """The layers' calls. fc1's result has x's dtype, whatever the recipe's output_dtype."""
-    recipe = call.recipe
-    inner = recipe if recipe.output_dtype in (None, DTYPE_NAMES[x.dtype]) else with_output_dtype(recipe, None)
     states = call.states or (None, None)
     stores = call.delayed_wgrad if isinstance(call.delayed_wgrad, tuple) else (call.delayed_wgrad, call.delayed_wgrad)
     seeds = call.seed, _second_seed(call.seed)
     first, second = (
         Call(
-            of, call.backend, call.group_offset, seed=seed, record=call.record, main_grad=call.main_grad, state=state,
-            delayed_wgrad=store, room=None if call.room is None else Room(call.room.gemms),
+            call.recipe, call.backend, call.group_offset, seed=seed, record=call.record, main_grad=call.main_grad,
+            state=state, delayed_wgrad=store, room=None if call.room is None else Room(call.room.gemms),
         )
-        for of, seed, state, store in zip((inner, recipe), seeds, states, stores, strict=True)
+        for seed, state, store in zip(seeds, states, stores, strict=True)
     )  # fmt: skip
+    if call.recipe.output_dtype is not None:
+        first.output_dtype = "x"
     if call.probes is not None:
         first.probe, second.probe = call.probes
     return first, second
