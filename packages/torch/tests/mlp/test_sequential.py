@@ -109,6 +109,28 @@ def test_it_says_what_it_fused(rng: np.random.Generator) -> None:
     assert "a module has hooks" in watched.explain(x, SIZES)
 
 
+class Twice(Activation):
+    """An activation of the caller's."""
+
+    def forward(self, x: Tensor, probs: Tensor | None = None) -> Tensor:
+        return 2 * super().forward(x, probs)
+
+
+def test_a_forward_of_the_callers_own_runs(rng: np.random.Generator) -> None:
+    """A subclass of Activation, and a module's forward that has been replaced, as accelerate does, are not fused."""
+    x, probs = torch.randn(M, K).bfloat16(), torch.rand(M)
+    model = experts(HighPrecision())
+    first, _, second = model.operations
+    own = Sequential(first, Twice("geglu"), second)
+    assert torch.equal(own(x, SIZES, probs), in_a_row(own, x, SIZES, probs))
+    assert not torch.equal(own(x, SIZES, probs), model(x, SIZES, probs))
+    before, ran = second.forward, []
+    second.forward = lambda *args, **rest: (ran.append(1), before(*args, **rest))[1]  # type: ignore[method-assign]
+    model(x, SIZES, probs)
+    assert ran
+    assert "a forward of its own" in model.explain(x, SIZES)
+
+
 def test_messages(rng: np.random.Generator) -> None:
     """Errors name the argument, what was given, and what is needed."""
     with pytest.raises(ValueError, match="operation 1 is a str; give modules"):

@@ -43,7 +43,7 @@ class Sequential(nn.Module):
     where a backend can, if both layers have one recipe, groups, backend and main_grad and their features fit. Each has
     its own parameters, seeds and scales; results are those of the operations one after the other, up to the last bit of
     an activation's fp32 value. `explain` says what is fused and what is not. Hooks of a layer inside a fused run are
-    not called, so layers that have some are not fused.
+    not called, so layers that have some are not fused, nor are subclasses, and modules whose forward was replaced.
     """
 
     def __init__(self, *operations: nn.Module) -> None:
@@ -183,7 +183,8 @@ def _triple(operations: Sequence[nn.Module]) -> tuple[GroupedLinear, Activation,
 
 def _why_not_fused(operations: tuple[nn.Module, ...]) -> str | None:
     """ "" where these three run as one; a reason where they nearly do; None where nothing suggests it."""
-    if len(operations) < 2 or type(operations[0]) is not GroupedLinear or not isinstance(operations[1], Activation):
+    # a subclass may compute something else
+    if len(operations) < 2 or type(operations[0]) is not GroupedLinear or type(operations[1]) is not Activation:
         return None
     if len(operations) < 3 or type(operations[2]) is not GroupedLinear:
         return f"no GroupedLinear follows {_name(operations[1])}"
@@ -204,12 +205,13 @@ def _why_not_fused(operations: tuple[nn.Module, ...]) -> str | None:
     if any(layer._modules for layer in (first, second)):
         return "a layer has adapters, which add to its result"
     if any(_is_watched(operation) for operation in operations):
-        return "a module has hooks, which a fused run would not call"
+        return "a module has hooks, or a forward of its own, which a fused run would not call"
     return ""
 
 
 def _is_watched(module: nn.Module) -> bool:
-    return bool(
+    # accelerate, among others, puts a function in the place of one module's forward
+    return "forward" in module.__dict__ or bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
 
