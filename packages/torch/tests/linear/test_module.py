@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
 
-from octavo import NVFP4, PRESETS, DelayedScaling, Recipe
+from octavo import MXFP8, NVFP4, PRESETS, DelayedScaling, Recipe
 from octavo_torch import GroupedLinear, grouped_linear, quantize_input, quantize_weight, update_scales
 
 G, K, N, M = 3, 64, 48, 70
@@ -210,3 +211,31 @@ def test_every_expert_with_rows_trains(rng: object) -> None:
     assert layer.bias.grad is not None
     for grad in (layer.weight.grad, layer.bias.grad):
         assert [bool(group.any()) for group in grad] == [True, False, True]
+
+
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return 2 * value
+
+
+@pytest.mark.parametrize("per_group", [False, True])
+def test_parameters_in_another_place(per_group: bool) -> None:
+    """Parametrizations, pruning, and wrappers that set tensors as attributes: a bias counts there as a weight does."""
+    layer = GroupedLinear(2, 16, 32, bias=True, recipe=MXFP8(), per_group_parameters=per_group)
+    x, sizes, doubled = torch.randn(5, 16), [2, 3], copy.deepcopy(layer)
+    names = [name for name, _ in layer.named_parameters()]
+    attributes = copy.deepcopy(layer)
+    for name in names:
+        with torch.no_grad():
+            getattr(doubled, name).mul_(2)
+        value = getattr(attributes, name).detach()
+        delattr(attributes, name)
+        setattr(attributes, name, 2 * value)
+        register_parametrization(layer, name, Doubled())
+    expected = doubled(x, sizes)
+    assert torch.equal(layer(x, sizes), expected)
+    assert torch.equal(attributes(x, sizes), expected)
+    layer(x, sizes).sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())

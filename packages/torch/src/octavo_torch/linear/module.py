@@ -151,7 +151,9 @@ class GroupedLinear(RecipeModule):
         if self.probes:
             (call.probe,) = self.probes
         run = traced if compiling else apply
-        bias = self.of_all_groups("bias") if self.per_group_parameters else self._parameters.get("bias")
+        bias: Weights | None = self._parameters.get("bias")
+        if bias is None and "bias" in self._shapes:
+            bias = self.of_all_groups("bias")
         if lora is None and self._modules:
             lora = self._modules.get("lora")  # type: ignore[assignment]
         used = own if weight is None else weight
