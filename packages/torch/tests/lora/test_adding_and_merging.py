@@ -11,6 +11,7 @@ import torch
 from lora_modules import MODULES, REFERENCE, SIZES, F, G, K, M, called, made, randomize, rows
 from low_rank_oracle import Near, assert_near, exact, product, rounded, scaled
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from octavo_torch import (
     CodedWeight,
@@ -153,3 +154,9 @@ def test_what_does_not_fit_is_refused(rng: np.random.Generator) -> None:
     coded.weight1.requires_grad_()
     with pytest.raises(ValueError, match="w1 is codes with interleave=16 and requires a gradient"):
         coded(x, SIZES)
+    computed = made("GroupedLinear")
+    register_parametrization(computed, "weight", nn.Tanh())
+    add_lora(computed, 8)
+    with pytest.raises(ValueError, match=r"weight is not a parameter of its module: .*; remove that first"):
+        merge_lora(computed)
+    assert isinstance(computed.lora, GroupedLoRA)

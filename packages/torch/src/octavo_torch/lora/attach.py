@@ -84,8 +84,8 @@ def merge_lora(module: nn.Module) -> tuple[str, ...]:
     """Add to each weight what its adapter stands for, in place, and remove the adapters; returns their names.
 
     Weights are rounded once to their dtype, so there is no way back: keep the adapters' state dict for that. Raises
-    ValueError, before anything has changed, where there are no adapters, and for weights that are codes alone, of which
-    `GroupedLoRA.merged_weight` makes values.
+    ValueError, before anything has changed, where there are no adapters, for weights that are computed, and
+    for those that are codes alone, of which `GroupedLoRA.merged_weight` makes values.
     """
     check_module(module)
     found = [
@@ -101,6 +101,12 @@ def merge_lora(module: nn.Module) -> tuple[str, ...]:
             raise ValueError(
                 f"{_place(name, weight)} is codes alone, which would round the sum; keep the adapter beside it, or "
                 "take values from its merged_weight"
+            )
+        whole = layer.of_all_groups(weight)
+        if whole is None or not all(isinstance(leaf, nn.Parameter) for leaf in leaves_of(whole)):
+            raise ValueError(
+                f"{_place(name, weight)} is not a parameter of its module: a parametrization or pruning computes it, "
+                "and would lose the sum; remove that first"
             )
     for _, layer, weight, child in found:
         adapter = layer._modules[child]
