@@ -139,3 +139,23 @@ def test_gradients_of_x_keep_its_digits(output_dtype: octavo.DType | None, rng: 
     for dx in (in_torch.numpy(), np.asarray(in_jax)):
         assert dx.dtype == np.float32
         assert np.array_equal(dx, wanted)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_every_framework_orders_what_is_no_number(name: str, rng: np.random.Generator) -> None:
+    """NaN of either sign comes first, then infinity, and zeros of both signs tie: a token goes to the same experts.
+
+    A step whose logits are broken is looked into in one framework and repeated in another.
+    """
+    rule = ROUTERS[name]
+    kinds = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 3.0], np.float32)  # no two sums of scores tie
+    logits = kinds[rng.integers(0, len(kinds), (200, 16))]
+    if name != "softmax":  # a score of infinity may be NaN, which the logit is not
+        logits = np.where(np.isinf(logits), np.float32(2), logits)
+    bias = np.zeros(16, np.float32) if "groups" in rule else None
+    wanted = octavo_numerics.choose_experts(logits, octavo_numerics.RouterRule(4, **rule), bias).choices
+    in_torch = octavo_torch.choose_experts(
+        torch.from_numpy(logits), 4, bias=None if bias is None else torch.from_numpy(bias), **rule
+    )
+    assert np.array_equal(in_torch.choices.numpy(), wanted)
+    assert np.array_equal(np.asarray(octavo_jax.choose_experts(logits, 4, bias=bias, **rule).choices), wanted)

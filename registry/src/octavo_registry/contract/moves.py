@@ -108,7 +108,7 @@ class ChooseExperts(Protocol[A]):
 
         bias     fp32 [E] or None, added to the scores for choosing alone
         replay   int64 [T, k] or None: choices to take; outside 0 to E - 1 is nobody's, and weighs 0
-        choices  int64 [T, k], the largest first, ties to the lower index
+        choices  int64 [T, k], the largest first, NaN before all, ties to the lower index
         weights  fp32 [T, k]
         counts   int64 [E]
         """

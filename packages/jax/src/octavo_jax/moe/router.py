@@ -162,9 +162,14 @@ def router_scores(logits: Array, score: Score) -> Array:
 
 
 def largest(values: Array, k: int, checkpoint_name: str | None) -> Array:
-    """int32 [T, k], where the k largest of each row are, the lower index first among equals."""
-    _, chosen = lax.top_k(values, k)
+    """int32 [T, k], where the k largest of each row are: NaN before all, and the lower index among equals."""
+    _, chosen = lax.top_k(_without_signs_of_nan(values), k)
     return named(chosen.astype(jnp.int32), checkpoint_name)  # before its first use, or the search runs again
+
+
+def _without_signs_of_nan(values: Array) -> Array:
+    """`values` with one NaN for all: XLA orders them by their signs, which no computation means."""
+    return jnp.where(jnp.isnan(values), jnp.nan, values)
 
 
 def picked(scores: Array, choices: Array) -> Array:
@@ -181,7 +186,7 @@ def _in_groups(values: Array, groups: int, kept: int) -> Array:
         return values
     tokens, experts = values.shape
     grouped = values.reshape(tokens, groups, experts // groups)
-    best, _ = lax.top_k(grouped, min(2, experts // groups))
+    best, _ = lax.top_k(_without_signs_of_nan(grouped), min(2, experts // groups))
     chosen = largest(jnp.sum(best, axis=-1), kept, None)
     inside = jnp.any(chosen[:, :, None] == jnp.arange(groups, dtype=jnp.int32)[None, None, :], axis=1)
     return jnp.where(inside[:, :, None], grouped, -jnp.inf).reshape(values.shape)

@@ -23,14 +23,24 @@ class Choice(NamedTuple):
 
 
 def route_scores(logits: NDArray[Any], score: Score) -> NDArray[np.float64]:
-    """The scores of logits [T, E]."""
-    wide = logits.astype(np.float64)
+    """The scores of logits [T, E]; NaN of what is no number, without a warning."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _scores(logits.astype(np.float64), score)
+
+
+def _scores(wide: NDArray[np.float64], score: Score) -> NDArray[np.float64]:
     if score == "softmax":
         powers = np.exp(wide - wide.max(-1, keepdims=True))
         return np.asarray(powers / powers.sum(-1, keepdims=True))
     if score == "sigmoid":
         return np.asarray(1 / (1 + np.exp(-wide)))
     return np.asarray(np.sqrt(np.logaddexp(0, wide)))
+
+
+def in_order(values: NDArray[Any]) -> NDArray[np.int64]:
+    """The places of each row's numbers, the largest first: NaN before all, and the lower place among equals."""
+    absent = np.isnan(values)
+    return np.lexsort((np.where(absent, 0.0, -values), ~absent))
 
 
 def are_experts(choices: NDArray[np.int64], experts: int) -> NDArray[np.bool_]:
@@ -55,7 +65,7 @@ def choose_experts(
     bias: NDArray[Any] | None = None,
     replay: NDArray[Any] | None = None,
 ) -> Choice:
-    """The choices for logits [T, E], in float64.
+    """The choices for logits [T, E], in float64: the k largest, NaN before all, the lower expert among equals.
 
     bias     [E], added to the scores for choosing; weights are without it
     replay   [T, k], choices to take in the place of those; -1 goes nowhere, and weighs 0
@@ -69,11 +79,11 @@ def choose_experts(
         if rule.by_groups:
             grouped = chosen_by.reshape(tokens, rule.groups, experts // rule.groups)
             sums = np.sort(grouped, -1)[..., -2:].sum(-1)
-            kept = np.argsort(-sums, -1, kind="stable")[:, : rule.kept_groups]
+            kept = in_order(sums)[:, : rule.kept_groups]
             outside = np.ones((tokens, rule.groups), bool)
             np.put_along_axis(outside, kept, False, 1)
             chosen_by = np.where(np.repeat(outside, experts // rule.groups, 1), -np.inf, chosen_by)
-        replay = np.argsort(-chosen_by, -1, kind="stable")[:, : rule.k]
+        replay = in_order(chosen_by)[:, : rule.k]
     choices = replay.astype(np.int64)
     there = are_experts(choices, experts)
     weights = of_choices(scores, choices)
