@@ -160,3 +160,13 @@ def test_what_does_not_fit_is_refused(rng: np.random.Generator) -> None:
     with pytest.raises(ValueError, match=r"weight is not a parameter of its module: .*; remove that first"):
         merge_lora(computed)
     assert isinstance(computed.lora, GroupedLoRA)
+
+
+def test_a_weight_that_is_computed_is_frozen(rng: np.random.Generator) -> None:
+    """By a parametrization, which has the parameters: the adapters alone learn."""
+    layer = made("GroupedLinear")
+    register_parametrization(layer, "weight", nn.Tanh())
+    add_lora(layer, 8)
+    assert {name for name, parameter in layer.named_parameters() if parameter.requires_grad} == {
+        "lora.lora_A", "lora.lora_B"
+    }  # fmt: skip

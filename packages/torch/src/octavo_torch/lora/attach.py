@@ -74,8 +74,9 @@ def add_lora(
         )
     for _, layer, child, adapter in made:
         layer.add_module(child, adapter.train(layer.training))
-        for name, parameter in layer.named_parameters(recurse=False):
-            if name.startswith(("weight", "bias")):
+        # a parametrization keeps a weight's parameters in a module of its own
+        for name, parameter in layer.named_parameters():
+            if name.removeprefix("parametrizations.").startswith(("weight", "bias")):
                 parameter.requires_grad_(False)
     return tuple(name for name, *_ in made)
 
