@@ -212,7 +212,7 @@ def test_what_does_not_fit_is_refused(rng: np.random.Generator, tmp_path: Path) 
         ((blocks, scales[:, :, :1], MXFP8(), torch.bfloat16), r"give scales \[3, 8, 2\] on its device"),
         ((blocks, scales, "mxfp8", torch.bfloat16), "recipe is 'mxfp8'; give a Recipe"),
         ((blocks, scales, MXFP8(), torch.int8), "dtype is torch.int8"),
-        ((blocks, scales, MXFP8(), torch.bfloat16, 3), "interleave is 3 and blocks has 8 rows; give a divisor"),
+        ((blocks, scales, MXFP8(), torch.bfloat16, 3), "interleave is 3 and the weight has 8 rows; give a divisor"),
         ((blocks, scales, MXFP8(), torch.bfloat16, None), "interleave is None; give the gate rows per block"),
         ((blocks, scales, MXFP8(dgrad="high_precision"), torch.bfloat16), "recipe is mxfp8, which takes scales from"),
     ]

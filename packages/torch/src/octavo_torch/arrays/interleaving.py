@@ -35,6 +35,17 @@ def check_interleave(interleave: int | None, activation: Activation, weight: Ten
     return without_whole_halves(interleave, weight)
 
 
+def check_stored_interleave(interleave: object, weight: Tensor) -> int:
+    """The rows of a block in a weight [G, 2 F, K] of codes, 0 where the gate half comes first, or ValueError."""
+    if isinstance(interleave, bool) or not isinstance(interleave, int) or interleave < 0:
+        raise ValueError(f"interleave is {brief(interleave)}; give the gate rows per block, or 0")
+    if interleave and weight.shape[-2] % (2 * interleave):
+        raise ValueError(
+            f"interleave is {interleave} and the weight has {weight.shape[-2]} rows; give a divisor of half, or 0"
+        )
+    return without_whole_halves(interleave, weight)
+
+
 def without_whole_halves(interleave: int, weight: Tensor) -> int:
     """The rows of a block that fits; 0 where it is a half of the weight [G, 2 F, K], so that nothing takes turns."""
     return 0 if 2 * interleave == weight.shape[-2] else interleave

@@ -14,7 +14,7 @@ from octavo import GroupedTensorSpec, Recipe
 from octavo_torch.arrays.checks import brief, check_dtype, check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.grouped_tensor import GroupedTensor, check_planes, first_of_same, with_planes
-from octavo_torch.arrays.interleaving import to_halves, without_whole_halves
+from octavo_torch.arrays.interleaving import check_stored_interleave, to_halves
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
@@ -69,7 +69,7 @@ class CodedWeight(torch.Tensor):
         check_dtype(dtype)
         weight: CodedWeight = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=dtype, device=codes.device)
         weight.codes, weight.recipe = codes, recipe
-        weight.interleave = without_whole_halves(interleave, weight)
+        weight.interleave = check_stored_interleave(interleave, weight)
         weight.layouts = codes.spec.rowwise_layout, codes.spec.columnwise_layout
         weight._first = first_of_same(codes)
         for name in weight._first.values():

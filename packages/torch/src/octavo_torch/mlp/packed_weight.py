@@ -15,7 +15,7 @@ from octavo.quantizer import Direction
 from octavo_torch.arithmetic.casts import e2m1_table, e8m0_to_float
 from octavo_torch.arrays.checks import brief, check_dtype, check_recipe
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.arrays.interleaving import from_halves, without_whole_halves
+from octavo_torch.arrays.interleaving import check_stored_interleave, from_halves
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import layer_for
 from octavo_torch.linear import contexts
@@ -72,16 +72,10 @@ class PackedWeight(torch.Tensor):
                 f"recipe is {recipe.kind}, which takes scales from earlier steps, or reads codes in one of fprop and "
                 "dgrad alone; give one whose codes depend on the values alone and are read by both, or None"
             )
-        if isinstance(interleave, bool) or not isinstance(interleave, int) or interleave < 0:
-            raise ValueError(f"interleave is {brief(interleave)}; give the gate rows per block, or 0")
-        if interleave and blocks.shape[1] % (2 * interleave):
-            raise ValueError(
-                f"interleave is {interleave} and blocks has {blocks.shape[1]} rows; give a divisor of half, or 0"
-            )
         shape = torch.Size((*blocks.shape[:2], 2 * blocks.shape[2]))
         weight: PackedWeight = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=blocks.device)
         weight.blocks, weight.scales, weight.recipe = blocks, scales, recipe
-        weight.interleave = without_whole_halves(interleave, weight)
+        weight.interleave = check_stored_interleave(interleave, weight)
         return weight
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
