@@ -148,11 +148,10 @@ class _Queue:
 def change(session: nox.Session) -> None:
     """Everything that a change must pass: every session whose default is not False, several of them at a time.
 
-    A session alone leaves cores idle while it installs, imports, collects, waits for its last test, and for processes
-    that wait for each other. Here each has its share of the cores, and one session more takes what the others leave
-    where cores are few. Outputs go to .nox/.cache/logs, those of failed sessions to the terminal, too.
+    A session alone leaves cores idle while it installs, imports, collects and waits for its last test. Here each has
+    its share of the cores. Outputs go to .nox/.cache/logs, those of failed sessions to the terminal, too.
     """
-    lanes = min(CORES + 1, 4)
+    lanes = min(CORES, 4)
     environment = {
         **os.environ,
         WORKERS: str(max(1, min(CORES // lanes, 8))),
