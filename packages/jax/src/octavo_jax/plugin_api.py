@@ -13,6 +13,8 @@ Arguments, each refused with its name
     `encode_scale`      delayed scaling's scales
     `check_activation`, `features`   the activations' names, and F of an input with C columns
     `check_norm`        the arguments of a normalization
+Derivatives
+    `refusing_derivatives`   an identity through which none is taken, with the sentence that says so
 Sharding
     `varying_axes`, `varying_over`, `varying_alike`   types inside `jax.shard_map`, where the operands of a custom call
                         must differ over the same mesh axes
@@ -41,6 +43,7 @@ from octavo_jax.arrays.varying import varying_alike, varying_axes, varying_over
 from octavo_jax.dispatch.device import device_kind
 from octavo_jax.functions.activations import check_activation, features
 from octavo_jax.functions.composed import BoundFused, Extras
+from octavo_jax.functions.derivatives import refusing_derivatives
 from octavo_jax.functions.norms import check_norm
 from octavo_jax.scaling.seeds import random_key, seed_words
 
@@ -62,6 +65,7 @@ __all__ = [
     "features",
     "one_group",
     "random_key",
+    "refusing_derivatives",
     "seed_words",
     "varying_alike",
     "varying_axes",

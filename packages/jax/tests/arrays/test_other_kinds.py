@@ -177,12 +177,12 @@ def test_arrays_of_numpy_are_taken(draw: Callable[..., jax.Array], experts: Argu
     x, router = draw(T, K), draw(K, E)
 
     def block(*given: Any, k: Any) -> Any:
-        x, router, wi, wo = given
+        x, router, logits, wi, wo = given
         how: Arguments = {**experts, "wi": wi, "wo": wo}
-        routing = MOE.route(x @ router, k)
+        routing = MOE.route(logits, k)
         rows = MOE.permute(x, routing)
         return MOE.moe_mlp(x, router, **how, k=k)[0], MOE.routed_mlp(x, routing, **how), MOE.combine(rows, routing)
 
-    arrays = x, router, experts["wi"], experts["wo"]
+    arrays = x, router, x @ router, experts["wi"], experts["wo"]
     ours, theirs = block(*arrays, k=1), block(*map(np.asarray, arrays), k=np.int64(1))
-    assert all(np.allclose(a, b, rtol=1e-5) for a, b in zip(ours, theirs, strict=True))
+    assert all(jnp.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
 
 import jax
 from jax import Array
 
 from octavo import GroupedTensorSpec
 from octavo.recipe_base import Gemm
-from octavo_jax.plugin_api import GroupedTensor, check_out, check_sizes
+from octavo_jax.plugin_api import GroupedTensor, check_out, check_sizes, refusing_derivatives
 from octavo_jax_native.ffi.custom_call import group_plan
 from octavo_jax_native.ffi.gemm import GemmCall
 from octavo_jax_native.gemm.operands import Arrays, GemmOperand, Wanted, call_of, checked_bias, checked_out, planes_of
@@ -108,18 +107,10 @@ def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays],
     return run
 
 
-@jax.custom_jvp
-def _underived(operand: Array) -> Array:
-    """`operand`; TypeError where a derivative is taken through it, as in a second derivative of a layer."""
-    return operand
-
-
-@_underived.defjvp
-def _refused(*_: Any) -> NoReturn:
-    raise TypeError(
-        "a GEMM of jax-native was differentiated, and a call of a kernel has no derivative: differentiate layers once, "
-        "in reverse, or give a linear layer of high precision backend='jax-reference'"
-    )
+_underived = refusing_derivatives(
+    "a GEMM of jax-native was differentiated, and a call of a kernel has no derivative: differentiate layers once, in "
+    "reverse, or give a linear layer of high precision backend='jax-reference'"
+)
 
 
 def _once(made: Array) -> Array:

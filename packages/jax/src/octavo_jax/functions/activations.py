@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NoReturn, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,23 +13,17 @@ from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.functions.activation_formulas import activated, activated_gradient, probs_gradient
+from octavo_jax.functions.derivatives import refusing_derivatives
 from octavo_registry.contract.cards import GATED, Activation
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 
-@jax.custom_jvp
-def _once(x: Array) -> Array:
-    """x; TypeError where a derivative is taken through it: corrections of roundings have none, and would be lost."""
-    return x
-
-
-@_once.defjvp
-def _refused(*_: Any) -> NoReturn:
-    raise TypeError(
-        "the gradient of an activation of octavo was differentiated, alone or in an MLP, and it has no derivative: "
-        "differentiate once, in reverse, or take an activation of jax.nn"
-    )
+# corrections of roundings have no derivative, and would be lost
+_once = refusing_derivatives(
+    "the gradient of an activation of octavo was differentiated, alone or in an MLP, and it has no derivative: "
+    "differentiate once, in reverse, or take an activation of jax.nn"
+)
 
 
 # Barriers keep a compiler from fusing these with their neighbours, which would change last bits from one program to

@@ -128,9 +128,10 @@ def check_routing(routing: object) -> None:
 
 
 def check_mask(mask: Array | None, tokens: int) -> None:
-    if mask is not None:
-        check_arrays(mask=mask)
-    if mask is not None and (mask.shape != (tokens,) or mask.dtype != jnp.bool_):
+    if mask is None:
+        return
+    check_arrays(mask=mask)
+    if mask.shape != (tokens,) or mask.dtype != jnp.bool_:
         raise ValueError(
             f"mask has shape {list(mask.shape)} and dtype {mask.dtype}; give bool [{tokens}], False for tokens that "
             "are left out"
