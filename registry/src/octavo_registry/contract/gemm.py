@@ -115,10 +115,16 @@ class BoundDgrad(Bound[Dgrad[A, Operand_contra]], Generic[A, Operand_contra]):
 class BoundWgrad(Bound[Wgrad[A, Operand_contra]], Generic[A, Operand_contra]):
     """The answer to a request for "wgrad".
 
-    limited  as `BoundFprop` has it
+    limited      as `BoundFprop` has it
+    interleaved  gets the rows of a block, a divisor of F and less than it, and answers for weights whose gate and up
+                 rows take turns in such blocks. Of the answer `run` and `limited` write the rows of dw, and of `out`,
+                 in turns, and add to them there; the bits are those of the two halves' dw, and dy's columns are in two
+                 halves, the gate first. It answers None for blocks that are not served. No function: the front end
+                 joins the halves
     """
 
     limited: Callable[[int], Wgrad[A, Operand_contra]] | None = field(default=None, kw_only=True)
+    interleaved: Callable[[int], BoundWgrad[A, Operand_contra] | None] | None = field(default=None, kw_only=True)
 
 
 AnyBoundFprop = BoundFprop[Any, Any]

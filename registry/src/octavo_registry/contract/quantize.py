@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol
 from octavo.quantizer import Direction, Operand
 from octavo_registry.contract.arrays import A, A_co, A_contra, GroupOffset, GroupSizes, Q, Q_co, Q_contra
 from octavo_registry.contract.bound import Bound
+from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.request import QuantizeRequest
 
 
@@ -133,6 +134,23 @@ class RoundFirst(Protocol[A, Q]):
         """
 
 
+class Interleaved(Protocol[A, Q]):
+    """Answers for weights whose gate and up rows take turns, quantized where they lie."""
+
+    def __call__(self, block: int, weight: Weight, /) -> BoundQuantize[A, Q] | None:
+        """The same quantizer of such matrices, in the planes and layouts of the request; None: not served.
+
+        block   rows that stay together, a divisor of F: `block` rows of the gate, `block` of the up projection, and so
+                on; less than F
+        weight  which axis of a matrix has the 2 F rows: the first where it is "nk", [G, 2 F, K], the last where it is
+                "kn", [G, K, 2 F]
+
+        Of the answer `run`, and where it has them `with_amax` and `into`, take the matrices as they lie. Codes, scales
+        and amax are bit for bit those of the two halves, the gate first, as if the rows had been moved in front;
+        random bits are those of the places in the halves. Its other parts are not asked for.
+        """
+
+
 class UpdateScales(Protocol[A_contra]):
     """Ends a step of delayed scaling in place, as `octavo_numerics.update_delayed` does for each operand."""
 
@@ -169,6 +187,8 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
     of_tokens      quantizes the rows of a router's choices from the tokens; None: the front end permutes them first
     of_mxfp4       quantizes weights from MXFP4 bytes; None: the front end makes values of them first
     round_first    quantizes weights that are rounded to MXFP4 first; None: the front end rounds by its own operations
+    interleaved    quantizes weights whose gate and up rows take turns where they lie; None: the front end takes halves
+                   apart first
     """
 
     with_amax: QuantizeWithAmax[A, Q] | None = field(default=None, kw_only=True)
@@ -179,6 +199,7 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
     of_tokens: QuantizeTokens[A, Q] | None = field(default=None, kw_only=True)
     of_mxfp4: QuantizeMXFP4[A, Q] | None = field(default=None, kw_only=True)
     round_first: RoundFirst[A, Q] | None = field(default=None, kw_only=True)
+    interleaved: Interleaved[A, Q] | None = field(default=None, kw_only=True)
 
 
 AnyBoundQuantize = BoundQuantize[Any, Any]
