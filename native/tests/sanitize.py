@@ -49,6 +49,7 @@ PARTS: dict[str, Callable[[Comparison], None]] = {
     "indexed": quantized.indexed,
     "unchanged": quantized.unchanged,
     "stacks": quantized.stacks,
+    "interleaved": quantized.interleaved,
     "packed": quantized.packed,
     "rounded": quantized.rounded,
     "prologues": fused.prologues,

@@ -44,6 +44,9 @@ struct GemmSpec {
   bool left_square = false;        // wgrad of x on the left, with block scaling: x in square blocks
   bool left_values = false;        // MXFP8 and NVFP4: `left` is a plane of Layout::values
   bool right_values = false;       // likewise
+  // Of wgrad: two halves of dw's rows, which are the left operand's columns, or of its columns, which are the right
+  // one's, take turns in `out` in blocks of so many; 0: none do. One of the two. Every sum has the bits of the halves.
+  int64_t left_interleave = 0, right_interleave = 0;
 };
 
 struct GemmArgs {

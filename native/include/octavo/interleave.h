@@ -20,6 +20,12 @@ struct InterleaveArgs {
   OCTAVO_HD int64_t half() const { return blocks * block_bytes; }
 };
 
+// Where element `at` of two halves stands in the turns: the first half's `block` elements, the second's, and so on.
+OCTAVO_HD int64_t turn_of(int64_t at, int64_t half, int64_t block) {
+  const int64_t second = at >= half, local = second ? at - half : at, number = local / block;
+  return (2 * number + second) * block + (local - number * block);
+}
+
 Error check_interleave(const InterleaveArgs& args);
 Error interleave_halves_cpu(const InterleaveArgs& args, int threads);
 Error interleave_halves_cuda(const InterleaveArgs& args, void* stream);

@@ -59,6 +59,11 @@ struct Input {
   // Not null: stacked matrices of MXFP4 (octavo/dequantize.h), of which `data` are the codes, two per byte, and these
   // the scales, [rows][cols / 32]; dtype is bf16, which holds their values. CUDA, E4M3 codes in square blocks of 128.
   const uint8_t* mxfp4_scales = nullptr;
+  // Not 0: stacked matrices whose columns, or whose rows, are two halves that take turns in the array in blocks of so
+  // many. What is quantized are the halves, the first one first. Without a prologue; one of the two.
+  int64_t interleaved_cols = 0, interleaved_rows = 0;
+
+  bool is_interleaved() const { return interleaved_cols || interleaved_rows; }
 };
 
 enum class PrologueKind : int32_t { none = 0, activation = 1, activation_grad = 2, norm = 3 };

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t CUDA_BYTES = 16, CUDA_SIDE = 16;
 constexpr int64_t MAX_GROUP_STRIDE = int64_t{1} << 44;  // 65 536 of them still fit an address
+constexpr int64_t MOST_INTERLEAVE_CUDA = 32;             // rows or columns in turns: 64 of them are in every tile
 
 bool group_scales(Scaling scaling) { return scaling == Scaling::delayed || scaling == Scaling::current; }
 
@@ -79,6 +80,31 @@ Error check_sides(const GemmArgs& args, bool cuda) {
   if (cuda && (args.n % CUDA_SIDE != 0 || args.k % CUDA_SIDE != 0)) {
     return unsupported(
         "n or k is not a multiple of 16, as the CUDA kernels need; pad the layer's weights, or choose another backend");
+  }
+  return {};
+}
+
+// Halves of dw's rows or columns that take turns.
+Error check_interleaved(const GemmArgs& args, bool cuda) {
+  const GemmSpec& spec = args.spec;
+  const int64_t left = spec.left_interleave, right = spec.right_interleave;
+  if (left == 0 && right == 0) return {};
+  if (left < 0 || right < 0 || (left && right)) {
+    return invalid(
+        "left_interleave or right_interleave is negative, or both are given; give one of them, 1 or more, or 0");
+  }
+  if (spec.gemm != Gemm::wgrad || !spec.quantized) {
+    return invalid(
+        "left_interleave or right_interleave was given, and they are for wgrad of quantized operands; leave both 0");
+  }
+  const int64_t side = left ? args.n : args.k, block = left + right;
+  if (side % 2 || side / 2 % block) {
+    return invalid("left_interleave does not divide half of n, or right_interleave half of k; give a divisor of half");
+  }
+  if (cuda && MOST_INTERLEAVE_CUDA % block) {
+    return unsupported(
+        "left_interleave or right_interleave is no divisor of 32, as the CUDA kernels need; give the product in halves "
+        "and interleave it");
   }
   return {};
 }
@@ -210,6 +236,7 @@ Error check_gemm(const GemmArgs& given, bool cuda) {
   if (const Error error = check_names(given.spec)) return error;
   if (const Error error = check_options(given.spec, cuda)) return error;
   if (const Error error = check_sides(given, cuda)) return error;
+  if (const Error error = check_interleaved(given, cuda)) return error;
   const GemmArgs args = with_strides(given);
   if (const Error error = check_strides(args)) return error;
   if (args.rows > 0) {

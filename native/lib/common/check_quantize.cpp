@@ -98,6 +98,22 @@ Error check_index(const QuantizeArgs& args) {
   return {};
 }
 
+// Halves of columns or of rows that take turns in the array.
+Error check_interleaved(const QuantizeArgs& args) {
+  const Input& input = args.input;
+  if (!input.is_interleaved()) return {};
+  if (input.interleaved_cols < 0 || input.interleaved_rows < 0 || (input.interleaved_cols && input.interleaved_rows))
+    return invalid("interleaved_cols or interleaved_rows is negative, or both are given; give one of them, 1 or more");
+  if (input.matrix_rows == 0)
+    return invalid("interleaved_cols or interleaved_rows was given with ragged rows; they are for stacked matrices");
+  if (args.prologue.kind != PrologueKind::none || input.mxfp4_scales != nullptr)
+    return invalid("interleaved_cols or interleaved_rows was given with a prologue or mxfp4_scales; leave them 0");
+  const int64_t length = input.interleaved_cols ? input.cols : input.matrix_rows;
+  if (length % 2 || length / 2 % (input.interleaved_cols + input.interleaved_rows))
+    return invalid("interleaved_cols or interleaved_rows does not divide half of them; give a divisor of half");
+  return {};
+}
+
 Error check_rounded(const QuantizeArgs& args) {
   const Input& input = args.input;
   if (!args.spec.mxfp4) return {};
@@ -193,6 +209,7 @@ Error check_quantize(const QuantizeArgs& args) {
   if (const Error error = check_input(args.input)) return error;
   if (const Error error = check_prologue(args)) return error;
   if (const Error error = check_index(args)) return error;
+  if (const Error error = check_interleaved(args)) return error;
   if (const Error error = check_rounded(args)) return error;
   if (const Error error = check_packed(args)) return error;
   const int64_t elements = args.input.rows * output_cols(args);

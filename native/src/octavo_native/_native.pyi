@@ -100,6 +100,10 @@ class InputArgs:
     With `index` int64 [rows], x is [count, cols] and row i is its row index[i] // each; zeros where
     index[i] is outside 0 to count * each - 1. With `mxfp4_scales` uint8 [rows, cols / 32], matrices x are MXFP4's
     codes, two per byte, and dtype is bfloat16: for CUDA, and E4M3 codes in square blocks of 128.
+
+    interleaved_cols, interleaved_rows: columns of matrices, or their rows, are two halves that take turns in x in
+    blocks of so many; what is quantized are the halves. For CUDA: bfloat16, aligned to 16 bytes; delayed and
+    current scaling and square blocks of 128; blocks of 1 or of a multiple of 8, in halves of a multiple of 8.
     """
 
     def __init__(
@@ -117,6 +121,8 @@ class InputArgs:
         each: int = 1,
         count: int = 0,
         mxfp4_scales: int = 0,
+        interleaved_cols: int = 0,
+        interleaved_rows: int = 0,
     ) -> None: ...
 
 class PlaneArgs:
@@ -297,6 +303,9 @@ class Gemm:
     Immutable. Unquantized operands are arrays of `dtype`, x [M, K], dy [M, N], w [G, N, K];
     quantized ones the codes and scales of the plane that the GEMM reads, in the native layout
     (octavo_native.layouts), or with left_values, right_values its values and no scales.
+    left_interleave, right_interleave: of wgrad of quantized operands, two halves of dw's rows
+    or of its columns take turns in blocks of so many, with the bits of the halves; for CUDA a
+    divisor of 32.
     Arrays are addresses, 0 where there is none; with cuda=True they are on the current
     device, work is put on `stream`, and nothing waits or allocates. ValueError says what of
     the arguments does not fit; RuntimeError is CUDA's own.
@@ -319,6 +328,8 @@ class Gemm:
         left_square: bool = False,
         left_values: bool = False,
         right_values: bool = False,
+        left_interleave: int = 0,
+        right_interleave: int = 0,
     ) -> None: ...
     def workspace_bytes(self, *, cuda: bool, rows: int, n: int, k: int, groups: int, tile: int = -1) -> int:
         """

@@ -91,6 +91,8 @@ def gemm_named(
     left_square: bool = False,
     left_values: bool = False,
     right_values: bool = False,
+    left_interleave: int = 0,
+    right_interleave: int = 0,
 ) -> Gemm:
     """The GEMM of these names, the same object for the same ones.
 
@@ -113,6 +115,8 @@ def gemm_named(
         left_square=left_square,
         left_values=left_values,
         right_values=right_values,
+        left_interleave=left_interleave,
+        right_interleave=right_interleave,
     )
 
 

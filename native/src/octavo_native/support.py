@@ -169,6 +169,27 @@ def rounding_refusal(axis: str | None, dtype: str) -> str | None:
     return None
 
 
+def interleaving_refusal(block: int, dtype: str, scaling: str, *, cuda: bool, square: bool, mxfp4: bool) -> str | None:
+    """Why a quantizer does not take weights whose gate and up rows take turns in blocks of `block`, or None.
+
+    Halves of a multiple of 8, aligned to 16 bytes, which the GEMMs ask for, too.
+    """
+    if not cuda:
+        return None
+    if dtype != "bfloat16" or mxfp4 or not (scaling in ("delayed", "current") or (scaling == "block" and square)):
+        return "takes turns apart in delayed and current scaling and square blocks of bfloat16; give the halves"
+    if block != 1 and block % 8:
+        return f"the rows of a block are {block}, and it takes apart blocks of 1 or of a multiple of 8; give the halves"
+    return None
+
+
+def joining_refusal(block: int, *, cuda: bool) -> str | None:
+    """Why wgrad of quantized operands does not write gate and up rows in turns of `block`, or None."""
+    if cuda and 32 % block:
+        return f"the rows of a block are {block}, and its cuda wgrad writes turns of a divisor of 32; join the halves"
+    return None
+
+
 def step_refusal(code_format: str, columns: int | None, *, square: bool, mxfp4: bool) -> str | None:
     """Why the kernel of an optimizer's step does not write codes of this quantizer of blocks, or None.
 

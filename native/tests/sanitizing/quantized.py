@@ -111,6 +111,20 @@ def stacks(check: Comparison) -> None:
         _quantized(check, {**spec, "operand": "w"}, shape, tuple(DTYPES)[number % 3], planes, Extras(), number)
 
 
+def interleaved(check: Comparison) -> None:
+    """Matrices whose columns or rows take turns: specs that CUDA serves, and a few MB in one launch and in two."""
+    served = [spec for spec in SPECS if spec["scaling"] in ("delayed", "current")]
+    served += [{"scaling": "block", "format": name, "square": True} for name in ("e4m3", "e5m2")]
+    axes = ("interleaved_cols", "interleaved_rows")
+    for number, (spec, axis, block) in enumerate(itertools.product(served, axes, (1, 8, 24))):
+        large = spec["scaling"] == "current" and block == 1
+        shape = Shape((0,) * (40 if large else 3), 1056 if large else 288, matrix_rows=(432, 240, 144)[number % 3])
+        which = 3 if large else number % 3 + 1
+        planes = {name: NATIVE_LAYOUT[name] for bit, name in enumerate(DIRECTIONS) if which >> bit & 1}
+        extras = Extras(wanted=() if spec["scaling"] == "block" else ("amax",), source={axis: block})
+        _quantized(check, {**spec, "operand": "w"}, shape, "bfloat16", planes, extras, 0)
+
+
 def packed(check: Comparison) -> None:
     """Matrices of MXFP4 quantized from their bytes, beside the CPU's codes of their values."""
     spec = {"scaling": "block", "format": "e4m3", "square": True}

@@ -40,6 +40,15 @@ DIRECTIONS = {
 }
 
 
+def interleaved() -> list[dict[str, Any]]:
+    """wgrad whose rows or columns take turns: every way in which scales and operands are read."""
+    ways: list[dict[str, Any]] = [{"scaling": name} for name in ("delayed", "current", "row", "block", "mxfp8")]
+    ways += [{"scaling": "nvfp4", **FOUR}, {"scaling": "nvfp4", **FOUR, "hadamard": True}]
+    ways += [{"scaling": "block", side: True} for side in ("left_square", "right_square")]
+    sides = ("left_interleave", "right_interleave")
+    return [{"gemm": "wgrad", **way, side: block} for way in ways for side, block in zip(sides, (1, 8), strict=True)]
+
+
 def kinds() -> list[dict[str, Any]]:
     """Arguments of `gemm_named`: every scaling and format, square weights, Hadamard data, dtypes, results, options."""
     made: list[dict[str, Any]] = []
@@ -56,6 +65,7 @@ def kinds() -> list[dict[str, Any]]:
         if gemm == "wgrad":
             made.append({"gemm": gemm, "scaling": "nvfp4", **FOUR, "hadamard": True})
             made += [{"gemm": gemm, "scaling": "block", side: True} for side in ("left_square", "right_square")]
+            made += interleaved()
         else:
             made.append({"gemm": gemm, "scaling": "nvfp4", **FOUR, "right_square": True})
             made.append({"gemm": gemm, "scaling": "block", "right_square": True})

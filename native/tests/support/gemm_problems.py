@@ -77,6 +77,8 @@ class Case:
     out_dtype: str = "bfloat16"
     accumulate: bool = False
     fast_accumulation: bool = False
+    left_interleave: int = 0
+    right_interleave: int = 0
 
     def __str__(self) -> str:
         kind = self.dtype if self.scaling is None else f"{self.scaling}-{self.left_format}-{self.right_format}"

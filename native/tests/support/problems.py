@@ -215,7 +215,7 @@ def quantizer(spec: dict[str, Any]) -> Any:
 class Extras:
     """Outputs besides the planes, and the prologue with its operands (moved to the place of the call).
 
-    source   `each` and `count`, where `index` is among the tensors
+    source   `each` and `count`, where `index` is among the tensors; `interleaved_cols` or `interleaved_rows`
     """
 
     prologue: dict[str, int] = field(default_factory=dict)

@@ -19,6 +19,8 @@ _INPUT = (
     "each",
     "count",
     "mxfp4_scales",
+    "interleaved_cols",
+    "interleaved_rows",
 )
 _PLANE = ("codes", "scales", "global", "layout")
 _PROLOGUE = (

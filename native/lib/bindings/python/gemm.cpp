@@ -20,7 +20,7 @@ class GroupedGemm {
  public:
   GroupedGemm(int gemm, bool quantized, int dtype, int scaling, int left_format, int right_format, bool right_square,
               bool hadamard, int out_dtype, bool accumulate, bool fast_accumulation, bool left_square, bool left_values,
-              bool right_values)
+              bool right_values, int64_t left_interleave, int64_t right_interleave)
       : spec_{enum_of(gemm, Gemm::wgrad, "gemm"),
               quantized,
               enum_of(dtype, DType::bf16, "dtype"),
@@ -34,7 +34,9 @@ class GroupedGemm {
               fast_accumulation,
               left_square,
               left_values,
-              right_values} {}
+              right_values,
+              left_interleave,
+              right_interleave} {}
 
   size_t workspace_bytes(bool cuda, int64_t rows, int64_t n, int64_t k, int64_t groups, int tile) const {
     GemmArgs args = anywhere(rows, n, k, groups);
@@ -135,13 +137,17 @@ void bind_gemm(nb::module_& m) {
                           "Immutable. Unquantized operands are arrays of `dtype`, x [M, K], dy [M, N], w [G, N, K];\n"
                           "quantized ones the codes and scales of the plane that the GEMM reads, in the native layout\n"
                           "(octavo_native.layouts), or with left_values, right_values its values and no scales.\n"
+                          "left_interleave, right_interleave: of wgrad of quantized operands, two halves of dw's rows\n"
+                          "or of its columns take turns in blocks of so many, with the bits of the halves; for CUDA a\n"
+                          "divisor of 32.\n"
                           "Arrays are addresses, 0 where there is none; with cuda=True they are on the current\n"
                           "device, work is put on `stream`, and nothing waits or allocates. ValueError says what of\n"
                           "the arguments does not fit; RuntimeError is CUDA's own.")
-      .def(nb::init<int, bool, int, int, int, int, bool, bool, int, bool, bool, bool, bool, bool>(), nb::kw_only(),
+      .def(nb::init<int, bool, int, int, int, int, bool, bool, int, bool, bool, bool, bool, bool, int64_t, int64_t>(), nb::kw_only(),
            "gemm"_a, "quantized"_a, "dtype"_a = 2, "scaling"_a = 0, "left_format"_a = 0, "right_format"_a = 0,
            "right_square"_a = false, "hadamard"_a = false, "out_dtype"_a = 2, "accumulate"_a = false,
-           "fast_accumulation"_a = false, "left_square"_a = false, "left_values"_a = false, "right_values"_a = false)
+           "fast_accumulation"_a = false, "left_square"_a = false, "left_values"_a = false, "right_values"_a = false,
+           "left_interleave"_a = 0, "right_interleave"_a = 0)
       .def("workspace_bytes", &GroupedGemm::workspace_bytes, nb::kw_only(), "cuda"_a, "rows"_a, "n"_a, "k"_a,
            "groups"_a, "tile"_a = -1,
            "Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.")

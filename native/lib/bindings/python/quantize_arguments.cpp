@@ -11,7 +11,8 @@ namespace octavo::bindings {
 namespace {
 
 void make_input(Input* self, Address x, int dtype, int64_t rows, int64_t cols, int64_t row_stride, int64_t groups,
-                int64_t matrix_rows, Address plan, Address index, int64_t each, int64_t count, Address mxfp4_scales) {
+                int64_t matrix_rows, Address plan, Address index, int64_t each, int64_t count, Address mxfp4_scales,
+                int64_t interleaved_cols, int64_t interleaved_rows) {
   new (self) Input{pointer<const void>(x),
                    enum_of(dtype, DType::bf16, "dtype"),
                    rows,
@@ -21,7 +22,9 @@ void make_input(Input* self, Address x, int dtype, int64_t rows, int64_t cols, i
                    matrix_rows,
                    pointer<const int64_t>(plan),
                    {pointer<const int64_t>(index), each, count},
-                   pointer<const uint8_t>(mxfp4_scales)};
+                   pointer<const uint8_t>(mxfp4_scales),
+                   interleaved_cols,
+                   interleaved_rows};
 }
 
 void make_plane(Plane* self, Address codes, Address scales, Address global, int layout) {
@@ -57,9 +60,13 @@ void bind_quantize_arguments(nb::module_& m) {
       "Ragged rows need a plan; with matrix_rows N, x is `groups` matrices [N, cols], rows = groups * N.\n"
       "With `index` int64 [rows], x is [count, cols] and row i is its row index[i] // each; zeros where\n"
       "index[i] is outside 0 to count * each - 1. With `mxfp4_scales` uint8 [rows, cols / 32], matrices x are MXFP4's\n"
-      "codes, two per byte, and dtype is bfloat16: for CUDA, and E4M3 codes in square blocks of 128.")
+      "codes, two per byte, and dtype is bfloat16: for CUDA, and E4M3 codes in square blocks of 128.\n\n"
+      "interleaved_cols, interleaved_rows: columns of matrices, or their rows, are two halves that take turns in x in\n"
+      "blocks of so many; what is quantized are the halves. For CUDA: bfloat16, aligned to 16 bytes; delayed and\n"
+      "current scaling and square blocks of 128; blocks of 1 or of a multiple of 8, in halves of a multiple of 8.")
       .def("__init__", &make_input, nb::kw_only(), "x"_a, "dtype"_a, "rows"_a, "cols"_a, "row_stride"_a, "groups"_a,
-           "matrix_rows"_a = 0, "plan"_a = 0, "index"_a = 0, "each"_a = 1, "count"_a = 0, "mxfp4_scales"_a = 0);
+           "matrix_rows"_a = 0, "plan"_a = 0, "index"_a = 0, "each"_a = 1, "count"_a = 0, "mxfp4_scales"_a = 0,
+           "interleaved_cols"_a = 0, "interleaved_rows"_a = 0);
   nb::class_<Plane>(
       m, "PlaneArgs", nb::is_final(),
       "The arrays of one plane, in a layout of LAYOUTS. global_: nvfp4's second-level factors [groups].\n\n"

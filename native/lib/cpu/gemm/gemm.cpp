@@ -7,6 +7,7 @@
 
 #include "common/gemm_strides.h"
 #include "cpu/loops/threads.h"
+#include "octavo/interleave.h"
 #include "side.h"
 
 namespace octavo {
@@ -146,6 +147,32 @@ class GroupedGemm {
     return static_cast<uint8_t*>(args_.out) + element * dtype_bytes(spec_.out_dtype);
   }
 
+  // The row of dw where one of the left operand's columns stands.
+  int64_t row_of(int64_t row) const {
+    return spec_.left_interleave ? turn_of(row, args_.n / 2, spec_.left_interleave) : row;
+  }
+
+  // Calls `body(element of the array, column of the tile, count)` for neighbours in a row of dw, of columns that take
+  // turns.
+  template <class Body>
+  void each_turn(const Tile& tile, const Body& body) const {
+    const int64_t half = args_.k / 2, block = spec_.right_interleave;
+    for (int64_t c = 0; c < tile.cols;) {
+      const int64_t col = tile.col + c, run = std::min(block - col % half % block, tile.cols - c);
+      body(turn_of(col, half, block), c, run);
+      c += run;
+    }
+  }
+
+  void store_turns(const Tile& tile, float* sums, uint8_t* out, float* other) const {
+    const int dtype = static_cast<int>(spec_.out_dtype), bytes = dtype_bytes(spec_.out_dtype);
+    if (spec_.accumulate) {
+      each_turn(tile, [&](int64_t at, int64_t c, int64_t run) { loops_.load(dtype, out + at * bytes, other + c, run); });
+      loops_.add(other, tile.cols, sums);
+    }
+    each_turn(tile, [&](int64_t at, int64_t c, int64_t run) { loops_.store(dtype, sums + c, out + at * bytes, run); });
+  }
+
   void store(const Tile& tile, Scratch& scratch) const {
     const int dtype = static_cast<int>(spec_.out_dtype);
     float* other = scratch.buffers.values;  // of a row: the bias, or what is accumulated
@@ -156,7 +183,11 @@ class GroupedGemm {
     }
     for (int64_t r = 0; r < tile.rows; ++r) {
       float* sums = scratch.sums + r * TILE_COLS;
-      uint8_t* out = out_at(weights() ? tile.group : 0, tile.row + r, tile.col);
+      if (spec_.right_interleave) {
+        store_turns(tile, sums, out_at(tile.group, tile.row + r, 0), other);
+        continue;
+      }
+      uint8_t* out = out_at(weights() ? tile.group : 0, weights() ? row_of(tile.row + r) : tile.row + r, tile.col);
       if (args_.bias != nullptr) {
         const float scale = args_.bias_scales ? args_.bias_scales[tile.row + r] : 1.0f;
         for (int64_t c = 0; c < tile.cols; ++c) sums[c] += scale * other[c];

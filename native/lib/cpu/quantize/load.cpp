@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "job.h"
+#include "octavo/interleave.h"
 
 namespace octavo::cpu {
 
@@ -10,9 +11,25 @@ namespace {
 // The row of the input where the operand's row `row` stands; -1: nowhere, it is zeros.
 int64_t row_of(const Input& input, int64_t row) {
   const RowIndex& index = input.index;
+  if (input.interleaved_rows) {
+    const int64_t matrix = input.matrix_rows, local = row % matrix;
+    return row - local + turn_of(local, matrix / 2, input.interleaved_rows);
+  }
   if (index.of_rows == nullptr) return row;
   const int64_t choice = index.of_rows[row];
   return choice < 0 || choice >= index.count * index.each ? -1 : choice / index.each;
+}
+
+// A tile's columns of one row, of halves that take turns in it.
+void load_turns(const Job& job, const Tile& tile, const uint8_t* row, float* values) {
+  const Input& input = job.args.input;
+  const int64_t half = input.cols / 2, block = input.interleaved_cols, end = tile.col + tile.cols;
+  for (int64_t col = tile.col; col < end;) {
+    const int64_t run = std::min(block - col % half % block, end - col);  // neighbours in the array
+    job.loops.load(static_cast<int>(input.dtype), row + turn_of(col, half, block) * dtype_bytes(input.dtype),
+                   values + (col - tile.col), run);
+    col += run;
+  }
 }
 
 constexpr int MXFP4_BLOCK = 32;
@@ -70,6 +87,8 @@ void load_tile(const Job& job, const Tile& tile, Scratch& scratch) {
       const int64_t from = row_of(input, row);
       if (from < 0) {
         std::fill(values, values + tile.cols, 0.0f);
+      } else if (input.interleaved_cols) {
+        load_turns(job, tile, data + from * input.row_stride * bytes, values);
       } else {
         job.loops.load(dtype, data + (from * input.row_stride + tile.col) * bytes, values, tile.cols);
       }

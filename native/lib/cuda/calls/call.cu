@@ -84,6 +84,9 @@ class Call {
     const Prologue& prologue = args_.prologue;
     if (args_.input.mxfp4_scales)
       return encode(Packed{static_cast<const uint8_t*>(args_.input.data), args_.input.mxfp4_scales, args_.input.cols});
+    if constexpr (std::is_same_v<T, BF16>) {
+      if (args_.input.is_interleaved()) return quantize_interleaved(Interleaved<T>::of(plain<T>(), args_.input));
+    }
     if constexpr (!std::is_same_v<T, F16>) {
       if (args_.spec.mxfp4 == Direction::columnwise) return encode(RoundedColumns<T>{plain<T>()});
       if (args_.spec.mxfp4) return encode(Rounded<T>{plain<T>()});
@@ -189,12 +192,20 @@ class Call {
     encode(source);
   }
 
-  void quantize_in_turns(const Plain<BF16>& source) const {
+  // The amax of a group does not depend on where its values stand.
+  void quantize_interleaved(const Interleaved<BF16>& source) const {
+    if (route_.turns && panels_) return quantize_in_turns(source);
+    amaxes(source.array, nullptr);
+    encode(source);
+  }
+
+  template <class S>
+  void quantize_in_turns(const S& source) const {
     const bool by_rows = route_.kind == Kind::rows;
     const auto out = [&](const Plane& plane) {
       return !plane.codes ? nullptr : route_.kind == Kind::nvfp4 ? plane.global : static_cast<float*>(plane.scales);
     };
-    TurnArgs<Plain<BF16>> turn{};
+    TurnArgs<S> turn{};
     turn.tile = planes_of(source);
     turn.turns.order = at<uint32_t>(space_.order);
     turn.turns.of_groups = by_rows ? nullptr : at<uint32_t>(space_.of_groups);

@@ -25,6 +25,10 @@ Error quantize_cuda(const QuantizeArgs& args, void* stream) {
     return unsupported(
         "columnwise values of nvfp4 are made of bf16 and f16 whose rows are aligned to 16 bytes, without a prologue or "
         "other outputs, and in square blocks without stochastic rounding; ask for codes in the native layout");
+  if (args.input.is_interleaved() && !cuda::serves_interleaved(args, route))
+    return unsupported(
+        "interleaved_cols and interleaved_rows are for bf16 aligned to 16 bytes, in delayed and current scaling and in "
+        "square blocks of 128, in blocks of 1 or a multiple of 8 and halves of a multiple of 8; give the halves");
   const cuda::Workspace space = cuda::workspace_of(args, route);
   if (space.bytes > args.workspace_bytes)
     return {ErrorCode::workspace_too_small, "workspace is smaller than workspace_bytes says; allocate that many bytes"};

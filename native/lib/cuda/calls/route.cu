@@ -71,6 +71,14 @@ bool stays(const QuantizeArgs& args, const Route& route) {
   return !(swiglu && route.fused);
 }
 
+bool serves_interleaved(const QuantizeArgs& args, const Route& route) {
+  const Input& input = args.input;
+  const bool served = route.kind == Kind::known || (route.kind == Kind::block && args.spec.square && !args.spec.mxfp4);
+  const int64_t half = (input.interleaved_cols ? input.cols : input.matrix_rows) / 2;
+  const int64_t block = input.interleaved_cols + input.interleaved_rows;
+  return served && route.wide && input.dtype == DType::bf16 && half % 8 == 0 && (block == 1 || block % 8 == 0);
+}
+
 bool in_units(const QuantizeArgs& args, const Route& route) {
   return route.wide && args.prologue.kind == PrologueKind::none && args.input.dtype != DType::f32 &&
          !(args.rowwise.codes && args.rowwise.layout == Layout::plain) && !(args.spec.square && args.spec.stochastic) &&

@@ -30,6 +30,9 @@ bool is_swiglu(Activation activation);
 // Whether kernels stay on their multiprocessors for the whole call: those of sources that compute (`is_persistent`).
 bool stays(const QuantizeArgs& args, const Route& route);
 
+// Whether halves that take turns are quantized where they stand (sources.cuh has the axes).
+bool serves_interleaved(const QuantizeArgs& args, const Route& route);
+
 // Whether the kernels of cuda/units serve a call of NVFP4 that asks for column panels.
 bool in_units(const QuantizeArgs& args, const Route& route);
 

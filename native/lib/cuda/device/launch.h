@@ -7,11 +7,13 @@
 
 namespace octavo::cuda {
 
-// Returns and clears the error of the last launch, if any, without waiting for the kernel.
-inline Error launched() {
-  const cudaError_t error = cudaGetLastError();
+// What a call of the runtime returned.
+inline Error failed(cudaError_t error) {
   return error == cudaSuccess ? Error{} : Error{ErrorCode::cuda, cudaGetErrorString(error)};
 }
+
+// Returns and clears the error of the last launch, if any, without waiting for the kernel.
+inline Error launched() { return failed(cudaGetLastError()); }
 
 inline cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
 

@@ -92,6 +92,15 @@ __device__ __forceinline__ void tma_load(const CUtensorMap& map, void* into, uin
       : "memory");
 }
 
+__device__ __forceinline__ void tma_load(const CUtensorMap& map, void* into, uint64_t* barrier, int32_t c0, int32_t c1,
+                                         int32_t c2, int32_t c3, int32_t c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(smem_address(into)),
+      "l"(&map), "r"(smem_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
 // TMA store of a tile from smem, clipped at the tensor's bounds. Belongs to the thread's current bulk group.
 __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* from, int32_t c0, int32_t c1,
                                           int32_t c2) {

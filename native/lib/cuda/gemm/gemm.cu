@@ -13,6 +13,7 @@
 #include "common/gemm_strides.h"
 #include "cuda/device/launch.h"
 #include "cuda/planes/dequantize.h"
+#include "cuda/planes/interleave_scales.h"
 #include "cuda/planes/spread_scales.h"
 #include "kernels.h"
 #include "octavo/dequantize.h"
@@ -35,6 +36,7 @@ struct Side {
   int64_t row_stride;  // elements; rows and matrices
   int64_t rows;        // ragged rows, or rows per matrix
   int64_t panels;
+  int64_t interleave;  // panels whose columns are two halves that are read in turns, in blocks of so many; 0: as they are
 };
 
 bool ragged(OperandWalk walk) {
@@ -66,7 +68,22 @@ Side side_of(const GemmArgs& args, bool left) {
   side.rows = ragged(side.walk) ? args.rows : args.n;
   side.panels =
       panel_bound(ragged(side.walk) ? args.rows : args.groups * args.n, args.groups, ragged(side.walk) ? 0 : args.n);
+  side.interleave = left ? spec.left_interleave : spec.right_interleave;
   return side;
+}
+
+// Panels whose columns are read in turns.
+Error encode_turns(const Side& side, int span, CUtensorMap* map) {
+  const uint64_t cols = side.cols, column = PANEL_ROWS * side.element_bytes, half = cols / 2, each = side.interleave;
+  return encode({side.data,
+                 side.element_bytes,
+                 5,
+                 {PANEL_ROWS, each, 2, half / each, static_cast<uint64_t>(side.panels)},
+                 {column, column * half, column * each, column * cols},
+                 {static_cast<uint32_t>(SWIZZLE_BYTES / side.element_bytes), static_cast<uint32_t>(each), 2,
+                  static_cast<uint32_t>(span / (2 * each)), 1},
+                 true},
+                map);
 }
 
 // TMA tiles of `span` rows (or columns of a panel) and one K-block.
@@ -92,6 +109,7 @@ Error encode_side(const Side& side, const GemmArgs& args, int span, CUtensorMap*
                     map);
     }
     default:
+      if (side.interleave) return encode_turns(side, span, map);
       return encode({side.data,
                      side.element_bytes,
                      3,
@@ -218,11 +236,19 @@ Error set_scales(const GemmArgs& args, const Side& left, const Side& right, cons
 // warps are 1.16 times as fast, with 1 024 they are not.
 bool few_blocks(const GemmArgs& args) { return args.spec.gemm == Gemm::wgrad && args.rows < FEW_ROWS * args.groups; }
 
+// Interleaved columns come in blocks of a power of two.
+int32_t turn_of_side(const Side& side) {
+  int32_t turn = 0;
+  while (int64_t{1} << turn < 2 * side.interleave) ++turn;
+  return turn;
+}
+
 Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cudaStream_t stream) {
   int device = 0, sms = 0;
-  cudaGetDevice(&device);
-  cudaSetDevice(device);  // this thread may have no current context yet, and encoding a tensor map needs one
-  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  if (const Error error = failed(cudaGetDevice(&device))) return error;
+  // this thread may have no current context yet, and encoding a tensor map needs one
+  if (const Error error = failed(cudaSetDevice(device))) return error;
+  if (const Error error = failed(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device))) return error;
   const int number =
       args.tile >= 0 ? args.tile : gemm_tile(args.spec, args.rows, args.n, args.k, args.groups, sms, -1).tile;
   const GemmTile& tile = GEMM_TILES[number];
@@ -238,6 +264,8 @@ Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cud
   params.k_blocks = static_cast<int32_t>(ceil_div(left.cols, SWIZZLE_BYTES / left.element_bytes));
   params.left_walk = left.walk;
   params.right_walk = right.walk;
+  params.left_turn = turn_of_side(left);
+  params.right_turn = turn_of_side(right);
   params.panels_each = right.walk == OperandWalk::stacked ? static_cast<int32_t>(ceil_div(args.n, PANEL_ROWS)) : 0;
   set_epilogue(args, params);
 
@@ -315,14 +343,60 @@ bool copies(const GemmSpec& spec, bool left) {
   return spec.quantized && !multiplies_fp8(spec) && !(left ? spec.left_values : spec.right_values);
 }
 
-size_t workspace_of(const GemmArgs& args, const Side& side, bool left) {
-  return copies(args.spec, left) ? copy_bytes_of(side, args) : 0;
+size_t copied_bytes(const GemmArgs& args, bool left) {
+  return copies(args.spec, left) ? copy_bytes_of(side_of(args, left), args) : 0;
 }
 
 // ---- scales of x's square blocks where x is the left operand, of which kernels read one for each column
 
 int64_t spread_bytes(const GemmArgs& args) {
   return panel_bound(args.rows, args.groups, 0) * round_up(left_cols(args), 4) * 4;
+}
+
+// ---- scales of columns that are read in turns, as the kernels read them: of blocks, and of the result's columns
+
+bool turns_scales(const GemmSpec& spec) {
+  return (spec.left_interleave || spec.right_interleave) &&
+         (spec.scaling == Scaling::block || spec.scaling == Scaling::row);
+}
+
+// Rows of scales, a panel's or a group's, and their floats.
+int64_t scale_rows(const GemmArgs& args) {
+  return args.spec.scaling == Scaling::block ? panel_bound(args.rows, args.groups, 0) : args.groups;
+}
+int64_t scale_pitch(const GemmArgs& args, int64_t cols) {
+  return args.spec.scaling == Scaling::block ? round_up(cols, 4) : cols;
+}
+
+int64_t turned_bytes(const GemmArgs& args) {
+  if (!turns_scales(args.spec)) return 0;
+  return scale_rows(args) * scale_pitch(args, args.spec.left_interleave ? left_cols(args) : right_cols(args)) * 4;
+}
+
+void turn_scales(GemmArgs& args, float* into, cudaStream_t stream) {
+  const GemmSpec& spec = args.spec;
+  GemmOperand& operand = spec.left_interleave ? args.left : args.right;
+  const int64_t cols = spec.left_interleave ? left_cols(args) : right_cols(args);
+  const PlanView plan{args.plan, args.rows, args.groups};
+  interleave_scales(static_cast<const float*>(operand.scales), scale_rows(args), scale_pitch(args, cols), cols,
+                    spec.left_interleave + spec.right_interleave, spec.scaling == Scaling::block ? &plan : nullptr, into,
+                    stream);
+  operand.scales = into;
+}
+
+// Byte offsets into the workspace, of which the left operand's copy comes first.
+struct Workspace {
+  size_t right, spread, turned, bytes;
+};
+
+Workspace workspace_of(const GemmArgs& args) {
+  Workspace space{};
+  space.right = copied_bytes(args, true);
+  space.spread = space.right + copied_bytes(args, false);
+  const int64_t spread = args.spec.left_square ? spread_bytes(args) : 0;
+  space.turned = space.spread + static_cast<size_t>(round_up(spread, COPY_ALIGNMENT));
+  space.bytes = space.turned + static_cast<size_t>(turned_bytes(args));
+  return space;
 }
 
 Error check_workspace(const GemmArgs& args, size_t bytes) {
@@ -340,9 +414,7 @@ Error check_workspace(const GemmArgs& args, size_t bytes) {
 
 size_t gemm_workspace_cuda(const GemmArgs& given) {
   const GemmArgs args = with_strides(given);
-  if (args.spec.left_square) return static_cast<size_t>(cuda::spread_bytes(args));
-  return cuda::workspace_of(args, cuda::side_of(args, true), true) +
-         cuda::workspace_of(args, cuda::side_of(args, false), false);
+  return cuda::workspace_of(args).bytes;
 }
 
 Error gemm_cuda(const GemmArgs& given, void* on) {
@@ -350,25 +422,26 @@ Error gemm_cuda(const GemmArgs& given, void* on) {
   GemmArgs args = with_strides(given);
   const cudaStream_t stream = cuda::stream_of(on);
   cuda::Side left = cuda::side_of(args, true), right = cuda::side_of(args, false);
-  const size_t first = cuda::workspace_of(args, left, true), bytes = first + cuda::workspace_of(args, right, false);
-  if (bytes > 0 && args.rows > 0) {
-    if (const Error error = cuda::check_workspace(args, bytes)) return error;
+  const cuda::Workspace space = cuda::workspace_of(args);
+  if (space.bytes > 0 && args.rows > 0) {
+    if (const Error error = cuda::check_workspace(args, space.bytes)) return error;
     uint8_t* const workspace = static_cast<uint8_t*>(args.workspace);
     if (cuda::copies(args.spec, true)) {
       if (const Error error = cuda::copy_side(args, left, true, workspace, stream)) return error;
       left.data = workspace;
     }
     if (cuda::copies(args.spec, false)) {
-      if (const Error error = cuda::copy_side(args, right, false, workspace + first, stream)) return error;
-      right.data = workspace + first;
+      if (const Error error = cuda::copy_side(args, right, false, workspace + space.right, stream)) return error;
+      right.data = workspace + space.right;
     }
-  }
-  if (args.spec.left_square && args.rows > 0) {
-    if (const Error error = cuda::check_workspace(args, static_cast<size_t>(cuda::spread_bytes(args)))) return error;
-    float* const columns = static_cast<float*>(args.workspace);
-    const PlanView plan{args.plan, args.rows, args.groups};
-    cuda::spread_scales(static_cast<const float*>(args.left.scales), left.cols, left.panels, plan, columns, stream);
-    args.left.scales = columns;
+    if (args.spec.left_square) {
+      float* const columns = reinterpret_cast<float*>(workspace + space.spread);
+      const PlanView plan{args.plan, args.rows, args.groups};
+      cuda::spread_scales(static_cast<const float*>(args.left.scales), left.cols, left.panels, plan, columns, stream);
+      args.left.scales = columns;
+    }
+    if (cuda::turns_scales(args.spec))
+      cuda::turn_scales(args, reinterpret_cast<float*>(workspace + space.turned), stream);
   }
   return cuda::launch_gemm(args, left, right, stream);
 }

@@ -57,8 +57,9 @@ struct GemmConfig {
 
 // TMA loads of one K-block of an operand: ROWS rows of 128 bytes, or TMA tiles of 64 x 64 if it is transposed.
 template <class Config, int ROWS, bool TRANSPOSED>
-__device__ __forceinline__ void load_operand(const CUtensorMap& map, OperandWalk walk, const GemmTileAt& tile,
-                                             int first, int block, uint8_t* into, uint64_t* barrier) {
+__device__ __forceinline__ void load_operand(const CUtensorMap& map, OperandWalk walk, int32_t turn,
+                                             const GemmTileAt& tile, int first, int block, uint8_t* into,
+                                             uint64_t* barrier) {
   const int32_t before = RAGGED_ROWS - tile.rows, end = tile.start + tile.rows;
   if constexpr (TRANSPOSED) {
 #pragma unroll
@@ -76,7 +77,12 @@ __device__ __forceinline__ void load_operand(const CUtensorMap& map, OperandWalk
     tma_load(map, into, barrier, block * Config::K_ELEMENTS, first, tile.group);
   } else {
     constexpr int EACH = PANEL_ROWS / Config::K_ELEMENTS;  // K-blocks per panel
-    tma_load(map, into, barrier, block % EACH * Config::K_ELEMENTS, first, tile.panel + block / EACH);
+    const int32_t k = block % EACH * Config::K_ELEMENTS, panel = tile.panel + block / EACH;
+    if (turn == 0) {
+      tma_load(map, into, barrier, k, first, panel);
+    } else {
+      tma_load(map, into, barrier, k, 0, 0, first >> turn, panel);
+    }
   }
 }
 
@@ -88,13 +94,15 @@ struct BlockLoads {
   GemmPipeline<Config>& pipeline;
 
   __device__ __forceinline__ void left(int block, int stage) const {
-    load_operand<Config, Config::TILE_M, Config::LEFT_TRANSPOSED>(params.left, params.left_walk, tile, tile.m, block,
-                                                                  pipeline.left(stage), pipeline.full_barrier(stage));
+    load_operand<Config, Config::TILE_M, Config::LEFT_TRANSPOSED>(params.left, params.left_walk, params.left_turn, tile,
+                                                                  tile.m, block, pipeline.left(stage),
+                                                                  pipeline.full_barrier(stage));
   }
 
   __device__ __forceinline__ void right(int block, int stage) const {
-    load_operand<Config, Config::TILE_N, Config::RIGHT_TRANSPOSED>(params.right, params.right_walk, tile, tile.n, block,
-                                                                   pipeline.right(stage), pipeline.full_barrier(stage));
+    load_operand<Config, Config::TILE_N, Config::RIGHT_TRANSPOSED>(
+        params.right, params.right_walk, params.right_turn, tile, tile.n, block, pipeline.right(stage),
+        pipeline.full_barrier(stage));
   }
 
   __device__ __forceinline__ void scales(int block, int stage) const {

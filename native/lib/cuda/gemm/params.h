@@ -18,7 +18,8 @@ enum class OperandWalk : int32_t {
   rows_t = 1,      // ragged [M, C], K along M:     the same map, TMA tiles of 64 x 64
   matrices = 2,    // stacked [G, R, C], K along C: {c, row, group}
   matrices_t = 3,  // stacked [G, R, C], K along R: the same order, TMA tiles of 64 x 64
-  panels = 4,      // K-panels [P][D][128] of ragged rows:      {k, column, panel}
+  panels = 4,      // K-panels [P][D][128] of ragged rows:      {k, column, panel}, or in turns
+                   //                                           {k, column in a block, half, block, panel}
   stacked = 5,     // K-panels [P][D][128] of stacked matrices: {k, column, panel}
 };
 
@@ -51,6 +52,9 @@ struct GemmParams {
   int32_t width;     // columns of the result
   int32_t k_blocks;  // where not k_grouped
   OperandWalk left_walk, right_walk;
+  // Panels of an operand whose columns, two halves, are read in turns: log2 of the columns of both halves' blocks; 0:
+  // they are read as they stand.
+  int32_t left_turn, right_turn;
   int32_t panels_each;  // stacked: panels per matrix
   int32_t right_rows;   // columns of the result in a matrix of right_scales; 0: its rows are panels
 

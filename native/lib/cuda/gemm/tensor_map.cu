@@ -30,7 +30,7 @@ Error encode(const TensorMapSpec& spec, CUtensorMap* map) {
   if (encode_tiled == nullptr) {
     return {ErrorCode::cuda, "the CUDA driver has no cuTensorMapEncodeTiled; install a driver of CUDA 12.0 or newer"};
   }
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
   const CUresult result =
       encode_tiled(map, type_of(spec.element_bytes), static_cast<cuuint32_t>(spec.rank), const_cast<void*>(spec.data),
                    spec.dims, spec.strides, spec.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,

@@ -12,10 +12,10 @@ namespace octavo::cuda {
 struct TensorMapSpec {
   const void* data;
   int element_bytes;  // 1, 2 or 4 (fp32)
-  int rank;           // 2 to 4
-  uint64_t dims[4];
-  uint64_t strides[3];  // bytes, of dimensions 1 and up: multiples of 16 less than 2^40
-  uint32_t box[4];      // boxDim of cuTensorMapEncodeTiled: the TMA tile, in elements
+  int rank;           // 2 to 5
+  uint64_t dims[5];
+  uint64_t strides[4];  // bytes, of dimensions 1 and up: multiples of 16 less than 2^40
+  uint32_t box[5];      // boxDim of cuTensorMapEncodeTiled: the TMA tile, in elements
   bool swizzled;        // 128-byte swizzle: the tile's rows are 128 bytes wide
 };
 

@@ -39,6 +39,9 @@ void launch_tiles(const TileArgs<RoundedColumns<T>>& args, const Choice& choice,
 // In block scaling alone.
 void launch_tiles(const TileArgs<JoinedSwigluGrad<BF16>>& args, const Choice& choice, cudaStream_t stream);
 
+// Scales of groups, and square blocks of 128, with wide loads.
+void launch_tiles(const TileArgs<Interleaved<BF16>>& args, const Choice& choice, cudaStream_t stream);
+
 template <class S>
 void launch_amax(const AmaxArgs<S>& args, Amax what, bool wide, cudaStream_t stream);
 

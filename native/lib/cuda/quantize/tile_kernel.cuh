@@ -17,6 +17,7 @@ constexpr int ctas() {
   if (!WIDE || Pack<typename S::Type>::bytes == 4 || S::inputs == 3) return 1;
   if (S::inputs == 2) return HEAVY ? 1 : 2;
   if (makes_halves<S> || joins_halves<S>) return HEAVY ? 1 : 2;
+  if (is_interleaved<S>) return 2;  // twice the bytes are on their way
   constexpr int left = (COLUMNS || keeps_slots<S> ? 3 : 4) - HEAVY - (S::computes ? 1 : 0);
   return left < 1 ? 1 : left;
 }

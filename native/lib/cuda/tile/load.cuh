@@ -55,6 +55,15 @@ __device__ __forceinline__ int64_t row_in(const Source& source, int64_t row) {
   return row;
 }
 
+// Of eight pairs of 16-bit values, the first or the second ones.
+template <class T>
+__device__ __forceinline__ Pack<T> load_of_pairs(const char* from, bool second) {
+  const Pack<T> low = load_pack<T>(from), high = load_pack<T>(from + sizeof(low));
+  const uint32_t halves = second ? 0x7632 : 0x5410;
+  return {{__byte_perm(low.word[0], low.word[1], halves), __byte_perm(low.word[2], low.word[3], halves),
+           __byte_perm(high.word[0], high.word[1], halves), __byte_perm(high.word[2], high.word[3], halves)}};
+}
+
 // Loads straight to registers, all rows before the first is used: fewer loads in flight would not saturate memory.
 // Zeros past the group's end and past the last column.
 template <class Source>
@@ -79,6 +88,16 @@ __device__ __forceinline__ void read(const Source& source, const Tile& tile, Pac
       for (int i = 0; i < 8; ++i) row[i] = i < live ? source.rows_at(tile.first_row() + i) : -1;
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] = row[i] >= 0 ? source.load(row[i], tile.col()) : zeros<T>();
+      return;
+    }
+  }
+  if constexpr (is_interleaved<Source>) {
+    if (source.in_pairs()) {
+      const bool second = tile.col() >= source.half;
+      const char* from = source.address(0, tile.first_row(), tile.col());
+      const int64_t stride = source.row_bytes(0);
+#pragma unroll
+      for (int i = 0; i < 8; ++i, from += stride) values[i] = i < live ? load_of_pairs<T>(from, second) : zeros<T>();
       return;
     }
   }

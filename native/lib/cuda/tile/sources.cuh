@@ -5,6 +5,7 @@
 #include "cuda/device/packs.cuh"
 #include "cuda/device/values.cuh"
 #include "octavo/activations.h"
+#include "octavo/interleave.h"
 #include "octavo/quantize.h"
 #include "slots.cuh"
 
@@ -191,6 +192,38 @@ struct Rounded : Plain<T> {};
 template <class T>
 struct RoundedColumns : Plain<T> {};
 
+// Matrices whose columns, or whose rows, are two halves that take turns in the array. Halves are a multiple of eight,
+// and blocks are one or a multiple of eight: a thread's values along that axis are then of one half, and either every
+// other one of the array or neighbours.
+template <class T>
+struct Interleaved {
+  using Type = T;
+  static constexpr int inputs = 1;
+  static constexpr bool computes = false;
+  static constexpr int kept = 0;
+  Plain<T> array;
+  int64_t half, block;
+  uint32_t matrix_rows;  // 0: columns take turns
+  Divisor by_matrix;
+
+  static Interleaved of(const Plain<T>& array, const Input& input) {
+    const bool cols = input.interleaved_cols > 0;
+    const uint32_t rows = cols ? 0 : static_cast<uint32_t>(input.matrix_rows);
+    return {array, (cols ? input.cols : input.matrix_rows) / 2, input.interleaved_cols + input.interleaved_rows, rows,
+            Divisor::of(rows ? rows : 1)};
+  }
+  // Whether the columns of both halves take turns one by one.
+  __device__ bool in_pairs() const { return block == 1 && !matrix_rows; }
+  __device__ int64_t row_bytes(int) const { return array.row_bytes(0) * (matrix_rows && block == 1 ? 2 : 1); }
+  // Of columns in pairs: of the first pair.
+  __device__ const char* address(int, int64_t row, int64_t col) const {
+    if (in_pairs()) return array.address(0, row, 2 * (col >= half ? col - half : col));
+    if (!matrix_rows) return array.address(0, row, turn_of(col, half, block));
+    const uint32_t local = static_cast<uint32_t>(row) - by_matrix.quotient(static_cast<uint32_t>(row)) * matrix_rows;
+    return array.address(0, row - local + turn_of(local, half, block), col);
+  }
+};
+
 // MXFP4 as bf16, which holds its values: half a byte per element and a scale per 32, loaded straight to registers.
 struct Packed {
   using Type = BF16;
@@ -222,6 +255,9 @@ template <class S>
 constexpr bool is_packed = std::is_same_v<S, Packed>;
 
 template <class S>
+constexpr bool is_interleaved = std::is_same_v<S, Interleaved<typename S::Type>>;
+
+template <class S>
 constexpr bool rounds_columns = std::is_same_v<S, RoundedColumns<typename S::Type>>;
 
 template <class S>
@@ -229,7 +265,8 @@ constexpr bool is_rounded = rounds_columns<S> || std::is_same_v<S, Rounded<typen
 
 // Swiglu, SwigluGrad and JoinedSwigluGrad.
 template <class S>
-constexpr bool keeps_slots = !S::computes && !is_plain<S> && !is_packed<S> && !is_rounded<S>;
+constexpr bool keeps_slots =
+    !S::computes && !is_plain<S> && !is_packed<S> && !is_rounded<S> && !is_interleaved<S>;
 
 template <class S>
 constexpr bool makes_halves = std::is_same_v<S, SwigluGrad<typename S::Type>>;

@@ -54,6 +54,7 @@ __device__ __forceinline__ void finish_rows_and_columns(const TurnArgs<S>& args,
   const bool counts = threadIdx.x == 0 ? args.rows != nullptr : threadIdx.x == 1 && args.columns;
   const bool last = counts && count_down(left);
   const uint32_t lasts = __ballot_sync(~0u, last);
+  __syncwarp();  // what the counting lane has acquired is read by all: a ballot alone orders no memory
   const ScaleOptions& options = args.tile.options;
   const int64_t row = tile.panel.row0, column = tile.panel.group * args.tile.cols + tile.col0;
   if (lasts & 1u) finish_scales_of<F>(args.rows + row, args.row_out + row, tile.panel.rows, options);

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,7 @@ from octavo_registry.contract import (
     OptimizerRequest,
     PlanesRequest,
     QuantizeRequest,
+    Weight,
     gemm_form,
 )
 from octavo_torch.plugin_api import DTYPES, GroupedTensor, status_word
@@ -166,8 +168,19 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     if request.op == "dgrad":
         dgrad = Dgrad(dtype, weight=weight, fast_accumulation=fast)
         return BoundDgrad(dgrad, layouts=layouts, prepare=index_groups, limited=dgrad.limited if cuda else None)
-    wgrad = Wgrad(dtype, weight=weight, fast_accumulation=fast)
-    return BoundWgrad(wgrad, layouts=layouts, prepare=index_groups, limited=wgrad.limited if cuda else None)
+
+    def wgrad(interleave: int = 0) -> BoundWgrad[Tensor, Any] | None:
+        if interleave and support.joining_refusal(interleave, cuda=cuda):
+            return None
+        run = Wgrad(dtype, weight=weight, fast_accumulation=fast, interleave=interleave)
+        return BoundWgrad(
+            run, layouts=layouts, prepare=index_groups, limited=run.limited if cuda else None,
+            interleaved=wgrad if spec.scaling and not interleave else None,
+        )  # fmt: skip
+
+    bound = wgrad()
+    assert bound is not None  # of halves
+    return bound
 
 
 def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTensor]:
@@ -186,8 +199,26 @@ def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTen
         of_tokens=quantizer.of_tokens,
         of_mxfp4=quantizer.of_mxfp4 if request.stacked else None,
         round_first=_round_first,
+        interleaved=partial(_interleaved, request) if request.stacked else None,
         update_scales=update_scales if request.quantizer.scaling == "delayed" else None,
     )
+
+
+def _interleaved(
+    request: QuantizeRequest, block: int, weight: Weight, /
+) -> BoundQuantize[Tensor, GroupedTensor] | None:
+    """Kernels that quantize weights whose gate and up rows take turns; None where the front end gives halves."""
+    from octavo_torch_native.arrays.group_index import index_groups
+    from octavo_torch_native.quantizers.quantizer import Interleaving, Quantizer
+
+    spec = request.quantizer
+    cuda, rounded = request.device == "cuda", spec.mxfp4 is not None
+    how = {"cuda": cuda, "square": spec.square, "mxfp4": rounded}
+    if support.interleaving_refusal(block, request.in_dtype, spec.scaling, **how):
+        return None
+    turns: Interleaving = {"interleaved_rows": block} if weight == "nk" else {"interleaved_cols": block}
+    quantizer = Quantizer(spec, request.layouts, DTYPES[request.in_dtype], **turns)
+    return BoundQuantize(quantizer, prepare=index_groups, with_amax=quantizer.with_amax, into=quantizer.into)
 
 
 def _round_first(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTensor] | None:

@@ -54,18 +54,28 @@ class GroupedGemm:
 
     gemm: ClassVar[Gemm]
 
-    def __init__(self, dtype: DType, *, weight: Weight = "nk", fast_accumulation: bool = False, ctas: int = 0) -> None:
+    def __init__(
+        self,
+        dtype: DType,
+        *,
+        weight: Weight = "nk",
+        fast_accumulation: bool = False,
+        ctas: int = 0,
+        interleave: int = 0,
+    ) -> None:
         form = gemm_form(self.gemm, weight)
         self._weight, self._kernel, self.direction = weight, form.kernel, form.directions
         self.left, self.right = form.operands
         self._name, self._dtype = dtype, DTYPES[dtype]
-        self._fast, self._ctas = fast_accumulation, ctas
+        self._fast, self._ctas, self._interleave = fast_accumulation, ctas, interleave
         self._pairs: Bounded[tuple[int, int, torch.dtype, bool], _OperandPair] = Bounded()
         self._texts: Bounded[tuple[torch.dtype, torch.dtype, bool], str] = Bounded()
 
     def limited(self, ctas: int) -> Self:
         """This GEMM in at most `ctas` CTAs, each of which has a multiprocessor to itself."""
-        return type(self)(self._name, weight=self._weight, fast_accumulation=self._fast, ctas=ctas)
+        return type(self)(
+            self._name, weight=self._weight, fast_accumulation=self._fast, ctas=ctas, interleave=self._interleave
+        )
 
     def _run(
         self,
@@ -118,6 +128,10 @@ class GroupedGemm:
 
     # ---- what is worked out once
 
+    def _with_options(self, spec: GemmSpec) -> GemmSpec:
+        on_left = self._interleave if self.left == "dy" else 0
+        return replace(spec, ctas=self._ctas, left_interleave=on_left, right_interleave=self._interleave - on_left)
+
     def _new_pair(
         self, left: GroupedTensorSpec, right: GroupedTensorSpec, dtype: torch.dtype, accumulate: bool
     ) -> _OperandPair:
@@ -126,7 +140,7 @@ class GroupedGemm:
             self._kernel, left.quantizer, right.quantizer, self._out_name(dtype), self._fast, accumulate
         )
         sides = (*self._sides(left.shape, right.shape, left.groups), left.groups)
-        pair = _OperandPair((left, right), gemm_text(replace(spec, ctas=self._ctas)), sides)
+        pair = _OperandPair((left, right), gemm_text(self._with_options(spec)), sides)
         layouts = [layout_of(spec, way) for spec, way in zip((left, right), self.direction, strict=True)]
         pair.convert_left, pair.convert_right = (layout == PLAIN for layout in layouts)
         pair.left, pair.right = (
@@ -266,7 +280,10 @@ class Dgrad(GroupedGemm):
 
 
 class Wgrad(GroupedGemm):
-    """dw [G, N, K] = dy_g^T x_g over the rows of each group."""
+    """dw [G, N, K] = dy_g^T x_g over the rows of each group.
+
+    With `interleave`, of quantized operands: dy's columns are two halves, and dw's rows take turns in such blocks.
+    """
 
     gemm = "wgrad"
 

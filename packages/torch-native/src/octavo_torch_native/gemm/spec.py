@@ -25,6 +25,8 @@ class GemmSpec:
     accumulate    of wgrad: the product is added to what `out` holds
     *_values      whether an operand comes as values instead of codes (octavo_native.layouts); of mxfp8 and nvfp4
     ctas          most CTAs of the CUDA kernel, each of which has a multiprocessor to itself; 0: one for each
+    *_interleave  of wgrad: of dw's rows, which are the left operand's columns, or of its columns, which are the right
+                  one's, two halves take turns in `out`, and so many stay together; 0: none take turns
     """
 
     gemm: Gemm
@@ -41,6 +43,8 @@ class GemmSpec:
     left_values: bool = False
     right_values: bool = False
     ctas: int = 0
+    left_interleave: int = 0
+    right_interleave: int = 0
 
 
 def quantized_gemm(

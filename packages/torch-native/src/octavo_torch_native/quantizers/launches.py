@@ -118,6 +118,7 @@ class QuantizeLaunch:
         if spec.prologue == "norm":
             self.extras += ["mean", "rstd"] if spec.norm == "layer" else ["rstd"]
         self._native = native_quantizer(quantizer, spec.operand)
+        self._is_interleaved = bool(spec.interleaved_cols or spec.interleaved_rows)
         self._layouts = dict(zip(PREFIX, spec.layouts, strict=True))
         self._shapes: Bounded[tuple[Any, ...], QuantizeShapes] = Bounded()
         directions = quantizer.directions
@@ -230,13 +231,16 @@ class QuantizeLaunch:
             **geometry(shape),
         )
         constants = {"dtype": DTYPE_NUMBERS[dtype], "groups": groups, **geometry(shape)}
+        if self._is_interleaved:
+            constants |= {"interleaved_cols": spec.interleaved_cols, "interleaved_rows": spec.interleaved_rows}
         return QuantizeShapes(make_layout, tuple(outputs), constants, size)
 
     def run(self, shapes: QuantizeShapes, outputs: list[Tensor], inputs: QuantizeInputs) -> None:
         """Write `outputs`, which have these shapes."""
         x, plan, seed, group_offset, scale, dy, probs, gamma, beta, unchanged, order, each, mxfp4, only = inputs
-        # a prologue's kernels need room for its result where rows are not aligned, which no workspace has
-        as_read = as_rows if self.spec.prologue == "none" else aligned_rows
+        # a prologue's kernels need room for its result where rows are not aligned, which no workspace has, and those
+        # of halves that take turns read whole pieces alone
+        as_read = as_rows if self.spec.prologue == "none" and not self._is_interleaved else aligned_rows
         rows, stride = as_read(x)
         addresses = list(map(address, outputs))
         placed: dict[str, int] = {"plan": 0 if plan is None else plan.data_ptr()}

@@ -28,6 +28,13 @@ class Rounding(TypedDict, total=False):
     scale: Tensor | None
 
 
+class Interleaving(TypedDict, total=False):
+    """Columns or rows of matrices that stay together where two halves of them take turns; one of the two."""
+
+    interleaved_cols: int
+    interleaved_rows: int
+
+
 _OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
 
@@ -38,11 +45,16 @@ Inputs = tuple[Tensor, Tensor | None, int, str, Tensor | None, int, Tensor | Non
 class Quantizer:
     """One spec, in the layouts of its request, as octavo_registry.contract.quantize has it.
 
-    Sizes may also be a GroupIndex.
+    Sizes may also be a GroupIndex. With `interleaved` it takes weights whose gate and up rows take turns: the columns,
+    or the rows, of their matrices that stay together.
     """
 
     def __init__(
-        self, spec: QuantizerSpec, layouts: tuple[str, str] = (PLAIN, PLAIN), dtype: torch.dtype = torch.bfloat16
+        self,
+        spec: QuantizerSpec,
+        layouts: tuple[str, str] = (PLAIN, PLAIN),
+        dtype: torch.dtype = torch.bfloat16,
+        **interleaved: Unpack[Interleaving],
     ) -> None:
         self._dtype = dtype
         self._stochastic = spec.stochastic
@@ -54,9 +66,9 @@ class Quantizer:
         self._by_operand: dict[str | None, tuple[str, QuantizeLaunch]] = {}
         self._with_amax: dict[str | None, tuple[str, QuantizeLaunch]] = {}
         for operand in _OPERANDS:
-            text = spec_text(QuantizeSpec(spec, operand, layouts))
+            text = spec_text(QuantizeSpec(spec, operand, layouts, **interleaved))
             self._by_operand[operand] = text, launch_of(text)
-            text = spec_text(QuantizeSpec(spec, operand, layouts, amax=True))
+            text = spec_text(QuantizeSpec(spec, operand, layouts, amax=True, **interleaved))
             self._with_amax[operand] = text, launch_of(text)
         self._by_operand[None] = self._by_operand[spec.role]
         self._with_amax[None] = self._with_amax[spec.role]

@@ -22,12 +22,13 @@ Norm = Literal["rms", "layer"]
 class QuantizeSpec:
     """One kind of launch.
 
-    quantizer    how the planes are quantized; its orientation says which are written
-    operand      part of the random bits' position
-    layouts      of the rowwise and the columnwise plane
-    prologue     what is computed first; activation, norm and epsilon belong to it
-    amax ...     whether the launch also writes the amax of each group, a bf16 dequantized copy, what was quantized, its
-                 column sums by group, and the gradient of the rows' probabilities
+    quantizer      how the planes are quantized; its orientation says which are written
+    operand        part of the random bits' position
+    layouts        of the rowwise and the columnwise plane
+    prologue       what is computed first; activation, norm and epsilon belong to it
+    amax ...       whether the launch also writes the amax of each group, a bf16 dequantized copy, what was quantized,
+                   its column sums by group, and the gradient of the rows' probabilities
+    interleaved_*  columns or rows of matrices, of which two halves take turns, that stay together; 0: none take turns
     """
 
     quantizer: QuantizerSpec
@@ -42,6 +43,8 @@ class QuantizeSpec:
     activated: bool = False
     dbias: bool = False
     dprobs: bool = False
+    interleaved_cols: int = 0
+    interleaved_rows: int = 0
 
     @property
     def halves(self) -> bool:
