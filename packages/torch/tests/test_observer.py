@@ -17,6 +17,7 @@ from octavo import DelayedScaling, Recipe
 from octavo.health import FIELDS
 from octavo_torch.arithmetic.quantize import Noise
 from octavo_torch.arithmetic.stats import operand_stats
+from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.scaling.probe import Probe
 
 SIZES = torch.tensor([90, 0, 70])
@@ -78,6 +79,25 @@ def test_a_step_counts_each_operand_and_changes_no_bit(name: str, rng: object) -
     assert ("octavo/mlp.fc1/dy/expert2/sqnr_db" in numbers) is quantized
     assert "octavo/head/x/expert1/amax" not in numbers  # an expert without rows has no numbers
     assert all(isinstance(value, float) for value in numbers.values())
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["values", "codes"])
+def test_gate_and_up_rows_in_turns_are_counted_as_they_are_quantized(given: bool, rng: object) -> None:
+    """In two halves, which square blocks are of: whoever quantizes the weight, in the call or in front of it."""
+    counted = []
+    w1, w2 = (torch.randn(3, 192, 64) * torch.rand(3, 192, 1).exp2()).bfloat16(), torch.randn(3, 64, 96).bfloat16()
+    for block in (None, 4):
+        layer = ot.GroupedMLP(3, 64, 96, recipe=octavo.recipe("fp8-block"), dtype=torch.bfloat16, interleave=block)
+        with torch.no_grad():
+            layer.weight1.copy_(w1 if block is None else from_halves(w1, block))
+            layer.weight2.copy_(w2)
+        with ot.observe(layer, rows=None) as observer:
+            layer(rows().detach(), SIZES, weights=layer.quantize_weights() if given else None)
+            seen = observer.step()
+        assert seen is not None
+        counted.append(seen.tensors()["fc1"]["w"])
+    for name in FIELDS:
+        assert torch.equal(*(getattr(each, name) for each in counted))
 
 
 @pytest.mark.parametrize("form", ["standard", "keep_all", "lean", "recompute"])

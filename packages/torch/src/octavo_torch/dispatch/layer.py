@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,25 +18,20 @@ from octavo_registry.contract.arrays import Prepare
 from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.gemm import Dgrad, Fprop, InterleaveHalves, Wgrad
 from octavo_registry.contract.layer import DelayedScales, WholeLayer
-from octavo_registry.contract.quantize import Quantize, QuantizeWithAmax
+from octavo_registry.contract.quantize import AnyBoundQuantize, Quantize, QuantizeInto, QuantizeWithAmax
 from octavo_registry.contract.request import GemmRequest
 from octavo_registry.contract.weights import readers
-from octavo_registry.dispatch.layer_plan import GemmPlan, LayerPlan, QuantizePlan
+from octavo_registry.dispatch.layer_plan import GemmPlan, LayerPlan, QuantizePlan, WgradPlan
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
+from octavo_torch.dispatch.interleaved_weight import Turns, quantizer_in_turns, wgrad_in_turns
 from octavo_torch.dispatch.room import within
 from octavo_torch.dispatch.rounded import is_composed
-from octavo_torch.dispatch.turned_weight import (
-    GemmFunction,
-    QuantizerFunction,
-    quantizing_turned,
-    reading_turned,
-    writing_turned,
-)
+from octavo_torch.dispatch.turned_weight import QuantizerFunction, quantizing_turned, reading_turned, writing_turned
 from octavo_torch.memo import Bounded
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
@@ -72,16 +67,21 @@ class Layer:
     quantize_*  bound quantizers of exactly the planes that the GEMMs read; None: that operand stays as it is
     quantizers  the plans of those, by operand
     with_amax   the quantizers that also return the amax of each group, by operand, where the backend has them
+    w_into      writes w's codes over an earlier result's, where the backend has that
     whole       the two passes as one call each, where one backend serves the whole layer and offers them
     weight      how w lies in memory; `w_order` how the plans take it. Everything here is given w as [G, N, K]; codes of
                 it are of matrices in the plans' order
     w_planes    which fields of w's codes are read by whom
+    block       of `interleaved`; 0: no rows take turns
+    left        of `leaving`; 0: no multiprocessors are left
     """
 
     __slots__ = (
+        "_interleaved",
         "_leaving",
         "at_host",
         "backend",
+        "block",
         "columns",
         "device",
         "dgrad",
@@ -89,6 +89,7 @@ class Layer:
         "fprop",
         "graph_safe",
         "groups",
+        "left",
         "need_dw",
         "need_dx",
         "needs_more",
@@ -108,6 +109,7 @@ class Layer:
         "stateful",
         "stochastic_forward",
         "token",
+        "w_into",
         "w_layouts",
         "w_order",
         "w_planes",
@@ -161,9 +163,8 @@ class Layer:
         self.w_order: Weight = plan.fprop.request.weight
         directions = dict(zip(readers("w", self.w_order), PLANES_OF.values(), strict=True))
         self.w_planes = WeightPlanes(directions["fprop"], directions["dgrad"])
-        self.fprop: FpropFunction = self._reading(plan.fprop.run)
-        self.dgrad: DgradFunction | None = self._reading(plan.dgrad.run) if need_dx and plan.dgrad else None
-        self.wgrad: WgradFunction | None = self._writing(plan.wgrad.run) if need_dw and plan.wgrad else None
+        self.block = self.left = 0
+        self._set_gemms()
         self.w_layouts = _read_layouts(plan.quantize_w)
         self.x_layouts = plan.quantize_x.request.layouts if plan.quantize_x else None
         self.quantized_fprop, self.quantized_dgrad = recipe.quantizes("fprop"), recipe.quantizes("dgrad")
@@ -175,8 +176,7 @@ class Layer:
             "dy": self._quantizer(plan.quantize_dy, row_dy, column),
         }
         self.quantizers = {name: part for name, part in parts.items() if part}
-        self.quantize_x, self.quantize_w, self.quantize_dy = (self._run(operand) for operand in OPERANDS)
-        self.with_amax = self._with_amax()
+        self._set_quantizers()
         read_sizes = (
             plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None, parts["x"], parts["dy"]
         )  # fmt: skip
@@ -190,34 +190,75 @@ class Layer:
         self.needs_more = self.needs_seed or self.stateful
         self.whole = self._whole()
         self._leaving: dict[int, Layer] = {}
+        self._interleaved: dict[int, Layer] = {}
 
-    def _run(self, operand: Operand) -> QuantizeFunction | None:
+    def _set_gemms(self) -> None:
+        plan = self.plan
+        self.fprop: FpropFunction = self._reading(plan.fprop)
+        self.dgrad: DgradFunction | None = self._reading(plan.dgrad) if self.need_dx and plan.dgrad else None
+        self.wgrad: WgradFunction | None = self._writing(plan.wgrad) if self.need_dw and plan.wgrad else None
+
+    def _reading(self, plan: GemmPlan) -> Callable[..., Tensor]:
+        run = self._limited(plan)
+        run = reading_turned(run) if self.w_order == "kn" else run
+        return self._turns.reading(run) if self.block else run
+
+    def _writing(self, plan: WgradPlan) -> Callable[..., Tensor]:
+        own = wgrad_in_turns(plan, self.block, self.left)
+        run = self._limited(plan if own is None else own)
+        run = writing_turned(run) if self.w_order == "kn" else run
+        return self._turns.writing(run) if self.block and own is None else run
+
+    def _limited(self, plan: GemmPlan) -> Callable[..., Tensor]:
+        return within(plan, self.device, self.left) if self.left else plan.run
+
+    def _set_quantizers(self) -> None:
+        own = quantizer_in_turns(self.quantizers.get("w"), self.block, self.w_order)
+        self.quantize_x: QuantizeFunction | None
+        self.quantize_w: QuantizeFunction | None
+        self.quantize_dy: QuantizeFunction | None
+        self.quantize_x, self.quantize_w, self.quantize_dy = (
+            self._quantizing(operand, own, lambda bound: bound.run) for operand in OPERANDS
+        )
+        found = {operand: self._quantizing(operand, own, lambda bound: bound.with_amax) for operand in OPERANDS}
+        self.with_amax: dict[Operand, QuantizeWithAmax[Tensor, GroupedTensor]] = {
+            operand: run for operand, run in found.items() if run is not None
+        }
+        self.w_into: QuantizeInto[Tensor, GroupedTensor] | None = self._quantizing("w", own, lambda bound: bound.into)
+
+    def _quantizing(
+        self,
+        operand: Operand,
+        own: AnyBoundQuantize | None,
+        part: Callable[[AnyBoundQuantize], QuantizerFunction | None],
+    ) -> QuantizerFunction | None:
+        """This part of the operand's quantizer; of w as the caller's, of whose turns `own` is the backend's."""
         plan = self.quantizers.get(operand)
-        return None if plan is None else self.quantizing(operand, plan.run)
-
-    def quantizing(self, operand: Operand, run: QuantizerFunction) -> QuantizerFunction:
-        """`run`, a function of this operand's quantizer, as one of w [G, N, K] where it takes matrices [G, K, N]."""
-        return quantizing_turned(run) if operand == "w" and self.w_order == "kn" else run
-
-    def _reading(self, run: GemmFunction) -> GemmFunction:
-        return reading_turned(run) if self.w_order == "kn" else run
-
-    def _writing(self, run: GemmFunction) -> GemmFunction:
-        return writing_turned(run) if self.w_order == "kn" else run
+        if plan is None or operand != "w":
+            return None if plan is None else part(plan.bound)
+        in_turns = None if own is None else part(own)
+        run = part(plan.bound) if in_turns is None else in_turns
+        if run is None:
+            return None
+        run = quantizing_turned(run) if self.w_order == "kn" else run
+        return self._turns.quantizing(run) if self.block and in_turns is None else run
 
     def _as_it_lies(self, of_fprop: bool, of_dgrad: bool) -> tuple[bool, bool]:
         """Of w's row and column data, what these of fprop and dgrad are."""
         return (of_fprop, of_dgrad) if self.w_order == "nk" else (of_dgrad, of_fprop)
 
-    def _with_amax(self) -> dict[Operand, QuantizeWithAmax[Tensor, GroupedTensor]]:
-        """The quantizers that also return the amax of each group."""
-        found = {name: part.bound.with_amax for name, part in self.quantizers.items()}
-        return {name: self.quantizing(name, run) for name, run in found.items() if run is not None}
-
     @property
     def interleave_halves(self) -> InterleaveHalves[Tensor] | None:
         """What takes apart weights whose gate and up rows take turns; None: torch's operations do."""
         return self.plan.fprop.bound.interleave_halves
+
+    @property
+    def _turns(self) -> Turns:
+        return Turns(self.block, self.interleave_halves)
+
+    def w_halves(self, w: Tensor) -> Tensor:
+        """`w` as its codes are of it: with the gate half first, where rows take turns."""
+        return self._turns.to_halves(w) if self.block else w
 
     def takes_tokens(self, operand: Operand) -> bool:
         """Whether the operand's codes are made of tokens where these stand, with no rows of them."""
@@ -248,14 +289,30 @@ class Layer:
             return self
         layer = self._leaving.get(multiprocessors)
         if layer is None:
-            layer = copy(self)
-            layer.whole, layer._leaving = None, {}
-            layer.fprop = self._reading(within(self.plan.fprop, self.device, multiprocessors))
-            if self.dgrad is not None and self.plan.dgrad is not None:
-                layer.dgrad = self._reading(within(self.plan.dgrad, self.device, multiprocessors))
-            if self.wgrad is not None and self.plan.wgrad is not None:
-                layer.wgrad = self._writing(within(self.plan.wgrad, self.device, multiprocessors))
+            layer = self._composed()
+            layer.left = multiprocessors
+            layer._set_gemms()
             self._leaving[multiprocessors] = layer
+        return layer
+
+    def interleaved(self, block: int) -> Layer:
+        """This layer of a weight whose gate and up rows take turns in blocks of so many: all functions take and return
+        it as it lies, and codes of it are of the two halves, the gate first. Itself for 0."""
+        if not block:
+            return self
+        layer = self._interleaved.get(block)
+        if layer is None:
+            layer = self._composed()
+            layer.block = block
+            layer._set_gemms()
+            layer._set_quantizers()
+            self._interleaved[block] = layer
+        return layer
+
+    def _composed(self) -> Layer:
+        """A copy to be changed, which does not run whole."""
+        layer = copy(self)
+        layer.whole, layer._leaving, layer._interleaved = None, {}, {}
         return layer
 
     def with_planes(self, planes: Mapping[Operand, tuple[bool, bool]]) -> Layer:
@@ -265,8 +322,7 @@ class Layer:
         Planes that no GEMM reads are not computed in any case. Such a layer is one of a pair, which quantizes an
         operand once for fprop and once more for its gradients, so that no codes are kept in between.
         """
-        layer = copy(self)
-        layer.whole, layer._leaving = None, {}
+        layer = self._composed()
         layer.quantizers = dict(self.quantizers)
         for operand, (row, column) in planes.items():
             if operand == "w":
@@ -277,8 +333,7 @@ class Layer:
             if plan is not None:
                 layer.quantizers[operand] = plan
                 layer.prepare = layer.prepare if plan.prepare == layer.prepare else None
-        layer.quantize_x, layer.quantize_w, layer.quantize_dy = (layer._run(operand) for operand in OPERANDS)
-        layer.with_amax = layer._with_amax()
+        layer._set_quantizers()
         return layer
 
     def _quantizer(self, plan: QuantizePlan | None, row: bool, column: bool) -> QuantizePlan | None:

@@ -101,7 +101,7 @@ def _count_operands(call: Call, probe: Probe, x: Tensor, w: Tensor) -> None:
     if call.x_codes is None:
         probe.record("x", x, call.sizes, call.state)
     if type(w) is not CodedWeight:
-        probe.record("w", w, None, call.state)
+        probe.record("w", call.layer.w_halves(w), None, call.state)
 
 
 class Saved:

@@ -11,7 +11,7 @@ from octavo import Recipe
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
-from octavo_torch.arrays.interleaving import check_interleave, to_halves
+from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.operands import check_operands, check_weight
 from octavo_torch.arrays.per_group import Weights, as_one, leaves_of, version_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
@@ -96,13 +96,12 @@ def _weight_codes(
         raise ValueError(NEEDS_SEED)
     check_seed(seed)
     block = check_interleave(interleave, "swiglu", whole)
+    layer = layer.interleaved(block)
     if out is not None:
         _check_out(w, recipe, layer, block, out)
     check_unchanged(unchanged, out, whole)
     if layer.quantize_w is None:
         return WeightCodes()
-    if block:
-        whole = to_halves(whole, block, layer.interleave_halves)
     if out is not None:
         _write(layer, whole, seed, state, out, unchanged)
         if state is not None and out.amax is not None:
@@ -136,12 +135,10 @@ def _write(
     unchanged: Tensor | None,
 ) -> None:
     """Writes new codes and amax into `out`'s tensors, unless `unchanged` says that they are up to date."""
-    into = layer.quantizers["w"].bound.into
-    if into is not None:
+    if layer.w_into is not None:
+        assert out.codes is not None  # _check_out has asked for the layer's planes
         scale = None if state is None else state.encode_scale("w")
-        layer.quantizing("w", into)(
-            w, None, out=out.codes, amax=out.amax, unchanged=unchanged, seed=seed, operand="w", scale=scale
-        )
+        layer.w_into(w, None, out=out.codes, amax=out.amax, unchanged=unchanged, seed=seed, operand="w", scale=scale)
         mark_rewritten([out.amax, *(getattr(out.codes, name) for name in PLANES)], unchanged)
         return
     result = _quantized(layer, w, seed, state)

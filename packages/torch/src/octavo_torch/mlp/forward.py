@@ -74,11 +74,8 @@ def first_layer(
 ) -> FirstLayer:
     """fc1's product of the rows x, with w2's quantizer beside it where there is one aside."""
     fc1 = call.fc1
-    if call.block:
-        bias1 = None if bias1 is None else to_halves(bias1, call.block)
-        # high-precision slots alone read the weight in addition to its codes
-        if fc1.w_codes is None or not fc1.layer.quantized_fprop:
-            w1 = to_halves(w1, call.block, fc1.layer.interleave_halves)
+    if call.block and bias1 is not None:
+        bias1 = to_halves(bias1, call.block)
     if aside is not None:
         return FirstLayer(*aside.beside_first(seed, x, w1, bias1))
     return FirstLayer(*run_forward(fc1, seed, x, w1, bias1, None))

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.arrays.interleaving import from_halves, to_halves
+from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.dispatch.layer import Matrix
 from octavo_torch.functions.activations import activate_gradient, probs_gradient
@@ -21,7 +21,6 @@ from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.forward import DrawnSeed, run_fused, values_for
 from octavo_torch.scaling.seeds import SeedCounter
 from octavo_torch.wgrad.bias_gradients import bias_gradients
-from octavo_torch.wgrad.function import interleaved_wgrad
 
 
 class Needs(NamedTuple):
@@ -177,8 +176,6 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
             if need_x:
                 assert fc1.dgrad is not None  # a layer whose dx is needed
                 w1 = operands.w1()
-                if call.block and isinstance(w1, Tensor):
-                    w1 = to_halves(w1, call.block, fc1.interleave_halves)
                 dh = grads.codes if fc1.quantized_dgrad else grads.h
                 assert dh is not None  # a GEMM reads it
                 dx = operands.of_x(fc1.dgrad(dh, w1, sizes, out=call.grad_input))
@@ -186,12 +183,9 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
                 operands.done_with("w1")
             if need_w1:
                 assert fc1.wgrad is not None  # a layer whose dw is needed
-                wgrad = fc1.wgrad
-                if call.block:
-                    wgrad = interleaved_wgrad(wgrad, call.block, fc1.interleave_halves)
                 dh = grads.codes if fc1.quantized_wgrad else grads.h
                 assert dh is not None  # a GEMM reads it
-                dw1 = weight_gradient(call.fc1, wgrad, operands.x(), dh, sizes, call)
+                dw1 = weight_gradient(call.fc1, fc1.wgrad, operands.x(), dh, sizes, call)
                 if not _is_postponed(call.fc1):
                     operands.done_with("x")
             if db1 is not None and call.block:

@@ -84,6 +84,7 @@ def apply(
     if x_codes is not None:
         check_codes(plan.fc1, recipe, rows_or_codes, x_codes)
     block = check_interleave(call.interleave, name, first.weight)
+    plan = plan.interleaved(block)
     call.set_layers(plan, block, sizes)
     call.fc1.x_codes = x_codes
     settled1 = settle(call.fc1, first.source, first.leaves, first.weight, needs[1], "w1")

@@ -33,12 +33,13 @@ class MlpPlan:
 
     Printable: a line an operation.
 
-    fc1, fc2    the two layers. fc1's result has x's dtype, whatever the recipe's output_dtype
+    fc1, fc2    the two layers. fc1's result has x's dtype, whatever the recipe's output_dtype. Its weight is w1 as it
+                lies: see `interleaved`
     act, dact   the quantizers around the activation: fused with it, or composed
     prepare     makes of group sizes what everything here takes in their place; None: sizes as they are
     """
 
-    __slots__ = ("_leaving", "act", "activation", "dact", "fc1", "fc2", "prepare", "recipe")
+    __slots__ = ("_interleaved", "_leaving", "act", "activation", "dact", "fc1", "fc2", "prepare", "recipe")
 
     def __init__(self, recipe: Recipe, activation: Activation, fc1: Layer, fc2: Layer) -> None:
         self.recipe, self.activation, self.fc1, self.fc2 = recipe, activation, fc1, fc2
@@ -49,6 +50,7 @@ class MlpPlan:
         self.prepare: PrepareFunction | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
 
         self._leaving: dict[int, MlpPlan] = {}
+        self._interleaved: dict[int, MlpPlan] = {}
 
     def leaving(self, multiprocessors: int) -> MlpPlan:
         """This plan, whose GEMMs leave so many multiprocessors to others: see Room. Itself on a CPU, and for 0."""
@@ -58,6 +60,16 @@ class MlpPlan:
         plan = self._leaving.get(multiprocessors)
         if plan is None:
             plan = self._leaving[multiprocessors] = MlpPlan(self.recipe, self.activation, fc1, fc2)
+        return plan
+
+    def interleaved(self, block: int) -> MlpPlan:
+        """This plan of a w1 whose gate and up rows take turns in blocks of so many: see Layer. Itself for 0."""
+        if not block:
+            return self
+        plan = self._interleaved.get(block)
+        if plan is None:
+            fc1 = self.fc1.interleaved(block)
+            plan = self._interleaved[block] = MlpPlan(self.recipe, self.activation, fc1, self.fc2)
         return plan
 
     @property

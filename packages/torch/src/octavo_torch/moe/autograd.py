@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
@@ -291,8 +290,6 @@ class _KeptOperands:
         layer_call = (again.fc1, again.fc2)[number]
         quantize = layer_call.layer.quantize_w
         assert quantize is not None  # of what forward did not keep
-        if name == "w1" and again.block:
-            weight = to_halves(weight, again.block, layer_call.layer.interleave_halves)
         return quantize_operand(layer_call, quantize, "w", weight, self._seeds[number])
 
     def _kept(self, name: str) -> Matrix:

@@ -10,7 +10,6 @@ from torch import Tensor
 from octavo.quantizer import Operand
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.dispatch.layer import Matrix
 from octavo_torch.linear.autograd import quantize_operand
@@ -92,12 +91,10 @@ def arrive(call: MoeCall, choices: Tensor, operands: MoeOperands) -> tuple[Tenso
 
 def _quantize_weights(call: MoeCall, operands: MoeOperands) -> None:
     seeds = draw_in_forward(call)
-    blocks = call.block, 0
-    for layer_call, weight, seed, block in zip((call.fc1, call.fc2), operands[1:3], seeds, blocks, strict=True):
+    for layer_call, weight, seed in zip((call.fc1, call.fc2), operands[1:3], seeds, strict=True):
         quantize = layer_call.layer.quantize_w
         if quantize is not None and layer_call.w_codes is None:
-            values = to_halves(weight, block, layer_call.layer.interleave_halves) if block else weight
-            layer_call.w_made = quantize_operand(layer_call, quantize, "w", values, seed)
+            layer_call.w_made = quantize_operand(layer_call, quantize, "w", weight, seed)
 
 
 def rows_for(call: MoeCall, seed: DrawnSeed, x: Tensor, places: Places) -> Tensor:

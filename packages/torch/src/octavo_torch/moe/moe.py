@@ -94,6 +94,7 @@ def _resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed:
     if call.room is not None:
         full = full.leaving(call.room.gemms)
     block = check_interleave(call.interleave, activation, w1)
+    full = full.interleaved(block)
     keeps_codes = form == "lean" and (needed.w2 or needed.between)
     hidden = rows_plan(x, int(w1.shape[1]), int(w1.shape[0]), call.backend) if keeps_codes else None
     call.moe = moe_plan_for(full, form, weight_codes, hidden)
