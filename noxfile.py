@@ -369,9 +369,9 @@ SANITIZERS = {  # tool of compute-sanitizer: arguments of native/tests/sanitize.
 def gpu(session: nox.Session) -> None:
     """What needs a CUDA device, in the environment that runs nox: drivers and frameworks are its own.
 
-    The kernels' tests, the native plugins' CUDA tests, the conformance suite on every installed backend, then each
-    tool of compute-sanitizer over every kernel, where it is on PATH. A part that fails does not keep the others from
-    running. Positional arguments choose backends.
+    The kernels' tests, the native plugins' CUDA tests, the conformance suite on every installed backend, then the
+    tools of compute-sanitizer over every kernel, all at a time, where it is on PATH. A part that fails does not keep
+    the others from running. Positional arguments choose backends.
     """
     # a file of CUDA tests alone has it in its name, a test of both devices in its parameters
     of_cuda = ("native", "packages/torch", "packages/torch-native", "packages/torch-cudagraph", "packages/jax-native")
@@ -382,13 +382,8 @@ def gpu(session: nox.Session) -> None:
     here = [name for name, owner in BACKENDS.items() if _is_installed(owner) and name not in INTERPRETED]
     suite = ("--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend")
     parts |= {f"conformance({backend})": _pytest_on_gpu(*suite, backend) for backend in session.posargs or here}
-    parts["sanitize.py"] = (sys.executable, "native/tests/sanitize.py")
-    if shutil.which("compute-sanitizer") is None:
-        session.warn("compute-sanitizer is not on PATH, so its four tools do not run; it comes with the CUDA toolkit")
-    else:
-        for tool, arguments in SANITIZERS.items():
-            watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--print-limit", "20")
-            parts[tool] = (*watch, *parts["sanitize.py"], *arguments)
+    everything = (sys.executable, "native/tests/sanitize.py")
+    parts["sanitize.py"] = everything
     shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # one process would take the memory of all
     failed = []
     for name, command in parts.items():
@@ -396,8 +391,28 @@ def gpu(session: nox.Session) -> None:
             session.run(*command, env=shared, external=True)
         except CommandFailed:
             failed.append(name)
+    if shutil.which("compute-sanitizer") is None:
+        session.warn("compute-sanitizer is not on PATH, so its four tools do not run; it comes with the CUDA toolkit")
+    else:
+        failed += _sanitize(session, everything)
     if failed:
         session.error(f"failed: {', '.join(failed)}")
+
+
+def _sanitize(session: nox.Session, everything: tuple[str, ...]) -> list[str]:
+    """The tools of compute-sanitizer that found something, each in a process of its own beside the others."""
+
+    def run(tool: str) -> tuple[str, int]:
+        watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--print-limit", "20")
+        command = (*watch, *everything, *SANITIZERS[tool])
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        session.log(f"{' '.join(command)}\n{done.stdout}")
+        return tool, done.returncode
+
+    with ThreadPoolExecutor(len(SANITIZERS)) as pool:
+        return [tool for tool, code in pool.map(run, SANITIZERS) if code]
 
 
 def _pytest_on_gpu(*arguments: str) -> tuple[str, ...]:

@@ -97,6 +97,9 @@ Error check_interleaved(const GemmArgs& args, bool cuda) {
     return invalid(
         "left_interleave or right_interleave was given, and they are for wgrad of quantized operands; leave both 0");
   }
+  if (left ? spec.left_square : spec.right_square) {
+    return invalid("an operand in square blocks is x, whose columns are no halves; give the other side's interleave");
+  }
   const int64_t side = left ? args.n : args.k, block = left + right;
   if (side % 2 || side / 2 % block) {
     return invalid("left_interleave does not divide half of n, or right_interleave half of k; give a divisor of half");

@@ -23,6 +23,13 @@ CASES = (
 
 SIZES = (130, 0, 17, 300, 1)
 SIDES = ("left_interleave", "right_interleave")
+BOTH = [
+    pytest.param(case, side, id=f"{case}-{side}")
+    for case in CASES
+    for side in SIDES
+    if not getattr(case, side.replace("interleave", "square"))
+]
+"""x alone has square blocks, and the halves are dy's."""
 
 
 def in_turns(halves: Array, side: str, block: int) -> Array:
@@ -54,8 +61,7 @@ def problems(rng: np.random.Generator, case: Case, multiple: int) -> list[tuple[
     return made
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "side"), BOTH)
 def test_cpu_turns_are_the_halves(case: Case, side: str, rng: np.random.Generator) -> None:
     """Every scaling, dtypes of the result, and sums that are added to it."""
     for problem, block in problems(rng, case, 0)[:6]:
@@ -71,11 +77,14 @@ def test_cpu_turns_are_the_halves(case: Case, side: str, rng: np.random.Generato
         (CASES[0], {"left_interleave": 7}, "give a divisor of half"),
         (Case(gemm="fprop", scaling="block"), {"left_interleave": 1}, "wgrad of quantized operands"),
         (Case(gemm="wgrad"), {"left_interleave": 1}, "wgrad of quantized operands"),
+        (Case(gemm="wgrad", scaling="block", left_square=True), {"left_interleave": 1}, "the other side's"),
+        (Case(gemm="wgrad", scaling="block", right_square=True), {"right_interleave": 1}, "the other side's"),
     ],
     ids=str,
 )
 def test_what_takes_no_turns_is_refused(case: Case, changes: dict[str, int], sentence: str) -> None:
-    """Both sides at once, blocks that do not divide a half, other GEMMs, operands that are not quantized."""
+    """Both sides at once, blocks that do not divide a half, other GEMMs, operands that are not quantized, and x in
+    square blocks on the side of the halves."""
     gemm = replace(case, **changes).native
     with pytest.raises(ValueError, match=sentence):
         gemm.workspace_bytes(cuda=False, rows=16, n=32, k=32, groups=1)
@@ -89,8 +98,7 @@ def test_cuda_takes_blocks_that_divide_32() -> None:
 
 
 @needs_device
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "side"), BOTH)
 def test_cuda_turns_are_the_halves_on_every_tile(case: Case, side: str, rng: np.random.Generator) -> None:
     """Operands are read in turns by TMA, scales through a copy: products, scales and places belong to each other."""
     pytest.importorskip("torch", reason="torch holds the memory of the device")

@@ -112,7 +112,7 @@ def stacks(check: Comparison) -> None:
 
 
 def interleaved(check: Comparison) -> None:
-    """Matrices whose columns or rows take turns: specs that CUDA serves, and a few MB in one launch and in two."""
+    """Matrices whose columns or rows take turns, of specs that CUDA serves; some with more tiles than fit at once."""
     served = [spec for spec in SPECS if spec["scaling"] in ("delayed", "current")]
     served += [{"scaling": "block", "format": name, "square": True} for name in ("e4m3", "e5m2")]
     axes = ("interleaved_cols", "interleaved_rows")

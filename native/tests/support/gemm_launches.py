@@ -46,7 +46,13 @@ def interleaved() -> list[dict[str, Any]]:
     ways += [{"scaling": "nvfp4", **FOUR}, {"scaling": "nvfp4", **FOUR, "hadamard": True}]
     ways += [{"scaling": "block", side: True} for side in ("left_square", "right_square")]
     sides = ("left_interleave", "right_interleave")
-    return [{"gemm": "wgrad", **way, side: block} for way in ways for side, block in zip(sides, (1, 8), strict=True)]
+    made = [{"gemm": "wgrad", **way, side: block} for way in ways for side, block in zip(sides, (1, 8), strict=True)]
+    # x alone has square blocks, and its columns are no halves
+    return [
+        kind
+        for kind in made
+        if not any(kind.get(f"{side}_square", False) and f"{side}_interleave" in kind for side in ("left", "right"))
+    ]
 
 
 def kinds() -> list[dict[str, Any]]:

@@ -194,18 +194,16 @@ class Call {
 
   // The amax of a group does not depend on where its values stand.
   void quantize_interleaved(const Interleaved<BF16>& source) const {
-    if (route_.turns && panels_) return quantize_in_turns(source);
     amaxes(source.array, nullptr);
     encode(source);
   }
 
-  template <class S>
-  void quantize_in_turns(const S& source) const {
+  void quantize_in_turns(const Plain<BF16>& source) const {
     const bool by_rows = route_.kind == Kind::rows;
     const auto out = [&](const Plane& plane) {
       return !plane.codes ? nullptr : route_.kind == Kind::nvfp4 ? plane.global : static_cast<float*>(plane.scales);
     };
-    TurnArgs<S> turn{};
+    TurnArgs<Plain<BF16>> turn{};
     turn.tile = planes_of(source);
     turn.turns.order = at<uint32_t>(space_.order);
     turn.turns.of_groups = by_rows ? nullptr : at<uint32_t>(space_.of_groups);

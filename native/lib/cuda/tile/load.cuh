@@ -57,8 +57,7 @@ __device__ __forceinline__ int64_t row_in(const Source& source, int64_t row) {
 
 // Of eight pairs of 16-bit values, the first or the second ones.
 template <class T>
-__device__ __forceinline__ Pack<T> load_of_pairs(const char* from, bool second) {
-  const Pack<T> low = load_pack<T>(from), high = load_pack<T>(from + sizeof(low));
+__device__ __forceinline__ Pack<T> of_pairs(const Pack<T>& low, const Pack<T>& high, bool second) {
   const uint32_t halves = second ? 0x7632 : 0x5410;
   return {{__byte_perm(low.word[0], low.word[1], halves), __byte_perm(low.word[2], low.word[3], halves),
            __byte_perm(high.word[0], high.word[1], halves), __byte_perm(high.word[2], high.word[3], halves)}};
@@ -96,8 +95,19 @@ __device__ __forceinline__ void read(const Source& source, const Tile& tile, Pac
       const bool second = tile.col() >= source.half;
       const char* from = source.address(0, tile.first_row(), tile.col());
       const int64_t stride = source.row_bytes(0);
+      Pack<T> high[8];
 #pragma unroll
-      for (int i = 0; i < 8; ++i, from += stride) values[i] = i < live ? load_of_pairs<T>(from, second) : zeros<T>();
+      for (int i = 0; i < 8; ++i, from += stride) {
+        values[i] = i < live ? load_pack<T>(from) : zeros<T>();
+        high[i] = i < live ? load_pack<T>(from + sizeof(Pack<T>)) : zeros<T>();
+      }
+      // Without it the compiler would wait for the first rows before it asks for the others.
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+#pragma unroll
+        for (int k = 0; k < Pack<T>::words; ++k) asm volatile("" : "+r"(values[i].word[k]), "+r"(high[i].word[k]));
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[i] = of_pairs(values[i], high[i], second);
       return;
     }
   }

@@ -1,6 +1,6 @@
 // Current and row scaling of values as they are, two bytes each, amaxes and codes in one launch.
 //
-//   reads   2 B/element from device memory, and once more from the L2 cache; of interleaved columns once again
+//   reads   2 B/element from device memory, and once more from the L2 cache
 //   writes  1 B/element of each plane
 //   bound   device memory, and waiting: docs/decisions/0064
 #pragma once
@@ -12,15 +12,14 @@
 
 namespace octavo::cuda {
 
-// K: known or rows, the latter with COLUMNS and of plain values.
-template <class S, Kind K, Format F, bool COLUMNS>
-__global__ void __launch_bounds__(THREADS, is_interleaved<S> ? 2 : COLUMNS ? 3 : 4)
-    quantize_in_turns(const __grid_constant__ TurnArgs<S> args) {
-  using T = typename S::Type;
+// K: known or rows, the latter with COLUMNS.
+template <class T, Kind K, Format F, bool COLUMNS>
+__global__ void __launch_bounds__(THREADS, COLUMNS ? 3 : 4)
+    quantize_in_turns(const __grid_constant__ TurnArgs<Plain<T>> args) {
   constexpr int LANES = COLUMNS ? COLUMN_LANES : ROW_LANES;
   __shared__ std::conditional_t<COLUMNS, TileSmem<T, K, F>, Nothing> smem;
   __shared__ uint32_t partial[K == Kind::rows ? TILE_COLS : WARPS];
-  const TileArgs<S>& of = args.tile;
+  const TileArgs<Plain<T>>& of = args.tile;
   if (of.unchanged && *of.unchanged) return;
   Tile tile;
   tile.end = static_cast<int>(of.cols);
@@ -29,10 +28,7 @@ __global__ void __launch_bounds__(THREADS, is_interleaved<S> ? 2 : COLUMNS ? 3 :
   const bool some = tile.first < tile.panel.rows;
   const int live = tile.col() < tile.end ? tile.live_rows() : 0;
   Pack<T> values[8];
-  if constexpr (is_interleaved<S>) {
-    // where a group's values stand makes no difference to its amax
-    if (some) codes_turn ? read(of.source, tile, values) : read(of.source.array, tile, values);
-  } else if (some) {
+  if (some) {
     const uint64_t policy = l2_policy(codes_turn);
     const char* from = of.source.address(0, tile.first_row(), tile.col());
     const int64_t stride = of.source.row_bytes(0);

@@ -30,9 +30,9 @@ Fill filled(void* at, int64_t count, float value) {
   return {static_cast<uint32_t*>(at), at ? count : 0, bits_of(value)};
 }
 
-template <int LANES, class S>
-void launch(void (*kernel)(TurnArgs<S>), const QuantizeArgs& call, TurnArgs<S>& args, const Fill& cleared,
-            cudaStream_t stream, int threads) {
+template <int LANES>
+void launch(void (*kernel)(TurnArgs<Plain<BF16>>), const QuantizeArgs& call, TurnArgs<Plain<BF16>>& args,
+            const Fill& cleared, cudaStream_t stream, int threads) {
   const Input& input = call.input;
   const QuantizerSpec& spec = call.spec;
   const PlanView plan{input.plan, input.rows, input.groups};
@@ -67,15 +67,13 @@ void launch(void (*kernel)(TurnArgs<S>), const QuantizeArgs& call, TurnArgs<S>& 
   kernel<<<static_cast<uint32_t>(2 * panels * turns.a_panel), threads, 0, stream>>>(args);
 }
 
-template <Format F, class S>
-void launch_fp8(const QuantizeArgs& call, TurnArgs<S>& args, const Fill& cleared, cudaStream_t stream) {
-  if constexpr (is_plain<S>) {
-    if (call.spec.scaling == Scaling::row)
-      return launch<COLUMN_LANES>(quantize_in_turns<S, Kind::rows, F, true>, call, args, cleared, stream, THREADS);
-  }
+template <Format F>
+void launch_fp8(const QuantizeArgs& call, TurnArgs<Plain<BF16>>& args, const Fill& cleared, cudaStream_t stream) {
+  if (call.spec.scaling == Scaling::row)
+    return launch<COLUMN_LANES>(quantize_in_turns<BF16, Kind::rows, F, true>, call, args, cleared, stream, THREADS);
   if (call.columnwise.codes)
-    return launch<COLUMN_LANES>(quantize_in_turns<S, Kind::known, F, true>, call, args, cleared, stream, THREADS);
-  launch<ROW_LANES>(quantize_in_turns<S, Kind::known, F, false>, call, args, cleared, stream, THREADS);
+    return launch<COLUMN_LANES>(quantize_in_turns<BF16, Kind::known, F, true>, call, args, cleared, stream, THREADS);
+  launch<ROW_LANES>(quantize_in_turns<BF16, Kind::known, F, false>, call, args, cleared, stream, THREADS);
 }
 
 }  // namespace
@@ -90,6 +88,7 @@ TurnBytes turn_bytes(const QuantizeArgs& args, bool row_scaling) {
 bool may_take_turns(const QuantizeArgs& args) {
   const Input& input = args.input;
   if (args.prologue.kind != PrologueKind::none || input.index.of_rows || input.mxfp4_scales) return false;
+  if (input.is_interleaved()) return false;  // two loads of a value leave room for fewer CTAs that wait
   if (input.dtype != DType::bf16 || !input.rows || !input.cols || input.groups > MOST_GROUPS) return false;
   const int64_t bytes = input.rows * input.cols * 2;
   const int64_t most = args.spec.scaling == Scaling::row ? MOST_BYTES_BY_ROWS : MOST_GROUP_BYTES;
@@ -119,13 +118,6 @@ void launch_in_turns(const QuantizeArgs& call, TurnArgs<Plain<BF16>> args, uint3
     case Format::e2m1:
       return launch<COLUMN_LANES>(quantize_square_units_in_turns<BF16>, call, args, clear, stream, UNIT_THREADS);
   }
-}
-
-void launch_in_turns(const QuantizeArgs& call, TurnArgs<Interleaved<BF16>> args, uint32_t* cleared,
-                     int64_t cleared_count, cudaStream_t stream) {
-  const Fill clear{cleared, cleared_count, 0};
-  call.spec.format == Format::e4m3 ? launch_fp8<Format::e4m3>(call, args, clear, stream)
-                                   : launch_fp8<Format::e5m2>(call, args, clear, stream);
 }
 
 }  // namespace octavo::cuda

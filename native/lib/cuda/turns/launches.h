@@ -24,8 +24,4 @@ bool takes_turns(const QuantizeArgs& args);
 void launch_in_turns(const QuantizeArgs& call, TurnArgs<Plain<BF16>> args, uint32_t* cleared, int64_t cleared_count,
                      cudaStream_t stream);
 
-// Likewise, of current scaling.
-void launch_in_turns(const QuantizeArgs& call, TurnArgs<Interleaved<BF16>> args, uint32_t* cleared,
-                     int64_t cleared_count, cudaStream_t stream);
-
 }  // namespace octavo::cuda
