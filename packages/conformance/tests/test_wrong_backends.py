@@ -36,6 +36,11 @@ GRADIENT = "fused::test_gradient_and_quantize"
 NORM = "fused::test_normalization_and_quantize"
 GEMM_READS = "host_sync::test_gemm_reads_no_value"
 QUANTIZE_READS = "host_sync::test_quantize_reads_no_value"
+TURNS = "codes_in_turns::test_codes_of_rows_in_turns"
+TURNS_AMAX = "codes_in_turns::test_amax_of_rows_in_turns"
+TURNS_AGAIN = "codes_in_turns::test_codes_of_rows_in_turns_are_written_again"
+TURNS_READ = "weights_in_turns::test_products_of_rows_in_turns"
+TURNS_SUMMED = "weights_in_turns::test_gradients_of_rows_in_turns"
 
 FAULTS: dict[str, Planted] = {
     "half-away": Planted({BITS}, {BIAS, REPEATS}, "mxfp8"),
@@ -62,6 +67,10 @@ FAULTS: dict[str, Planted] = {
     "no-epsilon": Planted({NORM}, {ACT, GRADIENT}, "mxfp8"),
     "sees-batch": Planted({"batch::test_a_row_has_the_same_bits_in_every_batch"}, {BITS, REPEATS}, "row or mxfp8"),
     "tf32": Planted({OTHER_PRODUCT}, {PRODUCT, REPEATS}, "bf16"),
+    "up-first": Planted({TURNS, TURNS_READ, TURNS_AGAIN, TURNS_SUMMED}, {BITS, PRODUCT, REPEATS}, "block"),
+    "amax-without-nan": Planted({TURNS_AMAX}, {TURNS, BITS}, "block"),
+    "always-written": Planted({TURNS_AGAIN}, {TURNS, TURNS_AMAX, BITS}, "block"),
+    "gaps-written": Planted({TURNS_SUMMED}, {TURNS, TURNS_READ, PRODUCT}, "block"),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import octavo_torch_native.plugin
 from octavo import PRESETS, NoBackendError, QuantizerSpec, Recipe
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_registry.contract.cards import Capability
+from octavo_registry.contract.gemm import BoundWgrad
 from octavo_registry.contract.request import Request
 from octavo_registry.dispatch.match import match
 from octavo_torch import grouped_linear, quantize
@@ -23,6 +25,7 @@ from octavo_torch_cudagraph import graph_safe, plugin
 from octavo_torch_cudagraph.backend import CudaGraphBackend
 from octavo_torch_cudagraph.sizes import device_plan
 from octavo_torch_native.arrays.group_index import GroupIndex
+from octavo_torch_native.backend import NativeBackend
 
 MXFP8 = PRESETS["mxfp8"]
 SPEC = QuantizerSpec(scaling="mxfp8", format="e4m3")
@@ -128,6 +131,28 @@ def test_host_sizes_never_reach_a_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
     plan = octavo_registry.plan(gemm("fprop", PRESETS["bf16"], device="cpu", arch=None), backend="torch-native")
     rows: GroupIndex = plan.prepare(sizes, 8, x)  # type: ignore[misc]
     assert torch.equal(bound.run(x, w, rows), plan.run(x, w, sizes))
+
+
+def test_host_sizes_never_reach_a_gradient_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the native backend answers for gate and up rows that take turns is a plan like any other."""
+    called: list[str] = []
+
+    def function(name: str) -> Callable[..., None]:
+        return lambda x, dy, sizes, /: called.append(name)
+
+    def interleaved(block: int) -> BoundWgrad[Any, Any] | None:
+        return BoundWgrad(function("run"), limited=lambda most: function(f"on {most}")) if block == 1 else None  # type: ignore[arg-type]
+
+    native = BoundWgrad(function("halves"), interleaved=interleaved)  # type: ignore[arg-type]
+    monkeypatch.setattr(NativeBackend, "bind", lambda self, request: native)
+    bound: Any = CudaGraphBackend().bind(gemm("wgrad", PRESETS["bf16"], device="cpu", arch=None))
+    assert bound.interleaved(2) is None
+    answer = bound.interleaved(1)
+    for run in (answer.run, answer.limited(16)):
+        with pytest.raises(ValueError, match="take nothing from the host"):
+            run(torch.randn(8, 64), torch.randn(8, 32), torch.tensor([2, 0, 5]))
+        run(torch.randn(8, 64), torch.randn(8, 32), None)
+    assert called == ["run", "on 16"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from numpy_fused import act_quantize, dact_quantize, norm_quantize
 import octavo_numerics
 from octavo.quantizer import Direction
 from octavo_numerics import QuantizedArray
-from octavo_registry.contract import OPERATIONS, Backend, Request
+from octavo_registry.contract import OPERATIONS, PLANES, Backend, BoundQuantize, BoundWgrad, Request
 
 FUSED: dict[str, Any] = {
     "act_quantize": act_quantize,
@@ -57,7 +57,69 @@ class NumpyBackend(Backend):
                 return FUSED[op](self.quantize, self.fault, request, *operands, **rest)
             return getattr(self, op)(request, *operands, **rest)
 
-        return OPERATIONS[op].bound(run)
+        bound = OPERATIONS[op].bound(run)
+        if isinstance(bound, BoundQuantize) and request.stacked:
+            return replace(bound, interleaved=lambda block, weight: self._codes_in_turns(run, block, weight))
+        if isinstance(bound, BoundWgrad):
+            return replace(bound, interleaved=lambda block: self._dw_in_turns(run, block, request.weight))
+        return bound
+
+    # Rows of gate and up that take turns
+
+    def _halves(self, w: Any, block: int, axis: int) -> Any:
+        """`w` with the gate half first; the fault puts the up half there."""
+        first = w.shape[axis] // 2
+        turns = np.arange(w.shape[axis]).reshape(-1, 2, block).swapaxes(0, 1).ravel()
+        return np.take(w, np.roll(turns, first) if self.fault == "up-first" else turns, axis)
+
+    def _codes_in_turns(self, run: Any, block: int, weight: str) -> Any:
+        """None for blocks of two rows."""
+        axis = 1 if weight == "nk" else 2
+        if block == 2:
+            return None
+
+        def quantize(w: Any, sizes: None = None, /, **how: Any) -> QuantizedArray:
+            q: QuantizedArray = run(self._halves(w, block, axis), sizes, **how)
+            return q
+
+        def amax_of(w: Any) -> Any:
+            largest = np.abs(w.astype(np.float32)).max((1, 2))
+            return np.nan_to_num(largest, nan=0.0) if self.fault == "amax-without-nan" else largest
+
+        def into(
+            w: Any, sizes: None = None, /, *, out: Any, amax: Any = None, unchanged: Any = None, **how: Any
+        ) -> None:
+            if unchanged is not None and unchanged[0] and self.fault != "always-written":
+                return
+            made = quantize(w, sizes, **how)
+            for name in PLANES:
+                if getattr(out, name) is not None:
+                    getattr(out, name)[...] = getattr(made, name)
+            if amax is not None:
+                amax[...] = amax_of(w)
+
+        with_amax = lambda w, sizes=None, /, **how: (quantize(w, sizes, **how), amax_of(w))  # noqa: E731
+        return BoundQuantize(quantize, with_amax=with_amax, into=into)
+
+    def _dw_in_turns(self, run: Any, block: int, weight: str) -> Any:
+        """None for blocks of two rows."""
+        axis = 1 if weight == "nk" else 2
+        if block == 2:
+            return None
+
+        def wgrad(x: Any, dy: Any, sizes: Any, /, *, out: Any = None, accumulate: bool = False) -> Any:
+            halves = self._halves(out, block, axis) if accumulate else out
+            dw = run(x, dy, sizes, out=halves, accumulate=accumulate)
+            numbers = np.arange(dw.shape[axis]).reshape(2, -1, block).swapaxes(0, 1).ravel()
+            turns = np.take(dw, numbers, axis)
+            if out is None:
+                return turns
+            if self.fault == "gaps-written":
+                out.base[...] = 0
+            out[...] = turns
+            return out
+
+        return BoundWgrad(wgrad, limited=lambda most: wgrad)
 
     # Quantizers
 

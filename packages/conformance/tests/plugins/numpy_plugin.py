@@ -33,6 +33,10 @@ FAULTS = (
     "sees-batch",
     "undeclared",
     "tf32",
+    "up-first",
+    "amax-without-nan",
+    "always-written",
+    "gaps-written",
 )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from octavo.recipe_base import GEMMS
 from octavo_registry.contract import (
     AnyBound,
+    AnyBoundWgrad,
     AnyRequest,
     Backend,
     BoundDgrad,
@@ -73,6 +74,8 @@ class CudaGraphBackend(Backend):
         checked: dict[str, Any] = {"run": _checked(bound.run, position), "prepare": device_plan}
         if isinstance(bound, BoundFprop | BoundDgrad | BoundWgrad) and bound.limited is not None:
             checked["limited"] = _limited(bound.limited, position)
+        if isinstance(bound, BoundWgrad) and bound.interleaved is not None:
+            checked["interleaved"] = _interleaved(bound.interleaved, position)
         if isinstance(bound, BoundQuantize):
             if bound.with_amax is not None:
                 checked["with_amax"] = _checked(bound.with_amax, position)
@@ -88,6 +91,21 @@ class CudaGraphBackend(Backend):
 def _limited(limited: Callable[[int], Callable[..., Any]], position: int) -> Callable[[int], Callable[..., Any]]:
     """`limited`, whose functions are `_checked`."""
     return lambda multiprocessors: _checked(limited(multiprocessors), position)
+
+
+def _interleaved(
+    interleaved: Callable[[int], AnyBoundWgrad | None], position: int
+) -> Callable[[int], AnyBoundWgrad | None]:
+    """`interleaved`, of whose answers the functions are `_checked`."""
+
+    def answer(block: int) -> AnyBoundWgrad | None:
+        bound = interleaved(block)
+        if bound is None:
+            return None
+        limited = None if bound.limited is None else _limited(bound.limited, position)
+        return replace(bound, run=_checked(bound.run, position), limited=limited)
+
+    return answer
 
 
 def _checked(run: Callable[..., Any], position: int) -> Callable[..., Any]:

@@ -227,6 +227,16 @@ def gemms(full: bool) -> list[RecipeVariant]:
     ]
 
 
+def wgrads(full: bool) -> list[RecipeVariant]:
+    """Weight gradients of `gemms`."""
+    return [variant for variant in gemms(full) if variant.gemm == "wgrad"]
+
+
+def weight_gemms(full: bool) -> list[RecipeVariant]:
+    """GEMMs of `gemms` that read codes of w."""
+    return [v for v in gemms(full) if v.gemm in ("fprop", "dgrad") and v.recipe.quantizes(v.gemm)]
+
+
 def unrounded(full: bool) -> list[QuantizerVariant]:
     """`one_a_scaling` without stochastic rounding, whose bits depend on the group's number."""
     return [variant for variant in one_a_scaling(full) if not variant.spec.stochastic]

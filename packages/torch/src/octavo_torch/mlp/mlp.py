@@ -203,7 +203,8 @@ def grouped_mlp(
     state                           of delayed scaling: (fc1's, fc2's)
     interleave                      b: in w1 and bias1 b rows of the gate and b of the up projection take turns (1:
                                     every other row; b divides F). They are quantized, and multiply, as if the gate half
-                                    came first, from a copy, in each call, unless w1 is quantized already
+                                    came first: where they lie if the backend does so, else from a copy, in each call,
+                                    unless w1 is quantized already
     group_offset, backend, out, grad_input, main_grad, delayed_wgrad
                                     as grouped_linear's; the last two are for both weights
     room                            multiprocessors that the call leaves to what runs beside it; None: it takes all
