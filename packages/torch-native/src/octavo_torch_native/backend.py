@@ -199,8 +199,15 @@ def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTen
         of_tokens=quantizer.of_tokens,
         of_mxfp4=quantizer.of_mxfp4 if request.stacked else None,
         round_first=_round_first,
-        interleaved=partial(_interleaved, request) if request.stacked else None,
+        interleaved=None if not request.stacked or _refuses_turns(request, 1) else partial(_interleaved, request),
         update_scales=update_scales if request.quantizer.scaling == "delayed" else None,
+    )
+
+
+def _refuses_turns(request: QuantizeRequest, block: int) -> str | None:
+    spec = request.quantizer
+    return support.interleaving_refusal(
+        block, request.in_dtype, spec.scaling, cuda=request.device == "cuda", square=spec.square, mxfp4=bool(spec.mxfp4)
     )
 
 
@@ -211,14 +218,13 @@ def _interleaved(
     from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.quantizers.quantizer import Interleaving, Quantizer
 
-    spec = request.quantizer
-    cuda, rounded = request.device == "cuda", spec.mxfp4 is not None
-    how = {"cuda": cuda, "square": spec.square, "mxfp4": rounded}
-    if support.interleaving_refusal(block, request.in_dtype, spec.scaling, **how):
+    if _refuses_turns(request, block):
         return None
     turns: Interleaving = {"interleaved_rows": block} if weight == "nk" else {"interleaved_cols": block}
-    quantizer = Quantizer(spec, request.layouts, DTYPES[request.in_dtype], **turns)
-    return BoundQuantize(quantizer, prepare=index_groups, with_amax=quantizer.with_amax, into=quantizer.into)
+    quantizer = Quantizer(request.quantizer, request.layouts, DTYPES[request.in_dtype], **turns)
+    # nothing asks for the amax of weights in blocks
+    with_amax = None if request.quantizer.mxfp4 else quantizer.with_amax
+    return BoundQuantize(quantizer, prepare=index_groups, with_amax=with_amax, into=quantizer.into)
 
 
 def _round_first(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTensor] | None:
