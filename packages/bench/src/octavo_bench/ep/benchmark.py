@@ -67,6 +67,9 @@ class EpOptions(BackendOption):
         typer.Option("--weak", help="M counts rows of each device, so each has as many tokens as one alone; torch."),
     ] = False
     eager: Annotated[bool, typer.Option("--eager", help="Run the step without a CUDA graph; torch on cuda.")] = False
+    peers: Annotated[
+        bool, typer.Option("--peers/--no-peers", help="Also torch's own all_to_all_single, and LigerCute; torch.")
+    ] = True
     slack: Annotated[float, typer.Option(help="Room for rows of a device's experts, in even shares.")] = 1.25
     quick: Annotated[bool, typer.Option("--quick", help="Few repeats.")] = False
 
@@ -130,10 +133,10 @@ class EpRow:
     """Forward and backward of a MoE block of the experts (G, K, F, M).
 
     devices   that share the experts
-    way       of the exchange; "" on one device
+    way       of the exchange, or a peer's name; "" on one device
     route     by which it goes in torch, "collective" or "peer"; "" on one device and in JAX
     payload   tokens and gradients travel to the experts as codes
-    received  bytes that one device receives from others in a step: of buffers, where the way is ragged
+    received  bytes that one device receives from others in a step: of buffers, where the way is ragged; None of peers
     nvlink    those that it received by the GPUs' counters, what is no row included; None where none tells
     dropped   choices that found no row
     alone     of the same layer on one device, in turns with this one; None where none was timed so
@@ -147,7 +150,7 @@ class EpRow:
     way: str
     payload: bool
     backends: tuple[str, ...]
-    received: int
+    received: int | None
     nvlink: int | None
     dropped: int
     times: Times
@@ -161,8 +164,8 @@ class EpRow:
         if alone is None or self.devices == 1:
             return {}
         reached = {"over one": alone.ms / self.times.ms}
-        alike = [row for row in blocks if (row.devices, row.payload) == (self.devices, self.payload)]
-        if self.times.ms <= min(row.times.ms for row in alike):
+        alike = [row for row in blocks if row.backends and (row.devices, row.payload) == (self.devices, self.payload)]
+        if self.backends and self.times.ms <= min(row.times.ms for row in alike):
             reached["one device"] = reached["over one"]
         return reached
 
@@ -232,7 +235,8 @@ class Ep(Benchmark[EpOptions]):
     FSDP shards; both are counted in the compiled programs and, on GPUs, by their NVLink counters, so nothing else
     may run on these GPUs. In PyTorch every device is a process of its own, static buffers hold what is exchanged
     and their bytes are counted. On GPUs a CUDA graph holds each step there, and a step over several GPUs is timed in
-    turns with that of one. Parameters and gradients are bf16, and weights are quantized in every step. The exit code
+    turns with that of one. In bf16 so are torch's own all_to_all_single and LigerCute, where it is installed, each
+    eagerly. Parameters and gradients are bf16, and weights are quantized in every step. The exit code
     is 1 if a row fails, drops choices, or nothing ran. A missed goal is reported and is not a failure.
     """
 

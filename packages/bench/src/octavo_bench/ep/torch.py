@@ -25,7 +25,8 @@ import octavo_torch
 from octavo import DelayedScaling, OctavoError
 from octavo_bench.ep.benchmark import PAYLOADS, EpOptions, EpRow
 from octavo_bench.ep.nvlink import STEPS, received_in_a_step
-from octavo_bench.errors import InputError, RunError
+from octavo_bench.ep.peers import PEERS, check_close, finish, peer_call
+from octavo_bench.errors import AbsentError, InputError, RunError
 from octavo_bench.harness.engine.torch import TorchEngine
 from octavo_bench.harness.options import Names
 from octavo_bench.harness.problem import backends_of, layer_plan
@@ -44,19 +45,21 @@ _IN_A_ROW = 4  # steps on a GPU: of one alone the start and the last wait would 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One row: its recipe's kind, and how tokens travel over `ranks` processes."""
+    """One row: its recipe's kind, and how tokens travel over `ranks` processes, or whose layer it is."""
 
     kind: str
     ranks: int
     way: str = ""
     route: str = ""
     payload: bool = False
+    peer: str = ""
 
     @property
     def text(self) -> str:
         """On a line of progress or of failure."""
         codes = " as codes" if self.payload else ""
-        return f"{self.ranks} process{'es' if self.ranks > 1 else ''} {self.way} {self.route}{codes}".strip()
+        how = self.peer or f"{self.way} {self.route}{codes}"
+        return f"{self.ranks} process{'es' if self.ranks > 1 else ''} {how}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,13 @@ class _Measured:
 
     times: Times
     alone: Times | None = None
-    received: int = 0
+    received: int | None = 0
     nvlink: int | None = None
     dropped: int = 0
+
+
+_Answer = _Measured | str | AbsentError
+"""Of a case: what was measured, or why nothing was; a peer may be absent."""
 
 
 def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow]:
@@ -113,7 +120,7 @@ def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow]:
         spread = _spread(asked, served, ranks)
         for case in cases:
             make = partial(_row, engine, asked, case, spread if case in served else None)
-            yield from run.attempt(make, shape, "even", case.kind, case.text)
+            yield from run.attempt(make, shape, "even", case.kind, case.text, case.peer or None)
 
 
 def _cases(options: EpOptions, ranks: int) -> Iterator[_Case]:
@@ -125,9 +132,11 @@ def _cases(options: EpOptions, ranks: int) -> Iterator[_Case]:
             yield _Case(kind, ranks, way, route)
             if family_of(kind) in PAYLOADS:
                 yield _Case(kind, ranks, way, route, payload=True)
+        if kind == "bf16" and options.peers:
+            yield from (_Case(kind, ranks, peer=name) for name in PEERS)
 
 
-def _spread(asked: _Asked, cases: list[_Case], ranks: int) -> Iterator[_Measured | str]:
+def _spread(asked: _Asked, cases: list[_Case], ranks: int) -> Iterator[_Answer]:
     """What was measured of each case over `ranks` processes, or why nothing was; they are started for the first one."""
     if not cases:
         return
@@ -144,10 +153,14 @@ def _spread(asked: _Asked, cases: list[_Case], ranks: int) -> Iterator[_Measured
             pass
 
 
-def _row(engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Measured | str] | None) -> EpRow:
+def _row(
+    engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Answer] | None
+) -> EpRow:
     measured = (
         _measure(asked, case, _layer(asked, case, torch.device(asked.device))) if spread is None else next(spread)
     )
+    if isinstance(measured, AbsentError):
+        raise measured
     if isinstance(measured, str):
         raise RunError(measured)
     shape = asked.shape
@@ -156,10 +169,10 @@ def _row(engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Meas
         shape=shape,
         kind=case.kind,
         devices=case.ranks,
-        way=case.way,
+        way=case.peer or case.way,
         route=case.route,
         payload=case.payload,
-        backends=backends_of(plan),
+        backends=() if case.peer else backends_of(plan),
         received=measured.received,
         nvlink=measured.nvlink,
         dropped=measured.dropped,
@@ -186,14 +199,19 @@ def _serve(rank: int, asked: _Asked, cases: list[_Case], store: str, answers: An
         for case in cases:
             try:
                 layer = _layer(asked, case, device)
-                measured: _Measured | str = _measure(asked, case, layer, alone)
+                measured: _Answer = _measure(asked, case, layer, alone)
                 alone = layer if case.ranks == 1 else alone
             except (OctavoError, InputError) as error:
                 measured = in_one_line(error)
                 alone = None if case.ranks == 1 else alone
+            except Exception as error:
+                if not case.peer:
+                    raise
+                measured = error if isinstance(error, AbsentError) else in_one_line(error)
             if rank == 0:
                 answers.put(measured)
         dist.barrier()
+        finish()
     finally:
         dist.destroy_process_group()
 
@@ -204,6 +222,7 @@ class _Layer:
 
     exchange   by which it travels, with the count of choices that were left out; None in one process
     rows       of all ranks
+    peer       another's layer
     """
 
     run: Call
@@ -211,6 +230,7 @@ class _Layer:
     device: torch.device
     exchange: octavo_torch.Exchange | None
     rows: int
+    peer: bool = False
 
 
 def _layer(asked: _Asked, case: _Case, device: torch.device) -> _Layer:
@@ -234,7 +254,9 @@ def _layer(asked: _Asked, case: _Case, device: torch.device) -> _Layer:
     choices = (torch.arange(tokens * asked.choices, device=device) + first).view(tokens, -1) % groups
     dy = torch.randn((tokens, k), generator=draw, device=device).bfloat16()
     exchange = None
-    if case.ranks > 1:
+    if case.ranks > 1 and case.peer:
+        exchange = octavo_torch.Exchange(rows=math.ceil(asked.slack * rows / case.ranks))
+    elif case.ranks > 1:
         exchange = octavo_torch.Exchange(
             payload=recipe if case.payload else None,
             returns=case.way,  # type: ignore[arg-type]
@@ -251,6 +273,10 @@ def _layer(asked: _Asked, case: _Case, device: torch.device) -> _Layer:
         )  # fmt: skip
         return torch.autograd.grad(y, [*leaves, weights], dy)
 
+    if case.peer:
+        theirs = peer_call(case.peer, [*leaves, weights], choices, dy, groups)
+        check_close(case.peer, theirs(), step())
+        return _Layer(theirs, None, device, None, rows, peer=True)
     run, keep = _captured(step, device) if asked.captured else (step, None)
     return _Layer(run, keep, device, exchange, rows)
 
@@ -258,7 +284,7 @@ def _layer(asked: _Asked, case: _Case, device: torch.device) -> _Layer:
 def _measure(asked: _Asked, case: _Case, layer: _Layer, alone: _Layer | None = None) -> _Measured:
     """`alone`: the layer of one GPU; the one over several is timed in turns with it, so both meet the same clocks."""
     device, run, exchange = layer.device, layer.run, layer.exchange
-    runs = [run] if alone is None or exchange is None else [run, alone.run]
+    runs = [run] if alone is None or case.ranks == 1 else [run, alone.run]
     for each in _WARM * runs:
         _timed(each, device)
     times = times_in_turn(
@@ -266,8 +292,13 @@ def _measure(asked: _Asked, case: _Case, layer: _Layer, alone: _Layer | None = N
         asked.repeats,
         lambda calls: _slowest([_timed(call, device) for call in calls], device),
     )
-    if exchange is None:
+    if case.ranks == 1:
         return _Measured(times[0])
+    beside = times[1] if len(times) > 1 else None
+    if layer.peer:
+        nvlink = _over_nvlink(run, case.ranks, device) if device.type == "cuda" else None
+        return _Measured(times[0], beside, None, nvlink)
+    assert exchange is not None  # of our layers over several
     assert exchange.left_out is not None  # _layer gives one
     exchange.left_out.zero_()
     _timed(run, device)
@@ -278,7 +309,7 @@ def _measure(asked: _Asked, case: _Case, layer: _Layer, alone: _Layer | None = N
         octavo_torch.MoeShape(tokens, asked.choices, groups, k, f), case.ranks, exchange
     ).travelling(dist.get_rank())
     nvlink = _over_nvlink(run, case.ranks, device) if device.type == "cuda" else None
-    return _Measured(times[0], times[1] if len(times) > 1 else None, received, nvlink, int(exchange.left_out))
+    return _Measured(times[0], beside, received, nvlink, int(exchange.left_out))
 
 
 def _slowest(times: list[float], device: torch.device) -> list[float]:
