@@ -255,11 +255,8 @@ def test_a_moe_block(mesh: Any, placed: Any, rng: np.random.Generator) -> None:
         assert told.startswith(
             "moe_mlp: wo [8, 32, 64] is placed as P('ep', 'fsdp', None) and sharding needs P('ep', None"
         )
-        # an error, at which the eager block ends before a hundred operations of it are compiled
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", MoveWarning)
-            with pytest.raises((MoveWarning, jax.errors.JaxRuntimeError), match=re.escape(told)):
-                block(a)
+        with pytest.warns(MoveWarning, match=re.escape(told)):
+            block(a)
 
 
 def test_roles_without_a_mesh(rng: np.random.Generator) -> None:
