@@ -248,7 +248,7 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str) -> None:
     """One package's tests, with its declared dependencies alone.
 
-    Those of JAX's packages compile most, and in a hurry: bits as users have them are the conformance session's.
+    Those that compile programs of JAX do so in a hurry: bits as users have them are the conformance session's.
     """
     install(session, package, extra=(*needed_by_tests(package), "pytest-xdist"))
     run_pytest(session, DIRECTORIES[package], *session.posargs, in_a_hurry=package in COMPILES_MUCH)
@@ -269,7 +269,9 @@ def conformance(session: nox.Session, backend: str) -> None:
         session.env["TRITON_INTERPRET"] = "1"
         suite += ("-k", SMALL_CASES)
     undeclared = ("-W", "error::octavo_conformance.UndeclaredCapability")
-    run_pytest(session, *suite, *undeclared, f"--octavo-report=reports/{backend}.json", *session.posargs)
+    report = f"--octavo-report=reports/{backend}.json"
+    # no user has the bits of an interpreter
+    run_pytest(session, *suite, *undeclared, report, *session.posargs, in_a_hurry=backend in INTERPRETED)
 
 
 @nox.session

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import tomllib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+gc.set_threshold(100_000, 50, 100)  # pages are millions of nodes, and looking for cycles took a fifth of the time
 
 project = "Octavo"
 author = "The Octavo developers"

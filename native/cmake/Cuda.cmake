@@ -41,15 +41,23 @@ if(OCTAVO_HAS_CUDA AND CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
 endif()
 
 # -fmad=false: as -ffp-contract=off on the host. -v: native/tools/ptxas_report.py reads what ptxas prints.
-# --compress-mode=size: kernels in a wheel take a third of the room (nvcc 12.8 and newer).
+# --compress-mode=size: kernels in a wheel take a third of the room (nvcc 12.8 and newer). For PTX without optimization
+# that would be two fifths of the time; and four folders there are one file each, because reading their headers is more.
 function(octavo_cuda_options target)
-  if(SKBUILD)
-    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>")
-  endif()
   if(OCTAVO_CUDA_OPTIMIZE)
     set(optimization "-O3;SHELL:-Xptxas -v,-warn-spills,-warn-lmem-usage")
+    set(compression size)
   else()
     set(optimization "-O0;SHELL:-Xcicc -O0")
+    set(compression speed)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+    foreach(folder IN ITEMS calls gemm optimizers quantize)
+      file(GLOB files CONFIGURE_DEPENDS lib/cuda/${folder}/*.cu)
+      set_source_files_properties(${files} PROPERTIES UNITY_GROUP ${folder})
+    endforeach()
+  endif()
+  if(SKBUILD)
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=${compression}>")
   endif()
   target_compile_options(${target} PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;--expt-relaxed-constexpr;-Xcompiler=-ffp-contract=off;-Xcompiler=-fvisibility=hidden;${optimization}>")

@@ -43,7 +43,7 @@ DIRECTORIES = {
 NATIVE = "octavo-native"
 Kernels = Literal["optimized", "quick", "none"]
 """CUDA kernels: as they are shipped; PTX without optimization, in a tenth of the time; none."""
-COMPILES_MUCH = ("octavo-jax", "octavo-jax-native")
+COMPILES_MUCH = ("octavo-jax", "octavo-jax-native", "octavo-jax-triton", "octavo-bench", "octavo")
 
 # uv reads no pip settings; an index mirror or a folder of wheels that pip was told of serves both.
 if "PIP_FIND_LINKS" in os.environ:
@@ -189,6 +189,8 @@ def settings_of_tests(session: nox.Session, in_a_hurry: bool, keep_programs: boo
     """
     flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
     settings = {"OMP_NUM_THREADS": "1"}  # beside workers, torch's threads only wait for each other
+    # g++ compiles one or two kernels of torch's inductor, and need neither try instruction sets nor precompile headers
+    settings |= {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
     if keep_programs:
         settings["JAX_COMPILATION_CACHE_DIR"] = str(session.cache_dir.resolve() / "xla")
         settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -21,7 +21,8 @@ MAIN = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "b
 
 
 def _run(*options: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2".strip()
+    environment = {**os.environ, "XLA_FLAGS": flags}
     line = [*MAIN, "--backend", "jax-reference", "--repeats", "1", *options]
     return subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=300)
 

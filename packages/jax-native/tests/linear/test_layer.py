@@ -321,6 +321,7 @@ for j in range(4):
     assert np.asarray(dw[2 * j : 2 * j + 2]).tobytes() == np.asarray(shared).tobytes()
 assert all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip((dx, dw), unchecked))
 """
-    settings = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+    settings = {**os.environ, "XLA_FLAGS": flags}
     result = subprocess.run([sys.executable, "-c", program], env=settings, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]

@@ -313,6 +313,7 @@ for sizes, axes in ((jnp.tile(jnp.array([10, 0, 30]), (8, 1)), P("d")), (jnp.arr
         part = octavo_jax.quantize(x[i * 40 : i * 40 + 40], spec, jnp.array([10, 0, 30]), backend="jax-native")
         assert np.array_equal(got[i * 40 : i * 40 + 40], np.asarray(part.rowwise).view(np.uint8))
 """
-    settings = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+    settings = {**os.environ, "XLA_FLAGS": flags}
     result = subprocess.run([sys.executable, "-c", program], env=settings, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]

@@ -47,27 +47,28 @@ def test_router_is_its_definition(name: str, rng: np.random.Generator) -> None:
     replay = np.stack([rng.permutation(E)[:C] for _ in range(T)]).astype(np.int32)
     replay[3, 1] = -1
     dweights, direction = rng.standard_normal((T, C)), rng.standard_normal((T, E))
+    run = partial(choose_experts, k=C, **RULES[name])
+    losses_of = jax.jit(partial(router_losses, score=score, sequences=4))
     for given in (None, replay):
-        made = choose_experts(logits, C, bias=bias, replay=given, **RULES[name])
+        made = jax.jit(run)(logits, bias=bias, replay=given)
         wanted = octavo_numerics.choose_experts(logits, rule, bias, given)
         assert np.array_equal(made.choices, wanted.choices)
         assert np.array_equal(made.counts, wanted.counts)
         np.testing.assert_allclose(made.weights, wanted.weights, rtol=FP32)
-        losses = router_losses(logits, made.choices, score=score, sequences=4)._asdict()
+        losses = losses_of(logits, made.choices)._asdict()
         expected = octavo_numerics.router_losses(logits, wanted, score, sequences=4)
         for loss, value in losses.items():
             np.testing.assert_allclose(value, expected[loss], rtol=FP32)
 
-        def objective(logits: Any, chosen: Any = made.choices) -> Any:
-            choice = choose_experts(logits, C, replay=chosen, **RULES[name])
-            return jnp.sum(choice.weights * dweights) + sum(router_losses(logits, chosen, score=score, sequences=4))
+        def objective(logits: Any, chosen: Any) -> Any:
+            return jnp.sum(run(logits, replay=chosen).weights * dweights) + sum(losses_of(logits, chosen))
 
         def defined(logits: np.ndarray, chosen: Any = wanted.choices) -> float:
             choice = octavo_numerics.choose_experts(logits, rule, None, chosen)
             losses = octavo_numerics.router_losses(logits, choice, score, sequences=4)
             return float((choice.weights * dweights).sum()) + sum(losses.values())
 
-        gradient = np.asarray(jax.grad(objective)(logits), np.float64)
+        gradient = np.asarray(jax.jit(jax.grad(objective))(logits, made.choices), np.float64)
         moved = gradient * direction
         addends = np.abs(wanted.weights * dweights).sum() + sum(expected.values()) + np.abs(moved).sum()
         slope = _slope(defined, logits.astype(np.float64), direction)
@@ -104,7 +105,8 @@ def test_extreme_logits_have_gradients() -> None:
     token has."""
     logits = jnp.array([[-200.0, -88.0, 90.0], [-1e4, -1e4, -1e4], [-jnp.inf, 0, 1]], jnp.float32)
     for score in ("softmax", "sigmoid", "sqrtsoftplus"):
-        assert np.isfinite(jax.grad(lambda x, s=score: choose_experts(x, 2, score=s).weights[:, 0].sum())(logits)).all()
+        gradient = jax.jit(jax.grad(lambda x, s=score: choose_experts(x, 2, score=s).weights[:, 0].sum()))
+        assert np.isfinite(gradient(logits)).all()
     nothing = choose_experts(jnp.zeros((0, 3)), 2)
     assert nothing.choices.shape == (0, 2)
     assert not nothing.counts.any()
@@ -115,8 +117,8 @@ def test_a_logit_that_is_no_number_is_seen() -> None:
     """Its token's weights are NaN in every score, and other tokens' are not; the root of softplus once made it 0."""
     logits = jnp.array([[0.0, 1.0, 2.0], [0.0, jnp.nan, 2.0]], jnp.float32)
     for score in ("softmax", "sigmoid", "sqrtsoftplus"):
-        weights = choose_experts(logits, 3, score=score).weights
-        assert jnp.isnan(weights).all(1).tolist() == [False, True]
+        weights = np.asarray(jax.jit(partial(choose_experts, k=3, score=score))(logits).weights)
+        assert np.isnan(weights).all(1).tolist() == [False, True]
         assert np.isfinite(weights[0]).all()
 
 

@@ -16,7 +16,6 @@ from octavo_bench.peers.grouped_mm import check_aligned, ends_of, grouped
 from octavo_bench.peers.loading import loaded
 
 TORCH, LIGER = "all_to_all_single", "LigerCute"
-PEERS = (TORCH, LIGER)
 
 _FARTHEST = 2.0**-4  # of gradients from ours, both in bf16: another order of sums, and a rounding each
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from itertools import product
+from importlib.util import find_spec
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import octavo_torch
 from octavo import DelayedScaling, OctavoError
 from octavo_bench.ep.benchmark import PAYLOADS, EpOptions, EpRow
 from octavo_bench.ep.nvlink import STEPS, received_in_a_step
-from octavo_bench.ep.peers import PEERS, check_close, finish, peer_call
+from octavo_bench.ep.peers import LIGER, TORCH, check_close, finish, peer_call
 from octavo_bench.errors import AbsentError, InputError, RunError
 from octavo_bench.harness.engine.torch import TorchEngine
 from octavo_bench.harness.options import Names
@@ -117,9 +118,10 @@ def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow]:
         else:  # those in one process first: the others' processes do not wait for them
             cases.sort(key=lambda case: case.ranks > 1)
             served = [case for case in cases if case.ranks > 1]
-        spread = _spread(asked, served, ranks)
+        spread = _spread(asked, [case for case in served if case.peer != LIGER], ranks)
         for case in cases:
-            make = partial(_row, engine, asked, case, spread if case in served else None)
+            answers = _apart(asked, case, ranks) if case.peer == LIGER else spread
+            make = partial(_row, engine, asked, case, answers if case in served else None)
             yield from run.attempt(make, shape, "even", case.kind, case.text, case.peer or None)
 
 
@@ -133,7 +135,18 @@ def _cases(options: EpOptions, ranks: int) -> Iterator[_Case]:
             if family_of(kind) in PAYLOADS:
                 yield _Case(kind, ranks, way, route, payload=True)
         if kind == "bf16" and options.peers:
-            yield from (_Case(kind, ranks, peer=name) for name in PEERS)
+            yield _Case(kind, ranks, peer=TORCH)
+            if options.chosen_device == "cuda":
+                yield _Case(kind, ranks, peer=LIGER)
+
+
+def _apart(asked: _Asked, case: _Case, ranks: int) -> Iterator[_Answer]:
+    """A peer in processes of its own, which it may end where it fails; beside one GPU if others are."""
+    if find_spec("liger_cute_kernels") is None:
+        yield AbsentError(f"{LIGER} is not measured: it is not installed (no module named liger_cute_kernels)")
+        return
+    alone = [_Case(case.kind, 1)] if asked.captured else []
+    yield from islice(_spread(asked, [*alone, case], ranks), len(alone), None)
 
 
 def _spread(asked: _Asked, cases: list[_Case], ranks: int) -> Iterator[_Answer]:
@@ -153,9 +166,7 @@ def _spread(asked: _Asked, cases: list[_Case], ranks: int) -> Iterator[_Answer]:
             pass
 
 
-def _row(
-    engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Answer] | None
-) -> EpRow:
+def _row(engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Answer] | None) -> EpRow:
     measured = (
         _measure(asked, case, _layer(asked, case, torch.device(asked.device))) if spread is None else next(spread)
     )

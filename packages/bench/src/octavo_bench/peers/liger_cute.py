@@ -39,7 +39,8 @@ def layer_call(x: Tensor, choices: Tensor, weights: Tensor, w1: Tensor, w2: Tens
 
 
 def _configure(tokens: int, hidden: int, experts: int, top: int) -> None:
-    # its MoE layer has no use for multicast memory, which the runtime would set up
+    # all ranks are on one host, and the layer has no use for multicast memory, which the runtime would set up
+    os.environ.setdefault("NVSHMEM_REMOTE_TRANSPORT", "none")
     os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
     liger_cute_kernels.configure(
         bootstrap_group=dist.group.WORLD,
